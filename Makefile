@@ -2,16 +2,18 @@
 #               FLAGS=--fdl.MAX_STEPS=100 and the like are passed on
 # make test     installs the test extra and runs the tests (about 4 minutes on 2 cores)
 # make test-slow the tests that take longer
-# make site     builds the pages in docs/ into build/site
+# make docs     builds the pages in docs/ into build/site
 # make check    ruff and mypy
+# make fix      repairs what ruff can repair, and formats
+# PYTHON=python3.11 chooses another Python than the first that is there of 3.12, 3.13 and python3
 
-PYTHON ?= python3
+PYTHON ?= $(shell for p in python3.12 python3.13; do if $$p -c 'import venv' 2>/dev/null; then break; fi; p=python3; done; echo $$p)
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOGS ?= logs/demo
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow site check clean
+.PHONY: demo test test-slow docs site check fix clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
@@ -26,13 +28,17 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow --durations=10
 
-site: $(VENV)/.dev
+docs site: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 $(VENV)/.core: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("paxlite needs Python 3.11 or newer; choose one with make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

@@ -182,7 +182,7 @@ def main() -> None:
   for name in args.names or CASES:
     experiment, target, *words = CASES[name]
     environment = dict(word.split('=', 1) for word in words if not word.startswith('--'))
-    command = [sys.executable, '-m', 'paxlite.tools.compile', f'--fdl_config={experiment}']
+    command = [sys.executable, '-m', 'paxlite', 'compile', f'--fdl_config={experiment}']
     command += [f'--target={target}', f'--json={RESULTS / name}.json']
     command += [word for word in words if word.startswith('--')]
     environment = os.environ | environment

@@ -62,7 +62,7 @@ def raw_rate(vocab: str, texts: list[str], processes: int) -> float:
 
 def tool_rate(vocab: str, source: str, folder: str, processes: int) -> float:
   """Returns tokens per second and process, from the start of the command to its end."""
-  command = [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={vocab}',
+  command = [sys.executable, '-m', 'paxlite', 'tokenize', f'--vocab={vocab}',
              f'--output={folder}', f'--processes={processes}', source]  # fmt: skip
   started = time.perf_counter()
   subprocess.run(command, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""The site of these pages: `make site` builds it into build/site."""
+"""The site of these pages: `make docs` builds it into build/site."""
 
 import pathlib
 import sys

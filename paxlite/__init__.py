@@ -31,7 +31,7 @@ if TYPE_CHECKING:
   from paxlite.programs.library import TrainedModel, get, list_experiments, load, train
   from paxlite.training.callbacks import Callback
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 _WHERE = {
   'Callback': 'paxlite.training.callbacks',

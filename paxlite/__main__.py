@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import paxlite
 from paxlite.cli import command_line
+from paxlite.cli.parser import HELP
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.tools.commands import COMMANDS, RUNS, listing
@@ -23,7 +24,7 @@ Examples:
 
 def main() -> None:
   """Runs the command that the command line names, and ends the process with its exit code."""
-  if sys.argv[1:] and sys.argv[1] in RUNS:  # paxlite.main has its own signals and exit codes
+  if sys.argv[1:] and sys.argv[1] in RUNS:
     COMMANDS[sys.argv[1]].run(sys.argv[2:])
   else:
     command_line.run(_run)
@@ -32,7 +33,7 @@ def main() -> None:
 def _run(argv: Sequence[str]) -> None:
   if '--version' in argv[:1]:
     print(f'paxlite {paxlite.__version__}')
-  elif not argv or argv[0] in ('-h', '--help', 'help'):
+  elif not argv or argv[0] in (*HELP, 'help'):
     print(f'{__doc__.strip()}\n\n{listing()}\n{_EXAMPLES.rstrip()}')
   elif argv[0] in COMMANDS:
     COMMANDS[argv[0]].run(argv[1:])

@@ -1,11 +1,9 @@
-"""The code that all tools share: overrides, paths, a progress bar, printing, and exit codes."""
+"""What all commands share: printing, signals, exit codes, and a progress bar."""
 
-import argparse
 import codecs
 import contextlib
 import io
 import os
-import re
 import select
 import shlex
 import signal
@@ -17,38 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.cli import own_code, terminal
 from paxlite.cli.own_modules import import_named
-from paxlite.core.errors import NO_SPACE, UserError, check_interpreter, located
+from paxlite.core.errors import NO_SPACE, UserError, check_interpreter
 from paxlite.other_systems import other_names
 from paxlite.other_systems.answers import Names
-from paxlite.stores import paths
 
 _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
 )
-# arguments of the tools that name files and folders; some are lists
-_STORED = (
-  'base_weights',
-  'calibration',
-  'chat_template',
-  'checkpoint',
-  'curves',
-  'file',
-  'html',
-  'job_log_dir',
-  'json',
-  'markdown',
-  'runs',
-  'sources',
-  'tasks',
-  'tokenizer',
-  'verdicts',
-  'vocab',
-)
-_PATHS = ('output', 'path', 'save', 'source', 'tfds_data_dir', 'to', 'write_hlo')
-
 _LINE_SECONDS = 5.0  # between two lines on work that takes long, where there is no terminal
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed
-BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
 
 
 def this_command() -> str:
@@ -79,7 +54,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   with printing():
     try:
       check_interpreter()
-      main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
+      main(_import_modules(sys.argv[1:]))
     except UserError as e:
       print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
       sys.exit(2)
@@ -195,77 +170,6 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
           raise
         raise UserError(f'{argument}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]
-
-
-class Parser(argparse.ArgumentParser):
-  """The parser of a command's arguments.
-
-  Args:
-    doc: The docstring of the command's module: its usage, an empty line, and its description.
-    stored: Names of arguments that may be addresses of object stores here.
-  """
-
-  def __init__(self, doc: str, stored: Sequence[str] = ()):
-    self.stored = (*_STORED, *stored)
-    usage, _, description = doc.partition('\n\n')
-    super().__init__(
-      prog=' '.join(usage.split()[: 2 if usage.startswith('paxlite') else 3]),
-      usage=usage,
-      description=description,
-      formatter_class=_Formatter,
-      allow_abbrev=False,
-    )
-    self._words: dict[str, str] = {}
-
-  def word(self, name: str, metavar: str, help: str, required: bool = True) -> None:
-    """Adds an argument without a flag. --name=VALUE is the same."""
-    self.add_argument(name, nargs='?', default=argparse.SUPPRESS, metavar=metavar, help=help)
-    self.add_argument(f'--{name}', default=None, help=argparse.SUPPRESS)
-    if required:
-      self._words[name] = metavar
-
-  def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the arguments, in which words and flags may come in any order."""
-    args = self.parse_intermixed_args(argv)
-    for name, metavar in self._words.items():
-      if getattr(args, name) is None:
-        raise UserError(f'{metavar} is missing: {self.usage}')
-    return args
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-  """Writes an option and its help on one line where they fit."""
-
-  def __init__(self, prog: str):
-    super().__init__(prog, max_help_position=32, width=100)
-
-
-_OVERRIDE = re.compile(r'(?:--fdl\.|(?=[A-Z][A-Z0-9_]*=))')
-
-
-def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-  """The parsed arguments, and the text of every NAME=text or --fdl.NAME=text."""
-  overrides = [a for a in argv if _OVERRIDE.match(a)]
-  args = parse_args(parser, [a for a in argv if not _OVERRIDE.match(a)])
-  for argument in overrides:
-    if '=' not in argument:
-      raise UserError(f'{argument} has no value: write {argument}=VALUE')
-  return args, dict(a.removeprefix('--fdl.').partition('=')[::2] for a in overrides)
-
-
-def parse_args(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-  """The parsed arguments, with ~ expanded in paths.
-
-  Raises:
-    UserError: A path that must be on this machine is in an object store.
-  """
-  args = parser.parsed(argv)
-  for name, value in vars(args).items():
-    if name in (*_PATHS, *_STORED) and value is not None:
-      read = paths.stored if name in parser.stored else paths.local
-      with located(f'--{name}'):
-        setattr(args, name, [*map(read, value)] if isinstance(value, list) else read(value))
-  return args
 
 
 def translate(argv: Sequence[str], names: Names) -> list[str]:

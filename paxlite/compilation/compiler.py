@@ -53,7 +53,7 @@ _EACH_GRADIENT: tuple[tuple[tuple[str, Option], ...], ...] = (
 )
 # Options for several TPUs. By itself, XLA gathers weights in parts, and multiplies each part with
 # the activations, which are read again each time. Without that, and with the first gathers of the
-# next layer in the loop of this one, most steps take 1 to 18 % less time (docs/scaling.md).
+# next layer in the loop of this one, most steps take 1 to 18 % less time (docs/measurements.md).
 _SEVERAL_TPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_tpu_enable_windowed_einsum_for_all_gather', False),),
   (('xla_tpu_enable_ici_ag_pipelining', True),),
@@ -64,7 +64,7 @@ _SEVERAL_TPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
 # With these mesh axes, activations are gathered in the loops over layers, or weights in the loop
 # over the ticks of a pipeline. XLA pipelines such gathers by computing what is before them twice.
 # Of 11 steps that were compiled without that, 10 take 2 to 17 % less time, one takes 5 % more, and
-# all take less memory (docs/scaling.md).
+# all take less memory (docs/measurements.md).
 _GATHERING_AXES = ('mdl', 'stage', 'expert')
 _GATHERS = _SEVERAL_GPUS[0]
 _OFF: dict[Option, Option] = {

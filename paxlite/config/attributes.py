@@ -20,7 +20,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from paxlite.config.attribute_kinds import broken_rule, kind_of, with_kind
@@ -43,11 +43,11 @@ _signatures: dict[type, inspect.Signature] = {}
 class derived:
   """A property that an instance attribute of the same name overrides (a non-data descriptor)."""
 
-  def __init__(self, fget):
+  def __init__(self, fget: Callable[[Any], Any]):
     self.fget = fget
     self.__doc__ = fget.__doc__
 
-  def __get__(self, instance, owner=None):
+  def __get__(self, instance: object, owner: type | None = None) -> Any:
     return self if instance is None else self.fget(instance)
 
 
@@ -65,18 +65,18 @@ class Attributes:
 
   __signature__ = _Signature()
 
-  def __init_subclass__(cls, **kwargs):
+  def __init_subclass__(cls, **kwargs: object):
     super().__init_subclass__(**kwargs)
     for name, value in list(vars(cls).items()):
       if name in FORMER and hasattr(cls, FORMER[name]):
         delattr(cls, name)
         name = current(name)
         setattr(cls, name, value)
-      if _is_attribute(name) and isinstance(value, property):
+      if _is_attribute(name) and isinstance(value, property) and value.fget:
         setattr(cls, name, derived(value.fget))
     _check_attributes(cls)
 
-  def __init__(self, **overrides):
+  def __init__(self, **overrides: object):
     for name, value in overrides.items():
       setattr(self, name, value)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
 
 from paxlite.config.former_names import current_values
@@ -10,6 +11,18 @@ from paxlite.core.json_text import JsonObject
 from paxlite.files.json_files import read_object
 
 EXPERIMENT = 'experiment.json'
+# The experiments that fine-tune any model, by the method of `paxlite finetune`.
+FINE_TUNING = {
+  'sft': 'HuggingFaceSFT',
+  'lora': 'HuggingFaceLoRA',
+  'documents': 'HuggingFaceDocuments',
+}
+# Earlier versions had a class for each model and method, LLaMA3_8BSFT for example, which is
+# HuggingFaceSFT with MODEL=LLaMA3_8B. Those that are still there are kept.
+_FORMER = re.compile(
+  r'(paxlite\.experiments\.finetuning\.)(?!HuggingFace|LLaMA(?:7|13|70)B(?:SFT|LoRA)$)'
+  r'(\w+)(SFT|LoRA|Documents)'
+)
 _PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
 _PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
@@ -59,4 +72,21 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
     value = values.get(key) or ''
     if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
       raise UserError(f'{path} is damaged: its {key} is no path')
-  return {'experiment': name, 'values': current_values(values, say=False)}
+  return renewed({'experiment': name, 'values': values})
+
+
+def renewed(found: JsonObject) -> JsonObject:
+  """Returns what an experiment.json holds, with today's names of the experiment and its
+  attributes.
+
+  Raises:
+    KeyError: It lacks the experiment or its values.
+    TypeError, AttributeError: They are no text and no object.
+  """
+  values, former = found['values'], _FORMER.fullmatch(found['experiment'])
+  values = current_values(values, say=False)
+  if former is None:
+    return {**found, 'values': values}
+  module, model, method = former.groups()
+  name = f'{module}HuggingFace{method}'
+  return {**found, 'experiment': name, 'values': {**values, 'MODEL': model}}

@@ -10,7 +10,7 @@ _MOST = 3
 def near_names(name: str, known: Iterable[str], cutoff: float = 0.8) -> list[str]:
   """Returns at most three of the known names that are near to `name`, the nearest first.
 
-  Capitals and punctuation do not count: smollm135mlora is SmolLM135MLoRA.
+  Capitals and punctuation do not count: smollm135m is SmolLM135M.
 
   Args:
     name: What a user has written.

@@ -66,7 +66,7 @@ class TooMuch(Exception):
 class Allowance:
   """The characters and steps that a rendering has left."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.left = ALLOWANCE
 
   def pay(self, cost: int) -> bool:
@@ -263,7 +263,13 @@ def _test(allowance: Allowance, call: Callable[..., object]) -> Callable[..., ob
 def _tojson(allowance: Allowance) -> Callable[..., str]:
   """Returns the tojson filter of transformers, which escapes nothing for HTML."""
 
-  def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+  def tojson(
+    x: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+  ) -> str:
     between = sum(map(len, separators or ()))
     allowance.pay((4 + between) * allowance.size(x))
     if indent is None:

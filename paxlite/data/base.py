@@ -9,7 +9,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Generator, Iterator
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class RowInput:
   shuffle: bool = True
   max_eval_batches: int | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if len(self.source) == 0:
       raise UserError(f'{self.source.name} holds no rows')
     if len(self.source) % self.rows_per_example:
@@ -211,7 +211,7 @@ def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
   return out.astype(np.int64)
 
 
-def mix(x):
+def mix(x: Any) -> Any:
   """The finalizer of splitmix64: maps uint64 to uint64; each bit depends on every input bit."""
   with np.errstate(over='ignore'):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -227,7 +227,7 @@ def prefetch(iterator: Iterator[T], size: int) -> Generator[T, None, None]:
   items: queue.Queue = queue.Queue(maxsize=size)
   stop = threading.Event()
 
-  def put(item) -> bool:
+  def put(item: object) -> bool:
     while not stop.is_set():
       try:
         items.put(item, timeout=0.1)

@@ -16,7 +16,7 @@ measuring time, so that a template works on every machine or on none.
 import datetime
 import functools
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from paxlite.data import allowance as costs
 from paxlite.data.allowance import Allowance
@@ -46,7 +46,7 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
 
     tags = {'generation'}
 
-    def parse(self, parser):
+    def parse(self, parser: Any) -> nodes.Node:
       line = next(parser.stream).lineno
       body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
       begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in GENERATION)
@@ -60,25 +60,25 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
       visit(node, frame)
       self.write(')')
 
-    def blockvisit(self, statements, frame):
+    def blockvisit(self, statements: Any, frame: Any) -> None:
       if not frame.soft_frame:  # the branch of a condition is paid for with the code around it
         self.writeline(f'environment.pay({costs.NODE * (4 + _nodes(statements))})')
       super().blockvisit(statements, frame)
 
-    def visit_For(self, node, frame):
+    def visit_For(self, node: Any, frame: Any) -> None:
       if node.test is not None:
         cost = nodes.Const(costs.NODE * _nodes([node.test]))
         pays = nodes.Call(nodes.EnvironmentAttribute('pay'), [cost], [], None, None)
         node.test = nodes.And(pays.set_environment(self.environment), node.test)
       super().visit_For(node, frame)
 
-    def visit_Call(self, node, frame, forward_caller=False):
+    def visit_Call(self, node: Any, frame: Any, forward_caller: bool = False) -> None:
       if isinstance(node.node, nodes.EnvironmentAttribute):  # made by visit_For
         self.write(f'environment.pay({node.args[0].value})')
       else:
         super().visit_Call(node, frame, forward_caller=forward_caller)
 
-    def visit_Compare(self, node, frame):
+    def visit_Compare(self, node: Any, frame: Any) -> None:
       operands = [node.expr, *(operand.expr for operand in node.ops)]
       searches = any(operand.op in ('in', 'notin') for operand in node.ops)
       if not searches and len(operands) == 2 and nodes.Const in map(type, operands):
@@ -90,12 +90,12 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
         self.visit(operand, frame)
       self.write(')')
 
-    def visit_Operand(self, node, frame):
+    def visit_Operand(self, node: Any, frame: Any) -> None:
       how = 'searched' if node.op in ('in', 'notin') else 'whole'
       self.write(f' {_OPERATORS[node.op]} ')
       self.paid(how, node.expr, frame, self.visit)
 
-    def visit_Add(self, node, frame):
+    def visit_Add(self, node: Any, frame: Any) -> None:
       parts = [node.right]
       while isinstance(node.left, nodes.Add):
         node = node.left
@@ -106,7 +106,7 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
         self.write(', ')
       self.write(')')
 
-    def plain_compare(self, node, frame):
+    def plain_compare(self, node: Any, frame: Any) -> None:
       (operand,) = node.ops
       self.write('(')
       self.visit(node.expr, frame)
@@ -114,45 +114,45 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
       self.visit(operand.expr, frame)
       self.write(')')
 
-    def visit_Concat(self, node, frame):
+    def visit_Concat(self, node: Any, frame: Any) -> None:
       self.write('environment.joined((')
       for part in node.nodes:
         self.visit(part, frame)
         self.write(', ')
       self.write('))')
 
-    def visit_Getitem(self, node, frame):
+    def visit_Getitem(self, node: Any, frame: Any) -> None:
       if isinstance(node.arg, nodes.Slice):
         self.paid('outer', node, frame, super().visit_Getitem)
       else:
         super().visit_Getitem(node, frame)
 
-    def visit_Tuple(self, node, frame):
+    def visit_Tuple(self, node: Any, frame: Any) -> None:
       if node.ctx == 'load':  # its hash, too, reads all of it
         self.paid('whole', node, frame, super().visit_Tuple)
       else:
         super().visit_Tuple(node, frame)
 
-    def visit_ScopedEvalContextModifier(self, node, frame):
+    def visit_ScopedEvalContextModifier(self, node: Any, frame: Any) -> None:
       self.fail('a chat is no HTML, and has no {% autoescape %}', node.lineno)
 
   class Environment(sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = Code
     intercepted_binops = frozenset(('-', '*', '%', '**'))
 
-    def concat(self, pieces):
+    def concat(self, pieces: Iterable[str]) -> str:
       pieces = list(pieces)
       allowance.pay(sum(map(len, pieces)))
       return ''.join(pieces)
 
-    def joined(self, values):
+    def joined(self, values: Iterable[object]) -> str:
       return ''.join([str(allowance.whole(value)) for value in values])
 
-    def call_binop(self, context, operator, left, right):
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
       allowance.operator(operator, left, right)
       return super().call_binop(context, operator, left, right)
 
-    def call(self, context, called: Any, *args: Any, **kwargs: Any):
+    def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
       given = {k: v for k, v in kwargs.items() if k not in ('_loop_vars', '_block_vars')}
       name = getattr(called, '__name__', type(called).__name__)
       owner = getattr(getattr(called, '__wrapped__', called), '__self__', None)
@@ -169,14 +169,14 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
       allowance.pay(costs.BODY)
       return super().call(context, called, *args, **kwargs)
 
-  def raise_exception(message):
+  def raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
-  def strftime_now(form):
+  def strftime_now(form: str) -> str:
     allowance.pay(256 * len(form))
     return now().strftime(form)
 
-  def dictionary(*args, **kwargs):
+  def dictionary(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
   made = Environment(

@@ -27,7 +27,7 @@ from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.memory_savings import put_form
-from paxlite.experiments.registry import find_known
+from paxlite.experiments.registry import class_of
 from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation.decoding import Generator, Sampling
@@ -223,7 +223,7 @@ def experiment_of(source: Source) -> LanguageModel:
     UserError: The experiment is not known, or it is not a language model.
   """
   found = source.written_by
-  cls = find_known(found['experiment'])
+  cls = class_of(found)
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is not a language model')
   return cls(**{k: v for k, v in found['values'].items() if hasattr(cls, k)})

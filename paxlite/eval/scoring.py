@@ -198,14 +198,28 @@ class Scorer:
       arrays = tuple(make(sharding, x[rows], x.shape) for x in arrays)
     return self._program(self._params, *arrays)
 
-  def _score(self, params, ids_BT, places_BU, targets_BWU, is_target_BU):
+  def _score(
+    self,
+    params: PyTree,
+    ids_BT: jax.Array,
+    places_BU: jax.Array,
+    targets_BWU: jax.Array,
+    is_target_BU: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
     """Returns ln p of each alternative, and whether its tokens are the likeliest; [B, W] each."""
     if self._mesh is None:
       return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
     with partitioning.activate(self._mesh, self._rules):
       return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
 
-  def _score_on_mesh(self, params, ids_BT, places_BU, targets_BWU, is_target_BU):
+  def _score_on_mesh(
+    self,
+    params: PyTree,
+    ids_BT: jax.Array,
+    places_BU: jax.Array,
+    targets_BWU: jax.Array,
+    is_target_BU: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
     x_BTD = self._model.apply({'params': params}, ids_BT, None, None, method='hidden')
     x_BUD = jnp.take_along_axis(x_BTD, places_BU[:, :, None], axis=1)
     logits_BUV = self._model.apply({'params': params}, x_BUD, method='logits')

@@ -11,7 +11,7 @@ that the trainer needs.
 
 import inspect
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 import fiddle as fdl
@@ -57,6 +57,11 @@ class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
     A class whose sizes are those of the weights returns another one.
     """
     return cls, {}
+
+  @classmethod
+  def of_values(cls, values: Mapping[str, object]) -> type['Experiment']:
+    """Returns the class that this one is with these values: another one, if they name its model."""
+    return cls
 
   def __init_subclass__(cls, **kwargs: str) -> None:
     super().__init_subclass__(**kwargs)

@@ -16,7 +16,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError, listed
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
-from paxlite.experiments.registry import find_known
+from paxlite.experiments.registry import class_of
 
 # Fields of layers that change the result only by rounding: how a layer is initialized,
 # regularized, recomputed and split up.
@@ -86,7 +86,7 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
 def _model_of(experiment: str, values: dict[str, object]) -> list[str] | None:
   """Returns function_lines of an experiment's model with these values; None if it is unknown."""
   try:
-    cls = find_known(experiment)
+    cls = class_of({'experiment': experiment, 'values': values})
   except UserError:
     return None
   return function_lines(cls(**stated_values(cls, values)).plain.build_task().model)

@@ -1,23 +1,28 @@
 """Fine-tuning of published models: all of their weights (SFT), or low-rank factors (LoRA).
 
-python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
-  --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS --fdl.TRAIN_FILES=train.jsonl
+paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
+
+HuggingFaceSFT, HuggingFaceLoRA and HuggingFaceDocuments take any model: that which MODEL names, or
+that of the weights. The classes of LLaMA 7B, 13B and 70B have the sizes of Pax's.
 """
+
+import functools
+from collections.abc import Mapping
+from typing import Self
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Kind, names_of
+from paxlite.config.attribute_kinds import Kind, Training, names_of
 from paxlite.config.attributes import attribute_types, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
-from paxlite.experiments import deepseek, gemma, gpt_oss, llama, mixtral, olmo, phi, qwen
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.datasets import DocumentFiles, SftFiles
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.llama import LLaMA, LLaMA7B, LLaMA13B, LLaMA70B
 from paxlite.experiments.parts.optimization import Schedule
-from paxlite.experiments.registry import find_known, register
+from paxlite.experiments.registry import class_of, find_model, has_data, register
 
 
 class SFT(SftFiles):
@@ -79,91 +84,190 @@ class Documents(DocumentFiles):
   SUMMARY_INTERVAL_STEPS = 10
 
 
-def _add_variants(family: type[LLaMA]) -> None:
-  """Adds the classes NAMESFT, NAMELoRA and NAMEDocuments to this module.
+class _OneDeviceSFT(SFT):
+  """What differs for a small model, which fits on one device and learns faster."""
 
-  The first two are registered if the class is a size, and not the family itself.
-  """
-  name = family.__name__
-  is_size = any('NUM_LAYERS' in vars(base) for base in family.__mro__ if issubclass(base, LLaMA))
-  tuned = 'of {} on prompts and answers'
-  what = {
-    SFT: ('TRAIN_FILES=x.jsonl', f'Fine-tunes all weights {tuned}.'),
-    LoRA: ('TRAIN_FILES=x.jsonl', f'Fine-tunes low-rank factors beside the weights {tuned}.'),
-    Documents: ('TRAIN_SOURCES=x.jsonl', 'Trains {} on documents.'),
-  }
-  for kind, (flag, does) in what.items():
-    variant = f'{name}{kind.__name__}'
-    doc = f'python -m paxlite.main --fdl_config={variant} --fdl.{flag} …\n\n{does.format(name)}\n'
-    values = _CHANGES.get(variant, {})
-    cls = type(variant, (kind, family), {'__module__': __name__, '__doc__': doc, **values})
-    globals()[variant] = register(cls) if kind is not Documents and is_size else cls
+  MAX_SEQ_LEN = 512
+  ICI_MESH_SHAPE = [1, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]
+  LEARNING_RATE = 1e-5
+
+  def _warmup(self) -> int:
+    return min(50, super()._warmup())
 
 
-class _OfWeights(Experiment):
-  """An experiment whose model is that of the weights in CHECKPOINT_RESTORE_PATH."""
+class _OneDeviceLoRA(LoRA):
+  """The same for low-rank factors."""
+
+  MAX_SEQ_LEN = 512
+  ICI_MESH_SHAPE = [1, 1, 1]
+  LEARNING_RATE = 1e-3
+
+
+class _ShardedLoRA(LoRA):
+  """What differs for weights that do not fit on one device."""
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+# What differs in a method for a model.
+_DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
+  (SFT, 'SmolLM135M'): _OneDeviceSFT,
+  (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
+  (LoRA, 'LLaMA70B'): _ShardedLoRA,
+}
+
+
+class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
+  """An experiment whose model is the one that MODEL names, or else that of the weights."""
+
+  MODEL: Training[str] = ''  # experiment of the model; '': that of the weights
+
+  _method: type[LanguageModel]
+  _has_model = False
+
+  def __new__(cls, **values: object) -> Self:
+    """Returns an object of the class that has the model which MODEL names."""
+    chosen = cls.of_values(values)
+    if not issubclass(chosen, cls):
+      raise UserError(
+        f'MODEL={values["MODEL"]}: the model is a {cls.MODEL}, and another one cannot be put in'
+      )
+    return super().__new__(chosen)
+
+  @classmethod
+  def of_values(cls, values: Mapping[str, object]) -> type[Experiment]:
+    model = str(values.get('MODEL') or cls.MODEL)
+    if not model or (cls._has_model and model == cls.MODEL):
+      return cls
+    return composed(cls.__bases__[0] if cls._has_model else cls, model)
 
   @classmethod
   def chosen(cls, weights: WeightsFacts) -> tuple[type[Experiment], dict[str, object]]:
+    if cls._has_model:
+      return cls, {}
     if not weights.path:
       raise UserError(
         f'{cls.__name__} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '
-        'model it is, as paxlite import makes them'
+        'model it is, as paxlite import makes them; or a model, such as MODEL=LLaMA3_8B'
       )
     if not weights.experiment:
       raise UserError(weights.problem)
-    base = find_known(weights.experiment)
-    variant = globals().get(f'{base.__name__}{cls.__name__.removeprefix("HuggingFace")}')
-    if variant is None:
+    base = class_of({'experiment': weights.experiment, 'values': weights.values})
+    if weights.values.get('USE_LORA'):
+      raise UserError(
+        f'{weights.path} holds low-rank factors beside other weights: merge them by paxlite export '
+        'and paxlite import, and start from the result'
+      )
+    model = _model_of(base)
+    if model is None:
       raise UserError(
         f'{weights.path} is of a {base.__name__}, which {cls.__name__} does not fine-tune'
       )
-    model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
-    kept = {*model, 'HEADS_SPAN_MODEL', 'EOS_IDS', 'START_ID'}
+    is_ours = model.__module__.startswith('paxlite.')
+    variant = composed(cls, model.__name__ if is_ours else full_name(model))
+    decide_model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
+    kept = {*decide_model, 'HEADS_SPAN_MODEL', 'EOS_IDS', 'START_ID'}
     values = {k: v for k, v in stated_values(base, weights.values).items() if k in kept}
-    values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, weights.values['MAX_SEQ_LEN'])
+    longest = weights.values['MAX_SEQ_LEN']
+    values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, longest)  # type: ignore[call-overload]
     if issubclass(variant, Documents):
       values['VOCAB_PATH'] = weights.tokenizer
     return variant, values
 
 
+def _model_of(cls: type[Experiment]) -> type[Experiment] | None:
+  """Returns the class of an experiment's model, without its dataset."""
+  return next((c for c in cls.__mro__ if issubclass(c, LLaMA) and not has_data(c)), None)
+
+
+@functools.cache
+def composed(generic: type[_OfAnyModel], name: str) -> type[_OfAnyModel]:
+  """Returns the class of an experiment of any model for one model.
+
+  It has the name of the former, and MODEL says the rest: experiment.json names both.
+
+  Args:
+    generic: The experiment, such as HuggingFaceSFT.
+    name: The model, as MODEL names it.
+
+  Raises:
+    UserError: There is no such model, or it has a dataset already, or no class to be put into.
+  """
+  model = find_model(name)
+  if not issubclass(model, LLaMA):
+    raise UserError(f'MODEL={name} is a model that {generic.__name__} does not fine-tune')
+  if has_data(model):
+    plain = _model_of(model)
+    hint = f': name the model alone, MODEL={plain.__name__}' if plain else ''
+    raise UserError(f'MODEL={name} has a dataset{hint}')
+  different = _DIFFERENT.get((generic._method, model.__name__))
+  bases = (generic, model) if different is None else (generic, different, model)
+  values = {
+    '__module__': generic.__module__,
+    '__qualname__': generic.__qualname__,
+    '__doc__': generic.__doc__,
+    'MODEL': name,
+    '_has_model': True,
+  }
+  return type(generic.__name__, bases, values)
+
+
 @register
-class HuggingFaceSFT(_OfWeights, SFT, LanguageModel):
+class HuggingFaceSFT(_OfAnyModel, SFT):
   """python -m paxlite.main --fdl_config=HuggingFaceSFT --fdl.TRAIN_FILES=x.jsonl …
 
   Fine-tunes all weights of any imported model on prompts and answers.
   """
 
+  _method = SFT
+
 
 @register
-class HuggingFaceLoRA(_OfWeights, LoRA, LanguageModel):
+class HuggingFaceLoRA(_OfAnyModel, LoRA):
   """python -m paxlite.main --fdl_config=HuggingFaceLoRA --fdl.TRAIN_FILES=x.jsonl …
 
   Fine-tunes low-rank factors of any imported model on prompts and answers. Its weights are frozen.
   """
 
+  _method = LoRA
+
 
 @register
-class HuggingFaceDocuments(_OfWeights, Documents, LanguageModel):
+class HuggingFaceDocuments(_OfAnyModel, Documents):
   """python -m paxlite.main --fdl_config=HuggingFaceDocuments --fdl.TRAIN_SOURCES=x.jsonl …
 
   Trains any imported model on documents. --fdl.CHECKPOINT_IGNORE_RULES=.* starts it from scratch.
   """
 
+  _method = Documents
 
-# What differs from SFT and LoRA in some sizes.
-_ONE_DEVICE: dict[str, object] = dict(MAX_SEQ_LEN=512, ICI_MESH_SHAPE=[1, 1, 1])
-_CHANGES: dict[str, dict[str, object]] = {
-  'LLaMA70BLoRA': dict(ICI_MESH_SHAPE=[1, 8, 1]),  # the weights do not fit on one device
-  'SmolLM135MSFT': _ONE_DEVICE
-  | dict(
-    DCN_MESH_SHAPE=[1, 1, 1],
-    LEARNING_RATE=1e-5,
-    _warmup=lambda self: min(50, SFT._warmup(self)),
-  ),
-  'SmolLM135MLoRA': _ONE_DEVICE | dict(LEARNING_RATE=1e-3),
-}
-for _module in (llama, gemma, qwen, olmo, phi, mixtral, deepseek, gpt_oss):
-  for _cls in list(vars(_module).values()):
-    if isinstance(_cls, type) and _cls.__module__ == _module.__name__ and issubclass(_cls, LLaMA):
-      _add_variants(_cls)
+
+@register
+class LLaMA7BSFT(SFT, LLaMA7B):
+  """Fine-tunes all weights of LLaMA 7B or Llama 2 7B on prompts and answers."""
+
+
+@register
+class LLaMA13BSFT(SFT, LLaMA13B):
+  """Fine-tunes all weights of LLaMA 13B or Llama 2 13B on prompts and answers."""
+
+
+@register
+class LLaMA70BSFT(SFT, LLaMA70B):
+  """Fine-tunes all weights of Llama 2 70B on prompts and answers."""
+
+
+@register
+class LLaMA7BLoRA(LoRA, LLaMA7B):
+  """Fine-tunes low-rank factors beside the weights of LLaMA 7B or Llama 2 7B."""
+
+
+@register
+class LLaMA13BLoRA(LoRA, LLaMA13B):
+  """Fine-tunes low-rank factors beside the weights of LLaMA 13B or Llama 2 13B."""
+
+
+@register
+class LLaMA70BLoRA(_ShardedLoRA, LLaMA70B):
+  """Fine-tunes low-rank factors beside the weights of Llama 2 70B."""

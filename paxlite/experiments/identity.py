@@ -10,8 +10,13 @@ import jax
 from paxlite.compilation.versions import versions
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import attribute_types, derived
-from paxlite.config.experiment_file import EXPERIMENT, UNKNOWN, WeightsFacts, read_experiment
-from paxlite.config.former_names import current_values
+from paxlite.config.experiment_file import (
+  EXPERIMENT,
+  UNKNOWN,
+  WeightsFacts,
+  read_experiment,
+  renewed,
+)
 from paxlite.core.errors import UnreadableError, UserError, line_of
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
@@ -56,8 +61,8 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   if not path.exists():
     return
   try:
-    before = read_object(path)
-    old = {'experiment': before['experiment'], **current_values(before['values'], say=False)}
+    before = renewed(read_object(path))
+    old = {'experiment': before['experiment'], **before['values']}
   except UnreadableError:
     raise
   except UserError as error:

@@ -8,12 +8,13 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import TypeVar
 
 import fiddle as fdl
 
 from paxlite.cli.own_modules import hidden, import_named
-from paxlite.config.experiment_file import WeightsFacts
+from paxlite.config.experiment_file import FINE_TUNING, WeightsFacts
 from paxlite.config.former_names import current_values
 from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
@@ -70,13 +71,15 @@ def experiments() -> dict[str, type[Experiment]]:
   return dict(sorted(_REGISTRY.items()))
 
 
-def _import_module_of(name: str) -> None:
-  """Imports the module of paxlite that defines a class; to import all takes 0.2 seconds."""
-  for package in _PACKAGES:
-    for folder in importlib.import_module(package).__path__:
-      for path in sorted(pathlib.Path(folder).glob('*.py')):
-        if re.search(rf'^class {re.escape(name)}\b', path.read_text(encoding='utf-8'), re.M):
-          importlib.import_module(f'{package}.{path.stem}')
+def _modules_of(name: str) -> list[ModuleType]:
+  """Imports the modules of paxlite that define a class; to import all takes 0.2 seconds."""
+  return [
+    importlib.import_module(f'{package}.{path.stem}')
+    for package in _PACKAGES
+    for folder in importlib.import_module(package).__path__
+    for path in sorted(pathlib.Path(folder).glob('*.py'))
+    if re.search(rf'^class {re.escape(name)}\b', path.read_text(encoding='utf-8'), re.M)
+  ]
 
 
 def find(name: str) -> type[Experiment]:
@@ -93,7 +96,7 @@ def find(name: str) -> type[Experiment]:
   if '.' not in name:
     found = _REGISTRY.get(name)
     if found is None or not found.__module__.startswith('paxlite.'):
-      _import_module_of(name)
+      _modules_of(name)
     if name not in _REGISTRY and name not in (known := experiments()):
       raise UserError(f'--fdl_config={name}: no experiment of that name. {_meant(name, known)}')
     return _REGISTRY[name]
@@ -110,6 +113,12 @@ def find(name: str) -> type[Experiment]:
 def _meant(name: str, known: Iterable[str]) -> str:
   """Returns a sentence on what is meant by a bare name, or by a model's name on the hub."""
   last = name.rpartition('/')[2]
+  if tuned := finetuning_of(last):
+    model, method = tuned
+    return (
+      f'paxlite finetune {model} --method={method} CHECKPOINT_RESTORE_PATH=WEIGHTS trains it, and '
+      f'{FINE_TUNING[method]} with MODEL={model} is its experiment'
+    )
   return (
     other_names.experiment_hint(name)
     or did_you_mean(_HUB_ENDING.sub('', last), known, cutoff=0.7)
@@ -137,6 +146,51 @@ def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
       f'is yours, {way_out.format(module)}'
     )
   return find(name)
+
+
+def class_of(found: Mapping[str, Json]) -> type[Experiment]:
+  """Returns the class of the experiment that an experiment.json describes, as find_known does."""
+  return find_known(found['experiment']).of_values(found['values'])
+
+
+def find_model(name: str) -> type[Experiment]:
+  """Returns the experiment that MODEL names: a class of paxlite.experiments, or a dotted path.
+
+  Families such as Gemma are found too, which have no sizes and are not registered. A file may
+  name a model, so that only paxlite's modules are imported.
+
+  Raises:
+    UserError: There is no such experiment, or its module is not imported.
+  """
+  if '.' in name:
+    return find_known(name)
+  for module in _modules_of(name):
+    cls = getattr(module, name, None)
+    if isinstance(cls, type) and issubclass(cls, Experiment):
+      return cls
+  known = experiments()
+  if name in known:  # registered by a module of the user
+    return known[name]
+  models = [n for n, cls in known.items() if not has_data(cls)]
+  raise UserError(f'MODEL={name}: no model of that name. {_meant(name, models)}')
+
+
+def has_data(cls: type[Experiment]) -> bool:
+  """Returns whether a class is more than a model: it says what is trained on."""
+  return cls.train_input is not Experiment.train_input
+
+
+def finetuning_of(name: str) -> tuple[str, str] | None:
+  """Returns the model and the method that the name of a former class names; None for others.
+
+  LLaMA3_8BSFT, for example, is LLaMA3_8B and sft.
+  """
+  found = re.fullmatch(r'(\w+?)[-_]?(sft|lora|documents)', name.rpartition('.')[2], re.I)
+  if found is None:
+    return None
+  letters = found[1].lower()
+  models = {n.lower(): n for n, cls in experiments().items() if not has_data(cls)}
+  return (models[letters], found[2].lower()) if letters in models else None
 
 
 def apply_fiddler(cfg: fdl.Config, name: str) -> None:
@@ -170,6 +224,8 @@ def _attribute(dotted: str, flag: str) -> object:
     raise  # the module exists, but one of its own imports is missing
   if not hasattr(module, attribute):
     meant = did_you_mean(attribute, dir(module), cutoff=0.7)
+    if flag == '--fdl_config' and finetuning_of(attribute):
+      meant = _meant(attribute, ())
     hint = other_names.experiment_hint(dotted) or meant
     raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}. {hint}'.rstrip())
   return getattr(module, attribute)
@@ -213,6 +269,13 @@ def build_experiment(
 
   overrides = current_values(overrides)
   cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
+  is_same = run is not None and run['experiment'] == full_name(cls)
+  known = dict(run['values']) if run is not None and is_same else {}
+  if 'MODEL' in overrides:
+    known['MODEL'] = parse(cls, 'MODEL', overrides['MODEL'])
+    if '.' in known['MODEL']:
+      find(known['MODEL'])  # imports what the user names
+  cls = cls.of_values(known)
   path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
   cls, values = cls.chosen(facts(path))
   cfg = cls.config()
@@ -221,7 +284,7 @@ def build_experiment(
   before = copy.copy(cfg)
   for fiddler in fiddlers:
     apply_fiddler(cfg, fiddler)
-  if run is not None and run['experiment'] == full_name(cls):
+  if run is not None and is_same:
     from paxlite.experiments.identity import stated_values
 
     began_with = facts(run['values'].get(key) or '')

@@ -5,6 +5,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+from types import TracebackType
 
 from paxlite.core.errors import UserError
 
@@ -44,7 +45,12 @@ class UnfinishedFolder:
       raise
     return self.path
 
-  def __exit__(self, kind, error, traceback) -> None:
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
     try:
       if kind is None:
         self.path.rename(self._final)

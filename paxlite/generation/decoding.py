@@ -8,7 +8,7 @@ fit in these buckets.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -47,7 +47,7 @@ class Sampling:
   top_p: float = 1.0
   repetition_penalty: float = 1.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, good, what in (
       ('temperature', self.temperature >= 0, 'at least 0 (0 takes the likeliest token)'),
       ('top_k', self.top_k >= 0, 'at least 0 (0 is off)'),
@@ -231,20 +231,27 @@ class Generator:
     )
     return -(-count // shards) * shards
 
-  def _traced(self, program):
+  def _traced(self, program: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `program` so that the mesh and the rules are active while it is traced."""
     mesh = self._mesh
     if mesh is None:
       return program
 
     @functools.wraps(program)
-    def traced(*args):
+    def traced(*args: Any) -> Any:
       with partitioning.activate(mesh, self._rules):
         return program(*args)
 
     return traced
 
-  def _prefill_program(self, params, tokens_BT, slots, rows, size: int) -> DecodeState:
+  def _prefill_program(
+    self,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    slots: tuple[jax.Array, jax.Array],
+    rows: tuple[jax.Array, jax.Array],
+    size: int,
+  ) -> DecodeState:
     starts_B, ends_B = slots
     keys_B, done_B = rows
     B, T = tokens_BT.shape
@@ -277,7 +284,9 @@ class Generator:
     )
     return self._append(params, state, x_BTD[:, -1:])
 
-  def _extend_program(self, params, state: DecodeState, last_slot: jax.Array) -> DecodeState:
+  def _extend_program(
+    self, params: PyTree, state: DecodeState, last_slot: jax.Array
+  ) -> DecodeState:
     """Fills slots until `last_slot` is filled, or every row has ended."""
 
     def step(state: DecodeState) -> DecodeState:
@@ -297,7 +306,7 @@ class Generator:
 
     return jax.lax.while_loop(goes_on, step, state)
 
-  def _append(self, params, state: DecodeState, x_B1D: jax.Array) -> DecodeState:
+  def _append(self, params: PyTree, state: DecodeState, x_B1D: jax.Array) -> DecodeState:
     """Chooses each row's next token from its last hidden state, and puts it in the next slot."""
     logits_BV = self._model.apply({'params': params}, x_B1D, method='logits')[:, 0]
     if self._is_token is not None:

@@ -31,7 +31,7 @@ class TokenEmbedding(nn.Module):
   attend_scale: float = 1.0
   dtype: DTypeLike = jnp.float32
 
-  def setup(self):
+  def setup(self) -> None:
     shape = [self.vocab_size, self.model_dims]
     self.emb_var = param(self, 'emb_var', self.emb_init, shape, _HEAD_AXES, equation='BTV,VD->BTD')
 
@@ -144,7 +144,7 @@ class LogitsBias(nn.Module):
 
   vocab_size: int
 
-  def setup(self):
+  def setup(self) -> None:
     self.b = param(self, 'b', nn.initializers.zeros, [self.vocab_size], ['vocab'])
 
   def __call__(self, logits_BTV: jax.Array) -> jax.Array:

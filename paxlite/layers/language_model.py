@@ -44,7 +44,7 @@ class TransformerLm(nn.Module):
   embedding_dropout: float = 0.0
   num_loss_chunks: int = 1
 
-  def setup(self):
+  def setup(self) -> None:
     self.embedding = self.embedding_tpl()
     self.position_emb = None if self.position_tpl is None else self.position_tpl()
     self.transformer = self.transformer_tpl()

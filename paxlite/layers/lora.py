@@ -38,7 +38,9 @@ class LoraProjection(Projection):
     k = 'k' if stacked else ''
     to_hidden, to_delta = f'bti,{k}ir->bt{k}r', f'bt{k}r,{k}or->bt{k}o'
 
-    def factor(name: str, init, dims: list[int], equation: str) -> jax.Array:
+    def factor(
+      name: str, init: nn.initializers.Initializer, dims: list[int], equation: str
+    ) -> jax.Array:
       shape = [*(self.shape[i] for i in stacked), math.prod(self.shape[i] for i in dims), self.rank]
       axes = [*(self.axes[i] for i in stacked), self.axes[dims[0]], 'lora_rank']
       w = param(self, name, init, shape, axes, equation=equation)

@@ -94,7 +94,9 @@ def _exchanged(
   return (x_BTNH.astype(jnp.float32) * cos + partners * sin).astype(x_BTNH.dtype)
 
 
-def _exchanged_backward(kept, gradient_BTNH):
+def _exchanged_backward(
+  kept: tuple[jax.Array, jax.Array, jax.Array], gradient_BTNH: jax.Array
+) -> tuple[jax.Array, None, None, None]:
   """The transpose of a rotation is the rotation by the opposite angle."""
   cos, sin, exchange_HH = kept
   return _exchanged(gradient_BTNH, cos, -sin, exchange_HH), None, None, None

@@ -59,7 +59,7 @@ def num_tokens(batch: Mapping[str, jax.Array]) -> jax.Array:
 class Mean:
   """Weighted means and maxima over many batches, accumulated on the host in float64."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._sums: dict[str, float] = {}
     self._weights: dict[str, float] = {}
     self._largest: dict[str, float] = {}

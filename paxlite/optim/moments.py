@@ -49,7 +49,9 @@ def narrow(
     one = lambda path, x: x.astype(dtype) if _is_narrowed(path, x) else x
     return jax.tree_util.tree_map_with_path(one, state)
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: object):
+  def update(
+    updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: object
+  ) -> tuple[PyTree, PyTree]:
     wide = jax.tree_util.tree_map_with_path(
       lambda path, x: x.astype(jnp.float32) if _is_narrowed(path, x) else x, state
     )

@@ -11,6 +11,8 @@ from jax.tree_util import KeyPath
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED, path_name
 
+Valid = bool | jax.Array
+
 
 class PaxAdamState(NamedTuple):
   count: jax.Array  # type: ignore[assignment]  # int32, completed updates
@@ -46,7 +48,9 @@ def scale_by_pax_adam(
     t = count.astype(jnp.float32)
     return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
+  def update(
+    updates: PyTree, state: PyTree, params: PyTree | None = None, valid: Valid = True
+  ) -> tuple[PyTree, PaxAdamState]:
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
     del params
     # the gradients of a skipped update are zeros, and decays of 1 keep the moments exactly the same
@@ -82,7 +86,9 @@ def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransforma
     del params
     return ScheduleState(jnp.zeros((), jnp.int32))
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
+  def update(
+    updates: PyTree, state: PyTree, params: PyTree | None = None, valid: Valid = True
+  ) -> tuple[PyTree, ScheduleState]:
     del params
     learning_rate = jnp.where(valid, schedule(state.count), 0)
     scaled = jax.tree.map(lambda u: -learning_rate * u, updates)
@@ -109,7 +115,9 @@ def skippable(transformation: optax.GradientTransformation) -> Skippable:
   if 'valid' in inspect.signature(transformation.update).parameters:
     return Skippable(*transformation)
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
+  def update(
+    updates: PyTree, state: PyTree, params: PyTree | None = None, valid: Valid = True
+  ) -> tuple[PyTree, PyTree]:
     new_updates, new_state = transformation.update(updates, state, params)
     updates = jax.tree.map(lambda u: jnp.where(valid, u, jnp.zeros_like(u)), new_updates)
     return updates, jax.tree.map(lambda n, o: jnp.where(valid, n, o), new_state, state)

@@ -114,7 +114,7 @@ EXPERIMENTS: dict[str, Answer] = {
   ),
   'TransformerLmPmapAdam': renamed('LanguageModel', 'the mesh says how devices share the work'),
   'TransformerLmSpmdPipelineAdam': renamed(
-    'LanguageModel', 'a pipeline is the mesh axis stage: docs/scaling.md'
+    'LanguageModel', 'a pipeline is the mesh axis stage: docs/pipelines.md'
   ),
   **each('TransformerBertPmapAdam TransformerBertSpmdAdafactor', _BERT),
   'ClassificationModelAdam': _MLP,
@@ -181,7 +181,7 @@ ATTRIBUTES: dict[str, Answer] = {
   'Z_LOSS_WEIGHT': SAME,
   'NUM_GPUS': instead('The mesh says it: ICI_MESH_SHAPE × DCN_MESH_SHAPE'),
   # Pipeline
-  'NUM_STAGES': instead('A pipeline is the mesh axis stage: docs/scaling.md'),
+  'NUM_STAGES': instead('A pipeline is the mesh axis stage: docs/pipelines.md'),
   'MICROBATCH_SIZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
   'MICROBATCH_SIAZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
   'CIRCULAR_REPEAT': renamed('NUM_PIPELINE_REPEATS'),

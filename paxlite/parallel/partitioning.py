@@ -18,6 +18,7 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ ALL_RULES: Rules = {
   'positions': None,
   'layers': 'stage',
   'lora_rank': None,
-  # experts: see experiments.experts
+  # experts: see experiments.parts.experts
   'experts': 'expert',
   'expert_embed': 'data',
   'expert_groups': ('replica', 'data'),
@@ -264,7 +265,7 @@ def fitting(
     sizes: The sizes of the mesh axes.
   """
 
-  def one(entry, dim):
+  def one(entry: Any, dim: int) -> Any:
     axes = axes_of(entry)
     while dim % math.prod(sizes[a] for a in axes):
       axes = axes[:-1]

@@ -11,7 +11,7 @@ from paxlite.cli.terminal import settle, warn
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.processes.agreement import Statement, difference
 from paxlite.processes.peers import Peers, attend, delay_aborts, gather, listening, send
-from paxlite.processes.place import Place, local_devices
+from paxlite.processes.place import find, local_devices
 
 # Heartbeats are not needed: peers.py detects a process that is gone, and the watchdog one that
 # hangs. A suspended process misses heartbeats, and its agent would then end it with SIGABRT.
@@ -26,20 +26,35 @@ _LOST_PEER = re.compile(
 )
 
 
-def join(place: Place | None, statement: Callable[[], Statement] = dict) -> Peers:
+def join(
+  server_addr: str | None,
+  num_hosts: int | None,
+  host_idx: int | None,
+  required: bool = False,
+  statement: Callable[[], Statement] = dict,
+) -> Peers:
   """Joins the processes of a run; must be called before anything asks JAX for devices.
 
+  Without arguments, it joins those that JAX detects (see place.py), if there are several. A single
+  process joins nothing.
+
   Args:
-    place: The place of this process; None if it is alone, which joins nothing.
+    server_addr: host:port of process 0, which listens only there. It listens on all addresses if
+      its own host resolves to 127.0.1.1.
+    num_hosts: The number of processes; 1 alone means that there are no others.
+    host_idx: The number of this process, from 0.
+    required: Whether a single process is an error.
     statement: Returns what all processes must have in common; called if there are several.
 
   Returns:
     The other processes, watched from now on; none for a single process.
 
   Raises:
-    UserError: The other processes did not connect, or what the processes state differs.
+    UserError: An argument is missing, not valid, or contradicts the environment; the other
+      processes did not connect, or what the processes state differs.
     Interrupted: A process connected and was lost again, or a signal asked this process to leave.
   """
+  place = find(server_addr, num_hosts, host_idx, required)
   if place is None:
     return Peers()
   bind, mine = None, statement()

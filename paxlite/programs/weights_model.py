@@ -2,14 +2,11 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from paxlite.checkpointing.source import weights_facts
 from paxlite.core.json_text import Json
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
-
-E = TypeVar('E', bound=Experiment)
 
 
 def build_experiment(
@@ -22,7 +19,16 @@ def build_experiment(
   return registry.build_experiment(name, fiddlers, overrides, run, functools.cache(weights_facts))
 
 
-def knowing_weights(e: E) -> E:
-  """Returns an experiment that was made in Python, with what the files beside its weights say."""
-  is_known = e.weights.path == e.CHECKPOINT_RESTORE_PATH
-  return e if is_known else e.knowing(weights_facts(e.CHECKPOINT_RESTORE_PATH))
+def knowing_weights(e: Experiment) -> Experiment:
+  """Returns an experiment that was made in Python, with what the files beside its weights say.
+
+  HuggingFaceSFT and its like become the experiment of the model that the weights are of.
+  """
+  if e.weights.path == e.CHECKPOINT_RESTORE_PATH:
+    return e
+  facts = weights_facts(e.CHECKPOINT_RESTORE_PATH)
+  cls, values = type(e).chosen(facts)
+  if cls is not type(e):
+    stated = {name: value for name, value in vars(e).items() if name.isupper()}
+    e = cls(**(values | stated))
+  return e.knowing(facts)

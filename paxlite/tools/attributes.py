@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser
 from paxlite.config import attribute_kinds
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 # python -m tests.rules.test_golden --update writes the file, and a test checks it.
 INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'attributes.json'
 
+PARSER = Parser(__doc__)
+PARSER.word('text', 'TEXT', 'a part of names or meanings', required=False)
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('text', 'TEXT', 'a part of names or meanings', required=False)
-  text = (command_line.parse_args(parser, argv).text or '').lower()
+  text = (PARSER.parsed(argv).text or '').lower()
   found = [a for a in described() if text in f'{a["name"]} {a["meaning"]}'.lower()]
   if not found:
     raise UserError(f'no attribute has {text!r} in its name or meaning')
@@ -126,7 +127,3 @@ def page(rows: Sequence[dict[str, str]]) -> str:
     cells = [f'`{row["name"]}`', kind, f'`{default}`', row['meaning'], changes]
     lines.append('| ' + ' | '.join(c.replace('|', '\\|') for c in cells) + ' |')
   return '\n'.join(lines) + '\n'
-
-
-if __name__ == '__main__':
-  command_line.run(main)

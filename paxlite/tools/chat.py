@@ -9,17 +9,15 @@ Example:
 
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.tools import generate
+
+PARSER = Parser(__doc__)
+PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
+PARSER.word('prompt', 'TEXT', 'a message to answer; without it you are asked', required=False)
+PARSER.set_defaults(chat=True)
+generate.add_options(PARSER)
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
-  parser.word('prompt', 'TEXT', 'a message to answer; without it you are asked', required=False)
-  parser.set_defaults(chat=True)
-  generate.answer(parser, argv)
-
-
-if __name__ == '__main__':
-  command_line.run(main)
+  generate.answer(PARSER.parsed(argv))

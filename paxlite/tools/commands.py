@@ -4,6 +4,8 @@ import dataclasses
 import importlib
 from collections.abc import Sequence
 
+from paxlite.cli.parser import Parser
+
 
 @dataclasses.dataclass(frozen=True)
 class Command:
@@ -12,25 +14,31 @@ class Command:
   Attributes:
     name: Its name on the command line.
     purpose: What it does, as a line of the list of commands.
-    module: The module whose function `main` runs it. Its docstring is the command's help.
-    first: Arguments that come before those of the user.
+    module: The module whose function `main` runs it, and whose PARSER reads its arguments.
   """
 
   name: str
   purpose: str
   module: str
-  first: tuple[str, ...] = ()
 
   def run(self, arguments: Sequence[str]) -> None:
     """Runs the command; errors of the user are raised."""
-    importlib.import_module(f'paxlite.tools.{self.module}').main([*self.first, *arguments])
+    importlib.import_module(f'paxlite.tools.{self.module}').main(arguments)
+
+  @property
+  def parser(self) -> Parser | None:
+    """The parser of its arguments; None for lm-eval, whose arguments are the harness's."""
+    if self.name == 'lm-eval':
+      return None
+    return importlib.import_module(f'paxlite.tools.{self.module}').PARSER
 
 
 GROUPS: dict[str, tuple[Command, ...]] = {
   'Runs': (
-    Command('train', 'train an experiment, or continue its run', 'modes', ('train',)),
-    Command('eval', 'evaluate the last checkpoint of a run', 'modes', ('eval',)),
-    Command('decode', 'continue the prompts of an experiment', 'modes', ('decode',)),
+    Command('train', 'train an experiment, or continue its run', 'train'),
+    Command('finetune', 'train published weights further, or continue such a run', 'finetune'),
+    Command('eval', 'evaluate the last checkpoint of a run', 'eval'),
+    Command('decode', 'continue the prompts of an experiment', 'decode'),
     Command('report', 'one page about runs: curves, tables, samples', 'report'),
     Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
@@ -64,7 +72,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-RUNS = ('train', 'eval', 'decode')
+# they have the signals and exit codes of paxlite.main
+RUNS = 'train', 'finetune', 'eval', 'decode'
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 

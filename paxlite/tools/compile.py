@@ -23,23 +23,23 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, experiment_name, local, stored
 from paxlite.files.stored_output import check_output, write_output
+
+PARSER = Parser(__doc__)
+PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
+PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
+PARSER.option('--target', 'the machine: see above', required=True)
+PARSER.option('--network', 'GB/s that a host of GPUs sends to others')
+PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
+PARSER.option('--save', 'where the compiled step goes', local)
+PARSER.option('--json', 'where the report goes as JSON', stored)
+PARSER.option('--write_hlo', 'where the text of the compiled program goes', local)
+PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('fdl_config', 'EXPERIMENT', 'the experiment')
-  parser.add_argument(
-    '--fiddler', action='append', default=[], help='a function that edits the config'
-  )
-  parser.add_argument('--target', required=True, help='the machine: see above')
-  parser.add_argument('--network', help='GB/s that a host of GPUs sends to others')
-  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
-  parser.add_argument('--save', help='where the compiled step goes')
-  parser.add_argument('--json', help='where the report goes as JSON')
-  parser.add_argument('--write_hlo', help='where the text of the compiled program goes')
-  args, overrides = command_line.parse(parser, argv)
+  args = PARSER.parsed(argv)
   for flag in ('save', 'json', 'write_hlo'):
     check_output(f'--{flag}', getattr(args, flag))
   save, text = (p and pathlib.Path(p) for p in (args.save, args.write_hlo))
@@ -60,14 +60,10 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.aot import analysis
   from paxlite.programs.weights_model import build_experiment
 
-  experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
+  experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   report = analysis.compile_step(experiment, target, save, text)
   print(analysis.page(report))
   if args.json is not None:
     write_output(args.json, (json.dumps(report.as_json(), indent=1) + '\n').encode())
   if report.fits is False:
     sys.exit(1)
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -1,6 +1,6 @@
 """paxlite completion bash|zsh|fish
 
-Prints a script that completes commands, experiments, attributes and files. To use it:
+Prints a script that completes commands, flags, experiments, attributes and files. To use it:
 
   bash   eval "$(paxlite completion bash)"        in ~/.bashrc
   zsh    eval "$(paxlite completion zsh)"         in ~/.zshrc, after compinit
@@ -15,7 +15,8 @@ import functools
 import pathlib
 from collections.abc import Iterable, Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser
+from paxlite.config.experiment_file import FINE_TUNING
 from paxlite.core.json_text import parsed
 from paxlite.tools import attributes, experiments
 from paxlite.tools.commands import COMMANDS
@@ -40,31 +41,39 @@ compdef _paxlite paxlite""",
 end
 complete -c paxlite -a '(__paxlite_words)'""",
 }
-# commands whose words name experiments
-_OF_EXPERIMENTS = ('train', 'eval', 'decode', 'show', 'diff', 'plan', 'compile', 'explain')
+
+PARSER = Parser(__doc__)
+PARSER.option('shell', 'the shell to complete in', choices=tuple(_SCRIPTS))
 
 
 def main(argv: Sequence[str]) -> None:
   if argv[:1] == ['words']:
     print('\n'.join(words(argv[1:])))
-    return
-  parser = command_line.Parser(__doc__)
-  parser.add_argument('shell', choices=tuple(_SCRIPTS), help='the shell to complete in')
-  print(_SCRIPTS[parser.parsed(argv).shell])
+  else:
+    print(_SCRIPTS[PARSER.parsed(argv).shell])
 
 
 def words(typed: Sequence[str]) -> list[str]:
   """Returns what the last of the typed words may become; the first one is the command."""
   *before, last = typed or ['']
+  if before[:1] == ['finetune'] and len(before) > 1:  # the attributes are not those of the model
+    before[1:] = [FINE_TUNING['documents' if '--method=documents' in before else 'sft']]
   if not before:
     return _beginning(last, [*COMMANDS, '--help', '--version'])
-  if before[0] not in _OF_EXPERIMENTS:
+  parser = COMMANDS[before[0]].parser if before[0] in COMMANDS else None
+  if parser is None:
     return []
-  if last.startswith('--fdl.'):
+  if last.startswith('--fdl.') and parser.takes_attributes:
     return [f'--fdl.{name}' for name in _attributes(last.removeprefix('--fdl.'), before[1:])]
-  names = [row[1] for row in parsed(experiments.INDEX.read_text(encoding='utf-8'))]
-  found = _beginning(last, names) + _own_classes(last)
-  return found + (_attributes(last, before[1:]) if len(before) > 1 else [])
+  if last.startswith('-'):
+    return _beginning(last, parser.flags())
+  found: list[str] = []
+  if parser.names_experiment:
+    names = [row[1] for row in parsed(experiments.INDEX.read_text(encoding='utf-8'))]
+    found = _beginning(last, names) + _own_classes(last)
+  if parser.takes_attributes and len(before) > 1:
+    found += _attributes(last, before[1:])
+  return found
 
 
 def _attributes(text: str, before: Sequence[str]) -> list[str]:
@@ -134,7 +143,3 @@ def _own_classes(text: str) -> list[str]:
 
 def _beginning(text: str, candidates: Iterable[str]) -> list[str]:
   return [c for c in candidates if c.startswith(text)]
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -17,18 +17,20 @@ Example:
 from collections.abc import Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
 from paxlite.files import stored_output
 from paxlite.other_systems import names_of_pax
 
+PARSER = Parser(__doc__)
+PARSER.option('--direction', '', required=True, choices=('fw2te', 'te2fw'))
+PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
+PARSER.option('--path', 'the folder to make', stored, required=True)
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['path'])
-  parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
-  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
-  parser.add_argument('--path', required=True, help='the folder to make')
   argv = command_line.translate(argv, names_of_pax.CONVERT_TE)
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
 
   from paxlite.checkpointing.source import find_source
   from paxlite.weights import te
@@ -45,7 +47,3 @@ def main(argv: Sequence[str]) -> None:
   if 'step' in source.variables:
     values['CHECKPOINT_RESTORE_STATE'] = True
   print(f'Continues with {shell.flags(values)}')
-
-
-if __name__ == '__main__':
-  command_line.run(main)

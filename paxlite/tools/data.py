@@ -9,7 +9,7 @@ and without a tokenizer, that of the demo is used, so that counts are rough. Not
 
 Examples:
   paxlite data chats.jsonl
-  paxlite data chats.jsonl --fdl_config=SmolLM135MLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
+  paxlite data chats.jsonl --fdl_config=HuggingFaceLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
 """
 
 import argparse
@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.stores.addresses import is_address
@@ -38,21 +38,23 @@ _TEMPLATE = (
   '{% if add_generation_prompt %}assistant:{% endif %}'
 )
 
+PARSER = Parser(__doc__)
+PARSER.option('files', 'files, or other sources of docs/data.md', nargs='*')
+PARSER.option('--fdl_config', 'the experiment that would train on them')
+PARSER.option('--vocab', "a tokenizer; without it, the experiment's", stored)
+PARSER.option('--chat_template', 'a file with a Jinja template, or its text', stored)
+PARSER.option('--examples', 'how many examples are shown (3)', int, default=3)
+PARSER.attributes()
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.add_argument('files', nargs='*', help='files, or other sources of docs/data.md')
-  parser.add_argument('--fdl_config', help='the experiment that would train on them')
-  parser.add_argument('--vocab', help="a tokenizer; without it, the experiment's")
-  parser.add_argument('--chat_template', help='a file with a Jinja template, or its text')
-  parser.add_argument('--examples', type=int, default=3, help='how many examples are shown (3)')
-  args, overrides = command_line.parse(parser, argv)
+  args = PARSER.parsed(argv)
   if args.examples < 0:
     raise UserError(f'--examples={args.examples} must be at least 0')
   if not args.files and not args.fdl_config:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
 
-  experiment = _experiment(args, overrides)
+  experiment = _experiment(args, args.attributes)
   odd = _odd(experiment)  # first, because records that a run refuses end the command
   for start, line in zip(
     itertools.chain(['Odd       '], itertools.repeat(10 * ' ')), odd, strict=False
@@ -257,7 +259,3 @@ def _examples(
   end = '' if len(ids) <= _MOST_TOKENS else ' …'
   learned = np.ones(len(ids), bool)[:_MOST_TOKENS]
   yield about.masked_text(open_tokenizer(path), ids[:_MOST_TOKENS], learned, color) + end
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -10,20 +10,18 @@ Example:
 import difflib
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, experiment_name
 from paxlite.tools import show
+
+PARSER = Parser(__doc__)
+PARSER.word('a', 'A', 'an experiment', experiment_name)
+PARSER.word('b', 'B', 'the experiment to compare it with', experiment_name)
+PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('a', 'A', 'an experiment')
-  parser.word('b', 'B', 'the experiment to compare it with')
-  args, overrides = command_line.parse(parser, argv)
-  a, b = (show.text(name, overrides).splitlines() for name in (args.a, args.b))
+  args = PARSER.parsed(argv)
+  a, b = (show.text(name, args.attributes).splitlines() for name in (args.a, args.b))
   for line in difflib.unified_diff(a, b, args.a, args.b, lineterm='', n=0):
     if not line.startswith('@@'):
       print(line)
-
-
-if __name__ == '__main__':
-  command_line.run(main)

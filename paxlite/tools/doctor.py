@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import paxlite
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser
 from paxlite.core import host_memory, shell
 from paxlite.parallel import devices
 
@@ -28,9 +28,11 @@ _DRIVER = pathlib.Path('/proc/driver/nvidia/version')
 _CUDA_12, _CUDA_13 = 525, 580  # the oldest drivers that JAX's packages for them support
 _SMALLEST_DISK = 5 << 30  # bytes; a checkpoint of 124M parameters with Adam's state has 1.5 GB
 
+PARSER = Parser(__doc__)
+
 
 def main(argv: Sequence[str]) -> None:
-  command_line.Parser(__doc__).parsed(argv)
+  PARSER.parsed(argv)
   machine = examine()
   print(machine)
   problems = list(machine.problems())
@@ -205,7 +207,3 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _gib(size: int) -> str:
   return f'{size / 2**30:.1f} GiB'
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -12,36 +12,31 @@ import json
 from collections.abc import Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.files.stored_output import check_output, write_output
+from paxlite.tools import generate
+
+PARSER = Parser(__doc__)
+PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
+PARSER.option('--tasks', 'what to evaluate', stored, required=True, nargs='+')
+PARSER.option('--chat', 'ask in a chat, by the chat template', bool)
+PARSER.option('--limit', 'only the first examples of each task', int)
+PARSER.option('--batch_tokens', 'tokens of a batch (4096)', int, default=4096)
+PARSER.option('--skip_unreadable', 'leave out bad records', bool)
+_too_long = 'what to do with a text that the model cannot take: cut its beginning off (and say so)'
+PARSER.option('--too_long', _too_long, choices=('truncate', 'error'), default='truncate')
+PARSER.option('--output', 'folder for results.json and the examples of each task', stored)
+generate.add_weights(PARSER)
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['output'])
-  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
-  parser.add_argument('--tasks', required=True, nargs='+', help='what to evaluate')
-  parser.add_argument('--chat', action='store_true', help='ask in a chat, by the chat template')
-  parser.add_argument('--limit', type=int, help='only the first examples of each task')
-  parser.add_argument('--batch_tokens', type=int, default=4096, help='tokens of a batch (4096)')
-  parser.add_argument('--skip_unreadable', action='store_true', help='leave out bad records')
-  parser.add_argument(
-    '--too_long',
-    choices=('truncate', 'error'),
-    default='truncate',
-    help='what to do with a text that the model cannot take: cut its beginning off (and say so)',
-  )
-  parser.add_argument('--output', help='folder for results.json and the examples of each task')
-  parser.add_argument(
-    '--tokenizer', default='', help='file or folder, if it is not next to the weights'
-  )
-  parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
-  args, overrides = command_line.parse(parser, argv)
+  args = PARSER.parsed(argv)
   for name in ('limit', 'batch_tokens'):
     if getattr(args, name) is not None and getattr(args, name) < 1:
       raise UserError(f'--{name}={getattr(args, name)} must be at least 1')
   if args.dtype is not None:
-    overrides['FPROP_DTYPE'] = args.dtype
+    args.attributes['FPROP_DTYPE'] = args.dtype
 
   import jax
 
@@ -52,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
   tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable, chat=args.chat)
   if args.output is not None:
     check_output('--output', f'{args.output}/results.json')
-  inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
+  inference = load_checkpoint(args.checkpoint, args.tokenizer, args.attributes, args.base_weights)
   evaluate = ZeroShot(inference, args.batch_tokens, args.too_long)
   is_first = jax.process_index() == 0  # only one of several processes prints and writes
   results = {}
@@ -66,7 +61,3 @@ def main(argv: Sequence[str]) -> None:
       lines = [json.dumps(x, ensure_ascii=False) + '\n' for x in results[task.name].examples]
       write_output(f'{args.output}/{task.name}.jsonl', ''.join(lines).encode())
       write_output(f'{args.output}/results.json', f'{as_json(results)}\n'.encode())
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -1,10 +1,12 @@
 """paxlite list [TEXT] [--import=MODULE]
 
-Prints a table of all experiments, or of those with TEXT in their name or dataset (`paxlite list
-llama`). --import=MODULE adds the experiments of your own module. Only columns for which the screen
-has room are shown: COLUMNS=150 paxlite list shows all, and `paxlite show NAME` all values of one.
+Prints the names of all experiments with the numbers of their parameters; or, with TEXT, a table of
+those that have it in their name or dataset. --import=MODULE adds the experiments of your own
+module. Only columns for which the screen has room are shown: COLUMNS=150 paxlite list llama shows
+all, and `paxlite show NAME` all values of one.
 
 Examples:
+  paxlite list
   paxlite list llama
   paxlite list --import=my_experiments
 """
@@ -16,7 +18,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
@@ -40,14 +42,22 @@ COLUMNS = (
 )
 _TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligned right
 _WIDTH_OF_A_PIPE = 100
+_ANY_MODEL = '-'  # the number of parameters of an experiment that takes the model of the weights
+_UNITS = (1_000_000_000, 'B'), (1_000_000, 'M'), (1_000, 'K'), (1, '')
+_MORE = (
+  'paxlite list llama: a table of some; paxlite show NAME: the values of one. paxlite finetune '
+  'trains published weights further, and paxlite train trains from the start.'
+)
 _LEFT_OUT_FIRST = ('checkpoint policy', 'ICI × DCN', 'dataset', 'steps')
+
+PARSER = Parser(__doc__)
+PARSER.word('text', 'TEXT', 'a part of names or datasets', required=False)
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('text', 'TEXT', 'a part of names or datasets', required=False)
-  text = command_line.parse_args(parser, argv).text or ''
-  print(table(text, shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns))
+  text = PARSER.parsed(argv).text
+  screen = shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns
+  print(table(text, screen) if text else names(screen))
 
 
 def row(cls: type['Experiment']) -> list[str]:
@@ -65,7 +75,7 @@ def row(cls: type['Experiment']) -> list[str]:
     cls.__name__,
     e.dataset,
     e.values().get('CHECKPOINT_POLICY', ''),
-    f'{num_parameters(e):,}',
+    _ANY_MODEL if e.values().get('MODEL') == '' else f'{num_parameters(e):,}',
     f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}',
     f'{e.num_devices:,}',
     f'{e.batch_size:,}',
@@ -94,6 +104,33 @@ def num_parameters(experiment: 'Experiment') -> int:
     params = jax.eval_shape(fdl.build(model).init_params, jax.random.key(0))
     _NUM_PARAMETERS[text] = sum(x.size for x in jax.tree.leaves(params))
   return _NUM_PARAMETERS[text]
+
+
+def names(screen: int) -> str:
+  """Returns all experiments by family, as names with numbers of parameters.
+
+  Args:
+    screen: Number of characters of a line.
+  """
+  families: dict[str, list[str]] = {}
+  for family, name, *cells in _rows():
+    count = cells[COLUMNS.index('parameters') - 1]
+    size = '' if count == _ANY_MODEL else f' {_rounded(int(count.replace(",", "")))}'
+    families.setdefault(family, []).append(name + size)
+  lines = []
+  for family, members in families.items():
+    lines += textwrap.wrap(f'{family}:', screen)
+    unbroken = [member.replace(' ', '\0') for member in members]
+    lines += textwrap.wrap(', '.join(unbroken), screen, initial_indent='  ', subsequent_indent='  ')
+  lines += ['', *textwrap.wrap(_MORE, screen)]
+  return '\n'.join(lines).replace('\0', ' ')
+
+
+def _rounded(count: int) -> str:
+  """Returns a number of parameters with two or three digits: 6.7B, 135M."""
+  unit, letter = next(u for u in _UNITS if count >= 0.9995 * u[0])
+  number = count / unit
+  return f'{number:.1f}{letter}' if number < 10 else f'{number:,.0f}{letter}'
 
 
 def table(text: str, screen: int) -> str:
@@ -143,7 +180,3 @@ def _line(cells: Sequence[str], widths: dict[str, int]) -> str:
 
 def _shape(sizes: Sequence[int]) -> str:
   return '[' + ','.join(map(str, sizes)) + ']'
-
-
-if __name__ == '__main__':
-  command_line.run(main)

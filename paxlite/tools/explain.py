@@ -16,20 +16,20 @@ import json
 import os
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, experiment_name, stored
 from paxlite.files.stored_output import check_output, write_output
+
+PARSER = Parser(__doc__)
+PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
+PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
+PARSER.option('--target', 'the machine (here)', default='here')
+PARSER.option('--json', 'where the explanation goes as JSON', stored)
+PARSER.option('--html', 'where the explanation goes as a page with pictures', stored)
+PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('fdl_config', 'EXPERIMENT', 'the experiment')
-  parser.add_argument(
-    '--fiddler', action='append', default=[], help='a function that edits the config'
-  )
-  parser.add_argument('--target', default='here', help='the machine (here)')
-  parser.add_argument('--json', help='where the explanation goes as JSON')
-  parser.add_argument('--html', help='where the explanation goes as a page with pictures')
-  args, overrides = command_line.parse(parser, argv)
+  args = PARSER.parsed(argv)
   check_output('--json', args.json)
   check_output('--html', args.html)
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.aot import explanation, explanation_page, explanation_text
   from paxlite.programs.weights_model import build_experiment
 
-  experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
+  experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   if args.target == 'here' and 'device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', experiment.num_devices)
   found = explanation.explain(experiment, targets.parse(args.target))
@@ -55,7 +55,3 @@ def main(argv: Sequence[str]) -> None:
     write_output(args.json, (json.dumps(found.as_json(), indent=1) + '\n').encode())
   if args.html is not None:
     write_output(args.html, explanation_page.page(found).encode())
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -13,23 +13,24 @@ import time
 from collections.abc import Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.files import stored_output
+from paxlite.tools import generate
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json'}  # the file that is written last
 
+PARSER = Parser(__doc__)
+PARSER.option('--to', '', required=True, choices=('hf', 'peft'))
+PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
+PARSER.option('--path', 'the folder to make', stored, required=True)
+PARSER.option('--dtype', 'of the tensors (as stored)', choices=('float32', 'bfloat16', 'float16'))
+PARSER.option('--base', 'base model that a PEFT adapter names', default='')
+PARSER.option('--base_weights', generate.BASE_WEIGHTS, stored, default='')
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['path'])
-  parser.add_argument('--to', required=True, choices=('hf', 'peft'))
-  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
-  parser.add_argument('--path', required=True, help='the folder to make')
-  parser.add_argument(
-    '--dtype', choices=('float32', 'bfloat16', 'float16'), help='of the tensors (as stored)'
-  )
-  parser.add_argument('--base', default='', help='base model that a PEFT adapter names')
-  parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
 
   from paxlite.checkpointing.source import find_source, tokenizer_of
   from paxlite.eval.inference import experiment_of, refuse_te_layers
@@ -56,7 +57,3 @@ def main(argv: Sequence[str]) -> None:
         folder, experiment, lora.merged(variables), args.dtype, tokenizer_of(source.folder), report
       )
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
-
-
-if __name__ == '__main__':
-  command_line.run(main)

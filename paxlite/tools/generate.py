@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
 
@@ -22,32 +22,45 @@ if TYPE_CHECKING:
   from paxlite.eval.inference import Inference
 
 
+BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
+
+
+def add_weights(parser: Parser) -> None:
+  """Declares what is read besides a checkpoint to run its model, and how."""
+  tokenizer = 'file or folder, if it is not next to the weights'
+  parser.option('--tokenizer', tokenizer, stored, default='')
+  parser.option('--base_weights', BASE_WEIGHTS, stored, default='')
+  parser.option('--dtype', 'of weights (as trained)', choices=('float32', 'bfloat16'))
+  parser.attributes()
+
+
+def add_options(parser: Parser) -> None:
+  """Declares the options of generation."""
+  parser.option('--system', 'what a chat begins with')
+  parser.option('--before', 'show also what the weights before the training write', bool)
+  parser.option('--max_new_tokens', 'at most (256)', int, default=256)
+  parser.option('--temperature', '0 takes the likeliest token (0)', float)
+  parser.option('--top_k', 'only this many of the likeliest (0: all)', int)
+  parser.option('--top_p', 'only the likeliest up to this share (1: all)', float)
+  parser.option('--repetition_penalty', 'above 1: fewer repetitions (1)', float)
+  parser.option('--seed', 'of what is drawn at random (0)', int, default=0)
+  add_weights(parser)
+
+
+PARSER = Parser(__doc__)
+PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
+PARSER.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
+PARSER.option('--chat', 'ask and answer, by the chat template', bool)
+add_options(PARSER)
+
+
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
-  parser.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
-  parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
-  answer(parser, argv)
+  answer(PARSER.parsed(argv))
 
 
-def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
-  """Adds the options of generation to a parser, and does what the command line asks for."""
-  parser.add_argument('--system', help='what a chat begins with')
-  parser.add_argument(
-    '--before', action='store_true', help='show also what the weights before the training write'
-  )
-  parser.add_argument(
-    '--tokenizer', default='', help='file or folder, if it is not next to the weights'
-  )
-  parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
-  parser.add_argument('--max_new_tokens', type=int, default=256, help='at most (256)')
-  parser.add_argument('--temperature', type=float, help='0 takes the likeliest token (0)')
-  parser.add_argument('--top_k', type=int, help='only this many of the likeliest (0: all)')
-  parser.add_argument('--top_p', type=float, help='only the likeliest up to this share (1: all)')
-  parser.add_argument('--repetition_penalty', type=float, help='above 1: fewer repetitions (1)')
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
-  parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random (0)')
-  args, overrides = command_line.parse(parser, argv)
+def answer(args: argparse.Namespace) -> None:
+  """Continues the prompt of a command line, or answers it."""
+  overrides = args.attributes
   if args.prompt is None and not args.chat:
     raise UserError(
       'PROMPT is missing: paxlite generate CHECKPOINT PROMPT. With --chat you are asked for it'
@@ -128,7 +141,3 @@ def _questions() -> Iterator[str]:
       return
     if text.strip():
       yield text
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
 from paxlite.core.errors import UserError, located
 from paxlite.files import stored_output
@@ -28,19 +29,19 @@ from paxlite.other_systems import names_of_maxtext, names_of_pax
 from paxlite.stores import object_copies
 from paxlite.stores.addresses import Address, is_address
 
+PARSER = Parser(__doc__)
+PARSER.option('--from', '', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
+PARSER.word('path', 'WEIGHTS', 'the weights to read', stored)
+PARSER.option('--to', 'the folder to make', stored, required=True)
+PARSER.option('--tokenizer', 'tokenizer file, or folder with one, to put next to them', stored)
+PARSER.option('--fdl_config', 'the experiment that a Pax checkpoint is of')
+PARSER.option('--params_only', "leave out the Adam state of Pax's checkpoint", bool)
+PARSER.attributes()
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['path', 'to'])
-  parser.add_argument('--from', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
-  parser.word('path', 'WEIGHTS', 'the weights to read')
-  parser.add_argument('--to', required=True, help='the folder to make')
-  parser.add_argument('--tokenizer', help='tokenizer file, or folder with one, to put next to them')
-  parser.add_argument('--fdl_config', help='the experiment that a Pax checkpoint is of')
-  parser.add_argument(
-    '--params_only', action='store_true', help="leave out the Adam state of Pax's checkpoint"
-  )
   argv = command_line.translate(argv, names_of_pax.CONVERT_LLAMA | names_of_maxtext.CONVERT_LLAMA)
-  args, overrides = command_line.parse(parser, argv)
+  args = PARSER.parsed(argv)
 
   if not is_address(args.path) and not os.path.exists(args.path):
     raise UserError(f'--path={args.path} is not there')
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
   if (args.source == 'pax') != (args.fdl_config is not None):
     raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
-  if overrides and args.source != 'pax':
+  if args.attributes and args.source != 'pax':
     raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights say what they are')
   if args.params_only and args.source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     tokenizer = pathlib.Path(object_copies.local(tokenizer, object_copies.SMALL))
   with stored_output.output_folder(args.to, last='checksums.json') as to:
     if args.source == 'pax':
-      lines = _import_pax(path, to, args.fdl_config, overrides, args.params_only)
+      lines = _import_pax(path, to, args.fdl_config, args.attributes, args.params_only)
     else:
       lines = _import_published(args.source, path, to, tokenizer, address)
   lines = [line.replace(str(to), args.to) for line in lines]
@@ -78,7 +79,6 @@ def _import_published(
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
-  from paxlite.experiments.registry import experiments
   from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, meta
   from paxlite.weights.folder import Tensors
 
@@ -90,7 +90,7 @@ def _import_published(
     tensors = gguf_tensors
     if tokenizer is None:
 
-      def finish(unfinished):
+      def finish(unfinished: pathlib.Path) -> None:
         with located(f'{path}: its tokenizer, which --tokenizer can replace'):
           gguf_tokenizer.write_tokenizer(gguf_tensors.fields, unfinished, experiment.VOCAB_SIZE)
   elif source == 'meta':
@@ -116,25 +116,22 @@ def _import_published(
       f'A tokenizer of this kind ({kind}) is not converted' if kind else 'There was no tokenizer'
     )
     lines.append(f'{reason}: name one with --tokenizer when text is read or written.')
-  known = experiments()
-  sft, lora = (
-    f'{name}{kind}' if f'{name}{kind}' in known else f'HuggingFace{kind}'
-    for kind in ('SFT', 'LoRA')
-  )
-  weights = shlex.quote(f'CHECKPOINT_RESTORE_PATH={to}')
+  weights = shlex.quote(str(to))
   lines += [
     'To continue a text, to train on documents, and to fine-tune all weights or low-rank factors:',
-    f'  paxlite generate {shlex.quote(str(to))} "Once upon a time"',
+    f'  paxlite generate {weights} "Once upon a time"',
   ]
   if not isinstance(experiment, GPT2):
     one_device = "'ICI_MESH_SHAPE=[1,1,1]' 'DCN_MESH_SHAPE=[1,1,1]'"  # brackets need quotes in zsh
-    weights = f'{weights} {one_device}'
     lines += [
-      f'  paxlite train HuggingFaceDocuments --folder=runs/text {weights} TRAIN_SOURCES=text.jsonl',
-      f'  paxlite train {sft} --folder=runs/sft {weights} TRAIN_FILES=train.jsonl',
-      f'  paxlite train {lora} --folder=runs/lora {weights} TRAIN_FILES=train.jsonl',
-      "These train on one device; on 8, for example, with 'ICI_MESH_SHAPE=[1,8,1]'.",
+      f'  paxlite finetune {weights} --method={method} {one_device} {data}'
+      for method, data in {
+        'documents': 'TRAIN_SOURCES=text.jsonl',
+        'sft': 'TRAIN_FILES=train.jsonl',
+        'lora': 'TRAIN_FILES=train.jsonl',
+      }.items()
     ]
+    lines.append("These train on one device; on 8, for example, with 'ICI_MESH_SHAPE=[1,8,1]'.")
   return lines
 
 
@@ -167,7 +164,3 @@ def _import_pax(
       '--fdl.CHECKPOINT_RESTORE_STATE=True continues from there.'
     )
   return lines
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -11,7 +11,7 @@ import keyword
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, local
 from paxlite.core.errors import UserError
 
 _TEXT = '''"""An experiment of my own."""
@@ -29,12 +29,13 @@ class {name}({base}):
 '''
 _SHOWN = ('NUM_LAYERS', 'MODEL_DIMS', 'LEARNING_RATE', 'MAX_STEPS')
 
+PARSER = Parser(__doc__)
+PARSER.word('output', 'FILE', 'the file to write, such as my_experiments.py', local)
+PARSER.option('--base', 'the experiment to begin with (TinyGPT)', default='TinyGPT')
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('output', 'FILE', 'the file to write, such as my_experiments.py')
-  parser.add_argument('--base', default='TinyGPT', help='the experiment to begin with (TinyGPT)')
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
   path = pathlib.Path(args.output)
   if path.suffix != '.py' or not path.stem.isidentifier() or keyword.iskeyword(path.stem):
     raise UserError(
@@ -61,7 +62,3 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'{path} cannot be written: {e.strerror}') from None
   where = '' if path.parent == pathlib.Path('.') else f' in the folder {path.parent}'
   print(f'{path} has the experiment {name}. To train it{where}:\n  {command}')
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -22,9 +22,9 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, experiment_name, stored
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
@@ -42,28 +42,25 @@ if TYPE_CHECKING:
   from paxlite.aot.planning.worker_pool import WorkerPool
 
 
+PARSER = Parser(__doc__)
+PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
+PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
+PARSER.option('--target', 'the machine, as for `paxlite compile`', required=True)
+PARSER.option('--global_batch', 'rows of a batch on all devices', int)
+PARSER.option('--seq_len', 'tokens of a row (MAX_SEQ_LEN)', int)
+_names: dict[str, Any] = {'nargs': '+', 'action': 'extend', 'default': [], 'metavar': 'NAME'}
+PARSER.option('--keep', 'do not choose these', **_names)
+PARSER.option('--try', 'also choose these: USE_FP8, USE_INT8', dest='tried', **_names)
+PARSER.option('--most', 'candidates to compile or run (24)', int, default=24)
+PARSER.option('--workers', 'processes that compile (one a core)', int)
+PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
+PARSER.option('--json', 'where the plan goes as JSON', stored)
+PARSER.option('--verdicts', "where verdicts are kept (the user's cache)", stored)
+PARSER.attributes()
+
+
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('fdl_config', 'EXPERIMENT', 'the experiment')
-  parser.add_argument(
-    '--fiddler', action='append', default=[], help='a function that edits the config'
-  )
-  parser.add_argument('--target', required=True, help='the machine, as for `paxlite compile`')
-  parser.add_argument('--global_batch', type=int, help='rows of a batch on all devices')
-  parser.add_argument('--seq_len', type=int, help='tokens of a row (MAX_SEQ_LEN)')
-  parser.add_argument(
-    '--keep', nargs='+', action='extend', default=[], metavar='NAME', help='do not choose these'
-  )
-  parser.add_argument(
-    '--try', nargs='+', action='extend', default=[], metavar='NAME', dest='tried',
-    help='also choose these: USE_FP8, USE_INT8',
-  )  # fmt: skip
-  parser.add_argument('--most', type=int, default=24, help='candidates to compile or run (24)')
-  parser.add_argument('--workers', type=int, help='processes that compile (one a core)')
-  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
-  parser.add_argument('--json', help='where the plan goes as JSON')
-  parser.add_argument('--verdicts', help="where verdicts are kept (the user's cache)")
-  args, overrides = command_line.parse(parser, argv)
+  args = PARSER.parsed(argv)
   for flag in ('global_batch', 'seq_len', 'most', 'workers'):
     value = getattr(args, flag)
     if value is not None and value < 1:
@@ -72,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
   if is_here and not pathlib.Path(args.json).absolute().parent.is_dir():
     raise UserError(f'--json={args.json}: there is no such folder')
   check_output('--json', args.json)
-  answer = planned(args, overrides)
+  answer = planned(args, args.attributes)
   say(answer['page'])
   if args.json is not None:
     write_output(args.json, (json.dumps(answer['json'], indent=1) + '\n').encode())
@@ -240,7 +237,3 @@ def traced_device(where: 'Machine') -> 'jax.Device':
 
 # environment variables that decide which devices a process sees
 _DEVICES = ('JAX_PLATFORMS', 'XLA_FLAGS', 'CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS')
-
-
-if __name__ == '__main__':
-  command_line.run(main)

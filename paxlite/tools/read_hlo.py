@@ -19,21 +19,22 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.files.stored_output import write_output
 from paxlite.stores import object_copies
 
+PARSER = Parser(__doc__)
+PARSER.option('file', 'the text of a compiled program', stored, metavar='FILE')
+PARSER.option('--target', 'the machine, as of paxlite compile', required=True)
+PARSER.option('--mesh', 'NAME=SIZE,… of the mesh; default: all devices as one axis')
+PARSER.option('--near', 'NAME=SIZE,… within a slice or host; default: as --mesh')
+PARSER.option('--network', 'GB/s that a host of GPUs sends to others')
+PARSER.option('--json', 'where the figures go as JSON', stored)
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.add_argument('file', metavar='FILE', help='the text of a compiled program')
-  parser.add_argument('--target', required=True, help='the machine, as of paxlite compile')
-  parser.add_argument('--mesh', help='NAME=SIZE,… of the mesh; default: all devices as one axis')
-  parser.add_argument('--near', help='NAME=SIZE,… within a slice or host; default: as --mesh')
-  parser.add_argument('--network', help='GB/s that a host of GPUs sends to others')
-  parser.add_argument('--json', help='where the figures go as JSON')
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
 
   from paxlite.aot import roofline, targets
 
@@ -74,7 +75,3 @@ def _sizes(flag: str, text: str) -> dict[str, int]:
       raise UserError(f'{flag}={text}: write NAME=SIZE,NAME=SIZE, such as data=16,mdl=1')
     sizes[name.strip()] = int(number)
   return sizes
-
-
-if __name__ == '__main__':
-  command_line.run(main)

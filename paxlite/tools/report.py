@@ -10,21 +10,22 @@ Example:
 
 from collections.abc import Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.files.stored_output import write_output
 
 _POINTS = 2_000  # of a curve of the picture, which is not wider
 
+PARSER = Parser(__doc__)
+PARSER.option('runs', 'folders of runs', stored, nargs='+', metavar='RUN')
+PARSER.option('--output', 'the page to write (report.html)', stored, default='report.html')
+PARSER.option('--curves', 'a picture of the curves to write, as SVG', stored)
+PARSER.option('--markdown', 'the tables to write as Markdown', stored)
+PARSER.option('--title', 'the title of the page')
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['output'])
-  parser.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
-  parser.add_argument('--output', default='report.html', help='the page to write (report.html)')
-  parser.add_argument('--curves', help='a picture of the curves to write, as SVG')
-  parser.add_argument('--markdown', help='the tables to write as Markdown')
-  parser.add_argument('--title', help='the title of the page')
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
   if args.curves is not None and not args.curves.endswith('.svg'):
     raise UserError(f'--curves={args.curves} must end with .svg, which browsers and papers take')
 
@@ -51,7 +52,3 @@ def _write(name: str, text: str) -> None:
     return
   write_output(name, text.encode())
   print(f'{name}: {len(text.encode()) / 1000:,.0f} kB')
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -20,18 +20,21 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, experiment_name
 from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
 
 
+PARSER = Parser(__doc__)
+PARSER.word('fdl_config', 'EXPERIMENT', 'bare name or dotted path', experiment_name)
+PARSER.attributes()
+
+
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('fdl_config', 'EXPERIMENT', 'bare name or dotted path')
-  args, overrides = command_line.parse(parser, argv)
-  print(text(args.fdl_config, overrides, explained=True))
+  args = PARSER.parsed(argv)
+  print(text(args.fdl_config, args.attributes, explained=True))
 
 
 def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
@@ -117,7 +120,3 @@ def _comment(code: str) -> str:
   """Returns the first comment that is for people; # type: ignore and # noqa are for tools."""
   comments = (line for after in code.split('  # ')[1:] for line in after.splitlines()[:1])
   return next((c.strip() for c in comments if not re.match(r'(type: ?ignore|noqa)\b', c)), '')
-
-
-if __name__ == '__main__':
-  command_line.run(main)

@@ -29,7 +29,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.documents import check_once, is_held_out
@@ -153,20 +153,22 @@ class Encoder:
       return None
 
 
+PARSER = Parser(__doc__)
+PARSER.option('sources', 'files and datasets', stored, nargs='+')
+PARSER.option('--vocab', 'a SentencePiece .model or a tokenizer.json', stored, required=True)
+PARSER.option('--output', 'folder of the dataset', stored, required=True)
+PARSER.option('--split', 'split that is written (train)', default='train')
+PARSER.option('--field', 'field of a record (text)', default='text')
+PARSER.option('--format', '', choices=('memmap', 'seqax'), default='memmap')
+PARSER.option('--append_eos', 'end each document with EOS', bool)
+PARSER.option('--held_out_every', 'leave out one document of so many', int)
+PARSER.option('--held_out', 'write those instead', bool)
+PARSER.option('--skip_unreadable', 'records without text too', bool)
+PARSER.option('--processes', '', int, default=multiprocessing.cpu_count())
+
+
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['output'])
-  parser.add_argument('sources', nargs='+', help='files and datasets')
-  parser.add_argument('--vocab', required=True, help='a SentencePiece .model or a tokenizer.json')
-  parser.add_argument('--output', required=True, help='folder of the dataset')
-  parser.add_argument('--split', default='train', help='split that is written (train)')
-  parser.add_argument('--field', default='text', help='field of a record (text)')
-  parser.add_argument('--format', choices=('memmap', 'seqax'), default='memmap')
-  parser.add_argument('--append_eos', action='store_true', help='end each document with EOS')
-  parser.add_argument('--held_out_every', type=int, help='leave out one document of so many')
-  parser.add_argument('--held_out', action='store_true', help='write those instead')
-  parser.add_argument('--skip_unreadable', action='store_true', help='records without text too')
-  parser.add_argument('--processes', type=int, default=multiprocessing.cpu_count())
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
 
   tokenizer = open_tokenizer(args.vocab)
   if args.append_eos and tokenizer.eos_id < 0:
@@ -310,7 +312,9 @@ def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Pieces]:
 
 
 @contextlib.contextmanager
-def _workers(encoder: Encoder, processes: int):
+def _workers(
+  encoder: Encoder, processes: int
+) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[Encoded, Position]]]]:
   """Yields a function that encodes batches, in their order, on this number of processes."""
   if processes == 1:
     tokenizer = open_tokenizer(encoder.vocab)
@@ -406,7 +410,3 @@ def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[
         print(line + left, file=sys.stderr, flush=True)
 
     yield report
-
-
-if __name__ == '__main__':
-  command_line.run(main)

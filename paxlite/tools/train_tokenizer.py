@@ -13,7 +13,7 @@ import argparse
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.files.stored_output import check_output, exists, write_output
@@ -22,19 +22,18 @@ from paxlite.stores.addresses import is_address
 
 _SAMPLE_CHARS = 20_000_000
 
+PARSER = Parser(__doc__)
+PARSER.option('sources', 'files and datasets', stored, nargs='+')
+PARSER.option('--vocab_size', 'number of ids', int, required=True)
+PARSER.option('--output', 'the file to write: NAME.model', stored, required=True)
+PARSER.option('--field', 'field of a record (text)', default='text')
+PARSER.option('--model_type', '', choices=('unigram', 'bpe'), default='unigram')
+PARSER.option('--sample_chars', '(20 million)', int, default=_SAMPLE_CHARS)
+PARSER.option('--character_coverage', 'share of them with ids (0.9995)', float, default=0.9995)
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__, stored=['output'])
-  parser.add_argument('sources', nargs='+', help='files and datasets')
-  parser.add_argument('--vocab_size', type=int, required=True, help='number of ids')
-  parser.add_argument('--output', required=True, help='the file to write: NAME.model')
-  parser.add_argument('--field', default='text', help='field of a record (text)')
-  parser.add_argument('--model_type', choices=('unigram', 'bpe'), default='unigram')
-  parser.add_argument('--sample_chars', type=int, default=_SAMPLE_CHARS, help='(20 million)')
-  parser.add_argument(
-    '--character_coverage', type=float, default=0.9995, help='share of characters with ids (0.9995)'
-  )
-  args = command_line.parse_args(parser, argv)
+  args = PARSER.parsed(argv)
   _check(args)
 
   from paxlite.data.tokenizer import open_tokenizer
@@ -88,7 +87,3 @@ def _texts(sources: Sequence[str], field: str) -> Iterator[str]:
       except UnicodeDecodeError as e:
         line = first + block.count(b'\n', 0, e.start) + 1
         raise UserError(f'{source}:{line} is not UTF-8 (0x{block[e.start]:02x})') from None
-
-
-if __name__ == '__main__':
-  command_line.run(main)

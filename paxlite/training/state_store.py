@@ -59,7 +59,7 @@ class StateStore:
   plan: RestorePlan | None = dataclasses.field(init=False)
   reference_plan: RestorePlan | None = dataclasses.field(init=False)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._local_notes: JsonObject | None = None  # of the local state that the run started from
     self.plan = self._make_plan()
     self.reference_plan = self._make_reference_plan()

@@ -249,12 +249,14 @@ class Task:
     parts = in_microbatches(batch, self.num_microbatches, self.rows_per_example)
     whole = jax.tree.map(jnp.sum, jax.vmap(self._weights)(parts))
 
-    def share(varied, changed, microbatch, rng):
+    def share(
+      varied: PyTree, changed: PyTree, microbatch: Batch, rng: jax.Array | None
+    ) -> tuple[jax.Array, PyTree]:
       (weights, taps), (overwritten, biases) = varied, changed
       params = merged(trainable if weights is None else weights, merged(biases, frozen))
       return self._share(whole, params, microbatch, rng, overwritten, taps)
 
-    def part(i, microbatch, overwritten):
+    def part(i: jax.Array | None, microbatch: Batch, overwritten: PyTree) -> PyTree:
       rng_i = rng if i is None or rng is None else jax.random.fold_in(rng, i)
       with self.context():
         gradient = jax.grad(share, argnums=(0, 1), has_aux=True)

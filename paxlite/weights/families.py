@@ -9,9 +9,8 @@ from paxlite.config.attribute_kinds import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.registry import experiments
+from paxlite.experiments.registry import experiments, has_data
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
@@ -103,7 +102,7 @@ def published(family: type[LanguageModel], values: Mapping[str, object]) -> Lang
   model = {*wanted.values_of(Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
   others = {k: v for k, v in values.items() if k not in model}
   for cls in experiments().values():
-    if issubclass(cls, family) and cls.train_input is Experiment.train_input:  # no dataset
+    if issubclass(cls, family) and not has_data(cls):  # no dataset
       experiment = cls(**others)
       if experiment.model_values == wanted.model_values:
         return experiment

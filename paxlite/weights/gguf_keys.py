@@ -6,7 +6,7 @@ Every field is read, known to be harmless, or refused, as every key of a config.
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
@@ -172,7 +172,9 @@ def _check_fields(fields: Mapping[str, object], architecture: str) -> None:
   check_known(unread, (), neutral)
 
 
-def _stretching(fields: Mapping[str, object], architecture: str, number) -> JsonObject:
+def _stretching(
+  fields: Mapping[str, object], architecture: str, number: Callable[..., float]
+) -> JsonObject:
   """Returns the attributes of stretched rotary positions, as llama.cpp reads the fields.
 
   Its kind is linear where there is a factor alone; a factor of 0 is none.

@@ -252,7 +252,8 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   assert run(tmp_path / 'fw', '--fdl.MAX_STEPS=6') == 0
   there, back = tmp_path / 'te', tmp_path / 'back'
   printed = runs.module(
-    'paxlite.tools.convert_te',
+    'paxlite',
+    'convert-te',
     runs.IMPORT,
     '--direction=fw2te',
     f'--checkpoint={tmp_path / "fw"}',
@@ -267,7 +268,8 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     assert losses[step] == pytest.approx(whole[step], rel=0.005)
 
   runs.module(
-    'paxlite.tools.convert_te',
+    'paxlite',
+    'convert-te',
     runs.IMPORT,
     '--direction=te2fw',
     f'--checkpoint={there}',
@@ -280,7 +282,8 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     np.testing.assert_array_equal(variable.whole(), after[name].whole(), err_msg=name)
 
   wrong = runs.module(
-    'paxlite.tools.convert_te',
+    'paxlite',
+    'convert-te',
     runs.IMPORT,
     '--direction=te2fw',
     f'--checkpoint={tmp_path / "fw"}',
@@ -294,7 +297,8 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   assert run(tmp_path / 'forgot', '--fdl.MAX_STEPS=12', *unconverted) == 2
   assert 'paxlite convert-te' in capsys.readouterr().err
   text = runs.module(
-    'paxlite.tools.export_weights',
+    'paxlite',
+    'export',
     runs.IMPORT,
     '--to=hf',
     f'--checkpoint={there}',

@@ -11,7 +11,7 @@ from paxlite.data import packaged
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.registry import experiments, find
+from paxlite.experiments.registry import class_of, experiments
 from paxlite.programs.weights_model import build_experiment
 from paxlite.tools import export_weights
 from paxlite.tools.experiments import num_parameters
@@ -455,17 +455,18 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
   printed = capsys.readouterr().out
   path = {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'w')}
   for kind in ('SFT', 'LoRA', 'Documents'):
-    assert f'paxlite train HuggingFace{kind} --folder=' in printed
+    assert f'paxlite finetune {path["CHECKPOINT_RESTORE_PATH"]} --method={kind.lower()} ' in printed
     e = build_experiment(f'HuggingFace{kind}', [], path)
-    assert find(full_name(type(e))) is type(e)
-    assert type(e).__name__ == f'LLaMA{kind}'
+    assert class_of({'experiment': full_name(type(e)), 'values': e.values()}) is type(e)
+    assert (type(e).__name__, e.MODEL) == (f'HuggingFace{kind}', 'LLaMA')
+    assert issubclass(type(e), LLaMA)
     assert (e.NUM_LAYERS, e.MODEL_DIMS, e.MAX_SEQ_LEN, e.EOS_IDS) == (2, 32, 64, [2])
     assert (kind == 'LoRA') == e.USE_LORA
   with pytest.raises(UserError, match=r'HuggingFaceSFT needs --fdl\.CHECKPOINT_RESTORE_PATH'):
     build_experiment('HuggingFaceSFT', [], {})
   their_model('gpt2').save_pretrained(tmp_path / 'gpt2')
   run_import('hf', tmp_path / 'gpt2', tmp_path / 'g')
-  assert 'HuggingFaceSFT' not in capsys.readouterr().out
+  assert 'paxlite finetune' not in capsys.readouterr().out
   with pytest.raises(UserError, match='is of a GPT2, which HuggingFaceSFT does not fine-tune'):
     build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'g')})
 

@@ -6,8 +6,6 @@ its parent, or from that one.
 """
 
 import ast
-import contextlib
-import io
 import json
 import pathlib
 import sys
@@ -16,7 +14,7 @@ import fiddle as fdl
 import pytest
 
 from paxlite.config.templates import config_text
-from paxlite.experiments import datasets, finetuning
+from paxlite.experiments import datasets
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.description import configs_text, requirements, values_text
 from paxlite.experiments.language_model import LanguageModel
@@ -71,11 +69,10 @@ def difference(old: list[str], new: list[str]) -> list[str]:
 def golden_texts(has_needs: bool = True) -> dict[str, str]:
   """Returns the text of the experiments of each module that has families, by the module's name.
 
-  Of the experiments that fine-tune a size, only those of one size are there. Parameters, memory and
-  FLOPs, for which models are traced, can be left out.
+  Experiments that fine-tune any model are there with a small one. Parameters, memory and FLOPs, for
+  which models are traced, can be left out.
   """
-  made = lambda c: c.__module__ == finetuning.__name__ and 'SmolLM135M' not in c.__name__
-  classes = [c for c in experiments().values() if not made(c)]
+  classes = [c.of_values({'MODEL': 'SmolLM135M'}) for c in experiments().values()]
   for cls in classes:  # and their parent classes
     if (base := parent(cls)) and base not in classes:
       classes.append(base)
@@ -143,12 +140,9 @@ def commands_text() -> str:
 
 
 def help_of(command: Command) -> str:
-  if command.name == 'lm-eval':  # the harness has its own options
+  if command.parser is None:  # the harness has its own options
     return ast.get_docstring(ast.parse((PACKAGE / 'tools' / 'lm_eval.py').read_text()))
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-    command.run(['--help'])
-  return printed.getvalue().strip().removeprefix('usage: ')
+  return command.parser.format_help().strip().removeprefix('usage: ')
 
 
 def test_every_command_is_described():

@@ -125,12 +125,12 @@ def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch, name):
 @pytest.mark.slow
 def test_the_tools_import_what_the_user_names(tmp_path):
   runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=2', config='tests.support.experiments.TinyText')
-  tool = 'paxlite.tools.generate'
+  tool = 'paxlite', 'generate'
   arguments = [f'--checkpoint={tmp_path / "run"}', '--prompt=In the', '--max_new_tokens=3']
-  refused = runs.module(tool, *arguments, code=2)
+  refused = runs.module(*tool, *arguments, code=2)
   assert 'if that one is yours, --import=tests.support.experiments' in refused.stderr
-  runs.module(tool, *arguments, '--import=tests.support.experiments')
-  wrong = runs.module(tool, *arguments, '--import=no.such', code=2)
+  runs.module(*tool, *arguments, '--import=tests.support.experiments')
+  wrong = runs.module(*tool, *arguments, '--import=no.such', code=2)
   assert wrong.stderr == "error: --import=no.such: No module named 'no'\n"
 
 

@@ -99,10 +99,10 @@ def test_steps_and_epochs_together_are_refused():
 
 
 def test_without_epochs_fine_tuning_has_the_schedule_that_it_had():
-  for name, warmup in (('LLaMA7BSFT', 500), ('LLaMA7BLoRA', 500), ('SmolLM135MSFT', 50)):
-    cls = find(name)
+  small = find('HuggingFaceSFT').of_values({'MODEL': 'SmolLM135M'})
+  for cls, warmup in ((find('LLaMA7BSFT'), 500), (find('LLaMA7BLoRA'), 500), (small, 50)):
     for changes in ({}, {'MAX_STEPS': 30}):
       e = cls(**changes)
       assert (warmup, 1000) == (e.LR_COS_WARMUP, e.LR_COS_DECAY_END)
-  assert find('SmolLM135MSFT')(NUM_EPOCHS=1, MAX_STEPS=30).LR_COS_WARMUP == 15
+  assert small(NUM_EPOCHS=1, MAX_STEPS=30).LR_COS_WARMUP == 15
   assert find('LLaMA7BSFT')(NUM_EPOCHS=1, LR_COS_DECAY_END=70).LR_COS_DECAY_END == 70

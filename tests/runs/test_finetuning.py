@@ -347,7 +347,7 @@ def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path, capsys
   assert answers(lora, second, **changes) == [r['targets'] for r in pairs(3)]
 
   generate = lambda folder, code: runs.module(
-    'paxlite.tools.generate', str(folder), 'alpha goes before', '--before', '--max_new_tokens=8',
+    'paxlite', 'generate', str(folder), 'alpha goes before', '--before', '--max_new_tokens=8',
     '--import=tests.runs.test_finetuning', code=code,
   )  # fmt: skip
   before, after = generate(lora, 0).stdout.split('After, ')

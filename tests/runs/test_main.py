@@ -70,10 +70,15 @@ TINY = '--fdl_config=TinyGPT'
       'nowhere/of/this/name is not a folder: it must be a job_log_dir or imported weights',
     ),
     (
-      ['--fdl_config=SmolLM135MLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
+      ['--fdl_config=HuggingFaceLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
       'then paxlite import --from=hf --path=FOLDER --to=weights/smollm2',
     ),
     ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),
+    ([TINY, '--nodry_run=x'], '--nodry_run=x: --nodry_run takes no value'),
+    ([TINY, '--dry_run=maybe'], '--dry_run=maybe must be true or false'),
+    ([TINY, '--num_hosts=two'], '--num_hosts=two must be a whole number'),
+    ([TINY, '--mode', '--dry_run'], 'Missing value for flag --mode'),
+    ([TINY, '--flagfile=gone.txt'], "--flagfile=gone.txt cannot be read: [Errno 2]"),
     ([TINY, 'stray'], "unexpected argument 'stray'"),
     (
       [TINY, '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.PERCORE_BATCH_SIZE=1'],
@@ -109,7 +114,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.EVAL_BATCH_SIZE=0'], 'EVAL_BATCH_SIZE=0 must be at least 1'),
     ([TINY, '--fdl.MAX_EVAL_BATCHES=0'], 'MAX_EVAL_BATCHES=0 must be at least 1'),
     ([TINY, '--fdl.SAMPLE_PROMPT=hi'], 'there is no tokenizer: --fdl.VOCAB_PATH'),
-    ([TINY, '--jax_profiler_port=99999'], 'flag --jax_profiler_port=99999'),
+    ([TINY, '--jax_profiler_port=99999'], '--jax_profiler_port=99999 must be from 1 to 65535'),
     (['--fdl_config=.foo'], '--fdl_config=.foo is not a dotted path'),
     (['--fdl_config=..foo.Bar'], 'is not a dotted path'),
     ([TINY, '--fdl.TRAINABLE_VARIABLES=["("]'], "'(' is not a regular expression"),
@@ -209,7 +214,7 @@ def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_pa
       for case in (
         ('tpu', 'paxlite.main'),
         ('nonsense', 'paxlite.main'),
-        ('tpu', 'paxlite.tools.compile'),
+        ('tpu', 'paxlite compile'),
       )
     ),
   ],
@@ -217,8 +222,8 @@ def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_pa
 def test_devices_that_are_not_here_are_a_line(tmp_path, module, platform):
   rest = ['--target=here'] if module.endswith('compile') else [f'--job_log_dir={tmp_path}/run']
   result = subprocess.run(
-    [sys.executable, '-m', module, TINY, *rest], capture_output=True, text=True, cwd=runs.ROOT,
-    env=runs.environment() | {'JAX_PLATFORMS': platform}, check=False,
+    [sys.executable, '-m', *module.split(), TINY, *rest], capture_output=True, text=True,
+    cwd=runs.ROOT, env=runs.environment() | {'JAX_PLATFORMS': platform}, check=False,
   )  # fmt: skip
   assert result.returncode == 2
   (line,) = [x for x in result.stderr.splitlines() if not x.startswith(('WARNING', 'INFO'))]

@@ -21,7 +21,7 @@ from tests.support import metadata_server, runs
 
 # From here on, JAX chooses ports by the number of the job.
 FIRST_PORT = 61_440
-STAND_INS = str(runs.ROOT / 'tests' / 'support' / 'places')
+STAND_INS = f'{runs.ROOT}/tests/support/places{os.pathsep}{runs.ROOT}'
 SHORT = (
   '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[2,1,1]', '--fdl.PERCORE_BATCH_SIZE=1',
   '--fdl.MAX_STEPS=2', '--fdl.NUM_LAYERS=1', '--fdl.SUMMARY_INTERVAL_STEPS=1',
@@ -117,6 +117,7 @@ def gke(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
       {
         'TPU_WORKER_HOSTNAMES': 'localhost,localhost',
         'TPU_WORKER_ID': str(i),
+        'TPU_SKIP_MDS_QUERY': 'true',
         'GCE_METADATA_IP': server,
         'JAX_COORDINATOR_PORT': str(free_port(20_000)),
       }

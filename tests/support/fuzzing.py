@@ -127,7 +127,7 @@ def typed(expected: Any) -> st.SearchStrategy:
 
 
 _EXPERIMENTS = (
-  'TinyGPT', 'DemoGPT', 'LLaMA3_8BSFT', 'LLaMA3_8BLoRA', 'SyntheticGLaM126M64E', 'FlatTokens126M',
+  'TinyGPT', 'DemoGPT', 'LLaMA7BSFT', 'LLaMA7BLoRA', 'SyntheticGLaM126M64E', 'FlatTokens126M',
 )  # fmt: skip
 _FLAG_NAMES = (
   'fdl_config', 'fiddler', 'mode', 'dry_run', 'nodry_run', 'tfds_data_dir', 'num_hosts', 'flagfile',

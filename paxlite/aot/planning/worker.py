@@ -66,7 +66,7 @@ def restored(name: str, values: Mapping[str, Json]) -> 'Experiment':
   """Returns the experiment of a class with these values, validated."""
   from paxlite.experiments.registry import find
 
-  experiment = find(name)(**values)
+  experiment = find(name).of_values(values)(**values)
   experiment.validate()
   return experiment
 

@@ -31,7 +31,7 @@ class AttentionMask:
   segments: Segments | None = None
 
   def mask(self, T: int, S: int) -> jax.Array:
-    """Returns the array that says so, [T, S] or [B, 1, T, S]; only some kernels need it."""
+    """Returns the boolean mask, [T, S] or [B, 1, T, S], which only some kernels need."""
     distance_TS = self.start + jnp.arange(T)[:, None] - jnp.arange(S)
     mask = distance_TS >= 0
     if self.window > 0:

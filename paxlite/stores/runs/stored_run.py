@@ -13,6 +13,7 @@ import os
 import pathlib
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import jax
@@ -147,7 +148,7 @@ class StoredRun:
       return False
     return True
 
-  def _together(self, act) -> None:
+  def _together(self, act: Callable[[], object]) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
     meet()

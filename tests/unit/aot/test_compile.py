@@ -25,7 +25,8 @@ HAS_GPU = any(importlib.util.find_spec(f'jax_cuda{n}_plugin') for n in (12, 13))
 
 def compile_here(*flags: str, code: int = 0, devices: int = 1):
   return runs.module(
-    'paxlite.tools.compile',
+    'paxlite',
+    'compile',
     '--fdl_config=TinyGPT',
     '--target=here',
     *flags,
@@ -200,7 +201,7 @@ def test_v5e_256(tmp_path):
   flags = ['--target=v5e-256', '--fdl.ICI_MESH_SHAPE=[1,64,4]']
   report, step = tmp_path / 'report.json', tmp_path / 'step.bin'
   page = runs.module(
-    'paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}'
+    'paxlite', 'compile', *SMALL, *flags, f'--json={report}', f'--save={step}'
   ).stdout
   r = json.loads(report.read_text())
   assert r['fits']
@@ -212,7 +213,7 @@ def test_v5e_256(tmp_path):
   assert 0 < r['mfu'][0] <= r['mfu'][1] < 1
   assert step.stat().st_size > 1 << 20
   large = [*flags, '--fdl.PERCORE_BATCH_SIZE=4096', f'--save={tmp_path / "none.bin"}']
-  page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
+  page = runs.module('paxlite', 'compile', *SMALL, *large, code=1).stdout
   assert f'Nothing is in {tmp_path / "none.bin"}.' in page
   assert 'does not fit: ' in page.splitlines()[0]
   assert '15.75 GiB are there' in page
@@ -248,14 +249,14 @@ def test_the_commands_of_the_docs(tmp_path, monkeypatch):
 def test_h100x8(tmp_path):
   flags = ['--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,8,1]']
   report, step = tmp_path / 'report.json', tmp_path / 'step.bin'
-  runs.module('paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}')
+  runs.module('paxlite', 'compile', *SMALL, *flags, f'--json={report}', f'--save={step}')
   r = json.loads(report.read_text())
   assert r['fits']
   kinds = {(c['kind'], *c['axes']) for c in r['costs']['communication']}
   assert {('all-gather', 'data'), ('reduce-scatter', 'data')} <= kinds
   assert step.stat().st_size > 1 << 16
   large = [*flags, '--fdl.PERCORE_BATCH_SIZE=16384']
-  page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
+  page = runs.module('paxlite', 'compile', *SMALL, *large, code=1).stdout
   assert 'does not fit: ' in page.splitlines()[0]
 
 
@@ -268,7 +269,7 @@ def test_microbatches_are_not_pipelined_on_h100s(tmp_path):
     report, program = tmp_path / f'{parts}.json', tmp_path / f'{parts}.hlo'
     flags = ['--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.PERCORE_BATCH_SIZE=4']
     flags += [f'--fdl.NUM_MICROBATCHES={parts}', f'--json={report}', f'--write_hlo={program}']
-    runs.module('paxlite.tools.compile', *SMALL, *flags)
+    runs.module('paxlite', 'compile', *SMALL, *flags)
     flops.append(sum(json.loads(report.read_text())['costs']['flops'].values()))
   assert flops[1] == pytest.approx(flops[0], rel=0.02)
   loops = re.findall(r'^.* while\(.*op_name="jit\(step\)/while".*$', program.read_text(), re.M)
@@ -295,7 +296,7 @@ def test_moments_on_the_host_of_h100s(tmp_path, mesh):
     if mesh[0].endswith('mdl]'):
       flags += ['--fdl.DCN_MESH_SHAPE=[1,1,1,1]', '--fdl.NUM_MICROBATCHES=2']
     saved = [] if 'stage' in mesh[0] else [f'--save={tmp_path / "step.bin"}']
-    runs.module('paxlite.tools.compile', *SMALL, '--fdl.NUM_LAYERS=8', *flags, *saved)
+    runs.module('paxlite', 'compile', *SMALL, '--fdl.NUM_LAYERS=8', *flags, *saved)
     reports[offload] = json.loads(path.read_text())
   moments = reports[False]['arguments'] - reports[True]['arguments']
   assert reports[False]['host'] == 0
@@ -321,7 +322,7 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
       '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
       '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
     ]  # fmt: skip
-    command = [sys.executable, '-m', 'paxlite.tools.compile', '--fdl_config=TinyGPT', *flags]
+    command = [sys.executable, '-m', 'paxlite', 'compile', '--fdl_config=TinyGPT', *flags]
     subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
     (path,) = dump.glob('*after_optimizations.txt')
     text = path.read_text()
@@ -344,7 +345,7 @@ def test_packed_rows_on_h100s_need_no_bias(tmp_path):
     '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
     f'--write_hlo={tmp_path / "step.hlo"}',
   ]  # fmt: skip
-  runs.module('paxlite.tools.compile', '--fdl_config=TinyGPT', *flags)
+  runs.module('paxlite', 'compile', '--fdl_config=TinyGPT', *flags)
   text = (tmp_path / 'step.hlo').read_text()
   targets = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
   assert targets == {'__cudnn$fmhaSoftmax': 2, '__cudnn$fmhaSoftmaxBackward': 2}
@@ -365,7 +366,7 @@ def test_a_step_for_an_h100_moves_no_activations(tmp_path):
     f'--fdl.PERCORE_BATCH_SIZE={rows}', f'--fdl.VOCAB_SIZE={vocabulary}',
     f'--json={tmp_path / "report.json"}',
   ]  # fmt: skip
-  command = [sys.executable, '-m', 'paxlite.tools.compile', '--fdl_config=TinyGPT', *flags]
+  command = [sys.executable, '-m', 'paxlite', 'compile', '--fdl_config=TinyGPT', *flags]
   subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
   (path,) = tmp_path.glob('*after_optimizations.txt')
   moved = re.findall(r' = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(', path.read_text())

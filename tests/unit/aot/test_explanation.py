@@ -34,7 +34,7 @@ class Explained:
   def __init__(self, folder):
     files = [f'--json={folder / "step.json"}', f'--html={folder / "step.html"}']
     command = ['TinyGPT', *MODEL, *SIZES, *files]
-    self.text = runs.module('paxlite.tools.explain', *command, devices=8).stdout
+    self.text = runs.module('paxlite', 'explain', *command, devices=8).stdout
     self.data = json.loads((folder / 'step.json').read_text())
     self.page = (folder / 'step.html').read_text()
 
@@ -80,7 +80,7 @@ def test_a_pipeline_keeps_what_the_compiler_has_room_for(tmp_path):
   path = tmp_path / 'step.json'
   mesh = ['MESH_AXES=[stage,replica,data,mdl]', 'ICI_MESH_SHAPE=[2,1,4,1]', 'NUM_MICROBATCHES=4']
   model = ['TinyGPT', 'USE_REPEATED_LAYER=True', 'CHECKPOINT_POLICY=SAVE_NOTHING']
-  runs.module('paxlite.tools.explain', *model, *mesh, f'--json={path}', devices=8)
+  runs.module('paxlite', 'explain', *model, *mesh, f'--json={path}', devices=8)
   found = json.loads(path.read_text())
   (kept,) = (a for a in found['activations'] if a['shape'] == [5, 2, 4, 2, 32, 32])
   assert kept['axes'] == [None, 'layers', 'batch', None, 'length', 'act_embed']

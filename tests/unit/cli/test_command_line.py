@@ -1,5 +1,6 @@
 """How every tool treats its command line and its terminal."""
 
+import json
 import os
 import re
 import shutil
@@ -11,8 +12,11 @@ import pytest
 
 from paxlite import main
 from paxlite.cli import command_line
+from paxlite.cli.parser import expanded, local, stored
 from paxlite.core.errors import UserError
-from paxlite.tools import compile, experiments, goodput, modes, new, show
+from paxlite.programs import launch
+from paxlite.tools import compile, decode, eval, experiments, goodput, new, show, train
+from paxlite.tools.commands import COMMANDS
 from tests.support import runs
 
 # Each command prints letters that ASCII does not have.
@@ -62,7 +66,7 @@ def test_readers_that_go_away(what):
 
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
-@pytest.mark.parametrize('argv', [['paxlite', 'list'], ['paxlite']])
+@pytest.mark.parametrize('argv', [['paxlite', 'attributes'], ['paxlite']])
 def test_a_full_disk_under_printed_output(argv):
   """The output is longer than the buffer in one case, and shorter in the other."""
   with open('/dev/full', 'w') as full:
@@ -89,13 +93,14 @@ def test_no_stdout_at_all():
     (['paxlite', '--version'], 'paxlite 0.'),
     (['paxlite', '-help'], 'turn text into a dataset of tokens'),
     (['paxlite', 'train', '--help'], 'paxlite train EXPERIMENT'),
+    (['paxlite', 'train', '--help'], '--[no]enable_checkpoint_saving'),
     (['paxlite', 'list', '-help'], 'usage: paxlite list'),
     (['paxlite', 'attributes', 'learning_rate'], 'LEARNING_RATE: float = 0.001\n'),
     (['paxlite', 'completion', 'words', 'train', 'TinyG'], 'TinyGPT\n'),
     (['paxlite', 'completion', 'words', 'plan', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
     (['paxlite.main', '-help'], '--job_log_dir'),
     (['paxlite.main', '--helpfull'], '--job_log_dir'),
-    (['paxlite.tools.experiments', '-help'], 'usage: paxlite list'),
+    (['paxlite', 'completion', 'words', 'plan', '--ta'], '--target=\n'),
   ],
 )
 def test_ways_to_ask_what_there_is(argv, wanted):
@@ -123,7 +128,7 @@ COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPR
 
 
 def test_an_unexpected_error_names_what_to_report_and_what_is_there(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(main, '_run', {}.__getitem__)  # no line of it is in a file of a user's
+  monkeypatch.setattr(launch, 'launch', {}.__getitem__)  # no line of it is in a file of a user's
   for files, named in (((), False), (('versions.json',), True)):
     for name in files:
       (tmp_path / name).write_text('{}')
@@ -158,7 +163,7 @@ complete -C "paxlite train TinyGPT NUM_LAY"
   assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS=']
 
 
-def test_the_table_needs_no_import_and_shortens_nothing(capsys):
+def test_the_list_needs_no_import_and_shortens_nothing(capsys):
   code = (
     'import sys; from paxlite.tools.experiments import main; main([]); '
     'print(*{"jax", "flax", "fiddle", "numpy", "rich"} & set(sys.modules))'
@@ -170,19 +175,21 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   assert out.endswith('\n\n'), 'none of them'
   assert '…' not in out
   assert max(map(len, out.splitlines())) <= 100, 'of a pipe'
-  assert '600,000' in out
+  assert len(out.splitlines()) <= 50, 'a screen'
+  listed = dict(re.findall(r'(\w+) ([\d.,]+[BMK])\b', out))
+  assert (listed['LLaMA3_8B'], listed['Gemma3_1B'], listed['TinyGPT']) == ('8.0B', '1.0B', '31K')
+  rows = json.loads(experiments.INDEX.read_text())
+  assert {row[1] for row in rows} <= {*re.findall(r'\w+', out)}
   experiments.main(['mistral7b'])
   lines = capsys.readouterr().out.splitlines()
   assert {x.split()[0] for x in lines if 'Mistral7B' in x} == {
-    'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
-    'Mistral7B_v0_2', 'Mistral7B_v0_2LoRA', 'Mistral7B_v0_2SFT',
-    'Mistral7B_v0_3', 'Mistral7B_v0_3LoRA', 'Mistral7B_v0_3SFT',
+    'Mistral7B', 'SyntheticMistral7B', 'Mistral7B_v0_2', 'Mistral7B_v0_3',
   }  # fmt: skip
   with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
     experiments.main(['nothing'])
   for screen in (200, 100, 80):
     lines = experiments.table('', screen).splitlines()
-    assert max(map(len, lines)) <= screen
+    assert max(map(len, [*lines, *experiments.names(screen).splitlines()])) <= screen
     assert ('SAVE_DOT_WITH_NO_BATCH_DIM' in '\n'.join(lines)) == (screen == 200)
 
 
@@ -190,12 +197,11 @@ def test_show_says_what_values_mean(capsys, monkeypatch):
   monkeypatch.delenv('COLUMNS', raising=False)
   show.main(['TinyGPT'])
   out = capsys.readouterr().out
-  assert 'SAMPLE_PROMPT = None  # text that is continued' in out
-  assert 'LOSS_SPIKE_WINDOW = 100  # number of steps in that mean\n' in out
+  assert 'SAMPLE_PROMPT = None  # text that the model continues' in out
+  assert 'LOSS_SPIKE_WINDOW = 100  # steps in the recent mean that LOSS_SPIKE_FACTOR' in out
   assert re.search(r'^CHECKPOINT_IGNORE_RULES = \[\]  # .', out, re.M)  # declared over three lines
-  assert (
-    'NORM_SCALE_OFFSET = 1.0  # The number that is added to the stored scale of a norm.\n' in out
-  )
+  assert 'NORM_SCALE_OFFSET = 1.0  # Number that is added to the stored scale of a norm\n' in out
+  assert out.index('## Attention') < out.index('\nNUM_HEADS = ') < out.index('## Mesh of devices')
 
 
 @pytest.mark.parametrize(
@@ -207,18 +213,70 @@ def test_show_says_what_values_mean(capsys, monkeypatch):
   ],
 )
 def test_object_stores_are_refused_for_code_and_programs(main, argv, flag):
-  with pytest.raises(UserError, match=f'{flag}: gs://b/.* is in an object store'):
+  with pytest.raises(UserError, match=f'{flag}=gs://b/.* is in an object store'):
     main(argv)
 
 
 def test_every_path_of_a_command_is_read_as_one():
-  """An address is not taken for the name of a folder here: each is in one of two lists."""
-  page = (runs.ROOT / 'docs' / 'commands.md').read_text()
-  names_a_place = r'\b(?:file|folder|where|to write|to make)\b'
-  found = set(re.findall(rf'^  --([a-z_]+)[ =][A-Z_]+ .*{names_a_place}', page, re.M))
-  assert found >= {'output', 'curves', 'json', 'write_hlo'}
-  checked_by_train = {'folder'}
-  assert found <= {*command_line._STORED, *command_line._PATHS, *checked_by_train}
+  """An address is not taken for the name of a folder here: each has the type of a path."""
+  names_a_place = re.compile(r'\b(?:file|folder|where|to write|to make)\b')
+  parsers = [main.PARSER, *(c.parser for c in COMMANDS.values() if c.parser is not None)]
+  found = {
+    f'{parser.prog} {action.option_strings[0]}': action.type
+    for parser in parsers
+    for action in parser._actions
+    if action.option_strings and names_a_place.search(action.help) and not action.nargs
+  }
+  assert found.keys() >= {'paxlite tokenize --output', 'paxlite compile --write_hlo'}
+  are_read_by_their_commands = {name for name in found if name.endswith(' --flagfile')}
+  others = {n for n, kind in found.items() if kind not in (stored, local, expanded)}
+  assert others - are_read_by_their_commands == set()
+
+
+@pytest.mark.parametrize(
+  ('argv', 'wanted'),
+  [
+    (['--flagfile'], '--flagfile= cannot be read'),
+    (['TinyGPT'], '--target is missing: paxlite compile EXPERIMENT --target='),
+    (['--target=here'], 'EXPERIMENT is missing: paxlite compile EXPERIMENT --target='),
+    (['TinyGPT', '--target'], 'Missing value for flag --target. See paxlite compile --help'),
+    (['TinyGPT', '--targets=here'], "flag 'targets'. Did you mean --target?"),
+    (['TinyGPT', '--target=here', '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
+    (['TinyGPT', 'DemoGPT', '--target=here'], "'DemoGPT' is one name too many: see paxlite comp"),
+    (['TinyGPT', '--target=here', '--fdl.X'], '--fdl.X has no value: write --fdl.X=VALUE'),
+  ],
+)
+def test_mistakes_are_one_line(argv, wanted):
+  parser = main.PARSER if argv == ['--flagfile'] else compile.PARSER
+  with pytest.raises(UserError, match=re.escape(wanted)):
+    parser.parsed(argv)
+
+
+@pytest.mark.parametrize(
+  'argv',
+  [
+    ['-fdl_config=TinyGPT', '-job_log_dir', 'x', '-noenable_checkpoint_saving', '-dry_run'],
+    ['--exp', 'TinyGPT', '--job_log_dir=x', '--enable_checkpoint_saving=0', '--dry_run=True'],
+    ['--fdl_config', 'TinyGPT', '--folder', 'x', '--enable_checkpoint_saving=f', '--nocheck_memory',
+     '--check_memory', '--dry_run=t', '--num_hosts', '2', '--num_hosts=1'],
+    ['--fdl_config=A', '--flagfile=FILE', '--dry_run'],
+  ],
+)  # fmt: skip
+def test_flags_in_the_ways_of_absl(tmp_path, argv):
+  inner, outer = tmp_path / 'inner', tmp_path / 'outer'
+  inner.write_text('# a comment\n// another\n\n--fdl.SEED=7\n--noenable_checkpoint_saving\n')
+  outer.write_text(f'  --job_log_dir=x\n--flagfile={inner}\n--fdl_config=TinyGPT\n')
+  found = main.PARSER.parsed([word.replace('FILE', str(outer)) for word in argv])
+  assert (found.fdl_config, found.job_log_dir, found.dry_run) == ('TinyGPT', 'x', True)
+  assert found.enable_checkpoint_saving is False
+  assert (found.check_memory, found.mode, found.fiddler) == (True, 'train', [])
+  assert found.attributes == ({'SEED': '7'} if '--flagfile=FILE' in argv else {})
+
+
+def test_a_flag_file_that_names_itself(tmp_path):
+  (tmp_path / 'flags').write_text(f'--flagfile {tmp_path}/flags\n'.replace(' ', '='))
+  with pytest.raises(UserError, match='flags names itself'):
+    main.PARSER.parsed([f'--flagfile={tmp_path}/flags'])
 
 
 def test_home_is_expanded(monkeypatch):
@@ -258,9 +316,14 @@ def test_a_library_that_swallows_signals(number):
 
 
 def test_words_after_train_and_eval():
-  assert modes.flags('train', ['TinyGPT', 'learning_rate=1', '--folder=x']) == [
-    '--mode=train', '--fdl.learning_rate=1', '--job_log_dir=x', '--fdl_config=TinyGPT',
-  ]  # fmt: skip
-  assert modes.flags('eval', ['gs://bucket/run'])[1] == '--job_log_dir=gs://bucket/run'
-  with pytest.raises(UserError, match=r'^runs/none is not a folder: name that of a run'):
-    modes.flags('eval', ['runs/none'])
+  given = train.PARSER.parsed(['TinyGPT', 'learning_rate=1', '--folder=x', '--fiddler', 'a.b'])
+  assert (given.mode, given.job_log_dir, given.fdl_config) == ('train', 'x', 'TinyGPT')
+  assert (given.attributes, given.fiddler) == ({'learning_rate': '1'}, ['a.b'])
+  assert train.PARSER.parsed(['mine.Own']).job_log_dir == 'runs/Own'
+  assert train.PARSER.parsed(['TinyGPT', '--dry_run']).job_log_dir is None
+  given = eval.PARSER.parsed(['gs://bucket/run', '--before'])
+  assert (given.mode, given.job_log_dir, given.before) == ('eval', 'gs://bucket/run', True)
+  with pytest.raises(UserError, match=r'^runs/none is not a folder: name that of a run, as in pax'):
+    eval.PARSER.parsed(['runs/none'])
+  with pytest.raises(UserError, match=r'^RUN is missing: see paxlite decode --help'):
+    decode.PARSER.parsed([])

@@ -208,7 +208,7 @@ def test_an_error_of_paxlites_keeps_its_traceback(capsys):
 
 
 @pytest.mark.parametrize(
-  'words', [['paxlite', 'list'], ['paxlite.main', '--help'], ['paxlite.tools.show', 'TinyGPT']]
+  'words', [['paxlite', 'list'], ['paxlite.main', '--help'], ['paxlite', 'show', 'TinyGPT']]
 )
 def test_python_without_docstrings_is_refused_in_one_line(words):
   done = subprocess.run(

@@ -88,7 +88,8 @@ def test_what_is_held_out(tmp_path, capsys):
 
 def test_an_experiment_of_fine_tuning_needs_no_weights_for_it(tmp_path, capsys):
   path = write(tmp_path / 'a.jsonl', EXAMPLES)
-  found = shown(capsys, path, '--fdl_config=SmolLM135MLoRA', VOCAB, '--fdl.VOCAB_SIZE=8192')
+  tuned = '--fdl_config=HuggingFaceLoRA', '--fdl.MODEL=SmolLM135M'
+  found = shown(capsys, path, *tuned, VOCAB, '--fdl.VOCAB_SIZE=8192')
   assert '1 row of 512 tokens' in found['Rows']
 
 

@@ -180,7 +180,7 @@ def test_tokenize_with_several_processes_equals_one(tmp_path):
   """The tool tokenizes the real texts through the command line."""
   for processes in (1, 3):
     runs.module(
-      'paxlite.tools.tokenize', '--append_eos', f'--vocab={packaged.VOCAB}',
+      'paxlite', 'tokenize', '--append_eos', f'--vocab={packaged.VOCAB}',
       f'--output={tmp_path / str(processes)}', f'--processes={processes}', *packaged.TEXTS,
     )  # fmt: skip
   for name in ('tokens.bin', 'seq_starts.bin', 'meta.json'):

@@ -121,7 +121,7 @@ def test_what_is_no_source_is_named(tmp_path, monkeypatch, name, message):
 
 
 def run(*flags: str, code: int = 0) -> str:
-  result = runs.module('paxlite.tools.tokenize', *flags, code=code)
+  result = runs.module('paxlite', 'tokenize', *flags, code=code)
   return result.stdout + result.stderr
 
 
@@ -241,7 +241,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
 def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 20)
   flags = f'--vocab={packaged.VOCAB} --output={tmp_path / "out"} --processes=1 {source}'
-  command = f'{sys.executable} -m paxlite.tools.tokenize {flags}'
+  command = f'{sys.executable} -m paxlite tokenize {flags}'
   limited = subprocess.run(
     ['bash', '-c', f'ulimit -f 400; {command}'], capture_output=True, text=True, check=False,
     cwd=runs.ROOT, env=runs.environment(),
@@ -317,7 +317,7 @@ def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypa
 def test_workers_end_with_their_parent(tmp_path):
   source = as_json_lines(tmp_path / 'c.jsonl', [read_text(packaged.TEXTS[0])[:400_000]] * 60)
   process = subprocess.Popen(
-    [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={packaged.VOCAB}', '--processes=2',
+    [sys.executable, '-m', 'paxlite', 'tokenize', f'--vocab={packaged.VOCAB}', '--processes=2',
      f'--output={tmp_path / "out"}', source],
     cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
   )  # fmt: skip

@@ -356,7 +356,7 @@ def test_the_identity_of_a_record_is_what_it_says():
 def test_an_export_stops_where_the_run_stops(tmp_path):
   folder = pathlib.Path(written(tmp_path))
   stops = lambda e: config_json(e, 'float32', folder)['eos_token_id']
-  tuned = finetuning.SmolLM135MSFT(EOS_IDS=[256])
+  tuned = finetuning.HuggingFaceSFT(MODEL='SmolLM135M', EOS_IDS=[256])
   assert stops(tuned) == [256, 258]
   assert stops(tuned.replaced(CHAT_TEMPLATE=CHATML.replace('<|im_end|>', ''))) == 256
   assert stops(SmolLM135M(EOS_IDS=[7])) == 7

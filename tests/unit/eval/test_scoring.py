@@ -298,7 +298,7 @@ def trained(tmp_path_factory):
 
 def evaluate(trained, *flags: str, devices: int = 1) -> subprocess.CompletedProcess:
   return runs.module(
-    'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags,
+    'paxlite', 'zero-shot', f'--checkpoint={trained}', *flags,
     '--import=tests.unit.generation.test_decoding', devices=devices, code=None,
   )  # fmt: skip
 

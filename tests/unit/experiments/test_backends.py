@@ -357,7 +357,7 @@ def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
   for name in one:
     np.testing.assert_array_equal(one[name], two[name], err_msg=name)
   text = runs.module(
-    'paxlite.tools.generate', runs.IMPORT, f'--checkpoint={tmp_path / "whole"}', '--prompt=And it'
+    'paxlite', 'generate', runs.IMPORT, f'--checkpoint={tmp_path / "whole"}', '--prompt=And it'
   )
   assert text.stdout.strip()
 
@@ -365,7 +365,7 @@ def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
 @pytest.mark.slow
 def test_a_step_in_fp8_is_compiled_ahead_and_loaded(tmp_path):
   fp8 = ('--fdl.USE_FP8=True', f'--save={tmp_path / "step.bin"}')
-  page = runs.module('paxlite.tools.compile', '--fdl_config=TinyGPT', '--target=here', *fp8).stdout
+  page = runs.module('paxlite', 'compile', '--fdl_config=TinyGPT', '--target=here', *fp8).stdout
   assert 'Backend: xla_fp8 (USE_FP8=True)' in page
   step = f'--compiled_step={tmp_path / "step.bin"}'
   done = runs.run(tmp_path / 'run', fp8[0], step, '--fdl.MAX_STEPS=10')

@@ -47,7 +47,8 @@ def test_fine_tuning_keeps_the_positions_of_the_weights(tmp_path):
   assert not [line for line in e.remarks if 'positions' in line]
   again = LLaMA(**e.values())  # from the experiment.json of the run, wherever the weights are
   assert again.replaced(CHECKPOINT_RESTORE_PATH='').num_positions == 8192
-  lora = build_experiment('SmolLM135MLoRA', [], {'CHECKPOINT_RESTORE_PATH': weights})
+  tuned = {'CHECKPOINT_RESTORE_PATH': weights, 'MODEL': 'SmolLM135M'}
+  lora = build_experiment('HuggingFaceLoRA', [], tuned)
   assert lora.values()['MAX_SEQ_LEN'] == 512
   assert lora.values()['MAX_POSITION_EMBEDDINGS'] == 8192
 
@@ -117,7 +118,7 @@ def test_a_checkpoint_is_found_and_read_once_when_an_experiment_is_built(tmp_pat
     monkeypatch.setattr(module, name, counted)
   e = build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': weights})
   configs_text(e)
-  assert (type(e).__name__, e.MODEL_DIMS, e.MAX_POSITION_EMBEDDINGS) == ('LLaMASFT', 16, 256)
+  assert (e.MODEL, e.MODEL_DIMS, e.MAX_POSITION_EMBEDDINGS) == ('LLaMA', 16, 256)
   changed = Run(e.replaced(MAX_SEQ_LEN=64), tmp_path / 'run').experiment
   assert changed.weights is e.weights
   assert calls == ['_checkpoint_folders', 'read_experiment']
@@ -128,7 +129,7 @@ def test_a_checkpoint_is_found_and_read_once_when_an_experiment_is_built(tmp_pat
 
 def test_weights_that_are_gone_are_a_problem_of_whoever_needs_them(tmp_path):
   gone = {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'gone')}
-  e = build_experiment('SmolLM135MSFT', [], gone)
+  e = build_experiment('HuggingFaceSFT', [], gone | {'MODEL': 'SmolLM135M'})
   with pytest.raises(UserError, match=r'whose tokenizer is used .*gone is not a folder'):
     e.train_input()
   with pytest.raises(UserError, match='gone is not a folder: it must be a job_log_dir'):

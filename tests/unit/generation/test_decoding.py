@@ -300,7 +300,7 @@ def test_the_kernels_are_checked_before_weights_are_read(trained, monkeypatch):
 @pytest.mark.slow
 def test_generate_streams_the_same_text(trained, tmp_path):
   runs_as = lambda *flags: runs.module(
-    'paxlite.tools.generate', f'--checkpoint={trained}', *flags,
+    'paxlite', 'generate', f'--checkpoint={trained}', *flags,
     '--import=tests.unit.generation.test_decoding', code=None,
   )  # fmt: skip
   result = runs_as('--prompt=And it came to pass ', '--max_new_tokens=6')

@@ -16,7 +16,7 @@ from jax.extend.core import jaxprs_in_params
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
-from paxlite.experiments.finetuning import SmolLM135MLoRA
+from paxlite.experiments.finetuning import HuggingFaceLoRA
 from paxlite.optim import moments
 from paxlite.optim.transformations import scale_by_pax_adam
 from paxlite.parallel.partitioning import HOST
@@ -264,7 +264,7 @@ def test_activations_on_the_host_change_nothing_but_rounding(trained, tmp_path):
 
 def test_frozen_weights_in_bfloat16_and_what_is_refused():
   sizes = dict(NUM_LAYERS=1, MODEL_DIMS=32, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=64)
-  e = SmolLM135MLoRA(**sizes, FROZEN_DTYPE='bfloat16')
+  e = HuggingFaceLoRA(MODEL='SmolLM135M', **sizes, FROZEN_DTYPE='bfloat16')
   shapes = jax.eval_shape(fdl.build(e.build_task()).init, jax.random.key(0)).params
   types = {path_name(p): x.dtype.name for p, x in jax.tree.leaves_with_path(shapes)}
   assert {t for n, t in types.items() if 'lora_' in n} == {'float32'}

@@ -27,7 +27,7 @@ from paxlite.other_systems import (
   other_names,
 )
 from paxlite.other_systems.answers import Answer
-from paxlite.tools import convert_te, import_weights, modes
+from paxlite.tools import convert_te, import_weights, train
 from paxlite.tools.commands import COMMANDS
 from tests.support import runs
 
@@ -38,6 +38,7 @@ ATTRIBUTES = {
   'TRL': {**names_of_trl.SFT, **names_of_trl.LORA, **names_of_trl.AXOLOTL},
   'seqax': names_of_seqax.KEYS,
 }
+OPTIONS = {flag.removeprefix('--') for flag in main.PARSER._option_string_actions} - {'-h', 'help'}
 GPU = 'contrib.gpu.scripts_gpu.configs'
 GPU_FOLDER = 'paxlite/contrib/gpu/scripts_gpu'
 TINY = '--fdl_config=TinyGPT'
@@ -61,6 +62,7 @@ SYNONYMS = {
 }
 # Attributes that share a word with a name of another library and are about something else.
 UNRELATED = {
+  'DROPLESS_BUFFER_FACTOR': 'buffer',
   'Z_LOSS_WEIGHT': 'loss weight',
   'ROWS_PER_EXAMPLE': 'example',
   'LABEL_SMOOTHING': 'label',
@@ -134,7 +136,7 @@ def known() -> set[str]:
 
 def parsed(capsys, *flags: str) -> str:
   """What is printed about flags before anything runs; checks that it is at most one line."""
-  main._parse(['paxlite.main', TINY, '--dry_run', *flags])
+  main.parsed([TINY, '--dry_run', *flags])
   printed = capsys.readouterr()
   assert (printed.out, printed.err.count('\n') <= 1) == ('', True)
   return printed.err
@@ -174,15 +176,14 @@ def _choices_of(cls: type) -> set[str]:
 
 def _flags_of_commands() -> set[str]:
   """The flags of all commands, with those that are words too, such as --checkpoint."""
-  sources = (path.read_text() for path in (runs.ROOT / 'paxlite' / 'tools').glob('*.py'))
-  adds = re.compile(r"(?:add_argument\('--|\.word\(')([a-z][\w-]*)")
-  return {flag for source in sources for flag in adds.findall(source)}
+  parsers = filter(None, (command.parser for command in COMMANDS.values()))
+  return {flag.lstrip('-') for parser in parsers for flag in parser._option_string_actions}
 
 
 def test_what_answers_name_exists(known):
   values = {value for cls in experiments().values() for value in _choices_of(cls)}
   there = known | values | set(experiments()) | {*OUTSIDE.split(), *PLACEHOLDERS.split()}
-  flags = {*main._FLAGS, 'fdl', *_flags_of_commands()}
+  flags = {*OPTIONS, 'fdl', *_flags_of_commands()}
   for name, answer in answers():
     said = answer.sentence()
     for word in re.findall(r'(?<![\w.])[A-Z][A-Z0-9_]{2,}\b(?![a-z])', said):
@@ -258,7 +259,7 @@ def test_every_flag_of_pax_works_or_is_answered(capsys):
   assert len(names_of_pax.FLAGS) >= 35
   for name, answer in names_of_pax.FLAGS.items():
     if answer.kind == 'same':
-      assert name in main._FLAGS or name == 'fdl', name
+      assert name in OPTIONS or name == 'fdl', name
       continue
     if answer.accepted == 'any':
       for flag in (f'--{name}', f'--no{name}', f'--{name}=False', f'-{name}=true'):
@@ -273,7 +274,7 @@ def test_every_flag_of_pax_works_or_is_answered(capsys):
 
 
 def test_flags_of_paxlite_are_never_taken_for_those_of_others():
-  for name in main._FLAGS:
+  for name in OPTIONS:
     for flag in (f'--{name}', f'--no{name}', f'--{name}=x'):
       assert other_names.remark_on(flag) is None
 
@@ -290,8 +291,7 @@ def test_every_mode_of_pax_works_or_is_answered(capsys, mode):
 
 
 def test_the_flag_exp_is_fdl_config():
-  main._parse(['paxlite.main', '--exp=Pile126M', '--dry_run'])
-  assert main._CONFIG.value == 'Pile126M'
+  assert main.parsed(['--exp=Pile126M', '--dry_run']).fdl_config == 'Pile126M'
 
 
 def test_every_experiment_of_pax_is_found_by_its_path_or_answered():
@@ -400,7 +400,7 @@ def test_the_download_scripts_take_tfds_data_dir_from_the_environment(tmp_path, 
 @pytest.mark.parametrize(
   ('typed', 'meant'),
   [
-    ('smollm135mlora', 'Did you mean SmolLM135MLoRA or '),
+    ('smollm135mlora', 'paxlite finetune SmolLM135M --method=lora CHECKPOINT_RESTORE_PATH='),
     ('llama2-7b', 'Did you mean LLaMA7B or '),
     ('Qwen/Qwen2.5-0.5B-Instruct', 'Did you mean Qwen2_5_0_5B or '),
     ('HuggingFaceTB/SmolLM2-135M-Instruct', 'Did you mean SmolLM135M or '),
@@ -421,6 +421,6 @@ def test_a_flag_of_others_with_its_value_as_the_next_word_is_named():
   """The value is no second experiment."""
   for flag, said in {'--num_train_epochs': 'NUM_EPOCHS', '--report_to': 'TRACKERS'}.items():
     with pytest.raises(UserError, match=f'Unknown command line flag .* It is {said} here'):
-      main._parse(['paxlite', *modes.flags('train', ['TinyGPT', flag, '3'])])
+      train.PARSER.parsed(['TinyGPT', flag, '3'])
   with pytest.raises(UserError, match="'wide' is one name too many"):
-    modes.flags('train', ['TinyGPT', 'wide', '--dry_run'])
+    train.PARSER.parsed(['TinyGPT', 'wide', '--dry_run'])

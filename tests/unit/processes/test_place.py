@@ -86,7 +86,7 @@ def test_arguments_that_cannot_be(here, arguments, match):
 def test_process_0_that_cannot_listen(here, host):
   here({})
   with pytest.raises(UserError, match=f'process 0 cannot listen on {host}:1234'):
-    join.join(place.find(f'{host}:1234', 2, 0))
+    join.join(f'{host}:1234', 2, 0)
 
 
 def test_flags_go_before_what_is_detected(here):

@@ -20,6 +20,9 @@ def test_attributes_are_those_of_the_experiment():
     'NUM_EXPERTS_PER_TOKEN=',
   ], 'those of all experiments: the module of the user is not imported'
   assert words(['train', 'TinyGPT', '--fdl.NUM_LAY']) == ['--fdl.NUM_LAYERS=']
+  assert words(['finetune', 'SmolLM1']) == ['SmolLM135M']
+  assert words(['finetune', 'SmolLM135M', 'TRAIN_F']) == ['TRAIN_FILES=']
+  assert words(['finetune', 'w', '--method=documents', 'TRAIN_S']) == ['TRAIN_SOURCES=']
 
 
 def test_classes_of_a_module_of_the_user_without_importing_it(tmp_path, monkeypatch):

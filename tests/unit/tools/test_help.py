@@ -1,21 +1,40 @@
-"""The help of the commands names attributes that exist."""
+"""The help of the commands names attributes and flags that exist."""
 
 import ast
 import pathlib
 import re
 
-from paxlite import tools
+import pytest
+
+from paxlite import main, tools
 from paxlite.config.attributes import attribute_types
 from paxlite.experiments.registry import experiments
-from paxlite.tools import modes
+from paxlite.tools.commands import COMMANDS
 
 _FOLDER = pathlib.Path(tools.__path__[0])
+PARSERS = {c.name: c.parser for c in COMMANDS.values() if c.parser} | {'main': main.PARSER}
+OF_OTHERS = {
+  'list': 'import',  # which every command takes
+  'compile': 'compiled_step',
+  'read-hlo': 'xla_dump_to',
+  'import': 'base pax',
+  'convert-te': 'input-path',
+}
 
 
 def test_names_of_attributes_in_help_exist():
-  texts = [*modes._HELP.values()]
-  texts += [ast.get_docstring(ast.parse(p.read_text())) or '' for p in _FOLDER.glob('*.py')]
+  texts = [ast.get_docstring(ast.parse(p.read_text())) or '' for p in _FOLDER.glob('*.py')]
   known = {name for cls in experiments().values() for name in attribute_types(cls)}
   named = {name for text in texts for name in re.findall(r'\b[A-Z]+(?:_[A-Z]+)+\b', text)}
   assert 'DECODE_FILES' in named
   assert named - known == {'XLA_FLAGS'}  # of the environment
+
+
+@pytest.mark.parametrize('name', PARSERS)
+def test_flags_in_help_exist(name):
+  """A flag of another command is named after that command, or is in OF_OTHERS."""
+  text = PARSERS[name].format_help()
+  own = re.sub(rf'(?:paxlite|python -m) (?!{name}\b)[a-z].*', '', text)
+  known = {flag.lstrip('-') for flag in PARSERS[name]._option_string_actions}
+  named = set(re.findall(r'(?<![\w-])--([a-z][\w-]*)', own)) - known - {'fdl'}
+  assert named == set(OF_OTHERS.get(name, '').split())

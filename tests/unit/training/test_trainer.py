@@ -469,6 +469,6 @@ def test_a_run_of_600_steps_saves_and_prints_often():
   found = {n: c() for n, c in experiments().items()}
   assert {n for n, e in found.items() if not 0 < e.CHECKPOINT_EVERY_N_MINUTES <= 10} == set()
   tuned = {n: e for n, e in found.items() if n.endswith(('SFT', 'LoRA'))}
-  assert len(tuned) > 100
+  assert len(tuned) == 8  # of any model, and of LLaMA 7B, 13B and 70B
   assert {e.CHECKPOINT_EVERY_N_STEPS for e in tuned.values()} == {100}
   assert {e.SUMMARY_INTERVAL_STEPS for e in tuned.values()} == {10}

@@ -97,7 +97,7 @@ def test_an_import_that_is_stopped(number, tmp_path):
   """The destination does not exist afterwards; files that a SIGKILL leaves do not cause errors."""
   write_llama(tmp_path / 'hf', LAYERS)
   flags = ['--from=hf', f'--path={tmp_path / "hf"}', f'--to={tmp_path / "w"}']
-  command = [sys.executable, '-m', 'paxlite.tools.import_weights', *flags]
+  command = [sys.executable, '-m', 'paxlite', 'import', *flags]
   environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
   process = runs.started(command, environment, stderr=subprocess.PIPE)
   unfinished = tmp_path / '.w.unfinished'

@@ -8,16 +8,17 @@ import pathlib
 from collections.abc import Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, local
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = Parser(__doc__)
   tfds_datasets.add_data_dir(parser)
-  parser.add_argument('--source', help='a local folder')
-  args = command_line.parse_args(parser, argv)
+  parser.option('--source', 'a local folder', local)
+  args = parser.parsed(argv)
   if args.source is None:
     print(_fetch(args.tfds_data_dir))
     return

@@ -5,9 +5,10 @@ test set. It is downloaded, or read from a local copy in JSON lines with a field
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, local
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
 
 _URL = 'https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'
@@ -15,16 +16,16 @@ _SHA256 = '4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226'
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = Parser(__doc__)
   tfds_datasets.add_data_dir(parser)
-  parser.add_argument('--source', help='a local copy')
-  args = command_line.parse_args(parser, argv)
+  parser.option('--source', 'a local copy', local)
+  args = parser.parsed(argv)
   downloads = pathlib.Path(args.tfds_data_dir) / 'downloads'
   file = args.source or tfds_datasets.fetched(_URL, _SHA256, downloads)
   print(tfds_datasets.build('lambada', {'text': str}, {'test': [file]}, _text, args.tfds_data_dir))
 
 
-def _text(record) -> dict[str, str]:
+def _text(record: Mapping[str, str]) -> dict[str, str]:
   if 'text' in record:
     return {'text': record['text']}
   return {'text': f'{record["context"]} {record["continuation"]}'}

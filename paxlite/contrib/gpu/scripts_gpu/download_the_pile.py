@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Sequence
 
 from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, local
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
 from paxlite.core.errors import UserError
 
@@ -19,11 +20,11 @@ _NAMES = {'train': ('train',), 'validation': ('val', 'validation'), 'test': ('te
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.add_argument('--source', required=True, help='folder of a mirror')
+  parser = Parser(__doc__)
+  parser.option('--source', 'folder of a mirror', local, required=True)
   tfds_datasets.add_data_dir(parser)
-  parser.add_argument('--num_shards', type=int, help='files of a split (by its size)')
-  args = command_line.parse_args(parser, argv)
+  parser.option('--num_shards', 'files of a split (by its size)', int)
+  args = parser.parsed(argv)
   folder = pathlib.Path(args.source)
   if not folder.is_dir():
     raise UserError(

@@ -1,12 +1,12 @@
 """Makes TFDS datasets from JSON lines; shared by the download_*.py scripts."""
 
-import argparse
 import hashlib
 import os
 import pathlib
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from paxlite.cli.parser import Parser, local
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
@@ -17,15 +17,11 @@ _KINDS = {str: 'text', bool: 'true or false'}
 Convert = Callable[[JsonObject], JsonObject]
 
 
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
+def add_data_dir(parser: Parser) -> None:
   """Adds --tfds_data_dir, whose default is the environment variable TFDS_DATA_DIR."""
   given = os.environ.get('TFDS_DATA_DIR') or None
-  parser.add_argument(
-    '--tfds_data_dir',
-    default=given,
-    required=given is None,
-    help='where the dataset is written; TFDS_DATA_DIR is the same',
-  )
+  meaning = 'where the dataset is written; TFDS_DATA_DIR is the same'
+  parser.option('--tfds_data_dir', meaning, local, default=given, required=given is None)
 
 
 def build(

@@ -261,7 +261,7 @@ def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
 
 
 def planned(folder, *flags: str, most: int = 3) -> subprocess.Popen[str]:
-  command = [sys.executable, '-m', 'paxlite.tools.plan', 'TinyGPT', '--target=here']
+  command = [sys.executable, '-m', 'paxlite', 'plan', 'TinyGPT', '--target=here']
   command += ['--keep', 'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE', f'--most={most}', *flags]
   environment = runs.environment(devices=2) | {'XDG_CACHE_HOME': str(folder)}
   return subprocess.Popen(

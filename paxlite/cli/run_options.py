@@ -1,0 +1,141 @@
+"""The options of a run: those of `python -m paxlite.main`, `paxlite train`, eval and decode."""
+
+import argparse
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from paxlite.cli.parser import Parser, expanded, experiment_name, local, stored
+from paxlite.core.errors import UserError
+from paxlite.other_systems import other_names
+from paxlite.stores.addresses import is_address
+
+_MODES = 'train', 'eval', 'decode', 'decode_once'
+_OF_RUN = 'RUN', 'the folder of a run, or an experiment'
+_WORDS = {
+  'train': ('EXPERIMENT', 'TinyGPT, or my_module.MyGPT; `paxlite list` lists those of paxlite'),
+  'eval': _OF_RUN,
+  'decode': _OF_RUN,
+}
+
+
+class RunParser(Parser):
+  """The parser of a command that runs an experiment.
+
+  Its options have Pax's names. `paxlite.programs.launch` does what they ask for.
+
+  Args:
+    doc: The docstring of the command's module.
+    mode: The mode of a command that names an experiment or a run by a word. None: the command is
+      paxlite.main, which names them by flags, as Pax does.
+    word: What the word names, and its meaning. None: what the mode works on.
+    folder: The folder of the run where no flag names one.
+  """
+
+  def __init__(
+    self,
+    doc: str | None,
+    mode: str | None = None,
+    word: tuple[str, str] | None = None,
+    folder: str = 'runs/EXPERIMENT',
+  ):
+    super().__init__(doc)
+    self._mode = mode
+    if mode is not None:
+      self._attribute = re.compile(r'--?fdl\.|(?=[A-Za-z]\w*=)')  # small letters get a hint
+      self._word, meaning = word or _WORDS[mode]
+      self.option('name', meaning, experiment_name, nargs='?', metavar=self._word)
+    self.attributes()
+    add = self.option
+    # of the modes that have the option; other commands take it too, and their help leaves it out
+    of = lambda text, *modes: text if mode in (None, *modes) else argparse.SUPPRESS
+    flag, alias = ('--job_log_dir', '--folder')[:: 1 if mode is None else -1]
+    where = 'checkpoints, metrics and logs' + (f' ({folder})' if mode else '')
+    add('--fdl_config', of('the experiment: TinyGPT, or my.module.MyGPT'), alias='--exp')
+    add('--mode', of(f'{", ".join(_MODES)} (train)'), _mode, default=mode or 'train')
+    add(flag, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
+    add('--local_dir', 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)', local)
+    add('--fiddler', 'a function that edits the config', action='append', default=[])
+    add('--dry_run', 'print the configuration and what it needs, and stop', bool)
+    add('--before', of('evaluate first the weights that the run began with', 'eval'), bool)
+    add('--accept_changes', of('continue with other values, or other data', 'train'), bool)
+    add('--start_over', of('begin again if none of the checkpoints is good', 'train'), bool)
+    add('--enable_checkpoint_saving', of('write checkpoints', 'train'), bool, default=True)
+    add('--check_memory', 'refuse a run that needs more memory than is left', bool, default=True)
+    add('--compiled_step', of('load what `paxlite compile --save=PATH` wrote', 'train'), local)
+    add('--alsologtostderr', of('does nothing: logs go to stderr anyway'), bool, default=True)
+    # TFDS reads from object stores
+    add('--tfds_data_dir', 'where TFDS datasets are; TFDS_DATA_DIR is the same', expanded)
+    add('--multiprocess_gpu', 'this is one process of several; on Slurm that is known', bool)
+    add('--server_addr', 'HOST:PORT of process 0, for the others to find it')
+    add('--num_hosts', 'how many processes', int)
+    add('--host_idx', 'which one of them this is, from 0', int)
+    add('--jax_profiler_port', 'of a server of the JAX profiler', _port)
+    add('--flagfile', 'a file with further flags, one on each line')
+
+  def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the options; `remarks` are on flags of Pax that do nothing here."""
+    given = list(_with_files(argv))
+    remarks = [other_names.remark_on(argument) for argument in given]
+    kept = [argument for argument, r in zip(given, remarks, strict=True) if r is None]
+    options = super().parsed(kept)
+    options.remarks = list(filter(None, remarks))
+    if self._mode is not None:
+      self.apply_name(options)
+    return options
+
+  def apply_name(self, options: argparse.Namespace) -> None:
+    """Sets the experiment or the folder that the word of the command names."""
+    name, mode = options.name, self._mode
+    if name is None:
+      if options.fdl_config is None and options.job_log_dir is None:
+        raise UserError(f'{self._word} is missing: see {self.prog} --help')
+    elif mode != 'train' and (pathlib.Path(name).is_dir() or '/' in name):
+      options.job_log_dir = stored(name)
+      if not (is_address(name) or pathlib.Path(options.job_log_dir).is_dir()):
+        raise UserError(f'{name} is not a folder: name that of a run, as in {self.prog} runs/mine')
+    else:
+      options.fdl_config = name
+      if options.job_log_dir is None and not options.dry_run:
+        options.job_log_dir = f'runs/{name.rpartition(".")[2]}'
+
+  def excess(self, words: Sequence[str]) -> str:
+    if self._mode is not None:
+      return super().excess(words)
+    hint = other_names.arguments_hint(words)
+    return f'unexpected argument {words[0]!r}: flags are written --name=value. {hint}'
+
+
+def _mode(text: str) -> str:
+  if text not in _MODES:
+    hint = other_names.mode_hint(text) or 'See python -m paxlite.main --help'
+    raise UserError(f'{text}: value should be one of <{"|".join(_MODES)}>. {hint}')
+  return text
+
+
+def _port(text: str) -> int:
+  if not text.isdecimal() or not 1 <= int(text) <= 65535:
+    raise UserError(f'{text} must be from 1 to 65535')
+  return int(text)
+
+
+def _with_files(argv: Iterable[str], within: tuple[str, ...] = ()) -> Iterator[str]:
+  """Yields the arguments, and in place of --flagfile=FILE those of its lines.
+
+  Lines that begin with # or // are comments, as in files of absl's flags.
+  """
+  left = iter(argv)
+  for argument in left:
+    found = re.fullmatch(r'--?flagfile(?:=(.*))?', argument, re.DOTALL)
+    if found is None:
+      yield argument
+      continue
+    path = expanded(next(left, '') if found[1] is None else found[1])
+    if path in within:
+      raise UserError(f'--flagfile={path} names itself')
+    try:
+      lines = map(str.strip, pathlib.Path(path).read_text(encoding='utf-8').splitlines())
+    except (OSError, ValueError) as e:
+      raise UserError(f'--flagfile={path} cannot be read: {e}') from None
+    flags = (line for line in lines if line and not line.startswith(('#', '//')))
+    yield from _with_files(flags, (*within, path))

@@ -1,0 +1,16 @@
+"""paxlite decode RUN [NAME=VALUE …]
+
+Continues the prompts in the file DECODE_FILES with the last good checkpoint of a run.
+MAX_DECODE_STEPS and TEMPERATURE, for example, say how.
+
+Examples:
+  paxlite decode runs/TinyGPT DECODE_FILES=prompts.jsonl MAX_DECODE_STEPS=20
+"""
+
+import functools
+
+from paxlite import main as paxlite_main
+from paxlite.cli.run_options import RunParser
+
+PARSER = RunParser(__doc__, 'decode')
+main = functools.partial(paxlite_main.run, parser=PARSER)

@@ -1,0 +1,66 @@
+"""paxlite finetune WEIGHTS [--method=sft|lora|documents] [--folder=FOLDER] [NAME=VALUE …]
+
+Trains published weights further; the same command continues the run. WEIGHTS is a folder that
+`paxlite import` has written, a run, or a model of `paxlite list`, with CHECKPOINT_RESTORE_PATH.
+
+  sft        trains all weights, on prompts and answers in TRAIN_FILES
+  lora       trains low-rank factors beside the weights, on the same
+  documents  trains all weights, on texts in TRAIN_SOURCES
+
+The experiments are HuggingFaceSFT, HuggingFaceLoRA and HuggingFaceDocuments, and their attribute
+MODEL is the name of the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
+
+Examples:
+  paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
+  paxlite finetune LLaMA3_8B --method=lora --dry_run
+"""
+
+import argparse
+import functools
+import pathlib
+
+from paxlite import main as paxlite_main
+from paxlite.cli.run_options import RunParser
+from paxlite.config.experiment_file import FINE_TUNING
+from paxlite.core.errors import UserError
+from paxlite.core.near_names import did_you_mean
+
+_PATH = 'CHECKPOINT_RESTORE_PATH'
+_WORD = 'WEIGHTS', 'a folder of weights, a run, or the name of a model'
+
+
+def _method(text: str) -> str:
+  if text not in FINE_TUNING:
+    hint = did_you_mean(text, FINE_TUNING, cutoff=0.6)
+    raise UserError(f'{text} must be sft, lora or documents. {hint}'.rstrip())
+  return text
+
+
+class _Parser(RunParser):
+  def __init__(self) -> None:
+    super().__init__(__doc__, 'train', _WORD, folder='runs/WEIGHTS-METHOD')
+    self.option('--method', 'sft, lora or documents (sft)', _method, default='sft')
+
+  def apply_name(self, options: argparse.Namespace) -> None:
+    weights, method = options.name, options.method
+    if weights is None:
+      raise UserError(f'WEIGHTS is missing: see {self.prog} --help')
+    if '/' in weights or pathlib.Path(weights).expanduser().is_dir():
+      if _PATH in options.attributes:
+        raise UserError(f'{weights} and {_PATH} both say which weights to train: leave one out')
+      options.attributes = {_PATH: weights, **options.attributes}
+    elif _PATH in options.attributes or options.dry_run:
+      options.attributes = {'MODEL': weights, **options.attributes}
+    else:
+      raise UserError(
+        f'{weights} is not a folder. If it is the name of a model, its weights are missing: '
+        f'{_PATH}=FOLDER, as paxlite import writes them'
+      )
+    options.fdl_config = FINE_TUNING[method]
+    if options.job_log_dir is None and not options.dry_run:
+      last = weights.rstrip('/').rpartition('/')[2] or 'weights'
+      options.job_log_dir = f'runs/{last}-{method}'
+
+
+PARSER = _Parser()
+main = functools.partial(paxlite_main.run, parser=PARSER)

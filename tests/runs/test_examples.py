@@ -1,0 +1,65 @@
+"""Each script of examples/ trains, in tiny sizes, as its docstring says that it is called."""
+
+import re
+import sys
+
+import pytest
+
+from tests.support import runs
+
+EXAMPLES = runs.ROOT / 'examples'
+MOST_LINES = 80
+ARGUMENTS = {
+  'pretrain': ['--steps=3', '--layers=1', '--width=32'],
+  'finetune': ['--steps=30'],
+  'lora': ['--steps=30'],
+  'own_layer': ['--steps=3'],
+  'own_loss': ['--steps=3', '--penalty=0.2'],
+  'python_loop': ['--steps=3'],
+}
+# A number that the script prints at its end: a loss, or a share of right answers.
+PRINTS = {
+  'pretrain': r'^\s+3 \d\.\d+$',
+  'own_layer': r'^Squared: \d\.\d+ nats',
+  'own_loss': r'^sureness: -\d+\.\d+$',
+  'python_loop': r'^\d+\.\d% of the last batch',
+}
+
+
+def called(name: str, *arguments: str) -> str:
+  command = [sys.executable, str(EXAMPLES / f'{name}.py'), *arguments]
+  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
+  result = runs.ended(command, environment)
+  assert result.returncode == 0, f'{result.stdout}\n{result.stderr}'
+  return result.stdout
+
+
+def test_every_script_is_short_and_says_its_command():
+  scripts = {path.stem: path.read_text() for path in EXAMPLES.glob('*.py')}
+  assert set(scripts) == {*ARGUMENTS, 'evaluate', 'small_weights'}
+  for name, text in scripts.items():
+    assert len(text.splitlines()) <= MOST_LINES, name
+    command = 'paxlite import' if name == 'small_weights' else f'python examples/{name}.py'
+    assert f'\n    {command}' in text, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', PRINTS)
+def test_a_script_runs(name, tmp_path):
+  folder = [] if name == 'python_loop' else [f'--folder={tmp_path}/run']
+  printed = called(name, *ARGUMENTS[name], *folder)
+  assert re.search(PRINTS[name], printed, re.MULTILINE), printed
+  if name == 'pretrain':
+    judged = called('evaluate', f'{tmp_path}/run')
+    bits = re.search(r'^(\d+\.\d+) bits per byte', judged)
+    assert bits, judged
+    assert 2 < float(bits[1]) < 8  # 13 bits a token at random
+    assert re.search(r'^the children of (Israel|is|very)$', judged, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['finetune', 'lora'])
+def test_weights_are_tuned(name, tmp_path):
+  printed = called(name, *ARGUMENTS[name], f'--folder={tmp_path}')
+  first, last = map(float, re.findall(r'(\d+\.\d+) at (?:first|last)', printed))
+  assert last < first - 1, printed
