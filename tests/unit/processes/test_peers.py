@@ -33,6 +33,15 @@ def threads():
     yield pool
 
 
+@pytest.fixture
+def left(monkeypatch):
+  """An event that is set when a watching thread would end the process; the thread then stays."""
+  found = threading.Event()
+  monkeypatch.setattr(peers, '_GRACE_SECONDS', 0.1)
+  monkeypatch.setattr(os, '_exit', lambda code: (found.set(), threading.Event().wait()))
+  return found
+
+
 def place(port: int, process: int, count: int) -> Place:
   return Place(HOST, port, process, count)
 
@@ -232,10 +241,7 @@ def test_what_the_others_do_is_known_to_process_0():
 
 @pytest.mark.parametrize('process', [0, 1])
 @pytest.mark.parametrize('last', [b'', b'{"bye": false}', b'not JSON', b'[]'])
-def test_a_lost_peer_ends_the_process(process, last, monkeypatch, capfd):
-  left = threading.Event()
-  monkeypatch.setattr(peers, '_GRACE_SECONDS', 0.1)
-  monkeypatch.setattr(os, '_exit', lambda code: (left.set(), time.sleep(60)))
+def test_a_lost_peer_ends_the_process(process, last, left, capfd):
   ours, theirs = pair()
   Peers({1 - process: ours}, process, 2).watch()
   if last:
@@ -246,10 +252,7 @@ def test_a_lost_peer_ends_the_process(process, last, monkeypatch, capfd):
   assert f'stopped: process {process} of 2: process {1 - process} is gone' in capfd.readouterr().err
 
 
-def test_the_others_hear_from_process_0_who_is_lost(monkeypatch):
-  left = threading.Event()
-  monkeypatch.setattr(peers, '_GRACE_SECONDS', 0.1)
-  monkeypatch.setattr(os, '_exit', lambda code: (left.set(), time.sleep(60)))
+def test_the_others_hear_from_process_0_who_is_lost(left):
   ends = {1: pair(), 2: pair()}
   Peers({i: ours for i, (ours, _) in ends.items()}, 0, 3).watch()
   ends[2][1].close()
