@@ -6,14 +6,12 @@ with unlike values would train on without an error, wait for each other for ever
 
 import hashlib
 import json
-import socket
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paxlite.core.errors import Interrupted, UserError
+from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
-from paxlite.processes.rendezvous import receive_text, send_text
 
 Statement = Mapping[str, str]
 
@@ -40,40 +38,6 @@ def difference(statements: Sequence[Statement]) -> str:
         'with the same command, environment, packages and files'
       )
   return ''
-
-
-def compare_at_start(
-  connections: Mapping[int, socket.socket], process: int, statement: Statement
-) -> None:
-  """Compares statements over the connections of rendezvous.py; every process must call this.
-
-  There are no devices yet, so that unlike values cannot lead to unlike programs.
-
-  Args:
-    connections: Connections by process number: those of process 0, or the one to it.
-    process: The number of this process.
-    statement: What this process has.
-
-  Raises:
-    UserError: The statements differ.
-    Interrupted: A process is gone, or does not answer.
-  """
-  if process != 0:
-    send_text(connections[0], json.dumps(statement))
-    problem = receive_text(connections[0], f'process {process}: process 0 is gone')
-  else:
-    statements = [statement]
-    for other, connection in sorted(connections.items()):
-      gone = f'process 0: process {other} is gone'
-      try:
-        statements.append(parsed(receive_text(connection, gone)))
-      except ValueError:
-        raise Interrupted(gone) from None
-    problem = difference(statements)
-    for connection in connections.values():
-      send_text(connection, problem)
-  if problem:
-    raise UserError(problem)
 
 
 def compare(statement: Statement) -> None:

@@ -1,32 +1,29 @@
 """Joins this process to the others of a run, and ends it when others are gone."""
 
 import contextlib
-import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from paxlite.cli import own_code
 from paxlite.cli.terminal import settle, warn
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
-from paxlite.processes import cluster
-from paxlite.processes.agreement import Statement, compare_at_start
-from paxlite.processes.coordinator import HEARTBEAT_SECONDS, SHUTDOWN_SECONDS, Coordinator
-from paxlite.processes.peers import Peers
-from paxlite.processes.rendezvous import attend, cannot_listen, gather, listens_on
+from paxlite.processes.agreement import Statement, difference
+from paxlite.processes.peers import Peers, attend, delay_aborts, gather, listening, send
+from paxlite.processes.place import find, local_devices
 
+# Heartbeats are not needed: peers.py detects a process that is gone, and the watchdog one that
+# hangs. A suspended process misses heartbeats, and its agent would then end it with SIGABRT.
+_HEARTBEAT_SECONDS = 24 * 3600
+_SHUTDOWN_SECONDS = 60  # the time that the first process to end waits for the last
 _VERDICT_SECONDS = 4
-_SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
 # words in the errors of collectives and JAX's coordination service for a peer that does not answer
 _LOST_PEER = re.compile(
   r'gloo|nccl|connection (closed|reset|refused)|closed by peer|socket|heartbeat|unavailable|'
   r'coordination|deadline',
   re.IGNORECASE,
 )
-
-
-log = logging.getLogger('paxlite')
 
 
 def join(
@@ -38,8 +35,8 @@ def join(
 ) -> Peers:
   """Joins the processes of a run; must be called before anything asks JAX for devices.
 
-  Without arguments, it joins the tasks of the Slurm step, or the processes of a place that JAX
-  knows, if there are several. A single process joins nothing.
+  Without arguments, it joins those that JAX detects (see place.py), if there are several. A single
+  process joins nothing.
 
   Args:
     server_addr: host:port of process 0, which listens only there. It listens on all addresses if
@@ -53,86 +50,48 @@ def join(
     The other processes, watched from now on; none for a single process.
 
   Raises:
-    UserError: An argument is missing or not valid, the other processes did not connect, or what
-      the processes state differs.
+    UserError: An argument is missing, not valid, or contradicts the environment; the other
+      processes did not connect, or what the processes state differs.
     Interrupted: A process connected and was lost again, or a signal asked this process to leave.
   """
-  given = {'server_addr': server_addr, 'num_hosts': num_hosts, 'host_idx': host_idx}
-  missing = [f'--{name}' for name, value in given.items() if value is None]
-  if not missing:
-    _check(server_addr or '', num_hosts or 0, host_idx or 0)
-  elif num_hosts == 1 and server_addr is None and not host_idx:
+  place = find(server_addr, num_hosts, host_idx, required)
+  if place is None:
     return Peers()
-  elif len(missing) < len(given):
-    raise UserError(
-      f'{" and ".join(missing)} missing: one of several processes needs --server_addr, '
-      '--num_hosts and --host_idx'
-    )
-  elif int(os.environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1:
-    server_addr, num_hosts, host_idx = slurm_step(os.environ)
-  elif found := cluster.detected():
-    server_addr, num_hosts, host_idx = found
-  elif required:
-    raise UserError(
-      '--multiprocess_gpu needs --server_addr=HOST:PORT, --num_hosts and --host_idx, or a place '
-      'where processes are known: Slurm, Open MPI, Kubernetes, TPUs of Google Cloud'
-    )
+  bind, mine = None, statement()
+  if place.process == 0:
+    joined = gather(place)
+    connections = {i: connection for i, (connection, _) in joined.items()}
+    problem = difference([mine, *(joined[i][1] for i in sorted(joined))])
+    with listening(place.host) as free:
+      bind, port = free.getsockname()[:2]
+    for connection in connections.values():
+      send(connection, {'differ': problem} if problem else {'service': port})
+    if problem:
+      raise UserError(problem)
   else:
-    return Peers()
-
-  if num_hosts == 1:
-    return Peers()
-  host, _, port = str(server_addr).rpartition(':')
-  where = host.strip('[]'), int(port), int(host_idx or 0), int(num_hosts or 0)
-  return _joined(*where, statement())
-
-
-def _joined(host: str, port: int, process: int, count: int, statement: Statement) -> Peers:
-  coordinator = None
-  connections = {}
-  if process == 0:
-    if not listens_on(host):
-      log.warning('%s is 127.0.1.1 in /etc/hosts here: listening on all addresses', host)
-    try:
-      coordinator = Coordinator(listens_on(host), count)
-    except OSError as e:
-      raise cannot_listen(host, port, e) from None
-    try:
-      connections = gather(host, port, count, answer=lambda: _ready(coordinator))
-      compare_at_start(connections, process, statement)
-    except BaseException:
-      coordinator.shutdown()
-      raise
-    service = coordinator.port  # `answer` has waited for it.
-  else:
-    connections[0], answer = attend(host, port, process, count)
-    compare_at_start(connections, process, statement)
-    service = int(answer)
-  peers = Peers(connections, process, count)
+    connection, port = attend(place, mine)
+    connections = {0: connection}
+  peers = Peers(connections, place.process, place.count)
   peers.watch()
+  delay_aborts()
 
   import jax
 
-  used = contextlib.nullcontext() if coordinator is None else coordinator.used_by_jax()
+  named = lambda host: f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
   try:
-    with used:
-      jax.distributed.initialize(
-        f'[{host}]:{service}' if ':' in host else f'{host}:{service}',
-        count,
-        process,
-        local_device_ids=local_devices(os.environ),
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-      )
+    jax.distributed.initialize(
+      named(place.host),
+      place.count,
+      place.process,
+      local_device_ids=local_devices(os.environ),
+      cluster_detection_method='deactivate',  # place.py has asked already.
+      coordinator_bind_address=bind and named(bind),
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+    )
   except (RuntimeError, ValueError) as e:
     raise UserError(f'the processes did not come together: {str(e).splitlines()[0]}') from None
   return peers
-
-
-def _ready(coordinator: Coordinator) -> str:
-  """Waits until the coordination service listens; returns its port."""
-  coordinator.wait_until_ready()
-  return str(coordinator.port)
 
 
 @contextlib.contextmanager
@@ -169,52 +128,3 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
     warn(what)
     settle()
     os._exit(code)
-
-
-def local_devices(environment: Mapping[str, str]) -> list[int] | None:
-  """Returns the ids of this task's GPUs on its node; None leaves the choice to JAX.
-
-  Under Slurm, JAX takes one GPU per task, even if a node has one task and eight GPUs. It also takes
-  the GPU with the task's number on the node, even if --gpus-per-task has hidden the others.
-  """
-  if 'JAX_LOCAL_DEVICE_IDS' in environment:
-    return None
-  if 'SLURM_GPUS_PER_TASK' in environment and environment.get('CUDA_VISIBLE_DEVICES'):
-    return list(range(environment['CUDA_VISIBLE_DEVICES'].count(',') + 1))
-  gpus = environment.get('SLURM_GPUS_ON_NODE', '')
-  tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', ''))
-  local = environment.get('SLURM_LOCALID', '')
-  if not (gpus.isdigit() and tasks and local.isdigit()) or int(gpus) % int(tasks[0]):
-    return None
-  share = int(gpus) // int(tasks[0])
-  return list(range(int(local) * share, (int(local) + 1) * share)) or None
-
-
-def slurm_step(environment: Mapping[str, str]) -> tuple[str, int, int]:
-  """Returns the address of process 0, the number of processes and the number of this process.
-
-  They are read from the variables of the Slurm step. The port depends on the job, so that two jobs
-  on one node do not use the same port.
-  """
-  missing = [name for name in _SLURM if name not in environment]
-  if missing:
-    raise UserError(f'the environment of this Slurm task lacks {missing[0]}: start it with srun')
-  job, nodes = int(environment['SLURM_JOB_ID']), environment['SLURM_STEP_NODELIST']
-  # The list is like n1,n2 or n[1-4,7],m1 or r[0-1]n[0-3]: take the first of each range.
-  first = re.sub(r'\[(\d+)[^\]]*\]', r'\1', nodes).partition(',')[0]
-  address = f'{first}:{environment.get("JAX_COORDINATOR_PORT") or 61_440 + job % 4_096}'
-  processes, this = int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID'])
-  _check(address, processes, this)
-  return address, processes, this
-
-
-def _check(server_addr: str, num_hosts: int, host_idx: int) -> None:
-  host, _, port = server_addr.rpartition(':')
-  if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-    raise UserError(f'--server_addr={server_addr} must be HOST:PORT, with a port from 1 to 65535')
-  try:
-    host.encode('idna')
-  except UnicodeError:
-    raise UserError(f'--server_addr={server_addr}: {host} is no name of a host') from None
-  if num_hosts < 1 or not 0 <= host_idx < num_hosts:
-    raise UserError(f'--host_idx={host_idx} must be from 0 to --num_hosts={num_hosts} − 1')

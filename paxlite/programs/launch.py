@@ -84,7 +84,7 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     required=options.multiprocess_gpu,
     statement=lambda: statement(run, mode),
   )
-  if peers.alone:
+  if peers.count == 1:
     cache.enable()
     devices.present()
   if mode != 'train':  # replaces JAX's handler, because there is nothing to save

@@ -88,7 +88,7 @@ class Watchdog:
     self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
 
   def __enter__(self) -> 'Watchdog':
-    if any(dataclasses.astuple(self._limits)) or not self._peers.alone:
+    if any(dataclasses.astuple(self._limits)) or self._peers.count > 1:
       self._thread.start()
     return self
 

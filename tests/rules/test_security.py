@@ -67,8 +67,7 @@ def importers(*modules: str) -> set[str]:
 def test_what_could_run_code_is_in_one_place_or_none():
   assert importers('pickle') == {'compilation/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
-  # Both start Python with a module of paxlite, and nothing else.
-  starters = {'processes/coordinator.py', 'aot/planning/worker_pool.py'}
+  starters = {'aot/planning/worker_pool.py'}  # Python with a module of paxlite, and nothing else
   assert importers('subprocess') == starters
   for path in starters:
     text = (runs.ROOT / 'paxlite' / path).read_text()
@@ -76,6 +75,12 @@ def test_what_could_run_code_is_in_one_place_or_none():
     assert re.search(r"\[\s*sys\.executable,\s+'-P',\s+'-m',\s+'paxlite\.", text)
   assert importers('tarfile', 'zipfile') | calls('unpack_archive') == set()
   assert calls('eval', 'exec', 'system', 'popen') == set()
+
+
+def test_connections_between_processes_carry_no_pickles():
+  """multiprocessing's Connection.recv() would load one; recv_bytes() gives the bytes."""
+  assert 'processes/peers.py' in importers('multiprocessing')
+  assert calls('recv', 'Client', 'Listener', 'Pipe') & importers('multiprocessing') == set()
 
 
 def test_torch_and_numpy_load_data_alone():

@@ -11,11 +11,9 @@ import sys
 import pytest
 import yaml
 
-from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.positions import Column
 from paxlite.files.text_files import read_text
-from paxlite.processes import join, rendezvous
 from tests.support import runs
 from tests.support.processes import MESH, on_processes
 
@@ -46,78 +44,6 @@ def test_one_saves_and_two_go_on(tmp_path):
   on_processes(mixed, 2, '--fdl.MAX_STEPS=6', config='TinyGPT')
   expected, found = runs.losses(alone), runs.losses(mixed)
   assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in range(1, 7))
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'match'),
-  [
-    (('h:1', 2, None), '--host_idx missing: one of several'),
-    (('h', 2, 0), '--server_addr=h must be HOST:PORT'),
-    (('h:0', 2, 0), 'with a port from 1 to 65535'),
-    (('h:99999', 2, 0), 'with a port from 1 to 65535'),
-    (('h:²', 2, 0), 'with a port from 1 to 65535'),
-    (('a..b:1234', 2, 0), 'a..b is no name of a host'),
-    (('no.such.host.invalid:1234', 2, 0), 'process 0 cannot listen on no.such.host.invalid:1234'),
-    (('192.0.2.7:1234', 2, 0), 'process 0 cannot listen on 192.0.2.7:1234'),
-    (('h:1', 2, 2), '--host_idx=2 must be from 0 to --num_hosts=2'),
-    ((None, None, None, True), '--multiprocess_gpu needs --server_addr'),
-  ],
-)
-def test_arguments_that_cannot_be(arguments, match):
-  with pytest.raises(UserError, match=match):
-    join.join(*arguments)
-
-
-@pytest.mark.parametrize(
-  ('environment', 'expected'),
-  [
-    ({}, None),
-    # 8 GPUs with one task, two tasks and eight tasks; then tasks that cannot share them evenly
-    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_LOCALID': '0'},
-     [0, 1, 2, 3, 4, 5, 6, 7]),
-    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)', 'SLURM_LOCALID': '1'},
-     [4, 5, 6, 7]),
-    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3'}, [3]),
-    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '3', 'SLURM_LOCALID': '1'}, None),
-    # --gpus-per-task=1: the task sees only its own GPU
-    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3',
-      'SLURM_GPUS_PER_TASK': '1', 'CUDA_VISIBLE_DEVICES': '3'}, [0]),
-    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1', 'SLURM_LOCALID': '0',
-      'JAX_LOCAL_DEVICE_IDS': '2'}, None),
-  ],
-)  # fmt: skip
-def test_the_gpus_of_a_slurm_task(environment, expected):
-  assert join.local_devices(environment) == expected
-
-
-@pytest.mark.parametrize(
-  ('nodes', 'host'),
-  [
-    ('n7', 'n7'),
-    ('n7,m2', 'n7'),
-    ('node[003-010,12],m1', 'node003'),
-    ('a-b[1,3]', 'a-b1'),
-    ('n[1-4]-ib', 'n1-ib'),
-    ('r[0-1]n[2-3],x', 'r0n2'),
-  ],
-)
-def test_process_0_of_a_slurm_step(nodes, host):
-  environment = {
-    'SLURM_JOB_ID': '4097', 'SLURM_STEP_NODELIST': nodes, 'SLURM_NTASKS': '8',
-    'SLURM_PROCID': '5', 'SLURM_LOCALID': '1',
-  }  # fmt: skip
-  assert join.slurm_step(environment) == (f'{host}:61441', 8, 5)
-  del environment['SLURM_PROCID']
-  with pytest.raises(UserError, match='lacks SLURM_PROCID: start it with srun'):
-    join.slurm_step(environment)
-
-
-def test_where_process_0_listens(monkeypatch):
-  assert rendezvous.listens_on('127.0.0.1') == '127.0.0.1'
-  assert rendezvous.listens_on('no.such.host.invalid') == 'no.such.host.invalid'
-  answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', ('127.0.1.1', 0))]
-  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_: answer)
-  assert rendezvous.listens_on('n7') == ''
 
 
 @pytest.mark.slow

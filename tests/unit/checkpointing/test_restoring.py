@@ -218,7 +218,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
     np.testing.assert_array_equal(value, resumed[name])
   other = tmp_path / 'other'
   train(other, SEED=5)
-  with pytest.raises(UserError, match='not hold the weights that the factors of LoRA belong to'):
+  with pytest.raises(UserError, match='not hold the frozen weights that this run began with'):
     trainer(tmp_path / 'one', **(changes | dict(CHECKPOINT_RESTORE_PATH=str(other)))
     ).store.initial()  # fmt: skip
 
