@@ -1,0 +1,1 @@
+"""Checkpoints with checksums, and rules for restoring from other checkpoints."""

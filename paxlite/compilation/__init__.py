@@ -1,0 +1,1 @@
+"""Options of XLA, compiled steps in files, and the compilation cache."""

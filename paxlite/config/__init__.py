@@ -1,0 +1,1 @@
+"""UPPER_CASE attributes with types and bounds, and templates of modules."""

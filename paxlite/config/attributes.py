@@ -67,11 +67,8 @@ class Attributes:
 
   def __init_subclass__(cls, **kwargs: object):
     super().__init_subclass__(**kwargs)
+    _rename_former(cls)
     for name, value in list(vars(cls).items()):
-      if name in FORMER and hasattr(cls, FORMER[name]):
-        delattr(cls, name)
-        name = current(name)
-        setattr(cls, name, value)
       if _is_attribute(name) and isinstance(value, property) and value.fget:
         setattr(cls, name, derived(value.fget))
     _check_attributes(cls)
@@ -83,6 +80,13 @@ class Attributes:
   def __setattr__(self, name: str, value: object) -> None:
     name = current(name)
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
+
+  if not typing.TYPE_CHECKING:  # which would take any name for an attribute
+
+    def __getattr__(self, name: str) -> Any:
+      if name not in FORMER:
+        raise AttributeError(f'{type(self).__name__} has no attribute {name}', name=name, obj=self)
+      return getattr(self, current(name))
 
   def __repr__(self) -> str:
     set_here = [f'{k}={v!r}' for k, v in vars(self).items() if not k.startswith('_')]
@@ -116,6 +120,15 @@ class Attributes:
   def values(self) -> dict[str, object]:
     """Every attribute and its value in this object, derived ones included, sorted by name."""
     return {name: getattr(self, name) for name in sorted(attribute_types(type(self)))}
+
+
+def _rename_former(cls: type) -> None:
+  """Gives attributes with former names their present ones, in the class and in plain mixins."""
+  for base in cls.__mro__:
+    for name in FORMER.keys() & vars(base).keys():
+      if hasattr(cls, FORMER[name]):
+        setattr(base, current(name), vars(base)[name])
+        delattr(base, name)
 
 
 def attribute_types(cls: type) -> Mapping[str, object]:

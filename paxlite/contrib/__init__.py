@@ -1,0 +1,1 @@
+"""Pax's scripts for GPUs, and their experiments."""

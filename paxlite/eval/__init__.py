@@ -1,0 +1,1 @@
+"""Zero-shot tasks by log-likelihoods and by generated answers."""

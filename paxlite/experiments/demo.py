@@ -51,7 +51,7 @@ class DemoGPT(EmbeddedText, GPT126M):
 class TinyGPT(Synthetic, GPT126M):
   """python -m paxlite.main --fdl_config=TinyGPT --job_log_dir=logs/tiny
 
-  The smallest experiment: 10 steps on random tokens in a few seconds.
+  The smallest experiment: 10 steps on made-up tokens in a few seconds.
   """
 
   NUM_LAYERS = 2

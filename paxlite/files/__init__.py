@@ -1,0 +1,1 @@
+"""Text, JSON and compressed files, locks, and outputs that appear when they are complete."""

@@ -1,0 +1,1 @@
+"""Train states on each machine's own disk, for a quick start after a crash."""

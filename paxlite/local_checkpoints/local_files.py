@@ -45,7 +45,7 @@ class Name:
 
   Attributes:
     step: The step of the state.
-    branch: The branch of the run that wrote it; see training.branches.
+    branch: The branch of the run that wrote it; see local_checkpoints.branches.
     process: Number of the process that wrote it.
   """
 

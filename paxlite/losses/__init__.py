@@ -1,0 +1,1 @@
+"""What is minimized: the cross-entropy, the z-loss, the losses of experts; metrics."""

@@ -1,0 +1,1 @@
+"""Names of Pax, MaxText, transformers, TRL and seqax, and what they are called here."""

@@ -1,0 +1,1 @@
+"""The mesh, and how arrays are sharded over it."""

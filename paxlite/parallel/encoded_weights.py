@@ -19,7 +19,7 @@ from paxlite.parallel import partitioning
 
 
 class Weight(NamedTuple):
-  """A weight that is kept in a form: see layers.weight_forms.WeightForm.
+  """A weight that is kept in a form: see layers.precision.weight_forms.WeightForm.
 
   Attributes:
     form: The form; its `encode` turns the weight into arrays by name.

@@ -1,7 +1,7 @@
 """Finds out which process of a run this one is: from flags, or as JAX detects it.
 
 `jax.distributed.initialize()` detects that too, but its answer is needed before: processes meet and
-compare what they must have in common before JAX's service starts (see rendezvous.py). So the
+compare what they must have in common before JAX's service starts (see peers.py). So the
 classes that it asks, jax._src.clusters, are asked here, and nowhere else. They know Open MPI,
 Slurm, mpi4py, TPUs on GKE and on Compute Engine, Kubernetes, and what a user derives from their
 base class.

@@ -1,0 +1,1 @@
+"""metrics.jsonl, TensorBoard, and services that receive metrics."""

@@ -1,0 +1,1 @@
+"""The train step, the loop around it, and the states that it saves and restores."""

@@ -13,7 +13,7 @@ class TrainState:
   Attributes:
     step: Number of steps done so far, including skipped steps, int32.
     params: The model's parameters, float32; frozen ones may be bfloat16, or
-      arrays of another form: see layers.weight_forms.
+      arrays of another form: see layers.precision.weight_forms.
     opt_state: The optimizer's state for the trainable parameters.
     overwritten: Collections that a step replaces by their gradients: FP8's scales and amax
       histories. Empty without FP8. They are not optimized or decayed, and not counted in norms.

@@ -252,3 +252,26 @@ def test_the_map_names_files_that_exist():
       if not any((root / folder / name).exists() for root in (PACKAGE, ROOT) for folder in folders):
         missing.append(name)
   assert missing == []
+
+
+def test_docstrings_refer_to_what_exists():
+  """`see X`: a file by its name, or a module, a class or a function by its last folders."""
+  files = {str(path.relative_to(ROOT)) for path in [*FILES, *(ROOT / 'docs').rglob('*.md')]}
+  wrong = []
+  for path in FILES:
+    for name in re.findall(r'\b[sS]ee ([\w/]+(?:\.\w+)+)', path.read_text()):
+      if name.startswith('flax.') or re.match(r'[A-Z]', name):  # a method of a class
+        continue
+      if name.endswith(('.py', '.md')):
+        found = any(f'/{file}'.endswith(f'/{name}') for file in files)
+      else:
+        parts = name.split('.')
+        places = ['.'.join(parts[:n]) for n in range(1, len(parts) + 1)]
+        found = any(
+          (module := next((m for m in MODULES if f'.{m}'.endswith(f'.{place}')), None))
+          and all(re.search(rf'\b{rest}\b', MODULES[module].read_text()) for rest in parts[n:])
+          for n, place in enumerate(places, 1)
+        )
+      if not found:
+        wrong.append(f'{path.relative_to(ROOT)}: {name}')
+  assert wrong == []

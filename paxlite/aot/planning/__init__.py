@@ -1,0 +1,1 @@
+"""Finds the mesh and the batch that fit a machine and are fastest."""

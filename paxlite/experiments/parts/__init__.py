@@ -1,0 +1,1 @@
+"""The attributes of each subject, with their checks and configs."""

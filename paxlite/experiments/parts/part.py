@@ -26,9 +26,15 @@ class Part(Attributes):
 
   @classmethod
   def subject_of(cls, name: str) -> str:
-    """Returns the heading of an attribute: that of the part that declares it."""
+    """Returns the heading of an attribute: that of the part that declares it.
+
+    Experiments of paxlite declare attributes of the subject that they inherit. Those that a user's
+    own class declares have a heading of their own, unless the class names a subject.
+    """
     owner = next(base for base in reversed(cls.__mro__) if name in vars(base))
-    return getattr(owner, '_subject', '') or f'Attributes of {owner.__name__}'
+    inherits = owner.__module__.partition('.')[0] == 'paxlite'
+    subject = getattr(owner, '_subject', '') if inherits else vars(owner).get('_subject', '')
+    return subject or f'Attributes of {owner.__name__}'
 
   @classmethod
   def subjects(cls) -> list[str]:

@@ -1,0 +1,1 @@
+"""Attention: the layer, its masks, its kernels, and their use over a mesh."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: routers, dispatch, and matmuls of groups of rows."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: layers split into stages."""

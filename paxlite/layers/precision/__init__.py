@@ -1,0 +1,1 @@
+"""How matmuls are computed: bf16, FP8, int8, and weights kept in other forms."""

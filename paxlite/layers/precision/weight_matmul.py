@@ -16,7 +16,7 @@ def weight_matmul(
 ) -> jax.Array:
   """Returns jnp.einsum(equation, x, w), with a faster gradient of w where there is one.
 
-  How it is summed on TPUs is explained in layers.scattered_gradient, and the one of pipelines in
+  How it is summed on TPUs is explained in scattered_gradient.py, and the one of pipelines in
   `summed_product`.
 
   On CPUs, the gradient of w is a product of activations and output gradients that sums over rows.

@@ -315,6 +315,19 @@ def test_former_names_are_understood_and_said_once(caplog):
     TinyGPT(MAX_TEXTS_PER_ROW='many')
 
 
+def test_former_names_in_a_plain_mixin_and_where_they_are_read():
+  class Segments:
+    MAX_TEXTS_PER_ROW = 8
+
+  class Mine(Segments, TinyGPT):
+    pass
+
+  assert Mine().MAX_SEGMENTS_PER_SEQ == 8
+  assert Mine().MAX_TEXTS_PER_ROW == 8
+  with pytest.raises(AttributeError, match='Mine has no attribute MAX_TEXT'):
+    Mine().MAX_TEXT  # noqa: B018
+
+
 def test_former_names_in_the_file_of_a_run(tmp_path, caplog):
   """They are not said: nobody has written them."""
   write_configuration(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)

@@ -238,3 +238,16 @@ def test_only_what_a_user_has_chosen_is_remarked_on():
   assert [r for r in synthetic(MAX_STEPS=90).remarks if 'ends within the warmup' in r]
   mine = type('Mine', (synthetic,), {'MAX_STEPS': 90, '__module__': 'mine'})
   assert [r for r in mine().remarks if 'ends within the warmup' in r]
+
+
+def test_an_attribute_of_ones_own_has_a_heading_of_its_own():
+  class Mine(TinyGPT):
+    MY_RATE: float = 0.1
+
+  class WithSubject(TinyGPT, subject='My rates'):
+    MY_RATE: float = 0.1
+
+  assert Mine.subject_of('MY_RATE') == 'Attributes of Mine'
+  assert WithSubject.subject_of('MY_RATE') == 'My rates'
+  assert Mine.subject_of('NUM_LAYERS') == TinyGPT.subject_of('NUM_LAYERS') != 'Attributes of Mine'
+  assert Mine.subjects()[0] == 'Attributes of Mine'
