@@ -2,6 +2,7 @@
 #               FLAGS=--fdl.MAX_STEPS=100 and the like are passed on
 # make test     installs the test extra and runs the tests (about 4 minutes on 2 cores)
 # make test-slow the tests that take longer
+# make test-exhaustive more cases of the same, for a change of what they are about, and once a week
 # make docs     builds the pages in docs/ into build/site
 # make check    ruff and mypy
 # make fix      repairs what ruff can repair, and formats
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 LOGS ?= logs/demo
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow docs site check fix clean
+.PHONY: demo test test-slow test-exhaustive docs site check fix clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
@@ -26,7 +27,10 @@ test: $(VENV)/.dev
 	$(PYTEST) --durations=25
 
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m slow --durations=10
+	$(PYTEST) -m 'slow and not exhaustive' --durations=10
+
+test-exhaustive: $(VENV)/.dev
+	$(PYTEST) -m exhaustive --durations=10
 
 docs site: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/site

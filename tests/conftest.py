@@ -18,7 +18,7 @@ import unittest.mock
 
 import pytest
 
-from tests.support import runs
+from tests.support import runs, tiers
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 _ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
@@ -54,8 +54,10 @@ def pytest_configure(config):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {runs.QUICK_TO_COMPILE}'
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
   """Runs the longest modules first, so that none of them runs alone at the end."""
+  tiers.assign(items)
   longest = (
     'test_smollm', 'test_docs', 'test_faults', 'test_meshes', 'test_slurm', 'test_demo', 'test_te',
     'test_families', 'test_model', 'test_stores', 'test_resume', 'test_decoding', 'test_restoring',

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlite.config.attribute_kinds import Kind
+from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.tokenizer import open_tokenizer
@@ -158,7 +159,7 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
   if found:
     return found
   same = cls(**{name: getattr(e, name) for name in cls().values() if hasattr(e, name)})
-  if same.model() != e.model():
+  if config_text(same.model()) != config_text(e.model()):  # Fiddle's == takes seconds
     return [
       f'the layers of {type(e).__name__}: it changes them beyond what attributes say (its methods '
       'model, layer or attention)'

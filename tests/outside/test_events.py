@@ -31,6 +31,7 @@ def test_a_tracker_of_a_run_that_goes_on_repeats_nothing(tmp_path):
   assert [(int(r[0]), float(r[2])) for r in rows if r[1] == 'train'] == list(losses.items())
 
 
+@pytest.mark.slow
 def test_a_listener_hears_all_events_and_ends_the_run(tmp_path):
   log = tmp_path / 'events.txt'
   losses = trained(tmp_path / 'run', 'listener.WithBudget', f'--fdl.EVENT_LOG={log}')

@@ -38,6 +38,7 @@ def test_a_loss_is_added_and_reported(tmp_path):
   assert 'Metrics/max_log_z' in tensorboard_tags(tmp_path / 'eight' / 'summaries' / 'train')
 
 
+@pytest.mark.slow
 def test_preferences_read_the_weights_that_training_starts_from(tmp_path):
   runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
   start = f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}'

@@ -47,6 +47,7 @@ def highest_precision():
     yield
 
 
+@pytest.mark.cases(fast=3, slow=5)
 @pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_loss_and_every_gradient(name):

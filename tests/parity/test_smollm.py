@@ -15,9 +15,15 @@ ANSWERS = {  # output of generate, by checkpoint
 }
 
 
+OTHER_PAGES = ('docs/evaluation.md', 'docs/tutorials/own_chats.md', 'benchmarks/README.md')
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a dozen commands with a real model, while other tests run
-def test_the_capital_of_france(tmp_path):
+@pytest.mark.parametrize(
+  'others', [(), pytest.param(OTHER_PAGES, marks=pytest.mark.exhaustive)], ids=['weights', 'all']
+)
+def test_the_capital_of_france(tmp_path, others):
   docs = runs.ROOT / 'docs'
   scripts = {
     'weights.md': 'capitals.py',
@@ -29,8 +35,7 @@ def test_the_capital_of_france(tmp_path):
     (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  pages = [docs / p for p in ('weights.md', 'evaluation.md', 'tutorials/own_chats.md')]
-  pages.append(runs.ROOT / 'benchmarks' / 'README.md')
+  pages = [docs / 'weights.md', *(runs.ROOT / page for page in others)]
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
   answers = {}

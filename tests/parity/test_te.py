@@ -80,6 +80,7 @@ def noisy(params):
 QUICK = {'gpt', 'gqa with bias'}
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -195,6 +196,7 @@ def begun(tmp_path_factory):
   return begin
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize(
   ('te', 'recipe', 'stack'),
   [

@@ -66,6 +66,7 @@ def their_model(family: str):
 QUICK = {'llama_gqa_tied', 'llama3_scaled', 'mistral_window', 'gemma'}
 
 
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize(
   'platform', ['cpu', pytest.param('accelerator', marks=pytest.mark.slow)], indirect=True
@@ -248,6 +249,7 @@ def published_sizes() -> list[type]:
   ]  # fmt: skip
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
 def test_a_published_size_is_known_by_its_config(cls, tmp_path):
   config = config_json(cls(), 'bfloat16', None)
@@ -260,6 +262,7 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
     assert from_config(config | {'rope_theta': 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
 
 
+@pytest.mark.cases(fast=0, slow=12)
 @pytest.mark.slow
 @pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
 def test_transformers_has_as_many_parameters(cls):

@@ -126,6 +126,7 @@ def experiment(folder, kind, max_steps):
   return cls(**SMALL, **values, MAX_STEPS=max_steps)
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['memmap', 'text', 'sft'])
 def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog):
@@ -147,6 +148,7 @@ def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog)
   train(dataclasses.replace(run, experiment=experiment(tmp_path, kind, 5)))  # the data is accepted
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_fingerprints_goes_on(tmp_path, monkeypatch):
   write(tmp_path, 'memmap', changed=False)
   run = Run(experiment(tmp_path, 'memmap', 2), tmp_path / 'run')

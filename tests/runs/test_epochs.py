@@ -40,6 +40,7 @@ def write(path, count: int, name: str = 'inputs') -> str:
   return str(path)
 
 
+@pytest.mark.slow
 def test_epochs_become_steps_and_the_schedule_follows(tmp_path, capsys):
   path, folder = write(tmp_path / 'a.jsonl', 5), tmp_path / 'run'
   e = Scheduled(TRAIN_FILES=[path], NUM_EPOCHS=2)

@@ -62,6 +62,7 @@ def command(*words: str):
   return result.stdout
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('method', ['sft', 'lora'])
 def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
   words = [weights, f'--method={method}', *data, *SHORT]
@@ -101,6 +102,7 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
     assert (e.MODEL, e.NUM_LAYERS, e.USE_LORA) == ('LLaMA', 2, True)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_former_name_goes_on(weights, data, tmp_path):
   """Earlier versions made a class of each model and method, whose name is in experiment.json."""
   words = [weights, *data, f'--folder={tmp_path / "run"}']

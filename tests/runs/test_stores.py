@@ -96,6 +96,7 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path):
     assert 'Compiled' not in result.stdout
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('machine', 'moment'), [('same', 'upload:9'), ('other', 'manifest:2'), ('other', 'copied:2')]

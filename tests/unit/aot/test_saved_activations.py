@@ -16,6 +16,7 @@ def test_of_a_function():
   assert {(k.shape, k.dtype, k.bytes) for k in kept} == {((3, 5), 'float32', 60)}
 
 
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize('repeated', [False, True])
 @pytest.mark.parametrize(
   ('policy', 'of_a_layer'),

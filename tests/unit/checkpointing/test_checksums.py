@@ -32,6 +32,7 @@ def folder(tmp_path):
   return folder
 
 
+@pytest.mark.cases(fast=3)
 @failing_calls.NEEDS_A_COMPILER
 @pytest.mark.parametrize(
   ('call', 'path'),

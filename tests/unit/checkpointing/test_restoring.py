@@ -126,6 +126,7 @@ def test_ignored_and_renamed(base, tmp_path):
   assert 'params/transformer/repeat/ff_layer/ffn_layer2/w' in table.split('ignored')[1]
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(
   ('changes', 'match'),
   [
@@ -263,6 +264,7 @@ def test_state_of_weights_that_have_none(base, tmp_path):
     restored(tmp_path, (weights, None), CHECKPOINT_RESTORE_STATE=True)
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
 )

@@ -140,6 +140,7 @@ def reported(tmp_path, monkeypatch, capsys, code, *flags) -> str:
   return capsys.readouterr().err
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize('name', MISTAKES)
 def test_a_mistake_in_ones_own_code_is_named_in_a_few_lines(name, tmp_path, monkeypatch, capsys):
   code, line, message = MISTAKES[name]

@@ -55,6 +55,7 @@ def test_links_in_place_of_every_file_of_a_run(tmp_path):
   assert 3 in runs.losses(folder)
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('make', [os.mkfifo, lambda path: path.symlink_to('/dev/null')])
 @pytest.mark.parametrize('name', ['experiment.json.tmp', '.lock', 'goodput/attempt_00007.json'])

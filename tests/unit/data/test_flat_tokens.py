@@ -255,6 +255,7 @@ def test_tokenize_refuses_to_overwrite(tmp_path):
     tokenize.main(args)
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize('kind', ['stream', 'packed', 'sequences'])
 @pytest.mark.parametrize('file', ['tokens.bin', 'seq_starts.bin'])
 def test_a_file_that_is_cut_off_while_it_is_read(tmp_path, kind, file):

@@ -135,6 +135,7 @@ def test_fp8_needs_experts_of_one_shape():
 
 # Matrix multiplications of a block: queries, keys and values, output, feed-forward. `split` is how
 # many more there are forward: queries, keys and values of one weight are computed one by one.
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products', 'split'),
@@ -177,6 +178,7 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   assert not np.array_equal(jax.tree.leaves(before)[0], jax.tree.leaves(step.state.overwritten)[0])
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('model', 'values', 'tolerance'),
   [
@@ -204,6 +206,7 @@ def test_fp8_learns_as_xla_does(model, values, tolerance):
   assert fp8[-1] != xla[-1]
 
 
+@pytest.mark.slow
 def test_histories_are_replaced_and_not_optimized():
   """A step puts the largest weight at the front, without decay, clipping or learning rate."""
   step = Step(experiment(USE_FP8=True, WEIGHT_DECAY=0.5, CLIP_GRADIENT_NORM_TO_VALUE=0.1))

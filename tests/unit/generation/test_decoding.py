@@ -45,6 +45,7 @@ def made(name: str):
   return model, params
 
 
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize(
   'name',
   ['window']
@@ -167,6 +168,7 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
     Generator(model, params, 64).generate([prompt], new)
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize('name', [pytest.param('gpt', marks=pytest.mark.slow), 'llama'])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   """For all lengths of neighbors, the number of tokens and the tokens are the same."""

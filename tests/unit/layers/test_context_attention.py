@@ -125,6 +125,7 @@ def check(names):
     assert not r['scores'] or way in ('heads', 'gather'), r
 
 
+@pytest.mark.slow
 def test_a_ring_computes_the_same():
   check(['ring', 'short texts'])
 
@@ -157,6 +158,7 @@ def same(kernel, other, queries, keys, width, segmented, causal):
 # A ring has parts with as many queries as keys, and half or twice as many.
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]
 )
@@ -165,6 +167,7 @@ def test_tiles_are_the_same_as_a_whole(queries, keys, causal):
   same(tiled_attention.Tiled(whole, 8), whole, queries, keys, 8, True, causal)
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'),

@@ -139,6 +139,7 @@ def segments_of(offsets, lengths, shape):
   return jnp.where(inside.any(1), inside.argmax(1), -1).reshape(B, T)
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', ['', 'bias', 'bounds'])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'narrow values'])
@@ -226,6 +227,7 @@ def with_a_nan(kind, is_backward, operands, call):
   return tuple(results)
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('is_backward', [False, True])
 @pytest.mark.parametrize('change', [in_base_2, with_a_nan])
 @pytest.mark.parametrize(
@@ -247,6 +249,7 @@ def test_wrong_kernels_end_a_run(asked, gpu_mesh, monkeypatch, case, way_out, ch
     check(gpu_mesh, **{case: True})
 
 
+@pytest.mark.slow
 def test_what_the_check_computes(asked, gpu_mesh):
   check(gpu_mesh, has_fused_logits=True)
   calls = {(a['target'].split('fmha')[1], a['sliding_window_length']) for a in asked}
@@ -286,6 +289,7 @@ def test_what_experiments_ask_for(values, logits, ring):
   assert (e.has_fused_logits, e.has_fused_ring) == (logits, ring)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('window', [0, 6])
@@ -317,6 +321,7 @@ def test_an_extra_logit_of_each_head(asked, window, packed, mesh):
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, grads)
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]
 )

@@ -23,6 +23,7 @@ def int8_dots(step):
   return dots['i8', 'i8']
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   ('model', 'values', 'products'),
   [

@@ -88,6 +88,7 @@ def test_repeated_equals_unrolled(packed):
   assert_trees_close(stacked(grads_u), grads_r, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize('policy', ['SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM'])
 def test_repeated_layers_without_a_loop(policy):
   """The same variables, and nearly the same loss and gradients; what is not kept is recomputed."""
@@ -121,6 +122,7 @@ def plain():
 ONE_A_KIND = {'SAVE_NOTHING', 'SAVE_CONTEXT_AND_OUT_PROJ'}
 
 
+@pytest.mark.cases(fast=2, slow=3)
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
   'policy',
@@ -296,6 +298,7 @@ VARIANTS = {
 QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
@@ -310,6 +313,7 @@ def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
     assert g.dtype == jnp.float32
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('name', ['rotary', 'rotary half', 'caps', 'grouped', 'bfloat16'])
 def test_causality(name):
   """No logit depends on a later token."""
@@ -387,6 +391,7 @@ def on_whole_rows(q, k, v, visible, bias, softmax):
   return cpu_attention.attend(q, k, v, mask, bias, softmax)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
   ('block_size', 'T'), [(8, 32), pytest.param(0, 512, marks=pytest.mark.slow)]
 )
@@ -465,6 +470,7 @@ def test_attention_multiplies_in_the_dtype_of_its_arguments(on_cpu, monkeypatch)
   assert {v.aval.dtype for e in dots for v in e.invars} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
   ('equation', 'x', 'w', 'first'),
   [

@@ -339,6 +339,7 @@ def loads_of(**changes):
   return by_layer(compiled(grads, params, batch)(params, batch))
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'changes',
   [
@@ -386,6 +387,7 @@ def test_the_bias_follows_the_number_of_tokens_that_chose_an_expert():
   np.testing.assert_array_equal(balanced(jnp.full(6, 0.5), grads[LOAD_BIAS], 0.01), expected)
 
 
+@pytest.mark.slow
 def test_a_step_moves_the_bias_once_by_the_load_of_all_microbatches():
   """The optimizer has no state for it, and a step that is skipped leaves it."""
   task, batch = balanced_task(NUM_MICROBATCHES=4)

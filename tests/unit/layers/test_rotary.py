@@ -9,6 +9,7 @@ from paxlite.layers import rotary
 from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('cls', [RotaryEmbedding, Llama3RotaryEmbedding])
 @pytest.mark.parametrize('layout', ['interleaved', 'half'])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])

@@ -57,6 +57,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize(
   ('case', 'kv_heads', 'packed', 'mesh'),
   [

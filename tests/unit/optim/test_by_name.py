@@ -50,6 +50,7 @@ def test_all_optimizers_are_tested():
     TinyGPT(OPTIMIZER='').validate()
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize('name', NAMES)
 def test_an_optimizer_is_optaxs(name):
   """With the same gradients, which are small enough for no cap."""
@@ -69,6 +70,7 @@ def test_an_optimizer_is_optaxs(name):
   )
 
 
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize('name', NAMES)
 def test_a_run_that_is_resumed_equals_one_that_is_not_stopped(name, tmp_path):
   whole, sharded = trained(optimizer_of(name), mesh_of(1), 4)
@@ -116,6 +118,7 @@ def check_eight_devices() -> None:
     jax.tree.map(same, one[0], eight[0])
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
 def test_a_model_trains_on_eight_devices_as_on_one(name, tmp_path):
@@ -130,6 +133,7 @@ def test_a_model_trains_on_eight_devices_as_on_one(name, tmp_path):
   assert runs.losses(tmp_path / 'eight') == pytest.approx(found, rel=1e-5)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('name', NAMES)
 def test_where_moments_are_changes_nothing(name):
   """Layers of a repeated stack are updated one by one, if that is known to be the same."""

@@ -123,6 +123,7 @@ def test_a_step_without_finite_gradient_keeps_moments_in_bfloat16(trained):
   jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize(
   ('source', 'target'),
   [
@@ -237,6 +238,7 @@ def residuals_on_host(policy: str, names: list[str], repeated: bool) -> int:
   return str(jax.make_jaxpr(lambda p, b: task.grads(p, b, None)[0])(params, batch)).count('<host>')
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('repeated', [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
   'policy', ['SAVE_NOTHING', pytest.param('SAVE_EVERYTHING', marks=pytest.mark.slow)]

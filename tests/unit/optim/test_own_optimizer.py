@@ -97,6 +97,7 @@ def mesh_of(n: int, by_axis: int = 1) -> Mesh:
   return Mesh(np.array(jax.devices()[:n]).reshape(shape), ('replica', 'data', 'mdl'))
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize('name', OPTAX)
 def test_a_state_of_optax_is_sharded_skipped_saved_and_resumed(name, tmp_path):
   optimizer = completed(OPTAX[name]())

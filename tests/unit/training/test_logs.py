@@ -134,6 +134,7 @@ def test_tensorboard_after_a_clock_that_went_back(tmp_path, monkeypatch, foreign
     assert min(folder.iterdir()).name.split('.')[3] == foreign
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'redirection',

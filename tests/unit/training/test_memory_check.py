@@ -93,6 +93,7 @@ def test_pipelined_collectives_are_given_up_for_memory(monkeypatch):
   assert len(compiled) == 3, 'there is nothing to give up'
 
 
+@pytest.mark.slow
 def test_a_run_is_refused_before_it_takes_the_memory(tmp_path, left):
   left(10_000)
   with pytest.raises(UserError, match='parameters, optimizer and gradients need'):

@@ -73,6 +73,7 @@ def step_of(case):
   return step, state, batch
 
 
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize(
   'case', [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
 )

@@ -179,6 +179,7 @@ def after_five_steps(tmp_path_factory):
   return jax.device_get(other.train(*other.store.initial()))
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'summary_interval', [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 100))]
 )

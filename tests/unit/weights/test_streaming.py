@@ -91,6 +91,7 @@ def test_peak_memory_does_not_grow_with_the_layers(tmp_path):
     assert max(peaks.values()) - peaks[1] < LARGEST / 2 < model / 8
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_import_that_is_stopped(number, tmp_path):

@@ -129,6 +129,7 @@ def test_gpus_have_no_loop_over_layers_that_keep_their_products(model):
     assert (repeated > unrolled) == has_loop, (platform, layout, policy)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_gathers_once_holds_the_weights_of_its_stage():
   e = TinyGPT(
     NUM_LAYERS=12, MODEL_DIMS=512, HIDDEN_DIMS=2048, MAX_SEQ_LEN=16, VOCAB_SIZE=1024,
