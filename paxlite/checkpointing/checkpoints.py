@@ -33,7 +33,7 @@ from paxlite.checkpointing.checksums import (
 from paxlite.checkpointing.folders import refuse_dangling, remove, unused_name
 from paxlite.checkpointing.manager import new_manager
 from paxlite.checkpointing.saved_record import SavedRecord
-from paxlite.checkpointing.structure import conversion, differing, shapes_of
+from paxlite.checkpointing.structure import conversion_hint, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import MovedError, check_place
@@ -446,5 +446,5 @@ class Checkpoints:
     if differences:
       raise UserError(
         f'{self.folder(step)} does not fit this experiment: {listed(differences)}. '
-        f'Use the experiment that wrote it, or another --job_log_dir{conversion(differences)}'
+        f'Use the experiment that wrote it, or another --job_log_dir{conversion_hint(differences)}'
       )

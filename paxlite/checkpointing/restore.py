@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import KeyPath
 
 from paxlite.checkpointing.source import Source, find_source
-from paxlite.checkpointing.structure import conversion
+from paxlite.checkpointing.structure import conversion_hint
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
 from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, listed
@@ -176,7 +176,7 @@ class RestorePlan:
       raise UserError(
         f'{self.source.folder} does not fit the model: {listed(problems)}.{hint} '
         "Leave variables out with '--fdl.CHECKPOINT_IGNORE_RULES=[REGEX]' (names after params/), "
-        f'or choose the experiment that it belongs to{conversion(problems)}'
+        f'or choose the experiment that it belongs to{conversion_hint(problems)}'
       )
     for attribute, unused in (
       ('CHECKPOINT_IGNORE_RULES', rules.unused()),

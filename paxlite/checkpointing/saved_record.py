@@ -14,7 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.run_files import write_file
 from paxlite.files.json_files import read_object
 
-_NAME = '.saved.json'  # of this machine; what a store holds, the store's list of checkpoints says
+_NAME = '.saved.json'  # never uploaded: in a store, the list of checkpoints is the record
 _OF_RUN = 'experiment.json'
 _LOOK_SECONDS = 1.0  # between two looks at a folder, which may be on a file server
 
@@ -62,7 +62,7 @@ class SavedRecord:
   def refuse_missing(self, checkpoints: pathlib.Path, steps: list[int]) -> None:
     """Raises UserError if the run has saved checkpoints, and they are gone.
 
-    A folder without experiment.json holds no run any more, so that its checkpoints may be gone.
+    A folder without experiment.json holds no run, so it is no error that checkpoints are missing.
 
     Args:
       checkpoints: The folder of the checkpoints.

@@ -159,7 +159,7 @@ class StepCopies:
   def is_newer(self, step: int) -> bool:
     """Returns whether the folder has a good step that is another one than that in the store.
 
-    A run that was rolled back has saved the step again, and was killed before it could copy it. A
+    This happens when a run rolled back, saved the step again, and was killed before the upload. A
     folder with the files of one of several hosts is a part of the step in the store.
     """
     theirs, mine = self._checksums(step)
@@ -183,7 +183,7 @@ class StepCopies:
     """Copies a complete step into the folder; files that are there and good are kept.
 
     Returns:
-      Whether all files are as their checksums say. A file that is not is in the folder as well.
+      Whether all files are as their checksums say. Damaged files stay in the folder, too.
 
     Raises:
       OSError: The store does not answer, or the disk is full.

@@ -36,7 +36,7 @@ def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
   ]
 
 
-def conversion(differences: list[str]) -> str:
+def conversion_hint(differences: list[str]) -> str:
   """Returns a hint for differences caused by Transformer Engine's layers, or by a form, or ''."""
   names = {text.partition(' ')[0] for text in differences}
   if any(name.rpartition('/')[0] in names for name in names):  # w, and w/values in place of it

@@ -1,9 +1,8 @@
 """Imports the modules that a user names, which may be in the current folder.
 
-Python puts the current folder first on its path (`python -m`), so that a file there would be used
-in place of a module of the same name, and whatever a library looks for would be found there. Here
-the folder is not on the path. A module comes from there only if the user has named it, or if such a
-module imports it, and if there is no module of that name on the path.
+`python -m` puts the current folder first on sys.path, where any file could shadow the import of a
+library. paxlite/__init__.py removes it. The finder of this module looks there last, and only for
+modules that the user has named and for what those import.
 """
 
 import importlib

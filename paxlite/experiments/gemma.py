@@ -43,7 +43,7 @@ class Gemma2(Gemma, subject='Attention'):
 
 
 class Gemma3(Gemma2):
-  """Gemma 3's text model: norms of queries and keys, five blocks of sliding attention of six."""
+  """Gemma 3's text model: norms of queries and keys, sliding attention in five of six blocks."""
 
   VOCAB_SIZE = 262_208
   ROPE_THETA = 1e6
@@ -68,8 +68,8 @@ class Gemma3(Gemma2):
 class Gemma2B(Gemma):
   """2,506,434,560 parameters, one key-value head.
 
-  The vocabulary is Gemma's original one of 256,128 rows. Files from Hugging Face have 256,000 rows,
-  and weights imported from them record that number.
+  The vocabulary has 256,128 rows, as Google's files. Those of Hugging Face have 256,000, and
+  weights that are imported from them set VOCAB_SIZE to that.
   """
 
   NUM_LAYERS = 18

@@ -1,8 +1,8 @@
 """The header and the tensors of a GGUF file, or of all files of a model that is split.
 
 The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is
-read here, because the reader of the package gguf continues behind the end of a file, and takes
-quantized tensors in the other byte order as they are. The package dequantizes.
+parsed here, because the reader of the package gguf reads past the end of a file, and does not swap
+the bytes of quantized tensors. The package is used to dequantize.
 """
 
 import math
@@ -32,7 +32,7 @@ _SCALARS = {
   11: 'q',
   12: 'd',
 }
-_STRING, _ARRAY = 8, 9
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _MOST = 1 << 24  # elements of a list, fields, or tensors: far more than any model has
 _DIMENSIONS = 4
 _ALIGNMENT = 'general.alignment'
@@ -96,8 +96,11 @@ class _Header:
     """Returns a text, a number or a list of them."""
     if kind == _STRING:
       return self.text()
-    if kind == 7 and self._data[self._at : self._at + 1] not in (0, 1):
-      raise _Damaged('a truth value is neither 0 nor 1')
+    if kind == _BOOL:
+      value = self.number('B')
+      if value > 1:
+        raise _Damaged('a truth value is neither 0 nor 1')
+      return bool(value)
     if kind in _SCALARS:
       return self.number(_SCALARS[kind])
     if kind != _ARRAY:
@@ -107,7 +110,7 @@ class _Header:
       return [self.text() for _ in range(count)]
     if of not in _SCALARS:
       raise _Damaged(f'lists of type {of} are not implemented')
-    dtype = np.dtype(f'<{_SCALARS[of]}' if of != 7 else '?')
+    dtype = np.dtype(f'<{_SCALARS[of]}' if of != _BOOL else '?')
     return np.frombuffer(self.bytes(count * dtype.itemsize).tobytes(), dtype).tolist()
 
   def read(self) -> tuple[dict[str, object], dict[str, Stored]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import paxlite
-from paxlite.checkpointing.structure import conversion
+from paxlite.checkpointing.structure import conversion_hint
 from paxlite.checkpointing.variables import stored_variables
 from paxlite.core.errors import UserError
 from paxlite.tools import export_weights
@@ -73,6 +73,6 @@ def test_initial_values_in_int8_are_saved_once(tmp_path):
 
 def test_differences_of_a_form_have_a_hint():
   hint = 'FROZEN_DTYPE must be as it was'
-  assert hint in conversion([f'{W} is missing', f'{W}/values is not in the model'])
-  assert hint in conversion([f'{W}/values is missing', f'{W} is not in the model'])
-  assert conversion([f'{W} is missing', 'params/b is not in the model']) == ''
+  assert hint in conversion_hint([f'{W} is missing', f'{W}/values is not in the model'])
+  assert hint in conversion_hint([f'{W}/values is missing', f'{W} is not in the model'])
+  assert conversion_hint([f'{W} is missing', 'params/b is not in the model']) == ''

@@ -31,7 +31,8 @@ class Estimate:
     traffic: Seconds of all other kernels.
     sent: Seconds of collectives, hidden or not.
     copied: Seconds of copies from and to the host, hidden or not.
-    logits: Bytes of logits, their gradients and their table's, as far as they count in `memory`.
+    logits: Bytes of the logits, their gradient and the gradient of their table, if they are in
+      `memory`; else 0.
   """
 
   memory: float
@@ -46,15 +47,14 @@ class Estimate:
 
 
 class Estimator:
-  """Estimates candidates of one experiment on one machine."""
+  """Estimates candidates of one experiment on one machine.
+
+  Args:
+    model: The model, traced for a device of the machine.
+    machine: The machine.
+  """
 
   def __init__(self, model: Model, machine: Machine):
-    """Estimates nothing yet.
-
-    Args:
-      model: The model, traced for a device of the machine.
-      machine: The machine.
-    """
     self.model = model
     self._machine = machine
     self._laid_out: dict[Layout, LanguageModel] = {}
@@ -96,7 +96,7 @@ class Estimator:
       moved += 2 * units * runs * saved
       if not gathers_once:
         moved += 4 * parts * state.layers
-      elif repeats > 1:  # one group of layers is read where it is, and products add to its sums
+      elif repeats > 1:  # one group's weights are read in place, its gradients added up
         moved += 12 * runs * state.layers
     gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
     # Adam reads parameters, moments and gradients, and the norm reads the gradients once more

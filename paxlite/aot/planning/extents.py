@@ -1,7 +1,7 @@
 """How large an array is on one device, for any mesh and batch, from the sizes of its dimensions.
 
-A model is traced once for a number of rows that divides no other size. Where that number is a
-factor of a dimension, the dimension belongs to the batch.
+A model is traced once with a prime batch size that divides no other size of the model. A dimension
+that it divides is therefore one of the batch.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ class Extent(NamedTuple):
   """The dimensions of an array that a mesh or a batch can split.
 
   Attributes:
-    rows: How often the rows of the batch are a factor of its size.
+    rows: The power of the batch size in the size of the array; 0: it has no batch dimension.
     length: Whether it has the tokens of a row, which the axis context splits.
     width: The size of the dimension that the axis mdl splits if it divides it; 1 is none.
     experts: The number of experts if it is a weight of experts; else 1.
@@ -67,8 +67,8 @@ class Sizes:
     length: Tokens of a row.
     widths: Sizes of dimensions that the axis mdl may split: heads, units, vocabulary, width.
     experts: Number of experts; 1 if there are none.
-    rooms: For each number of places that dropless experts have for tokens, the number of tokens
-      that take one. The places, which no number of rows divides, are split as the tokens are.
+    rooms: The buffers of dropless experts: for each length, how many tokens fill it if experts have
+      equal loads. No batch size divides such a length, so buffers are sharded as tokens are.
   """
 
   rows: int

@@ -244,6 +244,8 @@ def test_an_array_that_claims_more_than_there_is(tmp_path, count):
     (header(0, 1 << 62), 'it ends too early'),
     (header(0, 0, version=1), 'version 1 is not implemented'),
     (b'GGU', 'it ends too early'),
+    (header(0, 1) + struct.pack('<QcI', 1, b'a', 7), 'it ends too early'),  # before a truth value
+    (header(0, 1) + struct.pack('<QcIB', 1, b'a', 7, 2), 'neither 0 nor 1'),
     (b'', 'it is empty'),
   ],
 )
