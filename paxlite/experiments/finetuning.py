@@ -118,6 +118,9 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
 }
 
 
+_OF_TEXT = 'EOS_IDS', 'START_ID'  # what weights say, whichever class their model has
+
+
 class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
   """An experiment whose model is the one that MODEL names, or else that of the weights."""
 
@@ -145,7 +148,7 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
   @classmethod
   def chosen(cls, weights: WeightsFacts) -> tuple[type[Experiment], dict[str, object]]:
     if cls._has_model:
-      return cls, {}
+      return cls, {k: weights.values[k] for k in _OF_TEXT if k in weights.values}
     if not weights.path:
       raise UserError(
         f'{cls.__name__} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '
@@ -167,7 +170,7 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
     is_ours = model.__module__.startswith('paxlite.')
     variant = composed(cls, model.__name__ if is_ours else full_name(model))
     decide_model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
-    kept = {*decide_model, 'HEADS_SPAN_MODEL', 'EOS_IDS', 'START_ID'}
+    kept = {*decide_model, 'HEADS_SPAN_MODEL', *_OF_TEXT}
     values = {k: v for k, v in stated_values(base, weights.values).items() if k in kept}
     longest = weights.values['MAX_SEQ_LEN']
     values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, longest)  # type: ignore[call-overload]

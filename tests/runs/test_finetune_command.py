@@ -102,6 +102,12 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
     assert (e.MODEL, e.NUM_LAYERS, e.USE_LORA) == ('LLaMA', 2, True)
 
 
+def test_a_named_model_ends_its_answers_as_its_weights_do(weights):
+  named = {'MODEL': 'LLaMA', 'CHECKPOINT_RESTORE_PATH': weights, 'TRAIN_FILES': 'a.jsonl'}
+  assert build_experiment('HuggingFaceSFT', [], named).EOS_IDS == [2]
+  assert build_experiment('HuggingFaceSFT', [], named | {'EOS_IDS': '[7]'}).EOS_IDS == [7]
+
+
 @pytest.mark.slow
 def test_a_run_of_a_former_name_goes_on(weights, data, tmp_path):
   """Earlier versions made a class of each model and method, whose name is in experiment.json."""
