@@ -47,6 +47,7 @@ def test_a_listener_hears_all_events_and_ends_the_run(tmp_path):
   assert found == {'step': 4, 'input': 'budget', 'tokens_left': 0.0}
 
 
+@pytest.mark.slow
 def test_rollouts_depend_on_the_parameters():
   e = OnRollouts()
   task = fdl.build(e.build_task())

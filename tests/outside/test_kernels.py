@@ -37,6 +37,7 @@ def test_a_kernel_on_one_device(tmp_path):
   assert abs(own[1] - without[1]) > 1e-4, 'the cap changes nothing'
 
 
+@pytest.mark.slow
 def test_a_kernel_is_used_where_it_says_so():
   """Counts in the traced step: in each of two blocks, unless something else is asked for."""
   done = runs.module('tests.outside.test_kernels', devices=8)

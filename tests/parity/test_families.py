@@ -62,7 +62,7 @@ def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
 
 
-@pytest.mark.cases(fast=12)
+@pytest.mark.cases(fast=8)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_random_configurations(family, seed):

@@ -31,6 +31,7 @@ def as_torch(x: np.ndarray):
   return torch.tensor(np.asarray(x, np.float32))
 
 
+@pytest.mark.slow
 def test_mxfp4(tmp_path):
   """Blocks of 32 values of 4 bits with one power of two, as gpt-oss is published."""
   from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -93,6 +93,7 @@ def test_the_workers_that_tokenize(folder):
   ended(folder, sys.executable, '-m', 'paxlite', 'tokenize', 'a.txt', *flags)
 
 
+@pytest.mark.slow
 def test_what_is_not_named_is_not_found(folder):
   said = ended(
     folder, sys.executable, '-m', 'paxlite.main', '--fdl_config=absent.Mine', '--dry_run', code=2

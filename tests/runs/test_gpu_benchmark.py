@@ -285,6 +285,7 @@ def test_targets(gpu):
 MFU = {'LLaMA 7B': 4096, 'GPT5B': 2048}
 
 
+@pytest.mark.slow
 def test_dry_run():
   """All suites; only sizes are computed, so no device is opened and no device memory is taken."""
   printed = benchmark('--dry_run', env={'JAX_PLATFORMS': 'none'})

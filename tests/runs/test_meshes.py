@@ -179,6 +179,7 @@ except UserError as e:
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_that_xla_gets_wrong_is_refused():
   command = [sys.executable, '-c', CHECK_MESH]
   done = subprocess.run(
@@ -231,6 +232,7 @@ def test_choices_without_room_get_nothing_and_all_others_what_they_get_alone():
   assert 16 <= kept[1] < kept[2] < 64
 
 
+@pytest.mark.slow
 def test_the_report_to_xla_reproduces():
   """If this fails, XLA no longer exchanges rows, and gather_weight may be unnecessary."""
   page = (runs.ROOT / 'docs' / 'xla_row_exchange.md').read_text()
@@ -313,6 +315,7 @@ def test_slices_or_processes_decide_the_order_over_dcn():
   assert at(order([1, 1, 4], [1, 2, 1], single), 'id').tolist() == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
 
 
+@pytest.mark.slow
 def test_parameters_of_a_pipeline_are_those_of_repeated_layers():
   values = dict(NUM_LAYERS=4, MODEL_DIMS=32, NUM_HEADS=4, VOCAB_SIZE=64, USE_REPEATED_LAYER=True)
   one = fdl.build(LLaMA(**values).build_task())

@@ -158,7 +158,7 @@ def compute_engine(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
     yield environments
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize(
   'place',
   [

@@ -49,6 +49,7 @@ def row(rows, name: str, **values) -> dict:
   return found
 
 
+@pytest.mark.slow
 def test_its_bytes_are_those_of_the_compiler(explained):
   totals, report = explained.data['totals'], explained.data['report']
   assert totals['state'] + totals['batch'] == report['arguments']

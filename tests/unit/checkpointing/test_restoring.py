@@ -56,6 +56,7 @@ def restored(tmp_path, base, **changes):
   return trainer(tmp_path / 'new', CHECKPOINT_RESTORE_PATH=str(base[0]), **changes).store
 
 
+@pytest.mark.slow
 def test_parameters_alone(base, tmp_path):
   state, step = restored(tmp_path, base).initial()
   assert step == 0
@@ -337,6 +338,7 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
   assert (a - plain).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):
   """The run goes through main, on 8 devices."""
   flags = [f'--fdl.{k}={v}' for k, v in SMALL.items()]

@@ -176,6 +176,7 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
   assert f': 3 documents, {size:,} bytes' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tokenize_with_several_processes_equals_one(tmp_path):
   """The tool tokenizes the real texts through the command line."""
   for processes in (1, 3):

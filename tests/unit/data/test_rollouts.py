@@ -78,6 +78,7 @@ def whole(tmp_path_factory):
   return trained(tmp_path_factory.mktemp('whole'), Own())
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_continues_with_the_state_before_the_batch(tmp_path, whole):
   """The source has counted the batch that it could not make."""
   with pytest.raises(UserError, match='no more rollouts'):
@@ -89,6 +90,7 @@ def test_a_run_that_fails_continues_with_the_state_before_the_batch(tmp_path, wh
   assert data.numbers == [4, 5]
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_a_local_state(tmp_path, whole):
   values = dict(
     LOCAL_CHECKPOINT_EVERY_N_STEPS=2,
@@ -117,6 +119,7 @@ def test_the_last_good_state_has_the_state_of_its_batch(tmp_path):
   assert state_of(tmp_path, 1) == {'count': 1}
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_on_with_new_rollouts(tmp_path):
   data = Own()
   trained(tmp_path, data, Back())

@@ -121,6 +121,7 @@ def test_what_cannot_be(monkeypatch, environment, values, error):
     TinyGPT(**values).validate()
 
 
+@pytest.mark.slow
 def test_recomputed_products_are_in_fp8_too():
   """All products of a block are, except its last, which the backward pass does not use."""
   dots = Step(experiment('llama', USE_FP8=True, CHECKPOINT_POLICY='SAVE_NOTHING')).dots()
@@ -230,6 +231,7 @@ def test_histories_are_replaced_and_not_optimized():
   assert float(metrics['learning/raw_grad_norm'].value) == pytest.approx(float(norm), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_skipped_step_leaves_histories_alone():
   step = Step(experiment(USE_FP8=True))
   step.train(1)
@@ -387,6 +389,7 @@ class Halved(TinyGPT):
     return task
 
 
+@pytest.mark.slow
 def test_an_edited_task_is_on_the_backend_too():
   step = Step(Halved(USE_FP8=True, **LEARNING))
   assert step.dots()['f8E4M3FN', 'f8E4M3FN'] == 2 * (3 + 1 + 2)

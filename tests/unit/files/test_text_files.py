@@ -48,6 +48,7 @@ def peak_of(call) -> tuple[int, object]:
     tracemalloc.stop()
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('suffix', OPENERS)
 def test_a_few_bytes_that_hold_much_text_are_read_in_little_memory(tmp_path, suffix):
   line = b'{"text": "%s"}\n' % (b'a' * 50)

@@ -184,6 +184,7 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   assert rows == [sampled.generate([p], 100, 5, row_ids=[i])[0] for i, p in enumerate(prompts)]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
   ('ids', 'match'),
   [
@@ -287,6 +288,7 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   assert (folder / 'decoded_00000001.jsonl').read_text() == whole
 
 
+@pytest.mark.slow
 def test_the_kernels_are_checked_before_weights_are_read(trained, monkeypatch):
   from paxlite.eval import inference
 

@@ -9,6 +9,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from paxlite.layers import embeddings
 from paxlite.layers.embeddings import TokenEmbedding
@@ -28,6 +29,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_no_device_along_context_gathers_a_table():
   """Where context divides its width; else, no device looks up the tokens of others."""
   done = runs.module('tests.unit.layers.test_embeddings', devices=8)

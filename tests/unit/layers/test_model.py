@@ -88,7 +88,7 @@ def test_repeated_equals_unrolled(packed):
   assert_trees_close(stacked(grads_u), grads_r, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('policy', ['SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM'])
 def test_repeated_layers_without_a_loop(policy):
   """The same variables, and nearly the same loss and gradients; what is not kept is recomputed."""
@@ -195,6 +195,7 @@ def test_microbatches_change_rounding_alone():
     assert float(m.value) == pytest.approx(float(metrics[1][name].value), rel=1e-5), name
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'overrides',
   [
@@ -298,7 +299,7 @@ VARIANTS = {
 QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
@@ -340,6 +341,7 @@ def test_grouped_heads_equal_repeated_keys():
   np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('repeated', [False, True])
 def test_dropout_is_on_with_an_rng_alone_and_a_function_of_it(repeated):
   task = make(DROPOUT_PROB=0.3, EMBEDDING_DROPOUT_PROB=0.3, USE_REPEATED_LAYER=repeated)

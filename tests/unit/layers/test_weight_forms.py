@@ -13,6 +13,7 @@ from tests.support.frozen_forms import compare
 VALUES = dict(FROZEN_DTYPE='int8', FPROP_DTYPE='float32', NUM_LAYERS=1)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_decoded_weights_in_float32():
   found = compare(**VALUES)
   assert found['error'] < 1e-5

@@ -80,6 +80,7 @@ def whole(tmp_path_factory):
   return runs.losses(folder / 'run'), state
 
 
+@pytest.mark.slow
 def test_a_run_continues_bit_for_bit_from_the_newest_local_state(tmp_path, whole):
   assert start(tmp_path, fails_at=8) == (None, 0)
   assert names(tmp_path) == [3, 6], 'at most two'

@@ -123,7 +123,7 @@ def test_a_step_without_finite_gradient_keeps_moments_in_bfloat16(trained):
   jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize(
   ('source', 'target'),
   [
@@ -151,6 +151,7 @@ def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, targe
   jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(('before', 'after'), [('float32', 'bfloat16'), ('bfloat16', 'float32')])
 def test_frozen_weights_continue_in_the_other_dtype(tmp_path, before, after):
   """Weights that LoRA freezes become the nearest bfloat16, and no bit of bfloat16 is lost."""

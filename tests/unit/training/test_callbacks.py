@@ -103,6 +103,7 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   assert kinds == [LocalSaves, SpikeDetector, Best, Recorded, StepProfiler]
 
 
+@pytest.mark.slow
 def test_a_request_to_end_after_a_step_saves_it(tmp_path):
   listener = Recorded({('after', 3): Request.END, ('after', 1): 'nothing that counts'})
   assert int(trained(tmp_path, listener).step) == 3
@@ -120,6 +121,7 @@ def test_a_request_to_end_after_an_evaluation(tmp_path):
   assert int(trained(tmp_path, listener, EVAL_INTERVAL_STEPS=3).step) == 3
 
 
+@pytest.mark.slow
 def test_a_request_to_roll_back_goes_before_one_to_end(tmp_path):
   ends, back = Recorded({('after', 3): Request.END}), Recorded({('after', 3): Request.ROLL_BACK})
   assert int(trained(tmp_path, ends, back).step) == 4

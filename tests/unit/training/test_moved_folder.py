@@ -45,6 +45,7 @@ def steps(folder: pathlib.Path) -> list[str]:
   return sorted(p.name for p in (folder / 'checkpoints').glob('checkpoint_*'))
 
 
+@pytest.mark.slow
 def test_moved_and_another_run_begins_at_the_old_path(tmp_path, monkeypatch):
   folder, new = tmp_path / 'run', tmp_path / 'elsewhere' / 'moved'
   new.parent.mkdir()

@@ -407,6 +407,7 @@ class Failing(Whole):
     return cfg
 
 
+@pytest.mark.slow
 def test_a_run_reports_and_evaluates_a_loss_without_metrics(tmp_path, capsys):
   e = Whole()
   e.validate()
@@ -418,6 +419,7 @@ def test_a_run_reports_and_evaluates_a_loss_without_metrics(tmp_path, capsys):
   assert 'eval same at step 2: loss 7.' in capsys.readouterr().out
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   ('code', 'error', 'saved'),
   [
@@ -466,6 +468,7 @@ def test_the_parts_of_the_page_hold_on_eight_devices(tmp_path):
     assert losses == pytest.approx(one, rel=1e-5), found
 
 
+@pytest.mark.slow
 def test_the_parts_of_the_page_hold_with_microbatches_and_lora():
   """The code of docs/library.md, with its loss, its optimizer and its layer."""
   code = code_of_the_page().replace('@paxlite.register\n', '')

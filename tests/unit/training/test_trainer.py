@@ -88,6 +88,7 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_beyond_a_lower_max_steps_is_evaluated_and_ends(tmp_path):
   t = make(tmp_path, MAX_STEPS=4)
   t.store.save(t.store.initial()[0], 4, {'unevaluated': True})
@@ -99,6 +100,7 @@ def test_a_run_beyond_a_lower_max_steps_is_evaluated_and_ends(tmp_path):
   assert evaluated == [4]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_an_evaluation_which_the_next_start_repeats(tmp_path):
   values = dict(MAX_STEPS=2, EVAL_INTERVAL_STEPS=2)  # the next start compiles no train step
   t = make(tmp_path, **values)
@@ -179,7 +181,7 @@ def after_five_steps(tmp_path_factory):
   return jax.device_get(other.train(*other.store.initial()))
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'summary_interval', [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 100))]
 )
@@ -386,6 +388,7 @@ def test_the_clock_is_asked_at_few_steps(monkeypatch):
   assert len(asked) < 40
 
 
+@pytest.mark.slow
 def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
   t = make(tmp_path, MAX_STEPS=6, CHECKPOINT_EVERY_N_STEPS=1000, CHECKPOINT_EVERY_N_MINUTES=1e-6)
   t.train(*t.store.initial())
@@ -420,6 +423,7 @@ def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
   assert 'More of such steps are counted' in said
 
 
+@pytest.mark.slow
 def test_a_run_that_skipped_most_steps_ends_with_an_error(tmp_path):
   """The same holds after a restart, and the state is saved."""
   t = make(tmp_path)
