@@ -254,6 +254,35 @@ def test_the_map_names_files_that_exist():
   assert missing == []
 
 
+# What is there for Pax's users alone, and who may import it: see docs/architecture.md.
+OF_PAX = {
+  'contrib': (),
+  'experiments.glam': ('contrib.gpu.scripts_gpu.configs',),
+  'layers.relative_bias': ('experiments.glam',),
+  'data.seqio_tasks': ('experiments.datasets',),
+  'weights.pax': ('tools.import_weights',),
+  'weights.te': ('tools.convert_te',),
+  'layers.te_layer': ('experiments.parts.te_layer',),
+  'experiments.parts.te_layer': ('experiments.parts.backend', 'weights.te'),
+  'other_systems.names_of_pax': (
+    'other_systems.other_names', 'tools.import_weights', 'tools.convert_te',
+  ),
+}  # fmt: skip
+
+
+def test_what_is_of_pax_has_one_door():
+  wrong = [
+    f'{name} imports {module}'
+    for name, path in MODULES.items()
+    for module, _ in imports(path)
+    for own, doors in OF_PAX.items()
+    if f'{module}.'.startswith(f'paxlite.{own}.')
+    and not name.startswith(f'paxlite.{own}')
+    and name.removeprefix('paxlite.') not in doors
+  ]
+  assert wrong == []
+
+
 def test_docstrings_refer_to_what_exists():
   """`see X`: a file by its name, or a module, a class or a function by its last folders."""
   files = {str(path.relative_to(ROOT)) for path in [*FILES, *(ROOT / 'docs').rglob('*.md')]}
