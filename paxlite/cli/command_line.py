@@ -173,10 +173,10 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
 
 
 def translate(argv: Sequence[str], names: Names) -> list[str]:
-  """Replaces the flags of another converter; prints remarks on those that are left out."""
-  kept, remarks = other_names.translated(argv, names)
-  for remark in remarks:
-    print(remark, file=sys.stderr)
+  """Replaces the flags of another converter; prints warnings about those that are left out."""
+  kept, warnings = other_names.translated(argv, names)
+  for warning in warnings:
+    print(warning, file=sys.stderr)
   return kept
 
 

@@ -26,13 +26,13 @@ _BAR = 40  # characters of the longest bar
 
 
 def lines(data: Input) -> list[str]:
-  """Returns a line that describes an input, one more for each part of a mixture, and remarks."""
-  return [*_described(data), *remarks(data)]
+  """Returns a line that describes an input, one more for each part of a mixture, and warnings."""
+  return [*_described(data), *warnings(data)]
 
 
-def remarks(data: Input) -> list[str]:
+def warnings(data: Input) -> list[str]:
   """Returns what a person should know of the data before a model learns them, a line each."""
-  found = [line for source in _sources(data) for line in getattr(source, 'remarks', ())]
+  found = [line for source in _sources(data) for line in getattr(source, 'warnings', ())]
   return list(dict.fromkeys(found))
 
 
@@ -211,7 +211,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
     num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
     roughly = 'about: ' if is_stream and not found.is_whole else ''
     lines.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
-  return lines + [f'Note      {line}' for line in remarks(data)]
+  return lines + [f'Note      {line}' for line in warnings(data)]
 
 
 def _left_out(source: SftRows) -> list[str]:

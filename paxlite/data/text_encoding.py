@@ -91,7 +91,7 @@ class TextEncoding:
     return [own] if own in self.eos_ids else self.eos_ids[:1]
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     """What a person should know before a model learns documents, a line each."""
     if self.end_ids:
       return []

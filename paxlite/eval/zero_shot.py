@@ -53,11 +53,11 @@ class Result:
   def line(self) -> str:
     metrics = [f'{k} {m.value:.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
     size = f'{len(self.examples):,} examples in {self.seconds:.1f} s'
-    return '  '.join([*metrics, size, *self.remarks])
+    return '  '.join([*metrics, size, *self.warnings])
 
   @property
-  def remarks(self) -> list[str]:
-    """Remarks on texts that were cut off and on records that were left out."""
+  def warnings(self) -> list[str]:
+    """Warnings about texts that were cut off and about records that were left out."""
     found = []
     if self.truncated:
       found.append(f'{self.truncated:,} texts longer than the model takes lost their beginning')
@@ -69,7 +69,7 @@ class Result:
     n = len(self.examples)
     lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
     lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
-    lines += [f'  {remark}' for remark in self.remarks]
+    lines += [f'  {warning}' for warning in self.warnings]
     return '\n'.join(lines)
 
 

@@ -143,7 +143,7 @@ class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
     """Attributes that do nothing, because the optimizer does not read them."""
     return set()
 
-  def attention_remarks(self, device: 'jax.Device') -> list[str]:
+  def attention_choices(self, device: 'jax.Device') -> list[str]:
     """Returns sentences on how such devices compute attention."""
     return []
 

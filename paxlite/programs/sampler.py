@@ -60,7 +60,7 @@ class Sampler(Callback):
     return 'answering' if self._chat else 'continuing'
 
   @property
-  def remarks(self) -> list[str]:
+  def description(self) -> list[str]:
     """A line for a run that samples."""
     if not self._chat:
       return []

@@ -15,7 +15,7 @@ from paxlite.data import about
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
-from paxlite.experiments.description import remarks
+from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.folder_lock import FolderLock
@@ -99,9 +99,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    of_samples = [] if sampler is None else sampler.remarks
-    of_experiment = remarks(run.experiment, task.task, task.abstract)
-    of_attention = run.experiment.attention_remarks(task.mesh.local_devices[0])
+    of_samples = [] if sampler is None else sampler.description
+    of_experiment = warnings(run.experiment, task.task, task.abstract)
+    of_attention = run.experiment.attention_choices(task.mesh.local_devices[0])
     # where rows are split over context, those of the experiment say how attention is computed
     for line in dict.fromkeys((*_about_data(trainer), *of_experiment, *of_attention, *of_samples)):
       say(line)

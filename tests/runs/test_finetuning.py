@@ -257,7 +257,7 @@ def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(
   sampler = Run(e, tmp_path).sampler(task, has_chats(data))
   assert sampler.tokenizer.decode(sampler.ids('a')) == prompt
   assert sampler.verb == verb
-  assert len(sampler.remarks) == (verb == 'answering')
+  assert len(sampler.description) == (verb == 'answering')
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):

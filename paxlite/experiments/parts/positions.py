@@ -48,12 +48,12 @@ class Positions(RotaryPositions, subject='Positions'):
       )
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     before = self.weights.positions or self.num_positions
     if before >= self.MAX_SEQ_LEN:
-      return super().remarks
+      return super().warnings
     return [
-      *super().remarks,
+      *super().warnings,
       f'MAX_SEQ_LEN={self.MAX_SEQ_LEN:,}: the weights in {self.CHECKPOINT_RESTORE_PATH} have '
       f'{before:,} positions, and the model of this run has {self.num_positions:,}.',
     ]

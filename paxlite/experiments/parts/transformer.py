@@ -26,8 +26,8 @@ class Transformer(
   """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
 
   @property
-  def remarks(self) -> list[str]:
-    return [*super().remarks, *effects.remarks(self, self.unread_by_optimizer)]
+  def warnings(self) -> list[str]:
+    return [*super().warnings, *effects.warnings(self, self.unread_by_optimizer)]
 
   def validate(self) -> None:
     super().validate()

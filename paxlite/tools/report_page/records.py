@@ -77,7 +77,7 @@ class RunRecords:
     return goodput.report(self.folder)
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     """Sentences about what is missing or left out."""
     found = []
     for name, records in ((TrainRecords.name, self.steps), (EvalRecords.name, self.evaluations)):

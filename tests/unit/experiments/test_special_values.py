@@ -117,5 +117,5 @@ def test_what_would_not_be_a_number_or_mean_nothing_is_refused(cls, values, mess
 def test_a_value_that_changes_nothing_is_said(cls, values, said):
   made = cls(**values)
   made.validate()
-  found = [r for r in made.remarks if 'changes nothing' in r]
+  found = [r for r in made.warnings if 'changes nothing' in r]
   assert sorted(r.partition(' ')[0] for r in found) == sorted(said)

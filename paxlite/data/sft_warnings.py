@@ -3,7 +3,7 @@
 from paxlite.data.text_encoding import Encoded
 
 
-class Remarks:
+class ExampleWarnings:
   """Counts what is odd in examples.
 
   Attributes:
@@ -17,8 +17,8 @@ class Remarks:
     self._unprompted: list[str] = []
     self._without_thinking = self._with_thinking = 0
 
-  def note(self, place: str, encoded: Encoded) -> None:
-    """Notes an example that was read at `place`."""
+  def add(self, place: str, encoded: Encoded) -> None:
+    """Counts what is odd in an example that was read at `place`."""
     if encoded.prompt_differs:
       self._differing.append(place)
     if encoded.is_unprompted:
