@@ -23,7 +23,7 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
   CHECKSUMS,
   PREFIX,
-  check_notes,
+  check_metadata,
   damage,
   folder_name,
   step_of,
@@ -337,7 +337,7 @@ class Checkpoints:
   def _manager(self) -> 'ocp.CheckpointManager':
     if self._manager_ is None:
       if self._directory.is_dir():
-        check_notes(self._directory)
+        check_metadata(self._directory)
       self._manager_ = new_manager(
         self._directory,
         self._max_to_keep,

@@ -22,7 +22,7 @@ from paxlite.core.json_text import JsonObject, parsed
 PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
 ITEMS = ('state', 'data')
-_NOTES = 'data/metadata'
+_METADATA = 'data/metadata'
 _READERS = 8  # threads that read files to check them
 # errors that mean that a file is absent, not that it could not be read
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -84,15 +84,15 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
   return None
 
 
-def check_notes(folder: pathlib.Path) -> None:
+def check_metadata(folder: pathlib.Path) -> None:
   """Raises UserError if something in a folder of checkpoints would block Orbax, as a FIFO does.
 
-  Orbax reads its notes of every step, which have no checksums.
+  Orbax reads its metadata of every step, which has no checksums.
   """
   try:
     steps = [path for path in folder.iterdir() if step_of(path.name) is not None]
-    for notes in (folder, folder / 'metadata', *steps):
-      for entry in notes.iterdir() if notes.is_dir() else ():
+    for place in (folder, folder / 'metadata', *steps):
+      for entry in place.iterdir() if place.is_dir() else ():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
           raise UserError(f'{entry} is not a file: move it elsewhere')
   except OSError as e:
@@ -129,13 +129,13 @@ def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 def _check_step(folder: pathlib.Path) -> None:
   """Raises _DamagedError unless a folder is named after the step that it holds."""
   step = step_of(folder.name)
-  if step is None or not _is_file(folder / _NOTES):  # Weights without a run have no notes.
+  if step is None or not _is_file(folder / _METADATA):  # Weights without a run have no metadata.
     return
-  inside = _json(folder, _NOTES).get('step', step)
+  inside = _json(folder, _METADATA).get('step', step)
   if type(inside) is not int:
-    raise _DamagedError(f'{_NOTES} is damaged (its step is not a number)')
+    raise _DamagedError(f'{_METADATA} is damaged (its step is not a number)')
   if inside != step:
-    raise _DamagedError(f'it is of step {inside}, as {_NOTES} says')
+    raise _DamagedError(f'it is of step {inside}, as {_METADATA} says')
 
 
 def _json(folder: pathlib.Path, name: str) -> JsonObject:
@@ -159,7 +159,7 @@ def _read(path: pathlib.Path) -> bytes:
 def _files(folder: pathlib.Path) -> list[str]:
   """Returns the files of a step's items, and experiment.json, which imported weights have.
 
-  Other files are left out: Orbax writes its own notes next to them until the commit.
+  Other files are left out: Orbax writes its own metadata next to them until the commit.
   """
   found = [path for item in ITEMS for path in _below(folder / item)]
   found.append(folder / 'experiment.json')

@@ -131,17 +131,17 @@ class RolloutBatches:
 Batches = DeviceBatches | RolloutBatches
 
 
-def restore(data: Input, step: int, notes: Mapping[str, Json]) -> None:
-  """Restores rollouts from the notes of a checkpoint, which a run without one lacks.
+def restore(data: Input, step: int, metadata: Mapping[str, Json]) -> None:
+  """Restores rollouts from the metadata of a checkpoint, which a run without one lacks.
 
   Raises:
     UserError: The run was trained on other data.
   """
-  if not isinstance(data, RolloutInput) or not notes:
+  if not isinstance(data, RolloutInput) or not metadata:
     return
-  if 'rollouts' not in notes:
+  if 'rollouts' not in metadata:
     raise UserError(f'{data.name}: the checkpoint of step {step} is not one of rollouts')
-  data.restore(notes['rollouts'])
+  data.restore(metadata['rollouts'])
 
 
 def _described(arrays: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ def _seen(folder: pathlib.Path) -> tuple[str, pathlib.Path | str]:
 
 
 def save_there(
-  folder: pathlib.Path, store: StateStore, state: TrainState, step: int, notes: JsonObject
+  folder: pathlib.Path, store: StateStore, state: TrainState, step: int, metadata: JsonObject
 ) -> None:
   """Saves a state where the folder is now, if it is not at its path, and ends the run.
 
@@ -56,7 +56,7 @@ def save_there(
     store: The states of the run.
     state: The state after `step` steps.
     step: The step.
-    notes: The notes of its checkpoint.
+    metadata: The metadata of its checkpoint.
 
   Raises:
     TrainingError: The folder was moved, deleted or replaced.
@@ -67,7 +67,7 @@ def save_there(
   where = 'nothing is saved'
   if store.writes:
     saved = Checkpoints(place / 'checkpoints', sys.maxsize, record=SavedRecord(place))
-    store.save(state, step, notes, saved)
+    store.save(state, step, metadata, saved)
     saved.close()
     saved.raise_failure()
     where = f'step {step:,} is saved in {place}: continue with --job_log_dir={place}'

@@ -153,8 +153,8 @@ def test_a_checkpoint_without_fingerprints_goes_on(tmp_path, monkeypatch):
   with monkeypatch.context() as m:
     m.setattr(train_data, 'identity', lambda _: {})
     train(run)
-  notes = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000002' / 'data' / 'metadata'
-  assert 'fingerprint' not in notes.read_text()
+  metadata = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000002' / 'data' / 'metadata'
+  assert 'fingerprint' not in metadata.read_text()
   write(tmp_path, 'memmap', changed=True)
   train(dataclasses.replace(run, experiment=experiment(tmp_path, 'memmap', 3)))
 
@@ -166,7 +166,7 @@ def test_a_state_can_be_saved_after_its_data_vanished(tmp_path):
   data.resume(0, {})
   next(iter(data.input.train_batches(0, slice(0, 4))))
   path.unlink()
-  assert data.notes(1)().keys() >= {'fingerprint', 'tokens'}
+  assert data.metadata(1)().keys() >= {'fingerprint', 'tokens'}
 
 
 def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=False, **how):
@@ -183,15 +183,15 @@ def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=F
 
 
 def test_a_change_of_records_and_one_of_their_tokens_are_told_apart(tmp_path):
-  notes = chats(tmp_path).notes(2)()
-  chats(tmp_path).resume(2, notes)
+  metadata = chats(tmp_path).metadata(2)()
+  chats(tmp_path).resume(2, metadata)
   other = '{{ messages[1].content }}.{{ eos_token }}'
   with pytest.raises(UserError, match=r'records are the same, but .* the chat template'):
-    chats(tmp_path, other).resume(2, notes)
+    chats(tmp_path, other).resume(2, metadata)
   with pytest.raises(UserError, match='its contents have changed since'):
-    chats(tmp_path, changed=True).resume(2, notes)
+    chats(tmp_path, changed=True).resume(2, metadata)
   clock = "{{ strftime_now('%d %B') }}" + other
-  dated = chats(tmp_path, clock, date='2024-02-29').notes(2)()
+  dated = chats(tmp_path, clock, date='2024-02-29').metadata(2)()
   chats(tmp_path, clock, date='2024-02-29').resume(2, dated)
   with pytest.raises(UserError, match='CHAT_DATE'):
     chats(tmp_path, clock, date='2024-03-01').resume(2, dated)

@@ -101,7 +101,7 @@ def test_any_number_of_processes_reads_the_same_batches(kind, rows):
   while at < 60:
     count = min(60 - at, int(rng.integers(1, 12)))
     found, position = read(make, int(rng.choice([1, 2, 4, 8])), at, count, position)
-    position = np.array(json.loads(json.dumps(position.tolist())), np.int64)  # as notes hold it
+    position = np.array(json.loads(json.dumps(position.tolist())), np.int64)  # as metadata holds it
     parts.append(found)
     at += count
   np.testing.assert_array_equal(np.concatenate(parts), whole)
