@@ -156,7 +156,7 @@ def _parsed(text: str, what: str) -> Json:
   try:
     return parse_text(text)
   except ValueError as e:
-    raise UserError(f'{what} is a text that is not JSON: {e}') from None
+    raise UserError(f'{what} is not valid JSON: {e}') from None
 
 
 class Written(NamedTuple):
@@ -394,7 +394,7 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
       for t in template
     )
     if not good:
-      raise UserError(f'{where} must be a text, or a list of {{"name": text, "template": text}}')
+      raise UserError(f'{where} must be a string, or a list of {{"name": text, "template": text}}')
     template = {t['name']: t['template'] for t in template}
   if isinstance(template, dict):
     if not isinstance(template.get('default'), str):

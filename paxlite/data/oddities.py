@@ -35,7 +35,7 @@ class Oddities:
 
   def __init__(self, tokenizer: Tokenizer | None, field: str = ''):
     self._field = field
-    self._marks = special_texts(tokenizer) if tokenizer is not None else []
+    self._marks = special_token_strings(tokenizer) if tokenizer is not None else []
     self._seen: set[int] = set()
     self._counts: dict[str, int] = {}
     self._first: dict[str, str] = {}
@@ -94,7 +94,7 @@ def _found_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
     yield OPEN, f' ends with a message of the {chat.messages[-1]["role"]}'
 
 
-def special_texts(tokenizer: Tokenizer) -> list[str]:
+def special_token_strings(tokenizer: Tokenizer) -> list[str]:
   """Returns the special tokens of a tokenizer as they are spelled in its templates."""
   texts = (tokenizer.decode_marked([i]).strip() for i in sorted(tokenizer.special_ids))
   return [text for text in texts if len(text) >= _SHORTEST_MARK]

@@ -14,7 +14,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
 from paxlite.data.tokenizer import open_tokenizer
 
-# The dataset, the function from a record to texts, and whether the texts are inputs and targets
+# The dataset, the function from a record to its texts, and whether they are inputs and targets
 # (True) or documents (False).
 _BUILT_IN = {
   'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, False),

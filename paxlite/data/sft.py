@@ -42,9 +42,9 @@ class SftExample:
 class SftRows:
   """A RowSource of examples; several share a row, and no token attends to another example.
 
-  The module sft_formats reads a record as two texts or as a conversation. Of two texts, the model
-  learns the second and the EOS after it. Of a conversation, the model learns the assistant's
-  messages and tool calls, ended as the chat template ends them.
+  The module sft_formats reads a record as a prompt and its answer, or as a conversation. The model
+  learns the answer and the EOS after it; of a conversation, it learns the assistant's messages and
+  tool calls, ended as the chat template ends them.
 
   Args:
     files: Files of records, or other sources that the module records can read.
@@ -53,7 +53,7 @@ class SftRows:
     vocab_size: Vocabulary size of the model.
     start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. Conversations do
       not use it, because a chat template writes its own.
-    eos_ids: The ids that end a text; empty: the tokenizer's EOS.
+    eos_ids: The ids that end an answer; empty: the tokenizer's EOS.
     chat_template: The Jinja template; '' takes the tokenizer's.
     date: The day that the template sees, as 2026-11-26; '': today.
     thinking: Whether the template writes prompts for an answer with thinking; None: its default.

@@ -32,14 +32,14 @@ class ExampleWarnings:
     """False if every answer follows a prompt without thinking; None otherwise."""
     return False if self._without_thinking and not self._with_thinking else None
 
-  def lines(self, has_endless_texts: bool) -> list[str]:
+  def lines(self, has_endless_answers: bool) -> list[str]:
     """Returns a line for each thing that is odd.
 
     Args:
-      has_endless_texts: Whether there are pairs of texts, and no id that ends them.
+      has_endless_answers: Whether there are prompts with one answer, and no id that ends it.
     """
     found = []
-    if has_endless_texts:
+    if has_endless_answers:
       found.append(
         'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
         "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"

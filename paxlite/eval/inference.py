@@ -92,7 +92,7 @@ class Inference:
 
   @functools.cached_property
   def encoding(self) -> TextEncoding:
-    """What encodes the texts and conversations of the model."""
+    """What encodes texts and conversations for the model."""
     return self.experiment.encoding(self.tokenizer)
 
 

@@ -125,7 +125,7 @@ class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
 
   @property
   def max_segments_per_seq(self) -> int:
-    """The most texts of a packed row, padding included; 0: any number."""
+    """The most segments of a packed row, padding included; 0: any number."""
     return 0
 
   @property

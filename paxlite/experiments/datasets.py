@@ -149,7 +149,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
 
   SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
   SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
-  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how texts of a SeqIO task become sequences
+  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how documents of a SeqIO task become sequences
 
   @property
   def dataset(self) -> str:
@@ -272,7 +272,9 @@ class SftFiles(Tokenized, Rows, subject='Data'):
     try:
       path = tokenizer_file(self.VOCAB_PATH or self._restored_tokenizer)
       return ChatFormat(self.CHAT_TEMPLATE, str(path)).reads_clock
-    except UserError:  # reported where the data are read; pairs of texts need no template
+    except (
+      UserError
+    ):  # reported where the data are read; pairs of prompt and answer need no template
       return False
 
   def train_input(self) -> fdl.Config:

@@ -1,4 +1,4 @@
-"""Continues texts with the parameters of a run that is being trained."""
+"""Continues prompts with the parameters of a run that is being trained."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class Sampler(Callback):
     experiment: The experiment of the run.
     task: Its task, on its mesh.
     tokenizer: The tokenizer of its data.
-    prompts: The texts to continue at each evaluation.
+    prompts: What to continue at each evaluation.
     chat: Whether the prompts are messages of the user, which the chat template writes, so that the
       model answers them.
   """
@@ -99,5 +99,5 @@ class Sampler(Callback):
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
   ) -> None:
-    texts = {prompt: self(state.params, prompt) for prompt in self._prompts}
-    summaries.samples(step, texts, self.verb)
+    generated = {prompt: self(state.params, prompt) for prompt in self._prompts}
+    summaries.samples(step, generated, self.verb)

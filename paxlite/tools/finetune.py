@@ -5,7 +5,7 @@ Trains published weights further; the same command continues the run. WEIGHTS is
 
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same
-  documents  trains all weights, on texts in TRAIN_SOURCES
+  documents  trains all weights, on documents in TRAIN_SOURCES
 
 The experiments are HuggingFaceSFT, HuggingFaceLoRA and HuggingFaceDocuments, and their attribute
 MODEL is the name of the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.

@@ -108,9 +108,9 @@ class Summaries:
     self._send(lambda writer: writer.evaluation(step, name, metrics))
     self.say(f'eval {name} at step {step:,}: {text}')
 
-  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+  def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     """Reports texts that the model has generated, by their prompts; `verb` says how."""
-    self._send(lambda writer: writer.samples(step, texts, verb))
+    self._send(lambda writer: writer.samples(step, generated, verb))
 
   def say(self, text: str) -> None:
     """Prints a line."""

@@ -30,20 +30,20 @@ class TrainData:
   Args:
     input: The training input.
     accept_changes: Whether a run may continue although its data has changed.
-    max_texts: The most texts of a packed row, padding included; 0: any number.
+    max_segments: The most segments of a packed row, padding included; 0: any number.
   """
 
-  def __init__(self, input: Input, accept_changes: bool = False, max_texts: int = 0):
+  def __init__(self, input: Input, accept_changes: bool = False, max_segments: int = 0):
     self.input = input
     self._accept_changes = accept_changes
-    self._max_texts = max_texts
+    self._max_segments = max_segments
     self._skipped_batches = 0
     self._resumed: int | None = None
     self._rollouts: RolloutBatches | None = None
 
   def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    number, most = self._batch_of(step), self._max_texts
+    number, most = self._batch_of(step), self._max_segments
     if isinstance(self.input, RolloutInput):
       self._rollouts = RolloutBatches(self.input, sharding, number, most)
       return self._rollouts

@@ -200,7 +200,7 @@ def _templates(fields: Mapping[str, object]) -> str | list[JsonObject] | None:
   found = {k: v for k, v in fields.items() if k == name or k.startswith(f'{name}.')}
   for key, template in found.items():
     if not isinstance(template, str):
-      raise UserError(f'{key} must be a text')
+      raise UserError(f'{key} must be a string')
   if not found or set(found) == {name}:
     return found.get(name)  # type: ignore[return-value]
   named = {k.removeprefix(name).removeprefix('.') or 'default': v for k, v in found.items()}

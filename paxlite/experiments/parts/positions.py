@@ -29,7 +29,8 @@ class Positions(RotaryPositions, subject='Positions'):
   def num_positions(self) -> int:
     """The most tokens of a text that the model reads and writes.
 
-    LongRoPE has factors for texts of up to ROPE_ORIGINAL_LENGTH tokens and others for longer ones.
+    LongRoPE has factors for sequences of up to ROPE_ORIGINAL_LENGTH tokens, and others for longer
+    ones.
     MAX_SEQ_LEN chooses between them, so that a model with the first takes no longer text.
     """
     if self.has_long_factors is False:

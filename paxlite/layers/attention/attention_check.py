@@ -43,7 +43,7 @@ class FusedAttention(Protocol):
 
   @property
   def max_segments_per_seq(self) -> int:
-    """The most texts of a packed row, whose bounds cuDNN gets; 0: it gets none."""
+    """The most segments of a packed row, whose bounds cuDNN gets; 0: it gets none."""
 
   @property
   def has_fused_logits(self) -> bool:
@@ -61,7 +61,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     UserError: They differ.
   """
   device = mesh.local_devices[0]
-  array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _texts()
+  array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _segment_ids()
   case = Case(
     array, array, array, Softmax(_SCALE), AttentionMask(segments=(ids_BT, ids_BT)),
     max_segments=asked.max_segments_per_seq, platform=kind(device.platform),
@@ -107,8 +107,8 @@ def _random(seed: int, tokens: int, heads: int) -> jax.Array:
   return jnp.asarray(rng.normal(size=(_B, tokens, heads, _H)), jnp.bfloat16)
 
 
-def _texts() -> jax.Array:
-  """Returns the segments of rows with different numbers of texts, one of them with padding."""
+def _segment_ids() -> jax.Array:
+  """Returns the segment ids of rows with several segments, one of them with padding."""
   ids_BT = np.ones((_B, _T), np.int32)
   ids_BT[0, 100:] = 2
   ids_BT[1, 37:101], ids_BT[1, 101:229], ids_BT[1, 229:] = 2, 3, 0
@@ -126,7 +126,7 @@ def _with_gradients(attend: Callable[..., jax.Array], *arrays: jax.Array) -> _Ca
 
 
 def _packed() -> Iterator[tuple[_Case, _Case]]:
-  qkv, ids_BT = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))], _texts()
+  qkv, ids_BT = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))], _segment_ids()
 
   def case(options: cudnn_call.Options) -> _Case:
     attend = lambda q, k, v: cudnn_call.attend(q, k, v, ids_BT, None, options)
@@ -136,7 +136,7 @@ def _packed() -> Iterator[tuple[_Case, _Case]]:
 
 
 def _logits() -> Iterator[tuple[_Case, _Case]]:
-  for window, ids_BT in ((0, _texts()), (64, _texts()), (0, None)):
+  for window, ids_BT in ((0, _segment_ids()), (64, _segment_ids()), (0, None)):
     yield _logit_case(ids_BT, window, is_fused=True), _logit_case(ids_BT, window, is_fused=False)
 
 
@@ -179,9 +179,9 @@ def _two_parts(
 ) -> Sequence[jax.Array]:
   """Returns the context of queries that see their own keys and earlier ones, and all gradients.
 
-  Where rows are packed, the earlier keys are of the first text, which few queries see.
+  Where rows are packed, the earlier keys are of the first segment, which few queries see.
   """
-  ids_BT = _texts()
+  ids_BT = _segment_ids()
   of_own = (ids_BT, ids_BT) if is_packed else None
   of_before = (ids_BT, jnp.ones((_B, k.shape[1]), jnp.int32)) if is_packed else None
   own = kernel.forward(q, own_k, own_v, of_own, True)

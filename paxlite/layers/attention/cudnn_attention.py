@@ -145,9 +145,9 @@ class CudnnParts:
 
     def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
       q, k, v, context, lse, gradient, *ids = arrays
-      of_texts = (ids[0], ids[1]) if ids else None
+      bounds = (ids[0], ids[1]) if ids else None
       whole = Partial(context, lse)
-      return cudnn_call.backward(q, k, v, of_texts, self._options(causal), whole, gradient)
+      return cudnn_call.backward(q, k, v, bounds, self._options(causal), whole, gradient)
 
     return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
 

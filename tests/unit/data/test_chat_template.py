@@ -106,10 +106,10 @@ def test_a_list_of_templates_has_a_default(tmp_path):
 @pytest.mark.parametrize(
   ('template', 'match'),
   [
-    ([{'template': 'x'}], 'must be a text, or a list of'),
-    ([{'name': 'default', 'template': 5}], 'must be a text, or a list of'),
-    (['x'], 'must be a text, or a list of'),
-    ([{'name': ['x'], 'template': 'x'}], 'must be a text, or a list of'),
+    ([{'template': 'x'}], 'must be a string, or a list of'),
+    ([{'name': 'default', 'template': 5}], 'must be a string, or a list of'),
+    (['x'], 'must be a string, or a list of'),
+    ([{'name': ['x'], 'template': 'x'}], 'must be a string, or a list of'),
     ([{'name': 'a', 'template': 'x'}], r'no template of the name default \(its names: a\)'),
     ([], r'no template of the name default \(its names: none\)'),
     ({'default': 5}, 'no template of the name default'),

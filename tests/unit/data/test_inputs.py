@@ -172,11 +172,11 @@ def test_a_row_of_too_many_texts_is_refused(start):
   data = RowInput(rows(*DOCUMENTS, 4, 'packed'), batch_size=3)
   mesh = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  batches = DeviceBatches(data, sharding, start, max_texts=2)
+  batches = DeviceBatches(data, sharding, start, max_segments=2)
   assert next(batches)['ids'].shape == (3, 4)
   batches.close()
   with pytest.raises(UserError, match=r'a row of 2 texts .*--fdl.MAX_SEGMENTS_PER_SEQ=4, or 0'):
-    next(DeviceBatches(data, sharding, start, max_texts=1))
+    next(DeviceBatches(data, sharding, start, max_segments=1))
 
 
 def test_the_tokenizer_keeps_every_character():

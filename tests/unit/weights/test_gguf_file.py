@@ -204,7 +204,7 @@ def test_a_tokenizer_is_the_one_that_the_file_was_made_of(tmp_path, add_bos, add
     ({'tokenizer.ggml.token_type': [9] * 261}, 'token_type 9 is not implemented'),
     ({'tokenizer.ggml.token_type': [1]}, '261 tokens and 1 of token_type'),
     ({'tokenizer.ggml.tokens': ['a'] * 261}, "the token 'a' is there twice"),
-    ({'tokenizer.chat_template.tool': 3}, 'chat_template.tool must be a text'),
+    ({'tokenizer.chat_template.tool': 3}, 'chat_template.tool must be a string'),
   ],
 )
 def test_tokenizers_that_are_refused(tmp_path, changes, match):
