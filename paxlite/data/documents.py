@@ -81,7 +81,7 @@ class DocumentSource:
     self.start_id = (encoding.start_ids or [0])[-1]
     self.warnings = encoding.warnings
     sources = [open_records(name, tfds_data_dir) for name in names]
-    self.parts = [
+    self.datasets = [
       Documents(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
     ]
 
@@ -100,7 +100,7 @@ def check_once(names: Sequence[str]) -> None:
 
 @dataclasses.dataclass
 class Documents:
-  """A Part for streams.StreamInput; see DocumentSource."""
+  """A Dataset for streams.StreamInput; see DocumentSource."""
 
   name: str
   sources: Sequence[Records]

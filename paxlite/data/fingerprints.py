@@ -61,9 +61,9 @@ def _of(data: Input, of: Callable[[object], int | None]) -> int | None:
   if isinstance(data, RowInput):
     return of(data.source)
   if isinstance(data, StreamInput):
-    return _combined([of(part) for part in data.source.parts])
+    return _combined([of(dataset) for dataset in data.source.datasets])
   if isinstance(data, MixtureInput):
-    return _combined([_of(part, of) for part in data.parts])
+    return _combined([_of(x, of) for x in data.inputs])
   return of(data)
 
 

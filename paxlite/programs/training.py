@@ -169,9 +169,9 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
 
 
 def has_chats(data: Input) -> bool:
-  """Returns whether a part of the data has conversations."""
-  parts = data.parts if isinstance(data, MixtureInput) else [data]
-  sources = [part.source for part in parts if isinstance(part, RowInput)]
+  """Returns whether a source of the data has conversations."""
+  inputs = data.inputs if isinstance(data, MixtureInput) else [data]
+  sources = [each.source for each in inputs if isinstance(each, RowInput)]
   return any(isinstance(source, SftRows) and source.has_chats for source in sources)
 
 

@@ -188,14 +188,14 @@ def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
     data = fdl.build(SftFiles.train_input(_tolerant(e)))
   else:
     data = fdl.build(e.train_input())
-  parts = list(data.parts) if isinstance(data, MixtureInput) else [data]
-  for part in parts:
-    rows = isinstance(part, RowInput) and isinstance(part.source, SftRows | TokenRows)
-    if not rows and not isinstance(part, StreamInput):
+  inputs = list(data.inputs) if isinstance(data, MixtureInput) else [data]
+  for each in inputs:
+    rows = isinstance(each, RowInput) and isinstance(each.source, SftRows | TokenRows)
+    if not rows and not isinstance(each, StreamInput):
       raise UserError(
         f'{type(e).__name__} trains on {e.dataset}, and paxlite data cannot show such data'
       )
-  return parts
+  return inputs
 
 
 def _tolerant(e: 'SftFiles') -> 'SftFiles':
