@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
-from paxlite.data.allowance import ALLOWANCE, Allowance
+from paxlite.data.budget import BUDGET, Budget
 from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
 from paxlite.data.tokenizer_files import (
   CHAT_TEMPLATE,
@@ -207,7 +207,7 @@ class ChatFormat:
       import jinja2  # noqa: F401
     except ImportError:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
-    self._allowance = Allowance()
+    self._budget = Budget()
     self._now: Callable[[], datetime.datetime] = datetime.datetime.now
     if date:
       day = datetime.datetime.fromisoformat(date)
@@ -228,7 +228,7 @@ class ChatFormat:
         'no template of a conversation'
       )
     try:
-      return environment(self._allowance, lambda: self._now()).from_string(template)
+      return environment(self._budget, lambda: self._now()).from_string(template)
     except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
       raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
 
@@ -267,8 +267,8 @@ class ChatFormat:
       thinking: The value of enable_thinking and thinking; None: the template's default.
 
     Raises:
-      UserError: The template refuses the messages, fails, or uses up its allowance
-        (allowance.ALLOWANCE), which is far more than a conversation needs.
+      UserError: The template refuses the messages, fails, or uses up its budget
+        (budget.BUDGET), which is far more than a conversation needs.
     """
     values: dict[str, Any] = dict(
       messages=[_with_reasoning(m) for m in messages],
@@ -281,10 +281,10 @@ class ChatFormat:
     template = self._templates[self._name(tools)]
     pieces = []
     with self._lock:
-      self._allowance.left = ALLOWANCE
+      self._budget.left = BUDGET
       try:
         for piece in template.generate(**self._tokens | values):
-          self._allowance.pay(len(piece))
+          self._budget.pay(len(piece))
           pieces.append(piece)
         text = ''.join(pieces)
         text.encode()  # fails if the text has half of a surrogate pair

@@ -101,10 +101,10 @@ class LocalFolder:
         found += path.stat().st_size
     return found
 
-  def remove(self, kept: Callable[[Name], bool]) -> None:
+  def remove(self, is_kept: Callable[[Name], bool]) -> None:
     """Removes all complete files but those to be kept."""
     for name in self.names():
-      if not kept(name):
+      if not is_kept(name):
         with contextlib.suppress(OSError):
           (self.path / str(name)).unlink()
 

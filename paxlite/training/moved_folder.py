@@ -25,7 +25,7 @@ def is_moved(folder: pathlib.Path) -> bool:
   return jax.process_count() == 1 and bool(_seen(folder)[0])
 
 
-def _together(folder: pathlib.Path) -> tuple[str, pathlib.Path]:
+def _seen_by_first_process(folder: pathlib.Path) -> tuple[str, pathlib.Path]:
   """Returns what process 0 sees, which holds the lock; every process must call this."""
   how, place = _seen(folder)
   if jax.process_count() > 1:
@@ -61,7 +61,7 @@ def save_there(
   Raises:
     TrainingError: The folder was moved, deleted or replaced.
   """
-  how, place = _together(folder)
+  how, place = _seen_by_first_process(folder)
   if not how:
     return
   where = 'nothing is saved'

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import jax
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.attention.partial_attention import PartialKernel, extra_logits
+from paxlite.layers.attention.partial_attention import PartialKernel, sink_logits
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
 
@@ -121,7 +121,7 @@ class Case:
       keys: The logical axis of the tokens of keys.
     """
     ids_BT = self.visible.segments[0] if self.visible.segments else None
-    arrays = *self.arrays, ids_BT, extra_logits(self.softmax, self.q.shape[2])
+    arrays = *self.arrays, ids_BT, sink_logits(self.softmax, self.q.shape[2])
     active = partitioning.active_mesh()
     if active is None:
       return local(*arrays)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from paxlite.layers.attention import cudnn_call
 from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
 from paxlite.layers.attention.folded_vmap import folded, with_folded_vmap
-from paxlite.layers.attention.partial_attention import Partial, extra_logits
+from paxlite.layers.attention.partial_attention import Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.layers.attention.tiled_attention import Tiled
 from paxlite.parallel import partitioning
@@ -59,7 +59,7 @@ class CudnnKernel(LocalKernel):
 
   def attend_locally(self, case: Case) -> jax.Array:
     (q_BTNH, k_BTKH, v_BTKH), softmax = case.arrays, case.softmax
-    logit_N = extra_logits(softmax, q_BTNH.shape[2])
+    logit_N = sink_logits(softmax, q_BTNH.shape[2])
     if not case.is_packed and logit_N is None:
       return jax.nn.dot_product_attention(
         q_BTNH,

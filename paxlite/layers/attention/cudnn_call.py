@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from paxlite.layers.attention.partial_attention import (
   Partial,
-  extra_logit_gradient,
+  sink_logit_gradient,
   with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments
@@ -94,12 +94,12 @@ def _attend_forward(
 
 
 def _attend_backward(
-  options: Options, kept: tuple, d_context_BTNH: jax.Array
+  options: Options, res: tuple, d_context_BTNH: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = kept
+  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = res
   segments = None if ids_BT is None else (ids_BT, ids_BT)
   gradients = backward(q_BTNH, k_BTKH, v_BTKH, segments, options, whole, d_context_BTNH)
-  return *gradients, None, extra_logit_gradient(whole, d_context_BTNH, logit_BN)
+  return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN)
 
 
 attend.defvjp(_attend_forward, _attend_backward)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
-from paxlite.layers.attention.partial_attention import RESULTS, Partial, extra_logits
+from paxlite.layers.attention.partial_attention import RESULTS, Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -41,7 +41,7 @@ class SplashKernel(LocalKernel):
 
     (q_BTNH, k_BTKH, v_BTKH), segments = case.arrays, case.visible.segments
     T, N = q_BTNH.shape[1:3]
-    softmax, sinks_N = case.softmax, extra_logits(case.softmax, N)
+    softmax, sinks_N = case.softmax, sink_logits(case.softmax, N)
     kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
     ids = None if segments is None else splash.SegmentIds(*segments)
     context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(

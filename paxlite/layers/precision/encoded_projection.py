@@ -40,16 +40,16 @@ def _product(
   """Returns the product; its gradient for x decodes the weight again and keeps only `arrays`."""
   like = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
-  def together(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
+  def barrier(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
     # without the barrier XLA moves the decoding of all weights out of a loop over tokens or layers
     return jax.lax.optimization_barrier((x, arrays))
 
   def forward(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
-    x, arrays = together(x, arrays)
+    x, arrays = barrier(x, arrays)
     return form.product(equation, x, arrays, shape), arrays
 
   def backward(arrays: Arrays, grad: jax.Array) -> tuple[jax.Array, None]:
-    grad, arrays = together(grad, arrays)
+    grad, arrays = barrier(grad, arrays)
     product = lambda x: form.product(equation, x, arrays, shape)
     return jax.linear_transpose(product, like)(grad)[0], None
 

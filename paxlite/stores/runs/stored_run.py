@@ -95,7 +95,7 @@ class StoredRun:
 
   def __enter__(self) -> 'StoredRun':
     try:
-      self._together(self._take)
+      self._in_all_processes(self._take)
       attempt = broadcast(self._lease.attempt.encode()).decode()
       if jax.process_index() != 0:
         self._view = lease.LeaseView(self._address, attempt)
@@ -107,7 +107,7 @@ class StoredRun:
         )
       if self.hosts.count > 1:
         self._leave_parts_of_the_best()
-      self._together(self._get_checkpoint)
+      self._in_all_processes(self._get_checkpoint)
     except BaseException:
       self._lease.release()
       raise
@@ -148,7 +148,7 @@ class StoredRun:
       return False
     return True
 
-  def _together(self, act: Callable[[], object]) -> None:
+  def _in_all_processes(self, act: Callable[[], object]) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
     meet()

@@ -108,7 +108,7 @@ def test_a_record_of_no_format_names_its_keys_and_all_formats():
     (dict(messages=[dict(role='user', content=[{'type': 'image'}])]), "part of the type 'image'"),
     (dict(messages=[dict(role='user', content=3)]), 'of the user has no text'),
     (dict(messages=[{**USER, 'tool_calls': [CALL]}]), 'in a message of the assistant'),
-    (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='{')]}]), 'is not JSON'),
+    (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='{')]}]), 'is not valid'),
     (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='3')]}]), 'a tool call'),
     (dict(messages=[{**CALLING, 'tool_calls': [3]}]), 'a tool call must be'),
     (dict(messages=[USER], tools='['), '"tools" is not valid JSON'),

@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 
 from paxlite.layers import remat
 from paxlite.layers.attention import attention_kernels
-from paxlite.layers.attention.attention import DotProductAttention, Sinks
+from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.softmax_attention import Softmax
@@ -158,7 +158,7 @@ def test_a_policy_keeps_what_the_backward_kernels_read(asked, policy, runs):
 @pytest.mark.parametrize('mesh', [False, True])
 def test_sinks_and_their_gradients(asked, mesh):
   """Each head has a learned logit, as in gpt-oss."""
-  sinks = functools.partial(Sinks, num_heads=4)
+  sinks = functools.partial(AttentionSinks, num_heads=4)
   logits = jnp.asarray([0.5, -1.0, 2.0, 0.0])
   values = dict(query_scale=0.125, window=60, sinks_tpl=sinks)
 
