@@ -28,7 +28,7 @@ _READERS = 8  # threads that read files to check them
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
-class _DamagedError(Exception):
+class _ChecksumError(Exception):
   """The bytes that were read differ from the bytes that were saved."""
 
 
@@ -56,7 +56,7 @@ def fingerprint(folder: pathlib.Path) -> int | None:
   """
   try:
     return zlib.crc32(_read(folder / CHECKSUMS))
-  except _DamagedError:
+  except _ChecksumError:
     return None
   except OSError as e:
     if e.errno in _ABSENT:
@@ -73,7 +73,7 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
   try:
     _check_files(folder, up_to)
     _check_step(folder)
-  except _DamagedError as e:
+  except _ChecksumError as e:
     return str(e)
   except OSError as e:
     if e.errno not in _ABSENT:
@@ -108,21 +108,21 @@ def _check_files(folder: pathlib.Path, up_to: float) -> None:
   expected = _expected(folder)
   present = set(_files(folder))
   for name in sorted(present ^ expected.keys()):
-    raise _DamagedError(
+    raise _ChecksumError(
       f'{name} is missing' if name in expected else f'{name} is not in {CHECKSUMS}'
     )
   sizes = {name: (folder / name).stat().st_size for name in expected}
   actual = _checksums(folder, [name for name in expected if sizes[name] <= up_to])
   for name in expected:
     if sizes[name] != expected[name][0] or actual.get(name, expected[name]) != expected[name]:
-      raise _DamagedError(f'{name} is damaged (size or CRC-32 differs)')
+      raise _ChecksumError(f'{name} is damaged (size or CRC-32 differs)')
 
 
 def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
   found = _json(folder, CHECKSUMS)
   for entry in found.values():
     if not (isinstance(entry, list) and [type(x) for x in entry] == [int, int]):
-      raise _DamagedError(f'{CHECKSUMS} is damaged (a file has no size and CRC-32)')
+      raise _ChecksumError(f'{CHECKSUMS} is damaged (a file has no size and CRC-32)')
   return {name: (size, crc) for name, (size, crc) in found.items()}
 
 
@@ -133,9 +133,9 @@ def _check_step(folder: pathlib.Path) -> None:
     return
   inside = _json(folder, _METADATA).get('step', step)
   if type(inside) is not int:
-    raise _DamagedError(f'{_METADATA} is damaged (its step is not a number)')
+    raise _ChecksumError(f'{_METADATA} is damaged (its step is not a number)')
   if inside != step:
-    raise _DamagedError(f'it is of step {inside}, as {_METADATA} says')
+    raise _ChecksumError(f'it is of step {inside}, as {_METADATA} says')
 
 
 def _json(folder: pathlib.Path, name: str) -> JsonObject:
@@ -143,15 +143,15 @@ def _json(folder: pathlib.Path, name: str) -> JsonObject:
   try:
     found = parsed(data)
   except ValueError as e:
-    raise _DamagedError(f'{name} is damaged ({e})') from None
+    raise _ChecksumError(f'{name} is damaged ({e})') from None
   if not isinstance(found, dict):
-    raise _DamagedError(f'{name} is damaged (it holds no JSON object)')
+    raise _ChecksumError(f'{name} is damaged (it holds no JSON object)')
   return found
 
 
 def _read(path: pathlib.Path) -> bytes:
   if not stat.S_ISREG(path.stat().st_mode):  # Reading a FIFO would block.
-    raise _DamagedError(f'{path.name} is not a file')
+    raise _ChecksumError(f'{path.name} is not a file')
   with naming(path):
     return path.read_bytes()
 

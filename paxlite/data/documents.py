@@ -82,7 +82,7 @@ class DocumentSource:
     self.warnings = encoding.warnings
     sources = [open_records(name, tfds_data_dir) for name in names]
     self.datasets = [
-      Documents(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
+      DocumentDataset(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
     ]
 
 
@@ -99,7 +99,7 @@ def check_once(names: Sequence[str]) -> None:
 
 
 @dataclasses.dataclass
-class Documents:
+class DocumentDataset:
   """A Dataset for streams.StreamInput; see DocumentSource."""
 
   name: str

@@ -27,7 +27,7 @@ _SHARD_BYTES = 1e8  # SeqIO does not say how large a file is; TFDS makes all of 
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
+class SeqioExample:
   """Token ids [n] and a mask of those that are targets [n]."""
 
   ids: np.ndarray
@@ -97,7 +97,7 @@ class SeqioDataset:
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
-  ) -> Iterator[tuple[int, Example]]:
+  ) -> Iterator[tuple[int, SeqioExample]]:
     """Yields the numbers and tokenized examples of one shard: inputs, if any, and targets.
 
     Examples before number `start` are read too, because SeqIO cannot skip them otherwise.
@@ -119,7 +119,7 @@ class SeqioDataset:
       inputs = np.asarray(example.get('inputs', ()), np.int32)
       ids = np.concatenate([inputs, targets])
       if len(ids):
-        yield number, Example(ids, np.arange(len(ids)) >= len(inputs))
+        yield number, SeqioExample(ids, np.arange(len(ids)) >= len(inputs))
 
 
 def find_datasets(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[SeqioDataset]:

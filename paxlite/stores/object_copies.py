@@ -90,7 +90,7 @@ def copy_of(address: Address, largest: int | None = None, deep: bool = True) -> 
       found = _below(store, address, place, largest, deep) or found
     if not found:
       raise AbsentError(f'{address} is not there: no object has this name or lies below it')
-    entry = _Entry.of(address)
+    entry = _Copy.of(address)
     entry.lock()
     with entry.alone():
       entry.get(store, found)
@@ -119,7 +119,7 @@ def _below(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Copy:
   """The copy of one address, and the files that describe it.
 
   Attributes:
@@ -131,7 +131,7 @@ class _Entry:
   index: pathlib.Path
 
   @classmethod
-  def of(cls, address: Address) -> '_Entry':
+  def of(cls, address: Address) -> '_Copy':
     digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
     return cls(address, root() / 'notes' / f'{digest}.json')
 

@@ -36,7 +36,7 @@ def _method(text: str) -> str:
   return text
 
 
-class _Parser(RunParser):
+class _FinetuneParser(RunParser):
   def __init__(self) -> None:
     super().__init__(__doc__, 'train', _WORD, folder='runs/WEIGHTS-METHOD')
     self.option('--method', 'sft, lora or documents (sft)', _method, default='sft')
@@ -64,5 +64,5 @@ class _Parser(RunParser):
       options.job_log_dir = f'runs/{last}-{method}'
 
 
-PARSER = _Parser()
+PARSER = _FinetuneParser()
 main = functools.partial(paxlite_main.run, parser=PARSER)

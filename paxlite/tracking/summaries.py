@@ -8,7 +8,7 @@ import jax
 
 from paxlite.cli.terminal import say
 from paxlite.tracking.tensorboard import TensorBoard
-from paxlite.tracking.writers import EvalRecords, Samples, TerminalLines, TrainRecords, Writer
+from paxlite.tracking.writers import EvalRecords, SampleRecords, TerminalLines, TrainRecords, Writer
 
 log = logging.getLogger('paxlite')
 
@@ -44,7 +44,12 @@ class Summaries:
     self._failed: set[str] = set()
     self._writers: list[Writer] = []
     if jax.process_index() == 0:
-      files = [TrainRecords(folder), EvalRecords(folder), Samples(folder), TensorBoard(folder)]
+      files = [
+        TrainRecords(folder),
+        EvalRecords(folder),
+        SampleRecords(folder),
+        TensorBoard(folder),
+      ]
       self._writers = [*files, TerminalLines(max_steps, ahead), *trackers]
 
   def start(self) -> None:

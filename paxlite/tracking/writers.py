@@ -89,7 +89,7 @@ class EvalRecords(Writer):
     _append(self._path, {'step': step, 'input': name, **metrics})
 
 
-class Samples(Writer):
+class SampleRecords(Writer):
   """samples.jsonl: one JSON object for each text that the model has generated."""
 
   name = 'samples.jsonl'

@@ -124,7 +124,7 @@ class Goodput:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class GoodputReport:
   """The goodput of all attempts of a run.
 
   Attributes:
@@ -166,7 +166,7 @@ class Report:
     return '\n'.join(lines)
 
 
-def report(folder: pathlib.Path) -> Report | None:
+def report(folder: pathlib.Path) -> GoodputReport | None:
   """Returns the report of the run in job_log_dir `folder`, or None if there are no records.
 
   If a later attempt resumed from an earlier step, the steps in between count as lost, at the mean
@@ -194,7 +194,7 @@ def report(folder: pathlib.Path) -> Report | None:
     seconds['lost'] += again
     for kind in KINDS:
       total[kind] += seconds[kind]
-  return Report(len(attempts), total)
+  return GoodputReport(len(attempts), total)
 
 
 def _next_path(folder: pathlib.Path) -> pathlib.Path:

@@ -17,7 +17,7 @@ import pytest
 
 from paxlite.contrib.gpu.scripts_gpu import download_lambada, download_the_pile, tfds_datasets
 from paxlite.core.errors import UserError
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.experiments import registry
 from paxlite.tracking.summaries import Summaries
 from tests.rules.test_structure import FILES, PACKAGE
@@ -137,7 +137,7 @@ def test_the_tools_import_what_the_user_names(tmp_path):
 @pytest.mark.parametrize('name', ['../up', 'a/b', '', '..', 'with space', 'nul\0'])
 def test_names_stay_inside_of_their_folder(tmp_path, name):
   with pytest.raises(UserError, match='is no name of a split'):
-    Writer(tmp_path / 'out', name, 8192, 2)
+    FlatTokensWriter(tmp_path / 'out', name, 8192, 2)
   assert not (tmp_path / 'out').exists()
 
 

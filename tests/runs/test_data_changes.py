@@ -15,7 +15,7 @@ from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import fingerprint
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
@@ -36,7 +36,7 @@ TEXT = read_text(packaged.TEXTS[1])[:300_000]
 
 def flat(path, format='memmap', last=249):
   shutil.rmtree(path, ignore_errors=True)
-  writer = Writer(str(path), 'train', 8192, format)
+  writer = FlatTokensWriter(str(path), 'train', 8192, format)
   for document in [np.arange(1, 250)] * 99 + [np.arange(1, last + 1)]:
     writer.write(document, [len(document)])
   writer.close()
@@ -53,7 +53,7 @@ def write(folder, kind, changed):
       flat(path)
       if changed:
         flat(path, last=248)
-        writer = Writer(path, 'other', 8192)
+        writer = FlatTokensWriter(path, 'other', 8192)
         ids = np.concatenate([np.arange(1, 250)] * 100)[::-1]
         writer.write(ids, range(249, len(ids) + 1, 249))
         writer.close()

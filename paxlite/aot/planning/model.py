@@ -113,7 +113,7 @@ class Model:
 
     return self._cached((f'traced {units}', values), trace)
 
-  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.Loss:
+  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.TracedLoss:
     e = self.small(units, values)
     return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
 
@@ -207,7 +207,7 @@ _NOT_OF_A_LAYER = frozenset({
 _OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
 
 
-def _arrays(loss: saved_activations.Loss) -> collections.Counter:
+def _arrays(loss: saved_activations.TracedLoss) -> collections.Counter:
   """Returns how many arrays of each kind, shape, type and logical axes a train state has."""
   found: collections.Counter = collections.Counter()
   is_box = lambda x: isinstance(x, meta.AxisMetadata)
