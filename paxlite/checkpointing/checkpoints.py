@@ -269,7 +269,7 @@ class Checkpoints:
       self.save(step, state, data)
       self.wait()
       if self._failure is None:
-        log.warning('step %d was saved when it was tried again', step)
+        log.warning('step %d was saved at the second attempt', step)
 
   def raise_failure(self) -> None:
     """Raises TrainingError if the last save failed: the final state is not on disk."""
@@ -389,7 +389,7 @@ class Checkpoints:
       mine = np.array([result, error is not None], np.int32)
       result, failed = map(int, multihost_utils.broadcast_one_to_all(mine))
       if failed and error is None:
-        error = UserError(f'{self._directory}: process 0 says what is wrong with it')
+        error = UserError(f'{self._directory}: process 0 reports what is wrong with it')
     if error is not None:
       raise error
     return result
@@ -416,7 +416,7 @@ class Checkpoints:
         'with what is there moved aside: --start_over'
       )
     if left:
-      log.warning('no checkpoint is good: the run begins again, as --start_over says')
+      log.warning('no checkpoint is good: the run starts over, because of --start_over')
     if self._record is not None and not self._read_only:
       self._record.remove()
     return self._set_aside(after=-1)

@@ -122,12 +122,12 @@ def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
   found = _json(folder, CHECKSUMS)
   for entry in found.values():
     if not (isinstance(entry, list) and [type(x) for x in entry] == [int, int]):
-      raise _ChecksumError(f'{CHECKSUMS} is damaged (a file has no size and CRC-32)')
+      raise _ChecksumError(f'{CHECKSUMS} is damaged (a file lacks its size or CRC-32)')
   return {name: (size, crc) for name, (size, crc) in found.items()}
 
 
 def _check_step(folder: pathlib.Path) -> None:
-  """Raises _DamagedError unless a folder is named after the step that it holds."""
+  """Raises _ChecksumError unless a folder is named after the step that it holds."""
   step = step_of(folder.name)
   if step is None or not _is_file(folder / _METADATA):  # Weights without a run have no metadata.
     return
@@ -145,7 +145,7 @@ def _json(folder: pathlib.Path, name: str) -> JsonObject:
   except ValueError as e:
     raise _ChecksumError(f'{name} is damaged ({e})') from None
   if not isinstance(found, dict):
-    raise _ChecksumError(f'{name} is damaged (it holds no JSON object)')
+    raise _ChecksumError(f'{name} is damaged (it does not hold a JSON object)')
   return found
 
 

@@ -85,8 +85,8 @@ def _message(given: Message) -> Message:
   unread = [k for k in _LEARNED if not message.get(k, True)]
   if unread and message['role'] == 'assistant':
     raise UserError(
-      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, so that it is not to be '
-      'learned, which is not read: cut the conversation, or use "prompt" and "completion", lists '
+      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, and paxlite does not '
+      'leave out single messages: cut the conversation, or use "prompt" and "completion", lists '
       'of messages of which the second is learned'
     )
   call = message.pop('function_call', None)
@@ -224,13 +224,13 @@ class ChatFormat:
   def _compiled(self, template: str) -> Any:
     if len(template) > MAX_TEMPLATE_CHARS:
       raise UserError(
-        f'the chat template has {len(template):,} characters: more than {MAX_TEMPLATE_CHARS:,} are '
-        'no template of a conversation'
+        f'the chat template has {len(template):,} characters, and at most {MAX_TEMPLATE_CHARS:,} '
+        'are allowed'
       )
     try:
       return environment(self._budget, lambda: self._now()).from_string(template)
     except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
-      raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
+      raise UserError(f'the chat template is not a valid Jinja template: {_described(e)}') from None
 
   def render(
     self,
@@ -400,7 +400,7 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
     if not isinstance(template.get('default'), str):
       names = ', '.join(map(str, template)) or 'none'
       raise UserError(
-        f'{where} has no template of the name default (its names: {names}): choose one and give '
+        f'{where} has no template named default (its names: {names}): choose one and give '
         'its text, --fdl.CHAT_TEMPLATE'
       )
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}

@@ -59,7 +59,7 @@ class FlatTokensWriter:
     settings: JsonObject | None = None,
   ):
     if not re.fullmatch('[A-Za-z0-9._-]+', split) or not split.strip('.'):
-      raise UserError(f'{split!r} is no name of a split: use letters, digits, ., _ and -')
+      raise UserError(f'{split!r} cannot be the name of a split: use letters, digits, ., _ and -')
     self._path, self._split, self._format = path, split, format
     self._final = pathlib.Path(path) / split
     self._folder = pathlib.Path(path) / f'.{split}.unfinished'

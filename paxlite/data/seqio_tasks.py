@@ -144,7 +144,9 @@ def find_datasets(name: str, split: str, vocab_path: str, tfds_data_dir: str) ->
     seqio.set_tfds_data_dir_override(folder)
   if name in _BUILT_IN:
     if name in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
-      raise UserError(f'the SeqIO task {name} is registered and is one of paxlite: rename yours')
+      raise UserError(
+        f'the SeqIO task {name} is registered already, and is also one of paxlite: rename yours'
+      )
     return [_dataset(_built_in(name, vocab_path), split, 1.0, folder)]
   try:
     found = seqio.get_mixture_or_task(name)

@@ -204,7 +204,7 @@ class SftRows:
     here = held_out([e.identity for e in self._examples], share) == (split == 'held_out')
     if here.all() or not here.any():
       raise UserError(
-        f'{self.name}: {len(here):,} examples are too few, or too much the same, to hold out '
+        f'{self.name}: {len(here):,} examples are too few, or too similar, to hold out '
         f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
       )
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]

@@ -53,8 +53,7 @@ def format_of(record: Record) -> Format:
   known = '; '.join(f'{" and ".join(f.keys)} ({f.name})' for f in FORMATS)
   keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
   raise UserError(
-    f'the keys of this record ({keys}) are those of no format for fine-tuning: rename them to '
-    f'{known}'
+    f'the keys of this record ({keys}) match no format for fine-tuning: rename them to {known}'
   )
 
 

@@ -135,7 +135,7 @@ class Scorer:
     vocab_size = self._params['embedding']['emb_var'].shape[0]
     for number, c in enumerate(continuations):
       if not c.context or not c.continuation:
-        raise UserError(f'continuation {number} needs a token before it and one of its own')
+        raise UserError(f'continuation {number} needs at least one token, and one before it')
       if len(c.continuation) > self._max_len:
         raise UserError(
           f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '

@@ -118,7 +118,7 @@ class _Wanted:
       if experiment in (None, file.metadata.pop('experiment', None)):
         opened.append(file)
       else:
-        log.warning('the local state of step %d is of another experiment', name.step)
+        log.warning('the local state of step %d belongs to another experiment', name.step)
     parts: dict[Key, np.ndarray] = {}
     for device, keys in zip(self.devices, self._keys, strict=True):
       if device.process_index != jax.process_index():

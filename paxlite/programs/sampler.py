@@ -76,9 +76,9 @@ class Sampler(Callback):
       with located(f'the prompt {prompt[:40]!r} of a sample'):
         count = len(self.ids(prompt))
         if not count:
-          raise UserError('it is empty, and the model has no token that begins a text')
+          raise UserError('it is empty, and the model has no start token')
         if count > most:
-          raise UserError(f'it has {count:,} tokens, and the model takes {most:,} before its own')
+          raise UserError(f'it has {count:,} tokens, and the model takes at most {most:,}')
 
   def ids(self, prompt: str) -> list[int]:
     """Returns the ids that the model reads of a prompt."""

@@ -181,7 +181,7 @@ def _say_what_records_lack(run: Run, start: int) -> None:
   if jax.process_index() != 0 or not (steps := [r['step'] for r in read_records(records)]):
     return
   if start == 0:
-    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are done again')
+    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are trained again')
   before = [0, 0, *sorted({s for s in steps if s <= start})]
   usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
   first = before[-1] + 1

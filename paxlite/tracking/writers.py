@@ -222,7 +222,7 @@ def drop_later_records(path: pathlib.Path, start: int) -> None:
     f.writelines(kept)
   if None in steps:
     first = steps.index(None) + 1
-    set_aside(path, f'line {first:,} is no record; the run continues with the others')
+    set_aside(path, f'line {first:,} is not a record; the run continues with the others')
   unfinished.replace(path)
 
 

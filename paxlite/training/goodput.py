@@ -98,7 +98,7 @@ class Goodput:
     self._last_step = step
 
   def roll_back(self, step: int) -> None:
-    """Counts the steps after `step` as lost, because they are done again."""
+    """Counts the steps after `step` as lost, because they are trained again."""
     self._lost_steps += self._last_step - step
     self._last_step = step
 
@@ -232,4 +232,4 @@ def _set_damaged_aside(folder: pathlib.Path) -> None:
       set_aside(folder, 'it is not a folder')
     for path in sorted(folder.glob('attempt_*.json')):
       if _read(path) is None:
-        set_aside(path, 'it is no record of an attempt')
+        set_aside(path, 'it is not a record of an attempt')

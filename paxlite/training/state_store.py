@@ -203,7 +203,9 @@ class StateStore:
     step, tree, metadata = found
     ours = self._described(step)
     if any(metadata.get(kind) != ours.get(kind) for kind in ('frozen', 'reference')):
-      log.warning('the local state of step %d is not used: its frozen variables are others', step)
+      log.warning(
+        'the local state of step %d is not used: its frozen variables are different', step
+      )
       return None
     self._local_metadata = metadata
     if not self.trainable_only:

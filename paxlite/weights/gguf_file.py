@@ -224,7 +224,7 @@ def _opened(path: pathlib.Path) -> tuple[dict[str, object], dict[str, TensorInfo
   try:
     return _Header(path).read()
   except (_Damaged, ValueError, OSError) as e:
-    raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
+    raise UserError(f'{path} is not a GGUF file, or is cut short ({e})') from None
 
 
 def _joined(

@@ -117,7 +117,9 @@ def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch, name):
   """A checkpoint's experiment.json may name any module, but a module beside it is not run."""
   (tmp_path / 'experiment_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
-  with pytest.raises(UserError, match=r'is not an Experiment class|no file has modules'):
+  with pytest.raises(
+    UserError, match=r'is not an Experiment class|checkpoints do not import modules'
+  ):
     registry.find_known(name)
   assert registry.find_known('paxlite.experiments.demo.TinyGPT').__name__ == 'TinyGPT'
 
@@ -136,7 +138,7 @@ def test_the_tools_import_what_the_user_names(tmp_path):
 
 @pytest.mark.parametrize('name', ['../up', 'a/b', '', '..', 'with space', 'nul\0'])
 def test_names_stay_inside_of_their_folder(tmp_path, name):
-  with pytest.raises(UserError, match='is no name of a split'):
+  with pytest.raises(UserError, match='cannot be the name of a split'):
     FlatTokensWriter(tmp_path / 'out', name, 8192, 2)
   assert not (tmp_path / 'out').exists()
 

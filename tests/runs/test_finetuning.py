@@ -134,7 +134,7 @@ def test_rows_fit_and_hold_each_example_once():
 @pytest.mark.parametrize(
   ('record', 'match'),
   [
-    (dict(text='a'), r'a.jsonl:2: the keys of this record \(text\) are those of no format'),
+    (dict(text='a'), r'a.jsonl:2: the keys of this record \(text\) match no format'),
     (dict(inputs='a', targets=3), "a.jsonl:2: 'targets' must be a string"),
     (dict(inputs='a', targets=''), 'a.jsonl:2 has no answer'),
     (dict(messages=[]), 'a.jsonl:2: "messages" must be a list'),
@@ -214,9 +214,7 @@ def test_a_share_is_held_out_and_stays_so(tmp_path):
 
 def test_of_few_examples_one_is_held_out(tmp_path):
   same = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b')] * 9)
-  with pytest.raises(
-    UserError, match=r'9 examples are too few, or too much the same, .*EVAL_FILES'
-  ):
+  with pytest.raises(UserError, match=r'9 examples are too few, or too similar, .*EVAL_FILES'):
     rows(same, split='train', held_out_share=0.1)
   assert held_out([0, 1, 2], 0.01).sum() == 1
 

@@ -43,7 +43,7 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
     case = self.attention_case()
     if case.bias is not None or case.softmax.dropout is not None:
       raise UserError(
-        f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
+        f'{stated} supports neither dropout nor a relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
     for window in self._windows:
       shapes = context_choice.shapes_of(self.attention_case(window))

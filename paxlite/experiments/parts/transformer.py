@@ -33,7 +33,8 @@ class Transformer(
     super().validate()
     if self.START_ID is not None and self.START_ID >= self.VOCAB_SIZE:
       raise UserError(
-        f'START_ID={self.START_ID} is no token id: VOCAB_SIZE={self.VOCAB_SIZE} ids begin with 0'
+        f'START_ID={self.START_ID} is not a token id: the ids of VOCAB_SIZE={self.VOCAB_SIZE} '
+        'begin with 0'
       )
 
   def task(self) -> fdl.Config:

@@ -160,7 +160,7 @@ class StoredRun:
       problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
     failed = gathered(np.array([problem is not None], np.int32))().ravel()
     if failed.any() and problem is None:
-      problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+      problem = UserError(f'process {int(failed.argmax())} reports what is wrong')
     if problem is not None:
       raise problem
 

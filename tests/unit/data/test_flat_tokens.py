@@ -234,8 +234,8 @@ def test_an_understated_largest_id_is_found_when_read(tmp_path):
   ('flags', 'message'),
   [
     (['--output={file}'], 'cannot be written'),
-    (['--output={out}', '--split=../../escaped'], 'is no name of a split'),
-    (['--output={out}', '--split=..'], 'is no name of a split'),
+    (['--output={out}', '--split=../../escaped'], 'cannot be the name of a split'),
+    (['--output={out}', '--split=..'], 'cannot be the name of a split'),
     (['--output={out}', '--processes=0'], 'must be at least 1'),
   ],
 )

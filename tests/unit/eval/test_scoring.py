@@ -427,7 +427,7 @@ def test_a_file_of_several_tasks_names_each(tmp_path):
   path.write_text(json.dumps([GOOD | dict(name='one'), GOOD | dict(name='two', kind='guess')]))
   with pytest.raises(UserError, match=r"all\.json: two: kind 'guess' is none of"):
     read_tasks([str(path)])
-  for text, match in (('[]', 'holds no task'), ('[3]', 'is no JSON object'), ('', 'is empty')):
+  for text, match in (('[]', 'holds no task'), ('[3]', 'is not a JSON object'), ('', 'is empty')):
     path.write_text(text)
     with pytest.raises(UserError, match=match):
       read_tasks([str(path)])

@@ -135,5 +135,5 @@ def test_weights_that_are_gone_are_a_problem_of_whoever_needs_them(tmp_path):
   with pytest.raises(UserError, match='gone is not a folder: it must be a job_log_dir'):
     build_experiment('HuggingFaceSFT', [], gone)
   (tmp_path / 'gone' / 'state').mkdir(parents=True)
-  with pytest.raises(UserError, match=r'is missing: which model .*gone is of is not known'):
+  with pytest.raises(UserError, match=r'is missing, so that the model of .*gone is not known'):
     build_experiment('HuggingFaceSFT', [], gone)

@@ -221,7 +221,7 @@ def test_a_damaged_state_falls_back_to_the_one_before_it(killed, local, tmp_path
 
 def test_states_of_another_experiment_are_not_used(killed, local, caplog):
   assert restored(local(experiment=2)) is None
-  assert 'the local state of step 12 is of another experiment' in caplog.text
+  assert 'the local state of step 12 belongs to another experiment' in caplog.text
   assert restored(local(experiment=2, accept_changes=True)) == 12
 
 
