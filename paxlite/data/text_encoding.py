@@ -2,7 +2,7 @@
 
 Training, prompts, generation, evaluation, the export and the tools use it, so that a text has one
 tokenization. Each text is encoded once, as a whole, because the tokens on both sides of a cut can
-depend on each other. What is learned are places in the text, and the tokens at these places.
+depend on each other. What is learned are spans of the text, and the tokens in these spans.
 """
 
 import functools

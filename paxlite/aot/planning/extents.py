@@ -67,8 +67,8 @@ class Sizes:
     length: Tokens of a row.
     widths: Sizes of dimensions that the axis mdl may split: heads, units, vocabulary, width.
     experts: Number of experts; 1 if there are none.
-    rooms: For each number of places that dropless experts have for tokens, the number of tokens
-      that take one. The places, which no number of rows divides, are split as the tokens are.
+    rooms: For each number of slots that dropless experts have for tokens, the number of tokens
+      that take one. The slots, which no number of rows divides, are split as the tokens are.
   """
 
   rows: int

@@ -329,7 +329,7 @@ def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
 
 
 def _rooms(traced: 'Jaxpr') -> Iterator[tuple[int, int]]:
-  """Yields the places of dropless experts and the tokens that take one; see Sizes.rooms."""
+  """Yields the slots of dropless experts and the tokens that take one; see Sizes.rooms."""
   for equation in traced.eqns:
     if found := grouped_rows_in(_scope(equation)):
       yield found[1], found[0]

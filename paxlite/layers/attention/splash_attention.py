@@ -182,7 +182,7 @@ def _gradients(
 
 
 def _places(leaves: list[jax.Array], context: jax.Array) -> tuple[int, int]:
-  """Returns the places of the context and of the log-sums among what a backward kernel reads.
+  """Returns the indices of the context and of the log-sums among what a backward kernel reads.
 
   Log-sums are the only array of float32 without a width. The context is next to them.
   """

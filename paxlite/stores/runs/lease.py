@@ -110,7 +110,8 @@ class Lease:
         seen, until = data, asked_at + self._times.expires
         log.warning(
           '%s is in use by another run (%s), or by one that was killed: waiting up to %.0f s '
-          'to see whether it renews its lease', self._address, _described(content), self._times.expires,
+          'to see whether it renews its lease',
+          self._address, _described(content), self._times.expires,
         )  # fmt: skip
       if not is_free and data != seen:
         raise UserError(

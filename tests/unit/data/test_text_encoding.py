@@ -1,4 +1,4 @@
-"""Texts, pairs of texts and conversations are encoded as a whole; what is learned are places."""
+"""Documents, pairs and conversations are encoded as a whole; what is learned are spans."""
 
 import io
 import json
