@@ -100,7 +100,9 @@ class ArrayDescription:
     except (MemoryError, OverflowError):
       raise UserError(f'{path}: its {self.chunk_bytes:,} bytes do not fit in memory') from None
     if len(elements) != self.chunk_bytes:
-      raise UserError(f'{path} cannot be read: it does not hold {self.chunk_bytes:,} bytes')
+      raise UserError(
+        f'{path} cannot be read: it holds more or fewer than {self.chunk_bytes:,} bytes'
+      )
     return np.frombuffer(elements, self.dtype).reshape(self.chunks, order=self.order)
 
   def _check_held(self, path: pathlib.Path, held: int | None) -> None:
