@@ -262,7 +262,9 @@ def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):
   path = write(tmp_path / 'a.jsonl', [CHAT])
   e = Squares(TRAIN_FILES=[path], CHAT_TEMPLATE=TEMPLATE, SAMPLE_PROMPTS=['word ' * 40])
   task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
-  with pytest.raises(UserError, match=r'of a sample: it has .* tokens, and the model takes 31'):
+  with pytest.raises(
+    UserError, match=r'of a sample: it has .* tokens, and the model takes at most 31'
+  ):
     Run(e, tmp_path).sampler(task, True)
 
 

@@ -2,7 +2,7 @@
 
 If MAX_SEGMENTS_PER_SEQ is set, cuDNN gets the bounds of the segments instead of a bias. A version
 of JAX was seen to pass wrong bounds for grouped heads, which gave wrong results without any error.
-An extra logit and a ring read the sums of the softmax, and give others to the backward kernel.
+An attention sink and a ring read the sums of the softmax, and give others to the backward kernel.
 """
 
 import functools
@@ -47,7 +47,7 @@ class FusedAttention(Protocol):
 
   @property
   def has_fused_logits(self) -> bool:
-    """Whether heads have an extra logit."""
+    """Whether heads have an attention sink."""
 
   @property
   def has_fused_ring(self) -> bool:
@@ -75,7 +75,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
       what = f'MAX_SEGMENTS_PER_SEQ={asked.max_segments_per_seq}: attention'
       _check(_packed(), what, 'with a bias', 'MAX_SEGMENTS_PER_SEQ=0')
     if asked.has_fused_logits:
-      what = 'attention with an extra logit'
+      what = 'attention with a sink'
       _check(_logits(), what, 'in plain XLA', 'USE_FLASH_ATTENTION=False')
     if asked.has_fused_ring:
       _check(_rings(), 'attention in a ring', 'in plain XLA', 'CONTEXT_ATTENTION=heads')

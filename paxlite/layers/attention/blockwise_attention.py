@@ -32,7 +32,7 @@ class Blockwise:
   """A PartialKernel in plain XLA.
 
   Attributes:
-    softmax: The scale, the cap and the window; without an extra logit.
+    softmax: The scale, the cap and the window; without an attention sink.
     block_size: The most keys of a block; 0 means 512.
   """
 

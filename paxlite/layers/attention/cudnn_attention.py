@@ -24,7 +24,7 @@ class CudnnKernel(LocalKernel):
 
   Segments become a bias of 0 and −∞, which is the only array [B, T, T]. If there are at most
   `max_segments` in a row, cuDNN gets their bounds instead, and skips the scores between segments.
-  This needs Hopper, no window and no extra logit.
+  This needs Hopper, no window and no attention sink.
   """
 
   name = 'cuDNN'
@@ -117,7 +117,7 @@ def _scores(call: Call) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CudnnParts:
-  """A PartialKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
+  """A PartialKernel of cuDNN, for a softmax without a cap, a window and an attention sink."""
 
   softmax: Softmax
 

@@ -22,7 +22,7 @@ _BLOCKS = (512, 256, _LANES)
 
 
 class SplashKernel(LocalKernel):
-  """Computes causal attention with caps, windows and extra logits, and values of any width."""
+  """Computes causal attention with caps, windows and attention sinks, and values of any width."""
 
   name = 'splash'
   platform = 'tpu'
@@ -74,7 +74,7 @@ def _heads_first(x_BTNH: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SplashParts:
-  """A PartialKernel of splash, for a softmax without a window and an extra logit."""
+  """A PartialKernel of splash, for a softmax without a window and an attention sink."""
 
   softmax: Softmax
 

@@ -337,7 +337,7 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 def test_packed_rows_on_h100s_need_no_bias(tmp_path):
-  """With MAX_SEGMENTS_PER_SEQ, cuDNN gets the bounds of the texts, and no array is [T, T]."""
+  """With MAX_SEGMENTS_PER_SEQ, cuDNN gets the bounds of the segments, and no array is [T, T]."""
   flags = [
     '--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.MAX_SEGMENTS_PER_SEQ=16',
     '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',

@@ -51,7 +51,7 @@ CASES = {
   'plain': {},
   'window': dict(window=60),
   'cap': dict(logit_cap=3.0),
-  'extra logit': dict(sink_logit=0.7),
+  'attention sink': dict(sink_logit=0.7),
   'all': dict(window=130, logit_cap=3.0, sink_logit=0.0),
   'narrow values': {},  # as in latent attention
 }
@@ -64,7 +64,7 @@ CASES = {
     ('plain', 2, True, True),
     ('window', 4, True, False),
     ('cap', 1, False, False),
-    ('extra logit', 4, True, False),
+    ('attention sink', 4, True, False),
     ('all', 2, True, True),
     ('narrow values', 4, True, True),
   ],
