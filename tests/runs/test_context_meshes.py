@@ -47,7 +47,7 @@ def split(cls=LLaMA, size=8, **values):
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    (dict(CONTEXT_ATTENTION='ring', DROPOUT_PROB=0.1), 'no dropout.*=gather'),
+    (dict(CONTEXT_ATTENTION='ring', DROPOUT_PROB=0.1), 'neither dropout.*=gather'),
     (dict(CONTEXT_ATTENTION='ring', cls=GLaM126M64E), 'nor a relative bias.*=gather'),
     (dict(CONTEXT_ATTENTION='ring', MAX_SEQ_LEN=4104), 'MAX_SEQ_LEN that is divisible by 2 × 8'),
     (dict(CONTEXT_ATTENTION='heads', NUM_KV_HEADS=4), 'NUM_KV_HEADS=4 .*=ring'),
