@@ -9,7 +9,7 @@ import numpy as np
 
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.synthetic import SyntheticRows
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     sources = {}
     for format in ('memmap', 'seqax'):
       path = str(pathlib.Path(folder) / format)
-      writer = Writer(path, 'train', 50_000, format)
+      writer = FlatTokensWriter(path, 'train', 50_000, format)
       while writer.token_count < args.tokens:
         document = rng.integers(50_000, size=int(rng.integers(100, 2000)))
         writer.write(document, [len(document)])

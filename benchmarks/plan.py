@@ -188,7 +188,7 @@ def order() -> dict[str, Any]:
   ]  # fmt: skip
   steps = []
   for case in cases:
-    steps.append(worker.Step(case.of(experiment)))
+    steps.append(worker.LocalStep(case.of(experiment)))
     print(f'compiled {case}', file=sys.stderr, flush=True)
   for step in steps:
     step.run()

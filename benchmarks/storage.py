@@ -164,10 +164,10 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
 
 
 def write_tokens(folder: pathlib.Path, tokens: int) -> None:
-  from paxlite.data.flat_tokens_writer import Writer
+  from paxlite.data.flat_tokens_writer import FlatTokensWriter
 
   rng = np.random.default_rng(0)
-  writer = Writer(str(folder), 'train', 64, 'memmap')
+  writer = FlatTokensWriter(str(folder), 'train', 64, 'memmap')
   for _ in range(tokens // 1_000_000):
     writer.write(rng.integers(0, 64, 1_000_000).astype(np.uint32), range(1000, 1_000_001, 1000))
   writer.close()

@@ -108,7 +108,7 @@ def first_line(error: UserError) -> str:
 
 
 def parsed(argv: Sequence[str], parser: RunParser = PARSER) -> argparse.Namespace:
-  """Returns the options of a run; prints remarks on those that do nothing here.
+  """Returns the options of a run; prints warnings about those that do nothing here.
 
   Raises:
     UserError: They do not name a run.
@@ -125,8 +125,8 @@ def parsed(argv: Sequence[str], parser: RunParser = PARSER) -> argparse.Namespac
     raise UserError(f'--fdl_config=EXPERIMENT is missing. {hint}')
   if not folder and not options.dry_run:
     raise UserError('--job_log_dir=FOLDER is missing')
-  for remark in options.remarks:
-    warn(remark)
+  for warning in options.warnings:
+    warn(warning)
   return options
 
 

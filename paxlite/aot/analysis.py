@@ -96,7 +96,7 @@ def compile_step(
   notes: list[str] = []
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')
-  notes += e.attention_remarks(mesh.devices.flat[0])
+  notes += e.attention_choices(mesh.devices.flat[0])
   task = sharded_task(e, mesh)
   lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
   state = lowered.args_info[0][0]

@@ -200,6 +200,6 @@ def _axes(groups: np.ndarray | None, mesh_sizes: Mapping[str, int]) -> tuple[tup
   if groups.max() >= total:
     return (), groups.shape[1]
   # a pair of a permutation may wrap around, so every pair is examined
-  places = np.stack(np.unravel_index(groups, shape))
-  differ = (places != places[:, :, :1]).any((1, 2))
+  coordinates = np.stack(np.unravel_index(groups, shape))
+  differ = (coordinates != coordinates[:, :, :1]).any((1, 2))
   return tuple(a for a, d in zip(mesh_sizes, differ, strict=True) if d), groups.shape[1]

@@ -94,7 +94,7 @@ def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
   return [dataclasses.replace(s, names=names.of(s)) for s in found]
 
 
-class Loss(NamedTuple):
+class TracedLoss(NamedTuple):
   """The loss of an experiment as a function that can be traced.
 
   Attributes:
@@ -108,7 +108,7 @@ class Loss(NamedTuple):
   state: TrainState
 
 
-def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
+def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
   """Returns the loss of an experiment; for the arguments see saved_by_loss."""
   e = experiment
   task = fdl.build(e.build_task())
@@ -121,7 +121,7 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
       rng = jax.random.key(e.SEED)
       return task.loss_and_metrics(merged(trainable, frozen), batch, rng, overwritten)[0]
 
-  return Loss(loss, (trainable, frozen, state.overwritten, rows_of(e, rows)), boxed)
+  return TracedLoss(loss, (trainable, frozen, state.overwritten, rows_of(e, rows)), boxed)
 
 
 def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -216,7 +216,8 @@ def calibrated(chip: Chip, path: str) -> Chip:
   speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth', 'host_bandwidth')
   if unknown := sorted(found.keys() - {'chip', 'flops', 'source', *speeds}):
     raise UserError(
-      f'--calibration={path}: {unknown[0]} is none of chip, flops, {", ".join(speeds)}'
+      f'--calibration={path}: {unknown[0]} is not a key of this file: use chip, flops, '
+      f'{", ".join(speeds)}'
     )
   if found.get('chip') != chip.name:
     raise UserError(
@@ -227,7 +228,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
   numbers |= {name: found[name] for name in speeds if name in found}
   for name, value in numbers.items():
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
-      raise UserError(f'--calibration={path}: {name}={value} is no number of FLOP/s or bytes/s')
+      raise UserError(f'--calibration={path}: {name}={value} must be a number of FLOP/s or bytes/s')
   changes: dict[str, Any] = {name: float(found[name]) for name in speeds if name in found}
   measured = {name: float(value) for name, value in flops.items()}
   if 'bf16' in measured:

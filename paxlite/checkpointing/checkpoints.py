@@ -23,7 +23,7 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
   CHECKSUMS,
   PREFIX,
-  check_notes,
+  check_metadata,
   damage,
   folder_name,
   step_of,
@@ -269,7 +269,7 @@ class Checkpoints:
       self.save(step, state, data)
       self.wait()
       if self._failure is None:
-        log.warning('step %d was saved when it was tried again', step)
+        log.warning('step %d was saved at the second attempt', step)
 
   def raise_failure(self) -> None:
     """Raises TrainingError if the last save failed: the final state is not on disk."""
@@ -337,7 +337,7 @@ class Checkpoints:
   def _manager(self) -> 'ocp.CheckpointManager':
     if self._manager_ is None:
       if self._directory.is_dir():
-        check_notes(self._directory)
+        check_metadata(self._directory)
       self._manager_ = new_manager(
         self._directory,
         self._max_to_keep,
@@ -389,7 +389,7 @@ class Checkpoints:
       mine = np.array([result, error is not None], np.int32)
       result, failed = map(int, multihost_utils.broadcast_one_to_all(mine))
       if failed and error is None:
-        error = UserError(f'{self._directory}: process 0 says what is wrong with it')
+        error = UserError(f'{self._directory}: process 0 reports what is wrong with it')
     if error is not None:
       raise error
     return result
@@ -416,7 +416,7 @@ class Checkpoints:
         'with what is there moved aside: --start_over'
       )
     if left:
-      log.warning('no checkpoint is good: the run begins again, as --start_over says')
+      log.warning('no checkpoint is good: the run starts over, because of --start_over')
     if self._record is not None and not self._read_only:
       self._record.remove()
     return self._set_aside(after=-1)

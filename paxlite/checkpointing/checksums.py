@@ -22,13 +22,13 @@ from paxlite.core.json_text import JsonObject, parsed
 PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
 ITEMS = ('state', 'data')
-_NOTES = 'data/metadata'
+_METADATA = 'data/metadata'
 _READERS = 8  # threads that read files to check them
 # errors that mean that a file is absent, not that it could not be read
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
-class _DamagedError(Exception):
+class _ChecksumError(Exception):
   """The bytes that were read differ from the bytes that were saved."""
 
 
@@ -56,7 +56,7 @@ def fingerprint(folder: pathlib.Path) -> int | None:
   """
   try:
     return zlib.crc32(_read(folder / CHECKSUMS))
-  except _DamagedError:
+  except _ChecksumError:
     return None
   except OSError as e:
     if e.errno in _ABSENT:
@@ -73,7 +73,7 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
   try:
     _check_files(folder, up_to)
     _check_step(folder)
-  except _DamagedError as e:
+  except _ChecksumError as e:
     return str(e)
   except OSError as e:
     if e.errno not in _ABSENT:
@@ -84,15 +84,15 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
   return None
 
 
-def check_notes(folder: pathlib.Path) -> None:
+def check_metadata(folder: pathlib.Path) -> None:
   """Raises UserError if something in a folder of checkpoints would block Orbax, as a FIFO does.
 
-  Orbax reads its notes of every step, which have no checksums.
+  Orbax reads its metadata of every step, which has no checksums.
   """
   try:
     steps = [path for path in folder.iterdir() if step_of(path.name) is not None]
-    for notes in (folder, folder / 'metadata', *steps):
-      for entry in notes.iterdir() if notes.is_dir() else ():
+    for place in (folder, folder / 'metadata', *steps):
+      for entry in place.iterdir() if place.is_dir() else ():
         if entry.exists() and not (entry.is_file() or entry.is_dir()):
           raise UserError(f'{entry} is not a file: move it elsewhere')
   except OSError as e:
@@ -108,34 +108,34 @@ def _check_files(folder: pathlib.Path, up_to: float) -> None:
   expected = _expected(folder)
   present = set(_files(folder))
   for name in sorted(present ^ expected.keys()):
-    raise _DamagedError(
+    raise _ChecksumError(
       f'{name} is missing' if name in expected else f'{name} is not in {CHECKSUMS}'
     )
   sizes = {name: (folder / name).stat().st_size for name in expected}
   actual = _checksums(folder, [name for name in expected if sizes[name] <= up_to])
   for name in expected:
     if sizes[name] != expected[name][0] or actual.get(name, expected[name]) != expected[name]:
-      raise _DamagedError(f'{name} is damaged (size or CRC-32 differs)')
+      raise _ChecksumError(f'{name} is damaged (size or CRC-32 differs)')
 
 
 def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
   found = _json(folder, CHECKSUMS)
   for entry in found.values():
     if not (isinstance(entry, list) and [type(x) for x in entry] == [int, int]):
-      raise _DamagedError(f'{CHECKSUMS} is damaged (a file has no size and CRC-32)')
+      raise _ChecksumError(f'{CHECKSUMS} is damaged (a file lacks its size or CRC-32)')
   return {name: (size, crc) for name, (size, crc) in found.items()}
 
 
 def _check_step(folder: pathlib.Path) -> None:
-  """Raises _DamagedError unless a folder is named after the step that it holds."""
+  """Raises _ChecksumError unless a folder is named after the step that it holds."""
   step = step_of(folder.name)
-  if step is None or not _is_file(folder / _NOTES):  # Weights without a run have no notes.
+  if step is None or not _is_file(folder / _METADATA):  # Weights without a run have no metadata.
     return
-  inside = _json(folder, _NOTES).get('step', step)
+  inside = _json(folder, _METADATA).get('step', step)
   if type(inside) is not int:
-    raise _DamagedError(f'{_NOTES} is damaged (its step is not a number)')
+    raise _ChecksumError(f'{_METADATA} is damaged (its step is not a number)')
   if inside != step:
-    raise _DamagedError(f'it is of step {inside}, as {_NOTES} says')
+    raise _ChecksumError(f'it is of step {inside}, as {_METADATA} says')
 
 
 def _json(folder: pathlib.Path, name: str) -> JsonObject:
@@ -143,15 +143,15 @@ def _json(folder: pathlib.Path, name: str) -> JsonObject:
   try:
     found = parsed(data)
   except ValueError as e:
-    raise _DamagedError(f'{name} is damaged ({e})') from None
+    raise _ChecksumError(f'{name} is damaged ({e})') from None
   if not isinstance(found, dict):
-    raise _DamagedError(f'{name} is damaged (it holds no JSON object)')
+    raise _ChecksumError(f'{name} is damaged (it does not hold a JSON object)')
   return found
 
 
 def _read(path: pathlib.Path) -> bytes:
   if not stat.S_ISREG(path.stat().st_mode):  # Reading a FIFO would block.
-    raise _DamagedError(f'{path.name} is not a file')
+    raise _ChecksumError(f'{path.name} is not a file')
   with naming(path):
     return path.read_bytes()
 
@@ -159,7 +159,7 @@ def _read(path: pathlib.Path) -> bytes:
 def _files(folder: pathlib.Path) -> list[str]:
   """Returns the files of a step's items, and experiment.json, which imported weights have.
 
-  Other files are left out: Orbax writes its own notes next to them until the commit.
+  Other files are left out: Orbax writes its own metadata next to them until the commit.
   """
   found = [path for item in ITEMS for path in _below(folder / item)]
   found.append(folder / 'experiment.json')

@@ -80,8 +80,8 @@ class Source:
       base = find_source(path, frozen=self.frozen)
     except UserError as e:
       raise UserError(
-        f'{self.folder} holds what LoRA trained, and its base is needed too: {e}. '
-        'If that was moved: --base_weights=FOLDER'
+        f'{self.folder} holds factors of LoRA, which need their base weights: {e}. '
+        'If they were moved: --base_weights=FOLDER'
       ) from None
     beside = (*beside, self.folder.resolve())
     if base.folder.resolve() in beside:

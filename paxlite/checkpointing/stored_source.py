@@ -10,7 +10,7 @@ from paxlite.stores.addresses import Address, is_address
 from paxlite.stores.object_copies import SMALL, address_of, copy_of, place_of, reading
 from paxlite.stores.object_store import ObjectStore
 
-_NOTES = 'data/metadata'
+_METADATA = 'data/metadata'
 _EXPERIMENT = 'experiment.json'
 
 
@@ -37,8 +37,8 @@ def checkpoint_folders(address: Address) -> list[pathlib.Path]:
       f'{address} holds no weights: neither checkpoints/ of a run nor state/ of imported ones'
     )
   for each in found:
-    for name in (CHECKSUMS, _NOTES):
-      with contextlib.suppress(AbsentError):  # Imported weights have no notes.
+    for name in (CHECKSUMS, _METADATA):
+      with contextlib.suppress(AbsentError):  # Imported weights have no metadata.
         copy_of(each / name)
   parts = found[0].key.split('/')
   is_of_run = len(parts) > 1 and parts[-2] == 'checkpoints'

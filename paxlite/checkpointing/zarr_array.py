@@ -100,7 +100,9 @@ class ArrayDescription:
     except (MemoryError, OverflowError):
       raise UserError(f'{path}: its {self.chunk_bytes:,} bytes do not fit in memory') from None
     if len(elements) != self.chunk_bytes:
-      raise UserError(f'{path} cannot be read: it holds other than {self.chunk_bytes:,} bytes')
+      raise UserError(
+        f'{path} cannot be read: it holds more or fewer than {self.chunk_bytes:,} bytes'
+      )
     return np.frombuffer(elements, self.dtype).reshape(self.chunks, order=self.order)
 
   def _check_held(self, path: pathlib.Path, held: int | None) -> None:
@@ -122,7 +124,7 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
   chunks: Json = found.get('chunks')
   for name, sizes, least in (('shape', shape, 0), ('chunks', chunks, 1)):
     if not isinstance(sizes, list) or len(sizes) > _MAX_RANK:
-      raise refuse(f'{name} is no list of at most {_MAX_RANK} numbers')
+      raise refuse(f'{name} is not a list of at most {_MAX_RANK} numbers')
     if not all(type(n) is int and least <= n < 1 << 62 for n in sizes):
       raise refuse(f'{name} holds something else than numbers from {least} on')
   if len(shape) != len(chunks):
@@ -176,6 +178,6 @@ def _decompressed(compressor: str | None, content: bytes, size: int) -> bytes:
 
     # The library trusts the header, and would read beyond the end of the content.
     if len(content) < _BLOSC_HEADER or int.from_bytes(content[12:16], 'little') != len(content):
-      raise ValueError('it is cut off, or no chunk of Blosc')
+      raise ValueError('it is cut off, or not a chunk of Blosc')
     return numcodecs.Blosc().decode(content)
   return content

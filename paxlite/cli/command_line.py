@@ -86,7 +86,7 @@ def _end_by_signals() -> None:
     while number := os.read(reader, 1)[0]:
       if number in (signal.SIGTERM, signal.SIGINT):
         time.sleep(_END_SECONDS)
-        print('interrupted; what is unfinished is left where it is', file=sys.stderr)
+        print('interrupted; unfinished output stays where it is', file=sys.stderr)
         os._exit(128 + number)
 
   threading.Thread(target=listen, name='signals', daemon=True).start()
@@ -116,7 +116,7 @@ def printing(output_matters: bool = True) -> Iterator[None]:
   finally:
     problem = _flush() or problem
     if problem:
-      print(f'error: what was printed is not all there: {problem}', file=sys.stderr)
+      print(f'error: the output is incomplete: {problem}', file=sys.stderr)
   if problem and output_matters:
     sys.exit(1)
 
@@ -173,10 +173,10 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
 
 
 def translate(argv: Sequence[str], names: Names) -> list[str]:
-  """Replaces the flags of another converter; prints remarks on those that are left out."""
-  kept, remarks = other_names.translated(argv, names)
-  for remark in remarks:
-    print(remark, file=sys.stderr)
+  """Replaces the flags of another converter; prints warnings about those that are left out."""
+  kept, warnings = other_names.translated(argv, names)
+  for warning in warnings:
+    print(warning, file=sys.stderr)
   return kept
 
 

@@ -74,12 +74,12 @@ class RunParser(Parser):
     add('--flagfile', 'a file with further flags, one on each line')
 
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the options; `remarks` are on flags of Pax that do nothing here."""
+    """Returns the options; `warnings` are about flags of Pax that do nothing here."""
     given = list(_with_files(argv))
-    remarks = [other_names.remark_on(argument) for argument in given]
-    kept = [argument for argument, r in zip(given, remarks, strict=True) if r is None]
+    warnings = [other_names.warning_about(argument) for argument in given]
+    kept = [argument for argument, r in zip(given, warnings, strict=True) if r is None]
     options = super().parsed(kept)
-    options.remarks = list(filter(None, remarks))
+    options.warnings = list(filter(None, warnings))
     if self._mode is not None:
       self.apply_name(options)
     return options

@@ -53,7 +53,7 @@ def enable() -> None:
         path.mkdir(mode=0o700, exist_ok=True)
     folder = folder.resolve()
     if (others := open_to_others(folder)) is not None:  # A program is machine code.
-      log.warning('Compiled programs are not kept: others than the user can write to %s', others)
+      log.warning('Compiled programs are not kept: other users can write to %s', others)
       return
     remove_old(folder)
   except (OSError, RuntimeError) as e:  # The home folder is missing or read-only.

@@ -196,7 +196,7 @@ def _read(path: pathlib.Path) -> tuple[JsonObject, bytes]:
   except UserError:
     raise
   except ValueError:
-    raise UserError(f'--compiled_step={given} is no compiled step') from None
+    raise UserError(f'--compiled_step={given} is not a compiled step') from None
   if google_crc32c.value(payload) != header['crc32c']:
     raise UserError(f'--compiled_step={given} is damaged: compile it again')
   return header, payload
@@ -229,7 +229,9 @@ def _refuse_other(path: pathlib.Path, saved: JsonObject, here: JsonObject) -> No
   others = sorted(set(here['arguments']) ^ set(saved['arguments']))
   changed += [f'the argument {a} is on one side alone' for a in others[:3]]
   reason = '; '.join(changed) or 'the code of paxlite, flax or optax'
-  raise UserError(f'--compiled_step={path} is of another train step. What differs: {reason}')
+  raise UserError(
+    f'--compiled_step={path} was compiled for another train step. What differs: {reason}'
+  )
 
 
 def _refuse_other_machine(path: pathlib.Path, saved: JsonObject, here: JsonObject) -> None:

@@ -62,7 +62,7 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
     UserError: The file is missing or damaged.
   """
   if not path.is_file():
-    raise UserError(f'{path} is missing: which model {path.parent} is of is not known')
+    raise UserError(f'{path} is missing, so that the model of {path.parent} is not known')
   found = read_object(path)
   try:
     name, values = str(found['experiment']), dict(found['values'])
@@ -71,7 +71,7 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
   for key in _PATHS:
     value = values.get(key) or ''
     if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
-      raise UserError(f'{path} is damaged: its {key} is no path')
+      raise UserError(f'{path} is damaged: its {key} is not a path')
   return renewed({'experiment': name, 'values': values})
 
 

@@ -26,13 +26,13 @@ _BAR = 40  # characters of the longest bar
 
 
 def lines(data: Input) -> list[str]:
-  """Returns a line that describes an input, one more for each part of a mixture, and remarks."""
-  return [*_described(data), *remarks(data)]
+  """Returns a line that describes an input, one more for each source of a mixture, and warnings."""
+  return [*_described(data), *warnings(data)]
 
 
-def remarks(data: Input) -> list[str]:
+def warnings(data: Input) -> list[str]:
   """Returns what a person should know of the data before a model learns them, a line each."""
-  found = [line for source in _sources(data) for line in getattr(source, 'remarks', ())]
+  found = [line for source in _sources(data) for line in getattr(source, 'warnings', ())]
   return list(dict.fromkeys(found))
 
 
@@ -44,7 +44,7 @@ def thinking(data: Input) -> bool | None:
 
 def _sources(data: Input) -> list[object]:
   if isinstance(data, MixtureInput):
-    return [source for part in data.parts for source in _sources(part)]
+    return [source for each in data.inputs for source in _sources(each)]
   return [getattr(data, 'source', None)]
 
 
@@ -56,9 +56,9 @@ def _described(data: Input) -> list[str]:
     total = sum(data.quotas)
     shares = [quota / total for quota in data.quotas]
     return [f'{name}: a mixture of {len(shares)}'] + [
-      f'  {share:.1%} {_shortened(part.name)}: '
-      + (_rows(part.source, share * data.batch_size) if isinstance(part, RowInput) else 'a stream')
-      for part, share in zip(data.parts, shares, strict=True)
+      f'  {share:.1%} {_shortened(each.name)}: '
+      + (_rows(each.source, share * data.batch_size) if isinstance(each, RowInput) else 'a stream')
+      for each, share in zip(data.inputs, shares, strict=True)
     ]
   if isinstance(data, RolloutInput):
     return [f'{name}: generated with the newest parameters, {data.batch_size:,} rows a step']
@@ -150,16 +150,15 @@ def contents_of(data: RowInput | StreamInput) -> Contents:
 def _contents_of_stream(data: StreamInput) -> Contents:
   lengths: list[int] = []
   num_rows = num_targets = num_learned = 0
-  parts = data.source.parts
-  units = [(part, unit) for part in parts for unit in range(part.num_shards)]
-  for part, unit in units:
-    measuring = _Measuring(part, lengths)
-    for row, _ in data.rows_of(measuring, unit, epoch=None):
+  datasets = data.source.datasets
+  for dataset, shard in [(d, shard) for d in datasets for shard in range(d.num_shards)]:
+    measuring = _Measuring(dataset, lengths)
+    for row, _ in data.rows_of(measuring, shard, epoch=None):
       num_rows += 1
       num_targets += int((row['segment_ids'] > 0).sum())
       num_learned += int((row['weights'] > 0).sum())
       if len(lengths) >= _MOST_DOCUMENTS:
-        sources = [source for p in parts for source in getattr(p, 'sources', ())]
+        sources = [source for d in datasets for source in getattr(d, 'sources', ())]
         share = share_done(sources) if sources else None
         fill = num_targets / (num_rows * data.seq_len)
         return Contents('document', np.array(lengths), num_learned, num_rows, fill, False, share)
@@ -169,15 +168,15 @@ def _contents_of_stream(data: StreamInput) -> Contents:
 
 @dataclasses.dataclass(frozen=True)
 class _Measuring:
-  """A part of a stream that notes the lengths of its examples."""
+  """A dataset that notes the lengths of its examples."""
 
-  part: Examples
+  dataset: Examples
   lengths: list[int]
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Example]]:
-    for number, example in self.part.examples(shard, shuffle, seed, start):
+    for number, example in self.dataset.examples(shard, shuffle, seed, start):
       self.lengths.append(len(example.ids))
       yield number, example
 
@@ -211,7 +210,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
     num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
     roughly = 'about: ' if is_stream and not found.is_whole else ''
     lines.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
-  return lines + [f'Note      {line}' for line in remarks(data)]
+  return lines + [f'Note      {line}' for line in warnings(data)]
 
 
 def _left_out(source: SftRows) -> list[str]:

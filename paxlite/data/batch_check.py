@@ -12,27 +12,28 @@ _NEEDED = ('ids', 'labels', 'weights')
 _OF_TOKENS = {*_INTEGERS, 'weights'}
 
 
-def check(data: Input, batch: object, num_rows: int, max_texts: int) -> None:
+def check(data: Input, batch: object, num_rows: int, max_segments: int) -> None:
   """Raises UserError if a batch is none that a model can be trained on.
 
   Args:
     data: The input that has yielded it.
     batch: The batch.
     num_rows: The rows that it must have.
-    max_texts: The most texts of a packed row, padding included; 0: any number.
+    max_segments: The most segments of a packed row, padding included; 0: any number.
   """
   if what := problem(batch, num_rows, data.max_token_id):
     raise UserError(
       f'the data {data.name} yields {what}: a batch is a dict of arrays ids, labels and weights '
       f'[{num_rows}, T], whose ids and labels are from 0 to max_token_id'
     )
-  if max_texts and isinstance(batch, Mapping) and 'segment_ids' in batch:
+  if max_segments and isinstance(batch, Mapping) and 'segment_ids' in batch:
     ids = batch['segment_ids']
     most = 1 + (ids[:, 1:] != ids[:, :-1]).sum(1).max(initial=0)
-    if most > max_texts:
+    if most > max_segments:
       raise UserError(
-        f'the data {data.name} has a row of {most} texts and padding, and MAX_SEGMENTS_PER_SEQ is '
-        f'{max_texts}: --fdl.MAX_SEGMENTS_PER_SEQ={2 * most}, or 0 for any number'
+        f'the data {data.name} has a row of {most} segments and padding, and '
+        f'MAX_SEGMENTS_PER_SEQ is {max_segments}: --fdl.MAX_SEGMENTS_PER_SEQ={2 * most}, or 0 for '
+        'any number'
       )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
-from paxlite.data.allowance import ALLOWANCE, Allowance
+from paxlite.data.budget import BUDGET, Budget
 from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
 from paxlite.data.tokenizer_files import (
   CHAT_TEMPLATE,
@@ -85,8 +85,8 @@ def _message(given: Message) -> Message:
   unread = [k for k in _LEARNED if not message.get(k, True)]
   if unread and message['role'] == 'assistant':
     raise UserError(
-      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, so that it is not to be '
-      'learned, which is not read: cut the conversation, or use "prompt" and "completion", lists '
+      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, and paxlite does not '
+      'leave out single messages: cut the conversation, or use "prompt" and "completion", lists '
       'of messages of which the second is learned'
     )
   call = message.pop('function_call', None)
@@ -156,7 +156,7 @@ def _parsed(text: str, what: str) -> Json:
   try:
     return parse_text(text)
   except ValueError as e:
-    raise UserError(f'{what} is a text that is not JSON: {e}') from None
+    raise UserError(f'{what} is not valid JSON: {e}') from None
 
 
 class Written(NamedTuple):
@@ -207,7 +207,7 @@ class ChatFormat:
       import jinja2  # noqa: F401
     except ImportError:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
-    self._allowance = Allowance()
+    self._budget = Budget()
     self._now: Callable[[], datetime.datetime] = datetime.datetime.now
     if date:
       day = datetime.datetime.fromisoformat(date)
@@ -224,13 +224,13 @@ class ChatFormat:
   def _compiled(self, template: str) -> Any:
     if len(template) > MAX_TEMPLATE_CHARS:
       raise UserError(
-        f'the chat template has {len(template):,} characters: more than {MAX_TEMPLATE_CHARS:,} are '
-        'no template of a conversation'
+        f'the chat template has {len(template):,} characters, and at most {MAX_TEMPLATE_CHARS:,} '
+        'are allowed'
       )
     try:
-      return environment(self._allowance, lambda: self._now()).from_string(template)
+      return environment(self._budget, lambda: self._now()).from_string(template)
     except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
-      raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
+      raise UserError(f'the chat template is not a valid Jinja template: {_described(e)}') from None
 
   def render(
     self,
@@ -267,8 +267,8 @@ class ChatFormat:
       thinking: The value of enable_thinking and thinking; None: the template's default.
 
     Raises:
-      UserError: The template refuses the messages, fails, or uses up its allowance
-        (allowance.ALLOWANCE), which is far more than a conversation needs.
+      UserError: The template refuses the messages, fails, or uses up its budget
+        (budget.BUDGET), which is far more than a conversation needs.
     """
     values: dict[str, Any] = dict(
       messages=[_with_reasoning(m) for m in messages],
@@ -281,10 +281,10 @@ class ChatFormat:
     template = self._templates[self._name(tools)]
     pieces = []
     with self._lock:
-      self._allowance.left = ALLOWANCE
+      self._budget.left = BUDGET
       try:
         for piece in template.generate(**self._tokens | values):
-          self._allowance.pay(len(piece))
+          self._budget.pay(len(piece))
           pieces.append(piece)
         text = ''.join(pieces)
         text.encode()  # fails if the text has half of a surrogate pair
@@ -394,13 +394,13 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
       for t in template
     )
     if not good:
-      raise UserError(f'{where} must be a text, or a list of {{"name": text, "template": text}}')
+      raise UserError(f'{where} must be a string, or a list of {{"name": text, "template": text}}')
     template = {t['name']: t['template'] for t in template}
   if isinstance(template, dict):
     if not isinstance(template.get('default'), str):
       names = ', '.join(map(str, template)) or 'none'
       raise UserError(
-        f'{where} has no template of the name default (its names: {names}): choose one and give '
+        f'{where} has no template named default (its names: {names}): choose one and give '
         'its text, --fdl.CHAT_TEMPLATE'
       )
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}

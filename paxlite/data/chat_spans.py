@@ -56,10 +56,10 @@ def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None =
     for i, message in enumerate(chat.messages)
     if message['role'] == 'assistant' and i >= chat.first_learned
   ]
-  places = _Places(chat_format, chat, text, thinking)
+  finder = _MessageFinder(chat_format, chat, text, thinking)
   if chat_format.marks_learned(chat.tools):
     if chat.first_learned and numbers:
-      start = places.prompt(numbers[0])
+      start = finder.prompt(numbers[0])
       if start is None:
         raise _unknown()
       generated = [span for span in generated if span[0] >= start]
@@ -67,14 +67,14 @@ def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None =
   spans: list[Span] = []
   missed = []
   for i in numbers:
-    span = places.answer(i)
+    span = finder.answer(i)
     if span is None or span[0] >= span[1] or (spans and span[0] < spans[-1][1]):
       missed.append(i + 1)
     else:
       spans.append(span)
   if missed and not spans:
     raise _unknown()
-  return Learned(text, spans, missed, places.without_thinking, places.is_unprompted)
+  return Learned(text, spans, missed, finder.without_thinking, finder.is_unprompted)
 
 
 def _unknown() -> UserError:
@@ -84,7 +84,7 @@ def _unknown() -> UserError:
   )
 
 
-class _Places:
+class _MessageFinder:
   """Finds the messages of a conversation in its text."""
 
   def __init__(self, chat_format: ChatFormat, chat: Conversation, text: str, thinking: bool | None):

@@ -2,11 +2,11 @@
 
 A template is a program written by whoever made the weights. Jinja's sandbox denies it access to the
 machine, but does not limit its time and memory: `'x' * 5_000_000_000` is one operation. So each
-rendering has an allowance, in characters and steps. A step of a loop, a macro or a block costs the
+rendering has a budget, in characters and steps. A step of a loop, a macro or a block costs the
 length of its body. An operation that reads or makes more than a few bytes pays for them before it
 is done. An operation with an output that can be much larger than its input (`*`, `%`, replace,
 join, indent …) pays for its output. Functions of unknown cost cannot be called. An honest
-conversation takes a thousandth of the allowance.
+conversation takes a thousandth of the budget.
 
 The limit is kept within the process, not by a child process with kernel limits, because a rendering
 takes some ten microseconds and asking another process costs more. It counts operations instead of
@@ -18,8 +18,8 @@ import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
-from paxlite.data import allowance as costs
-from paxlite.data.allowance import Allowance
+from paxlite.data import budget as costs
+from paxlite.data.budget import Budget
 
 MAX_TEMPLATE_CHARS = 1 << 18
 
@@ -29,11 +29,11 @@ MAX_TEMPLATE_CHARS = 1 << 18
 GENERATION = '\ufdd0\ufdd1', '\ufdd1\ufdd0'
 
 
-def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> Any:
+def environment(budget: Budget, now: Callable[[], datetime.datetime]) -> Any:
   """Returns Jinja's sandbox with the additions of transformers; every operation in it pays.
 
   Args:
-    allowance: What a rendering may cost.
+    budget: What a rendering may cost.
     now: The clock that templates read.
   """
   import jinja2.ext
@@ -56,7 +56,7 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
     """Generates Jinja's code, and adds a call that pays where an operation has no call itself."""
 
     def paid(self, how: str, node: nodes.Node, frame: Any, visit: Callable[..., None]) -> None:
-      self.write(f'environment.allowance.{how}(')
+      self.write(f'environment.budget.{how}(')
       visit(node, frame)
       self.write(')')
 
@@ -142,14 +142,14 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
 
     def concat(self, pieces: Iterable[str]) -> str:
       pieces = list(pieces)
-      allowance.pay(sum(map(len, pieces)))
+      budget.pay(sum(map(len, pieces)))
       return ''.join(pieces)
 
     def joined(self, values: Iterable[object]) -> str:
-      return ''.join([str(allowance.whole(value)) for value in values])
+      return ''.join([str(budget.whole(value)) for value in values])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-      allowance.operator(operator, left, right)
+      budget.operator(operator, left, right)
       return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,20 +160,20 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
         if isinstance(owner, kind) and name in names:
           if name == 'join' and args and not isinstance(args[0], Collection):
             args = (list(args[0]), *args[1:])
-          allowance.method(owner, name, args, given)
+          budget.method(owner, name, args, given)
           return called(*args, **given)
       if isinstance(owner, runtime.LoopContext | utils.Cycler) or called in known:
-        allowance.whole([args, given])
+        budget.whole([args, given])
       elif not isinstance(called, by_reference):
         raise SecurityError(f'{name} cannot be called in a chat template')
-      allowance.pay(costs.BODY)
+      budget.pay(costs.BODY)
       return super().call(context, called, *args, **kwargs)
 
   def raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
   def strftime_now(form: str) -> str:
-    allowance.pay(256 * len(form))
+    budget.pay(256 * len(form))
     return now().strftime(form)
 
   def dictionary(*args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -182,10 +182,10 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
   made = Environment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, 'jinja2.ext.loopcontrols']
   )
-  made.allowance = allowance
-  made.pay = allowance.pay
-  made.added = functools.partial(costs.added, allowance)
-  made.finalize = allowance.whole
+  made.budget = budget
+  made.pay = budget.pay
+  made.added = functools.partial(costs.added, budget)
+  made.finalize = budget.whole
   made.globals |= {
     'raise_exception': raise_exception,
     'strftime_now': strftime_now,
@@ -200,8 +200,8 @@ def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> A
     runtime.Undefined,
     utils.Joiner,
   )
-  made.filters = costs.filters(allowance, made.filters)
-  made.tests = costs.tests(allowance, made.tests)
+  made.filters = costs.filters(budget, made.filters)
+  made.tests = costs.tests(budget, made.tests)
   return made
 
 

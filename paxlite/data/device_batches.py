@@ -20,7 +20,7 @@ class DeviceBatches:
     data: The input that yields the batches.
     sharding: The sharding of the batches' arrays [B, T].
     start: The step of the first training batch; None: one pass of an evaluation.
-    max_texts: The most texts of a packed row, padding included; 0: any number.
+    max_segments: The most segments of a packed row, padding included; 0: any number.
   """
 
   def __init__(
@@ -28,12 +28,12 @@ class DeviceBatches:
     data: Input,
     sharding: jax.sharding.NamedSharding,
     start: int | None = None,
-    max_texts: int = 0,
+    max_segments: int = 0,
   ):
     rows = partitioning.process_rows(sharding, data.batch_size)
     host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
     put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
-    checked = _checked(data, rows.stop - rows.start, max_texts, host)
+    checked = _checked(data, rows.stop - rows.start, max_segments, host)
     self._batches = prefetch(map(put, checked), size=2)
     self._first: dict[str, jax.Array] | None = None
 
@@ -61,12 +61,12 @@ class DeviceBatches:
 
 
 def _checked(
-  data: Input, num_rows: int, max_texts: int, batches: Iterator[Batch]
+  data: Input, num_rows: int, max_segments: int, batches: Iterator[Batch]
 ) -> Iterator[Batch]:
   """Yields `batches`; raises UserError if one of them is wrong, or can no longer be read."""
   try:
     for batch in batches:
-      check(data, batch, num_rows, max_texts)
+      check(data, batch, num_rows, max_segments)
       yield batch
   except OSError as e:
     what = f'{e.filename}: {e.strerror}' if e.filename else str(e)

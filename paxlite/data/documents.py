@@ -79,10 +79,10 @@ class DocumentSource:
     encoding = TextEncoding(tokenizer, vocab_size, start_id, eos_ids)
     self.max_token_id = min(tokenizer.vocab_size, vocab_size) - 1
     self.start_id = (encoding.start_ids or [0])[-1]
-    self.remarks = encoding.remarks
+    self.warnings = encoding.warnings
     sources = [open_records(name, tfds_data_dir) for name in names]
-    self.parts = [
-      Documents(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
+    self.datasets = [
+      DocumentDataset(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
     ]
 
 
@@ -99,8 +99,8 @@ def check_once(names: Sequence[str]) -> None:
 
 
 @dataclasses.dataclass
-class Documents:
-  """A Part for streams.StreamInput; see DocumentSource."""
+class DocumentDataset:
+  """A Dataset for streams.StreamInput; see DocumentSource."""
 
   name: str
   sources: Sequence[Records]

@@ -32,7 +32,7 @@ def tokens_fingerprint(data: Input) -> int | None:
 
 
 def identity(data: Input) -> JsonObject:
-  """Returns what notes of a checkpoint hold to identify the data; {} if that is not known."""
+  """Returns what the metadata of a checkpoint holds to identify the data; {} if it is not known."""
   found = fingerprint(data)
   return {} if found is None else {'fingerprint': found, 'tokens': tokens_fingerprint(data)}
 
@@ -42,7 +42,7 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
 
   Args:
     now: The identity of the input.
-    before: The notes of the checkpoint.
+    before: The metadata of the checkpoint.
   """
   records, known = now.get('fingerprint'), before.get('fingerprint')
   if records is None or known is None:
@@ -61,9 +61,9 @@ def _of(data: Input, of: Callable[[object], int | None]) -> int | None:
   if isinstance(data, RowInput):
     return of(data.source)
   if isinstance(data, StreamInput):
-    return _combined([of(part) for part in data.source.parts])
+    return _combined([of(dataset) for dataset in data.source.datasets])
   if isinstance(data, MixtureInput):
-    return _combined([_of(part, of) for part in data.parts])
+    return _combined([_of(x, of) for x in data.inputs])
   return of(data)
 
 

@@ -21,7 +21,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import checked_files
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
-from paxlite.data.rows import RowKind, SequenceStarts, TokenRows, Tokens
+from paxlite.data.rows import RowKind, SequenceStarts, TokenArray, TokenRows
 from paxlite.data.zarr_chunks import Chunks
 from paxlite.files.json_files import read_object
 from paxlite.files.text_files import check_file, fingerprint_of, size_of
@@ -76,7 +76,7 @@ def check_tokens(folder: pathlib.Path) -> None:
     checked_files.check(folder / TOKENS, crc32c)
 
 
-def open_flat_tokens(path: str, split: str) -> tuple[Tokens, SequenceStarts, int]:
+def open_flat_tokens(path: str, split: str) -> tuple[TokenArray, SequenceStarts, int]:
   """Returns (tokens, seq_starts, max_token_id) of a dataset; the first two are sliceable."""
   folder = local_folder(path, split)
   if not path or not os.path.isdir(folder):
@@ -84,7 +84,7 @@ def open_flat_tokens(path: str, split: str) -> tuple[Tokens, SequenceStarts, int
       f'{folder} is not a flat-tokens dataset: there is no such folder. paxlite tokenize makes one'
     )
   is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
-  tokens: Tokens
+  tokens: TokenArray
   seq_starts: SequenceStarts
   if is_seqax:
     tokens, seq_starts, max_token_id = _open_seqax(folder)
@@ -119,7 +119,7 @@ def local_folder(path: str, split: str) -> pathlib.Path:
 
 def _open_memmap(
   folder: pathlib.Path, place: pathlib.Path | Address
-) -> tuple[Tokens, SequenceStarts, int]:
+) -> tuple[TokenArray, SequenceStarts, int]:
   """Opens a split whose meta.json is in `folder` and whose arrays are in `place`."""
   if not (folder / META).exists():
     raise UserError(f'{folder} is unfinished: {META} is missing. Tokenize it again')
@@ -183,7 +183,7 @@ def _check_zarr_files(folder: pathlib.Path) -> None:
       check_file(folder / name)
 
 
-def _fingerprint(folder: pathlib.Path, tokens: Tokens) -> int:
+def _fingerprint(folder: pathlib.Path, tokens: TokenArray) -> int:
   """Returns a fingerprint of the contents of a dataset, without reading all of them."""
   if isinstance(tokens, FileArray):
     meta = read_object(folder / META)

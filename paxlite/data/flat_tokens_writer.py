@@ -22,14 +22,14 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data import checked_files
 from paxlite.data.flat_tokens import META, TOKENS, Format, open_flat_tokens
-from paxlite.data.rows import Tokens
+from paxlite.data.rows import TokenArray
 from paxlite.files.json_files import read_object
 
 _CHUNK = 1 << 20  # tokens in a zarr chunk, and in each step of a check
 _NOTE = 'progress.json'
 
 
-class Writer:
+class FlatTokensWriter:
   """Writes one split of a dataset.
 
   Args:
@@ -59,7 +59,7 @@ class Writer:
     settings: JsonObject | None = None,
   ):
     if not re.fullmatch('[A-Za-z0-9._-]+', split) or not split.strip('.'):
-      raise UserError(f'{split!r} is no name of a split: use letters, digits, ., _ and -')
+      raise UserError(f'{split!r} cannot be the name of a split: use letters, digits, ., _ and -')
     self._path, self._split, self._format = path, split, format
     self._final = pathlib.Path(path) / split
     self._folder = pathlib.Path(path) / f'.{split}.unfinished'
@@ -268,6 +268,6 @@ def is_complete(path: pathlib.Path, split: str) -> bool:
   return (path / split).exists() and not (path / f'.{split}.unfinished').exists()
 
 
-def _parts(tokens: Tokens, dtype: np.dtype) -> Iterator[np.ndarray]:
+def _parts(tokens: TokenArray, dtype: np.dtype) -> Iterator[np.ndarray]:
   for start in range(0, len(tokens), _CHUNK):
     yield np.asarray(tokens[start : start + _CHUNK], dtype)

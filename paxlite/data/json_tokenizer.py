@@ -49,7 +49,7 @@ class JsonTokenizer:
     # The file may enable truncation or padding, but texts must be encoded in full and unpadded.
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
-    # It adds BOS and EOS, which `frame` asks for, and would cut spaces off the places of tokens.
+    # It adds BOS and EOS, which `frame` asks for, and would cut spaces off the offsets of tokens.
     self._post_processor = self._tokenizer.post_processor
     self._tokenizer.post_processor = None
     self._tokenizer.encode_special_tokens = bool(
@@ -119,8 +119,8 @@ class JsonTokenizer:
 
   def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
     encoded = self._encoding(text)
-    places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
-    return Tokens(np.array(encoded.ids, np.int32), places[:, 0], places[:, 1])
+    offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+    return Tokens(np.array(encoded.ids, np.int32), offsets[:, 0], offsets[:, 1])
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._cleaned(self._guarded('decode ids', self._tokenizer.decode, _plain(ids)))

@@ -14,30 +14,30 @@ import numpy as np
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch, RowInput, numbers, permute
 from paxlite.data.positions import StreamPositions
-from paxlite.data.streams import Reader, StreamInput
+from paxlite.data.streams import ProcessRows, StreamInput
 
 _BLOCK = 1024
 
 
 def mixture_of(
-  parts: Sequence[RowInput | StreamInput],
+  inputs: Sequence[RowInput | StreamInput],
   weights: Sequence[float],
   batch_size: int,
   seed: int = 1234,
 ) -> 'MixtureInput':
-  """Returns the mixture of these inputs, which is Seekable if any part is a stream."""
-  streams = any(isinstance(part, StreamInput) for part in parts)
-  return (StreamMixtureInput if streams else MixtureInput)(parts, weights, batch_size, seed)
+  """Returns the mixture of these inputs, which is Seekable if any of them is a stream."""
+  streams = any(isinstance(data, StreamInput) for data in inputs)
+  return (StreamMixtureInput if streams else MixtureInput)(inputs, weights, batch_size, seed)
 
 
 class MixtureInput:
-  """An Input over parts with random access; its position follows from the step.
+  """An Input over other inputs with random access; its position follows from the step.
 
   Args:
-    parts: The inputs; their batch sizes do not matter.
-    weights: Weight of each part's rows; their sum does not matter.
+    inputs: The inputs; their batch sizes do not matter.
+    weights: Weight of each input's rows; their sum does not matter.
     batch_size: Rows of a global batch.
-    seed: Seed of the order of parts.
+    seed: Seed of the order of inputs.
 
   Raises:
     UserError: A weight is missing, not positive, or too small for one row in a block.
@@ -45,34 +45,34 @@ class MixtureInput:
 
   def __init__(
     self,
-    parts: Sequence[RowInput | StreamInput],
+    inputs: Sequence[RowInput | StreamInput],
     weights: Sequence[float],
     batch_size: int,
     seed: int = 1234,
   ):
-    if not parts or len(parts) != len(weights):
+    if not inputs or len(inputs) != len(weights):
       raise UserError(
-        f'a mixture of {len(parts)} sources has {len(weights)} weights: give one for each source'
+        f'a mixture of {len(inputs)} sources has {len(weights)} weights: give one for each source'
       )
-    self.parts, self.weights, self.batch_size, self._seed = parts, weights, batch_size, seed
-    for part, weight, quota in zip(parts, weights, self.quotas, strict=True):
+    self.inputs, self.weights, self.batch_size, self._seed = inputs, weights, batch_size, seed
+    for data, weight, quota in zip(inputs, weights, self.quotas, strict=True):
       if weight <= 0 or not quota:
         raise UserError(
-          f'{part.name} has the weight {weight:g}, less than a row of {_BLOCK}: leave it out'
+          f'{data.name} has the weight {weight:g}, less than a row of {_BLOCK}: leave it out'
         )
-    self._has_segments = any(_has_segments(part) for part in parts)
+    self._has_segments = any(_has_segments(data) for data in inputs)
 
   @property
   def max_token_id(self) -> int:
-    return max(part.max_token_id for part in self.parts)
+    return max(data.max_token_id for data in self.inputs)
 
   @property
   def name(self) -> str:
-    return ' + '.join(part.name for part in self.parts)
+    return ' + '.join(data.name for data in self.inputs)
 
   @functools.cached_property
   def quotas(self) -> list[int]:
-    """The number of rows of each part in a block, rounded so that the sum is a block."""
+    """The number of rows of each input in a block, rounded so that the sum is a block."""
     shares = np.maximum(self.weights, 0.0) / max(sum(self.weights), 1e-9) * _BLOCK
     quotas = np.floor(shares).astype(int)
     largest_rests = np.argsort(quotas - shares, kind='stable')
@@ -81,13 +81,13 @@ class MixtureInput:
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     for step in itertools.count(start):
-      yield self._read(self.order(step)[rows], self.parts)
+      yield self._read(self.order(step)[rows], self.inputs)
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
-    raise UserError(f'{self.name}: a mixture is for training; evaluate its parts one by one')
+    raise UserError(f'{self.name}: a mixture is for training; evaluate its sources one by one')
 
   def order(self, step: int) -> np.ndarray:
-    """Returns (part, number in the part's order) of each row of a step, int64 [batch_size, 2]."""
+    """Returns (input, number in its order) of each row of a step, int64 [batch_size, 2]."""
     block, inside = np.divmod(numbers(step, self.batch_size), _BLOCK)
     found = np.empty((self.batch_size, 2), np.int64)
     for b in np.unique(block):
@@ -96,19 +96,19 @@ class MixtureInput:
     return found
 
   def _block(self, number: int) -> np.ndarray:
-    part = np.repeat(np.arange(len(self.parts)), self.quotas)
-    part = part[permute(np.arange(_BLOCK, dtype=np.int64), _BLOCK, self._seed, number)]
+    chosen = np.repeat(np.arange(len(self.inputs)), self.quotas)
+    chosen = chosen[permute(np.arange(_BLOCK, dtype=np.int64), _BLOCK, self._seed, number)]
     own = np.empty(_BLOCK, np.int64)
     for p, quota in enumerate(self.quotas):
-      own[part == p] = number * quota + np.arange(quota)
-    return np.stack([part, own], axis=1)
+      own[chosen == p] = number * quota + np.arange(quota)
+    return np.stack([chosen, own], axis=1)
 
-  def _read(self, order: np.ndarray, readers: Sequence[Any]) -> Batch:
-    """Returns the rows at (part, number) [b, 2], each read by the reader of its part."""
+  def _read(self, order: np.ndarray, sources: Sequence[Any]) -> Batch:
+    """Returns the rows at (input, number) [b, 2], each read from the source of its input."""
     batch: Batch = {}
     for p in np.unique(order[:, 0]):
       here = order[:, 0] == p
-      found = readers[p].read(order[here, 1])
+      found = sources[p].read(order[here, 1])
       if self._has_segments and 'segment_ids' not in found:
         found = found | _one_segment(found['weights'])
       for name, value in found.items():
@@ -118,11 +118,11 @@ class MixtureInput:
 
 
 class StreamMixtureInput(MixtureInput):
-  """A mixture in which some parts are streams, so that it is Seekable."""
+  """A mixture in which some inputs are streams, so that it is Seekable."""
 
   @functools.cached_property
   def _streams(self) -> dict[int, StreamInput]:
-    return {p: x for p, x in enumerate(self.parts) if isinstance(x, StreamInput)}
+    return {p: x for p, x in enumerate(self.inputs) if isinstance(x, StreamInput)}
 
   @functools.cached_property
   def _positions(self) -> StreamPositions:
@@ -138,18 +138,20 @@ class StreamMixtureInput(MixtureInput):
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     found = zip(self._streams.items(), self._positions.begin(start), strict=True)
-    opened = {p: Reader(stream, rows, self.batch_size, position) for (p, stream), position in found}
+    opened = {
+      p: ProcessRows(stream, rows, self.batch_size, position) for (p, stream), position in found
+    }
     for step in itertools.count(start):
       order = self.order(step)
-      # A reader must know all rows of its stream, also those of other processes.
-      of_streams = {p: _Rows(x.read(np.flatnonzero(order[:, 0] == p))) for p, x in opened.items()}
-      readers = [of_streams.get(p, part) for p, part in enumerate(self.parts)]
-      batch = self._read(order[rows], readers)
+      # A stream must know all its rows of the batch, also those of other processes.
+      of_streams = {p: _Drawn(x.read(np.flatnonzero(order[:, 0] == p))) for p, x in opened.items()}
+      sources = [of_streams.get(p, data) for p, data in enumerate(self.inputs)]
+      batch = self._read(order[rows], sources)
       self._positions[step + 1] = [x.position for x in opened.values()]
       yield batch
 
 
-class _Rows:
+class _Drawn:
   """Rows of a stream that have been read, whatever their numbers in the stream's order are."""
 
   def __init__(self, batch: Batch):
@@ -159,10 +161,10 @@ class _Rows:
     return self._batch
 
 
-def _has_segments(part: RowInput | StreamInput) -> bool:
-  if isinstance(part, StreamInput):
+def _has_segments(data: RowInput | StreamInput) -> bool:
+  if isinstance(data, StreamInput):
     return True
-  return 'segment_ids' in part.source.read(np.zeros(1, np.int64))
+  return 'segment_ids' in data.source.read(np.zeros(1, np.int64))
 
 
 def _one_segment(weights: np.ndarray) -> Batch:

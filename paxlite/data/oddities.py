@@ -19,7 +19,7 @@ _SHORTEST_MARK = 3  # characters of a special token that no text has by chance
 EMPTY = 'a text that is empty'
 NO_ANSWER = 'no answer, which a run refuses'
 BLANK_ANSWER = 'an answer that is empty'
-OPEN = 'a last message that is no answer, of which nothing is learned'
+OPEN = 'a last message that is not an answer, of which nothing is learned'
 SAME = 'the same as an earlier record'
 MARKED = 'a special token of the tokenizer within the text'
 REFUSED = 'refused by a run'
@@ -35,7 +35,7 @@ class Oddities:
 
   def __init__(self, tokenizer: Tokenizer | None, field: str = ''):
     self._field = field
-    self._marks = special_texts(tokenizer) if tokenizer is not None else []
+    self._marks = special_token_strings(tokenizer) if tokenizer is not None else []
     self._seen: set[int] = set()
     self._counts: dict[str, int] = {}
     self._first: dict[str, str] = {}
@@ -94,7 +94,7 @@ def _found_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
     yield OPEN, f' ends with a message of the {chat.messages[-1]["role"]}'
 
 
-def special_texts(tokenizer: Tokenizer) -> list[str]:
+def special_token_strings(tokenizer: Tokenizer) -> list[str]:
   """Returns the special tokens of a tokenizer as they are spelled in its templates."""
   texts = (tokenizer.decode_marked([i]).strip() for i in sorted(tokenizer.special_ids))
   return [text for text in texts if len(text) >= _SHORTEST_MARK]

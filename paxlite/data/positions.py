@@ -1,10 +1,8 @@
-"""The position of streams in their data: one row of numbers for each part of each lane.
+"""The positions of streams in their data, which checkpoints hold.
 
-A batch is divided into lanes of equal numbers of consecutive rows. How many there are depends on
-the data and the batch size, and not on the processes, so that the order of the rows does not
-depend on them either. Readers of a part are shared by neighboring lanes. A position is an array
-[R, 8], R = lanes × parts, lane by lane; a mixture of streams has the positions of all, one below
-the other. Column names the columns.
+The terms are those of streams.py. A position is an array [R, 8], R = sub-batches × datasets, with
+the fields of each dataset in the first sub-batch, then those in the second, and so on. A mixture of
+streams has the positions of all of them, one below the other.
 """
 
 import enum
@@ -15,20 +13,21 @@ import numpy as np
 from paxlite.core.errors import UserError
 
 
-class Column(enum.IntEnum):
-  """The columns of a position.
+class Field(enum.IntEnum):
+  """The fields of a dataset in a sub-batch.
 
-  EPOCH, UNIT, EXAMPLE and OFFSET (in tokens) say what the reader of the lane reads next. They are
-  −1 where another process has that reader. ROWS counts the rows that the lane has had of the part,
-  LANES are those of the stream, READERS those of the part, and FINGERPRINT is the part's.
+  EPOCH, SHARD, EXAMPLE and OFFSET (in tokens) are the cursor of the reader: what it reads next.
+  They are −1 where another process has that reader. ROWS counts the rows of the sub-batch that were
+  of the dataset. SUB_BATCHES is their number in a batch, READERS that of the dataset's readers, and
+  FINGERPRINT identifies the dataset.
   """
 
   EPOCH = 0
-  UNIT = 1
+  SHARD = 1
   EXAMPLE = 2
   OFFSET = 3
   ROWS = 4
-  LANES = 5
+  SUB_BATCHES = 5
   READERS = 6
   FINGERPRINT = 7
 
@@ -38,7 +37,7 @@ class StreamPositions:
 
   Args:
     name: Name of the input, for messages.
-    first: The position of each stream before step 0 [lanes × parts, 8].
+    first: The position of each stream before step 0 [sub-batches × datasets, 8].
   """
 
   _KEPT = 1024  # steps kept: more than are read ahead, or skipped before it is noticed
@@ -66,11 +65,11 @@ class StreamPositions:
     Raises:
       UserError: The position belongs to other sources.
     """
-    parts = [x[: len(x) // int(x[0, Column.LANES])] for x in self._first]
-    found = self._split(position, [len(x) for x in parts])
-    expected = [x[:, Column.FINGERPRINT] for x in parts]
+    datasets = [x[: len(x) // int(x[0, Field.SUB_BATCHES])] for x in self._first]
+    found = self._split(position, [len(x) for x in datasets])
+    expected = [x[:, Field.FINGERPRINT] for x in datasets]
     for table, fingerprints in zip(found, expected, strict=True):
-      held = table[:, Column.FINGERPRINT].reshape(-1, len(fingerprints))
+      held = table[:, Field.FINGERPRINT].reshape(-1, len(fingerprints))
       if (held != fingerprints).any():
         raise UserError(
           f'{self._name} is not what the checkpoint has read: files, their order or their contents '
@@ -86,16 +85,16 @@ class StreamPositions:
     self._at = {start: positions}
     return positions
 
-  def _split(self, position: np.ndarray, parts: Sequence[int]) -> list[np.ndarray]:
+  def _split(self, position: np.ndarray, datasets: Sequence[int]) -> list[np.ndarray]:
     """Returns the position of each stream."""
     found, left = [], position
-    for count in parts:
-      size = count * int(left[0, Column.LANES]) if len(left) else 0
+    for count in datasets:
+      size = count * int(left[0, Field.SUB_BATCHES]) if len(left) else 0
       found.append(left[:size])
       left = left[size:]
-    if len(left) or any(len(x) == 0 or len(x) % n for x, n in zip(found, parts, strict=True)):
+    if len(left) or any(len(x) == 0 or len(x) % n for x, n in zip(found, datasets, strict=True)):
       raise UserError(
-        f'{self._name}: the checkpoint has positions in other sources than these {sum(parts)}'
+        f'{self._name}: the checkpoint has positions in other sources than these {sum(datasets)}'
       )
     return found
 

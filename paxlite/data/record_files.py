@@ -182,8 +182,8 @@ class Parquet(File):
         for part in [batch] if fits else (batch.slice(i, 1) for i in range(batch.num_rows)):
           if part.nbytes > BATCH_BYTES:
             raise UserError(
-              f'{self.name} has a row of more than {BATCH_BYTES >> 20} MiB, which is no record: '
-              'cut it into several rows'
+              f'{self.name} has a row of more than {BATCH_BYTES >> 20} MiB, which cannot be a '
+              'record: cut it into several rows'
             )
           yield from part.to_pylist()
 
@@ -258,7 +258,7 @@ class Table(_Parsed):
       if self._row_chars > _ROW_CHARS:
         raise UserError(
           f'{self.name}:{number} is in a row of more than {_ROW_CHARS >> 20} Mi characters, which '
-          'is no record: look for a quote that is not closed'
+          'cannot be a record: look for a quote that is not closed'
         )
       yield line
 

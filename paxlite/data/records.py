@@ -115,7 +115,7 @@ def text_of(record: Record, field: str, place: str) -> str:
   return text
 
 
-class _Dataset:
+class _DatasetSplit:
   """A source that is a split of a dataset; `done` counts records."""
 
   def __init__(self, name: str):
@@ -141,7 +141,7 @@ class _Dataset:
   size: int | None = None
 
 
-class _Tfds(_Dataset):
+class _Tfds(_DatasetSplit):
   def __init__(self, name: str, data_dir: str):
     super().__init__(name)
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # silences TensorFlow's dozen lines
@@ -178,7 +178,7 @@ class _Tfds(_Dataset):
         yield number, {k: _plain(v) for k, v in record.items()}
 
 
-class _HuggingFace(_Dataset):
+class _HuggingFace(_DatasetSplit):
   """A split of a Hugging Face dataset, read as a stream without downloading all of it."""
 
   def __init__(self, name: str):

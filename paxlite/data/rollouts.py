@@ -84,11 +84,18 @@ class RolloutBatches:
     data: The input.
     sharding: The sharding of the batches' arrays [B, T].
     start: The number of the first batch.
-    max_texts: The most texts of a packed row, padding included; 0: any number.
+    max_segments: The most segments of a packed row, padding included; 0: any number.
   """
 
-  def __init__(self, data: RolloutInput, sharding: NamedSharding, start: int, max_texts: int = 0):
-    self._data, self._sharding, self._number, self._max_texts = data, sharding, start, max_texts
+  def __init__(
+    self, data: RolloutInput, sharding: NamedSharding, start: int, max_segments: int = 0
+  ):
+    self._data, self._sharding, self._number, self._max_segments = (
+      data,
+      sharding,
+      start,
+      max_segments,
+    )
     self._rows = partitioning.process_rows(sharding, data.batch_size)
     self._states: dict[int, str] = {}  # before each of the last batches
 
@@ -102,7 +109,7 @@ class RolloutBatches:
     self._states[self._number] = self.state(self._number)
     self._states.pop(self._number - _KEPT, None)
     batch = self._data.next_batch(params, self._number, self._rows)
-    check(self._data, batch, self._rows.stop - self._rows.start, self._max_texts)
+    check(self._data, batch, self._rows.stop - self._rows.start, self._max_segments)
     batch = {k: np.asarray(x) for k, x in batch.items()}
     found, stated = _described(batch), _described(self._data.shapes())
     if found != stated:
@@ -131,17 +138,17 @@ class RolloutBatches:
 Batches = DeviceBatches | RolloutBatches
 
 
-def restore(data: Input, step: int, notes: Mapping[str, Json]) -> None:
-  """Restores rollouts from the notes of a checkpoint, which a run without one lacks.
+def restore(data: Input, step: int, metadata: Mapping[str, Json]) -> None:
+  """Restores rollouts from the metadata of a checkpoint, which a run without one lacks.
 
   Raises:
     UserError: The run was trained on other data.
   """
-  if not isinstance(data, RolloutInput) or not notes:
+  if not isinstance(data, RolloutInput) or not metadata:
     return
-  if 'rollouts' not in notes:
+  if 'rollouts' not in metadata:
     raise UserError(f'{data.name}: the checkpoint of step {step} is not one of rollouts')
-  data.restore(notes['rollouts'])
+  data.restore(metadata['rollouts'])
 
 
 def _described(arrays: Mapping[str, Any]) -> str:

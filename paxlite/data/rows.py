@@ -25,7 +25,7 @@ SequenceStarts: TypeAlias = 'np.ndarray | SortedFileArray'
 RowKind = Literal['stream', 'packed', 'sequences']
 
 
-class Tokens(Protocol):
+class TokenArray(Protocol):
   """Token ids [n] in memory or in a file."""
 
   def __len__(self) -> int: ...
@@ -56,7 +56,7 @@ class TokenRows:
     name: Name of the dataset, for messages.
   """
 
-  tokens: Tokens
+  tokens: TokenArray
   seq_starts: SequenceStarts
   seq_len: int
   rows: RowKind

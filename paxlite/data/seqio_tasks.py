@@ -14,7 +14,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
 from paxlite.data.tokenizer import open_tokenizer
 
-# The dataset, the function from a record to texts, and whether the texts are inputs and targets
+# The dataset, the function from a record to its texts, and whether they are inputs and targets
 # (True) or documents (False).
 _BUILT_IN = {
   'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, False),
@@ -27,7 +27,7 @@ _SHARD_BYTES = 1e8  # SeqIO does not say how large a file is; TFDS makes all of 
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
+class SeqioExample:
   """Token ids [n] and a mask of those that are targets [n]."""
 
   ids: np.ndarray
@@ -58,15 +58,15 @@ class SeqioSource:
     start_id: int | None = 0,
   ):
     self.name = f'{task}/{split}'
-    self.parts = find_parts(task, split, vocab_path, tfds_data_dir)
-    self.max_token_id = max(part.vocab_size for part in self.parts) - 1
+    self.datasets = find_datasets(task, split, vocab_path, tfds_data_dir)
+    self.max_token_id = max(dataset.vocab_size for dataset in self.datasets) - 1
     if start_id is None:
-      start_id = self.parts[0].bos_id
+      start_id = self.datasets[0].bos_id
     self.start_id = max(0, start_id)
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SeqioDataset:
   """A task, alone or in a mixture.
 
   Attributes:
@@ -97,7 +97,7 @@ class Part:
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
-  ) -> Iterator[tuple[int, Example]]:
+  ) -> Iterator[tuple[int, SeqioExample]]:
     """Yields the numbers and tokenized examples of one shard: inputs, if any, and targets.
 
     Examples before number `start` are read too, because SeqIO cannot skip them otherwise.
@@ -119,10 +119,10 @@ class Part:
       inputs = np.asarray(example.get('inputs', ()), np.int32)
       ids = np.concatenate([inputs, targets])
       if len(ids):
-        yield number, Example(ids, np.arange(len(ids)) >= len(inputs))
+        yield number, SeqioExample(ids, np.arange(len(ids)) >= len(inputs))
 
 
-def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[Part]:
+def find_datasets(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[SeqioDataset]:
   """Returns the task called `name`, or the tasks of that mixture with their rates.
 
   Raises:
@@ -144,8 +144,10 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
     seqio.set_tfds_data_dir_override(folder)
   if name in _BUILT_IN:
     if name in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
-      raise UserError(f'the SeqIO task {name} is registered and is one of paxlite: rename yours')
-    return [_part(_built_in(name, vocab_path), split, 1.0, folder)]
+      raise UserError(
+        f'the SeqIO task {name} is registered already, and is also one of paxlite: rename yours'
+      )
+    return [_dataset(_built_in(name, vocab_path), split, 1.0, folder)]
   try:
     found = seqio.get_mixture_or_task(name)
   except ValueError:
@@ -154,12 +156,12 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
       "'--fdl.SEQIO_MODULES=[my.tasks]' names modules that register others"
     ) from None
   if not isinstance(found, seqio.Mixture):
-    return [_part(found, split, 1.0, folder)]
-  return [_part(task, split, float(found.get_rate(task)), folder) for task in found.tasks]
+    return [_dataset(found, split, 1.0, folder)]
+  return [_dataset(task, split, float(found.get_rate(task)), folder) for task in found.tasks]
 
 
-def _part(task: Any, split: str, rate: float, folder: str) -> Part:
-  """Makes a Part of a task; raises UserError if its dataset or the split does not exist."""
+def _dataset(task: Any, split: str, rate: float, folder: str) -> SeqioDataset:
+  """Makes a SeqioDataset of a task; raises UserError if its dataset or the split does not exist."""
   try:
     splits = list(task.splits)
     shards = len(task.source.list_shards(split)) if split in splits else 0
@@ -173,7 +175,7 @@ def _part(task: Any, split: str, rate: float, folder: str) -> Part:
     raise UserError(f'{task.name} has no split {split!r}; there are {", ".join(splits)}')
   vocabulary = task.output_features['targets'].vocabulary
   bos_id = getattr(vocabulary, 'bos_id', None)
-  return Part(
+  return SeqioDataset(
     task.name,
     task,
     split,

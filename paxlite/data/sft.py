@@ -15,7 +15,7 @@ from paxlite.data.chat_format import Conversation, NoTemplate
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
 from paxlite.data.sft_formats import Pair, format_of, identity
-from paxlite.data.sft_remarks import Remarks
+from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.files.text_files import expanded
@@ -42,9 +42,9 @@ class SftExample:
 class SftRows:
   """A RowSource of examples; several share a row, and no token attends to another example.
 
-  The module sft_formats reads a record as two texts or as a conversation. Of two texts, the model
-  learns the second and the EOS after it. Of a conversation, the model learns the assistant's
-  messages and tool calls, ended as the chat template ends them.
+  The module sft_formats reads a record as a prompt and its answer, or as a conversation. The model
+  learns the answer and the EOS after it; of a conversation, it learns the assistant's messages and
+  tool calls, ended as the chat template ends them.
 
   Args:
     files: Files of records, or other sources that the module records can read.
@@ -53,7 +53,7 @@ class SftRows:
     vocab_size: Vocabulary size of the model.
     start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. Conversations do
       not use it, because a chat template writes its own.
-    eos_ids: The ids that end a text; empty: the tokenizer's EOS.
+    eos_ids: The ids that end an answer; empty: the tokenizer's EOS.
     chat_template: The Jinja template; '' takes the tokenizer's.
     date: The day that the template sees, as 2026-11-26; '': today.
     thinking: Whether the template writes prompts for an answer with thinking; None: its default.
@@ -75,7 +75,7 @@ class SftRows:
     has_chats: Whether one of them is a conversation, which a chat template writes.
     fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
     tokens_fingerprint: A checksum of the tokens and of what is learned of them.
-    remarks: What a person should know of the examples, a line each.
+    warnings: What a person should know of the examples, a line each.
     thinking: False if all answers follow the prompt of a template whose thinking is turned off,
       although that is not its default; None otherwise.
 
@@ -113,7 +113,7 @@ class SftRows:
     self._encoding = TextEncoding(
       self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
     )
-    self._remarks = Remarks()
+    self._warnings = ExampleWarnings()
     self._has_pairs = self.has_chats = False
     self.name = ', '.join(files)
     self.num_skipped = 0
@@ -132,8 +132,8 @@ class SftRows:
     self.num_cut = sum(e.is_cut for e in self._examples)
     if self.num_skipped or self.num_cut:
       log.warning('%s: %s', self.name, self._too_long())
-    self.remarks = self._remarks.lines(self._has_pairs and not self._encoding.end_ids)
-    self.thinking = self._remarks.thinking
+    self.warnings = self._warnings.lines(self._has_pairs and not self._encoding.end_ids)
+    self.thinking = self._warnings.thinking
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
     self.fingerprint = zlib.crc32(np.array([e.identity for e in self._examples]).tobytes())
     self.tokens_fingerprint = 0
@@ -204,7 +204,7 @@ class SftRows:
     here = held_out([e.identity for e in self._examples], share) == (split == 'held_out')
     if here.all() or not here.any():
       raise UserError(
-        f'{self.name}: {len(here):,} examples are too few, or too much the same, to hold out '
+        f'{self.name}: {len(here):,} examples are too few, or too similar, to hold out '
         f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
       )
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
@@ -223,7 +223,7 @@ class SftRows:
     empty = isinstance(contents, Pair) and not contents.targets  # its EOS would be learned
     if empty or not encoded.is_learned[1:].any():
       raise UserError(f'{place} has no answer to learn')
-    self._remarks.note(place, encoded)
+    self._warnings.add(place, encoded)
     return SftExample(encoded.ids, encoded.is_learned, identity(contents))
 
   def _chat(self, chat: Conversation) -> Encoded:
@@ -234,7 +234,7 @@ class SftRows:
       raise UserError(f'{e}{hint}') from None
     ends = encoded.ids[encoded.is_learned]
     if not np.isin(ends, self._encoding.chat_eos_ids).any():
-      self._remarks.endless += 1
+      self._warnings.endless += 1
     return encoded
 
 

@@ -53,8 +53,7 @@ def format_of(record: Record) -> Format:
   known = '; '.join(f'{" and ".join(f.keys)} ({f.name})' for f in FORMATS)
   keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
   raise UserError(
-    f'the keys of this record ({keys}) are those of no format for fine-tuning: rename them to '
-    f'{known}'
+    f'the keys of this record ({keys}) match no format for fine-tuning: rename them to {known}'
   )
 
 
@@ -83,12 +82,12 @@ def _pair(inputs: str, targets: str) -> Callable[[Record], Pair]:
 
 
 def _prompt_and_completion(record: Record) -> Conversation | Pair:
-  """Reads two texts, or two lists of messages; answers within the prompt are not learned."""
+  """Reads two strings, or two lists of messages; answers within the prompt are not learned."""
   prompt, completion = record['prompt'], record['completion']
   if isinstance(prompt, list) and isinstance(completion, list):
     return conversation([*prompt, *completion], record.get('tools'), len(prompt))
   if not isinstance(prompt, str) or not isinstance(completion, str):
-    raise UserError('"prompt" and "completion" must be two texts, or two lists of messages')
+    raise UserError('"prompt" and "completion" must be two strings, or two lists of messages')
   return Pair(prompt, completion)
 
 
@@ -127,12 +126,12 @@ def _alpaca(record: Record) -> Conversation:
   if record.get('history'):
     raise UserError('"history" is not read: write the conversation as messages')
   question = [text for key in ('instruction', 'input') if (text := _optional(record, key))]
-  texts = {
+  contents = {
     'system': _optional(record, 'system'),
     'user': '\n\n'.join(question),
     'assistant': _text(record, 'output'),
   }
-  return conversation([{'role': role, 'content': text} for role, text in texts.items() if text])
+  return conversation([{'role': role, 'content': text} for role, text in contents.items() if text])
 
 
 def _parsed(record: Record, key: str) -> Json:
@@ -141,13 +140,13 @@ def _parsed(record: Record, key: str) -> Json:
   try:
     return parse_text(value) if isinstance(value, str) else value
   except ValueError as e:
-    raise UserError(f'{key!r} is a text that is not JSON: {e}') from None
+    raise UserError(f'{key!r} is not valid JSON: {e}') from None
 
 
 def _text(record: Record, key: str) -> str:
   value = record[key]
   if not isinstance(value, str):
-    raise UserError(f'{key!r} must be a text')
+    raise UserError(f'{key!r} must be a string')
   return value
 
 
@@ -157,8 +156,10 @@ def _optional(record: Record, key: str) -> str:
 
 FORMATS = (
   Format('a chat', ('messages',), lambda r: conversation(_parsed(r, 'messages'), r.get('tools'))),
-  Format('texts', ('inputs', 'targets'), _pair('inputs', 'targets')),
-  Format('texts or messages', ('prompt', 'completion'), _prompt_and_completion),
+  Format('a prompt and its answer', ('inputs', 'targets'), _pair('inputs', 'targets')),
+  Format(
+    'a prompt and its answer, as text or messages', ('prompt', 'completion'), _prompt_and_completion
+  ),
   Format('ShareGPT', ('conversations',), _sharegpt),
   Format('Alpaca', ('instruction', 'output'), _alpaca),
 )

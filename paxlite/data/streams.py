@@ -1,11 +1,25 @@
 """Rows from sources that can only be read in sequence: SeqIO tasks and datasets of documents.
 
-A unit is one pass over a shard. Its examples come in an order that the seed, the epoch and the
-shard determine, and rows are made of them. Several readers, each with its own shards, make the rows
-of a batch, so that several processes share the work. The readers depend on the data and the batch
-size alone, so the order of rows is the same on any number of processes: a process runs the readers
-of its rows, and leaves out those rows of a reader that are another process's. Checkpoints hold the
-positions of all readers (positions.py), so that a run resumes exactly where it was.
+The terms, here and in positions.py:
+
+  dataset    a sequence of examples, alone or in a mixture
+  shard      a part of a dataset that can be read alone, as a file; an epoch reads each shard once
+  reader     what reads some of the shards of a dataset, one after the other, and makes rows of them
+  sub-batch  consecutive rows of a batch; there are as many as the most readers of any dataset
+  cursor     where a reader is: the epoch, the shard among its own, the example and its token
+
+A batch of 8 rows, of dataset A with 4 readers and dataset B with 2:
+
+  rows        0   1 | 2   3 | 4   5 | 6   7
+  sub-batch     0   |   1   |   2   |   3       each chooses a dataset for each row, by their shares
+  of A        rdr 0 | rdr 1 | rdr 2 | rdr 3     reader r has shards r, r + 4, r + 8, …
+  of B            reader 0  |   reader 1        reader r has shards r, r + 2, r + 4, …
+  processes      process 0  |  process 1        each runs the readers of its rows
+
+The numbers of readers depend on the data and the batch size alone, so the order of rows is the same
+on any number of processes. A process runs the readers of its rows, and leaves out those rows of a
+reader that are another process's. The seed, the epoch and the shard determine the order of its
+examples. Checkpoints hold the cursors of all readers, so that a run resumes exactly where it was.
 """
 
 import itertools
@@ -16,19 +30,19 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch, permute
-from paxlite.data.positions import Column, StreamPositions
+from paxlite.data.positions import Field, StreamPositions
 from paxlite.data.stream_rows import Example, Row, packed_rows, stream_rows
 
 StreamRows = Literal['stream', 'packed']
 
-# Each reader of a part holds a block of documents in memory, and reads it when it seeks.
+# Each reader of a dataset holds a block of documents in memory, and reads it when it seeks.
 _MOST_READERS = 8
 _LEAST_BYTES = 1 << 20  # the least size of the shards of one reader
 _BALANCE = 9 / 8  # the shards of one reader may be larger than those of another by this factor
 
 
 class Examples(Protocol):
-  """The side of a Part that rows are made of; about.py wraps it to measure examples."""
+  """The side of a Dataset that rows are made of; about.py wraps it to measure examples."""
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
@@ -37,7 +51,7 @@ class Examples(Protocol):
     ...
 
 
-class Part(Examples, Protocol):
+class Dataset(Examples, Protocol):
   """A dataset, alone or in a mixture.
 
   Attributes:
@@ -70,14 +84,14 @@ class StreamSource(Protocol):
   Attributes:
     name: Name of the source, for messages.
     max_token_id: The largest id that can occur.
-    start_id: The first input id of a text.
-    parts: The datasets.
+    start_id: The first input id of a document.
+    datasets: The datasets.
   """
 
   name: str
   max_token_id: int
   start_id: int
-  parts: Sequence[Part]
+  datasets: Sequence[Dataset]
 
 
 class StreamInput:
@@ -124,30 +138,30 @@ class StreamInput:
 
   @property
   def shares(self) -> np.ndarray:
-    """The share of the rows of each part [parts]."""
-    rates = np.array([part.rate for part in self.source.parts], np.float64)
+    """The share of the rows of each dataset [datasets]."""
+    rates = np.array([dataset.rate for dataset in self.source.datasets], np.float64)
     return rates / rates.sum()
 
   def first_position(self, batch_size: int) -> np.ndarray:
-    """Returns the position before the first row, [lanes × parts, 8]; see positions.py.
+    """Returns the position before the first row, [sub-batches × datasets, 8]; see positions.py.
 
     Args:
       batch_size: Rows of a global batch; that of a mixture differs from the stream's.
     """
-    parts = self.source.parts
-    readers = [_num_readers(part.shard_bytes, batch_size) for part in parts]
-    position = np.zeros((max(readers), len(parts), len(Column)), np.int64)
-    position[:, :, Column.LANES] = max(readers)
-    position[:, :, Column.READERS] = readers
-    position[:, :, Column.FINGERPRINT] = [part.fingerprint for part in parts]
-    if len(parts) > 1:
-      # Each lane begins at another place of the same order of parts, so that every batch has all.
-      counts = np.zeros(len(parts), np.int64)
-      for lane in range(1, max(readers)):
+    datasets = self.source.datasets
+    readers = [_num_readers(dataset.shard_bytes, batch_size) for dataset in datasets]
+    position = np.zeros((max(readers), len(datasets), len(Field)), np.int64)
+    position[:, :, Field.SUB_BATCHES] = max(readers)
+    position[:, :, Field.READERS] = readers
+    position[:, :, Field.FINGERPRINT] = [dataset.fingerprint for dataset in datasets]
+    if len(datasets) > 1:
+      # Each sub-batch begins elsewhere in the same order of datasets, so that every batch has all.
+      counts = np.zeros(len(datasets), np.int64)
+      for sub_batch in range(1, max(readers)):
         for _ in range(batch_size // max(readers)):
           counts[_behind(self.shares, counts)] += 1
-        position[lane, :, Column.ROWS] = counts
-    return position.reshape(-1, len(Column))
+        position[sub_batch, :, Field.ROWS] = counts
+    return position.reshape(-1, len(Field))
 
   def position(self, step: int) -> np.ndarray:
     """Returns the position before the batch of `step`, as far as this process knows it.
@@ -160,7 +174,7 @@ class StreamInput:
     """Makes train_batches(step, …) resume at a position.
 
     Raises:
-      UserError: The position belongs to other data, or to another number of parts.
+      UserError: The position belongs to other data, or to another number of datasets.
     """
     self._positions.seek(step, position)
 
@@ -171,11 +185,11 @@ class StreamInput:
       UserError: `start` is not the step that `seek` was given (0 without a seek).
     """
     (position,) = self._positions.begin(start)
-    reader = Reader(self, rows, self.batch_size, position)
+    stream = ProcessRows(self, rows, self.batch_size, position)
     every = np.arange(self.batch_size, dtype=np.int64)
     for step in itertools.count(start):
-      batch = reader.read(every)
-      self._positions[step + 1] = [reader.position]
+      batch = stream.read(every)
+      self._positions[step + 1] = [stream.position]
       yield batch
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
@@ -185,9 +199,9 @@ class StreamInput:
     """
     found = (
       row
-      for part in self.source.parts
-      for unit in range(part.num_shards)
-      for row, _ in self.rows_of(part, unit, epoch=None)
+      for dataset in self.source.datasets
+      for shard in range(dataset.num_shards)
+      for row, _ in self.rows_of(dataset, shard, epoch=None)
     )
     for number in itertools.count():
       batch = list(itertools.islice(found, self.batch_size))
@@ -203,7 +217,7 @@ class StreamInput:
       yield _stacked(batch[rows])
 
   def rows_of(
-    self, part: Examples, unit: int, epoch: int | None, example: int = 0, offset: int = 0
+    self, dataset: Examples, shard: int, epoch: int | None, example: int = 0, offset: int = 0
   ) -> Iterator[Row]:
     """Returns the rows of one shard in the order of an epoch, from token `offset` of an example on.
 
@@ -211,20 +225,21 @@ class StreamInput:
     """
     shuffled = self._shuffle and epoch is not None
     seed = None if epoch is None else (self._seed + epoch * 7919) % 2**31
-    examples = part.examples(unit, shuffled, seed, example)
+    examples = dataset.examples(shard, shuffled, seed, example)
     if self.rows == 'stream':
       return stream_rows(examples, self.seq_len, self.source.start_id, offset)
     return packed_rows(examples, self.seq_len, self.source.start_id)
 
-  def unit_order(self, units: Sequence[int], epoch: int) -> list[int]:
-    if not self._shuffle or len(units) == 1:
-      return list(units)
-    order = permute(np.arange(len(units), dtype=np.int64), len(units), self._seed, epoch)
-    return [units[i] for i in order]
+  def shard_order(self, shards: Sequence[int], epoch: int) -> list[int]:
+    """Returns the shards of a reader in the order in which an epoch reads them."""
+    if not self._shuffle or len(shards) == 1:
+      return list(shards)
+    order = permute(np.arange(len(shards), dtype=np.int64), len(shards), self._seed, epoch)
+    return [shards[i] for i in order]
 
 
-class Reader:
-  """Reads the rows of one process from a StreamInput.
+class ProcessRows:
+  """The rows of one process from a StreamInput.
 
   Args:
     data: The input.
@@ -234,73 +249,74 @@ class Reader:
   """
 
   def __init__(self, data: StreamInput, rows: slice, batch_size: int, position: np.ndarray):
-    parts = data.source.parts
+    datasets = data.source.datasets
     self._rows = rows
     self._shares = data.shares
-    self._position = position.reshape(-1, len(parts), len(Column)).copy()
-    self._lane_rows = batch_size // len(self._position)
-    self._reader_rows = batch_size // self._position[0, :, Column.READERS]
-    self._streams = {
+    self._position = position.reshape(-1, len(datasets), len(Field)).copy()
+    self._sub_batch_rows = batch_size // len(self._position)
+    self._reader_rows = batch_size // self._position[0, :, Field.READERS]
+    self._readers = {
       (p, reader): self._opened(data, p, reader)
-      for p in range(len(parts))
+      for p in range(len(datasets))
       for reader in range(
         rows.start // self._reader_rows[p], (rows.stop - 1) // self._reader_rows[p] + 1
       )
     }
 
-  def _opened(self, data: StreamInput, part: int, reader: int) -> '_Stream':
-    lane = reader * self._reader_rows[part] // self._lane_rows
-    at = self._position[lane, part]
-    place = tuple(map(int, at[: Column.ROWS]))
-    assert min(place) >= 0, 'the position is known'
-    return _Stream(data, data.source.parts[part], reader, int(at[Column.READERS]), place)
+  def _opened(self, data: StreamInput, dataset: int, reader: int) -> '_ShardReader':
+    sub_batch = reader * self._reader_rows[dataset] // self._sub_batch_rows
+    at = self._position[sub_batch, dataset]
+    cursor = tuple(map(int, at[: Field.ROWS]))
+    assert min(cursor) >= 0, 'the position is known'
+    return _ShardReader(data, data.source.datasets[dataset], reader, int(at[Field.READERS]), cursor)
 
   @property
   def position(self) -> np.ndarray:
-    """The position [lanes × parts, 8], without the places of readers of other processes."""
+    """The position [sub-batches × datasets, 8]; cursors of other processes' readers are −1."""
     found = self._position.copy()
-    found[:, :, : Column.ROWS] = -1
-    for (part, reader), stream in self._streams.items():
-      lanes = self._reader_rows[part] // self._lane_rows
-      found[reader * lanes : (reader + 1) * lanes, part, : Column.ROWS] = stream.place
-    return found.reshape(-1, len(Column))
+    found[:, :, : Field.ROWS] = -1
+    for (dataset, number), reader in self._readers.items():
+      sub_batches = self._reader_rows[dataset] // self._sub_batch_rows
+      own = slice(number * sub_batches, (number + 1) * sub_batches)
+      found[own, dataset, : Field.ROWS] = reader.cursor
+    return found.reshape(-1, len(Field))
 
-  def read(self, slots: np.ndarray) -> Batch:
+  def read(self, row_numbers: np.ndarray) -> Batch:
     """Returns the next rows of the stream, as far as they are this process's.
 
     Args:
-      slots: The ascending numbers of those rows of a batch that are of this stream [n].
+      row_numbers: The ascending numbers of those rows of a batch that are of this stream [n].
     """
     drawn = []
-    for slot, part in zip(slots.tolist(), self._parts(slots), strict=True):
-      stream = self._streams.get((part, slot // int(self._reader_rows[part])))
-      if stream is not None:
-        row = next(stream)
-        if self._rows.start <= slot < self._rows.stop:
+    for number, dataset in zip(row_numbers.tolist(), self._datasets(row_numbers), strict=True):
+      reader = self._readers.get((dataset, number // int(self._reader_rows[dataset])))
+      if reader is not None:
+        row = next(reader)
+        if self._rows.start <= number < self._rows.stop:
           drawn.append(row)
     return _stacked(drawn)
 
-  def _parts(self, slots: np.ndarray) -> list[int]:
-    """Chooses the part of each row, and counts the rows: the part furthest behind its share."""
-    lanes = slots // self._lane_rows
-    counts = self._position[:, :, Column.ROWS]
+  def _datasets(self, row_numbers: np.ndarray) -> list[int]:
+    """Chooses for each row the dataset furthest behind its share, and counts the rows."""
+    sub_batches = row_numbers // self._sub_batch_rows
+    counts = self._position[:, :, Field.ROWS]
     if len(self._shares) == 1:
-      np.add.at(counts[:, 0], lanes, 1)
-      return [0] * len(slots)
+      np.add.at(counts[:, 0], sub_batches, 1)
+      return [0] * len(row_numbers)
     chosen = []
-    for lane in lanes.tolist():
-      chosen.append(_behind(self._shares, counts[lane]))
-      counts[lane, chosen[-1]] += 1
+    for sub_batch in sub_batches.tolist():
+      chosen.append(_behind(self._shares, counts[sub_batch]))
+      counts[sub_batch, chosen[-1]] += 1
     return chosen
 
 
 def _behind(shares: np.ndarray, counts: np.ndarray) -> int:
-  """Returns the part that is furthest behind its share of the rows, after `counts` rows [parts]."""
+  """Returns the dataset furthest behind its share of the rows, after `counts` rows [datasets]."""
   return int(np.argmax(shares * (counts.sum() + 1) - counts))
 
 
 def _num_readers(shard_bytes: Sequence[float], batch_size: int) -> int:
-  """Returns how many readers share the shards of a part: a power of two that divides a batch.
+  """Returns how many readers share the shards of a dataset: a power of two that divides a batch.
 
   All readers get about the same share of the data, so that no shard is read more often than others.
   """
@@ -315,46 +331,46 @@ def _num_readers(shard_bytes: Sequence[float], batch_size: int) -> int:
   return readers
 
 
-class _Stream:
-  """The endless rows of one reader of a part.
+class _ShardReader:
+  """One reader of a dataset, whose rows are endless.
 
   Args:
     data: The input.
-    part: The part.
+    dataset: The dataset.
     reader: Number of the reader.
-    readers: Number of readers of the part.
-    place: Epoch, unit, example and token of that example to begin at.
+    readers: Number of readers of the dataset.
+    cursor: Epoch, shard, example and token of that example to begin at.
   """
 
   def __init__(
-    self, data: StreamInput, part: Part, reader: int, readers: int, place: tuple[int, ...]
+    self, data: StreamInput, dataset: Dataset, reader: int, readers: int, cursor: tuple[int, ...]
   ):
-    self._data, self._part = data, part
-    self._units = list(range(reader, part.num_shards, readers))
-    self.place = place
+    self._data, self._dataset = data, dataset
+    self._shards = list(range(reader, dataset.num_shards, readers))
+    self.cursor = cursor
     self._rows = self._opened()
 
   def __next__(self) -> Batch:
-    epoch, unit, _, _ = self.place
+    epoch, shard, _, _ = self.cursor
     started = epoch
     while (found := next(self._rows, None)) is None:
-      unit += 1
-      if unit == len(self._units):
-        epoch, unit = epoch + 1, 0
+      shard += 1
+      if shard == len(self._shards):
+        epoch, shard = epoch + 1, 0
       if epoch > started + 1:
         raise UserError(
-          f'{self._part.name} has no row for one of its readers: it is empty or too small'
+          f'{self._dataset.name} has no row for one of its readers: it is empty or too small'
         )
-      self.place = epoch, unit, 0, 0
+      self.cursor = epoch, shard, 0, 0
       self._rows = self._opened()
     row, (example, offset) = found
-    self.place = epoch, unit, example, offset
+    self.cursor = epoch, shard, example, offset
     return row
 
   def _opened(self) -> Iterator[Row]:
-    epoch, unit, example, offset = self.place
-    number = self._data.unit_order(self._units, epoch)[unit]
-    return self._data.rows_of(self._part, number, epoch, example, offset)
+    epoch, shard, example, offset = self.cursor
+    number = self._data.shard_order(self._shards, epoch)[shard]
+    return self._data.rows_of(self._dataset, number, epoch, example, offset)
 
 
 def _stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> Batch:

@@ -48,7 +48,7 @@ class TextRows(TokenRows):
     bytes_per_token: UTF-8 bytes per target token, for bits per byte.
     fingerprint: A checksum of the text.
     tokens_fingerprint: A checksum of the tokens and of seq_starts.
-    remarks: What a person should know of the text, a line each.
+    warnings: What a person should know of the text, a line each.
 
   Raises:
     UserError: A file cannot be read, or there is too little text to hold out a part of it.
@@ -88,7 +88,7 @@ class TextRows(TokenRows):
     )
     self.fingerprint = zlib.crc32(repr([zlib.crc32(b.encode()) for b in blocks]).encode())
     self.tokens_fingerprint = zlib.crc32(tokens.data, zlib.crc32(starts.data))
-    self.remarks = encoding.remarks
+    self.warnings = encoding.warnings
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
   noun = 'block'

@@ -1,8 +1,8 @@
-"""The one place where texts, pairs of texts and conversations become token ids.
+"""The one place where documents, pairs of prompt and answer and conversations become token ids.
 
 Training, prompts, generation, evaluation, the export and the tools use it, so that a text has one
 tokenization. Each text is encoded once, as a whole, because the tokens on both sides of a cut can
-depend on each other. What is learned are places in the text, and the tokens at these places.
+depend on each other. What is learned are spans of the text, and the tokens in these spans.
 """
 
 import functools
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
 
 
 class TextEncoding:
-  """Encodes the texts of a model.
+  """Encodes texts and conversations for a model.
 
   Args:
     tokenizer: The tokenizer.
@@ -91,7 +91,7 @@ class TextEncoding:
     return [own] if own in self.eos_ids else self.eos_ids[:1]
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     """What a person should know before a model learns documents, a line each."""
     if self.end_ids:
       return []
@@ -147,7 +147,7 @@ class TextEncoding:
     return np.concatenate([ids, np.array(self.end_ids, ids.dtype)])
 
   def pair(self, inputs: str, targets: str) -> Encoded:
-    """Returns the ids of two texts that are one text; the second one and its end are learned."""
+    """Returns the ids of a prompt and its answer; the answer and its end are learned."""
     tokens = self.tokenizer.encode_tokens(inputs + targets)
     self._check(tokens.ids)
     border = len(inputs)

@@ -89,7 +89,7 @@ class Tokenizer(Protocol):
     ...
 
   def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
-    """Returns the tokens of a text and their places in it.
+    """Returns the tokens of a text and their offsets in it.
 
     With `marked`, the text is one of a chat template, in which special tokens are spelled out.
     """
@@ -221,21 +221,21 @@ class SentencePieceTokenizer:
 
   def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
     ids: list[int] = []
-    places: list[tuple[int, int]] = []
+    offsets: list[tuple[int, int]] = []
     start = 0
     for part in self._marks.split(text) if marked else [text]:
       mark = self._mark_ids.get(part) if marked else None
       if mark is not None:
         ids.append(mark)
-        places.append((start, start + len(part)))
+        offsets.append((start, start + len(part)))
       elif part:
         # A space is put before the text, and before each of its parts only in an old class.
         model = self._without_prefix if start and not self._is_legacy else self._model
         found = model.Encode(part, return_type='offset_mapping')
         ids += found['ids']
-        places += [(start + a, start + b) for a, b in found['offsets']]
+        offsets += [(start + a, start + b) for a, b in found['offsets']]
       start += len(part)
-    where = np.array(places, np.int64).reshape(-1, 2)
+    where = np.array(offsets, np.int64).reshape(-1, 2)
     return Tokens(np.array(ids, np.int32), where[:, 0], where[:, 1])
 
   def decode(self, ids: Iterable[int]) -> str:

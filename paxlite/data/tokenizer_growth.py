@@ -15,13 +15,13 @@ _MOST = 100  # times that a text may become longer; those of published tokenizer
 _MOST_ADDED = 10_000  # characters that may be put before each text or word
 
 
-class Step(Protocol):
+class TokenizerStep(Protocol):
   """A normalizer, pre-tokenizer or decoder of the library tokenizers."""
 
   def __getstate__(self) -> bytes: ...
 
 
-def check_growth(path: str, name: str, step: Step | None) -> None:
+def check_growth(path: str, name: str, step: TokenizerStep | None) -> None:
   """Raises UserError if a part of a tokenizer makes texts much longer.
 
   Args:

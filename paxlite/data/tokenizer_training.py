@@ -1,4 +1,4 @@
-"""Trains SentencePiece tokenizers on samples of texts, in bounded memory."""
+"""Trains SentencePiece tokenizers on samples of documents, in bounded memory."""
 
 import heapq
 import io
@@ -15,23 +15,23 @@ def pieces_of(text: str) -> Iterator[str]:
   return (text[i : i + _PIECE_CHARS] for i in range(0, len(text), _PIECE_CHARS))
 
 
-def sample(texts: Iterable[str], most_chars: int) -> tuple[list[str], int]:
-  """Returns a random sample of the pieces of texts, in their order, and the size of all texts.
+def sample(documents: Iterable[str], most_chars: int) -> tuple[list[str], int]:
+  """Returns a random sample of pieces of the documents, in their order, and the size of all.
 
   Each piece gets a random number from a fixed seed, and those with the smallest numbers are kept.
-  So the sample depends on the texts alone, and only it is in memory.
+  So the sample depends on the documents alone, and only it is in memory.
 
   Args:
-    texts: The texts.
+    documents: Their texts.
     most_chars: Largest number of characters of the sample.
 
   Returns:
-    The pieces, and the number of characters of all texts.
+    The pieces, and the number of characters of all documents.
   """
   random_numbers = random.Random(0)
   kept: list[tuple[float, int, str]] = []  # a heap whose first piece has the largest random number
   size = total = 0
-  for number, piece in enumerate(p for text in texts for p in pieces_of(text)):
+  for number, piece in enumerate(p for text in documents for p in pieces_of(text)):
     total += len(piece)
     size += len(piece)
     heapq.heappush(kept, (-random_numbers.random(), number, piece))

@@ -1,4 +1,4 @@
-"""Tokens of a text, with the place of each in the text."""
+"""Tokens of a text, with their offsets in the text."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

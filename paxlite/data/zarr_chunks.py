@@ -27,7 +27,7 @@ class Chunks:
     found = read_object(path)
     chunks, compressor = found.get('chunks'), found.get('compressor')
     if not isinstance(chunks, list) or len(chunks) != 1 or type(chunks[0]) is not int:
-      raise UserError(f'{path} is damaged: chunks is no list of one number')
+      raise UserError(f'{path} is damaged: chunks is not a list of one number')
     self._codec = compressor.get('id') if isinstance(compressor, dict) else compressor
     if self._codec not in _CODECS:
       raise UserError(

@@ -19,7 +19,7 @@ class Contexts:
   """Encodes contexts and continuations for a model.
 
   Attributes:
-    encoding: What encodes the texts of the model.
+    encoding: What encodes texts and conversations for the model.
     start: The ids that a text begins with; none if the tokenizer adds none.
     prefix: The id that stands for an empty context: the start, or else BOS, or else EOS; −1: none.
   """
@@ -82,7 +82,7 @@ class Contexts:
 
 
 def text_until(tokenizer: Tokenizer, ids: Sequence[int], until: Sequence[str]) -> str:
-  """Returns the text of generated ids up to the first of the texts that end it.
+  """Returns the text of generated ids up to the first of the strings that end it.
 
   As in the harness, a token can end the text too if it is spelled out in `until`, as <|im_end|>.
   A text ends after the first token with which one of `until` stands in the last few tokens.

@@ -165,14 +165,14 @@ class TaskExample:
   """A record rendered with the templates of a task.
 
   Attributes:
-    texts: Texts that the model reads: one, or one for each choice.
+    prompts: What the model reads before an answer: one, or one for each choice.
     choices: Continuations that may follow; one for cloze, none for generate.
     gold: Number of the right choice.
     target: The rendered doc_to_target; for generate, the right text.
     place: Location of the record, for messages.
   """
 
-  texts: tuple[str, ...]
+  prompts: tuple[str, ...]
   choices: tuple[str, ...]
   gold: int
   target: str
@@ -180,9 +180,9 @@ class TaskExample:
 
   @property
   def asked(self) -> list[tuple[str, str]]:
-    """The pair (text, choice) of every choice."""
-    texts = self.texts * (len(self.choices) // len(self.texts))
-    return list(zip(texts, self.choices, strict=True))
+    """The pair (prompt, choice) of every choice."""
+    prompts = self.prompts * (len(self.choices) // len(self.prompts))
+    return list(zip(prompts, self.choices, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,7 @@ class ZeroShotTask:
 
 
 def read_tasks(
-  texts: Sequence[str],
+  names: Sequence[str],
   limit: int | None = None,
   skip_unreadable: bool = False,
   tfds_data_dir: str = '',
@@ -212,19 +212,19 @@ def read_tasks(
   """Reads the tasks that a command line names ('lambada,boolq').
 
   Args:
-    texts: What names them; see find_tasks.
+    names: What names them; see find_tasks.
     limit, skip_unreadable, tfds_data_dir: See read_examples.
     chat: Whether all of them are asked in a chat, as TaskSpec.chat says of one.
   """
   found = [
     (name, dataclasses.replace(spec, chat=True) if chat else spec)
-    for text in texts
+    for text in names
     for part in _names(text)
     for name, spec in find_tasks(part, tfds_data_dir)
   ]
-  names = [name for name, _ in found]
-  if len(set(names)) < len(names):
-    raise UserError(f'the task {max(names, key=names.count)} is named twice: leave one out')
+  tasks = [name for name, _ in found]
+  if len(set(tasks)) < len(tasks):
+    raise UserError(f'the task {max(tasks, key=tasks.count)} is named twice: leave one out')
   return [
     ZeroShotTask(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
     for name, spec in found
@@ -270,16 +270,16 @@ def read_examples(
 
 
 def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> TaskExample:
-  texts = tuple(templates(t, record) for t in as_list(spec.doc_to_text))
+  prompts = tuple(templates(t, record) for t in as_list(spec.doc_to_text))
   target = templates(spec.doc_to_target, record)
   if not target.strip():
     raise UserError(f'the answer {spec.doc_to_target!r} is empty')
   if spec.kind == 'generate':
     if spec.target_pattern and matched(target, spec.target_pattern) is None:
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
-    return TaskExample(texts, (), 0, target, place)
+    return TaskExample(prompts, (), 0, target, place)
   if spec.kind == 'cloze':
-    return TaskExample(texts, (spec.delimiter + target,), 0, target, place)
+    return TaskExample(prompts, (spec.delimiter + target,), 0, target, place)
   if isinstance(spec.doc_to_choice, str):
     found = _field(record, spec.doc_to_choice)
     if not isinstance(found, list) or not found:
@@ -290,10 +290,12 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
   labels = _labels(record, spec.doc_to_label, len(choices))
   if not all(c.strip() for c in choices):
     raise UserError(f'a choice is empty: {list(choices)}')
-  if len(texts) not in (1, len(choices)):
-    raise UserError(f'doc_to_text has {len(texts)} templates and there are {len(choices)} choices')
+  if len(prompts) not in (1, len(choices)):
+    raise UserError(
+      f'doc_to_text has {len(prompts)} templates and there are {len(choices)} choices'
+    )
   gold = _gold(target, choices, labels)
-  return TaskExample(texts, tuple(spec.delimiter + c for c in choices), gold, target, place)
+  return TaskExample(prompts, tuple(spec.delimiter + c for c in choices), gold, target, place)
 
 
 def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:

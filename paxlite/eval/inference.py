@@ -92,7 +92,7 @@ class Inference:
 
   @functools.cached_property
   def encoding(self) -> TextEncoding:
-    """What encodes the texts and conversations of the model."""
+    """What encodes texts and conversations for the model."""
     return self.experiment.encoding(self.tokenizer)
 
 
@@ -136,7 +136,7 @@ def load(
   plan = RestorePlan(restore, abstract, source, encoded)
   missing = plan.fresh + plan.ignored
   if missing:
-    raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')
+    raise UserError(f'{source.folder} lacks {missing[0]}, without which no text can be generated')
   load_one = lambda path, like: plan.load(path_name(path), like)
   params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
   positions = experiment.num_positions if max_length is None else max_length

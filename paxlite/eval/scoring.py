@@ -135,7 +135,7 @@ class Scorer:
     vocab_size = self._params['embedding']['emb_var'].shape[0]
     for number, c in enumerate(continuations):
       if not c.context or not c.continuation:
-        raise UserError(f'continuation {number} needs a token before it and one of its own')
+        raise UserError(f'continuation {number} needs at least one token, and one before it')
       if len(c.continuation) > self._max_len:
         raise UserError(
           f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '
@@ -181,16 +181,16 @@ class Scorer:
     K = _power_of_two(max(r.num_targets for r in batch))
     C = _power_of_two(max(len(r.targets) for r in batch))
     ids = np.zeros((B, T), np.int32)
-    places = np.zeros((B, K), np.int32)
+    positions = np.zeros((B, K), np.int32)
     targets = np.zeros((B, C, K), np.int32)
     is_target = np.zeros((B, K), bool)
     for r, row in enumerate(batch):
       length, n = len(row.inputs), row.num_targets
       ids[r, :length] = row.inputs
-      places[r, :n] = np.arange(length - n, length)
+      positions[r, :n] = np.arange(length - n, length)
       is_target[r, :n] = True
       targets[r, : len(row.targets), :n] = row.targets
-    arrays = (ids, places, targets, is_target)
+    arrays = (ids, positions, targets, is_target)
     if self._mesh is not None:
       sharding = NamedSharding(self._mesh, partitioning.spec(('batch',), self._rules))
       rows = partitioning.process_rows(sharding, B)

@@ -35,7 +35,7 @@ class TaskSpec:
     generation_pattern: A regular expression. Its last match in the generated text is compared (its
       group, if it has one); '' compares the entire text.
     target_pattern: The same for doc_to_target.
-    until: Texts that end a generated answer.
+    until: Strings that end a generated answer.
     max_new_tokens: Largest number of tokens of a generated answer.
     chat: Whether the text is a message of the user, which the chat template of the model writes, so
       that the target is the assistant's answer.
@@ -123,14 +123,14 @@ def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
 
 
 def _check_type(where: str, name: str, value: Json) -> None:
-  texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
+  are_strings = isinstance(value, list) and all(isinstance(v, str) for v in value)
   good = isinstance(value, str)
   if name == 'max_new_tokens':
     good = isinstance(value, int) and not isinstance(value, bool) and value > 0
   elif name == 'chat':
     good = isinstance(value, bool)
   elif name in ('files', 'doc_to_text', 'doc_to_choice', 'until'):
-    good = good or texts
+    good = good or are_strings
   if not good:
     raise UserError(f'{where}: {name} cannot be {value!r}')
 

@@ -53,14 +53,14 @@ class Result:
   def line(self) -> str:
     metrics = [f'{k} {m.value:.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
     size = f'{len(self.examples):,} examples in {self.seconds:.1f} s'
-    return '  '.join([*metrics, size, *self.remarks])
+    return '  '.join([*metrics, size, *self.warnings])
 
   @property
-  def remarks(self) -> list[str]:
-    """Remarks on texts that were cut off and on records that were left out."""
+  def warnings(self) -> list[str]:
+    """Warnings about prompts that were cut off and about records that were left out."""
     found = []
     if self.truncated:
-      found.append(f'{self.truncated:,} texts longer than the model takes lost their beginning')
+      found.append(f'{self.truncated:,} prompts longer than the model takes lost their beginning')
     if self.unreadable:
       found.append(f'{self.unreadable:,} unreadable records left out')
     return found
@@ -69,7 +69,7 @@ class Result:
     n = len(self.examples)
     lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
     lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
-    lines += [f'  {remark}' for remark in self.remarks]
+    lines += [f'  {warning}' for warning in self.warnings]
     return '\n'.join(lines)
 
 
@@ -120,27 +120,27 @@ class ZeroShot:
 
   def _asked(self, spec: TaskSpec, example: TaskExample) -> list[Continuation]:
     with located(example.place):
-      texts = {text: self._context(spec, text) for text in example.texts}
-      asked = [self._contexts.pair(*texts[text], after) for text, after in example.asked]
+      contexts = {prompt: self._context(spec, prompt) for prompt in example.prompts}
+      asked = [self._contexts.pair(*contexts[prompt], after) for prompt, after in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
         self._check(len(c.continuation), 0, can_be_cut=False)
       return asked
 
-  def _context(self, spec: TaskSpec, text: str) -> tuple[str, bool | None]:
-    """Returns the text that the model reads, and whether it begins as texts do.
+  def _context(self, spec: TaskSpec, prompt: str) -> tuple[str, bool | None]:
+    """Returns the text that the model reads, and whether it begins as documents do.
 
     A chat template writes all of a chat, so that nothing is put before it, as in training.
     """
     if not spec.chat:
-      return text, None
-    return self._inference.encoding.chat_text(spec.messages(text), True), False
+      return prompt, None
+    return self._inference.encoding.chat_text(spec.messages(prompt), True), False
 
   def _prompt(self, spec: TaskSpec, example: TaskExample) -> list[int]:
     with located(example.place):
-      ids = self._contexts.encode(*self._context(spec, example.texts[0]))
+      ids = self._contexts.encode(*self._context(spec, example.prompts[0]))
       if not ids:
-        raise UserError('the text is empty, and the model has no start token')
+        raise UserError('the prompt is empty, and the model has no start token')
       self._check(len(ids), spec.max_new_tokens, can_be_cut=spec.max_new_tokens < self._max_len)
     return ids
 
@@ -209,11 +209,11 @@ def _generated(
 ) -> Found:
   most = inference.max_length - spec.max_new_tokens
   truncated = [len(prompt) > most for prompt in prompts]
-  texts = continued(
+  answers = continued(
     inference, prompts, spec.max_new_tokens, spec.until, report=report, chat=spec.chat
   )
   right, found = [], []
-  for example, text, cut in zip(examples, texts, truncated, strict=True):
+  for example, text, cut in zip(examples, answers, truncated, strict=True):
     answer = matched(text, spec.generation_pattern)
     target = matched(example.target, spec.target_pattern)
     right.append(answer is not None and answer == target)
@@ -238,7 +238,7 @@ def continued(
     inference: The model.
     prompts: Token ids of the prompts. A prompt that leaves no room loses its beginning.
     max_new_tokens: Largest number of new tokens for each prompt.
-    until: Texts that end the generated text.
+    until: Strings that end the generated text.
     sampling: How tokens are sampled; None: as the experiment says.
     report: Called with the number of prompts done and the number of all prompts.
     chat: Whether the prompts are those of a chat; see Inference.generator.
@@ -254,16 +254,16 @@ def continued(
     )
   generator = inference.generator(sampling, chat)
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-  texts = [''] * len(prompts)
+  answers = [''] * len(prompts)
   size = inference.experiment.DECODE_BATCH_SIZE
   for start in range(0, len(order), size):
     batch = order[start : start + size]
     padded = batch + batch[-1:] * (size - len(batch))  # one program for all
     rows = generator.generate([prompts[i][-room:] for i in padded], max_new_tokens, row_ids=padded)
     for i, ids in zip(batch, rows, strict=False):
-      texts[i] = text_until(inference.tokenizer, ids, until)
+      answers[i] = text_until(inference.tokenizer, ids, until)
     report(start + len(batch), len(order))
-  return texts
+  return answers
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> Metric:

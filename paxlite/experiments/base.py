@@ -22,7 +22,7 @@ from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.experiments.own_methods import check_overrides
 from paxlite.experiments.parts.batches import Batches
-from paxlite.experiments.parts.checkpoints import Checkpoints, Restoring
+from paxlite.experiments.parts.checkpoints import Checkpointing, Restoring
 from paxlite.experiments.parts.faults import Faults
 from paxlite.experiments.parts.training_loop import TrainingLoop
 from paxlite.layers.precision.backends import Backend
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
   import jax
 
 
-class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
+class Experiment(Batches, TrainingLoop, Checkpointing, Restoring, Faults):
   """What every run has; subclasses add the parts of a model and a dataset.
 
   Sizes are those of the whole run unless the attribute's name says otherwise.
@@ -125,7 +125,7 @@ class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
 
   @property
   def max_segments_per_seq(self) -> int:
-    """The most texts of a packed row, padding included; 0: any number."""
+    """The most segments of a packed row, padding included; 0: any number."""
     return 0
 
   @property
@@ -143,7 +143,7 @@ class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
     """Attributes that do nothing, because the optimizer does not read them."""
     return set()
 
-  def attention_remarks(self, device: 'jax.Device') -> list[str]:
+  def attention_choices(self, device: 'jax.Device') -> list[str]:
     """Returns sentences on how such devices compute attention."""
     return []
 

@@ -67,7 +67,7 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
   }
   if differing:
     raise UserError(
-      f'{folder} is of a model that computes something else: it has '
+      f'{folder} belongs to a model that computes something else: it has '
       f'{shell.flags(differing)} and this run {shell.flags({k: function[k] for k in differing})}. '
       'Give the run the values of the checkpoint, or, if you want the change, '
       f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'

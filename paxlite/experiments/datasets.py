@@ -149,7 +149,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
 
   SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
   SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
-  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how texts of a SeqIO task become sequences
+  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how documents of a SeqIO task become sequences
 
   @property
   def dataset(self) -> str:
@@ -272,7 +272,9 @@ class SftFiles(Tokenized, Rows, subject='Data'):
     try:
       path = tokenizer_file(self.VOCAB_PATH or self._restored_tokenizer)
       return ChatFormat(self.CHAT_TEMPLATE, str(path)).reads_clock
-    except UserError:  # reported where the data are read; pairs of texts need no template
+    except (
+      UserError
+    ):  # reported where the data are read; pairs of prompt and answer need no template
       return False
 
   def train_input(self) -> fdl.Config:
@@ -339,11 +341,11 @@ class Mixture(FromTfds, Rows, subject='Data'):
 
   @property
   def learns_chats(self) -> bool:
-    return any(part.learns_chats for part in self._parts)
+    return any(each.learns_chats for each in self._experiments)
 
   @property
   def reads_clock(self) -> bool:
-    return any(part.reads_clock for part in self._parts)
+    return any(each.reads_clock for each in self._experiments)
 
   def validate(self) -> None:
     super().validate()
@@ -353,13 +355,13 @@ class Mixture(FromTfds, Rows, subject='Data'):
         f'{shell.flags({"SOURCES": ["a", "b"], "WEIGHTS": [0.7, 0.3]})}'
       )
     check_once(self.SOURCES)
-    for part in self._parts:
-      part.validate()
+    for each in self._experiments:
+      each.validate()
 
   def train_input(self) -> fdl.Config:
     return config(
       mixture_of,
-      parts=[part.train_input() for part in self._parts],
+      inputs=[each.train_input() for each in self._experiments],
       weights=list(self.WEIGHTS),
       batch_size=self.batch_size,
       seed=self.SEED,
@@ -368,15 +370,15 @@ class Mixture(FromTfds, Rows, subject='Data'):
   def eval_inputs(self) -> dict[str, fdl.Config]:
     return {
       f'{source}_{name}': eval_input
-      for source, part in zip(short_names(self.SOURCES), self._parts, strict=True)
-      for name, eval_input in part.eval_inputs().items()
+      for source, each in zip(short_names(self.SOURCES), self._experiments, strict=True)
+      for name, eval_input in each.eval_inputs().items()
     }
 
   @property
-  def _parts(self) -> list[Rows]:
-    return [self._part(source) for source in self.SOURCES]
+  def _experiments(self) -> list[Rows]:
+    return [self._experiment(source) for source in self.SOURCES]
 
-  def _part(self, source: str) -> Rows:
+  def _experiment(self, source: str) -> Rows:
     dataset, attributes = _dataset_of(source)
     if dataset is SeqioTask:
       attributes['SEQIO_ROWS'] = self.stream_rows

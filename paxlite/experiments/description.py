@@ -30,7 +30,7 @@ def configs_text(experiment: Experiment) -> str:
   return '\n'.join(config_text(cfg, name) for name, cfg in configs(experiment).items())
 
 
-def remarks(experiment: Experiment, task: Task, state: TrainState) -> list[str]:
+def warnings(experiment: Experiment, task: Task, state: TrainState) -> list[str]:
   """Returns sentences about what is valid but unusual in an experiment, and in its optimizer.
 
   Args:
@@ -40,11 +40,11 @@ def remarks(experiment: Experiment, task: Task, state: TrainState) -> list[str]:
   """
   trainable, _ = task.optimizer.split(state.params)
   parts = partitions.described(state.opt_state, trainable)
-  return [*experiment.remarks, *parts]
+  return [*experiment.warnings, *parts]
 
 
 def requirements(experiment: Experiment) -> str:
-  """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and remarks."""
+  """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and warnings."""
   e = experiment
   task: Task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
@@ -67,7 +67,7 @@ def requirements(experiment: Experiment) -> str:
     f'global batch {e.batch_size:,} × {e.MAX_SEQ_LEN:,} = {tokens:,} tokens per step',
     f'model FLOPs per step {e.flops_per_token * tokens:.4g} (attention counted causally)',
     *_on_epochs(e),
-    *remarks(e, task, state),
+    *warnings(e, task, state),
   ]
   return '\n'.join(lines)
 

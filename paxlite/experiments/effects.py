@@ -55,7 +55,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-def remarks(experiment: Experiment, known: Collection[str]) -> list[str]:
+def warnings(experiment: Experiment, known: Collection[str]) -> list[str]:
   """Returns a sentence on each value that a user has set, and that changes nothing.
 
   Args:

@@ -1,4 +1,4 @@
-"""gpt-oss: sinks in attention, sliding attention in turns, experts with biases; no dataset."""
+"""gpt-oss: attention sinks, sliding attention in turns, experts with biases; no dataset."""
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind

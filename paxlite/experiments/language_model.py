@@ -19,7 +19,7 @@ class LanguageModel(Backends):
     return False
 
   def encoding(self, tokenizer: Tokenizer) -> TextEncoding:
-    """Returns what encodes the texts and conversations of the model, as in its training."""
+    """Returns what encodes texts and conversations for the model, as in its training."""
     return TextEncoding(
       tokenizer,
       self.VOCAB_SIZE,

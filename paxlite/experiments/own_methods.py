@@ -13,7 +13,7 @@ from paxlite.tracking.writers import Writer
 from paxlite.training.callbacks import Callback
 
 
-class _Kind(NamedTuple):
+class _Returned(NamedTuple):
   """What a method returns, for messages; whether a value is that; and what is often forgotten."""
 
   described: str
@@ -38,17 +38,17 @@ _CONFIG = (
   'FUNCTION(ARGUMENT=VALUE)'
 )
 _KINDS = {
-  'task': _Kind('the fdl.Config of a Task', _is_config, _CONFIG),
-  'model': _Kind('the fdl.Config of a TransformerLm', _is_config, _CONFIG),
-  'losses': _Kind('a dict of the fdl.Config of losses by name', _are_configs, _CONFIG),
-  'reference': _Kind(
+  'task': _Returned('the fdl.Config of a Task', _is_config, _CONFIG),
+  'model': _Returned('the fdl.Config of a TransformerLm', _is_config, _CONFIG),
+  'losses': _Returned('a dict of the fdl.Config of losses by name', _are_configs, _CONFIG),
+  'reference': _Returned(
     'the fdl.Config of a Reference, or None', lambda x: x is None or _is_config(x), _CONFIG
   ),
-  'transformation': _Kind('the fdl.Config of an optax transformation', _is_config, _CONFIG),
-  'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
-  'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
-  'callbacks': _Kind('a list of paxlite.Callback', _are(Callback)),
-  'trackers': _Kind('a list of paxlite.tracking.writers.Writer', _are(Writer)),
+  'transformation': _Returned('the fdl.Config of an optax transformation', _is_config, _CONFIG),
+  'train_input': _Returned('the fdl.Config of an Input', _is_config, _CONFIG),
+  'eval_inputs': _Returned('a dict of fdl.Config by name', _are_configs, _CONFIG),
+  'callbacks': _Returned('a list of paxlite.Callback', _are(Callback)),
+  'trackers': _Returned('a list of paxlite.tracking.writers.Writer', _are(Writer)),
 }
 
 
@@ -78,7 +78,7 @@ def _refused(method: Callable[..., Any]) -> Callable[..., Any]:
   return refused
 
 
-def _checked(method: Callable[..., Any], kind: _Kind) -> Callable[..., Any]:
+def _checked(method: Callable[..., Any], kind: _Returned) -> Callable[..., Any]:
   @functools.wraps(method)
   def checked(self: object, *args: object, **kwargs: object) -> Any:
     with selections_named(type(self).__name__):

@@ -142,8 +142,8 @@ def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
   module = name.rpartition('.')[0]
   if module and not module.startswith(_PACKAGES) and module not in sys.modules:
     raise UserError(
-      f'the checkpoint is of the experiment {name}, and no file has modules imported: if that one '
-      f'is yours, {way_out.format(module)}'
+      f'the checkpoint is of the experiment {name}, and checkpoints do not import modules: if this '
+      f'one is yours, {way_out.format(module)}'
     )
   return find(name)
 

@@ -137,7 +137,7 @@ class FolderLock:
     except OSError as e:
       if e.errno in _HELD:
         return False
-      log.warning('%s cannot be locked (%s): see to it that no second run is there', self._path, e)
+      log.warning('%s cannot be locked (%s): make sure that no second run uses it', self._path, e)
     return True
 
   def release(self) -> None:

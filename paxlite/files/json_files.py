@@ -46,7 +46,7 @@ def read_object(path: pathlib.Path) -> JsonObject:
   except ValueError as e:
     raise UserError(f'{path} is damaged ({e})') from None
   if not isinstance(found, dict):
-    raise UserError(f'{path} is damaged: it holds no JSON object')
+    raise UserError(f'{path} is damaged: it does not hold a JSON object')
   return found
 
 
@@ -57,7 +57,7 @@ def parse_line(line: bytes, place: str) -> JsonObject:
   except orjson.JSONDecodeError:
     record = _parse_slowly(line, place)
   if not isinstance(record, dict):
-    raise UserError(f'{place} is no JSON object')
+    raise UserError(f'{place} is not a JSON object')
   if line.count(b'[') + line.count(b'{') > _DEPTH:  # deep nesting needs as many
     try:
       _check_depth(record)
@@ -128,7 +128,7 @@ def _parse_at(text: str, start: int, path: str, line: int) -> tuple[JsonObject, 
   except (ValueError, RecursionError) as e:
     raise UserError(f'{place} is not JSON: {e}') from None
   if not isinstance(value, dict):
-    raise UserError(f'{place} is no JSON object')
+    raise UserError(f'{place} is not a JSON object')
   return value, end
 
 

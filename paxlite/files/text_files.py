@@ -277,7 +277,8 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
 def _check_line(path: str, number: int, size: int) -> None:
   if size > _LINE_BYTES:
     raise UserError(
-      f'{path}:{number + 1} is a line of more than {_LINE_BYTES >> 20} MiB, which is no record'
+      f'{path}:{number + 1} is a line of more than {_LINE_BYTES >> 20} MiB, which cannot be '
+      'a record'
     )
 
 

@@ -72,7 +72,7 @@ class ZstdReader(io.RawIOBase):
         left -= len(self._exactly(min(left, 1 << 18)))
       return True
     if magic != _MAGIC:
-      raise OSError('what is there is no frame of zstd')
+      raise OSError('the content is not a zstd frame')
     descriptor = self._exactly(1)
     flags = descriptor[0]
     is_single = bool(flags & 0x20)

@@ -201,7 +201,7 @@ class Generator:
       raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
     if longest >= self._max_len:
       raise UserError(
-        f'a prompt of {longest} tokens leaves no room for another: the model takes '
+        f'a prompt of {longest} tokens leaves no room for a new token: the model takes '
         f'{self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are rotary'
       )
     rooms = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]

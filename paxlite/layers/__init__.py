@@ -7,7 +7,7 @@ Shape letters in the names of arrays, in every file of paxlite (a test checks th
     N query heads, K · G     K key/value heads         G query heads of a key/value head
     H width of a head        A the three arrays of combined queries, keys and values
     L layers                 Z stages of a pipeline    I parts that are computed in turn
-    E experts                C places of an expert     P places of all experts, E · C
+    E experts                C slots of an expert      P slots of all experts, E · C
     J groups of tokens       M tokens of a group       X experts of a token
     R rows, one for each expert of a token             Q parts of the rows of a microbatch
     U positions that are scored                        W continuations that are compared

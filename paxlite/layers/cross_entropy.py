@@ -84,9 +84,9 @@ def _forward(
 
 
 def _backward(
-  logit_cap: float, kept: tuple[jax.Array, ...], gradients: TokenLosses
+  logit_cap: float, res: tuple[jax.Array, ...], gradients: TokenLosses
 ) -> tuple[jax.Array, None]:
-  logits_BTV, labels_BT, log_z_BT = kept
+  logits_BTV, labels_BT, log_z_BT = res
   again_BTV = _after(log_z_BT, logits_BTV, logit_cap)
   capped_BTV = cap_logits(again_BTV.astype(jnp.float32), logit_cap)
   is_label_BTV = labels_BT[..., None] == jnp.arange(logits_BTV.shape[-1], dtype=labels_BT.dtype)
@@ -152,7 +152,7 @@ class _Head(NamedTuple):
 
 # the largest logits, the sums of exponentials, and the labels' logits
 _Sums = tuple[jax.Array, jax.Array, jax.Array]
-_Kept = tuple[jax.Array, _Head, jax.Array, jax.Array]  # x_BTD, the head, labels_BT, log_z_BT
+_Residuals = tuple[jax.Array, _Head, jax.Array, jax.Array]  # x_BTD, the head, labels_BT, log_z_BT
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -164,7 +164,7 @@ def _chunked(
 
 def _chunked_forward(
   x_BTD: jax.Array, head: _Head, labels_BT: jax.Array, logit_cap: float, vocab_size: int
-) -> tuple[TokenLosses, _Kept]:
+) -> tuple[TokenLosses, _Residuals]:
   # each shard of the vocabulary has its own sums, so that devices exchange them once
   def chunk(sums: _Sums, of: tuple[_Head, jax.Array]) -> tuple[_Sums, None]:
     largest, total, label_logits = sums
@@ -189,9 +189,9 @@ def _chunked_forward(
 
 
 def _chunked_backward(
-  logit_cap: float, vocab_size: int, kept: _Kept, gradients: TokenLosses
+  logit_cap: float, vocab_size: int, res: _Residuals, gradients: TokenLosses
 ) -> tuple[jax.Array, _Head, None]:
-  x_BTD, head, labels_BT, log_z_BT = kept
+  x_BTD, head, labels_BT, log_z_BT = res
 
   def chunk(x_gradient: jax.Array, of: tuple[_Head, jax.Array]) -> tuple[jax.Array, _Head]:
     head, ids_MBTv = of[0], of[1][:, None, None]

@@ -29,10 +29,10 @@ class LayerNorm(nn.Module):
     @recomputed
     def norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
       x = x.astype(jnp.float32)
-      mean = _kept(x.mean(-1, keepdims=True))
+      mean = _saveable(x.mean(-1, keepdims=True))
       # without the derivative by the mean, which is the sum of what is centered: 0
       variance = jnp.square(x - jax.lax.stop_gradient(mean)).mean(-1, keepdims=True)
-      variance = _kept(variance)
+      variance = _saveable(variance)
       if active_platform() in ('gpu', 'cuda'):
         # Without it, XLA fuses the moments into each use of y, which is then written to memory: a
         # kernel that reduces rows can neither transpose y nor sum over its columns.
@@ -60,7 +60,7 @@ class RmsNorm(nn.Module):
     @recomputed
     def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
       x = x.astype(jnp.float32)
-      square = _kept(jnp.square(x).mean(-1, keepdims=True))
+      square = _saveable(jnp.square(x).mean(-1, keepdims=True))
       y = x * jax.lax.rsqrt(square + self.epsilon)
       return (y * (self.offset + scale)).astype(self.dtype)
 
@@ -71,6 +71,6 @@ def _scale(module: nn.Module, x: jax.Array, offset: float) -> jax.Array:
   return param(module, 'scale', nn.initializers.constant(1 - offset), x.shape[-1:], ['norm'])
 
 
-def _kept(statistic: jax.Array) -> jax.Array:
+def _saveable(statistic: jax.Array) -> jax.Array:
   """Lets policies keep a statistic of each token [B, T, 1]; those of heads would not be small."""
   return checkpoint_name(statistic, 'norm_statistics') if statistic.ndim == 3 else statistic

@@ -172,7 +172,7 @@ def attention_saveable(primitive: 'Primitive', *_: object, **params: object) -> 
   """
   if primitive.name == 'name':
     return params.get('name') == ATTENTION_RESULTS
-  return attention_kernels.is_kept(call_name(primitive.name, params))
+  return attention_kernels.is_residual(call_name(primitive.name, params))
 
 
 def keeps_nothing(policy: str) -> bool:

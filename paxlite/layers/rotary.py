@@ -95,10 +95,10 @@ def _exchanged(
 
 
 def _exchanged_backward(
-  kept: tuple[jax.Array, jax.Array, jax.Array], gradient_BTNH: jax.Array
+  res: tuple[jax.Array, jax.Array, jax.Array], gradient_BTNH: jax.Array
 ) -> tuple[jax.Array, None, None, None]:
   """The transpose of a rotation is the rotation by the opposite angle."""
-  cos, sin, exchange_HH = kept
+  cos, sin, exchange_HH = res
   return _exchanged(gradient_BTNH, cos, -sin, exchange_HH), None, None, None
 
 

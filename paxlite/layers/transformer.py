@@ -14,7 +14,7 @@ from paxlite.layers.norms import LayerNorm
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.layers.remat import Offloaded, remat
 from paxlite.layers.sown import SOWN
-from paxlite.parallel.partitioning import TAPS, active_kind, shard
+from paxlite.parallel.partitioning import PROBES, active_kind, shard
 
 
 class TransformerBlock(nn.Module):
@@ -100,8 +100,8 @@ class UnrolledTransformer(nn.Module):
   ) -> jax.Array:
     """Applies the equal layers."""
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
-    # Equal layers are traced once, but not with random keys or taps, which have names of their own.
-    if not (self.is_initializing() or self.has_rng('dropout') or TAPS in self.variables):
+    # Equal layers are traced once, but not with random keys or probes, which have own names.
+    if not (self.is_initializing() or self.has_rng('dropout') or PROBES in self.variables):
       apply_block = nn.jit(apply_block)
     for i in range(self.num_layers):
       layer = self.layer_tpl(name=f'x_layers_{i}')
@@ -133,7 +133,7 @@ class RepeatedTransformer(UnrolledTransformer):
 
     scan = nn.scan(
       step,
-      variable_axes=dict.fromkeys(['params', TAPS, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
+      variable_axes=dict.fromkeys(['params', PROBES, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
       split_rngs={'params': True, 'dropout': True},
       length=self.num_layers,
       unroll=1 if is_loop else self.num_layers,

@@ -40,7 +40,7 @@ def bounds_of(index: Sequence[slice], shape: Sequence[int]) -> Bounds:
 def newest(
   files: LocalFolder, names: Sequence[Name], abstract: PyTree, experiment: int | None
 ) -> tuple[int, PyTree, JsonObject] | None:
-  """Returns the newest state that all processes can complete: its step, tree and notes.
+  """Returns the newest state that all processes can complete: its step, tree and metadata.
 
   Every process must call this.
 
@@ -57,13 +57,13 @@ def newest(
   wanted = _Wanted(abstract)
   for step, branch in _offered(names):
     mine = [n for n in names if (n.step, n.branch) == (step, branch)]
-    parts, notes = wanted.read(files, mine, experiment)
+    parts, metadata = wanted.read(files, mine, experiment)
     has = _all(np.array([wanted.is_complete(d, parts) for d in wanted.devices], np.int32)).max(0)
     donors = wanted.donors(has)
-    noted = _all(np.array([notes is not None], np.int32)).ravel()
+    noted = _all(np.array([metadata is not None], np.int32)).ravel()
     if donors is not None and noted.any():
-      text = broadcast(json.dumps(notes).encode(), source=int(noted.argmax()))
-      return step, wanted.tree(parts, donors), parsed(text) if notes is None else notes
+      text = broadcast(json.dumps(metadata).encode(), source=int(noted.argmax()))
+      return step, wanted.tree(parts, donors), parsed(text) if metadata is None else metadata
     if jax.process_index() == 0:
       log.warning(
         'the local state of step %d is incomplete and not used: %d of %d devices have their part',
@@ -100,21 +100,25 @@ class _Wanted:
     """Returns the parts that the devices of this process need, as far as they are in files.
 
     Returns:
-      The parts, and the notes of one of the files; None if no file is good.
+      The parts, and the metadata of one of the files; None if no file is good.
     """
     opened: list[LocalFile] = []
     for name in names:
       try:
         file = files.open(name)
-        if file.notes.get('step') != name.step or not isinstance(file.notes.get('batch_size'), int):
-          raise DamagedError(f'{files.path / str(name)} is damaged (it has no notes of its step)')
+        if file.metadata.get('step') != name.step or not isinstance(
+          file.metadata.get('batch_size'), int
+        ):
+          raise DamagedError(
+            f'{files.path / str(name)} is damaged (it has no metadata of its step)'
+          )
       except DamagedError as e:
         log.warning('%s', e)
         continue
-      if experiment in (None, file.notes.pop('experiment', None)):
+      if experiment in (None, file.metadata.pop('experiment', None)):
         opened.append(file)
       else:
-        log.warning('the local state of step %d is of another experiment', name.step)
+        log.warning('the local state of step %d belongs to another experiment', name.step)
     parts: dict[Key, np.ndarray] = {}
     for device, keys in zip(self.devices, self._keys, strict=True):
       if device.process_index != jax.process_index():
@@ -126,7 +130,7 @@ class _Wanted:
               parts[key] = file.read(key)
             except DamagedError as e:
               log.warning('%s', e)
-    return parts, opened[0].notes if opened else None
+    return parts, opened[0].metadata if opened else None
 
   def is_complete(self, device: jax.Device, parts: Mapping[Key, np.ndarray]) -> bool:
     """Returns whether the parts are all that a device needs; False for devices of others."""

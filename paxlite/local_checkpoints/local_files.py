@@ -1,8 +1,8 @@
 """Files of local states: the shards of one process of a train state, on a file system of its host.
 
 A file begins with the raw bytes of arrays, one after the other. A description in JSON follows, with
-the place and the CRC-32C of each array, the notes of the checkpoint, and the file's name. The file
-ends with a footer, which has the length of the description. A file gets its name when it is
+the place and the CRC-32C of each array, the metadata of the checkpoint, and the file's name. The
+file ends with a footer, which has the length of the description. A file gets its name when it is
 complete, so a process that is killed leaves nothing that looks like a state.
 """
 
@@ -101,10 +101,10 @@ class LocalFolder:
         found += path.stat().st_size
     return found
 
-  def remove(self, kept: Callable[[Name], bool]) -> None:
+  def remove(self, is_kept: Callable[[Name], bool]) -> None:
     """Removes all complete files but those to be kept."""
     for name in self.names():
-      if not kept(name):
+      if not is_kept(name):
         with contextlib.suppress(OSError):
           (self.path / str(name)).unlink()
 
@@ -123,7 +123,7 @@ class LocalFolder:
     self,
     name: Name,
     shards: Iterator[tuple[Key, np.ndarray]],
-    notes: Mapping[str, Json],
+    metadata: Mapping[str, Json],
     commit: Callable[[], bool],
     over: Name | None = None,
   ) -> bool:
@@ -132,7 +132,7 @@ class LocalFolder:
     Args:
       name: Its name.
       shards: The arrays, each with its variable and its part of it.
-      notes: Values to store beside them; they must be valid JSON.
+      metadata: Values to store beside them; they must be valid JSON.
       commit: Called when all bytes are written; the file is kept if it returns True.
       over: A complete file that is no longer needed. Its pages are written over, because new pages
         of a file system in memory cost more than twice the processor time.
@@ -151,7 +151,7 @@ class LocalFolder:
           (self.path / str(over)).replace(unfinished)
       with unfinished.open('r+b' if unfinished.exists() else 'wb', buffering=0) as f:
         entries = [_written(f, key, array) for key, array in shards]
-        held = {'shards': entries, 'notes': dict(notes), 'name': str(name)}
+        held = {'shards': entries, 'notes': dict(metadata), 'name': str(name)}
         description = json.dumps(held).encode()
         _write(f, description)
         footer = _FOOTER.pack(len(description), google_crc32c.value(description))
@@ -177,7 +177,7 @@ class LocalFile:
   """A complete file of a local state.
 
   Attributes:
-    notes: The values that were stored beside the arrays.
+    metadata: The values that were stored beside the arrays.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -198,7 +198,7 @@ class LocalFile:
       # after a loss of power, an old file may have the name of the one that was to replace it
       if found.get('name', path.name) != path.name:
         raise DamagedError(f'{path} is damaged (its content is that of {found["name"]})')
-      self.notes: JsonObject = dict(found['notes'])
+      self.metadata: JsonObject = dict(found['notes'])
       self._entries: dict[Key, JsonObject] = {
         (entry['variable'], tuple(map(tuple, entry['bounds']))): {
           'dtype': np.dtype(entry['dtype']),

@@ -78,7 +78,7 @@ class LocalCheckpoints:
     self._copied = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
 
   def restored(self, abstract: PyTree, above: int) -> tuple[int, PyTree, JsonObject] | None:
-    """Returns the newest state that all processes can complete: its step, tree and notes.
+    """Returns the newest state that all processes can complete: its step, tree and metadata.
 
     Args:
       abstract: A tree of jax.ShapeDtypeStruct with the shapes, dtypes and shardings of a state.
@@ -144,20 +144,20 @@ class LocalCheckpoints:
     """Returns whether the state after `step` is to be kept."""
     return step % self._every == 0
 
-  def save(self, state: PyTree, step: int, notes: Callable[[], JsonObject]) -> None:
+  def save(self, state: PyTree, step: int, metadata: Callable[[], JsonObject]) -> None:
     """Keeps a state; returns when its arrays may be overwritten.
 
     Args:
       state: A tree of arrays.
       step: The step.
-      notes: Returns the notes of a checkpoint; it is called in the thread that writes.
+      metadata: Returns the metadata of a checkpoint; it is called in the thread that writes.
     """
     self._finish()
     copies = self._copies(state)
     newest = gathered(np.array([self._newest], np.int32))
     read = threading.Event()
     assert self._pool is not None
-    self._job = self._pool.submit(self._write, step, copies, notes, newest, read.set)
+    self._job = self._pool.submit(self._write, step, copies, metadata, newest, read.set)
     if any(_is_on_cpu(x) for x in jax.tree.leaves(state)):
       read.wait()
 
@@ -192,14 +192,14 @@ class LocalCheckpoints:
     self,
     step: int,
     copies: list[tuple[Key, jax.Array | np.ndarray]],
-    notes: Callable[[], JsonObject],
+    metadata: Callable[[], JsonObject],
     newest: Callable[[], np.ndarray],
     read: Callable[[], None],
   ) -> None:
     """Writes a state, and calls `read` as soon as its arrays are no longer needed."""
     try:
       common = int(newest().min())  # all processes have the state of this step
-      held = dict(notes()) | {'experiment': self._experiment}
+      held = dict(metadata()) | {'experiment': self._experiment}
       name = Name(step, self._branches.current, jax.process_index())
       over = self._remove_old(common, name)
       commit = lambda: self._is_complete(step, read)

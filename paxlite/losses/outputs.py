@@ -30,7 +30,7 @@ class Outputs:
     params: PyTree | None = None,
     reference: Callable[[], 'Outputs'] | None = None,
   ):
-    # bound once: all readers of a parameter share its tap, which gets the sum of their gradients
+    # bound once: all readers of a parameter share its gradient probe, which gets the sum of theirs
     self._model = model
     self._batch = batch
     self._params = params

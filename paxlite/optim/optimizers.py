@@ -54,7 +54,7 @@ class Optimizer:
       raise UserError(f'transformation() makes a {made}, and must make an optax transformation')
 
   @functools.cached_property
-  def _kept(self) -> Skippable:
+  def _wrapped(self) -> Skippable:
     """The transformation with moments in their dtype, which can skip an update."""
     return Skippable(*moments.narrow(skippable(self.transformation), self.moments_dtype))
 
@@ -65,7 +65,7 @@ class Optimizer:
       UserError: It holds a random key of JAX's own type, which no checkpoint can hold.
     """
     with _explained('make its state for'), weight_dims.declared(lambda: trainable):
-      state = self._kept.init(state_axes.unboxed(trainable))
+      state = self._wrapped.init(state_axes.unboxed(trainable))
     for path, x in jax.tree_util.tree_leaves_with_path(state):
       if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
         raise UserError(
@@ -131,7 +131,7 @@ class Optimizer:
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
       grads = self.clip(grads, norm, valid)
       with _explained('update'):
-        updates, state = self._kept.update(grads, state, params, valid=valid)
+        updates, state = self._wrapped.update(grads, state, params, valid=valid)
       return optax.apply_updates(params, updates), state
 
     if self.on_host:

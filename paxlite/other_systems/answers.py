@@ -21,7 +21,7 @@ class Answer:
     kind: Whether paxlite has this name, has another one for it, does the same in another way, needs
       none, or has nothing like it.
     target: The name in paxlite, of kind 'renamed'.
-    text: A remark, the way to do it here, or the reason, without a full stop.
+    text: An explanation, the way to do it here, or the reason, without a full stop.
     accepted: The values with which a flag of Pax's main is accepted: none, false, or any.
   """
 
@@ -43,7 +43,7 @@ SAME = Answer('same')
 
 
 def same(text: str) -> Answer:
-  """Returns the answer for a name that paxlite has, with a remark."""
+  """Returns the answer for a name that paxlite has, with an explanation."""
   return Answer('same', text=text)
 
 

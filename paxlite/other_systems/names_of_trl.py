@@ -9,7 +9,7 @@ from paxlite.other_systems.answers import Answer, absent, each, instead, needles
 _ROWS = needless('rows are packed without padding, and attention stays within an example')
 _FORMATS = needless('the format of a record is found by its keys: docs/weights.md')
 _LEARNED = needless('only answers are learned: what the assistant says, or the completion')
-_ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole texts')
+_ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole documents')
 _INITIAL = needless('A starts like the weight that it belongs to, and B at 0')
 _KINDS = absent('USE_LORA is plain LoRA, with one LORA_RANK for all layers')
 _RESTORED = renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --from=hf makes')

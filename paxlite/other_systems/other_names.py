@@ -101,10 +101,10 @@ def experiment_hint(name: str) -> str:
   return ''
 
 
-def remark_on(argument: str) -> str | None:
-  """Returns a remark on a flag of Pax that changes nothing here; None for other arguments.
+def warning_about(argument: str) -> str | None:
+  """Returns a warning about a flag of Pax that changes nothing here; None for other arguments.
 
-  The remark is '' where the flag turns off what paxlite does not have.
+  The warning is '' where the flag turns off what paxlite does not have.
   """
   if not argument.startswith('-'):
     return None
@@ -127,13 +127,13 @@ def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]
     names: The answers for its flags, in which blanks are underscores.
 
   Returns:
-    The arguments with paxlite's flags, and remarks on flags that are left out.
+    The arguments with paxlite's flags, and warnings about flags that are left out.
 
   Raises:
     UserError: A flag asks for what paxlite does not have.
   """
   kept: list[str] = []
-  remarks: list[str] = []
+  warnings: list[str] = []
   rest = list(argv)
   while rest:
     argument = rest.pop(0)
@@ -147,7 +147,7 @@ def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]
     if answer.kind == 'renamed':
       kept += (answer.target + argument.removeprefix(flag)).split(' ', answer.target.count(' '))
       continue
-    remarks.append(f'{flag} does nothing here: {answer.text}.')
+    warnings.append(f'{flag} does nothing here: {answer.text}.')
     if not equals:  # its value is the next word
       del rest[: len(list(itertools.takewhile(lambda a: not a.startswith('-'), rest[:1])))]
-  return kept, remarks
+  return kept, warnings

@@ -18,7 +18,7 @@ from paxlite.core.variable_names import path_name
 from paxlite.parallel import partitioning
 
 
-class Weight(NamedTuple):
+class EncodedWeight(NamedTuple):
   """A weight that is kept in a form: see layers.precision.weight_forms.WeightForm.
 
   Attributes:
@@ -51,11 +51,11 @@ class Encoding(NamedTuple):
 
 
 class _Box(nn.LogicallyPartitioned):
-  weight: Weight | None = struct.field(default=None, pytree_node=False)
+  weight: EncodedWeight | None = struct.field(default=None, pytree_node=False)
 
 
 def encoded_param(
-  module: nn.Module, name: str, init: Callable[..., jax.Array], weight: Weight
+  module: nn.Module, name: str, init: Callable[..., jax.Array], weight: EncodedWeight
 ) -> dict[str, jax.Array]:
   """Declares the arrays of a weight, whose initial value is that of a float32 parameter."""
 

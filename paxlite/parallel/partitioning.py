@@ -364,7 +364,7 @@ def param(
   """Declares a parameter of `module` together with its logical axes.
 
   A weight has the `equation` of its product with activations: see weight_dims. If the module has a
-  variable of the same name in the collection TAPS, the parameter's gradient is that of this
+  variable of the same name in the collection PROBES, the parameter's gradient is that of this
   variable, and has its dtype.
   """
   if len(shape) != len(axes):
@@ -372,33 +372,33 @@ def param(
   if (rules := _declared_by.get()) is not None:
     spec(axes, rules)
   value = module.param(name, boxed(init, axes, equation), tuple(shape), dtype, unbox=True)
-  if not module.has_variable(TAPS, name):
+  if not module.has_variable(PROBES, name):
     return value
-  _taps_read.get().add('/'.join((*module.path, name)))
-  return _tapped(value, module.get_variable(TAPS, name))
+  _probes_read.get().add('/'.join((*module.path, name)))
+  return _probed(value, module.get_variable(PROBES, name))
 
 
 # The gradient of an array has the array's dtype, and a loop over layers collects the gradients of
-# all layers in it. A tap is an array of another dtype that no one reads, so that it costs nothing;
-# the gradient of a parameter becomes that of its tap, layer by layer.
-TAPS = 'taps'
-_taps_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_taps_read')
+# all layers in it. A gradient probe is an array of another dtype that no one reads, so that it
+# costs nothing; the cotangent of a parameter becomes that of its probe, layer by layer.
+PROBES = 'gradient_probes'
+_probes_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_probes_read')
 
 
 @contextlib.contextmanager
-def reading_taps(names: Collection[str]) -> Iterator[None]:
-  """Checks that a model which is traced reads the taps of all these parameters.
+def reading_probes(names: Collection[str]) -> Iterator[None]:
+  """Checks that a model which is traced reads the gradient probes of all these parameters.
 
   Raises:
     UserError: A parameter is not declared by `param`, or no loss reads the model.
   """
   read: set[str] = set()
-  outer = _taps_read.get(None)
-  token = _taps_read.set(read)
+  outer = _probes_read.get(None)
+  token = _probes_read.set(read)
   try:
     yield
   finally:
-    _taps_read.reset(token)
+    _probes_read.reset(token)
     if outer is not None:
       outer |= read
   missing = sorted(set(names) - read)
@@ -414,12 +414,12 @@ def reading_taps(names: Collection[str]) -> Iterator[None]:
 
 
 @jax.custom_vjp
-def _tapped(value: jax.Array, tap: jax.Array) -> jax.Array:
+def _probed(value: jax.Array, probe: jax.Array) -> jax.Array:
   return value
 
 
-_tapped.defvjp(
-  lambda value, tap: (value, jnp.zeros(0, tap.dtype)),
+_probed.defvjp(
+  lambda value, probe: (value, jnp.zeros(0, probe.dtype)),
   lambda like, gradient: (None, gradient.astype(like.dtype)),
 )
 

@@ -26,9 +26,9 @@ def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
   return sizes.pop() if len(sizes) == 1 else (n,)
 
 
-def _rectangle(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _rectangle(coords: Sequence[Sequence[int]]) -> tuple[int, ...]:
   """Returns the sizes of the lines that coordinates form."""
-  left = np.array(places)
+  left = np.array(coords)
   if len(np.unique(left, axis=0)) < len(left):  # of several slices, or two cores of a chip
     return (len(left),)
   sizes: list[int] = []
@@ -37,11 +37,11 @@ def _rectangle(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
     leaves = (moved & ~moved[1]).any(1)  # the line through the first two devices
     size = int(leaves.argmax()) if leaves.any() else len(left)
     if moved[1].sum() > 1 or len(left) % size:
-      return (len(places),)
+      return (len(coords),)
     rows = left.reshape(-1, size, left.shape[-1])
     steps = rows - rows[:, :1]
     if (steps != steps[0]).any():
-      return (len(places),)
+      return (len(coords),)
     sizes.insert(0, size)
     left = rows[:, 0]
   return tuple(sizes) or (1,)

@@ -1,4 +1,4 @@
-"""Runs --mode=decode, which continues texts."""
+"""Runs --mode=decode, which continues prompts."""
 
 import shlex
 

@@ -37,8 +37,8 @@ def evaluate(run: Run, before: bool = False) -> None:
     where = shlex.quote(str(run.place))
     raise UserError(
       f'{run.place} holds weights and no run: paxlite zero-shot {where} --tasks=task.json asks '
-      'them the questions of a task. On texts they are evaluated by an experiment that starts from '
-      f'them, such as HuggingFaceSFT with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES '
+      'them the questions of a task. To evaluate them on documents, use an experiment that starts '
+      f'from them, such as HuggingFaceSFT with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES '
       '(docs/evaluation.md)'
     )
   with holding(run, deletes=False) as (held, _):

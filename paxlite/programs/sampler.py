@@ -1,4 +1,4 @@
-"""Continues texts with the parameters of a run that is being trained."""
+"""Continues prompts with the parameters of a run that is being trained."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class Sampler(Callback):
     experiment: The experiment of the run.
     task: Its task, on its mesh.
     tokenizer: The tokenizer of its data.
-    prompts: The texts to continue at each evaluation.
+    prompts: What to continue at each evaluation.
     chat: Whether the prompts are messages of the user, which the chat template writes, so that the
       model answers them.
   """
@@ -60,7 +60,7 @@ class Sampler(Callback):
     return 'answering' if self._chat else 'continuing'
 
   @property
-  def remarks(self) -> list[str]:
+  def description(self) -> list[str]:
     """A line for a run that samples."""
     if not self._chat:
       return []
@@ -76,9 +76,9 @@ class Sampler(Callback):
       with located(f'the prompt {prompt[:40]!r} of a sample'):
         count = len(self.ids(prompt))
         if not count:
-          raise UserError('it is empty, and the model has no token that begins a text')
+          raise UserError('it is empty, and the model has no start token')
         if count > most:
-          raise UserError(f'it has {count:,} tokens, and the model takes {most:,} before its own')
+          raise UserError(f'it has {count:,} tokens, and the model takes at most {most:,}')
 
   def ids(self, prompt: str) -> list[int]:
     """Returns the ids that the model reads of a prompt."""
@@ -99,5 +99,5 @@ class Sampler(Callback):
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
   ) -> None:
-    texts = {prompt: self(state.params, prompt) for prompt in self._prompts}
-    summaries.samples(step, texts, self.verb)
+    generated = {prompt: self(state.params, prompt) for prompt in self._prompts}
+    summaries.samples(step, generated, self.verb)

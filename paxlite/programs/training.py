@@ -15,7 +15,7 @@ from paxlite.data import about
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
-from paxlite.experiments.description import remarks
+from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.folder_lock import FolderLock
@@ -99,9 +99,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    of_samples = [] if sampler is None else sampler.remarks
-    of_experiment = remarks(run.experiment, task.task, task.abstract)
-    of_attention = run.experiment.attention_remarks(task.mesh.local_devices[0])
+    of_samples = [] if sampler is None else sampler.description
+    of_experiment = warnings(run.experiment, task.task, task.abstract)
+    of_attention = run.experiment.attention_choices(task.mesh.local_devices[0])
     # where rows are split over context, those of the experiment say how attention is computed
     for line in dict.fromkeys((*_about_data(trainer), *of_experiment, *of_attention, *of_samples)):
       say(line)
@@ -169,9 +169,9 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
 
 
 def has_chats(data: Input) -> bool:
-  """Returns whether a part of the data has conversations."""
-  parts = data.parts if isinstance(data, MixtureInput) else [data]
-  sources = [part.source for part in parts if isinstance(part, RowInput)]
+  """Returns whether a source of the data has conversations."""
+  inputs = data.inputs if isinstance(data, MixtureInput) else [data]
+  sources = [each.source for each in inputs if isinstance(each, RowInput)]
   return any(isinstance(source, SftRows) and source.has_chats for source in sources)
 
 
@@ -181,7 +181,7 @@ def _say_what_records_lack(run: Run, start: int) -> None:
   if jax.process_index() != 0 or not (steps := [r['step'] for r in read_records(records)]):
     return
   if start == 0:
-    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are done again')
+    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are trained again')
   before = [0, 0, *sorted({s for s in steps if s <= start})]
   usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
   first = before[-1] + 1

@@ -40,7 +40,9 @@ class Address:
     """
     found = _START.match(text)
     if found is None or found[1] not in SCHEMES:
-      raise UserError(f'{text} is no address of an object store: write gs://bucket/name or s3://…')
+      raise UserError(
+        f'{text} is not an address of an object store: write gs://bucket/name or s3://…'
+      )
     bucket, _, key = text[found.end() :].partition('/')
     if not _BUCKET.fullmatch(bucket):
       raise UserError(

@@ -90,7 +90,7 @@ def copy_of(address: Address, largest: int | None = None, deep: bool = True) -> 
       found = _below(store, address, place, largest, deep) or found
     if not found:
       raise AbsentError(f'{address} is not there: no object has this name or lies below it')
-    entry = _Entry.of(address)
+    entry = _Copy.of(address)
     entry.lock()
     with entry.alone():
       entry.get(store, found)
@@ -119,34 +119,34 @@ def _below(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Copy:
   """The copy of one address, and the files that describe it.
 
   Attributes:
     address: The address.
-    notes: A file with the tags of the objects that were copied.
+    index: A file with the tags of the objects that were copied.
   """
 
   address: Address
-  notes: pathlib.Path
+  index: pathlib.Path
 
   @classmethod
-  def of(cls, address: Address) -> '_Entry':
+  def of(cls, address: Address) -> '_Copy':
     digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
     return cls(address, root() / 'notes' / f'{digest}.json')
 
   def lock(self) -> None:
     """Keeps other processes from removing the copy as long as this process lives."""
-    if self.notes not in _in_use:
-      self.notes.parent.mkdir(parents=True, exist_ok=True)
-      _in_use[self.notes] = self.notes.with_suffix('.use').open('ab')
-      fcntl.flock(_in_use[self.notes], fcntl.LOCK_SH)
-    os.utime(self.notes.with_suffix('.use'))
+    if self.index not in _in_use:
+      self.index.parent.mkdir(parents=True, exist_ok=True)
+      _in_use[self.index] = self.index.with_suffix('.use').open('ab')
+      fcntl.flock(_in_use[self.index], fcntl.LOCK_SH)
+    os.utime(self.index.with_suffix('.use'))
 
   @contextlib.contextmanager
   def alone(self) -> Iterator[None]:
     """A context in which no other process changes the copy."""
-    with self.notes.with_suffix('.lock').open('ab') as f:
+    with self.index.with_suffix('.lock').open('ab') as f:
       fcntl.flock(f, fcntl.LOCK_EX)
       yield
 
@@ -155,18 +155,18 @@ class _Entry:
     known = self._known().get('tags', {})
     tags = {str(path): [o.tag for o in objects] for path, objects in found.items()}
     wanted = [p for p in found if known.get(str(p)) != tags[str(p)] or not p.is_file()]
-    _make_room(sum(o.size for p in wanted for o in found[p]), self.notes)
+    _make_room(sum(o.size for p in wanted for o in found[p]), self.index)
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
       list(pool.map(lambda path: _download(store, path, found[path]), wanted))
     for gone in known.keys() - tags.keys():
       pathlib.Path(gone).unlink(missing_ok=True)
     size = sum(o.size for objects in found.values() for o in objects)
     about = {'address': str(self.address), 'size': size, 'tags': tags}
-    write_file(self.notes, json.dumps(about).encode())
+    write_file(self.index, json.dumps(about).encode())
 
   def _known(self) -> dict:
     try:
-      return dict(parsed(self.notes.read_text()))
+      return dict(parsed(self.index.read_text()))
     except (OSError, ValueError, TypeError):
       return {}
 

@@ -403,7 +403,7 @@ class ObjectStore:
     raise self._no_list(prefix, 'it claims to have an object with a random name')
 
   def _no_list(self, prefix: str, why: str) -> OSError:
-    reason = f'what answers is no object store, or hides a part of it ({why}): look for a proxy'
+    reason = f'the server is not an object store, or hides a part of it ({why}): look for a proxy'
     return OSError(errno.EIO, reason, str(self.address(prefix)))
 
   def _check_size(self, key: str, size: int, listed: int | None) -> None:

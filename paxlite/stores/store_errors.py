@@ -85,8 +85,8 @@ def _translation(error: Exception, address: Address) -> Exception:
   if name := _BAD_NAME.search(text):
     return StoreError(
       address,
-      f'an object below it is called {name[1][:200]!r}, which is no path of files (an empty part, '
-      '. or .., or a control character): rename it or delete it',
+      f'an object below it is called {name[1][:200]!r}, which cannot be a path of files (an '
+      'empty part, . or .., or a control character): rename it or delete it',
     )
   code = _CODE.search(text)
   if code and code[1] == _SKEWED:
@@ -114,5 +114,7 @@ def _reason(text: str) -> str:
   if status:
     return f'the store answered {status[1].strip()}'
   if _NO_STORE.search(first):
-    return f'what answers is no object store ({first.rpartition(": ")[2][:200]}): look for a proxy'
+    return (
+      f'the server is not an object store ({first.rpartition(": ")[2][:200]}): look for a proxy'
+    )
   return f'the store does not answer ({first.rpartition(" - ")[2][:200]})'

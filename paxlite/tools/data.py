@@ -78,10 +78,10 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
     changes['CHAT_TEMPLATE'] = read_text(args.chat_template) if is_file else args.chat_template
   if args.fdl_config:
     named = _files_of(find(args.fdl_config), args.files) if args.files else {}
-    texts = {
+    named_files = {
       name: value if isinstance(value, str) else repr(value) for name, value in named.items()
     }
-    e = build_experiment(args.fdl_config, [], {**overrides, **texts})
+    e = build_experiment(args.fdl_config, [], {**overrides, **named_files})
   else:
     e = _plain(args.files, overrides, args.vocab)
   e = e.replaced(**changes)
@@ -188,14 +188,14 @@ def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
     data = fdl.build(SftFiles.train_input(_tolerant(e)))
   else:
     data = fdl.build(e.train_input())
-  parts = list(data.parts) if isinstance(data, MixtureInput) else [data]
-  for part in parts:
-    rows = isinstance(part, RowInput) and isinstance(part.source, SftRows | TokenRows)
-    if not rows and not isinstance(part, StreamInput):
+  inputs = list(data.inputs) if isinstance(data, MixtureInput) else [data]
+  for each in inputs:
+    rows = isinstance(each, RowInput) and isinstance(each.source, SftRows | TokenRows)
+    if not rows and not isinstance(each, StreamInput):
       raise UserError(
         f'{type(e).__name__} trains on {e.dataset}, and paxlite data cannot show such data'
       )
-  return parts
+  return inputs
 
 
 def _tolerant(e: 'SftFiles') -> 'SftFiles':
@@ -236,7 +236,7 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
 def _examples(
   data: 'RowInput | StreamInput', e: 'Experiment', color: bool, count: int
 ) -> Iterator[str]:
-  """Yields the texts of the first examples, or of the first row of other data."""
+  """Yields the first examples as text, or the first row of other data."""
   import numpy as np
 
   from paxlite.data import about

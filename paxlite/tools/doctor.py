@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class MachineReport:
   """What was found on a machine.
 
   Attributes:
@@ -138,7 +138,7 @@ class Machine:
     return self.variables.get('JAX_PLATFORMS', '')
 
 
-def examine() -> Machine:
+def examine() -> MachineReport:
   """Returns what is found on this machine. JAX takes the devices for it."""
   described, failure, kind = '', '', ''
   try:
@@ -149,7 +149,7 @@ def examine() -> Machine:
   except Exception as e:  # whatever a broken installation raises is what is reported
     failure = (str(e) or type(e).__name__).splitlines()[0]
   names = ('JAX_PLATFORMS', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'CUDA_VISIBLE_DEVICES', 'VOCAB_PATH')
-  return Machine(
+  return MachineReport(
     packages={_normal(d.name): d.version for d in importlib.metadata.distributions() if d.name},
     extras=_extras(),
     devices=described,

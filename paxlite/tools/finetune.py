@@ -5,7 +5,7 @@ Trains published weights further; the same command continues the run. WEIGHTS is
 
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same
-  documents  trains all weights, on texts in TRAIN_SOURCES
+  documents  trains all weights, on documents in TRAIN_SOURCES
 
 The experiments are HuggingFaceSFT, HuggingFaceLoRA and HuggingFaceDocuments, and their attribute
 MODEL is the name of the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
@@ -36,7 +36,7 @@ def _method(text: str) -> str:
   return text
 
 
-class _Parser(RunParser):
+class _FinetuneParser(RunParser):
   def __init__(self) -> None:
     super().__init__(__doc__, 'train', _WORD, folder='runs/WEIGHTS-METHOD')
     self.option('--method', 'sft, lora or documents (sft)', _method, default='sft')
@@ -64,5 +64,5 @@ class _Parser(RunParser):
       options.job_log_dir = f'runs/{last}-{method}'
 
 
-PARSER = _Parser()
+PARSER = _FinetuneParser()
 main = functools.partial(paxlite_main.run, parser=PARSER)

@@ -160,7 +160,7 @@ class PaxliteLM(TemplateLM):
     penalty = self._inference.experiment.REPETITION_PENALTY
     for number, request in enumerate(requests):
       alike[_generation(request.args[1], penalty)].append(number)
-    texts = [''] * len(requests)
+    answers = [''] * len(requests)
     eos = self.eot_token_id
     end = (self._inference.tokenizer.decode_marked([eos]),) if eos >= 0 else ()
     for (until, max_new_tokens, sampling), numbers in alike.items():
@@ -169,8 +169,8 @@ class PaxliteLM(TemplateLM):
       with command_line.progress('generate_until') as report:
         found = continued(self._inference, prompts, max_new_tokens, endings, sampling, report)
       for number, text in zip(numbers, found, strict=True):
-        texts[number] = text
-    return texts
+        answers[number] = text
+    return answers
 
   def _prompt(self, context: str) -> list[int]:
     tokenizer = self._inference.tokenizer

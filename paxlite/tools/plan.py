@@ -104,7 +104,7 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   experiment = build_experiment(args.fdl_config, args.fiddler, given)
   if not isinstance(experiment, LanguageModel):
     raise UserError(
-      f'{args.fdl_config} is no language model, and paxlite plan knows no other kind: paxlite '
+      f'{args.fdl_config} is not a language model, and paxlite plan takes only these: paxlite '
       'compile judges one mesh'
     )
   if experiment.NUM_EPOCHS is not None:

@@ -48,7 +48,7 @@ def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
     known = meanings(type(experiment).__mro__)
     values = _by_subject(type(experiment), values, lambda line: _explained(line, known))
   found = values + '\n' + configs_text(experiment)
-  return '\n'.join([found, *(f'# {r}' for r in _remarks(experiment))]) if explained else found
+  return '\n'.join([found, *(f'# {r}' for r in _warnings(experiment))]) if explained else found
 
 
 def _by_subject(cls: type['Experiment'], values: str, explained: Callable[[str], str]) -> str:
@@ -64,10 +64,10 @@ def _by_subject(cls: type['Experiment'], values: str, explained: Callable[[str],
   return '\n'.join([*first, *shown, ''])
 
 
-def _remarks(experiment: 'Experiment') -> list[str]:
+def _warnings(experiment: 'Experiment') -> list[str]:
   """Returns sentences about values that are unusual, or that the experiment's optimizer ignores."""
   with contextlib.suppress(UserError):
-    return experiment.remarks
+    return experiment.warnings
   return []
 
 

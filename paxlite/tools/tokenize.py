@@ -34,7 +34,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.documents import check_once, is_held_out
 from paxlite.data.flat_tokens import META
-from paxlite.data.flat_tokens_writer import Writer, is_complete
+from paxlite.data.flat_tokens_writer import FlatTokensWriter, is_complete
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.text_encoding import TextEncoding
@@ -81,7 +81,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoded:
+class EncodedBatch:
   """The encoded documents of a batch.
 
   It holds token ids [n], the indices in them at which documents end, the number of bytes of text,
@@ -106,7 +106,7 @@ class Encoder:
   held_out_every: int | None
   held_out: bool
 
-  def __call__(self, tokenizer: Tokenizer, batch: Sequence[Piece]) -> Encoded:
+  def __call__(self, tokenizer: Tokenizer, batch: Sequence[Piece]) -> EncodedBatch:
     encoding = TextEncoding(tokenizer)
     parts: list[np.ndarray] = []
     ends: list[int] = []
@@ -121,7 +121,7 @@ class Encoder:
         count += len(parts[-1])
       ends.append(count)
     tokens = np.concatenate(parts, dtype=self.dtype, casting='unsafe') if parts else np.zeros(0)
-    return Encoded(
+    return EncodedBatch(
       tokens.astype(self.dtype, copy=False), np.array(ends, np.int64), num_bytes, skipped
     )
 
@@ -212,7 +212,7 @@ def _write(
   tokenizer: Tokenizer,
 ) -> None:
   """Writes the split into a folder on this machine, and prints what is in it."""
-  writer = Writer(path, args.split, tokenizer.vocab_size, args.format, settings)
+  writer = FlatTokensWriter(path, args.split, tokenizer.vocab_size, args.format, settings)
   encoder = Encoder(
     args.vocab,
     args.field,
@@ -243,7 +243,7 @@ def _write(
 
 
 def _tokenize(
-  sources: Sequence[Records], writer: Writer, encoder: Encoder, processes: int
+  sources: Sequence[Records], writer: FlatTokensWriter, encoder: Encoder, processes: int
 ) -> Position:
   """Writes the documents that are not yet done; returns the position at the end."""
   position = Position(**(writer.position or {}))
@@ -314,7 +314,7 @@ def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Pieces]:
 @contextlib.contextmanager
 def _workers(
   encoder: Encoder, processes: int
-) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[Encoded, Position]]]]:
+) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[EncodedBatch, Position]]]]:
   """Yields a function that encodes batches, in their order, on this number of processes."""
   if processes == 1:
     tokenizer = open_tokenizer(encoder.vocab)
@@ -339,7 +339,7 @@ def _workers(
 
 def _in_order(
   executor: concurrent.futures.Executor, batches: Iterator[Pieces], ahead: int
-) -> Iterator[tuple[Encoded, Position]]:
+) -> Iterator[tuple[EncodedBatch, Position]]:
   """Yields the results in the order of the batches; reads at most `ahead` batches in advance."""
   submit = lambda n: [
     (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)
@@ -351,10 +351,10 @@ def _in_order(
     pending.extend(submit(1))
 
 
-_worker: Callable[[Sequence[Piece]], Encoded]
+_worker: Callable[[Sequence[Piece]], EncodedBatch]
 
 
-def _encode(batch: Sequence[Piece]) -> Encoded:
+def _encode(batch: Sequence[Piece]) -> EncodedBatch:
   return _worker(batch)
 
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.data.tokenizer_training import sample, train
 
-  pieces, num_chars = sample(_texts(expanded(args.sources), args.field), args.sample_chars)
+  pieces, num_chars = sample(_documents(expanded(args.sources), args.field), args.sample_chars)
   model = train(pieces, args.vocab_size, args.model_type, args.character_coverage)
   write_output(args.output, model)
   tokenizer = open_tokenizer(args.output)
@@ -70,8 +70,8 @@ def _check(args: argparse.Namespace) -> None:
     raise UserError(f'--character_coverage={args.character_coverage:g} must be from 0.9 to 1')
 
 
-def _texts(sources: Sequence[str], field: str) -> Iterator[str]:
-  """Yields the texts of the sources; a text file is read block by block."""
+def _documents(sources: Sequence[str], field: str) -> Iterator[str]:
+  """Yields the documents of the sources; a text file is read block by block."""
   from paxlite.data.documents import check_once
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records, text_of

@@ -8,7 +8,7 @@ import jax
 
 from paxlite.cli.terminal import say
 from paxlite.tracking.tensorboard import TensorBoard
-from paxlite.tracking.writers import EvalRecords, Samples, TerminalLines, TrainRecords, Writer
+from paxlite.tracking.writers import EvalRecords, SampleRecords, TerminalLines, TrainRecords, Writer
 
 log = logging.getLogger('paxlite')
 
@@ -44,7 +44,12 @@ class Summaries:
     self._failed: set[str] = set()
     self._writers: list[Writer] = []
     if jax.process_index() == 0:
-      files = [TrainRecords(folder), EvalRecords(folder), Samples(folder), TensorBoard(folder)]
+      files = [
+        TrainRecords(folder),
+        EvalRecords(folder),
+        SampleRecords(folder),
+        TensorBoard(folder),
+      ]
       self._writers = [*files, TerminalLines(max_steps, ahead), *trackers]
 
   def start(self) -> None:
@@ -108,9 +113,9 @@ class Summaries:
     self._send(lambda writer: writer.evaluation(step, name, metrics))
     self.say(f'eval {name} at step {step:,}: {text}')
 
-  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+  def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     """Reports texts that the model has generated, by their prompts; `verb` says how."""
-    self._send(lambda writer: writer.samples(step, texts, verb))
+    self._send(lambda writer: writer.samples(step, generated, verb))
 
   def say(self, text: str) -> None:
     """Prints a line."""

@@ -44,7 +44,7 @@ class TensorBoard(Writer):
     values = [{'tag': f'Metrics/{k}', 'simple_value': v} for k, v in metrics.items()]
     self._add(f'eval_{name}', step, values)
 
-  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+  def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     metadata = {'plugin_data': {'plugin_name': 'text'}}
     self._add('train', step, [
       {
@@ -52,7 +52,7 @@ class TensorBoard(Writer):
         'metadata': metadata,
         'tensor': {'dtype': 'DT_STRING', 'string_val': [f'**{prompt}** {text}'.encode()]},
       }
-      for number, (prompt, text) in enumerate(texts.items())
+      for number, (prompt, text) in enumerate(generated.items())
     ])  # fmt: skip
 
   def close(self) -> None:

@@ -52,7 +52,7 @@ class Writer:
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
     """Receives the metrics of input `name`."""
 
-  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+  def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     """Receives texts that the model has generated, by their prompts; `verb` says how."""
 
   def close(self) -> None:
@@ -89,7 +89,7 @@ class EvalRecords(Writer):
     _append(self._path, {'step': step, 'input': name, **metrics})
 
 
-class Samples(Writer):
+class SampleRecords(Writer):
   """samples.jsonl: one JSON object for each text that the model has generated."""
 
   name = 'samples.jsonl'
@@ -100,8 +100,8 @@ class Samples(Writer):
   def rewind(self, step: int, evaluated: int) -> None:
     drop_later_records(self._path, evaluated)
 
-  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
-    for prompt, text in texts.items():
+  def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
+    for prompt, text in generated.items():
       how = {} if verb == 'continuing' else {'how': verb}
       _append(self._path, {'step': step, 'prompt': prompt, 'text': text, **how})
 
@@ -133,8 +133,8 @@ class TerminalLines(Writer):
     if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
       say(train_line(step, self._max_steps, record))
 
-  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
-    for prompt, text in texts.items():
+  def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
+    for prompt, text in generated.items():
       say(f'sample at step {step:,}, {verb} {prompt!r}: {text}')
 
   def close(self) -> None:
@@ -222,7 +222,7 @@ def drop_later_records(path: pathlib.Path, start: int) -> None:
     f.writelines(kept)
   if None in steps:
     first = steps.index(None) + 1
-    set_aside(path, f'line {first:,} is no record; the run continues with the others')
+    set_aside(path, f'line {first:,} is not a record; the run continues with the others')
   unfinished.replace(path)
 
 

@@ -35,13 +35,13 @@ class Loop:
     summaries: Prints lines and sends numbers and texts to all writers.
     paused: paused(state, kind) is a context whose time counts as `kind`, one of goodput.KINDS, and
       not as training. It waits for the devices first.
-    notes: notes(step) begins to collect what a checkpoint of the step says beside the state, and
-      returns a function that waits for it. Every process must call it.
+    metadata: metadata(step) begins to collect what a checkpoint of the step says beside the
+      state, and returns a function that waits for it. Every process must call it.
   """
 
   summaries: Summaries
   paused: Callable[[TrainState, str], contextlib.AbstractContextManager[None]]
-  notes: Callable[[int], Callable[[], JsonObject]]
+  metadata: Callable[[int], Callable[[], JsonObject]]
 
 
 class Callback:

@@ -29,7 +29,7 @@ class Evaluator:
     task: Computes the metrics, on its mesh.
     inputs: Evaluation inputs by name.
     progress: Called after every batch except the last.
-    max_texts: The most texts of a packed row, padding included; 0: any number.
+    max_segments: The most segments of a packed row, padding included; 0: any number.
     stops: Whether to end early; called after every batch except the last.
   """
 
@@ -38,12 +38,12 @@ class Evaluator:
     task: ShardedTask,
     inputs: Mapping[str, Input],
     progress: Callable[[], None] = lambda: None,
-    max_texts: int = 0,
+    max_segments: int = 0,
     stops: Callable[[], bool] = lambda: False,
   ):
     self._progress = progress
     self._stops = stops
-    self._max_texts = max_texts
+    self._max_segments = max_segments
     self.inputs = inputs
     self._sharding = task.batch_sharding
     self._task = task.task
@@ -67,7 +67,7 @@ class Evaluator:
       batches.close()
 
   def _batches(self, data: Input) -> DeviceBatches:
-    return DeviceBatches(data, self._sharding, max_texts=self._max_texts)
+    return DeviceBatches(data, self._sharding, max_segments=self._max_segments)
 
   def report(
     self, state: TrainState, step: int, summaries: Summaries

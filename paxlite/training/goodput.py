@@ -98,7 +98,7 @@ class Goodput:
     self._last_step = step
 
   def roll_back(self, step: int) -> None:
-    """Counts the steps after `step` as lost, because they are done again."""
+    """Counts the steps after `step` as lost, because they are trained again."""
     self._lost_steps += self._last_step - step
     self._last_step = step
 
@@ -124,7 +124,7 @@ class Goodput:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class GoodputReport:
   """The goodput of all attempts of a run.
 
   Attributes:
@@ -166,7 +166,7 @@ class Report:
     return '\n'.join(lines)
 
 
-def report(folder: pathlib.Path) -> Report | None:
+def report(folder: pathlib.Path) -> GoodputReport | None:
   """Returns the report of the run in job_log_dir `folder`, or None if there are no records.
 
   If a later attempt resumed from an earlier step, the steps in between count as lost, at the mean
@@ -194,7 +194,7 @@ def report(folder: pathlib.Path) -> Report | None:
     seconds['lost'] += again
     for kind in KINDS:
       total[kind] += seconds[kind]
-  return Report(len(attempts), total)
+  return GoodputReport(len(attempts), total)
 
 
 def _next_path(folder: pathlib.Path) -> pathlib.Path:
@@ -232,4 +232,4 @@ def _set_damaged_aside(folder: pathlib.Path) -> None:
       set_aside(folder, 'it is not a folder')
     for path in sorted(folder.glob('attempt_*.json')):
       if _read(path) is None:
-        set_aside(path, 'it is no record of an attempt')
+        set_aside(path, 'it is not a record of an attempt')

@@ -30,7 +30,7 @@ class LocalSaves(Callback):
   def before_step(self, state: TrainState, step: int, loop: Loop) -> None:
     if step > self._began and self._local.due(step):
       self._wait()
-      self._local.save(*self._store.described(state, step, loop.notes(step)))
+      self._local.save(*self._store.described(state, step, loop.metadata(step)))
 
   def after_step(self, state: TrainState, step: int, metrics: Metrics, loop: Loop) -> None:
     self._local.reported(step - 1)

@@ -25,7 +25,7 @@ def is_moved(folder: pathlib.Path) -> bool:
   return jax.process_count() == 1 and bool(_seen(folder)[0])
 
 
-def _together(folder: pathlib.Path) -> tuple[str, pathlib.Path]:
+def _seen_by_first_process(folder: pathlib.Path) -> tuple[str, pathlib.Path]:
   """Returns what process 0 sees, which holds the lock; every process must call this."""
   how, place = _seen(folder)
   if jax.process_count() > 1:
@@ -45,7 +45,7 @@ def _seen(folder: pathlib.Path) -> tuple[str, pathlib.Path | str]:
 
 
 def save_there(
-  folder: pathlib.Path, store: StateStore, state: TrainState, step: int, notes: JsonObject
+  folder: pathlib.Path, store: StateStore, state: TrainState, step: int, metadata: JsonObject
 ) -> None:
   """Saves a state where the folder is now, if it is not at its path, and ends the run.
 
@@ -56,18 +56,18 @@ def save_there(
     store: The states of the run.
     state: The state after `step` steps.
     step: The step.
-    notes: The notes of its checkpoint.
+    metadata: The metadata of its checkpoint.
 
   Raises:
     TrainingError: The folder was moved, deleted or replaced.
   """
-  how, place = _together(folder)
+  how, place = _seen_by_first_process(folder)
   if not how:
     return
   where = 'nothing is saved'
   if store.writes:
     saved = Checkpoints(place / 'checkpoints', sys.maxsize, record=SavedRecord(place))
-    store.save(state, step, notes, saved)
+    store.save(state, step, metadata, saved)
     saved.close()
     saved.raise_failure()
     where = f'step {step:,} is saved in {place}: continue with --job_log_dir={place}'

@@ -60,7 +60,7 @@ class StateStore:
   reference_plan: RestorePlan | None = dataclasses.field(init=False)
 
   def __post_init__(self) -> None:
-    self._local_notes: JsonObject | None = None  # of the local state that the run started from
+    self._local_metadata: JsonObject | None = None  # of the local state that the run started from
     self.plan = self._make_plan()
     self.reference_plan = self._make_reference_plan()
 
@@ -77,7 +77,7 @@ class StateStore:
     if self.reference is None:
       return None
     step = self.checkpoints.latest_good_step()
-    noted = None if step is None else self.notes(step).get('reference')
+    noted = None if step is None else self.metadata(step).get('reference')
     source = find_source(self.reference.path, frozen=noted)
     own = {'params': self.task.abstract.params[REFERENCE]}
     name = lambda of_state: of_state.replace(f'params/{REFERENCE}/', 'params/')
@@ -100,10 +100,10 @@ class StateStore:
       self.plan = self.plan or self._make_plan()
       state = self._new()
       return state, int(state.step)
-    step, (state, notes) = found
-    if notes['batch_size'] != self.batch_size:
+    step, (state, metadata) = found
+    if (before := metadata['batch_size']) != self.batch_size:
       raise UserError(
-        f'the checkpoint of step {step} was trained with a global batch of {notes["batch_size"]} '
+        f'the checkpoint of step {step} was trained with a global batch of {before} '
         f'and this run has {self.batch_size}: the data would be read twice or left out. '
         'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
       )
@@ -131,14 +131,14 @@ class StateStore:
     return self._new(), 0
 
   def save(
-    self, state: TrainState, step: int, notes: Mapping[str, Json], to: Checkpoints | None = None
+    self, state: TrainState, step: int, metadata: Mapping[str, Json], to: Checkpoints | None = None
   ) -> None:
     """Saves a state in the background, unless there is a checkpoint of the step.
 
     Args:
       state: The state after `step` steps.
       step: The step.
-      notes: Further values to store in the checkpoint; they must be valid JSON.
+      metadata: Further values to store in the checkpoint; they must be valid JSON.
       to: Checkpoints to add it to; None for those of the run.
 
     Raises:
@@ -147,7 +147,9 @@ class StateStore:
     if not self.writes:
       return
     checkpoints = to or self.checkpoints
-    checkpoints.save(step, self._on_disk(self._saved(state)), self._described(step) | dict(notes))
+    checkpoints.save(
+      step, self._on_disk(self._saved(state)), self._described(step) | dict(metadata)
+    )
     if self.stop_on_failure:
       checkpoints.raise_failure()
 
@@ -155,15 +157,15 @@ class StateStore:
     """Waits until all checkpoints are written."""
     self.checkpoints.close()
 
-  def notes(self, step: int) -> JsonObject:
-    """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""
+  def metadata(self, step: int) -> JsonObject:
+    """Returns the metadata of a checkpoint; {} if the run has no checkpoint of `step`."""
     if self.is_local(step):
-      return dict(self._local_notes or {})
+      return dict(self._local_metadata or {})
     path = self.checkpoints.folder(step) / 'data' / 'metadata'
     return read_object(path) if path.is_file() else {}
 
   def restored(self, step: int) -> tuple[TrainState, JsonObject]:
-    """Returns the state of one of the run's checkpoints, and its notes."""
+    """Returns the state of one of the run's checkpoints, and its metadata."""
     wanted = self._saved(self.task.abstract)
     # this backend cannot use the FP8 statistics of another backend: it starts with new ones
     prefix = f'{OVERWRITTEN}/'
@@ -172,23 +174,23 @@ class StateStore:
     if changed:
       wanted = dataclasses.replace(wanted, overwritten={})
     surplus = prefix if changed else ''
-    found, notes = self.checkpoints.restore(step, self._on_disk(wanted), surplus)
+    found, metadata = self.checkpoints.restore(step, self._on_disk(wanted), surplus)
     state = self._in_memory(found)
     if changed:
       new = self.task.new(lambda state: state.overwritten, self.task.abstract.overwritten)
       state = dataclasses.replace(state, overwritten=new)
-    return self._with_frozen(state), notes
+    return self._with_frozen(state), metadata
 
   def is_local(self, step: int) -> bool:
     """Returns whether the run started from the local state of `step`."""
-    return self._local_notes is not None and self._local_notes['step'] == step
+    return self._local_metadata is not None and self._local_metadata['step'] == step
 
   def described(
-    self, state: TrainState, step: int, notes: Callable[[], JsonObject]
+    self, state: TrainState, step: int, metadata: Callable[[], JsonObject]
   ) -> tuple[PyTree, int, Callable[[], JsonObject]]:
-    """Returns what LocalCheckpoints.save keeps of a state, whose notes it completes."""
+    """Returns what LocalCheckpoints.save keeps of a state, whose metadata it completes."""
     described = self._described(step)
-    return self._on_disk(self._saved(state)), step, lambda: described | notes()
+    return self._on_disk(self._saved(state)), step, lambda: described | metadata()
 
   def _newest_local(self) -> tuple[int, tuple[TrainState, JsonObject]] | None:
     """Returns the newest local state, unless there is a newer checkpoint."""
@@ -198,19 +200,21 @@ class StateStore:
     found = self.local.restored(self._on_disk(self._saved(self.task.abstract)), above)
     if found is None:
       return None
-    step, tree, notes = found
+    step, tree, metadata = found
     ours = self._described(step)
-    if any(notes.get(kind) != ours.get(kind) for kind in ('frozen', 'reference')):
-      log.warning('the local state of step %d is not used: its frozen variables are others', step)
+    if any(metadata.get(kind) != ours.get(kind) for kind in ('frozen', 'reference')):
+      log.warning(
+        'the local state of step %d is not used: its frozen variables are different', step
+      )
       return None
-    self._local_notes = notes
+    self._local_metadata = metadata
     if not self.trainable_only:
       self.plan = None  # nothing is read from the other checkpoint
     state = self._with_frozen(self._in_memory(tree))
-    return step, (state, notes)
+    return step, (state, metadata)
 
   def _described(self, step: int) -> JsonObject:
-    """Returns what a checkpoint holds in addition to the notes of the training loop."""
+    """Returns what a checkpoint holds in addition to the metadata of the training loop."""
     described: JsonObject = {'step': step, 'batch_size': self.batch_size}
     if self.trainable_only and self.plan is not None:
       described['frozen'] = self.plan.source.fingerprint

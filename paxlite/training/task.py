@@ -24,8 +24,8 @@ from paxlite.losses.metrics import Metrics, Weighted, divisor, over_microbatches
 from paxlite.losses.outputs import Outputs
 from paxlite.optim.moments import merged
 from paxlite.optim.optimizers import Optimizer
-from paxlite.parallel.partitioning import TAPS, reading_taps
-from paxlite.training import tap_trees
+from paxlite.parallel.partitioning import PROBES, reading_probes
+from paxlite.training import gradient_probes
 from paxlite.training.microbatch_loop import in_microbatches, summed
 from paxlite.training.reference import Reference
 from paxlite.training.train_state import TrainState
@@ -138,21 +138,21 @@ class Task:
     batch: Batch,
     rng: jax.Array | None,
     overwritten: Mapping[str, PyTree],
-    taps: PyTree = None,
+    probes: PyTree = None,
   ) -> tuple[jax.Array, Metrics]:
     """Returns what a microbatch adds to the loss of the batch, and its metrics.
 
     Args:
       whole: The weight of each loss in the whole batch.
       params, batch, rng, overwritten: As loss_and_metrics takes them.
-      taps: Arrays like some parameters, whose gradients are those of the parameters in the arrays'
-        dtype; None means no taps. See partitioning.param.
+      probes: Gradient probes: arrays like some parameters, whose gradients are those of the
+        parameters in the arrays' dtype; None means no probes. See partitioning.param.
     """
     shares: dict[str, jax.Array] = {}
     metrics: Metrics = {}
     weights = self._weights(batch)
-    with self.context(), reading_taps(tap_trees.names_of(taps)):
-      outputs = self._outputs(params, batch, rng, overwritten, taps)
+    with self.context(), reading_probes(gradient_probes.names_of(probes)):
+      outputs = self._outputs(params, batch, rng, overwritten, probes)
       for name, loss in self.losses.items():
         total = checks.checked_sum(name, loss, loss(outputs, batch))
         shares[name] = total / divisor(whole[name])
@@ -171,10 +171,10 @@ class Task:
     batch: Batch,
     rng: jax.Array | None,
     overwritten: Mapping[str, PyTree],
-    taps: PyTree,
+    probes: PyTree,
   ) -> Outputs:
-    taps = tap_trees.without_gaps(taps or {})
-    variables = {'params': params, TAPS: taps, **self.begin_step(overwritten)}
+    probes = gradient_probes.without_gaps(probes or {})
+    variables = {'params': params, PROBES: probes, **self.begin_step(overwritten)}
     rngs = None if rng is None else {'dropout': rng}
     model = self.model.bind(variables, rngs=rngs, mutable=SOWN)
     reference = None
@@ -242,26 +242,26 @@ class Task:
     """
     trainable, others = self.optimizer.split(params)
     biases, frozen = self.optimizer.split_load_biases(others)
-    is_tapped = self.gradient_dtype != 'float32'
+    has_probes = self.gradient_dtype != 'float32'
     like = lambda w: jnp.zeros(w.shape, self.gradient_dtype)
-    taps = jax.tree.map(like, trainable) if is_tapped else None
-    varied = (trainable if not is_tapped or self._reads_params else None), taps
+    probes = jax.tree.map(like, trainable) if has_probes else None
+    varied = (trainable if not has_probes or self._reads_params else None), probes
     parts = in_microbatches(batch, self.num_microbatches, self.rows_per_example)
     whole = jax.tree.map(jnp.sum, jax.vmap(self._weights)(parts))
 
     def share(
       varied: PyTree, changed: PyTree, microbatch: Batch, rng: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-      (weights, taps), (overwritten, biases) = varied, changed
+      (weights, probes), (overwritten, biases) = varied, changed
       params = merged(trainable if weights is None else weights, merged(biases, frozen))
-      return self._share(whole, params, microbatch, rng, overwritten, taps)
+      return self._share(whole, params, microbatch, rng, overwritten, probes)
 
     def part(i: jax.Array | None, microbatch: Batch, overwritten: PyTree) -> PyTree:
       rng_i = rng if i is None or rng is None else jax.random.fold_in(rng, i)
       with self.context():
         gradient = jax.grad(share, argnums=(0, 1), has_aux=True)
         (grads, after), metrics = gradient(varied, (overwritten, biases), microbatch, rng_i)
-      return (tap_trees.gradients_of(*grads), after[1]), after[0], metrics
+      return (gradient_probes.gradients_of(*grads), after[1]), after[0], metrics
 
     zeros = jax.tree.map(jnp.zeros_like, (trainable, biases))
     (grads, loads), after, found = summed(part, zeros, dict(overwritten or {}), parts)

@@ -22,7 +22,7 @@ log = logging.getLogger('paxlite')
 
 
 class TrainData:
-  """The training input, and its position, which is stored in the notes of checkpoints.
+  """The training input, and its position, which is stored in the metadata of checkpoints.
 
   Step s trains on batch s. After a rollback the batches up to the loss spike are not used again,
   and all later steps train on correspondingly later batches.
@@ -30,20 +30,20 @@ class TrainData:
   Args:
     input: The training input.
     accept_changes: Whether a run may continue although its data has changed.
-    max_texts: The most texts of a packed row, padding included; 0: any number.
+    max_segments: The most segments of a packed row, padding included; 0: any number.
   """
 
-  def __init__(self, input: Input, accept_changes: bool = False, max_texts: int = 0):
+  def __init__(self, input: Input, accept_changes: bool = False, max_segments: int = 0):
     self.input = input
     self._accept_changes = accept_changes
-    self._max_texts = max_texts
+    self._max_segments = max_segments
     self._skipped_batches = 0
     self._resumed: int | None = None
     self._rollouts: RolloutBatches | None = None
 
   def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    number, most = self._batch_of(step), self._max_texts
+    number, most = self._batch_of(step), self._max_segments
     if isinstance(self.input, RolloutInput):
       self._rollouts = RolloutBatches(self.input, sharding, number, most)
       return self._rollouts
@@ -57,34 +57,34 @@ class TrainData:
     """Makes all later steps train on batches that come `batches` later in the data."""
     self._skipped_batches += batches
 
-  def notes(self, step: int) -> Callable[[], JsonObject]:
-    """Begins to collect the notes from which reading resumes at the batch of `step`.
+  def metadata(self, step: int) -> Callable[[], JsonObject]:
+    """Begins to collect the metadata from which reading resumes at the batch of `step`.
 
     Every process must call this.
 
     Returns:
-      A function that waits for the other processes, and returns the notes.
+      A function that waits for the other processes, and returns the metadata.
     """
-    notes: JsonObject = {}
+    metadata: JsonObject = {}
     if self._skipped_batches:
-      notes['skipped_batches'] = self._skipped_batches
-    notes |= self._identity
+      metadata['skipped_batches'] = self._skipped_batches
+    metadata |= self._identity
     if self._rollouts is not None:
       state = self._rollouts.state(self._batch_of(step))
       compare({f'the state() of {self.input.name}': state})
-      return lambda: notes | {'rollouts': parsed(state)}
+      return lambda: metadata | {'rollouts': parsed(state)}
     if not isinstance(self.input, Seekable):
-      return lambda: notes
+      return lambda: metadata
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
     found = gathered(known.view(np.int32))  # JAX truncates int64
-    return lambda: notes | {'position': merged(found().view(np.int64)).tolist()}
+    return lambda: metadata | {'position': merged(found().view(np.int64)).tolist()}
 
-  def resume(self, step: int, notes: Mapping[str, Json]) -> None:
+  def resume(self, step: int, metadata: Mapping[str, Json]) -> None:
     """Moves the data to the batch of `step`; a second call for the same step does nothing.
 
     Args:
       step: The step that the run continues from.
-      notes: The notes of its checkpoint.
+      metadata: The metadata of its checkpoint.
 
     Raises:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
@@ -92,16 +92,16 @@ class TrainData:
     if self._resumed == step:
       return
     self._resumed = step
-    self._skipped_batches = int(notes.get('skipped_batches', 0))
-    restore(self.input, step, notes)
+    self._skipped_batches = int(metadata.get('skipped_batches', 0))
+    restore(self.input, step, metadata)
     if isinstance(self.input, Seekable) and step:
-      if 'position' not in notes:
+      if 'position' not in metadata:
         raise UserError(
           f'{self.input.name}: the checkpoint of step {step} has no position in it; start again '
           'with another --job_log_dir'
         )
-      self.input.seek(self._batch_of(step), np.array(notes['position'], np.int64))
-    why = change(self._identity, notes)
+      self.input.seek(self._batch_of(step), np.array(metadata['position'], np.int64))
+    why = change(self._identity, metadata)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:

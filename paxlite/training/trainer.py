@@ -105,9 +105,9 @@ class Trainer:
     Raises:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
     """
-    notes = self.store.notes(step)
-    self.data.resume(step, notes)
-    self.rollbacks.count = int(notes.get('rollbacks', 0))
+    metadata = self.store.metadata(step)
+    self.data.resume(step, metadata)
+    self.rollbacks.count = int(metadata.get('rollbacks', 0))
     self._was_over = Request.of([c.resume(step) for c in self.callbacks]) is Request.END
 
   def is_complete(self, step: int) -> bool:
@@ -130,7 +130,7 @@ class Trainer:
       if self.is_complete(step):
         summaries.say(f'Training is complete: step {step:,} of {self.schedule.max_steps:,}.')
         if self.store.is_local(step):
-          self.store.save(state, step, self.store.notes(step))
+          self.store.save(state, step, self.store.metadata(step))
       else:
         if step:
           kind = 'local state' if self.store.is_local(step) else 'checkpoint'
@@ -157,7 +157,7 @@ class Trainer:
     self.evaluator.check()
     is_due, on_skipped = self.schedule.reports, self._skipped_steps.check
     self._reporter = Reporter(self.goodput, summaries, self.throughput, is_due, on_skipped)
-    self._context = Loop(summaries, self._reporter.clock_stopped, self._notes)
+    self._context = Loop(summaries, self._reporter.clock_stopped, self._metadata)
     for callback in self.callbacks:
       callback.on_start(state, start, self._context)
     self.store.checkpoints.note_saved()
@@ -242,7 +242,7 @@ class Trainer:
 
   def _evaluation_is_due(self, step: int) -> bool:
     """Returns whether the run that saved `step` ended before it could evaluate this step."""
-    return bool(self.store.notes(step).get('unevaluated', False))
+    return bool(self.store.metadata(step).get('unevaluated', False))
 
   def _evaluate(self, state: TrainState, step: int) -> Request | None:
     """Evaluates a state; returns what the callbacks request."""
@@ -277,15 +277,15 @@ class Trainer:
     self._skipped_steps.check(int(state.skipped_in_a_row), step)
     if not self.store.writes:
       return
-    notes = self._notes(step)()
+    metadata = self._metadata(step)()
     if unevaluated:
-      notes['unevaluated'] = True
-    moved_folder.save_there(self.folder, self.store, state, step, notes)
-    self.store.save(state, step, notes)
+      metadata['unevaluated'] = True
+    moved_folder.save_there(self.folder, self.store, state, step, metadata)
+    self.store.save(state, step, metadata)
 
-  def _notes(self, step: int) -> Callable[[], JsonObject]:
-    """Begins to collect the notes of a step; returns a function that waits for them."""
-    of_data, count = self.data.notes(step), self.rollbacks.count
+  def _metadata(self, step: int) -> Callable[[], JsonObject]:
+    """Begins to collect the metadata of a step; returns a function that waits for them."""
+    of_data, count = self.data.metadata(step), self.rollbacks.count
     return lambda: of_data() | ({'rollbacks': count} if count else {})
 
   @contextlib.contextmanager

@@ -82,7 +82,7 @@ def end_ids(found: Sequence[Json], vocab_size: int) -> list[int]:
     raise UserError(f'eos_token_id {wrong[0]!r} is not an id')
   ids = list(dict.fromkeys(found))
   if outside := [i for i in ids if not 0 <= i < vocab_size]:
-    log.warning('eos_token_id %s can never come: the model has %s ids', outside[0], vocab_size)
+    log.warning('eos_token_id %s is never generated: the model has %s ids', outside[0], vocab_size)
   kept = [i for i in ids if 0 <= i < vocab_size]
   if len(kept) > _MOST_ENDS:
     raise UserError(f'eos_token_id has {len(kept):,} ids, and at most {_MOST_ENDS} are implemented')

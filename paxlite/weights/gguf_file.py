@@ -45,7 +45,7 @@ class _Damaged(Exception):
   """The file is not what the format asks for."""
 
 
-class Stored(NamedTuple):
+class TensorInfo(NamedTuple):
   """Where a tensor is, and how.
 
   Attributes:
@@ -113,7 +113,7 @@ class _Header:
     dtype = np.dtype(f'<{_SCALARS[of]}' if of != _BOOL else '?')
     return np.frombuffer(self.bytes(count * dtype.itemsize).tobytes(), dtype).tolist()
 
-  def read(self) -> tuple[dict[str, object], dict[str, Stored]]:
+  def read(self) -> tuple[dict[str, object], dict[str, TensorInfo]]:
     """Returns the fields and the tensors of the file."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -144,7 +144,7 @@ class _Header:
       shape = tuple(self.number('Q') for _ in range(dimensions))[::-1]  # the innermost is first
       described.append((name, GGMLQuantizationType(self.number('I')), shape, self.number('Q')))
     end = start = -(-self._at // alignment) * alignment
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorInfo] = {}
     for name, kind, shape, offset in described:
       block, size = GGML_QUANT_SIZES[kind]
       if shape[-1] % block:
@@ -156,7 +156,7 @@ class _Header:
       byte_shape = (*shape[:-1], shape[-1] // block * size)
       if math.prod(byte_shape) > len(self._data) - end:
         raise _Damaged('it ends too early')
-      found[name] = Stored(self._data, end, kind, shape, byte_shape)
+      found[name] = TensorInfo(self._data, end, kind, shape, byte_shape)
       end += -(-math.prod(byte_shape) // alignment) * alignment
     return fields, found
 
@@ -222,17 +222,17 @@ def file_of(path: pathlib.Path) -> pathlib.Path:
   return found[0]
 
 
-def _opened(path: pathlib.Path) -> tuple[dict[str, object], dict[str, Stored]]:
+def _opened(path: pathlib.Path) -> tuple[dict[str, object], dict[str, TensorInfo]]:
   check_file(path)
   try:
     return _Header(path).read()
   except (_Damaged, ValueError, OSError) as e:
-    raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
+    raise UserError(f'{path} is not a GGUF file, or is cut short ({e})') from None
 
 
 def _joined(
   path: pathlib.Path, fields: Mapping[str, object]
-) -> tuple[dict[str, object], dict[str, Stored]]:
+) -> tuple[dict[str, object], dict[str, TensorInfo]]:
   """Returns the fields and the tensors of all parts of a model, of which `path` is one."""
   count, match = fields[_COUNT], _PART.fullmatch(path.name)
   if match is None or int(match['count']) != count or fields.get(_NO) != int(match['number']) - 1:
@@ -241,7 +241,7 @@ def _joined(
       f'its name must say so, as in MODEL-00001-of-{match["count"] if match else "00002"}.gguf'
     )
   whole: dict[str, object] = {}
-  tensors: dict[str, Stored] = {}
+  tensors: dict[str, TensorInfo] = {}
   for i in range(int(match['count'])):
     part = path.with_name(f'{match["stem"]}-{i + 1:05d}-of-{match["count"]}.gguf')
     if not part.exists():

@@ -93,7 +93,7 @@ def write_tokenizer(
   if len(kinds) != len(tokens):
     raise UserError(f'tokenizer.ggml has {len(tokens):,} tokens and {len(kinds):,} of token_type')
   if vocab_size is not None and len(tokens) != vocab_size:
-    raise UserError(f'it has {len(tokens):,} tokens, and the model {vocab_size:,} ids')
+    raise UserError(f'it has {len(tokens):,} tokens, and the model has {vocab_size:,} ids')
   if wrong := sorted(set(kinds) - set(_KNOWN_TYPES)):
     raise UserError(f'tokenizer.ggml.token_type {wrong[0]} is not implemented')
   # llama.cpp's converter fills holes in the ids with unused tokens
@@ -200,7 +200,7 @@ def _templates(fields: Mapping[str, object]) -> str | list[JsonObject] | None:
   found = {k: v for k, v in fields.items() if k == name or k.startswith(f'{name}.')}
   for key, template in found.items():
     if not isinstance(template, str):
-      raise UserError(f'{key} must be a text')
+      raise UserError(f'{key} must be a string')
   if not found or set(found) == {name}:
     return found.get(name)  # type: ignore[return-value]
   named = {k.removeprefix(name).removeprefix('.') or 'default': v for k, v in found.items()}
@@ -210,5 +210,5 @@ def _templates(fields: Mapping[str, object]) -> str | list[JsonObject] | None:
 def _list(fields: Mapping[str, object], name: str, of: type[_T]) -> list[_T]:
   found = fields.get(name)
   if not isinstance(found, list) or not all(isinstance(value, of) for value in found):
-    raise UserError(f'{name} is missing, or no list of {of.__name__}')
+    raise UserError(f'{name} is missing, or not a list of {of.__name__}')
   return found

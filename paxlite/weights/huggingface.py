@@ -223,7 +223,7 @@ def write_folder(
   shards = _shards(
     {name: entries[0].shape for name, entries in by_tensor.items()}, as_stored, shard_bytes
   )
-  read = _Reader(variables)
+  read = _VariableReader(variables)
   done = size = 0
   weight_map: dict[str, str] = {}
   with UnfinishedFolder(to) as folder:
@@ -260,7 +260,7 @@ def write_folder(
   return size
 
 
-class _Reader:
+class _VariableReader:
   """Reads variables, and keeps the last one, as several tensors may be parts of one variable."""
 
   def __init__(self, variables: Mapping[str, Variable]):

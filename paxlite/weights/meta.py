@@ -145,7 +145,9 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   tensors = MetaTensors(folder, width)
   for name in (META['embedding'], META['gate'].format(i=0)):
     if len(tensors.shapes.get(name, ())) != _MATRIX:
-      raise UserError(f'{folder}: {name} is missing, or no matrix: these are no weights of LLaMA')
+      raise UserError(
+        f'{folder}: {name} is missing or not a matrix: these are not weights of LLaMA'
+      )
   rows = tensors.shapes.get(META['query'].format(i=0), (width,))[0]
   if rows != width:
     raise UserError(
@@ -187,13 +189,13 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   try:
     found = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
   except Exception as e:  # torch raises a dozen types for this
-    raise UserError(f'{path} is damaged, or no file of weights alone: {line_of(e)}') from None
+    raise UserError(f'{path} is damaged, or does not hold weights alone: {line_of(e)}') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} holds no tensors by name')
   kinds = (torch.float32, torch.bfloat16, torch.float16)
   for name, tensor in found.items():
     if not isinstance(name, str):
-      raise UserError(f'{path} holds no tensors by name: {shortened(name)} is no name')
+      raise UserError(f'{path} holds no tensors by name: {shortened(name)} is not a name')
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in kinds:
       raise UserError(f'{path}: {name} is {getattr(tensor, "dtype", type(tensor).__name__)}')
     if tensor.layout != torch.strided or tensor.device.type != 'cpu':

@@ -16,7 +16,7 @@ _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 
 
-class Stored(Protocol):
+class ReadableTensors(Protocol):
   """The tensors of a folder, with the names of their dtypes in safetensors files."""
 
   @property
@@ -35,7 +35,7 @@ class Dequantized:
     UserError: A tensor has another dtype, or the scales of a tensor are missing.
   """
 
-  def __init__(self, stored: Stored, config: Config):
+  def __init__(self, stored: ReadableTensors, config: Config):
     self._stored = stored
     self._block = tuple(config.get('weight_block_size') or (128, 128))
     self.shapes: dict[str, tuple[int, ...]] = {}

@@ -30,26 +30,26 @@ Arrays = Mapping[str, np.ndarray]
 Transform = Callable[[np.ndarray], np.ndarray]
 
 
-class Layout(NamedTuple):
+class TeLayout(NamedTuple):
   """The conversion of a paxlite array to Transformer Engine's layout, and the reverse."""
 
   to_theirs: Transform
   to_ours: Transform
 
-  def then(self, other: 'Layout') -> 'Layout':
-    return Layout(
+  def then(self, other: 'TeLayout') -> 'TeLayout':
+    return TeLayout(
       lambda x: other.to_theirs(self.to_theirs(x)), lambda y: self.to_ours(other.to_ours(y))
     )
 
 
-SAME = Layout(lambda x: x, lambda y: y)
-TRANSPOSED = Layout(lambda x: x.swapaxes(-1, -2), lambda y: y.swapaxes(-1, -2))
-PARTS_INSIDE = Layout(lambda x: x.swapaxes(-2, -3), lambda y: y.swapaxes(-2, -3))  # [3, D, X]
+SAME = TeLayout(lambda x: x, lambda y: y)
+TRANSPOSED = TeLayout(lambda x: x.swapaxes(-1, -2), lambda y: y.swapaxes(-1, -2))
+PARTS_INSIDE = TeLayout(lambda x: x.swapaxes(-2, -3), lambda y: y.swapaxes(-2, -3))  # [3, D, X]
 
 
-def heads_joined(heads: int, head_dim: int) -> Layout:
+def heads_joined(heads: int, head_dim: int) -> TeLayout:
   """Returns the layout […, N, H] ↔ […, N·H]."""
-  return Layout(
+  return TeLayout(
     lambda x: x.reshape(*x.shape[:-2], heads * head_dim),
     lambda y: y.reshape(*y.shape[:-1], heads, head_dim),
   )
@@ -68,7 +68,7 @@ class Rule:
 
   theirs: str
   ours: tuple[str, ...]
-  layout: Layout = SAME
+  layout: TeLayout = SAME
   stacked: bool = False
 
   def to_theirs(self, params: Arrays) -> np.ndarray:

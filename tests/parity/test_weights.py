@@ -390,7 +390,7 @@ def test_gguf(tmp_path):
   whole = path.read_bytes()
   path.write_bytes(whole[: len(whole) // 2])
   (tmp_path / 'w').rename(tmp_path / 'before')
-  refused(tmp_path, path, 'is no GGUF file, or is cut short', 'gguf')
+  refused(tmp_path, path, 'is not a GGUF file, or is cut short', 'gguf')
 
 
 @pytest.mark.parametrize('shards', [1, 2])
@@ -448,7 +448,7 @@ def test_a_pickle_is_not_run(tmp_path, capsys):
   folder.mkdir()
   (folder / 'params.json').write_text(json.dumps(dict(dim=8, n_layers=1, n_heads=1, norm_eps=1.0)))
   torch.save({'a': Evil()}, folder / 'consolidated.00.pth')
-  refused(tmp_path, folder, 'no file of weights alone', 'meta')
+  refused(tmp_path, folder, 'does not hold weights alone', 'meta')
   assert 'unpickled' not in capsys.readouterr().out
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from paxlite.contrib.gpu.scripts_gpu import download_lambada, download_the_pile, tfds_datasets
 from paxlite.core.errors import UserError
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.experiments import registry
 from paxlite.tracking.summaries import Summaries
 from tests.rules.test_structure import FILES, PACKAGE
@@ -117,7 +117,9 @@ def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch, name):
   """A checkpoint's experiment.json may name any module, but a module beside it is not run."""
   (tmp_path / 'experiment_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
-  with pytest.raises(UserError, match=r'is not an Experiment class|no file has modules'):
+  with pytest.raises(
+    UserError, match=r'is not an Experiment class|checkpoints do not import modules'
+  ):
     registry.find_known(name)
   assert registry.find_known('paxlite.experiments.demo.TinyGPT').__name__ == 'TinyGPT'
 
@@ -128,7 +130,7 @@ def test_the_tools_import_what_the_user_names(tmp_path):
   tool = 'paxlite', 'generate'
   arguments = [f'--checkpoint={tmp_path / "run"}', '--prompt=In the', '--max_new_tokens=3']
   refused = runs.module(*tool, *arguments, code=2)
-  assert 'if that one is yours, --import=tests.support.experiments' in refused.stderr
+  assert 'if this one is yours, --import=tests.support.experiments' in refused.stderr
   runs.module(*tool, *arguments, '--import=tests.support.experiments')
   wrong = runs.module(*tool, *arguments, '--import=no.such', code=2)
   assert wrong.stderr == "error: --import=no.such: No module named 'no'\n"
@@ -136,8 +138,8 @@ def test_the_tools_import_what_the_user_names(tmp_path):
 
 @pytest.mark.parametrize('name', ['../up', 'a/b', '', '..', 'with space', 'nul\0'])
 def test_names_stay_inside_of_their_folder(tmp_path, name):
-  with pytest.raises(UserError, match='is no name of a split'):
-    Writer(tmp_path / 'out', name, 8192, 2)
+  with pytest.raises(UserError, match='cannot be the name of a split'):
+    FlatTokensWriter(tmp_path / 'out', name, 8192, 2)
   assert not (tmp_path / 'out').exists()
 
 

@@ -89,7 +89,7 @@ def test_the_last_save_fails_once_and_is_tried_again(tmp_path):
   )
   done = runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=3', env=env)
   assert 'saving failed, training continues: step 3: ' in done.stderr
-  assert 'step 3 was saved when it was tried again' in done.stderr
+  assert 'step 3 was saved at the second attempt' in done.stderr
   assert (
     'Continuing from the checkpoint of step 3.'
     in runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=4').stdout

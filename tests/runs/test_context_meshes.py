@@ -47,8 +47,8 @@ def split(cls=LLaMA, size=8, **values):
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    (dict(CONTEXT_ATTENTION='ring', DROPOUT_PROB=0.1), 'no dropout.*=gather'),
-    (dict(CONTEXT_ATTENTION='ring', cls=GLaM126M64E), 'no relative bias.*=gather'),
+    (dict(CONTEXT_ATTENTION='ring', DROPOUT_PROB=0.1), 'neither dropout.*=gather'),
+    (dict(CONTEXT_ATTENTION='ring', cls=GLaM126M64E), 'nor a relative bias.*=gather'),
     (dict(CONTEXT_ATTENTION='ring', MAX_SEQ_LEN=4104), 'MAX_SEQ_LEN that is divisible by 2 × 8'),
     (dict(CONTEXT_ATTENTION='heads', NUM_KV_HEADS=4), 'NUM_KV_HEADS=4 .*=ring'),
   ],
@@ -70,13 +70,13 @@ def test_what_cannot_be(values, message):
   ],
 )
 def test_the_choice_is_made_from_shapes_and_stated(values, way):
-  (remark,) = split(**values).attention_remarks(GPU)
-  assert f'over context 8: {way}.' in remark
+  (choice,) = split(**values).attention_choices(GPU)
+  assert f'over context 8: {way}.' in choice
 
 
 def test_each_kind_of_attention_has_its_choice():
   e = split(MAX_SEQ_LEN=131072, SLIDING_WINDOW=4096, ATTENTION_PATTERN=['sliding', 'full'])
-  full, sliding = e.attention_remarks(GPU)
+  full, sliding = e.attention_choices(GPU)
   assert full.startswith('Attention to all tokens, over context 8: ring.')
   assert sliding.startswith('Attention within 4,096 tokens, over context 8: ring.')
 

@@ -15,7 +15,7 @@ from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import fingerprint
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
@@ -36,7 +36,7 @@ TEXT = read_text(packaged.TEXTS[1])[:300_000]
 
 def flat(path, format='memmap', last=249):
   shutil.rmtree(path, ignore_errors=True)
-  writer = Writer(str(path), 'train', 8192, format)
+  writer = FlatTokensWriter(str(path), 'train', 8192, format)
   for document in [np.arange(1, 250)] * 99 + [np.arange(1, last + 1)]:
     writer.write(document, [len(document)])
   writer.close()
@@ -53,7 +53,7 @@ def write(folder, kind, changed):
       flat(path)
       if changed:
         flat(path, last=248)
-        writer = Writer(path, 'other', 8192)
+        writer = FlatTokensWriter(path, 'other', 8192)
         ids = np.concatenate([np.arange(1, 250)] * 100)[::-1]
         writer.write(ids, range(249, len(ids) + 1, 249))
         writer.close()
@@ -155,8 +155,8 @@ def test_a_checkpoint_without_fingerprints_goes_on(tmp_path, monkeypatch):
   with monkeypatch.context() as m:
     m.setattr(train_data, 'identity', lambda _: {})
     train(run)
-  notes = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000002' / 'data' / 'metadata'
-  assert 'fingerprint' not in notes.read_text()
+  metadata = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000002' / 'data' / 'metadata'
+  assert 'fingerprint' not in metadata.read_text()
   write(tmp_path, 'memmap', changed=True)
   train(dataclasses.replace(run, experiment=experiment(tmp_path, 'memmap', 3)))
 
@@ -168,7 +168,7 @@ def test_a_state_can_be_saved_after_its_data_vanished(tmp_path):
   data.resume(0, {})
   next(iter(data.input.train_batches(0, slice(0, 4))))
   path.unlink()
-  assert data.notes(1)().keys() >= {'fingerprint', 'tokens'}
+  assert data.metadata(1)().keys() >= {'fingerprint', 'tokens'}
 
 
 def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=False, **how):
@@ -185,15 +185,15 @@ def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=F
 
 
 def test_a_change_of_records_and_one_of_their_tokens_are_told_apart(tmp_path):
-  notes = chats(tmp_path).notes(2)()
-  chats(tmp_path).resume(2, notes)
+  metadata = chats(tmp_path).metadata(2)()
+  chats(tmp_path).resume(2, metadata)
   other = '{{ messages[1].content }}.{{ eos_token }}'
   with pytest.raises(UserError, match=r'records are the same, but .* the chat template'):
-    chats(tmp_path, other).resume(2, notes)
+    chats(tmp_path, other).resume(2, metadata)
   with pytest.raises(UserError, match='its contents have changed since'):
-    chats(tmp_path, changed=True).resume(2, notes)
+    chats(tmp_path, changed=True).resume(2, metadata)
   clock = "{{ strftime_now('%d %B') }}" + other
-  dated = chats(tmp_path, clock, date='2024-02-29').notes(2)()
+  dated = chats(tmp_path, clock, date='2024-02-29').metadata(2)()
   chats(tmp_path, clock, date='2024-02-29').resume(2, dated)
   with pytest.raises(UserError, match='CHAT_DATE'):
     chats(tmp_path, clock, date='2024-03-01').resume(2, dated)

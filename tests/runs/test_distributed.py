@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from paxlite.data import packaged
-from paxlite.data.positions import Column
+from paxlite.data.positions import Field
 from paxlite.files.text_files import read_text
 from tests.support import runs
 from tests.support.processes import MESH, on_processes
@@ -72,12 +72,12 @@ def test_streams_go_on_with_the_same_rows_on_another_number_of_processes(tmp_pat
     found = runs.losses(folder)
     assert found.keys() == expected.keys()
     assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in expected)
-  notes = [
+  metadata = [
     json.loads((f / 'checkpoints/checkpoint_00000006/data/metadata').read_text())
     for f in (whole, two, mixed)
   ]
-  assert notes[0]['position'] == notes[1]['position'] == notes[2]['position']
-  assert notes[0]['position'][0][Column.READERS] == 2
+  assert metadata[0]['position'] == metadata[1]['position'] == metadata[2]['position']
+  assert metadata[0]['position'][0][Field.READERS] == 2
 
 
 @pytest.mark.slow

@@ -420,8 +420,8 @@ def test_a_loss_spike_is_rolled_back_and_its_data_left_out(tmp_path):
   faulty(spike, 'noise:33', *SPIKE, factor, config=TEXT)
   faulty(clean, 'left_out:30-33', *SPIKE, config=TEXT)
   assert runs.losses(spike) == runs.losses(clean)
-  notes = spike / 'checkpoints' / 'checkpoint_00000040' / 'data' / 'metadata'
-  assert json.loads(notes.read_text()).items() >= {'skipped_batches': 4, 'rollbacks': 1}.items()
+  metadata = spike / 'checkpoints' / 'checkpoint_00000040' / 'data' / 'metadata'
+  assert json.loads(metadata.read_text()).items() >= {'skipped_batches': 4, 'rollbacks': 1}.items()
   assert goodput.report(spike).seconds['lost'] > 0
 
 

@@ -236,7 +236,7 @@ def test_a_model_in_a_file_imports_no_module(tmp_path, monkeypatch):
   (tmp_path / 'model_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
   found = {'experiment': 'paxlite.experiments.finetuning.HuggingFaceSFT'}
-  with pytest.raises(UserError, match='no file has modules imported'):
+  with pytest.raises(UserError, match='checkpoints do not import modules'):
     class_of({**found, 'values': {'MODEL': 'model_that_runs.Model'}})
 
 

@@ -134,21 +134,21 @@ def test_rows_fit_and_hold_each_example_once():
 @pytest.mark.parametrize(
   ('record', 'match'),
   [
-    (dict(text='a'), r'a.jsonl:2: the keys of this record \(text\) are those of no format'),
-    (dict(inputs='a', targets=3), "a.jsonl:2: 'targets' must be a text"),
+    (dict(text='a'), r'a.jsonl:2: the keys of this record \(text\) match no format'),
+    (dict(inputs='a', targets=3), "a.jsonl:2: 'targets' must be a string"),
     (dict(inputs='a', targets=''), 'a.jsonl:2 has no answer'),
     (dict(messages=[]), 'a.jsonl:2: "messages" must be a list'),
-    (dict(messages='a'), "a.jsonl:2: 'messages' is a text that is not JSON"),
+    (dict(messages='a'), "a.jsonl:2: 'messages' is not valid JSON"),
     (dict(messages=[dict(role='user', content='a')]), 'a.jsonl:2 has no answer'),
     (dict(messages=[dict(role='bot', content='a')]), "a.jsonl:2: a message has the role 'bot'"),
     (
       dict(conversations=[{'from': 'bot', 'value': 'a'}]),
       "a.jsonl:2: a message has the role 'bot'",
     ),
-    (dict(conversations='a'), "a.jsonl:2: 'conversations' is a text that is not JSON"),
+    (dict(conversations='a'), "a.jsonl:2: 'conversations' is not valid JSON"),
     (dict(conversations=[3]), 'a.jsonl:2: "messages" must be a list'),
-    (dict(instruction='a', output=3), "a.jsonl:2: 'output' must be a text"),
-    (dict(instruction='a', input=3, output='b'), "a.jsonl:2: 'input' must be a text"),
+    (dict(instruction='a', output=3), "a.jsonl:2: 'output' must be a string"),
+    (dict(instruction='a', input=3, output='b'), "a.jsonl:2: 'input' must be a string"),
     (dict(instruction='a', output=''), 'a.jsonl:2 has no answer'),
     (dict(prompt='a', completion=''), 'a.jsonl:2 has no answer'),
     (
@@ -214,9 +214,7 @@ def test_a_share_is_held_out_and_stays_so(tmp_path):
 
 def test_of_few_examples_one_is_held_out(tmp_path):
   same = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b')] * 9)
-  with pytest.raises(
-    UserError, match=r'9 examples are too few, or too much the same, .*EVAL_FILES'
-  ):
+  with pytest.raises(UserError, match=r'9 examples are too few, or too similar, .*EVAL_FILES'):
     rows(same, split='train', held_out_share=0.1)
   assert held_out([0, 1, 2], 0.01).sum() == 1
 
@@ -257,14 +255,16 @@ def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(
   sampler = Run(e, tmp_path).sampler(task, has_chats(data))
   assert sampler.tokenizer.decode(sampler.ids('a')) == prompt
   assert sampler.verb == verb
-  assert len(sampler.remarks) == (verb == 'answering')
+  assert len(sampler.description) == (verb == 'answering')
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):
   path = write(tmp_path / 'a.jsonl', [CHAT])
   e = Squares(TRAIN_FILES=[path], CHAT_TEMPLATE=TEMPLATE, SAMPLE_PROMPTS=['word ' * 40])
   task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
-  with pytest.raises(UserError, match=r'of a sample: it has .* tokens, and the model takes 31'):
+  with pytest.raises(
+    UserError, match=r'of a sample: it has .* tokens, and the model takes at most 31'
+  ):
     Run(e, tmp_path).sampler(task, True)
 
 

@@ -188,7 +188,7 @@ def test_a_page_for_each_list_begins_no_run_again(tmp_path):
     between.mode = 'list-page'
     for machine in ('a', 'b'):
       result = run(place, tmp_path / machine, environment, code=2)
-      assert 'error: gs://bkt/page: what answers is no object store' in result.stderr
+      assert 'error: gs://bkt/page: the server is not an object store' in result.stderr
       assert 'lease.json is missing in its list' in result.stderr
     del before['page/lease.json']
     assert {k: v for k, v in gcs.objects['bkt'].items() if k != 'page/lease.json'} == before

@@ -261,7 +261,7 @@ def _folder() -> Iterator[pathlib.Path]:
 def _flat(format: str) -> Files:
   """Returns the files of a dataset; seqax's format has chunks of 16 tokens."""
   with _folder() as folder, mock.patch.object(flat_tokens_writer, '_CHUNK', 16):
-    writer = flat_tokens_writer.Writer(str(folder), 'train', 1000, format)
+    writer = flat_tokens_writer.FlatTokensWriter(str(folder), 'train', 1000, format)
     for n in (5, 1, 20, 11):
       writer.write(np.arange(n) * 31 + n, [n])
     writer.close()

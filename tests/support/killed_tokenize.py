@@ -4,12 +4,12 @@ import os
 import signal
 
 from paxlite.cli import command_line
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.files import text_files
 from paxlite.tools import tokenize
 
 
-class KilledWriter(Writer):
+class KilledWriter(FlatTokensWriter):
   notes = 0
 
   def note(self, position) -> None:
@@ -26,5 +26,5 @@ class KilledWriter(Writer):
 if __name__ == '__main__':
   tokenize._SECONDS_BETWEEN_NOTES = 0.0
   text_files._BLOCK_BYTES = tokenize._BATCH_CHARS = 1 << 17
-  tokenize.Writer = KilledWriter
+  tokenize.FlatTokensWriter = KilledWriter
   command_line.run(tokenize.main)

@@ -72,7 +72,7 @@ class Space:
   Attributes:
     experiment: The experiment, validated, with the user's values.
     machine: The machine.
-    kept: Attributes that stay as the experiment has them.
+    fixed: Attributes that stay as the experiment has them.
     tried: Attributes of choices that the user allows to try.
     global_batch: Rows of a batch of all devices; None tries several.
     values: Combinations of values of the choices; None for all.
@@ -80,7 +80,7 @@ class Space:
 
   experiment: LanguageModel
   machine: Machine
-  kept: frozenset[str] = frozenset()
+  fixed: frozenset[str] = frozenset()
   tried: frozenset[str] = frozenset()
   global_batch: int | None = None
   values: tuple[Mapping[str, object], ...] | None = None
@@ -92,7 +92,7 @@ class Space:
     Raises:
       UserError: The experiment's mesh is to be kept and is not that of the machine.
     """
-    if self.kept.isdisjoint(choices.MESH):
+    if self.fixed.isdisjoint(choices.MESH):
       return layouts(self.experiment, self.machine)
     e, devices = self.experiment, self.machine.devices
     if e.num_devices != devices:
@@ -104,7 +104,7 @@ class Space:
 
   def __iter__(self) -> Iterator[Candidate]:
     combinations: Sequence[Mapping[str, object]] = self.values or choices.combinations(
-      self.experiment, self.machine, self.kept, self.tried
+      self.experiment, self.machine, self.fixed, self.tried
     )
     own_repeats = self.experiment.values().get('NUM_PIPELINE_REPEATS', 1)
     for layout in self.layouts:
@@ -114,7 +114,7 @@ class Space:
       stages = sizes.get('stage', 1)
       layers = choices.num_units(self.experiment) // stages
       for batch in choices.batches(
-        self.experiment, self.machine.devices, shards, self.kept, self.global_batch, stages
+        self.experiment, self.machine.devices, shards, self.fixed, self.global_batch, stages
       ):
         rows = round(batch['PERCORE_BATCH_SIZE'] * self.machine.devices)
         for values in combinations:

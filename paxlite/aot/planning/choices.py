@@ -36,14 +36,14 @@ class Choice:
   own: bool = True
 
   def options(
-    self, experiment: LanguageModel, machine: Machine, kept: frozenset[str], tried: frozenset[str]
+    self, experiment: LanguageModel, machine: Machine, fixed: frozenset[str], tried: frozenset[str]
   ) -> list[object]:
     """Returns the values to try, the experiment's own first; only that one if it is to be kept."""
     if self.name not in attribute_types(type(experiment)):
       return []
     own = getattr(experiment, self.name)
     own = tuple(own) if isinstance(own, list) else own
-    if self.name in kept or (self.asked and self.name not in tried):
+    if self.name in fixed or (self.asked and self.name not in tried):
       return [own]
     return list(dict.fromkeys([*([own] if self.own else []), *self.values(experiment, machine)]))
 
@@ -109,13 +109,13 @@ NAMES = (*MESH, *BATCH, *(choice.name for choice in CHOICES))
 def combinations(
   experiment: LanguageModel,
   machine: Machine,
-  kept: frozenset[str],
+  fixed: frozenset[str],
   tried: frozenset[str] = frozenset(),
 ) -> list[dict[str, object]]:
   """Returns every combination of the values of CHOICES."""
   found: list[dict[str, object]] = [{}]
   for choice in CHOICES:
-    options = choice.options(experiment, machine, kept, tried)
+    options = choice.options(experiment, machine, fixed, tried)
     if options:
       found = [{**values, choice.name: option} for values in found for option in options]
   own = {name: getattr(experiment, name) for name in found[0]}
@@ -183,7 +183,7 @@ def batches(
   experiment: LanguageModel,
   devices: int,
   shards: int,
-  kept: frozenset[str],
+  fixed: frozenset[str],
   global_batch: int | None,
   stages: int,
 ) -> list[BatchChoice]:
@@ -193,18 +193,18 @@ def batches(
     experiment: The experiment.
     devices: Devices of the mesh.
     shards: Parts that the rows of a batch are split into.
-    kept: Attributes that stay as they are.
+    fixed: Attributes that stay as they are.
     global_batch: Rows of a batch of all devices; None tries several.
     stages: Stages of a pipeline, which works on microbatches.
   """
   e = experiment
   rows = [global_batch] if global_batch else [shards * 2**i for i in range(_DOUBLINGS)]
-  if 'PERCORE_BATCH_SIZE' in kept and not global_batch:
+  if 'PERCORE_BATCH_SIZE' in fixed and not global_batch:
     rows = [round(e.PERCORE_BATCH_SIZE * devices)]
   found: list[BatchChoice] = []
   for total in rows:
     parts = [1, 2, 4, 8, 16, 32]
-    if 'NUM_MICROBATCHES' in kept:
+    if 'NUM_MICROBATCHES' in fixed:
       parts = [e.NUM_MICROBATCHES]
     elif len(rows) > 1 and stages == 1:
       parts = [1]  # microbatches save memory for a larger batch, which is always faster by token

@@ -227,8 +227,8 @@ class Estimator:
     kv = tokens * shares.context * e.NUM_KV_HEADS * e.DIMS_PER_HEAD * itemsize / shares.mdl
     exposed += seconds('context', kv * blocks, 2 * (2 + again))
     if isinstance(e, MixtureOfExperts):
-      places = e.NUM_EXPERTS_PER_TOKEN * e.EXPERT_CAPACITY_FACTOR
-      exposed += seconds('expert', width * places * blocks / e.blocks_per_layer, 6)
+      slots = e.NUM_EXPERTS_PER_TOKEN * e.EXPERT_CAPACITY_FACTOR
+      exposed += seconds('expert', width * slots * blocks / e.blocks_per_layer, 6)
     # rows travel to the next stage, to the first one and from the last one; some are hidden
     exposed += seconds('stage', width * runs * choices.pipeline_repeats(c.values), 4)
     return hidden, exposed

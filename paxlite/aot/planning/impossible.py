@@ -67,7 +67,7 @@ def leanest(space: Space, estimator: Estimator) -> tuple[Candidate, Estimate] | 
 
 def _lean(space: Space) -> Iterator[Candidate]:
   """Yields the smallest batch on each mesh, with policy and loss chunks that need least memory."""
-  combinations = choices.combinations(space.experiment, space.machine, space.kept, space.tried)
+  combinations = choices.combinations(space.experiment, space.machine, space.fixed, space.tried)
   least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
   most = max(map(choices.loss_chunks, least), default=1)
   least = [c for c in least if choices.loss_chunks(c) == most]
@@ -96,8 +96,8 @@ def nothing_valid(space: Space) -> str:
     for rows in sorted(near, key=lambda n: (abs(n - batch), n)):
       if any(True for _ in dataclasses.replace(space, global_batch=rows)):
         return f'{text} for a global batch of {batch} rows: the nearest is --global_batch={rows}'
-  kept = ', '.join(sorted(space.kept))
-  return f'{text} with {kept} as they are: keep fewer' if kept else text
+  fixed = ', '.join(sorted(space.fixed))
+  return f'{text} with {fixed} as they are: keep fewer' if fixed else text
 
 
 def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) -> Iterator[str]:
@@ -155,11 +155,11 @@ def _more_devices(space: Space, model: Model) -> str | None:
   """Returns the smallest larger machine of the same chips on which the experiment fits."""
   for name in larger(space.machine.name):
     big = machine.of_target(targets.parse(name))
-    kept = space.kept - {'PERCORE_BATCH_SIZE'} - set(choices.MESH)
+    fixed = space.fixed - {'PERCORE_BATCH_SIZE'} - set(choices.MESH)
     batch = space.global_batch
     if batch and batch % big.devices:
       batch = None
-    if _fits(dataclasses.replace(space, machine=big, kept=kept, global_batch=batch), model):
+    if _fits(dataclasses.replace(space, machine=big, fixed=fixed, global_batch=batch), model):
       return name
   return None
 
@@ -205,7 +205,7 @@ def _devices(machine: Machine) -> str:
 def without_host(space: Space) -> Space:
   """Returns the candidates that keep everything on the devices."""
   e = space.experiment.replaced(OFFLOAD_OPTIMIZER=False, OFFLOAD_ACTIVATIONS=[])
-  return dataclasses.replace(space, experiment=e, kept=space.kept | {*choices.ON_HOST})
+  return dataclasses.replace(space, experiment=e, fixed=space.fixed | {*choices.ON_HOST})
 
 
 def check_counted(experiment: LanguageModel, machine: Machine) -> None:

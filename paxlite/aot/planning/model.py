@@ -75,7 +75,7 @@ class Model:
   def unit(self, values: Mapping[str, object]) -> Work:
     """Returns the work of one unit of the stack, with these attributes."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
-    return self._kept(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
+    return self._cached(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
 
   def rest(self, values: Mapping[str, object]) -> Work:
     """Returns the work of embeddings, logits and loss, and of blocks that are not repeated."""
@@ -85,7 +85,7 @@ class Model:
       return self._rest(layer)
     like = _reference(layer)
     key = ('rest', like | chunks)
-    return self._kept(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
+    return self._cached(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
 
   def _rest(self, layer: Mapping[str, object]) -> Work:
     like = _reference(layer)
@@ -94,13 +94,13 @@ class Model:
       one, two = self._traced(1, like), self._traced(2, like)
       return one.minus(two.minus(one))
 
-    return self._kept(('rest', like), work)
+    return self._cached(('rest', like), work)
 
   def everything_saved(self, values: Mapping[str, object]) -> Amounts:
     """Returns the activations of one unit without recomputation: memory of its backward pass."""
     return self.unit(_reference(values, 'SAVE_EVERYTHING')).saved
 
-  def _kept(self, key: tuple[str, Mapping[str, object]], make: Callable[[], Work]) -> Work:
+  def _cached(self, key: tuple[str, Mapping[str, object]], make: Callable[[], Work]) -> Work:
     what = key[0], tuple(sorted(key[1].items()))
     if what not in self._works:
       self._works[what] = make()
@@ -111,9 +111,9 @@ class Model:
       loss = self._loss(units, values)
       return read(loss.function, self.sizes, *loss.arguments)
 
-    return self._kept((f'traced {units}', values), trace)
+    return self._cached((f'traced {units}', values), trace)
 
-  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.Loss:
+  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.TracedLoss:
     e = self.small(units, values)
     return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
 
@@ -207,7 +207,7 @@ _NOT_OF_A_LAYER = frozenset({
 _OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
 
 
-def _arrays(loss: saved_activations.Loss) -> collections.Counter:
+def _arrays(loss: saved_activations.TracedLoss) -> collections.Counter:
   """Returns how many arrays of each kind, shape, type and logical axes a train state has."""
   found: collections.Counter = collections.Counter()
   is_box = lambda x: isinstance(x, meta.AxisMetadata)

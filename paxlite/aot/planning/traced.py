@@ -124,7 +124,7 @@ _HLO_TYPES = {
 }  # fmt: skip
 
 
-class Reader:
+class JaxprReader:
   """Reads the work of a traced function."""
 
   def __init__(self, sizes: Sizes):
@@ -329,7 +329,7 @@ def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
 
 
 def _rooms(traced: 'Jaxpr') -> Iterator[tuple[int, int]]:
-  """Yields the places of dropless experts and the tokens that take one; see Sizes.rooms."""
+  """Yields the slots of dropless experts and the tokens that take one; see Sizes.rooms."""
   for equation in traced.eqns:
     if found := grouped_rows_in(_scope(equation)):
       yield found[1], found[0]
@@ -372,4 +372,4 @@ def read(function: Callable[..., jax.Array], sizes: Sizes, *arguments: PyTree) -
 
   traced = jax.make_jaxpr(both)(*arguments).jaxpr
   sizes = dataclasses.replace(sizes, rooms=dict(_rooms(traced)))
-  return Reader(sizes).read(traced, count, len(jax.tree.leaves(arguments[-1])))
+  return JaxprReader(sizes).read(traced, count, len(jax.tree.leaves(arguments[-1])))

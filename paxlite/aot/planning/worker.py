@@ -105,7 +105,7 @@ def measured(experiment: 'Experiment', memory: float) -> Verdict:
   """Runs some steps of an experiment on random tokens; the median counts."""
   import jax
 
-  step = Step(experiment)
+  step = LocalStep(experiment)
   if step.memory > memory:
     return Verdict(memory=step.memory, bound='does not fit')
   step.run()
@@ -116,7 +116,7 @@ def measured(experiment: 'Experiment', memory: float) -> Verdict:
   return Verdict(step.memory, statistics.median(times), 'measured')
 
 
-class Step:
+class LocalStep:
   """The compiled train step of an experiment on the devices that are here, and its state."""
 
   def __init__(self, experiment: 'Experiment'):

@@ -136,7 +136,7 @@ class _Worker:
       self._process = None
       errors = [x for x in said if x.strip()]
       last = errors[-1].strip() if errors else 'no message'
-      raise UserError(f'the process that judges does not start: {last}')
+      raise UserError(f'a worker process of the planner does not start: {last}')
     self._description = parsed(line)
 
   def end(self) -> None:

@@ -22,12 +22,12 @@ from paxlite.experiments.parts.width_and_norms import WidthAndNorms
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import (
   Attention,
+  AttentionSinks,
   CombinedQkv,
   DotProductAttention,
   FullWidthNorm,
   PerDimScale,
   SeparateQkv,
-  Sinks,
 )
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
@@ -207,7 +207,9 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       query_scale=self.attention_scale,
       logit_cap=self.ATTEN_LOGIT_CAP,
       window=self.SLIDING_WINDOW,
-      sinks_tpl=template(Sinks, num_heads=self.NUM_HEADS) if self.USE_ATTENTION_SINKS else None,
+      sinks_tpl=template(AttentionSinks, num_heads=self.NUM_HEADS)
+      if self.USE_ATTENTION_SINKS
+      else None,
       dropout=self.DROPOUT_PROB,
       kernel_tpl=template(
         AttentionKernel,

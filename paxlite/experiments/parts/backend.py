@@ -94,8 +94,8 @@ class Backends(Transformer, subject='Backends'):
       reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
     return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
 
-  def attention_remarks(self, device: 'jax.Device') -> list[str]:
-    return [] if self.USE_TE == 'layer' else super().attention_remarks(device)
+  def attention_choices(self, device: 'jax.Device') -> list[str]:
+    return [] if self.USE_TE == 'layer' else super().attention_choices(device)
 
   def _origin(self, name: str) -> str:
     """Returns an attribute with its value, or the environment variable that it follows."""

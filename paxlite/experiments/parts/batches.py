@@ -13,9 +13,7 @@ class Batches(Parallelism, subject='Batches'):
 
   PERCORE_BATCH_SIZE: Run[float] = 1.0  # sequences of a batch per device
   MAX_SEQ_LEN: Training[Count] = 1024  # tokens of a sequence
-  PACKED_INPUT: Training[bool] = (
-    True  # packs several segments (texts) into a sequence; they do not attend to each other
-  )
+  PACKED_INPUT: Training[bool] = True  # packs segments into a sequence; none attends to another
   NUM_MICROBATCHES: Run[Count] = 1  # parts of a batch whose gradients are accumulated
   ROWS_PER_EXAMPLE: Training[Count] = 1  # sequences that belong together, such as a pair
   SEED: Training[Uint32] = 1234  # seed of initial values, dropout and the order of the data

@@ -10,7 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.parts.part import Part
 
 
-class Checkpoints(Part, subject='Checkpoints'):
+class Checkpointing(Part, subject='Checkpoints'):
   """Checkpoints in the run's folder, and local checkpoints on the disks of its machines."""
 
   CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints

@@ -43,7 +43,7 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
     case = self.attention_case()
     if case.bias is not None or case.softmax.dropout is not None:
       raise UserError(
-        f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
+        f'{stated} supports neither dropout nor a relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
     for window in self._windows:
       shapes = context_choice.shapes_of(self.attention_case(window))
@@ -56,12 +56,12 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
         )
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     if self.mesh_sizes.get('context', 1) == 1:  # `show` must not start devices that are in use
-      return super().remarks
-    return [*super().remarks, *self.attention_remarks(devices.present()[0])]
+      return super().warnings
+    return [*super().warnings, *self.attention_choices(devices.present()[0])]
 
-  def attention_remarks(self, device: 'jax.Device') -> list[str]:
+  def attention_choices(self, device: 'jax.Device') -> list[str]:
     """Returns for each kind of attention why no fused kernel computes it, or its way over context.
 
     Kernels for other kinds of devices are not mentioned.

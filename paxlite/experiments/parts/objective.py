@@ -66,8 +66,8 @@ class Objective(Optimization, subject='Losses'):
     return config(Reference, model=model, is_base=bool(factors) and is_frozen)
 
   @property
-  def remarks(self) -> list[str]:
-    found = list(super().remarks)
+  def warnings(self) -> list[str]:
+    found = list(super().warnings)
     if self.reference() is not None and self.backend.name != 'xla':
       found.append(
         'The reference model is computed in plain XLA, and the trained one on '

@@ -101,8 +101,8 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
     return warmup, start, end
 
   @property
-  def remarks(self) -> list[str]:
-    found = list(super().remarks)
+  def warnings(self) -> list[str]:
+    found = list(super().warnings)
     if not self.LEARNING_RATE:
       found.append('LEARNING_RATE=0: no step changes a variable.')
     trains_all = '.*' in self.TRAINABLE_VARIABLES and not self.reference_path

@@ -7,7 +7,7 @@ class Part(Attributes):
   """The attributes on one subject, the checks of their values, and the configs made of them.
 
   An experiment is a class that lists its parts as bases: the names of their attributes are its own.
-  A part that reads attributes of another part has it as a base. `validate` and `remarks` add to
+  A part that reads attributes of another part has it as a base. `validate` and `warnings` add to
   those of `super()`.
 
       class Batches(Parallelism, subject='Batches'):
@@ -48,6 +48,6 @@ class Part(Attributes):
     self.check_bounds()
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     """Sentences to print at the start about values that are valid but unusual."""
     return []

@@ -29,7 +29,8 @@ class Positions(RotaryPositions, subject='Positions'):
   def num_positions(self) -> int:
     """The most tokens of a text that the model reads and writes.
 
-    LongRoPE has factors for texts of up to ROPE_ORIGINAL_LENGTH tokens and others for longer ones.
+    LongRoPE has factors for sequences of up to ROPE_ORIGINAL_LENGTH tokens, and others for longer
+    ones.
     MAX_SEQ_LEN chooses between them, so that a model with the first takes no longer text.
     """
     if self.has_long_factors is False:
@@ -48,12 +49,12 @@ class Positions(RotaryPositions, subject='Positions'):
       )
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     before = self.weights.positions or self.num_positions
     if before >= self.MAX_SEQ_LEN:
-      return super().remarks
+      return super().warnings
     return [
-      *super().remarks,
+      *super().warnings,
       f'MAX_SEQ_LEN={self.MAX_SEQ_LEN:,}: the weights in {self.CHECKPOINT_RESTORE_PATH} have '
       f'{before:,} positions, and the model of this run has {self.num_positions:,}.',
     ]

@@ -7,7 +7,7 @@ from paxlite.experiments.base import Experiment
 class Samples(Experiment, subject='Samples'):
   """Samples need a dataset with a tokenizer."""
 
-  SAMPLE_PROMPTS: Run[list[str]] = []  # texts that the model continues at each evaluation
+  SAMPLE_PROMPTS: Run[list[str]] = []  # prompts that the model continues at each evaluation
   SAMPLE_PROMPT: Run[str | None] = None  # text that the model continues after training; None: none
   SAMPLE_CHAT: Run[bool | None] = (
     None  # the model answers sample prompts as a chat; None: if it learns chats

@@ -26,14 +26,15 @@ class Transformer(
   """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
 
   @property
-  def remarks(self) -> list[str]:
-    return [*super().remarks, *effects.remarks(self, self.unread_by_optimizer)]
+  def warnings(self) -> list[str]:
+    return [*super().warnings, *effects.warnings(self, self.unread_by_optimizer)]
 
   def validate(self) -> None:
     super().validate()
     if self.START_ID is not None and self.START_ID >= self.VOCAB_SIZE:
       raise UserError(
-        f'START_ID={self.START_ID} is no token id: VOCAB_SIZE={self.VOCAB_SIZE} ids begin with 0'
+        f'START_ID={self.START_ID} is not a token id: the ids of VOCAB_SIZE={self.VOCAB_SIZE} '
+        'begin with 0'
       )
 
   def task(self) -> fdl.Config:

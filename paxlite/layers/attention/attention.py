@@ -92,7 +92,7 @@ class FullWidthNorm(nn.Module):
     return self.norm_tpl(name='norm')(x_BTNH.reshape(B, T, N * H)).reshape(B, T, N, H)
 
 
-class Sinks(nn.Module):
+class AttentionSinks(nn.Module):
   """Learned logits [N] of virtual keys whose values are 0, one for each head.
 
   See https://arxiv.org/abs/2309.17453, section 3.3.
@@ -117,7 +117,7 @@ class DotProductAttention(nn.Module):
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
     relative_bias_tpl: A bias of the logits, such as RelativeBias, which is called with (B, T, S,
       start); None means no bias.
-    sink_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    sink_logit: The logit of an attention sink, a virtual key whose value is 0; None means no sink.
     sinks_tpl: The same with a logit for each head, [N], which this module returns; None means none.
     dropout: Dropout rate of the attention weights.
     kernel_tpl: Computes the attention; see attention_kernel.

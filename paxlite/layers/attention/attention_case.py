@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import jax
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.attention.partial_attention import PartialKernel, extra_logits
+from paxlite.layers.attention.partial_attention import PartialKernel, sink_logits
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
 
@@ -37,7 +37,7 @@ class Case:
     q: Queries [B, T, N, H]: those of all devices, or of one if `over_context`.
     k: Keys [B, S, K, H]; N / K neighboring query heads share a key head.
     v: Values [B, S, K, any width].
-    softmax: The scale, the cap, the window, the extra logit and the dropout.
+    softmax: The scale, the cap, the window, the attention sink and the dropout.
     visible: The keys that a query sees.
     bias: Is added to the capped scores, [J, N, T, S] for J groups of neighboring rows; or None.
     fused: Whether fused kernels may compute it.
@@ -105,7 +105,7 @@ class Case:
     logit_N: jax.Array | None,
     over_context: bool = False,
   ) -> 'Case':
-    """Returns the case of one device's arrays, segments and extra logits."""
+    """Returns the case of one device's arrays, segments and attention sinks."""
     visible = AttentionMask(0, self.visible.window, None if ids_BT is None else (ids_BT, ids_BT))
     softmax = dataclasses.replace(self.softmax, sink_logit=logit_N)
     q, k, v = qkv
@@ -121,7 +121,7 @@ class Case:
       keys: The logical axis of the tokens of keys.
     """
     ids_BT = self.visible.segments[0] if self.visible.segments else None
-    arrays = *self.arrays, ids_BT, extra_logits(self.softmax, self.q.shape[2])
+    arrays = *self.arrays, ids_BT, sink_logits(self.softmax, self.q.shape[2])
     active = partitioning.active_mesh()
     if active is None:
       return local(*arrays)
@@ -211,10 +211,10 @@ class LocalKernel(Kernel):
 
   @abc.abstractmethod
   def attend_locally(self, case: Case) -> jax.Array:
-    """Returns the context of one device's arrays; extra logits are [N], or None."""
+    """Returns the context of one device's arrays; attention sinks are [N], or None."""
 
   def parts(self, case: Case) -> PartialKernel | None:
-    """Returns the kernel for parts of the keys, without a window and an extra logit; or None."""
+    """Returns the kernel for parts of the keys, without a window and an attention sink; or None."""
     del case
     return None
 

@@ -2,7 +2,7 @@
 
 If MAX_SEGMENTS_PER_SEQ is set, cuDNN gets the bounds of the segments instead of a bias. A version
 of JAX was seen to pass wrong bounds for grouped heads, which gave wrong results without any error.
-An extra logit and a ring read the sums of the softmax, and give others to the backward kernel.
+An attention sink and a ring read the sums of the softmax, and give others to the backward kernel.
 """
 
 import functools
@@ -28,7 +28,7 @@ _B, _T, _N, _K, _H = 2, 256, 4, 2, 64
 _SCALE = _H**-0.5
 
 
-class _Case(NamedTuple):
+class _Compared(NamedTuple):
   """A function that computes results and gradients, and its arguments.
 
   They are not constants of the function, which XLA would compute with slowly while it compiles.
@@ -43,11 +43,11 @@ class FusedAttention(Protocol):
 
   @property
   def max_segments_per_seq(self) -> int:
-    """The most texts of a packed row, whose bounds cuDNN gets; 0: it gets none."""
+    """The most segments of a packed row, whose bounds cuDNN gets; 0: it gets none."""
 
   @property
   def has_fused_logits(self) -> bool:
-    """Whether heads have an extra logit."""
+    """Whether heads have an attention sink."""
 
   @property
   def has_fused_ring(self) -> bool:
@@ -61,7 +61,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     UserError: They differ.
   """
   device = mesh.local_devices[0]
-  array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _texts()
+  array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _segment_ids()
   case = Case(
     array, array, array, Softmax(_SCALE), AttentionMask(segments=(ids_BT, ids_BT)),
     max_segments=asked.max_segments_per_seq, platform=kind(device.platform),
@@ -75,13 +75,15 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
       what = f'MAX_SEGMENTS_PER_SEQ={asked.max_segments_per_seq}: attention'
       _check(_packed(), what, 'with a bias', 'MAX_SEGMENTS_PER_SEQ=0')
     if asked.has_fused_logits:
-      what = 'attention with an extra logit'
+      what = 'attention with a sink'
       _check(_logits(), what, 'in plain XLA', 'USE_FLASH_ATTENTION=False')
     if asked.has_fused_ring:
       _check(_rings(), 'attention in a ring', 'in plain XLA', 'CONTEXT_ATTENTION=heads')
 
 
-def _check(cases: Iterator[tuple[_Case, _Case]], what: str, other: str, way_out: str) -> None:
+def _check(
+  cases: Iterator[tuple[_Compared, _Compared]], what: str, other: str, way_out: str
+) -> None:
   """Raises UserError if the two computations of a case differ."""
   wrong = float(np.max([largest_difference(*both) for both in cases]))
   if not wrong <= _TOLERANCE:
@@ -91,7 +93,7 @@ def _check(cases: Iterator[tuple[_Case, _Case]], what: str, other: str, way_out:
     )
 
 
-def largest_difference(one: _Case, other: _Case) -> float:
+def largest_difference(one: _Compared, other: _Compared) -> float:
   """Returns the largest difference of results, relative to each one's largest entry, or NaN."""
   both = zip(*(jax.jit(case.function)(*case.arrays) for case in (one, other)), strict=True)
   return float(np.max([_difference(*pair) for pair in both]))  # max() would leave out a NaN
@@ -107,40 +109,40 @@ def _random(seed: int, tokens: int, heads: int) -> jax.Array:
   return jnp.asarray(rng.normal(size=(_B, tokens, heads, _H)), jnp.bfloat16)
 
 
-def _texts() -> jax.Array:
-  """Returns the segments of rows with different numbers of texts, one of them with padding."""
+def _segment_ids() -> jax.Array:
+  """Returns the segment ids of rows with several segments, one of them with padding."""
   ids_BT = np.ones((_B, _T), np.int32)
   ids_BT[0, 100:] = 2
   ids_BT[1, 37:101], ids_BT[1, 101:229], ids_BT[1, 229:] = 2, 3, 0
   return jnp.asarray(ids_BT)
 
 
-def _with_gradients(attend: Callable[..., jax.Array], *arrays: jax.Array) -> _Case:
+def _with_gradients(attend: Callable[..., jax.Array], *arrays: jax.Array) -> _Compared:
   """Returns the computation of the context and of the gradients of all arrays."""
 
   def function(gradient: jax.Array, *arrays: jax.Array) -> Sequence[jax.Array]:
     context, pull = jax.vjp(attend, *arrays)
     return context, *pull(gradient)
 
-  return _Case(function, (_random(3, _T, _N), *arrays))
+  return _Compared(function, (_random(3, _T, _N), *arrays))
 
 
-def _packed() -> Iterator[tuple[_Case, _Case]]:
-  qkv, ids_BT = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))], _texts()
+def _packed() -> Iterator[tuple[_Compared, _Compared]]:
+  qkv, ids_BT = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))], _segment_ids()
 
-  def case(options: cudnn_call.Options) -> _Case:
+  def case(options: cudnn_call.Options) -> _Compared:
     attend = lambda q, k, v: cudnn_call.attend(q, k, v, ids_BT, None, options)
     return _with_gradients(attend, *qkv)
 
   yield case(cudnn_call.Options(_SCALE, max_segments=4)), case(cudnn_call.Options(_SCALE))
 
 
-def _logits() -> Iterator[tuple[_Case, _Case]]:
-  for window, ids_BT in ((0, _texts()), (64, _texts()), (0, None)):
+def _logits() -> Iterator[tuple[_Compared, _Compared]]:
+  for window, ids_BT in ((0, _segment_ids()), (64, _segment_ids()), (0, None)):
     yield _logit_case(ids_BT, window, is_fused=True), _logit_case(ids_BT, window, is_fused=False)
 
 
-def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Case:
+def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Compared:
   segments = None if ids_BT is None else (ids_BT, ids_BT)
 
   def attend(q: jax.Array, k: jax.Array, v: jax.Array, logit_N: jax.Array) -> jax.Array:
@@ -154,7 +156,7 @@ def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Ca
   return _with_gradients(attend, *qkv, jnp.asarray([4.0, -2.0, 0.0, 2.0]))
 
 
-def _rings() -> Iterator[tuple[_Case, _Case]]:
+def _rings() -> Iterator[tuple[_Compared, _Compared]]:
   softmax = Softmax(_SCALE)
   for earlier in (2 * _T, _T // 2):
     for is_packed in (False, True):
@@ -164,7 +166,7 @@ def _rings() -> Iterator[tuple[_Case, _Case]]:
         functools.partial(_two_parts, kernel(softmax), is_packed)
         for kernel in (CudnnParts, Blockwise)
       )
-      yield _Case(one, arrays), _Case(other, arrays)
+      yield _Compared(one, arrays), _Compared(other, arrays)
 
 
 def _two_parts(
@@ -179,9 +181,9 @@ def _two_parts(
 ) -> Sequence[jax.Array]:
   """Returns the context of queries that see their own keys and earlier ones, and all gradients.
 
-  Where rows are packed, the earlier keys are of the first text, which few queries see.
+  Where rows are packed, the earlier keys are of the first segment, which few queries see.
   """
-  ids_BT = _texts()
+  ids_BT = _segment_ids()
   of_own = (ids_BT, ids_BT) if is_packed else None
   of_before = (ids_BT, jnp.ones((_B, k.shape[1]), jnp.int32)) if is_packed else None
   own = kernel.forward(q, own_k, own_v, of_own, True)

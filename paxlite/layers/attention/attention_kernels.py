@@ -70,8 +70,8 @@ def parts(case: Case) -> PartialKernel:
   return next(part for part in (kernel.parts(case) for kernel in computing) if part is not None)
 
 
-def is_kept(name: str) -> bool:
-  """Returns whether a primitive of this name computes what the backward pass of a kernel reads."""
+def is_residual(name: str) -> bool:
+  """Returns whether a primitive of this name computes a residual, which a backward pass reads."""
   return any(kernel.kept is not None and kernel.kept.search(name) for kernel in _kernels)
 
 

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 from paxlite.layers.attention.attention_case import Case, LocalKernel
 from paxlite.layers.attention.partial_attention import (
   Partial,
-  extra_logit_gradient,
-  extra_logits,
+  sink_logit_gradient,
+  sink_logits,
   with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments, Softmax, masked_scores
 
 _Sums = tuple[jax.Array, jax.Array, jax.Array]  # contexts, largest scores, sums of exponentials
 # the arguments of _attend that are arrays, and its result
-_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, Segments | None, Partial]
+_Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, Segments | None, Partial]
 _BLOCK = 512  # keys
 _PIECES = 8  # the queries of a row are cut into so many pieces, each with the keys that it sees
 
@@ -32,7 +32,7 @@ class Blockwise:
   """A PartialKernel in plain XLA.
 
   Attributes:
-    softmax: The scale, the cap and the window; without an extra logit.
+    softmax: The scale, the cap and the window; without an attention sink.
     block_size: The most keys of a block; 0 means 512.
   """
 
@@ -52,8 +52,8 @@ class Blockwise:
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
 
-    def step(kept: _Sums, i: jax.Array) -> tuple[_Sums, None]:
-      context_BTNH, largest_BNT, total_BNT = kept
+    def step(sums: _Sums, i: jax.Array) -> tuple[_Sums, None]:
+      context_BTNH, largest_BNT, total_BNT = sums
       k, v, mask = self._block(i, k_BSKH, v_BSKH, segments, T, start if causal else None)
       scores_BNTS = masked_scores(q_BTNH, k, mask, None, self.softmax)
       new_BNT = jnp.maximum(largest_BNT, scores_BNTS.max(-1))
@@ -69,8 +69,8 @@ class Blockwise:
     blocks = jnp.arange(k_BSKH.shape[1] // self._size(k_BSKH))
     # Otherwise JAX would compute all masks before a loop over layers, and keep them.
     blocks, k_BSKH = jax.lax.optimization_barrier((blocks, k_BSKH))
-    kept, _ = jax.lax.scan(step, (context, zeros_BNT - 1e30, zeros_BNT), blocks)
-    context, largest, total = kept
+    sums, _ = jax.lax.scan(step, (context, zeros_BNT - 1e30, zeros_BNT), blocks)
+    context, largest, total = sums
     return Partial(context / total.swapaxes(1, 2)[..., None], largest + jnp.log(total))
 
   def backward(
@@ -165,7 +165,7 @@ class BlockwiseKernel(LocalKernel):
     return {'is for rows that are split over context': not case.over_context}
 
   def attend_locally(self, case: Case) -> jax.Array:
-    logit_N = extra_logits(case.softmax, case.q.shape[2])
+    logit_N = sink_logits(case.softmax, case.q.shape[2])
     kernel = Blockwise(dataclasses.replace(case.softmax, sink_logit=None), case.block_size)
     return _attend(*case.arrays, logit_N, case.visible.segments, kernel)
 
@@ -192,7 +192,7 @@ def _forward(
   logit_N: jax.Array | None,
   segments: Segments | None,
   kernel: Blockwise,
-) -> tuple[jax.Array, _Kept]:
+) -> tuple[jax.Array, _Residuals]:
   parts = [
     kernel.forward(q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys], ids, True, start)
     for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window)
@@ -204,8 +204,10 @@ def _forward(
   return whole.context, (q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole)
 
 
-def _backward(kernel: Blockwise, kept: _Kept, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole = kept
+def _backward(
+  kernel: Blockwise, res: _Residuals, gradient: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole = res
   dqs, dk, dv = [], jnp.zeros(k_BSKH.shape, jnp.float32), jnp.zeros(v_BSKH.shape, jnp.float32)
   for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window):
     of_rows = Partial(whole.context[:, rows], whole.lse[:, :, rows])
@@ -214,7 +216,7 @@ def _backward(kernel: Blockwise, kept: _Kept, gradient: jax.Array) -> tuple[jax.
     dqs.append(dq)
     dk, dv = dk.at[:, keys].add(dk_part), dv.at[:, keys].add(dv_part)
   found = zip((jnp.concatenate(dqs, 1), dk, dv), (q_BTNH, k_BSKH, v_BSKH), strict=True)
-  d_logit = extra_logit_gradient(whole, gradient, logit_N)
+  d_logit = sink_logit_gradient(whole, gradient, logit_N)
   return *(x.astype(like.dtype) for x, like in found), d_logit, None
 
 

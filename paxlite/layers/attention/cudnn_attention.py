@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from paxlite.layers.attention import cudnn_call
 from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
 from paxlite.layers.attention.folded_vmap import folded, with_folded_vmap
-from paxlite.layers.attention.partial_attention import Partial, extra_logits
+from paxlite.layers.attention.partial_attention import Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.layers.attention.tiled_attention import Tiled
 from paxlite.parallel import partitioning
@@ -24,7 +24,7 @@ class CudnnKernel(LocalKernel):
 
   Segments become a bias of 0 and −∞, which is the only array [B, T, T]. If there are at most
   `max_segments` in a row, cuDNN gets their bounds instead, and skips the scores between segments.
-  This needs Hopper, no window and no extra logit.
+  This needs Hopper, no window and no attention sink.
   """
 
   name = 'cuDNN'
@@ -59,7 +59,7 @@ class CudnnKernel(LocalKernel):
 
   def attend_locally(self, case: Case) -> jax.Array:
     (q_BTNH, k_BTKH, v_BTKH), softmax = case.arrays, case.softmax
-    logit_N = extra_logits(softmax, q_BTNH.shape[2])
+    logit_N = sink_logits(softmax, q_BTNH.shape[2])
     if not case.is_packed and logit_N is None:
       return jax.nn.dot_product_attention(
         q_BTNH,
@@ -117,7 +117,7 @@ def _scores(call: Call) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CudnnParts:
-  """A PartialKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
+  """A PartialKernel of cuDNN, for a softmax without a cap, a window and an attention sink."""
 
   softmax: Softmax
 
@@ -145,9 +145,9 @@ class CudnnParts:
 
     def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
       q, k, v, context, lse, gradient, *ids = arrays
-      of_texts = (ids[0], ids[1]) if ids else None
+      bounds = (ids[0], ids[1]) if ids else None
       whole = Partial(context, lse)
-      return cudnn_call.backward(q, k, v, of_texts, self._options(causal), whole, gradient)
+      return cudnn_call.backward(q, k, v, bounds, self._options(causal), whole, gradient)
 
     return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
 

@@ -1,10 +1,10 @@
-"""cuDNN's attention as XLA calls it, for packed rows and extra logits.
+"""cuDNN's attention as XLA calls it, for packed rows and attention sinks.
 
 jax.nn.dot_product_attention turns a mask into a bias and asks cuDNN for its gradient [B, 1, T, T],
 which nobody uses. XLA can leave this result out, and cuDNN can take the bounds of the segments
-instead of a bias. And JAX rounds the sums of the softmax to 16 bits; an extra logit and the parts
-of a ring need them in float32. The operands, results and configuration of these calls are those
-that XLA's cudnn_custom_call_compiler.cc reads.
+instead of a bias. And JAX rounds the sums of the softmax to 16 bits; an attention sink and the
+parts of a ring need them in float32. The operands, results and configuration of these calls are
+those that XLA's cudnn_custom_call_compiler.cc reads.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from paxlite.layers.attention.partial_attention import (
   Partial,
-  extra_logit_gradient,
+  sink_logit_gradient,
   with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments
@@ -94,12 +94,12 @@ def _attend_forward(
 
 
 def _attend_backward(
-  options: Options, kept: tuple, d_context_BTNH: jax.Array
+  options: Options, res: tuple, d_context_BTNH: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = kept
+  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = res
   segments = None if ids_BT is None else (ids_BT, ids_BT)
   gradients = backward(q_BTNH, k_BTKH, v_BTKH, segments, options, whole, d_context_BTNH)
-  return *gradients, None, extra_logit_gradient(whole, d_context_BTNH, logit_BN)
+  return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN)
 
 
 attend.defvjp(_attend_forward, _attend_backward)
@@ -149,7 +149,7 @@ def backward(
     v_BSKH: Their values.
     segments: Segments of the queries and of the keys; None where there are none.
     options: The options of the forward pass.
-    whole: The context and the log-sums of all keys, those of an extra logit too.
+    whole: The context and the log-sums of all keys, that of an attention sink too.
     d_context_BTNH: The gradient of the context.
   """
   (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape

@@ -71,15 +71,15 @@ def merged_by_lse(one: Partial, other: Partial) -> Partial:
   return Partial(one.context * share(one) + other.context * share(other), lse)
 
 
-def extra_logits(softmax: Softmax, heads: int) -> jax.Array | None:
-  """Returns the extra logit of each head, [N] float32; None if there is none."""
+def sink_logits(softmax: Softmax, heads: int) -> jax.Array | None:
+  """Returns the logit of the attention sink of each head, [N] float32; None if there is none."""
   if softmax.sink_logit is None:
     return None
   return jnp.broadcast_to(jnp.asarray(softmax.sink_logit, jnp.float32), (heads,))
 
 
 def with_sink_logit(part: Partial, logit: jax.Array | None) -> Partial:
-  """Adds a virtual key whose value is 0 to a part.
+  """Adds the attention sink, a virtual key whose value is 0, to a part.
 
   Args:
     part: A part.
@@ -93,10 +93,10 @@ def with_sink_logit(part: Partial, logit: jax.Array | None) -> Partial:
   return Partial(part.context * share, lse)
 
 
-def extra_logit_gradient(
+def sink_logit_gradient(
   whole: Partial, gradient_BTNH: jax.Array, logit: jax.Array | None
 ) -> jax.Array | None:
-  """Returns the gradient of the logit of the virtual key; None if there is no such key."""
+  """Returns the gradient of the logit of the attention sink; None if there is none."""
   if logit is None:
     return None
   product_BTNH = whole.context.astype(jnp.float32) * gradient_BTNH.astype(jnp.float32)

@@ -24,8 +24,8 @@ from paxlite.layers.attention.partial_attention import (
   RESULTS,
   Partial,
   PartialKernel,
-  extra_logit_gradient,
   merged_by_lse,
+  sink_logit_gradient,
   with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments
@@ -93,7 +93,7 @@ def attend(
 _Keys = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, values and segments that travel
 _Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
 # the arguments of _attend that are arrays, and its result
-_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None, Partial]
+_Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None, Partial]
 _Half = ArrayLike | None  # the number of a half; None means both
 # computes what the queries of a half see in the keys of a half
 _Compute = Callable[[_Keys, _Half, _Half], _T]
@@ -120,7 +120,7 @@ def _forward(
   ids: jax.Array | None,
   kernel: PartialKernel,
   ring: Ring,
-) -> tuple[jax.Array, _Kept]:
+) -> tuple[jax.Array, _Residuals]:
   def seen(keys: _Keys, of_queries: _Half, of_keys: _Half) -> Partial:
     """Returns what a half of the queries sees in keys; the other half sees nothing."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
@@ -153,9 +153,9 @@ def _forward(
 
 
 def _backward(
-  kernel: PartialKernel, ring: Ring, kept: _Kept, gradient: jax.Array
+  kernel: PartialKernel, ring: Ring, res: _Residuals, gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  q, k, v, logit_N, ids, whole = kept
+  q, k, v, logit_N, ids, whole = res
   add = functools.partial(jax.tree.map, lambda sums, part: sums + part.astype(jnp.float32))
 
   def pulled(keys: _Keys, of_queries: _Half, of_keys: _Half) -> _Gradients:
@@ -191,7 +191,7 @@ def _backward(
   found = _others(pulled, nothing, ids, travelling, ring, ring.size - 1)
   dq, dk, dv = add((dq, *ring.next(dk, dv)), found)
   dk, dv = ring.next(dk, dv)
-  d_logit = extra_logit_gradient(whole, gradient, logit_N)
+  d_logit = sink_logit_gradient(whole, gradient, logit_N)
   return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), d_logit, None
 
 

@@ -109,7 +109,7 @@ def exponentials(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns exp(scores − each query's largest score), and their sums over keys [B, N, T].
 
-  The virtual key of the extra logit is included in the largest score and in the sum.
+  The virtual key of the attention sink is included in the largest score and in the sum.
   """
   largest_BNT = scores_BNTS.max(-1)
   if sink_logit is not None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
-from paxlite.layers.attention.partial_attention import RESULTS, Partial, extra_logits
+from paxlite.layers.attention.partial_attention import RESULTS, Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -22,7 +22,7 @@ _BLOCKS = (512, 256, _LANES)
 
 
 class SplashKernel(LocalKernel):
-  """Computes causal attention with caps, windows and extra logits, and values of any width."""
+  """Computes causal attention with caps, windows and attention sinks, and values of any width."""
 
   name = 'splash'
   platform = 'tpu'
@@ -41,7 +41,7 @@ class SplashKernel(LocalKernel):
 
     (q_BTNH, k_BTKH, v_BTKH), segments = case.arrays, case.visible.segments
     T, N = q_BTNH.shape[1:3]
-    softmax, sinks_N = case.softmax, extra_logits(case.softmax, N)
+    softmax, sinks_N = case.softmax, sink_logits(case.softmax, N)
     kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
     ids = None if segments is None else splash.SegmentIds(*segments)
     context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
@@ -74,7 +74,7 @@ def _heads_first(x_BTNH: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SplashParts:
-  """A PartialKernel of splash, for a softmax without a window and an extra logit."""
+  """A PartialKernel of splash, for a softmax without a window and an attention sink."""
 
   softmax: Softmax
 
@@ -182,7 +182,7 @@ def _gradients(
 
 
 def _places(leaves: list[jax.Array], context: jax.Array) -> tuple[int, int]:
-  """Returns the places of the context and of the log-sums among what a backward kernel reads.
+  """Returns the indices of the context and of the log-sums among what a backward kernel reads.
 
   Log-sums are the only array of float32 without a width. The context is next to them.
   """

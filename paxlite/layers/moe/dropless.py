@@ -1,8 +1,8 @@
-"""The dispatch without a capacity: every token has a place with each of its experts.
+"""The dispatch without a capacity: every token has a slot with each of its experts.
 
 A choice is a token with one of its experts; R = J·M·X is their number on a device. Choices are
 sorted by expert. If experts are sharded over devices, each choice then travels to the device of its
-expert and back, by an all-to-all. On its device, an expert's places follow each other.
+expert and back, by an all-to-all. On its device, an expert's slots follow each other.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from paxlite.parallel import partitioning
 _Number = TypeVar('_Number', jax.Array, int)
 
 
-class Places(NamedTuple):
+class Permutation(NamedTuple):
   """Where rows go, as gathers in both directions; an index beyond the rows means none."""
 
-  place_R: jax.Array  # int32: the place of each choice
-  choice_P: jax.Array  # int32: the choice of each place
-  expert_P: jax.Array  # int32: the expert of each place
+  slot_R: jax.Array  # int32: the slot of each choice
+  choice_P: jax.Array  # int32: the choice of each slot
+  expert_P: jax.Array  # int32: the expert of each slot
 
 
 class Slices(NamedTuple):
@@ -52,9 +52,9 @@ class Way(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DroplessDispatch:
-  """A dispatch that gives every token a place with each of its experts.
+  """A dispatch that gives every token a slot with each of its experts.
 
-  Only places that are taken are multiplied. If experts are sharded, a device has room for all
+  Only slots that are taken are multiplied. If experts are sharded, a device has room for all
   choices of all devices that share them, because all may choose its experts. This room costs memory
   and time, which `room` limits.
 
@@ -68,7 +68,7 @@ class DroplessDispatch:
   def __call__(
     self, x_JMD: jax.Array, routing: Routing, experts: Experts
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns Σ weight · expert(x) [J, M, D], and which choices had a place [J, M, X]."""
+    """Returns Σ weight · expert(x) [J, M, D], and which choices had a slot [J, M, X]."""
     tokens_JMX = jnp.broadcast_to(routing.is_token_JM[..., None], routing.experts_JMX.shape)
     weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
     arguments = x_JMD, routing.experts_JMX, weights_JMX, experts.weights
@@ -156,10 +156,12 @@ def _local(
   choice_R, counts_E = _sorted(experts_JMX.reshape(-1) - first, E)
   sizes_E = _multiple(counts_E, rows)
   R = choice_R.shape[0]
-  places = _places(choice_R, counts_E, sizes_E, num_places=_multiple(R + E * (rows - 1), rows))
-  x_PD = permuted(x_JMD.reshape(J * M, D), places, X)
+  permutation = _permutation(
+    choice_R, counts_E, sizes_E, num_slots=_multiple(R + E * (rows - 1), rows)
+  )
+  x_PD = permuted(x_JMD.reshape(J * M, D), permutation, X)
   y_PD = _product(x_PD, weights, sizes_E, activation, R)
-  y_RD = unpermuted(y_PD, places)
+  y_RD = unpermuted(y_PD, permutation)
   return jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
 
 
@@ -174,7 +176,7 @@ def _exchanged(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns Σ weight · expert(x) over the experts of all devices of the mesh axis `axis`.
 
-  It also returns which choices had a place.
+  It also returns which choices had a slot.
   """
   J, M, D = x_JMD.shape
   E, X, rows = len(weights.w_out_EFD), experts_JMX.shape[-1], alignment(weights.w_in_EDF[0])
@@ -183,14 +185,14 @@ def _exchanged(
   R = choice_R.shape[0]
   P = _multiple(math.ceil(min(room or devices, devices) * R) + E * (rows - 1), rows)
   (there, back), sizes_E = _exchange(counts_E, axis, rows, P)
-  places = _places(choice_R, counts_E, counts_E, num_places=R)
-  x_RD = permuted(x_JMD.reshape(J * M, D), places, X)
+  permutation = _permutation(choice_R, counts_E, counts_E, num_slots=R)
+  x_RD = permuted(x_JMD.reshape(J * M, D), permutation, X)
   x_PD = exchanged(x_RD, Way(there, back), P, R, axis)
   y_PD = _product(x_PD, weights, sizes_E, activation, R)
-  y_RD = unpermuted(exchanged(y_PD, Way(back, there), R, P, axis), places)
-  is_sent_P = jnp.arange(R) < (there.from_E + there.sent_E)[places.expert_P]
+  y_RD = unpermuted(exchanged(y_PD, Way(back, there), R, P, axis), permutation)
+  is_sent_P = jnp.arange(R) < (there.from_E + there.sent_E)[permutation.expert_P]
   y_JMD = jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
-  return y_JMD, is_sent_P[places.place_R].reshape(J, M, X)
+  return y_JMD, is_sent_P[permutation.slot_R].reshape(J, M, X)
 
 
 def _product(
@@ -200,7 +202,7 @@ def _product(
   activation: Callable[..., jax.Array],
   num_choices: int,
 ) -> jax.Array:
-  """Returns w_out·activation(w_in·x + b_in …) + b_out of each place.
+  """Returns w_out·activation(w_in·x + b_in …) + b_out of each slot.
 
   num_choices is the mean over the devices.
   """
@@ -236,44 +238,44 @@ def _sorted(expert_R: jax.Array, E: int) -> tuple[jax.Array, jax.Array]:
   return choice_R, jnp.diff(bounds)
 
 
-def _places(
-  choice_R: jax.Array, counts_E: jax.Array, sizes_E: jax.Array, num_places: int
-) -> Places:
-  """Returns the places of sorted choices; each expert has `sizes_E` of them."""
+def _permutation(
+  choice_R: jax.Array, counts_E: jax.Array, sizes_E: jax.Array, num_slots: int
+) -> Permutation:
+  """Returns the slots of sorted choices; each expert has `sizes_E` of them."""
   R = choice_R.shape[0]
   stop_E = jnp.cumsum(sizes_E)
-  place_P = jnp.arange(num_places, dtype=jnp.int32)
-  expert_P = jnp.searchsorted(stop_E, place_P, side='right', method='compare_all')
-  within_P = place_P - (stop_E - sizes_E).at[expert_P].get(mode='fill', fill_value=0)
+  slot_P = jnp.arange(num_slots, dtype=jnp.int32)
+  expert_P = jnp.searchsorted(stop_E, slot_P, side='right', method='compare_all')
+  within_P = slot_P - (stop_E - sizes_E).at[expert_P].get(mode='fill', fill_value=0)
   is_taken_P = within_P < counts_E.at[expert_P].get(mode='fill', fill_value=0)
   sorted_P = within_P + (jnp.cumsum(counts_E) - counts_E).at[expert_P].get(mode='clip')
   choice_P = jnp.where(is_taken_P, choice_R.at[sorted_P].get(mode='clip'), R)
-  place_R = jnp.full(R, num_places, jnp.int32).at[choice_P].set(place_P, mode='drop')
-  return Places(place_R, choice_P, expert_P)
+  slot_R = jnp.full(R, num_slots, jnp.int32).at[choice_P].set(slot_P, mode='drop')
+  return Permutation(slot_R, choice_P, expert_P)
 
 
-def _exchange(counts_E: jax.Array, axis: str, rows: int, num_places: int) -> tuple[Way, jax.Array]:
-  """Returns the way of choices to the places of their experts, and the places of each expert.
+def _exchange(counts_E: jax.Array, axis: str, rows: int, num_slots: int) -> tuple[Way, jax.Array]:
+  """Returns the way of choices to the slots of their experts, and the slots of each expert.
 
   Args:
     counts_E: The number of this device's choices for each expert of all devices.
     axis: The mesh axis of the devices.
-    rows: The number of places of an expert is a multiple of it.
-    num_places: The number of places of a device. Choices beyond it stay where they are.
+    rows: The number of slots of an expert is a multiple of it.
+    num_slots: The number of slots of a device. Choices beyond it stay where they are.
   """
   devices, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
   counts_SE = jax.lax.all_gather(counts_E, axis)  # of each source S of choices
   sorted_SE = jnp.cumsum(counts_SE, axis=1) - counts_SE
   sizes_SE = _multiple(counts_SE.sum(0), rows).reshape(devices, -1)
   start_E = (jnp.cumsum(sizes_SE, axis=1) - sizes_SE).reshape(-1)
-  place_SE = start_E + jnp.cumsum(counts_SE, axis=0) - counts_SE
+  slot_SE = start_E + jnp.cumsum(counts_SE, axis=0) - counts_SE
   mine = lambda x_SE: x_SE.reshape(devices, devices, -1)[:, me].reshape(-1)
-  sent_SE = jnp.clip(num_places - place_SE, 0, counts_SE)
-  place_SE = jnp.minimum(place_SE, num_places)
-  there = Slices(sorted_SE[me], sent_SE[me], place_SE[me], mine(sent_SE))
-  back = Slices(mine(place_SE), mine(sent_SE), mine(sorted_SE), sent_SE[me])
+  sent_SE = jnp.clip(num_slots - slot_SE, 0, counts_SE)
+  slot_SE = jnp.minimum(slot_SE, num_slots)
+  there = Slices(sorted_SE[me], sent_SE[me], slot_SE[me], mine(sent_SE))
+  back = Slices(mine(slot_SE), mine(sent_SE), mine(sorted_SE), sent_SE[me])
   starts_E = start_E.reshape(devices, -1)[me]
-  return Way(there, back), jnp.clip(num_places - starts_E, 0, sizes_SE[me])
+  return Way(there, back), jnp.clip(num_slots - starts_E, 0, sizes_SE[me])
 
 
 def _fill(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -281,31 +283,35 @@ def _fill(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def permuted(x_MD: jax.Array, places: Places, X: int) -> jax.Array:
-  """Puts each token in the places of its X choices, [P, D]; other places get 0.
+def permuted(x_MD: jax.Array, permutation: Permutation, X: int) -> jax.Array:
+  """Puts each token in the slots of its X choices, [P, D]; other slots get 0.
 
   Its gradient is a gather too. JAX's derivative of a gather would be a scatter with atomics.
   """
-  return _fill(x_MD, places.choice_P // X)
+  return _fill(x_MD, permutation.choice_P // X)
 
 
-def _permuted_backward(X: int, places: Places, dy_PD: jax.Array) -> tuple[jax.Array, None]:
-  dy_RD = _fill(dy_PD, places.place_R).astype(jnp.float32)
+def _permuted_backward(
+  X: int, permutation: Permutation, dy_PD: jax.Array
+) -> tuple[jax.Array, None]:
+  dy_RD = _fill(dy_PD, permutation.slot_R).astype(jnp.float32)
   return dy_RD.reshape(-1, X, dy_PD.shape[1]).sum(1).astype(dy_PD.dtype), None
 
 
-permuted.defvjp(lambda x_MD, places, X: (permuted(x_MD, places, X), places), _permuted_backward)
+permuted.defvjp(
+  lambda x_MD, permutation, X: (permuted(x_MD, permutation, X), permutation), _permuted_backward
+)
 
 
 @jax.custom_vjp
-def unpermuted(y_PD: jax.Array, places: Places) -> jax.Array:
-  """Takes each choice's row from its place, [R, D]; choices without a place get 0."""
-  return _fill(y_PD, places.place_R)
+def unpermuted(y_PD: jax.Array, permutation: Permutation) -> jax.Array:
+  """Takes each choice's row from its slot, [R, D]; choices without a slot get 0."""
+  return _fill(y_PD, permutation.slot_R)
 
 
 unpermuted.defvjp(
-  lambda y_PD, places: (unpermuted(y_PD, places), places),
-  lambda places, dy_RD: (_fill(dy_RD, places.choice_P), None),
+  lambda y_PD, permutation: (unpermuted(y_PD, permutation), permutation),
+  lambda permutation, dy_RD: (_fill(dy_RD, permutation.choice_P), None),
 )
 
 

@@ -34,17 +34,17 @@ class Routing(NamedTuple):
   is_token_JM: jax.Array  # bool; False for padding
 
 
-class Places(NamedTuple):
-  """Each token's place with each of its experts, and whether it has that place."""
+class Slots(NamedTuple):
+  """Each token's slot with each of its experts, and whether it has that slot."""
 
-  places_JMX: jax.Array  # int32
-  has_place_JMX: jax.Array  # bool
+  slots_JMX: jax.Array  # int32
+  has_slot_JMX: jax.Array  # bool
 
 
 class TopKRouter(nn.Module):
   """Chooses the X experts of highest probability for each token, by softmax(x·gate) in float32.
 
-  If `normalized`, their probabilities are divided by their sum, even if an expert has no place
+  If `normalized`, their probabilities are divided by their sum, even if an expert has no slot
   left, as in GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
 
   Attributes:
@@ -117,21 +117,21 @@ def load_balance_loss(routing: Routing) -> jax.Array:
   return (mean(routing.probabilities_JME) * mean(first_JME)).mean() * E**2
 
 
-def assign_places(routing: Routing, capacity: int) -> Places:
-  """Assigns places in the order of tokens, to all first choices, then to all second choices …"""
+def assign_slots(routing: Routing, capacity: int) -> Slots:
+  """Assigns slots in the order of tokens, to all first choices, then to all second choices …"""
   E = routing.probabilities_JME.shape[-1]
   taken_JE: jax.Array | int = 0
-  places = []
+  slots = []
   for k in range(routing.experts_JMX.shape[-1]):
     expert_JM = routing.experts_JMX[..., k]
     chosen_JME = jax.nn.one_hot(expert_JM, E, dtype=jnp.int32) * routing.is_token_JM[..., None]
     before_JME = jnp.cumsum(chosen_JME, axis=1) - chosen_JME
     if not isinstance(taken_JE, int):
       before_JME += taken_JE[:, None]
-    places.append(jnp.take_along_axis(before_JME, expert_JM[..., None], axis=-1))
+    slots.append(jnp.take_along_axis(before_JME, expert_JM[..., None], axis=-1))
     taken_JE += chosen_JME.sum(1)
-  places_JMX = jnp.concatenate(places, axis=-1)
-  return Places(places_JMX, (places_JMX < capacity) & routing.is_token_JM[..., None])
+  slots_JMX = jnp.concatenate(slots, axis=-1)
+  return Slots(slots_JMX, (slots_JMX < capacity) & routing.is_token_JM[..., None])
 
 
 class Weights(NamedTuple):
@@ -166,12 +166,12 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class CapacityDispatch:
-  """A dispatch in which each expert has a limited number of places for the tokens of a group.
+  """A dispatch in which each expert has a limited number of slots for the tokens of a group.
 
-  A token without a place gets no output from that expert.
+  A token without a slot gets no output from that expert.
 
   Attributes:
-    capacity_factor: An expert has M / E times this many places in a group; see `capacity`.
+    capacity_factor: An expert has M / E times this many slots in a group; see `capacity`.
   """
 
   capacity_factor: float = 2.0
@@ -179,18 +179,18 @@ class CapacityDispatch:
   def __call__(
     self, x_JMD: jax.Array, routing: Routing, experts: Experts
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns Σ weight · expert(x) [J, M, D], and which choices had a place [J, M, X]."""
+    """Returns Σ weight · expert(x) [J, M, D], and which choices had a slot [J, M, X]."""
     J, M, D = x_JMD.shape
     E, X = routing.probabilities_JME.shape[-1], routing.experts_JMX.shape[-1]
     C = capacity(M, E, self.capacity_factor)
-    places_JMX, kept_JMX = assign_places(routing, C)
+    slots_JMX, kept_JMX = assign_slots(routing, C)
 
     # Tokens are moved by index. GShard multiplies by a mask [M, E·C] instead, which would cost a
-    # large part of the experts' own computation. Dropped tokens go to the extra place E·C.
-    place_JMX = jnp.where(kept_JMX, routing.experts_JMX * C + places_JMX, E * C)
+    # large part of the experts' own computation. Dropped tokens go to the extra slot E·C.
+    slot_JMX = jnp.where(kept_JMX, routing.experts_JMX * C + slots_JMX, E * C)
     token_JMX = jnp.broadcast_to(jnp.arange(M)[:, None], (J, M, X))
-    put = jax.vmap(lambda place, token: jnp.full(E * C + 1, M).at[place].set(token))
-    token_JP = put(place_JMX.reshape(J, -1), token_JMX.reshape(J, -1))[:, :-1]
+    put = jax.vmap(lambda slot, token: jnp.full(E * C + 1, M).at[slot].set(token))
+    token_JP = put(slot_JMX.reshape(J, -1), token_JMX.reshape(J, -1))[:, :-1]
     take = jax.vmap(lambda rows, index: rows.at[index].get(mode='fill', fill_value=0))
     in_JPD = shard(take(x_JMD, token_JP), 'batch', None, 'act_embed')
 
@@ -209,13 +209,13 @@ class CapacityDispatch:
       out_JECD += b_ED[:, None]
     out_JECD = shard(out_JECD, 'expert_groups', 'experts', None, 'act_embed')
     out_JPD = shard(out_JECD.reshape(J, E * C, D), 'batch', None, 'act_embed')
-    out_JMXD = take(out_JPD, place_JMX)
+    out_JMXD = take(out_JPD, slot_JMX)
     weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
     return jnp.einsum('JMXD,JMX->JMD', out_JMXD, weights_JMX), kept_JMX
 
 
 def capacity(group_size: int, num_experts: int, factor: float) -> int:
-  """Returns the number of an expert's places for one group: a multiple of 4, and at least 4."""
+  """Returns the number of an expert's slots for one group: a multiple of 4, and at least 4."""
   return max(-(-int(group_size * factor / num_experts) // 4) * 4, 4)
 
 
@@ -295,8 +295,8 @@ class MoeFeedForward(nn.Module):
   def _sow_load(self, routing: Routing, kept_JMX: jax.Array) -> None:
     """Writes the summaries of load and dropped tokens.
 
-    dispatch_k is the share of tokens that had a place with exactly k experts. over_capacity_k_ratio
-    is the share of tokens whose k-th choice had no place. max_expert_load is the load of the
+    dispatch_k is the share of tokens that had a slot with exactly k experts. over_capacity_k_ratio
+    is the share of tokens whose k-th choice had no slot. max_expert_load is the load of the
     busiest expert, as a multiple of the mean load.
     """
     X = kept_JMX.shape[-1]

@@ -75,9 +75,9 @@ def product(
 
 
 def _backward(
-  interpret: bool, kept: tuple[jax.Array, ...], dy_PF: jax.Array
+  interpret: bool, res: tuple[jax.Array, ...], dy_PF: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
-  x_PD, w_EDF, sizes_E = kept
+  x_PD, w_EDF, sizes_E = res
   dx_PD = _rows_times_matrices(dy_PF, w_EDF, sizes_E, transposed=True, interpret=interpret)
   return dx_PD, _columns_times_rows(x_PD, dy_PF, sizes_E, interpret), None
 

@@ -208,12 +208,12 @@ class PipelinedTransformer(RepeatedTransformer):
       new_sums, sown_l = [], []
       for j in range(l):
         if j == enters_at:
-          x_ZQbTD, entering = _together(x_ZQbTD, entering)
+          x_ZQbTD, entering = _barrier(x_ZQbTD, entering)
           before, entering = rows.enter(before, entering, t + 1)
         if j == leaves_at:
           if enters_at < leaves_at:
-            x_ZQbTD, entering = _together(x_ZQbTD, entering)
-          x_ZQbTD, leaving = _together(x_ZQbTD, leaving)
+            x_ZQbTD, entering = _barrier(x_ZQbTD, entering)
+          x_ZQbTD, leaving = _barrier(x_ZQbTD, leaving)
           leaving = rows.send(leaving, -1)
         x_ZQbTD, passed_on = weights.in_turn(x_ZQbTD, sums[j])
         slots, passed_on = weights.slots(passed_on, repeat_Z, works_Z)
@@ -297,7 +297,7 @@ class _State(NamedTuple):
   sums: list[list[jax.Array]]
 
 
-def _together(*arrays: jax.Array) -> Sequence[jax.Array]:
+def _barrier(*arrays: jax.Array) -> Sequence[jax.Array]:
   """Arrays that XLA uses only when all of them are there, and their gradients likewise."""
   return jax.lax.optimization_barrier(arrays)
 

@@ -143,7 +143,7 @@ class StageRows:
     ) -> tuple[jax.Array, jax.Array, None]:
       own, passing = grads
       rest = self._copy(_loaded, jnp.zeros_like(own), passing, at)
-      return self._copy(_kept, own, passing, at), rest, None
+      return self._copy(_stored, own, passing, at), rest, None
 
     with_gradient = jax.custom_vjp(load)
     with_gradient.defvjp(lambda own, passing, at: (load(own, passing, at), at), backward)
@@ -158,7 +158,7 @@ class StageRows:
     """
 
     def keep(own: jax.Array, passing: jax.Array, at: jax.Array) -> jax.Array:
-      return self._copy(_kept, own, passing, at)
+      return self._copy(_stored, own, passing, at)
 
     def backward(at: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array, None]:
       nothing = jnp.zeros_like(passing_ZQbTD)
@@ -286,7 +286,7 @@ def _loaded(
   return passing
 
 
-def _kept(
+def _stored(
   own: jax.Array, passing: jax.Array, microbatch: jax.Array, first: jax.Array, microbatches: int
 ) -> jax.Array:
   """The rows of the stages that are here, with those that pass; arguments as of `_loaded`."""

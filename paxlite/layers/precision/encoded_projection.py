@@ -6,7 +6,7 @@ from paxlite.layers.lora import LoraProjection
 from paxlite.layers.precision.einsum import with_bias
 from paxlite.layers.precision.weight_forms import Arrays, Int8, WeightForm
 from paxlite.layers.projection import Projection
-from paxlite.parallel.encoded_weights import Weight, encoded_param
+from paxlite.parallel.encoded_weights import EncodedWeight, encoded_param
 from paxlite.parallel.partitioning import gather_weight
 
 
@@ -23,7 +23,7 @@ class EncodedProjection(Projection):
     if not self.form.keeps('/'.join((*self.path, 'w')), self.shape):
       return super().product(x)
     summed = tuple(i for i in range(len(self.shape)) if i not in self.made_dims)
-    weight = Weight(self.form, tuple(self.shape), tuple(self.axes), summed)
+    weight = EncodedWeight(self.form, tuple(self.shape), tuple(self.axes), summed)
     arrays = encoded_param(self, 'w', self.w_init, weight)
     gathered = {name: gather_weight(x, weight.axes_of(x)) for name, x in arrays.items()}
     y = _product(self.form, self.equation, weight.shape, x.astype(self.dtype), gathered)
@@ -40,16 +40,16 @@ def _product(
   """Returns the product; its gradient for x decodes the weight again and keeps only `arrays`."""
   like = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
-  def together(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
+  def barrier(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
     # without the barrier XLA moves the decoding of all weights out of a loop over tokens or layers
     return jax.lax.optimization_barrier((x, arrays))
 
   def forward(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
-    x, arrays = together(x, arrays)
+    x, arrays = barrier(x, arrays)
     return form.product(equation, x, arrays, shape), arrays
 
   def backward(arrays: Arrays, grad: jax.Array) -> tuple[jax.Array, None]:
-    grad, arrays = together(grad, arrays)
+    grad, arrays = barrier(grad, arrays)
     product = lambda x: form.product(equation, x, arrays, shape)
     return jax.linear_transpose(product, like)(grad)[0], None
 

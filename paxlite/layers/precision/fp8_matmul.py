@@ -120,7 +120,7 @@ def _amaxes_backward(
 _amaxes.defvjp(lambda *arguments: (_amaxes(*arguments), arguments), _amaxes_backward)
 
 
-class Kept(NamedTuple):
+class Residuals(NamedTuple):
   """What a product keeps for its backward pass.
 
   Attributes:
@@ -147,13 +147,13 @@ def _product(
 
 def _forward(
   dims: Dims, x: jax.Array, w: jax.Array, b: jax.Array | None, scales: jax.Array, amaxes: Amaxes
-) -> tuple[jax.Array, Kept]:
+) -> tuple[jax.Array, Residuals]:
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], w.dtype)
   y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], w.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
-  kept = tuple(checkpoint_name(a, LARGEST) for a in (_amax(x), _amax(w)))
-  return y, Kept(q_x, q_w, b, scales, kept)
+  largest = tuple(checkpoint_name(a, LARGEST) for a in (_amax(x), _amax(w)))
+  return y, Residuals(q_x, q_w, b, scales, largest)
 
 
 def _scaled(
@@ -192,67 +192,67 @@ def _scaled(
 
 
 def _backward(
-  dims: Dims, kept: Kept, g: jax.Array
+  dims: Dims, res: Residuals, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, None, Amaxes]:
-  q_g, b_grad, amax = _quantized_gradient(kept, g, kept.q_w.ndim - _first_made(dims))
-  w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
-  return (_input_gradient(dims, kept, q_g, g.dtype), w_grad, b_grad, None, (*kept.amaxes, amax))
+  q_g, b_grad, amax = _quantized_gradient(res, g, res.q_w.ndim - _first_made(dims))
+  w_grad = _weight_gradient(dims, res, q_g, g.dtype)
+  return (_input_gradient(dims, res, q_g, g.dtype), w_grad, b_grad, None, (*res.amaxes, amax))
 
 
 def _quantized_gradient(
-  kept: Kept, g: jax.Array, made: int
+  res: Residuals, g: jax.Array, made: int
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
   """Returns the output gradient in FP8, the gradient of the bias, and the largest absolute value.
 
   Args:
-    kept: What the product kept.
+    res: What the product keeps for its gradients.
     g: The output gradient, whose last `made` dimensions are those that the weight alone has.
     made: The number of these dimensions.
   """
   # With the barrier, XLA quantizes g where it is computed and transposes 8 bits; without it, XLA
   # writes g, reads it again for each of the two layouts of its products, and for the sums below.
   q_g = jax.lax.optimization_barrier(
-    fp8_ops.quantize(g, _DTYPES['output_grad'], kept.scales[2], g.dtype)
+    fp8_ops.quantize(g, _DTYPES['output_grad'], res.scales[2], g.dtype)
   )
-  if kept.b is None:
+  if res.b is None:
     return q_g, None, _amax(g)
   # Both are over the same dimensions, so that XLA computes them in one pass.
   summed = tuple(range(g.ndim - made))
   return q_g, g.sum(summed), _amax(jax.lax.optimization_barrier(jnp.abs(g).max(summed)))
 
 
-def _input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _input_gradient(dims: Dims, res: Residuals, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Returns the gradient of the activations.
 
   Args:
     dims: The dimension numbers of the product.
-    kept: What the product kept.
+    res: What the product keeps for its gradients.
     q_g: The output gradient in FP8: the batch dimensions, then those of the activations that are
       kept, then those that the weight makes.
     dtype: The dtype of the result.
   """
   (x_summed, _), (x_batch, w_batch) = dims
-  w_made = range(_first_made(dims), kept.q_w.ndim)
+  w_made = range(_first_made(dims), res.q_w.ndim)
   g_made = range(q_g.ndim - len(w_made), q_g.ndim)
-  x_kept = _kept_of(dims, q_g.ndim - len(w_made) + len(x_summed))
-  grad = _gradient_dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
-  grad = fp8_ops.dequantize(grad, dtype, kept.scales[1] * kept.scales[2])
-  return grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
+  x_free = _free_dims(dims, q_g.ndim - len(w_made) + len(x_summed))
+  grad = _gradient_dot(dtype)(q_g, res.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
+  grad = fp8_ops.dequantize(grad, dtype, res.scales[1] * res.scales[2])
+  return grad.transpose(np.argsort([*x_batch, *x_free, *x_summed]))
 
 
-def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _weight_gradient(dims: Dims, res: Residuals, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
   (_, w_summed), (x_batch, w_batch) = dims
-  q_x, q_w, _, scales, _ = kept
+  q_x, q_w, _, scales, _ = res
   batch, w_made = len(w_batch), range(_first_made(dims), q_w.ndim)
-  x_kept = _kept_of(dims, q_x.ndim)
-  g_batch, g_kept = range(batch), range(batch, batch + len(x_kept))
+  x_free = _free_dims(dims, q_x.ndim)
+  g_batch, g_free = range(batch), range(batch, batch + len(x_free))
   # The gradient of a weight is scattered over the model's width, which is the shorter side of most
   # weights. With this side first, cuBLASLt writes what is sent, and XLA transposes nothing.
   summed_first = np.prod(np.take(q_w.shape, w_summed)) < np.prod(np.take(q_w.shape, w_made))
   if summed_first:
-    grad = _gradient_dot(dtype)(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
+    grad = _gradient_dot(dtype)(q_x, q_g, ((x_free, g_free), (x_batch, g_batch)))
   else:
-    grad = _gradient_dot(dtype)(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
+    grad = _gradient_dot(dtype)(q_g, q_x, ((g_free, x_free), (g_batch, x_batch)))
   grad = fp8_ops.dequantize(grad, dtype, scales[0] * scales[2])
   if summed_first:
     return grad
@@ -271,7 +271,7 @@ def _first_made(dims: Dims) -> int:
   return len(dims[0][1]) + len(dims[1][1])
 
 
-def _kept_of(dims: Dims, x_dims: int) -> list[int]:
+def _free_dims(dims: Dims, x_dims: int) -> list[int]:
   """Returns the dimensions of the activations that are neither summed over nor of the batch."""
   return [i for i in range(x_dims) if i not in (*dims[1][0], *dims[0][0])]
 

@@ -136,5 +136,5 @@ scattered_product.defvjp(
 
 def _groups(lines: Sequence[int]) -> list[list[list[int]]]:
   """Returns the devices of each line, for each dimension of the rectangle, the outermost first."""
-  places = np.arange(math.prod(lines)).reshape(lines)
-  return [np.moveaxis(places, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lines)]
+  devices = np.arange(math.prod(lines)).reshape(lines)
+  return [np.moveaxis(devices, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lines)]

@@ -109,8 +109,8 @@ def _product(first: _Factor, second: _Factor, out: str) -> jax.Array:
   """
   made, batch = _dims(first[0], second[0], out)
   summed = [d for d in first[0] if d not in out]
-  places = lambda dims: (list(map(first[0].index, dims)), list(map(second[0].index, dims)))
-  y = jax.lax.dot_general(first[1], second[1], (places(summed), places(batch)))
+  indices = lambda dims: (list(map(first[0].index, dims)), list(map(second[0].index, dims)))
+  y = jax.lax.dot_general(first[1], second[1], (indices(summed), indices(batch)))
   return y.transpose([made.index(d) for d in out])
 
 

@@ -109,8 +109,9 @@ class Lease:
       if not is_free and seen is None:
         seen, until = data, asked_at + self._times.expires
         log.warning(
-          '%s is in use by another run (%s), or that was killed: waiting up to %.0f s to see '
-          'whether it renews its lease', self._address, _described(content), self._times.expires,
+          '%s is in use by another run (%s), or by one that was killed: waiting up to %.0f s '
+          'to see whether it renews its lease',
+          self._address, _described(content), self._times.expires,
         )  # fmt: skip
       if not is_free and data != seen:
         raise UserError(

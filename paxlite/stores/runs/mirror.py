@@ -23,7 +23,7 @@ from paxlite.stores.stored_files import files_below, is_piece, piece_name
 
 CHECKPOINTS = 'checkpoints'  # folders of this name are left out, in the run's folder and below
 _PIECE = 8 << 20
-_NOTES = '.mirrored.json'
+_CHECKSUMS = '.mirrored.json'
 _READERS = 8
 _OTHERS = {'lease.json'}  # objects that are no files of the run
 
@@ -54,7 +54,7 @@ class Mirror:
     Raises as `upload` does.
     """
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-      found = parsed((self._folder / _NOTES).read_text())
+      found = parsed((self._folder / _CHECKSUMS).read_text())
       self._pieces = {str(k): list(map(int, v)) for k, v in found.items()}
     self._download_all({name for name, _ in self._files()})
 
@@ -78,7 +78,7 @@ class Mirror:
           self._changed[name] = stamp
     finally:
       with contextlib.suppress(OSError):  # A full disk is reported where checkpoints are written.
-        write_file(self._folder / _NOTES, json.dumps(self._pieces).encode())
+        write_file(self._folder / _CHECKSUMS, json.dumps(self._pieces).encode())
 
   def download(self) -> None:
     """Replaces the files in the folder by those in the store; raises as `upload` does."""

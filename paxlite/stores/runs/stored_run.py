@@ -40,7 +40,7 @@ from paxlite.stores.runs import lease
 from paxlite.stores.runs.failure_log import FailureLog
 from paxlite.stores.runs.mirror import Mirror
 
-_NOTES = '.store.json'
+_METADATA = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
 _MIRROR_SECONDS = 30.0  # the time between two copies of metrics, events and goodput
 _PAUSE_SECONDS = 10.0  # the pause after a failure
@@ -95,7 +95,7 @@ class StoredRun:
 
   def __enter__(self) -> 'StoredRun':
     try:
-      self._together(self._take)
+      self._in_all_processes(self._take)
       attempt = broadcast(self._lease.attempt.encode()).decode()
       if jax.process_index() != 0:
         self._view = lease.LeaseView(self._address, attempt)
@@ -107,7 +107,7 @@ class StoredRun:
         )
       if self.hosts.count > 1:
         self._leave_parts_of_the_best()
-      self._together(self._get_checkpoint)
+      self._in_all_processes(self._get_checkpoint)
     except BaseException:
       self._lease.release()
       raise
@@ -148,7 +148,7 @@ class StoredRun:
       return False
     return True
 
-  def _together(self, act: Callable[[], object]) -> None:
+  def _in_all_processes(self, act: Callable[[], object]) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
     meet()
@@ -160,7 +160,7 @@ class StoredRun:
       problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
     failed = gathered(np.array([problem is not None], np.int32))().ravel()
     if failed.any() and problem is None:
-      problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+      problem = UserError(f'process {int(failed.argmax())} reports what is wrong')
     if problem is not None:
       raise problem
 
@@ -174,10 +174,10 @@ class StoredRun:
     except UserError as e:
       raise UserError(str(e).replace(str(self._folder), str(self._address))) from None
     self._store.check()
-    known = _read_notes(self._folder)
+    known = _read_metadata(self._folder)
     last = self._lease.acquire(known)
     if last is not None and last == known:
-      self._write_notes()  # first: a start that fails after this is still of this machine
+      self._write_metadata()  # first: a start that fails after this is still of this machine
       self._mirror.resume()
     else:
       self._mirror.download()
@@ -191,12 +191,12 @@ class StoredRun:
         if not copies.is_same(step):
           aside = set_aside(folder, step)
           log.warning('checkpoint of step %d is not in %s: moved to %s', step, self._address, aside)
-    self._write_notes()
+    self._write_metadata()
 
-  def _write_notes(self) -> None:
+  def _write_metadata(self) -> None:
     """Notes that the folder is that of this attempt to run."""
-    notes = {'address': str(self._address), 'attempt': self._lease.attempt}
-    write_file(self._folder / _NOTES, json.dumps(notes).encode())
+    metadata = {'address': str(self._address), 'attempt': self._lease.attempt}
+    write_file(self._folder / _METADATA, json.dumps(metadata).encode())
 
   def _leave_parts_of_the_best(self) -> None:
     """Moves a best checkpoint aside that a host lacks; the others would wait for its part."""
@@ -300,8 +300,8 @@ class StoredRun:
       time.sleep(_LOOK_SECONDS)
 
 
-def _read_notes(folder: pathlib.Path) -> str | None:
+def _read_metadata(folder: pathlib.Path) -> str | None:
   """Returns the last attempt that ran in a folder, or None."""
   with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-    return str(parsed((folder / _NOTES).read_text())['attempt'])
+    return str(parsed((folder / _METADATA).read_text())['attempt'])
   return None

@@ -47,7 +47,7 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
   }
   sections = [
     _table('Runs', tables.summary(runs)),
-    _remarks(runs),
+    _warnings(runs),
     '<section id="curves"></section>',
     f'<p class="note">The curves show {shown:,} of {of:,} points; where points are left out, the '
     'smallest and the largest of each interval are kept. Hours are those spent in steps.</p>'
@@ -120,8 +120,10 @@ def _table(title: str, table: tables.Table) -> str:
   )
 
 
-def _remarks(runs: Sequence[RunRecords]) -> str:
-  items = [f'<li>{html.escape(f"{run.name}: {text}")}</li>' for run in runs for text in run.remarks]
+def _warnings(runs: Sequence[RunRecords]) -> str:
+  items = [
+    f'<li>{html.escape(f"{run.name}: {text}")}</li>' for run in runs for text in run.warnings
+  ]
   return f'<ul class="note">{"".join(items)}</ul>' if items else ''
 
 

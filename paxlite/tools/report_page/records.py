@@ -11,7 +11,7 @@ from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import read_object
-from paxlite.tracking.writers import EvalRecords, Samples, TrainRecords, read_records
+from paxlite.tracking.writers import EvalRecords, SampleRecords, TrainRecords, read_records
 from paxlite.training import goodput
 
 Points = list[tuple[float, float]]
@@ -52,7 +52,7 @@ class RunRecords:
   @functools.cached_property
   def samples(self) -> list[JsonObject]:
     """The texts that the model has generated: a step, a prompt and a text."""
-    return list(read_records(self.folder / Samples.name))
+    return list(read_records(self.folder / SampleRecords.name))
 
   @functools.cached_property
   def values(self) -> JsonObject:
@@ -73,11 +73,11 @@ class RunRecords:
     return {k: str(v) for k, v in texts.items() if v is not None}
 
   @functools.cached_property
-  def goodput(self) -> goodput.Report | None:
+  def goodput(self) -> goodput.GoodputReport | None:
     return goodput.report(self.folder)
 
   @property
-  def remarks(self) -> list[str]:
+  def warnings(self) -> list[str]:
     """Sentences about what is missing or left out."""
     found = []
     for name, records in ((TrainRecords.name, self.steps), (EvalRecords.name, self.evaluations)):

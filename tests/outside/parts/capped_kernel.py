@@ -20,7 +20,7 @@ class Capped(Kernel):
     if softmax.logit_cap <= 0:
       return 'computes capped scores alone'
     if case.bias is not None or softmax.dropout is not None or softmax.sink_logit is not None:
-      return 'knows no bias, no dropout and no extra logit'
+      return 'knows no bias, no dropout and no attention sink'
     return None
 
   def attend(self, case: Case) -> jax.Array:

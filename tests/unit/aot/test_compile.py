@@ -76,7 +76,7 @@ def test_training_loads_what_was_compiled(tmp_path):
   step.write_bytes(data)
   assert 'is damaged' in refused(decay)
   step.write_bytes(b'\x80\x04 something else')
-  assert 'is no compiled step' in refused(decay)
+  assert 'is not a compiled step' in refused(decay)
   step.unlink()
   assert 'No such file' in refused(decay)
 
@@ -106,7 +106,7 @@ def test_headers_of_compiled_steps_that_are_none(tmp_path, header):
   path = tmp_path / 'step.bin'
   path.write_text(json.dumps(header) + '\n')
   path.chmod(0o600)
-  with pytest.raises(UserError, match='is no compiled step'):
+  with pytest.raises(UserError, match='is not a compiled step'):
     SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
 
 
@@ -114,7 +114,7 @@ def test_deep_headers_of_compiled_steps(tmp_path):
   path = tmp_path / 'step.bin'
   path.write_text('[' * 200_000)
   path.chmod(0o600)
-  with pytest.raises(UserError, match='is no compiled step'):
+  with pytest.raises(UserError, match='is not a compiled step'):
     SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
 
 
@@ -337,7 +337,7 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 def test_packed_rows_on_h100s_need_no_bias(tmp_path):
-  """With MAX_SEGMENTS_PER_SEQ, cuDNN gets the bounds of the texts, and no array is [T, T]."""
+  """With MAX_SEGMENTS_PER_SEQ, cuDNN gets the bounds of the segments, and no array is [T, T]."""
   flags = [
     '--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.MAX_SEGMENTS_PER_SEQ=16',
     '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',

@@ -285,7 +285,7 @@ def test_a_last_save_that_fails_once_is_tried_again(tmp_path, monkeypatch, caplo
   c.raise_failure()
   assert len(calls) == 2
   assert c.latest_good_step() == 1
-  assert caplog.messages.count('step 1 was saved when it was tried again') == 1
+  assert caplog.messages.count('step 1 was saved at the second attempt') == 1
 
 
 def test_a_save_whose_state_was_overwritten_is_not_tried_again(tmp_path, monkeypatch, caplog):

@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from paxlite.checkpointing.checksums import (
-  check_notes,
+  check_metadata,
   damage,
   fingerprint,
   step_of,
@@ -74,13 +74,13 @@ DEEP = '[' * 200_000
     (DEEP, 'checksums.json is damaged ('),
     (f'{{"a": {DEEP}', 'checksums.json is damaged ('),
     ('', 'checksums.json is damaged ('),
-    ('[]', 'checksums.json is damaged (it holds no JSON object)'),
-    ('null', 'checksums.json is damaged (it holds no JSON object)'),
-    ('{"a": 1}', 'checksums.json is damaged (a file has no size and CRC-32)'),
-    ('{"a": [1]}', 'checksums.json is damaged (a file has no size and CRC-32)'),
-    ('{"a": [1, null]}', 'checksums.json is damaged (a file has no size and CRC-32)'),
-    ('{"a": [1, Infinity]}', 'checksums.json is damaged (a file has no size and CRC-32)'),
-    ('{"a": {"1": 1, "2": 2}}', 'checksums.json is damaged (a file has no size and CRC-32)'),
+    ('[]', 'checksums.json is damaged (it does not hold a JSON object)'),
+    ('null', 'checksums.json is damaged (it does not hold a JSON object)'),
+    ('{"a": 1}', 'checksums.json is damaged (a file lacks its size or CRC-32)'),
+    ('{"a": [1]}', 'checksums.json is damaged (a file lacks its size or CRC-32)'),
+    ('{"a": [1, null]}', 'checksums.json is damaged (a file lacks its size or CRC-32)'),
+    ('{"a": [1, Infinity]}', 'checksums.json is damaged (a file lacks its size or CRC-32)'),
+    ('{"a": {"1": 1, "2": 2}}', 'checksums.json is damaged (a file lacks its size or CRC-32)'),
     (f'{{"a": [1, {"9" * 5000}]}}', 'checksums.json is damaged ('),
     ('{"../a": [1, 1]}', '../a is missing'),
     ('{}', 'data/metadata is not in checksums.json'),
@@ -117,9 +117,11 @@ def test_a_folder_under_the_name_of_another_step(folder):
   assert damage(other.rename(folder.with_name('weights'))) is None, 'any other name says nothing'
 
 
-@pytest.mark.parametrize('notes', [DEEP, '7', '{"step": "3"}', '{"step": [3]}', '{"step": true}'])
-def test_notes_that_are_none(folder, notes):
-  (folder / 'data' / 'metadata').write_text(notes)
+@pytest.mark.parametrize(
+  'metadata', [DEEP, '7', '{"step": "3"}', '{"step": [3]}', '{"step": true}']
+)
+def test_metadata_that_are_none(folder, metadata):
+  (folder / 'data' / 'metadata').write_text(metadata)
   write_checksums(folder)
   assert (damage(folder) or '').startswith('data/metadata is damaged (')
 
@@ -155,11 +157,11 @@ def test_the_manifest_holds_sizes_and_crcs(folder):
 @pytest.mark.parametrize(
   'name', ['checkpoint_00000003/_CHECKPOINT_METADATA', 'metadata/notes', 'a']
 )
-def test_a_fifo_among_the_notes_of_orbax_is_refused_at_once(tmp_path, name):
-  """Orbax would wait for its other end; it reads the notes of all steps."""
+def test_a_fifo_among_the_metadata_of_orbax_is_refused_at_once(tmp_path, name):
+  """Orbax would wait for its other end; it reads the metadata of all steps."""
   (tmp_path / 'checkpoint_00000003' / 'state').mkdir(parents=True)
   (tmp_path / 'metadata').mkdir()
-  check_notes(tmp_path)
+  check_metadata(tmp_path)
   os.mkfifo(tmp_path / name)
   with pytest.raises(UserError, match=f'{name} is not a file'):
-    check_notes(tmp_path)
+    check_metadata(tmp_path)

@@ -248,7 +248,9 @@ def test_lora_continues_when_its_base_continued_or_moved(tmp_path, monkeypatch):
 
   (tmp_path / 'base').rename(tmp_path / 'moved')
   export = ['--to=hf', f'--checkpoint={tmp_path / "lora"}', f'--path={tmp_path / "hf"}']
-  with pytest.raises(UserError, match=r'base is not a folder.* If that was moved: --base_weights='):
+  with pytest.raises(
+    UserError, match=r'base is not a folder.* If they were moved: --base_weights='
+  ):
     export_weights.main(export)
   export_weights.main([*export, f'--base_weights={tmp_path / "moved"}'])
 
@@ -379,7 +381,7 @@ def test_checkpoints_that_name_each_other(tmp_path, around):
 @pytest.mark.parametrize('value', [5, ['x'], 'x' * 5000, 'a\0b', {'a': 1}])
 def test_paths_of_a_checkpoint_that_are_none(tmp_path, name, value):
   of_lora(tmp_path, **{name: value})
-  message = rf'experiment\.json is damaged: its {name} is no path'
+  message = rf'experiment\.json is damaged: its {name} is not a path'
   with pytest.raises(UserError, match=message):
     tokenizer_of(tmp_path)
   with pytest.raises(UserError, match=message):

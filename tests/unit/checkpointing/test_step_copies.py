@@ -289,5 +289,5 @@ def test_no_steps_are_believed_only_if_the_list_shows_what_is_there(gcs, tmp_pat
     store = ObjectStore.opened(PLACE, environment=gcs.environment(between.endpoint))
     with pytest.raises(OSError, match=r'lease\.json is missing in its list'):
       StepCopies(store, PLACE, tmp_path, known='run/lease.json').steps()
-    with pytest.raises(OSError, match='what answers is no object store'):
+    with pytest.raises(OSError, match='the server is not an object store'):
       StepCopies(store, PLACE / 'checkpoint_00000003', tmp_path).steps()

@@ -76,7 +76,7 @@ def test_a_full_disk_under_printed_output(argv):
       [sys.executable, '-m', *argv], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
       cwd=runs.ROOT,
     )  # fmt: skip
-  wanted = 'error: what was printed is not all there: No space left on device\n'
+  wanted = 'error: the output is incomplete: No space left on device\n'
   assert (result.returncode, result.stderr) == (1, wanted)
 
 
@@ -315,7 +315,7 @@ def test_a_library_that_swallows_signals(number):
     process.send_signal(number)
     _, stderr = process.communicate(timeout=20)
   assert process.returncode == 128 + number
-  assert stderr == 'interrupted; what is unfinished is left where it is\n'
+  assert stderr == 'interrupted; unfinished output stays where it is\n'
 
 
 def test_words_after_train_and_eval():

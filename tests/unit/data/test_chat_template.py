@@ -7,7 +7,7 @@ import re
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.data import allowance
+from paxlite.data import budget
 from paxlite.data.chat_format import ChatFormat
 from tests.support.fuzzing import limits
 
@@ -106,21 +106,21 @@ def test_a_list_of_templates_has_a_default(tmp_path):
 @pytest.mark.parametrize(
   ('template', 'match'),
   [
-    ([{'template': 'x'}], 'must be a text, or a list of'),
-    ([{'name': 'default', 'template': 5}], 'must be a text, or a list of'),
-    (['x'], 'must be a text, or a list of'),
-    ([{'name': ['x'], 'template': 'x'}], 'must be a text, or a list of'),
-    ([{'name': 'a', 'template': 'x'}], r'no template of the name default \(its names: a\)'),
-    ([], r'no template of the name default \(its names: none\)'),
-    ({'default': 5}, 'no template of the name default'),
+    ([{'template': 'x'}], 'must be a string, or a list of'),
+    ([{'name': 'default', 'template': 5}], 'must be a string, or a list of'),
+    (['x'], 'must be a string, or a list of'),
+    ([{'name': ['x'], 'template': 'x'}], 'must be a string, or a list of'),
+    ([{'name': 'a', 'template': 'x'}], r'no template named default \(its names: a\)'),
+    ([], r'no template named default \(its names: none\)'),
+    ({'default': 5}, 'no template named default'),
     (5, 'comes with no chat template'),
     ('x' * 300_000, '300,000 characters'),
-    ('{% for %}', 'not one of Jinja'),
-    ('{{ 1 | urlize }}', 'not one of Jinja: No filter named'),
-    ('{{ ' + '(' * 100_000, 'not one of Jinja'),
-    ('{% if 1 %}' * 20_000, 'not one of Jinja'),
-    ('{% if 1 %}' * 150 + '{% endif %}' * 150, 'not one of Jinja'),
-    ('{% for a in b %}' * 30 + '{% endfor %}' * 30, 'not one of Jinja'),
+    ('{% for %}', 'not a valid Jinja template'),
+    ('{{ 1 | urlize }}', 'not a valid Jinja template: No filter named'),
+    ('{{ ' + '(' * 100_000, 'not a valid Jinja template'),
+    ('{% if 1 %}' * 20_000, 'not a valid Jinja template'),
+    ('{% if 1 %}' * 150 + '{% endif %}' * 150, 'not a valid Jinja template'),
+    ('{% for a in b %}' * 30 + '{% endfor %}' * 30, 'not a valid Jinja template'),
     ('{% autoescape true %}{% endautoescape %}', 'no HTML'),
   ],
 )
@@ -239,31 +239,31 @@ def test_whatever_a_template_raises_is_one_clear_error(tmp_path, template):
 
 @pytest.mark.cases(fast=15, slow=15)
 @pytest.mark.parametrize('template', COSTLY)
-def test_a_template_costs_no_more_than_its_allowance(tmp_path, template, monkeypatch):
+def test_a_template_costs_no_more_than_its_budget(tmp_path, template, monkeypatch):
   """Memory is measured; time is counted in steps and characters, so that a hang is noticed."""
-  monkeypatch.setattr('paxlite.data.chat_format.ALLOWANCE', allowance.ALLOWANCE // 8)
-  monkeypatch.setattr(allowance, 'ALLOWANCE', allowance.ALLOWANCE // 8)
+  monkeypatch.setattr('paxlite.data.chat_format.BUDGET', budget.BUDGET // 8)
+  monkeypatch.setattr(budget, 'BUDGET', budget.BUDGET // 8)
   made = chat(tmp_path, template)
   with limits(), pytest.raises(UserError, match='cannot write these messages: it ') as error:
     made.render(MESSAGES, True)
   assert re.search(r'far more than a conversation|bits$|places$|indents by more', str(error.value))
 
 
-def test_a_long_conversation_is_far_within_the_allowance(tmp_path):
+def test_a_long_conversation_is_far_within_the_budget(tmp_path):
   """It has a thousand messages of 2,000 characters, and every kind of work that templates do."""
   made = chat(tmp_path, HONEST['macros'])
   conversation = [{'role': 'user', 'content': 'word ' * 400}] * 1000
   assert len(made.render(conversation, True)) > 2_000_000
-  assert made._allowance.left > allowance.ALLOWANCE // 2
+  assert made._budget.left > budget.BUDGET // 2
   for name in HONEST:
     made = chat(tmp_path, HONEST[name])
     made.render(MESSAGES, True)
-    assert made._allowance.left > allowance.ALLOWANCE * 0.999, name
+    assert made._budget.left > budget.BUDGET * 0.999, name
 
 
 def test_what_values_cost():
   """A character costs 1, a list element _ELEMENT, a dictionary entry 2 _ELEMENT; costs add up."""
-  size, element = allowance.Allowance().size, allowance._ELEMENT
+  size, element = budget.Budget().size, budget._ELEMENT
   assert size('abc') == 3
   assert size(None) == size(True) == size(1.5) == 0
   assert size(range(1000)) == 1000 * element

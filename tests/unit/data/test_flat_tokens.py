@@ -21,7 +21,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import checked_files, file_array, packaged
 from paxlite.data.file_array import SortedFileArray
 from paxlite.data.flat_tokens import FlatTokenRows, open_flat_tokens
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
 from tests.support import runs
@@ -30,7 +30,7 @@ DOCUMENTS = [np.arange(1, 6), np.array([700]), np.arange(10, 30)]
 
 
 def write(path, format, documents=DOCUMENTS, vocab_size=1000):
-  writer = Writer(str(path), 'train', vocab_size, format)
+  writer = FlatTokensWriter(str(path), 'train', vocab_size, format)
   for document in documents:
     writer.write(document, [len(document)])
   writer.close()
@@ -235,8 +235,8 @@ def test_an_understated_largest_id_is_found_when_read(tmp_path):
   ('flags', 'message'),
   [
     (['--output={file}'], 'cannot be written'),
-    (['--output={out}', '--split=../../escaped'], 'is no name of a split'),
-    (['--output={out}', '--split=..'], 'is no name of a split'),
+    (['--output={out}', '--split=../../escaped'], 'cannot be the name of a split'),
+    (['--output={out}', '--split=..'], 'cannot be the name of a split'),
     (['--output={out}', '--processes=0'], 'must be at least 1'),
   ],
 )

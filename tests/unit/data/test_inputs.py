@@ -167,16 +167,16 @@ def test_synthetic_rows_are_a_function_of_seed_and_row(packed):
 
 
 @pytest.mark.parametrize('start', [None, 0])
-def test_a_row_of_too_many_texts_is_refused(start):
+def test_a_row_of_too_many_segments_is_refused(start):
   """Padding counts as a text, as the kernels that need the limit compute it too."""
   data = RowInput(rows(*DOCUMENTS, 4, 'packed'), batch_size=3)
   mesh = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  batches = DeviceBatches(data, sharding, start, max_texts=2)
+  batches = DeviceBatches(data, sharding, start, max_segments=2)
   assert next(batches)['ids'].shape == (3, 4)
   batches.close()
-  with pytest.raises(UserError, match=r'a row of 2 texts .*--fdl.MAX_SEGMENTS_PER_SEQ=4, or 0'):
-    next(DeviceBatches(data, sharding, start, max_texts=1))
+  with pytest.raises(UserError, match=r'a row of 2 segments .*--fdl.MAX_SEGMENTS_PER_SEQ=4, or 0'):
+    next(DeviceBatches(data, sharding, start, max_segments=1))
 
 
 def test_the_tokenizer_keeps_every_character():

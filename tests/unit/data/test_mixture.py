@@ -13,7 +13,7 @@ from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.mixture import StreamMixtureInput, mixture_of
-from paxlite.data.positions import Column
+from paxlite.data.positions import Field
 from paxlite.data.records import read_records
 from paxlite.data.streams import StreamInput
 from paxlite.data.tokenizer import open_tokenizer
@@ -135,7 +135,7 @@ def epoch_of(source) -> list:
   stream = source.train_batches(0, slice(0, 1))
   for step in itertools.count():
     batch = next(stream)
-    if source.position(step + 1)[0, Column.EPOCH] > 0:
+    if source.position(step + 1)[0, Field.EPOCH] > 0:
       return found
     found.append(batch)
   return found
@@ -181,7 +181,7 @@ def test_going_on_reads_no_more_than_a_block_again(files, small_blocks, monkeypa
   stopped, resumed = streamed(files), streamed(files)
   list(itertools.islice(stopped.train_batches(0, slice(0, 4)), 60))
   tokenized = []
-  encoding = resumed.source.parts[0].encoding
+  encoding = resumed.source.datasets[0].encoding
   encode = encoding.document
   monkeypatch.setattr(encoding, 'document', lambda t: tokenized.append(t) or encode(t))
   resumed.seek(60, stopped.position(60))

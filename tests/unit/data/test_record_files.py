@@ -88,7 +88,7 @@ def test_records_over_several_lines_are_located_by_their_first(tmp_path, name):
     ('a.json', b'[{"a": 1}\n {"a": 2}]', r'a.json:2 is not JSON: after an object'),
     ('a.json', b'[{"a": 1},\n', r'a.json:2 is not JSON: Expecting value'),
     ('a.json', b'[{"a": 1}]\n{"a": 2}', r'a.json:1 is not JSON: after an object'),
-    ('a.json', b'[{"a": 1},\n 3]', r'a.json:2 is no JSON object'),
+    ('a.json', b'[{"a": 1},\n 3]', r'a.json:2 is not a JSON object'),
     ('a.json', b'[{"a":\n "\\ud800"}]', r'a.json:1 has half of a surrogate pair'),
     ('a.json', b'[{"a":\n' + b'[' * 200 + b']' * 200 + b'}]', r'a.json:1 is not JSON: lists'),
     ('a.json', b'[{"a":\n' + b'[' * 200_000, r'a.json:1 is not JSON'),

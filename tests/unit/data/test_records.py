@@ -299,12 +299,12 @@ def test_an_unfinished_split_goes_on_only_as_it_was_begun(tmp_path, documents, m
 
 
 def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypatch):
-  from paxlite.data.flat_tokens_writer import Writer
+  from paxlite.data.flat_tokens_writer import FlatTokensWriter
 
   path = str(tmp_path / 'out')
-  writer = Writer(path, 'train', 1000)
+  writer = FlatTokensWriter(path, 'train', 1000)
   with pytest.raises(UserError, match='another process is writing it'):
-    Writer(path, 'train', 1000)
+    FlatTokensWriter(path, 'train', 1000)
   writer.write(np.arange(1, 9), [3, 8])
   writer.note({})
   with (tmp_path / 'out' / '.train.unfinished' / 'tokens.bin').open('r+b') as f:

@@ -50,7 +50,7 @@ class Own(RolloutInput):
 
 class Back(Callback):
   def after_step(self, state, step, metrics, loop):
-    if step == 5 and loop.notes(step)().get('rollbacks') is None:
+    if step == 5 and loop.metadata(step)().get('rollbacks') is None:
       return self.ROLL_BACK
     return None
 

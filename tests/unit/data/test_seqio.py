@@ -9,7 +9,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.positions import Column
+from paxlite.data.positions import Field
 from paxlite.data.seqio_tasks import SeqioSource
 from paxlite.data.streams import StreamInput
 from paxlite.data.tokenizer import open_tokenizer
@@ -120,7 +120,7 @@ def test_an_epoch_loses_and_doubles_nothing(rows, pile, documents):
   for step in itertools.count():
     batch = next(stream)
     # The position shows the end of an epoch. This row belongs to the next one.
-    if source.position(step + 1)[0, Column.EPOCH] > 0:
+    if source.position(step + 1)[0, Field.EPOCH] > 0:
       break
     whole.append(batch)
   limit = T if rows == 'packed' else None
@@ -173,7 +173,7 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   make = lambda: StreamInput(SeqioSource('kings_and_judges', 'train'), T, 4)
   source = make()
   whole = batches(source, 50)
-  np.testing.assert_array_equal(sorted(source.position(50)[:, Column.ROWS]), [50, 150])
+  np.testing.assert_array_equal(sorted(source.position(50)[:, Field.ROWS]), [50, 150])
   alone = batches(StreamInput(SeqioSource('kings', 'train'), T, 1), 150)
   kings = {row['labels'].tobytes() for row in alone}
   shares = [sum(r.tobytes() in kings for r in b['labels'][:, None]) for b in whole]

@@ -103,15 +103,15 @@ def test_a_record_of_no_format_names_its_keys_and_all_formats():
 @pytest.mark.parametrize(
   ('record', 'match'),
   [
-    (dict(prompt=[USER], completion='b'), 'must be two texts, or two lists of messages'),
-    (dict(inputs='a', targets=3), "'targets' must be a text"),
+    (dict(prompt=[USER], completion='b'), 'must be two strings, or two lists of messages'),
+    (dict(inputs='a', targets=3), "'targets' must be a string"),
     (dict(messages=[dict(role='user', content=[{'type': 'image'}])]), "part of the type 'image'"),
     (dict(messages=[dict(role='user', content=3)]), 'of the user has no text'),
     (dict(messages=[{**USER, 'tool_calls': [CALL]}]), 'in a message of the assistant'),
-    (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='{')]}]), 'is not JSON'),
+    (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='{')]}]), 'is not valid'),
     (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='3')]}]), 'a tool call'),
     (dict(messages=[{**CALLING, 'tool_calls': [3]}]), 'a tool call must be'),
-    (dict(messages=[USER], tools='['), '"tools" is a text that is not JSON'),
+    (dict(messages=[USER], tools='['), '"tools" is not valid JSON'),
     (dict(messages=[USER], tools=[dict(x=1)]), '"tools" must be a list of'),
     (dict(conversations=turns(('function_call', 'f(x)'))), 'must be the JSON text of'),
     (dict(conversations=turns(('bot', 'x'))), "the role 'bot'; there are system, user"),
@@ -138,7 +138,10 @@ AS_BEFORE = {
     lambda i: {'messages': [{'role': 'system', 'content': 's'}, *CHAT(i)]},
     933368744,
   ),
-  'texts': (lambda i: {'inputs': f'{i} is', 'targets': ' word' * (i % 9 + 1)}, 1506018244),
+  'a prompt and its answer': (
+    lambda i: {'inputs': f'{i} is', 'targets': ' word' * (i % 9 + 1)},
+    1506018244,
+  ),
   'ShareGPT': (
     lambda i: {
       'conversations': turns(('system', 'x'), ('human', f'q{i}'), ('gpt', 'v ' * (i % 5 + 1)))
@@ -182,7 +185,7 @@ def test_calls_and_results_are_written_as_by_transformers(tools, prompt):
 
 
 def learned(tmp_path, record, template) -> list[str]:
-  """Returns the texts that are learned of one record."""
+  """Returns what is learned of one record."""
   path = tmp_path / 'a.jsonl'
   path.write_text(json.dumps(record))
   batch = SftRows([str(path)], packaged.VOCAB, 512, 8192, chat_template=template).read(

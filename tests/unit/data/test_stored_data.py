@@ -9,7 +9,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import flat_tokens, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.records import open_records, read_records
 from paxlite.stores.object_store import ObjectStore
 from paxlite.tools import tokenize
@@ -26,7 +26,7 @@ def store(monkeypatch, tmp_path):
 
 
 def write(path, documents, format='memmap'):
-  writer = Writer(str(path), 'train', 500, format)
+  writer = FlatTokensWriter(str(path), 'train', 500, format)
   for document in documents:
     writer.write(document.astype(np.uint32), [len(document)])
   writer.close()
@@ -92,7 +92,7 @@ def test_rows_are_asked_for_ahead(store, tmp_path):
 
 def test_starts_of_documents_are_fetched_at_once(store, tmp_path, monkeypatch):
   """A request waits here until those for all three blocks of starts are under way."""
-  writer = Writer(str(tmp_path / 'd'), 'train', 500, 'memmap')
+  writer = FlatTokensWriter(str(tmp_path / 'd'), 'train', 500, 'memmap')
   writer.write(np.arange(140_000, dtype=np.uint32) % 500, np.arange(1, 140_001))
   writer.close()
   put(store, tmp_path / 'd', 'data')

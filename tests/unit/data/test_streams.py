@@ -12,7 +12,7 @@ from paxlite.data import packaged, streams
 from paxlite.data.base import RowInput
 from paxlite.data.documents import Document, DocumentSource
 from paxlite.data.mixture import mixture_of
-from paxlite.data.positions import Column, merged
+from paxlite.data.positions import Field, merged
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.training.train_data import TrainData
@@ -22,7 +22,7 @@ B, T = 8, 6
 
 @dataclasses.dataclass
 class Shards:
-  """A Part whose shards hold documents of different lengths; every token occurs once."""
+  """A Dataset whose shards hold documents of different lengths; every token occurs once."""
 
   first: int
   num_shards: int
@@ -49,17 +49,17 @@ class Shards:
 class Source:
   name, max_token_id, start_id = 'a source', 10**6, 0
 
-  def __init__(self, *parts: Shards):
-    self.parts = parts
+  def __init__(self, *datasets: Shards):
+    self.datasets = datasets
 
 
-# one, two and eight readers; parts of different numbers of shards; a mixture with random access
+# one, two and eight readers; datasets of different numbers of shards; a mixture with random access
 INPUTS = {
   'one shard': lambda rows: StreamInput(Source(Shards(0, 1)), T, B, rows),
   'five shards': lambda rows: StreamInput(Source(Shards(0, 5)), T, B, rows),
   'two shards': lambda rows: StreamInput(Source(Shards(0, 2)), T, B, rows),
   'many shards': lambda rows: StreamInput(Source(Shards(0, 16)), T, B, rows),
-  'parts': lambda rows: StreamInput(
+  'datasets': lambda rows: StreamInput(
     Source(Shards(0, 16, 3.0), Shards(50_000, 1), Shards(90_000, 2)), T, B, rows
   ),
   'mixture': lambda rows: mixture_of(
@@ -101,7 +101,7 @@ def test_any_number_of_processes_reads_the_same_batches(kind, rows):
   while at < 60:
     count = min(60 - at, int(rng.integers(1, 12)))
     found, position = read(make, int(rng.choice([1, 2, 4, 8])), at, count, position)
-    position = np.array(json.loads(json.dumps(position.tolist())), np.int64)  # as notes hold it
+    position = np.array(json.loads(json.dumps(position.tolist())), np.int64)  # as metadata holds it
     parts.append(found)
     at += count
   np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -155,20 +155,20 @@ def test_processes_share_the_work(monkeypatch):
     assert counts[1] / counts[processes] == pytest.approx(min(processes, 8), rel=0.05)
 
 
-def test_every_batch_has_each_part_by_its_rate():
-  """Lanes are at different places of the order of parts, and each reader is used."""
+def test_every_batch_has_each_dataset_by_its_rate():
+  """Sub-batches are at different places of the order of datasets, and each reader is used."""
   data = StreamInput(Source(Shards(0, 8, 3.0), Shards(50_000, 8, 1.0)), T, B, 'packed')
   found, position = read(lambda: data, 1, 0, 200)
   of_second = (found[:, :, 0] >= 50_000).sum(axis=1)
   np.testing.assert_array_equal(of_second, 2)
   table = position.reshape(8, 2, -1)
-  assert (table[:, :, Column.LANES] == 8).all()
+  assert (table[:, :, Field.SUB_BATCHES] == 8).all()
   used = np.unique(found[:, :, 0] // 1000)
   np.testing.assert_array_equal(used, [*range(8), *range(50, 58)])
 
 
-def test_a_position_in_other_parts_is_refused():
-  _, position = read(lambda: INPUTS['parts']('packed'), 1, 0, 2)
+def test_a_position_in_other_datasets_is_refused():
+  _, position = read(lambda: INPUTS['datasets']('packed'), 1, 0, 2)
   for kind in ('many shards', 'mixture'):
     with pytest.raises(UserError, match=r'other sources|is not what the checkpoint has read'):
       INPUTS[kind]('packed').seek(2, position)
@@ -181,7 +181,7 @@ def test_files_of_documents_are_shared_by_readers(tmp_path, monkeypatch):
     path.write_text('{"text": "in the beginning God created the heaven and the earth"}\n' * 40)
   source = DocumentSource([str(p) for p in paths], packaged.VOCAB, 8192)
   data = StreamInput(source, T, B)
-  assert data.first_position(B)[0, Column.READERS] == 4
+  assert data.first_position(B)[0, Field.READERS] == 4
   make = lambda: StreamInput(source, T, B)
   np.testing.assert_array_equal(read(make, 1, 0, 5)[0], read(make, 4, 0, 5)[0])
 

@@ -1,4 +1,4 @@
-"""Texts, pairs of texts and conversations are encoded as a whole; what is learned are places."""
+"""Documents, pairs and conversations are encoded as a whole; what is learned are spans."""
 
 import io
 import json
@@ -128,8 +128,8 @@ def test_the_end_of_a_text_is_one_that_stops_generation(tmp_path):
     assert TextEncoding(tokenizer, eos_ids=stated).end_ids == end
   nothing = open_tokenizer(written(tmp_path / 'b', eos_token=None))
   assert TextEncoding(nothing).document('a').tolist() == nothing.encode('a')
-  assert 'the tokenizer has no EOS' in TextEncoding(nothing).remarks[0]
-  assert TextEncoding(nothing, eos_ids=[256]).remarks == []
+  assert 'the tokenizer has no EOS' in TextEncoding(nothing).warnings[0]
+  assert TextEncoding(nothing, eos_ids=[256]).warnings == []
 
 
 def files(folder, **contents) -> str:
@@ -190,7 +190,7 @@ def test_prompts_of_a_run_that_learned_no_thinking_ask_for_none(tmp_path):
   path.write_text(json.dumps({'messages': chat('a', 'one').messages}) + '\n')
   rows = SftRows([str(path)], written(tmp_path / 't', THINK), 64, 259)
   assert rows.thinking is False
-  assert 'CHAT_THINKING=False' in rows.remarks[0]
+  assert 'CHAT_THINKING=False' in rows.warnings[0]
   example = rows.example(0)
   prompt = TextEncoding(rows.tokenizer, thinking=False).chat_prompt(chat('a').messages)
   assert example.ids[: len(prompt)].tolist() == prompt
@@ -217,8 +217,8 @@ def test_an_answer_that_the_template_leaves_out_is_named(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text(json.dumps({'messages': chat('a', 'one', 'b', 'two').messages}) + '\n')
   rows = SftRows([str(path)], written(tmp_path / 't', template), 99, 259)
-  assert 'another text before the last answer' in rows.remarks[0]  # its prompt has message 2
-  assert rows.remarks[1:] == [
+  assert 'another text before the last answer' in rows.warnings[0]  # its prompt has message 2
+  assert rows.warnings[1:] == [
     f'1 answer (the first: {path}:1, message 2) not learned, because nothing says where the chat '
     'template writes them'
   ]
@@ -243,7 +243,7 @@ def test_a_prompt_that_no_conversation_has_is_said(tmp_path):
   file.write_text(json.dumps({'messages': chat('a', 'b', 'c', 'd').messages}) + '\n')
   for template, count in ((CHATML, 0), (asks, 1)):
     rows = SftRows([str(file)], written(tmp_path, template), 200, 300)
-    assert sum('generation begins with what was not learned' in r for r in rows.remarks) == count
+    assert sum('generation begins with what was not learned' in r for r in rows.warnings) == count
     example = rows.example(0)
     learned = rows.tokenizer.decode_marked(example.ids[example.is_answer].tolist())
     assert learned == 'b<|im_end|>\nd<|im_end|>\n'

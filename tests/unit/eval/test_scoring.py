@@ -26,7 +26,7 @@ def test_the_table_of_a_task():
   assert result.table('lambada').splitlines() == [
     'lambada: 3,000 examples, 2,000.0 a second',
     '  acc                       0.5000 ± 0.2500',
-    '  3,000 texts longer than the model takes lost their beginning',
+    '  3,000 prompts longer than the model takes lost their beginning',
     '  2 unreadable records left out',
   ]
 
@@ -156,7 +156,7 @@ def test_tasks_by_naming_fields(tmp_path):
     write(tmp_path / f'{name}.jsonl', [record])
     path = task(tmp_path, kind='multiple_choice', files=f'{name}.jsonl', **spec)
     ((example,), _) = read_examples(find_tasks(path)[0][1])
-    assert (example.texts, example.choices, example.gold) == (texts, choices, gold)
+    assert (example.prompts, example.choices, example.gold) == (texts, choices, gold)
 
 
 def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
@@ -164,10 +164,10 @@ def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
   text = write(tmp_path / 'b.jsonl', [dict(text='He said no')])
   for path in (given, text):
     ((example,), _) = read_examples(find_tasks(f'lambada:{path}')[0][1])
-    assert (example.texts, example.choices) == (('He said',), (' no',))
+    assert (example.prompts, example.choices) == (('He said',), (' no',))
   paxs = write(tmp_path / 'c.jsonl', [dict(passage='Ice is cold.', question='is it', answer=True)])
   ((example,), _) = read_examples(find_tasks(f'boolq:{paxs}')[0][1])
-  assert example.texts == ('Ice is cold.\nquestion: is it?\nanswer:',)
+  assert example.prompts == ('Ice is cold.\nquestion: is it?\nanswer:',)
   assert (example.choices, example.gold) == ((' no', ' yes'), 1)
 
 
@@ -256,7 +256,7 @@ def test_names_of_fields_and_a_single_end(tmp_path):
   spec = GOOD | dict(kind='generate', doc_to_text='a', doc_to_target='b', until='Question:')
   spec = find_tasks(task(tmp_path, **spec))[0][1]
   (example,), _ = read_examples(spec)
-  assert (example.texts, example.target, spec.until) == (('{{x}}',), '7', ('Question:',))
+  assert (example.prompts, example.target, spec.until) == (('{{x}}',), '7', ('Question:',))
 
 
 @pytest.mark.parametrize(('answer', 'gold'), [(True, 1), ('True', 1), ('no', 0), (0, 0)])
@@ -275,7 +275,7 @@ def test_unreadable_records_are_left_out_only_if_asked_and_counted(tmp_path):
   with pytest.raises(UserError, match=r'a\.jsonl:2: '):
     read_examples(spec)
   examples, unreadable = read_examples(spec, skip_unreadable=True)
-  assert ([e.texts[0] for e in examples], unreadable) == (['x', 'z'], 2)
+  assert ([e.prompts[0] for e in examples], unreadable) == (['x', 'z'], 2)
 
 
 def test_tasks_between_commas(tmp_path):
@@ -347,7 +347,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert "l.jsonl:3: '{{context}}' cannot be written" in evaluate(trained, *flags).stderr
   flags.append('--skip_unreadable')
   result = evaluate(trained, *flags, f'--output={tmp_path / "out"}')
-  assert '1 texts longer than the model takes lost their beginning' in result.stdout
+  assert '1 prompts longer than the model takes lost their beginning' in result.stdout
   assert '1 unreadable records left out' in result.stdout
   found = json.loads((tmp_path / 'out' / 'results.json').read_text())['lambada']
   assert (found['num_examples'], found['truncated'], found['unreadable']) == (2, 1, 1)
@@ -428,7 +428,7 @@ def test_a_file_of_several_tasks_names_each(tmp_path):
   path.write_text(json.dumps([GOOD | dict(name='one'), GOOD | dict(name='two', kind='guess')]))
   with pytest.raises(UserError, match=r"all\.json: two: kind 'guess' is none of"):
     read_tasks([str(path)])
-  for text, match in (('[]', 'holds no task'), ('[3]', 'is no JSON object'), ('', 'is empty')):
+  for text, match in (('[]', 'holds no task'), ('[3]', 'is not a JSON object'), ('', 'is empty')):
     path.write_text(text)
     with pytest.raises(UserError, match=match):
       read_tasks([str(path)])

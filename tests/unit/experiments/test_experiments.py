@@ -233,12 +233,12 @@ def test_each_pattern_of_trainable_variables_matches(tmp_path):
     Run(experiment, tmp_path).trainer()
 
 
-def test_only_what_a_user_has_chosen_is_remarked_on():
+def test_warnings_are_only_about_what_a_user_has_chosen():
   synthetic = find('Synthetic126M')  # ends within its warmup, as in Pax
-  assert not [r for r in synthetic().remarks if 'MAX_STEPS' in r]
-  assert [r for r in synthetic(MAX_STEPS=90).remarks if 'ends within the warmup' in r]
+  assert not [r for r in synthetic().warnings if 'MAX_STEPS' in r]
+  assert [r for r in synthetic(MAX_STEPS=90).warnings if 'ends within the warmup' in r]
   mine = type('Mine', (synthetic,), {'MAX_STEPS': 90, '__module__': 'mine'})
-  assert [r for r in mine().remarks if 'ends within the warmup' in r]
+  assert [r for r in mine().warnings if 'ends within the warmup' in r]
 
 
 def test_an_attribute_of_ones_own_has_a_heading_of_its_own():

@@ -44,7 +44,7 @@ def test_fine_tuning_keeps_the_positions_of_the_weights(tmp_path):
   e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=128, **SMALL))
   e.validate()
   assert (e.MAX_POSITION_EMBEDDINGS, e.num_positions, exported(e)) == (8192, 8192, 8192)
-  assert not [line for line in e.remarks if 'positions' in line]
+  assert not [line for line in e.warnings if 'positions' in line]
   again = LLaMA(**e.values())  # from the experiment.json of the run, wherever the weights are
   assert again.replaced(CHECKPOINT_RESTORE_PATH='').num_positions == 8192
   tuned = {'CHECKPOINT_RESTORE_PATH': weights, 'MODEL': 'SmolLM135M'}
@@ -63,7 +63,7 @@ def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_pat
   e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=512, **SMALL))
   e.validate()
   assert exported(e) == 512
-  assert 'have 256 positions, and the model of this run has 512' in ' '.join(e.remarks)
+  assert 'have 256 positions, and the model of this run has 512' in ' '.join(e.warnings)
   stated = e.replaced(MAX_POSITION_EMBEDDINGS=256)
   with pytest.raises(UserError, match='MAX_SEQ_LEN=512 is longer than the model: it has MAX_POS'):
     stated.validate()
@@ -135,5 +135,5 @@ def test_weights_that_are_gone_are_a_problem_of_whoever_needs_them(tmp_path):
   with pytest.raises(UserError, match='gone is not a folder: it must be a job_log_dir'):
     build_experiment('HuggingFaceSFT', [], gone)
   (tmp_path / 'gone' / 'state').mkdir(parents=True)
-  with pytest.raises(UserError, match=r'is missing: which model .*gone is of is not known'):
+  with pytest.raises(UserError, match=r'is missing, so that the model of .*gone is not known'):
     build_experiment('HuggingFaceSFT', [], gone)

@@ -75,7 +75,7 @@ def test_no_document_is_held_out_where_none_is_to_be():
     (TinyGPT, dict(INIT_STD=-0.1), 'INIT_STD=-0.1 must not be negative'),
     (TinyGPT, dict(LAYERNORM_EPSILON=-1e-6), 'LAYERNORM_EPSILON=-1e-06 must not be negative'),
     (TinyGPT, dict(START_ID=-1), 'START_ID=-1 must not be negative'),
-    (TinyGPT, dict(START_ID=10**6), 'START_ID=1000000 is no token id'),
+    (TinyGPT, dict(START_ID=10**6), 'START_ID=1000000 is not a token id'),
     (LLaMA, dict(ROPE_THETA=0.0), 'ROPE_THETA=0 must be above 0'),
     (LLaMA, dict(ROPE_THETA=1.0, ROPE_FACTOR=2.0, ROPE_SCALING='yarn'), 'ROPE_THETA.* above 1'),
     (LLaMA, dict(ROPE_FRACTION=0.0), 'ROPE_FRACTION=0, above 0, not 0'),
@@ -118,5 +118,5 @@ def test_what_would_not_be_a_number_or_mean_nothing_is_refused(cls, values, mess
 def test_a_value_that_changes_nothing_is_said(cls, values, said):
   made = cls(**values)
   made.validate()
-  found = [r for r in made.remarks if 'changes nothing' in r]
+  found = [r for r in made.warnings if 'changes nothing' in r]
   assert sorted(r.partition(' ')[0] for r in found) == sorted(said)

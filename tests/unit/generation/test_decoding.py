@@ -320,7 +320,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
     ([], 'error: PROMPT is missing'),
     (['--prompt=a', '--system=b'], 'error: --system needs --chat'),
     (['--prompt=a', '--top_p=2'], 'error: top_p=2 must be above 0'),
-    (['--prompt=' + 'word ' * 100], 'leaves no room for another'),
+    (['--prompt=' + 'word ' * 100], 'leaves no room for a new token'),
     (['--prompt=a', '--chat'], 'comes with no chat template'),
     (['--prompt=a', '--tokenizer=/nowhere'], 'is not a file'),
   ):

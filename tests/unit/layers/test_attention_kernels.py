@@ -79,11 +79,11 @@ def test_reasons_are_sentences():
   e = TinyGPT(ATTEN_LOGIT_CAP=-1.0)
   gpu = e.attention_case(platform='gpu', capability=9.0)
   assert attention_kernels.why_not_fused(gpu) == ['cuDNN computes in 16 bits only']
-  (remark,) = e.attention_remarks(types.SimpleNamespace(platform='cuda', compute_capability='9.0'))
+  (choice,) = e.attention_choices(types.SimpleNamespace(platform='cuda', compute_capability='9.0'))
   assert (
-    remark == 'Attention to all tokens is computed by plain XLA: cuDNN computes in 16 bits only.'
+    choice == 'Attention to all tokens is computed by plain XLA: cuDNN computes in 16 bits only.'
   )
-  assert e.attention_remarks(jax.devices()[0]) == []
+  assert e.attention_choices(jax.devices()[0]) == []
 
 
 class Mine(Kernel):

@@ -21,7 +21,7 @@ from paxlite.layers.attention import (
   splash_attention,
   tiled_attention,
 )
-from paxlite.layers.attention.attention import DotProductAttention, Sinks
+from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.blockwise_attention import Blockwise
@@ -59,7 +59,7 @@ def compare(name: str) -> None:
   two = jnp.where(jnp.arange(T) < 20, 1, jnp.where(jnp.arange(T) < 50, 2, 0))
   cut = texts if way == 'only if seen' else two
   segments = cut[None].repeat(2, 0) if packed else None
-  sinks = functools.partial(Sinks, num_heads=8) if has_sinks else None
+  sinks = functools.partial(AttentionSinks, num_heads=8) if has_sinks else None
   logits = {'params': {'sinks': {'logits': jax.random.normal(keys[3], (8,))}}}
   values = dict(query_scale=0.35, window=window, logit_cap=cap, sinks_tpl=sinks)
 

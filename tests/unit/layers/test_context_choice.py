@@ -30,8 +30,8 @@ def test_bytes_are_those_of_the_rows_that_a_device_computes_at_a_time(parts):
   )  # fmt: skip
   rows = 16 // 4 // parts
   sent = rows * 2 * 8 * 4096 * 128 * 2  # the keys and values of the other device's tokens
-  (remark,) = experiment.attention_remarks(types.SimpleNamespace(platform='gpu'))
-  assert f' ms and {sent / 1e6:.0f} MB sent with ' in remark
+  (choice,) = experiment.attention_choices(types.SimpleNamespace(platform='gpu'))
+  assert f' ms and {sent / 1e6:.0f} MB sent with ' in choice
 
 
 def test_bytes_of_scores_and_masks():

@@ -20,7 +20,7 @@ from paxlite.layers.attention import (
   cudnn_attention,
   cudnn_call,
 )
-from paxlite.layers.attention.attention import DotProductAttention, Sinks
+from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.blockwise_attention import Blockwise
@@ -293,9 +293,9 @@ def test_what_experiments_ask_for(values, logits, ring):
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('window', [0, 6])
-def test_an_extra_logit_of_each_head(asked, window, packed, mesh):
+def test_a_sink_logit_of_each_head(asked, window, packed, mesh):
   """The calls take none: their results are corrected, and so is what the backward call reads."""
-  sinks = functools.partial(Sinks, num_heads=4)
+  sinks = functools.partial(AttentionSinks, num_heads=4)
   logits = jnp.asarray([0.5, -1.0, 2.0, 0.0])
   values = dict(query_scale=0.5, window=window, sinks_tpl=sinks)
 
@@ -343,7 +343,7 @@ def test_parts_of_a_ring(asked, queries, keys, causal, segmented):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_stages_with_extra_logits_are_rows_of_one_call(asked, monkeypatch):
+def test_stages_with_sink_logits_are_rows_of_one_call(asked, monkeypatch):
   stages = [jnp.stack([x, x[:, ::-1]]) for x in qkv()]
   logits_ZN = jnp.asarray([[0.5, -1.0, 2.0, 0.0], [1.0, 0.0, -3.0, 0.5]])
 

@@ -1,4 +1,4 @@
-"""Dropless experts: products of groups of rows, places, and the way between devices."""
+"""Dropless experts: products of groups of rows, slots, and the way between devices."""
 
 import functools
 
@@ -92,15 +92,15 @@ def test_groups_of_multiples_give_the_same(monkeypatch):
   monkeypatch.setattr(dropless, 'alignment', lambda w: 8)
   monkeypatch.setattr(dropless, 'grouped_matmul', product)
   found = output_and_gradients(layer, params, x, paddings)
-  assert shapes_seen[0][0] == 96  # 64 choices, and 7 more places for each of 4 experts
+  assert shapes_seen[0][0] == 96  # 64 choices, and 7 more slots for each of 4 experts
   close = functools.partial(np.testing.assert_allclose, atol=2e-6)
   jax.tree.map(close, found, expected)
 
 
-def test_places_are_in_the_order_of_experts_and_of_tokens():
+def test_slots_are_in_the_order_of_experts_and_of_tokens():
   choice, counts = dropless._sorted(jnp.array([2, 0, 5, 2, -1, 0]), 3)
   assert counts.tolist() == [2, 0, 2]
-  places = dropless._places(choice, counts, jnp.array([4, 0, 4]), num_places=12)
-  assert places.place_R.tolist() == [4, 0, 12, 5, 12, 1]
+  permutation = dropless._permutation(choice, counts, jnp.array([4, 0, 4]), num_slots=12)
+  assert permutation.slot_R.tolist() == [4, 0, 12, 5, 12, 1]
   none = 6
-  assert places.choice_P.tolist() == [1, 5, none, none, 0, 3, none, none] + [none] * 4
+  assert permutation.choice_P.tolist() == [1, 5, none, none, 0, 3, none, none] + [none] * 4

@@ -399,7 +399,7 @@ def on_whole_rows(q, k, v, visible, bias, softmax):
 )
 @pytest.mark.parametrize(
   'case',
-  ['plain', pytest.param('grouped', marks=pytest.mark.slow), 'window', 'bias and extra logit'],
+  ['plain', pytest.param('grouped', marks=pytest.mark.slow), 'window', 'bias and attention sink'],
 )
 def test_attention_by_blocks_is_attention(case, block_size, T):
   """Compares output and gradients under packing; keys after a block's last query are skipped."""

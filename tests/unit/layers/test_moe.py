@@ -53,10 +53,10 @@ def test_gating_is_praxis():
   reference = praxis.load('gating_cf2')
   routing = moe.route(jnp.asarray(reference['logits']), reference['paddings'] == 0, top_k=2)
   C = moe.capacity(group_size=12, num_experts=4, factor=2.0)
-  places = moe.assign_places(routing, C)
+  slots = moe.assign_slots(routing, C)
   expert = jax.nn.one_hot(routing.experts_JMX, 4)[..., None]
-  place = jax.nn.one_hot(places.places_JMX, C)[..., None, :]
-  at_JMXEC = expert * place * places.has_place_JMX[..., None, None]
+  slot = jax.nn.one_hot(slots.slots_JMX, C)[..., None, :]
+  at_JMXEC = expert * slot * slots.has_slot_JMX[..., None, None]
   np.testing.assert_array_equal(at_JMXEC.sum(2), reference['dispatch'])
   combine = (at_JMXEC * routing.weights_JMX[..., None, None]).sum(2)
   np.testing.assert_allclose(combine, reference['combine'], atol=1e-6)
@@ -148,7 +148,7 @@ def layers(capacity_factor=2.0, **kwargs):
 
 
 @pytest.mark.parametrize('top_k', [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 2])
-def test_dropless_equals_experts_with_places_for_all(top_k):
+def test_dropless_equals_experts_with_slots_for_all(top_k):
   """Compares output and gradients, at a capacity that drops nothing."""
   router = lambda **kwargs: moe.TopKRouter(top_k=top_k, **kwargs)
   (limited, dropless), params, x, paddings = layers(capacity_factor=4.0, router_tpl=router)
@@ -167,12 +167,12 @@ def test_dropless_equals_experts_with_places_for_all(top_k):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grads, grads2)
 
 
-def test_a_token_without_a_place_gets_nothing():
-  (layer, _), params, x, _ = layers(capacity_factor=0.1)  # 4 places for 16 tokens × 2 / 4 experts
+def test_a_token_without_a_slot_gets_nothing():
+  (layer, _), params, x, _ = layers(capacity_factor=0.1)  # 4 slots for 16 tokens × 2 / 4 experts
   params['router']['gate'] = jnp.zeros((16, 4)).at[:, 0].set(0)
   y, sown = layer.apply({'params': params}, x, mutable=SOWN)
   summaries = {k: float(v[0]) for k, v in sown['summaries'].items()}
-  # Without a preference, all tokens choose experts 0 and 1. The first 4 of a group get a place.
+  # Without a preference, all tokens choose experts 0 and 1. The first 4 of a group get a slot.
   assert summaries['dispatch_0'] == 0.75
   assert summaries['dispatch_2'] == 0.25
   assert summaries['over_capacity_1_ratio'] == 0.75
@@ -215,7 +215,7 @@ def test_what_cannot_be(changes, message):
     GLaM126M64E(**SMALL | changes).validate()
 
 
-# Each row is its own group, and few tokens have a place, so microbatches route as the batch does.
+# Each row is its own group, and few tokens have a slot, so microbatches route as the batch does.
 BY_ROW = SMALL | dict(NUM_MOE_GROUPS=4, EXPERT_CAPACITY_FACTOR=0.5, PERCORE_BATCH_SIZE=4)
 
 

@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 
 from paxlite.layers import remat
 from paxlite.layers.attention import attention_kernels
-from paxlite.layers.attention.attention import DotProductAttention, Sinks
+from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.softmax_attention import Softmax
@@ -51,7 +51,7 @@ CASES = {
   'plain': {},
   'window': dict(window=60),
   'cap': dict(logit_cap=3.0),
-  'extra logit': dict(sink_logit=0.7),
+  'attention sink': dict(sink_logit=0.7),
   'all': dict(window=130, logit_cap=3.0, sink_logit=0.0),
   'narrow values': {},  # as in latent attention
 }
@@ -65,7 +65,7 @@ CASES = {
     ('plain', 2, True, True),
     ('window', 4, True, False),
     ('cap', 1, False, False),
-    ('extra logit', 4, True, False),
+    ('attention sink', 4, True, False),
     ('all', 2, True, True),
     ('narrow values', 4, True, True),
   ],
@@ -159,7 +159,7 @@ def test_a_policy_keeps_what_the_backward_kernels_read(asked, policy, runs):
 @pytest.mark.parametrize('mesh', [False, True])
 def test_sinks_and_their_gradients(asked, mesh):
   """Each head has a learned logit, as in gpt-oss."""
-  sinks = functools.partial(Sinks, num_heads=4)
+  sinks = functools.partial(AttentionSinks, num_heads=4)
   logits = jnp.asarray([0.5, -1.0, 2.0, 0.0])
   values = dict(query_scale=0.125, window=60, sinks_tpl=sinks)
 

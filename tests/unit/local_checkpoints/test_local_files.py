@@ -31,7 +31,7 @@ def write(folder: LocalFolder, name: Name = NAME, kept: bool = True) -> bool:
 
 def whole(folder: LocalFolder) -> dict:
   file = folder.open(NAME)
-  assert file.notes == {'position': [[1, 2]]}
+  assert file.metadata == {'position': [[1, 2]]}
   return {key: file.read(key) for key in SHARDS}
 
 

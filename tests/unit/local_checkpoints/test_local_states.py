@@ -114,9 +114,9 @@ def restored(local, above=-1):
   found = local.restored(abstract, above)
   if found is None:
     return None
-  step, state, notes = found
+  step, state, metadata = found
   jax.tree.map(np.testing.assert_array_equal, state, small_state(step))
-  assert notes == {'batch_size': 4, 'step': step}
+  assert metadata == {'batch_size': 4, 'step': step}
   return step
 
 
@@ -199,13 +199,13 @@ def test_pages_of_the_state_before_the_last_are_used_again(local, tmp_path):
   assert restored(local()) == 12
 
 
-def test_an_error_of_the_notes_is_raised(local):
-  def notes():
+def test_an_error_of_the_metadata_is_raised(local):
+  def metadata():
     raise ConnectionError('a process is gone')
 
   run = local()
   run.begin(0)
-  run.save(small_state(3), 3, notes)
+  run.save(small_state(3), 3, metadata)
   with pytest.raises(ConnectionError, match='gone'):
     run.save(small_state(6), 6, dict)
 
@@ -222,7 +222,7 @@ def test_a_damaged_state_falls_back_to_the_one_before_it(killed, local, tmp_path
 
 def test_states_of_another_experiment_are_not_used(killed, local, caplog):
   assert restored(local(experiment=2)) is None
-  assert 'the local state of step 12 is of another experiment' in caplog.text
+  assert 'the local state of step 12 belongs to another experiment' in caplog.text
   assert restored(local(experiment=2, accept_changes=True)) == 12
 
 
@@ -271,13 +271,13 @@ def test_a_killed_run_loses_no_more_than_it_may(tmp_path, monkeypatch, lose):
   written = threading.Semaphore(0)
   write = local_states.LocalFolder.write
 
-  def slow(folder, name, shards, notes, commit, over):
+  def slow(folder, name, shards, metadata, commit, over):
     def late() -> bool:
       complete = commit()
       written.acquire()
       return complete
 
-    return write(folder, name, shards, notes, late, over)
+    return write(folder, name, shards, metadata, late, over)
 
   monkeypatch.setattr(local_states.LocalFolder, 'write', slow)
   (tmp_path / 'run').mkdir()

@@ -220,4 +220,4 @@ def test_the_weights_that_a_schedule_free_run_evaluates_are_said():
 
 def test_values_of_a_family_are_not_said():
   e = LLaMA7B(OPTIMIZER='lion')
-  assert [r for r in e.remarks if 'does not read' in r] == []  # its values are the family's own
+  assert [r for r in e.warnings if 'does not read' in r] == []  # its values are the family's own

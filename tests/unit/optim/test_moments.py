@@ -135,7 +135,7 @@ def test_a_step_without_finite_gradient_keeps_moments_in_bfloat16(trained):
 def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, target):
   """Moments of one type are restored bit by bit, and float32 becomes the nearest bfloat16."""
   t, state, _ = trained(source)
-  t.store.save(state, 2, t.data.notes(2)())
+  t.store.save(state, 2, t.data.metadata(2)())
   t.store.checkpoints.close()
   other = run(t.folder, **STORED[target]).trainer()
   restored, step = other.store.initial()
@@ -158,7 +158,7 @@ def test_frozen_weights_continue_in_the_other_dtype(tmp_path, before, after):
   make = lambda dtype: run(tmp_path / 'run', USE_LORA=True, FROZEN_DTYPE=dtype).trainer()
   t = make(before)
   state, _ = t.store.initial()
-  t.store.save(state, 2, t.data.notes(2)())
+  t.store.save(state, 2, t.data.metadata(2)())
   t.store.checkpoints.close()
   other = make(after)
   restored, step = other.store.initial()

@@ -228,7 +228,7 @@ def test_attributes_hold_for_an_optimizer_of_ones_own(cls):
 
 
 def test_attributes_that_an_optimizer_does_not_read_are_said():
-  unread = lambda e: [r for r in e.remarks if 'does not read' in r]
+  unread = lambda e: [r for r in e.warnings if 'does not read' in r]
   (said,) = unread(Lion())
   assert 'WEIGHT_DECAY' in said
   assert 'ADAM_EPSILON' in said
@@ -237,8 +237,8 @@ def test_attributes_that_an_optimizer_does_not_read_are_said():
   (said,) = unread(OwnLion())
   assert 'WEIGHT_DECAY' not in said
   assert unread(TinyGPT()) == []
-  remarks = TinyGPT(LR_SCHEDULE='constant', LR_COS_WARMUP=7).remarks
-  (said,) = [r for r in remarks if 'LR_COS_WARMUP' in r]
+  warnings = TinyGPT(LR_SCHEDULE='constant', LR_COS_WARMUP=7).warnings
+  (said,) = [r for r in warnings if 'LR_COS_WARMUP' in r]
   assert said.startswith('LR_COS_WARMUP: the optimizer of TinyGPT does not read it')
 
 

@@ -276,7 +276,7 @@ def test_every_flag_of_pax_works_or_is_answered(capsys):
 def test_flags_of_paxlite_are_never_taken_for_those_of_others():
   for name in OPTIONS:
     for flag in (f'--{name}', f'--no{name}', f'--{name}=x'):
-      assert other_names.remark_on(flag) is None
+      assert other_names.warning_about(flag) is None
 
 
 @pytest.mark.parametrize('mode', names_of_pax.MODES)
@@ -363,11 +363,11 @@ def test_every_flag_of_the_converters_is_accepted_or_answered():
           with pytest.raises(UserError, match=f'{flag}: paxlite has nothing like it: '):
             other_names.translated(argv, names)
           continue
-        kept, remarks = other_names.translated(argv, names)
+        kept, warnings = other_names.translated(argv, names)
         if answer.kind == 'needless':
-          assert (kept, len(remarks)) == (['--to=y'], 1)
+          assert (kept, len(warnings)) == (['--to=y'], 1)
         elif answer.kind == 'same':
-          assert (kept, remarks) == (argv, [])
+          assert (kept, warnings) == (argv, [])
         else:
           assert ' '.join(kept) == ' '.join(argv).replace(flag, answer.target)
 

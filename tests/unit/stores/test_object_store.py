@@ -277,7 +277,7 @@ def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
       lambda: list(portal.below('other', known='run/experiment.json')),
       lambda: portal.folders('run/checkpoints', 'run/experiment.json'),
     ):
-      with pytest.raises(OSError, match='what answers is no object store, or hides a part of it'):
+      with pytest.raises(OSError, match='the server is not an object store, or hides a part of it'):
         read()
     if mode == 'page':
       with pytest.raises(OSError, match='random name'):
@@ -290,7 +290,7 @@ def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
         list(portal.chunks('run/experiment.json', 2))
     monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
     object_store._proven.clear()
-    with pytest.raises(UserError, match='what answers is no object store'):
+    with pytest.raises(UserError, match='the server is not an object store'):
       object_copies.copy_of(Address.parsed('gs://bkt/run/'))
   assert store.folders('run/checkpoints', 'run/experiment.json') == []
   store.write('run/checkpoints/one/x', b'')

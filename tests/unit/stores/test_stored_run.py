@@ -108,7 +108,7 @@ def test_a_page_for_a_list_does_not_begin_the_run_again(gcs, tmp_path, monkeypat
     monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
     for folder in ('a', 'b'):
       with (
-        pytest.raises(UserError, match='what answers is no object store'),
+        pytest.raises(UserError, match='the server is not an object store'),
         stored(tmp_path / folder),
       ):
         pass

@@ -108,7 +108,7 @@ def test_what_is_missing_is_said(tmp_path):
   with open(folder / 'metrics.jsonl', 'a') as f:
     f.write('{"step": 4, "loss": null}\n{"st')
   (run,) = read_runs([str(folder)])
-  assert run.remarks == [
+  assert run.warnings == [
     '1 of 5 lines of metrics.jsonl cannot be read and are left out.',
     'versions.json is missing or cannot be read.',
     '1 recorded steps have no finite loss and are left out of the curves.',
@@ -124,7 +124,7 @@ def test_what_was_skipped_is_said_with_the_reason(tmp_path):
   records = (json.dumps(dict(step=s, loss=1.0, skipped_steps=n)) + '\n' for s, n in counts.items())
   (folder / 'metrics.jsonl').write_text(''.join(records))
   (run,) = read_runs([str(folder)])
-  assert run.remarks[-1] == (
+  assert run.warnings[-1] == (
     '3 steps were skipped, because their gradient or loss was not finite: 2 in steps 11 to 20, '
     '1 in steps 31 to 40. They changed nothing.'
   )

@@ -19,7 +19,7 @@ class Store:
   def __init__(self):
     self.saved = []
 
-  def save(self, state, step, notes, to):
+  def save(self, state, step, metadata, to):
     self.saved.append(step)
 
 

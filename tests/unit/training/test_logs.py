@@ -45,7 +45,7 @@ def test_a_bad_line_is_set_aside_and_the_good_ones_go_on(tmp_path, caplog, name,
   assert (tmp_path / f'{name}.damaged').read_bytes() == content
   (told,) = caplog.messages
   assert told == (
-    f'{tmp_path / name} is damaged (line 3 is no record; the run continues with the others): '
+    f'{tmp_path / name} is damaged (line 3 is not a record; the run continues with the others): '
     f'moved to {name}.damaged'
   )
 
@@ -92,7 +92,7 @@ def test_damaged_records_of_time_are_set_aside(tmp_path, caplog, content):
   goodput.Goodput(tmp_path).write()
   assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f'{path.name}.damaged']
   assert goodput.report(tmp_path).attempts == 1
-  assert 'is damaged (it is no record of an attempt)' in caplog.text
+  assert 'is damaged (it is not a record of an attempt)' in caplog.text
 
 
 def points(folder) -> list[tuple[int, float]]:

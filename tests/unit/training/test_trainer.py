@@ -457,16 +457,16 @@ def test_rates_and_decays_out_of_range_are_refused(name, value, message):
 
 
 def test_what_is_odd_and_no_mistake_is_said():
-  assert TinyGPT().remarks == []
-  assert TinyGPT(LEARNING_RATE=0.0).remarks == ['LEARNING_RATE=0: no step changes a variable.']
-  assert TinyGPT(MAX_STEPS=2).remarks == [
+  assert TinyGPT().warnings == []
+  assert TinyGPT(LEARNING_RATE=0.0).warnings == ['LEARNING_RATE=0: no step changes a variable.']
+  assert TinyGPT(MAX_STEPS=2).warnings == [
     'MAX_STEPS=2 ends within the warmup (LR_COS_WARMUP=2): the learning rate never reaches '
     'LEARNING_RATE.'
   ]
-  assert TinyGPT(MAX_STEPS=3).remarks == [
+  assert TinyGPT(MAX_STEPS=3).warnings == [
     'MAX_STEPS=3 ends before the learning rate decays (LR_COS_DECAY_START=3).'
   ]
-  assert TinyGPT(MAX_STEPS=2, LR_SCHEDULE='constant').remarks == []
+  assert TinyGPT(MAX_STEPS=2, LR_SCHEDULE='constant').warnings == []
 
 
 def test_a_run_of_600_steps_saves_and_prints_often():

@@ -204,13 +204,13 @@ def test_a_tokenizer_is_the_one_that_the_file_was_made_of(tmp_path, add_bos, add
     ({'tokenizer.ggml.token_type': [9] * 261}, 'token_type 9 is not implemented'),
     ({'tokenizer.ggml.token_type': [1]}, '261 tokens and 1 of token_type'),
     ({'tokenizer.ggml.tokens': ['a'] * 261}, "the token 'a' is there twice"),
-    ({'tokenizer.chat_template.tool': 3}, 'chat_template.tool must be a text'),
+    ({'tokenizer.chat_template.tool': 3}, 'chat_template.tool must be a string'),
   ],
 )
 def test_tokenizers_that_are_refused(tmp_path, changes, match):
   with pytest.raises(UserError, match=match):
     gguf_tokenizer.write_tokenizer(vocabulary() | changes, tmp_path)
-  with pytest.raises(UserError, match='it has 261 tokens, and the model 300 ids'):
+  with pytest.raises(UserError, match='it has 261 tokens, and the model has 300 ids'):
     gguf_tokenizer.write_tokenizer(vocabulary(), tmp_path, 300)
 
 
@@ -232,7 +232,7 @@ def test_an_array_that_claims_more_than_there_is(tmp_path, count):
   array = text(b'a.numbers') + struct.pack('<IIQ', 9, 4, count) + struct.pack('<5I', *range(5))
   path = tmp_path / 'model.gguf'
   path.write_bytes(header(0, 1) + array)
-  with pytest.raises(UserError, match=r'is no GGUF file, or is cut short \(it ends too early'):
+  with pytest.raises(UserError, match=r'is not a GGUF file, or is cut short \(it ends too early'):
     GgufTensors(path)
 
 

@@ -72,7 +72,7 @@ def test_ids_that_end_a_text_come_from_all_files(caplog):
   assert experiment_of(SMALL | dict(eos_token_id=None), WHERE, [5]).EOS_IDS == [5]
   assert experiment_of(one, WHERE, None).EOS_IDS == [7]
   assert end_ids([3, 200, 3], 96) == [3]
-  assert 'eos_token_id 200 can never come: the model has 96 ids' in caplog.text
+  assert 'eos_token_id 200 is never generated: the model has 96 ids' in caplog.text
   with pytest.raises(UserError, match='at most 64'):
     end_ids(list(range(90)), 96)
 

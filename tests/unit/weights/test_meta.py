@@ -38,13 +38,13 @@ def test_a_good_folder_is_accepted(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'match'),
   [
-    ({3: torch.zeros(2)}, '3 is no name'),
+    ({3: torch.zeros(2)}, '3 is not a name'),
     ({'norm.weight': 1.0}, 'norm.weight is float'),
     ({'norm.weight': torch.zeros(())}, r'norm.weight is \[\] and the model has \[8\]'),
     ({'layers.0.attention.wq.weight': torch.zeros(8)}, 'wq.weight is'),
     ({'layers.0.attention.wo.weight': torch.zeros(8)}, 'which is not a matrix'),
-    ({'tok_embeddings.weight': torch.zeros(8)}, 'is missing, or no matrix|is not a matrix'),
-    ({'tok_embeddings.weight': torch.zeros(())}, 'is missing, or no matrix|is not a matrix'),
+    ({'tok_embeddings.weight': torch.zeros(8)}, 'is missing or not a matrix|is not a matrix'),
+    ({'tok_embeddings.weight': torch.zeros(())}, 'is missing or not a matrix|is not a matrix'),
     ({'output.weight': torch.zeros(16, 8).to_sparse()}, 'output.weight holds no values'),
     ({'output.weight': torch.zeros(1, 1).expand(16, 8)}, 'more elements than are stored'),
     ({'norm.weight': torch.zeros(8, device='meta')}, 'norm.weight'),

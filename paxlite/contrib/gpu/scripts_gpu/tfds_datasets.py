@@ -142,7 +142,7 @@ def check_sums(folder: pathlib.Path) -> int:
       digest, _, name = line.strip().partition(' ')
       path = folder / name.strip().removeprefix('*')
       if len(digest) != 64 or not name:
-        raise UserError(f'{sums}:{number} is no line of a checksum and a file')
+        raise UserError(f'{sums}:{number} is not a line with a checksum and a file name')
       if path.is_file():
         check(path, digest)
         count += 1

@@ -12,9 +12,9 @@ AXES = ('replica', 'data', 'mdl')
 VALUES = {'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
 
 
-def microbatches(kept=(), **changes) -> list[int]:
+def microbatches(fixed=(), **changes) -> list[int]:
   arguments = dict(devices=8, shards=4, global_batch=16, stages=1) | changes
-  found = choices.batches(TinyGPT(NUM_MICROBATCHES=2), kept=frozenset(kept), **arguments)
+  found = choices.batches(TinyGPT(NUM_MICROBATCHES=2), fixed=frozenset(fixed), **arguments)
   if rows := arguments['global_batch']:
     assert {b['PERCORE_BATCH_SIZE'] for b in found} <= {rows / 8}
   return [b['NUM_MICROBATCHES'] for b in found]
@@ -24,26 +24,26 @@ def test_each_shard_has_equal_parts_of_a_batch():
   assert microbatches() == [1, 2, 4]
   assert microbatches(global_batch=12) == [1]
   assert microbatches(global_batch=18, shards=8) == []
-  assert microbatches(kept=['NUM_MICROBATCHES']) == [2]
+  assert microbatches(fixed=['NUM_MICROBATCHES']) == [2]
 
 
 def test_a_pipeline_has_a_microbatch_for_each_stage():
   assert microbatches(stages=4, shards=2) == [4, 8]
-  assert microbatches(stages=4, shards=2, kept=['NUM_MICROBATCHES']) == [2]
+  assert microbatches(stages=4, shards=2, fixed=['NUM_MICROBATCHES']) == [2]
 
 
 def test_only_a_pipeline_with_enough_microbatches_repeats():
   machine = Machine('here', 'cpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
   experiment = TinyGPT(NUM_LAYERS=16, USE_REPEATED_LAYER=True)
-  kept = frozenset({'CHECKPOINT_POLICY', 'NUM_LOSS_CHUNKS', 'ATTENTION_BLOCK_SIZE'})
+  fixed = frozenset({'CHECKPOINT_POLICY', 'NUM_LOSS_CHUNKS', 'ATTENTION_BLOCK_SIZE'})
   repeats: dict[int, set[object]] = {}
-  for c in Space(experiment, machine, kept, global_batch=16):
+  for c in Space(experiment, machine, fixed, global_batch=16):
     stages = c.layout.sizes.get('stage', 1)
     repeats.setdefault(stages, set()).add(c.values['NUM_PIPELINE_REPEATS'])
     if stages > 1:
       c.of(experiment)
   assert repeats == {1: {1}, 2: {1, 2, 4}, 4: {1, 2, 4}, 8: {1, 2}}  # 8 stages of two layers
-  one_part = Space(experiment, machine, kept | {'NUM_MICROBATCHES'}, global_batch=16)
+  one_part = Space(experiment, machine, fixed | {'NUM_MICROBATCHES'}, global_batch=16)
   assert {c.values['NUM_PIPELINE_REPEATS'] for c in one_part} == {1}
 
 
@@ -55,10 +55,10 @@ def test_what_an_experiment_has_is_a_candidate():
     MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[4, 1, 1, 1],
     DCN_MESH_SHAPE=[1, 1, 1, 1],
   )  # fmt: skip
-  kept = frozenset({*choices.MESH, 'NUM_MICROBATCHES'})
+  fixed = frozenset({*choices.MESH, 'NUM_MICROBATCHES'})
   of = lambda *more: {
     c.values['NUM_PIPELINE_REPEATS']
-    for c in Space(experiment, machine, kept | {*more}, global_batch=8)
+    for c in Space(experiment, machine, fixed | {*more}, global_batch=8)
   }
   assert of('NUM_PIPELINE_REPEATS') == {2}
   assert of() == {1, 2}

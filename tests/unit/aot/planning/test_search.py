@@ -239,7 +239,9 @@ class OtherModel(Experiment):
 
 
 def test_an_experiment_without_a_language_model_is_refused():
-  with pytest.raises(UserError, match='OtherModel is no language model, and paxlite plan knows no'):
+  with pytest.raises(
+    UserError, match='OtherModel is not a language model, and paxlite plan takes only'
+  ):
     tool.main([f'{__name__}.OtherModel', '--target=v5e-8'])
 
 

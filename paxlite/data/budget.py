@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-ALLOWANCE = 1 << 27  # characters and steps: a few seconds, and at most half a gigabyte
+BUDGET = 1 << 27  # characters and steps: a few seconds, and at most half a gigabyte
 
 _ELEMENT = 48  # cost of an element of a list, in characters
 _PIECE = 16  # a character that may become an element, or that Python does more with than copy
@@ -57,17 +57,17 @@ _T = TypeVar('_T')
 
 
 class TooMuch(Exception):
-  """Raised when a rendering costs more than its allowance."""
+  """Raised when a rendering costs more than its budget."""
 
   def __init__(self, what: str = 'it computes or writes far more than a conversation'):
     super().__init__(what)
 
 
-class Allowance:
+class Budget:
   """The characters and steps that a rendering has left."""
 
   def __init__(self) -> None:
-    self.left = ALLOWANCE
+    self.left = BUDGET
 
   def pay(self, cost: int) -> bool:
     """Subtracts `cost`; returns True, so that a condition can begin with this call."""
@@ -153,7 +153,7 @@ class Allowance:
 
   def formatted(self, form: str, arguments: object) -> None:
     """Pays for formatting a text; widths of its fields may be numbers in it or arguments."""
-    widths = sum(min(int(digits[:18]), ALLOWANCE + 1) for digits in re.findall(r'\d+', form))
+    widths = sum(min(int(digits[:18]), BUDGET + 1) for digits in re.findall(r'\d+', form))
     fields = 1 + form.count('{') + form.count('%')
     if '*' in form or re.search(r':[^{}]*\{', form):
       inner = arguments if isinstance(arguments, tuple | list) else [arguments]
@@ -192,7 +192,7 @@ def _integers(values: Iterable[object]) -> Iterator[int]:
       yield from (x for x in value.values() if isinstance(x, int))
 
 
-def _filter(allowance: Allowance, name: str, call: Callable[..., object]) -> Callable[..., object]:
+def _filter(budget: Budget, name: str, call: Callable[..., object]) -> Callable[..., object]:
   """Wraps a filter of Jinja's so that it pays for its cost.
 
   Some filters take a context or an environment as their first argument.
@@ -200,12 +200,12 @@ def _filter(allowance: Allowance, name: str, call: Callable[..., object]) -> Cal
   at = int(hasattr(call, 'jinja_pass_arg'))  # position of the value among the arguments
 
   def lazy(*args: Any, **kwargs: object) -> object:
-    allowance.pay(_CALL)
-    return call(*args[:at], allowance.counted(args[at]), *args[at + 1 :], **kwargs)
+    budget.pay(_CALL)
+    return call(*args[:at], budget.counted(args[at]), *args[at + 1 :], **kwargs)
 
   def by_reference(*args: Any, **kwargs: object) -> object:
     copied = name in ('list', 'reverse') and isinstance(args[at], Collection)
-    allowance.pay(_CALL + (_ELEMENT * len(args[at]) if copied else 0))
+    budget.pay(_CALL + (_ELEMENT * len(args[at]) if copied else 0))
     return call(*args, **kwargs)
 
   def paying(*args: Any, **kwargs: object) -> object:
@@ -213,54 +213,54 @@ def _filter(allowance: Allowance, name: str, call: Callable[..., object]) -> Cal
     if name in ('join', 'sum') and not isinstance(value, Collection):
       value = list(value)
       args = (*args[:at], value, *args[at + 1 :])
-    allowance.pay(_CALL + allowance.size(value) * (_PIECE if name in _HEAVY else 1))
+    budget.pay(_CALL + budget.size(value) * (_PIECE if name in _HEAVY else 1))
     if len(args) > at + 1 or kwargs:
       given = [*args[at + 1 :], *kwargs.values()]
-      allowance.whole(given)
-      _pay_for_growth(allowance, name, value, given)
+      budget.whole(given)
+      _pay_for_growth(budget, name, value, given)
     elif name == 'indent':
-      _pay_for_growth(allowance, name, value, [])
+      _pay_for_growth(budget, name, value, [])
     result = call(*args, **kwargs)
-    allowance.pay(len(result) if type(result) is str else allowance.size(result))
+    budget.pay(len(result) if type(result) is str else budget.size(result))
     return result
 
   chosen = lazy if name in _LAZY else by_reference if name in _BY_REFERENCE else paying
   return functools.wraps(call)(chosen)
 
 
-def _pay_for_growth(allowance: Allowance, name: str, value: Any, given: list[object]) -> None:
+def _pay_for_growth(budget: Budget, name: str, value: Any, given: list[object]) -> None:
   """Pays for the output that a filter's other arguments add to its value."""
   if name in ('batch', 'center', 'slice'):
-    allowance.pay(max(_integers(given), default=0))
+    budget.pay(max(_integers(given), default=0))
   elif name == 'format':
-    allowance.formatted(str(value), given)
+    budget.formatted(str(value), given)
   elif name == 'indent':
     wide = max([4, *_integers(given), *(len(x) for x in given if isinstance(x, str))])
-    allowance.pay(wide * (1 + len(str(value).splitlines())))
+    budget.pay(wide * (1 + len(str(value).splitlines())))
   elif name == 'join':
     between = max((len(x) for x in given if isinstance(x, str)), default=0)
-    allowance.pay(between * len(value))
+    budget.pay(between * len(value))
   elif name == 'replace':
-    allowance.replaced(str(value), *[*given, '', ''][:2])
+    budget.replaced(str(value), *[*given, '', ''][:2])
   elif name == 'round' and any(abs(x) > _MAX_PRECISION for x in _integers(given)):
     raise TooMuch(f'it rounds to more than {_MAX_PRECISION} places')
   elif name == 'sum' and any(isinstance(x, Collection) for x in given):
-    allowance.pay(len(value) * allowance.size(value))
+    budget.pay(len(value) * budget.size(value))
 
 
-def _test(allowance: Allowance, call: Callable[..., object]) -> Callable[..., object]:
+def _test(budget: Budget, call: Callable[..., object]) -> Callable[..., object]:
   at = int(hasattr(call, 'jinja_pass_arg'))
 
   def paying(*args: object, **kwargs: object) -> object:
     for value in (*args[at:], *kwargs.values()):
-      allowance.whole(value)
-    allowance.pay(_CALL)
+      budget.whole(value)
+    budget.pay(_CALL)
     return call(*args, **kwargs)
 
   return functools.wraps(call)(paying)
 
 
-def _tojson(allowance: Allowance) -> Callable[..., str]:
+def _tojson(budget: Budget) -> Callable[..., str]:
   """Returns the tojson filter of transformers, which escapes nothing for HTML."""
 
   def tojson(
@@ -271,7 +271,7 @@ def _tojson(allowance: Allowance) -> Callable[..., str]:
     sort_keys: bool = False,
   ) -> str:
     between = sum(map(len, separators or ()))
-    allowance.pay((4 + between) * allowance.size(x))
+    budget.pay((4 + between) * budget.size(x))
     if indent is None:
       return json.dumps(x, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
     wide = indent if isinstance(indent, int) else len(indent)
@@ -282,7 +282,7 @@ def _tojson(allowance: Allowance) -> Callable[..., str]:
     )
     pieces = []
     for piece in encoder.iterencode(x):
-      allowance.pay(_ELEMENT + len(piece))
+      budget.pay(_ELEMENT + len(piece))
       pieces.append(piece)
     return ''.join(pieces)
 
@@ -290,26 +290,26 @@ def _tojson(allowance: Allowance) -> Callable[..., str]:
 
 
 def filters(
-  allowance: Allowance, known: Mapping[str, Callable[..., object]]
+  budget: Budget, known: Mapping[str, Callable[..., object]]
 ) -> dict[str, Callable[..., object]]:
   """Returns those of Jinja's filters that chats can use, and the tojson of transformers."""
-  paying = {k: _filter(allowance, k, f) for k, f in known.items() if k not in _LEFT_OUT}
-  return paying | {'tojson': _tojson(allowance)}
+  paying = {k: _filter(budget, k, f) for k, f in known.items() if k not in _LEFT_OUT}
+  return paying | {'tojson': _tojson(budget)}
 
 
 def tests(
-  allowance: Allowance, known: Mapping[str, Callable[..., object]]
+  budget: Budget, known: Mapping[str, Callable[..., object]]
 ) -> dict[str, Callable[..., object]]:
   """Returns Jinja's tests; those that only look at a type cost nothing."""
-  return {k: _test(allowance, f) if k in _DEEP_TESTS else f for k, f in known.items()}
+  return {k: _test(budget, f) if k in _DEEP_TESTS else f for k, f in known.items()}
 
 
-def added(allowance: Allowance, first: Any, *others: Any) -> Any:
+def added(budget: Budget, first: Any, *others: Any) -> Any:
   """Pays for first + … + last and returns it."""
   for other in others:
     if type(first) is type(other) is str:
-      allowance.pay(len(first) + len(other))
+      budget.pay(len(first) + len(other))
     else:
-      allowance.operator('+', first, other)
+      budget.operator('+', first, other)
     first = first + other
   return first

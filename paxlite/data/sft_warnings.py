@@ -3,7 +3,7 @@
 from paxlite.data.text_encoding import Encoded
 
 
-class Remarks:
+class ExampleWarnings:
   """Counts what is odd in examples.
 
   Attributes:
@@ -17,8 +17,8 @@ class Remarks:
     self._unprompted: list[str] = []
     self._without_thinking = self._with_thinking = 0
 
-  def note(self, place: str, encoded: Encoded) -> None:
-    """Notes an example that was read at `place`."""
+  def add(self, place: str, encoded: Encoded) -> None:
+    """Counts what is odd in an example that was read at `place`."""
     if encoded.prompt_differs:
       self._differing.append(place)
     if encoded.is_unprompted:
@@ -32,14 +32,14 @@ class Remarks:
     """False if every answer follows a prompt without thinking; None otherwise."""
     return False if self._without_thinking and not self._with_thinking else None
 
-  def lines(self, has_endless_texts: bool) -> list[str]:
+  def lines(self, has_endless_answers: bool) -> list[str]:
     """Returns a line for each thing that is odd.
 
     Args:
-      has_endless_texts: Whether there are pairs of texts, and no id that ends them.
+      has_endless_answers: Whether there are prompts with one answer, and no id that ends it.
     """
     found = []
-    if has_endless_texts:
+    if has_endless_answers:
       found.append(
         'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
         "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
