@@ -194,8 +194,11 @@ class CapacityDispatch:
     take = jax.vmap(lambda rows, index: rows.at[index].get(mode='fill', fill_value=0))
     in_JPD = shard(take(x_JMD, token_JP), 'batch', None, 'act_embed')
 
-    # from sharding by group to sharding by expert, the all-to-all of expert parallelism
-    in_JECD = shard(in_JPD.reshape(J, E, C, D), 'expert_groups', 'experts', None, 'act_embed')
+    # From sharding by group to sharding by expert: the all-to-all of expert parallelism. Both sides
+    # are stated for one shape, because XLA of jax 0.11 does not look through the reshape, and then
+    # replicates the tokens.
+    in_JECD = shard(in_JPD.reshape(J, E, C, D), 'batch', None, None, 'act_embed')
+    in_JECD = shard(in_JECD, 'expert_groups', 'experts', None, 'act_embed')
     w = experts.weights
     hidden = []
     for i, w_in_EDF in enumerate(w.w_in_EDF):
@@ -208,6 +211,7 @@ class CapacityDispatch:
     for b_ED in w.b_out_ED:
       out_JECD += b_ED[:, None]
     out_JECD = shard(out_JECD, 'expert_groups', 'experts', None, 'act_embed')
+    out_JECD = shard(out_JECD, 'batch', None, None, 'act_embed')
     out_JPD = shard(out_JECD.reshape(J, E * C, D), 'batch', None, 'act_embed')
     out_JMXD = take(out_JPD, slot_JMX)
     weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
