@@ -13,7 +13,7 @@ The names below are the public interface. Importing paxlite imports none of them
 import sys
 
 # `python -m paxlite…` has put the current folder first on the path, and so before the modules that
-# are imported from here on; cli/own_modules.py imports the user's modules from there. While Python
+# are imported from here on; cli/user_modules.py imports the user's modules from there. While Python
 # looks for the module, argv[0] is '-m'.
 if sys.argv[:1] == ['-m'] and not sys.flags.safe_path:
   _program = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)].rpartition('-m')[2]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from paxlite.checkpointing import save_errors
-from paxlite.cli import command_line, own_code
+from paxlite.cli import command_line, user_code
 from paxlite.cli.parser import HELP
 from paxlite.cli.run_options import RunParser
 from paxlite.cli.terminal import occupy_standard_files, print_logs, settle, warn
@@ -98,7 +98,7 @@ def _unexpected(error: Exception, folder: str) -> int:
   place = None if not folder or '://' in folder else pathlib.Path(folder)
   has_files = '://' in folder or (place is not None and (place / 'versions.json').exists())
   files = f', and experiment.txt and versions.json in {folder}' if has_files else ''
-  own_code.print_error(error, f'{command_line.DEFECT}{files}.', place)
+  user_code.print_error(error, f'{command_line.DEFECT}{files}.', place)
   return 1
 
 

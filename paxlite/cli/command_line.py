@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.cli import own_code, terminal
-from paxlite.cli.own_modules import import_named
+from paxlite.cli import terminal, user_code
+from paxlite.cli.user_modules import import_named
 from paxlite.core.errors import NO_SPACE, UserError, check_interpreter
 from paxlite.other_systems import other_names
 from paxlite.other_systems.answers import Names
@@ -67,7 +67,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       if isinstance(e, OSError) and e.errno in NO_SPACE:
         print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
       else:
-        own_code.print_error(e, f'{DEFECT}, and the command.')
+        user_code.print_error(e, f'{DEFECT}, and the command.')
       sys.exit(1)
 
 
@@ -166,7 +166,7 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
       try:
         import_named(argument.removeprefix('--import='))
       except ImportError as e:
-        if own_code.frame_of(e) is not None:  # the module is there, and does not import
+        if user_code.frame_of(e) is not None:  # the module is there, and does not import
           raise
         raise UserError(f'{argument}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]

@@ -42,7 +42,7 @@ _BALANCE = 9 / 8  # the shards of one reader may be larger than those of another
 
 
 class Examples(Protocol):
-  """The side of a Dataset that rows are made of; about.py wraps it to measure examples."""
+  """The side of a Dataset that rows are made of; data_summary.py wraps it to measure examples."""
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int

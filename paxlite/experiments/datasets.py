@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
-from paxlite.cli.own_modules import import_named
+from paxlite.cli.user_modules import import_named
 from paxlite.config.attribute_kinds import NotNegativeInt, Run, Training
 from paxlite.config.attributes import StoredPath, attribute_types
 from paxlite.config.templates import config

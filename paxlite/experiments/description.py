@@ -11,7 +11,7 @@ from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment, full_name
-from paxlite.optim import partitions
+from paxlite.optim import partition_report
 from paxlite.parallel import partitioning
 from paxlite.training.task import Task
 from paxlite.training.train_state import TrainState
@@ -39,7 +39,7 @@ def warnings(experiment: Experiment, task: Task, state: TrainState) -> list[str]
     state: A state of the task, or its shapes.
   """
   trainable, _ = task.optimizer.split(state.params)
-  parts = partitions.described(state.opt_state, trainable)
+  parts = partition_report.described(state.opt_state, trainable)
   return [*experiment.warnings, *parts]
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import fiddle as fdl
 
-from paxlite.cli.own_code import place_of
+from paxlite.cli.user_code import place_of
 from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.tracking.writers import Writer

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import fiddle as fdl
 
-from paxlite.cli.own_modules import hidden, import_named
+from paxlite.cli.user_modules import hidden, import_named
 from paxlite.config.experiment_file import FINE_TUNING, WeightsFacts
 from paxlite.config.former_names import current_values
 from paxlite.config.templates import selections_named

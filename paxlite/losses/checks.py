@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paxlite.cli.own_code import place_of
+from paxlite.cli.user_code import place_of
 from paxlite.core.errors import UserError
 from paxlite.layers.sown import is_count, is_maximum
 from paxlite.losses.loss import Loss

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import optax
 from optax import contrib
 
-from paxlite.cli.own_code import place_of
+from paxlite.cli.user_code import place_of
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.optim.transformations import Skippable, scale_by_learning_rate, scale_by_pax_adam

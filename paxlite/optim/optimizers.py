@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.cli import own_code
+from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
@@ -172,7 +172,7 @@ def _explained(what: str) -> Iterator[None]:
   except UserError:
     raise
   except Exception as e:
-    if own_code.frame_of(e) is not None:
+    if user_code.frame_of(e) is not None:
       raise
     raise UserError(
       f'the optimizer cannot {what} the trainable variables: {type(e).__name__}: {line_of(e)}'

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from paxlite.cli import own_code
+from paxlite.cli import user_code
 from paxlite.cli.terminal import settle, warn
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.processes.agreement import Statement, difference
@@ -123,7 +123,7 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
       time.sleep(_VERDICT_SECONDS)  # Meanwhile peers.py names the lost process, and ends this one.
       code, what = EXIT_AGAIN, f'stopped: {process} lost another one: {str(e).splitlines()[0]}'
     else:
-      own_code.print_error(e, '')
+      user_code.print_error(e, '')
       code, what = 1, f'stopped: {process} failed'
     warn(what)
     settle()

@@ -5,7 +5,7 @@ import shlex
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.programs.agreement import compare_configs
-from paxlite.programs.begun import as_begun
+from paxlite.programs.first_start import as_begun
 from paxlite.programs.run import Run, holding, load
 from paxlite.programs.run_folder import make_folder
 

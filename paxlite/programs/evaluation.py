@@ -13,7 +13,7 @@ from paxlite.experiments.rows import FromTfds
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
-from paxlite.programs.begun import as_begun
+from paxlite.programs.first_start import as_begun
 from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding, load
 from paxlite.programs.run_folder import make_folder

@@ -11,7 +11,7 @@ from paxlite.cli import live_line
 from paxlite.cli.terminal import has_color, say
 from paxlite.compilation.compiled_step import check_options
 from paxlite.core.errors import Interrupted, UserError
-from paxlite.data import about
+from paxlite.data import data_summary
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
@@ -25,7 +25,7 @@ from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
-from paxlite.programs.begun import dated, noting, with_positions
+from paxlite.programs.first_start import dated, noting, with_positions
 from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
@@ -75,10 +75,10 @@ def _train(run: Run, lock: FolderLock) -> None:
 def _about_data(trainer: Trainer) -> list[str]:
   """Returns lines on the training data; of a new fine-tuning run, also on single examples."""
   data = trainer.data.input
-  lines = about.lines(data)
+  lines = data_summary.lines(data)
   is_new = not trainer.store.checkpoints.steps()
   if is_new and isinstance(data, RowInput) and isinstance(data.source, SftRows):
-    lines += about.first_look(data.source, has_color())
+    lines += data_summary.first_look(data.source, has_color())
   return lines
 
 

@@ -153,7 +153,7 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
 
 def _odd(e: 'Experiment') -> list[str]:
   """Returns lines on records that are odd; [] if there are none, or if the data are no records."""
-  from paxlite.data.oddities import Oddities
+  from paxlite.data.odd_records import Oddities
   from paxlite.data.record_files import OF_RECORDS
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments.datasets import DocumentFiles, SftFiles
@@ -206,7 +206,7 @@ def _tolerant(e: 'SftFiles') -> 'SftFiles':
 def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) -> None:
   import fiddle as fdl
 
-  from paxlite.data import about
+  from paxlite.data import data_summary
   from paxlite.data.sft import SftRows
   from paxlite.experiments.datasets import SftFiles
   from paxlite.experiments.epochs import max_steps
@@ -216,7 +216,7 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
   if isinstance(source, SftRows):
     formats = (f'{keys} ({count:,})' for keys, count in source.formats.most_common())
     print(f'Format    {"; ".join(formats)}')
-  for line in about.report(data):
+  for line in data_summary.report(data):
     print(line)
   if e.NUM_EPOCHS is not None:
     print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {max_steps(e, data):,} steps')
@@ -226,10 +226,10 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
         '          TOO_LONG=error: a run refuses these data; skip and truncate are other values'
       )
     for cfg in _tolerant(e).eval_inputs().values():
-      print(f'Held out  {about.examples(fdl.build(cfg).source)}')
+      print(f'Held out  {data_summary.examples(fdl.build(cfg).source)}')
   color = has_color()
   for number, text in enumerate(_examples(data, e, color, num_examples), 1):
-    marked = f', {about.how_learned(color)}' if number == 1 else ''
+    marked = f', {data_summary.how_learned(color)}' if number == 1 else ''
     print(f'\nExample {number}{marked}:\n{text}')
 
 
@@ -239,7 +239,7 @@ def _examples(
   """Yields the first examples as text, or the first row of other data."""
   import numpy as np
 
-  from paxlite.data import about
+  from paxlite.data import data_summary
   from paxlite.data.base import RowInput
   from paxlite.data.sft import SftRows
   from paxlite.data.tokenizer import open_tokenizer
@@ -249,7 +249,7 @@ def _examples(
   most = max(_FEWEST_TOKENS, _MOST_TOKENS // count)
   if isinstance(data, RowInput) and isinstance(data.source, SftRows):
     for number in range(min(count, data.source.num_examples)):
-      yield about.example_text(data.source, number, color, most)
+      yield data_summary.example_text(data.source, number, color, most)
     return
   path = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
   if not path:
@@ -258,4 +258,4 @@ def _examples(
   ids = batch['labels'][0][batch['weights'][0] > 0]
   end = '' if len(ids) <= _MOST_TOKENS else ' …'
   learned = np.ones(len(ids), bool)[:_MOST_TOKENS]
-  yield about.masked_text(open_tokenizer(path), ids[:_MOST_TOKENS], learned, color) + end
+  yield data_summary.masked_text(open_tokenizer(path), ids[:_MOST_TOKENS], learned, color) + end

@@ -11,7 +11,7 @@ from paxlite.cli import live_line
 from paxlite.cli.terminal import say
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.core.run_files import check_place, open_file
-from paxlite.files.damaged import set_aside
+from paxlite.files.set_aside import set_aside
 
 _SECONDS = 10.0  # between two lines that stay on a terminal
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import make_folder, write_file
-from paxlite.files.damaged import set_aside
+from paxlite.files.set_aside import set_aside
 
 _FOLDER = 'goodput'
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from jax.stages import Compiled
 
-from paxlite.cli import live_line, own_code
+from paxlite.cli import live_line, user_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.rollouts import Batches
@@ -299,7 +299,7 @@ class Trainer:
     try:
       yield
     except Exception as e:
-      is_own = isinstance(e, UserError) or own_code.frame_of(e) is not None
+      is_own = isinstance(e, UserError) or user_code.frame_of(e) is not None
       if is_own and step and jax.process_count() == 1:
         self._save(state, step, unevaluated)
       raise

@@ -25,7 +25,7 @@ from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
 from paxlite.files.text_files import read_text
-from paxlite.programs.begun import as_begun, dated
+from paxlite.programs.first_start import as_begun, dated
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.training import train_data

@@ -5,7 +5,7 @@ from fiddle import selectors
 
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.experiments import effects
+from paxlite.experiments import unused_values
 from paxlite.experiments.parts.context_parallelism import ContextParallelism
 from paxlite.experiments.parts.decoding import Decoding
 from paxlite.experiments.parts.low_rank import LowRankFactors
@@ -27,7 +27,7 @@ class Transformer(
 
   @property
   def warnings(self) -> list[str]:
-    return [*super().warnings, *effects.warnings(self, self.unread_by_optimizer)]
+    return [*super().warnings, *unused_values.warnings(self, self.unread_by_optimizer)]
 
   def validate(self) -> None:
     super().validate()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.data import about, packaged
+from paxlite.data import data_summary, packaged
 from paxlite.data import text as text_module
 from paxlite.data.base import RowInput, permute, prefetch
 from paxlite.data.device_batches import DeviceBatches
@@ -294,23 +294,23 @@ def test_what_is_said_of_the_data(tmp_path):
   examples = tmp_path / 'a.jsonl'
   examples.write_text('{"inputs": "one", "targets": "two"}\n' * 3)
   sft = SftRows([str(examples)], packaged.VOCAB, 32, 8192)
-  assert about.lines(RowInput(sft, 8)) == [
+  assert data_summary.lines(RowInput(sft, 8)) == [
     f'Training data: {examples}: 3 examples, 9 tokens, 6 of them learned, the longest 3, in 1 row '
     'of 32, 28% full; fewer than the 8 rows of a step, so each is read 8 times'
   ]
   tokens = RowInput(rows(*DOCUMENTS, 4, 'packed'), 2)
-  assert about.lines(tokens) == [
+  assert data_summary.lines(tokens) == [
     'Training data: tokens: 3 documents, 10 tokens, in 3 rows of 4; an epoch is 1.5 steps of 2 rows'
   ]
   stream = StreamInput(DocumentSource([str(examples)], packaged.VOCAB, 8192, field='inputs'), 8, 4)
-  assert about.lines(stream) == [f'Training data: {examples}: a stream, 4 rows a step']
-  assert about.lines(mixture_of([tokens, stream], [3, 1], 8)) == [
+  assert data_summary.lines(stream) == [f'Training data: {examples}: a stream, 4 rows a step']
+  assert data_summary.lines(mixture_of([tokens, stream], [3, 1], 8)) == [
     f'Training data: tokens + {examples}: a mixture of 2',
     '  75.0% tokens: 3 documents, 10 tokens, in 3 rows of 4; fewer than the 6 rows of a step, so '
     'each is read 2 times',
     f'  25.0% {examples}: a stream',
   ]
-  assert about.lines(RowInput(Numbers(1000), 8)) == [
+  assert data_summary.lines(RowInput(Numbers(1000), 8)) == [
     'Training data: numbers: 1,000 rows; an epoch is 125 steps of 8 rows'
   ]
 

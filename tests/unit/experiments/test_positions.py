@@ -13,7 +13,7 @@ from paxlite.experiments import registry
 from paxlite.experiments.description import configs_text
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
-from paxlite.programs.begun import with_positions
+from paxlite.programs.first_start import with_positions
 from paxlite.programs.run import Run
 from paxlite.programs.weights_model import build_experiment, knowing_weights
 from paxlite.weights.families import config_json, experiment_of

@@ -16,7 +16,7 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA7B
-from paxlite.optim import by_name, moments, partitions
+from paxlite.optim import by_name, moments, partition_report
 from paxlite.optim.optimizers import Optimizer
 from paxlite.tools import show
 from tests.support import runs
@@ -212,10 +212,10 @@ def test_the_learning_rate_of_every_optimizer_is_known():
 
 def test_the_weights_that_a_schedule_free_run_evaluates_are_said():
   params = {'w': jnp.ones((2, 2))}
-  said = partitions.described(optimizer_of('schedule_free').init(params), params)
+  said = partition_report.described(optimizer_of('schedule_free').init(params), params)
   assert len(said) == 1
   assert said[0].startswith('Evaluated and exported are the weights that the gradients')
-  assert partitions.described(optimizer_of('adam').init(params), params) == []
+  assert partition_report.described(optimizer_of('adam').init(params), params) == []
 
 
 def test_values_of_a_family_are_not_said():

@@ -19,7 +19,7 @@ from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.experiments import identity
 from paxlite.experiments.demo import TinyGPT
-from paxlite.optim import by_name, partitions, state_axes
+from paxlite.optim import by_name, partition_report, state_axes
 from paxlite.optim.optimizers import Optimizer
 from paxlite.parallel import partitioning
 from tests.support import runs
@@ -139,7 +139,7 @@ def test_a_state_with_a_random_key_of_its_own_type_is_refused_before_it_is_train
 
 def test_the_run_says_what_each_part_of_an_optimizer_trains():
   params = of_leaves(lambda leaf: jnp.zeros(leaf[0]))
-  said = lambda t: partitions.described(t.init(params), params)
+  said = lambda t: partition_report.described(t.init(params), params)
   stacked = (
     'The optimizer has masks. To one that counts dimensions, an array of the repeated stack has '
     'one more, that of its layers: transformer/repeat/qkv/w has the shape [2, 8, 2, 4].'

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.data import about, packaged
+from paxlite.data import data_summary, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.sft import SftRows
 from paxlite.data.tokenizer import open_tokenizer
@@ -122,7 +122,7 @@ def test_flat_tokens(tmp_path, capsys):
 
 
 def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(about, '_MOST_DOCUMENTS', 10)
+  monkeypatch.setattr(data_summary, '_MOST_DOCUMENTS', 10)
   documents = write(tmp_path / 'a.jsonl', [{'text': f'number {i} ' * 20} for i in range(50)])
   found = shown(capsys, documents, VOCAB)
   assert found['Contents'].startswith('the first 24 documents, ')
@@ -157,7 +157,7 @@ def test_what_is_learned_is_green_on_a_terminal_and_the_text_cannot_change_it():
     tokenizer.eos_id,
   ]
   learned = np.arange(len(ids)) >= len(ids) - 2
-  text = about.masked_text(tokenizer, ids, learned, color=True)
+  text = data_summary.masked_text(tokenizer, ids, learned, color=True)
   assert text == '<s>a \\x1b[31m\x1b[32mb</s>\x1b[0m'
 
 
@@ -174,32 +174,34 @@ def test_special_tokens_of_a_json_tokenizer_are_shown(tmp_path):
 
 @pytest.mark.parametrize('lengths', [[1], [7] * 5, [1, 2, 3], [*range(1, 1000), 10**6]])
 def test_a_histogram_counts_everything_once(lengths):
-  lines = about.histogram(np.array(lengths))
+  lines = data_summary.histogram(np.array(lengths))
   assert sum(int(line.split()[-1].replace(',', '')) for line in lines) == len(lengths)
   assert len(lines) <= 13
 
 
 def test_bars_are_as_long_as_their_counts():
-  lines = about.histogram(np.array([1] * 8 + [2] * 4 + [4] * 2))
+  lines = data_summary.histogram(np.array([1] * 8 + [2] * 4 + [4] * 2))
   longest = lines[0].count('#')
   assert [line.count('#') / longest for line in lines] == [1, 1 / 2, 0, 1 / 4]
 
 
 def test_a_run_says_what_is_cut_and_left_out(tmp_path):
   path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG])
-  line = lambda **how: about.lines(RowInput(SftRows([path], packaged.VOCAB, 64, 8192, **how), 4))[0]
+  line = lambda **how: data_summary.lines(
+    RowInput(SftRows([path], packaged.VOCAB, 64, 8192, **how), 4)
+  )[0]
   assert 'the longest 26, 1 left out, in ' in line(too_long='skip')
   assert 'the longest 64, 1 cut, in ' in line(too_long='truncate')
 
 
 def test_a_run_begins_with_lengths_and_one_example(tmp_path):
   source = SftRows([write(tmp_path / 'a.jsonl', EXAMPLES)], packaged.VOCAB, 64, 8192)
-  first, *bars, title, example = about.first_look(source, color=False)
+  first, *bars, title, example = data_summary.first_look(source, color=False)
   assert first.startswith('Tokens of an example')
-  assert bars == [f'  {line}' for line in about.histogram(source.lengths)]
+  assert bars == [f'  {line}' for line in data_summary.histogram(source.lengths)]
   assert (title, example) == (
     'The first example, in [[ ]] what is learned:',
     '<s>0 times 0?[[ word</s>]]',
   )
-  assert about.first_look(source, color=True)[-1] == '<s>0 times 0?\x1b[32m word</s>\x1b[0m'
-  assert about.example_text(source, 0, color=False, most=3).endswith(' …')
+  assert data_summary.first_look(source, color=True)[-1] == '<s>0 times 0?\x1b[32m word</s>\x1b[0m'
+  assert data_summary.example_text(source, 0, color=False, most=3).endswith(' …')

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from paxlite import main
-from paxlite.cli import own_code
+from paxlite.cli import user_code
 from paxlite.core.errors import doing
 from tests.support import runs
 
@@ -155,14 +155,14 @@ def test_a_mistake_in_ones_own_code_is_named_in_a_few_lines(name, tmp_path, monk
 def test_an_error_says_what_was_done_and_where_the_traceback_is(tmp_path, monkeypatch, capsys):
   with pytest.raises(ZeroDivisionError) as found, doing('outer'), doing('Reading numbers'):
     1 / 0  # noqa: B018
-  assert 'paxlite was at: Reading numbers' in own_code.report(found.value)
-  monkeypatch.setenv(own_code.FULL, '1')
-  own_code.print_error(found.value, 'a defect')
+  assert 'paxlite was at: Reading numbers' in user_code.report(found.value)
+  monkeypatch.setenv(user_code.FULL, '1')
+  user_code.print_error(found.value, 'a defect')
   printed = capsys.readouterr().err
   assert 'Traceback (most recent call last)' in printed
   assert 'a defect' not in printed
-  monkeypatch.delenv(own_code.FULL)
-  own_code.print_error(found.value, 'a defect', tmp_path)
+  monkeypatch.delenv(user_code.FULL)
+  user_code.print_error(found.value, 'a defect', tmp_path)
   assert f'is in {tmp_path / "traceback.txt"}.' in capsys.readouterr().err
   assert 'ZeroDivisionError' in (tmp_path / 'traceback.txt').read_text()
 
@@ -175,7 +175,7 @@ def test_the_traceback_is_not_written_through_a_link(tmp_path, capsys):
   try:
     exec(compile('1 / 0', str(tmp_path / 'own.py'), 'exec'))
   except ZeroDivisionError as e:
-    own_code.print_error(e, '', folder)
+    user_code.print_error(e, '', folder)
   assert f'is in {folder}/traceback.txt' in capsys.readouterr().err
   assert (tmp_path / 'mine').read_text() == 'kept'
   assert 'ZeroDivisionError' in (folder / 'traceback.txt').read_text()
@@ -194,17 +194,18 @@ def test_an_object_that_answers_for_any_name_does_not_hide_an_error(monkeypatch)
   module.lazy_call = Anything()  # type: ignore[attr-defined]
   monkeypatch.setitem(sys.modules, module.__name__, module)
   assert (
-    own_code.frame_of(TypeError('lazy_call() takes 1 positional argument but 2 were given')) is None
+    user_code.frame_of(TypeError('lazy_call() takes 1 positional argument but 2 were given'))
+    is None
   )
-  assert 'Anything' in own_code.place_of(module.lazy_call)
+  assert 'Anything' in user_code.place_of(module.lazy_call)
 
 
 def test_an_error_of_paxlites_keeps_its_traceback(capsys):
   try:
-    own_code.place_of(None.missing)
+    user_code.place_of(None.missing)
   except AttributeError as e:
     e.__traceback__ = None  # no line of a user's is in it
-    own_code.print_error(e, 'a defect')
+    user_code.print_error(e, 'a defect')
   assert 'a defect' in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paxlite.data import oddities, packaged
+from paxlite.data import odd_records, packaged
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.tools import data
 
@@ -18,19 +18,19 @@ def chat(*contents: str) -> dict:
 @pytest.mark.parametrize(
   ('record', 'kind'),
   [
-    (chat('Hi', ''), oddities.BLANK_ANSWER),
-    (chat('Hi', ' \n'), oddities.BLANK_ANSWER),
-    (chat('Hi', 'Yes', 'And?'), oddities.OPEN),
-    (chat('Hi'), oddities.NO_ANSWER),
-    (chat('Say </s>', 'No'), oddities.MARKED),
-    (chat('Say it', '</s>'), oddities.MARKED),
-    ({'prompt': 'a', 'completion': ' '}, oddities.BLANK_ANSWER),
-    ({'prompt': 'a', 'completion': '</s>'}, oddities.MARKED),
-    ({'question': 'a', 'answer': 'b'}, oddities.REFUSED),
+    (chat('Hi', ''), odd_records.BLANK_ANSWER),
+    (chat('Hi', ' \n'), odd_records.BLANK_ANSWER),
+    (chat('Hi', 'Yes', 'And?'), odd_records.OPEN),
+    (chat('Hi'), odd_records.NO_ANSWER),
+    (chat('Say </s>', 'No'), odd_records.MARKED),
+    (chat('Say it', '</s>'), odd_records.MARKED),
+    ({'prompt': 'a', 'completion': ' '}, odd_records.BLANK_ANSWER),
+    ({'prompt': 'a', 'completion': '</s>'}, odd_records.MARKED),
+    ({'question': 'a', 'answer': 'b'}, odd_records.REFUSED),
   ],
 )
 def test_an_odd_record_is_counted(record, kind):
-  found = oddities.Oddities(open_tokenizer(packaged.VOCAB))
+  found = odd_records.Oddities(open_tokenizer(packaged.VOCAB))
   found.look_at('a.jsonl:1', chat('Hi', 'Hello'))
   assert found.lines() == []
   found.look_at('a.jsonl:2', record)
@@ -42,19 +42,19 @@ def test_a_tool_call_is_an_answer():
   call = {'type': 'function', 'function': {'name': 'f', 'arguments': {}}}
   record = chat('Hi', '')
   record['messages'][1]['tool_calls'] = [call]
-  found = oddities.Oddities(None)
+  found = odd_records.Oddities(None)
   found.look_at('a.jsonl:1', record)
   assert found.lines() == []
 
 
 def test_documents_that_are_empty_or_the_same():
-  found = oddities.Oddities(open_tokenizer(packaged.VOCAB), 'text')
+  found = odd_records.Oddities(open_tokenizer(packaged.VOCAB), 'text')
   for number, text in enumerate(['one', 'two', '', 'one', 'one', '<s> two'], 1):
     found.look_at(f'a.jsonl:{number}', {'text': text, 'id': number})
   assert found.lines() == [
-    f'2 × {oddities.SAME}; the first: a.jsonl:4',
-    f'1 × {oddities.EMPTY}; the first: a.jsonl:3',
-    f'1 × {oddities.MARKED}; the first: a.jsonl:6 has <s>',
+    f'2 × {odd_records.SAME}; the first: a.jsonl:4',
+    f'1 × {odd_records.EMPTY}; the first: a.jsonl:3',
+    f'1 × {odd_records.MARKED}; the first: a.jsonl:6 has <s>',
   ]
 
 
@@ -65,6 +65,6 @@ def test_the_command_shows_what_is_odd_and_as_many_examples(tmp_path, capsys, co
   file.write_text('\n'.join(map(json.dumps, records)))
   data.main([str(file), f'--examples={count}'])
   out = capsys.readouterr().out
-  assert f'Odd       1 × {oddities.SAME}; the first: {file}:2\n' in out
+  assert f'Odd       1 × {odd_records.SAME}; the first: {file}:2\n' in out
   assert out.count('\nExample ') == min(count, 3)
   assert ('[[ So long' in out) == (count == 9)

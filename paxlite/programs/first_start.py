@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paxlite.data.about import thinking
 from paxlite.data.base import Input
+from paxlite.data.data_summary import thinking
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.programs.run import Run
