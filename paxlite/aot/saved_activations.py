@@ -75,7 +75,8 @@ def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyT
   found = []
   for kept in dict.fromkeys(v for v in traced.outvars if not is_literal(v)):
     if (origin := _origin(traced, kept)) is not None:
-      found.append(Saved(tuple(kept.aval.shape), str(kept.aval.dtype), *origin))
+      array: Any = kept.aval  # which every version of JAX types in another way
+      found.append(Saved(tuple(array.shape), str(array.dtype), *origin))
   return found
 
 

@@ -12,6 +12,7 @@ import pathlib
 import pickle
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import google_crc32c
 import jax
@@ -116,8 +117,8 @@ def save(
 def compile_lowered(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Compiled:
   """Returns the compiled program; raises UserError if XLA does not know an option."""
   try:
-    # JAX declares texts and bools, and takes numbers too.
-    return lowered.compile(compiler_options=dict(options))  # type: ignore[arg-type]
+    given: dict[str, Any] = dict(options)  # some versions of JAX declare texts and bools alone
+    return lowered.compile(compiler_options=given)
   except jax.errors.JaxRuntimeError as e:
     message = str(e).splitlines()[0]
     if 'compile option' in message or 'While setting option' in message:

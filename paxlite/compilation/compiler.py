@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paxlite.parallel.devices import kind
 
@@ -149,8 +149,8 @@ def _is_known(name: str, value: Option, device: 'jax.Device | None') -> bool:
   sharding = None if device is None else jax.sharding.SingleDeviceSharding(device)
   x = jax.ShapeDtypeStruct((), 'float32', sharding=sharding)
   try:
-    # JAX declares texts and bools, and takes numbers too.
-    jax.jit(lambda x: x).lower(x).compile(compiler_options={name: value})  # type: ignore[dict-item]
+    options: dict[str, Any] = {name: value}  # some versions of JAX declare texts and bools alone
+    jax.jit(lambda x: x).lower(x).compile(compiler_options=options)
   except jax.errors.JaxRuntimeError:
     return False
   return True

@@ -61,8 +61,8 @@ class Correction:
 
   def predict(self, points: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (mean, standard deviation) of the logarithm of true / estimated for candidates."""
-    prior = _COMMON**2 + _SHARED**2 * len(self._groups) + _JOINT**2
-    prior = prior + _PART**2 * (parts**2).sum(1)
+    common = _COMMON**2 + _SHARED**2 * len(self._groups) + _JOINT**2
+    prior = common + _PART**2 * (parts**2).sum(1)
     if not len(self._ratios):
       return np.zeros(len(points)), np.sqrt(prior)
     cross = self._covariance(points, parts)

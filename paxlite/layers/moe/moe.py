@@ -195,7 +195,7 @@ class CapacityDispatch:
     in_JPD = shard(take(x_JMD, token_JP), 'batch', None, 'act_embed')
 
     # From sharding by group to sharding by expert: the all-to-all of expert parallelism. Both sides
-    # are stated for one shape, because XLA of jax 0.11 does not look through the reshape, and then
+    # are stated for one shape, because XLA of jax 0.12 does not look through the reshape, and then
     # replicates the tokens.
     in_JECD = shard(in_JPD.reshape(J, E, C, D), 'batch', None, None, 'act_embed')
     in_JECD = shard(in_JECD, 'expert_groups', 'experts', None, 'act_embed')
