@@ -93,7 +93,7 @@ def find(
         '(Slurm, MPI, TPUs, Kubernetes)'
       )
     return place
-  if missing == ['--server_addr', '--host_idx'] and num_hosts == 1:
+  if missing and num_hosts == 1 and not host_idx:
     return None
   if missing:
     raise UserError(

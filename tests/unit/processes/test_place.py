@@ -94,6 +94,7 @@ def test_flags_go_before_what_is_detected(here):
   assert place.find('h:1', 8, 5) == Place('h', 1, 5, 8)
   assert place.find('[::1]:7', 8, 5).host == '::1'
   assert place.find(None, 1, None) is None
+  assert place.find('h:1', 1, None) is None
   assert place.find('h:1', 1, 0) is None
 
 
