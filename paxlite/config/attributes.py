@@ -81,13 +81,6 @@ class Attributes:
     name = current(name)
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
-  if not typing.TYPE_CHECKING:  # which would take any name for an attribute
-
-    def __getattr__(self, name: str) -> Any:
-      if name not in FORMER:
-        raise AttributeError(f'{type(self).__name__} has no attribute {name}', name=name, obj=self)
-      return getattr(self, current(name))
-
   def __repr__(self) -> str:
     set_here = [f'{k}={v!r}' for k, v in vars(self).items() if not k.startswith('_')]
     return f'{type(self).__name__}({", ".join(set_here)})'
@@ -122,13 +115,33 @@ class Attributes:
     return {name: getattr(self, name) for name in sorted(attribute_types(type(self)))}
 
 
+class _Former:
+  """The former name of an attribute, which reads the attribute (a non-data descriptor)."""
+
+  def __init__(self, name: str):
+    self.name = name
+
+  def __get__(self, instance: object, owner: type) -> Any:
+    return getattr(owner if instance is None else instance, current(self.name))
+
+
+for _name in FORMER:
+  setattr(Attributes, _name, _Former(_name))
+
+
 def _rename_former(cls: type) -> None:
-  """Gives attributes with former names their present ones, in the class and in plain mixins."""
-  for base in cls.__mro__:
-    for name in FORMER.keys() & vars(base).keys():
-      if hasattr(cls, FORMER[name]):
-        setattr(base, current(name), vars(base)[name])
-        delattr(base, name)
+  """Gives a class the present names of what it, or a plain mixin, states by former names.
+
+  A mixin stays as it is, because it may belong to others, and what stands before it goes first.
+  """
+  for name, now in FORMER.items():
+    if not hasattr(cls, now):
+      continue
+    owner = next(base for base in cls.__mro__ if name in vars(base) or now in vars(base))
+    if owner is not Attributes and now not in vars(owner):
+      setattr(cls, current(name), vars(owner)[name])
+    if name in vars(cls):
+      delattr(cls, name)
 
 
 def attribute_types(cls: type) -> Mapping[str, object]:
@@ -228,7 +241,7 @@ def describe(expected: object) -> str:
 
 
 def _is_attribute(name: str) -> bool:
-  return name.isupper() and not name.startswith('_')
+  return name.isupper() and not name.startswith('_') and name not in FORMER
 
 
 def _literal(text: str) -> object:
@@ -278,7 +291,9 @@ def _check_attributes(cls: type) -> None:
       if name in known:
         if not isinstance(value, derived | property):
           convert(cls, name, value)
-      elif _is_attribute(name):
+      elif FORMER.get(name) in known:
+        continue
+      elif _is_attribute(name) or name in FORMER:
         if not isinstance(value, derived) and name not in annotated:
           shown = f'{name}: {type(value).__name__} = {shortened(repr(value))}'
           way_out = f'If it is a new attribute, annotate it: {shown}'

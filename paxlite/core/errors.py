@@ -14,7 +14,7 @@ class UserError(ValueError):
   """Wrong input. The message says on one line what is wrong, where, and how to correct it.
 
   The exit code is 2 and there is no traceback. An unexpected exception that came out at a user's
-  own code is reported by own_code; any other is a defect of paxlite and keeps its traceback.
+  own code is reported by user_code; any other is a defect of paxlite and keeps its traceback.
   """
 
   def __init__(self, message: str):

@@ -148,7 +148,9 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
   @classmethod
   def chosen(cls, weights: WeightsFacts) -> tuple[type[Experiment], dict[str, object]]:
     if cls._has_model:
-      return cls, {k: weights.values[k] for k in _OF_TEXT if k in weights.values}
+      default = cls()
+      stated = {k: v for k in _OF_TEXT if (v := weights.values.get(k)) not in (None, [])}
+      return cls, {k: v for k, v in stated.items() if not default.is_stated_by_user(k)}
     if not weights.path:
       raise UserError(
         f'{cls.__name__} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '

@@ -1,6 +1,7 @@
 """Joins this process to the others of a run, and ends it when others are gone."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import time
@@ -57,6 +58,9 @@ def join(
   place = find(server_addr, num_hosts, host_idx, required)
   if place is None:
     return Peers()
+
+  import jax  # takes seconds, in which another program could take a port that was chosen
+
   bind, mine = None, statement()
   if place.process == 0:
     joined = gather(place)
@@ -74,18 +78,14 @@ def join(
   peers = Peers(connections, place.process, place.count)
   peers.watch()
   delay_aborts()
-
-  import jax
-
-  named = lambda host: f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
   try:
     jax.distributed.initialize(
-      named(place.host),
+      place.named(port),
       place.count,
       place.process,
       local_device_ids=local_devices(os.environ),
       cluster_detection_method='deactivate',  # place.py has asked already.
-      coordinator_bind_address=bind and named(bind),
+      coordinator_bind_address=bind and dataclasses.replace(place, host=bind).named(port),
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )

@@ -32,7 +32,8 @@ from paxlite.processes.place import Place
 
 _TOKEN = 'PAXLITE_TOKEN'  # an environment variable that the processes of a run share
 _LONGEST = 1 << 24  # bytes
-_GREETING_SECONDS = 5  # A connection that does not say who it is is closed after this time.
+_GREETING_SECONDS = 5  # A connection that has not said who it is is closed after this time.
+_GREETINGS = 64  # connections at a time that have not said who they are; others wait
 _WAIT_SECONDS = 300.0  # The nodes of a large job start minutes apart.
 _SAY_SECONDS = 10.0
 _GRACE_SECONDS = 2  # If all processes fail alike, each reports its error and exit code.
@@ -157,9 +158,22 @@ def listening(host: str, port: int = 0) -> socket.socket:
 
 
 def gather(place: Place, seconds: float = _WAIT_SECONDS) -> dict[int, Joined]:
-  """Waits in process 0 until all others have connected; returns who they are, by number."""
+  """Waits in process 0 until all others have connected.
+
+  Args:
+    place: The place of process 0.
+    seconds: How long it waits.
+
+  Returns:
+    The others by number, with open connections.
+
+  Raises:
+    UserError: It cannot listen there, or the others did not come in time.
+    Interrupted: One of them is gone again, or a signal asked this process to leave.
+  """
   check = _waiting(seconds)
   greeted: queue.SimpleQueue[tuple[Connection, int, int, Statement]] = queue.SimpleQueue()
+  greetings = threading.BoundedSemaphore(_GREETINGS)
   joined: dict[int, Joined] = {}
   with contextlib.ExitStack() as closing, listening(place.host, place.port) as server:
     server.settimeout(0.2)
@@ -172,8 +186,16 @@ def gather(place: Place, seconds: float = _WAIT_SECONDS) -> dict[int, Joined]:
         for connection, _ in joined.values():
           send(connection, {'gone': gone})
         raise Interrupted(f'process 0: process {gone} is gone')
-      with contextlib.suppress(OSError):
-        threading.Thread(target=_greet, args=(server.accept()[0], greeted), daemon=True).start()
+      if greetings.acquire(timeout=0.2):
+        try:
+          accepted = server.accept()[0]
+        except OSError as e:
+          greetings.release()
+          if not isinstance(e, TimeoutError):  # This process may have no more files for a while.
+            time.sleep(0.2)
+        else:
+          of = accepted, greeted, greetings
+          threading.Thread(target=_greet, args=of, daemon=True).start()
       while not greeted.empty():
         connection, process, count, statement = greeted.get()
         problems = {
@@ -189,21 +211,54 @@ def gather(place: Place, seconds: float = _WAIT_SECONDS) -> dict[int, Joined]:
   return joined
 
 
-def _greet(accepted: socket.socket, greeted: queue.SimpleQueue) -> None:
+def _greet(
+  accepted: socket.socket, greeted: queue.SimpleQueue, greetings: threading.Semaphore
+) -> None:
   """Waits until a process says who it is; any other connection is closed."""
-  connection = _connection(accepted)
-  with contextlib.suppress(*_FOREIGN):
+  # The socket's own limit is one of each read, which a slow sender starts anew with each byte.
+  both_ends = accepted.dup()
+  timer = threading.Timer(_GREETING_SECONDS, _shut_down, [both_ends])
+  timer.daemon = True
+  timer.start()
+  try:
+    connection = _connection(accepted)
     deliver_challenge(connection, _key())
     answer_challenge(connection, _key())
     match received(connection):
       case {'process': int(process), 'count': int(count), 'statement': dict(statement)}:
+        timer.cancel()
         greeted.put((connection, process, count, statement))
+  except _FOREIGN:
+    pass
+  finally:
+    timer.cancel()
+    both_ends.close()
+    greetings.release()
+
+
+def _shut_down(connected: socket.socket) -> None:
+  with contextlib.suppress(OSError):  # It is closed already.
+    connected.shutdown(socket.SHUT_RDWR)
 
 
 def attend(
   place: Place, statement: Statement, seconds: float = _WAIT_SECONDS
 ) -> tuple[Connection, int]:
-  """Connects to process 0, waits until all are there, and returns the port of JAX's service too."""
+  """Connects to process 0, and waits until all processes are there.
+
+  Args:
+    place: The place of this process.
+    statement: What it must have in common with the others.
+    seconds: How long it waits.
+
+  Returns:
+    The open connection to process 0, and the port of JAX's coordination service on its host.
+
+  Raises:
+    UserError: The others did not come in time, state something else, or process 0 is none of this
+      run.
+    Interrupted: A process is gone, or a signal asked this process to leave.
+  """
   check, why = _waiting(seconds), ''
   while True:
     check(f'process {place.process} waits for process 0 at {place.address}{why}')
@@ -214,6 +269,7 @@ def attend(
     else:
       if port := _service(connection, place, statement, check):
         return connection, port
+      why = ' (something there accepts, and does not answer)'
     time.sleep(0.2)
 
 

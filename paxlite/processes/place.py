@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 from paxlite.cli.terminal import warn
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, line_of
 
 _FLAGS = '--server_addr=HOST:PORT, --num_hosts and --host_idx'
 _ALONE = '--num_hosts=1 runs this process alone'
@@ -52,7 +52,11 @@ class Place:
 
   @property
   def address(self) -> str:
-    return f'{self.host}:{self.port}'
+    return self.named(self.port)
+
+  def named(self, port: int) -> str:
+    """Returns the address of another port of the same host."""
+    return f'[{self.host}]:{port}' if ':' in self.host else f'{self.host}:{port}'
 
   @classmethod
   def parsed(cls, address: str, count: int, process: int) -> 'Place':
@@ -138,12 +142,13 @@ def detected(environment: Mapping[str, str]) -> Place | None:
         timeout_secs=_DETECT_SECONDS,
         override_coordinator_port=environment.get('JAX_COORDINATOR_PORT'),
       )
-      return Place.parsed(address, count, cluster.get_process_id())
+      process = cluster.get_process_id()
     except Exception as e:  # of requests, of kubernetes, of a variable that is no number
       raise UserError(
         f'JAX detects a {cluster.__name__} here, and not which process this is: '
-        f'{type(e).__name__}: {e}. Give {_FLAGS}; {_ALONE}'
+        f'{type(e).__name__}: {line_of(e)}. Give {_FLAGS}; {_ALONE}'
       ) from None
+    return Place.parsed(address, count, process)
   if launcher:
     raise UserError(
       f'{launcher} started several processes, and JAX needs mpi4py to find them: '
@@ -188,7 +193,8 @@ def slurm_step(environment: Mapping[str, str]) -> Place:
   job, nodes = int(environment['SLURM_JOB_ID']), environment['SLURM_STEP_NODELIST']
   # The list is like n1,n2 or n[1-4,7],m1 or r[0-1]n[0-3]: take the first of each range.
   first = re.sub(r'\[(\d+)[^\]]*\]', r'\1', nodes).partition(',')[0]
-  address = f'{first}:{environment.get("JAX_COORDINATOR_PORT") or 61_440 + job % 4_096}'
+  port = environment.get('JAX_COORDINATOR_PORT') or 61_440 + job % 4_096
+  address = environment.get('JAX_COORDINATOR_ADDRESS') or f'{first}:{port}'
   return Place.parsed(address, int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID']))
 
 

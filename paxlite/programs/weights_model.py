@@ -28,7 +28,7 @@ def knowing_weights(e: Experiment) -> Experiment:
     return e
   facts = weights_facts(e.CHECKPOINT_RESTORE_PATH)
   cls, values = type(e).chosen(facts)
-  if cls is not type(e):
+  if cls is not type(e) or values:
     stated = {name: value for name, value in vars(e).items() if name.isupper()}
     e = cls(**(values | stated))
   return e.knowing(facts)

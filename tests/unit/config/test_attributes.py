@@ -306,7 +306,8 @@ def test_former_names_are_understood_and_said_once(caplog):
     MAX_TEXTS_PER_ROW = 8
 
   assert Mine.MAX_SEGMENTS_PER_SEQ == 8
-  assert not hasattr(Mine, 'MAX_TEXTS_PER_ROW')
+  assert 'MAX_TEXTS_PER_ROW' not in vars(Mine)
+  assert Mine.MAX_TEXTS_PER_ROW == 8
   assert TinyGPT(MAX_TEXTS_PER_ROW=4).MAX_SEGMENTS_PER_SEQ == 4
   assert build_experiment('TinyGPT', [], {'MAX_TEXTS_PER_ROW': '3'}).MAX_SEGMENTS_PER_SEQ == 3
   said = [r.getMessage() for r in caplog.records]
@@ -322,10 +323,23 @@ def test_former_names_in_a_plain_mixin_and_where_they_are_read():
   class Mine(Segments, TinyGPT):
     pass
 
-  assert Mine().MAX_SEGMENTS_PER_SEQ == 8
-  assert Mine().MAX_TEXTS_PER_ROW == 8
-  with pytest.raises(AttributeError, match='Mine has no attribute MAX_TEXT'):
-    Mine().MAX_TEXT  # noqa: B018
+  class Others(Segments, TinyGPT):
+    MAX_SEGMENTS_PER_SEQ = 4
+
+  assert Mine().MAX_SEGMENTS_PER_SEQ == Mine.MAX_SEGMENTS_PER_SEQ == Mine.MAX_TEXTS_PER_ROW == 8
+  assert Others().MAX_SEGMENTS_PER_SEQ == 4
+  assert TinyGPT.MAX_TEXTS_PER_ROW == TinyGPT(MAX_SEGMENTS_PER_SEQ=0).MAX_TEXTS_PER_ROW == 0
+  assert Segments.MAX_TEXTS_PER_ROW == 8
+
+
+def test_an_error_in_a_property_is_not_hidden():
+  class Mine(TinyGPT):
+    @property
+    def HIDDEN_DIMS(self) -> int:
+      return self.MODEL_DIM * 4
+
+  with pytest.raises(AttributeError, match='MODEL_DIM'):
+    Mine().HIDDEN_DIMS  # noqa: B018
 
 
 def test_former_names_in_the_file_of_a_run(tmp_path, caplog):

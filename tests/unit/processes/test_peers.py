@@ -279,3 +279,33 @@ ctypes.CDLL(None).abort()
   )
   assert done.returncode == EXIT_AGAIN, done.stderr
   assert 'stopped: process 0 of 2: process 1 is gone' in done.stderr
+
+
+def test_a_stranger_that_sends_slowly_keeps_nobody_out(port, threads, monkeypatch):
+  monkeypatch.setattr(peers, '_GREETING_SECONDS', 1)
+  monkeypatch.setattr(peers, '_GREETINGS', 1)
+  first = threads.submit(gather, place(port, 0, 2), 20)
+  stranger, closed = connected(port), threading.Event()
+
+  def drip():
+    with contextlib.suppress(OSError):
+      while True:  # a byte in less than the time that one read may take
+        stranger.send(b'\0')
+        time.sleep(0.1)
+    closed.set()
+
+  threads.submit(drip)
+  with here(port, 1, 2):
+    assert set(first.result()) == {1}
+  assert closed.wait(10)
+  stranger.close()
+
+
+def test_what_accepts_and_does_not_answer_is_said(port, capfd, monkeypatch):
+  monkeypatch.setattr(peers, '_GREETING_SECONDS', 1)
+  monkeypatch.setattr(peers, '_SAY_SECONDS', 0.1)
+  with (
+    socket.create_server((HOST, port)),
+    pytest.raises(UserError, match='something there accepts, and does not answer'),
+  ):
+    attend(place(port, 1, 2), {}, 4)
