@@ -52,18 +52,27 @@ _KINDS = {
 }
 
 
+_FORMER = {'remarks': 'warnings'}  # properties and methods that have another name now
+
+
 def check_overrides(cls: type, base: type) -> None:
   """Adds a check to each method that a class overrides, or gets from a mixin.
 
   Args:
     cls: The class of an experiment.
     base: The base class of all experiments.
+
+  Raises:
+    UserError: The class defines what has another name now.
   """
   bases = [b for b in cls.__mro__[1:] if issubclass(b, base)]
   is_new = lambda name: all(vars(b).get(name) is not getattr(cls, name, None) for b in bases)
   for name, kind in _KINDS.items():
     if hasattr(cls, name) and is_new(name):
       setattr(cls, name, _checked(getattr(cls, name), kind))
+  for name, now in _FORMER.items():
+    if name in vars(cls):  # nothing would ask it
+      raise UserError(f'{cls.__name__}.{name} is called {now} now: rename it')
   if any('optimizer' in vars(b) for b in bases) and is_new('optimizer'):
     cls.optimizer = _refused(cls.optimizer)  # type: ignore[attr-defined]
 

@@ -124,7 +124,7 @@ def test_a_worker_that_dies_takes_the_others_with_it_within_15_seconds(tmp_path)
   processes[1].communicate(timeout=10)
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('count', [2, 4])
 def test_the_others_name_process_0_when_it_dies(tmp_path, count):
@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_while_the_others_start(tmp_path, killed):
   processes[killed].communicate(timeout=10)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('fault', 'phase', 'theirs'),
@@ -182,7 +182,7 @@ def test_every_phase_has_a_deadline_and_names_who_is_waited_for(tmp_path, fault,
   assert 'in hang' in (tmp_path / 'stacks' / 'process_00001.txt').read_text()
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('stops', [False, True])
 def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):

@@ -25,7 +25,7 @@ def assign(items: Iterable[pytest.Item]) -> None:
   for cases in tests.values():
     mark = cases[0].get_closest_marker('cases')
     assert mark is not None
-    left = {'fast': mark.kwargs.get('fast', 0), 'slow': mark.kwargs.get('slow', 0)}
+    left = _counts(cases[0].nodeid, *mark.args, **mark.kwargs)
     for case in _by_news(cases):
       tiers = ['slow'] if case.get_closest_marker('slow') else ['fast', 'slow']
       tier = next((tier for tier in tiers if left[tier]), 'exhaustive')
@@ -33,6 +33,13 @@ def assign(items: Iterable[pytest.Item]) -> None:
         left[tier] -= 1
       if tier != 'fast':
         case.add_marker(tier)
+
+
+def _counts(test: str, *, fast: int = 0, slow: int = 0) -> dict[str, int]:
+  """Returns how many cases are in each tier; raises TypeError for another argument."""
+  if not fast + slow:
+    raise pytest.UsageError(f'{test}: the mark cases leaves all of them to the exhaustive tier')
+  return {'fast': fast, 'slow': slow}
 
 
 def _by_news(cases: Sequence[pytest.Function]) -> list[pytest.Function]:

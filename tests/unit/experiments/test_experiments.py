@@ -252,3 +252,12 @@ def test_an_attribute_of_ones_own_has_a_heading_of_its_own():
   assert WithSubject.subject_of('MY_RATE') == 'My rates'
   assert Mine.subject_of('NUM_LAYERS') == TinyGPT.subject_of('NUM_LAYERS') != 'Attributes of Mine'
   assert Mine.subjects()[0] == 'Attributes of Mine'
+
+
+def test_a_former_name_of_a_property_is_refused():
+  with pytest.raises(UserError, match=r'^Mine\.remarks is called warnings now: rename it$'):
+
+    class Mine(TinyGPT):
+      @property
+      def remarks(self):
+        return ['unheard']

@@ -184,7 +184,7 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   assert rows == [sampled.generate([p], 100, 5, row_ids=[i])[0] for i, p in enumerate(prompts)]
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.parametrize(
   ('ids', 'match'),
   [

@@ -339,7 +339,7 @@ def loads_of(**changes):
   return by_layer(compiled(grads, params, batch)(params, batch))
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.parametrize(
   'changes',
   [
