@@ -13,6 +13,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LOGS ?= logs/demo
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+# the scripts that tests start would run that Python instead of the environment's
+unexport PYTHON
 
 .PHONY: demo test test-slow test-exhaustive docs site check fix clean
 

@@ -12,7 +12,7 @@
 #   ADDITIONAL_ARGS     flags of paxlite.main, separated by blanks
 #   BASE_SCRIPT         another script to run, below BASE_WORKSPACE_DIR, with the same arguments
 #   CONTAINER           an image for pyxis; without it:
-#   VENV                an environment whose bin comes first on PATH
+#   VENV                an environment: its bin comes first on PATH, and its Python is PYTHON
 #   PAXLITE_DIR         paxlite's checkout (the folder where sbatch was called; in a container
 #                       /opt/paxlite)
 #   ENABLE_TE, ENABLE_FP8, PERCORE_BATCH_SIZE, PYTHON, BASE_XLA_FLAGS, XLA_FLAGS
@@ -79,7 +79,7 @@ prepare_job() {
     if [[ -n ${VENV:-} ]]; then
       [[ -x $VENV/bin/python3 ]] ||
         fail "VENV='$VENV' holds no bin/python3" "on $(hostname)" 'give an environment with paxlite'
-      export PATH=$VENV/bin:$PATH
+      export PATH=$VENV/bin:$PATH PYTHON=$VENV/bin/python3
     fi
   fi
   SCRIPTS=$PAXLITE_DIR/paxlite/contrib/gpu/scripts_gpu

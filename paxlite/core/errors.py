@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
 
 _WORK = 'paxlite_work'  # an attribute of exceptions
+_NEEDED = 'jax', 'flax', 'optax', 'orbax', 'fiddle'  # without them nothing starts
 
 
 class UserError(ValueError):
@@ -61,11 +63,21 @@ def located(place: str) -> Iterator[None]:
 
 
 def check_interpreter() -> None:
-  """Raises UserError if Python drops docstrings, without which Fiddle cannot be imported."""
+  """Checks that this Python can run paxlite.
+
+  Raises:
+    UserError: It drops docstrings, without which Fiddle cannot be imported, or lacks a package, as
+      the Python of a checkout does that is not the one of its environment.
+  """
   if sys.flags.optimize > 1:
     raise UserError(
       'Python was started with -OO (or PYTHONOPTIMIZE=2), which drops docstrings, and Fiddle needs '
       'them: start it without, or with -O'
+    )
+  if missing := [package for package in _NEEDED if importlib.util.find_spec(package) is None]:
+    raise UserError(
+      f'{sys.executable} lacks {", ".join(missing)}: start the Python of the environment in which '
+      'paxlite was installed, or install paxlite there'
     )
 
 

@@ -59,17 +59,29 @@ class Place:
     return f'[{self.host}]:{port}' if ':' in self.host else f'{self.host}:{port}'
 
   @classmethod
-  def parsed(cls, address: str, count: int, process: int) -> 'Place':
-    """Returns a place; raises UserError if it cannot be."""
+  def parsed(cls, address: str, count: int, process: int, given: str = '') -> 'Place':
+    """Returns a place; raises UserError if it cannot be.
+
+    Args:
+      address: HOST:PORT of process 0.
+      count: The number of processes.
+      process: The number of this process.
+      given: Where the three come from, for messages: by default, from flags.
+    """
+    named = f'{given}: {address}' if given else f'--server_addr={address}'
     host, _, port = address.rpartition(':')
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-      raise UserError(f'--server_addr={address} must be HOST:PORT, with a port from 1 to 65535')
+      raise UserError(f'{named} must be HOST:PORT, with a port from 1 to 65535')
     try:
       host.encode('idna')
     except UnicodeError:
-      raise UserError(f'--server_addr={address}: {host} is no name of a host') from None
+      raise UserError(f'{named}: {host} is no name of a host') from None
     if count < 1 or not 0 <= process < count:
-      raise UserError(f'--host_idx={process} must be from 0 to --num_hosts={count} − 1')
+      raise UserError(
+        f'{given}: process {process} of {count} is not possible'
+        if given
+        else f'--host_idx={process} must be from 0 to --num_hosts={count} − 1'
+      )
     return cls(host.strip('[]'), int(port), process, count)
 
 
@@ -148,7 +160,7 @@ def detected(environment: Mapping[str, str]) -> Place | None:
         f'JAX detects a {cluster.__name__} here, and not which process this is: '
         f'{type(e).__name__}: {line_of(e)}. Give {_FLAGS}; {_ALONE}'
       ) from None
-    return Place.parsed(address, count, process)
+    return Place.parsed(address, count, process, _source(environment, cluster.__name__))
   if launcher:
     raise UserError(
       f'{launcher} started several processes, and JAX needs mpi4py to find them: '
@@ -195,7 +207,17 @@ def slurm_step(environment: Mapping[str, str]) -> Place:
   first = re.sub(r'\[(\d+)[^\]]*\]', r'\1', nodes).partition(',')[0]
   port = environment.get('JAX_COORDINATOR_PORT') or 61_440 + job % 4_096
   address = environment.get('JAX_COORDINATOR_ADDRESS') or f'{first}:{port}'
-  return Place.parsed(address, int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID']))
+  return Place.parsed(
+    address,
+    int(environment['SLURM_NTASKS']),
+    int(environment['SLURM_PROCID']),
+    _source(environment, 'the Slurm step'),
+  )
+
+
+def _source(environment: Mapping[str, str], detected_by: str) -> str:
+  name = 'JAX_COORDINATOR_ADDRESS'
+  return name if name in environment else detected_by
 
 
 def _launched(environment: Mapping[str, str]) -> tuple[str, int, int]:

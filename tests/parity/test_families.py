@@ -62,7 +62,7 @@ def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
 
 
-@pytest.mark.cases(fast=8)
+@pytest.mark.cases(fast=3, slow=3)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_random_configurations(family, seed):
@@ -121,7 +121,8 @@ def test_long_rows_have_the_factors_for_long_rows(imported):
   np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.slow
 @cases('test_packed_rows_of_an_unrolled_stack')
 def test_packed_rows_of_an_unrolled_stack(case, imported):
   """Two texts in one row have the logits that each has alone, in a repeated stack."""

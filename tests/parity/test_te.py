@@ -197,7 +197,7 @@ def begun(tmp_path_factory):
   return begin
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('te', 'recipe', 'stack'),
   [
@@ -336,6 +336,7 @@ def test_nvte_fused_attn_is_honored(monkeypatch):
     init()
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('te', 'recipe'), [('gemm', 'DelayedScaling'), ('layer', 'Float8CurrentScaling')]

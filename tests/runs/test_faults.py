@@ -314,6 +314,7 @@ def test_a_lock_of_another_process(tmp_path, monkeypatch):
   lock.release()
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.skipif(
   subprocess.run(['unshare', '-rm', 'true'], check=False, capture_output=True).returncode != 0,
   reason='needs a mount namespace',

@@ -64,7 +64,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
 def test_a_mesh_changes_nothing_but_rounding(cases):
@@ -97,6 +97,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('cases', FAMILIES, ids=lambda c: c[0])
 def test_a_mesh_changes_no_family(cases):
@@ -138,7 +139,7 @@ GRID_SLOW = {
 GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
 
 
-@pytest.mark.cases(fast=0, slow=7)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   ('devices', 'arguments'),
   [pytest.param(*value, id=name) for name, value in GRID.items()]

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path):
     assert 'Compiled' not in result.stdout
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('machine', 'moment'), [('same', 'upload:9'), ('other', 'manifest:2'), ('other', 'copied:2')]
@@ -206,6 +206,7 @@ MARKERS = (
 )  # fmt: skip
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['s3', 'gs'])
 def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, scheme):

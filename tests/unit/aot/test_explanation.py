@@ -59,6 +59,7 @@ def test_its_bytes_are_those_of_the_compiler(explained):
   assert sum(math.prod(r['shape']) for r in explained.data['weights']) == report['parameters']
 
 
+@pytest.mark.slow
 def test_its_collectives_are_those_of_the_compiled_program(explained):
   found = collections.Counter()
   for c in explained.data['collectives']:

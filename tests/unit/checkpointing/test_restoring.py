@@ -65,6 +65,7 @@ def test_parameters_alone(base, tmp_path):
     np.testing.assert_array_equal(value, base[1][name])
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, tmp_path):
   source = dict(CHECKPOINT_RESTORE_PATH=str(base[0]))
   train(tmp_path, **source)
@@ -267,7 +268,8 @@ def test_state_of_weights_that_have_none(base, tmp_path):
     restored(tmp_path, (weights, None), CHECKPOINT_RESTORE_STATE=True)
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
 )

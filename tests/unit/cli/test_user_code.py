@@ -220,3 +220,15 @@ def test_python_without_docstrings_is_refused_in_one_line(words):
   assert done.returncode == 2
   assert done.stderr.startswith('error: Python was started with -OO')
   assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('words', [['paxlite', 'list'], ['paxlite.main', '--mode=train']])
+def test_a_python_without_the_packages_is_named_in_one_line(words):
+  without_packages = [sys.executable, '-S', '-m', *words]
+  done = subprocess.run(
+    without_packages, capture_output=True, text=True, check=False,
+    cwd=runs.ROOT, env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert done.stderr.startswith(f'error: {sys.executable} lacks jax, flax, optax, orbax, fiddle: ')
+  assert len(done.stderr.splitlines()) == 1

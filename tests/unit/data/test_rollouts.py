@@ -113,6 +113,7 @@ def test_a_run_continues_from_a_local_state(tmp_path, whole):
   assert data.numbers[0] > 0
 
 
+@pytest.mark.slow
 def test_the_last_good_state_has_the_state_of_its_batch(tmp_path):
   with pytest.raises(TrainingError, match='had a gradient that is not finite, from step 1 on'):
     trained(tmp_path, Own(poison=(1, 2)), MAX_SKIPPED_STEPS=2, CHECKPOINT_EVERY_N_STEPS=100)
@@ -127,6 +128,7 @@ def test_a_rollback_goes_on_with_new_rollouts(tmp_path):
   assert state_of(tmp_path, 6) == {'count': 8}
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

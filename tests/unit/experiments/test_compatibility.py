@@ -132,6 +132,7 @@ def mine():
   return Scaled, Plain
 
 
+@pytest.mark.slow
 def test_a_run_refuses_weights_of_another_function(tmp_path):
   scaled, plain = mine()
   values = SMALL | dict(PERCORE_BATCH_SIZE=2, MAX_STEPS=1, SUMMARY_INTERVAL_STEPS=1)

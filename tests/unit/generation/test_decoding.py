@@ -93,6 +93,7 @@ def test_one_program_for_all_lengths_of_a_bucket():
   assert [bucket(n) for n in (1, 32, 33, 1000)] == [32, 32, 64, 1024]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'sampling',
   [
@@ -168,7 +169,8 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
     Generator(model, params, 64).generate([prompt], new)
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [pytest.param('gpt', marks=pytest.mark.slow), 'llama'])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   """For all lengths of neighbors, the number of tokens and the tokens are the same."""
@@ -330,6 +332,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_another_model(trained, tmp_path):
   from paxlite.data.tokenizer import check_vocabulary
 

@@ -139,7 +139,7 @@ def segments_of(offsets, lengths, shape):
   return jnp.where(inside.any(1), inside.argmax(1), -1).reshape(B, T)
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', ['', 'bias', 'bounds'])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'narrow values'])
@@ -227,7 +227,8 @@ def with_a_nan(kind, is_backward, operands, call):
   return tuple(results)
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize('is_backward', [False, True])
 @pytest.mark.parametrize('change', [in_base_2, with_a_nan])
 @pytest.mark.parametrize(
@@ -321,7 +322,7 @@ def test_a_sink_logit_of_each_head(asked, window, packed, mesh):
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, grads)
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]
 )

@@ -68,6 +68,7 @@ def output_and_gradients(layer, params, x, paddings):
   return y, grads
 
 
+@pytest.mark.slow
 def test_groups_of_multiples_give_the_same(monkeypatch):
   """Accelerators pad groups to multiples; what kernels leave in other rows reaches nothing."""
   layer = moe.MoeFeedForward(16, 32, num_experts=4, dispatch_tpl=dropless.DroplessDispatch)

@@ -23,7 +23,8 @@ def int8_dots(step):
   return dots['i8', 'i8']
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products'),
   [
@@ -103,6 +104,7 @@ def trained(tmp_path_factory):
   return folder
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('run', ['base', 'lora'])
 @pytest.mark.slow
 def test_a_model_with_int8_weights_is_near_and_small(trained, run):

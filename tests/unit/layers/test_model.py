@@ -263,6 +263,7 @@ def test_packing_changes_no_token():
   np.testing.assert_allclose(packed[:, 5:13], apply(batch['ids'][:, 5:13]), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('separate', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bfloat16_gradients_add_up_in_float32(separate):
   """The gradient of a frequent token equals that of float32, within bfloat16's precision."""

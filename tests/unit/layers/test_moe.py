@@ -182,6 +182,7 @@ def test_a_token_without_a_slot_gets_nothing():
   assert not groups[:, 4:].any()
 
 
+@pytest.mark.slow
 def test_rows_that_fill_a_batch_up_do_not_count():
   """In the last batch of an evaluation, rows without a target change no metric."""
   reference = praxis.load('glam4l')
@@ -339,7 +340,8 @@ def loads_of(**changes):
   return by_layer(compiled(grads, params, batch)(params, batch))
 
 
-@pytest.mark.cases(fast=1, slow=7)
+@pytest.mark.cases(fast=0, slow=8)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [

@@ -70,7 +70,7 @@ def test_an_optimizer_is_optaxs(name):
   )
 
 
-@pytest.mark.cases(fast=2, slow=1)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('name', NAMES)
 def test_a_run_that_is_resumed_equals_one_that_is_not_stopped(name, tmp_path):
   whole, sharded = trained(optimizer_of(name), mesh_of(1), 4)
@@ -118,7 +118,7 @@ def check_eight_devices() -> None:
     jax.tree.map(same, one[0], eight[0])
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
 def test_a_model_trains_on_eight_devices_as_on_one(name, tmp_path):

@@ -194,6 +194,7 @@ def test_gradients_in_bfloat16(trained):
   assert optax.tree.norm(optax.tree.sub(summed, exact)) < 2**-7 * scale
 
 
+@pytest.mark.slow
 def test_gradients_of_layers_are_collected_in_bfloat16(trained):
   """The loop over layers carries no float32 stack of gradients, which would take the memory."""
   t, state, _ = trained(0)

@@ -151,6 +151,16 @@ def test_open_mpi(here):
   assert place.find(None, None, None) is None
 
 
+@pytest.mark.parametrize('launcher', [SLURM, OPEN_MPI | ORTE])
+def test_a_wrong_address_is_named_by_its_variable(here, launcher):
+  here(launcher | {'JAX_COORDINATOR_ADDRESS': 'n3:port'})
+  with pytest.raises(UserError, match='JAX_COORDINATOR_ADDRESS: n3:port must be HOST:PORT'):
+    place.find(None, None, None)
+  here(SLURM | {'SLURM_PROCID': '8'})
+  with pytest.raises(UserError, match='the Slurm step: process 8 of 8 is not possible'):
+    place.find(None, None, None)
+
+
 def test_mpi_without_mpi4py(here):
   hydra = {'PMI_SIZE': '4', 'PMI_RANK': '2', 'MPI_LOCALRANKID': '0', 'MPI_LOCALNRANKS': '4'}
   for variables in (OPEN_MPI | {'OMPI_VERSION': '5.0.1'}, hydra):

@@ -118,7 +118,7 @@ def table_and_batch():
   return params, {'ids': draw(), 'labels': draw(), 'weights': weights}
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize('kind', LOSSES)
 def test_one_two_and_four_microbatches_agree(kind):
   params, batch = table_and_batch()
@@ -307,7 +307,8 @@ class EmbeddingNorm(OnceABatch):
     return optax.tree.norm(outputs.params['embedding']) ** 2
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_a_penalty_on_parameters_reaches_their_gradients(dtype):
   task, params, batch = language_model(GRADIENT_DTYPE=dtype)
@@ -324,7 +325,7 @@ def test_a_penalty_on_parameters_reaches_their_gradients(dtype):
   assert losses[0] > float(plain[2]['total_loss'].value) + 0.01
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize('chunks', [1, 4])
 @pytest.mark.parametrize('cap', [0.0, 3.0])
 def test_z_loss_and_smoothing_equal_formulas_of_the_logits(chunks, cap):

@@ -71,14 +71,14 @@ check_writable() {
 
 # Uses the paxlite that Python finds; otherwise the checkout that contains these scripts.
 check_python() {
-  local root
+  local root found='from paxlite.core import errors; errors.check_interpreter()'
   command -v -- "$PYTHON" >/dev/null ||
     fail "PYTHON='$PYTHON' is not there" "on $(hostname)" "give the path of Python 3.11 or newer"
-  if "$PYTHON" -c 'import paxlite.main' 2>/dev/null; then return; fi
+  if "$PYTHON" -c "$found" 2>/dev/null; then return; fi
   root=$(realpath -- "$(dirname -- "${BASH_SOURCE[0]}")/../../../..")
   export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-  "$PYTHON" -c 'import paxlite.main' 2>/dev/null ||
-    fail "$PYTHON cannot import paxlite" "on $(hostname)" "give the Python of its environment"
+  "$PYTHON" -c "$found" 2>/dev/null ||
+    fail "$PYTHON cannot import paxlite or a package that it needs" "on $(hostname)" "give the Python of its environment"
 }
 
 # check_slurm NUM_GPUS: checks that this task's Slurm step shares each node's GPUs evenly.
