@@ -21,19 +21,9 @@ torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 T = 24
-# What the other cases compute is in one of these, too. The others are slow tests.
-QUICK = {
-  'test_logits_and_gradients': (
-    'phi3 longrope', 'deepseek_v3', 'gpt_oss',
-  ),
-  'test_packed_rows_of_an_unrolled_stack': ('deepseek_v3',),
-  'test_greedy_text_and_the_way_back': ('deepseek_v3',),
-}  # fmt: skip
-
-
-def cases(test: str):
-  slow = lambda case: () if case in QUICK[test] else pytest.mark.slow
-  return pytest.mark.parametrize('case', [pytest.param(c, marks=slow(c), id=c) for c in CASES])
+# Most of what the other cases compute is in the first one.
+FIRST = 'deepseek_v3'
+every_case = pytest.mark.parametrize('case', [FIRST, *(c for c in CASES if c != FIRST)])
 
 
 def fast(function, *args):
@@ -62,7 +52,7 @@ def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
 
 
-@pytest.mark.cases(fast=3, slow=3)
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_random_configurations(family, seed):
@@ -75,7 +65,8 @@ def test_every_family_has_a_case():
   assert named >= set(FAMILIES) - {'llama', 'gemma', 'gpt2'}  # these are in test_weights.py
 
 
-@cases('test_logits_and_gradients')
+@pytest.mark.cases(fast=1, slow=len(CASES))
+@every_case
 def test_logits_and_gradients(case, imported):
   """The gradients are those of the mean cross-entropy, for every tensor of the folder."""
   _, model, experiment, ours, params = imported(case)
@@ -123,7 +114,7 @@ def test_long_rows_have_the_factors_for_long_rows(imported):
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@cases('test_packed_rows_of_an_unrolled_stack')
+@every_case
 def test_packed_rows_of_an_unrolled_stack(case, imported):
   """Two texts in one row have the logits that each has alone, in a repeated stack."""
   _, _, experiment, repeated, params = imported(case)
@@ -142,8 +133,9 @@ def test_packed_rows_of_an_unrolled_stack(case, imported):
   np.testing.assert_allclose(packed[:, :cut], alone, atol=1e-5 * np.abs(alone).max())
 
 
-@pytest.mark.cases(fast=1, slow=5)
-@cases('test_greedy_text_and_the_way_back')
+@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.slow
+@every_case
 def test_greedy_text_and_the_way_back(case, imported, tmp_path):
   """With the cache, and rows of different lengths; the exported tensors are those of the import.
 

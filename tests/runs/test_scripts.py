@@ -248,6 +248,7 @@ def xla_flags(config: str, device: str = 'gpu') -> str:
   return subprocess.check_output(['bash', '-c', command, 'test', config, device], text=True)
 
 
+@pytest.mark.slow
 def test_xla_knows_the_flags_of_every_experiment():
   loop = 'for name in "${@:2}"; do xla_flags "$name" "$1" || exit 1; echo; done'
   command = ['bash', '-c', f'source {SCRIPTS}/common.sh; {loop}', 'test']

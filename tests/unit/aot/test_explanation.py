@@ -91,6 +91,7 @@ def test_a_pipeline_keeps_what_the_compiler_has_room_for(tmp_path):
   assert found['totals']['activations'] < found['totals']['temporaries']
 
 
+@pytest.mark.slow
 def test_rows_counted_by_hand(explained):
   """A weight [2 layers, 32, 96], split by data and mdl; the inputs of two layers, [8, 16, 32]."""
   weight = row(explained.data['weights'], 'transformer/repeat/ff_layer/ffn_layer1/w')

@@ -190,6 +190,7 @@ def test_a_damaged_checkpoint_is_refused(base, tmp_path):
 LORA = dict(USE_LORA=True, LORA_RANK=2)
 
 
+@pytest.mark.slow
 def test_lora_trains_its_factors_alone(base, tmp_path):
   """The base does not change; the optimizer state and the checkpoint hold only LoRA's variables."""
   states = restored(tmp_path, base, **LORA)

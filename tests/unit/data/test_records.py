@@ -314,6 +314,7 @@ def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypa
   assert not (tmp_path / 'out' / 'train').exists()
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path):
   source = as_json_lines(tmp_path / 'c.jsonl', [read_text(packaged.TEXTS[0])[:400_000]] * 60)
   process = subprocess.Popen(

@@ -128,7 +128,8 @@ def test_a_rollback_goes_on_with_new_rollouts(tmp_path):
   assert state_of(tmp_path, 6) == {'count': 8}
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

@@ -135,6 +135,7 @@ def test_parquet(store, tmp_path):
   assert [r['text'] for _, r in read_records('gs://bkt/a.parquet')] == ['a', 'b', 'c']
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('format', ['memmap', 'seqax'])
 def test_tokenizing_into_a_bucket(store, tmp_path, format, monkeypatch, capsys):
   """A copy that fails is done again by the same command, which does not tokenize again."""

@@ -146,6 +146,7 @@ def test_repetition_penalty_and_eos_as_in_transformers(tmp_path):
     assert ours.generate([prompt], 20)[0] == (out[: out.index(eos)] if eos in out else out)
 
 
+@pytest.mark.slow
 def test_ids_without_a_token_are_never_drawn():
   model, params = made('llama')
   is_token = np.arange(params['embedding']['emb_var'].shape[0] - 9) % 7 == 3

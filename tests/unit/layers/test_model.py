@@ -122,7 +122,8 @@ def plain():
 ONE_A_KIND = {'SAVE_NOTHING', 'SAVE_CONTEXT_AND_OUT_PROJ'}
 
 
-@pytest.mark.cases(fast=2, slow=3)
+@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
   'policy',
@@ -183,6 +184,7 @@ def test_equal_layers_are_traced_once_unless_they_have_random_keys(monkeypatch, 
   assert len(calls) == traced
 
 
+@pytest.mark.slow
 def test_microbatches_change_rounding_alone():
   one, four = make(PERCORE_BATCH_SIZE=8), make(PERCORE_BATCH_SIZE=8, NUM_MICROBATCHES=4)
   params, batch = params_of(one), batch_of(batch_size=8)
@@ -195,7 +197,8 @@ def test_microbatches_change_rounding_alone():
     assert float(m.value) == pytest.approx(float(metrics[1][name].value), rel=1e-5), name
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'overrides',
   [

@@ -84,6 +84,7 @@ def test_layer_is_praxis():
     np.testing.assert_allclose(found, reference[f'summ/{name}_scalar'], atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'repeated',
   [pytest.param(False, marks=pytest.mark.slow, id='unrolled'), pytest.param(True, id='repeated')],
@@ -120,6 +121,7 @@ def test_glam_is_praxis(repeated):
     np.testing.assert_allclose(grad, expected[path], atol=2e-5, rtol=1e-4, err_msg=path)
 
 
+@pytest.mark.slow
 def test_initial_values_are_praxis():
   task = fdl.build(GLaM126M64E(**SMALL).build_task())
   params = flat(meta.unbox(jax.jit(task.init_params)(jax.random.key(0))))

@@ -8,6 +8,7 @@ import pytest
 from paxlite.layers import norms
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 def test_layer_norm_and_its_gradients_are_those_of_the_formula(monkeypatch, platform):
   """Also where the mean is 100 times the deviation; only GPUs have a barrier at the moments."""

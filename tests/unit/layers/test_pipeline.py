@@ -56,7 +56,8 @@ def test_every_group_of_layers_reaches_its_stage(stages, repeats):
   assert found == [[r * stages + z for r in range(repeats)] for z in range(stages)]
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('stages', 'microbatches', 'rows'), [(4, 8, 8), (4, 4, 8), (4, 6, 6), (4, 2, 4), (3, 4, 20)]
 )

@@ -66,7 +66,8 @@ def test_values_and_gradients_are_those_of_the_buckets(platform, T, S, start, ma
   assert np.abs(pull(grad_NTS[None])[0] - expected).max() < 1e-6 * np.abs(expected).max()
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.slow
 def test_devices_add_up_gradients_of_the_weight_alone(platform, monkeypatch):
   """Groups of rows, which are on different devices, meet only in the gradient [N, buckets]."""
   B, T, N = 6, 32, 2

@@ -139,6 +139,7 @@ print('equal')
 """
 
 
+@pytest.mark.slow
 def test_a_scattered_sum_has_the_values_of_einsum():
   """On lines of two sizes, so that each device gets its own part in one order of them alone."""
   done = subprocess.run(

@@ -94,6 +94,7 @@ def test_splash_computes_the_same(asked, case, kv_heads, packed, mesh):
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-5), grads, grads2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'values',
   [dict(relative_bias_tpl=lambda name: RelativeBias(4, name=name)), dict(dropout=0.1)],

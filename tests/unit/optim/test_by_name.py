@@ -133,7 +133,8 @@ def test_a_model_trains_on_eight_devices_as_on_one(name, tmp_path):
   assert runs.losses(tmp_path / 'eight') == pytest.approx(found, rel=1e-5)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
 def test_where_moments_are_changes_nothing(name):
   """Layers of a repeated stack are updated one by one, if that is known to be the same."""

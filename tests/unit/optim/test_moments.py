@@ -151,7 +151,8 @@ def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, targe
   jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(('before', 'after'), [('float32', 'bfloat16'), ('bfloat16', 'float32')])
 def test_frozen_weights_continue_in_the_other_dtype(tmp_path, before, after):
   """Weights that LoRA freezes become the nearest bfloat16, and no bit of bfloat16 is lost."""

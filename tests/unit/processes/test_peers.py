@@ -301,6 +301,7 @@ def test_a_stranger_that_sends_slowly_keeps_nobody_out(port, threads, monkeypatc
   stranger.close()
 
 
+@pytest.mark.slow
 def test_what_accepts_and_does_not_answer_is_said(port, capfd, monkeypatch):
   monkeypatch.setattr(peers, '_GREETING_SECONDS', 1)
   monkeypatch.setattr(peers, '_SAY_SECONDS', 0.1)

@@ -132,7 +132,7 @@ def test_a_request_to_roll_back_goes_before_one_to_end(tmp_path):
     trained(folder, Recorded({('after', 1): Request.ROLL_BACK}))
 
 
-@pytest.mark.cases(fast=2, slow=3)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize(
   ('event', 'step', 'expected'),
   [

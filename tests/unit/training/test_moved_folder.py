@@ -160,6 +160,7 @@ def _in_another_process(folder: pathlib.Path) -> str:
   return 'refused' if done.returncode else 'taken'
 
 
+@pytest.mark.slow
 def test_records_follow_the_folder(tmp_path, monkeypatch):
   folder, new = tmp_path / 'run', tmp_path / 'moved'
   trained_while(monkeypatch, folder, lambda: folder.rename(new))

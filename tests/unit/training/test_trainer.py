@@ -69,6 +69,7 @@ class TwoBatches(Poisoned):
     yield from itertools.islice(self.inner.train_batches(0, rows), 2)
 
 
+@pytest.mark.slow
 def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   """A checkpoint of step n is saved before batch n is drawn."""
   events = []
@@ -133,6 +134,7 @@ def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_pat
   assert (state.skipped, state.skipped_in_a_row) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   layer = 'transformer/repeat' if repeated else 'transformer/x_layers_1'
@@ -155,6 +157,7 @@ def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   assert len(jax.tree.leaves(moments.m)) == 4
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
   t = make(tmp_path, MAX_SKIPPED_STEPS=3)
   t.data = TrainData(Poisoned(t.data.input, poison={3, 4, 6}))
@@ -395,6 +398,7 @@ def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('line_seconds', 'lines'),
   [(0.0, [*range(1, 9)]), pytest.param(1e9, [1, 8], marks=pytest.mark.slow)],

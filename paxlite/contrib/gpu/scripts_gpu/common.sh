@@ -78,7 +78,8 @@ check_python() {
   root=$(realpath -- "$(dirname -- "${BASH_SOURCE[0]}")/../../../..")
   export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
   "$PYTHON" -c "$found" 2>/dev/null ||
-    fail "$PYTHON cannot import paxlite or a package that it needs" "on $(hostname)" "give the Python of its environment"
+    fail "$PYTHON cannot import paxlite or a package that it needs" "on $(hostname)" \
+      "give the Python of its environment"
 }
 
 # check_slurm NUM_GPUS: checks that this task's Slurm step shares each node's GPUs evenly.
