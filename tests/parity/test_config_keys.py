@@ -93,7 +93,8 @@ def sources(rng) -> dict[str, Any]:
   return {k: v[rng.integers(len(v))] for k, v in options.items() if rng.integers(2)}
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.slow
 @pytest.mark.parametrize('case', ['llama', 'qwen3', 'gemma3_text', 'olmo3', 'gpt_oss', 'phi3'])
 def test_two_sources_of_rotary_positions_mean_what_they_mean_to_transformers(case):
   """rope_scaling and rope_parameters, nested or not, and bases and factors beside them."""

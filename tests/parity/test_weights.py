@@ -66,7 +66,8 @@ def their_model(family: str):
 QUICK = {'llama_gqa_tied', 'llama3_scaled', 'mistral_window', 'gemma'}
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.slow
 @pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize(
   'platform', ['cpu', pytest.param('accelerator', marks=pytest.mark.slow)], indirect=True

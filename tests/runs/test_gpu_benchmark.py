@@ -130,6 +130,7 @@ def test_the_second_start(gpu):
   assert case['layers'] == 2
 
 
+@pytest.mark.slow
 def test_the_time_is_kept(gpu, capsys):
   """A run without time left says so without a device; a case that takes too long is stopped."""
   refused = benchmark('--tiny', '--minutes=0', code=1)

@@ -542,6 +542,7 @@ def test_a_job_that_was_cancelled_stays_so(batch):
   assert 'requeue 7' not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which('shellcheck') is None, reason='shellcheck is not installed')
 def test_shellcheck():
   command = ['shellcheck', '--shell=bash', '--external-sources', *map(str, ALL)]

@@ -106,6 +106,7 @@ def test_rows_counted_by_hand(explained):
   assert (kept['bytes'], kept['made_by']) == (4 * 2 * 8 * 16 * 32 // 8, 'iteration_input')
 
 
+@pytest.mark.slow
 def test_products_that_run_again(explained):
   """All of a layer's but the last, whose result no derivative needs; mdl halves them."""
   again = {

@@ -105,6 +105,7 @@ def test_repeated_into_unrolled_and_back(base, tmp_path):
       np.testing.assert_array_equal(value, expected[name])
 
 
+@pytest.mark.slow
 def test_ignored_and_renamed(base, tmp_path):
   with pytest.raises(UserError, match='ff_layer_norm/scale is not in the model'):
     restored(

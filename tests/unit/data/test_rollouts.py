@@ -143,6 +143,7 @@ def test_wrong_batches_are_refused(tmp_path, change, message):
     trained(tmp_path, Own(change))
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_json_is_refused(tmp_path):
   data = Own()
   data.state = lambda: {'count': np.zeros(2)}

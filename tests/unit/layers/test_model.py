@@ -303,7 +303,8 @@ VARIANTS = {
 QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
@@ -318,7 +319,7 @@ def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
     assert g.dtype == jnp.float32
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize('name', ['rotary', 'rotary half', 'caps', 'grouped', 'bfloat16'])
 def test_causality(name):
   """No logit depends on a later token."""
@@ -331,6 +332,7 @@ def test_causality(name):
   assert np.abs(a[:, 9:] - b[:, 9:]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_grouped_heads_equal_repeated_keys():
   """GQA equals full attention if each key/value head is copied to its group."""
   grouped, full = make(NUM_KV_HEADS=2, USE_BIAS=False), make(USE_BIAS=False)

@@ -149,6 +149,7 @@ def layers(capacity_factor=2.0, **kwargs):
   return made, params, x, paddings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('top_k', [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 2])
 def test_dropless_equals_experts_with_slots_for_all(top_k):
   """Compares output and gradients, at a capacity that drops nothing."""
@@ -372,6 +373,7 @@ def test_loads_are_those_of_the_whole_batch(changes):
   np.testing.assert_array_equal(loads_of(**stages), loads)
 
 
+@pytest.mark.slow
 def test_the_bias_follows_the_number_of_tokens_that_chose_an_expert():
   """The counts are those of the routing, without padding."""
   router = GroupRouter(num_experts=6, top_k=2, num_groups=3, top_groups=2)

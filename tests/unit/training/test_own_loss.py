@@ -325,7 +325,8 @@ def test_a_penalty_on_parameters_reaches_their_gradients(dtype):
   assert losses[0] > float(plain[2]['total_loss'].value) + 0.01
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.slow
 @pytest.mark.parametrize('chunks', [1, 4])
 @pytest.mark.parametrize('cap', [0.0, 3.0])
 def test_z_loss_and_smoothing_equal_formulas_of_the_logits(chunks, cap):
@@ -420,7 +421,8 @@ def test_a_run_reports_and_evaluates_a_loss_without_metrics(tmp_path, capsys):
   assert 'eval same at step 2: loss 7.' in capsys.readouterr().out
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('code', 'error', 'saved'),
   [

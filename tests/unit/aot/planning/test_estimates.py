@@ -146,6 +146,7 @@ def test_a_pipeline_that_gathers_once_holds_the_weights_of_its_stage():
   assert memory[()] > memory[('DROPOUT_PROB',)]
 
 
+@pytest.mark.slow
 def test_what_is_on_the_host(model):
   """Moments and inputs of layers leave the device, and cross the bus once each way in a step."""
   machine = dataclasses.replace(HOST, host=1e9)

@@ -117,7 +117,8 @@ def test_the_host_is_used_only_if_it_is_worth_it(seconds, first):
   assert plan.best[0].candidate.values['OFFLOAD_OPTIMIZER'] is (first == 'host')
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize('memory', [1e9, 1e3], ids=['it fits', 'it does not fit'])
 def test_what_is_on_the_host_is_also_judged_without(tmp_path, memory):
   layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
