@@ -122,6 +122,7 @@ def test_products_that_run_again(explained):
   }
 
 
+@pytest.mark.slow
 def test_the_text_fits_a_terminal(explained):
   lines = explained.text.splitlines()
   assert max(map(len, lines)) <= 100
@@ -131,6 +132,7 @@ def test_the_text_fits_a_terminal(explained):
   assert line.split(maxsplit=1)[1].split() == [*shape.split(), 'float32', '6.00', 'KiB']
 
 
+@pytest.mark.slow
 def test_the_page_is_complete_and_needs_no_network(explained):
   class Reader(html.parser.HTMLParser):
     opened, closed = collections.Counter(), collections.Counter()

@@ -238,6 +238,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
     tokenize.main([*flags, source])
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 20)
   flags = f'--vocab={packaged.VOCAB} --output={tmp_path / "out"} --processes=1 {source}'

@@ -93,6 +93,7 @@ def test_scores_in_batches_are_those_alone(name, count, batch_tokens):
   assert scores[-1].is_greedy
 
 
+@pytest.mark.slow
 def test_a_long_context_loses_its_beginning():
   model, params = made('llama')
   c = Continuation(list(range(90)), [3, 4])

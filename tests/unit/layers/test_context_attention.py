@@ -158,7 +158,8 @@ def same(kernel, other, queries, keys, width, segmented, causal):
 # A ring has parts with as many queries as keys, and half or twice as many.
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]
 )

@@ -8,6 +8,7 @@ import pytest
 from paxlite.layers import cross_entropy as module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cap', [0.0, 3.0])
 def test_gpus_compute_capped_logits_again_with_the_same_bits(monkeypatch, cap):
   """The barriers keep XLA from writing a tanh [B, T, V]; without a cap there are none."""

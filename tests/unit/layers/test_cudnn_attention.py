@@ -198,6 +198,7 @@ def check(mesh, **asked):
   attention_check.check_attention(types.SimpleNamespace(**nothing | asked), mesh)
 
 
+@pytest.mark.slow
 def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
   check(gpu_mesh)
   assert not asked

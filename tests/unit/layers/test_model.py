@@ -151,6 +151,7 @@ def saved_floats(task, params, batch) -> int:
   return sum(size for v, size in kept.items() if v not in arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checkpoint_policies_keep_what_they_name(repeated):
   """A policy that keeps more needs more memory: nothing < 1 name < 2 names < dots < everything."""

@@ -170,6 +170,7 @@ def test_dropless_equals_experts_with_slots_for_all(top_k):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grads, grads2)
 
 
+@pytest.mark.slow
 def test_a_token_without_a_slot_gets_nothing():
   (layer, _), params, x, _ = layers(capacity_factor=0.1)  # 4 slots for 16 tokens × 2 / 4 experts
   params['router']['gate'] = jnp.zeros((16, 4)).at[:, 0].set(0)

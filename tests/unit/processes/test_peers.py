@@ -261,6 +261,7 @@ def test_the_others_hear_from_process_0_who_is_lost(left):
   assert left.wait(10)
 
 
+@pytest.mark.slow
 def test_a_library_that_aborts_when_a_peer_is_gone_does_not_end_the_process_first():
   """A thread calls abort(), as gloo does through std::terminate; it is another one that watches."""
   code = """

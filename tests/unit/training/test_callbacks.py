@@ -165,6 +165,7 @@ def test_objects_that_are_no_callbacks_are_refused():
     Wrong().trackers('folder')
 
 
+@pytest.mark.slow
 def test_an_error_after_a_step_does_not_lose_its_evaluation(tmp_path):
   class Evaluated(TinyGPT):
     def eval_inputs(self):

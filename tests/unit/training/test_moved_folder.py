@@ -66,7 +66,8 @@ def test_moved_and_another_run_begins_at_the_old_path(tmp_path, monkeypatch):
   assert steps(new) == [saved, 'checkpoint_00000005', 'checkpoint_00000006']
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize('replaced', [False, True])
 def test_deleted(tmp_path, monkeypatch, replaced):
   folder = tmp_path / 'run'
