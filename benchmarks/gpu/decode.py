@@ -17,6 +17,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   import numpy as np
 
   from paxlite.eval.inference import use_int8
+  from paxlite.experiments.parts.joined_weights import JoinedWeights
   from paxlite.generation.decoding import Generator
 
   device = jax.devices()[0]
@@ -27,6 +28,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   if e.INT8_WEIGHTS:
     use_int8(config)
   params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
+  params = JoinedWeights(config.model, mesh, e.rules).joined(params)
   model = fdl.build(config).model
   # Like Inference.generator, but without end tokens.
   generator = Generator(

@@ -26,6 +26,7 @@ from paxlite.data.chat_format import Message, Tool, conversation
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.joined_weights import JoinedWeights
 from paxlite.experiments.parts.memory_savings import put_form
 from paxlite.experiments.registry import class_of
 from paxlite.files.json_files import read_json_lines, read_object
@@ -45,11 +46,12 @@ class Inference:
   Attributes:
     experiment: The experiment of the model, with unrolled layers.
     model: The model.
-    params: The model's parameters on the mesh, in the experiment's FPROP_DTYPE.
+    params: The model's parameters on the mesh, in the experiment's FPROP_DTYPE, joined.
     mesh: The mesh of the devices that hold the parameters.
     tokenizer: The tokenizer, which converts text to ids and back.
     source: The checkpoint or imported weights that the parameters come from.
     max_length: The most tokens of a text, prompt and answer together.
+    joined_weights: How the parameters were joined.
   """
 
   experiment: LanguageModel
@@ -59,6 +61,7 @@ class Inference:
   tokenizer: Tokenizer
   source: Source
   max_length: int
+  joined_weights: JoinedWeights
 
   def generator(self, sampling: Sampling | None = None, chat: bool = False) -> Generator:
     """Returns a generator that continues prompts.
@@ -139,8 +142,11 @@ def load(
     raise UserError(f'{source.folder} lacks {missing[0]}, without which no text can be generated')
   load_one = lambda path, like: plan.load(path_name(path), like)
   params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
+  joined = JoinedWeights(config.model, mesh, unrolled.rules)
+  params = joined.joined(params)
   positions = experiment.num_positions if max_length is None else max_length
-  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source, positions)
+  model = fdl.build(config).model
+  return Inference(unrolled, model, params, mesh, tokenizer, source, positions, joined)
 
 
 def load_checkpoint(

@@ -21,7 +21,7 @@ from jax.tree_util import KeyPath
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import REPEATED, path_name
+from paxlite.core.variable_names import path_name
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
@@ -371,14 +371,11 @@ def bucket(length: int) -> int:
 
 
 def _padded(cache: PyTree, size: int) -> PyTree:
-  """Pads the cache's arrays to `size` slots; in a repeated stack, axis 0 is the layer axis."""
+  """Pads the cache's arrays to `size` slots, in the dimension before the last one."""
 
   def one(path: KeyPath, x: jax.Array) -> jax.Array:
-    names = path_name(path).split('/')
-    if names[-1] == 'index':
+    if path_name(path).endswith('/index'):
       return x
-    axis = 2 if REPEATED in names else 1
-    widths = [(0, size - x.shape[axis]) if i == axis else (0, 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths)
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), (0, size - x.shape[-2]), (0, 0)])
 
   return jax.tree_util.tree_map_with_path(one, cache)

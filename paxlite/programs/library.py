@@ -126,8 +126,8 @@ class TrainedModel:
 
   @property
   def params(self) -> PyTree:
-    """The parameters, a tree of arrays."""
-    return self.inference.params
+    """The parameters, a tree of arrays by the names that they have in training."""
+    return self.inference.joined_weights.parted(self.inference.params)
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
     """Returns the float32 logits [T, V] of a text, or of token ids.
@@ -135,7 +135,7 @@ class TrainedModel:
     Row t has the logits of the token after token t. The model's start id comes first if it has one.
     """
     ids = self.inference.encode(text) if isinstance(text, str) else list(text)
-    return self._logits(self.params, jnp.asarray([ids]))[0]
+    return self._logits(self.inference.params, jnp.asarray([ids]))[0]
 
   @functools.cached_property
   def _logits(self) -> Callable[[PyTree, jax.Array], jax.Array]:

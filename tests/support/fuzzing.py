@@ -352,7 +352,8 @@ def _records(content: bytes) -> list[dict[str, Any]] | None:
 @functools.cache
 def _model() -> inference.Inference:
   experiment = find('DemoGPT')(MAX_SEQ_LEN=64, CHAT_TEMPLATE=_CHAT)
-  return inference.Inference(experiment, None, None, None, open_tokenizer(packaged.VOCAB), None, 64)
+  tokenizer = open_tokenizer(packaged.VOCAB)
+  return inference.Inference(experiment, None, None, None, tokenizer, None, 64, None)
 
 
 def _read_lines(reader: str, file: str, spec: str) -> Any:

@@ -177,10 +177,10 @@ class DotProductAttention(nn.Module):
 class Attention(nn.Module):
   """Multi-head causal self-attention, [B, T, D] to [B, T, D].
 
-  If the caller makes the collection 'cache' mutable, the first call stores keys, values and segment
-  ids of its T tokens there. Before the second call, the caller pads these arrays along their length
-  to make room for later tokens. Later calls write their own at `index` and attend to all of them.
-  This needs segment_ids.
+  If the caller makes the collection 'cache' mutable, the first call stores the keys and values of
+  its T tokens there. Before the second call, the caller pads them along their length, the dimension
+  before the last one, to make room for later tokens. Later calls write their own at `index`. A row
+  then sees as many of the latest keys as its position says: those from position 0 on.
 
   Attributes:
     model_dims: D.
@@ -221,7 +221,9 @@ class Attention(nn.Module):
       query = self.query_scale_tpl(name='per_dim_scale')(query)
     cached: list[jax.Array] = []
     if is_decoding(self):
-      key, value, *cached = append_to_cache(self, segment_ids_BT, key=key, value=value)
+      key, value, *cached = append_to_cache(
+        self, positions_BT, segment_ids_BT, key=key, value=value
+      )
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
     context = checkpoint_name(context, 'context')
     context = shard(context, 'batch', 'length', 'act_heads', None)
@@ -241,14 +243,22 @@ def is_decoding(module: nn.Module) -> bool:
 
 
 def append_to_cache(
-  module: nn.Module, segment_ids_BT: jax.Array | None, **new: jax.Array
+  module: nn.Module,
+  positions_BT: jax.Array,
+  segment_ids_BT: jax.Array | None,
+  **new: jax.Array,
 ) -> tuple[jax.Array, ...]:
   """Appends to the cache of a layer of attention, which calls it once.
 
+  The cache has the tokens in the dimension before the last one, [B, K, S, H]: the products of one
+  query with all keys of a head then read one block of memory.
+
   Args:
     module: The layer.
-    segment_ids_BT: The segments of the new tokens.
-    **new: What the layer keeps of the new tokens, [B, T, …] each.
+    positions_BT: The positions of the new tokens in their rows.
+    segment_ids_BT: The segments of the new tokens: 0 for padding, which is left of the first call's
+      tokens, and 1 for tokens.
+    **new: What the layer keeps of the new tokens, [B, T, …, H] each.
 
   Returns:
     The same of all tokens so far, their segments, and the index of the first new token.
@@ -257,12 +267,21 @@ def append_to_cache(
   is_first = not module.has_variable('cache', 'index')
   index = module.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))
   start = index.value
+  index.value = start + positions_BT.shape[1]
 
   def append(name: str, new: jax.Array) -> jax.Array:
-    cached = module.variable('cache', name, lambda: new)
-    if not is_first:
-      cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new, start, axis=1)
-    return cached.value
+    kept = jnp.moveaxis(new, 1, -2)
+    cached = module.variable('cache', name, lambda: kept)
+    if is_first:
+      return new
+    whole = jax.lax.dynamic_update_slice_in_dim(cached.value, kept, start, axis=-2)
+    # otherwise XLA for CPUs updates a copy for each use, in another shape
+    cached.value = jax.lax.optimization_barrier(whole)
+    return jnp.moveaxis(cached.value, -2, 1)
 
-  index.value = start + segment_ids_BT.shape[1]
-  return *(append(name, x) for name, x in (new | {'segment_ids': segment_ids_BT}).items()), start
+  found = [append(name, x) for name, x in new.items()]
+  if is_first:
+    return *found, segment_ids_BT, start
+  slots_S = jnp.arange(found[0].shape[1])
+  segment_ids_BS = (slots_S >= start - positions_BT[:, :1]).astype(segment_ids_BT.dtype)
+  return *found, segment_ids_BS, start

@@ -72,12 +72,7 @@ def attend(
 ) -> jax.Array:
   """Computes attention in plain XLA."""
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_JNTS, softmax)
-  if softmax.sink_logit is None:
-    weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
-  else:
-    weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.sink_logit)
-    weights_BNTS /= total_BNT[..., None]
-  return weighted_values(weights_BNTS, v_BSKH, softmax)
+  return weighted_values(attention_weights(scores_BNTS, softmax), v_BSKH, softmax)
 
 
 def masked_scores(
@@ -96,12 +91,28 @@ def masked_scores(
   else:
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores_BNTS = jnp.einsum('BTKGH,BSKH->BKGTS', q_BTKGH, k_BSKH).reshape(B, N, T, S)
+  return masked(scores_BNTS, mask, bias_JNTS, softmax)
+
+
+def masked(
+  scores_BNTS: jax.Array, mask: jax.Array, bias_JNTS: jax.Array | None, softmax: Softmax
+) -> jax.Array:
+  """Returns the arguments of the softmax, given the products of queries and keys."""
+  B, N, T, S = scores_BNTS.shape
   scores_BNTS = cap_logits(scores_BNTS.astype(jnp.float32), softmax.logit_cap)
   if bias_JNTS is not None:
     J = bias_JNTS.shape[0]
     scores_JbNTS = scores_BNTS.reshape(J, B // J, N, T, S) + bias_JNTS[:, None]
     scores_BNTS = scores_JbNTS.reshape(B, N, T, S)
   return jnp.where(mask, scores_BNTS, -1e30)
+
+
+def attention_weights(scores_BNTS: jax.Array, softmax: Softmax) -> jax.Array:
+  """Returns the softmax of its arguments, with the virtual key of an attention sink."""
+  if softmax.sink_logit is None:
+    return jax.nn.softmax(scores_BNTS, axis=-1)
+  weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.sink_logit)
+  return weights_BNTS / total_BNT[..., None]
 
 
 def exponentials(

@@ -47,7 +47,7 @@ CASES = [
   (dict(softmax=dict(dropout=jnp.sin)), 'plain XLA'),
   (dict(bias=BIAS), 'plain XLA'),
   (dict(dtype='float32'), 'plain XLA'),
-  (dict(T=1), 'plain XLA'),
+  (dict(T=1), 'the kernel for one query'),
   (dict(capability=7.5), 'plain XLA'),
   (dict(H=256, width=256, capability=8.0), 'plain XLA'),
   (dict(fused=False), 'plain XLA'),

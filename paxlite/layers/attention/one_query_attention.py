@@ -1,0 +1,34 @@
+"""Attention of one query a row, as each new token of a text has it, with a cache of keys."""
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.layers.attention.attention_case import Case, Kernel
+from paxlite.layers.attention.softmax_attention import attention_weights, masked
+
+
+class OneQueryKernel(Kernel):
+  """Reads keys and values once, in the order of the cache [B, K, S, H].
+
+  In the order of other kernels, XLA writes both in another order for each token.
+  """
+
+  name = 'the kernel for one query'
+  is_fused = False
+
+  def refusal(self, case: Case) -> str | None:
+    if case.q.shape[1] != 1:
+      return 'takes one query a row'
+    return 'knows no dropout of attention' if case.softmax.dropout is not None else None
+
+  def attend(self, case: Case) -> jax.Array:
+    q_B1NH, k_BSKH, v_BSKH = case.arrays
+    (B, S, K), N = k_BSKH.shape[:3], q_B1NH.shape[2]
+    k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
+    q_BKGH = (q_B1NH * case.softmax.query_scale).reshape(B, K, N // K, -1)
+    scores_BKGS = jnp.einsum('BKGH,BKSH->BKGS', q_BKGH, k_BKSH, preferred_element_type=jnp.float32)
+    scores_BN1S = scores_BKGS.reshape(B, N, 1, S)
+    scores_BN1S = masked(scores_BN1S, case.visible.mask(1, S), case.bias, case.softmax)
+    weights_BN1S = attention_weights(scores_BN1S, case.softmax).astype(v_BKSH.dtype)
+    context_BKGH = jnp.einsum('BKGS,BKSH->BKGH', weights_BN1S.reshape(B, K, N // K, S), v_BKSH)
+    return context_BKGH.reshape(B, 1, N, -1)

@@ -1,0 +1,120 @@
+"""Weights that are joined for decoding: the same logits, nothing moved, and what stays apart."""
+
+import re
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fiddle import selectors
+from flax.linen import meta
+
+from paxlite.core.trees import PyTree
+from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.joined_weights import JoinedWeights
+from paxlite.experiments.parts.memory_savings import put_form
+from paxlite.generation.decoding import Generator
+from paxlite.layers.attention.attention import Attention, SeparateQkv
+from paxlite.layers.feedforward import GatedFeedForward
+from paxlite.layers.joined_products import JoinedQkv
+from paxlite.layers.precision.weight_forms import Int8
+from paxlite.parallel.partitioning import DEFAULT_RULES
+
+SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
+             FPROP_DTYPE='float32', USE_REPEATED_LAYER=False)  # fmt: skip
+MODELS = {
+  'combined, with a bias': GPT126M(**SMALL),
+  'combined': LLaMA(**SMALL, HIDDEN_DIMS=48),
+  'grouped': LLaMA(**SMALL, HIDDEN_DIMS=48, NUM_KV_HEADS=2),
+  'grouped, with a bias': LLaMA(**SMALL, HIDDEN_DIMS=48, NUM_KV_HEADS=2, USE_QKV_BIAS=True),
+}
+IDS = np.random.default_rng(0).integers(1, 97, (2, 16))
+
+
+def one_device() -> jax.sharding.Mesh:
+  return MODELS['combined'].mesh(jax.devices()[:1])
+
+
+def values(config: fdl.Config) -> PyTree:
+  """Parameters of a model that are all random, the biases too."""
+  model = fdl.build(config).model
+  shapes = meta.unbox(jax.eval_shape(model.init, jax.random.key(0), IDS))['params']
+  leaves, tree = jax.tree.flatten(shapes)
+  rng = np.random.default_rng(1)
+
+  def one(like: jax.ShapeDtypeStruct) -> jax.Array:
+    whole = rng.integers(-127, 128, like.shape)
+    drawn = whole if like.dtype == jnp.int8 else rng.normal(size=like.shape) * 0.1
+    return jnp.asarray(drawn, like.dtype)
+
+  return jax.tree.unflatten(tree, [one(x) for x in leaves])
+
+
+@pytest.mark.parametrize('form', ['', 'int8'])
+@pytest.mark.parametrize('name', MODELS)
+def test_the_logits_are_the_same_and_the_way_back(name, form):
+  config = MODELS[name].build_task()
+  if form:
+    put_form(config.model, Int8)
+  params = values(config)
+  expected = fdl.build(config).model.apply({'params': params}, IDS)
+  joined_weights = JoinedWeights(config.model, one_device(), DEFAULT_RULES)
+  joined = joined_weights.joined(jax.tree.map(lambda x: x, params))
+  names = {'/'.join(str(k.key) for k in path) for path, _ in jax.tree.leaves_with_path(joined)}
+  assert not [n for n in names if re.search('combined|/query/|ffn_layer1_gate', n)]
+  logits = fdl.build(config).model.apply({'params': joined}, IDS)
+  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+  back = joined_weights.parted(joined)
+  jax.tree.map(np.testing.assert_array_equal, back, params)  # the same names, too
+
+
+def test_no_weight_is_moved_for_a_token():
+  """Without joining, XLA's loop over tokens has a transposed weight for each layer."""
+
+  def moved(joins: bool) -> list[str]:
+    config = MODELS['combined'].build_task()
+    params = values(config)
+    if joins:
+      params = JoinedWeights(config.model, one_device(), DEFAULT_RULES).joined(params)
+    generator = Generator(fdl.build(config).model, params, 64)
+    state = generator.prefill([[1, 2, 3]], 8)
+    text = generator._extend.lower(params, state, 40).compile().as_text()
+    moves = re.findall(r'= f32\[([\d,]+)\]\S* (?:transpose|copy)\(', text)
+    return [x for x in moves if np.prod([int(n) for n in x.split(',')]) >= 32 * 32]
+
+  assert len(moved(False)) >= 2
+  assert not moved(True)
+
+
+class Own(GatedFeedForward):
+  """A user's own layer."""
+
+
+def test_layers_of_another_class_stay_as_they_are():
+  config = MODELS['grouped'].build_task()
+  for layer in selectors.select(config.model, GatedFeedForward):
+    fdl.update_callable(layer, Own)
+  params = values(config)
+  found = JoinedWeights(config.model, one_device(), DEFAULT_RULES).joined(params)
+  layer = found['transformer']['x_layers_0']
+  assert layer['ff_layer'].keys() == {'ffn_layer1', 'ffn_layer1_gate', 'ffn_layer2'}
+  assert layer['self_attention']['qkv'].keys() == {'joined'}
+
+
+def test_low_rank_factors_stay_as_they_are():
+  config = MODELS['grouped'].replaced(USE_LORA=True).build_task()
+  params = values(config)
+  names = jax.tree.structure(params)
+  found = JoinedWeights(config.model, one_device(), DEFAULT_RULES).joined(params)
+  assert jax.tree.structure(found) == names
+
+
+@pytest.mark.parametrize(('heads', 'qkv'), [(2, JoinedQkv), (1, SeparateQkv)])
+def test_devices_that_share_key_heads_unevenly(heads, qkv):
+  config = LLaMA(**SMALL, HIDDEN_DIMS=48, NUM_KV_HEADS=heads).build_task()
+  two = jax.sharding.AbstractMesh((1, 1, 2), ('replica', 'data', 'mdl'))
+  JoinedWeights(config.model, two, DEFAULT_RULES)
+  kinds = {fdl.get_callable(x.qkv_tpl) for x in selectors.select(config.model, Attention)}
+  assert kinds == {qkv}
