@@ -16,9 +16,10 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   import jax
   import numpy as np
 
-  from paxlite.eval.inference import use_int8
   from paxlite.experiments.parts.joined_weights import JoinedWeights
+  from paxlite.experiments.parts.memory_savings import put_form
   from paxlite.generation.decoding import Generator
+  from paxlite.layers.precision.weight_forms import Int8
 
   device = jax.devices()[0]
   e = experiment(name, tiny)
@@ -26,7 +27,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   mesh, config = e.mesh([device]), e.plain.build_task()
   plain = shapes(config, mesh, e)
   if e.INT8_WEIGHTS:
-    use_int8(config)
+    put_form(config.model, Int8)
   params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
   params = JoinedWeights(config.model, mesh, e.rules).joined(params)
   model = fdl.build(config).model

@@ -126,7 +126,10 @@ class TrainedModel:
 
   @property
   def params(self) -> PyTree:
-    """The parameters, a tree of arrays by the names that they have in training."""
+    """The parameters, a tree of arrays by the names that they have in training.
+
+    Generation has them in another order, so that each access makes a tree; keep it.
+    """
     return self.inference.joined_weights.parted(self.inference.params)
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:

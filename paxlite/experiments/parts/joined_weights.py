@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from paxlite.config.templates import template
 from paxlite.core.trees import PyTree
 from paxlite.layers.attention.attention import Attention, CombinedQkv, SeparateQkv
-from paxlite.layers.feedforward import FeedForward, GatedFeedForward
+from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.joined_products import (
   JOINED,
   JoinedGatedFeedForward,
@@ -134,7 +134,8 @@ class JoinedWeights:
       arrays, tree = jax.tree.flatten(params[JOINED])
       rank = max(x.ndim for x in arrays)
       (kind,) = (k for k in self._kinds if len(k.axes) == rank)
-      parts = [tree.unflatten(part) for part in zip(*map(kind.parted, arrays), strict=True)]
+      of_parts = zip(*map(kind.parted, arrays), strict=True)
+      parts = [jax.tree.unflatten(tree, part) for part in of_parts]
       if isinstance(kind, _Merged):
         return parts[0]
       found |= zip(kind.parts, parts, strict=True)
@@ -155,9 +156,9 @@ def _join_qkv(model: fdl.Config, shards: int) -> _Kind | None:
   found = [layer.qkv_tpl for layer in layers]
   kinds = {fdl.get_callable(qkv) for qkv in found}
   if kinds == {CombinedQkv}:
-    kind, projections = _COMBINED, [[qkv.projection_tpl] for qkv in found]
+    projections = [[qkv.projection_tpl] for qkv in found]
   elif kinds == {SeparateQkv}:
-    kind, projections = _SEPARATE, [[qkv.query_tpl, qkv.key_value_tpl] for qkv in found]
+    projections = [[qkv.query_tpl, qkv.key_value_tpl] for qkv in found]
   else:
     return None
   heads = [getattr(qkv, 'num_kv_heads', qkv.num_heads) for qkv in found]
@@ -170,15 +171,11 @@ def _join_qkv(model: fdl.Config, shards: int) -> _Kind | None:
     layer.qkv_tpl = template(
       JoinedQkv, num_kv_heads=num_kv_heads, projection_tpl=projection, **sizes
     )
-  return kind
+  return _COMBINED if kinds == {CombinedQkv} else _SEPARATE
 
 
 def _join_up(model: fdl.Config) -> _Kind | None:
-  found = [
-    layer
-    for layer in selectors.select(model, FeedForward, check_nonempty=False)
-    if issubclass(fdl.get_callable(layer), GatedFeedForward)
-  ]
+  found = list(selectors.select(model, GatedFeedForward, check_nonempty=False))
   kinds = {fdl.get_callable(layer) for layer in found}
   if kinds != {GatedFeedForward} or not all(_are_equal([x.projection_tpl]) for x in found):
     return None

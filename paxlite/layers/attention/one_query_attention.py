@@ -1,5 +1,7 @@
 """Attention of one query a row, as each new token of a text has it, with a cache of keys."""
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 
@@ -28,7 +30,8 @@ class OneQueryKernel(Kernel):
     q_BKGH = (q_B1NH * case.softmax.query_scale).reshape(B, K, N // K, -1)
     scores_BKGS = jnp.einsum('BKGH,BKSH->BKGS', q_BKGH, k_BKSH, preferred_element_type=jnp.float32)
     scores_BN1S = scores_BKGS.reshape(B, N, 1, S)
-    scores_BN1S = masked(scores_BN1S, case.visible.mask(1, S), case.bias, case.softmax)
+    bias_JN1S = cast('jax.Array | None', case.bias)
+    scores_BN1S = masked(scores_BN1S, case.visible.mask(1, S), bias_JN1S, case.softmax)
     weights_BN1S = attention_weights(scores_BN1S, case.softmax).astype(v_BKSH.dtype)
     context_BKGH = jnp.einsum('BKGS,BKSH->BKGH', weights_BN1S.reshape(B, K, N // K, S), v_BKSH)
     return context_BKGH.reshape(B, 1, N, -1)

@@ -376,3 +376,14 @@ def test_a_step_for_an_h100_moves_no_activations(tmp_path):
   temporaries = json.loads((tmp_path / 'report.json').read_text())['temporaries']
   logits = 4 * rows * length * vocabulary
   assert temporaries < 2.5 * logits
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+@pytest.mark.parametrize('rows', [1, 8])
+def test_a_token_moves_no_weight(rows):
+  """On an H100, and at the width of LLaMA 7B, its bytes are those of the weights and the cache."""
+  done = runs.module('benchmarks.decode_program', f'--rows={rows}', 'NUM_LAYERS=2')
+  found = json.loads(done.stdout.splitlines()[-1])
+  assert found['of_weights_and_cache'] < 1.1, found
+  assert found['kernels'] <= 2 * 17 + 14, found

@@ -1,0 +1,88 @@
+"""python -m benchmarks.decode_program [--experiment=LLaMA7B] [--rows=1] [--apart] [NAME=VALUE …]
+
+Compiles the loop over tokens for one H100, which need not be there, and prints how many kernels a
+token takes and how many bytes it moves, against those of the weights and the cache. --apart leaves
+the weights as training has them. NAME=VALUE sets an attribute. Needs the extra cuda.
+"""
+
+import argparse
+import json
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import paxlite
+from benchmarks.gpu.decode import shapes
+from paxlite.aot import targets
+from paxlite.aot.costs import Costs
+from paxlite.aot.hlo import Program
+from paxlite.config.attributes import parse
+from paxlite.core.trees import PyTree
+from paxlite.experiments.parts.joined_weights import JoinedWeights
+from paxlite.experiments.parts.memory_savings import put_form
+from paxlite.generation.decoding import DecodeState, Generator
+from paxlite.layers.precision.weight_forms import Int8
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split('\n\n', 1)[1])
+  parser.add_argument('--experiment', default='LLaMA7B')
+  parser.add_argument('--rows', type=int, default=1)
+  parser.add_argument('--slots', type=int, default=1024, help='tokens that the cache has room for')
+  parser.add_argument('--apart', action='store_true')
+  parser.add_argument('values', nargs='*', metavar='NAME=VALUE')
+  args = parser.parse_args()
+
+  cls = paxlite.get(args.experiment)
+  here = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], FPROP_DTYPE='bfloat16')
+  given = dict(pair.split('=', 1) for pair in args.values)
+  e = cls(**here, **{name: parse(cls, name, text) for name, text in given.items()})
+  e = e.plain.replaced(**e.decoding_values)
+  mesh = e.mesh(targets.parse('h100x1').topology())
+  config = e.build_task()
+  if e.INT8_WEIGHTS:
+    put_form(config.model, Int8)
+  whole = NamedSharding(mesh, PartitionSpec())
+
+  def abstract(tree: PyTree, dtype: str = 'float32') -> PyTree:
+    kind = lambda x: jnp.dtype(dtype) if x.dtype == jnp.float32 else x.dtype
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kind(x), sharding=whole), tree)
+
+  params = abstract(shapes(config, mesh, e), e.FPROP_DTYPE)
+  if not args.apart:
+    params = abstract(jax.eval_shape(JoinedWeights(config.model, mesh, e.rules).joined, params))
+  generator = Generator(fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules)
+  state = abstract(jax.eval_shape(lambda p: _started(generator, p, args), params))
+  compiled = generator._extend.lower(params, state, abstract(jnp.int32(0))).compile()
+
+  program = Program(compiled.as_text())
+  costs = Costs(program, 'gpu')
+  loop = next(i for i in program.entry if i.opcode == 'while')
+  (body,) = program.called(loop)
+  kernels = [k for i in body if (k := costs.kernel(body, i)) is not None]
+  moved = sum(kernel.bytes for kernel in kernels)
+  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  table = e.VOCAB_SIZE * e.MODEL_DIMS * 2 if e.SEPARATE_EMBEDDING else 0  # one row of it is read
+  least = size(params) - table + size(state.cache)
+  print(json.dumps({
+    'experiment': args.experiment, 'values': given, 'rows': args.rows, 'jax': jax.__version__,
+    'joined': not args.apart, 'layers': e.NUM_LAYERS, 'kernels': len(kernels),
+    'kernels_per_layer': len(kernels) // e.NUM_LAYERS, 'gigabytes': moved / 1e9,
+    'of_weights_and_cache': moved / least,
+  }))  # fmt: skip
+
+
+def _started(generator: Generator, params: PyTree, args: argparse.Namespace) -> DecodeState:
+  """Returns the state after prompts of 128 tokens."""
+  rows = args.rows
+  keys = jax.random.split(jax.random.key(0), rows)
+  slots = jnp.zeros(rows, jnp.int32), jnp.full(rows, args.slots - 1, jnp.int32)
+  tokens = jnp.zeros((rows, 128), jnp.int32)
+  return generator._prefill(params, tokens, slots, (keys, np.zeros(rows, bool)), args.slots)
+
+
+if __name__ == '__main__':
+  main()
