@@ -53,7 +53,7 @@ def main() -> None:
 
   params = abstract(shapes(config, mesh, e), e.FPROP_DTYPE)
   if not args.apart:
-    params = abstract(jax.eval_shape(JoinedWeights(config.model, mesh, e.rules).joined, params))
+    params = abstract(jax.eval_shape(JoinedWeights(config, mesh, e.rules).joined, params))
   generator = Generator(fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules)
   state = abstract(jax.eval_shape(lambda p: _started(generator, p, args), params))
   compiled = generator._extend.lower(params, state, abstract(jnp.int32(0))).compile()

@@ -29,7 +29,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   if e.INT8_WEIGHTS:
     put_form(config.model, Int8)
   params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
-  params = JoinedWeights(config.model, mesh, e.rules).joined(params)
+  params = JoinedWeights(config, mesh, e.rules).joined(params)
   model = fdl.build(config).model
   # Like Inference.generator, but without end tokens.
   generator = Generator(

@@ -46,7 +46,8 @@ class Inference:
   Attributes:
     experiment: The experiment of the model, with unrolled layers.
     model: The model.
-    params: The model's parameters on the mesh, in the experiment's FPROP_DTYPE, joined.
+    params: The parameters of `model` on the mesh, in the experiment's FPROP_DTYPE. The weights that
+      one input is multiplied with are joined: see layers.joined_products.
     mesh: The mesh of the devices that hold the parameters.
     tokenizer: The tokenizer, which converts text to ids and back.
     source: The checkpoint or imported weights that the parameters come from.
@@ -142,7 +143,7 @@ def load(
     raise UserError(f'{source.folder} lacks {missing[0]}, without which no text can be generated')
   load_one = lambda path, like: plan.load(path_name(path), like)
   params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
-  joined = JoinedWeights(config.model, mesh, unrolled.rules)
+  joined = JoinedWeights(config, mesh, unrolled.rules)
   params = joined.joined(params)
   positions = experiment.num_positions if max_length is None else max_length
   model = fdl.build(config).model

@@ -374,7 +374,7 @@ def _padded(cache: PyTree, size: int) -> PyTree:
   """Pads the cache's arrays to `size` slots, in the dimension before the last one."""
 
   def one(path: KeyPath, x: jax.Array) -> jax.Array:
-    if path_name(path).endswith('/index'):
+    if path_name(path[-1:]) in ('index', 'starts'):
       return x
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), (0, size - x.shape[-2]), (0, 0)])
 

@@ -1,8 +1,8 @@
 """Products of one input with several weights as one product, for weights that are not trained.
 
-A product of few rows takes as long as its weight takes to be read. One weight [D, …] that is read
-in its order takes the bandwidth of the memory. Several small weights do not, and neither does one
-whose sum is not over its first dimension: XLA writes CombinedQkv's [3, D, N, H] anew each time.
+A product of few rows takes as long as its weight takes to be read. A weight [D, …] whose product
+sums over D is read at the full bandwidth of the memory. Several small weights are not. XLA first
+copies a weight whose summed dimension is not the first, as that of CombinedQkv, [3, D, N, H].
 """
 
 import math

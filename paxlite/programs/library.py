@@ -128,7 +128,8 @@ class TrainedModel:
   def params(self) -> PyTree:
     """The parameters, a tree of arrays by the names that they have in training.
 
-    Generation has them in another order, so that each access makes a tree; keep it.
+    `inference.params` has them in the order for generation, which `inference.model` takes. Each
+    access makes arrays of the same size beside these.
     """
     return self.inference.joined_weights.parted(self.inference.params)
 

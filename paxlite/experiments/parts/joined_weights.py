@@ -8,10 +8,12 @@ import fiddle as fdl
 import jax
 import jax.numpy as jnp
 from fiddle import selectors
+from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding
 
 from paxlite.config.templates import template
 from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import path_name
 from paxlite.layers.attention.attention import Attention, CombinedQkv, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.joined_products import (
@@ -22,6 +24,7 @@ from paxlite.layers.joined_products import (
 )
 from paxlite.layers.precision.einsum import Einsum
 from paxlite.layers.precision.encoded_projection import EncodedProjection
+from paxlite.layers.precision.weight_forms import Int8
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
 
@@ -98,42 +101,57 @@ _UP = _Kind(('ffn_layer1_gate', 'ffn_layer1'), ('embed', None, 'mlp'))
 class JoinedWeights:
   """What of a model is joined, and how its parameters follow.
 
-  A model keeps its layers as they are if one of their class is a subclass, has low-rank factors or
-  another product than XLA's, or if devices do not share its key heads evenly.
+  Layers of other classes stay as they are, subclasses too. Of the layers of paxlite, queries, keys
+  and values stay apart if devices do not share the key heads evenly. One of the three kinds stays
+  apart in all layers if a layer has low-rank factors there, a weight in another form than int8, or
+  another product than XLA's.
 
   Args:
-    model: The config of the model, whose templates are changed.
-    mesh: The mesh of its parameters.
+    task: The config of a task, the templates of whose model are changed.
+    mesh: The mesh of the model's parameters.
     rules: Mapping of logical axes to mesh axes.
   """
 
-  def __init__(self, model: fdl.Config, mesh: Mesh, rules: partitioning.Rules):
+  def __init__(self, task: fdl.Config, mesh: Mesh, rules: partitioning.Rules):
     self._mesh, self._rules = mesh, rules
+    model = task.model
     shards = partitioning.num_shards(mesh.shape, rules, 'heads')
     kinds = _join_qkv(model, shards), _join_up(model), _merge_heads(model)
-    self._kinds = [kind for kind in kinds if kind is not None]
+    by_rank = {len(kind.axes): kind for kind in kinds if kind is not None}
+    shapes = meta.unbox(jax.eval_shape(fdl.build(task).init_params, jax.random.key(0)))
+    # by the paths of the layers, because other layers may have parts of the same names
+    self._kinds: dict[tuple[str, ...], _Kind] = {}
+    for path, x in jax.tree.leaves_with_path(shapes):
+      names = path_name(path).split('/')
+      if JOINED in names and x.ndim in by_rank:
+        layer = tuple(names[: names.index(JOINED)])
+        known = self._kinds.get(layer)
+        if known is None or len(known.axes) < x.ndim:  # a bias has fewer dimensions
+          self._kinds[layer] = by_rank[x.ndim]
 
-  def joined(self, params: PyTree) -> PyTree:
-    """Returns the parameters of the joined products; takes them out of `params`, to save memory."""
+  def joined(self, params: PyTree, path: tuple[str, ...] = ()) -> PyTree:
+    """Returns the parameters of the joined products, in place of `params`, which loses its own."""
     if not isinstance(params, dict):
       return params
-    for kind in self._kinds:
-      if isinstance(kind, _Merged):
-        if params.keys() >= {'qkv', _POST}:  # of an Attention
-          params[_POST] = {JOINED: self._join(kind, params[_POST])}
-      elif params.keys() >= set(kind.parts):
-        params[JOINED] = self._join(kind, *(params.pop(part) for part in kind.parts))
-    return {name: self.joined(x) for name, x in sorted(params.items())}
+    kind = self._kinds.get(path)
+    if isinstance(kind, _Merged):
+      return {JOINED: self._join(kind, params)}
+    if kind is not None:
+      params[JOINED] = self._join(kind, *(params.pop(part) for part in kind.parts))
+    return {name: self.joined(params[name], (*path, name)) for name in sorted(params)}
 
-  def parted(self, params: PyTree) -> PyTree:
+  def parted(self, params: PyTree, path: tuple[str, ...] = ()) -> PyTree:
     """Returns the parameters by the names that they had before."""
     if not isinstance(params, dict):
       return params
-    found = {name: self.parted(x) for name, x in params.items() if name != JOINED}
-    if JOINED in params:
+    kind = self._kinds.get(path)
+    found = {
+      name: self.parted(x, (*path, name))
+      for name, x in params.items()
+      if name != JOINED or kind is None
+    }
+    if kind is not None:
       arrays, tree = jax.tree.flatten(params[JOINED])
-      rank = max(x.ndim for x in arrays)
-      (kind,) = (k for k in self._kinds if len(k.axes) == rank)
       of_parts = zip(*map(kind.parted, arrays), strict=True)
       parts = [jax.tree.unflatten(tree, part) for part in of_parts]
       if isinstance(kind, _Merged):
@@ -152,7 +170,7 @@ class JoinedWeights:
 
 
 def _join_qkv(model: fdl.Config, shards: int) -> _Kind | None:
-  layers = list(selectors.select(model, Attention, check_nonempty=False))
+  layers = _layers(model, Attention)
   found = [layer.qkv_tpl for layer in layers]
   kinds = {fdl.get_callable(qkv) for qkv in found}
   if kinds == {CombinedQkv}:
@@ -175,9 +193,8 @@ def _join_qkv(model: fdl.Config, shards: int) -> _Kind | None:
 
 
 def _join_up(model: fdl.Config) -> _Kind | None:
-  found = list(selectors.select(model, GatedFeedForward, check_nonempty=False))
-  kinds = {fdl.get_callable(layer) for layer in found}
-  if kinds != {GatedFeedForward} or not all(_are_equal([x.projection_tpl]) for x in found):
+  found = _layers(model, GatedFeedForward)
+  if not all(_are_equal([layer.projection_tpl]) for layer in found):
     return None
   for layer in found:
     fdl.update_callable(layer, JoinedGatedFeedForward)
@@ -185,7 +202,7 @@ def _join_up(model: fdl.Config) -> _Kind | None:
 
 
 def _merge_heads(model: fdl.Config) -> _Kind | None:
-  layers = list(selectors.select(model, Attention, check_nonempty=False))
+  layers = _layers(model, Attention)
   heads = {(layer.num_heads, layer.head_dim) for layer in layers}
   if len(heads) != 1 or not all(_are_equal([layer.post_tpl]) for layer in layers):
     return None
@@ -194,11 +211,20 @@ def _merge_heads(model: fdl.Config) -> _Kind | None:
   return _Merged((_POST,), ('heads', 'embed'), *heads)
 
 
+def _layers(model: fdl.Config, cls: type) -> list[fdl.Config]:
+  """Returns the configs of a class in a model, without those of its subclasses."""
+  found = selectors.select(model, cls, check_nonempty=False)
+  return [layer for layer in found if fdl.get_callable(layer) is cls]
+
+
 def _are_equal(projections: Sequence[fdl.Config]) -> bool:
   """Returns whether projections are one product but for their sizes, names and initial values."""
   kinds = {fdl.get_callable(projection) for projection in projections}
   products = {fdl.get_callable(projection.einsum_tpl) for projection in projections}
   if not (kinds == {Projection} or kinds == {EncodedProjection}) or products != {Einsum}:
+    return False
+  forms = {fdl.get_callable(x.form) for x in projections} if kinds == {EncodedProjection} else set()
+  if not forms <= {Int8}:  # arrays of another form need not have the dimensions of the weight
     return False
   without = lambda x: {k: v for k, v in fdl.ordered_arguments(x).items() if k != 'w_init'}
   return all(without(projection) == without(projections[0]) for projection in projections)

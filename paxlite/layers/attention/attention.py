@@ -179,8 +179,8 @@ class Attention(nn.Module):
 
   If the caller makes the collection 'cache' mutable, the first call stores the keys and values of
   its T tokens there. Before the second call, the caller pads them along their length, the dimension
-  before the last one, to make room for later tokens. Later calls write their own at `index`. A row
-  then sees as many of the latest keys as its position says: those from position 0 on.
+  before the last one, to make room for later tokens. Later calls write their own at `index` and see
+  all that are not padding, which is left of a row's tokens. This needs segment_ids.
 
   Attributes:
     model_dims: D.
@@ -221,9 +221,7 @@ class Attention(nn.Module):
       query = self.query_scale_tpl(name='per_dim_scale')(query)
     cached: list[jax.Array] = []
     if is_decoding(self):
-      key, value, *cached = append_to_cache(
-        self, positions_BT, segment_ids_BT, key=key, value=value
-      )
+      key, value, *cached = append_to_cache(self, segment_ids_BT, key=key, value=value)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
     context = checkpoint_name(context, 'context')
     context = shard(context, 'batch', 'length', 'act_heads', None)
@@ -243,10 +241,7 @@ def is_decoding(module: nn.Module) -> bool:
 
 
 def append_to_cache(
-  module: nn.Module,
-  positions_BT: jax.Array,
-  segment_ids_BT: jax.Array | None,
-  **new: jax.Array,
+  module: nn.Module, segment_ids_BT: jax.Array | None, **new: jax.Array
 ) -> tuple[jax.Array, ...]:
   """Appends to the cache of a layer of attention, which calls it once.
 
@@ -255,19 +250,21 @@ def append_to_cache(
 
   Args:
     module: The layer.
-    positions_BT: The positions of the new tokens in their rows.
-    segment_ids_BT: The segments of the new tokens: 0 for padding, which is left of the first call's
-      tokens, and 1 for tokens.
+    segment_ids_BT: The segments of the new tokens: 1, and 0 for padding, which is left of the
+      tokens of the first call.
     **new: What the layer keeps of the new tokens, [B, T, …, H] each.
 
   Returns:
-    The same of all tokens so far, their segments, and the index of the first new token.
+    The same of all tokens so far, their segments, which are 0 where there is room, and the index of
+    the first new token.
   """
   assert segment_ids_BT is not None
   is_first = not module.has_variable('cache', 'index')
   index = module.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))
+  is_token_BT = segment_ids_BT != 0
+  starts_B = module.variable('cache', 'starts', lambda: is_token_BT.argmax(1)).value
   start = index.value
-  index.value = start + positions_BT.shape[1]
+  index.value = start + segment_ids_BT.shape[1]
 
   def append(name: str, new: jax.Array) -> jax.Array:
     kept = jnp.moveaxis(new, 1, -2)
@@ -283,5 +280,5 @@ def append_to_cache(
   if is_first:
     return *found, segment_ids_BT, start
   slots_S = jnp.arange(found[0].shape[1])
-  segment_ids_BS = (slots_S >= start - positions_BT[:, :1]).astype(segment_ids_BT.dtype)
-  return *found, segment_ids_BS, start
+  is_token_BS = (slots_S >= starts_B[:, None]) & (slots_S < index.value)
+  return *found, is_token_BS.astype(segment_ids_BT.dtype), start

@@ -67,7 +67,7 @@ class LatentAttention(nn.Module):
     cached: list[jax.Array] = []
     if is_decoding(self):
       latent_BTR, key_BT1H, *cached = append_to_cache(
-        self, positions_BT, segment_ids_BT, latents=latent_BTR, keys=key_BT1H
+        self, segment_ids_BT, latents=latent_BTR, keys=key_BT1H
       )
     width = self.plain_dims + self.value_dims
     up = self._project('key_value', 'BSR,RNH->BSNH', (self.latent_dims, self.num_heads, width))

@@ -10,9 +10,9 @@ from paxlite.layers.attention.softmax_attention import attention_weights, masked
 
 
 class OneQueryKernel(Kernel):
-  """Reads keys and values once, in the order of the cache [B, K, S, H].
+  """Reads keys and values once, in the order of the cache, [B, K, S, H].
 
-  In the order of other kernels, XLA writes both in another order for each token.
+  With [B, S, K, H], as other kernels have it, XLA would transpose both for each token.
   """
 
   name = 'the kernel for one query'

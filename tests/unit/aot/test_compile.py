@@ -386,4 +386,4 @@ def test_a_token_moves_no_weight(rows):
   done = runs.module('benchmarks.decode_program', f'--rows={rows}', 'NUM_LAYERS=2')
   found = json.loads(done.stdout.splitlines()[-1])
   assert found['of_weights_and_cache'] < 1.1, found
-  assert found['kernels'] <= 2 * 17 + 14, found
+  assert found['kernels'] <= {1: 43, 8: 40}[rows], found  # one more a layer, if it were apart

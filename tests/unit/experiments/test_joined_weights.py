@@ -1,5 +1,7 @@
 """Weights that are joined for decoding: the same logits, nothing moved, and what stays apart."""
 
+import copy
+import dataclasses
 import re
 
 import fiddle as fdl
@@ -19,7 +21,8 @@ from paxlite.generation.decoding import Generator
 from paxlite.layers.attention.attention import Attention, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.joined_products import JoinedQkv
-from paxlite.layers.precision.weight_forms import Int8
+from paxlite.layers.precision.weight_forms import Int8, WeightForm
+from paxlite.layers.transformer import TransformerBlock, UnrolledTransformer
 from paxlite.parallel.partitioning import DEFAULT_RULES
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
@@ -60,7 +63,7 @@ def test_the_logits_are_the_same_and_the_way_back(name, form):
     put_form(config.model, Int8)
   params = values(config)
   expected = fdl.build(config).model.apply({'params': params}, IDS)
-  joined_weights = JoinedWeights(config.model, one_device(), DEFAULT_RULES)
+  joined_weights = JoinedWeights(config, one_device(), DEFAULT_RULES)
   joined = joined_weights.joined(jax.tree.map(lambda x: x, params))
   names = {'/'.join(str(k.key) for k in path) for path, _ in jax.tree.leaves_with_path(joined)}
   assert not [n for n in names if re.search('combined|/query/|ffn_layer1_gate', n)]
@@ -77,44 +80,80 @@ def test_no_weight_is_moved_for_a_token():
     config = MODELS['combined'].build_task()
     params = values(config)
     if joins:
-      params = JoinedWeights(config.model, one_device(), DEFAULT_RULES).joined(params)
+      params = JoinedWeights(config, one_device(), DEFAULT_RULES).joined(params)
     generator = Generator(fdl.build(config).model, params, 64)
     state = generator.prefill([[1, 2, 3]], 8)
     text = generator._extend.lower(params, state, 40).compile().as_text()
     moves = re.findall(r'= f32\[([\d,]+)\]\S* (?:transpose|copy)\(', text)
-    return [x for x in moves if np.prod([int(n) for n in x.split(',')]) >= 32 * 32]
+    large = [x for x in moves if np.prod([int(n) for n in x.split(',')]) >= 32 * 32]
+    if jax.__version_info__ >= (0, 12):  # XLA for CPUs of jax 0.10 copies the caches, [1, 4, 64, 8]
+      return large
+    return [x for x in large if not x.endswith('64,8')]
 
   assert len(moved(False)) >= 2
   assert not moved(True)
 
 
-class Own(GatedFeedForward):
-  """A user's own layer."""
+class OwnFeedForward(GatedFeedForward):
+  """A user's own layer, with the names of paxlite's."""
 
 
-def test_layers_of_another_class_stay_as_they_are():
+class OwnAttention(Attention):
+  """A user's own layer, with the names of paxlite's."""
+
+
+@pytest.mark.parametrize(
+  ('kind', 'own'), [(GatedFeedForward, OwnFeedForward), (Attention, OwnAttention)]
+)
+def test_a_layer_of_ones_own_beside_others_stays_as_it_is(kind, own):
   config = MODELS['grouped'].build_task()
-  for layer in selectors.select(config.model, GatedFeedForward):
-    fdl.update_callable(layer, Own)
+  first = copy.deepcopy(next(iter(selectors.select(config.model, TransformerBlock))))
+  for layer in selectors.select(first, kind):
+    fdl.update_callable(layer, own)
+  (stack,) = selectors.select(config.model, UnrolledTransformer)
+  stack.first_tpls = [first]
   params = values(config)
-  found = JoinedWeights(config.model, one_device(), DEFAULT_RULES).joined(params)
-  layer = found['transformer']['x_layers_0']
-  assert layer['ff_layer'].keys() == {'ffn_layer1', 'ffn_layer1_gate', 'ffn_layer2'}
-  assert layer['self_attention']['qkv'].keys() == {'joined'}
+  expected = fdl.build(config).model.apply({'params': params}, IDS)
+  weights = JoinedWeights(config, one_device(), DEFAULT_RULES)
+  joined = weights.joined(jax.tree.map(lambda x: x, params))
+  assert 'joined' in str(jax.tree.structure(joined))
+  logits = fdl.build(config).model.apply({'params': joined}, IDS)
+  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+  jax.tree.map(np.testing.assert_array_equal, weights.parted(joined), params)
 
 
-def test_low_rank_factors_stay_as_they_are():
-  config = MODELS['grouped'].replaced(USE_LORA=True).build_task()
+@dataclasses.dataclass(frozen=True)
+class Flat(WeightForm):
+  """A form whose arrays have other dimensions than the weight."""
+
+  def encode(self, w, summed):
+    return {'flat': w.reshape((-1, *[1] * (w.ndim - 1)))}
+
+  def decode(self, arrays, shape):
+    return arrays['flat'].reshape(shape)
+
+
+@pytest.mark.parametrize('kept', ['low rank', 'another form'])
+def test_other_weights_stay_as_they_are(kept):
+  experiment = MODELS['grouped']
+  if kept == 'low rank':
+    experiment = experiment.replaced(USE_LORA=True, LORA_TARGET_LAYERS='all')
+  config = experiment.build_task()
+  if kept == 'another form':
+    put_form(config.model, Flat)
   params = values(config)
+  expected = fdl.build(config).model.apply({'params': params}, IDS)
   names = jax.tree.structure(params)
-  found = JoinedWeights(config.model, one_device(), DEFAULT_RULES).joined(params)
-  assert jax.tree.structure(found) == names
+  joined = JoinedWeights(config, one_device(), DEFAULT_RULES).joined(params)
+  assert jax.tree.structure(joined) == names
+  found = fdl.build(config).model.apply({'params': joined}, IDS)
+  np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(('heads', 'qkv'), [(2, JoinedQkv), (1, SeparateQkv)])
 def test_devices_that_share_key_heads_unevenly(heads, qkv):
   config = LLaMA(**SMALL, HIDDEN_DIMS=48, NUM_KV_HEADS=heads).build_task()
   two = jax.sharding.AbstractMesh((1, 1, 2), ('replica', 'data', 'mdl'))
-  JoinedWeights(config.model, two, DEFAULT_RULES)
+  JoinedWeights(config, two, DEFAULT_RULES)
   kinds = {fdl.get_callable(x.qkv_tpl) for x in selectors.select(config.model, Attention)}
   assert kinds == {qkv}

@@ -9,6 +9,7 @@ import fiddle as fdl
 import jax
 import numpy as np
 import pytest
+from fiddle import selectors
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
@@ -20,6 +21,7 @@ from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.generation.decoding import Generator, Sampling, bucket
+from paxlite.layers.attention.attention import Attention
 from tests.support import runs
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
@@ -68,6 +70,25 @@ def test_the_cache_gives_what_recomputing_gives(name):
   state = generator.prefill(PROMPTS, 16)
   slot = int(state.slot)
   assert int(generator.extend(state, 5).slot) == slot + 5
+
+
+class Interpolated(Attention):
+  """A user's attention, which turns queries and keys by other positions."""
+
+  def __call__(self, x_BTD, positions_BT, segment_ids_BT=None):
+    return super().__call__(x_BTD, positions_BT // 4, segment_ids_BT)
+
+
+@pytest.mark.slow
+def test_what_a_token_sees_does_not_depend_on_the_positions_of_a_layer():
+  config = MODELS['llama'].build_task()
+  for layer in selectors.select(config.model, Attention):
+    fdl.update_callable(layer, Interpolated)
+  model = fdl.build(config).model
+  _, params = made('llama')
+  (row, *_) = Generator(model, params, 64).generate(PROMPTS, 8)
+  logits = model.apply({'params': params}, np.array([[*PROMPTS[0], *row]]))[0]
+  assert logits[len(PROMPTS[0]) - 1 : -1].argmax(-1).tolist() == row
 
 
 @pytest.mark.slow
