@@ -76,7 +76,7 @@ class _Separate(_Kind):
 
 @dataclasses.dataclass(frozen=True)
 class _Merged(_Kind):
-  """A weight [D, N, H] as [N · H, D], and a bias [D]."""
+  """A weight [D, N, H] as [N · H, D], and a bias [D]; it is all that its layer has."""
 
   heads: tuple[int, int] = (1, 1)
 
@@ -91,7 +91,6 @@ class _Merged(_Kind):
     return [joined.T.reshape(-1, *heads)]
 
 
-_POST = 'post'  # the output projection of Attention
 _HEADS = ('embed', 'heads', None, 'head_dim')
 _COMBINED = _Combined(('combined',), _HEADS)
 _SEPARATE = _Separate(('query', 'key', 'value'), _HEADS)
@@ -208,7 +207,7 @@ def _merge_heads(model: fdl.Config) -> _Kind | None:
     return None
   for layer in layers:
     layer.post_tpl = template(MergedHeads, projection_tpl=layer.post_tpl)
-  return _Merged((_POST,), ('heads', 'embed'), *heads)
+  return _Merged((), ('heads', 'embed'), *heads)
 
 
 def _layers(model: fdl.Config, cls: type) -> list[fdl.Config]:
