@@ -13,6 +13,7 @@ from typing import Literal
 from paxlite.aot.flops import flops_of
 from paxlite.aot.hlo import Computation, Instruction, Program
 from paxlite.aot.traffic import Traffic
+from paxlite.layers.attention.cudnn_call import MORE_SEGMENTS
 
 Platform = Literal['cpu', 'gpu', 'tpu']
 
@@ -64,7 +65,7 @@ class Costs:
           trips = self.trips(computation, instruction)
           waiting += [(c, count * trips) for c in self.program.called(instruction)]
         elif instruction.opcode == 'conditional':
-          waiting += [(c, count) for c in self.dearest_branch(instruction)]
+          waiting += [(c, count) for c in self.usual_branch(instruction)]
         else:
           yield computation, instruction, count
 
@@ -97,9 +98,11 @@ class Costs:
     """Returns how often the computations of an instruction run."""
     return self.program.trips(computation, instruction) if instruction.opcode == 'while' else 1
 
-  def dearest_branch(self, conditional: Instruction) -> list[Computation]:
-    """Returns the branch of a conditional that moves most."""
+  def usual_branch(self, conditional: Instruction) -> list[Computation]:
+    """Returns the branch of a conditional that moves most of those for usual steps."""
     branches = self.program.called(conditional)
+    is_usual = lambda branch: all(MORE_SEGMENTS not in i.source for i in branch)
+    branches = list(filter(is_usual, branches)) or branches
     moved = lambda branch: sum(k.bytes for i in branch if (k := self.kernel(branch, i)) is not None)
     return [max(branches, key=moved)] if branches else []
 

@@ -115,7 +115,7 @@ class StepSchedule:
       if instruction.opcode in ('while', 'call', 'conditional', 'async-start'):
         is_branch = instruction.opcode == 'conditional'
         called = (
-          self._costs.dearest_branch(instruction)
+          self._costs.usual_branch(instruction)
           if is_branch
           else self._costs.program.called(instruction)
         )

@@ -103,50 +103,60 @@ class StepCopies:
       OSError: The store does not answer.
       StoreError: The bucket cannot be used.
     """
-    folder = self._folder / folder_name(step)
     try:
-      own = parsed((folder / CHECKSUMS).read_text()) if (folder / CHECKSUMS).exists() else {}
-      names = [n for n in _files(folder) if n != CHECKSUMS]
-      if self._host != 0:
-        names = list(filter(_is_of_one_host, names))
-        own = {name: own[name] for name in names if name in own}
-
-      def copy(name: str) -> None:
-        if not may_write():
-          raise AbandonedError(f'step {step}: the lease is not sure')
-        path = folder / name
-        try:
-          self._store.upload(self._key(step, name), path)
-        except FileNotFoundError as e:
-          if path.exists():  # The store does not know its own upload: this may pass.
-            raise OSError(errno.EIO, 'the store has lost an upload', e.filename) from e
-          raise
-        done.add(name)
-
-      version = step, _stamp(folder)
-      if self._done[0] != version:
-        self._done = version, set()
-      done = self._done[1]
-      with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        copies = [pool.submit(copy, name) for name in names if name not in done]
-        for ended in concurrent.futures.as_completed(copies):
-          if error := ended.exception():
-            for waiting in copies:
-              waiting.cancel()
-            raise error
-      content = (folder / CHECKSUMS).read_bytes() if self._host == 0 else b''
+      own, content = self._copy_files(step, may_write)
     except (FileNotFoundError, NotADirectoryError) as e:
       raise AbandonedError(f'step {step} was deleted before it was copied ({e})') from None
+    if self._host != 0:
+      self._store.write(self._key(step, _HOST.format(self._host)), json.dumps(own).encode())
+      return
     if self._hosts > 1:
-      if self._host != 0:
-        self._store.write(self._key(step, _HOST.format(self._host)), json.dumps(own).encode())
-        return
       content = self._merged(step, own, may_write)
     before_complete()
     if not may_write():
       raise AbandonedError(f'step {step}: the lease is not sure')
     if self._store.create(self._key(step, CHECKSUMS), content) is None:
       raise AbandonedError(f'step {step} is in the store already')
+
+  def _copy_files(self, step: int, may_write: Callable[[], bool]) -> tuple[dict, bytes]:
+    """Copies those files of a step that this host writes and that were not copied before.
+
+    Returns:
+      The checksums of this host's files, and the content of the folder's file of checksums.
+    """
+    folder = self._folder / folder_name(step)
+    own = parsed((folder / CHECKSUMS).read_bytes())
+    names = [n for n in _files(folder) if n != CHECKSUMS]
+    if self._host != 0:
+      names = list(filter(_is_of_one_host, names))
+      own = {name: own[name] for name in names if name in own}
+    version = step, _stamp(folder)
+    if self._done[0] != version:
+      self._done = version, set()
+    done = self._done[1]
+
+    def copy(name: str) -> None:
+      if not may_write():
+        raise AbandonedError(f'step {step}: the lease is not sure')
+      self._copy_file(folder / name, self._key(step, name))
+      done.add(name)
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+      copies = [pool.submit(copy, name) for name in names if name not in done]
+      for ended in concurrent.futures.as_completed(copies):
+        if error := ended.exception():
+          for waiting in copies:
+            waiting.cancel()
+          raise error
+    return own, (folder / CHECKSUMS).read_bytes()  # raises if the step was deleted meanwhile
+
+  def _copy_file(self, path: pathlib.Path, key: str) -> None:
+    try:
+      self._store.upload(key, path)
+    except FileNotFoundError as e:
+      if path.exists():  # The store does not know its own upload: this may pass.
+        raise OSError(errno.EIO, 'the store has lost an upload', e.filename) from e
+      raise
 
   def is_same(self, step: int) -> bool:
     """Returns whether a complete step in the store is the one in the folder.

@@ -156,17 +156,17 @@ class Generator:
       UserError: A prompt is empty, contains invalid ids, or leaves no room for a new token, or
         max_new_tokens is less than 1.
     """
-    state, rooms = self._start(prompts, max_new_tokens, seed, row_ids)
-    state = self._extend(self.params, state, state.prompt_slots + max(rooms) - 1)
+    state, limits = self._start(prompts, max_new_tokens, seed, row_ids)
+    state = self._extend(self.params, state, state.prompt_slots + max(limits) - 1)
     tokens_BS = multihost_utils.process_allgather(state.tokens_BS, tiled=True)
     rows = tokens_BS[: len(prompts), int(state.prompt_slots) :]
-    return [self._until_eos(row[:room]) for row, room in zip(rows, rooms, strict=True)]
+    return [self._until_eos(row[:limit]) for row, limit in zip(rows, limits, strict=True)]
 
   def stream(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[int]:
     """Yields the tokens of one continuation as they are generated; see generate."""
-    state, (room,) = self._start([prompt], max_new_tokens, seed, None)
+    state, (limit,) = self._start([prompt], max_new_tokens, seed, None)
     first = int(state.prompt_slots)
-    for slot in range(first, first + room):
+    for slot in range(first, first + limit):
       state = self._extend(self.params, state, slot)
       token = int(jax.device_get(state.tokens_BS[0, slot]))
       if token in self._eos_ids:
@@ -204,15 +204,15 @@ class Generator:
         f'a prompt of {longest} tokens leaves no room for a new token: the model takes '
         f'{self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are rotary'
       )
-    rooms = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]
+    limits = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]
     P = min(bucket(longest), self._max_len)
-    S = P + bucket(max(rooms))
+    S = P + bucket(max(limits))
     rows = self._rows(len(prompts))
     tokens = np.zeros((rows, P), np.int32)
     starts = np.full(rows, P, np.int32)
     starts[len(prompts) :] = P - 1  # Rows that only fill up the mesh hold one token.
     ends = np.full(rows, P, np.int32)
-    ends[: len(prompts)] = [P + room - 1 for room in rooms]
+    ends[: len(prompts)] = [P + limit - 1 for limit in limits]
     for r, prompt in enumerate(prompts):
       starts[r] = P - len(prompt)
       tokens[r, starts[r] :] = prompt
@@ -222,7 +222,7 @@ class Generator:
     if self._mesh is not None:
       sharding = partitioning.batch_sharding(self._mesh, self._rules, tokens.shape)
       tokens = jax.device_put(tokens, sharding)
-    return self._prefill(self.params, tokens, (starts, ends), (keys, done), S), rooms
+    return self._prefill(self.params, tokens, (starts, ends), (keys, done), S), limits
 
   def _rows(self, count: int) -> int:
     """Returns `count` rounded up to a number of rows that the mesh can divide evenly."""

@@ -116,7 +116,8 @@ def test_flags_in_messages_and_docstrings_can_be_pasted_into_any_shell():
         continue
       wrong += [(path.name, m) for m in re.findall(r"""(?<!['"])--fdl\.[A-Z_0-9]+=[\[{].*""", text)]
   types = {row['name']: row['type'] for row in attributes.described()}
-  is_number = lambda flag: types[flag.removeprefix('--fdl.').partition('=')[0]] in ('int', 'float')
+  type_of = lambda flag: types[flag.removeprefix('--fdl.').partition('=')[0]]
+  is_number = lambda flag: type_of(flag).removesuffix(' or None') in ('int', 'float')
   assert not [(name, flag) for name, flag in wrong if not is_number(flag)]
 
 

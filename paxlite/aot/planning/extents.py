@@ -67,20 +67,20 @@ class Sizes:
     length: Tokens of a row.
     widths: Sizes of dimensions that the axis mdl may split: heads, units, vocabulary, width.
     experts: Number of experts; 1 if there are none.
-    rooms: The buffers of dropless experts: for each length, how many tokens fill it if experts have
-      equal loads. No batch size divides such a length, so buffers are sharded as tokens are.
+    buffers: The buffers of dropless experts. For each length, how many tokens fill it if experts
+      have equal loads. No batch size divides such a length, so buffers are sharded as tokens are.
   """
 
   rows: int
   length: int
   widths: frozenset[int]
   experts: int
-  rooms: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  buffers: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
   def extent(self, shape: Sequence[int]) -> Extent:
     """Returns the extent of an array of this shape."""
     rows, length, width, experts = 0, False, 1, 1
-    for size in (self.rooms.get(n, n) for n in shape):
+    for size in (self.buffers.get(n, n) for n in shape):
       while size > 1 and size % self.rows == 0:
         size //= self.rows
         rows += 1

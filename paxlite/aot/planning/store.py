@@ -149,12 +149,12 @@ def place_at(text: str | None) -> Folder | Bucket:
 
 
 @functools.cache
-def code(*rooms: str) -> str:
-  """Returns a sum of the code of rooms; by default of those that decide compiled programs."""
+def code(*packages: str) -> str:
+  """Returns a sum of the code of packages; by default of those that decide compiled programs."""
   found = hashlib.sha256()
   package = pathlib.Path(__file__).parents[2]
-  for room in rooms or _COMPILED:
-    for path in sorted((package / room).rglob('*.py')):
+  for name in packages or _COMPILED:
+    for path in sorted((package / name).rglob('*.py')):
       found.update(path.read_bytes())
   return found.hexdigest()[:16]
 

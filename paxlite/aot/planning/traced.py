@@ -328,13 +328,13 @@ def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
   return None
 
 
-def _rooms(traced: 'Jaxpr') -> Iterator[tuple[int, int]]:
-  """Yields the slots of dropless experts and the tokens that take one; see Sizes.rooms."""
+def _buffers(traced: 'Jaxpr') -> Iterator[tuple[int, int]]:
+  """Yields the slots of dropless experts and the tokens that take one; see Sizes.buffers."""
   for equation in traced.eqns:
     if found := grouped_rows_in(_scope(equation)):
       yield found[1], found[0]
     if inner := _inner(equation):
-      yield from _rooms(inner)
+      yield from _buffers(inner)
 
 
 def _scope(equation: 'JaxprEqn') -> str:
@@ -371,5 +371,5 @@ def read(function: Callable[..., jax.Array], sizes: Sizes, *arguments: PyTree) -
     return kept, backward(jnp.ones_like(value))
 
   traced = jax.make_jaxpr(both)(*arguments).jaxpr
-  sizes = dataclasses.replace(sizes, rooms=dict(_rooms(traced)))
+  sizes = dataclasses.replace(sizes, buffers=dict(_buffers(traced)))
   return JaxprReader(sizes).read(traced, count, len(jax.tree.leaves(arguments[-1])))

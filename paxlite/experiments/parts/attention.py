@@ -51,10 +51,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   # it is the most keys of a block instead.
   ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries that attention computes at a time; 0: the kernel's
   USE_FLASH_ATTENTION: Run[bool] = True  # computes attention in fused kernels where they exist
-  # With a number, GPUs from Hopper on skip the scores between the segments of a packed sequence. A
-  # sequence with more segments is refused.
-  MAX_SEGMENTS_PER_SEQ: Run[OffAtZeroInt] = (
-    0  # most segments of a packed sequence, padding included; 0: any number
+  # GPUs from Hopper on skip the scores between the segments of a packed sequence. None: sequences
+  # with more segments than usual are computed with a mask instead. A number saves the program for
+  # those, and a sequence with more segments is refused. 0: a mask for all.
+  MAX_SEGMENTS_PER_SEQ: Run[OffAtZeroInt | None] = (
+    None  # most segments of a packed sequence, padding included; None: not known
   )
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
@@ -125,8 +126,13 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     )
 
   @property
+  def attention_segments(self) -> int | None:
+    """The most segments whose bounds attention gets, for the check of its kernels."""
+    return self.MAX_SEGMENTS_PER_SEQ if self.packed else 0
+
+  @property
   def max_segments_per_seq(self) -> int:
-    return self.MAX_SEGMENTS_PER_SEQ
+    return self.MAX_SEGMENTS_PER_SEQ or 0
 
   @property
   def has_fused_attention(self) -> bool:
@@ -163,7 +169,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       )
     if self.MAX_SEGMENTS_PER_SEQ == 1:
       raise UserError(
-        'MAX_SEGMENTS_PER_SEQ=1 leaves no room for padding: 2 or more, or 0 for any number'
+        'MAX_SEGMENTS_PER_SEQ=1 leaves no room for padding: 2 or more, 0 for a mask, or None'
       )
     block = self.ATTENTION_BLOCK_SIZE
     if block < 0 or (block and self.MAX_SEQ_LEN % block):

@@ -42,7 +42,8 @@ class Case:
     bias: Is added to the capped scores, [J, N, T, S] for J groups of neighboring rows; or None.
     fused: Whether fused kernels may compute it.
     block_size: Queries per block of plain XLA, or keys over context; 0 chooses a size.
-    max_segments: The most segments of a packed row, padding included; 0 means any number.
+    max_segments: The most segments of a packed row, padding included; 0 means any number, which a
+      kernel gets as a bias; None means that the device counts them.
     platform: The kind of the devices: cpu, gpu, tpu.
     capability: The compute capability of NVIDIA GPUs, 9.0 for Hopper; 0 on other devices.
     sizes: The sizes of the mesh axes.
@@ -58,7 +59,7 @@ class Case:
   bias: 'ArrayOrShape | None' = None
   fused: bool = True
   block_size: int = 0
-  max_segments: int = 0
+  max_segments: int | None = 0
   platform: str = dataclasses.field(default_factory=lambda: partitioning.active_kind())
   capability: float = dataclasses.field(default_factory=lambda: active_capability())
   sizes: Mapping[str, int] = dataclasses.field(default_factory=lambda: _active_axes()[0])
@@ -224,7 +225,7 @@ class LocalKernel(Kernel):
     return False
 
   def bounds(self, case: Case) -> int:
-    """Returns `max_segments` if rows of one device have bounds in place of that array; else 0."""
+    """Returns how many segments of a row have bounds in place of that array; 0 if none have."""
     del case
     return 0
 

@@ -42,8 +42,8 @@ class FusedAttention(Protocol):
   """What an experiment asks of cuDNN's kernels."""
 
   @property
-  def max_segments_per_seq(self) -> int:
-    """The most segments of a packed row, whose bounds cuDNN gets; 0: it gets none."""
+  def attention_segments(self) -> int | None:
+    """The most segments of a packed row, whose bounds cuDNN gets; see Case.max_segments."""
 
   @property
   def has_fused_logits(self) -> bool:
@@ -64,7 +64,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
   array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _segment_ids()
   case = Case(
     array, array, array, Softmax(_SCALE), AttentionMask(segments=(ids_BT, ids_BT)),
-    max_segments=asked.max_segments_per_seq, platform=kind(device.platform),
+    max_segments=asked.attention_segments, platform=kind(device.platform),
     capability=capability(device), over_context=True,
   )  # fmt: skip
   kernel = CudnnKernel()
@@ -72,7 +72,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     return
   with jax.default_device(device):
     if kernel.bounds(case):
-      what = f'MAX_SEGMENTS_PER_SEQ={asked.max_segments_per_seq}: attention'
+      what = f'MAX_SEGMENTS_PER_SEQ={asked.attention_segments}: attention'
       _check(_packed(), what, 'with a bias', 'MAX_SEGMENTS_PER_SEQ=0')
     if asked.has_fused_logits:
       what = 'attention with a sink'
@@ -134,7 +134,9 @@ def _packed() -> Iterator[tuple[_Compared, _Compared]]:
     attend = lambda q, k, v: cudnn_call.attend(q, k, v, ids_BT, None, options)
     return _with_gradients(attend, *qkv)
 
-  yield case(cudnn_call.Options(_SCALE, max_segments=4)), case(cudnn_call.Options(_SCALE))
+  by_bias = case(cudnn_call.Options(_SCALE))
+  yield case(cudnn_call.Options(_SCALE, max_segments=4)), by_bias
+  yield case(cudnn_call.Options(_SCALE, max_segments=2, bias_for_more=True)), by_bias
 
 
 def _logits() -> Iterator[tuple[_Compared, _Compared]]:

@@ -23,13 +23,13 @@ class AttentionKernel:
     block_size: Queries per block, if attention is computed block by block; 0 chooses a size.
     fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
     context: How attention is computed where the mesh axis context splits rows; see context_choice.
-    max_segments: The most segments of a packed row, padding included; see cudnn_call.Options.
+    max_segments: The most segments of a packed row, padding included; see Case.
   """
 
   block_size: int = 0
   fused: bool = False
   context: ContextWay = 'auto'
-  max_segments: int = 0
+  max_segments: int | None = 0
 
   def __call__(
     self,

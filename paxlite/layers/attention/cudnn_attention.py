@@ -22,9 +22,10 @@ _LARGEST_OFFSET = 2**31 - 1  # cuDNN gets the bounds of segments in elements, as
 class CudnnKernel(LocalKernel):
   """Computes causal attention without ever writing the scores to memory.
 
-  Segments become a bias of 0 and −∞, which is the only array [B, T, T]. If there are at most
-  `max_segments` in a row, cuDNN gets their bounds instead, and skips the scores between segments.
-  This needs Hopper, no window and no attention sink.
+  From Hopper on, cuDNN gets the bounds of segments and skips the scores between them, unless there
+  is a window or an attention sink. There are at most `max_segments` in a row. Without such a
+  number, the device counts them, and rows with more than usual get a bias of 0 and −∞ instead,
+  which is the only array [B, T, T]. So do rows with a window or a sink, and other GPUs.
   """
 
   name = 'cuDNN'
@@ -71,7 +72,9 @@ class CudnnKernel(LocalKernel):
         implementation='cudnn',
       )
     bounds = self.bounds(case) if case.is_packed else 0
-    options = cudnn_call.Options(softmax.query_scale, softmax.window, bounds)
+    options = cudnn_call.Options(
+      softmax.query_scale, softmax.window, bounds, bias_for_more=case.max_segments is None
+    )
     logit_BN = (
       None if logit_N is None else jnp.broadcast_to(logit_N, (q_BTNH.shape[0], q_BTNH.shape[2]))
     )
@@ -96,7 +99,9 @@ class CudnnKernel(LocalKernel):
   def bounds(self, case: Case) -> int:
     is_full = case.softmax.window <= 0 and case.softmax.sink_logit is None
     fits = math.prod(case.q.shape) <= _LARGEST_OFFSET
-    return case.max_segments if is_full and fits and case.capability >= 9 else 0
+    if not is_full or not fits or case.capability < 9:
+      return 0
+    return _usual_segments(case.q.shape[1]) if case.max_segments is None else case.max_segments
 
   def flops(self, call: Call) -> float:
     """Returns the FLOPs of two products forward or five backward; causal masks leave out half."""
@@ -104,6 +109,15 @@ class CudnnKernel(LocalKernel):
     mask = re.search(r'mask_type\W+(?:MaskType\.)?(\w+)', call.text)
     share = 0.5 if mask and 'CAUSAL' in mask[1] else 1.0
     return 2.0 * products * share * math.prod(_scores(call)) * call.operands[0][-1]
+
+
+def _usual_segments(length: int) -> int:
+  """Returns how many bounds rows get if it is not known how many segments they have.
+
+  One for each 256 tokens, but at most 16: each bound costs blocks of threads that find no work. The
+  program also has the bias for rows with more, so it is 0 where that would be large.
+  """
+  return min(max(length // 256, 2), 16) if length <= 8192 else 0
 
 
 def _scores(call: Call) -> tuple[int, ...]:

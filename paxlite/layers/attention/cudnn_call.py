@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from paxlite.layers.attention.partial_attention import (
 )
 from paxlite.layers.attention.softmax_attention import Segments
 
+MORE_SEGMENTS = 'more_segments_than_bounds'  # the scope of what is computed in no usual step
 _HEADS_INSIDE = (0, 2, 1, 3)  # results [B, N, T, H] whose memory is that of [B, T, N, H]
 # XLA's name of a type, and the bias of keys in other segments
 _TYPES = {'bfloat16': ('BF16', -(2.0**41)), 'float16': ('F16', -(2.0**15))}
@@ -36,14 +38,17 @@ class Options:
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
     causal: Whether a query sees the keys up to its own index alone; without, no window and no
       `max_segments`.
-    max_segments: If it is above 0, the kernels get the bounds of the segments. A row then has at
-      most so many segments on average. Scores between segments are not computed, and the sums of
-      the softmax take [B · max_segments, N, T] float32. 0 means a bias.
+    max_segments: If it is above 0, the kernels get the bounds of the segments, at most so many in a
+      row on average. Scores between segments are not computed, and the sums of the softmax take
+      [B · max_segments, N, T] float32. 0 means a bias.
+    bias_for_more: Whether `attend` takes a bias for rows with more segments than `max_segments`.
+      Without, their context is NaN.
   """
 
   scale: float
   window: int = 0
   max_segments: int = 0
+  bias_for_more: bool = False
   causal: bool = True
 
 
@@ -63,8 +68,8 @@ def attend(
     k_BTKH: Keys; N / K neighboring query heads share a key head.
     v_BTKH: Values.
     segment_ids_BT: Segment ids. With `max_segments`, a segment is a run of neighbors of the same
-      id. If the rows together have more than B · max_segments, the context is NaN. None where there
-      are no segments.
+      id, and the rows together have at most B · max_segments of them; see Options.bias_for_more.
+      None where there are no segments.
     logit_BN: The logit of a virtual key whose value is 0, float32, without `max_segments`; None
       where there is none.
     options: The scale, the window and the form in which cuDNN gets the segments.
@@ -83,10 +88,9 @@ def _attend_forward(
   if options.max_segments:
     assert ids_BT is not None
     assert logit_BN is None
-    B = ids_BT.shape[0]
-    fit = (ids_BT[:, 1:] != ids_BT[:, :-1]).sum() + B <= B * options.max_segments
-    q_BTNH *= jnp.where(fit, 1, jnp.nan).astype(q_BTNH.dtype)
-  whole = forward(q_BTNH, k_BTKH, v_BTKH, None if ids_BT is None else (ids_BT, ids_BT), options)
+    if not options.bias_for_more:
+      q_BTNH *= jnp.where(_fit(ids_BT, options), 1, jnp.nan).astype(q_BTNH.dtype)
+  whole = _by_bounds_or_bias(forward, (q_BTNH, k_BTKH, v_BTKH), ids_BT, options)
   if logit_BN is not None:
     whole = with_sink_logit(Partial(whole.context.astype(jnp.float32), whole.lse), logit_BN)
     whole = Partial(whole.context.astype(v_BTKH.dtype), whole.lse)
@@ -97,12 +101,50 @@ def _attend_backward(
   options: Options, res: tuple, d_context_BTNH: jax.Array
 ) -> tuple[jax.Array | None, ...]:
   q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = res
-  segments = None if ids_BT is None else (ids_BT, ids_BT)
-  gradients = backward(q_BTNH, k_BTKH, v_BTKH, segments, options, whole, d_context_BTNH)
+  arrays = q_BTNH, k_BTKH, v_BTKH
+  gradients = _by_bounds_or_bias(backward, arrays, ids_BT, options, whole, d_context_BTNH)
   return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN)
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _fit(ids_BT: jax.Array, options: Options) -> jax.Array:
+  """Returns whether the rows have no more segments than there are bounds."""
+  B = ids_BT.shape[0]
+  return (ids_BT[:, 1:] != ids_BT[:, :-1]).sum() + B <= B * options.max_segments
+
+
+def _by_bounds_or_bias(
+  kernel: Callable[..., Any],
+  arrays: tuple[jax.Array, jax.Array, jax.Array],
+  ids_BT: jax.Array | None,
+  options: Options,
+  *others: Any,
+) -> Any:
+  """Calls `forward` or `backward`, on the device with a bias if there are too many segments.
+
+  Both branches return and take the log-sums of bounds, [B · max_segments, N, T]. Those of a bias
+  are the first B of them, and the others are 0.
+  """
+  segments = None if ids_BT is None else (ids_BT, ids_BT)
+  if ids_BT is None or not (options.max_segments and options.bias_for_more):
+    return kernel(*arrays, segments, options, *others)
+  B, by_bias = ids_BT.shape[0], dataclasses.replace(options, max_segments=0)
+
+  def of_bounds(*arrays: jax.Array) -> Any:
+    return kernel(*arrays, segments, options, *others)
+
+  @jax.named_scope(MORE_SEGMENTS)
+  def of_bias(*arrays: jax.Array) -> Any:
+    narrow = [Partial(x.context, x.lse[:B]) if isinstance(x, Partial) else x for x in others]
+    found = kernel(*arrays, segments, by_bias, *narrow)
+    if not isinstance(found, Partial):
+      return found
+    unused = [(0, B * (options.max_segments - 1)), (0, 0), (0, 0)]
+    return Partial(found.context, jnp.pad(found.lse, unused))
+
+  return jax.lax.cond(_fit(ids_BT, options), of_bounds, of_bias, *arrays)
 
 
 def forward(

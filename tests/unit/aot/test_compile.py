@@ -336,10 +336,11 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
-def test_packed_rows_on_h100s_need_no_bias(tmp_path):
-  """With MAX_SEGMENTS_PER_SEQ, cuDNN gets the bounds of the segments, and no array is [T, T]."""
+@pytest.mark.parametrize('most', [16, None])
+def test_packed_rows_on_h100s_need_no_bias(tmp_path, most):
+  """cuDNN gets the bounds of the segments. With their number, no array is [T, T]."""
   flags = [
-    '--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.MAX_SEGMENTS_PER_SEQ=16',
+    '--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,4,2]', f'--fdl.MAX_SEGMENTS_PER_SEQ={most}',
     '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',
     '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
     '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
@@ -348,8 +349,11 @@ def test_packed_rows_on_h100s_need_no_bias(tmp_path):
   runs.module('paxlite', 'compile', '--fdl_config=TinyGPT', *flags)
   text = (tmp_path / 'step.hlo').read_text()
   targets = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
-  assert targets == {'__cudnn$fmhaSoftmax': 2, '__cudnn$fmhaSoftmaxBackward': 2}
-  assert '768,768]' not in text
+  expected = {'__cudnn$fmhaSoftmax': 2, '__cudnn$fmhaSoftmaxBackward': 2}
+  if most is None:  # the other branch of a conditional
+    expected |= {'__cudnn$fmhaScaleBiasSoftmax': 2, '__cudnn$fmhaScaleBiasSoftmaxBackward': 2}
+  assert targets == expected
+  assert ('768,768]' in text) == (most is None)
 
 
 @pytest.mark.slow

@@ -328,7 +328,8 @@ def test_former_names_in_a_plain_mixin_and_where_they_are_read():
 
   assert Mine().MAX_SEGMENTS_PER_SEQ == Mine.MAX_SEGMENTS_PER_SEQ == Mine.MAX_TEXTS_PER_ROW == 8
   assert Others().MAX_SEGMENTS_PER_SEQ == 4
-  assert TinyGPT.MAX_TEXTS_PER_ROW == TinyGPT(MAX_SEGMENTS_PER_SEQ=0).MAX_TEXTS_PER_ROW == 0
+  assert TinyGPT.MAX_TEXTS_PER_ROW is None
+  assert TinyGPT(MAX_SEGMENTS_PER_SEQ=0).MAX_TEXTS_PER_ROW == 0
   assert Segments.MAX_TEXTS_PER_ROW == 8
 
 

@@ -141,10 +141,13 @@ def segments_of(offsets, lengths, shape):
 
 @pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize('mesh', [False, True])
-@pytest.mark.parametrize('packed', ['', 'bias', 'bounds'])
+@pytest.mark.parametrize('packed', ['', 'bias', 'bounds', 'counted', 'too many'])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'narrow values'])
-def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
-  """Compares output and gradients, with and without the shard_map of a mesh."""
+def test_cudnn_is_asked_for_the_same(asked, monkeypatch, case, packed, mesh):
+  """Compares output and gradients, with and without the shard_map of a mesh.
+
+  The rows have six segments. Where the device counts them, there is room for 2 · 4 or for 2 · 2.
+  """
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   arrays = qkv(2 if case == 'grouped' else 4, value_width=5 if case == 'narrow values' else 8)
   segments = SEGMENTS if packed else None
@@ -160,12 +163,16 @@ def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
   assert not asked
   rules = partitioning.rules_for(['replica', 'data', 'mdl'])
   one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
-  kernel = functools.partial(CUDNN, max_segments=4) if packed == 'bounds' else CUDNN
+  most = {'bounds': 4, 'counted': None, 'too many': None}
+  kernel = functools.partial(CUDNN, max_segments=most.get(packed, 0))
+  usual = 2 if packed == 'too many' else 4
+  monkeypatch.setattr(cudnn_attention, '_usual_segments', lambda length: usual)
   with partitioning.activate(one, rules) if mesh else contextlib.nullcontext():
     (_, y), grads2 = grad(DotProductAttention(**values, kernel_tpl=kernel))
   if packed:
-    bias = '' if packed == 'bounds' and case != 'window' else 'ScaleBias'
-    names = [f'__cudnn$fmha{bias}Softmax', f'__cudnn$fmha{bias}SoftmaxBackward']
+    forms = {'bounds': ['']}.get(packed, ['', 'ScaleBias'] if packed in most else ['ScaleBias'])
+    forms = ['ScaleBias'] if case == 'window' else forms
+    names = [f'__cudnn$fmha{form}Softmax{way}' for way in ('', 'Backward') for form in forms]
     assert [a['target'] for a in asked] == names
   else:
     assert asked
@@ -194,7 +201,7 @@ def gpu_mesh(monkeypatch):
 
 
 def check(mesh, **asked):
-  nothing = dict(max_segments_per_seq=0, has_fused_logits=False, has_fused_ring=False)
+  nothing = dict(attention_segments=0, has_fused_logits=False, has_fused_ring=False)
   attention_check.check_attention(types.SimpleNamespace(**nothing | asked), mesh)
 
 
@@ -202,13 +209,13 @@ def check(mesh, **asked):
 def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
   check(gpu_mesh)
   assert not asked
-  check(gpu_mesh, max_segments_per_seq=8)
-  assert {a['max_seg_per_batch'] for a in asked} == {1, 4}
+  check(gpu_mesh, attention_segments=8)
+  assert {a['max_seg_per_batch'] for a in asked} == {1, 2, 4}
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
   with pytest.raises(UserError, match=r'MAX_SEGMENTS_PER_SEQ=8: .*: --fdl.MAX_SEGMENTS_PER_SEQ=0'):
-    check(gpu_mesh, max_segments_per_seq=8)
+    check(gpu_mesh, attention_segments=8)
 
 
 def in_base_2(kind, is_backward, operands, call):
@@ -266,7 +273,7 @@ def test_what_the_check_computes(asked, gpu_mesh):
 
 def test_gpus_without_the_kernels_are_not_asked(asked, gpu_mesh):
   gpu_mesh.local_devices[0].compute_capability = '7.5'
-  check(gpu_mesh, max_segments_per_seq=8, has_fused_logits=True, has_fused_ring=True)
+  check(gpu_mesh, attention_segments=None, has_fused_logits=True, has_fused_ring=True)
   assert not asked
 
 
@@ -428,10 +435,10 @@ def test_where_there_is_a_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize(('policy', 'runs'), [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1)])
-@pytest.mark.parametrize('max_segments', [0, 4])
-def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segments):
+@pytest.mark.parametrize(('max_segments', 'bias_for_more'), [(0, False), (4, False), (4, True)])
+def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segments, bias_for_more):
   q_BTNH = jnp.zeros((2, 32, 4, 64), jnp.bfloat16)
-  options = cudnn_call.Options(1.0, max_segments=max_segments)
+  options = cudnn_call.Options(1.0, max_segments=max_segments, bias_for_more=bias_for_more)
 
   def value(q_BTNH):
     context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, None, options)
@@ -439,4 +446,5 @@ def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segme
 
   body = jax.checkpoint(value, policy=remat.jax_policy(policy))
   program = str(jax.make_jaxpr(jax.grad(body))(q_BTNH))
-  assert program.count('target_name=__cudnn') == runs + 1  # the other one is the backward kernel
+  forms = 1 + bias_for_more
+  assert program.count('target_name=__cudnn') == forms * (runs + 1)  # one is the backward kernel
