@@ -125,10 +125,10 @@ def peak_bandwidth(device_kind: str) -> float | None:
 
 
 def calibration(result: Result) -> Result:
-  """Returns the measured speeds as paxlite.aot.targets reads them; networks are not measured."""
-  from paxlite.aot import targets
+  """Returns the measured speeds as paxlite.aot.chips reads them; networks are not measured."""
+  from paxlite.aot import chips
 
-  chip = targets.chip_of_kind(result['device'])
+  chip = chips.chip_of_kind(result['device'])
   return {
     'chip': result['device'] if chip is None else chip.name,
     'source': f'python -m benchmarks.gpu on {result["device"]}',

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from paxlite.aot.chips import Chip
 from paxlite.aot.costs import Platform
 from paxlite.aot.roofline import Links, ProgramCosts, costs_of
 from paxlite.aot.roofline import lines as cost_lines
-from paxlite.aot.targets import Chip, Target
+from paxlite.aot.targets import Target
 from paxlite.compilation import compiled_step, compiler
 from paxlite.compilation.compiler import Option
 from paxlite.core.errors import UserError
@@ -308,7 +309,9 @@ def page(report: Report) -> str:
     lines += ['', *cost_lines(r.costs, chip)]
   if r.mfu is not None:
     low, high = r.mfu
+    is_measured = chip is not None and chip.rates.source
     lines.append(
-      f'  MFU is at most {low:.0%}; {high:.0%} if computing, memory and collectives all overlapped.'
+      f'  MFU is {"foreseen at" if is_measured else "at most"} {low:.0%}; {high:.0%} if computing, '
+      'memory and collectives all overlapped.'
     )
   return '\n'.join([*lines, *([''] if r.notes else []), *r.notes])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from paxlite.aot.flops import flops_of
+from paxlite.aot.flops import attention_call, flops_of
 from paxlite.aot.hlo import Computation, Instruction, Program
 from paxlite.aot.traffic import Traffic
 from paxlite.layers.attention.cudnn_call import MORE_SEGMENTS
@@ -27,12 +27,14 @@ class DeviceKernel:
     computation: The computation that it is in.
     flops: FLOPs of one run by the type of the operands, such as bf16.
     bytes: Bytes that one run reads from and writes to main memory.
+    peak_share: Share of the peak FLOP/s that it reaches; None for all but kernels of attention.
   """
 
   instruction: Instruction
   computation: Computation
   flops: Mapping[str, float]
   bytes: int
+  peak_share: float | None = None
 
 
 class Costs:
@@ -92,7 +94,11 @@ class Costs:
     """Returns the kernel that an instruction is; None where it takes no time of its own."""
     flops = flops_of(self.program, computation, instruction, self._platform == 'tpu')
     moved = self._traffic.moved(computation, instruction)
-    return DeviceKernel(instruction, computation, flops, moved) if flops or moved else None
+    if not flops and not moved:
+      return None
+    call = attention_call(instruction, computation) if flops else None
+    share = None if call is None else call[0].peak_share(call[1])
+    return DeviceKernel(instruction, computation, flops, moved, share)
 
   def trips(self, computation: Computation, instruction: Instruction) -> int:
     """Returns how often the computations of an instruction run."""

@@ -6,7 +6,7 @@ import re
 
 from paxlite.aot.hlo import Array, Computation, Instruction, Program
 from paxlite.layers.attention import attention_kernels
-from paxlite.layers.attention.attention_case import Call
+from paxlite.layers.attention.attention_case import Call, Kernel
 from paxlite.layers.moe.grouped_matmul import is_call
 
 
@@ -31,7 +31,7 @@ def flops_of(
   elif instruction.opcode == 'ragged-dot':
     n = 2.0 * instruction.arrays[0].size * operands[0].dims[-1]
   elif instruction.opcode == 'custom-call':
-    n = _custom_call_flops(instruction, operands)
+    n = _custom_call_flops(instruction, computation, operands)
   else:
     return {}
   if not n:
@@ -95,15 +95,28 @@ def _meetings(
   return count
 
 
-def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
-  target = call.quoted('custom_call_target')
+def attention_call(
+  instruction: Instruction, computation: Computation
+) -> tuple[Kernel, Call] | None:
+  """Returns the kernel of attention that an instruction calls, and the call; None for others."""
+  if instruction.opcode != 'custom-call':
+    return None
+  name = f'{instruction.quoted("custom_call_target")} {instruction.name}'
+  kernel = attention_kernels.of_call(name)
+  if kernel is None:
+    return None
+  operands = [a for of in instruction.operands for a in computation.arrays(of)]
+  floats = [a.dims for a in operands if 'f' in a.dtype and len(a.dims) >= 3]
+  return kernel, Call(name, instruction.attributes, floats)
+
+
+def _custom_call_flops(call: Instruction, computation: Computation, operands: list[Array]) -> float:
   if _is_cublas(call):
     contracted = re.search(r'"lhs_contracting_dimensions":\["?(\d+)', call.attributes)
     inner = operands[0].dims[int(contracted[1])] if contracted else 0
     return 2.0 * call.arrays[0].size * inner
-  if kernel := attention_kernels.of_call(f'{target} {call.name}'):
-    floats = [a.dims for a in operands if 'f' in a.dtype and len(a.dims) >= 3]
-    return kernel.flops(Call(f'{target} {call.name}', call.attributes, floats)) or _stated(call)
+  if found := attention_call(call, computation):
+    return found[0].flops(found[1]) or _stated(call)
   if rows := grouped_rows(call):
     of_groups = [a for a in (*operands, *call.arrays) if len(a.dims) == 3]
     return 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])

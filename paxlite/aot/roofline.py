@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from paxlite.aot import collectives
+from paxlite.aot.chips import Chip
 from paxlite.aot.collectives import Collective
 from paxlite.aot.costs import Costs, Platform
 from paxlite.aot.hlo import Program
 from paxlite.aot.host_copies import host_traffic
-from paxlite.aot.schedule import Speed, StepSchedule
-from paxlite.aot.targets import Chip
+from paxlite.aot.schedule import Speed, StepSchedule, seconds_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +63,11 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """Seconds of a step at the speeds of a chip's data sheet.
+  """Seconds of a step.
 
-  compute, memory, ici, dcn and host are those of each resource by itself. The others are the parts
-  of the schedule, one after the other.
+  compute, memory, ici, dcn and host are those of each resource by itself, by the data sheet of the
+  chip. The others are the parts of the schedule, one after the other, at the rates that kernels
+  reach where these were measured.
 
   Attributes:
     compute: Seconds for the FLOPs of the program, recomputation and padding included.
@@ -92,7 +93,7 @@ class Roofline:
 
   @property
   def step(self) -> float:
-    """Seconds of the schedule: the least that this program takes."""
+    """Seconds of the schedule."""
     return self.compute_bound + self.memory_bound + self.exposed + self.exposed_host
 
   @property
@@ -136,13 +137,16 @@ class ProgramCosts:
 
 
 def speed_of(chip: Chip, links: Links) -> Speed:
-  """Returns the speeds of a chip's data sheet in a mesh."""
+  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links."""
 
   def seconds(one: Collective) -> tuple[float, float]:
     near, far = links.split(one.axes, one.sent_bytes)
     return near / chip.ici_bandwidth, far / chip.dcn_bandwidth
 
-  return Speed(chip.flops_by_type, chip.memory_bandwidth, seconds, chip.host_bandwidth)
+  return Speed(
+    chip.reached_flops, chip.reached_bandwidth, seconds, chip.host_bandwidth,
+    peak=chip.flops_by_type if chip.rates.source else {}, launch=chip.rates.launch,
+  )  # fmt: skip
 
 
 def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> ProgramCosts:
@@ -170,7 +174,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
     speed = speed_of(chip, links)
     line = StepSchedule(costs, speed, links.sizes).timeline(program.entry)
     roofline = Roofline(
-      compute=speed.compute(flops),
+      compute=seconds_of(flops, chip.flops_by_type),
       memory=traffic / chip.memory_bandwidth,
       ici=sum(c.ici_bytes for c in found) / chip.ici_bandwidth,
       dcn=sum(c.dcn_bytes for c in found) / chip.dcn_bandwidth,
@@ -225,13 +229,26 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
       f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
       f'{t.exposed:.4f} of collectives that nothing hides',
       f'  Most of the step is {t.bound}.',
+      *_rates(chip),
     ]
     if t.host:
-      found[-4:-4] = [
+      at = -4 - len(_rates(chip))
+      found[at:at] = [
         f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, '
         f'of which nothing hides {t.exposed_host:.4f}'
       ]
   return found
+
+
+def _rates(chip: Chip) -> list[str]:
+  """Says what a step assumes of kernels beside the data sheet."""
+  if not (rates := chip.rates).source:
+    return []
+  return [
+    f'  A step assumes {rates.matmul:.1%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
+    f'{rates.launch * 1e6:g} µs a kernel,',
+    f'  as measured on {rates.source}; links are those of the data sheet.',
+  ]
 
 
 def _peaks(costs: ProgramCosts, chip: Chip) -> str:

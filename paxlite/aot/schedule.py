@@ -1,10 +1,10 @@
 """The schedule of a compiled program, played at the speeds of a chip.
 
-Instructions run in the order of the text. A kernel takes the longer of its FLOPs at the peak and
-its memory traffic at the bandwidth. A collective takes its bytes at the bandwidth of its links, and
-what it reads and writes on the device takes no time of its own. The time between its start and its
-end that no kernel fills is exposed. Collectives that are under way at the same time take turns on
-the links within slices or hosts, and on those between them.
+Instructions run in the order of the text. A kernel takes the longer of its FLOPs and its memory
+traffic, at the rates that such kernels reach. A collective takes its bytes at the bandwidth of its
+links, and what it reads and writes on the device takes no time of its own. The time between its
+start and its end that no kernel fills is exposed. Collectives that are under way at the same time
+take turns on the links within slices or hosts, and on those between them.
 """
 
 import dataclasses
@@ -21,24 +21,35 @@ class Speed:
   """What the device does in a second.
 
   Attributes:
-    flops: FLOP/s at the peak by the type of the operands; '' is the type that is not listed.
+    flops: FLOP/s by the type of the operands; '' is the type that is not listed.
     memory: Bytes/s of main memory.
     links: Seconds that a collective takes within slices or hosts, and then between them.
     host: Bytes/s to the host, and from it; 0 where it is not known.
+    peak: The FLOP/s of which kernels of attention reach a share; empty: those of `flops`.
+    launch: Seconds that a kernel takes beside its work.
   """
 
   flops: Mapping[str, float]
   memory: float
   links: Callable[[Collective], tuple[float, float]]
   host: float = 0.0
+  peak: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  launch: float = 0.0
 
-  def compute(self, flops: Mapping[str, float]) -> float:
-    """Returns seconds for FLOPs at the peak."""
-    return sum(n / self.flops.get(dtype, self.flops['']) for dtype, n in flops.items())
+  def compute(self, kernel: DeviceKernel) -> float:
+    """Returns seconds for the FLOPs of a kernel."""
+    if self.peak and kernel.peak_share is not None:
+      return seconds_of(kernel.flops, self.peak) / kernel.peak_share
+    return seconds_of(kernel.flops, self.flops)
 
   def kernel(self, kernel: DeviceKernel) -> float:
     """Returns seconds of one run of a kernel."""
-    return max(self.compute(kernel.flops), kernel.bytes / self.memory)
+    return max(self.compute(kernel), kernel.bytes / self.memory) + self.launch
+
+
+def seconds_of(flops: Mapping[str, float], speeds: Mapping[str, float]) -> float:
+  """Returns seconds for FLOPs by type, at speeds by type; '' is a type that is not listed."""
+  return sum(n / speeds.get(dtype, speeds['']) for dtype, n in flops.items())
 
 
 @dataclasses.dataclass
@@ -142,7 +153,7 @@ class StepSchedule:
       kernel = self._costs.kernel(computation, instruction)
       if kernel and collective(computation, instruction, self._mesh_sizes) is None:
         seconds = speed.kernel(kernel)
-        if speed.compute(kernel.flops) >= kernel.bytes / speed.memory:
+        if speed.compute(kernel) >= kernel.bytes / speed.memory:
           line.compute_bound += seconds
         else:
           line.memory_bound += seconds

@@ -21,6 +21,7 @@ _PEAK_FLOPS = {
   'H100': 989e12,
   'H200': 989e12,
   'H800': 989e12,
+  'GB200': 2500e12,
   'B200': 2250e12,
   'L40S': 362e12,
   'L4': 121e12,
@@ -31,6 +32,7 @@ _PEAK_FLOPS = {
   'TPU v5': 459e12,
   'TPU v6 lite': 918e12,
   'TPU v6e': 918e12,
+  'TPU7x': 1153.5e12,  # of one of the two devices of a chip
 }
 
 

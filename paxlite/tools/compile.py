@@ -10,8 +10,8 @@ the data sheet.
 
 Exits with 1 if the step does not fit, and with 2 for wrong input.
 
-The targets are v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h100xN, and here. The
-extras tpu and cuda install the compilers.
+The targets are v5e-N, v5p-N, v6e-N, tpu7x-N (one slice of TPUs), Kxv5e-N (K slices), a100xN,
+l40sxN, h100xN, h200xN, b200xN, gb200xN, and here. The extras tpu and cuda install the compilers.
 
 Examples:
   paxlite compile TinyGPT --target=here

@@ -204,7 +204,7 @@ def described(pool: 'WorkerPool', environment: Mapping[str, str]) -> 'Machine':
   """The machine that is here. The first call measures its speed, and keeps it."""
   import jax
 
-  from paxlite.aot import targets
+  from paxlite.aot import chips
   from paxlite.aot.planning import machine, store
   from paxlite.core import host_memory
 
@@ -217,7 +217,7 @@ def described(pool: 'WorkerPool', environment: Mapping[str, str]) -> 'Machine':
     kept.write({'question': 'devices'}, said)
   if said['platform'] == 'cpu' and (available := host_memory.available()):
     said['memory'] = available / said['devices']
-  chip = targets.chip_of_kind(said['kind'])
+  chip = chips.chip_of_kind(said['kind'])
   if said['platform'] != 'cpu' and chip is None:
     raise UserError(f'--target=here: {said["kind"]} is not known, so that nothing can be estimated')
   return machine.of_description(said, chip)
@@ -227,11 +227,11 @@ def traced_device(where: 'Machine') -> 'jax.Device':
   """A device of a machine's kind, which need not be there, for which a model is traced."""
   import jax
 
-  from paxlite.aot import targets
+  from paxlite.aot import chips, targets
 
   if where.platform == 'cpu':
     return jax.devices('cpu')[0]
-  name = targets.one_of(targets.CHIPS[where.chip]) if where.measured else where.name
+  name = targets.one_of(chips.CHIPS[where.chip]) if where.measured else where.name
   return targets.parse(name).topology()[0]
 
 

@@ -166,17 +166,14 @@ def _more_devices(space: Space, model: Model) -> str | None:
 
 def larger(name: str) -> list[str]:
   """Returns the names of machines with more devices of the same chip, smallest first."""
-  if match := re.fullmatch(r'h100x(\d+)', name):
-    count = int(match[1])
-    return [f'h100x{n}' for n in _doubled(count) if n <= 8 or n % 8 == 0]
-  if match := re.fullmatch(r'(v5e|v5p|v6e)-(\d+)', name):
-    sizes = targets.slice_sizes(match[1])
-    return [f'{match[1]}-{n}' for n in sizes if n > int(match[2])]
-  return []
-
-
-def _doubled(count: int) -> list[int]:
-  return [count * 2**i for i in range(1, 9)]
+  target = targets.parse(name)
+  if target.chip is None or target.slices > 1:
+    return []
+  chip, count = target.chip, int(re.split('[-x]', name)[-1])
+  if chip.platform == 'tpu':
+    return [f'{chip.name}-{n}' for n in targets.slice_sizes(chip.name) if n > count]
+  doubled = [count * 2**i for i in range(1, 9)]
+  return [f'{chip.name}x{n}' for n in doubled if n <= chip.domain or n % chip.domain == 0]
 
 
 def _fits(space: Space, model: Model) -> bool:

@@ -5,7 +5,8 @@ import os
 import platform
 from collections.abc import Mapping
 
-from paxlite.aot.targets import Chip, Target
+from paxlite.aot.chips import Chip
+from paxlite.aot.targets import Target
 from paxlite.core.json_text import Json
 
 _OF_GPUS = 0.92  # share of a GPU's memory; CUDA, NCCL and the allocator need the rest
@@ -21,8 +22,8 @@ class Machine:
     devices: Number of devices.
     near: Devices of one host or slice.
     memory: Bytes of a device that a step may use.
-    flops: FLOP/s of a device by the type of the operands in HLO; '' is every other type.
-    bandwidth: Bytes/s of main memory.
+    flops: FLOP/s that a device reaches by the type of the operands in HLO; '' is every other type.
+    bandwidth: Bytes/s of main memory that it reaches.
     ici: Bytes/s that a device sends within a host or slice.
     dcn: Bytes/s that a device sends to other hosts or slices.
     host: Bytes/s between a device and its host, each way; 0 if that is not known.
@@ -68,10 +69,10 @@ def of_target(target: Target) -> Machine:
     name=target.name,
     platform=chip.platform,
     devices=target.devices,
-    near=min(target.devices, 8) if gpus else near,
+    near=min(target.devices, chip.domain) if gpus else near,
     memory=chip.memory * (_OF_GPUS if gpus else 1.0),
-    flops=chip.flops_by_type,
-    bandwidth=chip.memory_bandwidth,
+    flops=chip.reached_flops,
+    bandwidth=chip.reached_bandwidth,
     ici=chip.ici_bandwidth,
     dcn=chip.dcn_bandwidth,
     host=chip.host_bandwidth,
@@ -87,7 +88,7 @@ def of_description(described: Mapping[str, Json], chip: Chip | None) -> Machine:
     described: platform, devices, near, memory, flops and bandwidth.
     chip: The data sheet of such a device, if it is known.
   """
-  flops = {'': float(described['flops'])} if chip is None else chip.flops_by_type
+  flops = {'': float(described['flops'])} if chip is None else chip.reached_flops
   bandwidth = float(described['bandwidth'])
   return Machine(
     name='here',
@@ -96,7 +97,7 @@ def of_description(described: Mapping[str, Json], chip: Chip | None) -> Machine:
     near=described['near'],
     memory=float(described['memory']),
     flops=flops,
-    bandwidth=bandwidth if chip is None else chip.memory_bandwidth,
+    bandwidth=bandwidth if chip is None else chip.reached_bandwidth,
     ici=bandwidth / 4 if chip is None else chip.ici_bandwidth,
     dcn=bandwidth / 16 if chip is None else chip.dcn_bandwidth,
     host=0.0 if chip is None else chip.host_bandwidth,

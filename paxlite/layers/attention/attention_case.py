@@ -182,6 +182,11 @@ class Kernel(abc.ABC):
     del call
     return 0.0
 
+  def peak_share(self, call: Call) -> float | None:
+    """Returns the share of the device's peak FLOP/s that a call reaches; None if not measured."""
+    del call
+    return None
+
 
 class LocalKernel(Kernel):
   """Computes causal attention of one device's rows and heads, in a shard_map.

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from paxlite.aot import roofline, targets
+from paxlite.aot import chips, roofline, targets
+from paxlite.aot.planning import impossible
 from paxlite.compilation.compiled_step import SavedStep
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import build_experiment
@@ -35,9 +36,15 @@ def compile_here(*flags: str, code: int = 0, devices: int = 1):
   )
 
 
-@pytest.mark.parametrize('kind', ['NVIDIA H100 80GB HBM3', 'TPU v5 lite', 'TPU v5p', 'TPU v6 lite'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'NVIDIA H100 80GB HBM3', 'TPU v5 lite', 'TPU v5p', 'TPU v6 lite', 'TPU7x',
+    *(chip.gpu.kind for chip in chips.CHIPS.values() if chip.gpu),
+  ],
+)  # fmt: skip
 def test_a_run_and_a_target_have_the_same_peak(kind):
-  assert devices.peak_flops(kind) == targets.chip_of_kind(kind).peak_flops
+  assert devices.peak_flops(kind) == chips.chip_of_kind(kind).peak_flops
 
 
 @pytest.mark.slow
@@ -135,7 +142,7 @@ def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
     (['--target=v5e-9'], 'a slice of v5e has one of 1, 4, 8, 16, 32, 64, 128, 256'),
     (['--target=v5p-12'], 'a slice of v5p has one of 8, 16'),
     (['--target=h100x12'], 'hosts have 8 GPUs'),
-    (['--target=a100x8'], 'write v5e-256, 2xv5e-256'),
+    (['--target=z100x8'], 'write v5e-256, 2xv5e-256'),
     (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'asks for 2 devices and 1 is present'),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[fast]'], "'fast' must be xla_NAME=VALUE"),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], 'xla_cpu_nonsense'),
@@ -164,6 +171,45 @@ def test_targets():
   assert targets.parse('v5p-128').devices == 64
   h100 = targets.parse('h100x256')
   assert (h100.devices, h100.slices, h100.chip.name) == (256, 1, 'h100')
+  assert targets.parse('tpu7x-16').devices == 16  # the cores of 8 chips
+  assert targets.parse('gb200x72').chip.domain == 72
+  for name, message in (
+    ('a100x12', 'hosts have 8 GPUs'),
+    ('gb200x80', 'NVLink connects 72 GPUs'),
+    ('tpu7x-7', 'a slice of tpu7x has one of 8, 16'),
+    ('h300x8', 'The chips are v5e, v5p, v6e, tpu7x, a100, l40s, h100, h200, b200, gb200'),
+  ):
+    with pytest.raises(UserError, match=message):
+      targets.parse(name)
+
+
+def test_machines_with_more_of_the_same_devices():
+  assert impossible.larger('h100x4')[:3] == ['h100x8', 'h100x16', 'h100x32']
+  assert impossible.larger('gb200x36')[:2] == ['gb200x72', 'gb200x144']
+  assert impossible.larger('v5p-2048') == ['v5p-4096', 'v5p-6144']
+  assert impossible.larger('2xv5e-16') == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+@pytest.mark.parametrize('target', ['a100x2', 'l40sx2', 'h200x2', 'b200x2', 'gb200x2'])
+def test_every_gpu_is_compiled_for(tmp_path, target):
+  report = tmp_path / 'report.json'
+  flags = ['--fdl.FPROP_DTYPE=bfloat16', '--fdl.ICI_MESH_SHAPE=[1,2,1]', f'--json={report}']
+  runs.module('paxlite', 'compile', '--fdl_config=TinyGPT', f'--target={target}', *flags)
+  found = json.loads(report.read_text())
+  assert found['fits']
+  assert found['device'] == targets.parse(target).chip.gpu.kind
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TPU, reason='the extra tpu is not installed')
+@pytest.mark.parametrize('target', ['v6e-4', 'tpu7x-8'])
+def test_new_tpus_are_compiled_for(tmp_path, target):
+  count, report = targets.parse(target).devices, tmp_path / 'report.json'
+  flags = [f'--fdl.ICI_MESH_SHAPE=[1,{count},1]', f'--json={report}']
+  runs.module('paxlite', 'compile', '--fdl_config=TinyGPT', f'--target={target}', *flags)
+  assert json.loads(report.read_text())['fits']
 
 
 def test_a_network_between_hosts():

@@ -12,7 +12,7 @@ import sys
 import jax
 import pytest
 
-from paxlite.aot import targets
+from paxlite.aot import chips, targets
 from paxlite.aot.planning import impossible, report
 from paxlite.aot.planning.candidates import Candidate, Space
 from paxlite.aot.planning.estimate import Estimate, Estimator
@@ -252,7 +252,7 @@ def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
   speeds = dict(chip='h100', flops=flops, memory_bandwidth=3e12, host_bandwidth=5e10)
   path.write_text(json.dumps(speeds))
   chip = targets.parse('h100x8', str(path)).chip
-  sheet = targets.CHIPS['h100']
+  sheet = chips.CHIPS['h100']
   assert chip.flops_by_type[''] == 7e14
   assert chip.flops_by_type['f32'] == 3e14
   assert chip.flops_by_type['f8e4m3fn'] == sheet.flops_by_type['f8e4m3fn']

@@ -1,0 +1,258 @@
+"""Chips by their data sheets, and what kernels reach of them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from paxlite.core.errors import UserError
+from paxlite.files.json_files import read_object
+from paxlite.stores import object_copies
+
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+  """What kernels reach of a data sheet, as measured.
+
+  Kernels of attention have rates of their own; see attention_case.Kernel.peak_share.
+
+  Attributes:
+    matmul: Share of the peak FLOP/s that a matrix multiplication reaches.
+    memory: Share of the memory bandwidth that the other kernels reach.
+    large_matmul: Share of the peak FLOP/s that one large matrix multiplication reaches.
+    copy: Share of the memory bandwidth that a large copy reaches.
+    launch: Seconds that a kernel takes beside its work.
+    source: Where and when they were measured.
+  """
+
+  matmul: float = 1.0
+  memory: float = 1.0
+  large_matmul: float = 1.0
+  copy: float = 1.0
+  launch: float = 0.0
+  source: str = ''
+
+
+# from the kernels of nine training steps; see docs/measurements.md#gpus
+_OF_GPUS = Rates(0.73, 0.74, 0.757, 0.857, 2.4e-6, 'one NVIDIA H200, jax 0.11.2, 2026-11')
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """What XLA has to know of a GPU that is not there, beside its memory.
+
+  Attributes:
+    kind: What JAX calls the device.
+    capability: The compute capability, such as 9.0.
+    cores: Number of multiprocessors.
+    shared_memory: Bytes of shared memory of a multiprocessor.
+    l2_cache: Bytes.
+    clock: GHz.
+    units: Units for floats of a multiprocessor.
+    threads: Threads of a multiprocessor.
+    of_host: GPUs of a host.
+    domain: GPUs that NVLink, or the host, connects.
+  """
+
+  kind: str
+  capability: str
+  cores: int
+  shared_memory: int
+  l2_cache: int
+  clock: float
+  units: int = 128
+  threads: int = 2048
+  of_host: int = 8
+  domain: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """The capacity and speed of one device, in bytes and seconds.
+
+  Attributes:
+    name: The name in a target.
+    peak_flops: Peak bf16 FLOP/s of dense matrices.
+    peak_flops_8bit: The same with operands of 8 bits, by their types in HLO; empty where such
+      operands are no faster.
+    measured_flops: FLOP/s that were measured, by the types of the operands in HLO.
+    memory: Bytes that programs can use.
+    memory_bandwidth: Bytes/s.
+    ici_bandwidth: Bytes/s that a device sends to its neighbors along one mesh axis, over two links
+      of a TPU's torus or the whole NVLink of a GPU.
+    dcn_bandwidth: Bytes/s that a device sends to other slices or hosts, as its share of the host's
+      network.
+    source: The source of the numbers.
+    default_share: The share of the device's memory that JAX allocates by default.
+    host_bandwidth: Bytes/s between a device and its host, each way; 0 where it is not known.
+    gpu: What XLA has to know of a GPU; None for TPUs.
+    rates: What kernels reach of these numbers.
+  """
+
+  name: str
+  peak_flops: float
+  memory: int
+  memory_bandwidth: float
+  ici_bandwidth: float
+  dcn_bandwidth: float
+  source: str
+  default_share: float = 1.0
+  host_bandwidth: float = 0.0
+  peak_flops_8bit: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  measured_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  gpu: Gpu | None = None
+  rates: Rates = dataclasses.field(default_factory=Rates)
+
+  @property
+  def platform(self) -> Literal['gpu', 'tpu']:
+    return 'tpu' if self.gpu is None else 'gpu'
+
+  @property
+  def domain(self) -> int:
+    """GPUs of one host, or of the hosts that NVLink connects; 0 for TPUs."""
+    return 0 if self.gpu is None else self.gpu.domain
+
+  @property
+  def flops_by_type(self) -> dict[str, float]:
+    """Peak FLOP/s by the type of the operands; '' is every other type."""
+    float32 = {'f32': self.peak_flops / 2} if self.platform == 'gpu' else {}  # TF32
+    return {'': self.peak_flops, **float32, **self.peak_flops_8bit, **self.measured_flops}
+
+  @property
+  def reached_flops(self) -> dict[str, float]:
+    """FLOP/s that matrix multiplications reach by the type of the operands."""
+    return {dtype: self.rates.matmul * flops for dtype, flops in self.flops_by_type.items()}
+
+  @property
+  def reached_bandwidth(self) -> float:
+    """Bytes/s of main memory that kernels reach."""
+    return self.rates.memory * self.memory_bandwidth
+
+
+def _tpu(
+  name: str, flops: float, gib: float, memory: float, ici: float, dcn: float, **flops_8bit: float
+) -> Chip:
+  source = 'Google Cloud TPU documentation; memory as its compiler says'
+  size = int(gib * GIB)
+  return Chip(name, flops, size, memory, ici, dcn, source, peak_flops_8bit=flops_8bit)
+
+
+def _gpu(
+  name: str,
+  flops: float,
+  memory: int,
+  bandwidth: float,
+  links: float,
+  network: float,
+  host: float,
+  gpu: Gpu,
+  types: tuple[str, ...] = ('f8e4m3fn', 'f8e5m2', 's8'),
+) -> Chip:
+  return Chip(
+    name,
+    flops,
+    memory,
+    bandwidth,
+    links,
+    network,
+    f'{gpu.kind} data sheet; {network * 8e-9:g} Gb/s of network a GPU',
+    default_share=0.75,
+    host_bandwidth=host,
+    peak_flops_8bit=dict.fromkeys(types, 2 * flops),
+    gpu=gpu,
+    rates=_OF_GPUS,
+  )
+
+
+_HOPPER: dict[str, Any] = dict(
+  capability='9.0', cores=132, shared_memory=233_472, l2_cache=50 << 20, clock=1.98
+)
+_BLACKWELL: dict[str, Any] = dict(
+  capability='10.0', cores=148, shared_memory=233_472, l2_cache=126 << 20, clock=1.965
+)
+CHIPS = {
+  chip.name: chip
+  for chip in (
+    _tpu('v5e', 197e12, 15.75, 819e9, 100e9, 3.1e9, s8=394e12),
+    _tpu('v5p', 459e12, 95.74, 2765e9, 200e9, 6.25e9, s8=918e12),
+    _tpu('v6e', 918e12, 31.25, 1638e9, 200e9, 3.1e9, s8=1836e12),
+    # a device is one of the two cores of a chip, with half of what it has
+    _tpu('tpu7x', 1153.5e12, 94.74, 3690e9, 100e9, 6.25e9, f8e4m3fn=2307e12, f8e5m2=2307e12),
+    _gpu(
+      'a100', 312e12, 85_094_825_984, 2039e9, 300e9, 25e9, 32e9,
+      Gpu('NVIDIA A100-SXM4-80GB', '8.0', 108, 167_936, 40 << 20, 1.41, units=64), ('s8',),
+    ),
+    _gpu(
+      'l40s', 362e12, 47_664_988_160, 864e9, 32e9, 12.5e9, 32e9,
+      Gpu('NVIDIA L40S', '8.9', 142, 102_400, 96 << 20, 2.52, threads=1536),
+    ),
+    _gpu(
+      'h100', 989e12, 84_929_347_584, 3352e9, 450e9, 50e9, 64e9,
+      Gpu('NVIDIA H100 80GB HBM3', **_HOPPER),
+    ),
+    _gpu(
+      'h200', 989e12, 150_110_492_939, 4800e9, 450e9, 50e9, 64e9, Gpu('NVIDIA H200', **_HOPPER),
+    ),
+    _gpu(
+      'b200', 2250e12, 191_500_000_000, 8000e9, 900e9, 50e9, 64e9, Gpu('NVIDIA B200', **_BLACKWELL),
+    ),
+    _gpu(
+      'gb200', 2500e12, 198_000_000_000, 8000e9, 900e9, 50e9, 450e9,
+      Gpu('NVIDIA GB200', **_BLACKWELL, of_host=4, domain=72),
+    ),
+  )
+}  # fmt: skip
+
+# what JAX calls a device, and its chip
+_KINDS = {'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e', 'TPU v5p': 'v5p', 'TPU v5': 'v5p',
+          'TPU v6': 'v6e', 'TPU7x': 'tpu7x', 'GB200': 'gb200', 'B200': 'b200', 'H200': 'h200',
+          'H100': 'h100', 'A100': 'a100', 'L40S': 'l40s'}  # fmt: skip
+
+
+def chip_of_kind(kind: str) -> Chip | None:
+  """Returns the chip of a device by JAX's name of its kind; None if it is not known."""
+  return next((CHIPS[chip] for name, chip in _KINDS.items() if name in kind), None)
+
+
+def calibrated(chip: Chip, path: str) -> Chip:
+  """Returns a chip with the measured speeds of a file.
+
+  The file is a JSON object: `chip` is the name of the chip, `flops` has FLOP/s by the types of the
+  operands in HLO (bf16, f32, f8e4m3fn …). memory_bandwidth, ici_bandwidth, dcn_bandwidth, and
+  host_bandwidth between a device and its host (each way) are in bytes/s. What it does not have
+  stays as the data sheet says. Its FLOP/s are those of one large matrix multiplication, and its
+  memory_bandwidth is that of a large copy: the kernels of a step reach a little less.
+
+  Raises:
+    UserError: The file cannot be read, is of another chip, or has a speed that is none.
+  """
+  found = read_object(pathlib.Path(object_copies.local(path)))
+  speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth', 'host_bandwidth')
+  if unknown := sorted(found.keys() - {'chip', 'flops', 'source', *speeds}):
+    raise UserError(
+      f'--calibration={path}: {unknown[0]} is not a key of this file: use chip, flops, '
+      f'{", ".join(speeds)}'
+    )
+  if found.get('chip') != chip.name:
+    raise UserError(
+      f'--calibration={path} is of {found.get("chip")}, and the target of {chip.name}'
+    )
+  flops = found.get('flops', {})
+  numbers = {**(flops if isinstance(flops, dict) else {'flops': None})}
+  numbers |= {name: found[name] for name in speeds if name in found}
+  for name, value in numbers.items():
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
+      raise UserError(f'--calibration={path}: {name}={value} must be a number of FLOP/s or bytes/s')
+  changes: dict[str, Any] = {name: float(found[name]) for name in speeds if name in found}
+  measured = {name: float(value) for name, value in flops.items()}
+  if 'bf16' in measured:
+    changes['peak_flops'] = measured.pop('bf16')
+  rates = chip.rates
+  if flops:
+    rates = dataclasses.replace(rates, matmul=rates.matmul / rates.large_matmul)
+  if 'memory_bandwidth' in found:
+    rates = dataclasses.replace(rates, memory=rates.memory / rates.copy)
+  source = f'{path}; otherwise {chip.source}'
+  return dataclasses.replace(chip, measured_flops=measured, rates=rates, source=source, **changes)
