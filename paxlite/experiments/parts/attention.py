@@ -143,6 +143,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return attention_kernels.refusal(CudnnKernel(), case) is None
 
   @property
+  def has_fused_bias(self) -> bool:
+    """Whether cuDNN adds a learned bias on GPUs."""
+    return self.attention_case().bias is not None and self.has_fused_attention
+
+  @property
   def has_fused_logits(self) -> bool:
     return self.USE_ATTENTION_SINKS and self.has_fused_attention
 

@@ -79,11 +79,14 @@ class Case:
   @property
   def has_parts(self) -> bool:
     """Whether devices may compute whole rows of their heads, or parts of them, each for itself."""
+    return self.bias is None and self.softmax.dropout is None and self.has_whole_heads
+
+  @property
+  def has_whole_heads(self) -> bool:
+    """Whether there are as many keys as queries, and devices have whole heads of both."""
     heads = self.shards('act_heads')
-    fits = self.q.shape[1] == self.k.shape[1] and not (
-      self.q.shape[2] % heads + self.k.shape[2] % heads
-    )
-    return self.bias is None and self.softmax.dropout is None and fits
+    fits = self.q.shape[2] % heads == self.k.shape[2] % heads == 0
+    return self.q.shape[1] == self.k.shape[1] and fits
 
   def shards(self, axis: str) -> int:
     """Returns over how many devices the mesh splits a logical axis."""
@@ -104,15 +107,17 @@ class Case:
     qkv: Iterable[ArrayOrShape],
     ids_BT: jax.Array | None,
     logit_N: jax.Array | None,
+    bias_JNTS: jax.Array | None = None,
     over_context: bool = False,
   ) -> 'Case':
-    """Returns the case of one device's arrays, segments and attention sinks."""
+    """Returns the case of one device's arrays, segments, attention sinks and bias."""
     visible = AttentionMask(0, self.visible.window, None if ids_BT is None else (ids_BT, ids_BT))
     softmax = dataclasses.replace(self.softmax, sink_logit=logit_N)
     q, k, v = qkv
     return dataclasses.replace(
-      self, q=q, k=k, v=v, visible=visible, softmax=softmax, over_context=over_context
-    )
+      self, q=q, k=k, v=v, visible=visible, softmax=softmax, bias=bias_JNTS,
+      over_context=over_context,
+    )  # fmt: skip
 
   def on_devices(self, local: Callable[..., jax.Array], keys: str = 'kv_length') -> jax.Array:
     """Returns the context by a function of the arrays of one device, as with_arrays gets them.
@@ -122,13 +127,15 @@ class Case:
       keys: The logical axis of the tokens of keys.
     """
     ids_BT = self.visible.segments[0] if self.visible.segments else None
-    arrays = *self.arrays, ids_BT, sink_logits(self.softmax, self.q.shape[2])
+    bias = cast('jax.Array | None', self.bias)
+    arrays = *self.arrays, ids_BT, sink_logits(self.softmax, self.q.shape[2]), bias
     active = partitioning.active_mesh()
     if active is None:
       return local(*arrays)
     mesh, rules = active
     of_q, of_kv = ('batch', 'length', 'act_heads', None), ('batch', keys, 'act_kv_heads', None)
-    names = of_q, of_kv, of_kv, ('batch', 'length'), ('act_heads',)
+    of_bias = 'batch', 'act_heads', 'length', None
+    names = of_q, of_kv, of_kv, ('batch', 'length'), ('act_heads',), of_bias
     specs = tuple(
       None if x is None else partitioning.spec_of(x, axes, mesh, rules)
       for axes, x in zip(names, arrays, strict=True)
@@ -193,14 +200,19 @@ class LocalKernel(Kernel):
 
   This is for kernels that XLA cannot split over devices. They also compute rows that are split over
   context.
+
+  Attributes:
+    knows_bias: Whether it adds a bias to the scores, [1, N, T, S] on a device.
   """
+
+  knows_bias: bool = False
 
   def refusal(self, case: Case) -> str | None:
     reasons = {
-      'knows no bias': case.bias is not None,
+      'knows no bias': case.bias is not None and not self.knows_bias,
       'knows no dropout of attention': case.softmax.dropout is not None,
       'needs whole rows, and the keys of its heads, on each device': not (
-        case.over_context or (case.has_parts and case.shards('length') == 1)
+        case.over_context or (case.has_whole_heads and case.shards('length') == 1)
       ),
       **self.reasons(case),
     }

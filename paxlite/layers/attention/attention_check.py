@@ -50,6 +50,10 @@ class FusedAttention(Protocol):
     """Whether heads have an attention sink."""
 
   @property
+  def has_fused_bias(self) -> bool:
+    """Whether the scores have a learned bias."""
+
+  @property
   def has_fused_ring(self) -> bool:
     """Whether rows may be computed in parts."""
 
@@ -77,6 +81,8 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     if asked.has_fused_logits:
       what = 'attention with a sink'
       _check(_logits(), what, 'in plain XLA', 'USE_FLASH_ATTENTION=False')
+    if asked.has_fused_bias:
+      _check(_biases(), 'attention with a bias', 'in plain XLA', 'USE_FLASH_ATTENTION=False')
     if asked.has_fused_ring:
       _check(_rings(), 'attention in a ring', 'in plain XLA', 'CONTEXT_ATTENTION=heads')
 
@@ -131,7 +137,7 @@ def _packed() -> Iterator[tuple[_Compared, _Compared]]:
   qkv, ids_BT = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))], _segment_ids()
 
   def case(options: cudnn_call.Options) -> _Compared:
-    attend = lambda q, k, v: cudnn_call.attend(q, k, v, ids_BT, None, options)
+    attend = lambda q, k, v: cudnn_call.attend(q, k, v, ids_BT, None, None, options)
     return _with_gradients(attend, *qkv)
 
   by_bias = case(cudnn_call.Options(_SCALE))
@@ -156,6 +162,19 @@ def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Co
 
   qkv = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))]
   return _with_gradients(attend, *qkv, jnp.asarray([4.0, -2.0, 0.0, 2.0]))
+
+
+def _biases() -> Iterator[tuple[_Compared, _Compared]]:
+  mask = AttentionMask().mask(_T, _T)
+  bias_1NTS = jnp.asarray(np.random.default_rng(4).normal(size=(1, _N, _T, _T)), jnp.bfloat16)
+  arrays = *(_random(i, _T, n) for i, n in enumerate((_N, _K, _K))), bias_1NTS
+  for sink in (None, 0.0):
+    softmax = Softmax(_SCALE, sink_logit=sink)
+    fused = lambda q, k, v, bias, s=softmax: CudnnKernel().attend_locally(
+      Case(q, k, v, s, bias=bias)
+    )
+    plain = lambda q, k, v, bias, s=softmax: softmax_attention.attend(q, k, v, mask, bias, s)
+    yield _with_gradients(fused, *arrays), _with_gradients(plain, *arrays)
 
 
 def _rings() -> Iterator[tuple[_Compared, _Compared]]:

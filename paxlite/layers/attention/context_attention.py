@@ -54,8 +54,9 @@ class ContextAttention:
     v_BTKH: jax.Array,
     ids_BT: jax.Array | None,
     logit_N: jax.Array | None,
+    _: None,
   ) -> jax.Array:
-    """The attention of one device's queries."""
+    """The attention of one device's queries, which have no bias."""
     window = self.case.softmax.window
     if ids_BT is not None:
       # Otherwise JAX would compute all masks before a loop over layers, and keep them.

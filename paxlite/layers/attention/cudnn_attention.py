@@ -26,8 +26,12 @@ class CudnnKernel(LocalKernel):
   is a window or an attention sink. There are at most `max_segments` in a row. Without such a
   number, the device counts them, and rows with more than usual get a bias of 0 and −∞ instead,
   which is the only array [B, T, T]. So do rows with a window or a sink, and other GPUs.
+
+  A bias of the model's own, such as T5's, is rounded to the type of the queries, and so is its
+  gradient.
   """
 
+  knows_bias = True
   name = 'cuDNN'
   platform = 'gpu'
   primitives = re.compile(r'__cudnn\$fmha|\bdot_product_attention_[fb]wd')
@@ -41,6 +45,15 @@ class CudnnKernel(LocalKernel):
       'knows no cap of the scores': case.softmax.logit_cap > 0,
       'computes in 16 bits only': case.q.dtype not in (jnp.bfloat16, jnp.float16),
       'takes an even number of tokens': case.q.shape[1] % 2 != 0,
+      'takes a bias without segments, a window and stages alone': (
+        case.bias is not None
+        and (
+          case.is_packed
+          or case.over_context
+          or case.softmax.window > 0
+          or case.sizes.get('stage', 1) > 1
+        )
+      ),
       f'takes heads of a multiple of 8 numbers, at most {largest}': (
         width % 8 != 0 or width > largest
       ),
@@ -61,7 +74,8 @@ class CudnnKernel(LocalKernel):
   def attend_locally(self, case: Case) -> jax.Array:
     (q_BTNH, k_BTKH, v_BTKH), softmax = case.arrays, case.softmax
     logit_N = sink_logits(softmax, q_BTNH.shape[2])
-    if not case.is_packed and logit_N is None:
+    bias_1NTS = None if case.bias is None else jnp.asarray(case.bias, q_BTNH.dtype)
+    if not case.is_packed and logit_N is None and bias_1NTS is None:
       return jax.nn.dot_product_attention(
         q_BTNH,
         k_BTKH,
@@ -83,7 +97,7 @@ class CudnnKernel(LocalKernel):
     def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array) -> jax.Array:
       given = iter(others)
       ids, logit = (None if x is None else next(given) for x in (ids_BT, logit_BN))
-      return cudnn_call.attend(q, k, v, ids, logit, options)
+      return cudnn_call.attend(q, k, v, ids, logit, bias_1NTS, options)
 
     active = partitioning.active_mesh()
     if active is not None and active[0].shape.get('stage', 1) > 1:
@@ -169,7 +183,7 @@ class CudnnParts:
       q, k, v, context, lse, gradient, *ids = arrays
       bounds = (ids[0], ids[1]) if ids else None
       whole = Partial(context, lse)
-      return cudnn_call.backward(q, k, v, bounds, self._options(causal), whole, gradient)
+      return cudnn_call.backward(q, k, v, bounds, self._options(causal), whole, gradient)[:3]
 
     return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
 

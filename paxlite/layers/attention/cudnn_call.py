@@ -1,4 +1,4 @@
-"""cuDNN's attention as XLA calls it, for packed rows and attention sinks.
+"""cuDNN's attention as XLA calls it, for packed rows, attention sinks and learned biases.
 
 jax.nn.dot_product_attention turns a mask into a bias and asks cuDNN for its gradient [B, 1, T, T],
 which nobody uses. XLA can leave this result out, and cuDNN can take the bounds of the segments
@@ -52,13 +52,14 @@ class Options:
   causal: bool = True
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def attend(
   q_BTNH: jax.Array,
   k_BTKH: jax.Array,
   v_BTKH: jax.Array,
   segment_ids_BT: jax.Array | None,
   logit_BN: jax.Array | None,
+  bias_1NTS: jax.Array | None,
   options: Options,
 ) -> jax.Array:
   """Causal attention within segments on one device, [B, T, N, H].
@@ -72,9 +73,12 @@ def attend(
       None where there are no segments.
     logit_BN: The logit of a virtual key whose value is 0, float32, without `max_segments`; None
       where there is none.
+    bias_1NTS: A bias of the scores in the type of the queries, where there are no segments; None
+      where there is none.
     options: The scale, the window and the form in which cuDNN gets the segments.
   """
-  return _attend_forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, options)[0]
+  arrays = q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, bias_1NTS
+  return _attend_forward(*arrays, options)[0]
 
 
 def _attend_forward(
@@ -83,27 +87,30 @@ def _attend_forward(
   v_BTKH: jax.Array,
   ids_BT: jax.Array | None,
   logit_BN: jax.Array | None,
+  bias_1NTS: jax.Array | None,
   options: Options,
 ) -> tuple[jax.Array, tuple[jax.Array | Partial | None, ...]]:
+  assert ids_BT is None or bias_1NTS is None
   if options.max_segments:
     assert ids_BT is not None
     assert logit_BN is None
     if not options.bias_for_more:
       q_BTNH *= jnp.where(_fit(ids_BT, options), 1, jnp.nan).astype(q_BTNH.dtype)
-  whole = _by_bounds_or_bias(forward, (q_BTNH, k_BTKH, v_BTKH), ids_BT, options)
+  of_bias = functools.partial(forward, bias_1NTS=bias_1NTS)
+  whole = _by_bounds_or_bias(of_bias, (q_BTNH, k_BTKH, v_BTKH), ids_BT, options)
   if logit_BN is not None:
     whole = with_sink_logit(Partial(whole.context.astype(jnp.float32), whole.lse), logit_BN)
     whole = Partial(whole.context.astype(v_BTKH.dtype), whole.lse)
-  return whole.context, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole)
+  return whole.context, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, bias_1NTS, whole)
 
 
 def _attend_backward(
   options: Options, res: tuple, d_context_BTNH: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = res
-  arrays = q_BTNH, k_BTKH, v_BTKH
-  gradients = _by_bounds_or_bias(backward, arrays, ids_BT, options, whole, d_context_BTNH)
-  return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN)
+  *arrays, ids_BT, logit_BN, bias_1NTS, whole = res
+  of_bias = functools.partial(backward, bias_1NTS=bias_1NTS)
+  *gradients, d_bias = _by_bounds_or_bias(of_bias, arrays, ids_BT, options, whole, d_context_BTNH)
+  return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN), d_bias
 
 
 attend.defvjp(_attend_forward, _attend_backward)
@@ -117,7 +124,7 @@ def _fit(ids_BT: jax.Array, options: Options) -> jax.Array:
 
 def _by_bounds_or_bias(
   kernel: Callable[..., Any],
-  arrays: tuple[jax.Array, jax.Array, jax.Array],
+  arrays: Sequence[jax.Array],
   ids_BT: jax.Array | None,
   options: Options,
   *others: Any,
@@ -153,6 +160,7 @@ def forward(
   v_BSKH: jax.Array,
   segments: Segments | None,
   options: Options,
+  bias_1NTS: jax.Array | None = None,
 ) -> Partial:
   """Returns the context and the log-sums of a part of the keys, without a derivative.
 
@@ -160,6 +168,7 @@ def forward(
   """
   B, T, N, H = q_BTNH.shape
   bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
+  bias += [] if bias_1NTS is None else [bias_1NTS]
   call = _call(
     f'{"ScaleBias" if bias else ""}Softmax',
     options,
@@ -182,8 +191,9 @@ def backward(
   options: Options,
   whole: Partial,
   d_context_BTNH: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns the gradients of queries, keys and values.
+  bias_1NTS: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+  """Returns the gradients of queries, keys, values and a learned bias.
 
   Args:
     q_BTNH: Queries.
@@ -193,25 +203,28 @@ def backward(
     options: The options of the forward pass.
     whole: The context and the log-sums of all keys, that of an attention sink too.
     d_context_BTNH: The gradient of the context.
+    bias_1NTS: A learned bias, or None.
   """
   (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
   bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
+  learned = [] if bias_1NTS is None else [bias_1NTS]
+  bias += learned
   call = _call(
     f'{"ScaleBias" if bias else ""}SoftmaxBackward',
     options,
     q_BTNH,
     k_BSKH,
     [(B, N, T, H), (B, K, S, H), (B, K, S, H)],
-    [],
+    [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in learned],
     bmm1_grad_gemm1=((2, 1), (0, 1), (0, 2)),
     bmm1_grad_gemm2=((3, 1), (0, 1), (0, 2)),
     bmm2_grad_gemm1=((2, 1), (0, 1), (0, 2)),
     bmm2_grad_gemm2=((3, 3), (0, 2), (0, 2)),
   )
   context_BTNH, sums = whole
-  *gradients, _ = call(q_BTNH, k_BSKH, v_BSKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
-  dq, dk, dv = (g.swapaxes(1, 2) for g in gradients)
-  return dq, dk, dv
+  results = call(q_BTNH, k_BSKH, v_BSKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
+  dq, dk, dv = (g.swapaxes(1, 2) for g in results[:3])
+  return dq, dk, dv, results[3] if learned else None
 
 
 def _segments(

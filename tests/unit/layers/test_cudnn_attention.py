@@ -88,6 +88,7 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
     sums, d_context = others.pop(0), others.pop(0)
     assert sums.shape == (B * config['max_seg_per_batch'], N, T)
   bias = others.pop(0) if 'Bias' in target else 0
+  learned = 'Bias' in target and bias.shape[:2] == (1, N)
   if d_context is not None:
     context = others.pop(0)
     assert context.shape == d_context.shape
@@ -123,11 +124,12 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   context, d_context = as_float(context), as_float(d_context)
   means = (context * d_context).sum(-1).swapaxes(1, 2)[..., None]
   d_scores = weights * (jnp.einsum('BTNH,BSNH->BNTS', d_context, v) - means) * config['fmha_scale']
+  d_bias = [(d_scores / config['fmha_scale']).sum(0, keepdims=True)] if learned else []
   dq = jnp.einsum('BNTS,BSNH->BNTH', d_scores, k)
   dk = jnp.einsum('BNTS,BTNH->BNSH', d_scores, q)
   dv = jnp.einsum('BNTS,BTNH->BNSH', weights, d_context)
   of_group = lambda x: x.reshape(B, -1, groups, *x.shape[2:]).sum(2)
-  return [x.astype(q_BTNH.dtype) for x in (dq, of_group(dk), of_group(dv))]
+  return [x.astype(q_BTNH.dtype) for x in (dq, of_group(dk), of_group(dv), *d_bias)]
 
 
 def segments_of(offsets, lengths, shape):
@@ -201,7 +203,9 @@ def gpu_mesh(monkeypatch):
 
 
 def check(mesh, **asked):
-  nothing = dict(attention_segments=0, has_fused_logits=False, has_fused_ring=False)
+  nothing = dict(attention_segments=0) | dict.fromkeys(
+    ('has_fused_logits', 'has_fused_bias', 'has_fused_ring'), False
+  )
   attention_check.check_attention(types.SimpleNamespace(**nothing | asked), mesh)
 
 
@@ -243,6 +247,7 @@ def with_a_nan(kind, is_backward, operands, call):
   ('case', 'way_out'),
   [
     ('has_fused_logits', 'USE_FLASH_ATTENTION=False'),
+    ('has_fused_bias', 'USE_FLASH_ATTENTION=False'),
     ('has_fused_ring', 'CONTEXT_ATTENTION=heads'),
   ],
 )
@@ -273,7 +278,13 @@ def test_what_the_check_computes(asked, gpu_mesh):
 
 def test_gpus_without_the_kernels_are_not_asked(asked, gpu_mesh):
   gpu_mesh.local_devices[0].compute_capability = '7.5'
-  check(gpu_mesh, attention_segments=None, has_fused_logits=True, has_fused_ring=True)
+  check(
+    gpu_mesh,
+    attention_segments=None,
+    has_fused_logits=True,
+    has_fused_bias=True,
+    has_fused_ring=True,
+  )
   assert not asked
 
 
@@ -381,7 +392,7 @@ def test_stages_with_sink_logits_are_rows_of_one_call(asked, monkeypatch):
   'values',
   [
     dict(logit_cap=30.0),
-    dict(relative_bias_tpl=lambda name: RelativeBias(4, name=name)),
+    dict(relative_bias_tpl=lambda name: RelativeBias(4, name=name), window=8),
     dict(dropout=0.1),
   ],
   ids=lambda v: next(iter(v)),
@@ -397,6 +408,30 @@ def test_cudnn_is_not_asked_for_what_it_has_not(asked, values):
   expected, found = (m.apply(variables, *arrays, rngs=rngs) for m in both)
   assert not asked
   np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize('mesh', [False, True])
+@pytest.mark.parametrize('sink', [None, 0.0])
+def test_a_bias_that_is_learned(asked, mesh, sink):
+  arrays = qkv()
+  bias = dict(
+    query_scale=0.5, sink_logit=sink, relative_bias_tpl=lambda name: RelativeBias(4, name=name)
+  )
+  plain, fused = (
+    DotProductAttention(**bias, kernel_tpl=kernel) for kernel in (AttentionKernel, CUDNN)
+  )
+  variables = plain.init(jax.random.key(1), *arrays)
+  value = lambda module: lambda *given: jnp.sin(module.apply(*given)).sum()
+  expected = jax.value_and_grad(value(plain), (0, 1, 2, 3))(variables, *arrays)
+  assert not asked
+  rules = partitioning.rules_for(['replica', 'data', 'mdl'])
+  one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
+  with partitioning.activate(one, rules) if mesh else contextlib.nullcontext():
+    found = jax.jit(jax.value_and_grad(value(fused), (0, 1, 2, 3)))(variables, *arrays)
+  names = '__cudnn$fmhaScaleBiasSoftmax', '__cudnn$fmhaScaleBiasSoftmaxBackward'
+  assert [a['target'] for a in asked] == list(names)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+  jax.tree.map(close, found, expected)
 
 
 def test_where_there_is_a_kernel(monkeypatch):
@@ -441,7 +476,7 @@ def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segme
   options = cudnn_call.Options(1.0, max_segments=max_segments, bias_for_more=bias_for_more)
 
   def value(q_BTNH):
-    context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, None, options)
+    context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, None, None, options)
     return jnp.sin(context).astype(jnp.float32).sum()
 
   body = jax.checkpoint(value, policy=remat.jax_policy(policy))
