@@ -94,6 +94,11 @@ def compile_step(
       f'NUM_EPOCHS={e.NUM_EPOCHS:g} depends on data, which are not read here: '
       '--fdl.NUM_EPOCHS=None and --fdl.MAX_STEPS=N'
     )
+  if e.DETERMINISTIC and chip is not None and chip.gpu is not None:
+    raise UserError(
+      f'--target={target.name}: XLA finds deterministic kernels on the GPU itself alone: '
+      '--fdl.DETERMINISTIC=False'
+    )
   notes: list[str] = []
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')

@@ -28,6 +28,9 @@ class Parallelism(Part, subject='Mesh of devices'):
   SEQUENCE_SHARDED_ACTIVATIONS: Run[bool] = (
     False  # shards activations between blocks over mdl by length, and not by width
   )
+  DETERMINISTIC: Run[bool] = (
+    False  # leaves out kernels of GPUs that add up in an order that varies from run to run
+  )
   COMPILER_OPTIONS: Run[list[str]] = []  # options of XLA as name=value, for the devices they suit
 
   @property
@@ -70,13 +73,18 @@ class Parallelism(Part, subject='Mesh of devices'):
   ) -> dict[str, compiler.Option]:
     """Returns the options of the train step for the devices of a platform: cpu, gpu, tpu.
 
-    They are those of COMPILER_OPTIONS and, for several GPUs or TPUs, paxlite's own.
+    They are those of COMPILER_OPTIONS and DETERMINISTIC and, for several GPUs or TPUs, paxlite's
+    own.
 
     Args:
       platform: JAX's name of the platform.
       is_known: Whether the XLA of the devices takes an option.
     """
-    given = compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
+    options: dict[str, compiler.Option] = {}
+    if self.DETERMINISTIC:
+      options['xla_gpu_exclude_nondeterministic_ops'] = True
+    options |= dict(map(compiler_option, self.COMPILER_OPTIONS))
+    given = compiler.of_kind(platform, options)
     scatters_each = self.scatters_each_gradient(platform)
     return compiler.step_options(platform, self.mesh_sizes, given, is_known, scatters_each)
 
