@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.layers import cross_entropy as cross_entropy_module
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.blockwise_attention import BlockwiseKernel
 from paxlite.layers.attention.cpu_attention import CpuKernel
@@ -107,8 +108,10 @@ def test_products_of_groups(product, bad):
 
 
 @BAD
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 @pytest.mark.parametrize('cap', [0.0, 30.0])
-def test_the_loss(bad, cap):
+def test_the_loss(bad, cap, platform, monkeypatch):
+  monkeypatch.setattr(cross_entropy_module, 'active_platform', lambda: platform)
   logits = jax.random.normal(jax.random.key(0), (2, 4, 32)).at[0, 1, 5].set(bad)
   labels = jnp.zeros((2, 4), jnp.int32)
   losses, pull = jax.vjp(lambda x: cross_entropy(x, labels, cap).xent, logits)
