@@ -41,6 +41,7 @@ from paxlite.parallel.devices import peak_flops
 from paxlite.processes import preemption
 from paxlite.processes.peers import Peers
 from paxlite.programs import run_checks
+from paxlite.programs.foresight import Foresight
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.weights_model import knowing_weights
 from paxlite.stores.addresses import Address
@@ -143,6 +144,7 @@ class Run:
     run_checks.check_examples(e, {'training': data, **eval_data})
     run_checks.check_trainable(store.task)
     watchdog = watchdog or self.watchdog(spent)
+    foresight = Foresight(e, store.task.mesh, self.folder)
     return Trainer(
       store=store,
       data=TrainData(data, self.accept_changes, e.max_segments_per_seq),
@@ -155,14 +157,14 @@ class Run:
         evaluate_every=e.EVAL_INTERVAL_STEPS,
         save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       ),
-      compiler=self._compiler(store.task.mesh, watchdog.pause),
+      compiler=self._compiler(store.task.mesh, watchdog.pause, foresight),
       folder=self.folder,
       throughput=self._throughput(store.task.mesh, data.batch_size),
       goodput=spent,
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       trackers=e.trackers(self.folder),
-      callbacks=self._callbacks(store, eval_data),
+      callbacks=[*self._callbacks(store, eval_data), foresight],
     )
 
   def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:
@@ -198,13 +200,13 @@ class Run:
       larger=task.larger_is_better(metric),
     )  # fmt: skip
 
-  def _compiler(self, mesh: Mesh, beat: Callable[[], None]) -> StepCompiler:
+  def _compiler(self, mesh: Mesh, beat: Callable[[], None], foresight: Foresight) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
     memory = MemoryCheck(mesh, self.check_memory)
     if self.compiled_step is None:
-      return StepCompiler(memory, options, beat=beat)
+      return StepCompiler(memory, options, beat=beat, on_compiled=foresight.compiled)
     saved = SavedStep(self.compiled_step, e.values(), options)
     saved.check(mesh)
     return StepCompiler(memory, options, saved, beat)

@@ -29,12 +29,14 @@ class StepCompiler:
     options: XLA compiler options.
     saved_step: A compiled step to load; None compiles the step.
     beat: Called before this process waits for others.
+    on_compiled: Called with the executable.
   """
 
   memory: MemoryCheck
   options: Options = dataclasses.field(default_factory=dict)
   saved_step: SavedStep | None = None
   beat: Callable[[], None] = lambda: None
+  on_compiled: Callable[[jax.stages.Compiled], None] = lambda compiled: None
 
   def __call__(
     self, lowered: jax.stages.Lowered, arguments: tuple[PyTree, PyTree]
@@ -49,6 +51,7 @@ class StepCompiler:
     compiled = self._compiled(lowered, arguments)
     self.beat()
     meet()  # one process may have compiled for longer than another one
+    self.on_compiled(compiled[0])
     return compiled
 
   def _compiled(

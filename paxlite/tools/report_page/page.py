@@ -55,6 +55,7 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
     else '',
     _table('Evaluations', tables.evaluations(runs)),
     _table('What the time was spent on', tables.goodputs(runs)),
+    _table('A step, foreseen and measured', tables.foreseen(runs)),
     _table('What differs', tables.differences(runs)) if len(runs) > 1 else '',
     _samples(runs),
     _values(runs),

@@ -76,6 +76,11 @@ class RunRecords:
   def goodput(self) -> goodput.GoodputReport | None:
     return goodput.report(self.folder)
 
+  @functools.cached_property
+  def foreseen(self) -> JsonObject:
+    """What the program of a step was foreseen to take, and what it took; see programs.foresight."""
+    return self._object('foreseen.json')
+
   @property
   def warnings(self) -> list[str]:
     """Sentences about what is missing or left out."""

@@ -88,6 +88,36 @@ def goodputs(runs: Sequence[RunRecords]) -> Table:
   return ['time spent on', *(run.name for run, _ in known)], rows
 
 
+def foreseen(runs: Sequence[RunRecords]) -> Table:
+  """Returns a row for each part of a step: milliseconds that were foreseen, and measured."""
+  known = [run for run in runs if isinstance(run.foreseen.get('parts'), dict)]
+  of = lambda run, name: number(run.foreseen['parts'].get(name))
+  rows = [
+    [text, *(_milliseconds(of(run, name)) for run in known)]
+    for name, text in _PARTS.items()
+    if any(of(run, name) for run in known)
+  ]
+  for name, text in (('foreseen_seconds', 'foreseen in all'), ('measured_seconds', 'measured')):
+    rows.append([text, *(_milliseconds(number(run.foreseen.get(name))) for run in known)])
+  header = [
+    'milliseconds of a step',
+    *(f'{run.name} ({run.foreseen.get("chip")})' for run in known),
+  ]
+  return header, rows if known else []
+
+
+_PARTS = {
+  'compute_bound': 'matrix multiplications and attention',
+  'memory_bound': 'other kernels',
+  'exposed': 'collectives that nothing hides',
+  'exposed_host': 'copies from and to the host',
+}
+
+
+def _milliseconds(seconds: float | None) -> str:
+  return '–' if seconds is None else f'{1e3 * seconds:,.1f}'
+
+
 def versions(runs: Sequence[RunRecords]) -> Table:
   """Returns a row for each package, and for the devices."""
   names = dict.fromkeys(name for run in runs for name in run.versions)

@@ -1,0 +1,99 @@
+"""What a step is foreseen to take on its devices, beside what it takes."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import statistics
+import threading
+import time
+
+import jax
+
+from paxlite.aot.analysis import links_of, platform_of
+from paxlite.aot.chips import Chip, chip_of_kind
+from paxlite.aot.roofline import Roofline, costs_of
+from paxlite.core.run_files import write_file
+from paxlite.experiments.base import Experiment
+from paxlite.losses.metrics import Metrics
+from paxlite.training.callbacks import Callback, Loop
+from paxlite.training.train_state import TrainState
+
+FILE = 'foreseen.json'  # in a run's folder
+_FIRST, _LAST = 10, 50  # the steps of a start that are measured
+
+
+class Foresight(Callback):
+  """Says after 50 steps of a start how long steps were foreseen to take, and how long they take.
+
+  Only process 0 does so, and only for devices whose chip is known. The compiled program is read in
+  a thread, because that takes seconds for large models.
+
+  Args:
+    experiment: The experiment.
+    mesh: Its mesh.
+    folder: The run's folder, where `foreseen.json` is written.
+  """
+
+  def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, folder: pathlib.Path):
+    self._experiment, self._mesh, self._folder = experiment, mesh, folder
+    self._chip = chip_of_kind(mesh.devices.flat[0].device_kind)
+    self._thread: threading.Thread | None = None
+    self._foreseen: Roofline | None = None
+    self._start, self._times = 0, list[float]()
+
+  def compiled(self, compiled: jax.stages.Compiled) -> None:
+    """Begins to read the step's program."""
+    if self._chip is None or jax.process_index():
+      return
+    self._thread = threading.Thread(target=self._read, args=(compiled, self._chip), daemon=True)
+    self._thread.start()
+
+  def _read(self, compiled: jax.stages.Compiled, chip: Chip) -> None:
+    try:
+      links = links_of(self._experiment, self._mesh)
+      platform = platform_of(self._mesh.devices.flat[0])
+      self._foreseen = costs_of(compiled.as_text() or '', platform, links, chip).roofline
+    except (ValueError, jax.errors.JaxRuntimeError):
+      return  # some compilers cannot print a program
+
+  def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
+    self._start, self._times = step, []
+
+  def after_step(self, state: TrainState, step: int, metrics: Metrics, loop: Loop) -> None:
+    if self._thread is None or step - self._start > _LAST:
+      return
+    # the loop waits for the step before the last one, so that this is the pace of the devices
+    self._times.append(time.monotonic())
+    if step - self._start == _LAST:
+      self._say(step, loop)
+
+  def _say(self, step: int, loop: Loop) -> None:
+    foreseen = self._foreseen
+    if foreseen is None or self._chip is None:
+      return
+    pairs = itertools.pairwise(self._times[_FIRST:])
+    measured = statistics.median(later - earlier for earlier, later in pairs)
+    loop.summaries.say(sentence(foreseen, measured))
+    found = {
+      'step': step,
+      'measured_seconds': measured,
+      'foreseen_seconds': foreseen.step,
+      'chip': self._chip.name,
+      'parts': dataclasses.asdict(foreseen),
+    }
+    write_file(self._folder / FILE, json.dumps(found, indent=2).encode())
+
+
+def sentence(foreseen: Roofline, measured: float) -> str:
+  """Returns what was foreseen, by its parts, and what was measured."""
+  parts = {
+    'matmuls and attention': foreseen.compute_bound,
+    'other kernels': foreseen.memory_bound,
+    'collectives that nothing hides': foreseen.exposed,
+    'copies from and to the host': foreseen.exposed_host,
+  }
+  named = ', '.join(f'{1e3 * seconds:.1f} of {name}' for name, seconds in parts.items() if seconds)
+  return (
+    f'A step takes {1e3 * measured:.1f} ms; {1e3 * foreseen.step:.1f} ms were foreseen ({named})'
+  )
