@@ -46,6 +46,67 @@ class Estimate:
   logits: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Step:
+  """A candidate's step in the numbers that its estimate needs.
+
+  Attributes:
+    candidate: The candidate.
+    sizes: Sizes of the mesh axes.
+    state: Bytes of the train state on a device.
+    unit: The work of a repeated unit of layers, for all rows and devices.
+    rest: The work of all else.
+    everything: All activations of a unit.
+    units: Number of units of a device.
+    parts: Number of microbatches.
+    repeats: How often rows pass all stages of a pipeline.
+    runs: How often a layer runs.
+    losses: How often the loss is computed.
+    inner: The shares of a device in one run of a layer.
+    outer: The shares of a device in one computation of the loss.
+    is_pipeline: Whether there are stages.
+    gathers_once: Whether the weights of a stage are gathered once a step.
+    is_loop: Whether the program has a loop over the layers.
+  """
+
+  candidate: Candidate
+  sizes: Mapping[str, int]
+  state: StateBytes
+  unit: Work
+  rest: Work
+  everything: Amounts
+  units: float
+  parts: int
+  repeats: int
+  runs: float
+  losses: int
+  inner: Shares
+  outer: Shares
+  is_pipeline: bool
+  gathers_once: bool
+  is_loop: bool
+
+  @property
+  def saved(self) -> float:
+    """Bytes that one run of a unit keeps for the backward pass."""
+    return self.unit.saved.on_a_device(self.inner)
+
+  @property
+  def kept(self) -> float:
+    """Bytes that all runs of a unit keep at a time."""
+    return self.saved * (self.runs if self.is_pipeline else 1)
+
+  @property
+  def streams(self) -> bool:
+    """Whether moments are on the host."""
+    return bool(self.candidate.values.get('OFFLOAD_OPTIMIZER'))
+
+  @property
+  def state_on_device(self) -> float:
+    """Bytes of the train state that are not on the host."""
+    return self.state.all - (self.state.moments if self.streams else 0.0)
+
+
 class Estimator:
   """Estimates candidates of one experiment on one machine.
 
@@ -63,84 +124,108 @@ class Estimator:
 
   def estimate(self, candidate: Candidate) -> Estimate:
     """Returns the estimate of one candidate."""
-    c, model, machine = candidate, self.model, self._machine
-    e = model.experiment
+    step = self._step(candidate)
+    products, traffic = self._kernels(step)
+    kernels = products + traffic
+    hidden, exposed = self._sent(candidate, step.sizes, step.state, step.inner, step.runs)
+    sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
+    copied, waits = self._copied(step, kernels)
+    memory, logits = self._memory(step)
+    seconds = kernels + sent + waits
+    return Estimate(
+      memory, seconds, step.state_on_device, step.units * step.kept, products, traffic,
+      hidden + exposed, copied, logits,
+    )  # fmt: skip
+
+  def _step(self, c: Candidate) -> '_Step':
+    model = self.model
     laid_out = self.laid_out(c.layout)
     sizes = laid_out.mesh_sizes
     stages, context, mdl = (sizes.get(a, 1) for a in ('stage', 'context', 'mdl'))
     shards = partitioning.num_shards(sizes, laid_out.rules, 'batch')
     experts = partitioning.num_shards(sizes, laid_out.rules, 'experts')
     values = self._traced_values(c, sizes)
-    unit, rest = model.unit(values), model.rest(values)
-    state = model.state(c.values, laid_out)
-    units = model.units / stages
     # a pipeline computes a group of layers for a microbatch at each tick, and at the end the loss
     is_pipeline = stages > 1
     parts = c.microbatches
     repeats = choices.pipeline_repeats(c.values) if is_pipeline else 1
     ticks = PipelineSchedule(stages, parts, repeats).ticks if is_pipeline else parts
-    runs = ticks / repeats  # of each layer
     losses = 1 if is_pipeline else parts
     share = lambda rows: Shares(rows / model.sizes.rows, context, mdl, experts)
-    inner, outer = share(c.rows / (shards * parts)), share(c.rows / (shards * stages * losses))
+    return _Step(
+      candidate=c,
+      sizes=sizes,
+      state=model.state(c.values, laid_out),
+      unit=model.unit(values),
+      rest=model.rest(values),
+      everything=model.everything_saved(values),
+      units=model.units / stages,
+      parts=parts,
+      repeats=repeats,
+      runs=ticks / repeats,
+      losses=losses,
+      inner=share(c.rows / (shards * parts)),
+      outer=share(c.rows / (shards * stages * losses)),
+      is_pipeline=is_pipeline,
+      gathers_once=is_pipeline and self._gathers_once,
+      is_loop=self._is_loop(c),
+    )
 
-    products = units * runs * self._products(unit, inner)
-    products += losses * self._products(rest, outer)
-    moved = units * runs * unit.traffic.on_a_device(inner)
-    moved += losses * rest.traffic.on_a_device(outer)
-    saved = unit.saved.on_a_device(inner)
-    gathers_once = is_pipeline and self._gathers_once
-    is_loop = self._is_loop(c)
-    if is_loop:
+  def _kernels(self, step: '_Step') -> tuple[float, float]:
+    """Returns seconds of matrix multiplications, and of all other kernels."""
+    units, runs, state = step.units, step.runs, step.state
+    products = units * runs * self._products(step.unit, step.inner)
+    products += step.losses * self._products(step.rest, step.outer)
+    moved = units * runs * step.unit.traffic.on_a_device(step.inner)
+    moved += step.losses * step.rest.traffic.on_a_device(step.outer)
+    if step.is_loop:
       # a loop copies what it keeps, and each layer's weights and gradients
-      moved += 2 * units * runs * saved
-      if not gathers_once:
-        moved += 4 * parts * state.layers
-      elif repeats > 1:  # one group's weights are read in place, its gradients added up
+      moved += 2 * units * runs * step.saved
+      if not step.gathers_once:
+        moved += 4 * step.parts * state.layers
+      elif step.repeats > 1:  # one group's weights are read in place, its gradients added up
         moved += 12 * runs * state.layers
-    gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
     # Adam reads parameters, moments and gradients, and the norm reads the gradients once more
-    moved += 8 * state.trained + (2 * parts * state.trained if losses > 1 else 0)
+    moved += 8 * state.trained + (2 * step.parts * state.trained if step.losses > 1 else 0)
     # weights in the type of products
-    moved += 1.5 * (1 if gathers_once else runs) * (state.layers + state.others)
-    traffic = moved / machine.bandwidth
-    kernels = products + traffic
-    hidden, exposed = self._sent(c, sizes, state, inner, runs)
-    sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
-    # an update reads moments, computes, and writes them in turn; kernels hide copies of activations
-    streams = bool(c.values.get('OFFLOAD_OPTIMIZER'))
-    moments = 2 * state.moments if streams else 0.0
-    activations = 2 * units * runs * unit.offloaded.on_a_device(inner)
-    copied = (moments + activations) / machine.host if machine.host else 0.0
-    waits = copied * moments / (moments + activations) if copied else 0.0
-    waits += max(copied - waits - _OVERLAP * kernels, 0.0)
+    moved += 1.5 * (1 if step.gathers_once else runs) * (state.layers + state.others)
+    return products, moved / self._machine.bandwidth
 
-    saved *= runs if is_pipeline else 1
-    everything = model.everything_saved(values).on_a_device(inner)
-    activations_of_a_unit = max(_BACKWARD * everything - unit.saved.on_a_device(inner), 0.0)
+  def _copied(self, step: '_Step', kernels: float) -> tuple[float, float]:
+    """Returns seconds of copies from and to the host, and those of them that one waits for."""
+    if not self._machine.host:
+      return 0.0, 0.0
+    # an update reads moments, computes, and writes them in turn; kernels hide copies of activations
+    moments = 2 * step.state.moments if step.streams else 0.0
+    activations = 2 * step.units * step.runs * step.unit.offloaded.on_a_device(step.inner)
+    copied = (moments + activations) / self._machine.host
+    waits = copied * moments / (moments + activations) if copied else 0.0
+    return copied, waits + max(copied - waits - _OVERLAP * kernels, 0.0)
+
+  def _memory(self, step: '_Step') -> tuple[float, float]:
+    """Returns the most bytes in use at a time, and those of the logits if they are among them."""
+    e, state, units = self.model.experiment, step.state, step.units
+    gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
+    saved = step.kept
+    everything = step.everything.on_a_device(step.inner)
+    activations_of_a_unit = max(_BACKWARD * everything - step.saved, 0.0)
     running = activations_of_a_unit + 4 * state.gathered  # weights and gradients of two units
-    head = self._head(c, outer)
-    kept = rest.saved.minus(_logits(rest, e.VOCAB_SIZE)).on_a_device(outer)
-    accumulated = state.trained if losses > 1 else 0.0  # their sum is in float32
+    head = self._head(step.candidate, step.outer)
+    kept = step.rest.saved.minus(_logits(step.rest, e.VOCAB_SIZE)).on_a_device(step.outer)
+    accumulated = state.trained if step.losses > 1 else 0.0  # their sum is in float32
     start = units * saved + max(head, running)
-    if is_loop:
+    if step.is_loop:
       start += gradients  # a loop allocates the gradients of all layers before it runs
     end = gradients + running + saved
-    if gathers_once:
+    if step.gathers_once:
       # the weights of a stage are whole over data, and so are the float32 sums of their gradients
       sums = state.layers * (2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 1)
       start = units * saved + head + state.layers
       end = units * saved + activations_of_a_unit + state.gathered + state.layers + sums - kept
-    on_device = state.all
-    if streams:
-      on_device -= state.moments
+    if step.streams:
       end = max(end, gradients + 3 * state.streamed)  # moments of a layer, old and new
-    memory = on_device + accumulated + kept + max(start, end) + _CODE
-    seconds = kernels + sent + waits
-    logits = head if start > end and head > running else 0.0
-    return Estimate(
-      memory, seconds, on_device, units * saved, products, traffic, hidden + exposed, copied, logits
-    )
+    memory = step.state_on_device + accumulated + kept + max(start, end) + _CODE
+    return memory, head if start > end and head > running else 0.0
 
   def _head(self, c: Candidate, outer: Shares) -> float:
     """Returns bytes of the logits that exist at a time, of their gradients and their table's."""
