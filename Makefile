@@ -1,7 +1,7 @@
 # make demo     installs paxlite with its core dependencies and trains a small GPT on real text;
 #               FLAGS=--fdl.MAX_STEPS=100 and the like are passed on
-# make test     installs the test extra and runs the tests (four to five minutes on 2 cores)
-# make test-slow the tests that take longer (about an hour)
+# make test     installs the test extra and runs the tests (three to five minutes on 2 cores)
+# make test-slow the tests that take longer (about half an hour)
 # make test-exhaustive more cases of the same, for a change of what they are about, and once a week
 # make docs     builds the pages in docs/ into build/site
 # make check    ruff and mypy

@@ -246,8 +246,9 @@ VARIANTS = {
 SUITES: dict[str, list[str]] = {
   'all': [
     'gpt126m_b16/xla',
+    'gpt126m_b16/torch',
     'llama7b_dots/xla',
-    'llama7b_dots_loop/xla',
+    'llama7b_dots/torch',
     'gpt5b_wide/xla',
     'gpt5b_wide/xla_fp8',
     'llama7b_decode/xla',
@@ -258,11 +259,9 @@ SUITES: dict[str, list[str]] = {
     'llama7b_dots/xla_packed_bias',
     'glam126m/xla_dropless',
     'llama7b_start/xla',
-    'gpt126m_b16/torch',
-    'llama7b_dots/torch',
+    'llama7b_decode_b8/xla',
     'gpt5b_wide/te_layer_delayed',
-    'gpt126m/xla',
-    'gpt126m/xla_no_flash',
+    'llama7b_dots_loop/xla',
     'gpt126m_b32/xla',
   ],
   'train': [

@@ -23,6 +23,7 @@ def test_a_tracker_receives_the_numbers(tmp_path):
   assert [r[0] for r in rows if r[1] == 'same'] == ['2', '4']
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_tracker_of_a_run_that_goes_on_repeats_nothing(tmp_path):
   trained(tmp_path, 'tracker.WithCsv', '--fdl.MAX_STEPS=2')
@@ -83,6 +84,7 @@ def test_a_dataset_is_trained_on(tmp_path):
   assert one[3] == pytest.approx(losses[3], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_rollouts_on_two_processes(tmp_path):
   """Each gives its rows of what both have sampled, also after a restart."""

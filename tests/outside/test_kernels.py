@@ -28,6 +28,7 @@ def test_a_kernel_computes_what_the_list_has_for_the_case(tmp_path):
   same(own, trained_on_one(tmp_path / 'other', CAPPED, 8, '--fdl.USE_FLASH_ATTENTION=False'))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_kernel_on_one_device(tmp_path):
   own = trained(tmp_path / 'own', CAPPED)

@@ -73,6 +73,7 @@ def test_references_without_weights_are_refused():
     check_best_metric('avg_xent', Preferences().losses())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_reference_of_another_function_is_refused_and_its_form_may_be_another(tmp_path):
   runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
@@ -91,6 +92,7 @@ def test_a_reference_of_another_function_is_refused_and_its_form_may_be_another(
   assert losses[1] != pytest.approx(math.log(2), rel=1e-6)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('lora', [False, True])
 def test_preferences_are_the_same_on_one_device_and_after_a_stop(tmp_path, lora):
@@ -120,6 +122,7 @@ def test_a_student_learns_from_a_larger_teacher(tmp_path):
   assert losses[0] > runs.losses(tmp_path / 'plain')[1] + 1e-3  # the divergence is added
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_losses_and_gradients_do_not_depend_on_mesh_and_microbatches(tmp_path):
   """Those of docs/library.md and of this folder, with 1, 2 and 4 microbatches."""

@@ -133,7 +133,7 @@ def test_packed_rows_of_an_unrolled_stack(case, imported):
   np.testing.assert_allclose(packed[:, :cut], alone, atol=1e-5 * np.abs(alone).max())
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @every_case
 def test_greedy_text_and_the_way_back(case, imported, tmp_path):

@@ -227,6 +227,7 @@ def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
     assert losses[step] == pytest.approx(xla[step], rel=0.001), step
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
   """They set ENABLE_TE=1 ENABLE_FP8=1. XLA continues the checkpoint with the same parameters."""
@@ -336,6 +337,7 @@ def test_nvte_fused_attn_is_honored(monkeypatch):
     init()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

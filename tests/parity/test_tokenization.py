@@ -112,6 +112,7 @@ def test_ids_are_those_of_transformers(tmp_path, seed):
   check(seed, tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ids_are_those_of_transformers_in_many_draws(tmp_path):
   for seed in range(1000, 1500):

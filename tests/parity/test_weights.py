@@ -66,7 +66,7 @@ def their_model(family: str):
 QUICK = {'llama_gqa_tied', 'llama3_scaled', 'mistral_window', 'gemma'}
 
 
-@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_values(tmp_path, flag, expected):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_code_data_and_folders(tmp_path):
   here = [tmp_path / 'a', tmp_path / 'b']

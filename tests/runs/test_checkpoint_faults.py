@@ -20,7 +20,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
   return {str(p.relative_to(folder)): p.read_bytes() for p in kept if p.is_file()}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('call', 'path'),
   [('open', 'checksums.json'), ('read', 'state/params'), ('opendir', 'checkpoint_00000004/data')],
@@ -59,7 +59,7 @@ def test_a_run_begins_again_only_when_it_is_told_to(tmp_path):
   ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_run_that_cannot_save_leaves_at_once(tmp_path, number):
   """Without a check, threads of Orbax would wait five minutes for a missing folder."""

@@ -8,7 +8,8 @@ from tests.support import runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('draws', [3, pytest.param(10, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('draws', [3, 10])
 def test_drawn_models_learn_the_same_on_drawn_meshes(draws):
   """Another seed: python -m tests.support.drawn_meshes --seed=N --draws=N."""
   done = runs.module('tests.support.drawn_meshes', '--seed=1', f'--draws={draws}', devices=8)

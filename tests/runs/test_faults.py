@@ -124,7 +124,7 @@ def test_a_worker_that_dies_takes_the_others_with_it_within_15_seconds(tmp_path)
   processes[1].communicate(timeout=10)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('count', [2, 4])
 def test_the_others_name_process_0_when_it_dies(tmp_path, count):
@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_while_the_others_start(tmp_path, killed):
   processes[killed].communicate(timeout=10)
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('fault', 'phase', 'theirs'),
@@ -182,7 +182,7 @@ def test_every_phase_has_a_deadline_and_names_who_is_waited_for(tmp_path, fault,
   assert 'in hang' in (tmp_path / 'stacks' / 'process_00001.txt').read_text()
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('stops', [False, True])
 def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):
@@ -200,6 +200,7 @@ def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):
   assert max(runs.losses(tmp_path)) == (6 if stops else 9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ctrl_c_in_an_evaluation_is_a_line(tmp_path):
   runs.run(tmp_path, '--fdl.MAX_STEPS=1', config=TEXT)
@@ -237,6 +238,7 @@ def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path)
     assert ('in hang' in stacks) == (i == 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_stacks_on_request(tmp_path):
   """At this rate, stacks by faulthandler ended every second run with a segmentation fault."""
@@ -247,6 +249,7 @@ def test_stacks_on_request(tmp_path):
   assert 'trainer.py' in stacks
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_full_queue_of_saves_is_waited_for(tmp_path):
   """The saves take longer than the steps between them."""
@@ -257,6 +260,7 @@ def test_a_full_queue_of_saves_is_waited_for(tmp_path):
   assert 'Training is complete' in runs.run(tmp_path, *flags).stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_another_clock_and_another_host_name_do_no_harm(tmp_path):
   runs.run(tmp_path / 'whole', *SHORT)
@@ -355,6 +359,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
     assert 'Continuing from the checkpoint of step 8.' in again.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start_prints_one_line_for_each_file(tmp_path):
   """Orbax alone would print hundreds of lines, one for each file that it could not write."""
@@ -373,6 +378,7 @@ def test_a_disk_that_is_full_from_the_start_prints_one_line_for_each_file(tmp_pa
   assert 'step 10/10' in ended.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_file_that_vanishes_while_it_is_read(tmp_path):
   """When the reader reaches the second of two files, it is gone. The trained state is saved."""

@@ -62,7 +62,7 @@ def command(*words: str):
   return result.stdout
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ['sft', 'lora'])
 def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):

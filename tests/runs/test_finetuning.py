@@ -306,6 +306,7 @@ class Squares(SftFiles, LLaMA):
   EVAL_INTERVAL_STEPS = 1000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path, capsys):
   words = ['alpha', 'beta', 'gamma', 'delta', 'epsilon', 'zeta', 'eta', 'theta', 'iota', 'kappa']

@@ -100,6 +100,7 @@ def test_every_kind(tmp_path):
   assert case == 'llama7b_decode/xla'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_experts_and_float32(gpu):
   """A stack with experts and its dense reference, and the losses on the CPU, in this process."""

@@ -104,6 +104,7 @@ def test_killed_processes_lose_a_few_steps_and_replicas_help_a_new_host(tmp_path
   assert not [p for host in hosts(tmp_path) for p in host.rglob('*.state')]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_replicas_a_new_host_means_the_last_checkpoint(tmp_path, documents):
   flags = [documents, '--fdl.ICI_MESH_SHAPE=[1,4,1]', '--fdl.CHECKPOINT_EVERY_N_STEPS=12']

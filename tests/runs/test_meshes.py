@@ -64,7 +64,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
 def test_a_mesh_changes_nothing_but_rounding(cases):

@@ -190,6 +190,7 @@ def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [12]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ctrl_c_in_one_of_two_makes_both_save_the_same_step(tmp_path):
   processes = start_processes(tmp_path, 2, *FOREVER, config='TinyGPT')

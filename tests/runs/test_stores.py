@@ -206,6 +206,7 @@ MARKERS = (
 )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['s3', 'gs'])
@@ -321,6 +322,7 @@ def test_two_processes(tmp_path, s3):
   assert stored_losses(place, environment) == runs.losses(tmp_path / 'folder')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_process_whose_folders_come_late_is_not_waited_for_forever(tmp_path, s3):
   environment = s3.environment() | {'LATE_FOLDERS': '1'}
@@ -329,6 +331,7 @@ def test_a_process_whose_folders_come_late_is_not_waited_for_forever(tmp_path, s
   assert manifests('s3://bkt/late', environment) == [3]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_on_another_machine_wait_for_the_lease_of_a_killed_run(tmp_path, s3):
   """They wait for longer than gloo's 30 s, in which processes must connect to each other."""

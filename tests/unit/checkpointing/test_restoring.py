@@ -82,6 +82,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, t
     np.testing.assert_array_equal(value, base[1][name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_repeated_into_unrolled_and_back(base, tmp_path):
   state, _ = restored(tmp_path, base, USE_REPEATED_LAYER=False).initial()
@@ -228,6 +229,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
     ).store.initial()  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_lora_continues_when_its_base_continued_or_moved(tmp_path, monkeypatch):
   """The path is relative, and the frozen checkpoint is found among all checkpoints of the base."""

@@ -68,6 +68,7 @@ def test_the_next_run_reads_what_the_last_has_compiled_unless_it_is_damaged(
   assert 'is damaged' not in runs.run(tmp_path / 'e', *TINY).stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_of_several_processes_keeps_nothing(home, tmp_path):
   on_processes(tmp_path / 'a', 2, '--fdl.MAX_STEPS=2', config='TinyGPT')

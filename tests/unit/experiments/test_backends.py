@@ -207,6 +207,7 @@ def test_fp8_learns_as_xla_does(model, values, tolerance):
   assert fp8[-1] != xla[-1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_histories_are_replaced_and_not_optimized():
   """A step puts the largest weight at the front, without decay, clipping or learning rate."""
@@ -327,6 +328,7 @@ def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
   runs.run(tmp_path / 'on', *fp8, start, state, '--fdl.MAX_STEPS=10')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_evaluation_and_text_after_training_in_fp8(tmp_path):
   """Evaluation is in FP8, as in training; text comes from the same weights in plain XLA."""
@@ -345,6 +347,7 @@ def test_evaluation_and_text_after_training_in_fp8(tmp_path):
   assert plain == pytest.approx(once, rel=1e-3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
   """Its checkpoints hold low-rank factors and FP8's scales, but no weights of the base."""
@@ -367,6 +370,7 @@ def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
   assert text.stdout.strip()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_step_in_fp8_is_compiled_ahead_and_loaded(tmp_path):
   fp8 = ('--fdl.USE_FP8=True', f'--save={tmp_path / "step.bin"}')

@@ -191,7 +191,7 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
     Generator(model, params, 64).generate([prompt], new)
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [pytest.param('gpt', marks=pytest.mark.slow), 'llama'])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(name):

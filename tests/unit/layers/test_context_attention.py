@@ -125,6 +125,7 @@ def check(names):
     assert not r['scores'] or way in ('heads', 'gather'), r
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_ring_computes_the_same():
   check(['ring', 'short texts'])

@@ -239,7 +239,7 @@ def with_a_nan(kind, is_backward, operands, call):
   return tuple(results)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('is_backward', [False, True])
 @pytest.mark.parametrize('change', [in_base_2, with_a_nan])
@@ -263,6 +263,7 @@ def test_wrong_kernels_end_a_run(asked, gpu_mesh, monkeypatch, case, way_out, ch
     check(gpu_mesh, **{case: True})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_the_check_computes(asked, gpu_mesh):
   check(gpu_mesh, has_fused_logits=True)

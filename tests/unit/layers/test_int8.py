@@ -43,6 +43,7 @@ def test_every_product_is_in_int8(model, values, products):
   assert int8_dots(both) == 3 * products
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_lora_beside_int8():
   step = Step(experiment('llama', USE_INT8='forward_backward', USE_LORA=True, **KEEP))
@@ -104,6 +105,7 @@ def trained(tmp_path_factory):
   return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('run', ['base', 'lora'])
 @pytest.mark.slow

@@ -246,6 +246,7 @@ def rows(lengths):
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_summaries_over_microbatches_are_those_of_the_batch():
   """Shares of tokens weight microbatches by their tokens, because some have fewer."""
@@ -281,6 +282,7 @@ def test_the_busiest_expert_of_layers_and_evaluation_batches_is_that_of_the_busi
   assert mean.result() == {'max_x': 5, 'y': 2}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_summaries_of_a_pipeline_are_those_of_microbatches():
   batch = rows([16, 2, 9, 5])
@@ -344,7 +346,7 @@ def loads_of(**changes):
   return by_layer(compiled(grads, params, batch)(params, batch))
 
 
-@pytest.mark.cases(fast=0, slow=8)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',

@@ -21,6 +21,7 @@ def test_gradients_are_those_of_the_decoded_weights_in_float32():
   assert len(found['arrays']) == 2 * 4  # values and scales of four projections
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('repeated', [False, True])
 def test_gradients_on_a_mesh_of_eight(repeated):

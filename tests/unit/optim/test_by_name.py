@@ -96,6 +96,7 @@ def test_a_whole_run_that_is_resumed_equals_one_that_is_not_stopped(tmp_path):
   assert runs.losses(tmp_path / 'parts') == whole
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_optimizer_is_the_same_on_eight_devices():
   """Runs what follows in a process that has eight."""

@@ -105,6 +105,7 @@ def test_where_moments_are_changes_no_bit(trained):
   check_where_moments_are(trained, 0, 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_where_moments_in_bfloat16_are_changes_no_bit(trained):
   check_where_moments_are(trained, 2, 3)
@@ -112,6 +113,7 @@ def test_where_moments_in_bfloat16_are_changes_no_bit(trained):
   assert trained(2)[2] == pytest.approx(trained(0)[2], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_step_without_finite_gradient_keeps_moments_in_bfloat16(trained):
   t, state, _ = trained(3)

@@ -71,6 +71,7 @@ def write_stacked(folder, to) -> None:
   write_checksums(to)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_layers(tmp_path):
   imports, exports = {}, {}
