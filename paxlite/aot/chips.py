@@ -2,11 +2,13 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from paxlite.core.errors import UserError
 from paxlite.files.json_files import read_object
+from paxlite.parallel.devices import peak_flops
 from paxlite.stores import object_copies
 
 GIB = 1 << 30
@@ -35,7 +37,7 @@ class Rates:
   source: str = ''
 
 
-# from the kernels of nine training steps; see docs/measurements.md#gpus
+# from the kernels of eight training steps; see docs/measurements.md#gpus
 _OF_GPUS = Rates(0.73, 0.74, 0.757, 0.857, 2.4e-6, 'one NVIDIA H200, jax 0.11.2, 2026-11')
 
 
@@ -74,7 +76,7 @@ class Chip:
 
   Attributes:
     name: The name in a target.
-    peak_flops: Peak bf16 FLOP/s of dense matrices.
+    peak_flops: Peak bf16 FLOP/s of dense matrices, by the data sheet.
     peak_flops_8bit: The same with operands of 8 bits, by their types in HLO; empty where such
       operands are no faster.
     measured_flops: FLOP/s that were measured, by the types of the operands in HLO.
@@ -116,14 +118,27 @@ class Chip:
 
   @property
   def flops_by_type(self) -> dict[str, float]:
-    """Peak FLOP/s by the type of the operands; '' is every other type."""
-    float32 = {'f32': self.peak_flops / 2} if self.platform == 'gpu' else {}  # TF32
-    return {'': self.peak_flops, **float32, **self.peak_flops_8bit, **self.measured_flops}
+    """FLOP/s by the type of the operands, measured or of the data sheet; '' is every other type."""
+    measured = dict(self.measured_flops)
+    bf16 = measured.pop('bf16', self.peak_flops)
+    return {**self._by_type(bf16), **measured}
+
+  @property
+  def sheet_flops(self) -> dict[str, float]:
+    """Peak FLOP/s of the data sheet by the type of the operands; '' is every other type."""
+    return self._by_type(self.peak_flops)
+
+  def _by_type(self, bf16: float) -> dict[str, float]:
+    float32 = {'f32': bf16 / 2} if self.platform == 'gpu' else {}  # TF32
+    return {'': bf16, **float32, **self.peak_flops_8bit}
 
   @property
   def reached_flops(self) -> dict[str, float]:
     """FLOP/s that matrix multiplications reach by the type of the operands."""
-    return {dtype: self.rates.matmul * flops for dtype, flops in self.flops_by_type.items()}
+    measured = {*self.measured_flops, *(('', 'f32') if 'bf16' in self.measured_flops else ())}
+    share = lambda dtype: self.rates.large_matmul if dtype in measured else 1.0
+    of_type = self.flops_by_type.items()
+    return {dtype: self.rates.matmul / share(dtype) * flops for dtype, flops in of_type}
 
   @property
   def reached_bandwidth(self) -> float:
@@ -149,6 +164,7 @@ def _gpu(
   host: float,
   gpu: Gpu,
   types: tuple[str, ...] = ('f8e4m3fn', 'f8e5m2', 's8'),
+  flops_8bit: float = 0.0,
 ) -> Chip:
   return Chip(
     name,
@@ -160,7 +176,7 @@ def _gpu(
     f'{gpu.kind} data sheet; {network * 8e-9:g} Gb/s of network a GPU',
     default_share=0.75,
     host_bandwidth=host,
-    peak_flops_8bit=dict.fromkeys(types, 2 * flops),
+    peak_flops_8bit=dict.fromkeys(types, flops_8bit or 2 * flops),
     gpu=gpu,
     rates=_OF_GPUS,
   )
@@ -190,10 +206,11 @@ CHIPS = {
     ),
     _gpu(
       'h100', 989e12, 84_929_347_584, 3352e9, 450e9, 50e9, 64e9,
-      Gpu('NVIDIA H100 80GB HBM3', **_HOPPER),
+      Gpu('NVIDIA H100 80GB HBM3', **_HOPPER), flops_8bit=1979e12,
     ),
     _gpu(
       'h200', 989e12, 150_110_492_939, 4800e9, 450e9, 50e9, 64e9, Gpu('NVIDIA H200', **_HOPPER),
+      flops_8bit=1979e12,
     ),
     _gpu(
       'b200', 2250e12, 191_500_000_000, 8000e9, 900e9, 50e9, 64e9, Gpu('NVIDIA B200', **_BLACKWELL),
@@ -212,8 +229,14 @@ _KINDS = {'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e', 'TPU v5p': 'v5p', 'TPU v5': 'v
 
 
 def chip_of_kind(kind: str) -> Chip | None:
-  """Returns the chip of a device by JAX's name of its kind; None if it is not known."""
-  return next((CHIPS[chip] for name, chip in _KINDS.items() if name in kind), None)
+  """Returns the chip of a device by JAX's name of its kind; None if it is not known.
+
+  Another product of the same name, such as an H100 for PCIe or an A100 with 40 GB, is not known.
+  """
+  found = next((CHIPS[c] for name, c in _KINDS.items() if re.search(rf'\b{name}\b', kind)), None)
+  if found is None or peak_flops(kind) != found.peak_flops or '40GB' in kind:
+    return None
+  return found
 
 
 def calibrated(chip: Chip, path: str) -> Chip:
@@ -247,11 +270,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
       raise UserError(f'--calibration={path}: {name}={value} must be a number of FLOP/s or bytes/s')
   changes: dict[str, Any] = {name: float(found[name]) for name in speeds if name in found}
   measured = {name: float(value) for name, value in flops.items()}
-  if 'bf16' in measured:
-    changes['peak_flops'] = measured.pop('bf16')
   rates = chip.rates
-  if flops:
-    rates = dataclasses.replace(rates, matmul=rates.matmul / rates.large_matmul)
   if 'memory_bandwidth' in found:
     rates = dataclasses.replace(rates, memory=rates.memory / rates.copy)
   source = f'{path}; otherwise {chip.source}'

@@ -115,7 +115,7 @@ class Costs:
 
 SCOPE = re.compile(
   r'^(jit|jvp|vmap|transpose|checkpoint|remat|pjit|shard_map|eval_jaxpr|while|body|cond|'
-  r'closed_call|rematted_computation|named_computation|custom_vjp_call|core_call)\b'
+  r'closed_call|rematted_computation|named_computation|custom_vjp_call|core_call|branch_\d+_fun)\b'
 )
 
 

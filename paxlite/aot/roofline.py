@@ -145,7 +145,7 @@ def speed_of(chip: Chip, links: Links) -> Speed:
 
   return Speed(
     chip.reached_flops, chip.reached_bandwidth, seconds, chip.host_bandwidth,
-    peak=chip.flops_by_type if chip.rates.source else {}, launch=chip.rates.launch,
+    peak=chip.sheet_flops if chip.rates.source else {}, launch=chip.rates.launch,
   )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
   if (t := costs.roofline) is not None and chip is not None:
     found += [
       '',
-      f'Seconds of a step at the numbers of its data sheet ({chip.source})',
+      f'Seconds of each resource in a step, by {chip.source}, and of the whole step',
       f'  compute  {t.compute:9.4f}   at {_peaks(costs, chip)} TFLOP/s',
       f'  memory   {t.memory:9.4f}   at {chip.memory_bandwidth / 1e9:,.0f} GB/s',
       f'  within   {t.ici:9.4f}   at {chip.ici_bandwidth / 1e9:,.0f} GB/s a device and axis',

@@ -6,6 +6,7 @@ less: it can compute a cheap array again.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -292,8 +293,9 @@ def _maker(traced: 'Jaxpr', value: 'Var | Literal') -> 'tuple[JaxprEqn, int] | N
 
 def _modules(stack: str) -> str:
   """Removes methods and JAX from 'jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/…'."""
-  parts = [p for p in stack.split('/') if p.replace('_', '').isalnum() and p not in _FUNCTIONS]
+  is_module = lambda p: p.replace('_', '').isalnum() and not _FUNCTIONS.fullmatch(p)
+  parts = list(filter(is_module, stack.split('/')))
   return '/'.join(parts)
 
 
-_FUNCTIONS = frozenset({'while', 'body', 'cond', 'checkpoint', 'remat', 'closed_call', REPEATED})
+_FUNCTIONS = re.compile(rf'while|body|cond|branch_\d+_fun|checkpoint|remat|closed_call|{REPEATED}')

@@ -1,8 +1,10 @@
 """What a step is foreseen to take on its devices, beside what it takes."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import pathlib
 import statistics
 import threading
@@ -22,12 +24,14 @@ from paxlite.training.train_state import TrainState
 FILE = 'foreseen.json'  # in a run's folder
 _FIRST, _LAST = 10, 50  # the steps of a start that are measured
 
+log = logging.getLogger('paxlite')
+
 
 class Foresight(Callback):
-  """Says after 50 steps of a start how long steps were foreseen to take, and how long they take.
+  """Says how long steps take and how long they were foreseen to take, after 50 steps of a start.
 
-  Only process 0 does so, and only for devices whose chip is known. The compiled program is read in
-  a thread, because that takes seconds for large models.
+  Only process 0 does so, and only for devices whose chip is known. A thread then reads the compiled
+  program, which takes seconds for large models; the line comes after the step at which it is done.
 
   Args:
     experiment: The experiment.
@@ -38,39 +42,52 @@ class Foresight(Callback):
   def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh, folder: pathlib.Path):
     self._experiment, self._mesh, self._folder = experiment, mesh, folder
     self._chip = chip_of_kind(mesh.devices.flat[0].device_kind)
+    self._compiled: jax.stages.Compiled | None = None
     self._thread: threading.Thread | None = None
     self._foreseen: Roofline | None = None
-    self._start, self._times = 0, list[float]()
+    self._start, self._times, self._said = 0, list[float](), False
 
   def compiled(self, compiled: jax.stages.Compiled) -> None:
-    """Begins to read the step's program."""
-    if self._chip is None or jax.process_index():
+    """Takes the step's executable."""
+    if self._chip is not None and jax.process_index() == 0:
+      self._compiled = compiled
+
+  def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
+    self._start, self._times = step, []
+    if jax.process_index() == 0 and not self._said:  # it may be of other devices
+      with contextlib.suppress(OSError):
+        (self._folder / FILE).unlink(missing_ok=True)
+
+  def after_step(self, state: TrainState, step: int, metrics: Metrics, loop: Loop) -> None:
+    if self._compiled is None or self._said or self._chip is None:
       return
-    self._thread = threading.Thread(target=self._read, args=(compiled, self._chip), daemon=True)
-    self._thread.start()
+    if step - self._start <= _LAST:
+      # the loop waits for the step before the last one, so that this is the pace of the devices
+      self._times.append(time.monotonic())
+    if step - self._start == _LAST and self._thread is None:
+      arguments = self._compiled, self._chip
+      self._thread = threading.Thread(target=self._read, args=arguments, daemon=True)
+      self._thread.start()
+    if self._thread is not None and not self._thread.is_alive():
+      self._say(step, loop)
+
+  def on_end(self, state: TrainState, step: int, loop: Loop) -> None:
+    if self._thread is not None and not self._said:
+      self._thread.join(timeout=10)
+      self._say(step, loop)
 
   def _read(self, compiled: jax.stages.Compiled, chip: Chip) -> None:
     try:
       links = links_of(self._experiment, self._mesh)
       platform = platform_of(self._mesh.devices.flat[0])
       self._foreseen = costs_of(compiled.as_text() or '', platform, links, chip).roofline
-    except (ValueError, jax.errors.JaxRuntimeError):
-      return  # some compilers cannot print a program
-
-  def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
-    self._start, self._times = step, []
-
-  def after_step(self, state: TrainState, step: int, metrics: Metrics, loop: Loop) -> None:
-    if self._thread is None or step - self._start > _LAST:
-      return
-    # the loop waits for the step before the last one, so that this is the pace of the devices
-    self._times.append(time.monotonic())
-    if step - self._start == _LAST:
-      self._say(step, loop)
+    except Exception as e:  # a forecast is no reason to disturb a run
+      log.debug('the program of the step was not read: %r', e)
 
   def _say(self, step: int, loop: Loop) -> None:
+    self._said = True
     foreseen = self._foreseen
-    if foreseen is None or self._chip is None:
+    if foreseen is None or self._chip is None or len(self._times) < _LAST:
       return
     pairs = itertools.pairwise(self._times[_FIRST:])
     measured = statistics.median(later - earlier for earlier, later in pairs)
@@ -82,7 +99,8 @@ class Foresight(Callback):
       'chip': self._chip.name,
       'parts': dataclasses.asdict(foreseen),
     }
-    write_file(self._folder / FILE, json.dumps(found, indent=2).encode())
+    with contextlib.suppress(OSError):  # the line was printed
+      write_file(self._folder / FILE, json.dumps(found, indent=2).encode())
 
 
 def sentence(foreseen: Roofline, measured: float) -> str:

@@ -209,7 +209,7 @@ class Run:
       return StepCompiler(memory, options, beat=beat, on_compiled=foresight.compiled)
     saved = SavedStep(self.compiled_step, e.values(), options)
     saved.check(mesh)
-    return StepCompiler(memory, options, saved, beat)
+    return StepCompiler(memory, options, saved, beat, foresight.compiled)
 
   def _throughput(self, mesh: Mesh, batch_size: int) -> Throughput:
     tokens = batch_size * self.experiment.MAX_SEQ_LEN

@@ -5,8 +5,8 @@ the step fits, what it communicates and how fast it can be. NAME=VALUE sets an a
 The mesh must match the target. COMPILER_OPTIONS are passed to XLA.
 --compiled_step=step.bin makes training load the step that --save has written.
 
---network=50 counts with hosts of GPUs that send 50 GB/s to each other, in place of the 400 GB/s of
-the data sheet.
+--network=50 counts with hosts of GPUs that send 50 GB/s to each other, in place of what usual hosts
+of such GPUs send: 400 GB/s for H100.
 
 Exits with 1 if the step does not fit, and with 2 for wrong input.
 

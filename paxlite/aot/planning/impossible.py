@@ -172,8 +172,9 @@ def larger(name: str) -> list[str]:
   chip, count = target.chip, int(re.split('[-x]', name)[-1])
   if chip.platform == 'tpu':
     return [f'{chip.name}-{n}' for n in targets.slice_sizes(chip.name) if n > count]
-  doubled = [count * 2**i for i in range(1, 9)]
-  return [f'{chip.name}x{n}' for n in doubled if n <= chip.domain or n % chip.domain == 0]
+  powers = [2**i for i in range(9)]
+  sizes = [n for n in powers if n < chip.domain] + [n * chip.domain for n in powers]
+  return [f'{chip.name}x{n}' for n in sizes if n > count]
 
 
 def _fits(space: Space, model: Model) -> bool:

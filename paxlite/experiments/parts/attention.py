@@ -33,6 +33,7 @@ from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
+from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
@@ -94,6 +95,9 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     array = lambda heads, width: jax.ShapeDtypeStruct(
       (rows, self.MAX_SEQ_LEN, heads, width), self.FPROP_DTYPE
     )
+    groups = partitioning.num_shards(self.mesh_sizes, self.rules, 'batch')
+    scores = groups, self.NUM_HEADS, self.MAX_SEQ_LEN, self.MAX_SEQ_LEN
+    bias = jax.ShapeDtypeStruct(scores, self.FPROP_DTYPE)
     segments: Any = 2 * (jax.ShapeDtypeStruct((rows, self.MAX_SEQ_LEN), 'int32'),)
     (of_keys, of_values), attention = self.head_widths, self.attention()
     # an author's own attention may have no such template, or one without these fields
@@ -115,7 +119,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       array(self.NUM_KV_HEADS, of_values),
       softmax,
       AttentionMask(window=window, segments=segments if self.packed else None),
-      None if asked('relative_bias_tpl', None) is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
+      None if asked('relative_bias_tpl', None) is None else bias,
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
       max_segments=self.MAX_SEGMENTS_PER_SEQ,
@@ -126,9 +130,28 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     )
 
   @property
+  def windows(self) -> list[int]:
+    """The windows of the kinds of attention that the model has; 0 means all tokens."""
+    window = self.SLIDING_WINDOW if 0 < self.SLIDING_WINDOW < self.MAX_SEQ_LEN else 0
+    kinds = self.ATTENTION_PATTERN or ['sliding']
+    return sorted({window if kind == 'sliding' else 0 for kind in kinds})
+
+  @property
   def attention_segments(self) -> int | None:
-    """The most segments whose bounds attention gets, for the check of its kernels."""
-    return self.MAX_SEGMENTS_PER_SEQ if self.packed else 0
+    """The most segments whose bounds cuDNN gets on GPUs from Hopper on; 0 if it gets none.
+
+    Rows of generation have segments too, their padding.
+    """
+    has_bounds = lambda case: case is not None and CudnnKernel().bounds(case) > 0
+    has_any = any(has_bounds(self._fused_case(window)) for window in self.windows)
+    return self.MAX_SEGMENTS_PER_SEQ if has_any else 0
+
+  def _fused_case(self, window: int = 0) -> Case | None:
+    """Returns what cuDNN computes on a GPU from Hopper on; None if it does not compute it."""
+    case = self.attention_case(window, platform='gpu', capability=9.0)
+    if case.shards('length') > 1:
+      case = case.of_one_device()
+    return case if attention_kernels.refusal(CudnnKernel(), case) is None else None
 
   @property
   def max_segments_per_seq(self) -> int:
@@ -137,10 +160,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   @property
   def has_fused_attention(self) -> bool:
     """Whether cuDNN computes the attention on GPUs from Hopper on, or parts of it over context."""
-    case = self.attention_case(platform='gpu', capability=9.0)
-    if case.shards('length') > 1:
-      case = case.of_one_device()
-    return attention_kernels.refusal(CudnnKernel(), case) is None
+    return self._fused_case() is not None
 
   @property
   def has_fused_bias(self) -> bool:

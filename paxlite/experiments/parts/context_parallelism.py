@@ -45,7 +45,7 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
       raise UserError(
         f'{stated} supports neither dropout nor a relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
-    for window in self._windows:
+    for window in self.windows:
       shapes = context_choice.shapes_of(self.attention_case(window))
       if way == 'ring' and not context_choice.has_ring(shapes):
         raise UserError(f'{stated} needs a MAX_SEQ_LEN that is divisible by 2 × {size}')
@@ -71,7 +71,7 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
       return []
     size = self.mesh_sizes.get('context', 1)
     found = []
-    for window in self._windows:
+    for window in self.windows:
       what = f'within {window:,} tokens' if window else 'to all tokens'
       case = self.attention_case(window, device.platform, devices.capability(device))
       if size == 1:
@@ -94,10 +94,3 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
         f'Attention {what}, over context {size}: {way}. Estimates of a layer forward: {listed}.'
       )
     return found
-
-  @property
-  def _windows(self) -> list[int]:
-    """The windows of the kinds of attention that the model has; 0 means all tokens."""
-    window = self.SLIDING_WINDOW if 0 < self.SLIDING_WINDOW < self.MAX_SEQ_LEN else 0
-    kinds = self.ATTENTION_PATTERN or ['sliding']
-    return sorted({window if kind == 'sliding' else 0 for kind in kinds})

@@ -47,6 +47,14 @@ def test_a_run_and_a_target_have_the_same_peak(kind):
   assert devices.peak_flops(kind) == chips.chip_of_kind(kind).peak_flops
 
 
+@pytest.mark.parametrize(
+  'kind',
+  ['NVIDIA GH200 480GB', 'NVIDIA H100 PCIe', 'NVIDIA H100 NVL', 'NVIDIA A100-SXM4-40GB', 'cpu'],
+)
+def test_another_product_of_the_same_name_is_not_known(kind):
+  assert chips.chip_of_kind(kind) is None
+
+
 @pytest.mark.slow
 def test_training_loads_what_was_compiled(tmp_path):
   """The losses equal those of a run that compiles, bit for bit; other steps and machines fail."""
@@ -144,7 +152,7 @@ def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
     (['--target=h100x12'], 'hosts have 8 GPUs'),
     (['--target=z100x8'], 'write v5e-256, 2xv5e-256'),
     (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'asks for 2 devices and 1 is present'),
-    (['--target=h100x8', '--fdl.DETERMINISTIC=True'], '--fdl.DETERMINISTIC=False'),
+    (['--target=h100x8', '--fdl.DETERMINISTIC=True', '--save=x'], '--fdl.DETERMINISTIC=False'),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[fast]'], "'fast' must be xla_NAME=VALUE"),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], 'xla_cpu_nonsense'),
   ],
@@ -189,7 +197,8 @@ def test_targets():
 
 def test_machines_with_more_of_the_same_devices():
   assert impossible.larger('h100x4')[:3] == ['h100x8', 'h100x16', 'h100x32']
-  assert impossible.larger('gb200x36')[:2] == ['gb200x72', 'gb200x144']
+  assert impossible.larger('h100x3')[:3] == ['h100x4', 'h100x8', 'h100x16']
+  assert impossible.larger('gb200x36')[:3] == ['gb200x64', 'gb200x72', 'gb200x144']
   assert impossible.larger('v5p-2048') == ['v5p-4096', 'v5p-6144']
   assert impossible.larger('2xv5e-16') == []
 

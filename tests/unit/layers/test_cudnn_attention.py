@@ -218,7 +218,7 @@ def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
-  with pytest.raises(UserError, match=r'MAX_SEGMENTS_PER_SEQ=8: .*: --fdl.MAX_SEGMENTS_PER_SEQ=0'):
+  with pytest.raises(UserError, match=r'by the bounds of .*: --fdl.MAX_SEGMENTS_PER_SEQ=0'):
     check(gpu_mesh, attention_segments=8)
 
 
@@ -484,3 +484,21 @@ def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segme
   program = str(jax.make_jaxpr(jax.grad(body))(q_BTNH))
   forms = 1 + bias_for_more
   assert program.count('target_name=__cudnn') == forms * (runs + 1)  # one is the backward kernel
+
+
+@pytest.mark.parametrize(
+  ('name', 'values', 'expected'),
+  [
+    ('LLaMA7B', {}, None),
+    ('LLaMA7B', dict(MAX_SEGMENTS_PER_SEQ=8, PACKED_INPUT=False), 8),
+    ('LLaMA7B', dict(MAX_SEQ_LEN=32_768), 0),
+    ('LLaMA7B', dict(USE_FLASH_ATTENTION=False), 0),
+    ('LLaMA7B', dict(FPROP_DTYPE='float32'), 0),
+    ('Gemma2_2B', {}, 0),
+    ('GptOss20B', {}, 0),
+  ],
+)
+def test_what_is_checked_of_bounds(name, values, expected):
+  """None: the device counts the segments. A cap, sinks and long rows without a number have none."""
+  one = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], FPROP_DTYPE='bfloat16')
+  assert find(name)(**one | values).attention_segments == expected

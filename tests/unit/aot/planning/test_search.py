@@ -258,6 +258,13 @@ def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
   assert chip.flops_by_type['f8e4m3fn'] == sheet.flops_by_type['f8e4m3fn']
   assert (chip.memory_bandwidth, chip.ici_bandwidth) == (3e12, sheet.ici_bandwidth)
   assert of_target(targets.parse('h100x8', str(path))).host == 5e10
+  # kernels reach a little less than a large multiplication and a copy; what was not measured, and
+  # attention, is counted by the data sheet
+  rates = sheet.rates
+  assert chip.reached_flops[''] == pytest.approx(7e14 * rates.matmul / rates.large_matmul)
+  assert chip.reached_flops['f8e4m3fn'] == pytest.approx(rates.matmul * 1979e12)
+  assert chip.reached_bandwidth == pytest.approx(3e12 * rates.memory / rates.copy)
+  assert chip.sheet_flops == sheet.flops_by_type
   for wrong in ({'chip': 'v5e'}, {'flop': 1}, {'memory_bandwidth': -1}, {'flops': {'bf16': 'x'}}):
     path.write_text(json.dumps({**speeds, **wrong}))
     with pytest.raises(UserError, match=f'--calibration={path}'):
