@@ -1,4 +1,7 @@
-"""Learning-rate schedules with Pax's exact values, as functions of the update count."""
+"""Learning-rate schedules with Pax's exact values, as functions of the update count.
+
+LR_SCHEDULE names one of them; `schedule()` of experiments/parts/optimization.py builds it.
+"""
 
 from collections.abc import Callable
 

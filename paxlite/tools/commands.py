@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
   'Models': (
     Command('generate', 'continue a text', 'generate'),
     Command('chat', 'talk with a model that was trained on chats', 'chat'),
-    Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'evaluate'),
+    Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'zero_shot'),
     Command('lm-eval', "evaluate by EleutherAI's harness", 'lm_eval'),
     Command('import', 'read weights of Hugging Face, Meta, GGUF or Pax', 'import_weights'),
     Command('export', 'write weights for Hugging Face', 'export_weights'),

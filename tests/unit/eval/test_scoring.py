@@ -16,7 +16,7 @@ from paxlite.core.errors import UserError
 from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import Metric, Result, matched
-from paxlite.tools import evaluate as tool
+from paxlite.tools import zero_shot as tool
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG, made
 
@@ -398,7 +398,7 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   result = evaluate(trained, '--tasks', f'lambada:{lambada}', '--limit=3')
   assert 'lambada: 3 examples' in result.stdout
   processes = distributed(
-    2, 'paxlite.tools.evaluate', f'--checkpoint={trained}', '--tasks', f'lambada:{lambada}',
+    2, 'paxlite.tools.zero_shot', f'--checkpoint={trained}', '--tasks', f'lambada:{lambada}',
     f'boolq:{boolq}', spec, '--fdl.ICI_MESH_SHAPE=[1,2,1]', '--batch_tokens=80',
     f'--output={tmp_path / "distributed"}', '--import=tests.unit.generation.test_decoding',
   )  # fmt: skip
