@@ -262,6 +262,8 @@ SUITES: dict[str, list[str]] = {
     'llama7b_decode_b8/xla',
     'gpt5b_wide/te_layer_delayed',
     'llama7b_dots_loop/xla',
+    'gpt126m/xla',
+    'gpt126m/xla_no_flash',
     'gpt126m_b32/xla',
   ],
   'train': [
