@@ -37,7 +37,7 @@ class Rates:
   source: str = ''
 
 
-# from the kernels of eight training steps; see docs/measurements.md#gpus
+# from the kernels of eight training steps; see docs/measurements.md#measured-on-a-gpu
 _OF_GPUS = Rates(0.73, 0.74, 0.757, 0.857, 2.4e-6, 'one NVIDIA H200, jax 0.11.2, 2026-11')
 
 

@@ -244,8 +244,9 @@ def _rates(chip: Chip) -> list[str]:
   """Says what a step assumes of kernels beside the data sheet."""
   if not (rates := chip.rates).source:
     return []
+  share = chip.reached_flops[''] / chip.flops_by_type['']  # more of what was measured
   return [
-    f'  A step assumes {rates.matmul:.1%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
+    f'  A step assumes {share:.0%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
     f'{rates.launch * 1e6:g} µs a kernel,',
     f'  as measured on {rates.source}; links are those of the data sheet.',
   ]
