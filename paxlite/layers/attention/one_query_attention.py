@@ -1,5 +1,6 @@
 """Attention of one query a row, as each new token of a text has it, with a cache of keys."""
 
+import dataclasses
 from typing import cast
 
 import jax
@@ -12,7 +13,8 @@ from paxlite.layers.attention.softmax_attention import attention_weights, masked
 class OneQueryKernel(Kernel):
   """Reads keys and values once, in the order of the cache, [B, K, S, H].
 
-  With [B, S, K, H], as other kernels have it, XLA would transpose both for each token.
+  With [B, S, K, H], as other kernels have it, XLA would transpose both for each token. With a
+  small window, the keys before it are not read.
   """
 
   name = 'the kernel for one query'
@@ -24,6 +26,7 @@ class OneQueryKernel(Kernel):
     return 'knows no dropout of attention' if case.softmax.dropout is not None else None
 
   def attend(self, case: Case) -> jax.Array:
+    case = _within_window(case)
     q_B1NH, k_BSKH, v_BSKH = case.arrays
     (B, S, K), N = k_BSKH.shape[:3], q_B1NH.shape[2]
     k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
@@ -35,3 +38,29 @@ class OneQueryKernel(Kernel):
     weights_BN1S = attention_weights(scores_BN1S, case.softmax).astype(v_BKSH.dtype)
     context_BKGH = jnp.einsum('BKGS,BKSH->BKGH', weights_BN1S.reshape(B, K, N // K, S), v_BKSH)
     return context_BKGH.reshape(B, 1, N, -1)
+
+
+def _within_window(case: Case) -> Case:
+  """Returns the case of the keys in the window of the query.
+
+  XLA copies them, so that they are read twice and written once. Where that is no less than to read
+  all keys, the case stays as it is.
+  """
+  window, (_, k_BSKH, v_BSKH) = case.softmax.window, case.arrays
+  S, start = k_BSKH.shape[1], case.visible.start
+  if not 0 < 3 * window < S:
+    return case
+  first = jnp.clip(start - window + 1, 0, S - window)
+  part = lambda x, axis: jax.lax.dynamic_slice_in_dim(x, first, window, axis)
+  segments, bias_JN1S = case.visible.segments, cast('jax.Array | None', case.bias)
+  return dataclasses.replace(
+    case,
+    k=part(k_BSKH, 1),
+    v=part(v_BSKH, 1),
+    visible=dataclasses.replace(
+      case.visible,
+      start=start - first,
+      segments=None if segments is None else (segments[0], part(segments[1], 1)),
+    ),
+    bias=None if bias_JN1S is None else part(bias_JN1S, 3),
+  )

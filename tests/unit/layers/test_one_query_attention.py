@@ -1,5 +1,7 @@
 """Attention of one query equals attention in plain XLA, with all that a model may ask for."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,6 +42,8 @@ def case(
     {'sink_logit': 0.7},
     {'sink_logit': jnp.arange(4.0)},
     {'window': 4},
+    {'window': 3},  # the keys before it are not read
+    {'window': 3, 'bias': True, 'key_heads': 2, 'sink_logit': 0.7},
     {'bias': True},
   ],
   ids=str,
@@ -60,3 +64,11 @@ def test_a_nan_among_the_visible_keys_reaches_the_context(key):
   found = OneQueryKernel().attend(Case(asked.q, k, asked.v, asked.softmax, asked.visible))
   assert np.isnan(found[1, 0, 0]).all()
   assert np.isfinite(found[0]).all()
+
+
+@pytest.mark.parametrize('index', [0, 1, S - 1])
+def test_a_small_window_at_either_end_of_the_cache(index):
+  asked = dataclasses.replace(case(window=3), visible=AttentionMask(index, 3))
+  arrays = *asked.arrays, asked.visible.mask(1, S), None
+  expected = softmax_attention.attend(*arrays, asked.softmax)
+  np.testing.assert_allclose(OneQueryKernel().attend(asked), expected, rtol=2e-5, atol=1e-6)
