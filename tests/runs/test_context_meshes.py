@@ -103,7 +103,7 @@ class Asked(Exception):
 )
 def test_the_program_has_the_shapes_of_the_stated_choice(monkeypatch, values):
   e = split(**dict(MAX_SEQ_LEN=131_072, FPROP_DTYPE='bfloat16') | values)
-  (window,) = e._windows
+  (window,) = e.windows
   stated = context_choice.shapes_of(e.attention_case(window, 'gpu', 9.0))
 
   def stop(shapes):
