@@ -96,8 +96,8 @@ def _attend_forward(
     assert logit_BN is None
     if not options.bias_for_more:
       q_BTNH *= jnp.where(_fit(ids_BT, options), 1, jnp.nan).astype(q_BTNH.dtype)
-  of_bias = functools.partial(forward, bias_1NTS=bias_1NTS)
-  whole = _by_bounds_or_bias(of_bias, (q_BTNH, k_BTKH, v_BTKH), ids_BT, options)
+  kernel = functools.partial(forward, bias_1NTS=bias_1NTS)
+  whole = _by_bounds_or_bias(kernel, (q_BTNH, k_BTKH, v_BTKH), ids_BT, options)
   if logit_BN is not None:
     whole = with_sink_logit(Partial(whole.context.astype(jnp.float32), whole.lse), logit_BN)
     whole = Partial(whole.context.astype(v_BTKH.dtype), whole.lse)
@@ -108,8 +108,8 @@ def _attend_backward(
   options: Options, res: tuple, d_context_BTNH: jax.Array
 ) -> tuple[jax.Array | None, ...]:
   *arrays, ids_BT, logit_BN, bias_1NTS, whole = res
-  of_bias = functools.partial(backward, bias_1NTS=bias_1NTS)
-  *gradients, d_bias = _by_bounds_or_bias(of_bias, arrays, ids_BT, options, whole, d_context_BTNH)
+  kernel = functools.partial(backward, bias_1NTS=bias_1NTS)
+  *gradients, d_bias = _by_bounds_or_bias(kernel, arrays, ids_BT, options, whole, d_context_BTNH)
   return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN), d_bias
 
 
