@@ -1,31 +1,26 @@
 """python -m benchmarks.gpu [--suite=all] [--cases='gpt126m/*'] [--minutes=9] [--json]
 
-Trains, decodes and starts models on one GPU, in one process per case. Prints a line after each
-case, and at the end one table per kind of case and the targets with the measured values. Cases that
-are not installed, fail, or exceed --minutes are reported, and the others still run. --dry_run lists
-the cases. --tiny runs the same code with small sizes, also on a CPU. --report prints the tables of
-a JSON file again.
+Trains, decodes and starts models on one GPU, in one process per case, which imports its libraries
+while the case before it is measured. Prints a line after each case, and at the end one table per
+kind of case and the targets with the measured values. Cases that are not installed, fail, or exceed
+--minutes are reported, and the others still run. --dry_run lists the cases. --tiny runs the same
+code with small sizes, also on a CPU. --report prints the tables of a JSON file again.
 """
 
 import argparse
-import contextlib
 import fnmatch
-import functools
-import importlib
 import json
-import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 
-from benchmarks.gpu.cases import KINDS, SUITES, Values, find, kind, reference_name
-from benchmarks.gpu.device import PROBES, TINY_MEMORY, Result, calibration
+from benchmarks.gpu.cases import SUITES, Values, find, kind, reference_name
+from benchmarks.gpu.device import TINY_MEMORY, Result, calibration
 from benchmarks.gpu.report import about, dry_run, line, tables
 from benchmarks.gpu.sizes import MEMORY_FRACTION, torch_sizes
+from benchmarks.gpu.worker import Queue, Worker, serve
 
 BENCHMARKS = pathlib.Path(__file__).parents[1]
 
@@ -45,10 +40,10 @@ def main() -> None:
     '--dry_run', nargs='?', const=80.0, type=float, metavar='GIB', help='of the GPU; 80'
   )
   parser.add_argument('--report', metavar='FILE', help='prints the tables of such a JSON file')
-  parser.add_argument('--serve', type=json.loads, help=argparse.SUPPRESS)
+  parser.add_argument('--serve', metavar='NAME', help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.serve:
-    serve(**args.serve)
+    serve(args.serve)
     return
   if args.report:
     print('\n'.join(tables(json.loads(pathlib.Path(args.report).read_text()))))
@@ -90,7 +85,8 @@ def run(suite: str, names: list[str], args: argparse.Namespace) -> None:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs
   start = time.monotonic()
   deadline, limit = start + 60 * args.minutes, 60 * args.case_minutes
-  device = ask('device', args.tiny, deadline, limit)
+  probe = lambda name: ask(Worker(name), {'tiny': args.tiny}, deadline, limit)
+  device = probe('device')
   if device.pop('status') != 'ok':
     raise SystemExit(f'no device: {device["reason"]}')
   if args.calibration:
@@ -98,15 +94,17 @@ def run(suite: str, names: list[str], args: argparse.Namespace) -> None:
     pathlib.Path(args.calibration).write_text(speeds + '\n')
   result = {'suite': suite, 'date': time.strftime('%Y-%m-%d'), **device, 'cases': {}}
   modules = {module for n in names if (module := find(n)[1].needs)}
-  probes = {module: ask(module, args.tiny, deadline, limit) for module in sorted(modules)}
+  probes = {module: probe(module) for module in sorted(modules)}
   result['missing'] = {m: r['reason'] for m, r in probes.items() if r['status'] != 'ok'}
   print('\n'.join(about(result)), end='\n\n', flush=True)
+  workers = Queue(names)
   try:
     for name in names:
       before = time.monotonic()
-      case = skipped(name, result) or ask(
-        name, args.tiny, deadline, limit, **parts(name, result, args.tiny)
-      )
+      case = skipped(name, result)
+      if case is None:
+        task = {'tiny': args.tiny} | parts(name, result, args.tiny)
+        case = ask(workers.next(name), task, deadline, limit)
       case['seconds'] = round(time.monotonic() - before, 1)
       result['cases'][name] = case
       compare(name, result)
@@ -114,6 +112,7 @@ def run(suite: str, names: list[str], args: argparse.Namespace) -> None:
       if args.json is not None:
         write(args.json, result)
   finally:  # a user who stops the program sees the results so far
+    workers.close()
     print('\n'.join(tables(result)), flush=True)
 
 
@@ -125,93 +124,22 @@ def parts(name: str, result: Result, tiny: bool) -> Values:
   return {'most': of_reference.get(find(name)[0].fitted)}
 
 
-def ask(
-  name: str,
-  tiny: bool,
-  deadline: float,
-  limit: float,
-  most: int | None = None,
-  sizes: Values | None = None,
-) -> Result:
-  """Returns the result of a case, or of one of PROBES, from a separate process.
+def ask(worker: Worker, task: Values, deadline: float, limit: float) -> Result:
+  """Returns a worker's result, whose status is ok, or else skipped, failed or not run, and a reason.
 
   Args:
-    name: Name of a case or a probe.
-    tiny: See --tiny.
+    worker: The process of a case or a probe.
+    task: The arguments of worker.measured.
     deadline: Time at which it must be done.
     limit: Largest number of seconds.
-    most: Largest value of the fitted attribute.
-    sizes: Sizes of a model that is not an experiment.
-
-  Returns:
-    A result whose status is ok, or else skipped, failed or not run, with a reason.
   """
-  environment = dict(os.environ)
-  if name not in PROBES:
-    model, variant = find(name)
-    environment |= model.environment | variant.environment
-  if 'XLA_CLIENT_MEM_FRACTION' not in environment:  # its newer name; JAX refuses both at once
-    environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', str(MEMORY_FRACTION))
-  task = {'name': name, 'tiny': tiny, 'most': most, 'sizes': sizes or {}}
   left = deadline - time.monotonic()
-  if left <= 0:
-    return {'status': 'not run', 'reason': 'the time was over'}
-  code, out, error = finished(
-    [sys.executable, '-m', 'benchmarks.gpu', f'--serve={json.dumps(task)}'],
-    environment,
-    min(left, limit),
-  )
-  for told in out.splitlines():
-    if told.startswith('@'):
-      return json.loads(told[1:])
-  if code is None:
+  with worker:
+    result = worker.answer(task, min(left, limit)) if left > 0 else {}
+  if result is None:
     which = 'the time was over' if left < limit else 'the time of a case was over'
-    return {'status': 'not run', 'reason': f'{which}, {min(left, limit):.0f} s after its start'}
-  last = (error.strip().splitlines() or ['no word'])[-1]
-  return {'status': 'failed', 'reason': f'exit code {code}: {last[:300]}'}
-
-
-def finished(
-  command: list[str], environment: dict[str, str], seconds: float
-) -> tuple[int | None, str, str]:
-  """Returns (exit code, stdout, stderr) of a command; the code is None if it took too long.
-
-  Its child processes are ended too, because torch's compilers would keep the pipes open.
-  """
-  file = functools.partial(tempfile.TemporaryFile, 'w+', encoding='utf-8', errors='replace')
-  with file() as out, file() as error:
-    process = subprocess.Popen(
-      command, stdout=out, stderr=error, env=environment, start_new_session=True
-    )
-    try:
-      code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-      code = None
-    finally:
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-      process.wait()
-    for written in (out, error):
-      written.seek(0)
-    return code, out.read(), error.read()
-
-
-def serve(name: str, tiny: bool, most: int | None, sizes: Values) -> None:
-  """Prints the result of a case or probe as a JSON line after an @."""
-  from paxlite.core.errors import UserError
-
-  try:
-    if name in PROBES:
-      result = PROBES[name](tiny)
-    else:
-      result = importlib.import_module(KINDS[kind(name)]).measure(name, tiny, most, sizes)
-    result['status'] = 'ok'
-  except UserError as e:
-    result = {'status': 'skipped', 'reason': str(e)}
-  except Exception as e:  # out of memory or a compiler error: other cases still run
-    first = (str(e).strip().splitlines() or [''])[0]
-    result = {'status': 'failed', 'reason': f'{type(e).__name__}: {first[:300]}'}
-  print('@' + json.dumps(result), flush=True)
+    return {'status': 'not run', 'reason': f'{which}, {min(left, limit):.0f} s after its turn came'}
+  return result or {'status': 'not run', 'reason': 'the time was over'}
 
 
 def reference(name: str, result: Result) -> Result:

@@ -223,6 +223,7 @@ VARIANTS = {
   'xla': Variant(),
   'xla_fp8': Variant(dict(USE_FP8=True)),
   'xla_no_flash': Variant(dict(USE_FLASH_ATTENTION=False)),
+  'xla_attention_kept': Variant(dict(CHECKPOINT_POLICY='SAVE_DOT_AND_ATTENTION')),
   'xla_packed': Variant(texts=8, reference='xla_packed'),
   'xla_packed_bias': Variant(dict(MAX_SEGMENTS_PER_SEQ=0), texts=8, reference='xla_packed'),
   'xla_packed_bounds': Variant(dict(MAX_SEGMENTS_PER_SEQ=8), texts=8, reference='xla_packed'),
@@ -249,6 +250,7 @@ SUITES: dict[str, list[str]] = {
     'gpt126m_b16/torch',
     'llama7b_dots/xla',
     'llama7b_dots/torch',
+    'llama7b_dots/xla_attention_kept',
     'gpt5b_wide/xla',
     'gpt5b_wide/xla_fp8',
     'llama7b_decode/xla',
@@ -337,7 +339,13 @@ SUITES: dict[str, list[str]] = {
 }
 
 _GPT126M = ('gpt126m/xla', 'gpt126m_b8/xla', 'gpt126m_b16/xla', 'gpt126m_b32/xla')
-_LLAMA7B = ('llama7b_dots/xla', 'llama7b_dots_b2/xla', 'llama7b_all/xla', 'llama7b_wide/xla')
+_LLAMA7B = (
+  'llama7b_dots/xla',
+  'llama7b_dots/xla_attention_kept',
+  'llama7b_dots_b2/xla',
+  'llama7b_all/xla',
+  'llama7b_wide/xla',
+)
 _FP8 = ('gpt5b_wide/xla_fp8', 'gpt5b_wide/te_layer_delayed', 'gpt5b_wide/te_gemm_delayed')
 _DECODE = ('llama7b_decode/xla',)
 _GPT_TORCH = ('gpt126m_b16/torch', 'gpt126m/torch')

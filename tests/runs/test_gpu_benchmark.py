@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import json
 import site
 import sys
@@ -139,11 +140,21 @@ def test_the_time_is_kept(gpu, capsys):
   """A run without time left says so without a device; a case that takes too long is stopped."""
   refused = benchmark('--tiny', '--minutes=0', code=1)
   assert refused.strip() == 'no device: the time was over'
-  case = gpu.ask('gpt126m/xla', True, time.monotonic() + 60, limit=0.2)
+  case = gpu.ask(gpu.Worker('gpt126m/xla'), {'tiny': True}, time.monotonic() + 60, limit=0.2)
   assert case == {
     'status': 'not run',
-    'reason': 'the time of a case was over, 0 s after its start',
+    'reason': 'the time of a case was over, 0 s after its turn came',
   }
+
+
+class Named:
+  """A worker without a process."""
+
+  def __init__(self, name):
+    self.name = name
+
+  def close(self):
+    pass
 
 
 def test_the_rest_goes_on(gpu, monkeypatch, capsys, tmp_path):
@@ -155,7 +166,9 @@ def test_the_rest_goes_on(gpu, monkeypatch, capsys, tmp_path):
     'gpt126m_b16/xla': {'status': 'not run', 'reason': 'the time was over'},
     'gpt126m_b8/xla': TRAINED | {'tokens_per_second': 5e5},
   }
-  monkeypatch.setattr(gpu, 'ask', lambda name, *_, **__: dict(answers[name]))
+  monkeypatch.setattr(gpu, 'ask', lambda worker, *_: dict(answers[worker.name]))
+  for module in (gpu, importlib.import_module('benchmarks.gpu.worker')):
+    monkeypatch.setattr(module, 'Worker', Named)
   names = ['gpt126m/xla', 'gpt126m/torch', 'gpt126m_b16/xla', 'gpt126m_b8/xla']
   answers['transformers'] = {'status': 'failed', 'reason': 'No module named torch'}
   args = argparse.Namespace(
@@ -307,6 +320,31 @@ def gpu():
   return importlib.import_module('benchmarks.gpu.__main__')
 
 
+def test_one_process_imports_ahead(monkeypatch):
+  """The worker of a skipped case is ended, and none imports beside the measurement of a start."""
+  module, started, ended = importlib.import_module('benchmarks.gpu.worker'), [], []
+
+  class Told(Named):
+    def __init__(self, name):
+      super().__init__(name)
+      started.append(name)
+
+    def close(self):
+      ended.append(self.name)
+
+  monkeypatch.setattr(module, 'Worker', Told)
+  names = ['gpt126m/xla', 'gpt126m/torch', 'llama7b_start/xla', 'gpt126m_b8/xla']
+  queue = module.Queue(names)
+  assert queue.next(names[0]).name == names[0]
+  assert started == names[:2]
+  assert queue.next(names[2]).name == names[2]
+  assert started == names[:3]
+  assert ended == [names[1]]
+  assert queue.next(names[3]).name == names[3]
+  queue.close()
+  assert ended == [names[1]]
+
+
 def test_what_the_device_rules_out(gpu):
   h100 = {'missing': {'qwix': 'No module named qwix'}, 'capability': 9.0, 'cases': {}}
   assert gpu.skipped('gpt126m/te_layer_delayed', h100) is None
@@ -323,7 +361,8 @@ def test_a_case_that_fails_is_told(gpu, monkeypatch, capsys):
     raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\nand more')
 
   monkeypatch.setattr(importlib.import_module('benchmarks.gpu.train'), 'measure', fail)
-  gpu.serve('gpt126m/xla', tiny=True, most=None, sizes={})
+  monkeypatch.setattr('sys.stdin', io.StringIO('{"tiny": true}'))
+  gpu.serve('gpt126m/xla')
   case = json.loads(capsys.readouterr().out.removeprefix('@'))
   assert case == {
     'status': 'failed',
