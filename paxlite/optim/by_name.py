@@ -20,6 +20,7 @@ from optax import contrib
 from paxlite.cli.user_code import place_of
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
+from paxlite.optim.muon import scale_by_muon
 from paxlite.optim.transformations import Skippable, scale_by_learning_rate, scale_by_pax_adam
 
 _F = TypeVar('_F', bound=Callable[..., optax.GradientTransformation])
@@ -78,11 +79,10 @@ def adam(
   Biases, norms and embeddings decay too. If gradients are clipped, which Optimizer.clip does, the
   state has an empty entry for it, as in older checkpoints.
   """
-  parts = [
-    scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold),
-    optax.add_decayed_weights(weight_decay),
-    scale_by_learning_rate(schedule),
-  ]
+  scaled = scale_by_pax_adam(
+    adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold
+  )
+  parts = scaled, optax.add_decayed_weights(weight_decay), scale_by_learning_rate(schedule)
   clipping = [optax.identity()] if clip_gradient_norm_to_value > 0 else []
   return Skippable(*optax.chain(*clipping, *parts))
 
@@ -99,6 +99,49 @@ def adamw(
   """Returns optax's AdamW (https://arxiv.org/abs/1711.05101)."""
   betas, epsilons = (adam_beta1, adam_beta2), (adam_epsilon, adam_epsilon_root)
   return optax.adamw(schedule, *betas, *epsilons, weight_decay=weight_decay)
+
+
+@register('muon')
+def muon(
+  schedule: optax.Schedule,
+  adam_beta1: float,
+  adam_beta2: float,
+  adam_epsilon: float,
+  adam_epsilon_root: float,
+  muon_momentum: float,
+  muon_update_rms: float,
+  muon_split_heads: bool,
+  weight_decay: float,
+) -> optax.GradientTransformation:
+  """Returns Muon for matrices, and Adam for embeddings, norms, biases and the output head."""
+  adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
+  scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam=adam)
+  return _with_decay(scaled, weight_decay, schedule)
+
+
+@register('normuon')
+def normuon(
+  schedule: optax.Schedule,
+  adam_beta1: float,
+  adam_beta2: float,
+  adam_epsilon: float,
+  adam_epsilon_root: float,
+  muon_momentum: float,
+  muon_update_rms: float,
+  muon_split_heads: bool,
+  weight_decay: float,
+) -> optax.GradientTransformation:
+  """Returns Muon whose outputs have updates of one size (https://arxiv.org/abs/2510.05491)."""
+  adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
+  scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam_beta2, adam)
+  return _with_decay(scaled, weight_decay, schedule)
+
+
+def _with_decay(
+  scaled: optax.GradientTransformation, weight_decay: float, schedule: optax.Schedule
+) -> Skippable:
+  decay = optax.add_decayed_weights(weight_decay)
+  return Skippable(*optax.chain(scaled, decay, scale_by_learning_rate(schedule)))
 
 
 @register('lion', by_layer=True)

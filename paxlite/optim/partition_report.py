@@ -6,6 +6,7 @@ import jax
 
 from paxlite.core.trees import PyTree
 from paxlite.optim import moments
+from paxlite.optim.muon import MuonState
 from paxlite.optim.state_axes import named, parameter_of
 
 
@@ -21,7 +22,8 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
   """
   sizes = {name: x.size for name, x in named(params).items()}
   lines = []
-  for node in jax.tree.leaves(opt_state, is_leaf=_is_split):
+  nodes = jax.tree.leaves(opt_state, is_leaf=_is_split)
+  for node in nodes:
     if not _is_split(node):
       continue
     parts = _parts(node)
@@ -37,7 +39,7 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
     ]
     if any(held.values()):
       lines.append(f'The parts of the optimizer train: {", ".join(texts)}.')
-  has_mask = any(map(_is_split, jax.tree.leaves(opt_state, is_leaf=_is_split)))
+  has_mask = any(_is_split(n) and not isinstance(n, MuonState) for n in nodes)
   if has_mask and (stacked := next(filter(moments.is_repeated, sizes), None)):
     lines.append(
       'The optimizer has masks. To one that counts dimensions, an array of the repeated stack has '
@@ -53,12 +55,15 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
 
 
 def _is_split(node: object) -> bool:
-  return hasattr(node, 'inner_states') or type(node).__name__ == 'MaskedState'
+  is_masked = hasattr(node, 'inner_states') or type(node).__name__ == 'MaskedState'
+  return is_masked or isinstance(node, MuonState)
 
 
 def _parts(node: PyTree) -> Mapping[str, PyTree]:
   if hasattr(node, 'inner_states'):
     return {str(label): part for label, part in node.inner_states.items()}
+  if isinstance(node, MuonState):
+    return {'Muon': node.momentum, 'Adam': node.adam}
   return {'the masked one': node}
 
 

@@ -36,6 +36,7 @@ class WeightDims:
     outputs: All others, which the product makes.
     heads: Those of `inputs` or `outputs` that count attention heads.
     is_table: Whether it has a row for each token id or position: embeddings and the output head.
+    names: The logical axis of each dimension; () if the layer has declared none.
   """
 
   stacked: tuple[int, ...]
@@ -43,6 +44,7 @@ class WeightDims:
   outputs: tuple[int, ...]
   heads: tuple[int, ...] = ()
   is_table: bool = False
+  names: tuple[str | None, ...] = ()
 
   @property
   def is_matrix(self) -> bool:
@@ -85,6 +87,7 @@ def dims_of(box: nn.LogicallyPartitioned) -> WeightDims:
     if 'head_dim' in names
     else (),
     any(name in _ROWS for name in names),
+    tuple(names),
   )
 
 

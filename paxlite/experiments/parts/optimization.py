@@ -24,7 +24,7 @@ _ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE'}
 class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   """An optimizer and its learning rate schedule. The defaults are those of Pax's base class."""
 
-  OPTIMIZER: Training[str] = 'adam'  # name of the optimizer: adam (Pax's), adamw, lion, sgd, …
+  OPTIMIZER: Training[str] = 'adam'  # name of the optimizer: adam (Pax's), adamw, muon, lion, …
   LEARNING_RATE: Training[NotNegative] = 1e-3  # learning rate that the schedule multiplies
   ADAM_BETA1: Training[Below1] = 0.9  # decay rate of the mean gradient (first moment)
   ADAM_BETA2: Training[Below1] = 0.99  # decay rate of the mean squared gradient (second moment)
@@ -33,6 +33,13 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   ADAM_CLIP_THRESHOLD: Training[float] = 1.0  # largest RMS of a variable's update; ≤ 0: off
   CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = (
     5.0  # largest norm of all gradients together; ≤ 0: off
+  )
+  MUON_MOMENTUM: Training[Below1] = 0.95  # decay rate of the mean gradient of Muon's matrices
+  MUON_UPDATE_RMS: Training[NotNegative] = (
+    0.2  # root mean square of Muon's updates, as of AdamW's; 0: √max(1, outputs / inputs) times them
+  )
+  MUON_SPLIT_HEADS: Training[bool] = (
+    False  # whether Muon takes each head of queries, keys and values as a matrix
   )
   WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled weight decay, times the learning rate
 

@@ -1,6 +1,7 @@
 """Optimizers by name: the attribute OPTIMIZER, what it reads, and that each is what optax has."""
 
 import inspect
+import math
 import subprocess
 import sys
 
@@ -18,17 +19,75 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA7B
 from paxlite.optim import by_name, moments, partition_report
 from paxlite.optim.optimizers import Optimizer
+from paxlite.optim.state_axes import unboxed
+from paxlite.parallel.weight_dims import Weight, declared, muon_dims, weight_dims
 from paxlite.tools import show
 from tests.support import runs
 from tests.unit.optim.test_own_optimizer import mesh_of, of_leaves, trained
 
-NAMES = ['adam', 'adamw', 'lion', 'sgd', 'adafactor', 'schedule_free']
+NAMES = ['adam', 'adamw', 'muon', 'normuon', 'lion', 'sgd', 'adafactor', 'schedule_free']
 VALUES = dict(
   LR_SCHEDULE='constant', LEARNING_RATE=0.01, WEIGHT_DECAY=0.1, ADAM_BETA1=0.9, ADAM_BETA2=0.99
 )
+
+
+def matrices_and_rest(*after):
+  """Muon of optax's parts: Nesterov's momentum and its orthogonalization, and its Adam."""
+  ema = optax.ema(0.95, debias=False)
+
+  def nesterov(grads, state, params=None):
+    mean, state = ema.update(grads, state, params)
+    return jax.tree.map(lambda g, m: 0.05 * g + 0.95 * m, grads, mean), state
+
+  kinds = lambda params: jax.tree.map(
+    lambda d: 'muon' if d.is_matrix else 'rest', weight_dims(params)
+  )
+  momentum = optax.GradientTransformation(ema.init, nesterov)
+  orthogonal = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=muon_dims)
+  parts = {
+    'muon': optax.chain(momentum, orthogonal, *after, optax.stateless(of_adams_size)),
+    'rest': optax.scale_by_adam(0.9, 0.99, 1e-8),
+  }
+  decay, rate = optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.01)
+  return optax.chain(optax.partition(parts, kinds), decay, rate)
+
+
+def fans(x, dims):
+  return [math.prod(x.shape[i] for i in group) for group in (dims.inputs, dims.outputs)]
+
+
+def of_adams_size(updates, _):
+  one = lambda x, d: 0.2 * math.sqrt(max(fans(x, d))) * x
+  return jax.tree.map(one, updates, weight_dims(updates))
+
+
+def per_neuron():
+  """NorMuon's second half: see algorithm 1 of https://arxiv.org/abs/2510.05491."""
+
+  def init(params):
+    return jax.tree.map(jnp.zeros_like, params)
+
+  def update(updates, state, params=None):
+    dims = weight_dims(updates)
+    mean = lambda x, d: jnp.broadcast_to(jnp.square(x).mean(d.inputs, keepdims=True), x.shape)
+    state = jax.tree.map(lambda v, x, d: 0.99 * v + 0.01 * mean(x, d), state, updates, dims)
+    divided = jax.tree.map(lambda x, v: x / (jnp.sqrt(v) + 1e-8), updates, state)
+
+    def of_norm(x, d):
+      matrix = d.inputs + d.outputs
+      norm = jnp.sqrt(jnp.square(x).sum(matrix, keepdims=True))
+      return x / norm * math.sqrt(min(fans(x, d)))
+
+    return jax.tree.map(of_norm, divided, dims), state
+
+  return optax.GradientTransformation(init, update)
+
+
 OWN = {
   'adam': lambda: optax.adamw(0.01, 0.9, 0.99, 1e-8, weight_decay=0.1),
   'adamw': lambda: optax.adamw(0.01, 0.9, 0.99, 1e-8, weight_decay=0.1),
+  'muon': lambda: matrices_and_rest(),
+  'normuon': lambda: matrices_and_rest(per_neuron()),
   'lion': lambda: optax.lion(0.01, 0.9, 0.99, weight_decay=0.1),
   'sgd': lambda: optax.chain(optax.add_decayed_weights(0.0), optax.sgd(0.01, 0.9)),
   'adafactor': lambda: optax.adafactor(0.01, weight_decay_rate=0.001),
@@ -50,21 +109,28 @@ def test_all_optimizers_are_tested():
     TinyGPT(OPTIMIZER='').validate()
 
 
+def boxed():
+  """Parameters as layers declare them."""
+  rng = np.random.default_rng(0)
+  value = lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  return of_leaves(lambda leaf: Weight(value(leaf[0]), leaf[1], equation=leaf[2]))
+
+
 @pytest.mark.cases(fast=4)
 @pytest.mark.parametrize('name', NAMES)
 def test_an_optimizer_is_optaxs(name):
   """With the same gradients, which are small enough for no cap."""
   decay = dict(WEIGHT_DECAY=0.0) if name == 'sgd' else {}
   ours, own = optimizer_of(name, ADAM_CLIP_THRESHOLD=0.0, **decay), OWN[name]()
-  rng = np.random.default_rng(0)
-  params = of_leaves(lambda leaf: jnp.asarray(rng.normal(size=leaf[0]), jnp.float32))
-  expected, state, own_state = params, ours.init(params), own.init(params)
-  for number in range(4):
-    grads = jax.tree.map(lambda x, number=number: 0.01 * jnp.cos(number + 3 * x), expected)
-    norm = optax.tree.norm(grads)
-    params, state = ours.update(grads, norm, jnp.asarray(True), state, params)
-    updates, own_state = own.update(grads, own_state, expected)
-    expected = optax.apply_updates(expected, updates)
+  params = unboxed(boxed())
+  with declared(boxed):
+    expected, state, own_state = params, unboxed(ours.init(boxed())), own.init(params)
+    for number in range(50):
+      grads = jax.tree.map(lambda x, number=number: 0.01 * jnp.cos(number + 3 * x), expected)
+      norm = optax.tree.norm(grads)
+      params, state = jax.jit(ours.update)(grads, norm, jnp.asarray(True), state, params)
+      updates, own_state = jax.jit(own.update)(grads, own_state, expected)
+      expected = optax.apply_updates(expected, updates)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), params, expected
   )
@@ -140,18 +206,18 @@ def test_a_model_trains_on_eight_devices_as_on_one(name, tmp_path):
 def test_where_moments_are_changes_nothing(name):
   """Layers of a repeated stack are updated one by one, if that is known to be the same."""
   at_once, streamed = optimizer_of(name), optimizer_of(name, OFFLOAD_OPTIMIZER=True)
-  assert streamed.by_layer == (name not in ('adafactor', 'schedule_free'))
-  rng = np.random.default_rng(0)
-  params = of_leaves(lambda leaf: jnp.asarray(rng.normal(size=leaf[0]), jnp.float32))
+  assert streamed.by_layer == (name in ('adam', 'adamw', 'lion', 'sgd'))
   found = []
   for optimizer in (at_once, streamed):
-    here, state = params, optimizer.init(params)
+    here, state = unboxed((boxed(), optimizer.init(boxed())))
     if optimizer.on_host:
       put = lambda x: jax.device_put(x, jax.memory.Space.Host) if moments.is_moment(x) else x
       state = jax.tree.map(put, state)
     for _ in range(2):
       grads = jax.tree.map(jnp.sin, here)
-      here, state = jax.jit(optimizer.update)(grads, jnp.ones(()), jnp.asarray(True), state, here)
+      with declared(boxed):
+        update = jax.jit(optimizer.update)
+        here, state = update(grads, jnp.ones(()), jnp.asarray(True), state, here)
     found.append((here, state))
   same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
   jax.tree.map(same, *found)
@@ -208,8 +274,17 @@ def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(monkeypatch):
 def test_the_learning_rate_of_every_optimizer_is_known():
   for name in NAMES:
     optimizer = optimizer_of(name)
-    state = optimizer.init({'w': jnp.ones((2, 2))})
+    state = optimizer.init(boxed())
     assert float(optimizer.learning_rate(state, jnp.zeros(()))) == pytest.approx(0.01)
+
+
+def test_what_muon_trains_is_said():
+  with declared(boxed):
+    state = unboxed(optimizer_of('muon').init(boxed()))
+  assert partition_report.described(state, unboxed(boxed())) == [
+    'The parts of the optimizer train: Muon 1 of 4 arrays (128 parameters), '
+    'Adam 3 of 4 arrays (272 parameters).'
+  ]
 
 
 def test_the_weights_that_a_schedule_free_run_evaluates_are_said():

@@ -21,14 +21,15 @@ from paxlite.experiments import identity
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optim import by_name, partition_report, state_axes
 from paxlite.optim.optimizers import Optimizer
-from paxlite.parallel import partitioning
+from paxlite.parallel import partitioning, weight_dims
 from tests.support import runs
 
-# a stack of two layers, and variables outside of it, two of them matrices
+# a stack of two layers, and variables outside of it, with the einsums that multiply them
+_QKV = (2, 8, 2, 4), ('layers', 'embed', 'heads', 'head_dim'), 'BTD,DNH->BTNH'
 SHAPES = {
-  'transformer': {'repeat': {'qkv': {'w': ((2, 8, 2, 4), ('layers', 'embed', 'heads', None))}}},
-  'embedding': {'w': ((16, 8), ('vocab', 'embed'))},
-  'head': {'w': ((8, 16), ('embed', 'vocab')), 'b': ((16,), ('vocab',))},
+  'transformer': {'repeat': {'qkv': {'w': _QKV}}},
+  'embedding': {'w': ((16, 8), ('vocab', 'embed'), '')},
+  'head': {'w': ((8, 16), ('embed', 'vocab'), 'BTD,DV->BTV'), 'b': ((16,), ('vocab',), '')},
 }
 
 
@@ -69,8 +70,7 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None, first: int
   """Returns parameters and state after steps from `first` on, and their shapes on the mesh."""
   rng = np.random.default_rng(1)
   value = lambda leaf: rng.normal(size=leaf[0]).astype('float32')
-  box = lambda leaf: nn.LogicallyPartitioned(value(leaf), names=leaf[1])
-  boxed = of_leaves(box)
+  boxed = of_leaves(lambda leaf: weight_dims.Weight(value(leaf), leaf[1], equation=leaf[2]))
   shapes = jax.eval_shape(lambda: (boxed, optimizer.init(boxed)))
   sharded = partitioning.sharded_shapes(shapes, mesh, partitioning.DEFAULT_RULES)
   shardings = jax.tree.map(lambda x: x.sharding, sharded)
@@ -82,7 +82,8 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None, first: int
   @functools.partial(jax.jit, out_shardings=shardings)
   def step(params, opt_state, grads, valid):
     norm = optax.tree.norm(grads)
-    return optimizer.update(grads, norm, valid, opt_state, params)
+    with partitioning.activate(mesh), weight_dims.declared(lambda: boxed):
+      return optimizer.update(grads, norm, valid, opt_state, params)
 
   for number in range(first, first + steps):
     grads = jax.tree.map(lambda x, number=number: jnp.sin(number + 3 * x), state[0])

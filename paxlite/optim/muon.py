@@ -1,0 +1,233 @@
+"""Muon, which gives the momentum of each matrix singular values near 1.
+
+The method is that of https://kellerjordan.github.io/posts/muon/. What a matrix is, layers say: see
+parallel/weight_dims.py. All other variables are trained by Adam.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+from paxlite.core.trees import PyTree
+from paxlite.optim.transformations import PaxAdamState, Valid, scale_by_pax_adam
+from paxlite.parallel.partitioning import Spread, active_kind, mesh_axes
+from paxlite.parallel.weight_dims import WeightDims, weight_dims
+
+# a, b, c of a step x ← a·x + (b·x·xᵀ + c·(x·xᵀ)²)·x, whose slope at 0 is as large as possible
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+
+_Axes = tuple[tuple[str, ...], ...]
+
+
+class MuonState(NamedTuple):
+  """The state of `scale_by_muon`.
+
+  Attributes:
+    momentum: The mean gradient of each matrix; None for all other variables.
+    neurons: NorMuon's mean square of the update of each output, with dimensions of size 1 for the
+      inputs; None for other variables, and for Muon.
+    adam: Adam's state for all other variables.
+  """
+
+  momentum: PyTree
+  neurons: PyTree
+  adam: PaxAdamState
+
+
+def scale_by_muon(
+  momentum: float = 0.95,
+  update_rms: float = 0.2,
+  split_heads: bool = False,
+  neuron_decay: float | None = None,
+  adam: optax.GradientTransformation | None = None,
+  dtype: DTypeLike | None = None,
+) -> optax.GradientTransformation:
+  """Returns Muon with Nesterov's momentum for matrices, and Adam for all other variables.
+
+  Args:
+    momentum: Decay of the mean gradient, m ← momentum·m + (1 − momentum)·g.
+    update_rms: Root mean square of the update of a whole matrix of rank min(inputs, outputs):
+      update_rms · √max(inputs, outputs) multiplies it (https://arxiv.org/abs/2502.16982, with 0.2,
+      the usual RMS of AdamW's updates, so that its learning rates fit). 0: √max(1, outputs/inputs),
+      as Keller Jordan has it.
+    split_heads: Whether each head of queries, keys and values is a matrix [inputs, head_dim].
+    neuron_decay: NorMuon's decay of the mean square of each output's update, by whose root the
+      update is divided (https://arxiv.org/abs/2510.05491, algorithm 1); None: Muon.
+    adam: Trains the other variables, with a state PaxAdamState; None: Pax's Adam.
+    dtype: The dtype of the products; None: bfloat16, and float32 on CPUs, where it is faster.
+  """
+  adam = adam or scale_by_pax_adam()
+
+  def dims_of(params: PyTree) -> PyTree:
+    of_heads = lambda d: by_heads(d) if split_heads else d
+    return jax.tree.map(of_heads, weight_dims(params))
+
+  def init(params: PyTree) -> MuonState:
+    dims = dims_of(params)
+    matrices, rest = _split(params, dims)
+    neurons = None
+    if neuron_decay is not None:
+      neurons = jax.tree.map(lambda x, d: jnp.zeros(_outputs(x, d)), *_with(matrices, dims))
+    return MuonState(jax.tree.map(jnp.zeros_like, matrices), neurons, adam.init(rest))
+
+  def update(
+    updates: PyTree, state: MuonState, params: PyTree | None = None, valid: Valid = True
+  ) -> tuple[PyTree, MuonState]:
+    del params
+    dims = dims_of(updates)
+    matrices, rest = _split(updates, dims)
+    decay = jnp.where(valid, momentum, 1.0)  # of a skipped update, whose gradients are zeros
+    lerp = lambda mean, x: decay * mean + (1 - decay) * x.astype(jnp.float32)
+    mean = jax.tree.map(lerp, state.momentum, matrices)
+    ahead = jax.tree.map(lambda g, m: (1 - momentum) * g + momentum * m, matrices, mean)
+    in_dtype = dtype or (jnp.float32 if active_kind() == 'cpu' else jnp.bfloat16)
+    made, neurons = orthogonalized(*_with(ahead, dims), in_dtype), state.neurons
+    if neuron_decay is not None:
+      made, neurons = _per_neuron(made, neurons, dims, jnp.where(valid, neuron_decay, 1.0))
+    scaled = jax.tree.map(lambda x, d: _scale(x, d, update_rms) * x, *_with(made, dims))
+    others, adam_state = adam.update(rest, state.adam, valid=valid)
+    return _merged(scaled, others), MuonState(mean, neurons, adam_state)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def by_heads(dims: WeightDims) -> WeightDims:
+  """Returns dimensions in which the heads that a weight makes are separate matrices."""
+  made = tuple(i for i in dims.heads if i in dims.outputs)
+  rest = tuple(i for i in dims.outputs if i not in made)
+  if not dims.is_matrix or not made or not rest:
+    return dims
+  stacked = tuple(sorted((*dims.stacked, *made)))
+  return dataclasses.replace(dims, stacked=stacked, outputs=rest)
+
+
+def orthogonalized(matrices: PyTree, dims: PyTree, dtype: DTypeLike) -> PyTree:
+  """Returns U·Vᵀ of each matrix U·S·Vᵀ, approximately, float32.
+
+  Matrices of one size are computed together, spread over all devices of the mesh, so that each
+  device computes whole matrices, and each matrix is computed once.
+
+  Args:
+    matrices: Arrays of which each has one or more matrices.
+    dims: The WeightDims of each.
+    dtype: The dtype of the products.
+  """
+  arrays, tree = jax.tree.flatten(matrices)
+  of_arrays = jax.tree.leaves(dims, is_leaf=lambda d: isinstance(d, WeightDims))
+  flat = [_flat(x, d, dtype) for x, d in zip(arrays, of_arrays, strict=True)]
+  groups = collections.defaultdict(list)  # the arrays with matrices of one size and sharding
+  for i, (x_SIO, axes) in enumerate(flat):
+    groups[x_SIO.shape[1:], axes].append(i)
+  found = list(arrays)
+  for (_, axes), members in groups.items():
+    x_SIO = jnp.concatenate([flat[i][0] for i in members])
+    ends = list(itertools.accumulate(len(flat[i][0]) for i in members))
+    devices = Spread(axes)
+    missing = -len(x_SIO) % devices.size
+    x_SIO = devices.spread(jnp.pad(x_SIO, ((0, missing), (0, 0), (0, 0))))
+    x_SIO = devices.brought_back(_newton_schulz(x_SIO))
+    for i, part in zip(members, jnp.split(x_SIO, ends), strict=False):
+      found[i] = _unflat(part, arrays[i].shape, of_arrays[i])
+  return jax.tree.unflatten(tree, found)
+
+
+def _newton_schulz(x_SIO: jax.Array) -> jax.Array:
+  """Returns each matrix with singular values near 1; I must not be larger than O."""
+  wide = x_SIO.astype(jnp.float32)
+  norm = jnp.linalg.norm(wide, axis=(1, 2), keepdims=True)
+  x_SIO = (wide / jnp.maximum(norm, 1e-7)).astype(x_SIO.dtype)
+  a, b, c = COEFFICIENTS
+  for _ in range(STEPS):
+    gram_SII = x_SIO @ x_SIO.mT
+    x_SIO = a * x_SIO + (b * gram_SII + c * (gram_SII @ gram_SII)) @ x_SIO
+  return x_SIO
+
+
+def _flat(x: jax.Array, dims: WeightDims, dtype: DTypeLike) -> tuple[jax.Array, _Axes]:
+  """Returns the matrices of an array, [stacked, inputs, outputs], and their mesh axes.
+
+  Matrices with more inputs than outputs are transposed.
+  """
+  groups = dims.stacked, dims.inputs, dims.outputs
+  sizes = [math.prod(x.shape[i] for i in group) for group in groups]
+  of_dims = mesh_axes(x.shape, dims.names)
+  stacked, inputs, outputs = (tuple(a for i in group for a in of_dims[i]) for group in groups)
+  x_SIO = x.astype(dtype).transpose(_order(dims)).reshape(sizes)
+  if sizes[1] > sizes[2]:
+    return x_SIO.mT, (stacked, outputs, inputs)
+  return x_SIO, (stacked, inputs, outputs)
+
+
+def _unflat(x_SIO: jax.Array, shape: Sequence[int], dims: WeightDims) -> jax.Array:
+  """Returns matrices, which may be transposed, as an array of this shape in float32."""
+  order = _order(dims)
+  if x_SIO.shape[1] != math.prod(shape[i] for i in dims.inputs):
+    x_SIO = x_SIO.mT
+  back = [order.index(i) for i in range(len(order))]
+  return x_SIO.reshape([shape[i] for i in order]).transpose(back).astype(jnp.float32)
+
+
+def _per_neuron(
+  made: PyTree, neurons: PyTree, dims: PyTree, decay: jax.Array
+) -> tuple[PyTree, PyTree]:
+  """Returns updates divided by the root mean square of each output's, of the norm before."""
+
+  def one(x: jax.Array, mean: jax.Array, d: WeightDims) -> tuple[jax.Array, jax.Array]:
+    mean = decay * mean + (1 - decay) * jnp.square(x).mean(d.inputs, keepdims=True)
+    divided = x / (jnp.sqrt(mean) + 1e-8)
+    matrix = (*d.inputs, *d.outputs)
+    full = math.sqrt(min(_fans(x, d)))  # the norm of a matrix whose singular values are all 1
+    norm = jnp.sqrt(jnp.square(divided).sum(matrix, keepdims=True))
+    return divided * full / jnp.maximum(norm, 1e-7), mean
+
+  matrices, of_matrices = _with(made, dims)
+  pairs = jax.tree.map(one, matrices, neurons, of_matrices)
+  return jax.tree.transpose(jax.tree.structure(matrices), jax.tree.structure((0, 0)), pairs)
+
+
+def _scale(x: jax.Array, dims: WeightDims, update_rms: float) -> float:
+  inputs, outputs = _fans(x, dims)
+  if update_rms:
+    return update_rms * math.sqrt(max(inputs, outputs))
+  return math.sqrt(max(1, outputs / inputs))
+
+
+def _fans(x: jax.Array, dims: WeightDims) -> tuple[int, int]:
+  """The numbers of inputs and outputs of a weight's matrices."""
+  size = lambda group: math.prod(x.shape[i] for i in group)
+  return size(dims.inputs), size(dims.outputs)
+
+
+def _outputs(x: jax.Array, dims: WeightDims) -> list[int]:
+  return [1 if i in dims.inputs else size for i, size in enumerate(x.shape)]
+
+
+def _order(dims: WeightDims) -> tuple[int, ...]:
+  return dims.stacked + dims.inputs + dims.outputs
+
+
+def _split(params: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
+  """Returns (matrices, all others): trees like `params`, with None where the other has the leaf."""
+  choose = lambda wanted: jax.tree.map(lambda x, d: x if d.is_matrix == wanted else None, params, dims)
+  return choose(True), choose(False)
+
+
+def _with(matrices: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
+  """Returns matrices and their WeightDims, in trees of one structure."""
+  is_leaf = lambda x: x is None
+  one = lambda x, d: None if x is None else d
+  return matrices, jax.tree.map(one, matrices, dims, is_leaf=is_leaf)
+
+
+def _merged(matrices: PyTree, others: PyTree) -> PyTree:
+  pick = lambda x, other: other if x is None else x
+  return jax.tree.map(pick, matrices, others, is_leaf=lambda x: x is None)
