@@ -125,7 +125,7 @@ def parts(name: str, result: Result, tiny: bool) -> Values:
 
 
 def ask(worker: Worker, task: Values, deadline: float, limit: float) -> Result:
-  """Returns a worker's result, whose status is ok, or else skipped, failed or not run, and a reason.
+  """Returns a worker's result: its status is ok, or else skipped, failed or not run, with a reason.
 
   Args:
     worker: The process of a case or a probe.

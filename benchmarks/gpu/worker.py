@@ -1,6 +1,7 @@
 """Processes that measure one case or probe each, and import what they need before their turn."""
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -39,8 +40,8 @@ class Worker:
     if 'XLA_CLIENT_MEM_FRACTION' not in environment:  # its newer name; JAX refuses both at once
       environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', str(MEMORY_FRACTION))
     self.name = name
-    self._out = tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace')
-    self._error = tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace')
+    file = functools.partial(tempfile.TemporaryFile, 'w+', encoding='utf-8', errors='replace')
+    self._out, self._error = file(), file()
     self._process = subprocess.Popen(
       [sys.executable, '-m', 'benchmarks.gpu', f'--serve={name}'],
       stdin=subprocess.PIPE,

@@ -11,7 +11,7 @@ itself says which attributes have a meaning for the optimizer.
 What holds for every optimizer, such as clipping, is in optimizers.Optimizer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import optax
@@ -22,6 +22,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.optim.muon import scale_by_muon
 from paxlite.optim.transformations import Skippable, scale_by_learning_rate, scale_by_pax_adam
+from paxlite.optim.variable_groups import decayed
 
 _F = TypeVar('_F', bound=Callable[..., optax.GradientTransformation])
 _MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {}
@@ -73,6 +74,7 @@ def adam(
   adam_clip_threshold: float = 1.0,
   weight_decay: float = 1e-3,
   clip_gradient_norm_to_value: float = 5.0,
+  weight_decay_factors: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns Pax's Adam: scale_by_pax_adam, decay of all trainable variables, and −schedule.
 
@@ -82,7 +84,7 @@ def adam(
   scaled = scale_by_pax_adam(
     adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold
   )
-  parts = scaled, optax.add_decayed_weights(weight_decay), scale_by_learning_rate(schedule)
+  parts = scaled, decayed(weight_decay, weight_decay_factors), scale_by_learning_rate(schedule)
   clipping = [optax.identity()] if clip_gradient_norm_to_value > 0 else []
   return Skippable(*optax.chain(*clipping, *parts))
 
@@ -95,10 +97,14 @@ def adamw(
   adam_epsilon: float,
   adam_epsilon_root: float,
   weight_decay: float,
+  weight_decay_factors: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns optax's AdamW (https://arxiv.org/abs/1711.05101)."""
   betas, epsilons = (adam_beta1, adam_beta2), (adam_epsilon, adam_epsilon_root)
-  return optax.adamw(schedule, *betas, *epsilons, weight_decay=weight_decay)
+  scaled = optax.scale_by_adam(*betas, *epsilons)
+  return optax.chain(
+    scaled, decayed(weight_decay, weight_decay_factors), optax.scale_by_learning_rate(schedule)
+  )
 
 
 @register('muon')
@@ -112,11 +118,12 @@ def muon(
   muon_update_rms: float,
   muon_split_heads: bool,
   weight_decay: float,
+  weight_decay_factors: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns Muon for matrices, and Adam for embeddings, norms, biases and the output head."""
   adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
   scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam=adam)
-  return _with_decay(scaled, weight_decay, schedule)
+  return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
 
 
 @register('normuon')
@@ -130,44 +137,59 @@ def normuon(
   muon_update_rms: float,
   muon_split_heads: bool,
   weight_decay: float,
+  weight_decay_factors: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns Muon whose outputs have updates of one size (https://arxiv.org/abs/2510.05491)."""
   adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
   scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam_beta2, adam)
-  return _with_decay(scaled, weight_decay, schedule)
+  return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
 
 
-def _with_decay(
-  scaled: optax.GradientTransformation, weight_decay: float, schedule: optax.Schedule
+def _muon(
+  scaled: optax.GradientTransformation,
+  decay: optax.GradientTransformation,
+  schedule: optax.Schedule,
 ) -> Skippable:
-  decay = optax.add_decayed_weights(weight_decay)
   return Skippable(*optax.chain(scaled, decay, scale_by_learning_rate(schedule)))
 
 
 @register('lion', by_layer=True)
 def lion(
-  schedule: optax.Schedule, adam_beta1: float, adam_beta2: float, weight_decay: float
+  schedule: optax.Schedule,
+  adam_beta1: float,
+  adam_beta2: float,
+  weight_decay: float,
+  weight_decay_factors: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns optax's Lion (https://arxiv.org/abs/2302.06675)."""
-  return optax.lion(schedule, adam_beta1, adam_beta2, weight_decay=weight_decay)
+  return optax.chain(
+    optax.scale_by_lion(adam_beta1, adam_beta2),
+    decayed(weight_decay, weight_decay_factors),
+    optax.scale_by_learning_rate(schedule),
+  )
 
 
 @register('sgd', by_layer=True)
 def sgd(
-  schedule: optax.Schedule, adam_beta1: float, weight_decay: float
+  schedule: optax.Schedule,
+  adam_beta1: float,
+  weight_decay: float,
+  weight_decay_factors: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns gradient descent with the momentum `adam_beta1`, and decoupled weight decay."""
-  decay, rate = optax.add_decayed_weights(weight_decay), optax.scale_by_learning_rate(schedule)
+  decay, rate = decayed(weight_decay, weight_decay_factors), optax.scale_by_learning_rate(schedule)
   return optax.chain(optax.trace(adam_beta1), decay, rate)
 
 
 @register('adafactor')
-def adafactor(schedule: optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
+def adafactor(
+  schedule: optax.Schedule, weight_decay: float, weight_decay_factors: Sequence[str] = ()
+) -> optax.GradientTransformation:
   """Returns optax's Adafactor (https://arxiv.org/abs/1804.04235) without momentum.
 
   The decay is multiplied by the learning rate, as that of all others here. In optax it is not.
   """
-  decay = optax.add_decayed_weights(-weight_decay)  # the updates before it are negative
+  decay = decayed(-weight_decay, weight_decay_factors)  # the updates before it are negative
   return optax.chain(
     optax.adafactor(None), decay, optax.scale_by_learning_rate(schedule, flip_sign=False)
   )

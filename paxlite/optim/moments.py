@@ -73,8 +73,21 @@ def narrow(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-# names of moments in the states of Pax's Adam, of Muon and of optax; what has another name may be parameters
-_NAMES = {'m', 'v', 'mu', 'nu', 'nu_max', 'trace', 'sum_of_squares', 'm1', 'm2', 'e_g', 'e_x', 'momentum'}
+# names of moments in the states of this folder and of optax; what has another name may be parameters
+_NAMES = {
+  'm',
+  'v',
+  'mu',
+  'nu',
+  'nu_max',
+  'trace',
+  'sum_of_squares',
+  'm1',
+  'm2',
+  'e_g',
+  'e_x',
+  'momentum',
+}
 
 
 def _is_narrowed(path: KeyPath, x: jax.Array) -> bool:

@@ -17,7 +17,7 @@ import optax
 from jax.typing import DTypeLike
 
 from paxlite.core.trees import PyTree
-from paxlite.optim.transformations import PaxAdamState, Valid, scale_by_pax_adam
+from paxlite.optim.transformations import Valid, scale_by_pax_adam
 from paxlite.parallel.partitioning import Spread, active_kind, mesh_axes
 from paxlite.parallel.weight_dims import WeightDims, weight_dims
 
@@ -40,7 +40,7 @@ class MuonState(NamedTuple):
 
   momentum: PyTree
   neurons: PyTree
-  adam: PaxAdamState
+  adam: PyTree
 
 
 def scale_by_muon(
@@ -48,7 +48,7 @@ def scale_by_muon(
   update_rms: float = 0.2,
   split_heads: bool = False,
   neuron_decay: float | None = None,
-  adam: optax.GradientTransformation | None = None,
+  adam: optax.GradientTransformationExtraArgs | None = None,
   dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
   """Returns Muon with Nesterov's momentum for matrices, and Adam for all other variables.
@@ -62,10 +62,10 @@ def scale_by_muon(
     split_heads: Whether each head of queries, keys and values is a matrix [inputs, head_dim].
     neuron_decay: NorMuon's decay of the mean square of each output's update, by whose root the
       update is divided (https://arxiv.org/abs/2510.05491, algorithm 1); None: Muon.
-    adam: Trains the other variables, with a state PaxAdamState; None: Pax's Adam.
+    adam: Trains the other variables, and takes `valid`; None: Pax's Adam.
     dtype: The dtype of the products; None: bfloat16, and float32 on CPUs, where it is faster.
   """
-  adam = adam or scale_by_pax_adam()
+  rest_adam = adam or scale_by_pax_adam()
 
   def dims_of(params: PyTree) -> PyTree:
     of_heads = lambda d: by_heads(d) if split_heads else d
@@ -77,10 +77,10 @@ def scale_by_muon(
     neurons = None
     if neuron_decay is not None:
       neurons = jax.tree.map(lambda x, d: jnp.zeros(_outputs(x, d)), *_with(matrices, dims))
-    return MuonState(jax.tree.map(jnp.zeros_like, matrices), neurons, adam.init(rest))
+    return MuonState(jax.tree.map(jnp.zeros_like, matrices), neurons, rest_adam.init(rest))
 
   def update(
-    updates: PyTree, state: MuonState, params: PyTree | None = None, valid: Valid = True
+    updates: PyTree, state: PyTree, params: PyTree | None = None, valid: Valid = True
   ) -> tuple[PyTree, MuonState]:
     del params
     dims = dims_of(updates)
@@ -94,7 +94,7 @@ def scale_by_muon(
     if neuron_decay is not None:
       made, neurons = _per_neuron(made, neurons, dims, jnp.where(valid, neuron_decay, 1.0))
     scaled = jax.tree.map(lambda x, d: _scale(x, d, update_rms) * x, *_with(made, dims))
-    others, adam_state = adam.update(rest, state.adam, valid=valid)
+    others, adam_state = rest_adam.update(rest, state.adam, valid=valid)
     return _merged(scaled, others), MuonState(mean, neurons, adam_state)
 
   return optax.GradientTransformationExtraArgs(init, update)
@@ -123,57 +123,57 @@ def orthogonalized(matrices: PyTree, dims: PyTree, dtype: DTypeLike) -> PyTree:
   """
   arrays, tree = jax.tree.flatten(matrices)
   of_arrays = jax.tree.leaves(dims, is_leaf=lambda d: isinstance(d, WeightDims))
-  flat = [_flat(x, d, dtype) for x, d in zip(arrays, of_arrays, strict=True)]
+  flat = [_flat(array, d, dtype) for array, d in zip(arrays, of_arrays, strict=True)]
   groups = collections.defaultdict(list)  # the arrays with matrices of one size and sharding
-  for i, (x_SIO, axes) in enumerate(flat):
-    groups[x_SIO.shape[1:], axes].append(i)
+  for i, (x, axes) in enumerate(flat):
+    groups[x.shape[1:], axes].append(i)
   found = list(arrays)
   for (_, axes), members in groups.items():
-    x_SIO = jnp.concatenate([flat[i][0] for i in members])
+    x = jnp.concatenate([flat[i][0] for i in members])
     ends = list(itertools.accumulate(len(flat[i][0]) for i in members))
     devices = Spread(axes)
-    missing = -len(x_SIO) % devices.size
-    x_SIO = devices.spread(jnp.pad(x_SIO, ((0, missing), (0, 0), (0, 0))))
-    x_SIO = devices.brought_back(_newton_schulz(x_SIO))
-    for i, part in zip(members, jnp.split(x_SIO, ends), strict=False):
+    missing = -len(x) % devices.size
+    x = devices.spread(jnp.pad(x, ((0, missing), (0, 0), (0, 0))))
+    x = devices.brought_back(_newton_schulz(x))
+    for i, part in zip(members, jnp.split(x, ends), strict=False):
       found[i] = _unflat(part, arrays[i].shape, of_arrays[i])
   return jax.tree.unflatten(tree, found)
 
 
-def _newton_schulz(x_SIO: jax.Array) -> jax.Array:
-  """Returns each matrix with singular values near 1; I must not be larger than O."""
-  wide = x_SIO.astype(jnp.float32)
+def _newton_schulz(x: jax.Array) -> jax.Array:
+  """Returns each matrix [S, I, O] with singular values near 1; I must not be larger than O."""
+  wide = x.astype(jnp.float32)
   norm = jnp.linalg.norm(wide, axis=(1, 2), keepdims=True)
-  x_SIO = (wide / jnp.maximum(norm, 1e-7)).astype(x_SIO.dtype)
+  x = (wide / jnp.maximum(norm, 1e-7)).astype(x.dtype)
   a, b, c = COEFFICIENTS
   for _ in range(STEPS):
-    gram_SII = x_SIO @ x_SIO.mT
-    x_SIO = a * x_SIO + (b * gram_SII + c * (gram_SII @ gram_SII)) @ x_SIO
-  return x_SIO
+    gram = x @ x.mT
+    x = a * x + (b * gram + c * (gram @ gram)) @ x
+  return x
 
 
-def _flat(x: jax.Array, dims: WeightDims, dtype: DTypeLike) -> tuple[jax.Array, _Axes]:
+def _flat(array: jax.Array, dims: WeightDims, dtype: DTypeLike) -> tuple[jax.Array, _Axes]:
   """Returns the matrices of an array, [stacked, inputs, outputs], and their mesh axes.
 
   Matrices with more inputs than outputs are transposed.
   """
   groups = dims.stacked, dims.inputs, dims.outputs
-  sizes = [math.prod(x.shape[i] for i in group) for group in groups]
-  of_dims = mesh_axes(x.shape, dims.names)
+  sizes = [math.prod(array.shape[i] for i in group) for group in groups]
+  of_dims = mesh_axes(array.shape, dims.names)
   stacked, inputs, outputs = (tuple(a for i in group for a in of_dims[i]) for group in groups)
-  x_SIO = x.astype(dtype).transpose(_order(dims)).reshape(sizes)
+  x = array.astype(dtype).transpose(_order(dims)).reshape(sizes)
   if sizes[1] > sizes[2]:
-    return x_SIO.mT, (stacked, outputs, inputs)
-  return x_SIO, (stacked, inputs, outputs)
+    return x.mT, (stacked, outputs, inputs)
+  return x, (stacked, inputs, outputs)
 
 
-def _unflat(x_SIO: jax.Array, shape: Sequence[int], dims: WeightDims) -> jax.Array:
-  """Returns matrices, which may be transposed, as an array of this shape in float32."""
+def _unflat(x: jax.Array, shape: Sequence[int], dims: WeightDims) -> jax.Array:
+  """Returns matrices [S, I, O], which may be transposed, as an array of this shape in float32."""
   order = _order(dims)
-  if x_SIO.shape[1] != math.prod(shape[i] for i in dims.inputs):
-    x_SIO = x_SIO.mT
+  if x.shape[1] != math.prod(shape[i] for i in dims.inputs):
+    x = x.mT
   back = [order.index(i) for i in range(len(order))]
-  return x_SIO.reshape([shape[i] for i in order]).transpose(back).astype(jnp.float32)
+  return x.reshape([shape[i] for i in order]).transpose(back).astype(jnp.float32)
 
 
 def _per_neuron(
@@ -217,7 +217,9 @@ def _order(dims: WeightDims) -> tuple[int, ...]:
 
 def _split(params: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
   """Returns (matrices, all others): trees like `params`, with None where the other has the leaf."""
-  choose = lambda wanted: jax.tree.map(lambda x, d: x if d.is_matrix == wanted else None, params, dims)
+  choose = lambda wanted: jax.tree.map(
+    lambda x, d: x if d.is_matrix == wanted else None, params, dims
+  )
   return choose(True), choose(False)
 
 

@@ -14,7 +14,7 @@ from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
-from paxlite.optim import moments, state_axes
+from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
 
@@ -29,6 +29,8 @@ class Optimizer:
     schedule: Learning rate by update count, for the summaries; None if it is not known.
     trainable: Regular expressions; a variable trains when one of them matches its full path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
+    rate_factors: Factors of the learning rates of some variables, 'PATTERN=FACTOR': see
+      variable_groups.
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
       means no cap.
     on_host: Whether the moments are in the memory of the host between two updates.
@@ -43,6 +45,7 @@ class Optimizer:
   transformation: optax.GradientTransformation
   schedule: optax.Schedule | None = None
   trainable: Sequence[str] = ('.*',)
+  rate_factors: Sequence[str] = ()
   clip_gradient_norm: float = 0.0
   on_host: bool = False
   moments_dtype: str = 'float32'
@@ -54,6 +57,10 @@ class Optimizer:
       raise UserError(f'transformation() makes a {made}, and must make an optax transformation')
 
   @functools.cached_property
+  def _rate_factors(self) -> variable_groups.Factors:
+    return variable_groups.parsed(self.rate_factors, 'LEARNING_RATE_FACTORS')
+
+  @functools.cached_property
   def _wrapped(self) -> Skippable:
     """The transformation with moments in their dtype, which can skip an update."""
     return Skippable(*moments.narrow(skippable(self.transformation), self.moments_dtype))
@@ -62,8 +69,11 @@ class Optimizer:
     """Returns the first state for trainable parameters, boxed as they are with logical axes.
 
     Raises:
-      UserError: It holds a random key of JAX's own type, which no checkpoint can hold.
+      UserError: It holds a random key of JAX's own type, which no checkpoint can hold, or no
+        variable has a learning rate of its own that an expression asks for.
     """
+    names = list(state_axes.named(trainable))
+    variable_groups.check(self._rate_factors, names, 'LEARNING_RATE_FACTORS')
     with _explained('make its state for'), weight_dims.declared(lambda: trainable):
       state = self._wrapped.init(state_axes.unboxed(trainable))
     for path, x in jax.tree_util.tree_leaves_with_path(state):
@@ -132,6 +142,7 @@ class Optimizer:
       grads = self.clip(grads, norm, valid)
       with _explained('update'):
         updates, state = self._wrapped.update(grads, state, params, valid=valid)
+      updates = variable_groups.scaled(updates, self._rate_factors)
       return optax.apply_updates(params, updates), state
 
     if self.on_host:

@@ -26,7 +26,7 @@ def scale_by_pax_adam(
   epsilon: float = 1e-6,
   epsilon_root: float = 0.0,
   update_clip: float = 0.0,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Returns Adam in Pax's form, which corrects the decays, so that m and v are stored corrected.
 
   β_t = β(1 − β^t) / (1 − β^(t+1)), where t counts from 0; m = β1_t·m + (1 − β1_t)·g; the update is

@@ -37,17 +37,26 @@ ARGUMENTS: dict[str, Answer] = {
   # Optimizer and schedule
   **each('learning_rate lr', renamed('LEARNING_RATE')),
   'lr_scheduler_type': renamed(
-    'LR_SCHEDULE', 'cosine is linear_rampup_cosine_decay, which ends at LR_COS_MIN_RATIO'
+    'LR_SCHEDULE',
+    'linear, inverse_sqrt, constant and warmup_stable_decay have the same names; cosine is '
+    'linear_rampup_cosine_decay, which ends at LR_COS_MIN_RATIO and has LR_COS_WARMUP',
   ),
-  'lr_scheduler_kwargs': instead('LR_COS_ and LR_LRED_ attributes describe the schedule'),
-  'warmup_steps': renamed('LR_COS_WARMUP'),
-  'warmup_ratio': renamed('LR_COS_WARMUP', 'in steps'),
-  'weight_decay': renamed('WEIGHT_DECAY', 'of every variable, norms and biases too'),
+  'lr_scheduler_kwargs': instead(
+    'LR_DECAY_, LR_COS_ and LR_LRED_ attributes describe the schedule'
+  ),
+  'warmup_steps': renamed('LR_WARMUP'),
+  'warmup_ratio': renamed('LR_WARMUP', 'in steps'),
+  'weight_decay': renamed(
+    'WEIGHT_DECAY', 'of every variable, norms and biases too, unless WEIGHT_DECAY_FACTORS differ'
+  ),
   'adam_beta1': renamed('ADAM_BETA1'),
   'adam_beta2': renamed('ADAM_BETA2'),
   'adam_epsilon': renamed('ADAM_EPSILON'),
   'max_grad_norm': renamed('CLIP_GRADIENT_NORM_TO_VALUE'),
-  'optim': renamed('OPTIMIZER', 'adamw_torch and its variants are adamw'),
+  'optim': renamed(
+    'OPTIMIZER',
+    'adamw_torch and its variants are adamw; muon, lion, adafactor and schedule_free are there',
+  ),
   'optim_args': instead('OPTIMIZER reads attributes such as ADAM_BETA1'),
   'optim_target_modules': absent('OPTIMIZER trains all of TRAINABLE_VARIABLES'),
   'adafactor': renamed('OPTIMIZER', 'adafactor'),

@@ -208,15 +208,15 @@ class Spread:
       )
     ]
 
-  def spread(self, x_SIO: jax.Array) -> jax.Array:
+  def spread(self, x: jax.Array) -> jax.Array:
     for sharding in self._shardings:
-      x_SIO = jax.lax.with_sharding_constraint(x_SIO, sharding)
-    return x_SIO
+      x = jax.lax.with_sharding_constraint(x, sharding)
+    return x
 
-  def brought_back(self, x_SIO: jax.Array) -> jax.Array:
+  def brought_back(self, x: jax.Array) -> jax.Array:
     for sharding in reversed(self._shardings):
-      x_SIO = jax.lax.with_sharding_constraint(x_SIO, sharding)
-    return x_SIO
+      x = jax.lax.with_sharding_constraint(x, sharding)
+    return x
 
 
 def mesh_axes(shape: Sequence[int], names: Sequence[str | None]) -> list[tuple[str, ...]]:

@@ -6,19 +6,35 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
+from paxlite.config.attribute_kinds import (
+  Below1,
+  Count,
+  Fraction,
+  NotNegative,
+  NotNegativeInt,
+  Run,
+  Training,
+)
 from paxlite.config.attribute_reads import reads_of
 from paxlite.config.attributes import derived
 from paxlite.config.templates import config, config_text
 from paxlite.core.errors import UserError, compiled
 from paxlite.experiments.parts.memory_savings import MemorySavings
-from paxlite.optim import by_name, schedules
+from paxlite.optim import by_name, schedules, variable_groups
 from paxlite.optim.optimizers import Optimizer
+from paxlite.optim.schedules import DecayShape
 
-Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
+Schedule = Literal[
+  'constant',
+  'linear',
+  'warmup_stable_decay',
+  'inverse_sqrt',
+  'linear_rampup_cosine_decay',
+  'linear_rampup_exponential_decay',
+]
 
 # attributes that hold for any transformation
-_ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE'}
+_ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE', 'LEARNING_RATE_FACTORS'}
 
 
 class Optimization(MemorySavings, subject='Optimizer and learning rate'):
@@ -36,7 +52,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   )
   MUON_MOMENTUM: Training[Below1] = 0.95  # decay rate of the mean gradient of Muon's matrices
   MUON_UPDATE_RMS: Training[NotNegative] = (
-    0.2  # root mean square of Muon's updates, as of AdamW's; 0: √max(1, outputs / inputs) times them
+    0.2  # root mean square of Muon's updates, as of AdamW's; 0: Keller Jordan's scale
   )
   MUON_SPLIT_HEADS: Training[bool] = (
     False  # whether Muon takes each head of queries, keys and values as a matrix
@@ -45,6 +61,13 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
 
   LR_SCHEDULE: Training[Schedule] = (
     'linear_rampup_exponential_decay'  # schedule of the learning rate
+  )
+  LR_WARMUP: Training[NotNegativeInt] = (
+    0  # warmup steps of the schedules linear, warmup_stable_decay and inverse_sqrt
+  )
+  LR_DECAY_SHAPE: Run[DecayShape] = 'linear'  # curve of the decays of warmup_stable_decay
+  LR_MIN_RATIO: Run[Fraction] = (
+    0.0  # final value of linear and warmup_stable_decay, as a share of LEARNING_RATE
   )
   LR_COS_WARMUP: Training[NotNegativeInt] = 4000  # warmup steps of the cosine schedule
   LR_COS_DECAY_END: Training[int] = 300_000  # step at which the decay of the cosine schedule ends
@@ -62,6 +85,26 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   LR_LRED_MAX: Training[NotNegative] = 1.0  # peak of the exponential schedule, times LEARNING_RATE
 
   @property
+  def LEARNING_RATE_FACTORS(self) -> Training[list[str]]:
+    """Factors of the learning rates of some variables, 'PATTERN=FACTOR'; the first match counts."""
+    return []
+
+  @property
+  def WEIGHT_DECAY_FACTORS(self) -> Training[list[str]]:
+    """Factors of the weight decay of some variables, 'PATTERN=FACTOR', as '.*/b=0'."""
+    return []
+
+  @property
+  def LR_DECAY_ENDS(self) -> Run[list[int]]:
+    """Steps at which the decays of linear (one) and of warmup_stable_decay (one or more) end."""
+    return [self.MAX_STEPS]
+
+  @property
+  def LR_DECAY_STEPS(self) -> Run[Count]:
+    """Number of steps of each decay of warmup_stable_decay."""
+    return max(1, self.MAX_STEPS // 5)
+
+  @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
     """Regular expressions of the variables that are trained; all others are frozen."""
     return ['.*']
@@ -77,6 +120,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
     return self.LR_LRED_WARMUP + 1
 
   def validate(self) -> None:
+    self._check_decays()
     super().validate()
     reads_epsilon = 'ADAM_EPSILON' in self._read_by_optimizer
     if reads_epsilon and not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT:
@@ -86,12 +130,33 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
       )
     for pattern in self.TRAINABLE_VARIABLES:
       compiled(pattern, 'TRAINABLE_VARIABLES')
+    for name in ('LEARNING_RATE_FACTORS', 'WEIGHT_DECAY_FACTORS'):
+      variable_groups.parsed(getattr(self, name), name)
     if kind := self.schedule_kind:
       warmup, start, end = self._schedule_steps
       if not warmup <= start < end:
         raise UserError(
           f'the schedule needs LR_{kind}_WARMUP={warmup} ≤ '
           f'LR_{kind}_DECAY_START={start} < LR_{kind}_DECAY_END={end}'
+        )
+
+  def _check_decays(self) -> None:
+    """Raises UserError if the steps of a schedule that is not Pax's are in no order."""
+    name, warmup, ends = self.LR_SCHEDULE, self.LR_WARMUP, self.LR_DECAY_ENDS
+    if name == 'inverse_sqrt' and not warmup:
+      raise UserError('LR_SCHEDULE=inverse_sqrt needs LR_WARMUP of at least 1')
+    if name == 'linear' and not (len(ends) == 1 and warmup < ends[0]):
+      raise UserError(
+        f'LR_SCHEDULE=linear needs one step in LR_DECAY_ENDS={ends}, after LR_WARMUP={warmup}'
+      )
+    if name == 'warmup_stable_decay':
+      before = [warmup, *ends[:-1]]
+      late_enough = [b + self.LR_DECAY_STEPS <= e for b, e in zip(before, ends, strict=False)]
+      if not ends or not all(late_enough):
+        raise UserError(
+          f'LR_SCHEDULE=warmup_stable_decay: each of LR_DECAY_ENDS={ends} must be at least '
+          f'LR_DECAY_STEPS={self.LR_DECAY_STEPS} after the one before it, and the first one after '
+          f'LR_WARMUP={warmup}'
         )
 
   @property
@@ -124,6 +189,12 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
       )
     if 'schedule' not in self._read_by_optimizer:
       return found
+    ramps = self.LR_SCHEDULE in ('linear', 'warmup_stable_decay', 'inverse_sqrt')
+    if ramps and self.LR_WARMUP >= self.MAX_STEPS:
+      found.append(
+        f'MAX_STEPS={self.MAX_STEPS:,} ends within the warmup (LR_WARMUP={self.LR_WARMUP:,}): the '
+        'learning rate never reaches LEARNING_RATE.'
+      )
     if (kind := self.schedule_kind) and not self._is_as_published(kind):
       warmup, start, _ = self._schedule_steps
       if warmup >= self.MAX_STEPS:
@@ -217,6 +288,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
       transformation=transformation,
       schedule=self._known_schedule(),
       trainable=tuple(self.TRAINABLE_VARIABLES),
+      rate_factors=tuple(self.LEARNING_RATE_FACTORS),
       clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
       on_host=self.OFFLOAD_OPTIMIZER,
       moments_dtype=self.ADAM_MOMENTS_DTYPE,
@@ -226,11 +298,32 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   def schedule(self) -> fdl.Config:
     if self.LR_SCHEDULE == 'constant':
       return config(schedules.constant, learning_rate=self.LEARNING_RATE)
+    rate, warmup = self.LEARNING_RATE, self.LR_WARMUP
+    if self.LR_SCHEDULE == 'inverse_sqrt':
+      return config(schedules.inverse_sqrt, learning_rate=rate, warmup=warmup)
+    if self.LR_SCHEDULE == 'linear':
+      return config(
+        schedules.linear,
+        learning_rate=rate,
+        warmup=warmup,
+        decay_end=self.LR_DECAY_ENDS[-1],
+        min_ratio=self.LR_MIN_RATIO,
+      )
+    if self.LR_SCHEDULE == 'warmup_stable_decay':
+      return config(
+        schedules.warmup_stable_decay,
+        learning_rate=rate,
+        warmup=warmup,
+        decay_steps=self.LR_DECAY_STEPS,
+        decay_ends=self.LR_DECAY_ENDS,
+        min_ratio=self.LR_MIN_RATIO,
+        shape=self.LR_DECAY_SHAPE,
+      )
     get = lambda name: getattr(self, f'LR_{self.schedule_kind}_{name}')
     warmup, start, end = self._schedule_steps
     return config(
       getattr(schedules, self.LR_SCHEDULE),
-      learning_rate=self.LEARNING_RATE,
+      learning_rate=rate,
       warmup=warmup,
       decay_start=start,
       decay_end=end,
