@@ -16,6 +16,14 @@ FINE_TUNING = {
   'sft': 'HuggingFaceSFT',
   'lora': 'HuggingFaceLoRA',
   'documents': 'HuggingFaceDocuments',
+  'dpo': 'HuggingFacePreferences',
+  'ipo': 'HuggingFacePreferences',
+  'orpo': 'HuggingFacePreferences',
+  'simpo': 'HuggingFacePreferences',
+}
+# What a method states beside its experiment.
+VALUES_OF_METHODS: Mapping[str, Mapping[str, str]] = {
+  name: {'PREFERENCE_LOSS': name} for name in ('ipo', 'orpo', 'simpo')
 }
 # Earlier versions had a class for each model and method, LLaMA3_8BSFT for example, which is
 # HuggingFaceSFT with MODEL=LLaMA3_8B. Those that are still there are kept.

@@ -84,6 +84,8 @@ class SftRows:
       file and the line.
   """
 
+  examples_of_a_record = 1
+
   def __init__(
     self,
     files: Sequence[str],
@@ -122,7 +124,7 @@ class SftRows:
     self._examples: list[SftExample] = []
     for file in files:
       for place, record in read_records(file):
-        self._add(self._example(place, record), place, too_long)
+        self._add(self._read(place, record), place, too_long)
     if self._examples and split != 'all':
       self._keep(split, held_out_share)
     if not self._examples:
@@ -142,8 +144,10 @@ class SftRows:
         self.tokens_fingerprint = zlib.crc32(part.tobytes(), self.tokens_fingerprint)
     self.lengths = np.array([len(e.ids) - 1 for e in self._examples])
     self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
-    lengths = self.lengths.tolist()
-    self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
+    per_record = self.examples_of_a_record
+    lengths = self.lengths.reshape(-1, per_record).sum(1).tolist()
+    rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
+    self._rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -173,7 +177,16 @@ class SftRows:
         start = end
     return batch | {'weights': weights}
 
-  def _add(self, example: SftExample, place: str, too_long: TooLong) -> None:
+  def _read(self, place: str, record: Record) -> list[SftExample]:
+    """Returns the examples of a record, of which there are examples_of_a_record."""
+    with located(place):
+      found = format_of(record)
+      contents = found.read(record)
+    self.formats[' and '.join(found.keys)] += 1
+    return [self._example(place, contents)]
+
+  def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
+    (example,) = examples
     length, most = len(example.ids), self.seq_len + 1
     if length > most:
       long = f'{place} has {length:,} tokens and a row holds {most:,}'
@@ -201,19 +214,18 @@ class SftRows:
 
   def _keep(self, split: Split, share: float) -> None:
     """Keeps the examples of a split; raises UserError if there is none."""
-    here = held_out([e.identity for e in self._examples], share) == (split == 'held_out')
+    of_records = self._examples[:: self.examples_of_a_record]
+    here = held_out([e.identity for e in of_records], share) == (split == 'held_out')
     if here.all() or not here.any():
       raise UserError(
         f'{self.name}: {len(here):,} examples are too few, or too similar, to hold out '
         f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
       )
+    here = here.repeat(self.examples_of_a_record)
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
 
-  def _example(self, place: str, record: Record) -> SftExample:
+  def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
     with located(place):
-      found = format_of(record)
-      contents = found.read(record)
-      self.formats[' and '.join(found.keys)] += 1
       if isinstance(contents, Pair):
         self._has_pairs = True
         encoded = self._encoding.pair(*contents)

@@ -22,6 +22,7 @@ from paxlite.data.mixture import mixture_of
 from paxlite.data.record_files import OF_RECORDS
 from paxlite.data.rows import RowKind
 from paxlite.data.seqio_tasks import SeqioSource
+from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
@@ -315,6 +316,29 @@ class SftFiles(Tokenized, Rows, subject='Data'):
       split=split,
       held_out_share=self.EVAL_FRACTION,
     )
+
+
+class PreferenceFiles(SftFiles):
+  """Pairs of a chosen and a rejected answer to one prompt, packed (see data.preferences)."""
+
+  @property
+  def dataset(self) -> str:
+    return 'preferences'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.TOO_LONG == 'truncate':
+      raise UserError(
+        'TOO_LONG=truncate would cut off answers, and prefer one for what it does not say: '
+        '--fdl.TOO_LONG=skip leaves such pairs out'
+      )
+    if not self.PACKED_INPUT:
+      raise UserError('PACKED_INPUT=False: both answers of a pair share a row')
+
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
+    source = super()._source(files, split)
+    fdl.update_callable(source, PreferenceRows)
+    return source
 
 
 class Mixture(FromTfds, Rows, subject='Data'):

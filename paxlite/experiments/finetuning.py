@@ -2,7 +2,7 @@
 
 paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
 
-HuggingFaceSFT, HuggingFaceLoRA and HuggingFaceDocuments take any model: that which MODEL names, or
+HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences and HuggingFaceDocuments take any model: that which MODEL names, or
 that of the weights. The classes of LLaMA 7B, 13B and 70B have the sizes of Pax's.
 """
 
@@ -17,11 +17,12 @@ from paxlite.config.attributes import attribute_types, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
-from paxlite.experiments.datasets import DocumentFiles, SftFiles
+from paxlite.experiments.datasets import DocumentFiles, PreferenceFiles, SftFiles
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA, LLaMA7B, LLaMA13B, LLaMA70B
 from paxlite.experiments.parts.optimization import Schedule
+from paxlite.experiments.parts.preferences import Preferences
 from paxlite.experiments.registry import class_of, find_model, has_data, register
 
 
@@ -84,6 +85,31 @@ class Documents(DocumentFiles):
   SUMMARY_INTERVAL_STEPS = 10
 
 
+class Preference(PreferenceFiles, SFT, Preferences):
+  """Training on preferences; the learning rate is that of trl's DPO."""
+
+  LEARNING_RATE = 1e-6
+  LR_SCHEDULE: Schedule = 'linear'
+
+  @property
+  def reference_path(self) -> str:
+    # train_input() asks for the weights; a program that is only compiled needs none
+    return super().reference_path if self.REFERENCE_RESTORE_PATH else ''
+
+  @property
+  def LR_DECAY_ENDS(self) -> list[int]:
+    return [max(self.MAX_STEPS, self.LR_WARMUP + 1)]
+
+
+class _OneDevicePreference(Preference):
+  """What differs for a small model."""
+
+  MAX_SEQ_LEN = 1024
+  ICI_MESH_SHAPE = [1, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]
+  LEARNING_RATE = 5e-6
+
+
 class _OneDeviceSFT(SFT):
   """What differs for a small model, which fits on one device and learns faster."""
 
@@ -114,6 +140,7 @@ class _ShardedLoRA(LoRA):
 _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
   (SFT, 'SmolLM135M'): _OneDeviceSFT,
   (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
+  (Preference, 'SmolLM135M'): _OneDevicePreference,
   (LoRA, 'LLaMA70B'): _ShardedLoRA,
 }
 
@@ -236,6 +263,17 @@ class HuggingFaceLoRA(_OfAnyModel, LoRA):
   """
 
   _method = LoRA
+
+
+@register
+class HuggingFacePreferences(_OfAnyModel, Preference):
+  """python -m paxlite.main --fdl_config=HuggingFacePreferences --fdl.TRAIN_FILES=x.jsonl …
+
+  Trains any imported model on pairs of a chosen and a rejected answer: DPO, IPO, ORPO, SimPO. With
+  USE_LORA=True, low-rank factors learn, and the weights beside them are the reference.
+  """
+
+  _method = Preference
 
 
 @register

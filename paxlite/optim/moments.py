@@ -73,7 +73,7 @@ def narrow(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-# names of moments in the states of this folder and of optax; what has another name may be parameters
+# names of moments in states of this folder and of optax; others may be parameters
 _NAMES = {
   'm',
   'v',

@@ -57,7 +57,8 @@ def words(typed: Sequence[str]) -> list[str]:
   """Returns what the last of the typed words may become; the first one is the command."""
   *before, last = typed or ['']
   if before[:1] == ['finetune'] and len(before) > 1:  # the attributes are not those of the model
-    before[1:] = [FINE_TUNING['documents' if '--method=documents' in before else 'sft']]
+    method = next((m for m in FINE_TUNING if f'--method={m}' in before), 'sft')
+    before[1:] = [FINE_TUNING[method]]
   if not before:
     return _beginning(last, [*COMMANDS, '--help', '--version'])
   parser = COMMANDS[before[0]].parser if before[0] in COMMANDS else None

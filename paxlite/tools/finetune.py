@@ -6,9 +6,12 @@ Trains published weights further; the same command continues the run. WEIGHTS is
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same
   documents  trains all weights, on documents in TRAIN_SOURCES
+  dpo        trains all weights, on pairs of a chosen and a rejected answer in TRAIN_FILES;
+             ipo, orpo and simpo do it with another loss, and USE_LORA=True trains factors instead
 
-The experiments are HuggingFaceSFT, HuggingFaceLoRA and HuggingFaceDocuments, and their attribute
-MODEL is the name of the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
+The experiments are HuggingFaceSFT, HuggingFaceLoRA, HuggingFaceDocuments and
+HuggingFacePreferences, and their attribute MODEL is the name of the model:
+`paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
 
 Examples:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
@@ -21,7 +24,7 @@ import pathlib
 
 from paxlite import main as paxlite_main
 from paxlite.cli.run_options import RunParser
-from paxlite.config.experiment_file import FINE_TUNING
+from paxlite.config.experiment_file import FINE_TUNING, VALUES_OF_METHODS
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 
@@ -32,14 +35,15 @@ _WORD = 'WEIGHTS', 'a folder of weights, a run, or the name of a model'
 def _method(text: str) -> str:
   if text not in FINE_TUNING:
     hint = did_you_mean(text, FINE_TUNING, cutoff=0.6)
-    raise UserError(f'{text} must be sft, lora or documents. {hint}'.rstrip())
+    *names, last = FINE_TUNING
+    raise UserError(f'{text} must be {", ".join(names)} or {last}. {hint}'.rstrip())
   return text
 
 
 class _FinetuneParser(RunParser):
   def __init__(self) -> None:
     super().__init__(__doc__, 'train', _WORD, folder='runs/WEIGHTS-METHOD')
-    self.option('--method', 'sft, lora or documents (sft)', _method, default='sft')
+    self.option('--method', f'{", ".join(FINE_TUNING)} (sft)', _method, default='sft')
 
   def apply_name(self, options: argparse.Namespace) -> None:
     weights, method = options.name, options.method
@@ -59,6 +63,7 @@ class _FinetuneParser(RunParser):
         f'{_PATH}=FOLDER, as paxlite import writes them'
       )
     options.fdl_config = FINE_TUNING[method]
+    options.attributes = {**VALUES_OF_METHODS.get(method, {}), **options.attributes}
     if options.job_log_dir is None and not options.dry_run:
       last = weights.rstrip('/').rpartition('/')[2] or 'weights'
       options.job_log_dir = f'runs/{last}-{method}'

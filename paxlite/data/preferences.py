@@ -1,0 +1,109 @@
+"""Preferences: pairs of a chosen and a rejected answer to one prompt, packed into rows."""
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from paxlite.core.errors import UserError, located
+from paxlite.core.json_text import Json
+from paxlite.data.base import Batch
+from paxlite.data.chat_format import Conversation, conversation
+from paxlite.data.record_files import Record
+from paxlite.data.sft import SftExample, SftRows, TooLong
+from paxlite.data.sft_formats import Pair, identity
+
+_FORMS = (
+  '"chosen" and "rejected" must be two answers to "prompt", as strings or as lists of messages, or '
+  'two whole conversations or texts with one beginning'
+)
+
+
+class PreferenceRows(SftRows):
+  """A RowSource of pairs; both answers of a pair are in one row, as segments 2i − 1 and 2i.
+
+  The chosen answer comes first. What the model is asked for are the answers: weights are 1 there.
+  The arguments and attributes are those of SftRows, of which a record has two examples.
+
+  Raises:
+    UserError: A record has another form, both answers are the same, or it is too long for a row.
+  """
+
+  examples_of_a_record = 2
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Returns rows with one array more: preferences, 1 for chosen, −1 for rejected, int32 [b, T]."""
+    batch = super().read(indices)
+    segments = batch['segment_ids']
+    signs = np.where(segments % 2 == 1, 1, -1) * (segments > 0)
+    return batch | {'preferences': signs.astype(np.int32)}
+
+  def _read(self, place: str, record: Record) -> list[SftExample]:
+    with located(place):
+      answers = pair_of(record)
+      self.formats['chosen and rejected'] += 1
+      if identity(answers[0]) == identity(answers[1]):
+        raise UserError('"chosen" and "rejected" are the same: a pair must have a difference')
+    return [self._example(place, contents) for contents in answers]
+
+  def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
+    length, most = sum(len(e.ids) - 1 for e in examples), self.seq_len
+    if length > most:
+      long = f'{place}: both answers with their prompts have {length:,} tokens, a row holds {most:,}'
+      self.first_long = self.first_long or long
+      if too_long == 'error':
+        raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip')
+      self.num_skipped += 1
+      return
+    self._examples += examples
+
+
+def pair_of(record: Record) -> list[Pair | Conversation]:
+  """Returns the chosen and the rejected answer of a record, each with its prompt.
+
+  Lists of messages follow the prompt, if that is a list, and otherwise begin with it. Two texts
+  without a prompt have as their prompt what they begin with, up to the last blank before they
+  differ.
+
+  Raises:
+    UserError: The record has another form.
+  """
+  prompt, chosen, rejected = (record.get(key) for key in ('prompt', 'chosen', 'rejected'))
+  if chosen is None or rejected is None:
+    keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
+    raise UserError(f'a pair has "chosen" and "rejected", and the keys of this record are {keys}')
+  if isinstance(chosen, str) and isinstance(rejected, str):
+    if prompt is None:
+      prompt = _common_text(chosen, rejected)
+      chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if isinstance(prompt, str):
+      return [Pair(prompt, chosen), Pair(prompt, rejected)]
+    if isinstance(prompt, list):
+      said = [[{'role': 'assistant', 'content': text}] for text in (chosen, rejected)]
+      return [_chat(record, prompt, answer) for answer in said]
+  if isinstance(chosen, list) and isinstance(rejected, list):
+    if isinstance(prompt, list):
+      return [_chat(record, prompt, answer) for answer in (chosen, rejected)]
+    shared = next(
+      (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+      min(len(chosen), len(rejected)),
+    )
+    return [_chat(record, chosen[:shared], answer[shared:]) for answer in (chosen, rejected)]
+  raise UserError(_FORMS)
+
+
+def _chat(record: Record, prompt: list[Json], answer: list[Json]) -> Conversation:
+  """Returns a conversation of which the messages after the prompt are learned."""
+  if not answer:
+    raise UserError('one answer is the beginning of the other, and nothing of it is left to prefer')
+  last = answer[-1]
+  if not isinstance(last, Mapping) or last.get('role') != 'assistant':
+    raise UserError('an answer of a pair must end with a message of the role "assistant"')
+  return conversation([*prompt, *answer], record.get('tools'), len(prompt))
+
+
+def _common_text(one: str, other: str) -> str:
+  """Returns what two texts begin with, up to and with the last blank in it."""
+  common = os.path.commonprefix([one, other])
+  blanks = [i for i, c in enumerate(common) if c.isspace()]
+  return common[: blanks[-1] + 1] if blanks else ''

@@ -1,0 +1,70 @@
+"""What a model learns from preferences: the attributes and the losses."""
+
+from typing import Literal
+
+import fiddle as fdl
+
+from paxlite.config.attribute_kinds import Fraction, NotNegative, Training
+from paxlite.config.templates import config
+from paxlite.core.errors import UserError
+from paxlite.experiments.parts.objective import Objective
+from paxlite.losses import preference_losses
+from paxlite.losses.sown_losses import SownLosses
+
+PreferenceLoss = Literal['sigmoid', 'hinge', 'ipo', 'robust', 'orpo', 'simpo']
+
+_BETAS = {'orpo': 0.1, 'simpo': 2.0}  # of the papers
+
+
+class Preferences(Objective, subject='Losses'):
+  """Losses of pairs of a chosen and a rejected answer: see losses/preference_losses.py."""
+
+  PREFERENCE_LOSS: Training[PreferenceLoss] = (
+    'sigmoid'  # loss of a pair of answers; sigmoid is that of DPO
+  )
+  SIMPO_GAMMA: Training[NotNegative] = 1.0  # margin of SimPO between the rewards of both answers
+  PREFERENCES_FLIPPED: Training[Fraction] = (
+    0.0  # share of pairs in the wrong order that PREFERENCE_LOSS=robust assumes
+  )
+
+  @property
+  def PREFERENCE_BETA(self) -> Training[NotNegative]:
+    """β of the loss of pairs; larger values keep the model closer to the reference."""
+    return _BETAS.get(self.PREFERENCE_LOSS, 0.1)
+
+  def validate(self) -> None:
+    super().validate()
+    if not self.PREFERENCE_BETA:
+      raise UserError('PREFERENCE_BETA=0: nothing would be learned from preferences')
+    if not self.PREFERENCES_FLIPPED < 0.5:
+      raise UserError(
+        f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} must be below 0.5: with more, the '
+        'rejected answers would be the better ones'
+      )
+
+  @property
+  def warnings(self) -> list[str]:
+    found = list(super().warnings)
+    if self.PREFERENCES_FLIPPED and self.PREFERENCE_LOSS != 'robust':
+      found.append(
+        f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} has no effect without '
+        'PREFERENCE_LOSS=robust.'
+      )
+    return found
+
+  def losses(self) -> dict[str, fdl.Config]:
+    kind, beta = self.PREFERENCE_LOSS, self.PREFERENCE_BETA
+    if kind == 'simpo':
+      found = {'simpo': config(preference_losses.SimPo, beta=beta, gamma=self.SIMPO_GAMMA)}
+    elif kind == 'orpo':
+      found = {
+        'nll_loss': config(preference_losses.ChosenLoss),
+        'odds_ratio': config(preference_losses.OddsRatio, beta=beta),
+      }
+    else:
+      flipped = self.PREFERENCES_FLIPPED if kind == 'robust' else 0.0
+      found = {'dpo': config(preference_losses.Dpo, kind=kind, beta=beta, flipped=flipped)}
+    return found | {'aux_loss': config(SownLosses)}
+
+  def reference(self) -> fdl.Config | None:
+    return None if self.PREFERENCE_LOSS in ('simpo', 'orpo') else self.initial_reference()
