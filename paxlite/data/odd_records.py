@@ -3,14 +3,15 @@
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.data.chat_format import Conversation
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
-from paxlite.data.sft_formats import Pair, format_of
+from paxlite.data.sft import SftRows
+from paxlite.data.sft_formats import Pair
 from paxlite.data.tokenizer import Tokenizer
 
 _MOST_RECORDS = 100_000  # that are looked at
@@ -31,10 +32,17 @@ class Oddities:
   Args:
     tokenizer: The tokenizer whose special tokens are looked for; None: none is.
     field: The field of documents; '' if the records are examples for fine-tuning.
+    contents_of: Returns the examples of a record for fine-tuning, or raises UserError.
   """
 
-  def __init__(self, tokenizer: Tokenizer | None, field: str = ''):
+  def __init__(
+    self,
+    tokenizer: Tokenizer | None,
+    field: str = '',
+    contents_of: Callable[[Record], list[Pair | Conversation]] = SftRows.contents_of,
+  ):
     self._field = field
+    self._contents_of = contents_of
     self._marks = special_token_strings(tokenizer) if tokenizer is not None else []
     self._seen: set[int] = set()
     self._counts: dict[str, int] = {}
@@ -71,15 +79,15 @@ class Oddities:
         yield EMPTY, ''
       return
     try:
-      contents = format_of(record).read(record)
+      examples = self._contents_of(record)
     except UserError as e:
       yield REFUSED, f': {e}'
       return
-    if isinstance(contents, Pair):
-      if not contents.targets.strip():
+    for contents in examples:
+      if not isinstance(contents, Pair):
+        yield from _found_in_chat(contents)
+      elif not contents.targets.strip():
         yield BLANK_ANSWER, ''
-      return
-    yield from _found_in_chat(contents)
 
 
 def _found_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:

@@ -1,11 +1,10 @@
 """Preferences: pairs of a chosen and a rejected answer to one prompt, packed into rows."""
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
 
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.data.base import Batch
 from paxlite.data.chat_format import Conversation, conversation
@@ -13,6 +12,7 @@ from paxlite.data.record_files import Record
 from paxlite.data.sft import SftExample, SftRows, TooLong
 from paxlite.data.sft_formats import Pair, identity
 
+KEYS = 'chosen', 'rejected'
 _FORMS = (
   '"chosen" and "rejected" must be two answers to "prompt", as strings or as lists of messages, or '
   'two whole conversations or texts with one beginning'
@@ -32,24 +32,30 @@ class PreferenceRows(SftRows):
   examples_of_a_record = 2
 
   def read(self, indices: np.ndarray) -> Batch:
-    """Returns rows with one array more: preferences, 1 for chosen, −1 for rejected, int32 [b, T]."""
+    """Returns rows with preferences [b, T] too: 1 for chosen, −1 for rejected answers, int32."""
     batch = super().read(indices)
     segments = batch['segment_ids']
     signs = np.where(segments % 2 == 1, 1, -1) * (segments > 0)
     return batch | {'preferences': signs.astype(np.int32)}
 
-  def _read(self, place: str, record: Record) -> list[SftExample]:
-    with located(place):
-      answers = pair_of(record)
-      self.formats['chosen and rejected'] += 1
-      if identity(answers[0]) == identity(answers[1]):
-        raise UserError('"chosen" and "rejected" are the same: a pair must have a difference')
-    return [self._example(place, contents) for contents in answers]
+  @staticmethod
+  def contents_of(record: Record) -> list[Pair | Conversation]:
+    """Returns the chosen and the rejected answer; UserError if there is no difference."""
+    answers = pair_of(record)
+    if identity(answers[0]) == identity(answers[1]):
+      raise UserError('"chosen" and "rejected" are the same: a pair must have a difference')
+    return answers
+
+  @staticmethod
+  def _format(record: Record) -> str:
+    return ' and '.join(key for key in ('prompt', *KEYS) if record.get(key) is not None)
 
   def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
     length, most = sum(len(e.ids) - 1 for e in examples), self.seq_len
     if length > most:
-      long = f'{place}: both answers with their prompts have {length:,} tokens, a row holds {most:,}'
+      long = (
+        f'{place}: both answers with their prompts have {length:,} tokens, a row holds {most:,}'
+      )
       self.first_long = self.first_long or long
       if too_long == 'error':
         raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip')
@@ -104,6 +110,9 @@ def _chat(record: Record, prompt: list[Json], answer: list[Json]) -> Conversatio
 
 def _common_text(one: str, other: str) -> str:
   """Returns what two texts begin with, up to and with the last blank in it."""
-  common = os.path.commonprefix([one, other])
-  blanks = [i for i, c in enumerate(common) if c.isspace()]
-  return common[: blanks[-1] + 1] if blanks else ''
+  end = 0
+  for i, (a, b) in enumerate(zip(one, other, strict=False)):
+    if a != b:
+      break
+    end = i + 1 if a.isspace() else end
+  return one[:end]

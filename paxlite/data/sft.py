@@ -180,10 +180,18 @@ class SftRows:
   def _read(self, place: str, record: Record) -> list[SftExample]:
     """Returns the examples of a record, of which there are examples_of_a_record."""
     with located(place):
-      found = format_of(record)
-      contents = found.read(record)
-    self.formats[' and '.join(found.keys)] += 1
-    return [self._example(place, contents)]
+      found = self.contents_of(record)
+    self.formats[self._format(record)] += 1
+    return [self._example(place, contents) for contents in found]
+
+  @staticmethod
+  def contents_of(record: Record) -> list[Pair | Conversation]:
+    """Returns the examples of a record, not yet encoded; UserError if it is in no known format."""
+    return [format_of(record).read(record)]
+
+  @staticmethod
+  def _format(record: Record) -> str:
+    return ' and '.join(format_of(record).keys)
 
   def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
     (example,) = examples

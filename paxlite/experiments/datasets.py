@@ -19,10 +19,10 @@ from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
+from paxlite.data.preferences import PreferenceRows
 from paxlite.data.record_files import OF_RECORDS
 from paxlite.data.rows import RowKind
 from paxlite.data.seqio_tasks import SeqioSource
-from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows

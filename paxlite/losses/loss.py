@@ -37,6 +37,9 @@ class Loss(abc.ABC):
   shown: ClassVar[Mapping[str, str]] = {}
   """Formats of metrics that the terminal shows after an evaluation, by their names."""
 
+  followed: ClassVar[Mapping[str, str]] = {}
+  """Formats of metrics that the lines of training steps show and metrics.jsonl has, by names."""
+
   @abc.abstractmethod
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
     """Returns the sum, a float32 scalar.

@@ -5,6 +5,7 @@ chosen answer and its prompt, −1 for those of the rejected one that follows it
 otherwise. log π is the sum of the logarithms of the probabilities of an answer's tokens.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -31,6 +32,20 @@ class Pairs(NamedTuple):
   is_last: jax.Array
   chosen: jax.Array
   rejected: jax.Array
+
+
+class OfPairs(NamedTuple):
+  """What a loss makes of pairs.
+
+  Attributes:
+    losses_BT: The loss of each pair at its last token; elsewhere any number.
+    rewards: The rewards that the model implies for its answers.
+    logps: log π of the answers, or its mean over tokens, if the loss is made of that.
+  """
+
+  losses_BT: jax.Array
+  rewards: Pairs
+  logps: Pairs
 
 
 def last_of_pairs(batch: Batch) -> jax.Array:
@@ -76,28 +91,28 @@ def _running_sums(values_NBT: jax.Array, groups_BT: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfPairs(Loss):
-  """A mean over pairs, which returns the loss and the rewards of each."""
+class _MeanOverPairs(Loss):
+  """A mean over pairs."""
 
   label = 'preference loss'
   larger_is_better = ('rewards/accuracies', 'rewards/margins', 'rewards/chosen')
   shown = {'rewards/accuracies': 'accuracy {:.3f}', 'rewards/margins': 'margin {:.3f}'}
+  followed = shown
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, Pairs]:
-    """Returns the loss [B, T] at the last token of each pair, and the rewards of the answers."""
-    raise NotImplementedError
+  @abc.abstractmethod
+  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
+    """Returns the loss of each pair, and what the metrics say."""
 
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
-    losses_BT, rewards = self.pairs(outputs, batch)
-    return jnp.where(rewards.is_last, losses_BT, 0).sum()
+    found = self.pairs(outputs, batch)
+    return jnp.where(found.rewards.is_last, found.losses_BT, 0).sum()
 
   def weight(self, batch: Batch) -> jax.Array:
     return last_of_pairs(batch).sum().astype(jnp.float32)
 
   def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted | jax.Array]:
     """Returns the means over pairs, by the names that trl gives them."""
-    _, rewards = self.pairs(outputs, batch)
-    logps, count = of_pairs(outputs.log_probs, batch), self.weight(batch)
+    _, rewards, logps = self.pairs(outputs, batch)
     margins = rewards.chosen - rewards.rejected
     values = {
       'rewards/chosen': rewards.chosen,
@@ -108,11 +123,11 @@ class _OfPairs(Loss):
       'logps/rejected': logps.rejected,
     }
     total = lambda x: jnp.where(rewards.is_last, x, 0).astype(jnp.float32).sum()
-    return {name: Weighted.mean(total(x), count) for name, x in values.items()}
+    return {name: Weighted.mean(total(x), self.weight(batch)) for name, x in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Dpo(_OfPairs):
+class Dpo(_MeanOverPairs):
   """Direct preference optimization, https://arxiv.org/abs/2305.18290, equation 7.
 
   With h = β·(log π/π_ref of the chosen − that of the rejected answer), the loss of a pair is
@@ -133,24 +148,26 @@ class Dpo(_OfPairs):
   beta: float = 0.1
   flipped: float = 0.0
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, Pairs]:
+  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
     ratios = of_pairs(outputs.log_probs - outputs.reference.log_probs, batch)
-    rewards = ratios._replace(chosen=self.beta * ratios.chosen, rejected=self.beta * ratios.rejected)
-    h = rewards.chosen - rewards.rejected
+    rewards = _times(self.beta, ratios)
+    losses_BT = self._losses(rewards.chosen - rewards.rejected, ratios, batch)
+    return OfPairs(losses_BT, rewards, of_pairs(outputs.log_probs, batch))
+
+  def _losses(self, h: jax.Array, ratios: Pairs, batch: Batch) -> jax.Array:
     if self.kind == 'hinge':
-      return jnp.maximum(0, 1 - h), rewards
+      return jnp.maximum(0, 1 - h)
     if self.kind == 'ipo':
       means = _over_lengths(ratios, batch)
-      return jnp.square(means.chosen - means.rejected - 1 / (2 * self.beta)), rewards
+      return jnp.square(means.chosen - means.rejected - 1 / (2 * self.beta))
     clean, swapped = -jax.nn.log_sigmoid(h), -jax.nn.log_sigmoid(-h)
     if self.kind == 'robust':
-      mixed = (1 - self.flipped) * clean - self.flipped * swapped
-      return mixed / (1 - 2 * self.flipped), rewards
-    return clean, rewards
+      return ((1 - self.flipped) * clean - self.flipped * swapped) / (1 - 2 * self.flipped)
+    return clean
 
 
 @dataclasses.dataclass(frozen=True)
-class SimPo(_OfPairs):
+class SimPo(_MeanOverPairs):
   """−log σ(β·(difference of the means of log π over tokens) − γ), without a reference.
 
   https://arxiv.org/abs/2405.14734, equation 6.
@@ -163,14 +180,15 @@ class SimPo(_OfPairs):
   beta: float = 2.0
   gamma: float = 1.0
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, Pairs]:
+  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
     means = _over_lengths(of_pairs(outputs.log_probs, batch), batch)
-    rewards = means._replace(chosen=self.beta * means.chosen, rejected=self.beta * means.rejected)
-    return -jax.nn.log_sigmoid(rewards.chosen - rewards.rejected - self.gamma), rewards
+    rewards = _times(self.beta, means)
+    losses_BT = -jax.nn.log_sigmoid(rewards.chosen - rewards.rejected - self.gamma)
+    return OfPairs(losses_BT, rewards, means)
 
 
 @dataclasses.dataclass(frozen=True)
-class OddsRatio(_OfPairs):
+class OddsRatio(_MeanOverPairs):
   """ORPO's −β·log σ(log odds of the chosen − log odds of the rejected answer), beside a ChosenLoss.
 
   The odds are p / (1 − p), with the geometric mean p of the probabilities of an answer's tokens.
@@ -182,11 +200,11 @@ class OddsRatio(_OfPairs):
 
   beta: float = 0.1
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, Pairs]:
+  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
     means = _over_lengths(of_pairs(outputs.log_probs, batch, empty=-1.0), batch)
     log_odds = lambda x: x - jnp.log(-jnp.expm1(jnp.minimum(x, -1e-7)))
-    losses = -self.beta * jax.nn.log_sigmoid(log_odds(means.chosen) - log_odds(means.rejected))
-    return losses, means._replace(chosen=self.beta * means.chosen, rejected=self.beta * means.rejected)
+    ratio = log_odds(means.chosen) - log_odds(means.rejected)
+    return OfPairs(-self.beta * jax.nn.log_sigmoid(ratio), _times(self.beta, means), means)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +218,10 @@ class ChosenLoss(Loss):
 
   def weight(self, batch: Batch) -> jax.Array:
     return (batch['preferences'] > 0).sum().astype(jnp.float32)
+
+
+def _times(factor: float, pairs: Pairs) -> Pairs:
+  return pairs._replace(chosen=factor * pairs.chosen, rejected=factor * pairs.rejected)
 
 
 def _over_lengths(sums: Pairs, batch: Batch) -> Pairs:

@@ -16,7 +16,7 @@ import argparse
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import has_color
@@ -118,7 +118,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
   if not vocab:
     print("Counts    by the demo's tokenizer; --vocab or --fdl_config gives those of a model")
     needed['VOCAB_PATH'] = vocab = packaged.VOCAB
-    if cls is datasets.SftFiles:
+    if issubclass(cls, datasets.SftFiles):
       needed['CHAT_TEMPLATE'] = _TEMPLATE
   needed['VOCAB_SIZE'] = open_tokenizer(vocab).vocab_size
   if cls is datasets.TextFiles:
@@ -128,6 +128,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 
 def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   """Returns the dataset that reads files of this kind, by the first record of the first file."""
+  from paxlite.data import preferences
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
   from paxlite.data.sft_formats import format_of
@@ -142,6 +143,8 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
     raise UserError(f'{first} holds no record')
   if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
+  if all(record.get(key) is not None for key in preferences.KEYS):
+    return datasets.PreferenceFiles
   try:
     format_of(record)
   except UserError as e:
@@ -153,21 +156,27 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
 
 def _odd(e: 'Experiment') -> list[str]:
   """Returns lines on records that are odd; [] if there are none, or if the data are no records."""
+  import fiddle as fdl
+
   from paxlite.data.odd_records import Oddities
   from paxlite.data.record_files import OF_RECORDS
+  from paxlite.data.sft import SftRows
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments.datasets import DocumentFiles, SftFiles
   from paxlite.files.text_files import expanded, kind
 
+  contents_of = SftRows.contents_of
   if isinstance(e, SftFiles):
     files, field = expanded(e.TRAIN_FILES), ''
-    vocab = SftFiles.train_input(e).source.vocab_path  # of the weights, if there are some
+    source = SftFiles.train_input(e).source
+    rows = cast('type[SftRows]', fdl.get_callable(source))
+    vocab, contents_of = source.vocab_path, rows.contents_of
   elif isinstance(e, DocumentFiles):
     files, field, vocab = expanded(e.TRAIN_SOURCES), e.TEXT_FIELD, e.tokenizer_path
   else:
     return []
   files = [f for f in files if kind(f) in OF_RECORDS]
-  oddities = Oddities(open_tokenizer(vocab) if vocab else None, field)
+  oddities = Oddities(open_tokenizer(vocab) if vocab else None, field, contents_of)
   oddities.read(files)
   return oddities.lines()
 

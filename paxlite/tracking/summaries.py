@@ -3,6 +3,7 @@
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 
@@ -31,6 +32,7 @@ class Summaries:
     max_steps: The last step, from which the remaining time is computed.
     ahead: Returns what comes next after a step, for the terminal.
     trackers: Writers in addition to the files, TensorBoard and the terminal.
+    followed: Formats of metrics that records and lines of steps have beside the loss, by names.
   """
 
   def __init__(
@@ -39,7 +41,9 @@ class Summaries:
     max_steps: int,
     ahead: Callable[[int], str] = lambda step: '',
     trackers: Sequence[Writer] = (),
+    followed: Mapping[str, str] = MappingProxyType({}),
   ):
+    self._short = _SHORT | {name: f'Metrics/{name}' for name in followed}
     self._folder = folder
     self._failed: set[str] = set()
     self._writers: list[Writer] = []
@@ -50,7 +54,7 @@ class Summaries:
         SampleRecords(folder),
         TensorBoard(folder),
       ]
-      self._writers = [*files, TerminalLines(max_steps, ahead), *trackers]
+      self._writers = [*files, TerminalLines(max_steps, ahead, followed), *trackers]
 
   def start(self) -> None:
     """Starts the writers; raises UserError if one cannot."""
@@ -78,14 +82,14 @@ class Summaries:
       scalars: Values by their TensorBoard names.
       speed: tokens_per_second, step_seconds, model_tflops and mfu; unknown values are None.
     """
-    record = {k: scalars.get(v) for k, v in _SHORT.items()} | dict(speed)
+    record = {k: scalars.get(v) for k, v in self._short.items()} | dict(speed)
     self._send(lambda writer: writer.train(step, record, scalars))
 
   def progress(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
   ) -> None:
     """Shows a training step that is not recorded; the arguments are those of `train`."""
-    record = {k: scalars.get(v) for k, v in _SHORT.items()} | dict(speed)
+    record = {k: scalars.get(v) for k, v in self._short.items()} | dict(speed)
     self._send(lambda writer: writer.progress(step, record))
 
   def evaluation(

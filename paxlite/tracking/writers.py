@@ -6,6 +6,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from paxlite.cli import live_line
 from paxlite.cli.terminal import say
@@ -112,26 +113,34 @@ class TerminalLines(Writer):
   Args:
     max_steps: The last step, from which the remaining time is computed.
     ahead: Returns what comes next after a step, such as 'eval at 200'.
+    followed: Formats of further values of a step that its line shows, by their names.
   """
 
   name = 'the terminal'
 
-  def __init__(self, max_steps: int, ahead: Callable[[int], str] = lambda step: ''):
+  def __init__(
+    self,
+    max_steps: int,
+    ahead: Callable[[int], str] = lambda step: '',
+    followed: Mapping[str, str] = MappingProxyType({}),
+  ):
     self._max_steps = max_steps
     self._ahead = ahead
+    self._followed = followed
     self._said_at = -math.inf
 
   def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     now = time.monotonic()
     if not live_line.is_possible() or step == self._max_steps or now - self._said_at >= _SECONDS:
       self._said_at = now
-      say(train_line(step, self._max_steps, record))
+      say(train_line(step, self._max_steps, record, followed=self._followed))
     if live_line.is_possible() and step < self._max_steps:
       self.progress(step, record)
 
   def progress(self, step: int, record: Mapping[str, Json]) -> None:
-    if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
-      say(train_line(step, self._max_steps, record))
+    line = lambda ahead: train_line(step, self._max_steps, record, ahead, self._followed)
+    if not live_line.show(line(self._ahead(step))):
+      say(line(''))
 
   def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     for prompt, text in generated.items():
@@ -141,7 +150,13 @@ class TerminalLines(Writer):
     live_line.close()
 
 
-def train_line(step: int, max_steps: int, record: Mapping[str, Json], ahead: str = '') -> str:
+def train_line(
+  step: int,
+  max_steps: int,
+  record: Mapping[str, Json],
+  ahead: str = '',
+  followed: Mapping[str, str] = MappingProxyType({}),
+) -> str:
   """Returns the line of a training step; what matters most comes first, as terminals may cut it.
 
   Args:
@@ -149,8 +164,10 @@ def train_line(step: int, max_steps: int, record: Mapping[str, Json], ahead: str
     max_steps: The last step.
     record: What was measured of the step.
     ahead: What comes next, for a line that changes.
+    followed: Formats of further values of the record, by their names.
   """
   parts = [f'step {step:,}/{max_steps:,}', f'loss {record["loss"]:.4f}']
+  parts += [text.format(record[name]) for name, text in followed.items()]
   seconds = record['step_seconds']
   if seconds:
     left = f'{duration(seconds * (max_steps - step))} left'

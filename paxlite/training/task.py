@@ -223,6 +223,11 @@ class Task:
       formats |= loss.shown
     return formats
 
+  @property
+  def followed(self) -> dict[str, str]:
+    """Formats of the metrics that the lines of training steps show, by their names."""
+    return {name: text for loss in self.losses.values() for name, text in loss.followed.items()}
+
   def grads(
     self,
     params: PyTree,

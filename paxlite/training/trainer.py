@@ -123,7 +123,10 @@ class Trainer:
       TrainingError: Too many steps were skipped, the loss spiked too often, or a save failed.
       Interrupted: There was a signal. The trained state is saved.
     """
-    summaries = Summaries(self.folder, self.schedule.max_steps, self.schedule.ahead, self.trackers)
+    followed = self.store.task.task.followed
+    summaries = Summaries(
+      self.folder, self.schedule.max_steps, self.schedule.ahead, self.trackers, followed
+    )
     self.goodput.reached(step)
     self.goodput.write()
     try:

@@ -1,0 +1,110 @@
+"""Pairs of a chosen and a rejected answer: their formats, their rows, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.data.preferences import PreferenceRows, pair_of
+from paxlite.data.sft_formats import Pair
+from paxlite.experiments.datasets import PreferenceFiles
+
+TEMPLATE = (
+  '{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}'
+  '{% if add_generation_prompt %}[assistant]\n{% endif %}'
+)
+QUESTION = dict(role='user', content='hello')
+GOOD, BAD = ([dict(role='assistant', content=text)] for text in ('good day', 'go away'))
+
+
+def rows(tmp_path, records, seq_len=64, **kwargs) -> PreferenceRows:
+  path = tmp_path / 'pairs.jsonl'
+  path.write_text(''.join(json.dumps(r) + '\n' for r in records))
+  return PreferenceRows(
+    [str(path)], packaged.VOCAB, seq_len, 8192, chat_template=TEMPLATE, **kwargs
+  )
+
+
+def test_both_answers_of_a_pair_are_segments_of_one_row(tmp_path):
+  records = [dict(prompt=f'{i} is', chosen=f' {i}', rejected=f' {i + 1}.') for i in range(9)]
+  source = rows(tmp_path, records)
+  assert len(source) < 9
+  assert source.num_examples == 18
+  batch, seen = source.read(np.arange(len(source))), []
+  for r in range(len(source)):
+    segments = batch['segment_ids'][r]
+    assert segments.max() % 2 == 0
+    for segment in range(1, segments.max() + 1):
+      here = segments == segment
+      assert set(batch['preferences'][r][here]) == {1 if segment % 2 else -1}
+      learned = batch['labels'][r][here][batch['weights'][r][here] > 0]
+      assert learned[-1] == source.tokenizer.eos_id
+      text = source.tokenizer.decode(batch['ids'][r][here][1:].tolist() + learned[-1:].tolist())
+      seen.append((text.strip(), source.tokenizer.decode(learned[:-1].tolist())))
+    assert not batch['preferences'][r][segments == 0].any()
+  expected = [(f'{r["prompt"]}{r[k]}', r[k]) for r in records for k in ('chosen', 'rejected')]
+  assert seen == expected
+
+
+def test_formats_of_pairs_are_the_same(tmp_path):
+  chat = rows(tmp_path, [dict(prompt=[QUESTION], chosen=GOOD, rejected=BAD)]).read(np.array([0]))
+  same = [
+    dict(chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(prompt='a topic', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(prompt=[QUESTION], chosen='good day', rejected='go away'),
+  ]
+  for record in same:
+    found = rows(tmp_path, [record]).read(np.array([0]))
+    for key, value in chat.items():
+      np.testing.assert_array_equal(found[key], value, err_msg=key)
+  record = dict(
+    chosen='Human: hello Assistant: good day', rejected='Human: hello Assistant: go off'
+  )
+  assert pair_of(record) == [
+    Pair('Human: hello Assistant: ', text) for text in ('good day', 'go off')
+  ]
+
+
+def test_pairs_are_held_out_as_a_whole(tmp_path):
+  records = [dict(prompt=f'{i} is', chosen=f' {i}', rejected=f' {i + 1}.') for i in range(20)]
+  parts = [
+    rows(tmp_path, records, split=split, held_out_share=0.2) for split in ('train', 'held_out')
+  ]
+  assert [p.num_examples for p in parts] == [32, 8]
+
+
+@pytest.mark.parametrize(
+  ('record', 'message'),
+  [
+    (dict(prompt='a', chosen=' b', rejected=' b'), r'pairs.jsonl.*1.*are the same'),
+    (dict(prompt='a', chosen=' b'), 'the keys of this record are prompt, chosen'),
+    (dict(prompt='a', chosen=' b', rejected=BAD), '"chosen" and "rejected" must be two answers'),
+    (
+      dict(prompt=[QUESTION], chosen=[QUESTION], rejected=BAD),
+      'must end with a message of the role',
+    ),
+    (
+      dict(chosen=[QUESTION, *GOOD], rejected=[QUESTION]),
+      'one answer is the beginning of the other',
+    ),
+    (dict(prompt='a', chosen='', rejected=' b'), 'has no answer to learn'),
+    (dict(prompt='a', chosen=' b' * 40, rejected=' c'), 'TOO_LONG=skip'),
+  ],
+)
+def test_wrong_pairs_are_refused_by_file_and_line(record, message, tmp_path):
+  with pytest.raises(UserError, match=message):
+    rows(tmp_path, [record], seq_len=32)
+
+
+def test_pairs_that_are_too_long_are_left_out_as_a_whole(tmp_path):
+  records = [dict(prompt='a', chosen=' b' * n, rejected=' c') for n in (2, 40)]
+  source = rows(tmp_path, records, seq_len=32, too_long='skip')
+  assert (source.num_examples, source.num_skipped) == (2, 1)
+  for values, message in (
+    (dict(TOO_LONG='truncate'), 'would cut off'),
+    (dict(PACKED_INPUT=False), 'share'),
+  ):
+    with pytest.raises(UserError, match=message):
+      PreferenceFiles(**values).validate()
