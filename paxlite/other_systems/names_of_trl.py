@@ -1,4 +1,4 @@
-"""Names of TRL's SFTConfig, PEFT's LoraConfig and Axolotl's YAML files, and what they are here.
+"""Names of TRL's configs, PEFT's LoraConfig and Axolotl's YAML files, and what they are here.
 
 Unsloth takes the arguments of the first two. What SFTConfig inherits from TrainingArguments is in
 names_of_transformers.py.
@@ -27,13 +27,34 @@ SFT: dict[str, Answer] = {
   'eos_token': needless("EOS_IDS are the tokenizer's unless you set them"),
   'chat_template_path': renamed('CHAT_TEMPLATE', 'the text of a template'),
   'shuffle_dataset': needless('examples are in a random order, which SEED decides'),
-  'loss_type': absent('the loss is the cross-entropy'),
+  'loss_type': renamed(
+    'PREFERENCE_LOSS', 'of preferences; otherwise the loss is the cross-entropy'
+  ),
   'activation_offloading': renamed('OFFLOAD_ACTIVATIONS', 'the names of activations'),
   **each(
     'model_revision trust_remote_code', needless('weights are imported, and no code of theirs')
   ),
   'model_init_kwargs': needless('the weights say what their model is'),
   **each('use_bnb_nested_quant bnb_4bit_quant_type', absent('frozen weights have FROZEN_DTYPE')),
+}
+
+# DPOConfig, ORPOConfig and CPOConfig
+PREFERENCES: dict[str, Answer] = {
+  'beta': renamed('PREFERENCE_BETA'),
+  'simpo_gamma': renamed('SIMPO_GAMMA'),
+  'label_smoothing': renamed(
+    'PREFERENCES_FLIPPED', 'of PREFERENCE_LOSS=robust, and not LABEL_SMOOTHING'
+  ),
+  'ref_model_name_or_path': renamed('REFERENCE_RESTORE_PATH'),
+  **each(
+    'precompute_ref_log_probs precompute_ref_batch_size',
+    absent('the reference is computed in each step'),
+  ),
+  'sync_ref_model': absent('the reference stays as it is'),
+  'cpo_alpha': absent('PREFERENCE_LOSS=simpo has no other term'),
+  'max_prompt_length': needless('a pair that is too long is refused or left out: TOO_LONG'),
+  'max_completion_length': needless('a pair that is too long is refused or left out: TOO_LONG'),
+  'disable_dropout': needless('there is no dropout unless DROPOUT_PROB asks for it'),
 }
 
 # LoraConfig, with and without the prefix of TRL's scripts

@@ -23,7 +23,12 @@ _LIBRARIES: dict[str, Names] = {
   'Pax': names_of_pax.ATTRIBUTES,
   'MaxText': names_of_maxtext.KEYS,
   'transformers': names_of_transformers.ARGUMENTS,
-  'TRL': {**names_of_trl.SFT, **names_of_trl.LORA, **names_of_trl.AXOLOTL},
+  'TRL': {
+    **names_of_trl.SFT,
+    **names_of_trl.PREFERENCES,
+    **names_of_trl.LORA,
+    **names_of_trl.AXOLOTL,
+  },
   'seqax': names_of_seqax.KEYS,
 }
 _ATTRIBUTES = {

@@ -1,4 +1,4 @@
-"""paxlite finetune WEIGHTS [--method=sft|lora|documents] [--folder=FOLDER] [NAME=VALUE …]
+"""paxlite finetune WEIGHTS [--method=METHOD] [--folder=FOLDER] [NAME=VALUE …]
 
 Trains published weights further; the same command continues the run. WEIGHTS is a folder that
 `paxlite import` has written, a run, or a model of `paxlite list`, with CHECKPOINT_RESTORE_PATH.
@@ -6,12 +6,10 @@ Trains published weights further; the same command continues the run. WEIGHTS is
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same
   documents  trains all weights, on documents in TRAIN_SOURCES
-  dpo        trains all weights, on pairs of a chosen and a rejected answer in TRAIN_FILES;
-             ipo, orpo and simpo do it with another loss, and USE_LORA=True trains factors instead
+  dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo
 
-The experiments are HuggingFaceSFT, HuggingFaceLoRA, HuggingFaceDocuments and
-HuggingFacePreferences, and their attribute MODEL is the name of the model:
-`paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
+The experiments are HuggingFaceSFT, …LoRA, …Documents and …Preferences. MODEL, an attribute, names
+the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
 
 Examples:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl

@@ -27,6 +27,7 @@ def test_the_capital_of_france(tmp_path, others):
   docs = runs.ROOT / 'docs'
   scripts = {
     'weights.md': 'capitals.py',
+    'preferences.md': 'pairs.py',
     'tutorials/evaluate.md': 'questions.py',
     'tutorials/own_chats.md': 'chats.py',
   }
@@ -35,7 +36,7 @@ def test_the_capital_of_france(tmp_path, others):
     (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  pages = [docs / 'weights.md', *(runs.ROOT / page for page in others)]
+  pages = [docs / 'weights.md', docs / 'preferences.md', *(runs.ROOT / page for page in others)]
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
   answers = {}
@@ -50,6 +51,7 @@ def test_the_capital_of_france(tmp_path, others):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
       answers[checkpoint] = result.stdout
   assert {k: answers[k] for k in ANSWERS} == ANSWERS
+  assert answers['logs/dpo'].startswith('The capital of Portugal is Lisbon')
 
   from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -35,7 +35,12 @@ ATTRIBUTES = {
   'Pax': names_of_pax.ATTRIBUTES,
   'MaxText': names_of_maxtext.KEYS,
   'transformers': names_of_transformers.ARGUMENTS,
-  'TRL': {**names_of_trl.SFT, **names_of_trl.LORA, **names_of_trl.AXOLOTL},
+  'TRL': {
+    **names_of_trl.SFT,
+    **names_of_trl.PREFERENCES,
+    **names_of_trl.LORA,
+    **names_of_trl.AXOLOTL,
+  },
   'seqax': names_of_seqax.KEYS,
 }
 OPTIONS = {flag.removeprefix('--') for flag in main.PARSER._option_string_actions} - {'-h', 'help'}
@@ -72,6 +77,8 @@ UNRELATED = {
   'LOSS_SPIKE_FACTOR': 'loss',
   'LOSS_SPIKE_WINDOW': 'loss',
   'NUM_LOSS_CHUNKS': 'loss',
+  'PREFERENCE_LOSS': 'loss',
+  'MUON_SPLIT_HEADS': 'split',
   'ADAM_CLIP_THRESHOLD': 'threshold',
   'ADAM_EPSILON_ROOT': 'root',
   'EVAL_INTERVAL_STEPS': 'interval',
@@ -107,6 +114,7 @@ ANSWERED_OTHERWISE = {
   'learning_rate_schedule_steps': 'the kind of the schedule',
   'upload_all_profiler_results': 'which steps are traced',
   'bias': 'biases of layers, and whether they are trained',
+  'precompute_ref_log_probs': 'the word prob is that of dropout',
   'evals_per_epoch': 'a number per epoch, which is one per so many steps here',
   'saves_per_epoch': 'a number per epoch, which is one per so many steps here',
   'rope_min_timescale': 'the shortest wavelength, which is none of the attributes of RoPE',
