@@ -8,8 +8,7 @@ Trains published weights further; the same command continues the run. WEIGHTS is
   documents  trains all weights, on documents in TRAIN_SOURCES
   dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo
 
-The experiments are HuggingFaceSFT, …LoRA, …Documents and …Preferences. MODEL, an attribute, names
-the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
+The experiments are HuggingFaceSFT, …LoRA, …Documents and …Preferences, with the attribute MODEL.
 
 Examples:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
