@@ -55,8 +55,8 @@ def of_paxlite(folder: pathlib.Path, number: int, args: argparse.Namespace) -> d
     'finetune', str(args.weights), '--method=dpo', f'--folder={run}', 'MAX_SEQ_LEN=160',
     f'TRAIN_FILES={folder / "pairs.jsonl"}', f'PERCORE_BATCH_SIZE={args.pairs}',
     f'MAX_STEPS={args.steps}', 'SUMMARY_INTERVAL_STEPS=1', 'FPROP_DTYPE=float32',
-      question = [{'role': 'user', 'content': f'Question {i}: how to get to {CAPITALS[i % 10]}?'}]
-    'ADAM_BETA2=0.999', 'ADAM_EPSILON=1e-8', 'LEARNING_RATE=1e-6', 'CLIP_GRADIENT_NORM_TO_VALUE=1',
+    'CHECKPOINT_POLICY=SAVE_EVERYTHING', 'LR_SCHEDULE=constant', 'OPTIMIZER=adamw',
+    'WEIGHT_DECAY=0', 'ADAM_BETA2=0.999', 'ADAM_EPSILON=1e-8', 'LEARNING_RATE=1e-6', 'CLIP_GRADIENT_NORM_TO_VALUE=1',
   )  # fmt: skip
   records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
   seconds = [r['step_seconds'] for r in records if r.get('step_seconds')]
