@@ -56,7 +56,8 @@ def of_paxlite(folder: pathlib.Path, number: int, args: argparse.Namespace) -> d
     f'TRAIN_FILES={folder / "pairs.jsonl"}', f'PERCORE_BATCH_SIZE={args.pairs}',
     f'MAX_STEPS={args.steps}', 'SUMMARY_INTERVAL_STEPS=1', 'FPROP_DTYPE=float32',
     'CHECKPOINT_POLICY=SAVE_EVERYTHING', 'LR_SCHEDULE=constant', 'OPTIMIZER=adamw',
-    'WEIGHT_DECAY=0', 'ADAM_BETA2=0.999', 'ADAM_EPSILON=1e-8', 'LEARNING_RATE=1e-6', 'CLIP_GRADIENT_NORM_TO_VALUE=1',
+    'WEIGHT_DECAY=0', 'ADAM_BETA2=0.999', 'ADAM_EPSILON=1e-8', 'LEARNING_RATE=1e-6',
+    'CLIP_GRADIENT_NORM_TO_VALUE=1',
   )  # fmt: skip
   records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
   seconds = [r['step_seconds'] for r in records if r.get('step_seconds')]
