@@ -157,11 +157,11 @@ def _flat(array: jax.Array, dims: WeightDims, dtype: DTypeLike) -> tuple[jax.Arr
 
   Matrices with more inputs than outputs are transposed.
   """
+  of_dims = mesh_axes(array.shape, dims.names)
   groups = dims.stacked, dims.inputs, dims.outputs
   sizes = [math.prod(array.shape[i] for i in group) for group in groups]
-  of_dims = mesh_axes(array.shape, dims.names)
   stacked, inputs, outputs = (tuple(a for i in group for a in of_dims[i]) for group in groups)
-  x = array.astype(dtype).transpose(_order(dims)).reshape(sizes)
+  x = array.astype(dtype).transpose(_order(array.shape, dims)).reshape(sizes)
   if sizes[1] > sizes[2]:
     return x.mT, (stacked, outputs, inputs)
   return x, (stacked, inputs, outputs)
@@ -169,7 +169,7 @@ def _flat(array: jax.Array, dims: WeightDims, dtype: DTypeLike) -> tuple[jax.Arr
 
 def _unflat(x: jax.Array, shape: Sequence[int], dims: WeightDims) -> jax.Array:
   """Returns matrices [S, I, O], which may be transposed, as an array of this shape in float32."""
-  order = _order(dims)
+  order = _order(shape, dims)
   if x.shape[1] != math.prod(shape[i] for i in dims.inputs):
     x = x.mT
   back = [order.index(i) for i in range(len(order))]
@@ -211,8 +211,12 @@ def _outputs(x: jax.Array, dims: WeightDims) -> list[int]:
   return [1 if i in dims.inputs else size for i, size in enumerate(x.shape)]
 
 
-def _order(dims: WeightDims) -> tuple[int, ...]:
-  return dims.stacked + dims.inputs + dims.outputs
+def _order(shape: Sequence[int], dims: WeightDims) -> tuple[int, ...]:
+  """Returns the dimensions as stacked, inputs, outputs; those that are split come first in each."""
+  of_dims = mesh_axes(shape, dims.names)
+  is_whole = lambda i: not of_dims[i]
+  groups = dims.stacked, dims.inputs, dims.outputs
+  return tuple(i for group in groups for i in sorted(group, key=is_whole))
 
 
 def _split(params: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:

@@ -168,7 +168,10 @@ def test_the_words_after_finetune(words, config, attributes, folder):
   [
     ([], '^WEIGHTS is missing: see paxlite finetune --help'),
     (['a/b', 'c/d'], "^'c/d' is one name too many"),
-    (['a/b', '--method=lor'], r'^--method=lor must be sft, lora or documents\. Did you mean lora'),
+    (
+      ['a/b', '--method=lor'],
+      r'^--method=lor must be sft, lora, documents, dpo, ipo, orpo or simpo\. Did you mean lora',
+    ),
     (['a/b', 'CHECKPOINT_RESTORE_PATH=c'], '^a/b and CHECKPOINT_RESTORE_PATH both say which'),
     (['LLaMA3_8B', 'MODEL=GPT5B', '--dry_run'], '^LLaMA3_8B and MODEL both say which'),
     (['LLaMA3_8B'], '^LLaMA3_8B is not a folder.* its weights are missing: CHECKPOINT_RESTORE'),
