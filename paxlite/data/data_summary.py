@@ -91,7 +91,7 @@ def epoch(rows: int, rows_a_step: float) -> str:
 def examples(source: SftRows) -> str:
   """Returns the numbers of examples and tokens, and of what is too long."""
   parts = [
-    f'{_counted(source.num_examples, "example")}, {source.lengths.sum():,} tokens',
+    f'{_counted(source.num_records, source.noun)}, {source.lengths.sum():,} tokens',
     f'{source.num_learned:,} of them learned',
     f'the longest {source.lengths.max():,}',
   ]
@@ -134,7 +134,7 @@ def contents_of(data: RowInput | StreamInput) -> Contents:
   source = data.source
   if isinstance(source, SftRows):
     lengths, learned = source.lengths, source.num_learned
-    return Contents('example', lengths, learned, len(source), _share_filled(source))
+    return Contents(source.noun, lengths, learned, len(source), _share_filled(source))
   assert isinstance(source, TokenRows)
   starts = np.asarray(source.seq_starts[: _MOST_DOCUMENTS + 1]).astype(np.int64)
   lengths = np.diff(starts)
@@ -217,10 +217,10 @@ def _left_out(source: SftRows) -> list[str]:
   """Says which examples are too long, and what becomes of them."""
   lines = []
   if source.num_cut:
-    lines.append(f'Cut       {_counted(source.num_cut, "example")}, too long')
+    lines.append(f'Cut       {_counted(source.num_cut, source.noun)}, too long')
   if source.num_skipped:
     why = 'whose answer begins behind the cut' if source.too_long == 'truncate' else 'too long'
-    lines.append(f'Left out  {_counted(source.num_skipped, "example")}, {why}')
+    lines.append(f'Left out  {_counted(source.num_skipped, source.noun)}, {why}')
   return [*lines, f'          the first: {source.first_long}'] if lines else lines
 
 

@@ -30,6 +30,11 @@ class PreferenceRows(SftRows):
   """
 
   examples_of_a_record = 2
+  noun = 'pair'
+
+  @property
+  def longest(self) -> int:
+    return self.seq_len  # of both answers, without the first token of each
 
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows with preferences [b, T] too: 1 for chosen, −1 for rejected answers, int32."""
@@ -41,6 +46,9 @@ class PreferenceRows(SftRows):
   @staticmethod
   def contents_of(record: Record) -> list[Pair | Conversation]:
     """Returns the chosen and the rejected answer; UserError if there is no difference."""
+    for key in KEYS:
+      if record.get(key) in ('', []):
+        raise UserError(f'{key!r} is empty: there is no answer to learn from')
     answers = pair_of(record)
     if identity(answers[0]) == identity(answers[1]):
       raise UserError('"chosen" and "rejected" are the same: a pair must have a difference')
@@ -67,9 +75,9 @@ class PreferenceRows(SftRows):
 def pair_of(record: Record) -> list[Pair | Conversation]:
   """Returns the chosen and the rejected answer of a record, each with its prompt.
 
-  Lists of messages follow the prompt, if that is a list, and otherwise begin with it. Two texts
-  without a prompt have as their prompt what they begin with, up to the last blank before they
-  differ.
+  Lists of messages follow the prompt, if that is a list. Otherwise their prompt is what they begin
+  with, or else the message that `prompt` is. Two texts without a prompt have as their prompt what
+  they begin with, up to the last blank before they differ.
 
   Raises:
     UserError: The record has another form.
@@ -94,7 +102,10 @@ def pair_of(record: Record) -> list[Pair | Conversation]:
       (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
       min(len(chosen), len(rejected)),
     )
-    return [_chat(record, chosen[:shared], answer[shared:]) for answer in (chosen, rejected)]
+    before = chosen[:shared]
+    if isinstance(prompt, str) and not before:
+      before = [{'role': 'user', 'content': prompt}]
+    return [_chat(record, before, answer[shared:]) for answer in (chosen, rejected)]
   raise UserError(_FORMS)
 
 

@@ -66,7 +66,8 @@ class SftRows:
   Attributes beyond RowSource's:
     tokenizer: The tokenizer.
     too_long: What is done with examples that are too long.
-    lengths: Number of tokens of each example, without the first, which is no target [n].
+    lengths: Number of tokens of each record, without the first of an example, which is no target
+      [n].
     num_learned: Number of tokens that are learned.
     num_cut: Number of examples that are cut.
     num_skipped: Number of examples of all splits that are left out.
@@ -85,6 +86,7 @@ class SftRows:
   """
 
   examples_of_a_record = 1
+  noun = 'example'
 
   def __init__(
     self,
@@ -129,7 +131,8 @@ class SftRows:
       self._keep(split, held_out_share)
     if not self._examples:
       raise UserError(
-        f'{self.name} holds no example of at most {seq_len + 1} tokens: raise --fdl.MAX_SEQ_LEN'
+        f'{self.name} holds no {self.noun} of at most {self.longest} tokens: raise '
+        '--fdl.MAX_SEQ_LEN'
       )
     self.num_cut = sum(e.is_cut for e in self._examples)
     if self.num_skipped or self.num_cut:
@@ -142,11 +145,11 @@ class SftRows:
     for example in self._examples:
       for part in (example.ids, example.is_answer):
         self.tokens_fingerprint = zlib.crc32(part.tobytes(), self.tokens_fingerprint)
-    self.lengths = np.array([len(e.ids) - 1 for e in self._examples])
+    lengths = np.array([len(e.ids) - 1 for e in self._examples])
+    self.lengths = lengths.reshape(-1, self.examples_of_a_record).sum(1)
     self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
-    per_record = self.examples_of_a_record
-    lengths = self.lengths.reshape(-1, per_record).sum(1).tolist()
-    rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
+    per_record, of_records = self.examples_of_a_record, self.lengths.tolist()
+    rows = pack(of_records, seq_len) if packed else [[i] for i in range(len(of_records))]
     self._rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
 
   def __len__(self) -> int:
@@ -155,6 +158,15 @@ class SftRows:
   @property
   def num_examples(self) -> int:
     return len(self._examples)
+
+  @property
+  def num_records(self) -> int:
+    return len(self._examples) // self.examples_of_a_record
+
+  @property
+  def longest(self) -> int:
+    """The most tokens that a record may have."""
+    return self.seq_len + 1
 
   def example(self, number: int) -> SftExample:
     return self._examples[number]
@@ -210,15 +222,15 @@ class SftRows:
     self._examples.append(example)
 
   def _too_long(self) -> str:
-    """Says what became of the examples that are too long."""
-    most, skipped = self.seq_len + 1, f'{self.num_skipped:,}'
+    """Says what became of the records that are too long."""
+    most, skipped = self.longest, f'{self.num_skipped:,}'
     if not self.num_cut:
-      found = f'{skipped} examples of more than {most:,} tokens are left out'
+      found = f'{skipped} {self.noun}s of more than {most:,} tokens are left out'
     else:
       found = f'{self.num_cut:,} examples of more than {most:,} tokens are cut'
       if self.num_skipped:
         found += f', and {skipped} are left out, whose answers begin behind the cut'
-    return f'{found}, {len(self._examples):,} stay'
+    return f'{found}, {self.num_records:,} stay'
 
   def _keep(self, split: Split, share: float) -> None:
     """Keeps the examples of a split; raises UserError if there is none."""
@@ -226,7 +238,7 @@ class SftRows:
     here = held_out([e.identity for e in of_records], share) == (split == 'held_out')
     if here.all() or not here.any():
       raise UserError(
-        f'{self.name}: {len(here):,} examples are too few, or too similar, to hold out '
+        f'{self.name}: {len(here):,} {self.noun}s are too few, or too similar, to hold out '
         f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
       )
     here = here.repeat(self.examples_of_a_record)

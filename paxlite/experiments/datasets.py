@@ -333,7 +333,9 @@ class PreferenceFiles(SftFiles):
         '--fdl.TOO_LONG=skip leaves such pairs out'
       )
     if not self.PACKED_INPUT:
-      raise UserError('PACKED_INPUT=False: both answers of a pair share a row')
+      raise UserError(
+        'PACKED_INPUT=False: both answers of a pair share a row; leave PACKED_INPUT as it is'
+      )
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:
     source = super()._source(files, split)

@@ -49,10 +49,14 @@ class OfPairs(NamedTuple):
 
 
 def last_of_pairs(batch: Batch) -> jax.Array:
-  """Returns whether each token [B, T] is the last of a pair."""
+  """Returns whether each token [B, T] is the last of a pair.
+
+  Pairs without weights do not count: they fill up the last batch of an evaluation.
+  """
   pairs_BT = _pairs(batch)
   after_BT = jnp.pad(pairs_BT[:, 1:], ((0, 0), (0, 1)))
-  return (pairs_BT > 0) & (pairs_BT != after_BT)
+  (counted_BT,) = _running_sums(batch['weights'][None], pairs_BT)
+  return (pairs_BT > 0) & (pairs_BT != after_BT) & (counted_BT > 0)
 
 
 def of_pairs(values_BT: jax.Array, batch: Batch, empty: float = 0.0) -> Pairs:
@@ -214,10 +218,14 @@ class ChosenLoss(Loss):
   label = 'cross-entropy of chosen'
 
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
-    return jnp.where(batch['preferences'] > 0, outputs.tokens.xent, 0).sum()
+    return jnp.where(self._is_counted(batch), outputs.tokens.xent, 0).sum()
 
   def weight(self, batch: Batch) -> jax.Array:
-    return (batch['preferences'] > 0).sum().astype(jnp.float32)
+    return self._is_counted(batch).sum().astype(jnp.float32)
+
+  def _is_counted(self, batch: Batch) -> jax.Array:
+    has_targets = batch['weights'].max(1, keepdims=True) > 0  # others fill up an evaluation
+    return (batch['preferences'] > 0) & has_targets
 
 
 def _times(factor: float, pairs: Pairs) -> Pairs:

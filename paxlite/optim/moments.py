@@ -101,7 +101,8 @@ def _check(state: PyTree, params: PyTree, dtype: jnp.dtype) -> None:
   way_out = "--fdl.ADAM_MOMENTS_DTYPE=float32, or an argument of the optimizer's own (mu_dtype)"
   shapes = {x.shape for x in jax.tree.leaves(params) if x.ndim}
   for path, x in jax.tree_util.tree_leaves_with_path(state):
-    if is_moment(x) and x.shape in shapes and not _is_narrowed(path, x):
+    is_small = any(getattr(k, 'name', None) == 'neurons' for k in path)  # of NorMuon: float32
+    if is_moment(x) and x.shape in shapes and not _is_narrowed(path, x) and not is_small:
       raise UserError(
         f'ADAM_MOMENTS_DTYPE={dtype}: {path_name(path)} of the optimizer is not known to be a '
         f'moment, and may not be rounded: {way_out}'

@@ -1,5 +1,6 @@
 """Learning rates and weight decays of some variables, which patterns of names choose."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ def parsed(texts: Sequence[str], attribute: str) -> list[tuple[str, float]]:
     try:
       found.append((pattern, float(factor)))
       re.compile(pattern)
-      is_right = bool(is_there) and float(factor) >= 0
+      is_right = bool(is_there) and 0 <= float(factor) < math.inf
     except (ValueError, re.error):
       is_right = False
     if not is_right:
@@ -68,4 +69,9 @@ def decayed(weight_decay: float, texts: Sequence[str] = ()) -> optax.GradientTra
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
     return plain.update(updates, state, scaled(params, factors))
 
-  return optax.GradientTransformation(plain.init, update)
+  def init(params: PyTree) -> PyTree:
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    check(factors, names, 'WEIGHT_DECAY_FACTORS')
+    return plain.init(params)
+
+  return optax.GradientTransformation(init, update)

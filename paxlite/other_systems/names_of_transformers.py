@@ -15,6 +15,7 @@ _LOG = needless('a run prints a line at each report, and process 0 prints it')
 _METRICS = absent(
   'evaluation reports the loss, perplexity and accuracy; EVAL_TASKS are zero-shot tasks'
 )
+_COSINE = 'LR_COS_WARMUP of the cosine schedule, which fine-tuning has by default'
 
 ARGUMENTS: dict[str, Answer] = {
   **each('output_dir logging_dir run_name', _FOLDER),
@@ -44,8 +45,8 @@ ARGUMENTS: dict[str, Answer] = {
   'lr_scheduler_kwargs': instead(
     'LR_DECAY_, LR_COS_ and LR_LRED_ attributes describe the schedule'
   ),
-  'warmup_steps': renamed('LR_WARMUP'),
-  'warmup_ratio': renamed('LR_WARMUP', 'in steps'),
+  'warmup_steps': renamed('LR_WARMUP', _COSINE),
+  'warmup_ratio': renamed('LR_WARMUP', f'in steps; {_COSINE}'),
   'weight_decay': renamed(
     'WEIGHT_DECAY', 'of every variable, norms and biases too, unless WEIGHT_DECAY_FACTORS differ'
   ),

@@ -42,9 +42,6 @@ SFT: dict[str, Answer] = {
 PREFERENCES: dict[str, Answer] = {
   'beta': renamed('PREFERENCE_BETA'),
   'simpo_gamma': renamed('SIMPO_GAMMA'),
-  'label_smoothing': renamed(
-    'PREFERENCES_FLIPPED', 'of PREFERENCE_LOSS=robust, and not LABEL_SMOOTHING'
-  ),
   'ref_model_name_or_path': renamed('REFERENCE_RESTORE_PATH'),
   **each(
     'precompute_ref_log_probs precompute_ref_batch_size',

@@ -167,7 +167,8 @@ def train_line(
     followed: Formats of further values of the record, by their names.
   """
   parts = [f'step {step:,}/{max_steps:,}', f'loss {record["loss"]:.4f}']
-  parts += [text.format(record[name]) for name, text in followed.items()]
+  values = {name: record.get(name) for name in followed}
+  parts += [followed[name].format(value) for name, value in values.items() if value is not None]
   seconds = record['step_seconds']
   if seconds:
     left = f'{duration(seconds * (max_steps - step))} left'

@@ -128,6 +128,11 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
         'ADAM_EPSILON=0 and ADAM_EPSILON_ROOT=0: the update of a variable without gradient is '
         'not a number; one of them must be positive'
       )
+    if self.LEARNING_RATE_FACTORS and self.OPTIMIZER == 'schedule_free':
+      raise UserError(
+        'LEARNING_RATE_FACTORS: schedule_free keeps averages of the variables, which would move at '
+        'another rate than these: choose another OPTIMIZER'
+      )
     for pattern in self.TRAINABLE_VARIABLES:
       compiled(pattern, 'TRAINABLE_VARIABLES')
     for name in ('LEARNING_RATE_FACTORS', 'WEIGHT_DECAY_FACTORS'):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.data import packaged
+from paxlite.data import data_summary, packaged
 from paxlite.data.preferences import PreferenceRows, pair_of
 from paxlite.data.sft_formats import Pair
 from paxlite.experiments.datasets import PreferenceFiles
@@ -54,6 +54,7 @@ def test_formats_of_pairs_are_the_same(tmp_path):
     dict(chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
     dict(prompt='a topic', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
     dict(prompt=[QUESTION], chosen='good day', rejected='go away'),
+    dict(prompt='hello', chosen=GOOD, rejected=BAD),
   ]
   for record in same:
     found = rows(tmp_path, [record]).read(np.array([0]))
@@ -89,7 +90,7 @@ def test_pairs_are_held_out_as_a_whole(tmp_path):
       dict(chosen=[QUESTION, *GOOD], rejected=[QUESTION]),
       'one answer is the beginning of the other',
     ),
-    (dict(prompt='a', chosen='', rejected=' b'), 'has no answer to learn'),
+    (dict(prompt='a', chosen='', rejected=' b'), "'chosen' is empty"),
     (dict(prompt='a', chosen=' b' * 40, rejected=' c'), 'TOO_LONG=skip'),
   ],
 )
@@ -98,10 +99,12 @@ def test_wrong_pairs_are_refused_by_file_and_line(record, message, tmp_path):
     rows(tmp_path, [record], seq_len=32)
 
 
-def test_pairs_that_are_too_long_are_left_out_as_a_whole(tmp_path):
+def test_pairs_that_are_too_long_are_left_out_as_a_whole(tmp_path, caplog):
   records = [dict(prompt='a', chosen=' b' * n, rejected=' c') for n in (2, 40)]
   source = rows(tmp_path, records, seq_len=32, too_long='skip')
-  assert (source.num_examples, source.num_skipped) == (2, 1)
+  assert (source.num_examples, source.num_records, source.num_skipped) == (2, 1, 1)
+  assert '1 pairs of more than 32 tokens are left out, 1 stay' in caplog.text
+  assert data_summary.examples(source).startswith('1 pair, ')
   for values, message in (
     (dict(TOO_LONG='truncate'), 'would cut off'),
     (dict(PACKED_INPUT=False), 'share'),

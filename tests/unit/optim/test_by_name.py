@@ -248,6 +248,8 @@ def test_wrong_names_are_refused_in_one_line():
     TinyGPT(OPTIMIZER='loin').validate()
   with pytest.raises(UserError, match="optimizer 'lion' is registered already"):
     by_name.register('lion')(lambda schedule: optax.sgd(schedule))
+  with pytest.raises(UserError, match='would move at another rate'):
+    TinyGPT(OPTIMIZER='schedule_free', LEARNING_RATE_FACTORS=['.*=2']).validate()
   with pytest.raises(UserError, match='schedule_free needs ADAM_BETA1 above 0'):
     optimizer_of('schedule_free', ADAM_BETA1=0.0)
 
@@ -276,6 +278,37 @@ def test_the_learning_rate_of_every_optimizer_is_known():
     optimizer = optimizer_of(name)
     state = optimizer.init(boxed())
     assert float(optimizer.learning_rate(state, jnp.zeros(()))) == pytest.approx(0.01)
+
+
+@pytest.mark.slow
+def test_muon_is_that_of_torch():
+  """50 steps of a matrix. The products of torch are in bfloat16, and these in float32."""
+  torch = pytest.importorskip('torch')
+  start = np.random.default_rng(0).normal(size=(16, 48)).astype(np.float32)
+  box = lambda: {'w': Weight(jnp.asarray(start), ('embed', 'mlp'), equation='BTD,DF->BTF')}
+  theirs = torch.nn.Parameter(torch.tensor(start.T.copy()))
+  optimizer = torch.optim.Muon(
+    [theirs], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn='match_rms_adamw'
+  )
+  ours = optimizer_of('muon')
+  with declared(box):
+    params, state = unboxed((box(), ours.init(box())))
+    update = jax.jit(ours.update)
+    for number in range(50):
+      theirs.grad = torch.cos(number + 3 * theirs.detach())
+      optimizer.step()
+      grads = jax.tree.map(lambda x, number=number: jnp.cos(number + 3 * x), params)
+      params, state = update(grads, jnp.ones(()), jnp.asarray(True), state, params)
+  expected = theirs.detach().numpy().T
+  np.testing.assert_allclose(params['w'], expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_moments_of_normuon_beside_a_vector_of_the_same_shape():
+  """The means of outputs stay in float32, also where a weight has their shape."""
+  box = lambda: {'w': Weight(jnp.ones((1, 8)), ('lora_rank', 'mlp'), equation='BTD,DF->BTF')}
+  with declared(box):
+    state = unboxed(optimizer_of('normuon', ADAM_MOMENTS_DTYPE='bfloat16').init(box()))
+  assert {x.dtype.name for x in jax.tree.leaves(state) if x.ndim} == {'bfloat16', 'float32'}
 
 
 def test_what_muon_trains_is_said():

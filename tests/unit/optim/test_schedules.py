@@ -37,12 +37,14 @@ def test_schedules_are_those_of_transformers():
   same(schedules.inverse_sqrt(0.5, 4), theirs('inverse_sqrt', num_warmup_steps=4))
   steps = dict(num_stable_steps=10, num_decay_steps=8)
   for shape in ('linear', 'cosine'):
-    ours = schedules.warmup_stable_decay(0.5, 4, 8, [22], 0.1, shape)
-    kind = dict(decay_type=shape, min_lr_ratio=0.1)
-    same(
-      ours,
-      theirs('warmup_stable_decay', num_warmup_steps=4, scheduler_specific_kwargs=steps | kind),
-    )
+    for ratio in (0.0, 0.1):
+      kind = dict(decay_type=shape, min_lr_ratio=ratio)
+      ours = rates(schedules.warmup_stable_decay(0.5, 4, 8, [22], ratio, shape), 30)
+      expected = theirs(
+        'warmup_stable_decay', num_warmup_steps=4, scheduler_specific_kwargs=steps | kind
+      )
+      first = 4 if ratio else 0  # theirs begins with the ratio, and not with 0
+      np.testing.assert_allclose(ours[first:], expected[first:], rtol=1e-5, atol=1e-7)
 
 
 def test_a_decayed_run_goes_on_at_the_full_rate():

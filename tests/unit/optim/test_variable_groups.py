@@ -46,10 +46,12 @@ def test_factors_of_rates_and_decays(name):
 
 
 def test_wrong_factors_are_refused():
-  for text in ('.*', '(=1', '.*=x', '.*=-1', '=nan'):
+  for text in ('.*', '(=1', '.*=x', '.*=-1', '=nan', '.*=inf'):
     with pytest.raises(UserError, match=r'WEIGHT_DECAY_FACTORS: .* must be PATTERN=FACTOR'):
       TinyGPT(WEIGHT_DECAY_FACTORS=[text]).validate()
   with pytest.raises(
     UserError, match="LEARNING_RATE_FACTORS: 'embed' matches the whole name of no"
   ):
     Optimizer(optax.sgd(0.1), rate_factors=['embed=2']).init(PARAMS)
+  with pytest.raises(UserError, match=r"WEIGHT_DECAY_FACTORS: '.*/bais' matches the whole name"):
+    update(by_name.maker('sgd'), adam_beta1=0.9, weight_decay_factors=['.*/bais=0'])
