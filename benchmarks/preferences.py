@@ -45,7 +45,11 @@ def write_pairs(path: pathlib.Path, count: int) -> None:
   with path.open('w') as file:
     for i in range(count):
       question = [{'role': 'user', 'content': f'Question {i}: how do I get to {CAPITALS[i % 10]}?'}]
-      pair = {'chosen': 'By train, and slowly. ' * 6, 'rejected': 'You will not. Stay. ' * 6}
+      answer = lambda text: [{'role': 'assistant', 'content': text * 6}]
+      pair = {
+        'chosen': answer('By train, and slowly. '),
+        'rejected': answer('You will not. Stay. '),
+      }
       file.write(json.dumps({'prompt': question, **pair}) + '\n')
 
 
