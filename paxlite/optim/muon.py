@@ -18,7 +18,8 @@ from jax.typing import DTypeLike
 
 from paxlite.core.trees import PyTree
 from paxlite.optim.transformations import Valid, scale_by_pax_adam
-from paxlite.parallel.partitioning import Spread, active_kind, mesh_axes
+from paxlite.parallel.partitioning import active_kind
+from paxlite.parallel.spread import Spread, mesh_axes
 from paxlite.parallel.weight_dims import WeightDims, weight_dims
 
 # a, b, c of a step x ← a·x + (b·x·xᵀ + c·(x·xᵀ)²)·x, whose slope at 0 is as large as possible

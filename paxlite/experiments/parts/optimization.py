@@ -200,6 +200,12 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
         f'MAX_STEPS={self.MAX_STEPS:,} ends within the warmup (LR_WARMUP={self.LR_WARMUP:,}): the '
         'learning rate never reaches LEARNING_RATE.'
       )
+    decays = self.LR_SCHEDULE in ('linear', 'warmup_stable_decay')
+    if decays and self.LR_DECAY_ENDS[-1] < self.MAX_STEPS:
+      found.append(
+        f'LR_DECAY_ENDS={self.LR_DECAY_ENDS} end before MAX_STEPS={self.MAX_STEPS:,}: all steps '
+        f'after them have {self.LR_MIN_RATIO:g} × LEARNING_RATE.'
+      )
     if (kind := self.schedule_kind) and not self._is_as_published(kind):
       warmup, start, _ = self._schedule_steps
       if warmup >= self.MAX_STEPS:

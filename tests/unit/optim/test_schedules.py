@@ -71,3 +71,5 @@ def test_attributes_choose_a_schedule_and_wrong_ones_are_refused():
   (warning,) = [w for w in TinyGPT(LR_SCHEDULE='linear', MAX_STEPS=9, LR_WARMUP=10,
                                    LR_DECAY_ENDS=[20]).warnings if 'LR_WARMUP' in w]  # fmt: skip
   assert 'the learning rate never reaches LEARNING_RATE' in warning
+  early = TinyGPT(LR_SCHEDULE='linear', MAX_STEPS=9, LR_DECAY_ENDS=[5]).warnings
+  assert any('all steps after them have 0 × LEARNING_RATE' in w for w in early)
