@@ -16,6 +16,7 @@ FINE_TUNING = {
   'sft': 'HuggingFaceSFT',
   'lora': 'HuggingFaceLoRA',
   'documents': 'HuggingFaceDocuments',
+  'distill': 'HuggingFaceDistillation',
   'dpo': 'HuggingFacePreferences',
   'ipo': 'HuggingFacePreferences',
   'orpo': 'HuggingFacePreferences',

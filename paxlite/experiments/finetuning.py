@@ -2,9 +2,9 @@
 
 paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
 
-HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences and HuggingFaceDocuments take any model:
-that which MODEL names, or that of the weights. The classes of LLaMA 7B, 13B and 70B have the sizes
-of Pax's.
+HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceDistillation and
+HuggingFaceDocuments take any model: that which MODEL names, or that of the weights. The classes of
+LLaMA 7B, 13B and 70B have the sizes of Pax's.
 """
 
 import functools
@@ -19,6 +19,7 @@ from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.datasets import DocumentFiles, PreferenceFiles, SftFiles
+from paxlite.experiments.distillation import Distillation
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA, LLaMA7B, LLaMA13B, LLaMA70B
@@ -102,6 +103,12 @@ class Preference(PreferenceFiles, SFT, Preferences):
     return [max(self.MAX_STEPS, self.LR_WARMUP + 1)]
 
 
+class DistilledSFT(Distillation, SFT):
+  """Training on prompts and answers, and on what a teacher makes of them."""
+
+  LEARNING_RATE = 1e-5
+
+
 class _OneDevicePreference(Preference):
   """What differs for a small model."""
 
@@ -123,6 +130,10 @@ class _OneDeviceSFT(SFT):
     return min(50, super()._warmup())
 
 
+class _OneDeviceDistillation(DistilledSFT, _OneDeviceSFT):
+  """The same with a teacher."""
+
+
 class _OneDeviceLoRA(LoRA):
   """The same for low-rank factors."""
 
@@ -142,6 +153,7 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
   (SFT, 'SmolLM135M'): _OneDeviceSFT,
   (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
   (Preference, 'SmolLM135M'): _OneDevicePreference,
+  (DistilledSFT, 'SmolLM135M'): _OneDeviceDistillation,
   (LoRA, 'LLaMA70B'): _ShardedLoRA,
 }
 
@@ -275,6 +287,16 @@ class HuggingFacePreferences(_OfAnyModel, Preference):
   """
 
   _method = Preference
+
+
+@register
+class HuggingFaceDistillation(_OfAnyModel, DistilledSFT):
+  """python -m paxlite.main --fdl_config=HuggingFaceDistillation --fdl.TRAIN_FILES=x.jsonl …
+
+  Trains any imported model on prompts and answers, and on what a TEACHER makes of them.
+  """
+
+  _method = DistilledSFT
 
 
 @register

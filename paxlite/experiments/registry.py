@@ -299,6 +299,6 @@ def build_experiment(
       'leave one of them out (--fdl.NUM_EPOCHS=None, if the experiment states it)'
     )
   experiment = fdl.build(cfg)
-  experiment = experiment.knowing(facts(experiment.CHECKPOINT_RESTORE_PATH))
+  experiment = experiment.knowing(*map(facts, experiment.paths_of_weights))
   experiment.validate()
   return experiment

@@ -113,7 +113,7 @@ def _otherwise(experiment: Experiment, name: str) -> Experiment | None:
     if isinstance(published, derived):
       return None
     values[name] = published
-  other = cls(**values).knowing(experiment.weights)
+  other = cls(**values).knowing(*experiment.known_weights)
   return None if getattr(other, name) == getattr(experiment, name) else other
 
 

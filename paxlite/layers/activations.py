@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'gelu': gelu,
   'gelu_exact': functools.partial(jax.nn.gelu, approximate=False),
   'relu': jax.nn.relu,
+  'relu2': lambda x: jnp.square(jax.nn.relu(x)),
   'silu': jax.nn.silu,
 }
 

@@ -19,7 +19,8 @@ class FeedForward(nn.Module):
     model_dims: D.
     hidden_dims: F.
     activation: A key of ACTIVATIONS; 'gelu' is the tanh approximation.
-    projection_tpl: Template of both matrix multiplications.
+    projection_tpl: Template of the products with the weights.
+    output_tpl: Template of the product with w2; None means projection_tpl.
     dropout: Dropout rate of the hidden units.
   """
 
@@ -27,6 +28,7 @@ class FeedForward(nn.Module):
   hidden_dims: int
   activation: str = 'gelu'
   projection_tpl: Template = template_field(Projection)
+  output_tpl: Template | None = None
   dropout: float = 0.0
 
   @nn.compact
@@ -62,7 +64,7 @@ class FeedForward(nn.Module):
 
   def down(self, hidden_BTF: jax.Array) -> jax.Array:
     """Returns the projection to D."""
-    return self.projection_tpl(
+    return (self.output_tpl or self.projection_tpl)(
       equation='BTF,FD->BTD',
       shape=(self.hidden_dims, self.model_dims),
       axes=('mlp', 'embed'),

@@ -1,5 +1,7 @@
 """The decoder-only language model, and its loss for each token."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -16,6 +18,29 @@ from paxlite.layers.embeddings import LmHead, LogitsBias, TokenEmbedding
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
 from paxlite.parallel.partitioning import shard
+
+
+class LogitFactors(NamedTuple):
+  """What logits are computed from, so that a loss need not hold all of them at a time.
+
+  Attributes:
+    x_BTD: Activations.
+    w_VD: The weight of the logits, in the dtype of x.
+    b_V: A bias of the logits, or None.
+    cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
+  """
+
+  x_BTD: jax.Array
+  w_VD: jax.Array
+  b_V: jax.Array | None
+  cap: float
+
+  def logits(self) -> jax.Array:
+    """Returns the float32 logits [B, T, V] of these activations."""
+    logits = jnp.einsum('BTD,VD->BTV', self.x_BTD, self.w_VD)
+    logits = logits if self.b_V is None else logits + self.b_V
+    logits = shard(logits, 'outer_batch', 'length', 'act_vocab')
+    return cap_logits(logits.astype(jnp.float32), self.cap)
 
 
 class TransformerLm(nn.Module):
@@ -75,9 +100,14 @@ class TransformerLm(nn.Module):
     """Maps the result of `hidden`, [B, T, D], to the cross-entropy of each label [B, T]."""
     if self.num_loss_chunks == 1:
       return cross_entropy(self._uncapped_logits(x_BTD), labels_BT, self.logit_cap)
+    x_BTD, w_VD, b_V, cap = self.logit_factors(x_BTD)
+    return chunked_cross_entropy(x_BTD, w_VD, b_V, labels_BT, cap, self.num_loss_chunks)
+
+  def logit_factors(self, x_BTD: jax.Array) -> LogitFactors:
+    """Maps the result of `hidden`, [B, T, D], to what the logits are computed from."""
     x_BTD, w_VD = self._head.factors(x_BTD)
     b_V = None if self.logits_bias is None else self.logits_bias.b.astype(x_BTD.dtype)
-    return chunked_cross_entropy(x_BTD, w_VD, b_V, labels_BT, self.logit_cap, self.num_loss_chunks)
+    return LogitFactors(x_BTD, w_VD, b_V, self.logit_cap)
 
   def hidden(
     self,

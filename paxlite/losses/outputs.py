@@ -1,16 +1,19 @@
 """What a model makes of a batch, as losses read it."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import jax
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.layers.cross_entropy import TokenLosses
-from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.language_model import LogitFactors, TransformerLm
 from paxlite.layers.sown import SOWN
 from paxlite.losses.metrics import Batch
+
+T = TypeVar('T')
 
 
 class Outputs:
@@ -35,6 +38,7 @@ class Outputs:
     self._batch = batch
     self._params = params
     self._reference = reference
+    self._computed: dict[Hashable, Any] = {}
 
   @functools.cached_property
   def hidden(self) -> jax.Array:
@@ -62,6 +66,21 @@ class Outputs:
   def logits(self) -> jax.Array:
     """All logits, float32 [B, T, V]."""
     return self._model.logits(self.hidden)
+
+  @property
+  def logit_factors(self) -> LogitFactors:
+    """What the logits are computed from, for losses that never hold all of them."""
+    return self._model.logit_factors(self.hidden)
+
+  def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+    """Returns compute(), which is called once for all calls with an equal key.
+
+    A loss whose metrics need what its sum needs computes it once this way.
+    """
+    if key not in self._computed:
+      self._computed[key] = compute()
+    found: T = self._computed[key]
+    return found
 
   @property
   def params(self) -> PyTree:

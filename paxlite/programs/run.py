@@ -143,6 +143,7 @@ class Run:
     run_checks.check_eval_batches(e, eval_data)
     run_checks.check_examples(e, {'training': data, **eval_data})
     run_checks.check_trainable(store.task)
+    run_checks.check_reference_tokenizer(e)
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     return Trainer(

@@ -1,15 +1,18 @@
 """Checks of what a run is made of, before anything is compiled or written."""
 
+import pathlib
 import re
 from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
 
+from paxlite.checkpointing.source import tokenizer_of
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
 from paxlite.data.rollouts import RolloutInput
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.training.sharded_task import ShardedTask
@@ -54,6 +57,25 @@ def check_trainable(task: ShardedTask) -> None:
       )
   if not jax.tree.leaves(trained):
     raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
+
+
+def check_reference_tokenizer(e: Experiment) -> None:
+  """Raises UserError if a reference model has another tokenizer than the run's, or teacher."""
+  theirs = e.reference_path and tokenizer_of(e.reference_path)
+  ours = e.tokenizer_path or e.weights.tokenizer
+  if not theirs or not ours or pathlib.Path(ours).resolve() == theirs.resolve():
+    return
+  tokens = _tokens(ours)
+  if tokens != _tokens(str(theirs)):
+    raise UserError(
+      f'{e.reference_path} has another tokenizer than the run: {theirs} differs from {ours}. Its '
+      'ids are those of other tokens, and its probabilities say nothing about this data'
+    )
+
+
+def _tokens(path: str) -> list[str]:
+  tokenizer = open_tokenizer(path)
+  return [tokenizer.decode_marked([i]) for i in range(tokenizer.vocab_size)]
 
 
 def check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:

@@ -1,4 +1,4 @@
-"""Which model the weights in CHECKPOINT_RESTORE_PATH are of: read once, when a program is built."""
+"""Which models the weights of an experiment are of: read once, when a program is built."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ def knowing_weights(e: Experiment) -> Experiment:
 
   HuggingFaceSFT and its like become the experiment of the model that the weights are of.
   """
-  if e.weights.path == e.CHECKPOINT_RESTORE_PATH:
+  if all(e.facts_of(path).path == path for path in e.paths_of_weights):
     return e
   facts = weights_facts(e.CHECKPOINT_RESTORE_PATH)
   cls, values = type(e).chosen(facts)
   if cls is not type(e) or values:
     stated = {name: value for name, value in vars(e).items() if name.isupper()}
     e = cls(**(values | stated))
-  return e.knowing(facts)
+  return e.knowing(facts, *map(weights_facts, e.paths_of_weights[1:]))

@@ -6,13 +6,13 @@ Trains published weights further; the same command continues the run. WEIGHTS is
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same
   documents  trains all weights, on documents in TRAIN_SOURCES
+  distill    trains all weights, on prompts, answers and what a TEACHER makes of them
   dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo
 
-The experiments are HuggingFaceSFT, …LoRA, …Documents and …Preferences, with the attribute MODEL.
+The experiments are HuggingFaceSFT, …LoRA, …Documents, …Distillation and …Preferences, with MODEL.
 
-Examples:
+Example:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
-  paxlite finetune LLaMA3_8B --method=lora --dry_run
 """
 
 import argparse

@@ -233,6 +233,7 @@ _ACTIVATIONS = {
   'gelu_new': 'gelu',
   'gelu': 'gelu_exact',
   'relu': 'relu',
+  'relu2': 'relu2',
 }
 
 

@@ -1,6 +1,7 @@
 """When a run saves checkpoints, and which weights or run a new run starts from."""
 
 import copy
+from collections.abc import Collection, Mapping
 from typing import Annotated, Self
 
 from paxlite.config.attribute_kinds import Count, OffAtZero, OffAtZeroInt, Run, Training, at_most
@@ -40,7 +41,7 @@ class Restoring(Part, subject='Start from weights or another run'):
     list[str]
   ] = []  # attributes of the model that may differ from the restored checkpoint
 
-  _weights = UNKNOWN
+  _facts: Mapping[str, WeightsFacts] = {}
 
   @property
   def weights(self) -> WeightsFacts:
@@ -48,17 +49,30 @@ class Restoring(Part, subject='Start from weights or another run'):
 
     Programs read it once, when they are built: see programs.weights_model.
     """
-    is_of_path = self._weights.path == self.CHECKPOINT_RESTORE_PATH
-    return self._weights if is_of_path else UNKNOWN
+    return self.facts_of(self.CHECKPOINT_RESTORE_PATH)
 
-  def knowing(self, weights: WeightsFacts) -> Self:
-    """Returns a copy that knows this of the weights at `weights.path`."""
+  @property
+  def paths_of_weights(self) -> list[str]:
+    """The paths of weights of which the experiment must know something."""
+    return [self.CHECKPOINT_RESTORE_PATH]
+
+  def facts_of(self, path: str) -> WeightsFacts:
+    """Returns what is known of the weights at a path."""
+    return self._facts.get(path, UNKNOWN)
+
+  @property
+  def known_weights(self) -> Collection[WeightsFacts]:
+    """All that is known of weights."""
+    return self._facts.values()
+
+  def knowing(self, *weights: WeightsFacts) -> Self:
+    """Returns a copy that knows this of weights."""
     known = copy.copy(self)
-    known._weights = weights
+    known._facts = {**self._facts, **{facts.path: facts for facts in weights}}
     return known
 
   def replaced(self, **changes: object) -> Self:
-    return super().replaced(**changes).knowing(self._weights)
+    return super().replaced(**changes).knowing(*self.known_weights)
 
   def validate(self) -> None:
     super().validate()

@@ -10,7 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.parts.width_and_norms import WidthAndNorms
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 
-Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu', 'clamped_swiglu']
+Activation = Literal['gelu', 'gelu_exact', 'relu', 'relu2', 'silu', 'clamped_swiglu']
 
 
 class FeedForwardLayers(WidthAndNorms, subject='Feed-forward layers'):

@@ -1,5 +1,7 @@
 """The parts of a language model, and the config of its Task."""
 
+import copy
+
 import fiddle as fdl
 from fiddle import selectors
 
@@ -73,9 +75,19 @@ class Transformer(
     if self.USE_QKV_BIAS != self.USE_BIAS:
       for attention in selectors.select(lm, Attention, check_nonempty=False):
         selectors.select(attention.qkv_tpl, Projection).set(use_bias=self.USE_QKV_BIAS)
+    if self.OUTPUT_INIT_STD != self.INIT_STD:
+      self._init_outputs(lm)
     if self.USE_LORA:
       self.add_lora(lm)
     return lm
+
+  def _init_outputs(self, lm: fdl.Config) -> None:
+    """Gives the projections to the residual stream initial values of their own."""
+    for attention in selectors.select(lm, Attention, check_nonempty=False):
+      attention.post_tpl.w_init = self.weight_init(self.OUTPUT_INIT_STD)
+    for ffn in selectors.select(lm, FeedForward, check_nonempty=False):
+      ffn.output_tpl = copy.deepcopy(ffn.projection_tpl)
+      ffn.output_tpl.w_init = self.weight_init(self.OUTPUT_INIT_STD)
 
   @property
   def flops_per_token(self) -> float:

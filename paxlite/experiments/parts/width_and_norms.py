@@ -14,6 +14,7 @@ from paxlite.config.attribute_kinds import (
   Training,
 )
 from paxlite.config.templates import template
+from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.layers.norms import LayerNorm, RmsNorm
 
@@ -46,9 +47,21 @@ class WidthAndNorms(Experiment, subject='All layers'):
   LAYERNORM_EPSILON: Function[NotNegative] = 1e-6  # ε that norms add to the variance
 
   @property
+  def OUTPUT_INIT_STD(self) -> Training[NotNegative]:
+    """INIT_STD of the last projection of attention and of feed-forward layers; 0: zeros."""
+    return self.INIT_STD
+
+  @property
   def NORM_SCALE_OFFSET(self) -> Function[float]:
     """Number that is added to the stored scale of a norm."""
     return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
+
+  def validate(self) -> None:
+    super().validate()
+    if self.OUTPUT_INIT_STD != self.INIT_STD and self.WEIGHT_INIT != 'normal':
+      raise UserError(
+        f'OUTPUT_INIT_STD={self.OUTPUT_INIT_STD:g} needs WEIGHT_INIT=normal, not {self.WEIGHT_INIT}'
+      )
 
   def norm(self) -> fdl.Partial:
     """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""

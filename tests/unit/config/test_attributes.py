@@ -284,7 +284,8 @@ def test_config_holds_every_value_and_builds_to_the_same():
   derived = {'HIDDEN_DIMS', 'USE_FFN_BIAS', 'DIMS_PER_HEAD', 'NUM_KV_HEADS', 'SOFTMAX_INIT_STD'}
   derived |= {'LR_COS_DECAY_START', 'LR_LRED_DECAY_START', 'LR_DECAY_ENDS', 'LR_DECAY_STEPS'}
   derived |= {'LEARNING_RATE_FACTORS', 'WEIGHT_DECAY_FACTORS', 'USE_QKV_BIAS'}
-  derived |= {'NORM_SCALE_OFFSET', 'TRAINABLE_VARIABLES', 'USE_TE', 'TE_RECIPE', 'UNROLL_LAYERS'}
+  derived |= {'NORM_SCALE_OFFSET', 'OUTPUT_INIT_STD'}
+  derived |= {'TRAINABLE_VARIABLES', 'USE_TE', 'TE_RECIPE', 'UNROLL_LAYERS'}
   derived |= {'MAX_POSITION_EMBEDDINGS', 'REFERENCE_RESTORE_PATH'}
   assert set(cfg.__arguments__) == set(GPT126M().values()) - derived
   cfg.NUM_LAYERS = 3

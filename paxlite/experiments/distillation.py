@@ -1,0 +1,146 @@
+"""Distillation: a model learns from the distributions of a frozen teacher.
+
+    class Student(Distillation, DemoGPT):
+      NUM_LAYERS = 2
+
+paxlite train students.Student TEACHER=runs/teacher
+"""
+
+from typing import Literal
+
+import fiddle as fdl
+
+from paxlite.config.attribute_kinds import Fraction, Kind, NotNegative, Run, Training, names_of
+from paxlite.config.attributes import StoredPath, attribute_types
+from paxlite.config.experiment_file import UNKNOWN
+from paxlite.config.templates import config
+from paxlite.core.errors import UserError
+from paxlite.experiments.identity import stated_values
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.registry import class_of
+from paxlite.losses import distillation_losses
+from paxlite.training.reference import Reference
+
+Divergence = Literal['forward', 'reverse', 'jensen_shannon']
+
+# What a teacher has in common with the run of its student.
+_OF_THE_RUN = (
+  'MESH_AXES',
+  'ICI_MESH_SHAPE',
+  'DCN_MESH_SHAPE',
+  'PERCORE_BATCH_SIZE',
+  'NUM_MICROBATCHES',
+  'MAX_SEQ_LEN',
+  'FPROP_DTYPE',
+  'CONTEXT_ATTENTION',
+  'USE_FLASH_ATTENTION',
+  'MAX_SEGMENTS_PER_SEQ',
+  'NUM_LOSS_CHUNKS',
+)
+
+
+def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
+  """Returns the config of a teacher's model, computed in plain XLA on the mesh of its student.
+
+  Args:
+    student: The experiment of the student.
+    path: The weights of the teacher.
+
+  Raises:
+    UserError: The files beside the weights do not say what model they are of, or a model of another
+      vocabulary, or of fewer positions.
+  """
+  facts = student.facts_of(path)
+  if not facts.experiment:
+    raise UserError(f'TEACHER={path}: {facts.problem or "its experiment.json is missing"}')
+  cls = class_of({'experiment': facts.experiment, 'values': facts.values})
+  if not issubclass(cls, LanguageModel):
+    raise UserError(f'TEACHER={path}: {facts.experiment} is not a language model')
+  if facts.values.get('USE_LORA'):
+    raise UserError(
+      f'TEACHER={path} holds low-rank factors beside other weights: merge them by paxlite export '
+      'and paxlite import, and name the result'
+    )
+  decide_model = {*names_of(attribute_types(cls), Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
+  values = {k: v for k, v in stated_values(cls, facts.values).items() if k in decide_model}
+  of_run = {name: getattr(student, name) for name in _OF_THE_RUN}
+  positions = facts.values.get('MAX_POSITION_EMBEDDINGS', student.MAX_SEQ_LEN)
+  teacher = cls(**(values | of_run | {'MAX_POSITION_EMBEDDINGS': positions}))
+  if teacher.VOCAB_SIZE != student.VOCAB_SIZE:
+    raise UserError(
+      f'TEACHER={path} has VOCAB_SIZE={teacher.VOCAB_SIZE}, and the student has '
+      f'{student.VOCAB_SIZE}: a teacher needs the tokenizer of its student'
+    )
+  if teacher.has_position_table and teacher.MAX_POSITION_EMBEDDINGS < student.MAX_SEQ_LEN:
+    raise UserError(
+      f'TEACHER={path} has {teacher.MAX_POSITION_EMBEDDINGS} positions, and MAX_SEQ_LEN is '
+      f'{student.MAX_SEQ_LEN}'
+    )
+  return teacher.plain.model()
+
+
+class Distillation(LanguageModel, subject='Losses'):
+  """Adds a divergence from a teacher to the losses: see losses/distillation_losses.py."""
+
+  TEACHER: Run[StoredPath] = ''  # weights of the teacher: imported ones, or a run
+  DIVERGENCE: Training[Divergence] = (
+    'forward'  # divergence of the student from its teacher; forward is KL(teacher ‖ student)
+  )
+  TEACHER_TEMPERATURE: Training[NotNegative] = (
+    1.0  # temperature that divides the logits of the teacher and of its student
+  )
+  TEACHER_WEIGHT: Training[Fraction] = (
+    0.5  # share of the divergence in the loss; the rest is that of the cross-entropy
+  )
+
+  @property
+  def REFERENCE_RESTORE_PATH(self) -> Run[StoredPath]:
+    """Weights of the frozen reference model, which is the teacher."""
+    return self.TEACHER
+
+  @property
+  def paths_of_weights(self) -> list[str]:
+    return super().paths_of_weights + ([self.TEACHER] if self.TEACHER else [])
+
+  @property
+  def reference_path(self) -> str:
+    return self.TEACHER
+
+  def validate(self) -> None:
+    super().validate()
+    if not self.TEACHER_TEMPERATURE or not self.TEACHER_WEIGHT:
+      name = 'TEACHER_WEIGHT' if self.TEACHER_TEMPERATURE else 'TEACHER_TEMPERATURE'
+      raise UserError(f'{name}=0: nothing would be learned from the teacher')
+    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
+      raise UserError(
+        f'NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}: the '
+        'divergence from a teacher is computed in chunks of tokens'
+      )
+
+  def losses(self) -> dict[str, fdl.Config]:
+    losses, share = super().losses(), self.TEACHER_WEIGHT
+    for name, loss in losses.items():
+      if name.endswith('_xent'):
+        loss.coefficient *= 1 - share
+    divergence = config(
+      distillation_losses.Distillation,
+      coefficient=share,
+      kind=self.DIVERGENCE,
+      temperature=self.TEACHER_TEMPERATURE,
+      num_chunks=self.NUM_LOSS_CHUNKS,
+    )
+    return losses | {'divergence': divergence}
+
+  def train_input(self) -> fdl.Config:
+    if not self.TEACHER:
+      raise UserError(
+        'TEACHER=FOLDER is missing: the weights to learn from, as paxlite import writes them, or a '
+        'run'
+      )
+    return super().train_input()
+
+  def reference(self) -> fdl.Config | None:
+    # train_input() asks for a teacher; what reads no weights, as to generate text, needs none
+    if not self.TEACHER or self.facts_of(self.TEACHER) is UNKNOWN:
+      return None
+    return config(Reference, model=teacher_model(self, self.TEACHER))

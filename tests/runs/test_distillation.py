@@ -1,0 +1,97 @@
+"""Distillation: on meshes, with microbatches and chunks, after a stop, and with a wrong teacher."""
+
+import sys
+
+import jax
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.eval.inference import load_checkpoint
+from paxlite.experiments.datasets import TextFiles
+from paxlite.experiments.distillation import Distillation
+from paxlite.experiments.finetuning import HuggingFaceDistillation
+from paxlite.programs.weights_model import knowing_weights
+from tests.runs.test_preferences import Small
+from tests.support import runs
+
+
+class Teacher(Small, TextFiles):
+  """Another depth, width and stack than the student's."""
+
+  VOCAB_PATH = packaged.VOCAB
+  NUM_LAYERS, MODEL_DIMS, NUM_HEADS, DIMS_PER_HEAD = 3, 64, 4, 16
+  USE_REPEATED_LAYER = False
+
+
+class Student(Distillation, Small, TextFiles):
+  VOCAB_PATH = packaged.VOCAB
+  OPTIMIZER, LEARNING_RATE, MAX_STEPS, LR_SCHEDULE = 'sgd', 0.3, 4, 'constant'
+
+
+def text(folder) -> str:
+  lines = [f'{i} and {i + 1} are {2 * i + 1}.' for i in range(999)]
+  (folder / 'text.txt').write_text('\n'.join(lines))
+  return f'--fdl.TRAIN_FILES={folder}/text.txt'
+
+
+def run(folder, name, *flags, **kwargs):
+  return runs.run(folder, *flags, config=f'tests.runs.test_distillation.{name}', **kwargs)
+
+
+def losses(folder, *flags, **kwargs) -> list[float]:
+  run(folder, 'Student', *flags, **kwargs)
+  return list(runs.losses(folder).values())
+
+
+@pytest.mark.slow
+def test_a_student_learns_on_every_mesh_and_after_a_stop(tmp_path):
+  data = text(tmp_path)
+  run(tmp_path / 'teacher', 'Teacher', data)
+  flags = [data, f'--fdl.TEACHER={tmp_path}/teacher']
+  one = losses(tmp_path / 'one', *flags)
+  assert one[-1] < one[0]
+  mesh = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=1', '--fdl.NUM_MICROBATCHES=2']
+  for name, more in (('four', []), ('chunks', ['--fdl.NUM_LOSS_CHUNKS=4'])):
+    assert losses(tmp_path / name, *flags, *mesh, *more, devices=4) == pytest.approx(one, rel=1e-5)
+  losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=2')
+  assert losses(tmp_path / 'parts', *flags) == one
+  same = [
+    data, f'--fdl.TEACHER={tmp_path}/one', f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path}/one',
+    '--fdl.TEACHER_WEIGHT=1', '--fdl.WEIGHT_DECAY=0',
+  ]  # fmt: skip
+  assert losses(tmp_path / 'same', *same) == pytest.approx([0] * 4, abs=1e-5)
+  (tmp_path / 'teacher').rename(tmp_path / 'moved')
+  student = load_checkpoint(str(tmp_path / 'one'))  # what generates text needs no teacher
+  assert not [path for path in jax.tree.leaves(student.params) if path.shape == (8192, 64)]
+
+
+@pytest.mark.slow
+def test_a_teacher_of_other_tokens_is_refused(tmp_path):
+  data = text(tmp_path)
+  run(tmp_path / 'teacher', 'Teacher', data)
+  file = tmp_path / 'other.model'
+  command = ['train-tokenizer', f'{tmp_path}/text.txt', '--vocab_size=300', f'--output={file}']
+  made = runs.ended([sys.executable, '-m', 'paxlite', *command], runs.environment(1), 60)
+  assert made.returncode == 0, made.stderr
+  flags = [data, f'--fdl.TEACHER={tmp_path}/teacher', f'--fdl.VOCAB_PATH={file}']
+  result = run(tmp_path / 'no', 'Student', *flags, code=2)
+  assert 'has another tokenizer than the run' in result.stderr
+  assert not (tmp_path / 'no' / 'checkpoints').exists()
+  sizes = run(tmp_path / 'no', 'Student', *flags[:2], '--fdl.VOCAB_SIZE=8320', code=2)
+  assert 'a teacher needs the tokenizer of its student' in sizes.stderr
+
+
+def test_wrong_values_are_refused(tmp_path):
+  made = lambda **values: HuggingFaceDistillation(MODEL='LLaMA3_8B', **values)
+  for values, message in (
+    (dict(TEACHER_WEIGHT=0.0), 'TEACHER_WEIGHT=0: nothing would be learned'),
+    (dict(TEACHER_TEMPERATURE=0.0), 'TEACHER_TEMPERATURE=0: nothing would be learned'),
+    (dict(NUM_LOSS_CHUNKS=3), 'NUM_LOSS_CHUNKS=3 must divide MAX_SEQ_LEN'),
+  ):
+    with pytest.raises(UserError, match=message):
+      made(**values).validate()
+  with pytest.raises(UserError, match='TEACHER=FOLDER is missing'):
+    made().train_input()
+  with pytest.raises(UserError, match='is not a folder'):
+    knowing_weights(made(TEACHER=str(tmp_path / 'nothing'))).reference()

@@ -1,0 +1,73 @@
+"""Divergences from a teacher, and their gradients, equal those of torch, in chunks or whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxlite.layers.language_model import LogitFactors
+from paxlite.losses.distillation_losses import Distillation
+
+B, T, D, V = 2, 6, 5, 11
+
+
+class Models:
+  """Outputs of a student and of a teacher that is wider than it."""
+
+  def __init__(self, student, teacher, bias=None):
+    self.logit_factors = LogitFactors(*map(jnp.asarray, student), bias, 0.0)
+    self.reference = teacher and Models(teacher, None, jnp.arange(V) / V)
+
+  def once(self, key, compute):
+    return compute()
+
+
+def arrays():
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  student, teacher = (normal(B, T, D), normal(V, D)), (normal(B, T, 2 * D), normal(V, 2 * D))
+  return student, teacher, rng.integers(0, 2, (B, T)).astype(np.float32)
+
+
+def of_torch(kind, temperature, student, teacher, weights):
+  """Returns the loss and its gradients for the student's arrays."""
+  torch = pytest.importorskip('torch')
+  import torch.nn.functional as F
+
+  x, w = (torch.tensor(a, requires_grad=True) for a in student)
+  ours = (x @ w.T / temperature).log_softmax(-1)
+  y, v = map(torch.tensor, teacher)
+  theirs = ((y @ v.T + torch.arange(V) / V) / temperature).log_softmax(-1)
+  kl = lambda p, q: F.kl_div(q, p, reduction='none', log_target=True).sum(-1)
+  middle = torch.logsumexp(torch.stack([ours, theirs]) - np.log(2), 0)
+  each = {
+    'forward': lambda: kl(theirs, ours),
+    'reverse': lambda: kl(ours, theirs),
+    'jensen_shannon': lambda: (kl(theirs, middle) + kl(ours, middle)) / 2,
+  }[kind]()
+  loss = (each * torch.tensor(weights)).sum() * temperature**2
+  loss.backward()
+  return loss.item(), x.grad.numpy(), w.grad.numpy()
+
+
+@pytest.mark.parametrize('temperature', [1.0, 2.5])
+@pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
+def test_divergences_equal_torch(kind, temperature):
+  student, teacher, weights = arrays()
+  expected = of_torch(kind, temperature, student, teacher, weights)
+  for chunks in (1, 3):
+    loss = Distillation(kind=kind, temperature=temperature, num_chunks=chunks)
+    of = lambda x, w, loss=loss: loss(Models((x, w), teacher), {'weights': jnp.asarray(weights)})
+    found, gradients = jax.value_and_grad(of, (0, 1))(*map(jnp.asarray, student))
+    for ours, theirs in zip((found, *gradients), expected, strict=True):
+      np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_student_that_is_its_teacher():
+  _, teacher, weights = arrays()
+  same = Models(teacher, teacher, jnp.arange(V) / V)
+  batch = {'weights': jnp.asarray(weights)}
+  for kind in ('forward', 'reverse', 'jensen_shannon'):
+    loss = Distillation(kind=kind, num_chunks=2)
+    assert float(loss(same, batch)) == pytest.approx(0, abs=1e-5)
+    assert float(loss.metrics(same, batch)['teacher_agreement'].value) == 1
