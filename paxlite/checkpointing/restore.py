@@ -87,9 +87,7 @@ class RestorePlan:
     self._found: dict[str, Variable] = {}
     self.fresh: list[str] = []
     self.ignored: list[str] = []
-    stored = dict(self.source.variables)
-    if not restore.whole_state:
-      stored = {k: v for k, v in stored.items() if k.split('/')[0] == _PARAMS}
+    stored = self.source.variables if restore.whole_state else self.source.weights
     if not any(k.split('/')[0] == _PARAMS for k in stored):
       raise UserError(f'{self.source.folder} holds no parameters')
     if restore.whole_state and 'step' not in stored:

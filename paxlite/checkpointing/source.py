@@ -26,6 +26,7 @@ from paxlite.stores.addresses import Address, is_address
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
+_AVERAGE = 'opt_state/average/'
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
 # value of --from of paxlite import, origin of the weights, endings of their file names
@@ -89,6 +90,20 @@ class Source:
     found = base._variables(beside)
     return {k: v for k, v in found.items() if k.startswith(f'{_PARAMS}/')} | own
 
+  @functools.cached_property
+  def weights(self) -> dict[str, Variable]:
+    """The parameters as evaluations take them: 'params/…'.
+
+    Where a run has an average of its weights (EMA_DECAY), these are the average.
+    """
+    averaged = {
+      f'{_PARAMS}/{name.removeprefix(_AVERAGE)}': variable
+      for name, variable in self.variables.items()
+      if name.startswith(_AVERAGE)
+    }
+    stored = {k: v for k, v in self.variables.items() if k.split('/')[0] == _PARAMS}
+    return stored | averaged
+
   @property
   def frozen(self) -> int | None:
     """The fingerprint of LoRA's frozen base weights, as StateStore writes it."""
@@ -97,13 +112,13 @@ class Source:
   def unrolled_params(self) -> dict[str, Variable]:
     """Returns the parameters by name ('embedding/emb_var'), a repeated stack as single layers."""
     found = {}
-    for name, variable in self.variables.items():
-      kind, _, short = name.partition('/')
+    for name, variable in self.weights.items():
+      short = name.partition('/')[2]
       before, repeated, after = short.partition(f'{REPEATED}/')
-      if kind == _PARAMS and repeated:
+      if repeated:
         for i in range(variable.shape[0]):
           found[f'{before}x_layers_{i}/{after}'] = layer_of(variable, i)
-      elif kind == _PARAMS:
+      else:
         found[short] = variable
     return found
 

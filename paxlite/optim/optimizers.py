@@ -15,6 +15,7 @@ from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
+from paxlite.optim.averaging import Averaged, evaluated
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
 
@@ -35,6 +36,8 @@ class Optimizer:
       means no cap.
     on_host: Whether the moments are in the memory of the host between two updates.
     moments_dtype: The dtype that moments are kept in: see moments.narrow.
+    average_decay: Share that stays of an exponential moving average of the weights at an update; 0
+      means no average.
     by_layer: Whether the layers of a repeated stack may be updated one by one, as moments.streamed
       does it, because each number is updated by itself.
 
@@ -49,6 +52,7 @@ class Optimizer:
   clip_gradient_norm: float = 0.0
   on_host: bool = False
   moments_dtype: str = 'float32'
+  average_decay: float = 0.0
   by_layer: bool = False
 
   def __post_init__(self) -> None:
@@ -75,13 +79,16 @@ class Optimizer:
     names = list(state_axes.named(trainable))
     variable_groups.check(self._rate_factors, names, 'LEARNING_RATE_FACTORS')
     with _explained('make its state for'), weight_dims.declared(lambda: trainable):
-      state = self._wrapped.init(state_axes.unboxed(trainable))
+      params = state_axes.unboxed(trainable)
+      state = self._wrapped.init(params)
     for path, x in jax.tree_util.tree_leaves_with_path(state):
       if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
         raise UserError(
           f'{path_name(path)} of the optimizer is a random key of its own type, which a checkpoint '
           'cannot hold: choose an optimizer without one'
         )
+    if self.average_decay:
+      state = Averaged.of(state, params)
     return state_axes.boxed_like(trainable, state)
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -134,21 +141,32 @@ class Optimizer:
       grads: The gradients.
       norm: Their global norm.
       valid: Whether they are finite; if not, nothing changes.
-      opt_state: The state of `transformation`.
+      opt_state: The state that `init` or this function has returned.
       params: The trainable parameters.
     """
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
       grads = self.clip(grads, norm, valid)
+      before = state.optimizer if isinstance(state, Averaged) else state
       with _explained('update'):
-        updates, state = self._wrapped.update(grads, state, params, valid=valid)
+        updates, after = self._wrapped.update(grads, before, params, valid=valid)
       updates = variable_groups.scaled(updates, self._rate_factors)
-      return optax.apply_updates(params, updates), state
+      params = optax.apply_updates(params, updates)
+      if isinstance(state, Averaged):
+        after = state.updated(after, params, self.average_decay, valid)
+      return params, after
 
     if self.on_host:
       move = moments.streamed if self.by_layer else moments.fetched
       return move(update, grads, opt_state, params)
     return update(grads, opt_state, params)
+
+  def evaluated(self, opt_state: PyTree, params: PyTree) -> PyTree:
+    """Returns the parameters to evaluate: where there is an average of the weights, with that."""
+    if not self.average_decay:
+      return params
+    trainable, others = self.split(params)
+    return moments.merged(evaluated(opt_state, trainable), others)
 
   def learning_rate(self, opt_state: PyTree, updates: jax.Array) -> jax.Array | None:
     """Returns the learning rate of the update that follows `opt_state`; None if it is not known.

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import fiddle as fdl
 
 from paxlite.core.errors import UserError, located
-from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.decoding import Generator, Sampling
@@ -43,6 +42,7 @@ class Sampler(Callback):
     self._encoding = experiment.encoding(tokenizer)
     self._prompts = prompts
     self._chat = chat
+    self._evaluated = task.task.evaluated
     self._generator = Generator(
       fdl.build(experiment.plain.build_task()).model,
       None,
@@ -86,11 +86,11 @@ class Sampler(Callback):
       return self._encoding.chat_prompt([{'role': 'user', 'content': prompt}])
     return self._encoding.prompt(prompt)
 
-  def __call__(self, params: PyTree, prompt: str) -> str:
+  def __call__(self, state: TrainState, prompt: str) -> str:
     """Returns `prompt` and its continuation, or the answer in a chat."""
     ids = self.ids(prompt)
     shown = [] if self._chat else ids[len(self._encoding.start_ids) :]
-    self._generator.params = params
+    self._generator.params = self._evaluated(state)
     try:
       return self.tokenizer.decode(shown + self._generator.generate([ids], _MOST_TOKENS)[0])
     finally:
@@ -99,5 +99,5 @@ class Sampler(Callback):
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
   ) -> None:
-    generated = {prompt: self(state.params, prompt) for prompt in self._prompts}
+    generated = {prompt: self(state, prompt) for prompt in self._prompts}
     summaries.samples(step, generated, self.verb)

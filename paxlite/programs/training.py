@@ -121,7 +121,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   prompt = e.SAMPLE_PROMPT if isinstance(e, LanguageModel) else None
   if prompt is not None and jax.process_count() == 1:
     if sampler is not None:
-      text = sampler(state.params, prompt)
+      text = sampler(state, prompt)
       how = f'at temperature {TEMPERATURE}, {sampler.verb} {prompt!r}'
       say(f'\nA sample {how}:\n{text}\n')
     else:

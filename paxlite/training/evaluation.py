@@ -55,7 +55,7 @@ class Evaluator:
 
     def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
       with task.compiling():
-        return metrics(state.params, state.overwritten, batch)
+        return metrics(task.task.evaluated(state), state.overwritten, batch)
 
     self._step: Callable[[TrainState, dict[str, jax.Array]], Metrics] = step
 

@@ -102,6 +102,10 @@ class Task:
       skipped_in_a_row=zero(),
     )
 
+  def evaluated(self, state: TrainState) -> PyTree:
+    """Returns the parameters to evaluate: with EMA_DECAY the average of the trained ones."""
+    return self.optimizer.evaluated(state.opt_state, state.params)
+
   def boxed_params(self) -> PyTree:
     """Returns the shapes of the parameters, boxed; they are the same on any mesh."""
     trace = functools.partial(jax.eval_shape, self.init_params, jax.random.key(0))

@@ -34,7 +34,12 @@ Schedule = Literal[
 ]
 
 # attributes that hold for any transformation
-_ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE', 'LEARNING_RATE_FACTORS'}
+_ALWAYS_HELD = {
+  'TRAINABLE_VARIABLES',
+  'CLIP_GRADIENT_NORM_TO_VALUE',
+  'LEARNING_RATE_FACTORS',
+  'EMA_DECAY',
+}
 
 
 class Optimization(MemorySavings, subject='Optimizer and learning rate'):
@@ -58,6 +63,10 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
     False  # whether Muon takes each head of queries, keys and values as a matrix
   )
   WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled weight decay, times the learning rate
+
+  EMA_DECAY: Training[Below1] = (
+    0.0  # decay rate of an average of the weights, which evaluations and exports take; 0: none
+  )
 
   LR_SCHEDULE: Training[Schedule] = (
     'linear_rampup_exponential_decay'  # schedule of the learning rate
@@ -303,6 +312,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
       clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
       on_host=self.OFFLOAD_OPTIMIZER,
       moments_dtype=self.ADAM_MOMENTS_DTYPE,
+      average_decay=self.EMA_DECAY,
       by_layer=by_name.is_by_layer(fdl.get_callable(transformation)),
     )
 

@@ -1,0 +1,51 @@
+"""The exponential moving average of the trained weights, which evaluations and exports take."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.core.trees import PyTree
+
+
+class Averaged(NamedTuple):
+  """An optimizer's state with an average of the weights.
+
+  Attributes:
+    optimizer: The state of the optimizer.
+    average: The average, a tree like the trainable parameters.
+    num_averaged: Number of updates that it is an average of, int32.
+  """
+
+  optimizer: PyTree
+  average: PyTree
+  num_averaged: jax.Array
+
+  @classmethod
+  def of(cls, optimizer: PyTree, params: PyTree) -> 'Averaged':
+    """Returns the first state, in which the average is a copy of the parameters."""
+    return cls(optimizer, jax.tree.map(jnp.copy, params), jnp.zeros((), jnp.int32))
+
+  def updated(
+    self, optimizer: PyTree, params: PyTree, decay: float, valid: jax.Array
+  ) -> 'Averaged':
+    """Returns the next state.
+
+    The first weights are taken as they are, and later ones by average + (1 − decay) · (weights −
+    average), as torch.optim.swa_utils.AveragedModel does it.
+
+    Args:
+      optimizer: The next state of the optimizer.
+      params: The next parameters.
+      decay: Share of the average that stays.
+      valid: Whether this was an update; if not, nothing changes.
+    """
+    share = jnp.where(self.num_averaged == 0, 1.0, 1.0 - decay)
+    move = lambda a, p: jnp.where(valid, a + share * (p - a), a)
+    average = jax.tree.map(move, self.average, params)
+    return Averaged(optimizer, average, self.num_averaged + valid)
+
+
+def evaluated(opt_state: PyTree, trainable: PyTree) -> PyTree:
+  """Returns the weights to evaluate: the average if there is one, or else the trainable ones."""
+  return opt_state.average if isinstance(opt_state, Averaged) else trainable
