@@ -5,7 +5,6 @@ the step needs: memory, communication, and time.
 import contextlib
 import dataclasses
 import functools
-import math
 import pathlib
 import re
 import time
@@ -105,7 +104,6 @@ def compile_step(
   notes += e.attention_choices(mesh.devices.flat[0])
   task = sharded_task(e, mesh)
   lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
-  state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
   options = e.compiler_options(device.platform, compiler.is_known_to(device))
   known = functools.partial(
@@ -115,7 +113,7 @@ def compile_step(
     device=device.device_kind,
     devices=mesh.size,
     mesh=dict(mesh.shape),
-    parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
+    parameters=task.num_parameters,
     batch_size=e.batch_size,
     seq_len=e.MAX_SEQ_LEN,
     lower_seconds=seconds,

@@ -111,8 +111,9 @@ class RestorePlan:
     whole = name.rpartition('/')[0]
     if whole in self._found:
       if name not in self._encoded:
-        encoding = self._encodings[whole]
-        arrays = encoding.encode(self._read(self._found[whole], encoding.like))
+        encoding, variable = self._encodings[whole], self._found[whole]
+        layer = lambda i: variable if i is None else layer_of(variable, i)
+        arrays = encoding.encoded(lambda i: self._read(layer(i), encoding.part))
         self._encoded = {f'{whole}/{key}': array for key, array in arrays.items()}
       return self._encoded.pop(name)
     return self._read(self._found[name], like)

@@ -15,6 +15,7 @@ EXPERIMENT = 'experiment.json'
 FINE_TUNING = {
   'sft': 'HuggingFaceSFT',
   'lora': 'HuggingFaceLoRA',
+  'qlora': 'HuggingFaceLoRA',
   'documents': 'HuggingFaceDocuments',
   'distill': 'HuggingFaceDistillation',
   'dpo': 'HuggingFacePreferences',
@@ -24,7 +25,8 @@ FINE_TUNING = {
 }
 # What a method states beside its experiment.
 VALUES_OF_METHODS: Mapping[str, Mapping[str, str]] = {
-  name: {'PREFERENCE_LOSS': name} for name in ('ipo', 'orpo', 'simpo')
+  'qlora': {'FROZEN_DTYPE': 'nf4'},
+  **{name: {'PREFERENCE_LOSS': name} for name in ('ipo', 'orpo', 'simpo')},
 }
 # Earlier versions had a class for each model and method, LLaMA3_8BSFT for example, which is
 # HuggingFaceSFT with MODEL=LLaMA3_8B. Those that are still there are kept.

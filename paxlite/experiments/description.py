@@ -13,6 +13,7 @@ from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.optim import partition_report
 from paxlite.parallel import partitioning
+from paxlite.parallel.encoded_weights import num_parameters
 from paxlite.training.task import Task
 from paxlite.training.train_state import TrainState
 
@@ -53,7 +54,7 @@ def requirements(experiment: Experiment) -> str:
   trainable, _ = task.optimizer.split(state.params)
   trainable_specs, _ = task.optimizer.split(specs.params)
   sizes = e.mesh_sizes
-  count = sum(x.size for x in jax.tree.leaves(state.params))
+  count = num_parameters(boxed.params)
   trained = sum(x.size for x in jax.tree.leaves(trainable))
   per_device = lambda tree, tree_specs: f'{_bytes_per_device(tree, tree_specs, sizes):,} bytes'
   tokens = e.batch_size * e.MAX_SEQ_LEN

@@ -18,6 +18,7 @@ from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, evaluated
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
+from paxlite.parallel.encoded_weights import is_encoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +105,13 @@ class Optimizer:
     return _split(frozen, lambda name: self._matches(name) and _is_load_bias(name))
 
   def with_frozen_as(self, params: PyTree, dtype: str) -> PyTree:
-    """Returns parameters with the frozen ones of float32 in another dtype."""
+    """Returns parameters with the frozen ones of float32 in another dtype, but for encoded ones."""
     _, others = self.split(params)
     _, frozen = self.split_load_biases(others)
     names = {path_name(p) for p, _ in jax.tree.leaves_with_path(frozen, is_leaf=state_axes.is_box)}
     narrowed = lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x
-    one = lambda path, leaf: jax.tree.map(narrowed, leaf) if path_name(path) in names else leaf
+    is_narrowed = lambda path, leaf: path_name(path) in names and not is_encoded(leaf)
+    one = lambda path, leaf: jax.tree.map(narrowed, leaf) if is_narrowed(path, leaf) else leaf
     return jax.tree_util.tree_map_with_path(one, params, is_leaf=state_axes.is_box)
 
   def _matches(self, name: str) -> bool:

@@ -5,13 +5,14 @@ remember the weight, so that one of a checkpoint is encoded when it is loaded.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
 from flax import struct
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
@@ -42,12 +43,38 @@ class Encoding(NamedTuple):
   """How the arrays of a weight are made from the weight.
 
   Attributes:
-    like: Shape, dtype (float32) and sharding of the weight.
-    encode: Turns it into its arrays by name, sharded.
+    like: Shape, dtype (float32) and sharding of the weight, or of a stack [L, …] of weights.
+    part: The same of what is encoded at a time: the weight, or one of the stack, which may have no
+      room in memory as a whole.
+    encode: Turns such a part into its arrays by name, sharded.
+    arrays: Shapes, dtypes and shardings of the arrays of the weight, or of the stack.
   """
 
   like: jax.ShapeDtypeStruct
+  part: jax.ShapeDtypeStruct
   encode: Callable[[jax.Array], Mapping[str, jax.Array]]
+  arrays: Mapping[str, jax.ShapeDtypeStruct]
+
+  @property
+  def is_stack(self) -> bool:
+    return self.like.ndim > self.part.ndim
+
+  def encoded(self, read: Callable[[int | None], jax.Array]) -> Mapping[str, jax.Array]:
+    """Returns the arrays of a weight, or of a stack, of which one weight at a time is read.
+
+    Args:
+      read: Returns the weight of a layer of the stack; for None, the weight if there is no stack.
+    """
+    if not self.is_stack:
+      return self.encode(read(None))
+    shardings = {name: array.sharding for name, array in self.arrays.items()}
+    zeros = lambda: {k: jax.numpy.zeros(x.shape, x.dtype) for k, x in self.arrays.items()}
+    put = lambda stack, x, i: jax.tree.map(lambda s, a: s.at[i].set(a), stack, x)
+    put = jax.jit(put, donate_argnums=0, out_shardings=shardings)
+    stack = jax.jit(zeros, out_shardings=shardings)()
+    for i in range(self.like.shape[0]):
+      stack = put(stack, self.encode(read(i)), i)
+    return stack
 
 
 class _Box(nn.LogicallyPartitioned):
@@ -67,6 +94,24 @@ def encoded_param(
   return found
 
 
+def is_encoded(box: object) -> bool:
+  """Whether a box has one of the arrays of an encoded weight, whose dtype its form decides."""
+  return isinstance(box, _Box)
+
+
+def num_parameters(boxed: PyTree) -> int:
+  """Returns the number of parameters in a boxed tree, arrays or shapes; not that of the bytes."""
+  found: dict[str, int] = {}
+  for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=lambda x: hasattr(x, 'unbox')):
+    x, name = leaf.unbox() if hasattr(leaf, 'unbox') else leaf, path_name(path)
+    if isinstance(leaf, _Box) and leaf.weight is not None:
+      layers = x.shape[0] if x.ndim > len(leaf.weight.shape) else 1
+      found[name.rpartition('/')[0]] = layers * math.prod(leaf.weight.shape)
+    else:
+      found[name] = math.prod(x.shape)
+  return sum(found.values())
+
+
 def encodings(boxed: PyTree, mesh: Mesh, rules: partitioning.Rules) -> dict[str, Encoding]:
   """Returns how weights of a boxed abstract tree are encoded, by name; those of a stack at once."""
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
@@ -81,11 +126,16 @@ def _encoding(boxes: Mapping[str, _Box], mesh: Mesh, rules: partitioning.Rules) 
   box = next(iter(boxes.values()))
   assert box.weight is not None
   form, shape, axes, summed = box.weight
-  encode = functools.partial(form.encode, summed=summed)
-  if box.value.ndim > len(shape):  # of a stack, along whose layers there is one more axis
-    shape, axes, encode = box.value.shape[:1] + shape, box.names[:1] + axes, jax.vmap(encode)
-  split = partitioning.fitting(partitioning.spec(axes, rules), shape, dict(mesh.shape))
-  like = jax.ShapeDtypeStruct(shape, 'float32', sharding=NamedSharding(mesh, split))
+  is_stack = box.value.ndim > len(shape)  # along whose layers there is one more axis
+  whole = box.value.shape[:1] + shape if is_stack else shape
+  split = partitioning.fitting(
+    partitioning.spec(box.names[:1] + axes if is_stack else axes, rules), whole, dict(mesh.shape)
+  )
+  of = lambda shape, split: jax.ShapeDtypeStruct(
+    shape, 'float32', sharding=NamedSharding(mesh, split)
+  )
   arrays = partitioning.sharded_shapes(dict(boxes), mesh, rules)
-  shardings = {name: array.sharding for name, array in arrays.items()}
-  return Encoding(like, jax.jit(encode, out_shardings=shardings))
+  of_part = lambda split: NamedSharding(mesh, PartitionSpec(*split[1:]) if is_stack else split)
+  shardings = {name: of_part(array.sharding.spec) for name, array in arrays.items()}
+  encode = jax.jit(functools.partial(form.encode, summed=summed), out_shardings=shardings)
+  return Encoding(of(whole, split), of(shape, of_part(split).spec), encode, arrays)

@@ -93,6 +93,7 @@ def num_parameters(experiment: 'Experiment') -> int:
   import jax
 
   from paxlite.config.templates import config_text
+  from paxlite.parallel.encoded_weights import num_parameters
 
   # a repeated layer is traced once, and has the same parameters
   quick = {'USE_REPEATED_LAYER': True, 'USE_LORA': False}
@@ -102,7 +103,7 @@ def num_parameters(experiment: 'Experiment') -> int:
   text = config_text(model.model)
   if text not in _NUM_PARAMETERS:
     params = jax.eval_shape(fdl.build(model).init_params, jax.random.key(0))
-    _NUM_PARAMETERS[text] = sum(x.size for x in jax.tree.leaves(params))
+    _NUM_PARAMETERS[text] = num_parameters(params)
   return _NUM_PARAMETERS[text]
 
 

@@ -4,7 +4,7 @@ Trains published weights further; the same command continues the run. WEIGHTS is
 `paxlite import` has written, a run, or a model of `paxlite list`, with CHECKPOINT_RESTORE_PATH.
 
   sft        trains all weights, on prompts and answers in TRAIN_FILES
-  lora       trains low-rank factors beside the weights, on the same
+  lora       trains low-rank factors beside the weights, on the same; qlora with weights of 4 bits
   documents  trains all weights, on documents in TRAIN_SOURCES
   distill    trains all weights, on prompts, answers and what a TEACHER makes of them
   dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo

@@ -16,7 +16,7 @@ from paxlite.core.trees import PyTree
 from paxlite.losses.metrics import Metrics
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
-from paxlite.parallel.encoded_weights import Encoding, encodings
+from paxlite.parallel.encoded_weights import Encoding, encodings, num_parameters
 from paxlite.training.step import train_step
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState
@@ -52,6 +52,11 @@ class ShardedTask:
   def encodings(self) -> dict[str, Encoding]:
     """How weights that are kept in another form are made of float32 ones, by name in the state."""
     return encodings(self._traced_init.out_info, self.mesh, self.rules)
+
+  @property
+  def num_parameters(self) -> int:
+    """The number of parameters; a weight in another form has as many as in float32."""
+    return num_parameters(self._traced_init.out_info.params)
 
   @functools.cached_property
   def _traced_init(self) -> jax.stages.Traced:

@@ -76,3 +76,19 @@ def test_differences_of_a_form_have_a_hint():
   assert hint in conversion_hint([f'{W} is missing', f'{W}/values is not in the model'])
   assert hint in conversion_hint([f'{W}/values is missing', f'{W} is not in the model'])
   assert conversion_hint([f'{W} is missing', 'params/b is not in the model']) == ''
+
+
+@pytest.mark.slow
+def test_lora_beside_a_stack_of_four_bits(tmp_path):
+  stack = dict(NUM_LAYERS=2, USE_REPEATED_LAYER=True)
+  train(tmp_path / 'base', 2, **stack)
+  lora = dict(USE_LORA=True, LORA_RANK=4, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'base'), **stack)
+  exact = train(tmp_path / 'float32', 4, **lora)
+  for form in ('nf4', 'int4'):
+    whole = train(tmp_path / form, 4, FROZEN_DTYPE=form, **lora)
+    assert whole == pytest.approx(exact, rel=5e-3)
+    assert whole != exact
+  train(tmp_path / 'two', 2, FROZEN_DTYPE='nf4', **lora)
+  assert train(tmp_path / 'two', 4, FROZEN_DTYPE='nf4', **lora) == losses(tmp_path / 'nf4')
+  logits = [paxlite.load(tmp_path / name).logits([1, 2, 3]) for name in ('nf4', 'float32')]
+  assert 0 < np.abs(logits[0] - logits[1]).max() < 0.1

@@ -11,11 +11,15 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.precision.encoded_projection import EncodedLoraProjection, EncodedProjection
-from paxlite.layers.precision.weight_forms import WeightForm, form_named
+from paxlite.layers.precision.four_bits import Int4, Nf4
+from paxlite.layers.precision.weight_forms import Int8, WeightForm, form_named, register_form
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import ActivationName, Offloaded
 
 Dtype = Literal['float32', 'bfloat16']
+
+for _name, _form in {'int8': Int8, 'int4': Int4, 'nf4': Nf4}.items():
+  register_form(_name)(_form)
 
 
 class MemorySavings(Experiment, subject='Memory'):
@@ -35,7 +39,7 @@ class MemorySavings(Experiment, subject='Memory'):
     'float32'  # dtype of the gradients of a microbatch; they are accumulated in float32
   )
   FROZEN_DTYPE: Run[str] = (
-    'float32'  # dtype of frozen parameters, or a form that is decoded when it is used: int8
+    'float32'  # dtype of frozen parameters, or a form that is decoded in use: int8, int4, nf4
   )
 
   def kept_activations(self, policy: str) -> str | fdl.Config:

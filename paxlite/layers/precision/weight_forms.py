@@ -81,7 +81,6 @@ def form_named(name: str) -> type[WeightForm] | None:
   return _FORMS[name]
 
 
-@register_form('int8')
 @dataclasses.dataclass(frozen=True)
 class Int8(WeightForm):
   """int8 with a float32 scale for each output channel: its largest absolute value, over 127."""
