@@ -190,7 +190,7 @@ ATTRIBUTES: dict[str, Answer] = {
   'EMB_W_DATA_DIMS': needless('the embedding is sharded as parallel/partitioning.py says'),
   # Optimizer, schedule, loop
   'DECAY_END': renamed('LR_LRED_DECAY_END'),
-  'EMA_DECAY': absent('there is no average of the weights'),
+  'EMA_DECAY': SAME,
   'TARGET_LOG_PPLX': absent(
     'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without a best one'
   ),

@@ -164,7 +164,7 @@ ARGUMENTS: dict[str, Answer] = {
   'torch_dtype': renamed('FPROP_DTYPE'),
   'attn_implementation': renamed('USE_FLASH_ATTENTION'),
   'load_in_8bit': renamed('FROZEN_DTYPE', 'int8, with USE_LORA'),
-  'load_in_4bit': absent('FROZEN_DTYPE=int8 keeps the weights that LoRA freezes in 8 bits'),
+  'load_in_4bit': renamed('FROZEN_DTYPE', 'nf4 or int4, for weights that LoRA freezes'),
   **each(
     'train_file train_files training_file', renamed('TRAIN_FILES', 'of fine-tuning experiments')
   ),

@@ -35,7 +35,10 @@ SFT: dict[str, Answer] = {
     'model_revision trust_remote_code', needless('weights are imported, and no code of theirs')
   ),
   'model_init_kwargs': needless('the weights say what their model is'),
-  **each('use_bnb_nested_quant bnb_4bit_quant_type', absent('frozen weights have FROZEN_DTYPE')),
+  **each(
+    'use_bnb_nested_quant bnb_4bit_quant_type',
+    renamed('FROZEN_DTYPE', 'nf4, with nested quantization, or int4'),
+  ),
 }
 
 # DPOConfig, ORPOConfig and CPOConfig

@@ -110,7 +110,6 @@ UNRELATED = {
 # Names that share a word with attributes which are rightly left out of the answer.
 ANSWERED_OTHERWISE = {
   'TRAINABLE_PE_MAX_SEQ_LEN': 'rows of the table of positions, which are not those of training',
-  'EMA_DECAY': 'decays are of the schedule, of Adam and of weights',
   'learning_rate_schedule_steps': 'the kind of the schedule',
   'upload_all_profiler_results': 'which steps are traced',
   'bias': 'biases of layers, and whether they are trained',
@@ -248,7 +247,7 @@ def test_every_attribute_is_answered(known, library):
 def test_an_attribute_of_pax_is_not_taken_for_a_near_name():
   for name, said in {
     'USE_MQA': 'It is NUM_KV_HEADS here',
-    'EMA_DECAY': 'nothing like it: there is no average',
+    'TARGET_LOG_PPLX': 'nothing like it: a run ends at MAX_STEPS',
     'NUM_STAGES': 'A pipeline is the mesh axis stage',
   }.items():
     with pytest.raises(UserError, match=f'has no attribute {name}. .*{said}') as error:
