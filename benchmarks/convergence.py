@@ -1,6 +1,6 @@
 """python benchmarks/convergence.py [--steps=300] [--seed=N] [--json=…] [--svg=…] [--only=NAME,…]
 
-Trains DemoGPT on its text with each backend in bfloat16, with the same data and seed, and compares
+Trains DemoGPTAdam on the text of the demos with each backend in bfloat16, with the same data and seed, and compares
 the losses. If Transformer Engine is not installed, its Python code computes on the CPU
 (tests/support/te_cpu.py). This gives its numbers, but does not use its kernels. --only names
 entries of BACKENDS, or of STORAGE, which keeps moments and gradients in bfloat16.
@@ -62,7 +62,7 @@ def losses(flags: list[str], steps: int) -> dict:
         sys.executable,
         '-m',
         module,
-        '--fdl_config=DemoGPT',
+        '--fdl_config=DemoGPTAdam',
         f'--job_log_dir={folder}',
         '--enable_checkpoint_saving=False',
         *(f'--fdl.{v}' for v in values + flags),

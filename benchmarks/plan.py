@@ -2,7 +2,7 @@
 
 For a target, every candidate of a small grid is judged, and then the planner searches the same grid
 with a small budget: its choice is compared with the best of all, and its predictions of memory with
-the compiler. `order` measures steps of DemoGPT's size on the devices of this machine, in turn, and
+the compiler. `order` measures steps of DemoGPTAdam's size on the devices of this machine, in turn, and
 compares the order that the planner predicts without compiling anything. Results go to
 benchmarks/results/plan/. Verdicts are kept in the cache folder: a second call takes seconds.
 """
@@ -29,7 +29,7 @@ MORE = ('SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_EVERYTHING')
 GRIDS: dict[str, tuple[str, dict[str, Any], int, float, tuple[str, ...], tuple[int, ...]]] = {
   'h100x8': ('Synthetic126M', SMALL, 64, 1.5 * 2**30, MORE, (1, 4)),
   'v5e-8': ('Synthetic126M', SMALL, 64, 4 * 2**30, FEW, (1,)),
-  'here': ('DemoGPT', ON_CPU, 16, 80 * 2**20, FEW, (1, 4)),
+  'here': ('DemoGPTAdam', ON_CPU, 16, 80 * 2**20, FEW, (1, 4)),
 }
 SHARE = 4  # the planner may judge a part of the grid, one of so many candidates, and at least six
 ROUNDS = 3
@@ -161,7 +161,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def order() -> dict[str, Any]:
-  """Measures steps of DemoGPT's size in turn, and compares their order with the predicted one."""
+  """Measures steps of DemoGPTAdam's size in turn, and compares their order with the predicted one."""
   from paxlite.aot.planning import machine, worker
   from paxlite.aot.planning.candidates import Candidate
   from paxlite.aot.planning.estimate import Estimator
@@ -169,7 +169,7 @@ def order() -> dict[str, Any]:
   from paxlite.aot.planning.model import Model
   from paxlite.experiments.registry import find
 
-  experiment = find('DemoGPT')()
+  experiment = find('DemoGPTAdam')()
   import jax
 
   where = machine.of_description(worker.described(), None)

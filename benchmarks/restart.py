@@ -1,6 +1,6 @@
 """python -m benchmarks.restart [--folder=runs/restart] [--svg=docs/restart.svg] [--csv=…]
 
-Trains DemoGPT, kills it with SIGKILL after --kill_at steps, runs the same command again to the end,
+Trains DemoGPTAdam, kills it with SIGKILL after --kill_at steps, runs the same command again to the end,
 and draws the losses of both starts. The steps since the last checkpoint are computed twice: the
 command says whether their losses are equal, and fails where they are not.
 """
@@ -26,10 +26,10 @@ def main() -> None:
   parser.add_argument('--kill_at', type=int, default=164)
   parser.add_argument('--svg', type=pathlib.Path, help='where the picture goes')
   parser.add_argument('--csv', type=pathlib.Path, help='where step,killed,continued go')
-  parser.add_argument('values', nargs='*', help='NAME=VALUE for DemoGPT')
+  parser.add_argument('values', nargs='*', help='NAME=VALUE for DemoGPTAdam')
   args = parser.parse_args()
   command = [
-    *(sys.executable, '-m', 'paxlite', 'train', 'DemoGPT', f'--folder={args.folder}'),
+    *(sys.executable, '-m', 'paxlite', 'train', 'DemoGPTAdam', f'--folder={args.folder}'),
     *(f'MAX_STEPS={args.steps}', f'LR_COS_DECAY_END={args.steps}', 'SUMMARY_INTERVAL_STEPS=2'),
     *(f'CHECKPOINT_EVERY_N_STEPS={args.checkpoint_every}', 'MAX_EVAL_BATCHES=8'),
     *(f'EVAL_INTERVAL_STEPS={args.steps}', *args.values),
@@ -75,7 +75,7 @@ def losses(file: pathlib.Path) -> dict[int, float]:
 
 
 def table(killed: dict[int, float], continued: dict[int, float]) -> str:
-  rows = [f'# DemoGPT, CPU, jax {jax.__version__}; python -m benchmarks.restart']
+  rows = [f'# DemoGPTAdam, CPU, jax {jax.__version__}; python -m benchmarks.restart']
   rows.append('step,killed,continued')
   for step in sorted(killed | continued):
     rows.append(f'{step},{killed.get(step, "")},{continued.get(step, "")}')

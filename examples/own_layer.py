@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fiddle import selectors
 
 import paxlite
-from paxlite.experiments.demo import DemoGPT
+from paxlite.experiments.demo import DemoGPTAdam
 from paxlite.layers.feedforward import FeedForward
 
 
@@ -30,8 +30,8 @@ class SquaredReLU(FeedForward):
 
 
 @paxlite.register
-class Plain(DemoGPT):
-  """A DemoGPT without gates, of two layers."""
+class Plain(DemoGPTAdam):
+  """A DemoGPTAdam without gates, of two layers."""
 
   USE_GATED_ACTIVATION = False
   ACTIVATION_CLS = 'relu'

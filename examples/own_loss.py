@@ -42,9 +42,8 @@ class Humble(DemoGPT):
   PENALTY: float = 0.1  # an attribute of its own needs a type
   NUM_LAYERS = 2
   MODEL_DIMS = 128
-  HIDDEN_DIMS = 384
+  HIDDEN_DIMS = 512
   MAX_EVAL_BATCHES = 8
-  LR_COS_WARMUP = 10
   SUMMARY_INTERVAL_STEPS = 10
 
   def losses(self) -> dict[str, fdl.Config]:
@@ -61,7 +60,6 @@ def main() -> None:
     PENALTY=args.penalty,
     MAX_STEPS=args.steps,
     EVAL_INTERVAL_STEPS=args.steps,
-    LR_COS_DECAY_END=max(args.steps, 20),
   )
   run = paxlite.train(experiment, args.folder)
   for name in ('total_loss', 'avg_xent', 'sureness', 'certainty'):

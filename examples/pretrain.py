@@ -26,10 +26,8 @@ def main() -> None:
   experiment = paxlite.get('DemoGPT')(
     NUM_LAYERS=args.layers,
     MODEL_DIMS=args.width,
-    HIDDEN_DIMS=3 * args.width,
+    HIDDEN_DIMS=4 * args.width,
     MAX_STEPS=args.steps,
-    LR_COS_WARMUP=min(40, args.steps // 10),
-    LR_COS_DECAY_END=args.steps,
     CHECKPOINT_EVERY_N_STEPS=100,
     EVAL_INTERVAL_STEPS=min(100, args.steps),
     MAX_EVAL_BATCHES=8,

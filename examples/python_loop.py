@@ -26,9 +26,9 @@ def main() -> None:
   experiment = paxlite.get('DemoGPT')(
     NUM_LAYERS=2,
     MODEL_DIMS=128,
-    HIDDEN_DIMS=384,
+    HIDDEN_DIMS=512,
+    MAX_STEPS=args.steps,
     NUM_MICROBATCHES=args.microbatches,
-    LR_COS_WARMUP=10,
   )
   # An experiment describes its parts as Fiddle configs. Building one makes the part.
   task = fdl.build(experiment.task())

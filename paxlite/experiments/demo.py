@@ -2,17 +2,12 @@
 
 from paxlite.experiments.datasets import EmbeddedText, Synthetic
 from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.muon_recipe import MuonRecipe
 from paxlite.experiments.registry import register
 
 
-@register
-class DemoGPT(EmbeddedText, GPT126M):
-  """python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=logs/demo
-
-  A small GPT on the King James Bible and Shakespeare: 5.3 M parameters, 768k tokens. Training takes
-  about 200 seconds on two cores. It reaches about 1.9 bits per byte on held-out text (xz -9: about
-  2.2).
-  """
+class _Demo(EmbeddedText, GPT126M):
+  """What the demos have in common."""
 
   NUM_LAYERS = 4
   NUM_HEADS = 4
@@ -26,12 +21,7 @@ class DemoGPT(EmbeddedText, GPT126M):
   DCN_MESH_SHAPE = [1, 1, 1]
   PERCORE_BATCH_SIZE = 4
 
-  # Measured here at 700 steps: 2.00 bits per byte with GPT126M's values, 1.98 with beta2 0.99, and
-  # 1.91 with rotary positions and a gated feed-forward layer of the same size as well.
   USE_ROTARY_POSITION_EMB = True
-  USE_GATED_ACTIVATION = True
-  ACTIVATION_CLS = 'silu'
-  HIDDEN_DIMS = 768
 
   MAX_STEPS = 750
   CHECKPOINT_EVERY_N_STEPS = 250
@@ -39,12 +29,35 @@ class DemoGPT(EmbeddedText, GPT126M):
   SUMMARY_INTERVAL_STEPS = 20
   EVAL_INTERVAL_STEPS = 250
   EVAL_BATCH_SIZE = 16
+  SAMPLE_PROMPT = 'And it came to pass'
+
+
+@register
+class DemoGPT(MuonRecipe, _Demo):
+  """python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=logs/demo
+
+  A small GPT on the King James Bible and Shakespeare: 5.3 M parameters, 768k tokens. Training takes
+  about 280 seconds on two cores. It reaches about 1.69 bits per byte on held-out text (xz -9: about
+  2.2).
+  """
+
+  HIDDEN_DIMS = 1152
+
+
+@register
+class DemoGPTAdam(_Demo):
+  """The same sizes and data with Adam and a gated feed-forward layer: about 1.9 bits per byte."""
+
+  # Measured here at 700 steps: 2.00 bits per byte with GPT126M's values, 1.98 with beta2 0.99, and
+  # 1.91 with rotary positions and a gated feed-forward layer of the same size as well.
+  USE_GATED_ACTIVATION = True
+  ACTIVATION_CLS = 'silu'
+  HIDDEN_DIMS = 768
 
   LEARNING_RATE = 1e-3
   ADAM_BETA2 = 0.99
   LR_COS_WARMUP = 40
   LR_COS_DECAY_END = 750
-  SAMPLE_PROMPT = 'And it came to pass'
 
 
 @register

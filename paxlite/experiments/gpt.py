@@ -2,6 +2,7 @@
 
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 from paxlite.layers.remat import CheckpointPolicy
@@ -46,7 +47,7 @@ class GPT126M(LanguageModel):
   CLIP_GRADIENT_NORM_TO_VALUE = 1.0
   WEIGHT_DECAY = 0.1
 
-  LR_SCHEDULE = 'linear_rampup_cosine_decay'
+  LR_SCHEDULE: Schedule = 'linear_rampup_cosine_decay'
   LR_COS_WARMUP = 636
   LR_COS_DECAY_END = 500_000
 
