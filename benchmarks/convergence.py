@@ -1,7 +1,7 @@
 """python benchmarks/convergence.py [--steps=300] [--seed=N] [--json=…] [--svg=…] [--only=NAME,…]
 
-Trains DemoGPTAdam on the text of the demos with each backend in bfloat16, with the same data and seed, and compares
-the losses. If Transformer Engine is not installed, its Python code computes on the CPU
+Trains DemoGPTAdam on its text with each backend in bfloat16, with the same data and seed, and
+compares the losses. If Transformer Engine is not installed, its Python code computes on the CPU
 (tests/support/te_cpu.py). This gives its numbers, but does not use its kernels. --only names
 entries of BACKENDS, or of STORAGE, which keeps moments and gradients in bfloat16.
 """

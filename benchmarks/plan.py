@@ -2,7 +2,7 @@
 
 For a target, every candidate of a small grid is judged, and then the planner searches the same grid
 with a small budget: its choice is compared with the best of all, and its predictions of memory with
-the compiler. `order` measures steps of DemoGPTAdam's size on the devices of this machine, in turn, and
+the compiler. `order` measures steps of DemoGPTAdam on the devices of this machine, in turn, and
 compares the order that the planner predicts without compiling anything. Results go to
 benchmarks/results/plan/. Verdicts are kept in the cache folder: a second call takes seconds.
 """
@@ -161,7 +161,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def order() -> dict[str, Any]:
-  """Measures steps of DemoGPTAdam's size in turn, and compares their order with the predicted one."""
+  """Measures steps of DemoGPTAdam in turn, and compares their order with the predicted one."""
   from paxlite.aot.planning import machine, worker
   from paxlite.aot.planning.candidates import Candidate
   from paxlite.aot.planning.estimate import Estimator

@@ -1,8 +1,8 @@
 """python -m benchmarks.restart [--folder=runs/restart] [--svg=docs/restart.svg] [--csv=…]
 
-Trains DemoGPTAdam, kills it with SIGKILL after --kill_at steps, runs the same command again to the end,
-and draws the losses of both starts. The steps since the last checkpoint are computed twice: the
-command says whether their losses are equal, and fails where they are not.
+Trains DemoGPTAdam, kills it with SIGKILL after --kill_at steps, runs the same command again to the
+end, and draws the losses of both starts. The steps since the last checkpoint are computed twice:
+the command says whether their losses are equal, and fails where they are not.
 """
 
 import argparse

@@ -4,6 +4,7 @@ class Mine(MuonRecipe, TextFiles, GPT126M):
   TRAIN_FILES = ['books/*.txt']
 """
 
+from paxlite.config.attributes import derived
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.feed_forward import Activation
@@ -31,9 +32,7 @@ class MuonRecipe(LanguageModel):
   ACTIVATION_CLS: Activation = 'relu2'
   OUTPUT_INIT_STD = 0.0
 
-  @property
-  def LR_WARMUP(self) -> int:
-    return min(20, self.MAX_STEPS // 10)
+  LR_WARMUP: int = derived(lambda self: min(20, self.MAX_STEPS // 10))  # type: ignore[assignment]
 
   @property
   def LR_DECAY_STEPS(self) -> int:
