@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
@@ -26,7 +26,8 @@ from paxlite.stores.addresses import Address, is_address
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
-_AVERAGE = 'opt_state/average/'
+# of optim.averaging.Averaged
+_AVERAGE, _NUM_AVERAGED = 'opt_state/average/', 'opt_state/num_averaged'
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
 # value of --from of paxlite import, origin of the weights, endings of their file names
@@ -87,22 +88,12 @@ class Source:
     beside = (*beside, self.folder.resolve())
     if base.folder.resolve() in beside:
       raise _circular(self.experiment)
-    found = base._variables(beside)
-    return {k: v for k, v in found.items() if k.startswith(f'{_PARAMS}/')} | own
+    return _weights(base._variables(beside)) | own
 
   @functools.cached_property
   def weights(self) -> dict[str, Variable]:
-    """The parameters as evaluations take them: 'params/…'.
-
-    Where a run has an average of its weights (EMA_DECAY), these are the average.
-    """
-    averaged = {
-      f'{_PARAMS}/{name.removeprefix(_AVERAGE)}': variable
-      for name, variable in self.variables.items()
-      if name.startswith(_AVERAGE)
-    }
-    stored = {k: v for k, v in self.variables.items() if k.split('/')[0] == _PARAMS}
-    return stored | averaged
+    """The parameters as evaluations take them: 'params/…'; see `_weights`."""
+    return _weights(self.variables)
 
   @property
   def frozen(self) -> int | None:
@@ -129,6 +120,16 @@ class Source:
     if found is None:
       raise UserError(f'{self.folder / CHECKSUMS} is missing')
     return found
+
+
+def _weights(variables: Mapping[str, Variable]) -> dict[str, Variable]:
+  """Returns the parameters of a checkpoint; where it has an average of them, that (EMA_DECAY)."""
+  found = {k: v for k, v in variables.items() if k.startswith(f'{_PARAMS}/')}
+  if _NUM_AVERAGED in variables and variables[_NUM_AVERAGED].whole() > 0:
+    for name, variable in variables.items():
+      if name.startswith(_AVERAGE):
+        found[f'{_PARAMS}/{name.removeprefix(_AVERAGE)}'] = variable
+  return found
 
 
 def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = None) -> Source:

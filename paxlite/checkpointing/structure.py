@@ -37,7 +37,9 @@ def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def conversion_hint(differences: list[str]) -> str:
-  """Returns a hint for differences caused by Transformer Engine's layers, or by a form, or ''."""
+  """Returns a hint for differences that an attribute causes, or ''."""
+  if any(text.startswith('opt_state/average/') for text in differences):
+    return '; an average of the weights is kept or not as at first: EMA_DECAY must be as it was'
   names = {text.partition(' ')[0] for text in differences}
   if any(name.rpartition('/')[0] in names for name in names):  # w, and w/values in place of it
     return '; weights that are not trained are kept in one form: FROZEN_DTYPE must be as it was'

@@ -6,8 +6,6 @@
 paxlite train students.Student TEACHER=runs/teacher
 """
 
-from typing import Literal
-
 import fiddle as fdl
 
 from paxlite.config.attribute_kinds import Fraction, Kind, NotNegative, Run, Training, names_of
@@ -20,8 +18,6 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import class_of
 from paxlite.losses import distillation_losses
 from paxlite.training.reference import Reference
-
-Divergence = Literal['forward', 'reverse', 'jensen_shannon']
 
 # What a teacher has in common with the run of its student.
 _OF_THE_RUN = (
@@ -47,13 +43,21 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
     path: The weights of the teacher.
 
   Raises:
-    UserError: The files beside the weights do not say what model they are of, or a model of another
-      vocabulary, or of fewer positions.
+    UserError: The files beside the weights do not say what model they are of, or it has fewer
+      positions, or a vocabulary of another size whose tokens are not known.
   """
   facts = student.facts_of(path)
   if not facts.experiment:
     raise UserError(f'TEACHER={path}: {facts.problem or "its experiment.json is missing"}')
-  cls = class_of({'experiment': facts.experiment, 'values': facts.values})
+  try:
+    cls = class_of({'experiment': facts.experiment, 'values': facts.values})
+  except UserError as e:
+    if '--import' not in str(e):
+      raise
+    raise UserError(
+      f'TEACHER={path} is a {facts.experiment}, whose module is not imported: import it in the '
+      'module of the student'
+    ) from None
   if not issubclass(cls, LanguageModel):
     raise UserError(f'TEACHER={path}: {facts.experiment} is not a language model')
   if facts.values.get('USE_LORA'):
@@ -66,10 +70,11 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
   of_run = {name: getattr(student, name) for name in _OF_THE_RUN}
   positions = facts.values.get('MAX_POSITION_EMBEDDINGS', student.MAX_SEQ_LEN)
   teacher = cls(**(values | of_run | {'MAX_POSITION_EMBEDDINGS': positions}))
-  if teacher.VOCAB_SIZE != student.VOCAB_SIZE:
+  if teacher.VOCAB_SIZE != student.VOCAB_SIZE and not facts.tokenizer:
     raise UserError(
       f'TEACHER={path} has VOCAB_SIZE={teacher.VOCAB_SIZE}, and the student has '
-      f'{student.VOCAB_SIZE}: a teacher needs the tokenizer of its student'
+      f'{student.VOCAB_SIZE}; no tokenizer is beside the teacher, to say whether their tokens are '
+      'the same'
     )
   if teacher.has_position_table and teacher.MAX_POSITION_EMBEDDINGS < student.MAX_SEQ_LEN:
     raise UserError(
@@ -83,7 +88,7 @@ class Distillation(LanguageModel, subject='Losses'):
   """Adds a divergence from a teacher to the losses: see losses/distillation_losses.py."""
 
   TEACHER: Run[StoredPath] = ''  # weights of the teacher: imported ones, or a run
-  DIVERGENCE: Training[Divergence] = (
+  DIVERGENCE: Training[distillation_losses.Kind] = (
     'forward'  # divergence of the student from its teacher; forward is KL(teacher ‖ student)
   )
   TEACHER_TEMPERATURE: Training[NotNegative] = (
@@ -111,10 +116,10 @@ class Distillation(LanguageModel, subject='Losses'):
     if not self.TEACHER_TEMPERATURE or not self.TEACHER_WEIGHT:
       name = 'TEACHER_WEIGHT' if self.TEACHER_TEMPERATURE else 'TEACHER_TEMPERATURE'
       raise UserError(f'{name}=0: nothing would be learned from the teacher')
-    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
+    if self.REFERENCE_RESTORE_PATH != self.TEACHER:
       raise UserError(
-        f'NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}: the '
-        'divergence from a teacher is computed in chunks of tokens'
+        f'REFERENCE_RESTORE_PATH={self.REFERENCE_RESTORE_PATH} and TEACHER={self.TEACHER} both say '
+        'where the weights of the teacher are: leave the former out'
       )
 
   def losses(self) -> dict[str, fdl.Config]:
@@ -136,6 +141,11 @@ class Distillation(LanguageModel, subject='Losses'):
       raise UserError(
         'TEACHER=FOLDER is missing: the weights to learn from, as paxlite import writes them, or a '
         'run'
+      )
+    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
+      raise UserError(
+        f'NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}: the '
+        'divergence from a teacher is computed in chunks of tokens'
       )
     return super().train_input()
 

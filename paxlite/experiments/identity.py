@@ -157,8 +157,8 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
 
 
 def _identity(e: Experiment) -> JsonObject:
-  values = e.values()
-  path = e.CHECKPOINT_RESTORE_PATH
-  if path and not is_address(path):  # LoRA reads its base weights there, from any folder
-    values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(path).absolute())
+  paths = set(e.paths_of_weights)  # which are read again, from any folder
+  absolute = lambda path: path if is_address(path) else str(pathlib.Path(path).absolute())
+  is_path = lambda value: isinstance(value, str) and value != '' and value in paths
+  values = {k: absolute(v) if is_path(v) else v for k, v in e.values().items()}
   return {'experiment': full_name(type(e)), 'backend': str(e.backend), 'values': values}

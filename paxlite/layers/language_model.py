@@ -35,6 +35,16 @@ class LogitFactors(NamedTuple):
   b_V: jax.Array | None
   cap: float
 
+  @property
+  def vocab_size(self) -> int:
+    return self.w_VD.shape[0]
+
+  def of_first(self, size: int) -> 'LogitFactors':
+    """Returns what the logits of the first ids of the vocabulary are computed from."""
+    if size == self.vocab_size:
+      return self
+    return self._replace(w_VD=self.w_VD[:size], b_V=None if self.b_V is None else self.b_V[:size])
+
   def logits(self) -> jax.Array:
     """Returns the float32 logits [B, T, V] of these activations."""
     logits = jnp.einsum('BTD,VD->BTV', self.x_BTD, self.w_VD)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Initializer, Projection
 from paxlite.parallel.partitioning import gather_weight, param
 
 LORA_SUM = 'lora_sum'  # the name of a projection's output, for checkpoint policies
@@ -24,9 +24,11 @@ class LoraProjection(Projection):
 
   Attributes:
     rank: Rank of ΔW.
+    a_init: Initializer of A; None means that of w. It must not be zero, as B is.
   """
 
   rank: int = 8
+  a_init: Initializer | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -46,7 +48,7 @@ class LoraProjection(Projection):
       w = param(self, name, init, shape, axes, equation=equation)
       return gather_weight(w.astype(self.dtype), axes)
 
-    a = factor('lora_a', self.w_init, read, to_hidden)
+    a = factor('lora_a', self.a_init or self.w_init, read, to_hidden)
     b = factor('lora_b', nn.initializers.zeros, made, to_delta)
     kept = x.ndim - len(read)  # batch and length; the dimensions that are summed over come last
     x_flat = x.astype(self.dtype).reshape(*x.shape[:kept], -1)

@@ -12,6 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from paxlite.core.errors import UserError
 from paxlite.layers.language_model import LogitFactors
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Batch, Weighted
@@ -21,28 +22,27 @@ from paxlite.losses.token_losses import target_sum
 Kind = Literal['forward', 'reverse', 'jensen_shannon']
 
 
-def divergence(kind: Kind, student: jax.Array, teacher: jax.Array, beta: float = 0.5) -> jax.Array:
+def divergence(kind: Kind, student: jax.Array, teacher: jax.Array) -> jax.Array:
   """Returns a divergence of distributions over the last dimension, in nats.
 
-  With p of the teacher, q of the student and m = β·p + (1 − β)·q it is
+  With p of the teacher, q of the student and m = (p + q) / 2 it is
 
   - forward: KL(p ‖ q), which covers all that the teacher may say;
   - reverse: KL(q ‖ p), which keeps to what the teacher is likely to say;
-  - jensen_shannon: β·KL(p ‖ m) + (1 − β)·KL(q ‖ m), https://arxiv.org/abs/2306.13649, equation 1.
+  - jensen_shannon: (KL(p ‖ m) + KL(q ‖ m)) / 2, https://arxiv.org/abs/2306.13649, equation 1.
 
   Args:
     kind: One of these.
     student: log q, [..., V].
     teacher: log p, [..., V].
-    beta: β.
   """
   kl = lambda log_p, log_q: (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
   if kind == 'forward':
     return kl(teacher, student)
   if kind == 'reverse':
     return kl(student, teacher)
-  mixture = jnp.logaddexp(math.log(beta) + teacher, math.log1p(-beta) + student)
-  return beta * kl(teacher, mixture) + (1 - beta) * kl(student, mixture)
+  mixture = jnp.logaddexp(teacher, student) - math.log(2)
+  return (kl(teacher, mixture) + kl(student, mixture)) / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Distillation(Loss):
 
   Both are made softer by a temperature τ, which divides the logits. The divergence is multiplied by
   τ², so that the size of its gradient does not depend on τ: https://arxiv.org/abs/1503.02531,
-  section 2.
+  section 2. Where one vocabulary has more ids than the other, to fill it up, these do not count.
 
   Attributes:
     kind: A divergence: see the function of that name.
@@ -82,7 +82,11 @@ class Distillation(Loss):
     return outputs.once(self, functools.partial(self._compute, outputs))
 
   def _compute(self, outputs: Outputs) -> tuple[jax.Array, jax.Array]:
+    if not outputs.has_reference:
+      raise UserError('a student needs a teacher: TEACHER=FOLDER names its weights, or its run')
     student, teacher = outputs.logit_factors, outputs.reference.logit_factors
+    size = min(student.vocab_size, teacher.vocab_size)
+    student, teacher = student.of_first(size), teacher.of_first(size)
     if self.num_chunks == 1:
       return self._compare(student, teacher)
     chunks = functools.partial(_in_chunks, self.num_chunks)

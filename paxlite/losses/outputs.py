@@ -96,6 +96,11 @@ class Outputs:
       )
     return self._params
 
+  @property
+  def has_reference(self) -> bool:
+    """Whether there is a reference model."""
+    return self._reference is not None
+
   @functools.cached_property
   def reference(self) -> 'Outputs':
     """The outputs of the reference model for the same batch, without dropout and gradients.

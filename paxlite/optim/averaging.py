@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.core.trees import PyTree
+from paxlite.parallel.partitioning import is_on_host
 
 
 class Averaged(NamedTuple):
@@ -46,6 +47,10 @@ class Averaged(NamedTuple):
     return Averaged(optimizer, average, self.num_averaged + valid)
 
 
-def evaluated(opt_state: PyTree, trainable: PyTree) -> PyTree:
-  """Returns the weights to evaluate: the average if there is one, or else the trainable ones."""
-  return opt_state.average if isinstance(opt_state, Averaged) else trainable
+def of_evaluation(opt_state: PyTree, trainable: PyTree) -> PyTree:
+  """Returns the weights to evaluate, on the device: the average, if there is one of any update."""
+  if not isinstance(opt_state, Averaged) or not int(opt_state.num_averaged):
+    return trainable
+  on_device = lambda x: jax.device_put(x, x.sharding.with_memory_kind('device'))
+  put = lambda x: on_device(x) if is_on_host(x) else x
+  return jax.tree.map(put, opt_state.average)

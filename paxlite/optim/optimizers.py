@@ -15,7 +15,7 @@ from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
-from paxlite.optim.averaging import Averaged, evaluated
+from paxlite.optim.averaging import Averaged, of_evaluation
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
 from paxlite.parallel.encoded_weights import is_encoded
@@ -168,7 +168,7 @@ class Optimizer:
     if not self.average_decay:
       return params
     trainable, others = self.split(params)
-    return moments.merged(evaluated(opt_state, trainable), others)
+    return moments.merged(of_evaluation(opt_state, trainable), others)
 
   def learning_rate(self, opt_state: PyTree, updates: jax.Array) -> jax.Array | None:
     """Returns the learning rate of the update that follows `opt_state`; None if it is not known.

@@ -137,5 +137,13 @@ def _encoding(boxes: Mapping[str, _Box], mesh: Mesh, rules: partitioning.Rules) 
   arrays = partitioning.sharded_shapes(dict(boxes), mesh, rules)
   of_part = lambda split: NamedSharding(mesh, PartitionSpec(*split[1:]) if is_stack else split)
   shardings = {name: of_part(array.sharding.spec) for name, array in arrays.items()}
-  encode = jax.jit(functools.partial(form.encode, summed=summed), out_shardings=shardings)
+  encode = _encoder(form, summed, tuple(sorted(shardings.items())))
   return Encoding(of(whole, split), of(shape, of_part(split).spec), encode, arrays)
+
+
+@functools.cache
+def _encoder(
+  form: Any, summed: tuple[int, ...], shardings: tuple[tuple[str, NamedSharding], ...]
+) -> Callable[[jax.Array], Mapping[str, jax.Array]]:
+  """Returns form.encode for such weights, which is compiled once for all of one shape."""
+  return jax.jit(functools.partial(form.encode, summed=summed), out_shardings=dict(shardings))

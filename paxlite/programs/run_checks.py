@@ -60,7 +60,7 @@ def check_trainable(task: ShardedTask) -> None:
 
 
 def check_reference_tokenizer(e: Experiment) -> None:
-  """Raises UserError if a reference model has another tokenizer than the run's, or teacher."""
+  """Raises UserError if a reference model, such as a teacher, has other tokens than the run."""
   theirs = e.reference_path and tokenizer_of(e.reference_path)
   ours = e.tokenizer_path or e.weights.tokenizer
   if not theirs or not ours or pathlib.Path(ours).resolve() == theirs.resolve():

@@ -2,15 +2,16 @@
 
 import sys
 
-import jax
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.eval.inference import load_checkpoint
+from paxlite.experiments import distillation
 from paxlite.experiments.datasets import TextFiles
-from paxlite.experiments.distillation import Distillation
 from paxlite.experiments.finetuning import HuggingFaceDistillation
+from paxlite.losses.distillation_losses import Distillation
+from paxlite.losses.outputs import Outputs
 from paxlite.programs.weights_model import knowing_weights
 from tests.runs.test_preferences import Small
 from tests.support import runs
@@ -24,7 +25,7 @@ class Teacher(Small, TextFiles):
   USE_REPEATED_LAYER = False
 
 
-class Student(Distillation, Small, TextFiles):
+class Student(distillation.Distillation, Small, TextFiles):
   VOCAB_PATH = packaged.VOCAB
   OPTIMIZER, LEARNING_RATE, MAX_STEPS, LR_SCHEDULE = 'sgd', 0.3, 4, 'constant'
 
@@ -62,8 +63,7 @@ def test_a_student_learns_on_every_mesh_and_after_a_stop(tmp_path):
   ]  # fmt: skip
   assert losses(tmp_path / 'same', *same) == pytest.approx([0] * 4, abs=1e-5)
   (tmp_path / 'teacher').rename(tmp_path / 'moved')
-  student = load_checkpoint(str(tmp_path / 'one'))  # what generates text needs no teacher
-  assert not [path for path in jax.tree.leaves(student.params) if path.shape == (8192, 64)]
+  load_checkpoint(str(tmp_path / 'one'))  # what generates text needs no teacher
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_a_teacher_of_other_tokens_is_refused(tmp_path):
   result = run(tmp_path / 'no', 'Student', *flags, code=2)
   assert 'has another tokenizer than the run' in result.stderr
   assert not (tmp_path / 'no' / 'checkpoints').exists()
-  sizes = run(tmp_path / 'no', 'Student', *flags[:2], '--fdl.VOCAB_SIZE=8320', code=2)
-  assert 'a teacher needs the tokenizer of its student' in sizes.stderr
+  more = losses(tmp_path / 'more', *flags[:2], '--fdl.VOCAB_SIZE=8320')  # filled up with no tokens
+  assert more[-1] < more[0]
 
 
 def test_wrong_values_are_refused(tmp_path):
@@ -87,11 +87,17 @@ def test_wrong_values_are_refused(tmp_path):
   for values, message in (
     (dict(TEACHER_WEIGHT=0.0), 'TEACHER_WEIGHT=0: nothing would be learned'),
     (dict(TEACHER_TEMPERATURE=0.0), 'TEACHER_TEMPERATURE=0: nothing would be learned'),
-    (dict(NUM_LOSS_CHUNKS=3), 'NUM_LOSS_CHUNKS=3 must divide MAX_SEQ_LEN'),
+    (dict(TEACHER='a', REFERENCE_RESTORE_PATH='b'), 'both say where the weights of the teacher'),
   ):
     with pytest.raises(UserError, match=message):
       made(**values).validate()
-  with pytest.raises(UserError, match='TEACHER=FOLDER is missing'):
-    made().train_input()
+  for values, message in (
+    ({}, 'TEACHER=FOLDER is missing'),
+    (dict(TEACHER='a', NUM_LOSS_CHUNKS=3), 'NUM_LOSS_CHUNKS=3 must divide MAX_SEQ_LEN'),
+  ):
+    with pytest.raises(UserError, match=message):
+      made(**values).train_input()
+  with pytest.raises(UserError, match='a student needs a teacher'):
+    Distillation(num_chunks=1)(Outputs(None, {}), {})
   with pytest.raises(UserError, match='is not a folder'):
     knowing_weights(made(TEACHER=str(tmp_path / 'nothing'))).reference()

@@ -18,6 +18,7 @@ from paxlite.experiments.parts.vocabulary import Vocabulary
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.training.task import Task
 
@@ -75,19 +76,22 @@ class Transformer(
     if self.USE_QKV_BIAS != self.USE_BIAS:
       for attention in selectors.select(lm, Attention, check_nonempty=False):
         selectors.select(attention.qkv_tpl, Projection).set(use_bias=self.USE_QKV_BIAS)
-    if self.OUTPUT_INIT_STD != self.INIT_STD:
-      self._init_outputs(lm)
     if self.USE_LORA:
       self.add_lora(lm)
+    if self.OUTPUT_INIT_STD != self.INIT_STD:
+      self._init_outputs(lm)
     return lm
 
   def _init_outputs(self, lm: fdl.Config) -> None:
     """Gives the projections to the residual stream initial values of their own."""
-    for attention in selectors.select(lm, Attention, check_nonempty=False):
-      attention.post_tpl.w_init = self.weight_init(self.OUTPUT_INIT_STD)
+    outputs = [a.post_tpl for a in selectors.select(lm, Attention, check_nonempty=False)]
     for ffn in selectors.select(lm, FeedForward, check_nonempty=False):
       ffn.output_tpl = copy.deepcopy(ffn.projection_tpl)
-      ffn.output_tpl.w_init = self.weight_init(self.OUTPUT_INIT_STD)
+      outputs.append(ffn.output_tpl)
+    for projection in outputs:
+      if fdl.get_callable(projection) is LoraProjection:  # its factors must not all begin at zero
+        projection.a_init = self.weight_init(self.INIT_STD)
+      projection.w_init = self.weight_init(self.OUTPUT_INIT_STD)
 
   @property
   def flops_per_token(self) -> float:

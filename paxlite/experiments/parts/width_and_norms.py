@@ -48,7 +48,7 @@ class WidthAndNorms(Experiment, subject='All layers'):
 
   @property
   def OUTPUT_INIT_STD(self) -> Training[NotNegative]:
-    """INIT_STD of the last projection of attention and of feed-forward layers; 0: zeros."""
+    """INIT_STD of the last projection of attention and feed-forward layers, not of experts."""
     return self.INIT_STD
 
   @property

@@ -18,6 +18,7 @@ import numpy as np
 from paxlite.layers.precision.weight_forms import Arrays, WeightForm
 
 BLOCK = 64  # values that share a scale, as in bitsandbytes
+_TINY = np.finfo(np.float32).tiny  # XLA takes smaller numbers for 0
 _GROUP = 256  # scales that share a scale
 
 # The quantiles of a normal distribution of https://arxiv.org/abs/2305.14314, appendix E
@@ -70,7 +71,8 @@ class _FourBits(WeightForm):
 
   def decode(self, arrays: Arrays, shape: Sequence[int]) -> jax.Array:
     halves = arrays['values'].shape
-    packed = next(i for i, n in enumerate(shape) if halves[i] != n or n == 1)
+    halved = [i for i, n in enumerate(shape) if halves[i] != n]
+    packed = (halved or [shape.index(1)])[0]
     scales = self.decode_scales(arrays, packed)
     indices = _of_bytes(arrays['values'], packed, shape[packed])
     return self.values(indices) * _repeated(scales, shape)
@@ -115,7 +117,7 @@ class Nf4(_FourBits):
     ordered = jnp.moveaxis(largest, packed, -1)
     differences = jnp.pad(ordered.ravel() - mean, (0, number * _GROUP - largest.size))
     groups = jnp.abs(differences.reshape(number, _GROUP)).max(1)
-    scaled = differences.reshape(number, _GROUP) * (1 / jnp.maximum(groups, 1e-38))[:, None]
+    scaled = differences.reshape(number, _GROUP) * (1 / jnp.maximum(groups, _TINY))[:, None]
     code = dynamic_code()
     indices = jnp.searchsorted((code[:-1] + code[1:]) / 2, scaled.ravel())[: largest.size]
     scales = indices.astype(jnp.uint8).reshape(ordered.shape)
@@ -129,14 +131,14 @@ class Nf4(_FourBits):
 
   def decode_scales(self, arrays: Arrays, packed: int) -> jax.Array:
     scales, groups = arrays['scales'], arrays['groups'].ravel()
-    ordered = np.moveaxis(np.empty(scales.shape, np.bool_), packed, -1).shape
-    group = np.moveaxis((np.arange(scales.size) // _GROUP).reshape(ordered), -1, packed)
+    ordered = [n for i, n in enumerate(scales.shape) if i != packed] + [scales.shape[packed]]
+    group = jnp.moveaxis(jnp.arange(scales.size).reshape(ordered) // _GROUP, -1, packed)
     # without the barrier XLA may fuse product and sum, which would then be rounded once
     products = jax.lax.optimization_barrier(jnp.asarray(dynamic_code())[scales] * groups[group])
     return products + arrays['mean']
 
   def indices(self, w: jax.Array, scales: jax.Array) -> jax.Array:
-    scaled = jnp.clip(w * (1 / jnp.maximum(scales, 1e-38)), -1, 1)
+    scaled = jnp.clip(w * (1 / jnp.maximum(scales, _TINY)), -1, 1)
     bounds = (NF4[:-1] + NF4[1:]) / 2
     return functools.reduce(operator.add, [(scaled > b).astype(jnp.uint8) for b in bounds])
 

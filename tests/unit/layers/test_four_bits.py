@@ -1,5 +1,7 @@
 """Frozen weights of four bits: NF4 equals bitsandbytes, and what int4 and odd shapes lose."""
 
+import json
+
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,13 @@ from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.precision.four_bits import Int4, Nf4, dynamic_code
 from paxlite.parallel.encoded_weights import num_parameters
+from tests.support import runs
 from tests.support.frozen_forms import compare
 
 # of a projection of activations, of heads, of small heads, of a hidden layer, and of odd sizes
 WEIGHTS = [
   ((256, 4, 24), (0,)), ((48, 4, 64), (1, 2)), ((48, 4, 32), (1, 2)), ((3, 128, 4, 8), (1,)),
-  ((96, 33), (0,)), ((5, 7), (0,)), ((1, 4), (0,)),
+  ((96, 33), (0,)), ((5, 7), (0,)), ((1, 4), (0,)), ((32, 1, 64), (1, 2)), ((2, 1, 32), (1, 2)),
 ]  # fmt: skip
 
 
@@ -35,7 +38,9 @@ def test_nf4_is_that_of_bitsandbytes(inputs, outputs):
   torch = pytest.importorskip('torch')
   F = pytest.importorskip('bitsandbytes.functional')
   w = weight((inputs, outputs))
+  w[:64, 3] = 0
   arrays, ours = bits(Nf4(), w)
+  assert not ours[:64, 3].any()
   of_torch = lambda x: torch.tensor(np.ascontiguousarray(x))
   bytes_, state = F.quantize_4bit(of_torch(w.T), blocksize=64, quant_type='nf4')
   pairs = np.asarray(arrays['values']).T.ravel()
@@ -89,6 +94,17 @@ def test_what_a_state_holds_of_a_weight_of_four_bits():
   groups = {dtype for name, dtype in arrays.items() if name.endswith(('/groups', '/mean'))}
   assert groups == {'float32'}
   assert arrays['embedding/emb_var'] == 'bfloat16'
+
+
+@pytest.mark.slow
+def test_gradients_on_a_mesh_of_eight():
+  values = 'FROZEN_DTYPE=nf4', 'FPROP_DTYPE=float32', 'ICI_MESH_SHAPE=[2,2,2]'
+  done = runs.module('tests.support.frozen_forms', *values, 'USE_REPEATED_LAYER=True', devices=8)
+  found = json.loads(done.stdout.splitlines()[-1])
+  assert found['error'] < 1e-5
+  split = {tuple(name.split('/')[-3:]): spec for name, spec in found['arrays'].items()}
+  assert split['ffn_layer1', 'w', 'values'] == "P(None, 'data', 'mdl')"
+  assert split['ffn_layer1', 'w', 'groups'] == 'P(None, None, None)'
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ B, T, D, V = 2, 6, 5, 11
 class Models:
   """Outputs of a student and of a teacher that is wider than it."""
 
+  has_reference = True
+
   def __init__(self, student, teacher, bias=None):
     self.logit_factors = LogitFactors(*map(jnp.asarray, student), bias, 0.0)
     self.reference = teacher and Models(teacher, None, jnp.arange(V) / V)
@@ -61,6 +63,15 @@ def test_divergences_equal_torch(kind, temperature):
     found, gradients = jax.value_and_grad(of, (0, 1))(*map(jnp.asarray, student))
     for ours, theirs in zip((found, *gradients), expected, strict=True):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_ids_that_fill_up_a_vocabulary_do_not_count():
+  student, teacher, weights = arrays()
+  batch = {'weights': jnp.asarray(weights)}
+  longer = teacher[0], np.concatenate([teacher[1], np.ones((3, 2 * D), np.float32)])
+  plain, filled = Models(student, teacher), Models(student, teacher)
+  filled.reference = Models(longer, None, jnp.arange(V + 3) / V)
+  assert float(Distillation()(filled, batch)) == float(Distillation()(plain, batch))
 
 
 def test_a_student_that_is_its_teacher():

@@ -6,11 +6,13 @@ import numpy as np
 import optax
 import pytest
 
+import paxlite
 from paxlite.checkpointing.source import find_source
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optim.optimizers import Optimizer
 from tests.support import runs
+from tests.support.experiments import TinyText
 
 DECAY = 0.9
 
@@ -28,6 +30,7 @@ def test_an_average_is_that_of_torch():
   optimizer = Optimizer(optax.sgd(0.1), average_decay=DECAY)
   params = {'w': jnp.asarray(start)}
   state = optimizer.init(params)
+  assert optimizer.evaluated(state, params) == params  # also those that a run is restored from
   update = jax.jit(optimizer.update)
   for i in range(50):
     gradient = rng.normal(size=(3, 2)).astype(np.float32)
@@ -54,7 +57,7 @@ def test_without_an_average_the_weights_are_evaluated():
 
 
 @pytest.mark.slow
-def test_a_run_evaluates_and_exports_the_average(tmp_path):
+def test_a_checkpoint_holds_the_average_on_every_mesh_and_after_a_stop(tmp_path):
   flags = [f'--fdl.EMA_DECAY={DECAY}', '--fdl.LEARNING_RATE=0.01', '--fdl.LR_SCHEDULE=constant']
   one, four = tmp_path / 'one', tmp_path / 'four'
   runs.run(one, *flags, '--fdl.PERCORE_BATCH_SIZE=16')
@@ -78,3 +81,27 @@ def test_a_run_evaluates_and_exports_the_average(tmp_path):
   runs.run(parts, *flags, '--fdl.PERCORE_BATCH_SIZE=16')
   for name, value in find_source(parts).weights.items():
     np.testing.assert_array_equal(value.whole(), expected[name])
+
+
+@pytest.mark.slow
+def test_the_average_is_what_is_evaluated_and_loaded(tmp_path):
+  values = dict(
+    EMA_DECAY=DECAY, LEARNING_RATE=0.05, LR_SCHEDULE='constant', MAX_STEPS=4, NUM_LAYERS=2,
+    FPROP_DTYPE='float32', SAMPLE_PROMPT=None, USE_REPEATED_LAYER=True,
+  )  # fmt: skip
+  held_out = lambda name: runs.records(tmp_path / name, 'eval_metrics.jsonl')[-1]['avg_xent']
+  paxlite.train(TinyText(**values), tmp_path / 'one')
+  paxlite.train(TinyText(OFFLOAD_OPTIMIZER=True, **values), tmp_path / 'host')
+  assert held_out('host') == pytest.approx(held_out('one'), rel=1e-5)
+  paxlite.train(TinyText(**(values | {'EMA_DECAY': 0.0})), tmp_path / 'plain')
+  assert abs(held_out('plain') - held_out('one')) > 1e-3
+  # factors that do not move, beside what they start from
+  start = dict(CHECKPOINT_RESTORE_PATH=str(tmp_path / 'one'), USE_LORA=True, LORA_RANK=2)
+  still = values | start | {'LEARNING_RATE': 0.0, 'EMA_DECAY': 0.0, 'MAX_STEPS': 1}
+  paxlite.train(TinyText(**still), tmp_path / 'lora')
+  assert held_out('lora') == pytest.approx(held_out('one'), rel=1e-6)
+  one, lora = (paxlite.load(tmp_path / name).logits([1, 2, 3]) for name in ('one', 'lora'))
+  np.testing.assert_allclose(lora, one, atol=1e-5)
+  without = TinyText(**(values | {'EMA_DECAY': 0.0, 'MAX_STEPS': 5}))
+  with pytest.raises(UserError, match='EMA_DECAY must be as it was'):
+    paxlite.train(without, tmp_path / 'one', accept_changes=True)
