@@ -140,7 +140,10 @@ class Parser(argparse.ArgumentParser):
       else:
         action, value = self._switched(found[1], found[2])
         if value is None and action.nargs is None:
-          if not left or (self._named(left[0].lstrip('-')) and left[0].startswith('-')):
+          is_flag = lambda text: (
+            text == '--' or (text.startswith('-') and self._named(text.lstrip('-')))
+          )
+          if not left or is_flag(left[0]):
             raise UserError(f'Missing value for flag {argument}. See {self.prog} --help')
           value = left.pop(0)
         flag = action.option_strings[0]

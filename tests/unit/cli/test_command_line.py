@@ -243,6 +243,7 @@ def test_every_path_of_a_command_is_read_as_one():
     (['TinyGPT'], '--target is missing: paxlite compile EXPERIMENT --target='),
     (['--target=here'], 'EXPERIMENT is missing: paxlite compile EXPERIMENT --target='),
     (['TinyGPT', '--target'], 'Missing value for flag --target. See paxlite compile --help'),
+    (['TinyGPT', '--target', '--'], 'Missing value for flag --target. See paxlite compile --help'),
     (['TinyGPT', '--targets=here'], "flag 'targets'. Did you mean --target?"),
     (['TinyGPT', '--target=here', '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
     (['TinyGPT', 'DemoGPT', '--target=here'], "'DemoGPT' is one name too many: see paxlite comp"),
