@@ -18,7 +18,7 @@ SIZES = {
   '10.6M': dict(NUM_LAYERS=6, MODEL_DIMS=320, NUM_HEADS=5),
 }
 STEPS = 750  # of AdamW: one pass over the text
-RATES = {'1.1M': 2e-3, '5.3M': 1e-3, '10.6M': 1e-3}  # the best of 0.5, 1, 2, 4, 8 · 10⁻³, one seed
+RATES = {'1.1M': 2e-3, '5.3M': 1e-3, '10.6M': 1e-3}  # the best of some: see docs/optimizers.md
 LENGTHS = {'1.1M': (300, 375), '5.3M': (225, 300), '10.6M': (225, 300)}  # of the recipe
 
 
