@@ -159,6 +159,7 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
 def _identity(e: Experiment) -> JsonObject:
   paths = set(e.paths_of_weights)  # which are read again, from any folder
   absolute = lambda path: path if is_address(path) else str(pathlib.Path(path).absolute())
-  is_path = lambda value: isinstance(value, str) and value != '' and value in paths
-  values = {k: absolute(v) if is_path(v) else v for k, v in e.values().items()}
+  places = e.values_of(Kind.RUN)
+  is_path = lambda k, v: k in places and isinstance(v, str) and v != '' and v in paths
+  values = {k: absolute(v) if is_path(k, v) else v for k, v in e.values().items()}
   return {'experiment': full_name(type(e)), 'backend': str(e.backend), 'values': values}

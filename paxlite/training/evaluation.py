@@ -53,11 +53,11 @@ class Evaluator:
       with partitioning.activate(task.mesh, task.rules):
         return task.task.loss_and_metrics(params, batch, overwritten=overwritten)[1]
 
-    def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
+    def step(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
       with task.compiling():
-        return metrics(task.task.evaluated(state), state.overwritten, batch)
+        return metrics(params, overwritten, batch)
 
-    self._step: Callable[[TrainState, dict[str, jax.Array]], Metrics] = step
+    self._step: Callable[[PyTree, PyTree, dict[str, jax.Array]], Metrics] = step
 
   def check(self) -> None:
     """Draws one batch of every input, so that an unreadable input is found before training."""
@@ -107,8 +107,9 @@ class Evaluator:
     data = self.inputs[name]
     mean = Mean()
     pending: Metrics | None = None
+    params = self._task.evaluated(state)  # once, as an average may have to come from the host
     for number, batch in enumerate(self._batches(data)):
-      metrics = self._step(state, batch)
+      metrics = self._step(params, state.overwritten, batch)
       if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))
         self._progress()
