@@ -22,11 +22,13 @@ FINE_TUNING = {
   'ipo': 'HuggingFacePreferences',
   'orpo': 'HuggingFacePreferences',
   'simpo': 'HuggingFacePreferences',
+  'kto': 'HuggingFacePreferences',
+  'reward': 'HuggingFaceReward',
 }
 # What a method states beside its experiment.
 VALUES_OF_METHODS: Mapping[str, Mapping[str, str]] = {
   'qlora': {'FROZEN_DTYPE': 'nf4'},
-  **{name: {'PREFERENCE_LOSS': name} for name in ('ipo', 'orpo', 'simpo')},
+  **{name: {'PREFERENCE_LOSS': name} for name in ('ipo', 'orpo', 'simpo', 'kto')},
 }
 # Earlier versions had a class for each model and method, LLaMA3_8BSFT for example, which is
 # HuggingFaceSFT with MODEL=LLaMA3_8B. Those that are still there are kept.

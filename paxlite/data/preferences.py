@@ -1,5 +1,11 @@
-"""Preferences: pairs of a chosen and a rejected answer to one prompt, packed into rows."""
+"""Preferences: pairs of a chosen and a rejected answer to one prompt, packed into rows.
 
+The array `preferences` [B, T] of a batch says what each token belongs to: 1 is a chosen answer, or
+one that is labelled as good, and −1 a rejected or a bad one, both with their prompts. 2 and −2 are
+answers to other prompts beside them: see labelled_answers.py. 0 is padding.
+"""
+
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,17 +37,25 @@ class PreferenceRows(SftRows):
 
   examples_of_a_record = 2
   noun = 'pair'
+  _together = 'both answers with their prompts'  # what a row has to hold
 
   @property
   def longest(self) -> int:
     return self.seq_len  # of both answers, without the first token of each
 
   def read(self, indices: np.ndarray) -> Batch:
-    """Returns rows with preferences [b, T] too: 1 for chosen, −1 for rejected answers, int32."""
+    """Returns rows with preferences [b, T] too, int32."""
     batch = super().read(indices)
-    segments = batch['segment_ids']
-    signs = np.where(segments % 2 == 1, 1, -1) * (segments > 0)
-    return batch | {'preferences': signs.astype(np.int32)}
+    preferences = np.zeros_like(batch['segment_ids'])
+    for r, index in enumerate(indices):
+      # the values of the row's segments, and 0 for the padding, whose segment is 0
+      values = [0, *(self._examples[number].preference for number in self._rows[index])]
+      preferences[r] = np.array(values, np.int32)[batch['segment_ids'][r]]
+    return batch | {'preferences': preferences}
+
+  def _read(self, place: str, record: Record) -> list[SftExample]:
+    chosen, rejected = super()._read(place, record)
+    return [dataclasses.replace(chosen, preference=1), dataclasses.replace(rejected, preference=-1)]
 
   @staticmethod
   def contents_of(record: Record) -> list[Pair | Conversation]:
@@ -61,9 +75,7 @@ class PreferenceRows(SftRows):
   def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
     length, most = sum(len(e.ids) - 1 for e in examples), self.seq_len
     if length > most:
-      long = (
-        f'{place}: both answers with their prompts have {length:,} tokens, a row holds {most:,}'
-      )
+      long = f'{place}: {self._together} have {length:,} tokens, a row holds {most:,}'
       self.first_long = self.first_long or long
       if too_long == 'error':
         raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip')

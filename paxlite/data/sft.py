@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -30,13 +30,15 @@ Split = Literal['all', 'train', 'held_out']
 class SftExample:
   """Token ids [n] and a mask [n] of those in the answer, which are learned.
 
-  The identity is that of the record, whichever tokenizer and template have encoded it.
+  The identity is that of the record, whichever tokenizer and template have encoded it. A preference
+  says what a loss takes the answer for: see preferences.py.
   """
 
   ids: np.ndarray
   is_answer: np.ndarray
   identity: int
   is_cut: bool = False
+  preference: int = 0
 
 
 class SftRows:
@@ -124,9 +126,8 @@ class SftRows:
     self.first_long = ''
     self.formats: collections.Counter[str] = collections.Counter()
     self._examples: list[SftExample] = []
-    for file in files:
-      for place, record in read_records(file):
-        self._add(self._read(place, record), place, too_long)
+    for place, examples in self._read_all(files):
+      self._add(examples, place, too_long)
     if self._examples and split != 'all':
       self._keep(split, held_out_share)
     if not self._examples:
@@ -189,6 +190,12 @@ class SftRows:
         start = end
     return batch | {'weights': weights}
 
+  def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
+    """Yields the place of each record and its examples."""
+    for file in files:
+      for place, record in read_records(file):
+        yield place, self._read(place, record)
+
   def _read(self, place: str, record: Record) -> list[SftExample]:
     """Returns the examples of a record, of which there are examples_of_a_record."""
     with located(place):
@@ -245,6 +252,11 @@ class SftRows:
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
 
   def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
+    encoded = self._encoded(place, contents)
+    self._warnings.add(place, encoded)
+    return SftExample(encoded.ids, encoded.is_learned, identity(contents))
+
+  def _encoded(self, place: str, contents: Pair | Conversation) -> Encoded:
     with located(place):
       if isinstance(contents, Pair):
         self._has_pairs = True
@@ -255,8 +267,7 @@ class SftRows:
     empty = isinstance(contents, Pair) and not contents.targets  # its EOS would be learned
     if empty or not encoded.is_learned[1:].any():
       raise UserError(f'{place} has no answer to learn')
-    self._warnings.add(place, encoded)
-    return SftExample(encoded.ids, encoded.is_learned, identity(contents))
+    return encoded
 
   def _chat(self, chat: Conversation) -> Encoded:
     try:

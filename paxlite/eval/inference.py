@@ -122,6 +122,10 @@ def load(
       shape.
   """
   refuse_te_layers(source)
+  if not experiment.continues_text:
+    raise UserError(
+      f'{source.folder} is of a {type(experiment).__name__}, which gives rewards and no text'
+    )
   tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   unrolled = experiment.plain.replaced(**experiment.decoding_values)

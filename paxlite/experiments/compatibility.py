@@ -17,6 +17,7 @@ from paxlite.core.errors import UserError, listed
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.registry import class_of
+from paxlite.experiments.reward_model import RewardModel
 
 # Fields of layers that change the result only by rounding: how a layer is initialized,
 # regularized, recomputed and split up.
@@ -73,23 +74,31 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
       f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'
     )
   changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
-  lines = _model_of(found['experiment'], theirs | changes)
-  if lines is not None and (
-    different := differences(lines, function_lines(e.plain.build_task().model))
-  ):
+  writer = _experiment_of(found['experiment'], theirs | changes)
+  if writer is None:
+    return
+  lines = function_lines(writer.plain.build_task().model)
+  if different := differences(lines, function_lines(_model_for(e.plain, writer))):
     raise UserError(
       f'{folder} is of {found["experiment"]}, whose model computes something else than that '
       f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
     )
 
 
-def _model_of(experiment: str, values: dict[str, object]) -> list[str] | None:
-  """Returns function_lines of an experiment's model with these values; None if it is unknown."""
+def _experiment_of(name: str, values: dict[str, object]) -> Experiment | None:
+  """Returns an experiment with these values; None if its class is not imported."""
   try:
-    cls = class_of({'experiment': experiment, 'values': values})
+    cls = class_of({'experiment': name, 'values': values})
   except UserError:
     return None
-  return function_lines(cls(**stated_values(cls, values)).plain.build_task().model)
+  return cls(**stated_values(cls, values))
+
+
+def _model_for(e: Experiment, writer: Experiment) -> fdl.Config:
+  """Returns the config of the model that takes the weights of what `writer` has trained."""
+  if isinstance(e, RewardModel) and not isinstance(writer, RewardModel):
+    return e.language_model()  # its head is new
+  return e.build_task().model
 
 
 def function_lines(model: fdl.Config) -> list[str]:

@@ -18,6 +18,7 @@ from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
+from paxlite.data.labelled_answers import LabelledRows
 from paxlite.data.mixture import mixture_of
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.record_files import OF_RECORDS
@@ -337,10 +338,23 @@ class PreferenceFiles(SftFiles):
         'PACKED_INPUT=False: both answers of a pair share a row; leave PACKED_INPUT as it is'
       )
 
+  @property
+  def preference_rows(self) -> type[PreferenceRows]:
+    """The RowSource of the records."""
+    return PreferenceRows
+
   def _source(self, files: list[str], split: Split) -> fdl.Config:
     source = super()._source(files, split)
-    fdl.update_callable(source, PreferenceRows)
+    fdl.update_callable(source, self.preference_rows)
     return source
+
+
+class LabelledFiles(PreferenceFiles):
+  """Answers that are labelled as good or bad, packed (see data.labelled_answers)."""
+
+  @property
+  def preference_rows(self) -> type[PreferenceRows]:
+    return LabelledRows
 
 
 class Mixture(FromTfds, Rows, subject='Data'):

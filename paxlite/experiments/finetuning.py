@@ -2,9 +2,9 @@
 
 paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
 
-HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceDistillation and
-HuggingFaceDocuments take any model: that which MODEL names, or that of the weights. The classes of
-LLaMA 7B, 13B and 70B have the sizes of Pax's.
+HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceReward, HuggingFaceDistillation
+and HuggingFaceDocuments take any model: that which MODEL names, or that of the weights. The classes
+of LLaMA 7B, 13B and 70B have the sizes of Pax's.
 """
 
 import functools
@@ -17,6 +17,8 @@ from paxlite.config.attribute_kinds import Kind, Training, names_of
 from paxlite.config.attributes import attribute_types, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
+from paxlite.data.labelled_answers import LabelledRows
+from paxlite.data.preferences import PreferenceRows
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.datasets import DocumentFiles, PreferenceFiles, SftFiles
 from paxlite.experiments.distillation import Distillation
@@ -26,6 +28,7 @@ from paxlite.experiments.llama import LLaMA, LLaMA7B, LLaMA13B, LLaMA70B
 from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.parts.preferences import Preferences
 from paxlite.experiments.registry import class_of, find_model, has_data, register
+from paxlite.experiments.reward_model import RewardModel
 
 
 class SFT(SftFiles):
@@ -94,9 +97,24 @@ class Preference(PreferenceFiles, SFT, Preferences):
   LR_SCHEDULE: Schedule = 'linear'
 
   @property
+  def preference_rows(self) -> type[PreferenceRows]:
+    return LabelledRows if self.PREFERENCE_LOSS == 'kto' else PreferenceRows
+
+  @property
   def reference_path(self) -> str:
     # train_input() asks for the weights; a program that is only compiled needs none
     return super().reference_path if self.REFERENCE_RESTORE_PATH else ''
+
+  @property
+  def LR_DECAY_ENDS(self) -> list[int]:
+    return [max(self.MAX_STEPS, self.LR_WARMUP + 1)]
+
+
+class Reward(RewardModel, PreferenceFiles, SFT):
+  """Training of a reward model on preferences; the learning rate is that of trl."""
+
+  LEARNING_RATE = 1e-4
+  LR_SCHEDULE: Schedule = 'linear'
 
   @property
   def LR_DECAY_ENDS(self) -> list[int]:
@@ -116,6 +134,14 @@ class _OneDevicePreference(Preference):
   ICI_MESH_SHAPE = [1, 1, 1]
   DCN_MESH_SHAPE = [1, 1, 1]
   LEARNING_RATE = 5e-6
+
+
+class _OneDeviceReward(Reward):
+  """The same for a reward model."""
+
+  MAX_SEQ_LEN = 1024
+  ICI_MESH_SHAPE = [1, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]
 
 
 class _OneDeviceSFT(SFT):
@@ -153,6 +179,7 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
   (SFT, 'SmolLM135M'): _OneDeviceSFT,
   (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
   (Preference, 'SmolLM135M'): _OneDevicePreference,
+  (Reward, 'SmolLM135M'): _OneDeviceReward,
   (DistilledSFT, 'SmolLM135M'): _OneDeviceDistillation,
   (LoRA, 'LLaMA70B'): _ShardedLoRA,
 }
@@ -282,11 +309,22 @@ class HuggingFaceLoRA(_OfAnyModel, LoRA):
 class HuggingFacePreferences(_OfAnyModel, Preference):
   """python -m paxlite.main --fdl_config=HuggingFacePreferences --fdl.TRAIN_FILES=x.jsonl …
 
-  Trains any imported model on pairs of a chosen and a rejected answer: DPO, IPO, ORPO, SimPO. With
-  USE_LORA=True, low-rank factors learn, and the weights beside them are the reference.
+  Trains any imported model on pairs of a chosen and a rejected answer (DPO, IPO, ORPO, SimPO), or
+  on answers that are labelled as good or bad (KTO). With USE_LORA=True, low-rank factors learn, and
+  the weights beside them are the reference.
   """
 
   _method = Preference
+
+
+@register
+class HuggingFaceReward(_OfAnyModel, Reward):
+  """python -m paxlite.main --fdl_config=HuggingFaceReward --fdl.TRAIN_FILES=x.jsonl …
+
+  Makes a reward model of any imported model, from pairs of a chosen and a rejected answer.
+  """
+
+  _method = Reward
 
 
 @register

@@ -67,8 +67,20 @@ def of_pairs(values_BT: jax.Array, batch: Batch, empty: float = 0.0) -> Pairs:
     batch: The batch.
     empty: What stands where no pair ends.
   """
-  signs_BT, weights_BT = batch['preferences'], batch['weights']
-  parts = [jnp.where(signs_BT == sign, values_BT * weights_BT, 0) for sign in (1, -1)]
+  signs_BT = batch['preferences']
+  return of_both(values_BT, batch, signs_BT == 1, signs_BT == -1, empty)
+
+
+def of_both(
+  values_BT: jax.Array,
+  batch: Batch,
+  is_chosen_BT: jax.Array,
+  is_rejected_BT: jax.Array,
+  empty: float = 0.0,
+) -> Pairs:
+  """Returns what of_pairs does, with the tokens of the first and the second answers given."""
+  weighted_BT = values_BT * batch['weights']
+  parts = [jnp.where(x, weighted_BT, 0) for x in (is_chosen_BT, is_rejected_BT)]
   is_last = last_of_pairs(batch)
   chosen, rejected = (
     jnp.where(is_last, x, empty) for x in _running_sums(jnp.stack(parts), _pairs(batch))

@@ -129,6 +129,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   """Returns the dataset that reads files of this kind, by the first record of the first file."""
   from paxlite.data import preferences
+  from paxlite.data.labelled_answers import LABEL
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
   from paxlite.data.sft_formats import format_of
@@ -145,6 +146,8 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
     return datasets.DocumentFiles
   if all(record.get(key) is not None for key in preferences.KEYS):
     return datasets.PreferenceFiles
+  if record.get(LABEL) is not None:
+    return datasets.LabelledFiles
   try:
     format_of(record)
   except UserError as e:

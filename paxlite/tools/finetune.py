@@ -8,8 +8,10 @@ Trains published weights further; the same command continues the run. WEIGHTS is
   documents  trains all weights, on documents in TRAIN_SOURCES
   distill    trains all weights, on prompts, answers and what a TEACHER makes of them
   dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo
+  kto        trains all weights, on answers that are labelled as good or bad
+  reward     makes a reward model, of the pairs of dpo
 
-The experiments are HuggingFaceSFT, …LoRA, …Documents, …Distillation and …Preferences, with MODEL.
+The experiments are HuggingFaceSFT, …LoRA, …Documents, …Distillation, …Preferences and …Reward.
 
 Example:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl

@@ -12,10 +12,11 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments, has_data
+from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
-from paxlite.weights.layout import Entry, decoder_entries
+from paxlite.weights.layout import Entry, decoder_entries, with_reward
 
 log = logging.getLogger('paxlite')
 
@@ -118,8 +119,12 @@ def hugging_face_entries(e: LanguageModel) -> list[Entry]:
   """
   family = FAMILIES[family_of(e)]
   if family.entries is not None:
-    return family.entries(e)
-  return decoder_entries(e, family.names, family.rotary)
+    entries = family.entries(e)
+  else:
+    entries = decoder_entries(e, family.names, family.rotary)
+  if not isinstance(e, RewardModel):
+    return entries
+  return with_reward(entries, e.MODEL_DIMS)
 
 
 def family_of(e: LanguageModel) -> str:
@@ -159,7 +164,8 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
   if found:
     return found
   same = cls(**{name: getattr(e, name) for name in cls().values() if hasattr(e, name)})
-  if config_text(same.model()) != config_text(e.model()):  # Fiddle's == takes seconds
+  model = e.language_model() if isinstance(e, RewardModel) else e.model()
+  if config_text(same.model()) != config_text(model):  # Fiddle's == takes seconds
     return [
       f'the layers of {type(e).__name__}: it changes them beyond what attributes say (its methods '
       'model, layer or attention)'
@@ -182,6 +188,11 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   }
   for key in family.keys:
     config |= key.write(e)
+  if isinstance(e, RewardModel):
+    # transformers reads the reward at the last token that is no padding
+    classifier = family.architecture.replace('ForCausalLM', 'ForSequenceClassification')
+    labels = {'id2label': {'0': 'REWARD'}, 'label2id': {'REWARD': 0}}
+    config |= {'architectures': [classifier], **labels}
   return config
 
 

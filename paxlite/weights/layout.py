@@ -321,6 +321,13 @@ def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:
   )
 
 
+def with_reward(entries: list[Entry], dims: int) -> list[Entry]:
+  """Returns the entries of a reward model: those of its language model, with another head."""
+  head = 'softmax/w'
+  rest = [entry for entry in entries if entry.ours not in (head, 'logits_bias/b')]
+  return [*rest, _same('score.weight', (1, dims), head)]
+
+
 def _same(
   theirs: str, shape: tuple[int, ...], ours: str, our_shape: tuple[int, ...] | None = None
 ) -> Entry:

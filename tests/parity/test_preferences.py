@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.data.labelled_answers import nearest_other
 from paxlite.layers.sown import SOWN
+from paxlite.losses.kto_loss import Kto
 from paxlite.losses.outputs import Outputs
 from paxlite.losses.preference_losses import ChosenLoss, Dpo, OddsRatio, SimPo
 from tests.parity.test_families import _their_gradients
@@ -51,8 +53,8 @@ def packed(answers):
   """Returns the batch that data/preferences.py would make of these pairs, two of them in a row."""
   rows = [[*answers[0], *answers[1]], answers[2]]
   keys = 'ids', 'labels', 'segment_ids', 'segment_pos', 'preferences'
-  batch = {key: np.zeros((2, 32), np.int32) for key in keys}
-  batch['weights'] = np.zeros((2, 32), np.float32)
+  batch = {key: np.zeros((2, 40), np.int32) for key in keys}
+  batch['weights'] = np.zeros((2, 40), np.float32)
   for r, row in enumerate(rows):
     start = 0
     for segment, (ids, prompt) in enumerate(row, 1):
@@ -68,7 +70,7 @@ def packed(answers):
 
 def inputs_of_trl(answers):
   """Returns the same for trl: all chosen answers, then all rejected ones, padded."""
-  ids = [pair[k] for k in (0, 1) for pair in answers]
+  ids = [pair[k] for k in range(len(answers[0])) for pair in answers]
   found = {k: torch.zeros((len(ids), T), dtype=torch.long) for k in ('input_ids', 'attention_mask')}
   found['completion_mask'] = torch.zeros((len(ids), T), dtype=torch.long)
   for i, (tokens, prompt) in enumerate(ids):
@@ -102,7 +104,11 @@ def ours(models, batch, losses):
 
   with jax.default_matmul_precision('highest'):
     (found, metrics), grads = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
-  return float(found), unrolled(flat(grads)), {k: float(m.value) for k, m in metrics.items()}
+  return (
+    float(found),
+    unrolled(flat(grads)),
+    {k: float(getattr(m, 'value', m)) for k, m in metrics.items()},
+  )
 
 
 def compare(models, batch, losses, trainer, expected, logged):
@@ -168,3 +174,34 @@ def test_a_loss_without_reference_is_that_of_trl(kind, models, answers, tmp_path
   expected, logged = trainer.get_batch_loss_metrics(models[0][0], batch)
   logged = {k: float(v) for k, v in logged.items()}
   compare(models, packed(answers), losses, trainer, expected, logged)
+
+
+def test_kto_is_that_of_trl(models, answers, tmp_path):
+  """The answers to other prompts are those that trl finds in a batch: of the one before."""
+  labels = [True, False, True]
+  singles = [pair[not good] for pair, good in zip(answers, labels, strict=True)]
+  others = [
+    (np.concatenate([ids[:prompt], singles[i][0][singles[i][1] :]]), prompt)
+    for (ids, prompt), i in zip(singles, nearest_other(range(3)), strict=True)
+  ]
+  config = trl.KTOConfig(
+    str(tmp_path), beta=0.3, desirable_weight=1.5, undesirable_weight=0.7, report_to=[],
+    use_cpu=True, bf16=False, gradient_checkpointing=False, disable_dropout=True,
+    per_device_train_batch_size=3,
+  )  # fmt: skip
+  datasets = pytest.importorskip('datasets')
+  texts = [dict(prompt='a b', completion='c d', label=good) for good in labels]
+  trainer = trl.KTOTrainer(
+    models[0][0], models[1][0], config, train_dataset=datasets.Dataset.from_list(texts),
+    processing_class=tokenizer(),
+  )  # fmt: skip
+  own, mixed = (inputs_of_trl([[a] for a in part]) for part in (singles, others))
+  inputs = own | {f'KL_{k}': v for k, v in mixed.items()} | {'label': torch.tensor(labels)}
+  expected = trainer._compute_loss(models[0][0], inputs, False)
+  logged = {k: v[-1] for k, v in trainer._metrics['eval'].items()}
+  batch = packed([list(both) for both in zip(singles, others, strict=True)])
+  of_segments = np.array([[0, 1, 2, -1, -2], [0, 1, 2, 0, 0]], np.int32)  # of each row
+  batch['preferences'] = np.take_along_axis(of_segments, batch['segment_ids'], 1)
+  loss = Kto(beta=0.3, desirable_weight=1.5, undesirable_weight=0.7)
+  compare(models, batch, [loss], trainer, expected, logged)
+  assert logged['kl'] > 0

@@ -2,15 +2,25 @@
 
 import json
 import math
+from collections import defaultdict
+from types import SimpleNamespace
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
+from paxlite.data.reward_rows import RewardRows
 from paxlite.experiments.datasets import SftFiles
-from paxlite.experiments.finetuning import HuggingFacePreferences, Preference
+from paxlite.experiments.finetuning import HuggingFacePreferences, Preference, Reward
 from paxlite.experiments.llama import LLaMA
+from paxlite.layers.sown import SOWN
+from paxlite.losses.outputs import Outputs
+from paxlite.losses.reward_loss import BradleyTerry
+from paxlite.tools import export_weights, generate
 from tests.support import runs
+from tests.support.imported import loaded
 
 CAPITALS = dict(
   France='Paris', Italy='Rome', Spain='Madrid', Japan='Tokyo', Peru='Lima', Cuba='Havana'
@@ -35,6 +45,11 @@ class SmallPreferences(Small, Preference):
   OPTIMIZER, LEARNING_RATE, MAX_STEPS, LR_SCHEDULE = 'sgd', 0.3, 4, 'constant'
 
 
+class SmallReward(Small, Reward):
+  VOCAB_PATH = packaged.VOCAB
+  OPTIMIZER, LEARNING_RATE, MAX_STEPS, LR_SCHEDULE = 'sgd', 0.01, 4, 'constant'
+
+
 def names(folder) -> list[str]:
   """Returns flags of a base and of pairs."""
   pairs = [
@@ -51,8 +66,8 @@ def names(folder) -> list[str]:
   return [f'--fdl.TRAIN_FILES={folder}/pairs.jsonl', f'--fdl.CHECKPOINT_RESTORE_PATH={folder}/base']
 
 
-def losses(folder, *flags, **kwargs) -> list[float]:
-  runs.run(folder, *flags, config='tests.runs.test_preferences.SmallPreferences', **kwargs)
+def losses(folder, *flags, config='SmallPreferences', **kwargs) -> list[float]:
+  runs.run(folder, *flags, config=f'tests.runs.test_preferences.{config}', **kwargs)
   return list(runs.losses(folder).values())
 
 
@@ -81,6 +96,73 @@ def test_losses_without_a_reference_have_no_frozen_copy(kind, tmp_path):
   found = losses(tmp_path / 'run', *flags, f'--fdl.PREFERENCE_LOSS={kind}')
   assert found[-1] < found[0]
   assert not list((tmp_path / 'run').rglob('*reference*'))
+
+
+@pytest.mark.slow
+def test_labelled_answers_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
+  flags = [*names(tmp_path), '--fdl.PREFERENCE_LOSS=kto', '--fdl.PERCORE_BATCH_SIZE=2']
+  one = losses(tmp_path / 'one', *flags)
+  assert one[0] == pytest.approx(0.5, rel=1e-6)
+  assert one[-1] < one[0]
+  mesh = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=1']
+  assert losses(tmp_path / 'two', *flags, *mesh, devices=2) == pytest.approx(one, rel=1e-5)
+  losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=2')
+  assert losses(tmp_path / 'parts', *flags) == one
+  last = [r for r in runs.records(tmp_path / 'one') if 'loss' in r][-1]
+  assert last['rewards/chosen'] > last['rewards/rejected']
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_that_of_transformers_and_the_loss_that_of_trl(tmp_path):
+  torch, trl = pytest.importorskip('torch'), pytest.importorskip('trl')
+  from transformers import AutoModelForSequenceClassification
+
+  flags = [*names(tmp_path), '--fdl.CENTER_REWARDS=0.1', '--fdl.ICI_MESH_SHAPE=[1,1,1]']
+  one = losses(tmp_path / 'one', *flags, config='SmallReward')
+  assert one[-1] < one[0]
+  mesh = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=1', '--fdl.NUM_MICROBATCHES=2']
+  four = losses(tmp_path / 'four', *flags, *mesh, config='SmallReward', devices=4)
+  assert four == pytest.approx(one, rel=1e-5)
+  assert losses(
+    tmp_path / 'more', *flags, f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path}/one', config='SmallReward'
+  )[0] < one[0]  # its head is restored, too  # fmt: skip
+  export = [f'--checkpoint={tmp_path}/one', '--to=hf', f'--path={tmp_path}/hf']
+  export_weights.main(export)
+  theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / 'hf')
+  assert theirs.config.num_labels == 1
+  e = SmallReward(CHECKPOINT_RESTORE_PATH=f'{tmp_path}/base', CENTER_REWARDS=0.1)
+  source = RewardRows([f'{tmp_path}/pairs.jsonl'], packaged.VOCAB, 64, 8192, start_id=e.START_ID)
+  pairs = [source.example(i).ids[:-1] for i in range(source.num_examples)]
+  ids = np.zeros((len(pairs), max(map(len, pairs))), np.int64)
+  for row, tokens in zip(ids, pairs, strict=True):
+    row[: len(tokens)] = tokens
+  mask = np.arange(ids.shape[1]) < np.array([len(p) for p in pairs])[:, None]
+  order = [*range(0, len(pairs), 2), *range(1, len(pairs), 2)]  # the chosen ones, then the others
+  theirs.config.pad_token_id = 0
+  _, model, params = loaded(tmp_path / 'one')
+  outputs = Outputs(
+    model.bind({'params': params}, mutable=list(SOWN)),
+    batch := {k: jnp.asarray(v) for k, v in source.read(np.arange(len(source))).items()},
+  )
+  loss = BradleyTerry(center=0.1)
+  ours = float(loss(outputs, batch) / loss.weight(batch))
+  with torch.no_grad():
+    inputs = dict(input_ids=torch.tensor(ids[order]), attention_mask=torch.tensor(mask[order] * 1))
+    trainer = trl.RewardTrainer.__new__(trl.RewardTrainer)
+    trainer.model = theirs.eval()
+    trainer.args = SimpleNamespace(center_rewards_coefficient=0.1)
+    trainer.accelerator = SimpleNamespace(
+      gather=lambda x: x, gather_for_metrics=lambda x: x, num_processes=1
+    )
+    trainer._metrics = {'eval': defaultdict(list)}
+    trainer._total_train_tokens = 0
+    expected = trl.RewardTrainer.compute_loss(trainer, theirs, inputs)
+  assert ours == pytest.approx(float(expected), rel=1e-5)
+  for name, value in loss.metrics(outputs, batch).items():
+    logged = trainer._metrics['eval'][name][-1]
+    assert float(value.value) == pytest.approx(logged, rel=1e-5, abs=1e-7), name
+  with pytest.raises(UserError, match='gives rewards and no text'):
+    generate.main([str(tmp_path / 'one'), 'The capital of France is'])
 
 
 def test_wrong_values_are_refused():

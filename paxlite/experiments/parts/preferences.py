@@ -9,23 +9,26 @@ from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.objective import Objective
 from paxlite.losses import preference_losses
+from paxlite.losses.kto_loss import Kto
 from paxlite.losses.sown_losses import SownLosses
 
-PreferenceLoss = Literal['sigmoid', 'hinge', 'ipo', 'robust', 'orpo', 'simpo']
+PreferenceLoss = Literal['sigmoid', 'hinge', 'ipo', 'robust', 'orpo', 'simpo', 'kto']
 
 _BETAS = {'orpo': 0.1, 'simpo': 2.0}  # of the papers
 
 
 class Preferences(Objective, subject='Losses'):
-  """Losses of pairs of a chosen and a rejected answer: see losses/preference_losses.py."""
+  """Losses of pairs of answers, or of labelled ones: losses/preference_losses.py, kto_loss.py."""
 
   PREFERENCE_LOSS: Training[PreferenceLoss] = (
-    'sigmoid'  # loss of a pair of answers; sigmoid is that of DPO
+    'sigmoid'  # loss of a pair of answers (sigmoid is that of DPO), or kto of labelled answers
   )
   SIMPO_GAMMA: Training[NotNegative] = 1.0  # margin of SimPO between the rewards of both answers
   PREFERENCES_FLIPPED: Training[Fraction] = (
     0.0  # share of pairs in the wrong order that PREFERENCE_LOSS=robust assumes
   )
+  DESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of good answers in KTO
+  UNDESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of bad answers in KTO
 
   @property
   def PREFERENCE_BETA(self) -> Training[NotNegative]:
@@ -50,12 +53,21 @@ class Preferences(Objective, subject='Losses'):
         f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} has no effect without '
         'PREFERENCE_LOSS=robust.'
       )
+    for name in ('DESIRABLE_WEIGHT', 'UNDESIRABLE_WEIGHT'):
+      if getattr(self, name) != 1 and self.PREFERENCE_LOSS != 'kto':
+        found.append(f'{name}={getattr(self, name):g} has no effect without PREFERENCE_LOSS=kto.')
     return found
 
   def losses(self) -> dict[str, fdl.Config]:
     kind, beta = self.PREFERENCE_LOSS, self.PREFERENCE_BETA
     if kind == 'simpo':
       found = {'simpo': config(preference_losses.SimPo, beta=beta, gamma=self.SIMPO_GAMMA)}
+    elif kind == 'kto':
+      weights = {
+        'desirable_weight': self.DESIRABLE_WEIGHT,
+        'undesirable_weight': self.UNDESIRABLE_WEIGHT,
+      }
+      found = {'kto': config(Kto, beta=beta, **weights)}
     elif kind == 'orpo':
       found = {
         'nll_loss': config(preference_losses.ChosenLoss),

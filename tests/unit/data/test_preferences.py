@@ -7,7 +7,9 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import data_summary, packaged
+from paxlite.data.labelled_answers import LabelledRows, nearest_other
 from paxlite.data.preferences import PreferenceRows, pair_of
+from paxlite.data.reward_rows import RewardRows
 from paxlite.data.sft_formats import Pair
 from paxlite.experiments.datasets import PreferenceFiles
 
@@ -19,12 +21,10 @@ QUESTION = dict(role='user', content='hello')
 GOOD, BAD = ([dict(role='assistant', content=text)] for text in ('good day', 'go away'))
 
 
-def rows(tmp_path, records, seq_len=64, **kwargs) -> PreferenceRows:
+def rows(tmp_path, records, seq_len=64, cls=PreferenceRows, **kwargs) -> PreferenceRows:
   path = tmp_path / 'pairs.jsonl'
   path.write_text(''.join(json.dumps(r) + '\n' for r in records))
-  return PreferenceRows(
-    [str(path)], packaged.VOCAB, seq_len, 8192, chat_template=TEMPLATE, **kwargs
-  )
+  return cls([str(path)], packaged.VOCAB, seq_len, 8192, chat_template=TEMPLATE, **kwargs)
 
 
 def test_both_answers_of_a_pair_are_segments_of_one_row(tmp_path):
@@ -111,3 +111,86 @@ def test_pairs_that_are_too_long_are_left_out_as_a_whole(tmp_path, caplog):
   ):
     with pytest.raises(UserError, match=message):
       PreferenceFiles(**values).validate()
+
+
+def said(source) -> list[tuple[int, str, str]]:
+  """Returns what each segment is taken for, its text, and what of it is learned."""
+  found = []
+  for index in range(len(source)):
+    batch = {k: v[0] for k, v in source.read(np.array([index])).items()}
+    for segment in range(1, batch['segment_ids'].max() + 1):
+      here = batch['segment_ids'] == segment
+      (kind,) = set(batch['preferences'][here])
+      texts = (batch['ids'][here][1:], batch['labels'][here][batch['weights'][here] > 0])
+      found.append((int(kind), *(source.tokenizer.decode(t.tolist()) for t in texts)))
+  return found
+
+
+def test_a_labelled_answer_has_beside_it_the_answer_to_another_prompt(tmp_path):
+  records = [
+    dict(prompt='one is', completion=' 1', label=True),
+    dict(prompt='one is', completion=' 2', label=False),
+    dict(prompt='two is', chosen=' 2', rejected=' 1'),
+  ]
+  source = rows(tmp_path, records, cls=LabelledRows)
+  assert source.num_records == 4
+  assert said(source) == [
+    (1, 'one is 1', ' 1'), (2, 'one is 1', ' 1'),
+    (-1, 'one is 2', ' 2'), (-2, 'one is 1', ' 1'),
+    (1, 'two is 2', ' 2'), (2, 'two is 2', ' 2'),
+    (-1, 'two is 1', ' 1'), (-2, 'two is 2', ' 2'),
+  ]  # fmt: skip
+  assert nearest_other([5, 5, 6, 6, 5]) == [3, 3, 1, 1, 3]
+  assert nearest_other([5, 5]) == [None, None]
+  relabelled = rows(tmp_path, [records[0] | dict(label=False), *records[1:]], cls=LabelledRows)
+  assert relabelled.fingerprint != source.fingerprint
+  assert relabelled.tokens_fingerprint != source.tokens_fingerprint
+
+
+def test_labelled_conversations_are_those_of_prompt_and_completion(tmp_path):
+  other = dict(prompt=[dict(role='user', content='bye')], completion=BAD, label=0)
+  found = [
+    said(rows(tmp_path, [first, other], 128, LabelledRows))
+    for first in (
+      dict(prompt=[QUESTION], completion=GOOD, label=True),
+      dict(messages=[QUESTION, *GOOD], label='True'),
+    )
+  ]
+  assert found[0] == found[1]
+  assert [kind for kind, *_ in found[0]] == [1, 2, -1, -2]
+  assert [learned for *_, learned in found[0]] == ['good day', 'go away', 'go away', 'good day']
+
+
+@pytest.mark.parametrize(
+  ('record', 'message'),
+  [
+    (dict(prompt='a', completion=' b'), r'pairs.jsonl.*1.*this record has no label'),
+    (dict(prompt='a', completion=' b', label='good'), "is 'good', and must be true"),
+    (dict(prompt='a', completion=' b', label=0.5), 'is 0.5, and must be true'),
+    (dict(messages=[QUESTION], label=True), 'must end with an answer to a message of the user'),
+    (dict(prompt='a', completion=' b', label=True), 'no other record has another prompt'),
+    (dict(prompt='a', chosen=' b', rejected=' b'), 'are the same'),
+  ],
+)
+def test_wrong_labelled_answers_are_refused(record, message, tmp_path):
+  with pytest.raises(UserError, match=message):
+    rows(tmp_path, [record], cls=LabelledRows)
+
+
+def test_few_bad_answers_are_warned_of(tmp_path):
+  records = [dict(prompt=f'{i} is', completion=f' {i}', label=i > 0) for i in range(5)]
+  source = rows(tmp_path, records, cls=LabelledRows)
+  assert any('Of 5 labelled answers 4 are good' in w for w in source.warnings)
+  with pytest.raises(UserError, match=r'beside it that of another record.*a row holds 8'):
+    rows(tmp_path, records, seq_len=8, cls=LabelledRows)
+
+
+def test_a_reward_model_reads_the_last_token_of_an_answer(tmp_path):
+  record = dict(prompt='one is', chosen=' 1', rejected=' 2')
+  source = rows(tmp_path, [record], cls=RewardRows)
+  batch = {k: v[0] for k, v in source.read(np.array([0])).items()}
+  ends = np.flatnonzero(batch['weights'])
+  assert len(ends) == 2
+  assert set(batch['ids'][ends]) == {source.tokenizer.eos_id}
+  assert batch['segment_ids'][ends].tolist() == [1, 2]
+  assert batch['segment_ids'][ends + 1].tolist() == [2, 0]

@@ -1,0 +1,159 @@
+"""Answers that are labelled as good or bad, each beside an answer to another prompt, for KTO.
+
+    {"prompt": "2 + 2 =", "completion": " 4", "label": true}
+
+The loss compares an answer with how much likelier the model has made answers that do not belong to
+their prompts. So each answer has beside it its own prompt with the answer of another record. That
+is the nearest one before it, in the order of the files, which has another prompt.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paxlite.core.errors import UserError, located
+from paxlite.data.chat_format import Conversation
+from paxlite.data.preferences import KEYS, PreferenceRows
+from paxlite.data.record_files import Record
+from paxlite.data.records import read_records
+from paxlite.data.sft import SftExample
+from paxlite.data.sft_formats import Pair, format_of, identity
+
+LABEL = 'label'
+_LABELS = {'true': True, '1': True, 'false': False, '0': False}  # as JSON and as tables have them
+
+
+class Labelled(NamedTuple):
+  """An answer with its prompt, and whether it is good."""
+
+  contents: Pair | Conversation
+  is_good: bool
+
+  @property
+  def prompt(self) -> int:
+    """A checksum of the prompt; prompts as text and as messages differ."""
+    return identity(self._joined(None))
+
+  def with_answer(self, other: 'Labelled') -> Pair | Conversation:
+    """Returns this prompt with the answer of another one of the same kind."""
+    return self._joined(other)
+
+  def _joined(self, other: 'Labelled | None') -> Pair | Conversation:
+    own, theirs = self.contents, other.contents if other else None
+    if isinstance(own, Pair):
+      return Pair(own.inputs, theirs.targets if isinstance(theirs, Pair) else '')
+    answer = theirs.messages[theirs.first_learned :] if isinstance(theirs, Conversation) else []
+    return dataclasses.replace(own, messages=[*own.messages[: own.first_learned], *answer])
+
+
+class LabelledRows(PreferenceRows):
+  """A RowSource of labelled answers.
+
+  An answer and its prompt are segment 2i − 1 of a row, with 1 or −1 in `preferences`; the same
+  prompt with the answer of another record is segment 2i, with 2 or −2. A record with a chosen and a
+  rejected answer is two labelled ones. The arguments and attributes are those of SftRows.
+
+  Raises:
+    UserError: A record has no label, or another form, or no record has another prompt, or an answer
+      is too long for a row.
+  """
+
+  noun = 'labelled answer'
+  _together = 'the answer, and beside it that of another record, with their prompts'
+
+  def __init__(self, files: Sequence[str], *args: object, **kwargs: object):
+    super().__init__(files, *args, **kwargs)  # type: ignore[arg-type]
+    signs = np.array([e.preference for e in self._examples[::2]], np.int32)
+    self.tokens_fingerprint = zlib.crc32(signs.tobytes(), self.tokens_fingerprint)
+    good, bad = int((signs > 0).sum()), int((signs < 0).sum())
+    if not good or not bad or max(good, bad) > 2 * min(good, bad):
+      self.warnings.append(
+        f'Of {good + bad:,} labelled answers {good:,} are good: --fdl.DESIRABLE_WEIGHT and '
+        '--fdl.UNDESIRABLE_WEIGHT make both kinds count alike, if their products with the numbers '
+        'of answers do'
+      )
+
+  @staticmethod
+  def contents_of(record: Record) -> list[Pair | Conversation]:
+    return [answer.contents for answer in labelled(record)]
+
+  @staticmethod
+  def _format(record: Record) -> str:
+    if all(record.get(key) is not None for key in KEYS):
+      return ' and '.join(KEYS)
+    return ' and '.join((*format_of(record).keys, LABEL))
+
+  def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
+    found: list[tuple[str, Labelled]] = []
+    for file in files:
+      for place, record in read_records(file):
+        with located(place):
+          found += [(place, answer) for answer in labelled(record)]
+        self.formats[self._format(record)] += 1
+    for kind in (Pair, Conversation):
+      same = [(place, answer) for place, answer in found if isinstance(answer.contents, kind)]
+      others = nearest_other([answer.prompt for _, answer in same])
+      for (place, answer), number in zip(same, others, strict=True):
+        if number is None:
+          raise UserError(
+            f'{place}: no other record has another prompt of its kind, and KTO compares an answer '
+            'with answers to other prompts: add records'
+          )
+        yield place, self._both(place, answer, same[number][1])
+
+  def _both(self, place: str, answer: Labelled, other: Labelled) -> list[SftExample]:
+    sign = 1 if answer.is_good else -1
+    own = self._example(place, answer.contents)
+    mixed = self._encoded(place, contents := answer.with_answer(other))
+    own_identity = zlib.crc32(bytes([answer.is_good]), own.identity)
+    return [
+      dataclasses.replace(own, preference=sign, identity=own_identity),
+      SftExample(mixed.ids, mixed.is_learned, identity(contents), preference=2 * sign),
+    ]
+
+
+def labelled(record: Record) -> list[Labelled]:
+  """Returns the labelled answers of a record: one, or those of a pair.
+
+  Raises:
+    UserError: It has no label, or one that is neither true nor false, or is in no known format.
+  """
+  if all(record.get(key) is not None for key in KEYS):
+    chosen, rejected = PreferenceRows.contents_of(record)
+    return [Labelled(chosen, True), Labelled(rejected, False)]
+  contents, label = format_of(record).read(record), record.get(LABEL)
+  if label is None:
+    raise UserError(
+      'a labelled answer has "prompt", "completion" and "label", which is true or false, and this '
+      'record has no label'
+    )
+  is_good = _LABELS.get(str(label).strip().lower())
+  if is_good is None:
+    raise UserError(f'"label" is {label!r}, and must be true for a good or false for a bad answer')
+  if isinstance(contents, Conversation) and not contents.first_learned:
+    contents = dataclasses.replace(contents, first_learned=_start_of_answer(contents))
+  return [Labelled(contents, is_good)]
+
+
+def _start_of_answer(chat: Conversation) -> int:
+  """Returns the number of the first message after the last one of the user."""
+  numbers = [i for i, message in enumerate(chat.messages) if message['role'] == 'user']
+  start = numbers[-1] + 1 if numbers else 0
+  if not 0 < start < len(chat.messages):
+    raise UserError('a labelled conversation must end with an answer to a message of the user')
+  return start
+
+
+def nearest_other(keys: Sequence[int]) -> list[int | None]:
+  """Returns the number of the nearest earlier key that differs from each; behind 0 is the last.
+
+  None stands where all keys are the same.
+  """
+  found: list[int | None] = [None] * len(keys)
+  for i in [*range(len(keys))] * 2:  # the second time, the first ones know those behind them
+    before = (i - 1) % len(keys)
+    found[i] = before if keys[before] != keys[i] else found[before]
+  return found
