@@ -17,7 +17,7 @@ from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
 from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.variable_names import LORA_VARIABLES, REPEATED
+from paxlite.core.variable_names import DORA_VARIABLES, REPEATED
 from paxlite.data.tokenizer import TOKENIZERS
 from paxlite.files.json_files import read_object
 from paxlite.stores import object_copies, paths
@@ -71,7 +71,7 @@ class Source:
     """Returns `variables`; `beside` are the folders of the LoRA checkpoints that led here."""
     own = stored_variables(self.folder / 'state')
     params = [k for k in own if k.startswith(f'{_PARAMS}/')]
-    if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
+    if not params or not all(re.fullmatch(DORA_VARIABLES, k) for k in params):
       return own
     path = self.base or self.written_by['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameters [L, …]
 REFERENCE = 'reference'  # the name under which the parameters of a frozen reference model are
 LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variables of LoRA
+DORA_VARIABLES = r'.*/lora_[abm]'  # the same of DoRA, and of both
 LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 

@@ -281,6 +281,45 @@ class SftRows:
     return encoded
 
 
+class AnswerRows(SftRows):
+  """SftRows in which each answer of a conversation is an example, with what precedes it as prompt.
+
+  Each prompt is what the chat template writes when this answer is asked for. Templates that write
+  earlier turns in another way, as those that drop their thinking, so show the model in training
+  what it sees later. A conversation is repeated for each of its answers.
+  """
+
+  noun = 'answer'
+
+  def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
+    for file in files:
+      for place, record in read_records(file):
+        with located(place):
+          (whole,) = self.contents_of(record)
+        self.formats[self._format(record)] += 1
+        for part in answers_of(whole):
+          example = self._example(place, part)
+          # the answers of a conversation are held out together
+          yield place, [dataclasses.replace(example, identity=identity(whole))]
+
+
+def answers_of(contents: Pair | Conversation) -> list[Pair | Conversation]:
+  """Returns the beginning of a conversation up to each answer, of which that is to be learned."""
+  if isinstance(contents, Pair):
+    return [contents]
+  numbers = [
+    i
+    for i, message in enumerate(contents.messages)
+    if message['role'] == 'assistant' and i >= contents.first_learned
+  ]
+  if not numbers:
+    return [contents]  # which is refused like any conversation without an answer
+  cut = lambda i: dataclasses.replace(
+    contents, messages=contents.messages[: i + 1], first_learned=i
+  )
+  return [cut(i) for i in numbers]
+
+
 def held_out(identities: Sequence[int], share: float) -> np.ndarray:
   """Returns whether each example [n] is held out: those with the smallest hashes of their records.
 

@@ -28,6 +28,8 @@ _NEUTRAL = re.compile(
 )
 # Classes that compute the same as other classes.
 _SAME = {
+  'DoraProjection': 'Projection',
+  'EncodedDoraProjection': 'Projection',
   'EncodedLoraProjection': 'Projection',
   'EncodedProjection': 'Projection',
   'LoraProjection': 'Projection',

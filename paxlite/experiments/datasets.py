@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import fiddle as fdl
 
@@ -18,13 +19,11 @@ from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.labelled_answers import LabelledRows
 from paxlite.data.mixture import mixture_of
-from paxlite.data.preferences import PreferenceRows
 from paxlite.data.record_files import OF_RECORDS
 from paxlite.data.rows import RowKind
 from paxlite.data.seqio_tasks import SeqioSource
-from paxlite.data.sft import SftRows, TooLong
+from paxlite.data.sft import AnswerRows, SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
@@ -252,6 +251,9 @@ class SftFiles(Tokenized, Rows, subject='Data'):
   )
   VOCAB_PATH: Run[StoredPath] = ''  # tokenizer; '': that of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'  # what happens to an example that is longer than a sequence
+  CHAT_EXAMPLES: Training[Literal['conversations', 'answers']] = (
+    'conversations'  # what of a chat is one example; answers: each with the prompt that asks for it
+  )
 
   def validate(self) -> None:
     super().validate()
@@ -302,7 +304,7 @@ class SftFiles(Tokenized, Rows, subject='Data'):
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:
     return config(
-      SftRows,
+      AnswerRows if self.CHAT_EXAMPLES == 'answers' else SftRows,
       files=list(files),
       vocab_path=self.VOCAB_PATH or self._restored_tokenizer,
       vocab_size=self.VOCAB_SIZE,
@@ -317,44 +319,6 @@ class SftFiles(Tokenized, Rows, subject='Data'):
       split=split,
       held_out_share=self.EVAL_FRACTION,
     )
-
-
-class PreferenceFiles(SftFiles):
-  """Pairs of a chosen and a rejected answer to one prompt, packed (see data.preferences)."""
-
-  @property
-  def dataset(self) -> str:
-    return 'preferences'
-
-  def validate(self) -> None:
-    super().validate()
-    if self.TOO_LONG == 'truncate':
-      raise UserError(
-        'TOO_LONG=truncate would cut off answers, and prefer one for what it does not say: '
-        '--fdl.TOO_LONG=skip leaves such pairs out'
-      )
-    if not self.PACKED_INPUT:
-      raise UserError(
-        'PACKED_INPUT=False: both answers of a pair share a row; leave PACKED_INPUT as it is'
-      )
-
-  @property
-  def preference_rows(self) -> type[PreferenceRows]:
-    """The RowSource of the records."""
-    return PreferenceRows
-
-  def _source(self, files: list[str], split: Split) -> fdl.Config:
-    source = super()._source(files, split)
-    fdl.update_callable(source, self.preference_rows)
-    return source
-
-
-class LabelledFiles(PreferenceFiles):
-  """Answers that are labelled as good or bad, packed (see data.labelled_answers)."""
-
-  @property
-  def preference_rows(self) -> type[PreferenceRows]:
-    return LabelledRows
 
 
 class Mixture(FromTfds, Rows, subject='Data'):

@@ -20,13 +20,14 @@ from paxlite.core.errors import UserError
 from paxlite.data.labelled_answers import LabelledRows
 from paxlite.data.preferences import PreferenceRows
 from paxlite.experiments.base import Experiment, full_name
-from paxlite.experiments.datasets import DocumentFiles, PreferenceFiles, SftFiles
+from paxlite.experiments.datasets import DocumentFiles, SftFiles
 from paxlite.experiments.distillation import Distillation
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA, LLaMA7B, LLaMA13B, LLaMA70B
 from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.parts.preferences import Preferences
+from paxlite.experiments.preference_datasets import PreferenceFiles
 from paxlite.experiments.registry import class_of, find_model, has_data, register
 from paxlite.experiments.reward_model import RewardModel
 

@@ -33,10 +33,12 @@ class LoraProjection(Projection):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     y = super().__call__(x)
-    in_dims, weight_dims, _ = self.equation.replace('->', ',').split(',')
-    stacked = [i for i, axis in enumerate(self.axes) if axis == 'qkv']
-    read = [i for i, d in enumerate(weight_dims) if d in in_dims]
-    made = [i for i in range(len(weight_dims)) if i not in read + stacked]
+    delta, _ = self.delta(x)
+    return checkpoint_name(y + delta.reshape(y.shape), LORA_SUM)
+
+  def delta(self, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns the product of x with ΔW, whose outputs are one dimension, and A and B."""
+    stacked, read, made = self.parts
     k = 'k' if stacked else ''
     to_hidden, to_delta = f'bti,{k}ir->bt{k}r', f'bt{k}r,{k}or->bt{k}o'
 
@@ -52,5 +54,13 @@ class LoraProjection(Projection):
     b = factor('lora_b', nn.initializers.zeros, made, to_delta)
     kept = x.ndim - len(read)  # batch and length; the dimensions that are summed over come last
     x_flat = x.astype(self.dtype).reshape(*x.shape[:kept], -1)
-    delta = jnp.einsum(to_delta, jnp.einsum(to_hidden, x_flat, a), b)
-    return checkpoint_name(y + delta.reshape(y.shape), LORA_SUM)
+    return jnp.einsum(to_delta, jnp.einsum(to_hidden, x_flat, a), b), (a, b)
+
+  @property
+  def parts(self) -> tuple[list[int], list[int], list[int]]:
+    """The indices of the weight's dimensions that are stacked, summed over, and outputs."""
+    in_dims, weight_dims, _ = self.equation.replace('->', ',').split(',')
+    stacked = [i for i, axis in enumerate(self.axes) if axis == 'qkv']
+    read = [i for i, d in enumerate(weight_dims) if d in in_dims]
+    made = [i for i in range(len(weight_dims)) if i not in read + stacked]
+    return stacked, read, made

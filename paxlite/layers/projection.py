@@ -48,6 +48,10 @@ class Projection(nn.Module):
     einsum = self.einsum_tpl(equation=self.equation, axes=self.axes, name='einsum')
     return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes), self.bias())
 
+  def stored_weight(self) -> jax.Array:
+    """Returns the weight, once `product` has declared it, without a gradient."""
+    return jax.lax.stop_gradient(nn.meta.unbox(self.get_variable('params', 'w')))
+
   def bias(self) -> jax.Array | None:
     """Returns b with the rank of the output, or None. The weight must be declared before it.
 

@@ -11,7 +11,7 @@ _FORMATS = needless('the format of a record is found by its keys: docs/weights.m
 _LEARNED = needless('only answers are learned: what the assistant says, or the completion')
 _ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole documents')
 _INITIAL = needless('A starts like the weight that it belongs to, and B at 0')
-_KINDS = absent('USE_LORA is plain LoRA, with one LORA_RANK for all layers')
+_KINDS = absent('one LORA_RANK holds for all layers')
 _RESTORED = renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --from=hf makes')
 
 # SFTConfig, and the arguments of TRL's scripts
@@ -51,6 +51,9 @@ PREFERENCES: dict[str, Answer] = {
     absent('the reference is computed in each step'),
   ),
   'sync_ref_model': absent('the reference stays as it is'),
+  'desirable_weight': renamed('DESIRABLE_WEIGHT'),
+  'undesirable_weight': renamed('UNDESIRABLE_WEIGHT'),
+  'center_rewards_coefficient': renamed('CENTER_REWARDS'),
   'cpo_alpha': absent('PREFERENCE_LOSS=simpo has no other term'),
   'max_prompt_length': needless('a pair that is too long is refused or left out: TOO_LONG'),
   'max_completion_length': needless('a pair that is too long is refused or left out: TOO_LONG'),
@@ -70,9 +73,10 @@ LORA: dict[str, Answer] = {
   'bias': needless('biases are frozen under LoRA; TRAINABLE_VARIABLES can add them'),
   **each(
     'modules_to_save lora_modules_to_save',
-    renamed('TRAINABLE_VARIABLES', 'regular expressions; the factors match .*/lora_[ab]'),
+    renamed('TRAINABLE_VARIABLES', 'regular expressions; the factors match .*/lora_[abm]'),
   ),
-  **each('use_rslora use_dora layers_to_transform rank_pattern alpha_pattern', _KINDS),
+  'use_dora': renamed('USE_DORA'),
+  **each('use_rslora layers_to_transform rank_pattern alpha_pattern', _KINDS),
   'init_lora_weights': _INITIAL,
 }
 

@@ -133,7 +133,7 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
   from paxlite.data.sft_formats import format_of
-  from paxlite.experiments import datasets
+  from paxlite.experiments import datasets, preference_datasets
   from paxlite.files.text_files import expanded
 
   first = expanded(files)[0]
@@ -145,9 +145,9 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
   if all(record.get(key) is not None for key in preferences.KEYS):
-    return datasets.PreferenceFiles
+    return preference_datasets.PreferenceFiles
   if record.get(LABEL) is not None:
-    return datasets.LabelledFiles
+    return preference_datasets.LabelledFiles
   try:
     format_of(record)
   except UserError as e:

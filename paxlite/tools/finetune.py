@@ -8,10 +8,8 @@ Trains published weights further; the same command continues the run. WEIGHTS is
   documents  trains all weights, on documents in TRAIN_SOURCES
   distill    trains all weights, on prompts, answers and what a TEACHER makes of them
   dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo
-  kto        trains all weights, on answers that are labelled as good or bad
+  kto        the same, on answers that are labelled as good or bad
   reward     makes a reward model, of the pairs of dpo
-
-The experiments are HuggingFaceSFT, …LoRA, …Documents, …Distillation, …Preferences and …Reward.
 
 Example:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
@@ -42,7 +40,9 @@ def _method(text: str) -> str:
 class _FinetuneParser(RunParser):
   def __init__(self) -> None:
     super().__init__(__doc__, 'train', _WORD, folder='runs/WEIGHTS-METHOD')
-    self.option('--method', f'{", ".join(FINE_TUNING)} (sft)', _method, default='sft')
+    self.option(
+      '--method', 'how to train: a name from the list above (sft)', _method, default='sft'
+    )
 
   def apply_name(self, options: argparse.Namespace) -> None:
     weights, method = options.name, options.method

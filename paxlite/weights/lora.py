@@ -1,4 +1,4 @@
-"""Exports LoRA factors: merged into the weights, or as an adapter of Hugging Face's peft."""
+"""Exports factors of LoRA and DoRA: merged into the weights, or as an adapter of peft."""
 
 import json
 import pathlib
@@ -19,16 +19,20 @@ from paxlite.weights.layout import to_halves
 
 
 def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-  """Returns weights + A·Bᵀ, without the variables of LoRA.
+  """Returns weights + A·Bᵀ, with DoRA's lengths, without the variables of both.
 
   The sum is computed in float32 and has the dtype of the stored weights.
   """
-  plain = {k: v for k, v in variables.items() if not re.search(r'/lora_[ab]$', k)}
+  plain = {k: v for k, v in variables.items() if not re.search(r'/lora_[abm]$', k)}
   for name in variables:
     if name.endswith('/lora_a'):
       stem = name.removesuffix('/lora_a')
       plain[f'{stem}/w'] = _sum(
-        variables[f'{stem}/w'], variables[name], variables[f'{stem}/lora_b'], '/post' in stem
+        variables[f'{stem}/w'],
+        variables[name],
+        variables[f'{stem}/lora_b'],
+        variables.get(f'{stem}/lora_m'),
+        '/post' in stem,
       )
   return plain
 
@@ -69,11 +73,20 @@ def write_adapter(
     a, b = variables[f'{stem}/lora_a'].whole(), variables[f'{stem}/lora_b'].whole()
     if entry.part is not None:
       a, b = a[entry.part], b[entry.part]
-    if swaps and re.search(r'\.[qk]_proj\.', entry.theirs):
+    is_swapped = swaps and re.search(r'\.[qk]_proj\.', entry.theirs)
+    if is_swapped:
       b = to_halves(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
     name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
     tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)
     tensors[f'{name}.lora_B.weight'] = np.ascontiguousarray(b).astype(kind)
+    if f'{stem}/lora_m' in variables:
+      w, grown = (variables[f'{stem}/{leaf}'].whole() for leaf in ('w', 'lora_m'))
+      if entry.part is not None:
+        w, grown = w[entry.part], grown[entry.part]
+      lengths = _lengths(w, '/post' in stem).reshape(grown.shape) + grown
+      if is_swapped:
+        lengths = to_halves(lengths.reshape(-1, experiment.DIMS_PER_HEAD, 1), 1).reshape(-1)
+      tensors[f'{name}.lora_magnitude_vector'] = lengths.astype(kind)
   config = {
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
@@ -84,7 +97,8 @@ def write_adapter(
     'bias': 'none',
     'fan_in_fan_out': False,
     'inference_mode': True,
-    'target_modules': sorted({n.split('.')[-3] for n in tensors}),
+    'use_dora': any(n.endswith('.lora_magnitude_vector') for n in tensors),
+    'target_modules': sorted({n.split('.')[-3] for n in tensors if n.endswith('lora_A.weight')}),
   }
   with UnfinishedFolder(to) as folder:
     (folder / 'adapter_config.json').write_text(json.dumps(config, indent=2) + '\n')
@@ -95,13 +109,25 @@ def write_adapter(
   return sum(t.nbytes for t in tensors.values())
 
 
-def _sum(w: Variable, a: Variable, b: Variable, is_post: bool) -> Variable:
+def _sum(w: Variable, a: Variable, b: Variable, grown: Variable | None, is_post: bool) -> Variable:
+  """Returns w + A·Bᵀ, whose lengths are those of w plus `grown`, if that is given."""
+
   def read(index: tuple[slice, ...]) -> np.ndarray:
     factors = a.whole().astype(np.float32), b.whole().astype(np.float32)
     delta = np.einsum('...ir,...or->...io', *factors)
     if is_post:  # w [D, N, H] has the inputs N·H and the outputs D
       delta = delta.T
-    whole = w.whole().astype(np.float32) + delta.reshape(w.shape)
+    plain = w.whole().astype(np.float32)
+    whole = plain + delta.reshape(w.shape)
+    if grown is not None:
+      before, now = (_lengths(x, is_post, stacked=len(a.shape) > 2) for x in (plain, whole))
+      whole *= (before + grown.whole().reshape(before.shape)) / np.where(now == 0, 1, now)
     return whole[index].astype(w.dtype)
 
   return Variable(w.shape, w.dtype, read)
+
+
+def _lengths(w: np.ndarray, is_post: bool, stacked: bool = False) -> np.ndarray:
+  """Returns the norm of the weights of each output; the dimensions of inputs stay as 1."""
+  inputs = (1, 2) if is_post else (int(stacked),)
+  return np.sqrt(np.square(w.astype(np.float32)).sum(inputs, keepdims=True))

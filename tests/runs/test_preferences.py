@@ -84,6 +84,12 @@ def test_preferences_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   lora = losses(tmp_path / 'lora', *flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2')
   assert lora[0] == one[0]
   assert lora[-1] < lora[0]
+  dora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.USE_DORA=True']
+  alone = losses(tmp_path / 'dora', *dora)
+  assert alone[0] == one[0]
+  assert alone[-1] < alone[0]
+  meshed = losses(tmp_path / 'dora4', *dora, *mesh, devices=4)
+  assert meshed == pytest.approx(alone, rel=1e-5)
   last = [r for r in runs.records(tmp_path / 'one') if 'loss' in r][-1]
   assert last['rewards/accuracies'] == 1
   assert last['rewards/margins'] > 0

@@ -1,4 +1,4 @@
-"""LoRA: low-rank factors beside the weights, which are frozen (Hu et al., 2021)."""
+"""LoRA and DoRA: low-rank factors beside the weights, which are frozen."""
 
 from typing import Literal
 
@@ -6,10 +6,11 @@ import fiddle as fdl
 from fiddle import selectors
 
 from paxlite.config.attribute_kinds import Count, Training
-from paxlite.core.variable_names import LORA_VARIABLES
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.attention.latent_attention import LatentAttention
+from paxlite.layers.dora import DoraProjection
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
@@ -19,6 +20,7 @@ class LowRankFactors(Optimization, subject='LoRA'):
   """Low-rank factors of the projections of attention and feed-forward layers."""
 
   USE_LORA: Training[bool] = False  # trains low-rank factors of weights, and freezes the weights
+  USE_DORA: Training[bool] = False  # with USE_LORA, trains the lengths of weights beside factors
   LORA_RANK: Training[Count] = 8  # rank of the factors of LoRA
   LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = (
     'all'  # layers whose projections have factors of LoRA
@@ -27,7 +29,9 @@ class LowRankFactors(Optimization, subject='LoRA'):
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
     """Regular expressions of the variables that are trained; all others are frozen."""
-    return [LORA_VARIABLES] if self.USE_LORA else ['.*']
+    if not self.USE_LORA:
+      return ['.*']
+    return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES]
 
   def add_lora(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers."""
@@ -36,5 +40,5 @@ class LowRankFactors(Optimization, subject='LoRA'):
     for layer in layers[self.LORA_TARGET_LAYERS]:
       for target in selectors.select(lm, layer, check_nonempty=False):
         for projection in selectors.select(target, Projection):
-          fdl.update_callable(projection, LoraProjection)
+          fdl.update_callable(projection, DoraProjection if self.USE_DORA else LoraProjection)
           projection.rank = self.LORA_RANK

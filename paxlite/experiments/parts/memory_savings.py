@@ -9,8 +9,13 @@ from paxlite.config.attribute_kinds import Run
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
+from paxlite.layers.dora import DoraProjection
 from paxlite.layers.lora import LoraProjection
-from paxlite.layers.precision.encoded_projection import EncodedLoraProjection, EncodedProjection
+from paxlite.layers.precision.encoded_projection import (
+  EncodedDoraProjection,
+  EncodedLoraProjection,
+  EncodedProjection,
+)
 from paxlite.layers.precision.four_bits import Int4, Nf4
 from paxlite.layers.precision.weight_forms import Int8, WeightForm, form_named, register_form
 from paxlite.layers.projection import Projection
@@ -87,7 +92,11 @@ def put_form(model: fdl.Config, form: type[WeightForm]) -> None:
 
   Experts, embeddings and logits keep the dtype of their weights, as do subclasses of a user's.
   """
-  kinds = {Projection: EncodedProjection, LoraProjection: EncodedLoraProjection}
+  kinds = {
+    Projection: EncodedProjection,
+    LoraProjection: EncodedLoraProjection,
+    DoraProjection: EncodedDoraProjection,
+  }
   for projection in selectors.select(model, Projection, check_nonempty=False):
     kind = fdl.get_callable(projection)
     if kind in kinds:

@@ -7,7 +7,7 @@ from paxlite.config.attribute_kinds import Fraction, NotNegative, Run, Training
 from paxlite.config.attributes import StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import LORA_VARIABLES
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
@@ -62,7 +62,7 @@ class Objective(Optimization, subject='Losses'):
     for projection in factors:
       del projection.rank
       fdl.update_callable(projection, Projection)
-    is_frozen = list(self.TRAINABLE_VARIABLES) == [LORA_VARIABLES]
+    is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
     return config(Reference, model=model, is_base=bool(factors) and is_frozen)
 
   @property

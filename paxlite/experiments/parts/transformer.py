@@ -89,7 +89,9 @@ class Transformer(
       ffn.output_tpl = copy.deepcopy(ffn.projection_tpl)
       outputs.append(ffn.output_tpl)
     for projection in outputs:
-      if fdl.get_callable(projection) is LoraProjection:  # its factors must not all begin at zero
+      if issubclass(
+        fdl.get_callable(projection), LoraProjection
+      ):  # its factors must not all begin at zero
         projection.a_init = self.weight_init(self.INIT_STD)
       projection.w_init = self.weight_init(self.OUTPUT_INIT_STD)
 

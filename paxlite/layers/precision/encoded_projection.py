@@ -1,7 +1,9 @@
 """Projections whose weights are kept in a form of fewer bits, and are not trained."""
 
 import jax
+from flax.linen import meta
 
+from paxlite.layers.dora import DoraProjection
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.precision.einsum import with_bias
 from paxlite.layers.precision.weight_forms import Arrays, Int8, WeightForm
@@ -29,9 +31,20 @@ class EncodedProjection(Projection):
     y = _product(self.form, self.equation, weight.shape, x.astype(self.dtype), gathered)
     return with_bias(y.astype(self.dtype), self.bias())
 
+  def stored_weight(self) -> jax.Array:
+    if not self.form.keeps('/'.join((*self.path, 'w')), self.shape):
+      return super().stored_weight()
+    arrays = jax.lax.stop_gradient(meta.unbox(self.get_variable('params', 'w')))
+    # as in _product: the decoded weights of all layers must not be there at a time
+    return self.form.decode(jax.lax.optimization_barrier(arrays), self.shape)
+
 
 class EncodedLoraProjection(LoraProjection, EncodedProjection):
   """LoraProjection whose weight is kept in a form; the low-rank factors keep their dtype."""
+
+
+class EncodedDoraProjection(DoraProjection, EncodedProjection):
+  """DoraProjection whose weight is kept in a form; what is trained keeps its dtype."""
 
 
 def _product(

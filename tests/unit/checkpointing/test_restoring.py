@@ -278,7 +278,12 @@ def test_state_of_weights_that_have_none(base, tmp_path):
   'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
 )
 @pytest.mark.parametrize(
-  'shape', [pytest.param({}, marks=pytest.mark.slow), dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)]
+  'shape',
+  [
+    pytest.param({}, marks=pytest.mark.slow),
+    dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False),
+    dict(USE_DORA=True),
+  ],
 )
 def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   """For grouped queries and heads that do not span the model, the result equals W + A·Bᵀ."""
@@ -313,7 +318,10 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
 
 
 @pytest.mark.slow
-def test_peft_loads_the_adapter_and_agrees(tmp_path):
+@pytest.mark.parametrize('case', [
+  ('llama_gqa_tied', {}), ('llama_gqa_tied', dict(USE_DORA=True)),
+])  # fmt: skip
+def test_peft_loads_the_adapter_and_agrees(case, tmp_path):
   import torch
   import transformers
   from peft import PeftModel
@@ -322,7 +330,8 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
   from paxlite.tools import export_weights
   from tests.parity.test_weights import their_model
 
-  theirs = their_model('llama_gqa_tied')
+  name, values_of_lora = case
+  theirs = their_model(name)
   theirs.save_pretrained(tmp_path / 'hf')
   run_import('hf', tmp_path / 'hf', tmp_path / 'w')
   values = experiment_of(find_source(tmp_path / 'w')).values()
@@ -330,7 +339,7 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
     'NUM_LAYERS', 'NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'HIDDEN_DIMS', 'VOCAB_SIZE',
     'LAYERNORM_EPSILON', 'SEPARATE_EMBEDDING', 'FPROP_DTYPE', 'ROPE_THETA')}  # fmt: skip
   changes = sizes | dict(LEARNING_RATE=0.05, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'w'))
-  train(tmp_path / 'lora', **changes, **LORA)
+  train(tmp_path / 'lora', **changes, **LORA, **values_of_lora)
   for to in ('peft', 'hf'):
     export_weights.main(
       [f'--to={to}', f'--checkpoint={tmp_path / "lora"}', f'--path={tmp_path / to}_out']

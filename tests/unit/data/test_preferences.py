@@ -11,7 +11,7 @@ from paxlite.data.labelled_answers import LabelledRows, nearest_other
 from paxlite.data.preferences import PreferenceRows, pair_of
 from paxlite.data.reward_rows import RewardRows
 from paxlite.data.sft_formats import Pair
-from paxlite.experiments.datasets import PreferenceFiles
+from paxlite.experiments.preference_datasets import PreferenceFiles
 
 TEMPLATE = (
   '{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}'

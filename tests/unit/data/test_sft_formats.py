@@ -8,7 +8,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat, Conversation
-from paxlite.data.sft import SftRows
+from paxlite.data.sft import AnswerRows, SftRows
 from paxlite.data.sft_formats import FORMATS, Pair, format_of
 from paxlite.data.tokenizer import open_tokenizer
 
@@ -256,3 +256,27 @@ def test_what_a_record_says_of_its_learning_is_not_dropped(record, name):
 def test_an_answer_that_is_learned_may_say_so():
   record = {'messages': [USER, {**ANSWER, 'weight': 1}], 'chat_template_kwargs': {}}
   assert format_of(record).read(record).messages[1]['content'] == 'good day'
+
+
+def test_each_answer_of_a_chat_may_be_an_example(tmp_path):
+  """The calls of a tool are answers, too; those of a conversation are held out together."""
+  chats = [[dict(USER, content=f'hello {i}'), *WHOLE[2:], USER, ANSWER] for i in range(4)]
+  path = tmp_path / 'a.jsonl'
+  path.write_text(''.join(json.dumps(dict(messages=m, tools=[TOOL])) + '\n' for m in chats))
+  rows = AnswerRows([str(path)], packaged.VOCAB, 512, 8192, chat_template=WITH_TOOLS)
+  assert rows.num_examples == 12
+  answers, whole = [], rows.tokenizer.decode(rows.example(2).ids.tolist())
+  for i in range(3):
+    example = rows.example(i)
+    learned = np.flatnonzero(example.is_answer)
+    assert (np.diff(learned) == 1).all()
+    assert learned[-1] == len(example.ids) - 1
+    answers.append(rows.tokenizer.decode(example.ids[learned].tolist()))
+    assert whole.startswith(rows.tokenizer.decode(example.ids[: learned[0]].tolist()))
+  assert answers[0].startswith('<tool_call>')
+  assert [a.startswith('good day') for a in answers] == [False, True, True]
+  held = AnswerRows(
+    [str(path)], packaged.VOCAB, 512, 8192, chat_template=WITH_TOOLS, split='held_out',
+    held_out_share=0.25,
+  )  # fmt: skip
+  assert held.num_examples == 3

@@ -1,0 +1,67 @@
+"""DoRA beside its formula, whose weight is the sum of the weight and the product of the factors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.linen import meta
+
+from paxlite.layers.dora import DoraProjection
+from paxlite.layers.precision.encoded_projection import EncodedDoraProjection
+from paxlite.layers.precision.four_bits import Nf4
+
+CASES = {
+  'BTD,DF->BTF': ((64, 24), ('embed', 'mlp')),
+  'BTD,ADNH->BTANH': ((3, 64, 2, 8), ('qkv', 'embed', 'heads', 'head_dim')),
+  'BTNH,DNH->BTD': ((64, 4, 16), ('embed', 'heads', 'head_dim')),
+}
+
+
+def expected(equation, shape, p, x, w):
+  """Returns the output, from a weight that is the whole sum."""
+  stacked, is_post = 'A' in equation, equation.startswith('BTNH')
+  delta = jnp.einsum('...ir,...or->...io', p['lora_a'], p['lora_b'])
+  whole = w + (delta.T if is_post else delta).reshape(shape)
+  norm = lambda v: jnp.sqrt(jnp.square(v).sum((1, 2) if is_post else int(stacked), keepdims=True))
+  lengths = norm(w) + p['lora_m'].reshape(norm(w).shape)
+  product = jnp.einsum(equation, x, lengths * whole / jax.lax.stop_gradient(norm(whole)))
+  return product + p['b'].reshape(p['b'].shape)
+
+
+@pytest.mark.parametrize('equation', CASES)
+@pytest.mark.parametrize('form', [None, Nf4()])
+def test_outputs_and_gradients_are_those_of_the_formula(equation, form):
+  shape, axes = CASES[equation]
+  rng = np.random.default_rng(0)
+  kwargs = dict(equation=equation, shape=shape, axes=axes, rank=3)
+  layer = DoraProjection(**kwargs) if form is None else EncodedDoraProjection(**kwargs, form=form)
+  inputs = equation.split(',')[0]
+  x = jnp.asarray(rng.normal(size=(2, 3, *((4, 16) if inputs == 'BTNH' else (64,)))), jnp.float32)
+  params = meta.unbox(layer.init(jax.random.key(0), x)['params'])
+  noise = lambda v: v + jnp.asarray(0.1 * rng.normal(size=v.shape), v.dtype)
+  params |= {k: noise(params[k]) for k in ('lora_a', 'lora_b', 'lora_m', 'b')}
+  w = params['w'] if form is None else form.decode(params['w'], shape)
+  trained = {k: v for k, v in params.items() if k != 'w'}
+
+  def ours(p, x):
+    return jnp.sin(layer.apply({'params': p | {'w': params['w']}}, x)).sum()
+
+  def theirs(p, x):
+    return jnp.sin(expected(equation, shape, p, x, w)).sum()
+
+  with jax.default_matmul_precision('highest'):
+    (found, grads), (wanted, wanted_grads) = (
+      jax.value_and_grad(f, (0, 1))(trained, x) for f in (ours, theirs)
+    )
+  assert float(found) == pytest.approx(float(wanted), rel=1e-4)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), grads, wanted_grads)
+
+
+def test_it_begins_as_the_layer_without_factors():
+  equation, (shape, axes) = 'BTD,DF->BTF', CASES['BTD,DF->BTF']
+  layer = DoraProjection(equation=equation, shape=shape, axes=axes, rank=3)
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 64)), jnp.float32)
+  params = meta.unbox(layer.init(jax.random.key(0), x)['params'])
+  np.testing.assert_array_equal(
+    layer.apply({'params': params}, x), jnp.einsum(equation, x, params['w'])
+  )
