@@ -45,15 +45,15 @@ def narrow(
 
   def init(params: PyTree) -> PyTree:
     state = transformation.init(params)
-    _check(state, params, dtype)
-    one = lambda path, x: x.astype(dtype) if _is_narrowed(path, x) else x
+    check_moments(state, params, dtype.name)
+    one = lambda path, x: x.astype(dtype) if is_narrowed(path, x) else x
     return jax.tree_util.tree_map_with_path(one, state)
 
   def update(
     updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: object
   ) -> tuple[PyTree, PyTree]:
     wide = jax.tree_util.tree_map_with_path(
-      lambda path, x: x.astype(jnp.float32) if _is_narrowed(path, x) else x, state
+      lambda path, x: x.astype(jnp.float32) if is_narrowed(path, x) else x, state
     )
     updates, wide = transformation.update(updates, wide, params, **extra)
     counts = optax.tree.get_all_with_path(state, 'count')
@@ -61,7 +61,7 @@ def narrow(
 
     def rounded(path: KeyPath, x: jax.Array) -> jax.Array:
       name = path_name(path)
-      if not _is_narrowed(path, x):
+      if not is_narrowed(path, x):
         return x
       # layers of a repeated stack share their draws, so that they can be updated one by one
       shape = x.shape[1:] if is_repeated(name) else x.shape
@@ -90,19 +90,19 @@ _NAMES = {
 }
 
 
-def _is_narrowed(path: KeyPath, x: jax.Array) -> bool:
+def is_narrowed(path: KeyPath, x: jax.Array) -> bool:
   """Whether `narrow` keeps an array of a state in its dtype: a mean of gradients, by its name."""
   fields = [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey)]
   return is_moment(x) and bool(fields) and fields[-1] in _NAMES
 
 
-def _check(state: PyTree, params: PyTree, dtype: jnp.dtype) -> None:
+def check_moments(state: PyTree, params: PyTree, dtype: str) -> None:
   """Raises UserError if a state holds other arrays like parameters, or does not count updates."""
   way_out = "--fdl.ADAM_MOMENTS_DTYPE=float32, or an argument of the optimizer's own (mu_dtype)"
   shapes = {x.shape for x in jax.tree.leaves(params) if x.ndim}
   for path, x in jax.tree_util.tree_leaves_with_path(state):
     is_small = any(getattr(k, 'name', None) == 'neurons' for k in path)  # of NorMuon: float32
-    if is_moment(x) and x.shape in shapes and not _is_narrowed(path, x) and not is_small:
+    if is_moment(x) and x.shape in shapes and not is_narrowed(path, x) and not is_small:
       raise UserError(
         f'ADAM_MOMENTS_DTYPE={dtype}: {path_name(path)} of the optimizer is not known to be a '
         f'moment, and may not be rounded: {way_out}'

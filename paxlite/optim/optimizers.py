@@ -16,6 +16,7 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
+from paxlite.optim.eight_bits import kept_in_eight_bits
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
 from paxlite.parallel.encoded_weights import is_encoded
@@ -36,7 +37,7 @@ class Optimizer:
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
       means no cap.
     on_host: Whether the moments are in the memory of the host between two updates.
-    moments_dtype: The dtype that moments are kept in: see moments.narrow.
+    moments_dtype: The dtype that moments are kept in: see moments.narrow, and eight_bits for int8.
     average_decay: Share that stays of an exponential moving average of the weights at an update; 0
       means no average.
     by_layer: Whether the layers of a repeated stack may be updated one by one, as moments.streamed
@@ -68,7 +69,10 @@ class Optimizer:
   @functools.cached_property
   def _wrapped(self) -> Skippable:
     """The transformation with moments in their dtype, which can skip an update."""
-    return Skippable(*moments.narrow(skippable(self.transformation), self.moments_dtype))
+    plain = skippable(self.transformation)
+    if self.moments_dtype == 'int8':
+      return Skippable(*kept_in_eight_bits(plain))
+    return Skippable(*moments.narrow(plain, self.moments_dtype))
 
   def init(self, trainable: PyTree) -> PyTree:
     """Returns the first state for trainable parameters, boxed as they are with logical axes.

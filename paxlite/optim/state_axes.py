@@ -1,5 +1,7 @@
 """The logical axes of an optimizer's state, which are those of the parameters that it is for."""
 
+from collections.abc import Sequence
+
 import jax
 from flax import linen as nn
 from jax.tree_util import KeyPath
@@ -22,8 +24,9 @@ def boxed_like(params: PyTree, state: PyTree) -> PyTree:
   """Returns a state whose arrays are boxed with the logical axes of their parameters.
 
   An array belongs to a parameter if its path ends with the path of the parameter and it has its
-  shape. Others have no axes, and are on all devices: counts, factored moments, and arrays of
-  parameters that have no box. optax's masks leave nodes without arrays in a state, and these stay.
+  dimensions, of the same sizes or of parts of them, as the scales of blocks. Others have no axes,
+  and are on all devices: counts, factored moments, and arrays of parameters that have no box.
+  optax's masks leave nodes without arrays in a state, and these stay.
 
   Args:
     params: The trainable parameters, with boxes.
@@ -33,11 +36,18 @@ def boxed_like(params: PyTree, state: PyTree) -> PyTree:
 
   def one(path: KeyPath, x: jax.Array) -> PyTree:
     name = parameter_of(path, boxes)
-    if name is None or boxes[name].value.shape != x.shape:
+    if name is None or not _has_dims_of(boxes[name].value.shape, x.shape):
       return x
     return boxes[name].replace_boxed(x)
 
   return jax.tree_util.tree_map_with_path(one, state)
+
+
+def _has_dims_of(parameter: Sequence[int], array: Sequence[int]) -> bool:
+  """Whether an array has the dimensions of a parameter, each of its size or of a part of it."""
+  return len(parameter) == len(array) and all(
+    n > 0 and size % n == 0 for size, n in zip(parameter, array, strict=True)
+  )
 
 
 def named(params: PyTree) -> dict[str, PyTree]:

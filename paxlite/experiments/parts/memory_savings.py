@@ -33,8 +33,8 @@ class MemorySavings(Experiment, subject='Memory'):
   A checkpoint that was written with some of these values continues with others.
   """
 
-  ADAM_MOMENTS_DTYPE: Run[Dtype] = (
-    'float32'  # dtype of the optimizer's moments; bfloat16 is rounded stochastically
+  ADAM_MOMENTS_DTYPE: Run[Literal['float32', 'bfloat16', 'int8']] = (
+    'float32'  # dtype of the optimizer's moments; bfloat16 is rounded stochastically; int8: blocks
   )
   OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the optimizer's moments in the memory of the host
   OFFLOAD_ACTIVATIONS: Run[
@@ -70,6 +70,11 @@ class MemorySavings(Experiment, subject='Memory'):
 
   def validate(self) -> None:
     super().validate()
+    if self.OFFLOAD_OPTIMIZER and self.ADAM_MOMENTS_DTYPE == 'int8':
+      raise UserError(
+        'OFFLOAD_OPTIMIZER moves moments of float32 or bfloat16: choose one of it and '
+        'ADAM_MOMENTS_DTYPE=int8'
+      )
     is_plain = self.backend.name == 'xla' and self.num_stages == 1
     if form_named(self.FROZEN_DTYPE) is not None and not is_plain:
       raise UserError(
