@@ -7,7 +7,7 @@ names_of_transformers.py.
 from paxlite.other_systems.answers import Answer, absent, each, instead, needless, renamed
 
 _ROWS = needless('rows are packed without padding, and attention stays within an example')
-_FORMATS = needless('the format of a record is found by its keys: docs/weights.md')
+_FORMATS = needless('the format of a record is found by its keys: docs/fine_tuning.md')
 _LEARNED = needless('only answers are learned: what the assistant says, or the completion')
 _ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole documents')
 _INITIAL = needless('A starts like the weight that it belongs to, and B at 0')

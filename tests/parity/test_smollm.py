@@ -12,6 +12,7 @@ from tests.support import runs
 ANSWERS = {  # output of generate, by checkpoint
   'weights/smollm': 'The capital of France is Paris.\n',
   'logs/lora': 'Paris!\n',
+  'logs/qlora': 'Paris!\n',
 }
 
 
@@ -26,7 +27,7 @@ OTHER_PAGES = ('docs/evaluation.md', 'docs/tutorials/own_chats.md', 'benchmarks/
 def test_the_capital_of_france(tmp_path, others):
   docs = runs.ROOT / 'docs'
   scripts = {
-    'weights.md': 'capitals.py',
+    'fine_tuning.md': 'capitals.py',
     'preferences.md': 'pairs.py',
     'tutorials/evaluate.md': 'questions.py',
     'tutorials/own_chats.md': 'chats.py',
@@ -36,7 +37,8 @@ def test_the_capital_of_france(tmp_path, others):
     (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  pages = [docs / 'weights.md', docs / 'preferences.md', *(runs.ROOT / page for page in others)]
+  first = [docs / f'{name}.md' for name in ('fine_tuning', 'weights', 'preferences')]
+  pages = [*first, *(runs.ROOT / page for page in others)]
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
   answers = {}
@@ -51,7 +53,8 @@ def test_the_capital_of_france(tmp_path, others):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
       answers[checkpoint] = result.stdout
   assert {k: answers[k] for k in ANSWERS} == ANSWERS
-  assert answers['logs/dpo'].startswith('The capital of Portugal is Lisbon')
+  for run in ('logs/dpo', 'logs/kto'):
+    assert answers[run].startswith('The capital of Portugal is Lisbon')
 
   from transformers import AutoModelForCausalLM, AutoTokenizer
 

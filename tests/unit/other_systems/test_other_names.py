@@ -69,6 +69,7 @@ SYNONYMS = {
 UNRELATED = {
   'DROPLESS_BUFFER_FACTOR': 'buffer',
   'Z_LOSS_WEIGHT': 'loss weight',
+  'CHAT_EXAMPLES': 'example',
   'ROWS_PER_EXAMPLE': 'example',
   'LABEL_SMOOTHING': 'label',
   'REFERENCE_RESTORE_PATH': 'restore',
