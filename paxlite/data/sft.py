@@ -64,6 +64,7 @@ class SftRows:
     packed: Whether examples share rows.
     split: 'train' leaves out the examples that 'held_out' reads; 'all' reads every example.
     held_out_share: Share of the examples that is held out, at least one; see held_out.
+    values: Names of float32 arrays [T] of each row that are put into row_values after this.
 
   Attributes beyond RowSource's:
     tokenizer: The tokenizer.
@@ -79,6 +80,7 @@ class SftRows:
     fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
     tokens_fingerprint: A checksum of the tokens and of what is learned of them.
     warnings: What a person should know of the examples, a line each.
+    row_values: Arrays [rows, T] by name, which batches have too; NaN until they are replaced.
     thinking: False if all answers follow the prompt of a template whose thinking is turned off,
       although that is not its default; None otherwise.
 
@@ -105,6 +107,7 @@ class SftRows:
     packed: bool = True,
     split: Split = 'all',
     held_out_share: float = 0.0,
+    values: Sequence[str] = (),
   ):
     if not files:
       raise UserError(
@@ -152,6 +155,8 @@ class SftRows:
     per_record, of_records = self.examples_of_a_record, self.lengths.tolist()
     rows = pack(of_records, seq_len) if packed else [[i] for i in range(len(of_records))]
     self._rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
+    unknown = np.broadcast_to(np.float32(np.nan), (len(rows), seq_len))
+    self.row_values: dict[str, np.ndarray] = dict.fromkeys(values, unknown)
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -188,7 +193,7 @@ class SftRows:
         batch['segment_pos'][r, start:end] = np.arange(end - start)
         weights[r, start:end] = example.is_answer[1:]
         start = end
-    return batch | {'weights': weights}
+    return batch | {'weights': weights} | {k: v[indices] for k, v in self.row_values.items()}
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     """Yields the place of each record and its examples."""

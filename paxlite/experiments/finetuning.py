@@ -30,6 +30,7 @@ from paxlite.experiments.parts.preferences import Preferences
 from paxlite.experiments.preference_datasets import PreferenceFiles
 from paxlite.experiments.registry import class_of, find_model, has_data, register
 from paxlite.experiments.reward_model import RewardModel
+from paxlite.training.reference import LOG_PROBS
 
 
 class SFT(SftFiles):
@@ -100,6 +101,10 @@ class Preference(PreferenceFiles, SFT, Preferences):
   @property
   def preference_rows(self) -> type[PreferenceRows]:
     return LabelledRows if self.PREFERENCE_LOSS == 'kto' else PreferenceRows
+
+  @property
+  def row_values(self) -> list[str]:
+    return [LOG_PROBS] if self.REFERENCE_ONCE and self.reference() is not None else []
 
   @property
   def reference_path(self) -> str:

@@ -8,6 +8,7 @@ import fiddle as fdl
 import jax.numpy as jnp
 
 from paxlite.config.attribute_kinds import NotNegative, Training
+from paxlite.config.attributes import derived
 from paxlite.config.templates import config, template
 from paxlite.core.errors import UserError
 from paxlite.data.preferences import PreferenceRows
@@ -28,12 +29,12 @@ class RewardModel(LanguageModel, subject='Losses'):
     0.0  # weight of the squared sum of both rewards of a pair, which keeps rewards near 0
   )
 
-  @property
-  def CHECKPOINT_IGNORE_RULES(self) -> Training[list[str]]:
-    """Regular expressions of variables that keep their initial values."""
+  def _new_variables(self) -> list[str]:
     if not self.CHECKPOINT_RESTORE_PATH or self._starts_from_rewards:
       return []
     return [_HEAD] + ['logits_bias/b'] * self.USE_SOFTMAX_BIAS
+
+  CHECKPOINT_IGNORE_RULES: list[str] = derived(lambda self: self._new_variables())  # type: ignore[assignment]
 
   @property
   def _starts_from_rewards(self) -> bool:

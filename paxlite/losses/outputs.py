@@ -31,7 +31,7 @@ class Outputs:
     model: TransformerLm,
     batch: Batch,
     params: PyTree | None = None,
-    reference: Callable[[], 'Outputs'] | None = None,
+    reference: Callable[[], Any] | None = None,
   ):
     # bound once: all readers of a parameter share its gradient probe, which gets the sum of theirs
     self._model = model
@@ -102,8 +102,10 @@ class Outputs:
     return self._reference is not None
 
   @functools.cached_property
-  def reference(self) -> 'Outputs':
-    """The outputs of the reference model for the same batch, without dropout and gradients.
+  def reference(self) -> Any:
+    """The Outputs of the reference model for the same batch, without dropout and gradients.
+
+    If they were stored before training, they are log-probabilities alone.
 
     Raises:
       UserError: The task has no reference.

@@ -52,7 +52,7 @@ def code_values(signed: bool) -> np.ndarray:
 
 
 def kept_in_eight_bits(
-  transformation: optax.GradientTransformation,
+  transformation: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
   """Keeps the moments of a transformation in eight bits. Updates are computed in float32.
 
@@ -69,7 +69,7 @@ def kept_in_eight_bits(
 
   def update(
     updates: PyTree,
-    state: EightBits,
+    state: PyTree,
     params: PyTree | None = None,
     valid: Valid = True,
     **extra: object,
@@ -84,23 +84,24 @@ def kept_in_eight_bits(
 
 
 def _encoded(state: PyTree) -> EightBits:
-  flat, tree = jax.tree_util.tree_flatten_with_path(state)
+  flat = jax.tree_util.tree_leaves_with_path(state)
   pairs = [
     encode(x, _is_signed(path)) if is_narrowed(path, x) and block_of(x.shape) else (x, None)
     for path, x in flat
   ]
   codes, scales = zip(*pairs, strict=True)
-  return EightBits(tree.unflatten(codes), tree.unflatten(scales))
+  tree = jax.tree.structure(state)
+  return EightBits(jax.tree.unflatten(tree, codes), jax.tree.unflatten(tree, scales))
 
 
 def _decoded(state: EightBits) -> PyTree:
-  flat, tree = jax.tree_util.tree_flatten_with_path(state.codes)
-  scales = tree.flatten_up_to(state.scales)
+  flat = jax.tree_util.tree_leaves_with_path(state.codes)
+  scales = jax.tree.leaves(state.scales, is_leaf=lambda x: x is None)
   wide = [
     x if scale is None else decode(x, scale, _is_signed(path))
     for (path, x), scale in zip(flat, scales, strict=True)
   ]
-  return tree.unflatten(wide)
+  return jax.tree.unflatten(jax.tree.structure(state.codes), wide)
 
 
 def encode(x: jax.Array, signed: bool) -> tuple[jax.Array, jax.Array]:

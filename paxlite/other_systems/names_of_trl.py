@@ -46,10 +46,8 @@ PREFERENCES: dict[str, Answer] = {
   'beta': renamed('PREFERENCE_BETA'),
   'simpo_gamma': renamed('SIMPO_GAMMA'),
   'ref_model_name_or_path': renamed('REFERENCE_RESTORE_PATH'),
-  **each(
-    'precompute_ref_log_probs precompute_ref_batch_size',
-    absent('the reference is computed in each step'),
-  ),
+  'precompute_ref_log_probs': renamed('REFERENCE_ONCE'),
+  'precompute_ref_batch_size': needless('the batch is that of a step, or of its microbatch'),
   'sync_ref_model': absent('the reference stays as it is'),
   'desirable_weight': renamed('DESIRABLE_WEIGHT'),
   'undesirable_weight': renamed('UNDESIRABLE_WEIGHT'),

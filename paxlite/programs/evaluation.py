@@ -12,6 +12,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.rows import FromTfds
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
+from paxlite.programs import reference_values
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
 from paxlite.programs.mesh_check import check_mesh
@@ -87,6 +88,7 @@ def _evaluate(run: Run) -> None:
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')
+    reference_values.fill(run, evaluator.inputs, watchdog.beat)
     MemoryCheck(store.task.mesh, run.check_memory).state(store.task.abstract, ())
     with spent.spent_on('restore'):
       state, step = store.last()

@@ -24,6 +24,7 @@ from paxlite.parallel import devices
 from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
+from paxlite.programs import reference_values
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.first_start import dated, noting, with_positions
 from paxlite.programs.mesh_check import check_mesh
@@ -112,6 +113,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
   trainer.watchdog.pause()
+  inputs = {'training': trainer.data.input, **trainer.evaluator.inputs}
+  reference_values.fill(run, inputs, trainer.watchdog.beat)
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)

@@ -34,3 +34,32 @@ class Reference:
     """
     own = jax.lax.stop_gradient(params if self.is_base else params[REFERENCE])
     return Outputs(self.model.bind({'params': own}, mutable=SOWN), batch)
+
+
+LOG_PROBS = 'reference_log_probs'  # the array of a batch that StoredReference reads
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredReference:
+  """A reference model whose log-probabilities were computed before training, and are in batches.
+
+  Attributes:
+    is_base: That it has no parameters of its own.
+  """
+
+  is_base: bool = True
+
+  def outputs(self, params: PyTree, batch: Batch) -> 'StoredOutputs':
+    """Returns what the reference has made of a batch."""
+    return StoredOutputs(batch[LOG_PROBS])
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredOutputs:
+  """The part of Outputs that is stored.
+
+  Attributes:
+    log_probs: The logarithm of the probability of each label, float32 [B, T], in nats.
+  """
+
+  log_probs: jax.Array

@@ -27,7 +27,7 @@ from paxlite.optim.optimizers import Optimizer
 from paxlite.parallel.partitioning import PROBES, reading_probes
 from paxlite.training import gradient_probes
 from paxlite.training.microbatch_loop import in_microbatches, summed
-from paxlite.training.reference import Reference
+from paxlite.training.reference import Reference, StoredReference
 from paxlite.training.train_state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -60,7 +60,7 @@ class Task:
   model: TransformerLm
   optimizer: Optimizer
   losses: Mapping[str, Loss]
-  reference: Reference | None = None
+  reference: Reference | StoredReference | None = None
   num_microbatches: int = 1
   rows_per_example: int = 1
   max_skipped_steps: int = 100
@@ -88,7 +88,7 @@ class Task:
     params = variables['params']
     if type(self).init_params is not Task.init_params:
       params = self.init_params(rng)
-    if self.reference is not None and not self.reference.is_base:
+    if isinstance(self.reference, Reference) and not self.reference.is_base:
       params = {**params, REFERENCE: self._init_variables(rng, self.reference.model)['params']}
     params = self.optimizer.with_frozen_as(params, self.frozen_dtype)
     trainable, _ = self.optimizer.split(params)

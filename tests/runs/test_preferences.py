@@ -1,5 +1,6 @@
 """Training on preferences: on meshes, with microbatches, LoRA and after a stop."""
 
+import functools
 import json
 import math
 from collections import defaultdict
@@ -22,6 +23,7 @@ from paxlite.tools import export_weights, generate
 from tests.support import runs
 from tests.support.imported import loaded
 
+CONFIG = 'tests.runs.test_preferences.SmallPreferences'
 CAPITALS = dict(
   France='Paris', Italy='Rome', Spain='Madrid', Japan='Tokyo', Peru='Lima', Cuba='Havana'
 )
@@ -84,6 +86,13 @@ def test_preferences_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   lora = losses(tmp_path / 'lora', *flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2')
   assert lora[0] == one[0]
   assert lora[-1] < lora[0]
+  once = [*flags, '--fdl.REFERENCE_ONCE=True']
+  losses(tmp_path / 'once', *once, '--fdl.MAX_STEPS=2')
+  assert losses(tmp_path / 'once', *once) == pytest.approx(one, rel=1e-6)
+  assert not list((tmp_path / 'once').rglob('*params.reference*'))
+  assert np.load(tmp_path / 'once/reference/training.npy').shape[1] == 64
+  meshed = losses(tmp_path / 'once4', *once, *mesh, devices=4)
+  assert meshed == pytest.approx(one, rel=1e-5)
   dora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.USE_DORA=True']
   alone = losses(tmp_path / 'dora', *dora)
   assert alone[0] == one[0]
@@ -183,3 +192,24 @@ def test_wrong_values_are_refused():
   assert any('has no effect without' in w for w in made.warnings)
   with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH=FOLDER is missing'):
     made.train_input()
+
+
+@pytest.mark.slow
+def test_values_of_a_reference_are_computed_once(tmp_path):
+  """They are read after a restart, and computed again for other rows or weights, or if damaged."""
+  flags = [*names(tmp_path), '--fdl.REFERENCE_ONCE=True', '--fdl.EVAL_FRACTION=0.3']
+  lora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.EVAL_INTERVAL_STEPS=2']
+  said = 'Computing the log-probabilities of the reference'
+  run = functools.partial(runs.run, tmp_path / 'run', config=CONFIG)
+  first = run(*lora, '--fdl.MAX_STEPS=2')
+  assert (first.stdout + first.stderr).count(said) == 2
+  evaluated = [r for r in runs.records(tmp_path / 'run') if 'held_out/dpo' in str(r)]
+  assert all(math.isfinite(v) for r in evaluated for v in r.values() if isinstance(v, float))
+  again = run(*lora)
+  assert said not in again.stdout + again.stderr
+  stored = losses(tmp_path / 'plain', *lora, '--fdl.REFERENCE_ONCE=False')
+  assert list(runs.losses(tmp_path / 'run').values()) == pytest.approx(stored, rel=1e-6)
+  file = tmp_path / 'run/reference/training.npy'
+  file.write_bytes(file.read_bytes()[:-4] + b'\0\0\0\0')
+  third = run(*lora, '--fdl.MAX_STEPS=6')
+  assert (third.stdout + third.stderr).count(said) == 1

@@ -63,10 +63,10 @@ class MemorySavings(Experiment, subject='Memory'):
 
   def _frozen_models(self, task: fdl.Config) -> list[fdl.Config]:
     """Returns the models that have frozen variables, or should have."""
-    if task.reference is None:
-      return [task.model]
+    reference = getattr(task.reference, 'model', None)  # one that is stored has no model
+    references = [] if reference is None else [reference]
     trains_all = '.*' in task.optimizer.trainable
-    return [task.reference.model] if trains_all else [task.model, task.reference.model]
+    return references if references and trains_all else [task.model, *references]
 
   def validate(self) -> None:
     super().validate()

@@ -11,6 +11,7 @@ from paxlite.experiments.parts.objective import Objective
 from paxlite.losses import preference_losses
 from paxlite.losses.kto_loss import Kto
 from paxlite.losses.sown_losses import SownLosses
+from paxlite.training.reference import StoredReference
 
 PreferenceLoss = Literal['sigmoid', 'hinge', 'ipo', 'robust', 'orpo', 'simpo', 'kto']
 
@@ -26,6 +27,9 @@ class Preferences(Objective, subject='Losses'):
   SIMPO_GAMMA: Training[NotNegative] = 1.0  # margin of SimPO between the rewards of both answers
   PREFERENCES_FLIPPED: Training[Fraction] = (
     0.0  # share of pairs in the wrong order that PREFERENCE_LOSS=robust assumes
+  )
+  REFERENCE_ONCE: Training[bool] = (
+    False  # computes log-probabilities of the reference once, before training, and keeps no copy
   )
   DESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of good answers in KTO
   UNDESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of bad answers in KTO
@@ -53,6 +57,10 @@ class Preferences(Objective, subject='Losses'):
         f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} has no effect without '
         'PREFERENCE_LOSS=robust.'
       )
+    if self.REFERENCE_ONCE and self.reference() is None:
+      found.append(
+        f'REFERENCE_ONCE=True has no effect: {self.PREFERENCE_LOSS} has no reference model.'
+      )
     for name in ('DESIRABLE_WEIGHT', 'UNDESIRABLE_WEIGHT'):
       if getattr(self, name) != 1 and self.PREFERENCE_LOSS != 'kto':
         found.append(f'{name}={getattr(self, name):g} has no effect without PREFERENCE_LOSS=kto.')
@@ -79,4 +87,6 @@ class Preferences(Objective, subject='Losses'):
     return found | {'aux_loss': config(SownLosses)}
 
   def reference(self) -> fdl.Config | None:
-    return None if self.PREFERENCE_LOSS in ('simpo', 'orpo') else self.initial_reference()
+    if self.PREFERENCE_LOSS in ('simpo', 'orpo'):
+      return None
+    return config(StoredReference) if self.REFERENCE_ONCE else self.initial_reference()

@@ -1,6 +1,7 @@
 """The parts of a language model, and the config of its Task."""
 
 import copy
+from typing import cast
 
 import fiddle as fdl
 from fiddle import selectors
@@ -89,9 +90,8 @@ class Transformer(
       ffn.output_tpl = copy.deepcopy(ffn.projection_tpl)
       outputs.append(ffn.output_tpl)
     for projection in outputs:
-      if issubclass(
-        fdl.get_callable(projection), LoraProjection
-      ):  # its factors must not all begin at zero
+      kind = cast(type, fdl.get_callable(projection))
+      if issubclass(kind, LoraProjection):  # its factors must not all begin at zero
         projection.a_init = self.weight_init(self.INIT_STD)
       projection.w_init = self.weight_init(self.OUTPUT_INIT_STD)
 
