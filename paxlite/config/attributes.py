@@ -17,6 +17,7 @@ import ast
 import contextlib
 import inspect
 import math
+import os
 import re
 import types
 import typing
@@ -86,9 +87,13 @@ class Attributes:
     return f'{type(self).__name__}({", ".join(set_here)})'
 
   def check_bounds(self) -> None:
-    """Raises UserError where a number is outside the bounds of its annotation."""
+    """Raises UserError where a number is outside the bounds of its annotation, or text is none."""
     for name, annotation in attribute_types(type(self)).items():
-      if rule := broken_rule(value := getattr(self, name), annotation):
+      value = getattr(self, name)
+      for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not _is_text(text):
+          raise UserError(f'{name}: {text!r} has half of a surrogate pair, which is no valid text')
+      if rule := broken_rule(value, annotation):
         raise UserError(f'{name}={value:g} {rule}' if value < 1e6 else f'{name}={value} {rule}')
 
   def replaced(self, **changes: object) -> Self:
@@ -301,6 +306,15 @@ def _check_attributes(cls: type) -> None:
       elif not (name.startswith('_') or callable(value) or hasattr(type(value), '__get__')):
         way_out = f'Attributes are in UPPER_CASE; other names begin with an underscore: _{name}'
         raise UserError(_unknown(cls, name, known, way_out))
+
+
+def _is_text(text: str) -> bool:
+  """Whether a file can have this name; names with bytes that are no UTF-8 are allowed."""
+  try:
+    os.fsencode(text)
+  except UnicodeEncodeError:
+    return False
+  return True
 
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:

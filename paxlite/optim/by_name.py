@@ -21,6 +21,7 @@ from paxlite.cli.user_code import place_of
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.optim.muon import scale_by_muon
+from paxlite.optim.soap import scale_by_soap
 from paxlite.optim.transformations import Skippable, scale_by_learning_rate, scale_by_pax_adam
 from paxlite.optim.variable_groups import decayed
 
@@ -142,6 +143,23 @@ def normuon(
   """Returns Muon whose outputs have updates of one size (https://arxiv.org/abs/2510.05491)."""
   adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
   scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam_beta2, adam)
+  return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
+
+
+@register('soap')
+def soap(
+  schedule: optax.Schedule,
+  adam_beta1: float,
+  adam_beta2: float,
+  adam_epsilon: float,
+  soap_frequency: int,
+  soap_max_size: int,
+  weight_decay: float,
+  weight_decay_factors: Sequence[str] = (),
+) -> optax.GradientTransformation:
+  """Returns SOAP for matrices, and Adam for embeddings, norms, biases and the output head."""
+  adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon)
+  scaled = scale_by_soap(adam_beta1, adam_beta2, adam_epsilon, soap_frequency, soap_max_size, adam)
   return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
 
 

@@ -101,7 +101,8 @@ def check_moments(state: PyTree, params: PyTree, dtype: str) -> None:
   way_out = "--fdl.ADAM_MOMENTS_DTYPE=float32, or an argument of the optimizer's own (mu_dtype)"
   shapes = {x.shape for x in jax.tree.leaves(params) if x.ndim}
   for path, x in jax.tree_util.tree_leaves_with_path(state):
-    is_small = any(getattr(k, 'name', None) == 'neurons' for k in path)  # of NorMuon: float32
+    # NorMuon's means of neurons, and SOAP's matrices: float32
+    is_small = any(getattr(k, 'name', None) in ('neurons', 'products', 'bases') for k in path)
     if is_moment(x) and x.shape in shapes and not is_narrowed(path, x) and not is_small:
       raise UserError(
         f'ADAM_MOMENTS_DTYPE={dtype}: {path_name(path)} of the optimizer is not known to be a '

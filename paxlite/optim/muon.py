@@ -74,10 +74,10 @@ def scale_by_muon(
 
   def init(params: PyTree) -> MuonState:
     dims = dims_of(params)
-    matrices, rest = _split(params, dims)
+    matrices, rest = split_matrices(params, dims)
     neurons = None
     if neuron_decay is not None:
-      neurons = jax.tree.map(lambda x, d: jnp.zeros(_outputs(x, d)), *_with(matrices, dims))
+      neurons = jax.tree.map(lambda x, d: jnp.zeros(_outputs(x, d)), *of_matrices(matrices, dims))
     return MuonState(jax.tree.map(jnp.zeros_like, matrices), neurons, rest_adam.init(rest))
 
   def update(
@@ -85,18 +85,18 @@ def scale_by_muon(
   ) -> tuple[PyTree, MuonState]:
     del params
     dims = dims_of(updates)
-    matrices, rest = _split(updates, dims)
+    matrices, rest = split_matrices(updates, dims)
     decay = jnp.where(valid, momentum, 1.0)  # of a skipped update, whose gradients are zeros
     lerp = lambda mean, x: decay * mean + (1 - decay) * x.astype(jnp.float32)
     mean = jax.tree.map(lerp, state.momentum, matrices)
     ahead = jax.tree.map(lambda g, m: (1 - momentum) * g + momentum * m, matrices, mean)
     in_dtype = dtype or (jnp.float32 if active_kind() == 'cpu' else jnp.bfloat16)
-    made, neurons = orthogonalized(*_with(ahead, dims), in_dtype), state.neurons
+    made, neurons = orthogonalized(*of_matrices(ahead, dims), in_dtype), state.neurons
     if neuron_decay is not None:
       made, neurons = _per_neuron(made, neurons, dims, jnp.where(valid, neuron_decay, 1.0))
-    scaled = jax.tree.map(lambda x, d: _scale(x, d, update_rms) * x, *_with(made, dims))
+    scaled = jax.tree.map(lambda x, d: _scale(x, d, update_rms) * x, *of_matrices(made, dims))
     others, adam_state = rest_adam.update(rest, state.adam, valid=valid)
-    return _merged(scaled, others), MuonState(mean, neurons, adam_state)
+    return merged(scaled, others), MuonState(mean, neurons, adam_state)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -190,8 +190,8 @@ def _per_neuron(
     norm = jnp.sqrt(jnp.square(divided).sum(matrix, keepdims=True))
     return divided * full / jnp.maximum(norm, 1e-7), mean
 
-  matrices, of_matrices = _with(made, dims)
-  pairs = jax.tree.map(one, matrices, neurons, of_matrices)
+  matrices, dims = of_matrices(made, dims)
+  pairs = jax.tree.map(one, matrices, neurons, dims)
   return jax.tree.transpose(jax.tree.structure(matrices), jax.tree.structure((0, 0)), pairs)
 
 
@@ -220,7 +220,7 @@ def _order(shape: Sequence[int], dims: WeightDims) -> tuple[int, ...]:
   return tuple(i for group in groups for i in sorted(group, key=is_whole))
 
 
-def _split(params: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
+def split_matrices(params: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
   """Returns (matrices, all others): trees like `params`, with None where the other has the leaf."""
   choose = lambda wanted: jax.tree.map(
     lambda x, d: x if d.is_matrix == wanted else None, params, dims
@@ -228,13 +228,13 @@ def _split(params: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
   return choose(True), choose(False)
 
 
-def _with(matrices: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
+def of_matrices(matrices: PyTree, dims: PyTree) -> tuple[PyTree, PyTree]:
   """Returns matrices and their WeightDims, in trees of one structure."""
   is_leaf = lambda x: x is None
   one = lambda x, d: None if x is None else d
   return matrices, jax.tree.map(one, matrices, dims, is_leaf=is_leaf)
 
 
-def _merged(matrices: PyTree, others: PyTree) -> PyTree:
+def merged(matrices: PyTree, others: PyTree) -> PyTree:
   pick = lambda x, other: other if x is None else x
   return jax.tree.map(pick, matrices, others, is_leaf=lambda x: x is None)

@@ -55,6 +55,8 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = (
     5.0  # largest norm of all gradients together; ≤ 0: off
   )
+  SOAP_FREQUENCY: Training[Count] = 10  # updates between two changes of SOAP's bases
+  SOAP_MAX_SIZE: Training[Count] = 10_000  # most inputs, or outputs, that have a basis in SOAP
   MUON_MOMENTUM: Training[Below1] = 0.95  # decay rate of the mean gradient of Muon's matrices
   MUON_UPDATE_RMS: Training[NotNegative] = (
     0.2  # root mean square of Muon's updates, as of AdamW's; 0: Keller Jordan's scale

@@ -353,3 +353,12 @@ def test_former_names_in_the_file_of_a_run(tmp_path, caplog):
   assert read_experiment(path)['values']['MAX_SEGMENTS_PER_SEQ'] == 8
   refuse_other_experiment(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
   assert not caplog.records
+
+
+def test_text_that_is_none_is_refused_by_its_attribute():
+  """A name of a file may have bytes that are no UTF-8."""
+  from paxlite.experiments.finetuning import LLaMA7BSFT
+
+  with pytest.raises(UserError, match=r"TRAIN_FILES: '\\udd00' has half of a surrogate pair"):
+    LLaMA7BSFT(TRAIN_FILES=['a', '\udd00']).check_bounds()
+  LLaMA7BSFT(TRAIN_FILES=['\udcff']).check_bounds()
