@@ -27,6 +27,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 from paxlite.training.sharded_task import ShardedTask
 
@@ -192,6 +193,8 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   packed = dict(ids='int32', labels='int32', weights='float32')
   if e.packed:
     packed |= dict(segment_ids='int32', segment_pos='int32')
+  if isinstance(e, LanguageModel):
+    packed |= e.further_arrays
   found = {k: jnp.dtype(v) for k, v in packed.items()}
   try:
     data = fdl.build(e.train_input())

@@ -131,6 +131,8 @@ def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct
   types = dict(ids='int32', labels='int32', weights='float32')
   if experiment.packed:
     types |= dict(segment_ids='int32', segment_pos='int32')
+  if isinstance(experiment, LanguageModel):
+    types |= experiment.further_arrays
   shape = (rows, experiment.MAX_SEQ_LEN)
   return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(t)) for name, t in types.items()}
 

@@ -4,12 +4,12 @@
 
 The loss compares an answer with how much likelier the model has made answers that do not belong to
 their prompts. So each answer has beside it its own prompt with the answer of another record. That
-is the nearest one before it, in the order of the files, which has another prompt.
+is the nearest one before it, in the order of the files, which has another prompt and fits.
 """
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +20,11 @@ from paxlite.data.preferences import KEYS, PreferenceRows
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
 from paxlite.data.sft import SftExample
-from paxlite.data.sft_formats import Pair, format_of, identity
+from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
 
-LABEL = 'label'
-_LABELS = {'true': True, '1': True, 'false': False, '0': False}  # as JSON and as tables have them
+# as JSON and as tables have them
+_LABELS = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}
+_TRIED = 64  # earlier records, among which one is looked for whose answer fits into the row
 
 
 class Labelled(NamedTuple):
@@ -68,12 +69,12 @@ class LabelledRows(PreferenceRows):
     super().__init__(files, *args, **kwargs)  # type: ignore[arg-type]
     signs = np.array([e.preference for e in self._examples[::2]], np.int32)
     self.tokens_fingerprint = zlib.crc32(signs.tobytes(), self.tokens_fingerprint)
+    self.fingerprint = zlib.crc32(self._said.to_bytes(4, 'little'), self.fingerprint)
     good, bad = int((signs > 0).sum()), int((signs < 0).sum())
     if not good or not bad or max(good, bad) > 2 * min(good, bad):
       self.warnings.append(
-        f'Of {good + bad:,} labelled answers {good:,} are good: --fdl.DESIRABLE_WEIGHT and '
-        '--fdl.UNDESIRABLE_WEIGHT make both kinds count alike, if their products with the numbers '
-        'of answers do'
+        f'Of {good + bad:,} labelled answers {good:,} are good: choose --fdl.DESIRABLE_WEIGHT and '
+        '--fdl.UNDESIRABLE_WEIGHT so that weight times number is about the same for both kinds'
       )
 
   @staticmethod
@@ -88,31 +89,50 @@ class LabelledRows(PreferenceRows):
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     found: list[tuple[str, Labelled]] = []
+    self._said = 0  # a checksum of all answers and labels
     for file in files:
       for place, record in read_records(file):
         with located(place):
-          found += [(place, answer) for answer in labelled(record)]
+          answers = labelled(record)
+        found += [(place, answer) for answer in answers]
+        for answer in answers:
+          said = identity(answer.contents), answer.is_good
+          self._said = zlib.crc32(repr(said).encode(), self._said)
         self.formats[self._format(record)] += 1
     for kind in (Pair, Conversation):
-      same = [(place, answer) for place, answer in found if isinstance(answer.contents, kind)]
-      others = nearest_other([answer.prompt for _, answer in same])
-      for (place, answer), number in zip(same, others, strict=True):
-        if number is None:
-          raise UserError(
-            f'{place}: no other record has another prompt of its kind, and KTO compares an answer '
-            'with answers to other prompts: add records'
-          )
-        yield place, self._both(place, answer, same[number][1])
+      same = [each for each in found if isinstance(each[1].contents, kind)]
+      yield from self._with_others(same)
 
-  def _both(self, place: str, answer: Labelled, other: Labelled) -> list[SftExample]:
-    sign = 1 if answer.is_good else -1
-    own = self._example(place, answer.contents)
-    mixed = self._encoded(place, contents := answer.with_answer(other))
-    own_identity = zlib.crc32(bytes([answer.is_good]), own.identity)
-    return [
-      dataclasses.replace(own, preference=sign, identity=own_identity),
-      SftExample(mixed.ids, mixed.is_learned, identity(contents), preference=2 * sign),
-    ]
+  def _with_others(
+    self, answers: Sequence[tuple[str, Labelled]]
+  ) -> Iterator[tuple[str, list[SftExample]]]:
+    """Yields the place of each answer, its example, and that of its prompt with another answer."""
+    prompts = [answer.prompt for _, answer in answers]
+    own = [self._example(place, answer.contents) for place, answer in answers]
+    learned = [int(e.is_answer.sum()) for e in own]
+
+    def fits(i: int, other: int) -> bool:
+      both = 2 * (len(own[i].ids) - 1) - learned[i] + learned[other]  # but for merged tokens
+      return both <= self.seq_len
+
+    for i, (place, answer) in enumerate(answers):
+      number = nearest_other(prompts, i, fits)
+      if number is None:
+        form = 'a text' if isinstance(answer.contents, Pair) else 'messages'
+        raise UserError(
+          f'{place}: no other record has another prompt that is {form}, too, and KTO compares an '
+          'answer with answers to other prompts: add records'
+        )
+      sign = 1 if answer.is_good else -1
+      contents = answer.with_answer(answers[number][1])
+      mixed = self._encoded(f'{place}, with the answer of {answers[number][0]}', contents)
+      yield (
+        place,
+        [  # the answers to one prompt are held out together
+          dataclasses.replace(own[i], preference=sign, identity=prompts[i]),
+          SftExample(mixed.ids, mixed.is_learned, prompts[i], preference=2 * sign),
+        ],
+      )
 
 
 def labelled(record: Record) -> list[Labelled]:
@@ -147,13 +167,22 @@ def _start_of_answer(chat: Conversation) -> int:
   return start
 
 
-def nearest_other(keys: Sequence[int]) -> list[int | None]:
-  """Returns the number of the nearest earlier key that differs from each; behind 0 is the last.
+def nearest_other(
+  keys: Sequence[int], number: int, fits: Callable[[int, int], bool] = lambda i, other: True
+) -> int | None:
+  """Returns the number of the nearest earlier key that differs, of those that fit if one does.
 
-  None stands where all keys are the same.
+  Before 0 comes the last one. None: all keys are the same.
   """
-  found: list[int | None] = [None] * len(keys)
-  for i in [*range(len(keys))] * 2:  # the second time, the first ones know those behind them
-    before = (i - 1) % len(keys)
-    found[i] = before if keys[before] != keys[i] else found[before]
+  found, tried = None, 0
+  for step in range(1, len(keys)):
+    other = (number - step) % len(keys)
+    if keys[other] == keys[number]:
+      continue
+    if fits(number, other):
+      return other
+    found = other if found is None else found
+    tried += 1
+    if tried == _TRIED:
+      break
   return found

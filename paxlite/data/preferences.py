@@ -97,7 +97,10 @@ def pair_of(record: Record) -> list[Pair | Conversation]:
   prompt, chosen, rejected = (record.get(key) for key in ('prompt', 'chosen', 'rejected'))
   if chosen is None or rejected is None:
     keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
-    raise UserError(f'a pair has "chosen" and "rejected", and the keys of this record are {keys}')
+    hint = '' if record.get('label') is None else '; --method=kto reads labelled answers'
+    raise UserError(
+      f'a pair has "chosen" and "rejected", and the keys of this record are {keys}{hint}'
+    )
   if isinstance(chosen, str) and isinstance(rejected, str):
     if prompt is None:
       prompt = _common_text(chosen, rejected)

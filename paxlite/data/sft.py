@@ -14,7 +14,7 @@ from paxlite.data.base import Batch, mix
 from paxlite.data.chat_format import Conversation, NoTemplate
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
-from paxlite.data.sft_formats import Pair, format_of, identity
+from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
 from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
@@ -79,6 +79,7 @@ class SftRows:
     has_chats: Whether one of them is a conversation, which a chat template writes.
     fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
     tokens_fingerprint: A checksum of the tokens and of what is learned of them.
+    rows_fingerprint: A checksum of which examples each row has, and of its length.
     warnings: What a person should know of the examples, a line each.
     row_values: Arrays [rows, T] by name, which batches have too; NaN until they are replaced.
     thinking: False if all answers follow the prompt of a template whose thinking is turned off,
@@ -155,6 +156,7 @@ class SftRows:
     per_record, of_records = self.examples_of_a_record, self.lengths.tolist()
     rows = pack(of_records, seq_len) if packed else [[i] for i in range(len(of_records))]
     self._rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
+    self.rows_fingerprint = zlib.crc32(repr((seq_len, self._rows)).encode())
     unknown = np.broadcast_to(np.float32(np.nan), (len(rows), seq_len))
     self.row_values: dict[str, np.ndarray] = dict.fromkeys(values, unknown)
 
@@ -199,6 +201,8 @@ class SftRows:
     """Yields the place of each record and its examples."""
     for file in files:
       for place, record in read_records(file):
+        if record.get(LABEL) is not None:
+          self._warnings.labelled.append(place)
         yield place, self._read(place, record)
 
   def _read(self, place: str, record: Record) -> list[SftExample]:

@@ -11,6 +11,8 @@ from paxlite.data.chat_format import Conversation, conversation
 from paxlite.data.record_files import Record
 from paxlite.files.json_files import parse_text
 
+LABEL = 'label'  # the key that says whether an answer is a good one, for KTO
+
 
 class Pair(NamedTuple):
   """A text and the text that continues it, which is learned."""

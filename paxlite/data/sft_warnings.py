@@ -8,10 +8,12 @@ class ExampleWarnings:
 
   Attributes:
     endless: Number of conversations without a learned token that stops generation.
+    labelled: Places of records with a label, which is not read.
   """
 
   def __init__(self) -> None:
     self.endless = 0
+    self.labelled: list[str] = []
     self._differing: list[str] = []
     self._missed: list[str] = []
     self._unprompted: list[str] = []
@@ -39,6 +41,11 @@ class ExampleWarnings:
       has_endless_answers: Whether there are prompts with one answer, and no id that ends it.
     """
     found = []
+    if self.labelled:
+      found.append(
+        f'{_counted(self.labelled, "record")} with a label: all answers are learned, good and bad '
+        'ones; --method=kto reads the labels'
+      )
     if has_endless_answers:
       found.append(
         'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '

@@ -104,7 +104,7 @@ class Preference(PreferenceFiles, SFT, Preferences):
 
   @property
   def row_values(self) -> list[str]:
-    return [LOG_PROBS] if self.REFERENCE_ONCE and self.reference() is not None else []
+    return [name for name in self.further_arrays if name == LOG_PROBS]
 
   @property
   def reference_path(self) -> str:

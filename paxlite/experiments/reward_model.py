@@ -8,7 +8,6 @@ import fiddle as fdl
 import jax.numpy as jnp
 
 from paxlite.config.attribute_kinds import NotNegative, Training
-from paxlite.config.attributes import derived
 from paxlite.config.templates import config, template
 from paxlite.core.errors import UserError
 from paxlite.data.preferences import PreferenceRows
@@ -29,12 +28,11 @@ class RewardModel(LanguageModel, subject='Losses'):
     0.0  # weight of the squared sum of both rewards of a pair, which keeps rewards near 0
   )
 
-  def _new_variables(self) -> list[str]:
+  @property
+  def ignored_variables(self) -> list[str]:
     if not self.CHECKPOINT_RESTORE_PATH or self._starts_from_rewards:
-      return []
-    return [_HEAD] + ['logits_bias/b'] * self.USE_SOFTMAX_BIAS
-
-  CHECKPOINT_IGNORE_RULES: list[str] = derived(lambda self: self._new_variables())  # type: ignore[assignment]
+      return super().ignored_variables
+    return [*super().ignored_variables, _HEAD, *['logits_bias/b'] * self.USE_SOFTMAX_BIAS]
 
   @property
   def _starts_from_rewards(self) -> bool:
@@ -55,6 +53,14 @@ class RewardModel(LanguageModel, subject='Losses'):
   def preference_rows(self) -> type[PreferenceRows]:
     return RewardRows
 
+  def validate(self) -> None:
+    super().validate()
+    if self.USE_LORA:
+      raise UserError(
+        'USE_LORA=True would train low-rank factors, and leave the new head of a reward model as '
+        'it was drawn: leave it out, and save memory by ADAM_MOMENTS_DTYPE'
+      )
+
   def language_model(self) -> fdl.Config:
     """Returns the config of the language model that it is made of."""
     return super().model()
@@ -70,6 +76,10 @@ class RewardModel(LanguageModel, subject='Losses'):
     )
     lm.logits_bias_tpl, lm.logit_cap, lm.num_loss_chunks = None, 0.0, 1
     return lm
+
+  @property
+  def further_arrays(self) -> dict[str, str]:
+    return {'preferences': 'int32'}
 
   def losses(self) -> dict[str, fdl.Config]:
     reward = config(BradleyTerry, center=self.CENTER_REWARDS)

@@ -5,7 +5,7 @@ block is up to 256 numbers in a row of the last dimension.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,23 +96,31 @@ def _encoded(state: PyTree) -> EightBits:
 
 def _decoded(state: EightBits) -> PyTree:
   flat = jax.tree_util.tree_leaves_with_path(state.codes)
-  scales = jax.tree.leaves(state.scales, is_leaf=lambda x: x is None)
+  # where the scales are None, a whole subtree of the state may be absent: frozen variables
+  tree: Any = jax.tree.structure(state.codes)
+  scales = tree.flatten_up_to(state.scales)
   wide = [
     x if scale is None else decode(x, scale, _is_signed(path))
     for (path, x), scale in zip(flat, scales, strict=True)
   ]
-  return jax.tree.unflatten(jax.tree.structure(state.codes), wide)
+  return jax.tree.unflatten(tree, wide)
 
 
 def encode(x: jax.Array, signed: bool) -> tuple[jax.Array, jax.Array]:
-  """Returns the codes and the scales of an array that has blocks."""
+  """Returns the codes and the scales of an array that has blocks.
+
+  A mean square that is not 0 does not become 0, as it does in bitsandbytes: the update of a number
+  whose gradients are much smaller than those of its block would be divided by nearly nothing.
+  """
   blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, block_of(x.shape))
   scale = jnp.abs(blocks).max(-1)
   scaled = blocks / jnp.where(scale == 0, 1, scale)[..., None]
   values = code_values(signed)
   middles = jnp.asarray((values[1:] + values[:-1]) / 2)
-  codes = jnp.searchsorted(middles, scaled, method='scan_unrolled').astype(jnp.uint8)
-  return codes.reshape(x.shape), scale
+  codes = jnp.searchsorted(middles, scaled, method='scan_unrolled')
+  if not signed:
+    codes = jnp.where(scaled > 0, jnp.maximum(codes, 1), codes)
+  return codes.astype(jnp.uint8).reshape(x.shape), scale
 
 
 def decode(codes: jax.Array, scale: jax.Array, signed: bool) -> jax.Array:

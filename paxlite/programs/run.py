@@ -35,6 +35,7 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.objective import Objective
+from paxlite.experiments.parts.preferences import Preferences
 from paxlite.files.folder_lock import FolderLock
 from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.parallel.devices import peak_flops
@@ -143,7 +144,9 @@ class Run:
     run_checks.check_eval_batches(e, eval_data)
     run_checks.check_examples(e, {'training': data, **eval_data})
     run_checks.check_trainable(store.task)
-    run_checks.check_reference_tokenizer(e)
+    run_checks.check_reference_tokenizer(
+      e.computing_reference if isinstance(e, Preferences) and e.REFERENCE_ONCE else e
+    )
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     return Trainer(
@@ -276,8 +279,17 @@ class Run:
   def check_folder(self) -> None:
     """Raises UserError if the checkpoints are gone, or are those of another experiment."""
     self.check_present()
-    if not self.accept_changes and self.checkpoints().steps():
+    if not self.checkpoints().steps():
+      return
+    if not self.accept_changes:
       refuse_other_experiment(self.experiment, self.folder)
+    stated = (run_values(self.folder) or {'values': {}})['values'], self.experiment.values()
+    before, now = (values.get('ADAM_MOMENTS_DTYPE') for values in stated)
+    if before not in (None, now) and 'int8' in (before, now):
+      raise UserError(
+        f'ADAM_MOMENTS_DTYPE={now}: the moments of {self.folder} are kept in {before}, and those '
+        f'of int8 are not converted. Keep {before}, or choose another --job_log_dir'
+      )
 
   def check_present(self) -> None:
     """Raises UserError if the run has saved checkpoints and they are gone."""
@@ -317,7 +329,7 @@ class Run:
       return None
     return Restore(
       path=e.CHECKPOINT_RESTORE_PATH,
-      ignore=tuple(e.CHECKPOINT_IGNORE_RULES),
+      ignore=tuple(e.ignored_variables),
       rename=tuple(e.CHECKPOINT_RENAME_RULES),
       whole_state=e.CHECKPOINT_RESTORE_STATE,
       sizes=e.values_of(Kind.SHAPE),

@@ -113,7 +113,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
   trainer.watchdog.pause()
-  inputs = {'training': trainer.data.input, **trainer.evaluator.inputs}
+  inputs = {reference_values.TRAINING: trainer.data.input, **trainer.evaluator.inputs}
   reference_values.fill(run, inputs, trainer.watchdog.beat)
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)

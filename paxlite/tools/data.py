@@ -129,10 +129,9 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   """Returns the dataset that reads files of this kind, by the first record of the first file."""
   from paxlite.data import preferences
-  from paxlite.data.labelled_answers import LABEL
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
-  from paxlite.data.sft_formats import format_of
+  from paxlite.data.sft_formats import LABEL, format_of
   from paxlite.experiments import datasets, preference_datasets
   from paxlite.files.text_files import expanded
 

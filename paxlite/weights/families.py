@@ -24,6 +24,7 @@ log = logging.getLogger('paxlite')
 # and an export change.
 _MODEL = (Kind.SHAPE, Kind.FUNCTION)
 _FREE = {'ROPE_LAYOUT'}
+_WITHOUT_CLASSIFIER = 'olmoe', 'gpt2'  # as of transformers 5.24
 _MOST_ENDS = 64  # ids that end a text
 
 
@@ -190,10 +191,17 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
     config |= key.write(e)
   if isinstance(e, RewardModel):
     # transformers reads the reward at the last token that is no padding
-    classifier = family.architecture.replace('ForCausalLM', 'ForSequenceClassification')
     labels = {'id2label': {'0': 'REWARD'}, 'label2id': {'REWARD': 0}}
-    config |= {'architectures': [classifier], **labels}
+    config |= {'architectures': [_classifier(kind, family)], **labels}
   return config
+
+
+def _classifier(kind: str, family: Family) -> str:
+  """Returns the class of transformers that reads a reward model of a family."""
+  if kind in _WITHOUT_CLASSIFIER:
+    raise UserError(f'transformers has no class for reward models of the family {kind}')
+  name = {'gemma3_text': 'Gemma3TextForCausalLM'}.get(kind, family.architecture)
+  return name.replace('ForCausalLM', 'ForSequenceClassification')
 
 
 def _special_ids(e: LanguageModel, tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:

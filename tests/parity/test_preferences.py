@@ -182,7 +182,9 @@ def test_kto_is_that_of_trl(models, answers, tmp_path):
   singles = [pair[not good] for pair, good in zip(answers, labels, strict=True)]
   others = [
     (np.concatenate([ids[:prompt], singles[i][0][singles[i][1] :]]), prompt)
-    for (ids, prompt), i in zip(singles, nearest_other(range(3)), strict=True)
+    for (ids, prompt), i in zip(
+      singles, (nearest_other(range(3), k) for k in range(3)), strict=True
+    )
   ]
   config = trl.KTOConfig(
     str(tmp_path), beta=0.3, desirable_weight=1.5, undesirable_weight=0.7, report_to=[],

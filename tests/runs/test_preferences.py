@@ -14,11 +14,17 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.reward_rows import RewardRows
 from paxlite.experiments.datasets import SftFiles
-from paxlite.experiments.finetuning import HuggingFacePreferences, Preference, Reward
+from paxlite.experiments.finetuning import (
+  HuggingFacePreferences,
+  HuggingFaceReward,
+  Preference,
+  Reward,
+)
 from paxlite.experiments.llama import LLaMA
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.losses.reward_loss import BradleyTerry
+from paxlite.tools import compile as compile_tool
 from paxlite.tools import export_weights, generate
 from tests.support import runs
 from tests.support.imported import loaded
@@ -188,6 +194,16 @@ def test_wrong_values_are_refused():
   ):
     with pytest.raises(UserError, match=message):
       HuggingFacePreferences(MODEL='LLaMA3_8B', **values).validate()
+  for cls, values, message in (
+    (HuggingFaceReward, dict(USE_LORA=True), 'leave the new head of a reward model'),
+    (
+      HuggingFacePreferences,
+      dict(REFERENCE_ONCE=True, CHECKPOINT_IGNORE_RULES=['a'], CHECKPOINT_RESTORE_PATH='w'),
+      'REFERENCE_ONCE needs all variables|CHECKPOINT_IGNORE_RULES leaves',
+    ),
+  ):
+    with pytest.raises(UserError, match=message):
+      cls(MODEL='LLaMA3_8B', **values).validate()
   made = HuggingFacePreferences(MODEL='LLaMA3_8B', PREFERENCES_FLIPPED=0.1)
   assert any('has no effect without' in w for w in made.warnings)
   with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH=FOLDER is missing'):
@@ -210,6 +226,36 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   stored = losses(tmp_path / 'plain', *lora, '--fdl.REFERENCE_ONCE=False')
   assert list(runs.losses(tmp_path / 'run').values()) == pytest.approx(stored, rel=1e-6)
   file = tmp_path / 'run/reference/training.npy'
-  file.write_bytes(file.read_bytes()[:-4] + b'\0\0\0\0')
-  third = run(*lora, '--fdl.MAX_STEPS=6')
-  assert (third.stdout + third.stderr).count(said) == 1
+  for count, damaged in enumerate((file.read_bytes()[:-4] + b'\0\0\0\0', b'x'), 3):
+    file.write_bytes(damaged)
+    third = run(*lora, f'--fdl.MAX_STEPS={2 * count}')
+    assert (third.stdout + third.stderr).count(said) == 1
+  longer = run(*lora, '--fdl.MAX_STEPS=10', '--fdl.MAX_SEQ_LEN=40', '--accept_changes')
+  assert (longer.stdout + longer.stderr).count(said) == 2
+  few = ['--fdl.EVAL_BATCH_SIZE=2', '--fdl.NUM_MICROBATCHES=4', '--fdl.MAX_STEPS=1']
+  runs.run(tmp_path / 'few', *flags, *few, config=CONFIG)
+
+
+@pytest.mark.slow
+def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_path):
+  """The run that they come from may go on, or be moved away."""
+  flags = [*names(tmp_path), '--fdl.REFERENCE_ONCE=True']
+  whole = losses(tmp_path / 'whole', *flags)
+  losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=2')
+  answers = f'--fdl.TRAIN_FILES={tmp_path}/answers.jsonl'
+  base = 'tests.runs.test_preferences.SmallSft'
+  runs.run(tmp_path / 'base', answers, '--fdl.MAX_STEPS=4', config=base)
+  (tmp_path / 'parts/reference/training.npy').unlink()
+  assert losses(tmp_path / 'parts', *flags) == whole
+  (tmp_path / 'base').rename(tmp_path / 'moved')
+  assert losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=5')[:4] == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags', [
+  ['HuggingFaceReward'], ['HuggingFacePreferences', 'REFERENCE_ONCE=True'],
+  ['HuggingFacePreferences', 'PREFERENCE_LOSS=kto'],
+])  # fmt: skip
+def test_a_step_compiles_without_data_and_weights(flags, capsys):
+  compile_tool.main([*flags, 'MODEL=SmolLM135M', 'NUM_LAYERS=2', '--target=here'])
+  assert 'a batch is taken to hold' in capsys.readouterr().out

@@ -41,6 +41,11 @@ class Restoring(Part, subject='Start from weights or another run'):
     list[str]
   ] = []  # attributes of the model that may differ from the restored checkpoint
 
+  @property
+  def ignored_variables(self) -> list[str]:
+    """Regular expressions of variables that weights leave at their initial values."""
+    return list(self.CHECKPOINT_IGNORE_RULES)
+
   _facts: Mapping[str, WeightsFacts] = {}
 
   @property

@@ -30,7 +30,8 @@ for _name, _form in {'int8': Int8, 'int4': Int4, 'nf4': Nf4}.items():
 class MemorySavings(Experiment, subject='Memory'):
   """Trades precision, or traffic to the host, for memory of the devices.
 
-  A checkpoint that was written with some of these values continues with others.
+  A checkpoint that was written with some of these values continues with others; but moments of int8
+  stay so.
   """
 
   ADAM_MOMENTS_DTYPE: Run[Literal['float32', 'bfloat16', 'int8']] = (

@@ -33,6 +33,11 @@ class Objective(Optimization, subject='Losses'):
     super().validate()
     _ = self.reference_path  # raises UserError
 
+  @property
+  def further_arrays(self) -> dict[str, str]:
+    """Names and dtypes of arrays [B, T] of a batch that the losses read beside those of all."""
+    return {}
+
   def model(self) -> fdl.Config:
     """Returns the config of the model that is trained."""
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')

@@ -11,7 +11,7 @@ from paxlite.experiments.parts.objective import Objective
 from paxlite.losses import preference_losses
 from paxlite.losses.kto_loss import Kto
 from paxlite.losses.sown_losses import SownLosses
-from paxlite.training.reference import StoredReference
+from paxlite.training.reference import LOG_PROBS, StoredReference
 
 PreferenceLoss = Literal['sigmoid', 'hinge', 'ipo', 'robust', 'orpo', 'simpo', 'kto']
 
@@ -43,11 +43,28 @@ class Preferences(Objective, subject='Losses'):
     super().validate()
     if not self.PREFERENCE_BETA:
       raise UserError('PREFERENCE_BETA=0: nothing would be learned from preferences')
+    if self.REFERENCE_ONCE:
+      _ = self.computing_reference.reference_path  # raises UserError
+      if self.CHECKPOINT_IGNORE_RULES:
+        raise UserError(
+          'REFERENCE_ONCE needs all variables of the reference, and CHECKPOINT_IGNORE_RULES leaves '
+          'some of them out: leave one of both out'
+        )
     if not self.PREFERENCES_FLIPPED < 0.5:
       raise UserError(
         f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} must be below 0.5: with more, the '
         'rejected answers would be the better ones'
       )
+
+  @property
+  def further_arrays(self) -> dict[str, str]:
+    stored = {LOG_PROBS: 'float32'} if self.REFERENCE_ONCE and self.reference() is not None else {}
+    return {'preferences': 'int32', **stored}
+
+  @property
+  def computing_reference(self) -> 'Preferences':
+    """The experiment that computes the reference in each step: without REFERENCE_ONCE."""
+    return self.replaced(REFERENCE_ONCE=False)
 
   @property
   def warnings(self) -> list[str]:

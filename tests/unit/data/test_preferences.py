@@ -140,8 +140,9 @@ def test_a_labelled_answer_has_beside_it_the_answer_to_another_prompt(tmp_path):
     (1, 'two is 2', ' 2'), (2, 'two is 2', ' 2'),
     (-1, 'two is 1', ' 1'), (-2, 'two is 2', ' 2'),
   ]  # fmt: skip
-  assert nearest_other([5, 5, 6, 6, 5]) == [3, 3, 1, 1, 3]
-  assert nearest_other([5, 5]) == [None, None]
+  assert [nearest_other([5, 5, 6, 6, 5], i) for i in range(5)] == [3, 3, 1, 1, 3]
+  assert nearest_other([5, 6, 7], 0, lambda i, other: other == 1) == 1
+  assert nearest_other([5, 5], 0) is None
   relabelled = rows(tmp_path, [records[0] | dict(label=False), *records[1:]], cls=LabelledRows)
   assert relabelled.fingerprint != source.fingerprint
   assert relabelled.tokens_fingerprint != source.tokens_fingerprint

@@ -280,3 +280,10 @@ def test_each_answer_of_a_chat_may_be_an_example(tmp_path):
     held_out_share=0.25,
   )  # fmt: skip
   assert held.num_examples == 3
+
+
+def test_labels_that_are_not_read_are_said(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text(json.dumps(dict(prompt='a', completion=' b', label=False)) + '\n')
+  rows = SftRows([str(path)], packaged.VOCAB, 64, 8192)
+  assert any('1 record (the first: ' in w and '--method=kto' in w for w in rows.warnings)

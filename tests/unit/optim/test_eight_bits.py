@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.linen import meta
 
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optim.eight_bits import block_of, code_values, decode, encode, kept_in_eight_bits
+from paxlite.parallel.weight_dims import declared
 from tests.support import runs
 
 RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.99), 1e-8, 0.1
@@ -52,8 +54,9 @@ def test_codes_are_as_near_as_those_of_bitsandbytes(signed):
   error = lambda back: np.abs(np.asarray(back) - x)
   found = error(decode(*encode(jnp.asarray(x), signed), signed))
   # its kernel for CPUs looks codes up in a table, and so misses the nearest one here and there
-  assert (found <= error(wanted) + 1e-6).all()
-  assert (np.abs(found - error(wanted)) > 1e-6).mean() < 0.04
+  smallest = code_values(signed=False)[1] * np.abs(x).max()  # in place of 0
+  assert (found <= error(wanted) + (1e-6 if signed else smallest)).all()
+  assert (np.abs(found - error(wanted)) > 1e-6).mean() < 0.05
 
 
 @pytest.mark.slow
@@ -107,6 +110,28 @@ def test_a_skipped_update_changes_no_code():
   assert state.scales[0].nu['w'].shape == (64, 2)
 
 
+@pytest.mark.parametrize('name', ['adamw', 'lion', 'muon', 'normuon', 'soap'])
+def test_variables_that_are_not_trained_have_no_moments(name):
+  """Their places in a state are empty, as those of matrices in Adam's part of Muon."""
+  e = TinyGPT(
+    OPTIMIZER=name, ADAM_MOMENTS_DTYPE='int8', TRAINABLE_VARIABLES=['transformer/.*'],
+    WEIGHT_DECAY=0.0,
+  )  # fmt: skip
+  task = fdl.build(e.build_task())
+  state = meta.unbox(task.init(jax.random.key(0)))
+  trainable, _ = task.optimizer.split(state.params)
+  step = lambda state: task.optimizer.update(trainable, jnp.ones(()), True, state, trainable)[1]
+  with declared(task.boxed_params):
+    after = jax.eval_shape(step, jax.eval_shape(step, state.opt_state))
+  assert jax.tree.structure(after) == jax.tree.structure(state.opt_state)
+
+
+def test_a_mean_square_that_is_not_0_stays_above_0():
+  """Otherwise the update of a small number among large ones would be divided by nearly nothing."""
+  x = jnp.ones((64, 512)).at[:, 1::2].set(1e-12)
+  assert np.asarray(decode(*encode(x, signed=False), signed=False)).min() > 0
+
+
 @pytest.mark.slow
 def test_a_run_is_the_same_on_four_devices_and_after_a_stop(tmp_path):
   flags = ['--fdl.ADAM_MOMENTS_DTYPE=int8', '--fdl.USE_REPEATED_LAYER=True', '--fdl.MAX_STEPS=6']
@@ -120,6 +145,9 @@ def test_a_run_is_the_same_on_four_devices_and_after_a_stop(tmp_path):
   runs.run(tmp_path / 'parts', *parts, '--fdl.MAX_STEPS=3')
   runs.run(tmp_path / 'parts', *parts, '--fdl.MAX_STEPS=6')
   assert runs.losses(tmp_path / 'parts') == whole
+  wide = [*parts[1:], '--fdl.MAX_STEPS=8']
+  result = runs.run(tmp_path / 'parts', *wide, code=2)
+  assert 'ADAM_MOMENTS_DTYPE=float32: the moments of' in result.stderr
 
 
 def test_scales_are_split_over_the_mesh_as_their_weights():
