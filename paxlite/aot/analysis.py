@@ -13,21 +13,21 @@ from typing import Any, TypeVar
 
 import fiddle as fdl
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from paxlite.aot.chips import Chip
 from paxlite.aot.costs import Platform
 from paxlite.aot.roofline import Links, ProgramCosts, costs_of
 from paxlite.aot.roofline import lines as cost_lines
+from paxlite.aot.saved_activations import assumed_arrays
 from paxlite.aot.targets import Target
 from paxlite.compilation import compiled_step, compiler
 from paxlite.compilation.compiler import Option
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.data.base import RowArray
 from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.base import Experiment
-from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 from paxlite.training.sharded_task import ShardedTask
 
@@ -190,24 +190,22 @@ def _timed(function: Callable[[], _T]) -> tuple[_T, float]:
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns the shapes, dtypes and shardings of a batch: of the data, or assumed without it."""
   sharding = partitioning.batch_sharding(mesh, e.rules)
-  packed = dict(ids='int32', labels='int32', weights='float32')
-  if e.packed:
-    packed |= dict(segment_ids='int32', segment_pos='int32')
-  if isinstance(e, LanguageModel):
-    packed |= e.further_arrays
-  found = {k: jnp.dtype(v) for k, v in packed.items()}
+  found = assumed_arrays(e)
   try:
     data = fdl.build(e.train_input())
     is_drawn = isinstance(data, RolloutInput)
     row = data.shapes() if is_drawn else next(iter(data.train_batches(0, slice(0, 1))))
-    found = {k: v.dtype for k, v in row.items()}
+    found = {k: RowArray(v.dtype.name, v.shape[2:]) for k, v in row.items()}
   except (UserError, OSError, ImportError):
     notes.append(
       f'The data is not here: a batch is taken to hold {", ".join(found)}, and training refuses '
       'the compiled step if its data differs.'
     )
   shape = (e.batch_size, e.MAX_SEQ_LEN)
-  return {k: jax.ShapeDtypeStruct(shape, v, sharding=sharding) for k, v in found.items()}
+  return {
+    name: jax.ShapeDtypeStruct((*shape, *array.dims), array.dtype, sharding=sharding)
+    for name, array in found.items()
+  }
 
 
 def _too_large(error: str) -> tuple[str, int] | None:

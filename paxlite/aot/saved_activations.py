@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED
+from paxlite.data.base import RowArray
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
@@ -128,13 +129,22 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
 
 def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns the shapes and types of a batch of so many rows."""
-  types = dict(ids='int32', labels='int32', weights='float32')
-  if experiment.packed:
-    types |= dict(segment_ids='int32', segment_pos='int32')
-  if isinstance(experiment, LanguageModel):
-    types |= experiment.further_arrays
   shape = (rows, experiment.MAX_SEQ_LEN)
-  return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(t)) for name, t in types.items()}
+  return {
+    name: jax.ShapeDtypeStruct((*shape, *array.dims), array.dtype)
+    for name, array in assumed_arrays(experiment).items()
+  }
+
+
+def assumed_arrays(e: Experiment) -> dict[str, RowArray]:
+  """Returns the arrays that a batch of an experiment is taken to hold without its data."""
+  found = {name: RowArray('int32') for name in ('ids', 'labels')}
+  found['weights'] = RowArray('float32')
+  if e.packed:
+    found |= {name: RowArray('int32') for name in ('segment_ids', 'segment_pos')}
+  if isinstance(e, LanguageModel):
+    found |= e.further_arrays
+  return found
 
 
 class Names:

@@ -9,7 +9,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Generator, Iterator
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -66,6 +66,13 @@ class Seekable(Protocol):
 def place(data: Input, step: int) -> str:
   """Says which rows the batch of `step` holds, for messages."""
   return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
+
+
+class RowArray(NamedTuple):
+  """What an array of a row holds besides its tokens: its dtype, and its dimensions after T."""
+
+  dtype: str
+  dims: tuple[int, ...] = ()
 
 
 class RowSource(Protocol):

@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError, located
-from paxlite.data.base import Batch, mix
+from paxlite.data.base import Batch, RowArray, mix
 from paxlite.data.chat_format import Conversation, NoTemplate
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
@@ -64,7 +64,7 @@ class SftRows:
     packed: Whether examples share rows.
     split: 'train' leaves out the examples that 'held_out' reads; 'all' reads every example.
     held_out_share: Share of the examples that is held out, at least one; see held_out.
-    values: Names of float32 arrays [T] of each row that are put into row_values after this.
+    values: Arrays [T, …] of each row that are put into row_values after this, by their names.
 
   Attributes beyond RowSource's:
     tokenizer: The tokenizer.
@@ -81,7 +81,8 @@ class SftRows:
     tokens_fingerprint: A checksum of the tokens and of what is learned of them.
     rows_fingerprint: A checksum of which examples each row has, and of its length.
     warnings: What a person should know of the examples, a line each.
-    row_values: Arrays [rows, T] by name, which batches have too; NaN until they are replaced.
+    row_values: Arrays [rows, T, …] by name, which batches have too; NaN, or −1, until they are
+      replaced.
     thinking: False if all answers follow the prompt of a template whose thinking is turned off,
       although that is not its default; None otherwise.
 
@@ -108,7 +109,7 @@ class SftRows:
     packed: bool = True,
     split: Split = 'all',
     held_out_share: float = 0.0,
-    values: Sequence[str] = (),
+    values: Mapping[str, RowArray] | None = None,
   ):
     if not files:
       raise UserError(
@@ -157,8 +158,10 @@ class SftRows:
     rows = pack(of_records, seq_len) if packed else [[i] for i in range(len(of_records))]
     self._rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
     self.rows_fingerprint = zlib.crc32(repr((seq_len, self._rows)).encode())
-    unknown = np.broadcast_to(np.float32(np.nan), (len(rows), seq_len))
-    self.row_values: dict[str, np.ndarray] = dict.fromkeys(values, unknown)
+    self.row_values = {
+      name: _unknown(dtype, (len(rows), seq_len, *dims))
+      for name, (dtype, dims) in (values or {}).items()
+    }
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -288,6 +291,12 @@ class SftRows:
     if not np.isin(ends, self._encoding.chat_eos_ids).any():
       self._warnings.endless += 1
     return encoded
+
+
+def _unknown(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+  """Returns an array of values that no one can take for others."""
+  value = np.nan if np.issubdtype(np.dtype(dtype), np.floating) else -1
+  return np.broadcast_to(np.array(value, dtype), shape)
 
 
 class AnswerRows(SftRows):

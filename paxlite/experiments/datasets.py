@@ -4,7 +4,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import fiddle as fdl
@@ -16,6 +16,7 @@ from paxlite.config.templates import config
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
+from paxlite.data.base import RowArray
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
@@ -293,6 +294,11 @@ class SftFiles(Tokenized, Rows, subject='Data'):
     return {}
 
   @property
+  def row_values(self) -> Mapping[str, RowArray]:
+    """Arrays of the rows that are computed before training, by their names."""
+    return {}
+
+  @property
   def _restored_tokenizer(self) -> str:
     weights = self.weights
     if weights.problem and not weights.tokenizer:  # reported before a missing tokenizer
@@ -318,6 +324,7 @@ class SftFiles(Tokenized, Rows, subject='Data'):
       packed=self.PACKED_INPUT,
       split=split,
       held_out_share=self.EVAL_FRACTION,
+      values=dict(self.row_values),
     )
 
 

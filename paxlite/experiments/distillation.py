@@ -6,17 +6,33 @@
 paxlite train students.Student TEACHER=runs/teacher
 """
 
-import fiddle as fdl
+from collections.abc import Mapping
+from typing import Self
 
-from paxlite.config.attribute_kinds import Fraction, Kind, NotNegative, Run, Training, names_of
+import fiddle as fdl
+import jax
+
+from paxlite.config.attribute_kinds import (
+  Fraction,
+  Kind,
+  NotNegative,
+  OffAtZeroInt,
+  Run,
+  Training,
+  names_of,
+)
 from paxlite.config.attributes import StoredPath, attribute_types
 from paxlite.config.experiment_file import UNKNOWN
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
+from paxlite.data.base import RowArray
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.experiments.registry import class_of
 from paxlite.losses import distillation_losses
+from paxlite.losses.distillation_losses import TEACHER_IDS, TEACHER_LOG_PROBS
+from paxlite.losses.outputs import Outputs
 from paxlite.training.reference import Reference
 
 # What a teacher has in common with the run of its student.
@@ -84,7 +100,7 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
   return teacher.plain.model()
 
 
-class Distillation(LanguageModel, subject='Losses'):
+class Distillation(StoredValues, LanguageModel, subject='Losses'):
   """Adds a divergence from a teacher to the losses: see losses/distillation_losses.py."""
 
   TEACHER: Run[StoredPath] = ''  # weights of the teacher: imported ones, or a run
@@ -98,6 +114,10 @@ class Distillation(LanguageModel, subject='Losses'):
     0.5  # share of the divergence in the loss; the rest is that of the cross-entropy
   )
 
+  TEACHER_TOP_K: Training[OffAtZeroInt] = (
+    0  # most likely tokens of the teacher that are stored once, before training; 0: its model stays
+  )
+
   @property
   def REFERENCE_RESTORE_PATH(self) -> Run[StoredPath]:
     """Weights of the frozen reference model, which is the teacher."""
@@ -109,7 +129,35 @@ class Distillation(LanguageModel, subject='Losses'):
 
   @property
   def reference_path(self) -> str:
-    return self.TEACHER
+    return '' if self.TEACHER_TOP_K else self.TEACHER
+
+  @property
+  def stored_arrays(self) -> Mapping[str, RowArray]:
+    dims = (self.TEACHER_TOP_K,)
+    if not self.TEACHER_TOP_K or not self.TEACHER:
+      return {}
+    return {TEACHER_IDS: RowArray('int32', dims), TEACHER_LOG_PROBS: RowArray('float32', dims)}
+
+  @property
+  def made_with(self) -> str:
+    return f'{self.TEACHER_TEMPERATURE} {self._common_tokens}'
+
+  def made_of(self, outputs: Outputs) -> Mapping[str, jax.Array]:
+    factors = outputs.logit_factors.of_first(self._common_tokens)
+    ids, log_probs = distillation_losses.most_likely(
+      factors, self.TEACHER_TOP_K, self.TEACHER_TEMPERATURE
+    )
+    return {TEACHER_IDS: ids, TEACHER_LOG_PROBS: log_probs}
+
+  @property
+  def with_reference(self) -> Self:
+    return self.replaced(TEACHER_TOP_K=0)
+
+  @property
+  def _common_tokens(self) -> int:
+    """The size of the smaller vocabulary; the rest of the larger one fills it up."""
+    theirs = self.facts_of(self.TEACHER).values.get('VOCAB_SIZE')
+    return min(self.VOCAB_SIZE, theirs) if isinstance(theirs, int) else self.VOCAB_SIZE
 
   def validate(self) -> None:
     super().validate()
@@ -134,6 +182,9 @@ class Distillation(LanguageModel, subject='Losses'):
       temperature=self.TEACHER_TEMPERATURE,
       num_chunks=self.NUM_LOSS_CHUNKS,
     )
+    if self.stored_arrays:
+      fdl.update_callable(divergence, distillation_losses.StoredDistillation)
+      divergence.vocab_size = self._common_tokens
     return losses | {'divergence': divergence}
 
   def train_input(self) -> fdl.Config:
@@ -151,6 +202,6 @@ class Distillation(LanguageModel, subject='Losses'):
 
   def reference(self) -> fdl.Config | None:
     # train_input() asks for a teacher; what reads no weights, as to generate text, needs none
-    if not self.TEACHER or self.facts_of(self.TEACHER) is UNKNOWN:
+    if not self.TEACHER or self.TEACHER_TOP_K or self.facts_of(self.TEACHER) is UNKNOWN:
       return None
     return config(Reference, model=teacher_model(self, self.TEACHER))

@@ -17,6 +17,7 @@ from paxlite.config.attribute_kinds import Kind, Training, names_of
 from paxlite.config.attributes import attribute_types, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
+from paxlite.data.base import RowArray
 from paxlite.data.labelled_answers import LabelledRows
 from paxlite.data.preferences import PreferenceRows
 from paxlite.experiments.base import Experiment, full_name
@@ -30,7 +31,6 @@ from paxlite.experiments.parts.preferences import Preferences
 from paxlite.experiments.preference_datasets import PreferenceFiles
 from paxlite.experiments.registry import class_of, find_model, has_data, register
 from paxlite.experiments.reward_model import RewardModel
-from paxlite.training.reference import LOG_PROBS
 
 
 class SFT(SftFiles):
@@ -103,8 +103,8 @@ class Preference(PreferenceFiles, SFT, Preferences):
     return LabelledRows if self.PREFERENCE_LOSS == 'kto' else PreferenceRows
 
   @property
-  def row_values(self) -> list[str]:
-    return [name for name in self.further_arrays if name == LOG_PROBS]
+  def row_values(self) -> Mapping[str, RowArray]:
+    return self.stored_arrays
 
   @property
   def reference_path(self) -> str:
@@ -131,6 +131,10 @@ class DistilledSFT(Distillation, SFT):
   """Training on prompts and answers, and on what a teacher makes of them."""
 
   LEARNING_RATE = 1e-5
+
+  @property
+  def row_values(self) -> Mapping[str, RowArray]:
+    return self.stored_arrays
 
 
 class _OneDevicePreference(Preference):

@@ -38,15 +38,9 @@ class PreferenceFiles(SftFiles):
     """The RowSource of the records."""
     return PreferenceRows
 
-  @property
-  def row_values(self) -> list[str]:
-    """Names of arrays of the rows that are computed before training."""
-    return []
-
   def _source(self, files: list[str], split: Split) -> fdl.Config:
     source = super()._source(files, split)
     fdl.update_callable(source, self.preference_rows)
-    source.values = self.row_values
     return source
 
 

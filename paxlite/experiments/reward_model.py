@@ -4,12 +4,15 @@ class Judge(RewardModel, PreferenceFiles, SmolLM135M):
   TRAIN_FILES = ['pairs.jsonl']
 """
 
+from collections.abc import Mapping
+
 import fiddle as fdl
 import jax.numpy as jnp
 
 from paxlite.config.attribute_kinds import NotNegative, Training
 from paxlite.config.templates import config, template
 from paxlite.core.errors import UserError
+from paxlite.data.base import RowArray
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.reward_rows import RewardRows
 from paxlite.experiments.language_model import LanguageModel
@@ -78,8 +81,8 @@ class RewardModel(LanguageModel, subject='Losses'):
     return lm
 
   @property
-  def further_arrays(self) -> dict[str, str]:
-    return {'preferences': 'int32'}
+  def further_arrays(self) -> Mapping[str, RowArray]:
+    return {'preferences': RowArray('int32')}
 
   def losses(self) -> dict[str, fdl.Config]:
     reward = config(BradleyTerry, center=self.CENTER_REWARDS)

@@ -21,6 +21,10 @@ from paxlite.losses.token_losses import target_sum
 
 Kind = Literal['forward', 'reverse', 'jensen_shannon']
 
+# arrays of a batch [B, T, k]: the most likely tokens of the teacher, and their log-probabilities
+TEACHER_IDS, TEACHER_LOG_PROBS = 'teacher_ids', 'teacher_log_probs'
+_LEAST = 1e-7  # of the probability of all other tokens together, so that it has a logarithm
+
 
 def divergence(kind: Kind, student: jax.Array, teacher: jax.Array) -> jax.Array:
   """Returns a divergence of distributions over the last dimension, in nats.
@@ -97,14 +101,90 @@ class Distillation(Loss):
       of_student, of_teacher = chunk
       return self._compare(student._replace(x_BTD=of_student), teacher._replace(x_BTD=of_teacher))
 
-    joined = lambda x_CBt: jnp.moveaxis(x_CBt, 0, 2).reshape(*student.x_BTD.shape[:2])
-    each, agrees = jax.lax.map(compare, tokens)
-    return joined(each), joined(agrees)
+    return _joined(jax.lax.map(compare, tokens))
 
   def _compare(self, student: LogitFactors, teacher: LogitFactors) -> tuple[jax.Array, jax.Array]:
     ours, theirs = student.logits() / self.temperature, teacher.logits() / self.temperature
     each_BT = divergence(self.kind, jax.nn.log_softmax(ours), jax.nn.log_softmax(theirs))
     return each_BT * self.temperature**2, ours.argmax(-1) == theirs.argmax(-1)
+
+
+def most_likely(
+  factors: LogitFactors, count: int, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the ids [B, T, k] of the most likely tokens, and their log-probabilities, float32.
+
+  Args:
+    factors: What the logits are computed from.
+    count: k.
+    temperature: Divides the logits.
+  """
+  log_probs, ids = jax.lax.top_k(jax.nn.log_softmax(factors.logits() / temperature), count)
+  return ids, log_probs
+
+
+def with_rest(log_probs: jax.Array) -> jax.Array:
+  """Returns log-probabilities [..., k], and behind them that of all other tokens together."""
+  rest = jnp.maximum(1 - jnp.exp(log_probs).sum(-1, keepdims=True), _LEAST)
+  return jnp.concatenate([log_probs, jnp.log(rest)], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredDistillation(Loss):
+  """Distillation from the most likely tokens of a teacher, which were stored before training.
+
+  All other tokens count as one, whose probability is what is left. So the divergence is at most
+  that of the whole distributions, and equals it where k is the size of the vocabulary.
+
+  Attributes:
+    kind, temperature, num_chunks: See Distillation; the stored values have this temperature.
+    vocab_size: The ids that both models have; those behind them do not count.
+  """
+
+  kind: Kind = 'forward'
+  temperature: float = 1.0
+  num_chunks: int = 1
+  vocab_size: int = 0
+
+  label = Distillation.label
+  larger_is_better = Distillation.larger_is_better
+  shown = Distillation.shown
+
+  def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
+    return target_sum(self._of_tokens(outputs, batch)[0], batch)
+
+  def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted]:
+    agrees_BT = self._of_tokens(outputs, batch)[1]
+    return {'teacher_agreement': Weighted.mean(target_sum(agrees_BT, batch), self.weight(batch))}
+
+  def _of_tokens(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    return outputs.once(self, lambda: self._compute(outputs, batch))
+
+  def _compute(self, outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    student = outputs.logit_factors.of_first(self.vocab_size)
+    tokens = student.x_BTD, batch[TEACHER_IDS], batch[TEACHER_LOG_PROBS]
+
+    @jax.checkpoint
+    def compare(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+      x_BTD, ids_BTK, teacher_BTK = chunk
+      ours = student._replace(x_BTD=x_BTD).logits() / self.temperature
+      total = jax.nn.logsumexp(ours, -1, keepdims=True)
+      of_student = jnp.take_along_axis(ours, ids_BTK, -1) - total
+      each = divergence(self.kind, with_rest(of_student), with_rest(teacher_BTK))
+      return each * self.temperature**2, ours.argmax(-1) == ids_BTK[..., 0]
+
+    if self.num_chunks == 1:
+      return compare(tokens)
+    return _joined(jax.lax.map(compare, jax.tree.map(self._chunks, tokens)))
+
+  def _chunks(self, x: jax.Array) -> jax.Array:
+    return _in_chunks(self.num_chunks, x)
+
+
+def _joined(found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+  """Returns what chunks of tokens have, [C, B, T / C], as [B, T]."""
+  one = lambda x_CBt: jnp.moveaxis(x_CBt, 0, 2).reshape(x_CBt.shape[1], -1)
+  return one(found[0]), one(found[1])
 
 
 def _in_chunks(num_chunks: int, x_BTD: jax.Array) -> jax.Array:

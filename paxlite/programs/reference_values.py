@@ -1,4 +1,4 @@
-"""Computes once what a frozen reference model makes of the rows of a run: REFERENCE_ONCE.
+"""Computes once what a frozen model makes of the rows of a run: REFERENCE_ONCE, TEACHER_TOP_K.
 
 The values are kept in the folder of the run, so that a restart reads them.
 """
@@ -8,7 +8,7 @@ import functools
 import json
 import pathlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import fiddle as fdl
 import jax
@@ -27,21 +27,22 @@ from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input, RowInput
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.sft import SftRows
-from paxlite.experiments.parts.preferences import Preferences
+from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.files.json_files import read_object
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
 from paxlite.parallel.encoded_weights import encodings
 from paxlite.programs.run import Run
-from paxlite.training.reference import LOG_PROBS, Reference
+from paxlite.training.reference import Reference
 from paxlite.training.sharded_task import ShardedTask
 
 TRAINING = 'training'  # the name of the training data
+ABOUT = 'about.json'
 
 
 def fill(run: Run, inputs: Mapping[str, Input], beat: Callable[[], None]) -> None:
-  """Puts the log-probabilities of the reference model into rows that ask for them.
+  """Puts what the frozen model makes of rows into rows that ask for it.
 
   Every process calls this. A run that goes on reads what its folder has. Values that are missing
   there are computed with the weights that the others are of.
@@ -52,35 +53,39 @@ def fill(run: Run, inputs: Mapping[str, Input], beat: Callable[[], None]) -> Non
     beat: Called after each batch.
 
   Raises:
-    UserError: The weights of the reference do not fit, or an input has other rows.
+    UserError: The weights of the frozen model do not fit, or an input has other rows.
   """
   e = run.experiment
-  if not isinstance(e, Preferences) or not e.REFERENCE_ONCE or e.reference() is None:
+  if not isinstance(e, StoredValues) or not e.stored_arrays:
     return
-  whole = dataclasses.replace(run, experiment=e.computing_reference)
-  files = {name: run.folder / 'reference' / f'{name}.npy' for name in inputs}
+  whole = dataclasses.replace(run, experiment=e.with_reference)
+  folders = {name: run.folder / 'reference' / name for name in inputs}
   begun = bool(run.checkpoints().steps())
-  noted = [w for f in files.values() if begun and (w := _weights_of(f)) is not None]
-  model = functools.cache(lambda: _Model(whole, noted[0] if noted else None))
+  noted = [w for f in folders.values() if begun and (w := _weights_of(f)) is not None]
+  model = functools.cache(lambda: _Model(whole, e, noted[0] if noted else None))
   for name, data in inputs.items():
     if not isinstance(data, RowInput) or not isinstance(data.source, SftRows):
-      raise UserError(f'REFERENCE_ONCE: {data.name} has no rows that can hold its values')
+      raise UserError(
+        f'{data.name} cannot hold what the frozen model makes of it before training: the data must '
+        'be those of TRAIN_FILES, prompts and answers'
+      )
     reference = config_text(whole.experiment.build_task().reference)
+    arrays = sorted((name, *array) for name, array in e.stored_arrays.items())
     identity = {
       'tokens': data.source.tokens_fingerprint,
       'packing': data.source.rows_fingerprint,
-      'model': zlib.crc32(f'{reference} {e.FROZEN_DTYPE}'.encode()),
+      'model': zlib.crc32(f'{reference} {e.FROZEN_DTYPE} {arrays} {e.made_with}'.encode()),
     }
-    found = _read(files[name], identity)
-    if found is not None and not begun and _weights_of(files[name]) != _source(whole).fingerprint:
+    found = _read(folders[name], identity, list(e.stored_arrays))
+    if found is not None and not begun and _weights_of(folders[name]) != _source(whole).fingerprint:
       found = None
     if not _all_agree(found is not None):
       parts = e.NUM_MICROBATCHES if name == TRAINING and e.num_stages == 1 else 1
-      found = model().log_probs(data, data.batch_size // parts, beat)
+      found = model().values(data, data.batch_size // parts, beat)
       if (jax.process_index() == 0 or run.own_disks) and not run.read_only:
-        _write(files[name], identity | {'weights': model().fingerprint}, found)
+        _write(folders[name], identity | {'weights': model().fingerprint}, found)
     assert found is not None
-    data.source.row_values[LOG_PROBS] = found
+    data.source.row_values |= found
 
 
 def _source(run: Run, frozen: int | None = None) -> Source:
@@ -97,8 +102,8 @@ def _restore(run: Run) -> Restore:
 class _Model:
   """The reference model with its weights, on the mesh of a run."""
 
-  def __init__(self, run: Run, frozen: int | None):
-    self._e = run.experiment
+  def __init__(self, run: Run, stores: StoredValues, frozen: int | None):
+    self._e, self._stores = run.experiment, stores
     source = _source(run, frozen)
     self.fingerprint = source.fingerprint
     self._task = ShardedTask(
@@ -128,59 +133,74 @@ class _Model:
     params: PyTree = jax.tree_util.tree_map_with_path(load, abstract)['params']
     return params
 
-  def log_probs(self, data: RowInput, batch_size: int, beat: Callable[[], None]) -> np.ndarray:
-    """Returns the log-probability of each label of all rows, float32 [rows, T]."""
+  def values(
+    self, data: RowInput, batch_size: int, beat: Callable[[], None]
+  ) -> dict[str, np.ndarray]:
+    """Returns the arrays [rows, T, …] of all rows, by their names."""
     count = len(data.source)
     if jax.process_index() == 0:
-      say(f'Computing the log-probabilities of the reference for {count:,} rows, once')
+      say(f'Computing what the frozen model makes of {count:,} rows, once')
     whole = dataclasses.replace(data, batch_size=batch_size, max_eval_batches=None)
     batches = DeviceBatches(whole, self._task.batch_sharding, None, self._e.max_segments_per_seq)
     compute = jax.jit(self._of_batch)
     found = []
     with self._task.compiling():
       for batch in batches:
-        batch.pop(LOG_PROBS)
+        for name in self._stores.stored_arrays:
+          batch.pop(name)
         found.append(multihost_utils.process_allgather(compute(self._params, batch), tiled=True))
         beat()
-    return np.concatenate(found)[:count]
+    names = self._stores.stored_arrays
+    return {name: np.concatenate([each[name] for each in found])[:count] for name in names}
 
-  def _of_batch(self, params: PyTree, batch: Mapping[str, jax.Array]) -> jax.Array:
+  def _of_batch(self, params: PyTree, batch: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
     with partitioning.activate(self._task.mesh, self._task.rules):
-      return Outputs(self._model.bind({'params': params}, mutable=SOWN), batch).log_probs
+      return self._stores.made_of(
+        Outputs(self._model.bind({'params': params}, mutable=SOWN), batch)
+      )
 
 
-def _read(file: pathlib.Path, identity: JsonObject) -> np.ndarray | None:
-  """Returns the values of a file that is whole and of this identity."""
-  about = _about(file)
+def _read(
+  folder: pathlib.Path, identity: JsonObject, names: Sequence[str]
+) -> dict[str, np.ndarray] | None:
+  """Returns the arrays of a folder that are whole and of this identity; None if there are none."""
+  about = _about(folder)
   if any(about.get(key) != value for key, value in identity.items()):
     return None
   try:
-    values: np.ndarray = np.load(file)
+    arrays = {name: np.load(folder / f'{name}.npy') for name in names}
   except (OSError, ValueError, EOFError):
     return None
-  return values if about.get('checksum') == zlib.crc32(values.tobytes()) else None
+  return arrays if about.get('checksum') == _checksum(arrays) else None
 
 
-def _weights_of(file: pathlib.Path) -> int | None:
-  """Returns the fingerprint of the weights that the values of a file are of."""
-  found = _about(file).get('weights')
+def _weights_of(folder: pathlib.Path) -> int | None:
+  """Returns the fingerprint of the weights that the arrays of a folder are of."""
+  found = _about(folder).get('weights')
   return found if isinstance(found, int) else None
 
 
-def _about(file: pathlib.Path) -> JsonObject:
-  about = file.with_suffix('.json')
+def _about(folder: pathlib.Path) -> JsonObject:
+  about = folder / ABOUT
   try:
     return read_object(about) if about.is_file() else {}
   except UserError:  # damaged
     return {}
 
 
-def _write(file: pathlib.Path, about: JsonObject, values: np.ndarray) -> None:
-  file.parent.mkdir(exist_ok=True)
-  file.with_suffix('.json').unlink(missing_ok=True)  # which says that the other is whole
-  np.save(file, values)
-  about = about | {'checksum': zlib.crc32(values.tobytes())}
-  file.with_suffix('.json').write_text(json.dumps(about) + '\n')
+def _write(folder: pathlib.Path, about: JsonObject, arrays: Mapping[str, np.ndarray]) -> None:
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / ABOUT).unlink(missing_ok=True)  # which says that the others are whole
+  for name, array in arrays.items():
+    np.save(folder / f'{name}.npy', array)
+  (folder / ABOUT).write_text(json.dumps(about | {'checksum': _checksum(arrays)}) + '\n')
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
+  found = 0
+  for _, array in sorted(arrays.items()):
+    found = zlib.crc32(np.ascontiguousarray(array), found)
+  return found
 
 
 def _all_agree(is_there: bool) -> bool:

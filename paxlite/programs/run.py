@@ -35,7 +35,7 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.objective import Objective
-from paxlite.experiments.parts.preferences import Preferences
+from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.files.folder_lock import FolderLock
 from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.parallel.devices import peak_flops
@@ -144,9 +144,7 @@ class Run:
     run_checks.check_eval_batches(e, eval_data)
     run_checks.check_examples(e, {'training': data, **eval_data})
     run_checks.check_trainable(store.task)
-    run_checks.check_reference_tokenizer(
-      e.computing_reference if isinstance(e, Preferences) and e.REFERENCE_ONCE else e
-    )
+    run_checks.check_reference_tokenizer(e.with_reference if isinstance(e, StoredValues) else e)
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     return Trainer(

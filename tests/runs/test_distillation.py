@@ -1,5 +1,6 @@
 """Distillation: on meshes, with microbatches and chunks, after a stop, and with a wrong teacher."""
 
+import functools
 import sys
 
 import pytest
@@ -9,11 +10,11 @@ from paxlite.data import packaged
 from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments import distillation
 from paxlite.experiments.datasets import TextFiles
-from paxlite.experiments.finetuning import HuggingFaceDistillation
+from paxlite.experiments.finetuning import DistilledSFT, HuggingFaceDistillation
 from paxlite.losses.distillation_losses import Distillation
 from paxlite.losses.outputs import Outputs
 from paxlite.programs.weights_model import knowing_weights
-from tests.runs.test_preferences import Small
+from tests.runs.test_preferences import Small, names
 from tests.support import runs
 
 
@@ -30,6 +31,11 @@ class Student(distillation.Distillation, Small, TextFiles):
   OPTIMIZER, LEARNING_RATE, MAX_STEPS, LR_SCHEDULE = 'sgd', 0.3, 4, 'constant'
 
 
+class StudentOfAnswers(Small, DistilledSFT):
+  VOCAB_PATH = packaged.VOCAB
+  OPTIMIZER, LEARNING_RATE, MAX_STEPS, LR_SCHEDULE = 'sgd', 0.3, 4, 'constant'
+
+
 def text(folder) -> str:
   lines = [f'{i} and {i + 1} are {2 * i + 1}.' for i in range(999)]
   (folder / 'text.txt').write_text('\n'.join(lines))
@@ -40,8 +46,8 @@ def run(folder, name, *flags, **kwargs):
   return runs.run(folder, *flags, config=f'tests.runs.test_distillation.{name}', **kwargs)
 
 
-def losses(folder, *flags, **kwargs) -> list[float]:
-  run(folder, 'Student', *flags, **kwargs)
+def losses(folder, *flags, name='Student', **kwargs) -> list[float]:
+  run(folder, name, *flags, **kwargs)
   return list(runs.losses(folder).values())
 
 
@@ -64,6 +70,32 @@ def test_a_student_learns_on_every_mesh_and_after_a_stop(tmp_path):
   assert losses(tmp_path / 'same', *same) == pytest.approx([0] * 4, abs=1e-5)
   (tmp_path / 'teacher').rename(tmp_path / 'moved')
   load_checkpoint(str(tmp_path / 'one'))  # what generates text needs no teacher
+
+
+@pytest.mark.slow
+def test_likely_tokens_of_a_teacher_are_stored_once(tmp_path):
+  """All of the tokens give the losses of a teacher that is computed in each step."""
+  run(tmp_path / 'teacher', 'Teacher', text(tmp_path))
+  _, start = names(tmp_path)
+  flags = [f'--fdl.TRAIN_FILES={tmp_path}/answers.jsonl', start]
+  flags += [f'--fdl.TEACHER={tmp_path}/teacher', '--fdl.TEACHER_TEMPERATURE=2']
+  of = functools.partial(losses, name='StudentOfAnswers')
+  whole = of(tmp_path / 'whole', *flags)
+  assert whole[-1] < whole[0]
+  stored = of(tmp_path / 'all', *flags, '--fdl.TEACHER_TOP_K=8192')
+  assert stored == pytest.approx(whole, rel=1e-5)
+  few = [*flags, '--fdl.TEACHER_TOP_K=16']
+  one = of(tmp_path / 'few', *few)
+  assert one[0] < whole[0]  # of fewer events
+  assert not list((tmp_path / 'few').rglob('*params.reference*'))
+  mesh = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=1', '--fdl.NUM_MICROBATCHES=2']
+  chunks = '--fdl.NUM_LOSS_CHUNKS=4'
+  assert of(tmp_path / 'four', *few, *mesh, chunks, devices=4) == pytest.approx(one, rel=1e-5)
+  of(tmp_path / 'parts', *few, '--fdl.MAX_STEPS=2')
+  assert of(tmp_path / 'parts', *few) == one
+  documents = [text(tmp_path), *flags[2:], '--fdl.TEACHER_TOP_K=4']
+  result = run(tmp_path / 'no', 'Student', *documents, code=2)
+  assert 'cannot hold what the frozen model makes of it' in result.stderr
 
 
 @pytest.mark.slow

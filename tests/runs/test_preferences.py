@@ -96,7 +96,7 @@ def test_preferences_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   losses(tmp_path / 'once', *once, '--fdl.MAX_STEPS=2')
   assert losses(tmp_path / 'once', *once) == pytest.approx(one, rel=1e-6)
   assert not list((tmp_path / 'once').rglob('*params.reference*'))
-  assert np.load(tmp_path / 'once/reference/training.npy').shape[1] == 64
+  assert np.load(tmp_path / 'once/reference/training/reference_log_probs.npy').shape[1] == 64
   meshed = losses(tmp_path / 'once4', *once, *mesh, devices=4)
   assert meshed == pytest.approx(one, rel=1e-5)
   dora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.USE_DORA=True']
@@ -215,7 +215,7 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   """They are read after a restart, and computed again for other rows or weights, or if damaged."""
   flags = [*names(tmp_path), '--fdl.REFERENCE_ONCE=True', '--fdl.EVAL_FRACTION=0.3']
   lora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.EVAL_INTERVAL_STEPS=2']
-  said = 'Computing the log-probabilities of the reference'
+  said = 'Computing what the frozen model makes of'
   run = functools.partial(runs.run, tmp_path / 'run', config=CONFIG)
   first = run(*lora, '--fdl.MAX_STEPS=2')
   assert (first.stdout + first.stderr).count(said) == 2
@@ -225,7 +225,7 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   assert said not in again.stdout + again.stderr
   stored = losses(tmp_path / 'plain', *lora, '--fdl.REFERENCE_ONCE=False')
   assert list(runs.losses(tmp_path / 'run').values()) == pytest.approx(stored, rel=1e-6)
-  file = tmp_path / 'run/reference/training.npy'
+  file = tmp_path / 'run/reference/training/reference_log_probs.npy'
   for count, damaged in enumerate((file.read_bytes()[:-4] + b'\0\0\0\0', b'x'), 3):
     file.write_bytes(damaged)
     third = run(*lora, f'--fdl.MAX_STEPS={2 * count}')
@@ -245,7 +245,7 @@ def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_pa
   answers = f'--fdl.TRAIN_FILES={tmp_path}/answers.jsonl'
   base = 'tests.runs.test_preferences.SmallSft'
   runs.run(tmp_path / 'base', answers, '--fdl.MAX_STEPS=4', config=base)
-  (tmp_path / 'parts/reference/training.npy').unlink()
+  (tmp_path / 'parts/reference/training/reference_log_probs.npy').unlink()
   assert losses(tmp_path / 'parts', *flags) == whole
   (tmp_path / 'base').rename(tmp_path / 'moved')
   assert losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=5')[:4] == whole

@@ -1,5 +1,7 @@
 """What a model is trained for: its losses, and the frozen model that losses may read."""
 
+from collections.abc import Mapping
+
 import fiddle as fdl
 from fiddle import selectors
 
@@ -8,6 +10,7 @@ from paxlite.config.attributes import StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
+from paxlite.data.base import RowArray
 from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
@@ -34,8 +37,8 @@ class Objective(Optimization, subject='Losses'):
     _ = self.reference_path  # raises UserError
 
   @property
-  def further_arrays(self) -> dict[str, str]:
-    """Names and dtypes of arrays [B, T] of a batch that the losses read beside those of all."""
+  def further_arrays(self) -> Mapping[str, RowArray]:
+    """The arrays [B, T, …] of a batch that the losses read beside those of all, by their names."""
     return {}
 
   def model(self) -> fdl.Config:

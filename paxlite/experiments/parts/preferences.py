@@ -1,15 +1,19 @@
 """What a model learns from preferences: the attributes and the losses."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, Self
 
 import fiddle as fdl
+import jax
 
 from paxlite.config.attribute_kinds import Fraction, NotNegative, Training
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.experiments.parts.objective import Objective
+from paxlite.data.base import RowArray
+from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.losses import preference_losses
 from paxlite.losses.kto_loss import Kto
+from paxlite.losses.outputs import Outputs
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.training.reference import LOG_PROBS, StoredReference
 
@@ -18,7 +22,7 @@ PreferenceLoss = Literal['sigmoid', 'hinge', 'ipo', 'robust', 'orpo', 'simpo', '
 _BETAS = {'orpo': 0.1, 'simpo': 2.0}  # of the papers
 
 
-class Preferences(Objective, subject='Losses'):
+class Preferences(StoredValues, subject='Losses'):
   """Losses of pairs of answers, or of labelled ones: losses/preference_losses.py, kto_loss.py."""
 
   PREFERENCE_LOSS: Training[PreferenceLoss] = (
@@ -44,7 +48,7 @@ class Preferences(Objective, subject='Losses'):
     if not self.PREFERENCE_BETA:
       raise UserError('PREFERENCE_BETA=0: nothing would be learned from preferences')
     if self.REFERENCE_ONCE:
-      _ = self.computing_reference.reference_path  # raises UserError
+      _ = self.with_reference.reference_path  # raises UserError
       if self.CHECKPOINT_IGNORE_RULES:
         raise UserError(
           'REFERENCE_ONCE needs all variables of the reference, and CHECKPOINT_IGNORE_RULES leaves '
@@ -57,13 +61,19 @@ class Preferences(Objective, subject='Losses'):
       )
 
   @property
-  def further_arrays(self) -> dict[str, str]:
-    stored = {LOG_PROBS: 'float32'} if self.REFERENCE_ONCE and self.reference() is not None else {}
-    return {'preferences': 'int32', **stored}
+  def further_arrays(self) -> Mapping[str, RowArray]:
+    return {'preferences': RowArray('int32'), **super().further_arrays}
 
   @property
-  def computing_reference(self) -> 'Preferences':
-    """The experiment that computes the reference in each step: without REFERENCE_ONCE."""
+  def stored_arrays(self) -> Mapping[str, RowArray]:
+    is_stored = self.REFERENCE_ONCE and self.reference() is not None
+    return {LOG_PROBS: RowArray('float32')} if is_stored else {}
+
+  def made_of(self, outputs: Outputs) -> Mapping[str, jax.Array]:
+    return {LOG_PROBS: outputs.log_probs}
+
+  @property
+  def with_reference(self) -> Self:
     return self.replaced(REFERENCE_ONCE=False)
 
   @property

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from paxlite.layers.language_model import LogitFactors
-from paxlite.losses.distillation_losses import Distillation
+from paxlite.losses.distillation_losses import (
+  TEACHER_IDS,
+  TEACHER_LOG_PROBS,
+  Distillation,
+  StoredDistillation,
+  most_likely,
+)
 
 B, T, D, V = 2, 6, 5, 11
 
@@ -31,8 +37,11 @@ def arrays():
   return student, teacher, rng.integers(0, 2, (B, T)).astype(np.float32)
 
 
-def of_torch(kind, temperature, student, teacher, weights):
-  """Returns the loss and its gradients for the student's arrays."""
+def of_torch(kind, temperature, student, teacher, weights, count=None):
+  """Returns the loss and its gradients for the student's arrays.
+
+  With a count, so many likely tokens of the teacher are told apart, and all others count as one.
+  """
   torch = pytest.importorskip('torch')
   import torch.nn.functional as F
 
@@ -40,6 +49,10 @@ def of_torch(kind, temperature, student, teacher, weights):
   ours = (x @ w.T / temperature).log_softmax(-1)
   y, v = map(torch.tensor, teacher)
   theirs = ((y @ v.T + torch.arange(V) / V) / temperature).log_softmax(-1)
+  if count:
+    ids = theirs.topk(count, -1).indices
+    kept = [x.gather(-1, ids) for x in (ours, theirs)]
+    ours, theirs = (torch.cat([x, (1 - x.exp().sum(-1, keepdim=True)).log()], -1) for x in kept)
   kl = lambda p, q: F.kl_div(q, p, reduction='none', log_target=True).sum(-1)
   middle = torch.logsumexp(torch.stack([ours, theirs]) - np.log(2), 0)
   each = {
@@ -63,6 +76,22 @@ def test_divergences_equal_torch(kind, temperature):
     found, gradients = jax.value_and_grad(of, (0, 1))(*map(jnp.asarray, student))
     for ours, theirs in zip((found, *gradients), expected, strict=True):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
+def test_stored_likely_tokens_equal_torch(kind):
+  """All tokens of the vocabulary give the divergence of the whole distributions."""
+  student, teacher, weights = arrays()
+  for count in (3, V):
+    expected = of_torch(kind, 2.5, student, teacher, weights, count if count < V else None)
+    ids, log_probs = most_likely(Models(teacher, None, jnp.arange(V) / V).logit_factors, count, 2.5)
+    batch = {'weights': jnp.asarray(weights), TEACHER_IDS: ids, TEACHER_LOG_PROBS: log_probs}
+    for chunks in (1, 3):
+      loss = StoredDistillation(kind=kind, temperature=2.5, num_chunks=chunks, vocab_size=V)
+      of = lambda x, w, loss=loss, batch=batch: loss(Models((x, w), None), batch)
+      found, gradients = jax.value_and_grad(of, (0, 1))(*map(jnp.asarray, student))
+      for ours, theirs in zip((found, *gradients), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
 def test_ids_that_fill_up_a_vocabulary_do_not_count():
