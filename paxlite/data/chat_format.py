@@ -46,11 +46,14 @@ class Conversation:
       assistant are [{"type": "function", "function": {"name": text, "arguments": object}} …].
     tools: Descriptions of the functions that the assistant may call; None if there are none.
     first_learned: Number of the first message that may be learned.
+    as_asked: Whether the last answer follows the prompt that asks for it, also where the template
+      writes a conversation that drops the thinking with which the prompt lets an answer begin.
   """
 
   messages: Sequence[Message]
   tools: Sequence[Tool] | None = None
   first_learned: int = 0
+  as_asked: bool = False
 
   @property
   def has_tools(self) -> bool:
@@ -321,6 +324,15 @@ class ChatFormat:
           f'the chat template leaves out {what}: --fdl.CHAT_TEMPLATE=TEMPLATE gives one that '
           'writes it; otherwise leave the row out'
         )
+
+
+def thinking_of(message: Message) -> str:
+  """Returns the thinking of a message, under a key of its own or within its content, or ''."""
+  stated = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+  if stated is None:
+    before, end, _ = message['content'].partition('</think>')
+    stated = before.removeprefix('<think>') if end else ''
+  return str(stated).strip()
 
 
 def _with_reasoning(message: Message) -> Message:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paxlite.core.errors import UserError
-from paxlite.data.chat_format import ChatFormat, Conversation, Message
+from paxlite.data.chat_format import ChatFormat, Conversation, Message, thinking_of
 
 Span = tuple[int, int]
 
@@ -74,7 +74,8 @@ def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None =
       spans.append(span)
   if missed and not spans:
     raise _unknown()
-  return Learned(text, spans, missed, finder.without_thinking, finder.is_unprompted)
+  found = Learned(text, spans, missed, finder.without_thinking, finder.is_unprompted)
+  return finder.as_asked(found) if chat.as_asked and found.is_unprompted else found
 
 
 def _unknown() -> UserError:
@@ -104,6 +105,19 @@ class _MessageFinder:
     if found is None:
       return None
     return (found[0] if start is None else start), found[1]
+
+  def as_asked(self, found: Learned) -> Learned:
+    """Puts the thinking of the last answer behind a prompt that ends with <think>.
+
+    The templates of DeepSeek-R1 end a prompt so, and write conversations without thinking.
+    """
+    *before, message = self._chat.messages
+    prompt, thinking = self._written(before, prompt=True), thinking_of(message)
+    if prompt is None or not prompt.rstrip().endswith('<think>') or not thinking:
+      return found
+    answer = found.text[found.spans[-1][0] : found.spans[-1][1]]
+    text = f'{prompt}{thinking}\n</think>\n\n{answer}'
+    return found._replace(text=text, spans=[(len(prompt), len(text))], is_unprompted=False)
 
   def prompt(self, number: int) -> int | None:
     """Returns the length of the longest prompt for a message with which the text begins."""

@@ -333,7 +333,7 @@ def answers_of(contents: Pair | Conversation) -> list[Pair | Conversation]:
   if not numbers:
     return [contents]  # which is refused like any conversation without an answer
   cut = lambda i: dataclasses.replace(
-    contents, messages=contents.messages[: i + 1], first_learned=i
+    contents, messages=contents.messages[: i + 1], first_learned=i, as_asked=True
   )
   return [cut(i) for i in numbers]
 

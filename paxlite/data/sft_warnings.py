@@ -68,7 +68,7 @@ class ExampleWarnings:
         f'{_counted(self._unprompted, "chat")}: the chat template writes another text before the '
         'last answer than in the prompt that asks for it, so that generation begins with what was '
         'not learned. If it ends a prompt with <think> and drops the thinking of answers, '
-        '--fdl.CHAT_TEMPLATE=TEMPLATE gives one that does neither or both'
+        '--fdl.CHAT_EXAMPLES=answers puts it there'
       )
     if self._missed:
       found.append(

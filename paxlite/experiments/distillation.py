@@ -113,7 +113,6 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
   TEACHER_WEIGHT: Training[Fraction] = (
     0.5  # share of the divergence in the loss; the rest is that of the cross-entropy
   )
-
   TEACHER_TOP_K: Training[OffAtZeroInt] = (
     0  # most likely tokens of the teacher that are stored once, before training; 0: its model stays
   )
@@ -164,6 +163,10 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
     if not self.TEACHER_TEMPERATURE or not self.TEACHER_WEIGHT:
       name = 'TEACHER_WEIGHT' if self.TEACHER_TEMPERATURE else 'TEACHER_TEMPERATURE'
       raise UserError(f'{name}=0: nothing would be learned from the teacher')
+    if self.TEACHER_TOP_K > self.VOCAB_SIZE:
+      raise UserError(
+        f'TEACHER_TOP_K={self.TEACHER_TOP_K} must be at most VOCAB_SIZE={self.VOCAB_SIZE}'
+      )
     if self.REFERENCE_RESTORE_PATH != self.TEACHER:
       raise UserError(
         f'REFERENCE_RESTORE_PATH={self.REFERENCE_RESTORE_PATH} and TEACHER={self.TEACHER} both say '

@@ -100,7 +100,7 @@ def _restore(run: Run) -> Restore:
 
 
 class _Model:
-  """The reference model with its weights, on the mesh of a run."""
+  """The frozen model with its weights, on the mesh of a run."""
 
   def __init__(self, run: Run, stores: StoredValues, frozen: int | None):
     self._e, self._stores = run.experiment, stores

@@ -15,9 +15,12 @@ IMAGES = {'idefics3', 'llava_next', 'smolvlm'}
 FAMILIES = sorted(
   {p.stem for p in FOLDER.glob('*.jinja') if not p.stem.endswith('_training')} - IMAGES
 )
-KEEP_THINKING = {'qwen3', 'qwen3_5_think', 'glm4moe', 'gptoss', 'lfm2_2_5', 'nemotron_3_nano'}
-# These drop the thinking, or write it, behind a prompt that says the opposite; paxlite data says so
-UNPROMPTED = {'deepseek_r1_distill', 'deepseekv3', 'qwen3_5_nothink'}
+KEEP_THINKING = {
+  'qwen3', 'qwen3_5_think', 'deepseek_r1_distill', 'deepseekv3', 'glm4moe', 'gptoss', 'lfm2_2_5',
+  'nemotron_3_nano',
+}  # fmt: skip
+# It writes the thinking behind a prompt that turns it off; paxlite data says so
+UNPROMPTED = {'qwen3_5_nothink'}
 
 CHAT = conversation([
   dict(role='user', content='What is 2 + 3?'),

@@ -119,6 +119,7 @@ def test_wrong_values_are_refused(tmp_path):
   for values, message in (
     (dict(TEACHER_WEIGHT=0.0), 'TEACHER_WEIGHT=0: nothing would be learned'),
     (dict(TEACHER_TEMPERATURE=0.0), 'TEACHER_TEMPERATURE=0: nothing would be learned'),
+    (dict(TEACHER_TOP_K=10**6), 'TEACHER_TOP_K=1000000 must be at most VOCAB_SIZE'),
     (dict(TEACHER='a', REFERENCE_RESTORE_PATH='b'), 'both say where the weights of the teacher'),
   ):
     with pytest.raises(UserError, match=message):
