@@ -331,7 +331,7 @@ def thinking_of(message: Message) -> str:
   stated = next((message[k] for k in _REASONING if message.get(k) is not None), None)
   if stated is None:
     before, end, _ = message['content'].partition('</think>')
-    stated = before.removeprefix('<think>') if end else ''
+    stated = before.rpartition('<think>')[2] if end else ''
   return str(stated).strip()
 
 

@@ -204,12 +204,11 @@ class SftRows:
     """Yields the place of each record and its examples."""
     for file in files:
       for place, record in read_records(file):
-        if record.get(LABEL) is not None:
-          self._warnings.labelled.append(place)
         yield place, self._read(place, record)
 
   def _read(self, place: str, record: Record) -> list[SftExample]:
     """Returns the examples of a record, of which there are examples_of_a_record."""
+    self._note_label(place, record)
     with located(place):
       found = self.contents_of(record)
     self.formats[self._format(record)] += 1
@@ -219,6 +218,10 @@ class SftRows:
   def contents_of(record: Record) -> list[Pair | Conversation]:
     """Returns the examples of a record, not yet encoded; UserError if it is in no known format."""
     return [format_of(record).read(record)]
+
+  def _note_label(self, place: str, record: Record) -> None:
+    if record.get(LABEL) is not None and self.examples_of_a_record == 1:
+      self._warnings.labelled.append(place)
 
   @staticmethod
   def _format(record: Record) -> str:
@@ -312,6 +315,7 @@ class AnswerRows(SftRows):
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     for file in files:
       for place, record in read_records(file):
+        self._note_label(place, record)
         with located(place):
           (whole,) = self.contents_of(record)
         self.formats[self._format(record)] += 1

@@ -92,11 +92,20 @@ class Documents(DocumentFiles):
   SUMMARY_INTERVAL_STEPS = 10
 
 
-class Preference(PreferenceFiles, SFT, Preferences):
+class LinearSFT(SFT):
+  """SFT whose learning rate falls in a line until the end of the run, as trl's by default."""
+
+  LR_SCHEDULE: Schedule = 'linear'
+
+  @property
+  def LR_DECAY_ENDS(self) -> list[int]:
+    return [max(self.MAX_STEPS, self.LR_WARMUP + 1)]
+
+
+class Preference(PreferenceFiles, LinearSFT, Preferences):
   """Training on preferences; the learning rate is that of trl's DPO."""
 
   LEARNING_RATE = 1e-6
-  LR_SCHEDULE: Schedule = 'linear'
 
   @property
   def preference_rows(self) -> type[PreferenceRows]:
@@ -111,20 +120,11 @@ class Preference(PreferenceFiles, SFT, Preferences):
     # train_input() asks for the weights; a program that is only compiled needs none
     return super().reference_path if self.REFERENCE_RESTORE_PATH else ''
 
-  @property
-  def LR_DECAY_ENDS(self) -> list[int]:
-    return [max(self.MAX_STEPS, self.LR_WARMUP + 1)]
 
-
-class Reward(RewardModel, PreferenceFiles, SFT):
+class Reward(RewardModel, PreferenceFiles, LinearSFT):
   """Training of a reward model on preferences; the learning rate is that of trl."""
 
   LEARNING_RATE = 1e-4
-  LR_SCHEDULE: Schedule = 'linear'
-
-  @property
-  def LR_DECAY_ENDS(self) -> list[int]:
-    return [max(self.MAX_STEPS, self.LR_WARMUP + 1)]
 
 
 class DistilledSFT(Distillation, SFT):

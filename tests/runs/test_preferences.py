@@ -28,6 +28,7 @@ from paxlite.tools import compile as compile_tool
 from paxlite.tools import export_weights, generate
 from tests.support import runs
 from tests.support.imported import loaded
+from tests.support.processes import MESH, on_processes
 
 CONFIG = 'tests.runs.test_preferences.SmallPreferences'
 CAPITALS = dict(
@@ -127,6 +128,12 @@ def test_labelled_answers_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   assert one[-1] < one[0]
   mesh = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=1']
   assert losses(tmp_path / 'two', *flags, *mesh, devices=2) == pytest.approx(one, rel=1e-5)
+  stages = [
+    '--fdl.MESH_AXES=["stage","replica","data","mdl"]', '--fdl.ICI_MESH_SHAPE=[2,1,1,1]',
+    '--fdl.DCN_MESH_SHAPE=[1,1,1,1]', '--fdl.PERCORE_BATCH_SIZE=1', '--fdl.NUM_MICROBATCHES=2',
+    '--fdl.USE_REPEATED_LAYER=True',
+  ]  # fmt: skip
+  assert losses(tmp_path / 'stages', *flags, *stages, devices=2) == pytest.approx(one, rel=1e-5)
   losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=2')
   assert losses(tmp_path / 'parts', *flags) == one
   last = [r for r in runs.records(tmp_path / 'one') if 'loss' in r][-1]
@@ -234,6 +241,17 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   assert (longer.stdout + longer.stderr).count(said) == 2
   few = ['--fdl.EVAL_BATCH_SIZE=2', '--fdl.NUM_MICROBATCHES=4', '--fdl.MAX_STEPS=1']
   runs.run(tmp_path / 'few', *flags, *few, config=CONFIG)
+
+
+@pytest.mark.slow
+def test_two_processes_compute_a_reference_once_as_one_does(tmp_path):
+  flags = [*names(tmp_path), '--fdl.PACKED_INPUT=True']
+  one = losses(tmp_path / 'one', *MESH, *flags, devices=4)
+  for steps in (2, 4):  # the second start reads what the first has kept
+    more = [*flags, '--fdl.REFERENCE_ONCE=True', f'--fdl.MAX_STEPS={steps}']
+    printed = on_processes(tmp_path / 'two', 2, *more, config=CONFIG)
+    assert ('Computing what the frozen model makes of' in printed[0]) == (steps == 2)
+  assert list(runs.losses(tmp_path / 'two').values()) == pytest.approx(one, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat, Conversation
+from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import AnswerRows, SftRows
 from paxlite.data.sft_formats import FORMATS, Pair, format_of
 from paxlite.data.tokenizer import open_tokenizer
@@ -287,3 +288,8 @@ def test_labels_that_are_not_read_are_said(tmp_path):
   path.write_text(json.dumps(dict(prompt='a', completion=' b', label=False)) + '\n')
   rows = SftRows([str(path)], packaged.VOCAB, 64, 8192)
   assert any('1 record (the first: ' in w and '--method=kto' in w for w in rows.warnings)
+  pair = tmp_path / 'b.jsonl'
+  pair.write_text(json.dumps(dict(prompt='a', chosen=' b', rejected=' c', label=1)) + '\n')
+  assert not any(
+    'label' in w for w in PreferenceRows([str(pair)], packaged.VOCAB, 64, 8192).warnings
+  )
