@@ -11,7 +11,6 @@ import json
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import paxlite
@@ -23,7 +22,7 @@ from paxlite.config.attributes import parse
 from paxlite.core.trees import PyTree
 from paxlite.experiments.parts.joined_weights import JoinedWeights
 from paxlite.experiments.parts.memory_savings import put_form
-from paxlite.generation.decoding import DecodeState, Generator
+from paxlite.generation.engine import Engine
 from paxlite.layers.precision.weight_forms import Int8
 
 
@@ -54,9 +53,8 @@ def main() -> None:
   params = abstract(shapes(config, mesh, e), e.FPROP_DTYPE)
   if not args.apart:
     params = abstract(jax.eval_shape(JoinedWeights(config, mesh, e.rules).joined, params))
-  generator = Generator(fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules)
-  state = abstract(jax.eval_shape(lambda p: _started(generator, p, args), params))
-  compiled = generator._extend.lower(params, state, abstract(jnp.int32(0))).compile()
+  engine = Engine(fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules)
+  compiled = engine.lowered(args.rows, args.slots).compile()
 
   program = Program(compiled.as_text())
   costs = Costs(program, 'gpu')
@@ -66,22 +64,13 @@ def main() -> None:
   moved = sum(kernel.bytes for kernel in kernels)
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   table = e.VOCAB_SIZE * e.MODEL_DIMS * 2 if e.SEPARATE_EMBEDDING else 0  # one row of it is read
-  least = size(params) - table + size(state.cache)
+  least = size(params) - table + engine.cache_bytes(args.rows, args.slots)
   print(json.dumps({
     'experiment': args.experiment, 'values': given, 'rows': args.rows, 'jax': jax.__version__,
     'joined': not args.apart, 'layers': e.NUM_LAYERS, 'kernels': len(kernels),
     'kernels_per_layer': len(kernels) // e.NUM_LAYERS, 'gigabytes': moved / 1e9,
     'of_weights_and_cache': moved / least,
   }))  # fmt: skip
-
-
-def _started(generator: Generator, params: PyTree, args: argparse.Namespace) -> DecodeState:
-  """Returns the state after prompts of 128 tokens."""
-  rows = args.rows
-  keys = jax.random.split(jax.random.key(0), rows)
-  slots = jnp.zeros(rows, jnp.int32), jnp.full(rows, args.slots - 1, jnp.int32)
-  tokens = jnp.zeros((rows, 128), jnp.int32)
-  return generator._prefill(params, tokens, slots, (keys, np.zeros(rows, bool)), args.slots)
 
 
 if __name__ == '__main__':

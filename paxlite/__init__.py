@@ -27,7 +27,7 @@ if TYPE_CHECKING:
   from paxlite.core.errors import Interrupted, TrainingError, UserError
   from paxlite.experiments.base import Experiment
   from paxlite.experiments.registry import register
-  from paxlite.generation.decoding import Sampling
+  from paxlite.generation.sampling import Sampling
   from paxlite.programs.library import TrainedModel, get, list_experiments, load, train
   from paxlite.training.callbacks import Callback
 
@@ -37,7 +37,7 @@ _WHERE = {
   'Callback': 'paxlite.training.callbacks',
   'Experiment': 'paxlite.experiments.base',
   'Interrupted': 'paxlite.core.errors',
-  'Sampling': 'paxlite.generation.decoding',
+  'Sampling': 'paxlite.generation.sampling',
   'TrainedModel': 'paxlite.programs.library',
   'TrainingError': 'paxlite.core.errors',
   'UserError': 'paxlite.core.errors',

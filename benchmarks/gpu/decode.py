@@ -1,4 +1,4 @@
-"""Measures decoding with paxlite's Generator, greedy, with random weights."""
+"""Measures decoding with paxlite's engine, greedy, with random weights."""
 
 import statistics
 import time
@@ -18,7 +18,8 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
 
   from paxlite.experiments.parts.joined_weights import JoinedWeights
   from paxlite.experiments.parts.memory_savings import put_form
-  from paxlite.generation.decoding import Generator
+  from paxlite.generation.engine import Engine
+  from paxlite.generation.request import Request
   from paxlite.layers.precision.weight_forms import Int8
 
   device = jax.devices()[0]
@@ -31,8 +32,8 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
   params = JoinedWeights(config, mesh, e.rules).joined(params)
   model = fdl.build(config).model
-  # Like Inference.generator, but without end tokens.
-  generator = Generator(
+  # Like Inference.engine, but without end tokens.
+  engine = Engine(
     model,
     params,
     e.MAX_SEQ_LEN,
@@ -40,32 +41,35 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     is_token=np.ones(e.VOCAB_SIZE, bool),
     mesh=mesh,
     rules=e.rules,
+    most_rows=e.DECODE_BATCH_SIZE,
   )
   shape = (e.DECODE_BATCH_SIZE, PROMPT)
   prompts = np.random.default_rng(0).integers(0, e.VOCAB_SIZE, shape).tolist()
-  new = 1 + (ROUNDS + 1) * ROUND_TOKENS
+  new = 1 + (ROUNDS + 2) * ROUND_TOKENS
 
-  def prefill() -> tuple[Any, float]:
+  def round_of_tokens() -> float:
     before = time.perf_counter()
-    state = jax.block_until_ready(generator.prefill(prompts, new))
-    return state, time.perf_counter() - before
+    engine.step(most=ROUND_TOKENS)
+    return time.perf_counter() - before
 
-  def extend(state: Any) -> tuple[Any, float]:
+  def read() -> float:
+    """Reads all prompts, and generates a token after each."""
+    engine.params = params  # so that no prompt is known
     before = time.perf_counter()
-    state = jax.block_until_ready(generator.extend(state, ROUND_TOKENS))
-    return state, time.perf_counter() - before
+    engine.continuations(prompts, 1)
+    return time.perf_counter() - before
 
   jax.block_until_ready(params)
-  _, first_prefill = prefill()
-  state, prompt_seconds = prefill()
-  state, first_round = extend(state)
+  first_prompts, prompt_seconds = read(), read()
+  engine.params = params
+  jobs = [engine.add(Request(prompt, new)) for prompt in prompts]
+  before = time.perf_counter()
+  while not all(len(job.known) > PROMPT + ROUND_TOKENS for job in jobs):
+    engine.step(most=ROUND_TOKENS)
+  first_round = time.perf_counter() - before
   seconds = []
-  for _ in range(ROUNDS):
-    state, round_seconds = extend(state)
-    seconds.append(round_seconds / ROUND_TOKENS)
-  made = int(state.slot) - int(state.prompt_slots) + 1
-  if made != new:
-    raise RuntimeError(f'{made} new tokens instead of {new}')
+  while all(job.num_left >= ROUND_TOKENS for job in jobs):
+    seconds.append(round_of_tokens() / ROUND_TOKENS)
   low, median, high = statistics.quantiles(seconds, n=4)
   total = sum(x.nbytes for x in jax.tree.leaves(params))
   # A token needs one row of the embedding table, and all other weights.
@@ -81,11 +85,11 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     'quartile_seconds': [low, high],
     'tokens_per_second': e.DECODE_BATCH_SIZE / median,
     'prompt_seconds': prompt_seconds,
-    'compile_seconds': first_prefill + first_round,
+    'compile_seconds': first_prompts + first_round,
     'peak_bytes': (device.memory_stats() or {}).get('peak_bytes_in_use'),
     'compiled_bytes': total,
     'weight_bytes': read,
-    'cache_bytes': sum(x.nbytes for x in jax.tree.leaves(state.cache)),
+    'cache_bytes': engine.cache_bytes(e.DECODE_BATCH_SIZE, 512),
     'bandwidth': read / median,
   }
 

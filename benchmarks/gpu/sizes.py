@@ -119,7 +119,7 @@ def guessed_seconds(name: str, e: Any) -> float:
 
 
 # Tokens of the prompt, rounds, and tokens per round. All rounds but the first use 256 slots.
-PROMPT, ROUNDS, ROUND_TOKENS = 128, 10, 23
+PROMPT, ROUNDS, ROUND_TOKENS = 128, 10, 30
 DECODED = (ROUNDS + 1) * ROUND_TOKENS
 
 

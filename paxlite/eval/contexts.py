@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.data.text_encoding import TextEncoding
-from paxlite.data.tokenizer import Tokenizer
 from paxlite.eval.scoring import Continuation
 
 
@@ -79,26 +78,3 @@ class Contexts:
     if not after:
       raise UserError(f'the continuation {continuation[:40]!r} has no token of its own')
     return Continuation(before, after)
-
-
-def text_until(tokenizer: Tokenizer, ids: Sequence[int], until: Sequence[str]) -> str:
-  """Returns the text of generated ids up to the first of the strings that end it.
-
-  As in the harness, a token can end the text too if it is spelled out in `until`, as <|im_end|>.
-  A text ends after the first token with which one of `until` stands in the last few tokens.
-  """
-  count = min((_end(tokenizer, ids, u) for u in until), default=len(ids))
-  text = tokenizer.decode(ids[:count])
-  for ending in filter(None, until):
-    text = text.split(ending)[0]
-  return text
-
-
-def _end(tokenizer: Tokenizer, ids: Sequence[int], ending: str) -> int:
-  """Returns the number of ids after which generation ends."""
-  # the ending may be in other tokens than these
-  width = len(tokenizer.encode_tokens(ending, marked=True).ids) + 2
-  for count in range(1, len(ids) + 1):
-    if ending in tokenizer.decode_marked(ids[max(0, count - width) : count]):
-      return count
-  return len(ids)

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import fiddle as fdl
 import jax
@@ -32,7 +32,9 @@ from paxlite.experiments.registry import class_of
 from paxlite.experiments.reward_model import RewardModel
 from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
-from paxlite.generation.decoding import Generator, Sampling
+from paxlite.generation.engine import Engine
+from paxlite.generation.request import Answer, Request
+from paxlite.generation.sampling import Sampling
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.weight_forms import Int8
@@ -65,25 +67,33 @@ class Inference:
   max_length: int
   joined_weights: JoinedWeights
 
-  def generator(self, sampling: Sampling | None = None, chat: bool = False) -> Generator:
-    """Returns a generator that continues prompts.
+  def engine(
+    self, sampling: Sampling | None = None, chat: bool = False, most_rows: int | None = None
+  ) -> Engine:
+    """Returns an engine that continues prompts.
 
     Args:
       sampling: How tokens are chosen; None: as the experiment says.
-      chat: Whether the prompts are those of a chat, so that the token with which the chat template
-        ends an answer stops it as well.
+      chat: Whether the prompts are those of a chat; see `ends`.
+      most_rows: The most answers that are generated at a time; None: as the experiment says.
     """
     e = self.experiment
-    return Generator(
+    return Engine(
       self.model,
       self.params,
       self.max_length,
       e.sampling() if sampling is None else sampling,
-      eos_ids=e.eos_ids(self.tokenizer, chat),
+      ends=self.ends(chat),
       is_token=self.tokenizer.is_token,
+      tokenizer=self.tokenizer,
       mesh=self.mesh,
       rules=e.rules,
+      most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows,
     )
+
+  def ends(self, chat: bool) -> list[int]:
+    """Returns the tokens that end an answer: in a chat, also that which its template puts there."""
+    return self.experiment.eos_ids(self.tokenizer, chat)
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, after the model's start id if it has one."""
@@ -300,8 +310,8 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
   """Continues every prompt and writes `output`; resumes an interrupted call.
 
   `output` has the prompts as JSON lines in their order. OUTPUT.partial holds the predictions until
-  all prompts are done. Prompts of similar length share a batch. The sampling of a prompt depends
-  only on the seed and on the prompt's position among the prompts.
+  all prompts are done. The sampling of a prompt depends only on the seed and on the prompt's
+  position among the prompts.
 
   Returns:
     Number of prompts continued by this call; earlier calls continued the others.
@@ -316,24 +326,31 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
     return 0
   done = _finished(partial)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
-  kinds = [(chat, [i for i in todo if prompts[i].is_chat == chat]) for chat in (False, True)]
-  todo_batches = [
-    (chat, rows[i : i + e.DECODE_BATCH_SIZE])
-    for chat, rows in kinds
-    for i in range(0, len(rows), e.DECODE_BATCH_SIZE)
+  ends = {chat: inference.ends(chat) for chat in {prompts[i].is_chat for i in todo}}
+  engine = inference.engine()
+  asked = [
+    Request(
+      prompts[i].ids,
+      min(e.MAX_DECODE_STEPS, inference.max_length - len(prompts[i].ids)),
+      engine.sampling,
+      e.SEED,
+      sample=i,
+      ends=ends[prompts[i].is_chat],
+    )
+    for i in todo
   ]
-  generators = {chat: inference.generator(chat=chat) for chat, rows in kinds if rows}
   console = Console(stderr=True)
+  answers: Iterable[tuple[int, Answer]] = track(
+    engine.answers(asked),
+    'decoding',
+    total=len(asked),
+    console=console,
+    disable=not console.is_terminal,
+  )
   with open_file(partial, 'a', encoding='utf-8') as f:
-    disable = not console.is_terminal
-    for chat, batch in track(todo_batches, 'decoding', console=console, disable=disable):
-      padded = batch + batch[-1:] * (e.DECODE_BATCH_SIZE - len(batch))  # one program for all
-      rows = generators[chat].generate(
-        [prompts[i].ids for i in padded], e.MAX_DECODE_STEPS, seed=e.SEED, row_ids=padded
-      )
-      for i, ids in zip(batch, rows, strict=False):
-        done[i] = inference.tokenizer.decode(ids)
-        f.write(json.dumps({'prompt': i, 'prediction': done[i]}) + '\n')
+    for number, answer in answers:
+      done[todo[number]] = answer.text
+      f.write(json.dumps({'prompt': todo[number], 'prediction': answer.text}) + '\n')
       f.flush()
       os.fsync(f.fileno())
   records = [prompt.record | {'prediction': done[i]} for i, prompt in enumerate(prompts)]
@@ -381,21 +398,3 @@ def _finished(partial: pathlib.Path) -> dict[int, str]:
     write_file(partial, whole)
   records = [record for _, record in read_json_lines(str(partial))] if whole else []
   return {int(r['prompt']): r['prediction'] for r in records}
-
-
-def text_stream(tokenizer: Tokenizer, ids: Iterator[int]) -> Iterator[str]:
-  """Yields pieces of text as tokens arrive.
-
-  A character made of several tokens is yielded with its last token.
-  """
-  so_far: list[int] = []
-  shown = ''
-  for i in ids:
-    so_far.append(i)
-    text = tokenizer.decode(so_far)
-    if not text.endswith('\ufffd') and len(text) > len(shown):
-      yield text[len(shown) :]
-      shown = text
-  rest = tokenizer.decode(so_far)[len(shown) :]
-  if rest:
-    yield rest

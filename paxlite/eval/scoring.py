@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.generation.decoding import check_ids
+from paxlite.generation.request import check_ids
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 

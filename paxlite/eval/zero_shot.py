@@ -11,11 +11,12 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
-from paxlite.eval.contexts import Contexts, text_until
+from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
 from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import Continuation, Score, Scorer
-from paxlite.generation.decoding import Sampling
+from paxlite.generation.request import Request
+from paxlite.generation.sampling import Sampling
 
 TooLong = Literal['truncate', 'error']
 Found = tuple[dict[str, 'Metric'], list[JsonObject]]  # metrics, and findings of each example
@@ -241,7 +242,7 @@ def continued(
     until: Strings that end the generated text.
     sampling: How tokens are sampled; None: as the experiment says.
     report: Called with the number of prompts done and the number of all prompts.
-    chat: Whether the prompts are those of a chat; see Inference.generator.
+    chat: Whether the prompts are those of a chat; see Inference.ends.
 
   Raises:
     UserError: The new tokens leave no room for a prompt.
@@ -252,18 +253,12 @@ def continued(
       f'an answer of {max_new_tokens:,} new tokens leaves no room for a prompt: the model takes '
       f'{inference.max_length:,} tokens. Ask for fewer new ones'
     )
-  generator = inference.generator(sampling, chat)
-  order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-  answers = [''] * len(prompts)
-  size = inference.experiment.DECODE_BATCH_SIZE
-  for start in range(0, len(order), size):
-    batch = order[start : start + size]
-    padded = batch + batch[-1:] * (size - len(batch))  # one program for all
-    rows = generator.generate([prompts[i][-room:] for i in padded], max_new_tokens, row_ids=padded)
-    for i, ids in zip(batch, rows, strict=False):
-      answers[i] = text_until(inference.tokenizer, ids, until)
-    report(start + len(batch), len(order))
-  return answers
+  engine = inference.engine(sampling, chat)
+  requests = [
+    Request(prompt[-room:], max_new_tokens, engine.sampling, sample=i, ends=engine.ends, stop=until)
+    for i, prompt in enumerate(prompts)
+  ]
+  return [answer.text for answer in engine.generate(requests, report)]
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> Metric:

@@ -41,11 +41,17 @@ class RelativeBias(nn.Module):
       B: Number of rows.
       T: Number of queries of a row.
       S: Number of keys of a row; if they are as many as the queries, start is 0.
-      start: Index of the first query among the keys.
+      start: Index of the first query among the keys, an integer or [B]; [B] gives J = B groups.
     """
     shape = [self.num_heads, self.num_buckets]
     init = nn.initializers.normal(1 / math.sqrt(math.prod(shape)))
     wrb = param(self, 'wrb', init, shape, ['heads', None])
+    if jnp.ndim(start):
+      start_B111 = jnp.asarray(start)[:, None, None, None]
+      distances_B1TS = start_B111 + jnp.arange(T)[:, None] - jnp.arange(S)
+      bucket = jax.nn.one_hot(self._bucket(distances_B1TS)[:, 0], self.num_buckets)
+      bias_BNTS = jnp.einsum('Nk,BTSk->BNTS', wrb, bucket, precision='highest')
+      return shard(bias_BNTS, 'batch', 'act_heads', None, None)
     J = shards_of('batch', B)
     wrb = shard(jnp.broadcast_to(wrb, (J, *shape)), 'batch', 'act_heads', None)
     t, s = _tile(T, S)

@@ -15,7 +15,7 @@ from paxlite.core.trees import PyTree
 from paxlite.eval.inference import Inference, load_checkpoint
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
-from paxlite.generation.decoding import Sampling
+from paxlite.generation.sampling import Sampling
 from paxlite.programs import training
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import located_run
@@ -157,9 +157,10 @@ class TrainedModel:
       seed: Seed of the choice.
     """
     inference = self.inference
-    generator = inference.generator(sampling)
-    (ids,) = generator.generate([inference.encode(prompt)], max_new_tokens, seed=seed)
-    return inference.tokenizer.decode(ids)
+    engine = inference.engine(sampling)
+    ids = inference.encode(prompt)
+    (answer,) = engine.generate([engine.request(ids, max_new_tokens, seed)])
+    return answer.text
 
 
 def _columns(path: pathlib.Path) -> dict[str, np.ndarray]:

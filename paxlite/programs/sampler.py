@@ -7,7 +7,8 @@ import fiddle as fdl
 from paxlite.core.errors import UserError, located
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.generation.decoding import Generator, Sampling
+from paxlite.generation.engine import Engine
+from paxlite.generation.sampling import Sampling
 from paxlite.tracking.summaries import Summaries
 from paxlite.training.callbacks import Callback, Evaluations
 from paxlite.training.sharded_task import ShardedTask
@@ -43,12 +44,12 @@ class Sampler(Callback):
     self._prompts = prompts
     self._chat = chat
     self._evaluated = task.task.evaluated
-    self._generator = Generator(
+    self._engine = Engine(
       fdl.build(experiment.plain.build_task()).model,
       None,
       experiment.num_positions,
       Sampling(temperature=TEMPERATURE),
-      eos_ids=experiment.eos_ids(tokenizer, chat),
+      ends=experiment.eos_ids(tokenizer, chat),
       is_token=tokenizer.is_token,
       mesh=task.mesh,
       rules=task.rules,
@@ -88,16 +89,24 @@ class Sampler(Callback):
 
   def __call__(self, state: TrainState, prompt: str) -> str:
     """Returns `prompt` and its continuation, or the answer in a chat."""
-    ids = self.ids(prompt)
-    shown = [] if self._chat else ids[len(self._encoding.start_ids) :]
-    self._generator.params = self._evaluated(state)
+    return self.texts(state, [prompt])[0]
+
+  def texts(self, state: TrainState, prompts: Sequence[str]) -> list[str]:
+    """Returns what __call__ does for each prompt."""
+    asked = [self.ids(prompt) for prompt in prompts]
+    self._engine.params = self._evaluated(state)
     try:
-      return self.tokenizer.decode(shown + self._generator.generate([ids], _MOST_TOKENS)[0])
+      found = self._engine.continuations(asked, _MOST_TOKENS, samples=[0] * len(asked))
     finally:
-      self._generator.params = None  # the next step overwrites them
+      self._engine.params = None  # the next step overwrites them
+    first = len(self._encoding.start_ids)
+    return [
+      self.tokenizer.decode(new if self._chat else ids[first:] + new)
+      for ids, new in zip(asked, found, strict=True)
+    ]
 
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
   ) -> None:
-    generated = {prompt: self(state, prompt) for prompt in self._prompts}
-    summaries.samples(step, generated, self.verb)
+    texts = self.texts(state, self._prompts)
+    summaries.samples(step, dict(zip(self._prompts, texts, strict=True)), self.verb)

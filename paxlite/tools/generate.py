@@ -18,7 +18,6 @@ from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:
-  from paxlite.data.tokenizer import Tokenizer
   from paxlite.eval.inference import Inference
 
 
@@ -95,11 +94,10 @@ def answer(args: argparse.Namespace) -> None:
 
 def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
   """Continues the prompt, or answers the questions of a chat."""
-  generator = inference.generator(chat=args.chat)
+  engine = inference.engine(chat=args.chat, most_rows=1)
 
   def show(ids: list[int]) -> str:
-    tokens = generator.stream(ids, args.max_new_tokens, seed=args.seed)
-    return _show(inference.tokenizer, tokens)
+    return _show(engine.texts(ids, args.max_new_tokens, seed=args.seed))
 
   if not args.chat:
     if not show(inference.encode(args.prompt)).strip():
@@ -120,12 +118,10 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
     messages = [*asked, {'role': 'assistant', 'content': answer}]
 
 
-def _show(tokenizer: 'Tokenizer', tokens: Iterator[int]) -> str:
+def _show(texts: Iterator[str]) -> str:
   """Prints text while it is generated, and returns all of it."""
-  from paxlite.eval.inference import text_stream
-
   pieces = []
-  for piece in text_stream(tokenizer, tokens):
+  for piece in texts:
     print(piece, end='', flush=True)
     pieces.append(piece)
   print()

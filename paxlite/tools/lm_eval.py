@@ -31,7 +31,7 @@ from paxlite.core.errors import UserError, located
 from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import contexts_of, continued
-from paxlite.generation.decoding import Sampling
+from paxlite.generation.sampling import Sampling
 from paxlite.stores import paths
 
 _MAX_GEN_TOKS = 256

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from paxlite.generation.decoding import Generator
+from paxlite.generation.engine import Engine
 from paxlite.tools import export_weights
 from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
@@ -147,8 +147,8 @@ def test_greedy_text_and_the_way_back(case, imported, tmp_path):
   )
   ids, new = ids_of(1).tolist(), 64 if case != 'phi3 longrope' else 40
   short = ids[0][: T // 2]
-  generator = Generator(ours, params, experiment.MAX_SEQ_LEN, eos_ids=[])
-  text = generator.generate([ids[0], short], new)[0]
+  engine = Engine(ours, params, experiment.MAX_SEQ_LEN)
+  text = engine.continuations([ids[0], short], new)[0]
   assert len(text) == new
   with torch.no_grad():
     logits = model(torch.tensor([ids[0] + text[:-1]])).logits[0, T - 1 :]

@@ -76,7 +76,7 @@ QUICK = {'llama_gqa_tied', 'llama3_scaled', 'mistral_window', 'gemma'}
   'family', [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )
 def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
-  from paxlite.generation.decoding import Generator
+  from paxlite.generation.engine import Engine
 
   theirs = their_model(family)
   theirs.save_pretrained(tmp_path / 'hf')
@@ -89,10 +89,10 @@ def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
     logits = jax.jit(model.apply)({'params': params}, ids)
   np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
 
-  generator = Generator(model, params, experiment.MAX_SEQ_LEN, eos_ids=experiment.EOS_IDS)
+  engine = Engine(model, params, experiment.MAX_SEQ_LEN, ends=experiment.EOS_IDS)
   with torch.no_grad():
     whole = theirs.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, pad_token_id=0)
-  for row, ours in zip(whole[:, 24:].tolist(), generator.generate(ids.tolist(), 12), strict=True):
+  for row, ours in zip(whole[:, 24:].tolist(), engine.continuations(ids.tolist(), 12), strict=True):
     assert (row[: row.index(2)] if 2 in row else row) == ours
 
   export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])

@@ -46,7 +46,7 @@ def test_a_run_from_python(tmp_path):
   ids = again.inference.encode(text)
   assert logits.shape == (len(ids), experiment.VOCAB_SIZE)
   np.testing.assert_array_equal(logits, run.logits(ids))
-  (first,) = again.inference.generator().generate([ids], 1)
+  (first,) = again.inference.engine().continuations([ids], 1)
   assert first == [int(np.argmax(logits[-1]))]
   assert again.generate(text, 5) == run.generate(text, 5)
 

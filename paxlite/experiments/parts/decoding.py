@@ -7,7 +7,7 @@ from paxlite.config.attribute_kinds import Count, Generation, NotNegativeInt, Ru
 from paxlite.config.attributes import StoredPath
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
-from paxlite.generation.decoding import Sampling
+from paxlite.generation.sampling import Sampling
 
 
 class Decoding(Experiment, subject='Generation and zero-shot tasks'):
@@ -19,7 +19,7 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks'):
   EOS_IDS: Generation[list[int]] = []  # token ids that end a text; []: those of the tokenizer
 
   DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines with the prompts or chats of --mode=decode
-  DECODE_BATCH_SIZE: Generation[Count] = 8  # prompts that are continued at a time
+  DECODE_BATCH_SIZE: Generation[Count] = 32  # most prompts that are continued at a time
   MAX_DECODE_STEPS: Generation[Count] = 128  # most tokens of a continuation
   TEMPERATURE: Generation[float] = 0.0  # sampling temperature; 0: always the most likely token
   TOP_K: Generation[int] = 0  # most likely tokens that sampling chooses from; 0: all

@@ -139,7 +139,6 @@ class DotProductAttention(nn.Module):
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
     segment_ids_BT: jax.Array | None = None,
-    key_segment_ids_BS: jax.Array | None = None,
     start: jax.Array | int = 0,
   ) -> jax.Array:
     """Returns the context [B, T, N, H]; a query sees only its own key and earlier keys.
@@ -148,17 +147,11 @@ class DotProductAttention(nn.Module):
       q_BTNH: Queries.
       k_BSKH: Keys; N / K neighboring query heads share a key head.
       v_BSKH: Values.
-      segment_ids_BT: Segments of the queries; a query sees only keys of its own segment.
-      key_segment_ids_BS: Segments of the keys; None means those of the queries.
-      start: Index of the first query among the keys.
+      segment_ids_BT: Segments of the queries and keys; a query sees only keys of its own segment.
+      start: Index of the first query among the keys, 0 or [B].
     """
     B, T, S = *q_BTNH.shape[:2], k_BSKH.shape[1]
-    segments = None
-    if segment_ids_BT is not None:
-      segments = (
-        segment_ids_BT,
-        segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS,
-      )
+    segments = None if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
     visible = AttentionMask(start, self.window, segments)
     bias_JNTS = None
     if self.relative_bias_tpl is not None:
@@ -177,10 +170,8 @@ class DotProductAttention(nn.Module):
 class Attention(nn.Module):
   """Multi-head causal self-attention, [B, T, D] to [B, T, D].
 
-  If the caller makes the collection 'cache' mutable, the first call stores the keys and values of
-  its T tokens there. Before the second call, the caller pads them along their length, the dimension
-  before the last one, to make room for later tokens. Later calls write their own at `index` and see
-  all that are not padding, which is left of a row's tokens. This needs segment_ids.
+  If the caller makes the collection 'cache' mutable, attention keeps keys and values of its tokens
+  there; see append_to_cache.
 
   Attributes:
     model_dims: D.
@@ -219,10 +210,10 @@ class Attention(nn.Module):
       query, key, value = (checkpoint_name(x, 'attention_input') for x in (query, key, value))
     if self.query_scale_tpl is not None:
       query = self.query_scale_tpl(name='per_dim_scale')(query)
-    cached: list[jax.Array] = []
+    start: jax.Array | int = 0
     if is_decoding(self):
-      key, value, *cached = append_to_cache(self, segment_ids_BT, key=key, value=value)
-    context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
+      (key, value), start = append_to_cache(self, key=key, value=value)
+    context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, start)
     context = checkpoint_name(context, 'context')
     context = shard(context, 'batch', 'length', 'act_heads', None)
     out_BTD = self.post_tpl(
@@ -240,45 +231,38 @@ def is_decoding(module: nn.Module) -> bool:
   return module.is_mutable_collection('cache') and not module.is_initializing()
 
 
-def append_to_cache(
-  module: nn.Module, segment_ids_BT: jax.Array | None, **new: jax.Array
-) -> tuple[jax.Array, ...]:
+def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array], jax.Array | int]:
   """Appends to the cache of a layer of attention, which calls it once.
 
   The cache has the tokens in the dimension before the last one, [B, K, S, H]: the products of one
-  query with all keys of a head then read one block of memory.
+  query with all keys of a head then read one block of memory. Where there is no cache yet, the new
+  tokens are the first ones of their rows, and the cache has room for them alone. Otherwise the
+  caller has put in `index`, [B], the number of tokens that each row has. Tokens beyond the room of
+  a row are dropped.
 
   Args:
     module: The layer.
-    segment_ids_BT: The segments of the new tokens: 1, and 0 for padding, which is left of the
-      tokens of the first call.
     **new: What the layer keeps of the new tokens, [B, T, …, H] each.
 
   Returns:
-    The same of all tokens so far, their segments, which are 0 where there is room, and the index of
-    the first new token.
+    The same of all slots, [B, S, …, H] each, and the slot of the first new token of each row, 0 or
+    [B]. What lies behind a row's tokens has no meaning.
   """
-  assert segment_ids_BT is not None
-  is_first = not module.has_variable('cache', 'index')
-  index = module.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))
-  is_token_BT = segment_ids_BT != 0
-  starts_B = module.variable('cache', 'starts', lambda: is_token_BT.argmax(1)).value
-  start = index.value
-  index.value = start + segment_ids_BT.shape[1]
+  if not module.has_variable('cache', 'index'):
+    module.variable('cache', 'index', lambda: jnp.zeros(len(next(iter(new.values()))), jnp.int32))
+    for name, x in new.items():
+      module.variable('cache', name, lambda x=x: jnp.moveaxis(x, 1, -2))
+    return [*new.values()], 0
+  start_B: jax.Array = module.get_variable('cache', 'index')
 
   def append(name: str, new: jax.Array) -> jax.Array:
-    kept = jnp.moveaxis(new, 1, -2)
-    cached = module.variable('cache', name, lambda: kept)
-    if is_first:
-      return new
-    whole = jax.lax.dynamic_update_slice_in_dim(cached.value, kept, start, axis=-2)
+    cached: nn.Variable = module.variable('cache', name)
+    rows_B1, slots_BT = jnp.arange(new.shape[0])[:, None], start_B[:, None]
+    slots_BT += jnp.arange(new.shape[1])
+    heads = (slice(None),) * (cached.value.ndim - 3)
+    whole = cached.value.at[rows_B1, *heads, slots_BT].set(new, mode='drop', unique_indices=True)
     # otherwise XLA for CPUs updates a copy for each use, in another shape
     cached.value = jax.lax.optimization_barrier(whole)
     return jnp.moveaxis(cached.value, -2, 1)
 
-  found = [append(name, x) for name, x in new.items()]
-  if is_first:
-    return *found, segment_ids_BT, start
-  slots_S = jnp.arange(found[0].shape[1])
-  is_token_BS = (slots_S >= starts_B[:, None]) & (slots_S < index.value)
-  return *found, is_token_BS.astype(segment_ids_BT.dtype), start
+  return [append(name, x) for name, x in new.items()], start_B

@@ -83,10 +83,10 @@ class Case:
 
   @property
   def has_whole_heads(self) -> bool:
-    """Whether there are as many keys as queries, and devices have whole heads of both."""
+    """Whether the keys are those of the queries, and devices have whole heads of both."""
     heads = self.shards('act_heads')
     fits = self.q.shape[2] % heads == self.k.shape[2] % heads == 0
-    return self.q.shape[1] == self.k.shape[1] and fits
+    return self.q.shape[1] == self.k.shape[1] and self.visible.is_from_first and fits
 
   def shards(self, axis: str) -> int:
     """Returns over how many devices the mesh splits a logical axis."""

@@ -40,7 +40,7 @@ class AttentionKernel:
     bias_JNTS: jax.Array | None,
     softmax: Softmax,
   ) -> jax.Array:
-    if softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
+    if visible.is_from_first and softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
       softmax = dataclasses.replace(softmax, window=0)  # a query sees all tokens before it
     case = Case(
       q_BTNH, k_BSKH, v_BSKH, softmax, visible, bias_JNTS, fused=self.fused,

@@ -64,22 +64,20 @@ class LatentAttention(nn.Module):
     latent_BTR = self.norm_tpl(name='latent_norm')(latent_BTR)
     key_BT1H = rotary(key_BTH[:, :, None], positions_BT)
 
-    cached: list[jax.Array] = []
+    start: jax.Array | int = 0
     if is_decoding(self):
-      latent_BTR, key_BT1H, *cached = append_to_cache(
-        self, segment_ids_BT, latents=latent_BTR, keys=key_BT1H
-      )
+      (latent_BTR, key_BT1H), start = append_to_cache(self, latents=latent_BTR, keys=key_BT1H)
     width = self.plain_dims + self.value_dims
     up = self._project('key_value', 'BSR,RNH->BSNH', (self.latent_dims, self.num_heads, width))
     attention = self.attention_tpl(name='dot_product')
-    if cached and x_BTD.shape[1] == 1 and type(up) is Projection:
+    if x_BTD.shape[1] == 1 < latent_BTR.shape[1] and type(up) is Projection:
       w_RNH: jax.Array = up.get_variable('params', 'w').astype(latent_BTR.dtype)
       w_key_RNH, w_value_RNH = jnp.split(w_RNH, [self.plain_dims], axis=-1)
       plain_BTNR = jnp.einsum('BTNH,RNH->BTNR', plain_BTNH, w_key_RNH)
       query = jnp.concatenate([plain_BTNR, rotated_BTNH], axis=-1)
       latent_BS1R = latent_BTR[:, :, None]
       key = jnp.concatenate([latent_BS1R, key_BT1H], axis=-1)
-      context_BTNR = attention(query, key, latent_BS1R, segment_ids_BT, *cached)
+      context_BTNR = attention(query, key, latent_BS1R, segment_ids_BT, start)
       context = jnp.einsum('BTNR,RNH->BTNH', context_BTNR, w_value_RNH)
     else:
       key_value_BSNH = checkpoint_name(up(latent_BTR), 'key_proj')
@@ -89,7 +87,7 @@ class LatentAttention(nn.Module):
       query = jnp.concatenate([plain_BTNH, rotated_BTNH], axis=-1)
       query = shard(query, 'batch', 'length', 'act_heads', None)
       key = jnp.concatenate([plain_BSNH, shared_BSNH], axis=-1)
-      context = attention(query, key, value, segment_ids_BT, *cached)
+      context = attention(query, key, value, segment_ids_BT, start)
     context = shard(checkpoint_name(context, 'context'), 'batch', 'length', 'act_heads', None)
     out_BTD = self.projection_tpl(
       equation='BTNH,DNH->BTD',

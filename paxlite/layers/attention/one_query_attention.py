@@ -41,26 +41,18 @@ class OneQueryKernel(Kernel):
 
 
 def _within_window(case: Case) -> Case:
-  """Returns the case of the keys in the window of the query.
+  """Returns the case of the keys in the window of each row's query.
 
   XLA copies them, so that they are read twice and written once. Where that is no less than to read
   all keys, the case stays as it is.
   """
   window, (_, k_BSKH, v_BSKH) = case.softmax.window, case.arrays
-  S, start = k_BSKH.shape[1], case.visible.start
-  if not 0 < 3 * window < S:
+  (B, S), start = k_BSKH.shape[:2], case.visible.start
+  if not 0 < 3 * window < S or case.visible.segments is not None or case.bias is not None:
     return case
-  first = jnp.clip(start - window + 1, 0, S - window)
-  part = lambda x, axis: jax.lax.dynamic_slice_in_dim(x, first, window, axis)
-  segments, bias_JN1S = case.visible.segments, cast('jax.Array | None', case.bias)
-  return dataclasses.replace(
-    case,
-    k=part(k_BSKH, 1),
-    v=part(v_BSKH, 1),
-    visible=dataclasses.replace(
-      case.visible,
-      start=start - first,
-      segments=None if segments is None else (segments[0], part(segments[1], 1)),
-    ),
-    bias=None if bias_JN1S is None else part(bias_JN1S, 3),
-  )
+  start_B = jnp.broadcast_to(start, (B,))
+  first_B = jnp.clip(start_B - window + 1, 0, S - window)
+  of_row = lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, window, 0)
+  visible = dataclasses.replace(case.visible, start=start_B - first_B)
+  k, v = (jax.vmap(of_row)(x, first_B) for x in (k_BSKH, v_BSKH))
+  return dataclasses.replace(case, k=k, v=v, visible=visible)

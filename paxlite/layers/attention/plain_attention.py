@@ -32,7 +32,7 @@ class XlaKernel(Kernel):
     arrays = q_BTNH, k_BSKH, v_BSKH, case.visible.mask(T, S), bias_JNTS
     kernel: Callable[..., jax.Array] = functools.partial(self.function, softmax=case.softmax)
     size = case.block_size or self.block_size(T)
-    is_whole = T == S and case.shards('length') == 1
+    is_whole = T == S and case.visible.is_from_first and case.shards('length') == 1
     if not is_whole or T % size or size == T or case.softmax.dropout is not None:
       return kernel(*arrays)
     if case.block_size:

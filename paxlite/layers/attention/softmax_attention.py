@@ -21,7 +21,7 @@ class AttentionMask:
   """The keys that a query sees: its own and earlier ones, in a window, of its own segment.
 
   Attributes:
-    start: Index of the first query among the keys.
+    start: Index of the first query among the keys, an integer or [B].
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
     segments: Segments of the queries and of the keys; None means that there are none.
   """
@@ -30,12 +30,21 @@ class AttentionMask:
   window: int = 0
   segments: Segments | None = None
 
+  @property
+  def is_from_first(self) -> bool:
+    """Whether it is known that the first query belongs to the first key."""
+    return isinstance(self.start, int) and self.start == 0
+
   def mask(self, T: int, S: int) -> jax.Array:
     """Returns the boolean mask, [T, S] or [B, 1, T, S], which only some kernels need."""
-    distance_TS = self.start + jnp.arange(T)[:, None] - jnp.arange(S)
-    mask = distance_TS >= 0
+    distance = jnp.arange(T)[:, None] - jnp.arange(S)
+    if jnp.ndim(self.start):
+      distance = jnp.asarray(self.start)[:, None, None, None] + distance
+    else:
+      distance = self.start + distance
+    mask = distance >= 0
     if self.window > 0:
-      mask &= distance_TS < self.window
+      mask &= distance < self.window
     if self.segments is None:
       return mask
     of_queries_BT, of_keys_BS = self.segments

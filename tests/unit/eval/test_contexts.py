@@ -7,7 +7,8 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.eval.contexts import Contexts, text_until
+from paxlite.eval.contexts import Contexts
+from paxlite.generation.text import AnswerText
 
 pytest.importorskip('tokenizers')
 
@@ -75,4 +76,8 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
 )
 def test_a_text_ends_at_the_first_ending_even_if_that_is_a_token(tokenizer, until, text):
   ids = TextEncoding(tokenizer).marked('one two<|end|>three')
-  assert text_until(tokenizer, ids, until) == text
+  answer = AnswerText(tokenizer, until)
+  for i in ids:
+    if not answer.is_ended:
+      answer.add(i)
+  assert answer.text == text

@@ -18,7 +18,8 @@ from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import Metric, Result, matched
 from paxlite.tools import zero_shot as tool
 from tests.support import runs
-from tests.unit.generation.test_decoding import CONFIG, made
+from tests.unit.generation.test_decoding import CONFIG
+from tests.unit.generation.test_engine import made
 
 
 def test_the_table_of_a_task():

@@ -17,13 +17,14 @@ from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.joined_weights import JoinedWeights
 from paxlite.experiments.parts.memory_savings import put_form
-from paxlite.generation.decoding import Generator
+from paxlite.generation.engine import Engine
 from paxlite.layers.attention.attention import Attention, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.joined_products import JoinedQkv
 from paxlite.layers.precision.weight_forms import Int8, WeightForm
 from paxlite.layers.transformer import TransformerBlock, UnrolledTransformer
 from paxlite.parallel.partitioning import DEFAULT_RULES
+from tests.support.decode_program import decode_program
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
              FPROP_DTYPE='float32', USE_REPEATED_LAYER=False)  # fmt: skip
@@ -81,9 +82,7 @@ def test_no_weight_is_moved_for_a_token():
     params = values(config)
     if joins:
       params = JoinedWeights(config, one_device(), DEFAULT_RULES).joined(params)
-    generator = Generator(fdl.build(config).model, params, 64)
-    state = generator.prefill([[1, 2, 3]], 8)
-    text = generator._extend.lower(params, state, 40).compile().as_text()
+    text = decode_program(Engine(fdl.build(config).model, params, 64))
     moves = re.findall(r'= f32\[([\d,]+)\]\S* (?:transpose|copy)\(', text)
     large = [x for x in moves if np.prod([int(n) for n in x.split(',')]) >= 32 * 32]
     if jax.__version_info__ >= (0, 12):  # XLA for CPUs of jax 0.10 copies the caches, [1, 4, 64, 8]

@@ -9,9 +9,10 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.eval import inference
-from paxlite.generation.decoding import Generator
+from paxlite.generation.engine import Engine
 from paxlite.layers.precision.weight_forms import Int8
 from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
+from tests.support.decode_program import decode_program
 from tests.unit.experiments.test_backends import Step, experiment
 
 KEEP = dict(CHECKPOINT_POLICY='SAVE_EVERYTHING')
@@ -126,16 +127,14 @@ def test_a_model_with_int8_weights_is_near_and_small(trained, run):
 
   if run == 'base':  # float32 becomes int8, with a float32 scale for 64 values or more
     assert bytes_of(small) < 0.3 * bytes_of(plain)
-  assert len(small.generator().generate([ids[0].tolist()], 8)[0]) <= 8
+  assert len(small.engine().continuations([ids[0].tolist()], 8)[0]) <= 8
 
 
 @pytest.mark.slow
 def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
   """XLA would convert all of them before the loop, but the loop carries each projection as s8."""
   m = inference.load_checkpoint(str(trained / 'base'), overrides={'INT8_WEIGHTS': 'True'})
-  generator = Generator(m.model, m.params, 32)
-  state = generator.prefill([[1, 2, 3]], 8)
-  text = generator._extend.lower(m.params, state, 8).compile().as_text()
+  text = decode_program(Engine(m.model, m.params, 32))
   (loop,) = re.findall(r'= \((.*)\) while\(', text)
   assert loop.count('s8[') == 2 * 4
 

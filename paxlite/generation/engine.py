@@ -1,0 +1,391 @@
+"""The engine that generates: it continues many prompts at a time, which come and go.
+
+Each answer has a row of the cache while it is generated. `step` reads parts of the prompts that
+have a row and are not read yet, and then lets all others grow by some tokens. A row that ends makes
+room for the next request. The programs are compiled for a number of rows and slots, which grow with
+what is asked for.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
+from paxlite.data.tokenizer import Tokenizer
+from paxlite.generation import options
+from paxlite.generation.cache_room import CacheRoom
+from paxlite.generation.job import Job, Phase
+from paxlite.generation.programs import Chunk, Programs, layout_of
+from paxlite.generation.request import Answer, Request, check_ids
+from paxlite.generation.row_table import RowTable
+from paxlite.generation.sampling import GREEDY, Sampling
+from paxlite.generation.tokens import Tokens
+from paxlite.layers.language_model import TransformerLm
+from paxlite.parallel import partitioning
+
+MOST_ROWS = 32
+_LENGTHS = 16, 64, 256  # of parts of prompts
+MOST_STEPS = 32  # tokens of a row in one call
+
+
+class Engine:
+  """Continues prompts with a model.
+
+  Args:
+    model: The model, repeated or unrolled. An unrolled one is faster, because a scan copies the
+      weights of every layer.
+    params: Its parameters, on the mesh; None: they are set before each use.
+    max_length: The most tokens of prompt and answer: the model's number of positions.
+    sampling: How tokens are chosen, where a request does not say it; None: the likeliest ones.
+    ends: Token ids that end an answer, likewise.
+    is_token: Whether each id has a token [n]. Others, and those from n on, are never chosen, as
+      where a vocabulary was rounded up. None: all ids have one.
+    tokenizer: What makes text of tokens; None: answers have none, and no text ends them.
+    mesh: The mesh over which rows and weights are split; None means one device.
+    rules: The mapping of logical axes to mesh axes.
+    most_rows: The most answers that are generated at a time.
+    slots: The cache always has so many slots for each of `most_rows` rows, so that the same
+      programs compute an answer whatever else is generated, and its numbers are the same to the
+      last bit on one device; None: it grows as needed, and numbers differ by rounding.
+  """
+
+  def __init__(
+    self,
+    model: TransformerLm,
+    params: PyTree | None,
+    max_length: int,
+    sampling: Sampling | None = None,
+    ends: Sequence[int] = (),
+    is_token: np.ndarray | None = None,
+    tokenizer: Tokenizer | None = None,
+    mesh: Mesh | None = None,
+    rules: partitioning.Rules = partitioning.DEFAULT_RULES,
+    most_rows: int = MOST_ROWS,
+    slots: int | None = None,
+  ):
+    self._model, self._params = model, params
+    self.max_length = max_length
+    self.sampling = GREEDY if sampling is None else sampling
+    self.ends, self.tokenizer = tuple(ends), tokenizer
+    self._is_token = is_token
+    self._mesh, self._rules = mesh, rules
+    self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
+    self.most_rows = self._whole(most_rows)
+    self._fixed_slots = slots
+    self._programs: Programs | None = None
+    self._its_room: CacheRoom | None = None
+    self._rows = RowTable(shares=slots is None)  # numbers may depend on the call
+    self._queue: collections.deque[Job] = collections.deque()
+
+  @property
+  def params(self) -> PyTree | None:
+    """The parameters; new ones make the engine forget what it has read."""
+    return self._params
+
+  @params.setter
+  def params(self, params: PyTree | None) -> None:
+    self._params = params
+    self._rows.clear(len(self._rows))
+    if params is None and self._its_room is not None:
+      self._its_room.clear()  # room for what the parameters are needed for
+
+  def generate(
+    self,
+    requests: Sequence[Request],
+    report: Callable[[int, int], None] = lambda done, total: None,
+  ) -> list[Answer]:
+    """Returns the answer to each request, in their order.
+
+    Args:
+      requests: The requests.
+      report: Called with the number of answers, and the number of requests.
+
+    Raises:
+      UserError: A prompt is empty, contains invalid ids, or is longer than the model takes.
+    """
+    found: list[Answer | None] = [None] * len(requests)
+    for done, (i, answer) in enumerate(self.answers(requests), 1):
+      found[i] = answer
+      report(done, len(requests))
+    return [answer for answer in found if answer is not None]
+
+  def answers(self, requests: Sequence[Request]) -> Iterator[tuple[int, Answer]]:
+    """Yields the answers as they are complete, each with the number of its request.
+
+    Raises:
+      UserError: See `generate`.
+    """
+    for i, request in enumerate(requests):
+      self._check(request, f'prompt {i}')
+    jobs = {i: self.add(request) for i, request in enumerate(requests)}
+    try:
+      while jobs:
+        self.step()
+        for i, job in [*jobs.items()]:
+          if job.answer is not None:
+            del jobs[i]
+            yield i, job.answer
+    finally:
+      for job in jobs.values():
+        self.cancel(job)
+
+  def continuations(
+    self,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    seed: int = 0,
+    samples: Sequence[int] | None = None,
+  ) -> list[list[int]]:
+    """Returns the new token ids of each prompt, by the engine's sampling and ends.
+
+    Args:
+      prompts: Token ids of each prompt.
+      max_new_tokens: The most new tokens of each, as far as the model has room.
+      seed: Of what is drawn at random.
+      samples: The number of each prompt for this; None: 0, 1, 2 ….
+
+    Raises:
+      UserError: See `generate`, or max_new_tokens is less than 1.
+    """
+    numbers = range(len(prompts)) if samples is None else samples
+    asked = [
+      self.request(p, max_new_tokens, seed, i, f'prompt {n}')
+      for n, (p, i) in enumerate(zip(prompts, numbers, strict=True))
+    ]
+    return [answer.ids for answer in self.generate(asked)]
+
+  def stream(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[int]:
+    """Yields the tokens of one continuation as they are generated; see `continuations`."""
+    job = self.add(self.request(prompt, max_new_tokens, seed))
+    try:
+      while job.answer is None:
+        self.step(most=1)
+        for token, _ in job.taken():
+          yield token
+    finally:
+      self.cancel(job)
+
+  def texts(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[str]:
+    """Yields the pieces of the text of one continuation; see `continuations`."""
+    job = self.add(self.request(prompt, max_new_tokens, seed))
+    try:
+      while job.answer is None:
+        self.step(most=1)
+        if piece := job.piece():
+          yield piece
+    finally:
+      self.cancel(job)
+
+  def request(
+    self,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    seed: int = 0,
+    sample: int = 0,
+    what: str = 'the prompt',
+  ) -> Request:
+    """Returns a request for as many of these tokens as the model has room for."""
+    if max_new_tokens < 1:
+      raise UserError(f'max_new_tokens={max_new_tokens} must be at least 1')
+    self._check_prompt(prompt, what)
+    most = min(max_new_tokens, self.max_length - len(prompt))
+    return Request(prompt, most, self.sampling, seed, sample, ends=self.ends)
+
+  def _whole(self, rows: int) -> int:
+    """Returns a number of rows that the mesh can divide evenly."""
+    return -(-rows // self._shards) * self._shards
+
+  def add(self, request: Request) -> Job:
+    """Queues a request; `step` works on it until the job has an answer.
+
+    Raises:
+      UserError: See `generate`.
+    """
+    self._check(request, 'the prompt')
+    job = Job(request, self.tokenizer)
+    self._queue.append(job)
+    return job
+
+  def cancel(self, job: Job) -> None:
+    """Ends a job, if it has no answer yet, with what there is."""
+    if job in self._queue:
+      self._queue.remove(job)
+    if job.answer is None:
+      job.end('cancelled')
+
+  @property
+  def num_active(self) -> int:
+    """The number of answers that are being generated."""
+    return len(self._rows.busy)
+
+  @property
+  def num_waiting(self) -> int:
+    """The number of requests that wait for a row."""
+    return len(self._queue)
+
+  def cache_bytes(self, rows: int, slots: int) -> int:
+    """Returns the size of a cache on all devices."""
+    cache = self._compiled.layout.abstract(rows, slots)
+    return sum(x.size * x.dtype.itemsize for x in cache.values())
+
+  def step(self, most: int = MOST_STEPS) -> bool:
+    """Reads parts of prompts, and then generates up to `most` tokens of each row.
+
+    Returns:
+      Whether there is more to do.
+    """
+    if self._queue:
+      self._room.fit([*self._queue][: self.most_rows - len(self._rows.busy)])
+      self._rows.admit(self._queue)
+    reading = [job for job in self._rows.busy if job.phase is Phase.READING]
+    if reading:
+      self._read(reading)
+    writing = [job for job in self._rows.busy if job.phase is Phase.WRITING]
+    if writing:
+      if not self._queue and not reading and self._platform == 'cpu':
+        self._room.shrink()
+      self._write(writing, min(most, MOST_STEPS))
+    return bool(self._queue) or bool(self._rows.busy)
+
+  # programs
+
+  @property
+  def _compiled(self) -> Programs:
+    if self._programs is None:
+      layout = layout_of(self._model, self._params, self._mesh, self._rules)
+      self._programs = Programs(self._model, layout, self._is_token, self._mesh, self._rules)
+    return self._programs
+
+  @property
+  def _room(self) -> CacheRoom:
+    if self._its_room is None:
+      self._its_room = CacheRoom(
+        self._compiled, self._rows, self._vocab_size, self.most_rows, self._shards,
+        self._fixed_slots,
+      )  # fmt: skip
+    return self._its_room
+
+  def lowered(self, rows: int, slots: int) -> jax.stages.Lowered:
+    """Returns the loop over the tokens of so many greedy rows, to see what it does.
+
+    Neither the devices nor the values of the parameters need to be there.
+    """
+    everywhere = self._compiled.layout.everywhere
+    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
+    limits = like(np.int32(1)), like(np.bool_(False)), None
+    state, is_active = self._room.shapes(rows, slots), like(np.ones(rows, bool))
+    return self._compiled.decode.lower(
+      self._params, state, is_active, limits, MOST_STEPS, options.features([])
+    )
+
+  def _read(self, jobs: Sequence[Job]) -> None:
+    """Reads the next part of the prompts of some jobs, those that fit into one call."""
+    length, is_scored = self._part_length(jobs[0]), jobs[0].is_scored
+    size = max(1, self._part_tokens // length)
+    is_alike = lambda j: self._part_length(j) == length and j.is_scored == is_scored
+    batch = [job for job in jobs if is_alike(job)][:size]
+    is_fixed = self._fixed_slots is not None
+    count = self._whole(1 if len(batch) == 1 and not is_fixed else size)
+    parts = [job.part(length) for job in batch]
+    ids, following = np.zeros((2, count, length), np.int32)
+    for i, part in enumerate(parts):
+      ids[i, : len(part.ids)] = part.ids
+      following[i, : len(part.next)] = part.next
+    beyond = count - len(batch)
+    padded = lambda values, value: np.array([*values, *[value] * beyond], np.int32)
+    requests = [job.request for job in batch]
+    features = options.features(requests)
+    chunk = Chunk(
+      ids=ids,
+      count=padded([len(part.ids) for part in parts], 1),
+      source=padded([job.source for job in batch], 0),
+      target=padded([job.row for job in batch], len(self._rows)),
+      start=padded([job.num_read for job in batch], 0),
+      next=following,
+      options=options.choices([*requests, *[None] * beyond], self._room.extras, self._vocab_size),
+      allowed=self._allowed(batch, range(len(batch)), count) if features.mask else None,
+    )
+    is_first = not is_fixed and all(job.num_read == 0 for job in batch)
+    assert self._room.state is not None
+    self._room.state, read = self._compiled.read(
+      self._params, self._room.state, chunk, is_first, features, is_scored
+    )
+    chosen, scores = jax.device_get(read)
+    found = Tokens(chosen)
+    for i, (job, part) in enumerate(zip(batch, parts, strict=True)):
+      tops = max(1, job.request.top_log_probs)
+      job.was_read(part, [] if scores is None else Tokens(scores).scores(i, tops))
+      if job.phase is Phase.WRITING:
+        job.wrote(*found.at(i, job.request.top_log_probs))
+
+  def _allowed(self, jobs: Sequence[Job], rows: Sequence[int], count: int) -> np.ndarray:
+    """Returns which tokens may come next in so many rows, of which jobs have some."""
+    allowed = np.ones((count, self._vocab_size), bool)
+    for job, row in zip(jobs, rows, strict=True):
+      job.restrict(allowed[row])
+    return allowed
+
+  def _part_length(self, job: Job) -> int:
+    left = job.num_unread
+    return next((n for n in _LENGTHS if n >= left), _LENGTHS[-1])
+
+  @property
+  def _part_tokens(self) -> int:
+    return 512 if self._platform == 'cpu' else 4096
+
+  @property
+  def _platform(self) -> str:
+    return (jax.devices()[0] if self._mesh is None else self._mesh.devices.flat[0]).platform
+
+  def _write(self, jobs: Sequence[Job], most: int) -> None:
+    """Generates some tokens of these jobs."""
+    rows = [job.row for job in jobs]
+    is_active = np.zeros(len(self._rows), bool)
+    is_active[rows] = True
+    features = options.features([job.request for job in jobs])
+    allowed = self._allowed(jobs, rows, len(self._rows)) if features.mask else None
+    most = 1 if features.mask else most
+    steps = min(most, max(job.num_left for job in jobs))
+    limits = np.int32(steps), np.bool_(len(self._queue) > 0), allowed
+    assert self._room.state is not None
+    self._room.state, *found = self._compiled.decode(
+      self._params, self._room.state, is_active, limits, 1 if most == 1 else MOST_STEPS, features
+    )
+    chosen, count, _ = jax.device_get(found)
+    tokens = Tokens(chosen)
+    for job in jobs:
+      for i in range(int(count)):
+        if job.answer is None:
+          job.wrote(*tokens.at((job.row, i), job.request.top_log_probs))
+
+  @property
+  def _vocab_size(self) -> int:
+    assert self._params is not None
+    return self._params['embedding']['emb_var'].shape[0]
+
+  # checks
+
+  def _check(self, request: Request, what: str) -> None:
+    self._check_prompt(request.prompt, what, request.max_tokens)
+    check_ids([*request.bias], self._vocab_size, f'the bias of {what}')
+    if request.stop and self.tokenizer is None:
+      raise UserError(f'{what} has texts that end it, and the engine has no tokenizer')
+
+  def _check_prompt(self, prompt: Sequence[int], what: str, new: int = 1) -> None:
+    if not len(prompt):
+      raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
+    check_ids(prompt, self._vocab_size, what)
+    if len(prompt) + new > self.max_length:
+      if new <= 1:
+        raise UserError(
+          f'a prompt of {len(prompt)} tokens leaves no room for a new token: the model takes '
+          f'{self.max_length}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are rotary'
+        )
+      raise UserError(
+        f'{what} has {len(prompt):,} tokens and wants {new:,} new ones: the model takes '
+        f'{self.max_length:,}'
+      )

@@ -1,0 +1,171 @@
+"""The course of one request: its row, what of its prompt is read, and what was generated."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paxlite.data.tokenizer import Tokenizer
+from paxlite.generation.request import Answer, Finish, Request, TokenScore
+from paxlite.generation.text import AnswerText
+
+
+class Phase(enum.Enum):
+  """What a job is at."""
+
+  WAITING = 'it has no row'
+  READING = 'its prompt is being read'
+  WRITING = 'its answer is being generated'
+  DONE = 'it has an answer'
+
+
+class Part(NamedTuple):
+  """A part of a prompt.
+
+  Attributes:
+    ids: Its tokens.
+    next: The tokens after each of them, as far as there are any.
+  """
+
+  ids: Sequence[int]
+  next: Sequence[int]
+
+
+class Job:
+  """A request that an engine works on.
+
+  Args:
+    request: The request.
+    tokenizer: What makes text of tokens; None: the answer has no text.
+
+  Attributes:
+    answer: The answer; None until there is one.
+    row: The row of the cache.
+    source: The row that holds the tokens before those that are read next.
+    num_read: How many tokens of the prompt the cache holds.
+  """
+
+  def __init__(self, request: Request, tokenizer: Tokenizer | None):
+    self.request = request
+    self.prompt = [int(i) for i in request.prompt]
+    self.phase = Phase.WAITING
+    self.answer: Answer | None = None
+    self.row = self.source = self.num_read = 0
+    self._text = None if tokenizer is None else AnswerText(tokenizer, request.stop)
+    self._ids: list[int] = []
+    self._scores: list[TokenScore] = []
+    self._prompt_scores: list[TokenScore | None] = []
+    self._num_taken = self._shared = 0
+
+  @property
+  def slots(self) -> int:
+    """How many tokens the cache must have room for."""
+    return len(self.prompt) + self.request.max_tokens
+
+  @property
+  def known(self) -> list[int]:
+    """All tokens so far."""
+    return self.prompt + self._ids
+
+  @property
+  def cached(self) -> list[int]:
+    """The tokens that the cache holds: the latest one of the answer is not in it."""
+    return self.prompt[: self.num_read] + self._ids[:-1]
+
+  @property
+  def most_shared(self) -> int:
+    """How many tokens may come from another row: at least one is read, and those to be scored."""
+    scored = self.request.scored_from
+    return len(self.prompt) - 1 if scored is None else max(0, min(scored, len(self.prompt)) - 1)
+
+  @property
+  def is_scored(self) -> bool:
+    """Whether log-probabilities of the prompt are wanted."""
+    return self.request.scored_from is not None
+
+  @property
+  def num_unread(self) -> int:
+    return len(self.prompt) - self.num_read
+
+  @property
+  def num_left(self) -> int:
+    """How many tokens may still come."""
+    return self.request.max_tokens - len(self._ids)
+
+  def admit(self, row: int, source: int, shared: int) -> None:
+    """Gives the job a row; its first tokens are those of another row."""
+    self.row, self.source, self.num_read = row, source, shared
+    self._shared = shared
+    self.phase = Phase.READING
+    if self.request.scored_from == 0:
+      self._prompt_scores.append(None)
+
+  def moved(self, row: int, rows: Mapping[int, int]) -> None:
+    """Is told the new numbers of the rows, of which some are gone."""
+    self.row, self.source = row, rows.get(self.source, row)
+
+  def part(self, length: int) -> Part:
+    """Returns the next part of the prompt, of at most so many tokens."""
+    stop = self.num_read + length
+    return Part(self.prompt[self.num_read : stop], self.prompt[self.num_read + 1 : stop + 1])
+
+  def was_read(self, part: Part, scores: Sequence[TokenScore]) -> None:
+    """Is told that a part is in the cache.
+
+    Args:
+      part: The part.
+      scores: Of the tokens after each token, if they are wanted.
+    """
+    first = self.request.scored_from
+    if first is not None:
+      for position, score in enumerate(scores[: len(part.next)], self.num_read + 1):
+        if position >= first:
+          self._prompt_scores.append(score)
+    self.num_read += len(part.ids)
+    self.source = self.row
+    if not self.num_unread:
+      self.phase = Phase.WRITING
+      if not self.request.max_tokens:
+        self.end('length')
+
+  def wrote(self, token: int, log_prob: float, top: Mapping[int, float]) -> None:
+    """Is told the next token of the answer."""
+    self._scores.append(TokenScore(log_prob, top))
+    if token in self.request.ends:
+      self.end('stop')
+      return
+    self._ids.append(token)
+    grammar = self.request.grammar
+    if grammar is not None:
+      grammar.accept(token)
+    if self._text is not None:
+      self._text.add(token)
+    if (self._text is not None and self._text.is_ended) or (grammar and grammar.is_complete):
+      self.end('stop')
+    elif not self.num_left:
+      self.end('length')
+
+  def restrict(self, allowed_V: np.ndarray) -> None:
+    """Sets which tokens may come next, if there is a grammar."""
+    if self.request.grammar is not None:
+      allowed = self.request.grammar.allowed()
+      allowed_V[:] = False
+      allowed_V[: len(allowed)] = allowed[: len(allowed_V)]
+
+  def end(self, finish: Finish) -> None:
+    """Ends the job with what there is."""
+    text = '' if self._text is None else self._text.text
+    self.answer = Answer(
+      [*self._ids], self._scores, text, finish, self._prompt_scores, self._shared
+    )
+    self.phase = Phase.DONE
+
+  def taken(self) -> list[tuple[int, TokenScore]]:
+    """Returns the tokens of the answer since the last call, with their log-probabilities."""
+    start, self._num_taken = self._num_taken, len(self._ids)
+    return list(zip(self._ids[start:], self._scores[start:], strict=False))
+
+  def piece(self) -> str:
+    """Returns the text since the last call that later tokens cannot change."""
+    return '' if self._text is None else self._text.piece(self.answer is not None)

@@ -1,0 +1,306 @@
+"""The compiled programs of generation: reading parts of prompts, and choosing tokens in a loop."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from paxlite.core.trees import PyTree
+from paxlite.generation import cache as caches
+from paxlite.generation.cache import Cache, CacheLayout
+from paxlite.generation.sampling import Choice, Chosen, Features, chosen
+from paxlite.layers.language_model import TransformerLm
+from paxlite.parallel import partitioning
+
+
+@struct.dataclass
+class Rows:
+  """The state of B rows beside their cache, arrays [B].
+
+  Attributes:
+    length: Number of tokens in the cache.
+    token: The latest token, which is not in the cache yet.
+    number: Number of generated tokens, with the latest one.
+    is_done: Whether the row has ended.
+    options: How its tokens are chosen.
+  """
+
+  length: jax.Array
+  token: jax.Array
+  number: jax.Array
+  is_done: jax.Array
+  options: Choice
+
+
+class State(NamedTuple):
+  """What is on the devices: the cache of B rows with S slots each, and the rest of the rows."""
+
+  cache: Cache
+  rows: Rows
+
+
+class Chunk(NamedTuple):
+  """Parts of the prompts of R rows, T tokens each.
+
+  Attributes:
+    ids: Token ids, [R, T], padded on the right.
+    count: Number of tokens of each part, [R].
+    source: The rows whose first `start` tokens precede the parts, [R]; mostly those of `target`.
+    target: The rows that get the tokens, [R]; one that does not exist: the part is padding.
+    start: Number of tokens before the parts, [R].
+    next: The token after each token, [R, T], whose log-probability is computed.
+    options: How the first token after the part is chosen.
+    allowed: Which token may be that, [R, V] bool; None: any.
+  """
+
+  ids: Any
+  count: Any
+  source: Any
+  target: Any
+  start: Any
+  next: Any
+  options: Choice
+  allowed: Any
+
+
+class Read(NamedTuple):
+  """What is computed of parts of prompts.
+
+  Attributes:
+    chosen: The tokens after the parts.
+    scores: What is known of the token after each token, arrays [R, T, …]; None: nothing.
+  """
+
+  chosen: Chosen
+  scores: Chosen | None
+
+
+class Programs:
+  """The programs of a model, each compiled for the sizes that it is called with.
+
+  Args:
+    model: The model.
+    layout: What its cache looks like.
+    known_V: Whether each id has a token, [n]; None: all have one.
+    mesh: The mesh; None: one device.
+    rules: The mapping from logical axes to mesh axes.
+  """
+
+  def __init__(
+    self,
+    model: TransformerLm,
+    layout: CacheLayout,
+    known_V: np.ndarray | None,
+    mesh: Mesh | None,
+    rules: partitioning.Rules,
+  ):
+    self._model: Any = model  # Flax declares that apply may return a pair
+    self.layout = layout
+    self._known_V = known_V
+    self._mesh, self._rules = mesh, rules
+    self.read = jax.jit(self._traced(self._read), static_argnums=(3, 4, 5), donate_argnums=1)
+    self.decode = jax.jit(self._traced(self._decode), static_argnums=(4, 5), donate_argnums=1)
+    self.resize = jax.jit(self._traced(self._resize), static_argnums=2)
+
+  def _traced(self, program: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `program` so that the mesh and the rules are active while it is traced."""
+    mesh = self._mesh
+    if mesh is None:
+      return program
+
+    @functools.wraps(program)
+    def traced(*args: Any) -> Any:
+      with partitioning.activate(mesh, self._rules):
+        return program(*args)
+
+    return traced
+
+  def _read(
+    self,
+    params: PyTree,
+    state: State,
+    chunk: Chunk,
+    is_first: bool,
+    features: Features,
+    scores: bool,
+  ) -> tuple[State, Read]:
+    """Reads parts of prompts, and chooses a token after each, which only the last part needs.
+
+    Args:
+      params: The parameters of the model.
+      state: Is overwritten.
+      chunk: The parts.
+      is_first: Whether all parts are the first ones of their rows, which need no cache.
+      features: What the choice of the tokens needs.
+      scores: Whether log-probabilities of the prompts' tokens are computed.
+    """
+    R, T = chunk.ids.shape
+    variables = {'params': params}
+    if not is_first:
+      rows = caches.taken(state.cache, chunk.source)
+      variables['cache'] = self.layout.variables(rows, chunk.start)
+    x_RTD, after = self._model.apply(
+      variables,
+      chunk.ids,
+      chunk.start[:, None] + jnp.arange(T),
+      None,
+      method='hidden',
+      mutable=['cache'],
+    )
+    cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
+    last_R1D = jnp.take_along_axis(x_RTD, (chunk.count - 1)[:, None, None], 1)
+    number_R = jnp.zeros(R, jnp.int32)
+    found = self._choose(params, last_R1D, chunk.options, number_R, features, chunk.allowed)
+    options = chunk.options
+    number_R += 1
+    new = Rows(
+      length=chunk.start + chunk.count,
+      token=found.token,
+      number=number_R,
+      is_done=_is_end(found.token, options) | (number_R >= options.max_tokens),
+      options=options.after(found.token, jnp.ones(R, bool)),
+    )
+    set_rows = lambda x, y: x.at[chunk.target].set(y, mode='drop')
+    rows = jax.tree.map(set_rows, state.rows, new)
+    read = Read(found, self._scores(params, x_RTD, chunk.next, features.top) if scores else None)
+    return self._placed(State(cache, rows)), self._everywhere(read)
+
+  def _decode(
+    self,
+    params: PyTree,
+    state: State,
+    is_active_B: jax.Array,
+    limits: tuple[jax.Array, jax.Array, jax.Array | None],
+    most: int,
+    features: Features,
+  ) -> tuple[State, Chosen, jax.Array, jax.Array]:
+    """Generates up to `most` tokens of each active row.
+
+    Args:
+      params: The parameters of the model.
+      state: Is overwritten.
+      is_active_B: The rows that are generated.
+      limits: The most tokens of this call, whether it ends when a row has ended, and the tokens
+        that a grammar allows, [B, V] bool, or None.
+      most: The size of the result.
+      features: What the choice of the tokens needs.
+
+    Returns:
+      The state; the tokens, arrays [B, most, …]; how many of them there are; and the rows that have
+      ended.
+    """
+    steps, until_one_ends, allowed_BV = limits
+    B = len(is_active_B)
+    was_done_B = state.rows.is_done
+
+    def goes_on(carry: tuple[State, Chosen, jax.Array]) -> jax.Array:
+      (_, rows), _, i = carry
+      ended = ((rows.is_done & ~was_done_B) & is_active_B).any()
+      return (i < steps) & (is_active_B & ~rows.is_done).any() & ~(until_one_ends & ended)
+
+    def step(carry: tuple[State, Chosen, jax.Array]) -> tuple[State, Chosen, jax.Array]:
+      (cache, rows), out, i = carry
+      is_on_B = is_active_B & ~rows.is_done
+      x_B1D, after = self._model.apply(
+        {'params': params, 'cache': self.layout.variables(cache, rows.length)},
+        rows.token[:, None],
+        rows.length[:, None],
+        None,
+        method='hidden',
+        mutable=['cache'],
+      )
+      found = self._choose(params, x_B1D, rows.options, rows.number, features, allowed_BV)
+      on = is_on_B.astype(jnp.int32)
+      number_B = rows.number + on
+      is_end_B = _is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
+      rows = Rows(
+        length=rows.length + on,
+        token=jnp.where(is_on_B, found.token, rows.token),
+        number=number_B,
+        is_done=rows.is_done | (is_on_B & is_end_B),
+        options=rows.options.after(found.token, is_on_B),
+      )
+      out = jax.tree.map(
+        lambda whole, x: jax.lax.dynamic_update_slice_in_dim(whole, x[:, None], i, 1), out, found
+      )
+      return State(self.layout.of(after['cache']), rows), out, i + 1
+
+    out = Chosen(
+      jnp.zeros((B, most), jnp.int32),
+      jnp.zeros((B, most), jnp.float32),
+      jnp.zeros((B, most, features.top), jnp.int32),
+      jnp.zeros((B, most, features.top), jnp.float32),
+    )
+    state, out, count = jax.lax.while_loop(goes_on, step, (state, out, jnp.int32(0)))
+    return self._placed(state), *self._everywhere((out, count, state.rows.is_done))
+
+  def _resize(self, state: State, row_R: jax.Array, slots: int) -> State:
+    """Returns these rows of a state with so many slots each."""
+    rows = jax.tree.map(lambda x: jnp.take(x, row_R, 0, mode='clip'), state.rows)
+    return self._placed(State(caches.resized(state.cache, row_R, slots), rows))
+
+  def _choose(
+    self,
+    params: PyTree,
+    x_B1D: jax.Array,
+    options: Choice,
+    number_B: jax.Array,
+    features: Features,
+    allowed_BV: jax.Array | None,
+  ) -> Chosen:
+    logits_BV = self._model.apply({'params': params}, x_B1D, method='logits')[:, 0]
+    V = logits_BV.shape[-1]
+    known_V = None
+    if self._known_V is not None:
+      known_V = np.zeros(V, bool)
+      known_V[: len(self._known_V)] = self._known_V[:V]
+    return chosen(logits_BV, options, number_B, features, known_V, allowed_BV)
+
+  def _scores(self, params: PyTree, x_RTD: jax.Array, next_RT: jax.Array, top: int) -> Chosen:
+    """Returns what is known of the token after each token; the likeliest one is always there."""
+    logits_RTV = self._model.apply({'params': params}, x_RTD, method='logits').astype(jnp.float32)
+    log_sums = jax.nn.logsumexp(logits_RTV, axis=-1, keepdims=True)
+    of_next = jnp.take_along_axis(logits_RTV, next_RT[..., None], -1) - log_sums
+    largest, ids = jax.lax.top_k(logits_RTV, max(top, 1))
+    return Chosen(next_RT, of_next[..., 0], ids, largest - log_sums)
+
+  def _placed(self, state: State) -> State:
+    """Returns the state with its shardings, which are the same after every program."""
+    shardings = self.layout.shardings(len(state.rows.length))
+    if shardings is None:
+      return state
+    place = jax.lax.with_sharding_constraint
+    cache = {path: place(x, shardings[path]) for path, x in state.cache.items()}
+    return State(cache, self._everywhere(state.rows))
+
+  def _everywhere(self, tree: Any) -> Any:
+    """Returns arrays of which every device has a copy, so that every process can read them."""
+    whole = self.layout.everywhere
+    if whole is None:
+      return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), tree)
+
+
+def layout_of(
+  model: TransformerLm,
+  params: PyTree,
+  mesh: Mesh | None,
+  rules: partitioning.Rules,
+) -> CacheLayout:
+  """Returns what the cache of a model looks like."""
+
+  def trace(params: PyTree) -> PyTree:
+    ids_BT = jnp.zeros((1, 1), jnp.int32)
+    apply: Any = model.apply
+    return apply({'params': params}, ids_BT, ids_BT, None, method='hidden', mutable=['cache'])[1]
+
+  return CacheLayout(jax.eval_shape(trace, params)['cache'], mesh, rules)
+
+
+def _is_end(token_B: jax.Array, options: Choice) -> jax.Array:
+  return (token_B[:, None] == options.ends).any(-1)

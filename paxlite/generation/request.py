@@ -1,0 +1,134 @@
+"""What is asked of a model, and what it answers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.generation.sampling import GREEDY, MOST_ENDS, Sampling
+
+Finish = Literal['stop', 'length', 'cancelled']
+
+
+class Grammar(Protocol):
+  """Says which tokens may come next; an object is for one answer."""
+
+  def allowed(self) -> np.ndarray:
+    """Returns whether each id may be the next token, bool [V or fewer]."""
+    ...
+
+  def accept(self, token: int) -> None:
+    """Is told which token was chosen."""
+    ...
+
+  @property
+  def is_complete(self) -> bool:
+    """Whether nothing can follow."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A prompt to be continued.
+
+  Attributes:
+    prompt: Token ids, at least one.
+    max_tokens: The most new tokens; 0 only reads the prompt.
+    sampling: How tokens are chosen.
+    seed: Of what is drawn at random. The same seed and sample give the same tokens, whatever else
+      is generated at the same time.
+    sample: The number of this answer among several to one prompt with one seed.
+    min_tokens: So many tokens come before one that ends the answer.
+    ends: Token ids that end the answer, and are not part of it.
+    stop: Texts that end the answer; what comes before the first of them is its text.
+    bias: Is added to the logits of tokens, by their ids.
+    grammar: Says which tokens may come next; None: all.
+    top_log_probs: How many of the likeliest tokens are reported at each token.
+    scored_from: The log-probabilities of the prompt's tokens from this position on are reported;
+      None: those of no token. That of position 0 does not exist.
+  """
+
+  prompt: Sequence[int]
+  max_tokens: int
+  sampling: Sampling = GREEDY
+  seed: int = 0
+  sample: int = 0
+  min_tokens: int = 0
+  ends: Sequence[int] = ()
+  stop: Sequence[str] = ()
+  bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  grammar: Grammar | None = None
+  top_log_probs: int = 0
+  scored_from: int | None = None
+
+  def __post_init__(self) -> None:
+    if self.max_tokens < 0:
+      raise UserError(f'max_tokens={self.max_tokens} must be at least 0')
+    if not 0 <= self.min_tokens <= self.max_tokens:
+      raise UserError(
+        f'min_tokens={self.min_tokens} must be from 0 to max_tokens={self.max_tokens}'
+      )
+    if len(self.ends) > MOST_ENDS:
+      raise UserError(f'{len(self.ends)} tokens that end a text; at most {MOST_ENDS} are possible')
+    if not 0 <= self.seed < 1 << 64:
+      raise UserError(f'seed={self.seed} must be from 0 to 2**64 - 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenScore:
+  """The log-probability of a token, in nats, before temperature and filters.
+
+  Attributes:
+    log_prob: ln p of the token.
+    top: ln p of the likeliest tokens by their ids, as many as were asked for. Of a prompt's token,
+      the likeliest one is always there.
+  """
+
+  log_prob: float
+  top: Mapping[int, float]
+
+  @property
+  def is_greedy(self) -> bool:
+    """Whether no token is likelier; of a prompt's token."""
+    return self.log_prob >= max(self.top.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """What a model has written after a prompt.
+
+  Attributes:
+    ids: The new tokens, without one that ends the answer; with those of a text that does.
+    scores: Their log-probabilities, and that of the token that ended the answer.
+    text: Their text up to the first of the texts that end it; '' if the engine has no tokenizer.
+    finish: 'stop' after such a token or text, or at the end of a grammar, otherwise 'length'.
+    prompt_scores: Those of the prompt's tokens from `scored_from` on; None at position 0.
+    shared: How many tokens of the prompt were taken from another row.
+  """
+
+  ids: list[int]
+  scores: list[TokenScore]
+  text: str
+  finish: Finish
+  prompt_scores: list[TokenScore | None] = dataclasses.field(default_factory=list)
+  shared: int = 0
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
+  """Raises UserError, with the wrong id and its position, unless all ids are in the vocabulary."""
+  try:
+    array = np.asarray(ids)
+  except ValueError:  # a list of lists of different lengths
+    array = np.zeros(0, object)
+  if not len(ids):
+    return
+  if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    raise UserError(f'{what} must be a list of token ids, which are integers')
+  (wrong,) = np.nonzero((array < 0) | (array >= vocab_size))
+  if wrong.size:
+    raise UserError(
+      f'{what} has the id {array[wrong[0]]} at position {wrong[0]}: the ids of the vocabulary are '
+      f'0 to {vocab_size - 1:,}'
+    )

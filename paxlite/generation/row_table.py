@@ -1,0 +1,111 @@
+"""Which job has which row of the cache, and which rows hold the beginnings of other prompts."""
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+
+from paxlite.generation.job import Job, Phase
+
+_SHARED_FROM = 16  # tokens that two prompts must have in common, so that they are read once
+
+
+class RowTable:
+  """The jobs of the rows; a row keeps the one that it had last, whose tokens it holds.
+
+  Args:
+    shares: Whether the beginning of a prompt may be taken from another row.
+  """
+
+  def __init__(self, shares: bool):
+    self._shares = shares
+    self._jobs: list[Job | None] = []
+
+  def __len__(self) -> int:
+    return len(self._jobs)
+
+  @property
+  def is_empty(self) -> bool:
+    """Whether no row holds tokens that are known."""
+    return not any(self._jobs)
+
+  @property
+  def busy(self) -> list[Job]:
+    """The jobs that have rows and no answer."""
+    return [job for job in self._jobs if job is not None and job.answer is None]
+
+  def clear(self, rows: int) -> None:
+    """Forgets all jobs, and has so many rows."""
+    self._jobs = [None] * rows
+
+  def admit(self, queue: collections.deque[Job]) -> None:
+    """Gives rows to jobs of a queue, in their order, as far as there are rows.
+
+    A job waits while a row is being read whose prompt begins in the same way.
+    """
+    later: list[Job] = []
+    sources = {job.source for job in self.busy if job.source != job.row}
+    while queue and len(later) < len(self):
+      free = [row for row in self._free if row not in sources]
+      if not free:
+        break
+      job = queue.popleft()
+      source, shared, waits = self._shared(job)
+      if waits:
+        later.append(job)
+        continue
+      # a row that others may share is the last one to be taken
+      row = next((row for row in free if row != source), free[0])
+      job.admit(row, source if shared else row, shared)
+      if shared and source != row:
+        sources.add(source)
+      self._jobs[row] = job
+    queue.extendleft(reversed(later))
+
+  def order(self, rows: int) -> list[int]:
+    """Returns which rows are the first ones of a cache of another number of rows.
+
+    Rows that are needed come first, then those that hold the most tokens. Numbers beyond the last
+    row stand for empty ones.
+    """
+    needed = [job.row for job in self.busy] + [job.source for job in self.busy]
+    beyond = [len(self)] * rows
+    return [*dict.fromkeys([*needed, *reversed(self._free)]), *beyond][:rows]
+
+  def move(self, order: Sequence[int]) -> None:
+    """Has the rows in another order, as `order` returns it."""
+    self._jobs = [self._jobs[row] if row < len(self) else None for row in order]
+    numbers = {old: new for new, old in enumerate(order)}
+    for row, job in enumerate(self._jobs):
+      if job is not None:
+        job.moved(row, numbers)
+
+  @property
+  def _free(self) -> list[int]:
+    """The rows without a job that goes on; first those that hold the fewest tokens."""
+    free = [row for row, job in enumerate(self._jobs) if job is None or job.answer is not None]
+    return sorted(free, key=lambda row: len(job.cached) if (job := self._jobs[row]) else 0)
+
+  def _shared(self, job: Job) -> tuple[int, int, bool]:
+    """Returns a row that holds the beginning of a prompt, and how many of its tokens.
+
+    The third result is whether another row, which is being read, will hold more of them.
+    """
+    row, held, waits = -1, 0, False
+    if not self._shares:
+      return row, held, waits
+    for other in filter(None, self._jobs):
+      common = min(_common(job.prompt, other.known), job.most_shared)
+      now = min(common, len(other.cached))
+      if now >= max(held + 1, _SHARED_FROM):
+        row, held, waits = other.row, now, False
+      if other.phase is Phase.READING and common >= held + _SHARED_FROM:
+        waits = True
+    return row, held, waits
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+  """Returns how many tokens two texts have in common at their beginning."""
+  most = min(len(one), len(other))
+  different = np.flatnonzero(np.asarray(one[:most]) != np.asarray(other[:most]))
+  return int(different[0]) if len(different) else most
