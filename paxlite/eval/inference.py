@@ -34,7 +34,7 @@ from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer, Request
-from paxlite.generation.sampling import Sampling
+from paxlite.generation.sampling import NO_FEATURES, Features, Sampling
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.weight_forms import Int8
@@ -68,7 +68,11 @@ class Inference:
   joined_weights: JoinedWeights
 
   def engine(
-    self, sampling: Sampling | None = None, chat: bool = False, most_rows: int | None = None
+    self,
+    sampling: Sampling | None = None,
+    chat: bool = False,
+    most_rows: int | None = None,
+    least: Features = NO_FEATURES,
   ) -> Engine:
     """Returns an engine that continues prompts.
 
@@ -76,6 +80,7 @@ class Inference:
       sampling: How tokens are chosen; None: as the experiment says.
       chat: Whether the prompts are those of a chat; see `ends`.
       most_rows: The most answers that are generated at a time; None: as the experiment says.
+      least: See Engine.
     """
     e = self.experiment
     return Engine(
@@ -89,6 +94,7 @@ class Inference:
       mesh=self.mesh,
       rules=e.rules,
       most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows,
+      least=least,
     )
 
   def ends(self, chat: bool) -> list[int]:

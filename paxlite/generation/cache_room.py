@@ -53,8 +53,18 @@ class CacheRoom:
     """Frees the memory."""
     self.state, self._slots = None, 0
 
-  def fit(self, waiting: Sequence[Job]) -> None:
-    """Has room for the jobs that have rows and for these; less only if nothing is generated."""
+  @property
+  def slots(self) -> int:
+    """The number of slots of each row."""
+    return self._slots
+
+  def fit(self, waiting: Sequence[Job], may_shrink: bool) -> None:
+    """Has room for the jobs that have rows and for these.
+
+    Args:
+      waiting: Jobs that will get rows.
+      may_shrink: Whether there may be less room than before.
+    """
     busy = self._rows.busy
     extras = self.extras.with_(options.Extras.of([job.request for job in waiting]))
     if self._fixed_slots is not None:
@@ -63,9 +73,9 @@ class CacheRoom:
     rows = min(self._whole(_power(4, len(busy) + len(waiting))), self._most_rows)
     longest = max((job.slots for job in [*waiting, *busy]), default=0)
     slots = _power(2, max(longest, _FEWEST_SLOTS))
-    if busy:
+    if not may_shrink:
       rows = max(rows, len(self._rows))
-    if busy or 4 * slots > self._slots:
+    if not may_shrink or 4 * slots > self._slots:
       slots = max(slots, self._slots)
     self._set_size(rows, slots, extras)
 

@@ -22,7 +22,7 @@ from paxlite.generation.job import Job, Phase
 from paxlite.generation.programs import Chunk, Programs, layout_of
 from paxlite.generation.request import Answer, Request, check_ids
 from paxlite.generation.row_table import RowTable
-from paxlite.generation.sampling import GREEDY, Sampling
+from paxlite.generation.sampling import GREEDY, NO_FEATURES, Features, Sampling
 from paxlite.generation.tokens import Tokens
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
@@ -51,6 +51,8 @@ class Engine:
     slots: The cache always has so many slots for each of `most_rows` rows, so that the same
       programs compute an answer whatever else is generated, and its numbers are the same to the
       last bit on one device; None: it grows as needed, and numbers differ by rounding.
+    least: What the programs can do even if no request needs it, so that later ones that do need not
+      wait for a compilation.
   """
 
   def __init__(
@@ -66,6 +68,7 @@ class Engine:
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
     most_rows: int = MOST_ROWS,
     slots: int | None = None,
+    least: Features = NO_FEATURES,
   ):
     self._model, self._params = model, params
     self.max_length = max_length
@@ -75,9 +78,10 @@ class Engine:
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
     self.most_rows = self._whole(most_rows)
-    self._fixed_slots = slots
+    self._fixed_slots, self._least = slots, least
     self._programs: Programs | None = None
     self._its_room: CacheRoom | None = None
+    self._was_idle = True
     self._rows = RowTable(shares=slots is None)  # numbers may depend on the call
     self._queue: collections.deque[Job] = collections.deque()
 
@@ -120,7 +124,7 @@ class Engine:
       UserError: See `generate`.
     """
     for i, request in enumerate(requests):
-      self._check(request, f'prompt {i}')
+      self.check(request, f'prompt {i}')
     jobs = {i: self.add(request) for i, request in enumerate(requests)}
     try:
       while jobs:
@@ -205,7 +209,7 @@ class Engine:
     Raises:
       UserError: See `generate`.
     """
-    self._check(request, 'the prompt')
+    self.check(request, 'the prompt')
     job = Job(request, self.tokenizer)
     self._queue.append(job)
     return job
@@ -239,17 +243,21 @@ class Engine:
       Whether there is more to do.
     """
     if self._queue:
-      self._room.fit([*self._queue][: self.most_rows - len(self._rows.busy)])
+      waiting = [*self._queue][: self.most_rows - len(self._rows.busy)]
+      self._room.fit(waiting, may_shrink=self._was_idle)
       self._rows.admit(self._queue)
     reading = [job for job in self._rows.busy if job.phase is Phase.READING]
     if reading:
       self._read(reading)
     writing = [job for job in self._rows.busy if job.phase is Phase.WRITING]
     if writing:
+      if max(len(job.known) for job in writing) + MOST_STEPS > self._room.slots:
+        self._room.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
         self._room.shrink()
       self._write(writing, min(most, MOST_STEPS))
-    return bool(self._queue) or bool(self._rows.busy)
+    self._was_idle = not self._queue and not self._rows.busy
+    return not self._was_idle
 
   # programs
 
@@ -279,13 +287,13 @@ class Engine:
     limits = like(np.int32(1)), like(np.bool_(False)), None
     state, is_active = self._room.shapes(rows, slots), like(np.ones(rows, bool))
     return self._compiled.decode.lower(
-      self._params, state, is_active, limits, MOST_STEPS, options.features([])
+      self._params, state, is_active, limits, MOST_STEPS, self._least
     )
 
   def _read(self, jobs: Sequence[Job]) -> None:
     """Reads the next part of the prompts of some jobs, those that fit into one call."""
     length, is_scored = self._part_length(jobs[0]), jobs[0].is_scored
-    size = max(1, self._part_tokens // length)
+    size = min(max(1, self._part_tokens // length), len(self._rows))
     is_alike = lambda j: self._part_length(j) == length and j.is_scored == is_scored
     batch = [job for job in jobs if is_alike(job)][:size]
     is_fixed = self._fixed_slots is not None
@@ -298,7 +306,7 @@ class Engine:
     beyond = count - len(batch)
     padded = lambda values, value: np.array([*values, *[value] * beyond], np.int32)
     requests = [job.request for job in batch]
-    features = options.features(requests)
+    features = options.features(requests).with_(self._least)
     chunk = Chunk(
       ids=ids,
       count=padded([len(part.ids) for part in parts], 1),
@@ -346,7 +354,7 @@ class Engine:
     rows = [job.row for job in jobs]
     is_active = np.zeros(len(self._rows), bool)
     is_active[rows] = True
-    features = options.features([job.request for job in jobs])
+    features = options.features([job.request for job in jobs]).with_(self._least)
     allowed = self._allowed(jobs, rows, len(self._rows)) if features.mask else None
     most = 1 if features.mask else most
     steps = min(most, max(job.num_left for job in jobs))
@@ -369,8 +377,16 @@ class Engine:
 
   # checks
 
-  def _check(self, request: Request, what: str) -> None:
+  def check(self, request: Request, what: str = 'the prompt') -> None:
+    """Raises UserError if the request cannot be answered; see `generate`."""
     self._check_prompt(request.prompt, what, request.max_tokens)
+    if (
+      self._fixed_slots is not None and len(request.prompt) + request.max_tokens > self._fixed_slots
+    ):
+      raise UserError(
+        f'{what} has {len(request.prompt):,} tokens and wants {request.max_tokens:,} new ones: the '
+        f'engine was made for {self._fixed_slots:,}'
+      )
     check_ids([*request.bias], self._vocab_size, f'the bias of {what}')
     if request.stop and self.tokenizer is None:
       raise UserError(f'{what} has texts that end it, and the engine has no tokenizer')

@@ -10,6 +10,8 @@ from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.request import Answer, Finish, Request, TokenScore
 from paxlite.generation.text import AnswerText
 
+_AHEAD = 256  # tokens of an answer that there is room for before they are written
+
 
 class Phase(enum.Enum):
   """What a job is at."""
@@ -60,8 +62,9 @@ class Job:
 
   @property
   def slots(self) -> int:
-    """How many tokens the cache must have room for."""
-    return len(self.prompt) + self.request.max_tokens
+    """How many tokens the cache should have room for; more if the answer becomes long."""
+    soon = min(self.request.max_tokens, len(self._ids) + _AHEAD)
+    return len(self.prompt) + soon
 
   @property
   def known(self) -> list[int]:

@@ -86,6 +86,20 @@ class Features(NamedTuple):
   mask: bool = False
   top: int = 0
 
+  def with_(self, other: 'Features') -> 'Features':
+    """Returns what either is for."""
+    return Features(
+      self.draws or other.draws,
+      self.filters or other.filters,
+      self.penalties or other.penalties,
+      self.bias or other.bias,
+      self.mask or other.mask,
+      max(self.top, other.top),
+    )
+
+
+NO_FEATURES = Features()
+
 
 @struct.dataclass
 class Choice:

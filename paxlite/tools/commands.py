@@ -51,6 +51,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
   ),
   'Models': (
     Command('generate', 'continue a text', 'generate'),
+    Command('serve', "answer requests in the form of OpenAI's API", 'serve'),
     Command('chat', 'talk with a model that was trained on chats', 'chat'),
     Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'zero_shot'),
     Command('lm-eval', "evaluate by EleutherAI's harness", 'lm_eval'),

@@ -413,7 +413,7 @@ for experiment, meshes in (
   params = meta.unbox(boxed)['params']
   alone = Engine(model, params, 64, Sampling(0.8)).continuations(prompts, 9)
   for shape in meshes:
-    e = experiment.replaced(ICI_MESH_SHAPE=shape)
+    e = experiment.replaced(ICI_MESH_SHAPE=shape, DCN_MESH_SHAPE=[1, 1, 1])
     mesh = e.mesh(jax.devices()[: np.prod(shape)])
     like = partitioning.sharded_shapes({'params': boxed['params']}, mesh, e.rules)['params']
     placed = jax.tree.map(lambda x, l: jax.device_put(x, l.sharding), params, like)

@@ -1,0 +1,108 @@
+"""Grammars that say which tokens may come next, by the package llguidance (the extra serve)."""
+
+import functools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json
+from paxlite.data.tokenizer import Tokenizer
+
+
+class Grammars:
+  """Makes the grammars of answers.
+
+  Args:
+    tokenizer: The tokenizer.
+    vocab_size: The number of ids of the model.
+    ends: Token ids that end an answer; the first one is what a complete text may be followed by.
+
+  Raises:
+    UserError: The package is missing, or no token ends an answer.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]):
+    try:
+      import llguidance
+    except ImportError as e:
+      raise UserError(f'a grammar needs llguidance ({e}): {shell.install("serve")}') from None
+    if not ends:
+      raise UserError('no token ends an answer of this model, which a grammar needs')
+    self._library = llguidance
+    size = max(vocab_size, tokenizer.vocab_size)
+    self._tokenizer = llguidance.LLTokenizer(_described(tokenizer), size, [*ends])
+
+  def json(self, schema: Mapping[str, Json] | None = None) -> 'MatchedGrammar':
+    """Returns the grammar of a JSON value that fits a schema; None: of any object."""
+    schema = {'type': 'object'} if schema is None else schema
+    return self._made(self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+
+  def regex(self, pattern: str) -> 'MatchedGrammar':
+    """Returns the grammar of a regular expression."""
+    return self._made(self._library.LLMatcher.grammar_from_regex(pattern))
+
+  def lark(self, text: str) -> 'MatchedGrammar':
+    """Returns a grammar in Lark's form."""
+    return self._made(text)
+
+  def _made(self, grammar: str) -> 'MatchedGrammar':
+    matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+    if matcher.is_error():
+      raise UserError(f'the grammar cannot be used: {str(matcher.get_error()).splitlines()[0]}')
+    return MatchedGrammar(matcher)
+
+
+class MatchedGrammar:
+  """A Grammar of one answer, by a matcher of llguidance."""
+
+  def __init__(self, matcher: Any):
+    self._matcher = matcher
+
+  def allowed(self) -> np.ndarray:
+    bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+    return np.unpackbits(bits, bitorder='little').astype(bool)
+
+  def accept(self, token: int) -> None:
+    self._matcher.consume_token(token)
+
+  @property
+  def is_complete(self) -> bool:
+    return bool(self._matcher.is_stopped())
+
+
+def _described(tokenizer: Tokenizer) -> Any:
+  """Returns what llguidance makes its tokenizer of: the text of a tokenizer.json, or tokens."""
+  if tokenizer.path.endswith('.json'):
+    return pathlib.Path(tokenizer.path).read_text(encoding='utf-8')
+  import llguidance
+
+  return llguidance.TokenizerWrapper(_Tokens(tokenizer))
+
+
+class _Tokens:
+  """The tokens of a SentencePiece model, as llguidance asks for them."""
+
+  def __init__(self, tokenizer: Tokenizer):
+    self._tokenizer = tokenizer
+    self.eos_token_id, self.bos_token_id = tokenizer.eos_id, max(tokenizer.bos_id, 0)
+    self.special_token_ids = sorted(tokenizer.special_ids)
+
+  @functools.cached_property
+  def tokens(self) -> list[bytes]:
+    return [self._bytes(i) for i in range(self._tokenizer.vocab_size)]
+
+  def _bytes(self, token: int) -> bytes:
+    if token in self._tokenizer.special_ids:
+      return b''
+    # the second of two tokens keeps the space that it begins with
+    anchor = self._tokenizer.encode('a')[-1]
+    first = self._tokenizer.decode([anchor])
+    return self._tokenizer.decode([anchor, token])[len(first) :].encode()
+
+  def __call__(self, text: bytes | str) -> list[int]:
+    return self._tokenizer.encode(text if isinstance(text, str) else text.decode())

@@ -1,0 +1,294 @@
+"""What the bodies of OpenAI's requests ask for."""
+
+import dataclasses
+import functools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.data.chat_format import conversation
+from paxlite.eval.inference import Inference
+from paxlite.generation.grammar import Grammars
+from paxlite.generation.request import Grammar, Request, check_ids
+from paxlite.generation.sampling import MOST_ENDS, Sampling
+from paxlite.serving.errors import ApiError
+from paxlite.serving.fields import Fields
+
+MOST_TOP = 20  # of top_logprobs
+_MOST_PROMPTS, _MOST_STOPS = 256, 16
+_COMPLETION_TOKENS = 16  # new tokens of a completion that does not say how many
+
+# They change nothing here, or nothing at all.
+_IGNORED = (
+  'user', 'metadata', 'store', 'service_tier', 'parallel_tool_calls', 'prompt_cache_key',
+  'prompt_cache_retention', 'safety_identifier', 'verbosity',
+)  # fmt: skip
+_REFUSED: Mapping[str, Sequence[Any]] = {
+  'best_of': (1,), 'suffix': ('',), 'functions': ([],), 'function_call': ('none', 'auto'),
+  'modalities': (['text'],), 'audio': (), 'prediction': (), 'reasoning_effort': (),
+  'web_search_options': (), 'use_beam_search': (False,), 'prompt_logprobs': (0,),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a client may ask for.
+
+  Attributes:
+    max_tokens: The most new tokens of an answer, and those of a chat that does not say how many.
+    most_answers: The most answers to one request: prompts times n.
+  """
+
+  max_tokens: int
+  most_answers: int = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """What a request asks for.
+
+  Attributes:
+    requests: The requests to the engine, n to each prompt, one prompt after another.
+    prompts: Token ids of each prompt.
+    n: The number of answers to each prompt.
+    stream: Whether pieces are sent while the answers are generated.
+    usage: Whether a stream ends with the numbers of tokens.
+    logprobs: How many of the likeliest tokens are told at each token; None: no log-probabilities.
+    echo: Whether prompts are part of the answers.
+    max_tokens: The most new tokens, which may be 0 with echo.
+    tools: Whether the answer may call functions.
+  """
+
+  requests: list[Request]
+  prompts: list[list[int]]
+  n: int
+  stream: bool
+  usage: bool
+  logprobs: int | None
+  echo: bool = False
+  max_tokens: int = 0
+  tools: bool = False
+
+
+class Bodies:
+  """Reads the bodies of requests to one model.
+
+  Args:
+    inference: The model.
+    limits: What a client may ask for.
+  """
+
+  def __init__(self, inference: Inference, limits: Limits):
+    self._inference, self._limits = inference, limits
+
+  def completion(self, body: JsonObject) -> Asked:
+    """Returns what a request of /v1/completions asks for; raises ApiError."""
+    fields = Fields(body, _IGNORED, _REFUSED)
+    prompts = self._prompts(fields.get('prompt'))
+    echo = fields.flag('echo')
+    logprobs = fields.integer('logprobs', None, 0, MOST_TOP)
+    most = fields.integer('max_tokens', None, 0, self._limits.max_tokens)
+    if most == 0 and not echo:
+      raise ApiError('max_tokens must be at least 1, or echo must be true', 'max_tokens')
+    asked = self._asked(fields, prompts, most, _COMPLETION_TOKENS, logprobs, self._ends(False))
+    if echo and logprobs is not None:
+      scored = [dataclasses.replace(r, scored_from=0) for r in asked.requests]
+      asked = dataclasses.replace(asked, requests=scored)
+    return dataclasses.replace(asked, echo=echo)
+
+  def chat(self, body: JsonObject) -> Asked:
+    """Returns what a request of /v1/chat/completions asks for; raises ApiError."""
+    fields = Fields(body, _IGNORED, _REFUSED)
+    tools, choice = fields.get('tools'), fields.get('tool_choice', 'auto')
+    if choice not in ('auto', 'none'):
+      raise ApiError(
+        'tool_choice must be "auto" or "none": a call cannot be forced', 'tool_choice',
+        'unsupported_value',
+      )  # fmt: skip
+    if choice == 'none':
+      tools = None
+    thinking = self._thinking(fields.get('chat_template_kwargs', {}))
+    try:
+      chat = conversation(_plain(fields.get('messages')), tools)
+      inference = self._inference if thinking is None else self._with_thinking(thinking)
+      prompt = inference.encode_chat(chat.messages, chat.tools)
+    except UserError as e:
+      raise ApiError(str(e), 'messages') from None
+    has_logprobs = fields.flag('logprobs')
+    top = fields.integer('top_logprobs', None, 0, MOST_TOP)
+    if top is not None and not has_logprobs:
+      raise ApiError('top_logprobs needs logprobs: true', 'top_logprobs')
+    most = fields.integer('max_completion_tokens', None, 1, self._limits.max_tokens)
+    older = fields.integer('max_tokens', None, 1, self._limits.max_tokens)
+    room = max(1, min(self._limits.max_tokens, self._inference.max_length - len(prompt)))
+    asked = self._asked(
+      fields, [prompt], older if most is None else most, room,
+      (top or 0) if has_logprobs else None, self._ends(True),
+    )  # fmt: skip
+    return dataclasses.replace(asked, tools=bool(tools))
+
+  def _asked(
+    self,
+    fields: Fields,
+    prompts: list[list[int]],
+    most: int | None,
+    usual: int,
+    logprobs: int | None,
+    ends: Sequence[int],
+  ) -> Asked:
+    """Reads what both kinds of requests have in common."""
+    n = fields.integer('n', 1, 1, self._limits.most_answers) or 1
+    if n * len(prompts) > self._limits.most_answers:
+      raise ApiError(
+        f'{len(prompts)} prompts with n={n} are more than {self._limits.most_answers} answers', 'n'
+      )
+    max_tokens = usual if most is None else most
+    sampling = _sampling(fields)
+    seed = fields.integer('seed', None, -(1 << 63), (1 << 63) - 1)
+    seed = secrets.randbits(63) if seed is None else seed % (1 << 64)
+    stop = fields.texts('stop', _MOST_STOPS)
+    own_ends = fields.integers('stop_token_ids', MOST_ENDS)
+    ends = [] if fields.flag('ignore_eos') else [*ends]
+    bias = self._bias(fields.get('logit_bias', {}))
+    least = fields.integer('min_tokens', 0, 0, max_tokens) or 0
+    grammar = self._grammar(fields)
+    stream = fields.flag('stream')
+    usage = _usage(fields.get('stream_options', {}))
+    fields.get('model')
+    fields.check_all_read()
+    requests = []
+    for prompt in prompts:
+      if len(prompt) + max_tokens > self._inference.max_length:
+        raise ApiError(
+          f"This model's maximum context length is {self._inference.max_length} tokens. You "
+          f'requested {len(prompt) + max_tokens} tokens ({len(prompt)} in the prompt, {max_tokens} '
+          'in the answer)',
+          'messages' if fields.get('messages') else 'prompt', 'context_length_exceeded',
+        )  # fmt: skip
+      for sample in range(n):
+        requests.append(
+          Request(
+            prompt, max_tokens, sampling, seed, sample, least, [*ends, *own_ends][:MOST_ENDS],
+            stop, bias, grammar(), logprobs or 0,
+          )
+        )  # fmt: skip
+    return Asked(requests, prompts, n, stream, usage, logprobs, max_tokens=max_tokens)
+
+  def _prompts(self, given: Any) -> list[list[int]]:
+    """Returns the ids of one or several prompts, which are texts or ids."""
+    if isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0])):
+      given = [given]
+    if not isinstance(given, list) or not given:
+      raise ApiError('prompt must be a text, a list of texts, or lists of token ids', 'prompt')
+    if len(given) > _MOST_PROMPTS:
+      raise ApiError(f'{len(given)} prompts; at most {_MOST_PROMPTS} are possible', 'prompt')
+    found = []
+    for i, prompt in enumerate(given):
+      if not isinstance(prompt, str | list):
+        raise ApiError(f'prompt {i} is neither a text nor a list of token ids', 'prompt')
+      try:
+        ids = self._inference.encode(prompt) if isinstance(prompt, str) else prompt
+        check_ids(ids, self._inference.experiment.VOCAB_SIZE, f'prompt {i}')
+      except UserError as e:
+        raise ApiError(str(e), 'prompt') from None
+      if not ids:
+        raise ApiError(f'prompt {i} is empty, and the model has no start token', 'prompt')
+      found.append(ids)
+    return found
+
+  def _ends(self, chat: bool) -> list[int]:
+    return self._inference.ends(chat)
+
+  def _bias(self, given: Any) -> dict[int, float]:
+    try:
+      bias = {int(token): float(value) for token, value in given.items()}
+    except (AttributeError, TypeError, ValueError):
+      raise ApiError('logit_bias must map token ids to numbers', 'logit_bias') from None
+    if any(not -100 <= value <= 100 for value in bias.values()):
+      raise ApiError('logit_bias: numbers must be from -100 to 100', 'logit_bias')
+    try:
+      check_ids([*bias], self._inference.experiment.VOCAB_SIZE, 'logit_bias')
+    except UserError as e:
+      raise ApiError(str(e), 'logit_bias') from None
+    return bias
+
+  def _grammar(self, fields: Fields) -> Callable[[], Grammar | None]:
+    """Returns what makes the grammar of each answer."""
+    form = fields.get('response_format', {'type': 'text'})
+    kind = form.get('type') if isinstance(form, dict) else None
+    if kind == 'text':
+      return lambda: None
+    if kind not in ('json_object', 'json_schema'):
+      raise ApiError(
+        'response_format must have the type text, json_object or json_schema', 'response_format'
+      )
+    schema = None
+    if kind == 'json_schema':
+      described = form.get('json_schema')
+      schema = described.get('schema') if isinstance(described, dict) else None
+      if not isinstance(schema, dict):
+        raise ApiError('response_format.json_schema.schema must be an object', 'response_format')
+    try:
+      self._grammars.json(schema)  # says what is wrong before a row is taken
+    except UserError as e:
+      raise ApiError(str(e), 'response_format') from None
+    return lambda: self._grammars.json(schema)
+
+  @functools.cached_property
+  def _grammars(self) -> Grammars:
+    inference = self._inference
+    return Grammars(inference.tokenizer, inference.experiment.VOCAB_SIZE, self._ends(True))
+
+  def _thinking(self, given: Any) -> bool | None:
+    known = {'enable_thinking', 'thinking'}
+    if not isinstance(given, dict) or set(given) - known:
+      raise ApiError('chat_template_kwargs may have enable_thinking alone', 'chat_template_kwargs')
+    return next((bool(value) for value in given.values()), None)
+
+  def _with_thinking(self, thinking: bool) -> Inference:
+    experiment = self._inference.experiment.replaced(CHAT_THINKING=thinking)
+    return dataclasses.replace(self._inference, experiment=experiment)
+
+
+def _sampling(fields: Fields) -> Sampling:
+  top_k = fields.integer('top_k', 0, -1, 1 << 31) or 0
+  return Sampling(
+    temperature=fields.number('temperature', 1.0, 0, 2),
+    top_k=max(0, top_k),  # −1 is vLLM's for all
+    top_p=max(fields.number('top_p', 1.0, 0, 1), 1e-6),
+    repetition_penalty=fields.number('repetition_penalty', 1.0, 0.01, 100),
+    min_p=fields.number('min_p', 0.0, 0, 0.999),
+    presence_penalty=fields.number('presence_penalty', 0.0, -2, 2),
+    frequency_penalty=fields.number('frequency_penalty', 0.0, -2, 2),
+  )
+
+
+def _usage(options: Any) -> bool:
+  if not isinstance(options, dict):
+    raise ApiError('stream_options must be an object', 'stream_options')
+  return bool(options.get('include_usage', False))
+
+
+def _is_id(x: object) -> bool:
+  return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _plain(messages: Any) -> Any:
+  """Returns messages whose contents are texts: parts of text are joined, other parts refused."""
+  if not isinstance(messages, list):
+    return messages
+  return [
+    {**m, 'content': _joined(m['content'])}
+    if isinstance(m, dict) and isinstance(m.get('content'), list)
+    else m
+    for m in messages
+  ]
+
+
+def _joined(parts: list[Any]) -> str:
+  for part in parts:
+    if not isinstance(part, dict) or part.get('type') != 'text':
+      raise ApiError('this model reads text alone, no images, sounds or files', 'messages')
+  return ''.join(str(part.get('text', '')) for part in parts)

@@ -1,0 +1,89 @@
+"""Reads the fields of a request's body, each with its kind and its bounds."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from paxlite.core.json_text import JsonObject
+from paxlite.core.near_names import did_you_mean
+from paxlite.serving.errors import ApiError
+
+
+class Fields:
+  """The body of a request.
+
+  Args:
+    body: The JSON object.
+    ignored: Names of fields that change nothing here.
+    refused: Fields that are not implemented, and the values with which they change nothing.
+  """
+
+  def __init__(
+    self, body: JsonObject, ignored: Collection[str], refused: Mapping[str, Collection[Any]]
+  ):
+    self._body, self._ignored, self._refused = body, ignored, refused
+    self._read: set[str] = set()
+
+  def get(self, name: str, default: Any = None) -> Any:
+    """Returns the value of a field; null is as if it were not there."""
+    self._read.add(name)
+    value = self._body.get(name)
+    return default if value is None else value
+
+  def number(self, name: str, default: float, least: float, most: float) -> float:
+    """Returns a number within bounds."""
+    value = self.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+      raise ApiError(f'{name} must be a number', name)
+    if not least <= value <= most:
+      raise ApiError(f'{name}={value:g} must be from {least:g} to {most:g}', name)
+    return float(value)
+
+  def integer(self, name: str, default: int | None, least: int, most: int) -> int | None:
+    """Returns a whole number within bounds, or the default."""
+    value = self.get(name)
+    if value is None:
+      return default
+    if isinstance(value, bool) or not isinstance(value, int):
+      raise ApiError(f'{name} must be a whole number', name)
+    if not least <= value <= most:
+      raise ApiError(f'{name}={value} must be from {least:,} to {most:,}', name)
+    return value
+
+  def flag(self, name: str, default: bool = False) -> bool:
+    """Returns true or false."""
+    value = self.get(name, default)
+    if not isinstance(value, bool):
+      raise ApiError(f'{name} must be true or false', name)
+    return value
+
+  def texts(self, name: str, most: int) -> list[str]:
+    """Returns a text or a list of texts as a list."""
+    value = self.get(name, [])
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(x, str) and x for x in found):
+      raise ApiError(f'{name} must be a text or a list of texts, none of them empty', name)
+    if len(found) > most:
+      raise ApiError(f'{name} has {len(found)} texts; at most {most} are possible', name)
+    return found
+
+  def integers(self, name: str, most: int) -> list[int]:
+    """Returns a list of whole numbers."""
+    found = self.get(name, [])
+    is_integer = lambda x: isinstance(x, int) and not isinstance(x, bool)
+    if not isinstance(found, list) or not all(map(is_integer, found)):
+      raise ApiError(f'{name} must be a list of whole numbers', name)
+    if len(found) > most:
+      raise ApiError(f'{name} has {len(found)} numbers; at most {most} are possible', name)
+    return found
+
+  def check_all_read(self) -> None:
+    """Raises ApiError if the body has a field that is not known, or not implemented."""
+    for name, value in self._body.items():
+      if name in self._read or name in self._ignored or value is None:
+        continue
+      if name not in self._refused:
+        known = [*self._read, *self._ignored, *self._refused]
+        hint = did_you_mean(name, known)
+        raise ApiError(f'Unrecognized request argument supplied: {name}{hint}', name)
+      if value not in self._refused[name]:
+        raise ApiError(f'{name} is not implemented', name, 'unsupported_value')

@@ -1,0 +1,97 @@
+"""paxlite serve CHECKPOINT [--port=8000] [--host=127.0.0.1] [NAME=VALUE …]
+
+Answers requests in the form of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
+CHECKPOINT is the folder of a run or of imported weights. The server listens on this machine alone,
+unless --host says otherwise. SIGTERM or Ctrl-C: it takes no more requests, answers those that it
+has, and ends. Needs the extra serve.
+
+Example:
+  paxlite serve weights/smollm --port=8000
+"""
+
+import os
+import pathlib
+import socket
+from collections.abc import Sequence
+
+from paxlite.cli.parser import Parser, stored
+from paxlite.cli.terminal import say, warn
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.tools.generate import add_weights
+
+_KEY = 'PAXLITE_API_KEY'
+_LOOPBACK = ('127.0.0.1', 'localhost', '::1')
+
+PARSER = Parser(__doc__)
+PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
+PARSER.option('--host', 'the address to listen on (127.0.0.1)', default='127.0.0.1')
+PARSER.option('--port', '0 takes a free one (8000)', int, default=8000)
+PARSER.option('--name', 'of the model in requests (that of the folder)')
+PARSER.option('--api_key', f'what clients must send (the variable {_KEY})')
+PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
+PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, default=256)
+PARSER.option('--max_tokens', 'most new tokens of an answer (1024)', int, default=1024)
+PARSER.option('--timeout', 'seconds from a request to the end of its answer (600)', float,
+              default=600.0)  # fmt: skip
+PARSER.option('--grace', 'seconds for the last answers after SIGTERM (30)', float, default=30.0)
+add_weights(PARSER)
+
+
+def main(argv: Sequence[str]) -> None:
+  args = PARSER.parsed(argv)
+  for name, least in (('most_waiting', 0), ('max_tokens', 1), ('timeout', 0), ('grace', 0)):
+    if getattr(args, name) < least:
+      raise UserError(f'--{name}={getattr(args, name):g} must be at least {least}')
+  if args.most_rows is not None and args.most_rows < 1:
+    raise UserError(f'--most_rows={args.most_rows} must be at least 1')
+  try:
+    import starlette  # noqa: F401
+    import uvicorn
+  except ImportError as e:
+    raise UserError(f'a server needs more packages ({e}): {shell.install("serve")}') from None
+  if args.dtype is not None:
+    args.attributes['FPROP_DTYPE'] = args.dtype
+  with _listening(args.host, args.port) as place:  # before the weights are read
+    from paxlite.eval.inference import load_checkpoint
+    from paxlite.generation.sampling import Features
+    from paxlite.serving.api import Api
+    from paxlite.serving.bodies import Bodies, Limits
+    from paxlite.serving.worker import Worker
+
+    key = os.environ.get(_KEY, '') if args.api_key is None else args.api_key
+    if not key and args.host not in _LOOPBACK:
+      warn(f'{args.host} is open to other machines, and there is no --api_key')
+    given = args.tokenizer, args.attributes, args.base_weights
+    inference = load_checkpoint(args.checkpoint, *given)
+    # every program can draw, so that the first request that does need not wait for it
+    engine = inference.engine(most_rows=args.most_rows, least=Features(draws=True, filters=True))
+    engine.continuations([[0]], 2)  # compiles
+    worker = Worker(engine, args.most_waiting)
+    name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
+    most = min(args.max_tokens, inference.max_length - 1)
+    api = Api(worker, Bodies(inference, Limits(most)), inference.tokenizer, name, args.timeout, key)
+    host, port = place.getsockname()[:2]
+    worker.start()
+    say(f'{name} answers at http://{host}:{port}/v1')
+    config = uvicorn.Config(
+      api.application, log_level='warning', lifespan='off', access_log=False,
+      timeout_graceful_shutdown=args.grace,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[place])
+    worker.stop()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+  """Returns a socket that listens; raises UserError if the port is taken."""
+  try:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    place = socket.socket(family, socket.SOCK_STREAM)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind((host, port))
+    place.listen(2048)
+  except (OSError, OverflowError) as e:
+    raise UserError(
+      f'--host={host} --port={port}: cannot listen there ({e}). --port=0 takes a free port'
+    ) from None
+  return place
