@@ -28,7 +28,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
 MOST_ROWS = 32
-_LENGTHS = 16, 64, 256  # of parts of prompts
+_LENGTHS = 16, 64, 128, 256  # of parts of prompts
 MOST_STEPS = 32  # tokens of a row in one call
 
 

@@ -66,7 +66,8 @@ def features(requests: Sequence[Request]) -> Features:
   top = max((r.top_log_probs for r in requests), default=0)
   return Features(
     draws=any(s.temperature > 0 for s in samplings),
-    filters=any(s.is_filtered for s in samplings),
+    top_k=any(s.temperature > 0 and s.top_k > 0 for s in samplings),
+    top_p=any(s.temperature > 0 and s.top_p < 1 for s in samplings),
     penalties=needs.penalties,
     bias=needs.bias,
     mask=any(r.grammar is not None for r in requests),

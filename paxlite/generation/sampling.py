@@ -10,7 +10,6 @@ from flax import struct
 
 from paxlite.core.errors import UserError
 
-_CANDIDATES = 1024  # the likeliest tokens, among which top_k and top_p end for all but flat logits
 MOST_ENDS = 16  # tokens that end a row
 
 
@@ -58,11 +57,6 @@ class Sampling:
     """Whether the choice depends on the tokens before."""
     return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
-  @property
-  def is_filtered(self) -> bool:
-    """Whether tokens are drawn from a part of the vocabulary."""
-    return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
-
 
 GREEDY = Sampling()
 
@@ -72,7 +66,8 @@ class Features(NamedTuple):
 
   Attributes:
     draws: Rows with a temperature above 0.
-    filters: Rows that draw from a part of the vocabulary.
+    top_k: Rows that draw from so many of the likeliest tokens.
+    top_p: Rows that draw from tokens of a share of the probability.
     penalties: Rows whose choice depends on the tokens before.
     bias: Rows with biases of logits.
     mask: Rows with a grammar, so that a call chooses one token.
@@ -80,7 +75,8 @@ class Features(NamedTuple):
   """
 
   draws: bool = False
-  filters: bool = False
+  top_k: bool = False
+  top_p: bool = False
   penalties: bool = False
   bias: bool = False
   mask: bool = False
@@ -90,7 +86,8 @@ class Features(NamedTuple):
     """Returns what either is for."""
     return Features(
       self.draws or other.draws,
-      self.filters or other.filters,
+      self.top_k or other.top_k,
+      self.top_p or other.top_p,
       self.penalties or other.penalties,
       self.bias or other.bias,
       self.mask or other.mask,
@@ -216,8 +213,7 @@ def _penalised(x_BV: jax.Array, options: Choice) -> jax.Array:
 def _drawn(x_BV: jax.Array, options: Choice, number_B: jax.Array, features: Features) -> jax.Array:
   # rows with temperature 0 are not drawn
   x_BV = x_BV / jnp.where(options.temperature > 0, options.temperature, 1)[:, None]
-  if features.filters:
-    x_BV = filtered(x_BV, options.top_k, options.top_p, options.min_p)
+  x_BV = filtered(x_BV, options.top_k, options.top_p, options.min_p, features)
 
   def draw(seed: jax.Array, sample: jax.Array, number: jax.Array, x_V: jax.Array) -> jax.Array:
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl='threefry2x32'), sample)
@@ -227,49 +223,50 @@ def _drawn(x_BV: jax.Array, options: Choice, number_B: jax.Array, features: Feat
 
 
 def filtered(
-  x_BV: jax.Array, top_k_B: jax.Array, top_p_B: jax.Array, min_p_B: jax.Array
+  x_BV: jax.Array,
+  top_k_B: jax.Array,
+  top_p_B: jax.Array,
+  min_p_B: jax.Array,
+  features: Features,
 ) -> jax.Array:
   """Returns logits with −inf for tokens that top_k, top_p or min_p excludes; see Sampling.
 
-  Only the candidates, the likeliest tokens of a row, are sorted. Where they do not decide, because
-  top_k is larger or their probabilities sum up to less than top_p, all tokens of all rows are.
+  Nothing is sorted: a bisection finds the least logit that is kept, which takes a tenth of the
+  time on a CPU. Of several tokens with this logit, all are kept.
   """
-  V = x_BV.shape[-1]
-  size = min(V, _CANDIDATES)
-  largest_BC = jax.lax.top_k(x_BV, size)[0]
-  top_k_B = jnp.where(top_k_B == 0, V, jnp.minimum(top_k_B, V))
-  all_B = jnp.exp(x_BV - largest_BC[:, :1]).sum(-1)
-  least_B = _least(largest_BC, all_B, top_k_B, top_p_B)
-  if size < V:
-    # of a row without top_k, its candidates must hold the share that top_p asks for
-    held_B = jnp.exp(largest_BC - largest_BC[:, :1]).sum(-1) / all_B
-    is_decided_B = (top_k_B <= size) | ((top_k_B == V) & ((held_B >= top_p_B) | (top_p_B >= 1)))
-    least_B = jax.lax.cond(
-      is_decided_B.all(),
-      lambda: least_B,
-      lambda: _least(jnp.sort(x_BV, axis=-1, descending=True), all_B, top_k_B, top_p_B),
-    )
-  if size < V:  # without top_k and top_p, tokens beyond the candidates count
-    least_B = jnp.where((top_k_B >= V) & (top_p_B >= 1), -jnp.inf, least_B)
-  share_B = jnp.where(min_p_B > 0, largest_BC[:, 0] + jnp.log(min_p_B), -jnp.inf)
-  return jnp.where(x_BV < jnp.maximum(least_B, share_B)[:, None], -jnp.inf, x_BV)
+  largest_B1 = x_BV.max(-1, keepdims=True)
+  weights_BV = jnp.exp(x_BV - largest_B1)
+  is_kept_BV = jnp.ones(x_BV.shape, bool)
+  if features.top_k:
+    V = x_BV.shape[-1]
+    count_B = jnp.where(top_k_B == 0, V, jnp.minimum(top_k_B, V))
+    ones_BV = jnp.ones(x_BV.shape, jnp.int32)
+    is_kept_BV = x_BV >= _least(x_BV, ones_BV, count_B)[:, None]
+  if features.top_p:
+    weights_BV = jnp.where(is_kept_BV, weights_BV, 0)
+    share_B = top_p_B * weights_BV.sum(-1)
+    least_B = jnp.where(top_p_B < 1, _least(x_BV, weights_BV, share_B), -jnp.inf)
+    is_kept_BV &= x_BV >= least_B[:, None]
+  share_B = jnp.where(min_p_B > 0, largest_B1[:, 0] + jnp.log(min_p_B), -jnp.inf)
+  return jnp.where(is_kept_BV & (x_BV >= share_B[:, None]), x_BV, -jnp.inf)
 
 
-def _least(
-  largest_BC: jax.Array, all_B: jax.Array, top_k_B: jax.Array, top_p_B: jax.Array
-) -> jax.Array:
-  """Returns the smallest logit that top_k and top_p keep.
+def _least(x_BV: jax.Array, weights_BV: jax.Array, target_B: jax.Array) -> jax.Array:
+  """Returns the largest number t with Σ weights of all x ≥ t ≥ target, of each row."""
+  key_BV = _ordered(x_BV)
 
-  Args:
-    largest_BC: The largest logits, in falling order.
-    all_B: Σ exp(logit − largest logit) over the whole vocabulary.
-    top_k_B: The number of tokens that are kept; V: all.
-    top_p_B: The share of their probabilities.
-  """
-  C = largest_BC.shape[-1]
-  kth_B1 = jnp.take_along_axis(largest_BC, jnp.minimum(top_k_B, C)[:, None] - 1, 1)
-  kept_BC = jnp.where(largest_BC >= kth_B1, jnp.exp(largest_BC - largest_BC[:, :1]), 0)
-  sums_B1 = jnp.where(top_k_B <= C, kept_BC.sum(-1), all_B)[:, None]
-  before_BC = (jnp.cumsum(kept_BC, -1) - kept_BC) / sums_B1
-  is_kept_BC = (largest_BC >= kth_B1) & (before_BC < top_p_B[:, None])
-  return jnp.where(is_kept_BC, largest_BC, jnp.inf).min(-1)
+  def step(i: jax.Array, least_B: jax.Array) -> jax.Array:
+    tried_B = least_B | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+    sums_B = jnp.where(key_BV >= tried_B[:, None], weights_BV, 0).sum(-1)
+    return jnp.where(sums_B >= target_B, tried_B, least_B)
+
+  # from the first bit of the number to the last one
+  least_B = jax.lax.fori_loop(0, 32, step, jnp.zeros(len(x_BV), jnp.uint32))
+  return jnp.where(key_BV >= least_B[:, None], x_BV, jnp.inf).min(-1)
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+  """Returns uint32 numbers in the order of these float32 numbers."""
+  bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+  is_negative = bits >> 31 == 1
+  return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))

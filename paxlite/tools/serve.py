@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     given = args.tokenizer, args.attributes, args.base_weights
     inference = load_checkpoint(args.checkpoint, *given)
     # every program can draw, so that the first request that does need not wait for it
-    engine = inference.engine(most_rows=args.most_rows, least=Features(draws=True, filters=True))
+    engine = inference.engine(most_rows=args.most_rows, least=Features(draws=True))
     engine.continuations([[0]], 2)  # compiles
     worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name

@@ -19,7 +19,7 @@ from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Sampling, filtered
+from paxlite.generation.sampling import Features, Sampling, filtered
 from paxlite.layers.attention.attention import Attention
 from tests.support import runs
 
@@ -192,7 +192,7 @@ def test_a_seed_fixes_a_row_in_any_batch(sampling):
     (50, 12, 0.7, 0.0),
     (50, 0, 1.0, 0.2),
     (3000, 0, 0.5, 0.0),
-    (3000, 0, 0.999, 0.0),  # more than the candidates
+    (3000, 0, 0.999, 0.0),
     (3000, 2000, 0.99, 0.0),
     (3000, 0, 1.0, 0.0),
   ],
@@ -203,7 +203,8 @@ def test_the_filters_are_those_of_transformers(vocab, top_k, top_p, min_p):
 
   scores = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32) * 2
   full = lambda x, dtype: np.full(3, x, dtype)
-  ours = filtered(scores, full(top_k, np.int32), full(top_p, np.float32), full(min_p, np.float32))
+  options = full(top_k, np.int32), full(top_p, np.float32), full(min_p, np.float32)
+  ours = filtered(scores, *options, Features(top_k=True, top_p=True))
   expected = torch.tensor(scores)
   for process in (
     *([theirs.TopKLogitsWarper(top_k)] if top_k else []),
