@@ -61,6 +61,7 @@ def at_most(highest: float) -> Bounds:
 
 
 Count = Annotated[int, Bounds('must be at least 1', lowest=1)]
+Positive = Annotated[float, Bounds('must be positive', above=0)]
 NotNegative = Annotated[float, Bounds('must not be negative', lowest=0)]
 NotNegativeInt = Annotated[int, Bounds('must not be negative', lowest=0)]
 # for attributes that 0 turns off

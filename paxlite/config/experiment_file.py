@@ -24,6 +24,7 @@ FINE_TUNING = {
   'simpo': 'HuggingFacePreferences',
   'kto': 'HuggingFacePreferences',
   'reward': 'HuggingFaceReward',
+  'grpo': 'HuggingFacePolicy',
 }
 # What a method states beside its experiment.
 VALUES_OF_METHODS: Mapping[str, Mapping[str, str]] = {

@@ -2,8 +2,8 @@
 
 paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
 
-HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceReward, HuggingFaceDistillation
-and HuggingFaceDocuments take any model: that which MODEL names, or that of the weights. The classes
+HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceReward, HuggingFacePolicy,
+HuggingFaceDistillation and HuggingFaceDocuments take any model: that which MODEL names, or that of the weights. The classes
 of LLaMA 7B, 13B and 70B have the sizes of Pax's.
 """
 
@@ -31,6 +31,7 @@ from paxlite.experiments.parts.preferences import Preferences
 from paxlite.experiments.preference_datasets import PreferenceFiles
 from paxlite.experiments.registry import class_of, find_model, has_data, register
 from paxlite.experiments.reward_model import RewardModel
+from paxlite.experiments.rollout_datasets import PromptFiles
 
 
 class SFT(SftFiles):
@@ -127,6 +128,14 @@ class Reward(RewardModel, PreferenceFiles, LinearSFT):
   LEARNING_RATE = 1e-4
 
 
+class PolicyTraining(PromptFiles, LinearSFT):
+  """Training on rewards of the model's own answers; the learning rate is that of trl's GRPO."""
+
+  LEARNING_RATE = 1e-6
+  DCN_MESH_SHAPE = [1, 1, 1]
+  MAX_SEQ_LEN = 1024
+
+
 class DistilledSFT(Distillation, SFT):
   """Training on prompts and answers, and on what a teacher makes of them."""
 
@@ -152,6 +161,15 @@ class _OneDeviceReward(Reward):
   MAX_SEQ_LEN = 1024
   ICI_MESH_SHAPE = [1, 1, 1]
   DCN_MESH_SHAPE = [1, 1, 1]
+
+
+class _OneDevicePolicy(PolicyTraining):
+  """The same for rewards."""
+
+  MAX_SEQ_LEN = 512
+  ICI_MESH_SHAPE = [1, 1, 1]
+  PERCORE_BATCH_SIZE = 16
+  LEARNING_RATE = 5e-6
 
 
 class _OneDeviceSFT(SFT):
@@ -190,6 +208,7 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
   (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
   (Preference, 'SmolLM135M'): _OneDevicePreference,
   (Reward, 'SmolLM135M'): _OneDeviceReward,
+  (PolicyTraining, 'SmolLM135M'): _OneDevicePolicy,
   (DistilledSFT, 'SmolLM135M'): _OneDeviceDistillation,
   (LoRA, 'LLaMA70B'): _ShardedLoRA,
 }
@@ -335,6 +354,17 @@ class HuggingFaceReward(_OfAnyModel, Reward):
   """
 
   _method = Reward
+
+
+@register
+class HuggingFacePolicy(_OfAnyModel, PolicyTraining):
+  """python -m paxlite.main --fdl_config=HuggingFacePolicy --fdl.REWARDS=['my_rewards.correct'] …
+
+  Trains any imported model on rewards of its own answers (GRPO, Dr. GRPO, DAPO, GSPO). A reward is
+  a function of Python.
+  """
+
+  _method = PolicyTraining
 
 
 @register

@@ -59,6 +59,7 @@ class Job:
     self._scores: list[TokenScore] = []
     self._prompt_scores: list[TokenScore | None] = []
     self._num_taken = self._shared = 0
+    self._end: int | None = None
 
   @property
   def slots(self) -> int:
@@ -136,6 +137,7 @@ class Job:
     """Is told the next token of the answer."""
     self._scores.append(TokenScore(log_prob, top))
     if token in self.request.ends:
+      self._end = token
       self.end('stop')
       return
     self._ids.append(token)
@@ -160,7 +162,7 @@ class Job:
     """Ends the job with what there is."""
     text = '' if self._text is None else self._text.text
     self.answer = Answer(
-      [*self._ids], self._scores, text, finish, self._prompt_scores, self._shared
+      [*self._ids], self._scores, text, finish, self._prompt_scores, self._shared, self._end
     )
     self.phase = Phase.DONE
 

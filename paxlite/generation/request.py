@@ -106,6 +106,7 @@ class Answer:
     finish: 'stop' after such a token or text, or at the end of a grammar, otherwise 'length'.
     prompt_scores: Those of the prompt's tokens from `scored_from` on; None at position 0.
     shared: How many tokens of the prompt were taken from another row.
+    end: The token that ended the answer; None: it ended otherwise.
   """
 
   ids: list[int]
@@ -114,6 +115,7 @@ class Answer:
   finish: Finish
   prompt_scores: list[TokenScore | None] = dataclasses.field(default_factory=list)
   shared: int = 0
+  end: int | None = None
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:

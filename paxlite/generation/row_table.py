@@ -92,9 +92,11 @@ class RowTable:
     The third result is whether another row, which is being read, will hold more of them.
     """
     row, held, waits = -1, 0, False
-    if not self._shares:
+    if not self._shares or job.most_shared < _SHARED_FROM:
       return row, held, waits
     for other in filter(None, self._jobs):
+      if job.prompt[:_SHARED_FROM] != other.prompt[:_SHARED_FROM]:
+        continue  # a quick look at what most prompts differ in
       common = min(_common(job.prompt, other.known), job.most_shared)
       now = min(common, len(other.cached))
       if now >= max(held + 1, _SHARED_FROM):

@@ -46,6 +46,7 @@ ROOMS = [
   'tracking',
   'generation',
   'training',
+  'reinforcement',
   'experiments',
   'eval',
   'weights',

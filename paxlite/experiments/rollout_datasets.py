@@ -1,0 +1,96 @@
+"""Prompts whose answers the model generates: `class Mine(PromptFiles, Policy, SmolLM135M)`."""
+
+import fiddle as fdl
+
+from paxlite.config.templates import config
+from paxlite.core.errors import UserError
+from paxlite.data.text import Split
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.experiments.datasets import SftFiles
+from paxlite.experiments.parts.policy import Policy
+from paxlite.generation.sampling import Sampling
+from paxlite.parallel import mesh
+from paxlite.reinforcement.prompts import Prompts
+from paxlite.reinforcement.rollouts import Judges, rollouts_of
+
+
+class PromptFiles(SftFiles, Policy):
+  """Prompts in TRAIN_FILES: JSON lines with "prompt" or "messages" (reinforcement/prompts.py)."""
+
+  PACKED_INPUT = False
+
+  @property
+  def dataset(self) -> str:
+    return 'prompts with rewards'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.PACKED_INPUT:
+      raise UserError('PACKED_INPUT=True: an episode is a row; leave PACKED_INPUT as it is')
+    if self.EVAL_FILES or self.EVAL_FRACTION:
+      raise UserError(
+        'EVAL_FILES and EVAL_FRACTION: rollouts are for training, and each step tells its rewards; '
+        'paxlite zero-shot evaluates a checkpoint on a task'
+      )
+
+  def train_input(self) -> fdl.Config:
+    if not self.REWARDS and not self.ENVIRONMENT:
+      raise UserError(
+        "--fdl.REWARDS=['my_rewards.correct'] is missing: what an answer is worth; or ENVIRONMENT"
+      )
+    return super().train_input()
+
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
+    return config(
+      Prompts,
+      files=list(files),
+      encoding=self._encoding,
+      most_tokens=self.MAX_SEQ_LEN - self.MAX_NEW_TOKENS,
+    )
+
+  @property
+  def _encoding(self) -> fdl.Config:
+    return config(
+      TextEncoding,
+      tokenizer=config(open_tokenizer, path=self.VOCAB_PATH or self._restored_tokenizer),
+      vocab_size=self.VOCAB_SIZE,
+      start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
+      chat_template=self.CHAT_TEMPLATE,
+      date=self.CHAT_DATE,
+      thinking=self.CHAT_THINKING,
+    )
+
+  def input(self, source: fdl.Config) -> fdl.Config:
+    judges = config(
+      Judges,
+      rewards=list(self.REWARDS),
+      weights=list(self.REWARD_WEIGHTS) or [1.0] * len(self.REWARDS),
+      environment=self.ENVIRONMENT,
+      max_turns=self.MAX_TURNS,
+      seconds=self.REWARD_TIMEOUT,
+    )
+    return config(
+      rollouts_of,
+      prompts=source,
+      encoding=source.encoding,
+      judges=judges,
+      model=self.plain.build_task().model,
+      mesh=config(
+        mesh.make_mesh,
+        ici=list(self.ICI_MESH_SHAPE),
+        dcn=list(self.DCN_MESH_SHAPE),
+        axes=list(self.MESH_AXES),
+      ),
+      rules=self.rules,
+      positions=self.num_positions,
+      batch_size=self.batch_size,
+      group_size=self.GROUP_SIZE,
+      seq_len=self.MAX_SEQ_LEN,
+      max_tokens=self.MAX_NEW_TOKENS,
+      sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
+      seed=self.SEED,
+      scale=self.ADVANTAGE_SCALE,
+      vocab_size=self.VOCAB_SIZE,
+    )

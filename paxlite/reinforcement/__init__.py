@@ -1,0 +1,1 @@
+"""Rollouts: episodes that the model generates, and their rewards, from which it learns."""

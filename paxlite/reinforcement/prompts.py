@@ -1,0 +1,78 @@
+"""The prompts of rollouts, from JSON lines."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paxlite.core.errors import UserError, located
+from paxlite.core.json_text import JsonObject
+from paxlite.data.chat_format import conversation
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.files.json_files import read_json_lines
+from paxlite.files.text_files import expanded
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """One prompt.
+
+  Attributes:
+    record: Its JSON object, which rewards get.
+    ids: Its token ids.
+    messages: Its messages; those of a prompt that is a text are none.
+    place: Its file and line, for messages.
+  """
+
+  record: JsonObject
+  ids: list[int]
+  messages: Sequence[Mapping[str, Any]]
+  place: str
+
+
+class Prompts:
+  """The prompts of JSON lines with "prompt": a text, or messages; or with "messages".
+
+  Args:
+    files: The files.
+    encoding: Turns texts and conversations to ids.
+    most_tokens: The most tokens of a prompt.
+
+  Raises:
+    UserError: A line has no prompt, or one that is empty or too long; or there is none.
+  """
+
+  def __init__(self, files: Sequence[str], encoding: TextEncoding, most_tokens: int):
+    self.name = ', '.join(files)
+    self._prompts: list[Prompt] = []
+    for file in expanded(files):
+      for place, record in read_json_lines(file):
+        with located(place):
+          self._prompts.append(_prompt(record, encoding, place, most_tokens))
+    if not self._prompts:
+      raise UserError(f'{self.name or "TRAIN_FILES"}: no prompts')
+
+  def __len__(self) -> int:
+    return len(self._prompts)
+
+  def __getitem__(self, index: int) -> Prompt:
+    return self._prompts[index]
+
+
+def _prompt(record: JsonObject, encoding: TextEncoding, place: str, most: int) -> Prompt:
+  given = record.get('messages', record.get('prompt'))
+  messages: Sequence[Mapping[str, Any]] = []
+  if isinstance(given, str):
+    ids = encoding.prompt(given)
+  elif isinstance(given, list):
+    chat = conversation(given, record.get('tools'))
+    messages, ids = chat.messages, encoding.chat_prompt(chat.messages, chat.tools)
+  else:
+    raise UserError('it has neither a text or messages "prompt", nor "messages"')
+  if not ids:
+    raise UserError('the prompt is empty, and the model has no start token')
+  if len(ids) > most:
+    raise UserError(
+      f'the prompt has {len(ids):,} tokens; with MAX_SEQ_LEN and MAX_NEW_TOKENS at most {most:,} '
+      'are possible'
+    )
+  return Prompt(record, ids, messages, place)

@@ -1,0 +1,137 @@
+"""Calls functions of a user in processes, each call with a limit of time."""
+
+import concurrent.futures
+import json
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from paxlite.core.errors import UserError
+
+_MODULE = 'paxlite.reinforcement.user_worker'
+
+
+class Call(NamedTuple):
+  """A call of a function.
+
+  Attributes:
+    path: The dotted path of a function, or of a class, of which one object is made.
+    method: The method of the object; None: the function itself.
+    arguments: Its arguments, as JSON.
+  """
+
+  path: str
+  method: str | None
+  arguments: Sequence[Any]
+
+
+class UserProcesses:
+  """A pool of processes that call functions by their dotted paths.
+
+  Args:
+    count: The number of processes.
+    seconds: The most seconds of a call.
+  """
+
+  def __init__(self, count: int, seconds: float):
+    self._seconds = seconds
+    self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    self._workers = [_Worker() for _ in range(count)]
+    for worker in self._workers:
+      self._idle.put(worker)
+    self._threads = concurrent.futures.ThreadPoolExecutor(count)
+
+  def results(self, calls: Sequence[Call]) -> list[Any]:
+    """Returns the results of calls, in their order.
+
+    Raises:
+      UserError: A call raised, took too long, or ended its process.
+    """
+    return list(self._threads.map(self._result, calls))
+
+  def _result(self, call: Call) -> Any:
+    worker = self._idle.get()
+    try:
+      return worker.result(call, self._seconds)
+    finally:
+      self._idle.put(worker)
+
+  def close(self) -> None:
+    """Ends the processes."""
+    self._threads.shutdown(wait=False, cancel_futures=True)
+    for worker in self._workers:
+      worker.end()
+
+
+class _Worker:
+  """One process, which is started when it is first needed, and again after it was ended."""
+
+  def __init__(self) -> None:
+    self._process: subprocess.Popen[bytes] | None = None
+
+  def result(self, call: Call, seconds: float) -> Any:
+    """Returns the result of a call; see UserProcesses."""
+    name = call.path if call.method is None else f'{call.path}.{call.method}'
+    process = self._started()
+    assert process.stdin is not None
+    try:
+      process.stdin.write(json.dumps(call._asdict()).encode() + b'\n')
+      process.stdin.flush()
+      line = _line(process, seconds)
+    except BrokenPipeError:
+      line = b''
+    if line is None:
+      self.end()
+      raise UserError(f'{name} was not done after {seconds:g} seconds (REWARD_TIMEOUT)')
+    if not line:
+      code = process.wait()
+      self._process = None
+      raise UserError(f'{name} ended its process with the exit status {code}')
+    answer = json.loads(line)
+    if 'error' in answer:
+      raise UserError(f'{name} raised {answer["error"]}')
+    return answer['result']
+
+  def _started(self) -> subprocess.Popen[bytes]:
+    if self._process is None or self._process.poll() is not None:
+      # as for --import, a module may lie in the current folder
+      paths = [os.getcwd(), os.environ.get('PYTHONPATH', '')]
+      environment = os.environ | {
+        'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'JAX_PLATFORMS': 'cpu',
+      }  # fmt: skip
+      self._process = subprocess.Popen(
+        [sys.executable, '-m', _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=environment, start_new_session=True,  # Ctrl-C is for the run
+      )  # fmt: skip
+    return self._process
+
+  def end(self) -> None:
+    """Kills the process."""
+    process, self._process = self._process, None
+    if process is not None:
+      process.kill()
+      process.wait()
+      for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+          pipe.close()
+
+
+def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+  """Returns the next line of a process; b'': it has ended; None: there is none in time."""
+  assert process.stdout is not None
+  end, found = time.monotonic() + seconds, b''
+  with selectors.DefaultSelector() as selector:
+    selector.register(process.stdout, selectors.EVENT_READ)
+    while not found.endswith(b'\n'):
+      if not selector.select(max(0, end - time.monotonic())):
+        return None
+      part = os.read(process.stdout.fileno(), 1 << 16)
+      if not part:
+        return b''
+      found += part
+  return found

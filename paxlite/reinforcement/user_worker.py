@@ -1,0 +1,47 @@
+"""python -m paxlite.reinforcement.user_worker: calls a user's functions in a process of its own.
+
+It reads a JSON line {"path": …, "method": … or null, "arguments": […]} after another from its
+input, and answers each with {"result": …} or {"error": …}. What the functions print goes to the
+standard error, because answers are written where the standard output was.
+"""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def main() -> None:
+  answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
+  os.dup2(2, 1)
+  known: dict[str, Any] = {}
+  for line in sys.stdin:
+    call = json.loads(line)
+    try:
+      answer = {'result': _function(known, call['path'], call['method'])(*call['arguments'])}
+      text = json.dumps(answer)
+    except BaseException as e:
+      if isinstance(e, KeyboardInterrupt):
+        return
+      where = traceback.extract_tb(e.__traceback__)[-1]
+      place = f' ({os.path.basename(where.filename)}:{where.lineno})'
+      text = json.dumps({'error': f'{type(e).__name__}: {e}{place}'})
+    answers.write(text + '\n')
+    answers.flush()
+
+
+def _function(known: dict[str, Any], path: str, method: str | None) -> Callable[..., Any]:
+  """Returns a function, or a method of an object of a class, by its dotted path."""
+  if path not in known:
+    module, _, name = path.rpartition('.')
+    found = getattr(importlib.import_module(module), name)
+    known[path] = found() if isinstance(found, type) else found
+  function: Callable[..., Any] = known[path] if method is None else getattr(known[path], method)
+  return function
+
+
+if __name__ == '__main__':
+  main()
