@@ -88,6 +88,7 @@ def _import_published(
   if source == 'gguf':
     experiment, entries, gguf_tensors = gguf_keys.read_file(path)
     tensors = gguf_tensors
+    ignored = gguf_keys.IGNORED
     if tokenizer is None:
 
       def finish(unfinished: pathlib.Path) -> None:
