@@ -295,7 +295,8 @@ def config_of(
       raise UserError(f'{name}.{field}={given[field]} is not implemented: {key} is {found[key]}')
   if 'rms_norm_eps' in found:
     found['rms_norm_eps'] = round(found['rms_norm_eps'], 12)  # the file has a float32
-  fixed = {key: values[0] for key, values in architecture.fixed.items()}
+  known = {key for keys in FAMILIES[architecture.kind].keys for key in keys.theirs}
+  fixed = {key: values[0] for key, values in architecture.fixed.items() if key in known}
   found = fixed | found | {'model_type': architecture.kind}
   found['tie_word_embeddings'] = names.get('head') not in shapes
   if isinstance(pattern := given.get(_PATTERN), list):

@@ -106,10 +106,11 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
       raise UserError(f'it has no {GGUF["embedding"]}')
     named = (tensors.fields.get(f'tokenizer.ggml.{name}_token_id') for name in _ENDS)
     ends = end_ids([i for i in named if i is not None], vocabulary[0])
-    if architecture.kind == 'llama':
-      experiment = _llama(tensors)
-    else:
-      experiment = _published(architecture, tensors, path)
+    is_llama = architecture.kind == 'llama'
+    found = _llama(tensors) if is_llama else _config(architecture, tensors)
+  # its errors name the path
+  experiment = found if isinstance(found, LanguageModel) else experiment_of(found, path)
+  with located(str(path)):
     check_layers(experiment, tensors.shapes, architecture.names)
     entries = architecture.entries(experiment)
   tensors.offset = architecture.offset
@@ -133,10 +134,8 @@ def _architecture(fields: Mapping[str, object]) -> Architecture:
   return found[name]
 
 
-def _published(
-  architecture: Architecture, tensors: GgufTensors, path: pathlib.Path
-) -> LanguageModel:
-  """Returns the experiment of a file of another architecture than llama, by its config.json."""
+def _config(architecture: Architecture, tensors: GgufTensors) -> JsonObject:
+  """Returns the config.json that a file of another architecture than llama stands for."""
   name = architecture.name
   check_count(f'{name}.block_count', tensors.number(f'{name}.block_count'), _MOST_LAYERS)
   length = tensors.number(f'{name}.context_length')
@@ -150,8 +149,7 @@ def _published(
     raise UserError(f'it stretches rotary positions ({ROPE_FREQS}): import the Hugging Face folder')
   number = lambda field, default=None: tensors.number(f'{name}.{field}', default)
   stretching = _stretching(tensors.fields, name, number)
-  config = config_of(architecture, tensors.fields, tensors.shapes, stretching)
-  return experiment_of(config, path)
+  return config_of(architecture, tensors.fields, tensors.shapes, stretching)
 
 
 def _llama(tensors: GgufTensors) -> LanguageModel:
