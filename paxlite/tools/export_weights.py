@@ -33,6 +33,7 @@ PARSER.option('--dtype', 'of the tensors (as stored)', choices=('float32', 'bflo
 PARSER.option(
   '--type', 'of the tensors of GGUF (as stored)', choices=('f32', 'f16', 'bf16', 'q8_0', 'q4_k')
 )
+PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
 PARSER.option('--base', 'base model that a PEFT adapter names', default='')
 PARSER.option('--base_weights', generate.BASE_WEIGHTS, stored, default='')
 
@@ -43,11 +44,14 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.checkpointing.source import find_source, tokenizer_of
   from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.weights import gguf_writer, huggingface, lora
+  from paxlite.weights.export_proof import proof_of, write_proof
 
   if args.type and args.to != 'gguf':
     raise UserError(f'--type={args.type} is for --to=gguf: --dtype is that of other tensors')
   if args.dtype and args.to == 'gguf':
     raise UserError(f'--dtype={args.dtype} is not for --to=gguf: --type is that of its tensors')
+  if args.proof and args.to == 'peft':
+    raise UserError('--proof is for whole models: --to=hf or --to=gguf')
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
   refuse_te_layers(source)
@@ -58,6 +62,8 @@ def main(argv: Sequence[str]) -> None:
       'export: --to=peft exports the factors, and a run that began from weights exports those'
     )
   started = time.perf_counter()
+  # before anything is written: it may be that there is no tokenizer
+  proven = proof_of(args.checkpoint, args.base_weights) if args.proof else None
   with (
     stored_output.output_folder(args.path, last=_LAST[args.to]) as folder,
     command_line.progress('exporting') as report,
@@ -73,6 +79,8 @@ def main(argv: Sequence[str]) -> None:
       size = huggingface.write_folder(
         folder, experiment, lora.merged(variables), args.dtype, tokenizer_of(source.folder), report
       )
+    if proven is not None:
+      write_proof(folder, proven)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
   if args.to == 'gguf':
     print(f'{written.name} has {written.kinds} tensors')

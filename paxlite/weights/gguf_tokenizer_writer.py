@@ -162,6 +162,8 @@ def _adds_prefix(pipeline: JsonObject) -> bool | None:
   replaced = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE}
   prepended = {'type': 'Prepend', 'prepend': _SPACE}
   if pre is not None and pre['type'] == 'Metaspace' and not steps and not pre['split']:
+    if pre['prepend_scheme'] != 'never':
+      log.warning('llama.cpp puts a space before texts that begin with one, too')
     return pre['prepend_scheme'] != 'never'
   is_gemma = pre is not None and pre['type'] == 'Split' and pre['pattern'] == {'String': ' '}
   if steps == [replaced] and (pre is None or is_gemma):
@@ -178,6 +180,10 @@ def _of_pieces(
   is_bpe = model.kind == sentencepiece.BPE
   if is_bpe and (model.charsmap or model.removes_spaces):
     log.warning('llama.cpp does not normalize texts for BPE of SentencePiece, as %s does', path)
+  if not is_bpe and any(piece.kind == sentencepiece.BYTE for piece in model.pieces):
+    log.warning(
+      'llama.cpp has no bytes for characters that are unknown to unigrams, as in %s', path
+    )
   pieces = list(model.pieces[:vocab_size])
   unused = [
     sentencepiece.Piece(f'[PAD{i}]', -1000.0, sentencepiece.UNUSED)
