@@ -20,7 +20,8 @@ VERSION = 1
 # The differences of SmolLM2-135M are 0, 0.01, 0.31 and 0.66 for f32, f16, q8_0 and q4_k; what
 # computes in bfloat16, or rounds activations too, as llama.cpp does for q8_0, differs more.
 TOLERANCES = {'f32': 1e-3, 'f16': 0.05, 'bf16': 0.4, 'q8_0': 0.6, 'q4_k': 1.5}
-_RARE = math.log(0.01)  # tokens below this probability say little, and differ most
+# Tokens below this probability say little, and differ most. The likeliest one is always compared.
+_RARE = math.log(0.01)
 
 
 class Comparison(NamedTuple):
@@ -185,9 +186,11 @@ def compared_reply(expected: JsonObject, found: JsonObject, ids: Sequence[int]) 
     found: The reply of the model.
     ids: The ids that the model's own tokenizer gives the prompt.
   """
-  pairs = list(zip(expected['log_probabilities'], found['log_probabilities'], strict=True))
+  of_prompt = zip(expected['log_probabilities'], found['log_probabilities'], strict=True)
+  pairs = [(p, q) for p, q in of_prompt if p >= _RARE]
   for top, other in zip(expected['top'], found['top'], strict=True):
-    pairs += [(p, q) for (_, p), (_, q) in zip(top, other, strict=True)]
+    both = zip(top, other, strict=True)
+    pairs += [(p, q) for i, ((_, p), (_, q)) in enumerate(both) if i == 0 or p >= _RARE]
   return _comparison(
     expected, list(ids) == expected['ids'], found['likeliest'], expected['continuation'], pairs
   )
@@ -227,5 +230,5 @@ def _comparison(
   if at is not None:
     (_, first), (_, second) = expected['top'][at][:2]
     margin = first - second
-  differences = [abs(p - q) for p, q in pairs if p >= _RARE]
+  differences = [abs(p - q) for p, q in pairs]
   return Comparison(expected['text'], same_ids, at, margin, max(differences, default=None))
