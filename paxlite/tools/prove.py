@@ -1,4 +1,4 @@
-"""paxlite prove PATH_OR_URL
+"""paxlite prove MODEL
 
 Checks a model against the proof.json that `paxlite export --proof` wrote beside an export: a folder
 of Hugging Face, a GGUF file, weights of paxlite, a run, or a server with the API of OpenAI (vLLM,
@@ -22,7 +22,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 
 PARSER = Parser(__doc__)
-PARSER.word('model', 'PATH_OR_URL', 'a folder, a GGUF file, a run, or the address of a server')
+PARSER.word('model', 'MODEL', 'a folder, a GGUF file, a run, or the address of a server')
 PARSER.option('--proof', 'proof.json (that beside the model)', local)
 
 
