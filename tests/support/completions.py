@@ -28,7 +28,7 @@ def serving(answer: Answer) -> Iterator[str]:
       self._send(answer(body))
 
     def _send(self, contents):
-      data = json.dumps(contents).encode()
+      data = json.dumps(contents, default=float).encode()  # of numpy
       self.send_response(200)
       self.send_header('Content-Length', str(len(data)))
       self.end_headers()
