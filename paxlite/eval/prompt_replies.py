@@ -111,7 +111,17 @@ def replies(inference: Inference) -> list[JsonObject]:
 
 
 def judged(inference: Inference, given: Sequence[JsonObject]) -> list[JsonObject]:
-  """Returns what a model makes of the prompts and continuations of a proof."""
+  """Returns what a model makes of the prompts and continuations of a proof.
+
+  Raises:
+    UserError: The model has too few ids or positions for them.
+  """
+  ids = [i for reply in given for i in (*reply['ids'], *reply['continuation'])]
+  ids += [i for reply in given for top in reply['top'] for i, _ in top]
+  if max(ids) >= inference.experiment.VOCAB_SIZE:
+    raise UserError(
+      f'the proof has the token {max(ids)}, and the model does not: it is another one'
+    )
   longest = max(len(r['ids']) + len(r['continuation']) for r in given)
   if longest > inference.max_length:
     raise UserError(

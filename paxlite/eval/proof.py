@@ -102,12 +102,30 @@ def _is_whole(proof: JsonObject) -> bool:
   """Returns whether a proof has what is read of it."""
   try:
     replies, facts = proof['replies'], proof['facts']
-    tensors, kind, _ = facts['tensors'], facts['type'], (facts['config'], facts['tokenizer'])
-    lengths = [(len(r['ids']), len(r['top']) - len(r['continuation'])) for r in replies]
-    whole = all(ids > 1 and not rest for ids, rest in lengths)
-    return bool(lengths) and whole and isinstance(tensors, dict) and kind in TOLERANCES
-  except (KeyError, TypeError):
+    tokens, named = facts['tokenizer'], (facts['tensors'], facts['config'])
+    whole = all(isinstance(value, dict) for value in (tokens, *named))
+    whole &= facts['type'] in TOLERANCES and isinstance(proof['model'], str)
+    whole &= {'kind', 'tokens', 'crc32'} <= tokens.keys()
+    whole &= {'format', 'chat_template', 'start_ids', 'eos_ids'} <= facts.keys()
+    return bool(replies) and whole and all(_is_reply(reply) for reply in replies)
+  except (KeyError, TypeError, ValueError, AttributeError):
     return False
+
+
+def _is_reply(reply: JsonObject) -> bool:
+  """Returns whether a reply has the ids and numbers that are read; may raise TypeError."""
+  ids, continuation = reply['ids'], reply['continuation']
+  tops, numbers = reply['top'], list(reply['log_probabilities'])
+  named = [token for top in tops for token, _ in top]
+  numbers += [number for top in tops for _, number in top]
+  return (
+    len(ids) == len(reply['log_probabilities']) + 1 > 1
+    and len(tops) == len(continuation) == len(reply['tokens'])
+    and all(len(top) > 1 for top in tops)
+    and all(type(token) is int and token >= 0 for token in (*ids, *continuation, *named))
+    and all(type(number) is float for number in numbers)
+    and all(isinstance(text, str) for text in (reply['text'], *reply['tokens']))
+  )
 
 
 def worst(found: Sequence[Comparison], tolerance: float) -> list[str]:

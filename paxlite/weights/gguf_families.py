@@ -22,7 +22,7 @@ from paxlite.weights.layout import Entry, decoder_entries
 from paxlite.weights.rope_keys import KEYS
 
 ROPE_FREQS = 'rope_freqs.weight'  # what llama3 divides the rates of rotary positions by
-_PATTERN = 'attention.sliding_window_pattern'
+PATTERN = 'attention.sliding_window_pattern'
 
 # Fields without the architecture before them, and keys of config.json.
 _SIZES = {
@@ -103,7 +103,7 @@ class Architecture:
   def read(self) -> list[str]:
     """The fields that are read; the rotary positions have more, as in llama."""
     window = 'attention.sliding_window'  # where there is none, a file may say so
-    return [*self.fields, *([_PATTERN] if window in self.fields else [window])]
+    return [*self.fields, *([PATTERN] if window in self.fields else [window])]
 
   def entries(self, e: LanguageModel) -> list[Entry]:
     """Returns the entries of the tensors of an experiment."""
@@ -221,7 +221,7 @@ def model_fields(architecture: Architecture, config: Config) -> dict[str, object
     if name in found:
       found[name] = float(config[architecture.fields[name]])
   if 'layer_types' in config:
-    found[_PATTERN] = [kind == 'sliding_attention' for kind in config['layer_types']]
+    found[PATTERN] = [kind == 'sliding_attention' for kind in config['layer_types']]
   found |= _stretching_fields(config)
   return {f'{architecture.name}.{name}': value for name, value in found.items()}
 
@@ -264,7 +264,8 @@ def rope_freqs(config: Config) -> np.ndarray | None:
 
 def config_of(
   architecture: Architecture,
-  fields: Mapping[str, object],
+  given: Mapping[str, float],
+  pattern: object,
   shapes: Mapping[str, tuple[int, ...]],
   stretching: Mapping[str, Json],
 ) -> JsonObject:
@@ -272,7 +273,8 @@ def config_of(
 
   Args:
     architecture: The architecture.
-    fields: The fields of the file.
+    given: The fields that the file has of those of the architecture.
+    pattern: Its sliding_window_pattern: a number, a truth value for each block, or None.
     shapes: The shapes of its tensors.
     stretching: The attributes of stretched rotary positions.
 
@@ -280,26 +282,24 @@ def config_of(
     UserError: A field has a value with which llama.cpp and paxlite differ.
   """
   name, names = architecture.name, architecture.names
-  given = {k.removeprefix(f'{name}.'): v for k, v in fields.items() if k.startswith(f'{name}.')}
-  found: JsonObject = {
-    key: given[field] for field, key in architecture.fields.items() if field in given
-  }
+  found: JsonObject = {}
+  for field, value in given.items():  # several fields may say the same
+    key = architecture.fields[field]
+    if found.setdefault(key, value) != value:
+      raise UserError(f'{name}.{field}={value:g} is not implemented: {key} is {found[key]:g}')
   rows = shapes[names['embedding']][0]
   if found.setdefault('vocab_size', rows) != rows:
     raise UserError(
-      f'{name}.vocab_size={found["vocab_size"]} is not implemented: the number of rows of '
+      f'{name}.vocab_size={found["vocab_size"]:g} is not implemented: the number of rows of '
       f'{names["embedding"]} is {rows}'
     )
-  for field, key in architecture.fields.items():  # several fields may say the same
-    if field in given and given[field] != found[key]:
-      raise UserError(f'{name}.{field}={given[field]} is not implemented: {key} is {found[key]}')
   if 'rms_norm_eps' in found:
     found['rms_norm_eps'] = round(found['rms_norm_eps'], 12)  # the file has a float32
   known = {key for keys in FAMILIES[architecture.kind].keys for key in keys.theirs}
   fixed = {key: values[0] for key, values in architecture.fixed.items() if key in known}
   found = fixed | found | {'model_type': architecture.kind}
   found['tie_word_embeddings'] = names.get('head') not in shapes
-  if isinstance(pattern := given.get(_PATTERN), list):
+  if isinstance(pattern, list):
     found['layer_types'] = ['sliding_attention' if on else 'full_attention' for on in pattern]
   elif pattern is not None:
     found['sliding_window_pattern'] = pattern
@@ -307,8 +307,8 @@ def config_of(
     kind = stretching['ROPE_SCALING']
     keys = {theirs: stretching[ours] for theirs, ours in KEYS[kind].items() if ours in stretching}
     found['rope_scaling'] = {'rope_type': kind, **keys}
-  if architecture.scaled_layers:
-    heads = found['num_attention_heads']
-    found.setdefault('head_dim', found['hidden_size'] // heads)
+  sizes = ('num_hidden_layers', 'hidden_size', 'num_attention_heads')
+  if architecture.scaled_layers and all(found.get(size) for size in sizes):
+    found.setdefault('head_dim', found['hidden_size'] // found['num_attention_heads'])
     found['query_pre_attn_scalar'] = architecture.scale_width(found)
   return found

@@ -18,6 +18,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.weights.families import end_ids, experiment_of, published
 from paxlite.weights.gguf_families import (
   ARCHITECTURES,
+  PATTERN,
   ROPE_FREQS,
   Architecture,
   config_of,
@@ -149,7 +150,13 @@ def _config(architecture: Architecture, tensors: GgufTensors) -> JsonObject:
     raise UserError(f'it stretches rotary positions ({ROPE_FREQS}): import the Hugging Face folder')
   number = lambda field, default=None: tensors.number(f'{name}.{field}', default)
   stretching = _stretching(tensors.fields, name, number)
-  return config_of(architecture, tensors.fields, tensors.shapes, stretching)
+  given = {f: number(f) for f in architecture.fields if f'{name}.{f}' in tensors.fields}
+  pattern = tensors.fields.get(f'{name}.{PATTERN}')
+  if isinstance(pattern, list) and not all(isinstance(on, bool) for on in pattern):
+    raise UserError(f'{name}.{PATTERN}={shortened(pattern)} must have a truth value for each block')
+  if pattern is not None and not isinstance(pattern, list):
+    pattern = check_count(f'{name}.{PATTERN}', pattern, _MOST_LAYERS)
+  return config_of(architecture, given, pattern, tensors.shapes, stretching)
 
 
 def _llama(tensors: GgufTensors) -> LanguageModel:
@@ -272,8 +279,9 @@ def _stretching(
     )
   of_yarn = ('original_context_length', 'yarn_beta_fast', 'yarn_beta_slow')
   unused = [n for n in of_yarn if f'{architecture}.rope.scaling.{n}' in fields]
-  if number('rope.scaling.original_context_length', 0) == number('context_length'):
-    unused.remove('original_context_length')  # as the files of Phi-3 say it
+  # the files of Phi-3 repeat the length, which says nothing
+  repeated = number('rope.scaling.original_context_length', -1) == number('context_length')
+  unused = unused[repeated:]
   if kind != 'yarn' and unused:
     raise UserError(
       f'{architecture}.rope.scaling.{unused[0]} has no effect with rope.scaling.type '

@@ -118,7 +118,8 @@ def _tokens(pipeline: JsonObject, vocab_size: int) -> tuple[list[str], list[int]
   tokens = [f'[PAD{i}]' for i in range(vocab_size)]
   kinds = [sentencepiece.UNUSED] * vocab_size
   for token, i in pipeline['model']['vocab'].items():
-    tokens[i], kinds[i] = token, sentencepiece.NORMAL
+    if i < vocab_size:
+      tokens[i], kinds[i] = token, sentencepiece.NORMAL
   for added in pipeline['added_tokens']:
     if added['id'] < vocab_size:
       tokens[added['id']] = added['content']
@@ -137,8 +138,8 @@ def _of_merges(pipeline: JsonObject, path: str, vocab_size: int) -> dict[str, ob
   if adds_prefix is None:
     raise UserError(f'{_OTHER} with the normalizer and pre-tokenizer of {path}: --to=hf exports it')
   tokens, kinds = _tokens(pipeline, vocab_size)
-  scores = [0.0] * vocab_size
   vocabulary = pipeline['model']['vocab']
+  scores = [0.0] * max(vocab_size, len(vocabulary))
   merges = [m.split(' ') if isinstance(m, str) else m for m in pipeline['model']['merges']]
   for rank, (left, right) in reversed(list(enumerate(merges))):
     scores[vocabulary[left + right]] = float(-rank)
@@ -150,7 +151,8 @@ def _of_merges(pipeline: JsonObject, path: str, vocab_size: int) -> dict[str, ob
   if (unknown := pipeline['model']['unk_token']) in vocabulary:
     kinds[vocabulary[unknown]] = sentencepiece.UNKNOWN
   return {
-    'model': 'llama', 'pre': 'default', 'tokens': tokens, 'token_type': kinds, 'scores': scores,
+    'model': 'llama', 'pre': 'default', 'tokens': tokens, 'token_type': kinds,
+    'scores': scores[:vocab_size],
     'add_space_prefix': adds_prefix, 'remove_extra_whitespaces': False,
   }  # fmt: skip
 

@@ -109,7 +109,7 @@ def page() -> str:
     SOURCES,
     '\n## GGUF\n\nA key that begins with a dot has the architecture, llama, before it.\n',
     '\n| key | becomes |\n|---|---|\n', rows(gguf_keys.READ),
-    '\nFiles of other architectures are read as a config.json, each field as a key of it. Fields of\n'
+    '\nFiles of other architectures are read as a config.json, each field as a key. Fields of\n'
     'stretched rotary positions are those above.\n',
     '\n| architecture | fields, with the keys that they become |\n|---|---|\n', rows(other_gguf()),
     '\nThese change nothing (regular expressions):\n\n```text\n', '\n'.join(patterns), '\n```\n',
