@@ -1,7 +1,7 @@
 """The families that llama.cpp knows, too: the keys of config.json, and the fields of a GGUF file.
 
-One table serves both directions. What llama.cpp computes for each architecture is that of its
-release b9400: the functions load_arch_hparams and load_arch_tensors of src/models/NAME.cpp.
+One table serves both directions. What llama.cpp computes for each architecture is that of the
+package llama-cpp-python 0.3.36: load_arch_hparams and load_arch_tensors of src/models/NAME.cpp.
 """
 
 import dataclasses

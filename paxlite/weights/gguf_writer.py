@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,27 +77,21 @@ def write_folder(
   shapes |= {name: value.shape for name, value in constant.items()}
   kinds = {name: gguf_types.chosen(name, shape, kind) for name, shape in shapes.items()}
   name = f'model-{kind}.gguf'
-  size = 0
   read = VariableReader(variables)
   with UnfinishedFolder(to) as folder:
     writer = GGUFWriter(folder / name, architecture.name)
     try:
       _add_fields(writer, fields)
-      for tensor, shape in shapes.items():
-        bytes_shape = gguf_types.byte_shape(shape, kinds[tensor])
-        nbytes = int(np.prod(bytes_shape, dtype=np.int64))
-        stored_as = gguf_types.quantization(kinds[tensor])
-        writer.add_tensor_info(tensor, bytes_shape, np.dtype(np.uint8), nbytes, stored_as)
-        size += nbytes
+      size = _add_tensors(writer, shapes, kinds)
       writer.write_header_to_file()
       writer.write_kv_data_to_file()
       writer.write_ti_data_to_file()
       for done, (tensor, shape) in enumerate(shapes.items()):
-        if tensor in constant:
-          value = constant[tensor]
-        else:
+        value = constant.get(tensor)
+        if value is None:
           value = written_tensor(by_tensor[tensor], read).astype(np.float32).reshape(shape)
-          value = value + np.float32(architecture.offset(tensor))
+        if offset := architecture.offset(tensor):
+          value = value + np.float32(offset)
         writer.write_tensor_data(gguf_types.encoded(value, kinds[tensor]))
         report(done + 1, len(shapes))
     finally:
@@ -115,8 +109,22 @@ def _stored_kind(by_tensor: Mapping[str, list[Entry]], variables: Mapping[str, V
   return gguf_types.OF_DTYPES[name]
 
 
-def _add_fields(writer: object, fields: Mapping[str, object]) -> None:
+def _add_fields(writer: Any, fields: Mapping[str, object]) -> None:
   """Adds fields to gguf's GGUFWriter, which has a method for each type."""
   by_type = {bool: 'bool', int: 'uint32', float: 'float32', str: 'string'}
   for name, value in fields.items():
     getattr(writer, f'add_{by_type.get(type(value), "array")}')(name, value)
+
+
+def _add_tensors(
+  writer: Any, shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, str]
+) -> int:
+  """Tells gguf's GGUFWriter of tensors that are written later; returns their bytes."""
+  size = 0
+  for name, shape in shapes.items():
+    stored = gguf_types.byte_shape(shape, kinds[name])
+    nbytes = int(np.prod(stored, dtype=np.int64))
+    kind = gguf_types.quantization(kinds[name])
+    writer.add_tensor_info(name, stored, np.dtype(np.uint8), nbytes, kind)
+    size += nbytes
+  return size
