@@ -13,7 +13,7 @@ BLOCK, BYTES = 256, 144
 _PARTS, _WIDTH = 8, 32
 _LARGEST, _LARGEST_SCALE = 15, 63
 # Shares of the range of a part that its 16 levels may span: outliers cost less than coarse steps.
-_SHARES = np.linspace(0.7, 1.05, 15, dtype=np.float32)
+_SHARES = np.linspace(0.7, 1.1, 15, dtype=np.float32)
 
 
 def encode(rows: np.ndarray) -> np.ndarray:
@@ -44,17 +44,18 @@ def _levels(x_BPW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns the step and the minimum, [B, P], with which the levels of each part are closest to it.
 
   The minimum is what is taken away, at least 0. For several steps, elements are rounded to levels,
-  and least squares give the step and the minimum that fit these levels best.
+  and least squares give the step and the minimum that fit these levels best; and both once more.
   """
   low = np.minimum(x_BPW.min(-1), 0)
   span = x_BPW.max(-1) - low
   best = np.full(span.shape, np.inf, np.float32)
   step, minimum = np.zeros_like(span), -low
   for share in _SHARES:
-    first = span * share / _LARGEST
-    inverse = np.divide(1, first, out=np.zeros_like(first), where=first > 0)
-    q = np.clip(np.rint((x_BPW - low[..., None]) * inverse[..., None]), 0, _LARGEST)
-    s, m = _fit(x_BPW, q)
+    s, m = span * share / _LARGEST, -low
+    for _ in range(2):
+      inverse = np.divide(1, s, out=np.zeros_like(s), where=s > 0)
+      q = np.clip(np.rint((x_BPW + m[..., None]) * inverse[..., None]), 0, _LARGEST)
+      s, m = _fit(x_BPW, q)
     error = ((s[..., None] * q - m[..., None] - x_BPW) ** 2).sum(-1)
     better = error < best
     best = np.where(better, error, best)

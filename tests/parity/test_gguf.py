@@ -126,6 +126,33 @@ def test_tensors_are_within_the_rounding_of_their_type(kind, tmp_path):
   assert np.abs(found['embedding/emb_var'] - expected['embedding/emb_var']).max() > 0
 
 
+@pytest.mark.slow
+def test_llama_cpp_rounds_weights_no_better(tmp_path):
+  """Its quantizer gives the same bytes of q8_0, and of q4_k others that are no closer."""
+  import ctypes
+
+  llama_cpp = pytest.importorskip('llama_cpp', reason=INSTALL)
+  _, weights = imported('qwen3', tmp_path, hidden_size=256, intermediate_size=512, head_dim=64)
+  exact = GgufTensors(f32 := export(weights, tmp_path / 'f32', 'f32'))
+  options = llama_cpp.llama_model_quantize_default_params()
+  options.pure = True
+  for kind, code in {'q8_0': 7, 'q4_k': 14}.items():
+    ours = GgufTensors(export(weights, tmp_path / kind, kind))
+    options.ftype = code
+    path = tmp_path / f'{kind}.gguf'
+    names = str(f32).encode(), str(path).encode()
+    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(options)) == 0
+    theirs = GgufTensors(path)
+    assert theirs.kinds == ours.kinds
+    errors = np.zeros(2)
+    for name, shape in exact.shapes.items():
+      if kind == 'q8_0' or len(shape) == 1:
+        np.testing.assert_array_equal(ours.stored(name), theirs.stored(name), err_msg=name)
+      for i, rounded in enumerate((ours, theirs)):
+        errors[i] += ((rounded.read(name) - exact.read(name)) ** 2).sum()
+    assert 0 < errors[0] <= errors[1]
+
+
 REFUSED = {
   'window': ('mistral wide heads', {}, 'llama.cpp has no mistral with sliding_window=7'),
   'scale': ('gemma2', {}, 'no gemma2 with query_pre_attn_scalar=7'),

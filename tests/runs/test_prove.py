@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from paxlite.checkpointing.checksums import write_checksums
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.llama import LLaMA
@@ -176,6 +177,22 @@ def test_a_proof_says_what_was_exported(made):
       reply['top'], reply['continuation'], strict=True))  # fmt: skip
 
 
+def test_a_proof_of_a_run_has_its_step_and_data(made, tmp_path):
+  checkpoint = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000012'
+  shutil.copytree(made / 'w', checkpoint)
+  (checkpoint / 'experiment.json').rename(tmp_path / 'run' / 'experiment.json')
+  (checkpoint / 'data').mkdir()
+  data = {'step': 12, 'fingerprint': 3}
+  (checkpoint / 'data' / 'metadata').write_text(json.dumps(data))
+  write_checksums(checkpoint)
+  export_weights.main([str(tmp_path / 'run'), '--to=hf', f'--path={tmp_path / "hf"}', '--proof'])
+  proof = json.loads((tmp_path / 'hf' / 'proof.json').read_text())
+  assert proof['data'] == data
+  assert proof['checkpoint']['name'] == 'checkpoint_00000012'
+  assert proof['facts'] == json.loads((made / 'hf' / 'proof.json').read_text())['facts']
+  prove.main([str(tmp_path / 'run'), f'--proof={tmp_path / "hf" / "proof.json"}'])
+
+
 def answers(proof, shift=0.0, wrong_token=False, count=0):
   """Returns a function that answers as a server of the model of a proof."""
 
@@ -224,8 +241,6 @@ def test_a_proof_needs_a_tokenizer_and_nothing_is_written_without(tmp_path):
   source = weights(tmp_path / 'w')
   (source / 'tokenizer.model').unlink()
   (source / 'checksums.json').unlink()
-  from paxlite.checkpointing.checksums import write_checksums
-
   write_checksums(source)
   with pytest.raises(UserError, match='there is no tokenizer'):
     export_weights.main([str(source), '--to=hf', f'--path={tmp_path / "out"}', '--proof'])

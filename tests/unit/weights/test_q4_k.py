@@ -46,7 +46,7 @@ def test_an_element_is_within_the_step_of_its_part(kind):
 def test_the_fit_is_better_than_the_plain_range():
   """Root mean square error of normal numbers; 16 levels over the whole range have 0.079."""
   x = np.random.default_rng(0).normal(size=(64, 1024)).astype(np.float32)
-  assert np.sqrt(np.mean((decoded(q4_k.encode(x)) - x) ** 2)) < 0.075
+  assert np.sqrt(np.mean((decoded(q4_k.encode(x)) - x) ** 2)) < 0.072
 
 
 def test_constants_and_zeros():
