@@ -57,10 +57,17 @@ class Replies:
     return np.asarray(found)[0, : len(ids)]
 
   def reply(self, text: str, ids: Sequence[int]) -> JsonObject:
-    """Returns the reply to a prompt, with the likeliest tokens of each step."""
+    """Returns the reply to a prompt, with the likeliest tokens of each step.
+
+    Raises:
+      UserError: The model gives no finite numbers.
+    """
     continuation: list[int] = []
     for _ in range(STEPS):
       log_p_TV = self.log_probabilities([*ids, *continuation])
+      if not np.isfinite(log_p_TV[-1].max()):
+        place = self._inference.source.folder
+        raise UserError(f'{place} gives no numbers for {text!r}: there is nothing to prove')
       continuation.append(int(log_p_TV[-1].argmax()))
     return self.judged({'text': text, 'ids': list(ids), 'continuation': continuation})
 

@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from paxlite.core.errors import UserError, listed
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import read_object
@@ -249,4 +251,5 @@ def _comparison(
     (_, first), (_, second) = expected['top'][at][:2]
     margin = first - second
   differences = [abs(p - q) for p, q in pairs]
-  return Comparison(expected['text'], same_ids, at, margin, max(differences, default=None))
+  largest = float(np.max(differences)) if differences else None  # NaN, if one of them is
+  return Comparison(expected['text'], same_ids, at, margin, largest)

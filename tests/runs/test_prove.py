@@ -25,18 +25,20 @@ TEMPLATE = '{% for m in messages %}{{ m.content }}</s>{% endfor %}'
 
 
 class RandomTensors:
-  """Tensors of random numbers."""
+  """Tensors of random numbers; without a seed, of NaN."""
 
   def __init__(self, entries, seed):
     self.shapes = {entry.theirs: entry.shape for entry in entries}
-    self._rng = np.random.default_rng(seed)
+    self._seed, self._rng = seed, np.random.default_rng(seed)
 
   def read(self, name):
+    if self._seed is None:
+      return np.full(self.shapes[name], np.nan, np.float32)
     width = 1.0 if name == 'lm_head.weight' else 0.3  # so that some tokens are likely
     return self._rng.normal(0, width, self.shapes[name]).astype(np.float32)
 
 
-def weights(to: pathlib.Path, seed: int = 0) -> pathlib.Path:
+def weights(to: pathlib.Path, seed: int | None = 0) -> pathlib.Path:
   """Writes weights of a tiny Llama with the tokenizer of the demo."""
   sizes = dict(MODEL_DIMS=32, NUM_HEADS=2, NUM_KV_HEADS=1, DIMS_PER_HEAD=16, HIDDEN_DIMS=64)
   experiment = LLaMA(
@@ -146,6 +148,14 @@ def test_other_weights_are_another_model(made, tmp_path):
   other = weights(tmp_path / 'other', seed=1)
   refused('log-probabilities of .* the weights are of another model', other,
           f'--proof={made / "hf" / "proof.json"}')  # fmt: skip
+
+
+def test_weights_without_numbers_are_neither_proven_nor_exported_with_a_proof(made, tmp_path):
+  broken = weights(tmp_path / 'broken', seed=None)
+  refused('differ by nan', broken, f'--proof={made / "hf" / "proof.json"}')
+  with pytest.raises(UserError, match='there is nothing to prove'):
+    export_weights.main([str(broken), '--to=hf', f'--path={tmp_path / "out"}', '--proof'])
+  assert not (tmp_path / 'out').exists()
 
 
 def test_proofs_that_cannot_be_used(made, tmp_path):
