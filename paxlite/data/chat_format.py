@@ -193,6 +193,7 @@ class ChatFormat:
     reads_clock: Whether what it writes depends on the time.
     has_thinking: Whether it writes a conversation in another way where thinking is turned off.
     text: The template, as it was found.
+    texts: All templates by their names, of which one is `default`.
 
   Raises:
     NoTemplate: There is no template.
@@ -216,7 +217,7 @@ class ChatFormat:
       day = datetime.datetime.fromisoformat(date)
       self._now = lambda: day
     texts = {'default': template} if template else _chat_templates(tokenizer_path)
-    self.text = texts['default']
+    self.texts, self.text = texts, texts['default']
     self.reads_clock = any('strftime_now' in text for text in texts.values())
     self.has_thinking = any(_THINKING.search(text) for text in texts.values())
     self._marking = {name for name, text in texts.items() if _GENERATION_TAG.search(text)}

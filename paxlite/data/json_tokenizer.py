@@ -8,7 +8,7 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.data.tokenizer_files import CLASSES, JSON, NAMED, last_resort, published
 from paxlite.data.tokenizer_growth import check_growth
 from paxlite.data.tokens import Tokens
@@ -58,6 +58,11 @@ class JsonTokenizer:
     if self._files.tokenizer_class in CLASSES:
       self._become(self._files.tokenizer_class)
     self._add_special_tokens()
+
+  @property
+  def pipeline(self) -> JsonObject:
+    """The contents of a tokenizer.json that encodes texts as this tokenizer does, without BOS."""
+    return parsed(self._tokenizer.to_str())
 
   @functools.cached_property
   def is_token(self) -> np.ndarray:

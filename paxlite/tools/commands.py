@@ -56,7 +56,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'zero_shot'),
     Command('lm-eval', "evaluate by EleutherAI's harness", 'lm_eval'),
     Command('import', 'read weights of Hugging Face, Meta, GGUF or Pax', 'import_weights'),
-    Command('export', 'write weights for Hugging Face', 'export_weights'),
+    Command('export', 'write weights for Hugging Face or llama.cpp', 'export_weights'),
+    Command('prove', 'check that an export or a server has the same model', 'prove'),
     Command('convert-te', "to and from Transformer Engine's layers", 'convert_te'),
   ),
   'Data': (

@@ -1,12 +1,17 @@
-"""paxlite export CHECKPOINT --to=hf|peft --path=OUT
+"""paxlite export CHECKPOINT --to=hf|peft|gguf --path=OUT
 
-Writes the weights of a run, or imported weights, for Hugging Face, tensor by tensor.
+Writes the weights of a run, or imported weights, for other programs, tensor by tensor.
 
   hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged
   peft  the LoRA factors, as a folder that peft loads in addition to the base model
+  gguf  a folder with one file for llama.cpp, which holds the tokenizer and the chat template, too
 
-Example:
+Matrices of a GGUF file have the --type; vectors are f32. Where the length of a row is no multiple
+of 256, q4_k becomes q8_0, and where it is none of 32, that becomes f16.
+
+Examples:
   paxlite export runs/zed --to=hf --path=exported/zed
+  paxlite export runs/zed --to=gguf --type=q8_0 --path=exported/zed_gguf
 """
 
 import time
@@ -18,13 +23,17 @@ from paxlite.core.errors import UserError
 from paxlite.files import stored_output
 from paxlite.tools import generate
 
-_LAST = {'hf': 'config.json', 'peft': 'adapter_config.json'}  # the file that is written last
+_LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
 
 PARSER = Parser(__doc__)
-PARSER.option('--to', '', required=True, choices=('hf', 'peft'))
+PARSER.option('--to', '', required=True, choices=('hf', 'peft', 'gguf'))
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
 PARSER.option('--path', 'the folder to make', stored, required=True)
 PARSER.option('--dtype', 'of the tensors (as stored)', choices=('float32', 'bfloat16', 'float16'))
+PARSER.option(
+  '--type', 'of the tensors of GGUF (as stored)', choices=('f32', 'f16', 'bf16', 'q8_0', 'q4_k')
+)
+PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
 PARSER.option('--base', 'base model that a PEFT adapter names', default='')
 PARSER.option('--base_weights', generate.BASE_WEIGHTS, stored, default='')
 
@@ -34,8 +43,15 @@ def main(argv: Sequence[str]) -> None:
 
   from paxlite.checkpointing.source import find_source, tokenizer_of
   from paxlite.eval.inference import experiment_of, refuse_te_layers
-  from paxlite.weights import huggingface, lora
+  from paxlite.weights import gguf_writer, huggingface, lora
+  from paxlite.weights.export_proof import proof_of, write_proof
 
+  if args.type and args.to != 'gguf':
+    raise UserError(f'--type={args.type} is for --to=gguf: --dtype is that of other tensors')
+  if args.dtype and args.to == 'gguf':
+    raise UserError(f'--dtype={args.dtype} is not for --to=gguf: --type is that of its tensors')
+  if args.proof and args.to == 'peft':
+    raise UserError('--proof is for whole models: --to=hf or --to=gguf')
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
   refuse_te_layers(source)
@@ -46,14 +62,25 @@ def main(argv: Sequence[str]) -> None:
       'export: --to=peft exports the factors, and a run that began from weights exports those'
     )
   started = time.perf_counter()
+  # before anything is written: it may be that there is no tokenizer
+  proven = proof_of(args.checkpoint, args.base_weights) if args.proof else None
   with (
     stored_output.output_folder(args.path, last=_LAST[args.to]) as folder,
     command_line.progress('exporting') as report,
   ):
     if args.to == 'peft':
       size = lora.write_adapter(folder, experiment, variables, args.base, args.dtype or 'float32')
+    elif args.to == 'gguf':
+      written = gguf_writer.write_folder(
+        folder, experiment, lora.merged(variables), args.type, tokenizer_of(source.folder), report
+      )
+      size = written.size
     else:
       size = huggingface.write_folder(
         folder, experiment, lora.merged(variables), args.dtype, tokenizer_of(source.folder), report
       )
+    if proven is not None:
+      write_proof(folder, proven)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
+  if args.to == 'gguf':
+    print(f'{written.name} has {written.kinds} tensors')

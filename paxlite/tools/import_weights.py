@@ -5,7 +5,7 @@ folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT.
 
   hf    a Hugging Face folder (config.json, *.safetensors); docs/weights.md lists the families
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
-  gguf  a GGUF file of a LLaMA model, or a folder with one such file; it is dequantised
+  gguf  a GGUF file, or a folder with one; it is dequantized; docs/weights.md lists the families
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
 
 The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
@@ -88,6 +88,7 @@ def _import_published(
   if source == 'gguf':
     experiment, entries, gguf_tensors = gguf_keys.read_file(path)
     tensors = gguf_tensors
+    ignored = gguf_keys.IGNORED
     if tokenizer is None:
 
       def finish(unfinished: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import math
 import pathlib
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,6 +167,9 @@ class GgufTensors:
   Args:
     path: A GGUF file. If it is a part of a split model, all parts are read.
 
+  Attributes:
+    offset: Returns what the file adds to the elements of a tensor, and `read` takes away.
+
   Raises:
     UserError: A file is not a GGUF file, is damaged or is truncated, or a part is missing.
   """
@@ -184,6 +187,7 @@ class GgufTensors:
     if fields.get(_COUNT, 1) != 1:
       self.fields, self._tensors = _joined(path, fields)
     self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+    self.offset: Callable[[str], float] = lambda name: 0.0
 
   def number(self, name: str, default: float | None = None) -> float:
     """Returns a field, an int or a float; raises UserError if it is missing or not a number."""
@@ -194,12 +198,23 @@ class GgufTensors:
       raise UserError(f'{self._path}: {name} must be a number, not {shortened(value)}')
     return value
 
-  def read(self, name: str) -> np.ndarray:
+  @property
+  def kinds(self) -> dict[str, str]:
+    """The type of each tensor, as gguf names it: F32, Q8_0 …"""
+    return {name: tensor.kind.name for name, tensor in self._tensors.items()}
+
+  def stored(self, name: str) -> np.ndarray:
+    """Returns the bytes of a tensor, uint8."""
     tensor = self._tensors[name]
     size = math.prod(tensor.byte_shape)
-    data = tensor.file[tensor.start : tensor.start + size].reshape(tensor.byte_shape)
+    return tensor.file[tensor.start : tensor.start + size].reshape(tensor.byte_shape)
+
+  def read(self, name: str) -> np.ndarray:
+    tensor = self._tensors[name]
     try:
-      return self._dequantize(data, tensor.kind).reshape(tensor.shape)
+      values = self._dequantize(self.stored(name), tensor.kind).reshape(tensor.shape)
+      offset = self.offset(name)
+      return values - np.float32(offset) if offset else values
     except NotImplementedError as e:  # the package gguf does not decode every type of tensor
       raise UserError(f'{self._path}: {name} cannot be read: {e}') from None
 

@@ -1,5 +1,6 @@
 """The fields of a GGUF file, and the experiment that they describe.
 
+Those of the architecture llama become attributes, those of others a config.json (gguf_families).
 Every field is read, known to be harmless, or refused, as every key of a config.json.
 """
 
@@ -8,14 +9,25 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.weights.families import end_ids, published
+from paxlite.weights.families import end_ids, experiment_of, published
+from paxlite.weights.gguf_families import (
+  ARCHITECTURES,
+  PATTERN,
+  ROPE_FREQS,
+  Architecture,
+  config_of,
+  rope_freqs,
+)
 from paxlite.weights.gguf_file import SPLIT, GgufTensors, file_of
 from paxlite.weights.known_keys import check_count, check_known, shortened
-from paxlite.weights.layout import Entry, check_layers, decoder_entries
+from paxlite.weights.layout import Entry, check_layers
+from paxlite.weights.rope_keys import KEYS
 from paxlite.weights.tensor_names import GGUF
 
 # The fields that are read, with what they become. Those of the architecture have no first word.
@@ -70,7 +82,9 @@ NEUTRAL: Mapping[str, Sequence[object]] = {
   '.rope.scaling.yarn_ext_factor': (1.0,), '.rope.scaling.yarn_log_multiplier': (0.0,),
 }  # fmt: skip
 
+IGNORED = ROPE_FREQS.replace('.', r'\.')  # a tensor that is read without an entry
 _ENDS = ('eos', 'eot', 'eom')
+_STRETCHING = ('.rope.scaling.', '.rope.scale_linear')
 _MOST_LAYERS = 2000
 
 
@@ -86,28 +100,68 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
   path = file_of(path)
   tensors = GgufTensors(path)
   with located(str(path)):
-    experiment = _experiment(tensors)
-    check_layers(experiment, tensors.shapes)
-  return experiment, decoder_entries(experiment, GGUF, 'interleaved'), tensors
+    architecture = _architecture(tensors.fields)
+    _check_fields(tensors.fields, architecture)
+    vocabulary = tensors.shapes.get(GGUF['embedding'])
+    if not vocabulary:
+      raise UserError(f'it has no {GGUF["embedding"]}')
+    named = (tensors.fields.get(f'tokenizer.ggml.{name}_token_id') for name in _ENDS)
+    ends = end_ids([i for i in named if i is not None], vocabulary[0])
+    is_llama = architecture.kind == 'llama'
+    found = _llama(tensors) if is_llama else _config(architecture, tensors)
+  # its errors name the path
+  experiment = found if isinstance(found, LanguageModel) else experiment_of(found, path)
+  with located(str(path)):
+    check_layers(experiment, tensors.shapes, architecture.names)
+    entries = architecture.entries(experiment)
+  tensors.offset = architecture.offset
+  return experiment.replaced(EOS_IDS=ends), entries, tensors
 
 
-def _experiment(tensors: GgufTensors) -> LanguageModel:
-  fields = tensors.fields
+def _architecture(fields: Mapping[str, object]) -> Architecture:
+  """Returns the architecture of a file; raises UserError if it is none that is implemented."""
   kind = fields.get('general.type', 'model')
   if kind != 'model':
     hint = ': merge it into its model, with llama-export-lora' if kind == 'adapter' else ''
     raise UserError(f'it holds no model (general.type={shortened(kind)}){hint}')
-  architecture = fields.get('general.architecture')
-  if architecture != 'llama':
-    raise UserError(f'architecture {shortened(architecture)} is not implemented; llama is')
-  _check_fields(fields, architecture)
-  embedding = tensors.shapes.get(GGUF['embedding'])
-  if not embedding:
-    raise UserError(f'it has no {GGUF["embedding"]}')
-  if 'rope_freqs.weight' in tensors.shapes:
+  name = fields.get('general.architecture')
+  found = {a.name: a for a in reversed(ARCHITECTURES)}  # the first of each name
+  if not isinstance(name, str) or name not in found:
+    known = ', '.join(reversed(found))
+    raise UserError(f'architecture {shortened(name)} is not implemented; {known} are')
+  experts = [fields.get(f'{name}.{count}') for count in ('expert_count', 'expert_used_count')]
+  if name == 'llama' and all(experts):
+    return next(a for a in ARCHITECTURES if a.kind == 'mixtral')
+  return found[name]
+
+
+def _config(architecture: Architecture, tensors: GgufTensors) -> JsonObject:
+  """Returns the config.json that a file of another architecture than llama stands for."""
+  name = architecture.name
+  check_count(f'{name}.block_count', tensors.number(f'{name}.block_count'), _MOST_LAYERS)
+  length = tensors.number(f'{name}.context_length')
+  window = tensors.number(f'{name}.attention.sliding_window', 0)
+  if 'attention.sliding_window' not in architecture.fields and 0 < window < length:
     raise UserError(
-      'it stretches rotary positions (rope_freqs.weight): import the Hugging Face folder'
+      f'{name}.attention.sliding_window={window:g} is not implemented, and llama.cpp ignores it: '
+      'import the Hugging Face folder'
     )
+  if ROPE_FREQS in tensors.shapes:
+    raise UserError(f'it stretches rotary positions ({ROPE_FREQS}): import the Hugging Face folder')
+  number = lambda field, default=None: tensors.number(f'{name}.{field}', default)
+  stretching = _stretching(tensors.fields, name, number)
+  given = {f: number(f) for f in architecture.fields if f'{name}.{f}' in tensors.fields}
+  pattern = tensors.fields.get(f'{name}.{PATTERN}')
+  if isinstance(pattern, list) and not all(isinstance(on, bool) for on in pattern):
+    raise UserError(f'{name}.{PATTERN}={shortened(pattern)} must have a truth value for each block')
+  if pattern is not None and not isinstance(pattern, list):
+    pattern = check_count(f'{name}.{PATTERN}', pattern, _MOST_LAYERS)
+  return config_of(architecture, given, pattern, tensors.shapes, stretching)
+
+
+def _llama(tensors: GgufTensors) -> LanguageModel:
+  fields, architecture = tensors.fields, 'llama'
+  embedding = tensors.shapes[GGUF['embedding']]
 
   def number(name: str, default: float | None = None) -> float:
     return tensors.number(f'{architecture}.{name}', default)
@@ -151,20 +205,54 @@ def _experiment(tensors: GgufTensors) -> LanguageModel:
     'SEPARATE_EMBEDDING': GGUF['head'] in tensors.shapes,
     'FPROP_DTYPE': 'float32',
   }
-  values |= _stretching(fields, architecture, number)
-  experiment = published(LLaMA, values)
-  named = (fields.get(f'tokenizer.ggml.{name}_token_id') for name in _ENDS)
-  ends = end_ids([i for i in named if i is not None], experiment.VOCAB_SIZE)
-  return experiment.replaced(EOS_IDS=ends)
+  if ROPE_FREQS in tensors.shapes:
+    values |= _llama3(tensors, head_dim, number)
+  else:
+    values |= _stretching(fields, architecture, number)
+  return published(LLaMA, values)
 
 
-def _check_fields(fields: Mapping[str, object], architecture: str) -> None:
+def _llama3(tensors: GgufTensors, head_dim: float, number: Callable[..., float]) -> JsonObject:
+  """Returns the attributes of Llama 3's rotary positions, of which a file holds the result alone.
+
+  Raises:
+    UserError: They are not those that Llama 3 has with some factor.
+  """
+  stored = tensors.read(ROPE_FREQS)
+  rope: JsonObject = {
+    'rope_type': 'llama3',
+    'factor': float(np.round(stored.max(), 4)),
+    'low_freq_factor': 1.0,
+    'high_freq_factor': 4.0,
+    'original_max_position_embeddings': number('rope.scaling.original_context_length', 8192),
+  }
+  theta = number('rope.freq_base', 10_000.0)
+  expected = rope_freqs({'rope_scaling': rope, 'head_dim': head_dim, 'rope_theta': theta})
+  if expected is None or stored.shape != expected.shape or not np.allclose(stored, expected, 1e-4):
+    raise UserError(
+      f'it stretches rotary positions ({ROPE_FREQS}) in another way than Llama 3: import the '
+      'Hugging Face folder'
+    )
+  return {'ROPE_SCALING': 'llama3'} | {k: rope[name] for name, k in KEYS['llama3'].items()}
+
+
+def read_fields(architecture: Architecture) -> set[str]:
+  """Returns the fields that are read; those of the architecture have no first word."""
+  if architecture.kind == 'llama':
+    return set(READ)
+  everywhere = {name for name in READ if name[0] != '.' or name.startswith(_STRETCHING)}
+  return everywhere | {f'.{name}' for name in architecture.read}
+
+
+def _check_fields(fields: Mapping[str, object], architecture: Architecture) -> None:
   """Raises UserError for fields that may change what the model computes, and are not read."""
   unread: dict[str, object] = {}
   neutral: dict[str, Sequence[object]] = {}
+  read = read_fields(architecture)
   for name, value in fields.items():
-    short = name.removeprefix(architecture) if name.startswith(f'{architecture}.') else name
-    if short in READ or name in SPLIT or any(re.fullmatch(known, short) for known in HARMLESS):
+    own = name.startswith(f'{architecture.name}.')
+    short = name.removeprefix(architecture.name) if own else name
+    if short in read or name in SPLIT or any(re.fullmatch(known, short) for known in HARMLESS):
       continue
     unread[name] = value
     if short in NEUTRAL:
@@ -191,6 +279,9 @@ def _stretching(
     )
   of_yarn = ('original_context_length', 'yarn_beta_fast', 'yarn_beta_slow')
   unused = [n for n in of_yarn if f'{architecture}.rope.scaling.{n}' in fields]
+  # the files of Phi-3 repeat the length, which says nothing
+  repeated = number('rope.scaling.original_context_length', -1) == number('context_length')
+  unused = unused[repeated:]
   if kind != 'yarn' and unused:
     raise UserError(
       f'{architecture}.rope.scaling.{unused[0]} has no effect with rope.scaling.type '

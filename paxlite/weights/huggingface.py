@@ -34,6 +34,7 @@ from paxlite.weights.layout import Entry, check_layers
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.stored_tensors import StoredTensors
 from paxlite.weights.tensor_names import HUGGING_FACE
+from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')
 
@@ -223,7 +224,7 @@ def write_folder(
   shards = _shards(
     {name: entries[0].shape for name, entries in by_tensor.items()}, as_stored, shard_bytes
   )
-  read = _VariableReader(variables)
+  read = VariableReader(variables)
   done = size = 0
   weight_map: dict[str, str] = {}
   with UnfinishedFolder(to) as folder:
@@ -235,7 +236,7 @@ def write_folder(
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
         for tensor in shard:
-          value, stored = _tensor(by_tensor[tensor], read), as_stored[tensor]
+          value, stored = written_tensor(by_tensor[tensor], read), as_stored[tensor]
           for block in blocks(value):
             is_same = value.dtype == stored
             f.write(
@@ -258,34 +259,6 @@ def write_folder(
       (folder / CHAT_TEMPLATE).write_text(experiment.CHAT_TEMPLATE, encoding='utf-8')
       (folder / TOOL_TEMPLATE).unlink(missing_ok=True)
   return size
-
-
-class _VariableReader:
-  """Reads variables, and keeps the last one, as several tensors may be parts of one variable."""
-
-  def __init__(self, variables: Mapping[str, Variable]):
-    self._variables = variables
-    self._last, self._name = np.empty(0), ''
-
-  def __call__(self, name: str) -> np.ndarray:
-    if name != self._name:
-      self._last, self._name = self._variables[name].whole(), name
-    return self._last
-
-
-def _tensor(entries: list[Entry], read: Callable[[str], np.ndarray]) -> np.ndarray:
-  """Returns the elements of a tensor that the variables of `entries` make up, in its order."""
-  views = []
-  for entry in entries:
-    value = read(entry.ours)
-    views.append(entry.to_theirs(value if entry.part is None else value[entry.part]))
-  if len(entries) == 1:
-    return views[0]
-  whole = np.empty(entries[0].shape, views[0].dtype)
-  for entry, view in zip(entries, views, strict=True):
-    part = entry.view(whole)
-    part[...] = view.reshape(part.shape)
-  return whole
 
 
 def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:

@@ -57,7 +57,8 @@ def check_layers(
   """
   if len(shapes) < e.NUM_LAYERS:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
-  if isinstance(e, MixtureOfExperts) and 'expert_gate' in names and 'experts_gate_up' not in names:
+  one_each = 'experts_gate_up' not in names and '{x}' in names.get('expert_gate', '')
+  if isinstance(e, MixtureOfExperts) and one_each:
     layers = sum(kind.has_experts for kind in e.block_kinds)
     if len(shapes) < layers * e.NUM_EXPERTS:
       raise UserError(
@@ -230,6 +231,13 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
     ]
   roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
   for leaf, (role, inputs, outputs) in roles.items():
+    if '{x}' not in name[f'expert_{role}']:  # all experts are one tensor
+      swap: Transform = lambda w: w.swapaxes(1, 2)
+      shapes = (E, outputs, inputs), (E, inputs, outputs)
+      entries.append(
+        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], swap, swap)
+      )
+      continue
     for x in range(E):
       theirs = name[f'expert_{role}'].replace('{x}', str(x))
       one = _transposed(theirs, (outputs, inputs), f'{ours}/{leaf}')
@@ -300,6 +308,7 @@ def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 _whole: Transform = lambda x: x
+_swapped: Transform = lambda x: x.swapaxes(1, 2)
 _Regrouping = Callable[[np.ndarray, int], np.ndarray]
 # by the layout of rotary pairs that the experiment has; none if it has no rotary positions
 _TO_OURS: dict[str | None, _Regrouping] = {'interleaved': to_pairs, 'half': to_halves}

@@ -1,0 +1,109 @@
+"""paxlite prove MODEL
+
+Checks a model against the proof.json that `paxlite export --proof` wrote beside an export: a folder
+of Hugging Face, a GGUF file, weights of paxlite, a run, or a server with the API of OpenAI (vLLM,
+llama.cpp), which must return logprobs.
+
+Of files, the config, the bits of the tensors, the tokenizer and the chat template are compared, and
+the log-probabilities of the proof's prompts in float32. A server is asked for the continuations.
+The exit code is 0 if it is the model of the proof, bit by bit or within the rounding of its type,
+and 2 if not. What a form of the model does not say is named as not proven.
+
+Examples:
+  paxlite prove exported/zed
+  paxlite prove http://localhost:8000 --proof=exported/zed/proof.json
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.cli.parser import Parser, local
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+
+PARSER = Parser(__doc__)
+PARSER.word('model', 'MODEL', 'a folder, a GGUF file, a run, or the address of a server')
+PARSER.option('--proof', 'proof.json (that beside the model)', local)
+
+
+def main(argv: Sequence[str]) -> None:
+  args = PARSER.parsed(argv)
+
+  from paxlite.eval.proof import FILE, read_proof
+
+  is_server = args.model.startswith(('http://', 'https://'))
+  if is_server and args.proof is None:
+    raise UserError(f'a server has no {FILE} beside it: --proof=FILE names one')
+  path = pathlib.Path(local(args.model)) if not is_server else pathlib.Path()
+  beside = path if path.is_dir() else path.parent
+  place = pathlib.Path(args.proof) if args.proof is not None else beside / FILE
+  proof = read_proof(place)
+  print(f'{place}: {proof["model"]}, exported as {proof["facts"]["format"]}')
+  problems = _of_server(args.model, proof) if is_server else _of_files(path, proof)
+  if problems:
+    raise UserError(f'{args.model} is not the model of {place}: {"; ".join(problems)}')
+
+
+def _of_server(url: str, proof: JsonObject) -> list[str]:
+  """Returns what shows that a server has another model."""
+  from paxlite.eval.completion_server import CompletionServer
+  from paxlite.eval.prompt_replies import STEPS, TOP
+  from paxlite.eval.proof import TOLERANCES, compared_completion, worst
+
+  server = CompletionServer(url)
+  # a server computes in 16 bits, whatever the weights are
+  tolerance = max(TOLERANCES[proof['facts']['type']], TOLERANCES['bf16'])
+  found = [
+    compared_completion(reply, server.completion(reply['text'], STEPS, TOP))
+    for reply in proof['replies']
+  ]
+  for comparison in found:
+    print(f'  {comparison.line}')
+  problems = worst(found, tolerance)
+  if not problems:
+    _say_verdict([c.largest for c in found], tolerance)
+    print('Not proven: the config, the bits of the weights, the chat template of the server')
+  return problems
+
+
+def _of_files(path: pathlib.Path, proof: JsonObject) -> list[str]:
+  """Returns what shows that files hold another model."""
+  from paxlite.eval.prompt_replies import judged
+  from paxlite.eval.proof import TOLERANCES, compared_facts, compared_reply, worst
+  from paxlite.weights.exported_model import opened
+
+  expected = proof['facts']
+  with opened(path) as model:
+    facts = compared_facts(expected, model.facts())
+    print(f'As in the proof: {", ".join(facts.proven) or "nothing"}')
+    if facts.has_other_config:
+      return facts.problems  # its weights would not fit
+    if model.tokenizer is None:
+      return [*facts.problems, 'it has no tokenizer, without which no prompt can be read']
+    with model.inference() as inference:
+      replies = judged(inference, proof['replies'])
+      ids = [inference.encode(reply['text']) for reply in proof['replies']]
+    tolerance = max(TOLERANCES[model.type], TOLERANCES['f32'])
+  found = [
+    compared_reply(reply, own, i)
+    for reply, own, i in zip(proof['replies'], replies, ids, strict=True)
+  ]
+  for comparison in found:
+    print(f'  {comparison.line}')
+  problems = [*facts.problems, *worst(found, tolerance)]
+  if not problems:
+    _say_verdict([c.largest for c in found], tolerance)
+    if facts.unproven:
+      print(f'Not proven: {"; ".join(facts.unproven)}')
+  return problems
+
+
+def _say_verdict(differences: Sequence[float | None], tolerance: float) -> None:
+  """Prints how close the log-probabilities are."""
+  largest = max((d for d in differences if d is not None), default=None)
+  if largest is None:
+    print('It is the model of the proof, by its texts alone')
+  elif largest == 0:
+    print('It is the model of the proof: all log-probabilities are bit-equal')
+  else:
+    print(f'It is the model of the proof, within rounding: {largest:.3g} of {tolerance:g}')

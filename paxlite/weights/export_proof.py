@@ -1,0 +1,60 @@
+"""The proof that is written beside an export."""
+
+import json
+import pathlib
+import zlib
+
+import paxlite
+from paxlite.compilation.versions import versions
+from paxlite.core.json_text import JsonObject
+from paxlite.core.run_files import write_file
+from paxlite.eval.inference import load_checkpoint
+from paxlite.eval.prompt_replies import replies
+from paxlite.eval.proof import FILE, VERSION
+from paxlite.files.json_files import read_object
+from paxlite.weights.exported_model import opened
+
+
+def proof_of(checkpoint: str, base_weights: str) -> JsonObject:
+  """Returns what a proof says of the weights that are exported.
+
+  Args:
+    checkpoint: The run or the weights.
+    base_weights: The folder of the base weights of a LoRA run, if they were moved.
+
+  Raises:
+    UserError: There is no tokenizer, or the model is too short for the prompts.
+  """
+  inference = load_checkpoint(
+    checkpoint, overrides={'FPROP_DTYPE': 'float32'}, base_weights=base_weights
+  )
+  source = inference.source
+  written = source.written_by
+  data = source.folder / 'data' / 'metadata'
+  return {
+    'proof': VERSION,
+    'model': written['experiment'].rpartition('.')[2],
+    'experiment': written,
+    'checkpoint': {'name': source.folder.name, 'crc32': source.fingerprint},
+    # of a run: the step, and the checksums of what it reads
+    'data': read_object(data) if data.is_file() else None,
+    'versions': versions(),
+    'code': _code(),
+    'replies': replies(inference),
+  }
+
+
+def write_proof(folder: pathlib.Path, proof: JsonObject) -> None:
+  """Writes proof.json into an exported folder, with what identifies the files that are there."""
+  with opened(folder) as model:
+    contents = proof | {'facts': model.facts()}
+  write_file(folder / FILE, (json.dumps(contents, indent=1, ensure_ascii=False) + '\n').encode())
+
+
+def _code() -> int:
+  """Returns a checksum of the modules of paxlite."""
+  root = pathlib.Path(paxlite.__file__).parent
+  crc32 = 0
+  for path in sorted(root.rglob('*.py')):
+    crc32 = zlib.crc32(path.relative_to(root).as_posix().encode() + path.read_bytes(), crc32)
+  return crc32

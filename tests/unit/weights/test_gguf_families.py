@@ -1,0 +1,149 @@
+"""The fields of GGUF files of all architectures: written, read back, and damaged."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paxlite.config.attribute_kinds import Kind
+from paxlite.core.errors import UserError
+from paxlite.weights.family_tables import FAMILIES
+from paxlite.weights.gguf_families import (
+  ARCHITECTURES,
+  ROPE_FREQS,
+  architecture_of,
+  model_fields,
+  rope_freqs,
+)
+from paxlite.weights.gguf_keys import read_file
+from paxlite.weights.gguf_writer import _add_fields
+
+gguf = pytest.importorskip('gguf')
+
+SIZES = dict(
+  NUM_LAYERS=6, MODEL_DIMS=32, HIDDEN_DIMS=24, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=40,
+  DIMS_PER_HEAD=8, MAX_SEQ_LEN=64, MAX_POSITION_EMBEDDINGS=64, LAYERNORM_EPSILON=1e-6,
+)  # fmt: skip
+EXPERTS = dict(NUM_EXPERTS=4, NUM_EXPERTS_PER_TOKEN=2, EXPERT_HIDDEN_DIMS=16)
+MORE: dict[str, dict[str, Any]] = {
+  'mixtral': dict(NUM_EXPERTS=4, NUM_EXPERTS_PER_TOKEN=2),
+  'qwen3_moe': EXPERTS | dict(NORMALIZE_EXPERT_WEIGHTS=True),
+  'gemma2': dict(QUERY_PRE_ATTN_SCALAR=8, SLIDING_WINDOW=16),
+  'gemma3_text': dict(QUERY_PRE_ATTN_SCALAR=8, SLIDING_WINDOW=16),
+}
+YARN = dict(ROPE_SCALING='yarn', ROPE_FACTOR=4.0, ROPE_ORIGINAL_LENGTH=16, ROPE_FAST_TURNS=8.0)
+LINEAR = dict(ROPE_SCALING='linear', ROPE_FACTOR=4.0)
+LLAMA3 = dict(ROPE_SCALING='llama3', ROPE_FACTOR=8.0, ROPE_ORIGINAL_LENGTH=16)
+KINDS = [a.kind for a in ARCHITECTURES if a.kind != 'mistral']  # a Llama, without its window
+CASES = [(kind, {}) for kind in KINDS]
+CASES += [
+  ('qwen3', YARN), ('qwen2', LINEAR), ('gemma3_text', LINEAR), ('llama', YARN), ('llama', LLAMA3),
+  ('llama', LLAMA3 | dict(ROPE_FACTOR=32.0, ROPE_THETA=5e5)),
+]  # fmt: skip
+
+
+def experiment(kind: str, **changes):
+  e = FAMILIES[kind].experiment(**SIZES, **MORE.get(kind, {}))
+  e = e.replaced(**changes)
+  e.validate()
+  return e
+
+
+def write(path: pathlib.Path, e, changes: dict[str, Any] | None = None, left_out: str = ''):
+  """Writes a file with random tensors, as gguf_writer does; returns its fields."""
+  architecture, config = architecture_of(e)
+  fields = model_fields(architecture, config) | (changes or {})
+  fields = {k: v for k, v in fields.items() if k != left_out}
+  writer = gguf.GGUFWriter(str(path), architecture.name)
+  _add_fields(writer, fields)
+  for entry in architecture.entries(e):
+    if not any(entry.theirs in tensors for tensors in writer.tensors):
+      writer.add_tensor(entry.theirs, np.ones(entry.shape, np.float32))
+  if (freqs := rope_freqs(config)) is not None:
+    writer.add_tensor(ROPE_FREQS, freqs)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return fields
+
+
+@pytest.mark.parametrize(('kind', 'changes'), CASES)
+def test_an_experiment_comes_back(kind, changes, tmp_path):
+  e = experiment(kind, **changes)
+  fields = write(tmp_path / 'm.gguf', e)
+  found, entries, tensors = read_file(tmp_path / 'm.gguf')
+  assert isinstance(found, FAMILIES[kind].experiment)
+  before, after = (x.values_of(Kind.SHAPE, Kind.FUNCTION) for x in (e, found))
+  different = {k for k in before if before[k] != after[k]}
+  # the first is an order of elements; the others have no effect without stretching
+  assert different <= {'ROPE_LAYOUT'} | (set() if changes else {'ROPE_SCALING'})
+  assert {entry.theirs for entry in entries} <= tensors.shapes.keys()
+  assert len(fields) >= 12
+
+
+def test_scales_of_norms_are_stored_with_1_added(tmp_path):
+  for kind, expected in (('gemma2', 0.0), ('qwen3', 1.0)):
+    write(tmp_path / f'{kind}.gguf', experiment(kind))
+    _, _, tensors = read_file(tmp_path / f'{kind}.gguf')
+    assert (tensors.read('blk.0.attn_norm.weight') == expected).all()
+    assert (tensors.read('blk.0.attn_q.weight') == 1.0).all()
+
+
+WRONG = ('text', 0, 1, 10**9, 3.5, -1.5, float('nan'), float('inf'), True, [1, 2], ['a'], [True])
+
+
+def problem(path: pathlib.Path) -> str:
+  """Returns why a file cannot be read; '' if it can."""
+  try:
+    read_file(path)
+  except UserError as error:
+    return str(error)
+  return ''
+
+
+@pytest.mark.parametrize('kind', ['gemma3_text', 'qwen3_moe', 'mixtral', 'phi3'])
+def test_a_damaged_field_is_refused_in_one_line_or_changes_nothing_else(kind, tmp_path):
+  e = experiment(kind, **(LINEAR if kind == 'gemma3_text' else {}))
+  fields = write(tmp_path / 'm.gguf', e)
+  refused = 0
+  for name in fields:
+    cases = [({name: value}, '') for value in WRONG if value != fields[name]] + [({}, name)]
+    for i, (changes, left_out) in enumerate(cases):
+      path = tmp_path / f'{name}_{i}.gguf'
+      write(path, e, changes, left_out)
+      message = problem(path)
+      assert '\n' not in message
+      assert not message or str(path) in message
+      refused += bool(message)
+      path.unlink()
+  assert refused > 8 * len(fields)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'changes', 'match'),
+  [
+    ('llama', dict(ACTIVATION_CLS='relu'), "no llama with hidden_act='relu'"),
+    ('llama', YARN | dict(ROPE_ATTENTION_FACTOR=1.5), 'no llama with rope_scaling='),
+    ('llama', YARN | dict(ROPE_WHOLE_PAIRS=False), 'no llama with rope_scaling='),
+    ('qwen3', LLAMA3, 'no qwen3 with rope_scaling='),
+    ('gemma3_text', YARN, 'no gemma3_text with rope_scaling='),
+    ('gemma3_text', dict(QUERY_PRE_ATTN_SCALAR=7), 'query_pre_attn_scalar=7'),
+    ('gemma2', dict(ATTEN_LOGIT_CAP=-1.0), 'attn_logit_softcapping=None'),
+    ('gemma2', dict(SEPARATE_EMBEDDING=True), 'tie_word_embeddings=False'),
+    ('olmo2', dict(SEPARATE_EMBEDDING=False), 'tie_word_embeddings=True'),
+    ('qwen2', dict(DIMS_PER_HEAD=16, HEADS_SPAN_MODEL=False), 'head_dim=16'),
+    ('qwen3_moe', dict(NORMALIZE_EXPERT_WEIGHTS=False), 'norm_topk_prob=False'),
+    ('mixtral', dict(SLIDING_WINDOW=32), 'sliding_window=32'),
+  ],
+)
+def test_what_llama_cpp_computes_otherwise_is_refused(kind, changes, match):
+  with pytest.raises(UserError, match=match):
+    architecture_of(experiment(kind, **changes))
+
+
+def test_a_window_that_no_text_exceeds_is_none():
+  architecture, config = architecture_of(experiment('mixtral', SLIDING_WINDOW=64))
+  assert config['sliding_window'] is None
+  assert not [f for f in model_fields(architecture, config) if 'window' in f]
