@@ -3,8 +3,8 @@
 paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
 
 HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceReward, HuggingFacePolicy,
-HuggingFaceDistillation and HuggingFaceDocuments take any model: that which MODEL names, or that of the weights. The classes
-of LLaMA 7B, 13B and 70B have the sizes of Pax's.
+HuggingFaceDistillation and HuggingFaceDocuments take any model: that which MODEL names, or that of
+the weights. The classes of LLaMA 7B, 13B and 70B have the sizes of Pax's.
 """
 
 import functools
