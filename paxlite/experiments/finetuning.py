@@ -358,7 +358,7 @@ class HuggingFaceReward(_OfAnyModel, Reward):
 
 @register
 class HuggingFacePolicy(_OfAnyModel, PolicyTraining):
-  """python -m paxlite.main --fdl_config=HuggingFacePolicy --fdl.REWARDS=['my_rewards.correct'] …
+  """python -m paxlite.main --fdl_config=HuggingFacePolicy '--fdl.REWARDS=["my_rewards.correct"]' …
 
   Trains any imported model on rewards of its own answers (GRPO, Dr. GRPO, DAPO, GSPO). A reward is
   a function of Python.

@@ -3,6 +3,7 @@
 import fiddle as fdl
 
 from paxlite.config.templates import config
+from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.data.text import Split
 from paxlite.data.text_encoding import TextEncoding
@@ -36,9 +37,8 @@ class PromptFiles(SftFiles, Policy):
 
   def train_input(self) -> fdl.Config:
     if not self.REWARDS and not self.ENVIRONMENT:
-      raise UserError(
-        "--fdl.REWARDS=['my_rewards.correct'] is missing: what an answer is worth; or ENVIRONMENT"
-      )
+      example = shell.flag('REWARDS', ['my_rewards.correct'])
+      raise UserError(f'{example} is missing: what an answer is worth; or an ENVIRONMENT')
     return super().train_input()
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:

@@ -112,6 +112,10 @@ class Rollouts(RolloutInput):
     self._groups, self._group_size, self._max_tokens = groups, group_size, max_tokens
     self._sampling, self._seed, self._scale = sampling, seed, scale
     self._processes = UserProcesses(min(_PROCESSES, os.cpu_count() or 1), judges.seconds)
+    found = [Call(path, None, None) for path in judges.rewards]
+    if judges.environment:
+      found += [Call(judges.environment, name, None) for name in ('reply', 'reward')]
+    self._processes.results(found)  # what is missing is said before anything is compiled
 
   def state(self) -> JsonObject:
     return {}  # the number of the batch says all

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import pathlib
 import queue
 import selectors
 import subprocess
@@ -12,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paxlite.core.errors import UserError
-
-_MODULE = 'paxlite.reinforcement.user_worker'
+from paxlite.core.json_text import parsed
 
 
 class Call(NamedTuple):
@@ -22,12 +22,12 @@ class Call(NamedTuple):
   Attributes:
     path: The dotted path of a function, or of a class, of which one object is made.
     method: The method of the object; None: the function itself.
-    arguments: Its arguments, as JSON.
+    arguments: Its arguments, as JSON; None: it is only looked up.
   """
 
   path: str
   method: str | None
-  arguments: Sequence[Any]
+  arguments: Sequence[Any] | None
 
 
 class UserProcesses:
@@ -92,21 +92,22 @@ class _Worker:
       code = process.wait()
       self._process = None
       raise UserError(f'{name} ended its process with the exit status {code}')
-    answer = json.loads(line)
+    answer = parsed(line)
     if 'error' in answer:
       raise UserError(f'{name} raised {answer["error"]}')
     return answer['result']
 
   def _started(self) -> subprocess.Popen[bytes]:
     if self._process is None or self._process.poll() is not None:
-      # as for --import, a module may lie in the current folder
-      paths = [os.getcwd(), os.environ.get('PYTHONPATH', '')]
+      paths = [str(pathlib.Path(__file__).parents[2]), os.environ.get('PYTHONPATH', '')]
       environment = os.environ | {
         'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'JAX_PLATFORMS': 'cpu',
       }  # fmt: skip
+      # -P: a file such as json.py in the current folder must not be imported
       self._process = subprocess.Popen(
-        [sys.executable, '-m', _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=environment, start_new_session=True,  # Ctrl-C is for the run
+        [sys.executable, '-P', '-m', 'paxlite.reinforcement.user_worker'],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        start_new_session=True,  # Ctrl-C is for the run
       )  # fmt: skip
     return self._process
 

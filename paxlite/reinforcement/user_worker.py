@@ -1,11 +1,11 @@
 """python -m paxlite.reinforcement.user_worker: calls a user's functions in a process of its own.
 
 It reads a JSON line {"path": …, "method": … or null, "arguments": […]} after another from its
-input, and answers each with {"result": …} or {"error": …}. What the functions print goes to the
+input, and answers each with {"result": …} or {"error": …}. Without arguments, a function is found
+and not called. What the functions print goes to the
 standard error, because answers are written where the standard output was.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -13,16 +13,20 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from paxlite.cli.user_modules import import_named
+from paxlite.core.json_text import parsed
+
 
 def main() -> None:
   answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
   os.dup2(2, 1)
   known: dict[str, Any] = {}
   for line in sys.stdin:
-    call = json.loads(line)
+    call = parsed(line)
     try:
-      answer = {'result': _function(known, call['path'], call['method'])(*call['arguments'])}
-      text = json.dumps(answer)
+      function = _function(known, call['path'], call['method'])
+      given = call['arguments']
+      text = json.dumps({'result': None if given is None else function(*given)})
     except BaseException as e:
       if isinstance(e, KeyboardInterrupt):
         return
@@ -37,7 +41,7 @@ def _function(known: dict[str, Any], path: str, method: str | None) -> Callable[
   """Returns a function, or a method of an object of a class, by its dotted path."""
   if path not in known:
     module, _, name = path.rpartition('.')
-    found = getattr(importlib.import_module(module), name)
+    found = getattr(import_named(module), name)
     known[path] = found() if isinstance(found, type) else found
   function: Callable[..., Any] = known[path] if method is None else getattr(known[path], method)
   return function

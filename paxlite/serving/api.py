@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.request import Answer
 from paxlite.serving import errors
@@ -178,8 +178,8 @@ class Api:
           f'The body is larger than {_MOST_BYTES >> 20} MiB', code='too_large', status=413
         )
     try:
-      body = json.loads(b''.join(parts))
-    except (ValueError, RecursionError) as e:
+      body = parsed(b''.join(parts))
+    except ValueError as e:
       raise ApiError(f'The body is not JSON: {str(e)[:200]}') from None
     if not isinstance(body, dict):
       raise ApiError('The body must be a JSON object')

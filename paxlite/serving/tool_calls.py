@@ -5,7 +5,7 @@ import re
 import secrets
 from typing import Any
 
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import JsonObject, parsed
 
 _TAGGED = re.compile(r'<tool_call>\s*(.*?)\s*(?:</tool_call>|$)', re.DOTALL)
 STARTS = ('<tool_call>', '{')  # an answer with calls begins with one of them, or contains the first
@@ -26,7 +26,7 @@ def parted(text: str) -> tuple[str, list[JsonObject]]:
 
 def _call(text: str) -> JsonObject | None:
   try:
-    value: Any = json.loads(text.strip())
+    value: Any = parsed(text.strip())
   except ValueError:
     return None
   if not isinstance(value, dict) or not isinstance(value.get('name'), str):

@@ -11,6 +11,7 @@ Example:
 
 import os
 import pathlib
+import signal
 import socket
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ PARSER = Parser(__doc__)
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
 PARSER.option('--host', 'the address to listen on (127.0.0.1)', default='127.0.0.1')
 PARSER.option('--port', '0 takes a free one (8000)', int, default=8000)
-PARSER.option('--name', 'of the model in requests (that of the folder)')
+PARSER.option('--name', 'of the model in requests (the last part of CHECKPOINT)')
 PARSER.option('--api_key', f'what clients must send (the variable {_KEY})')
 PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
 PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, default=256)
@@ -78,6 +79,8 @@ def main(argv: Sequence[str]) -> None:
       api.application, log_level='warning', lifespan='off', access_log=False,
       timeout_graceful_shutdown=args.grace,
     )  # fmt: skip
+    for number in (signal.SIGINT, signal.SIGTERM):
+      signal.signal(number, lambda *_: None)  # uvicorn sends what it was sent once more at its end
     uvicorn.Server(config).run(sockets=[place])
     worker.stop()
 

@@ -31,15 +31,18 @@ def of_trl(loss, logs, own, advantages):
   now, old, reference = (torch.tensor(x[:, PROMPT:]) for x in logs)
   now.requires_grad_(True)
   given = types.SimpleNamespace(
-    aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
-    importance_sampling_level=loss.ratio, beta=loss.kl_weight, loss_type=loss.mean,
+    aux_loss_enabled=False, _entropy_bonus_enabled=False, top_entropy_quantile=1.0,
+    off_policy_mask_threshold=None, importance_sampling_level=loss.ratio, beta=loss.kl_weight,
+    loss_type=loss.mean,
     epsilon_low=loss.clip_low, epsilon_high=loss.clip_high, use_vllm=False,
     max_completion_length=loss.length, current_gradient_accumulation_steps=1,
     model=types.SimpleNamespace(training=False), _metrics={'eval': collections.defaultdict(list)},
     args=types.SimpleNamespace(
       delta=None, use_bias_correction_kl=False, steps_per_generation=1, report_to=[]
     ),
-    accelerator=types.SimpleNamespace(num_processes=1, gather=lambda x: x),
+    accelerator=types.SimpleNamespace(
+      num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x
+    ),
     _get_per_token_logps_and_entropies=lambda *_, **__: (now, torch.zeros_like(now), None),
   )  # fmt: skip
   mask = torch.tensor(own[:, PROMPT:])

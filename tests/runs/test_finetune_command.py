@@ -170,8 +170,8 @@ def test_the_words_after_finetune(words, config, attributes, folder):
     (['a/b', 'c/d'], "^'c/d' is one name too many"),
     (
       ['a/b', '--method=lor'],
-      '^--method=lor must be sft, lora, qlora, documents, distill, dpo, ipo, orpo, simpo, kto or '
-      r'reward\. Did you mean lora',
+      '^--method=lor must be sft, lora, qlora, documents, distill, dpo, ipo, orpo, simpo, kto, '
+      r'reward or grpo\. Did you mean lora',
     ),
     (['a/b', 'CHECKPOINT_RESTORE_PATH=c'], '^a/b and CHECKPOINT_RESTORE_PATH both say which'),
     (['LLaMA3_8B', 'MODEL=GPT5B', '--dry_run'], '^LLaMA3_8B and MODEL both say which'),

@@ -70,6 +70,7 @@ UNRELATED = {
   'DROPLESS_BUFFER_FACTOR': 'buffer',
   'Z_LOSS_WEIGHT': 'loss weight',
   'CHAT_EXAMPLES': 'example',
+  'ADVANTAGE_SCALE': 'scale',
   'ROWS_PER_EXAMPLE': 'example',
   'LABEL_SMOOTHING': 'label',
   'REFERENCE_RESTORE_PATH': 'restore',
