@@ -155,6 +155,12 @@ def compile_step(
     ideal = flops / mesh.size / _peak_flops(costs, chip)
     mfu = (ideal / costs.roofline.step, ideal / costs.roofline.least)
   if save is not None:
+    if target.name != 'here' and '__cudnn$' in (text or ''):
+      # an H100 loaded such a step (jax 0.11.2), and XLA did not find the kernels when it began
+      raise UserError(
+        f"--save={save}: the step calls cuDNN's attention, whose kernels are built on the GPU "
+        'itself alone. Save a step with --fdl.USE_FLASH_ATTENTION=False, or compile it there'
+      )
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
   return known(

@@ -3,10 +3,12 @@
 Rows of similar length share a batch, which is padded to the length of a bucket and not to the
 longest row of all. Continuations that differ only in their last token ("yes" or "no" after a
 passage) share a row. The logits of the vocabulary are computed only at the positions of
-continuations.
+continuations. Where most of the tokens belong to beginnings that rows share, as the examples of a
+few-shot prompt, the engine reads each beginning once.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,11 +19,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.generation.request import check_ids
+from paxlite.generation.engine import Engine
+from paxlite.generation.request import Request, check_ids
+from paxlite.generation.row_table import common
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
 _SMALLEST_BUCKET = 32
+_ENGINE_ROWS = 8
+_WORTH_SHARING = 2  # so many times as many tokens as with shared beginnings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +122,16 @@ class Scorer:
     """
     rows = self._rows_of(continuations)
     scores: list[Score | None] = [None] * len(continuations)
+    if _shares(rows):
+      self._by_engine(rows, scores, report)
+    else:
+      self._by_batches(rows, scores, report)
+    assert all(s is not None for s in scores)
+    return [s for s in scores if s is not None]
+
+  def _by_batches(
+    self, rows: Sequence[_Row], scores: list[Score | None], report: Callable[[int, int], None]
+  ) -> None:
     done = 0
     pending: tuple[list[_Row], _Result] | None = None
     for batch in self._batches(rows):
@@ -127,8 +143,29 @@ class Scorer:
       report(done, len(rows))
     if pending is not None:
       _collect(*pending, scores)
-    assert all(s is not None for s in scores)
-    return [s for s in scores if s is not None]
+
+  def _by_engine(
+    self, rows: Sequence[_Row], scores: list[Score | None], report: Callable[[int, int], None]
+  ) -> None:
+    """Scores each alternative as a prompt of its own, neighbors of which begin alike."""
+    engine = Engine(
+      self._model, self._params, self._max_len + 1, mesh=self._mesh, rules=self._rules,
+      most_rows=_ENGINE_ROWS,
+    )  # fmt: skip
+    asked = [
+      (Request([*row.inputs, target[-1]], 0, scored_from=len(row.inputs) + 1 - len(target)), row, c)
+      for row in sorted(rows, key=lambda row: row.inputs)
+      for c, target in enumerate(row.targets)
+    ]
+    answers = engine.answers([request for request, *_ in asked])
+    for done, (i, answer) in enumerate(answers, 1):
+      _, row, c = asked[i]
+      found = [s for s in answer.prompt_scores if s is not None]
+      number = row.numbers[c]
+      scores[number] = Score(
+        sum(s.log_prob for s in found), all(s.is_greedy for s in found), number in row.truncated
+      )
+      report(done, len(asked))
 
   def _rows_of(self, continuations: Sequence[Continuation]) -> list[_Row]:
     rows: dict[tuple[tuple[int, ...], int], _Row] = {}
@@ -240,6 +277,14 @@ def bucket(length: int) -> int:
   while size < length:
     size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
   return size
+
+
+def _shares(rows: Sequence[_Row]) -> bool:
+  """Returns whether most tokens of the rows belong to beginnings that other rows have too."""
+  ordered = sorted(row.inputs for row in rows)
+  total = sum(map(len, ordered))
+  own = total - sum(common(a, b) for a, b in itertools.pairwise(ordered))
+  return total > _WORTH_SHARING * own
 
 
 def _power_of_two(n: int) -> int:

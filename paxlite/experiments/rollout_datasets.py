@@ -29,6 +29,12 @@ class PromptFiles(SftFiles, Policy):
     super().validate()
     if self.PACKED_INPUT:
       raise UserError('PACKED_INPUT=True: an episode is a row; leave PACKED_INPUT as it is')
+    for name, value in self.generating_values.items():
+      if getattr(self, name) != value:
+        raise UserError(
+          f'{name}={getattr(self, name)}: an answer would depend on others beside it, and training '
+          f'would see other numbers: {name}={value}'
+        )
     if self.EVAL_FILES or self.EVAL_FRACTION:
       raise UserError(
         'EVAL_FILES and EVAL_FRACTION: rollouts are for training, and each step tells its rewards; '

@@ -14,7 +14,7 @@ from paxlite.generation.programs import Programs, Rows, State
 from paxlite.generation.row_table import RowTable
 
 _FEWEST_SLOTS = 128
-_SHRINK_FOR = 128  # tokens that are left, for which a smaller program is worth its compilation
+_SHRINK_FOR = 64  # tokens that are left, for which a smaller program is worth its compilation
 
 
 class CacheRoom:
@@ -47,7 +47,6 @@ class CacheRoom:
     self._programs, self._rows, self._vocab_size = programs, rows, vocab_size
     self._most_rows, self._multiple, self._fixed_slots = most_rows, multiple, slots
     self._slots = 0
-    self._sizes: set[tuple[int, int]] = set()  # that there were
 
   def clear(self) -> None:
     """Frees the memory."""
@@ -70,9 +69,9 @@ class CacheRoom:
     if self._fixed_slots is not None:
       self._set_size(self._most_rows, self._fixed_slots, extras)
       return
-    rows = min(self._whole(_power(4, len(busy) + len(waiting))), self._most_rows)
+    rows = min(self._whole(power(4, len(busy) + len(waiting))), self._most_rows)
     longest = max((job.slots for job in [*waiting, *busy]), default=0)
-    slots = _power(2, max(longest, _FEWEST_SLOTS))
+    slots = power(2, max(longest, _FEWEST_SLOTS))
     if not may_shrink:
       rows = max(rows, len(self._rows))
     if not may_shrink or 4 * slots > self._slots:
@@ -80,13 +79,16 @@ class CacheRoom:
     self._set_size(rows, slots, extras)
 
   def shrink(self) -> None:
-    """Leaves out rows when few answers are left, as a CPU takes longer for more rows."""
+    """Leaves out rows when few answers are left, as a CPU takes longer for more rows.
+
+    Whether it does depends on the requests alone, and not on what was compiled before: a run that
+    continues generates by the same programs.
+    """
     busy = self._rows.busy
-    rows = self._whole(_power(4, len(busy)))
+    rows = self._whole(power(4, len(busy)))
     if rows >= len(self._rows) or self._fixed_slots is not None:
       return
-    is_worth_compiling = max(job.num_left for job in busy) >= _SHRINK_FOR
-    if (rows, self._slots) in self._sizes or is_worth_compiling:
+    if max(job.num_left for job in busy) >= _SHRINK_FOR:
       self._set_size(rows, self._slots, self.extras)
 
   def shapes(self, rows: int, slots: int) -> State:
@@ -112,9 +114,8 @@ class CacheRoom:
       if extras != self.extras:
         state = state._replace(rows=self._with_extras(state.rows, extras))
       self.state = self._programs.resize(state, np.array(order, np.int32), slots)
-      self._rows.move(order)
+      self._rows.move(order, slots)
     self._slots, self.extras = slots, extras
-    self._sizes.add((rows, slots))
 
   def _empty(self, rows: int, slots: int, extras: options.Extras) -> State:
     layout = self._programs.layout
@@ -135,7 +136,7 @@ class CacheRoom:
     return dataclasses.replace(rows, options=dataclasses.replace(new, **kept))
 
 
-def _power(base: int, least: int) -> int:
+def power(base: int, least: int) -> int:
   """Returns the smallest power of `base` that is not below `least`."""
   found = 1
   while found < least:

@@ -17,7 +17,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation import options
-from paxlite.generation.cache_room import CacheRoom
+from paxlite.generation.cache_room import CacheRoom, power
 from paxlite.generation.job import Job, Phase
 from paxlite.generation.programs import Chunk, Programs, layout_of
 from paxlite.generation.request import Answer, Request, check_ids
@@ -221,6 +221,15 @@ class Engine:
     if job.answer is None:
       job.end('cancelled')
 
+  def reset(self) -> None:
+    """Ends all jobs and frees the cache, as after a program has failed."""
+    for job in [*self._queue, *self._rows.busy]:
+      job.end('cancelled')
+    self._queue.clear()
+    self._rows.clear(len(self._rows))
+    if self._its_room is not None:
+      self._its_room.clear()
+
   @property
   def num_active(self) -> int:
     """The number of answers that are being generated."""
@@ -245,8 +254,9 @@ class Engine:
     if self._queue:
       waiting = [*self._queue][: self.most_rows - len(self._rows.busy)]
       self._room.fit(waiting, may_shrink=self._was_idle)
-      self._rows.admit(self._queue)
+      self._rows.admit(self._queue, len(waiting))
     reading = [job for job in self._rows.busy if job.phase is Phase.READING]
+    reading.sort(key=lambda job: job.number)  # so that none waits for ever
     if reading:
       self._read(reading)
     writing = [job for job in self._rows.busy if job.phase is Phase.WRITING]
@@ -299,10 +309,13 @@ class Engine:
     is_fixed = self._fixed_slots is not None
     count = self._whole(1 if len(batch) == 1 and not is_fixed else size)
     parts = [job.part(length) for job in batch]
-    ids, following = np.zeros((2, count, length), np.int32)
+    ids = np.zeros((count, length), np.int32)
+    most = max(len(part.places) for part in parts)
+    places, following = np.zeros((2, count, power(2, most) if most else 0), np.int32)
     for i, part in enumerate(parts):
       ids[i, : len(part.ids)] = part.ids
-      following[i, : len(part.next)] = part.next
+      places[i, : len(part.places)] = part.places
+      following[i, : len(part.places)] = part.next
     beyond = count - len(batch)
     padded = lambda values, value: np.array([*values, *[value] * beyond], np.int32)
     requests = [job.request for job in batch]
@@ -313,6 +326,7 @@ class Engine:
       source=padded([job.source for job in batch], 0),
       target=padded([job.row for job in batch], len(self._rows)),
       start=padded([job.num_read for job in batch], 0),
+      places=places,
       next=following,
       options=options.choices([*requests, *[None] * beyond], self._room.extras, self._vocab_size),
       allowed=self._allowed(batch, range(len(batch)), count) if features.mask else None,
@@ -320,13 +334,13 @@ class Engine:
     is_first = not is_fixed and all(job.num_read == 0 for job in batch)
     assert self._room.state is not None
     self._room.state, read = self._compiled.read(
-      self._params, self._room.state, chunk, is_first, features, is_scored
+      self._params, self._room.state, chunk, is_first, features
     )
     chosen, scores = jax.device_get(read)
-    found = Tokens(chosen)
+    found, of_prompts = Tokens(chosen), Tokens(scores)
     for i, (job, part) in enumerate(zip(batch, parts, strict=True)):
       tops = max(1, job.request.top_log_probs)
-      job.was_read(part, [] if scores is None else Tokens(scores).scores(i, tops))
+      job.was_read(part, of_prompts.scores(i, tops))
       if job.phase is Phase.WRITING:
         job.wrote(*found.at(i, job.request.top_log_probs))
 
@@ -388,6 +402,8 @@ class Engine:
         f'engine was made for {self._fixed_slots:,}'
       )
     check_ids([*request.bias], self._vocab_size, f'the bias of {what}')
+    if any(not 0 <= token < 1 << 31 for token in request.ends):
+      raise UserError(f'{what} ends with {[*request.ends]}, which are not all token ids')
     if request.stop and self.tokenizer is None:
       raise UserError(f'{what} has texts that end it, and the engine has no tokenizer')
 

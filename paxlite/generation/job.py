@@ -1,6 +1,7 @@
 """The course of one request: its row, what of its prompt is read, and what was generated."""
 
 import enum
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,10 +28,12 @@ class Part(NamedTuple):
 
   Attributes:
     ids: Its tokens.
-    next: The tokens after each of them, as far as there are any.
+    places: Which of its tokens are followed by one whose log-probability is wanted.
+    next: These tokens.
   """
 
   ids: Sequence[int]
+  places: Sequence[int]
   next: Sequence[int]
 
 
@@ -46,6 +49,7 @@ class Job:
     row: The row of the cache.
     source: The row that holds the tokens before those that are read next.
     num_read: How many tokens of the prompt the cache holds.
+    number: How many jobs had rows before this one.
   """
 
   def __init__(self, request: Request, tokenizer: Tokenizer | None):
@@ -53,12 +57,13 @@ class Job:
     self.prompt = [int(i) for i in request.prompt]
     self.phase = Phase.WAITING
     self.answer: Answer | None = None
-    self.row = self.source = self.num_read = 0
+    self.row = self.source = self.num_read = self.number = 0
     self._text = None if tokenizer is None else AnswerText(tokenizer, request.stop)
     self._ids: list[int] = []
     self._scores: list[TokenScore] = []
     self._prompt_scores: list[TokenScore | None] = []
     self._num_taken = self._shared = 0
+    self._most_held = sys.maxsize
     self._end: int | None = None
 
   @property
@@ -74,8 +79,10 @@ class Job:
 
   @property
   def cached(self) -> list[int]:
-    """The tokens that the cache holds: the latest one of the answer is not in it."""
-    return self.prompt[: self.num_read] + self._ids[:-1]
+    """The tokens that the row holds: the latest one of the answer is not in it."""
+    if self.source != self.row:
+      return []  # its beginning is still in the other row alone
+    return (self.prompt[: self.num_read] + self._ids[:-1])[: self._most_held]
 
   @property
   def most_shared(self) -> int:
@@ -97,35 +104,48 @@ class Job:
     """How many tokens may still come."""
     return self.request.max_tokens - len(self._ids)
 
-  def admit(self, row: int, source: int, shared: int) -> None:
-    """Gives the job a row; its first tokens are those of another row."""
+  def admit(self, row: int, source: int, shared: int, number: int) -> None:
+    """Gives the job a row; its first tokens are those of another row.
+
+    Args:
+      row: The row.
+      source: The row with the first tokens.
+      shared: How many of them are shared.
+      number: How many jobs had rows before.
+    """
+    self.number = number
     self.row, self.source, self.num_read = row, source, shared
     self._shared = shared
     self.phase = Phase.READING
     if self.request.scored_from == 0:
       self._prompt_scores.append(None)
 
-  def moved(self, row: int, rows: Mapping[int, int]) -> None:
-    """Is told the new numbers of the rows, of which some are gone."""
+  def moved(self, row: int, rows: Mapping[int, int], slots: int) -> None:
+    """Is told the new numbers of the rows, of which some are gone, and how many slots they have."""
     self.row, self.source = row, rows.get(self.source, row)
+    if self.answer is not None:  # there is always room for what goes on
+      self._most_held = min(self._most_held, slots)
 
   def part(self, length: int) -> Part:
     """Returns the next part of the prompt, of at most so many tokens."""
-    stop = self.num_read + length
-    return Part(self.prompt[self.num_read : stop], self.prompt[self.num_read + 1 : stop + 1])
+    start, stop = self.num_read, min(self.num_read + length, len(self.prompt))
+    scored = self.request.scored_from
+    first = stop if scored is None else max(start, scored - 1)
+    last = min(stop, len(self.prompt) - 1)
+    return Part(
+      self.prompt[start:stop],
+      range(first - start, max(last, first) - start),
+      self.prompt[first + 1 : last + 1],
+    )
 
   def was_read(self, part: Part, scores: Sequence[TokenScore]) -> None:
     """Is told that a part is in the cache.
 
     Args:
       part: The part.
-      scores: Of the tokens after each token, if they are wanted.
+      scores: Of the tokens after its places.
     """
-    first = self.request.scored_from
-    if first is not None:
-      for position, score in enumerate(scores[: len(part.next)], self.num_read + 1):
-        if position >= first:
-          self._prompt_scores.append(score)
+    self._prompt_scores += scores[: len(part.places)]
     self.num_read += len(part.ids)
     self.source = self.row
     if not self.num_unread:

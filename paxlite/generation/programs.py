@@ -53,7 +53,8 @@ class Chunk(NamedTuple):
     source: The rows whose first `start` tokens precede the parts, [R]; mostly those of `target`.
     target: The rows that get the tokens, [R]; one that does not exist: the part is padding.
     start: Number of tokens before the parts, [R].
-    next: The token after each token, [R, T], whose log-probability is computed.
+    places: The tokens of each part, [R, U], after which log-probabilities are computed.
+    next: The token after each of them, [R, U].
     options: How the first token after the part is chosen.
     allowed: Which token may be that, [R, V] bool; None: any.
   """
@@ -63,6 +64,7 @@ class Chunk(NamedTuple):
   source: Any
   target: Any
   start: Any
+  places: Any
   next: Any
   options: Choice
   allowed: Any
@@ -73,11 +75,11 @@ class Read(NamedTuple):
 
   Attributes:
     chosen: The tokens after the parts.
-    scores: What is known of the token after each token, arrays [R, T, …]; None: nothing.
+    scores: What is known of the tokens after `places`, arrays [R, U, …].
   """
 
   chosen: Chosen
-  scores: Chosen | None
+  scores: Chosen
 
 
 class Programs:
@@ -103,7 +105,7 @@ class Programs:
     self.layout = layout
     self._known_V = known_V
     self._mesh, self._rules = mesh, rules
-    self.read = jax.jit(self._traced(self._read), static_argnums=(3, 4, 5), donate_argnums=1)
+    self.read = jax.jit(self._traced(self._read), static_argnums=(3, 4), donate_argnums=1)
     self.decode = jax.jit(self._traced(self._decode), static_argnums=(4, 5), donate_argnums=1)
     self.resize = jax.jit(self._traced(self._resize), static_argnums=2)
 
@@ -127,7 +129,6 @@ class Programs:
     chunk: Chunk,
     is_first: bool,
     features: Features,
-    scores: bool,
   ) -> tuple[State, Read]:
     """Reads parts of prompts, and chooses a token after each, which only the last part needs.
 
@@ -137,7 +138,6 @@ class Programs:
       chunk: The parts.
       is_first: Whether all parts are the first ones of their rows, which need no cache.
       features: What the choice of the tokens needs.
-      scores: Whether log-probabilities of the prompts' tokens are computed.
     """
     R, T = chunk.ids.shape
     variables = {'params': params}
@@ -167,7 +167,8 @@ class Programs:
     )
     set_rows = lambda x, y: x.at[chunk.target].set(y, mode='drop')
     rows = jax.tree.map(set_rows, state.rows, new)
-    read = Read(found, self._scores(params, x_RTD, chunk.next, features.top) if scores else None)
+    x_RUD = jnp.take_along_axis(x_RTD, chunk.places[..., None], 1)
+    read = Read(found, self._scores(params, x_RUD, chunk.next, features.top))
     return self._placed(State(cache, rows)), self._everywhere(read)
 
   def _decode(
@@ -261,13 +262,13 @@ class Programs:
       known_V[: len(self._known_V)] = self._known_V[:V]
     return chosen(logits_BV, options, number_B, features, known_V, allowed_BV)
 
-  def _scores(self, params: PyTree, x_RTD: jax.Array, next_RT: jax.Array, top: int) -> Chosen:
+  def _scores(self, params: PyTree, x_RUD: jax.Array, next_RU: jax.Array, top: int) -> Chosen:
     """Returns what is known of the token after each token; the likeliest one is always there."""
-    logits_RTV = self._model.apply({'params': params}, x_RTD, method='logits').astype(jnp.float32)
-    log_sums = jax.nn.logsumexp(logits_RTV, axis=-1, keepdims=True)
-    of_next = jnp.take_along_axis(logits_RTV, next_RT[..., None], -1) - log_sums
-    largest, ids = jax.lax.top_k(logits_RTV, max(top, 1))
-    return Chosen(next_RT, of_next[..., 0], ids, largest - log_sums)
+    logits_RUV = self._model.apply({'params': params}, x_RUD, method='logits').astype(jnp.float32)
+    log_sums = jax.nn.logsumexp(logits_RUV, axis=-1, keepdims=True)
+    of_next = jnp.take_along_axis(logits_RUV, next_RU[..., None], -1) - log_sums
+    largest, ids = jax.lax.top_k(logits_RUV, max(top, 1))
+    return Chosen(next_RU, of_next[..., 0], ids, largest - log_sums)
 
   def _placed(self, state: State) -> State:
     """Returns the state with its shardings, which are the same after every program."""

@@ -20,6 +20,7 @@ class RowTable:
   def __init__(self, shares: bool):
     self._shares = shares
     self._jobs: list[Job | None] = []
+    self._count = 0  # of jobs that had rows
 
   def __len__(self) -> int:
     return len(self._jobs)
@@ -38,14 +39,18 @@ class RowTable:
     """Forgets all jobs, and has so many rows."""
     self._jobs = [None] * rows
 
-  def admit(self, queue: collections.deque[Job]) -> None:
-    """Gives rows to jobs of a queue, in their order, as far as there are rows.
+  def admit(self, queue: collections.deque[Job], most: int) -> None:
+    """Gives rows to the first jobs of a queue, in their order, as far as there are rows.
 
     A job waits while a row is being read whose prompt begins in the same way.
+
+    Args:
+      queue: The jobs that wait.
+      most: So many of them may get rows: the cache fits these.
     """
     later: list[Job] = []
     sources = {job.source for job in self.busy if job.source != job.row}
-    while queue and len(later) < len(self):
+    for _ in range(most):
       free = [row for row in self._free if row not in sources]
       if not free:
         break
@@ -56,7 +61,8 @@ class RowTable:
         continue
       # a row that others may share is the last one to be taken
       row = next((row for row in free if row != source), free[0])
-      job.admit(row, source if shared else row, shared)
+      job.admit(row, source if shared else row, shared, self._count)
+      self._count += 1
       if shared and source != row:
         sources.add(source)
       self._jobs[row] = job
@@ -72,13 +78,13 @@ class RowTable:
     beyond = [len(self)] * rows
     return [*dict.fromkeys([*needed, *reversed(self._free)]), *beyond][:rows]
 
-  def move(self, order: Sequence[int]) -> None:
-    """Has the rows in another order, as `order` returns it."""
+  def move(self, order: Sequence[int], slots: int) -> None:
+    """Has the rows in another order, as `order` returns it, with so many slots each."""
     self._jobs = [self._jobs[row] if row < len(self) else None for row in order]
     numbers = {old: new for new, old in enumerate(order)}
     for row, job in enumerate(self._jobs):
       if job is not None:
-        job.moved(row, numbers)
+        job.moved(row, numbers, slots)
 
   @property
   def _free(self) -> list[int]:
@@ -97,16 +103,16 @@ class RowTable:
     for other in filter(None, self._jobs):
       if job.prompt[:_SHARED_FROM] != other.prompt[:_SHARED_FROM]:
         continue  # a quick look at what most prompts differ in
-      common = min(_common(job.prompt, other.known), job.most_shared)
-      now = min(common, len(other.cached))
+      shared = min(common(job.prompt, other.known), job.most_shared)
+      now = min(shared, len(other.cached))
       if now >= max(held + 1, _SHARED_FROM):
         row, held, waits = other.row, now, False
-      if other.phase is Phase.READING and common >= held + _SHARED_FROM:
+      if other.phase is Phase.READING and shared >= held + _SHARED_FROM:
         waits = True
     return row, held, waits
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
   """Returns how many tokens two texts have in common at their beginning."""
   most = min(len(one), len(other))
   different = np.flatnonzero(np.asarray(one[:most]) != np.asarray(other[:most]))

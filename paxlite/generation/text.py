@@ -34,9 +34,8 @@ class AnswerText:
 
   @functools.cached_property
   def _widths(self) -> list[tuple[str, int]]:
-    """In how many of the last tokens each ending can stand, which may be in other tokens too."""
-    encode = self._tokenizer.encode_tokens
-    return [(ending, len(encode(ending, marked=True).ids) + 2) for ending in self._stop]
+    """In how many of the last tokens each ending can stand: one for each byte, and a space."""
+    return [(ending, len(ending.encode()) + 2) for ending in self._stop]
 
   @property
   def text(self) -> str:

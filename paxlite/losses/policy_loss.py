@@ -34,6 +34,8 @@ class PolicyLoss(Loss):
   - dr_grpo: the sum of an episode over a constant length (https://arxiv.org/abs/2503.20783);
   - dapo: that of all tokens of the batch (https://arxiv.org/abs/2503.14476, equation 8).
 
+  Rollouts of paxlite are trained on once, so that r is 1; a batch of other data may have OLD.
+
   Attributes:
     mean: One of these.
     ratio: token: r of each token; sequence: the geometric mean of r over an episode, for all of its
@@ -65,7 +67,7 @@ class PolicyLoss(Loss):
     clipped_BT = jnp.clip(ratio_BT, 1 - self.clip_low, 1 + self.clip_high)
     losses_BT = -jnp.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
     if self.kl_weight:
-      losses_BT += self.kl_weight * self._divergence(log_probs_BT, outputs)
+      losses_BT += self.kl_weight * self._divergence(log_probs_BT, outputs, batch)
     sums_B = (losses_BT * is_own_BT).sum(1)
     if self.mean == 'dapo':
       return sums_B.sum()
@@ -97,7 +99,7 @@ class PolicyLoss(Loss):
       'surprise': of_tokens(-log_probs_BT),
     }
     if outputs.has_reference:
-      found['kl'] = of_tokens(self._divergence(log_probs_BT, outputs))
+      found['kl'] = of_tokens(self._divergence(log_probs_BT, outputs, batch))
     return found
 
   def _log_probs(self, outputs: Outputs, batch: Batch) -> jax.Array:
@@ -118,8 +120,9 @@ class PolicyLoss(Loss):
       )
     return jnp.exp(logs_BT)
 
-  def _divergence(self, log_probs_BT: jax.Array, outputs: Outputs) -> jax.Array:
-    logs_BT = outputs.reference.log_probs - log_probs_BT
+  def _divergence(self, log_probs_BT: jax.Array, outputs: Outputs, batch: Batch) -> jax.Array:
+    reference_BT = tempered(outputs.reference, batch['labels'], self.temperature)
+    logs_BT = reference_BT - log_probs_BT
     return jnp.exp(logs_BT) - logs_BT - 1
 
 

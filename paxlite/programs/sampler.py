@@ -44,8 +44,9 @@ class Sampler(Callback):
     self._prompts = prompts
     self._chat = chat
     self._evaluated = task.task.evaluated
+    plain = experiment.plain.replaced(**experiment.generating_values)
     self._engine = Engine(
-      fdl.build(experiment.plain.build_task()).model,
+      fdl.build(plain.build_task()).model,
       None,
       experiment.num_positions,
       Sampling(temperature=TEMPERATURE),

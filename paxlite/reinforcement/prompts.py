@@ -32,6 +32,8 @@ class Prompt:
 class Prompts:
   """The prompts of JSON lines with "prompt": a text, or messages; or with "messages".
 
+  An answer at the end of the messages is left out.
+
   Args:
     files: The files.
     encoding: Turns texts and conversations to ids.
@@ -65,7 +67,11 @@ def _prompt(record: JsonObject, encoding: TextEncoding, place: str, most: int) -
     ids = encoding.prompt(given)
   elif isinstance(given, list):
     chat = conversation(given, record.get('tools'))
-    messages, ids = chat.messages, encoding.chat_prompt(chat.messages, chat.tools)
+    asked = [i for i, m in enumerate(chat.messages) if m['role'] != 'assistant']
+    if not asked:
+      raise UserError('the messages are those of the assistant alone')
+    messages = chat.messages[: asked[-1] + 1]  # an answer at the end is one that others gave
+    ids = encoding.chat_prompt(messages, chat.tools)
   else:
     raise UserError('it has neither a text or messages "prompt", nor "messages"')
   if not ids:

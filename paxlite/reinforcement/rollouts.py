@@ -112,10 +112,15 @@ class Rollouts(RolloutInput):
     self._groups, self._group_size, self._max_tokens = groups, group_size, max_tokens
     self._sampling, self._seed, self._scale = sampling, seed, scale
     self._processes = UserProcesses(min(_PROCESSES, os.cpu_count() or 1), judges.seconds)
+    if judges.environment and jax.process_count() > 1:
+      raise UserError(
+        f'ENVIRONMENT={judges.environment}: what an environment replies is not sent to other '
+        'processes, and this run has several. Start it as one process'
+      )
     found = [Call(path, None, None) for path in judges.rewards]
     if judges.environment:
       found += [Call(judges.environment, name, None) for name in ('reply', 'reward')]
-    self._processes.results(found)  # what is missing is said before anything is compiled
+    self._processes.look_up(found)  # what is missing is said before anything is compiled
 
   def state(self) -> JsonObject:
     return {}  # the number of the batch says all
@@ -169,7 +174,7 @@ class Rollouts(RolloutInput):
   def _request(self, episode: Episode, number: int, i: int, turn: int) -> Request:
     seed = (self._seed << 32) + number
     sample = i * max(1, self._judges.max_turns) + turn
-    room = self.seq_len + 1 - len(episode.ids)
+    room = min(self.seq_len + 1, self._engine.max_length) - len(episode.ids)
     return Request(
       episode.ids, min(self._max_tokens, room), self._sampling, seed, sample, ends=self._engine.ends
     )
@@ -183,7 +188,7 @@ class Rollouts(RolloutInput):
     episode.is_own += [True] * len(ids)
     episode.messages.append({'role': 'assistant', 'content': answer.text})
     episode.is_cut = answer.finish == 'length'
-    full = len(episode.ids) > self.seq_len
+    full = len(episode.ids) >= min(self.seq_len + 1, self._engine.max_length)
     episode.is_over = episode.is_cut or full or self._judges.max_turns <= 1
 
   def _replied(self, episodes: Sequence[Episode]) -> None:
@@ -237,10 +242,11 @@ class Rollouts(RolloutInput):
         for e in mine
       ]
       total += self._judged(judges.environment, mine, calls)
-    if jax.process_count() == 1:
-      return total.astype(np.float32)
-    parts = multihost_utils.process_allgather(total.astype(np.float32))
-    return np.asarray(parts).reshape(-1)
+    whole = np.full(len(episodes), np.nan, np.float32)
+    whole[rows] = total
+    if jax.process_count() > 1:  # several processes may have the same rows
+      whole = np.nanmax(multihost_utils.process_allgather(whole), axis=0)
+    return whole
 
   def _judged(self, path: str, episodes: Sequence[Episode], calls: Sequence[Call]) -> np.ndarray:
     found = self._processes.results(calls)

@@ -8,12 +8,15 @@ import queue
 import selectors
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
+
+_IMPORT_SECONDS = 300.0
 
 
 class Call(NamedTuple):
@@ -54,6 +57,16 @@ class UserProcesses:
     """
     return list(self._threads.map(self._result, calls))
 
+  def look_up(self, calls: Sequence[Call]) -> None:
+    """Has every process import what these calls name, for which there is more time.
+
+    Raises:
+      UserError: It is not there, or its module raises.
+    """
+    every = [(worker, call) for worker in self._workers for call in calls]
+    for _ in self._threads.map(lambda pair: pair[0].result(pair[1], _IMPORT_SECONDS), every):
+      pass
+
   def _result(self, call: Call) -> Any:
     worker = self._idle.get()
     try:
@@ -73,9 +86,14 @@ class _Worker:
 
   def __init__(self) -> None:
     self._process: subprocess.Popen[bytes] | None = None
+    self._lock = threading.Lock()
 
   def result(self, call: Call, seconds: float) -> Any:
     """Returns the result of a call; see UserProcesses."""
+    with self._lock:
+      return self._result(call, seconds)
+
+  def _result(self, call: Call, seconds: float) -> Any:
     name = call.path if call.method is None else f'{call.path}.{call.method}'
     process = self._started()
     assert process.stdin is not None
@@ -87,7 +105,8 @@ class _Worker:
       line = b''
     if line is None:
       self.end()
-      raise UserError(f'{name} was not done after {seconds:g} seconds (REWARD_TIMEOUT)')
+      limit = '' if call.arguments is None else ' (REWARD_TIMEOUT)'
+      raise UserError(f'{name} was not done after {seconds:g} seconds{limit}')
     if not line:
       code = process.wait()
       self._process = None

@@ -9,6 +9,8 @@ standard error, because answers are written where the standard output was.
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,7 @@ from paxlite.core.json_text import parsed
 
 
 def main() -> None:
+  threading.Thread(target=_end_with_parent, daemon=True).start()
   answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
   os.dup2(2, 1)
   known: dict[str, Any] = {}
@@ -35,6 +38,14 @@ def main() -> None:
       text = json.dumps({'error': f'{type(e).__name__}: {e}{place}'})
     answers.write(text + '\n')
     answers.flush()
+
+
+def _end_with_parent() -> None:
+  """Ends this process when the run is gone, also while a function of the user goes on."""
+  parent = os.getppid()
+  while os.getppid() == parent:
+    time.sleep(1)
+  os._exit(1)
 
 
 def _function(known: dict[str, Any], path: str, method: str | None) -> Callable[..., Any]:

@@ -70,6 +70,7 @@ class Api:
     handlers: Any = {
       ApiError: self._on_error,
       HTTPException: self._on_http_error,
+      ClientDisconnect: self._on_disconnect,
       Exception: self._on_failure,
     }
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -204,6 +205,9 @@ class Api:
   async def _on_http_error(self, request: HttpRequest, error: HTTPException) -> Response:
     message = f'{request.method} {request.url.path}: {error.detail}'
     return JSONResponse(ApiError(message, status=error.status_code).body, error.status_code)
+
+  async def _on_disconnect(self, request: HttpRequest, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
 
   async def _on_failure(self, request: HttpRequest, error: Exception) -> Response:
     failed = errors.failed()

@@ -94,6 +94,11 @@ class Bodies:
       raise ApiError('max_tokens must be at least 1, or echo must be true', 'max_tokens')
     asked = self._asked(fields, prompts, most, _COMPLETION_TOKENS, logprobs, self._ends(False))
     if echo and logprobs is not None:
+      if asked.stream:
+        raise ApiError(
+          'echo with logprobs cannot be streamed: leave one of them out', 'echo',
+          'unsupported_value',
+        )  # fmt: skip
       scored = [dataclasses.replace(r, scored_from=0) for r in asked.requests]
       asked = dataclasses.replace(asked, requests=scored)
     return dataclasses.replace(asked, echo=echo)
@@ -147,10 +152,17 @@ class Bodies:
     max_tokens = usual if most is None else most
     sampling = _sampling(fields)
     seed = fields.integer('seed', None, -(1 << 63), (1 << 63) - 1)
-    seed = secrets.randbits(63) if seed is None else seed % (1 << 64)
+    is_seeded = seed is not None
+    seed = seed % (1 << 64) if seed is not None else secrets.randbits(63)
     stop = fields.texts('stop', _MOST_STOPS)
     own_ends = fields.integers('stop_token_ids', MOST_ENDS)
-    ends = [] if fields.flag('ignore_eos') else [*ends]
+    ends = [*([] if fields.flag('ignore_eos') else ends), *own_ends]
+    if len(ends) > MOST_ENDS:
+      raise ApiError(
+        f'{len(ends)} tokens end an answer, with those of the model; at most {MOST_ENDS} are '
+        'possible', 'stop_token_ids',
+      )  # fmt: skip
+    self._check_ids(own_ends, 'stop_token_ids')
     bias = self._bias(fields.get('logit_bias', {}))
     least = fields.integer('min_tokens', 0, 0, max_tokens) or 0
     grammar = self._grammar(fields)
@@ -158,7 +170,7 @@ class Bodies:
     usage = _usage(fields.get('stream_options', {}))
     fields.get('model')
     fields.check_all_read()
-    requests = []
+    requests: list[Request] = []
     for prompt in prompts:
       if len(prompt) + max_tokens > self._inference.max_length:
         raise ApiError(
@@ -170,7 +182,7 @@ class Bodies:
       for sample in range(n):
         requests.append(
           Request(
-            prompt, max_tokens, sampling, seed, sample, least, [*ends, *own_ends][:MOST_ENDS],
+            prompt, max_tokens, sampling, seed, sample if is_seeded else len(requests), least, ends,
             stop, bias, grammar(), logprobs or 0,
           )
         )  # fmt: skip
@@ -208,11 +220,14 @@ class Bodies:
       raise ApiError('logit_bias must map token ids to numbers', 'logit_bias') from None
     if any(not -100 <= value <= 100 for value in bias.values()):
       raise ApiError('logit_bias: numbers must be from -100 to 100', 'logit_bias')
-    try:
-      check_ids([*bias], self._inference.experiment.VOCAB_SIZE, 'logit_bias')
-    except UserError as e:
-      raise ApiError(str(e), 'logit_bias') from None
+    self._check_ids([*bias], 'logit_bias')
     return bias
+
+  def _check_ids(self, ids: Sequence[int], name: str) -> None:
+    try:
+      check_ids(ids, self._inference.experiment.VOCAB_SIZE, name)
+    except UserError as e:
+      raise ApiError(str(e), name) from None
 
   def _grammar(self, fields: Fields) -> Callable[[], Grammar | None]:
     """Returns what makes the grammar of each answer."""

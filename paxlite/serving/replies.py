@@ -74,7 +74,7 @@ class Reply:
   def usage(self, answers: Sequence[Answer]) -> JsonObject:
     """Returns the numbers of tokens."""
     prompt = sum(map(len, self.asked.prompts))
-    new = sum(len(answer.ids) for answer in answers)
+    new = sum(len(answer.scores) for answer in answers)
     shared = sum(answer.shared for answer in answers[:: self.asked.n])
     return dict(
       prompt_tokens=prompt, completion_tokens=new, total_tokens=prompt + new,
@@ -94,8 +94,10 @@ class Reply:
   def _logprobs(self, index: int, answer: Answer, with_prompt: bool) -> JsonObject | None:
     if self.asked.logprobs is None:
       return None
-    ids, scores = [*answer.ids], [*answer.scores[: len(answer.ids)]]
-    known: list[TokenScore | None] = [*scores]
+    ids = [*answer.ids]
+    known: list[TokenScore | None] = [*answer.scores]  # with the token that ended it, as in vLLM
+    if answer.end is not None:
+      ids.append(answer.end)
     if with_prompt:
       ids = self.asked.prompts[index // self.asked.n] + ids
       known = [*answer.prompt_scores, *known]
@@ -104,16 +106,20 @@ class Reply:
     for text in texts:
       offsets.append(at)
       at += len(text)
-    tops = [
-      None if score is None else {self.text_of(i): p for i, p in score.top.items()}
-      for score in known
-    ]
+    tops = [None if score is None else self._by_text(score) for score in known]
     return dict(
       tokens=texts,
       token_logprobs=[None if score is None else score.log_prob for score in known],
       top_logprobs=tops if self.asked.logprobs else None,
       text_offset=offsets,
     )
+
+  def _by_text(self, score: TokenScore) -> dict[str, float]:
+    """Returns the likeliest tokens by their texts; of several with one text, the likeliest."""
+    found: dict[str, float] = {}
+    for token, log_prob in score.top.items():
+      found.setdefault(self.text_of(token), log_prob)
+    return found
 
   def text_of(self, token: int) -> str:
     """Returns the text of one token."""
@@ -181,7 +187,8 @@ class ChatReply(Reply):
 
   def _token(self, token: int, log_prob: float) -> dict[str, Any]:
     text = self.text_of(token)
-    return dict(token=text, logprob=log_prob, bytes=list(text.encode()))
+    whole = '\ufffd' not in text  # a part of a character has no text of its own
+    return dict(token=text, logprob=log_prob, bytes=list(text.encode()) if whole else None)
 
 
 def finish_reason(answer: Answer) -> str:

@@ -121,9 +121,8 @@ class Worker:
         self.engine.step(most=_STEPS)
       except Exception as e:  # the next requests may go well
         log.exception('the engine has failed')
+        self.engine.reset()
         for ticket in self._tickets:
-          if ticket.job is not None:
-            self.engine.cancel(ticket.job)
           ticket.tell(Progress(error=e))
         self._forget(self._tickets)
         continue

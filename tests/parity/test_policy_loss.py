@@ -67,7 +67,13 @@ def test_the_loss_and_its_gradient_are_those_of_trl(mean, ratio, kl_weight):
   )
   logs, own, advantages = drawn()
   expected, gradient = of_trl(loss, logs, own, advantages)
-  batch = {'weights': own, 'advantages': own * advantages[:, None], 'rewards': own, OLD: logs[1]}
+  batch = {
+    'labels': None,
+    'weights': own,
+    'advantages': own * advantages[:, None],
+    'rewards': own,
+    OLD: logs[1],
+  }
 
   def ours(now_BT):
     reference = types.SimpleNamespace(log_probs=logs[2])

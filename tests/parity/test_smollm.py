@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -37,7 +39,10 @@ def test_the_capital_of_france(tmp_path, others):
     (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  first = [docs / f'{name}.md' for name in ('fine_tuning', 'weights', 'preferences')]
+  (rewards, *_) = blocks(docs / 'reinforcement_learning.md', 'python')
+  (tmp_path / 'my_rewards.py').write_text(rewards)
+  names = 'fine_tuning', 'weights', 'preferences', 'reinforcement_learning'
+  first = [docs / f'{name}.md' for name in names]
   pages = [*first, *(runs.ROOT / page for page in others)]
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
@@ -56,6 +61,8 @@ def test_the_capital_of_france(tmp_path, others):
   for run in ('logs/dpo', 'logs/kto'):
     assert answers[run].startswith('The capital of Portugal is Lisbon')
 
+  serves_and_generates(tmp_path)
+
   from transformers import AutoModelForCausalLM, AutoTokenizer
 
   tokenizer = AutoTokenizer.from_pretrained(tmp_path / 'exported' / 'merged')
@@ -67,3 +74,28 @@ def test_the_capital_of_france(tmp_path, others):
   out = model.generate(**prompt, max_new_tokens=8, do_sample=False)
   new = out[0, prompt['input_ids'].shape[1] :]
   assert tokenizer.decode(new, skip_special_tokens=True) == 'Paris!'
+
+
+def serves_and_generates(folder):
+  """The command and the scripts of docs/serving.md, with weights/smollm in the folder."""
+  page = runs.ROOT / 'docs' / 'serving.md'
+  (line,) = blocks(page, 'sh server')
+  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}
+  server = subprocess.Popen(
+    [sys.executable, '-m', *shlex.split(line)], cwd=folder, env=environment,
+    stdout=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  try:
+    assert server.stdout.readline() == 'smollm answers at http://127.0.0.1:8000/v1\n'
+    asks, generates = blocks(page, 'python')
+    for code, expected in ((asks, 'The capital of France is Paris.\n'), (generates, ' stop ')):
+      result = subprocess.run(
+        [sys.executable, '-c', code], cwd=folder, env=environment, capture_output=True, text=True
+      )
+      assert result.returncode == 0, result.stderr
+      assert expected in result.stdout
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+  finally:
+    server.kill()
+    server.wait()

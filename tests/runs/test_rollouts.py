@@ -191,12 +191,14 @@ def test_episodes_of_several_turns(files):
   assert {float(x) for x in batch['rewards'].sum(1)} <= {2.0, 4.0, 6.0}
 
 
+@pytest.mark.cases(fast=3, slow=8)
 @pytest.mark.parametrize(
   ('values', 'match'),
   [
     (dict(REWARDS=[]), 'is missing: what an answer is worth'),
     (dict(REWARDS=['no path']), 'is not the dotted path of a function'),
     (dict(GROUP_SIZE=5), 'is not divisible by GROUP_SIZE=5'),
+    (dict(GROUP_SIZE=1), 'GROUP_SIZE=1: an answer is compared'),
     (dict(REWARD_WEIGHTS=[1.0, 2.0]), '1 REWARDS have 2 REWARD_WEIGHTS'),
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),

@@ -137,6 +137,8 @@ def test_a_schema_is_kept_to(server):
     (dict(tool_choice='required'), 400, 'a call cannot be forced'),
     (dict(response_format=dict(type='json_schema')), 400, 'schema must be an object'),
     (dict(n=129), 400, 'n=129 must be from 1 to 128'),
+    (dict(extra_body=dict(stop_token_ids=[1 << 40])), 400, 'stop_token_ids has the id'),
+    (dict(extra_body=dict(stop_token_ids=[3] * 16)), 400, 'at most 16 are possible'),
   ],
 )
 def test_errors_have_the_form_of_openai(server, values, status, match):
@@ -245,6 +247,7 @@ def test_an_answer_that_takes_too_long(trained):
     server.process.wait()
 
 
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize(
   ('flags', 'match'),
   [

@@ -162,9 +162,9 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       )
 
   @property
-  def decoding_values(self) -> dict[str, object]:
-    """Dropless experts, so that a text does not depend on its neighbors in the batch."""
-    return super().decoding_values | dict(USE_DROPLESS_MOE=True)
+  def generating_values(self) -> dict[str, object]:
+    """Dropless experts: those with a capacity leave out tokens for others of the batch."""
+    return super().generating_values | dict(USE_DROPLESS_MOE=True)
 
   def task(self) -> fdl.Config:
     task = super().task()

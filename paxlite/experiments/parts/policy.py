@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, Fraction, NotNegative, Positive, Run, Training
+from paxlite.config.attribute_kinds import Count, NotNegative, Positive, Run, Training
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowArray
 from paxlite.experiments.parts.objective import Objective
-from paxlite.losses.policy_loss import Mean, PolicyLoss, Ratio
+from paxlite.losses.policy_loss import Mean, PolicyLoss
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.reinforcement.advantages import Scale
 
@@ -31,11 +31,6 @@ class Policy(Objective, subject='Reinforcement learning'):
   POLICY_MEAN: Training[Mean] = (
     'grpo'  # mean over tokens: grpo of episodes, dapo of all tokens, dr_grpo of a constant length
   )
-  POLICY_RATIO: Training[Ratio] = (
-    'token'  # ratio of probabilities: of each token, or of a sequence as in GSPO
-  )
-  CLIP_LOW: Training[Fraction] = 0.2  # how far below 1 a ratio counts
-  CLIP_HIGH: Training[NotNegative] = 0.2  # how far above 1 a ratio counts; DAPO takes 0.28
   KL_WEIGHT: Training[NotNegative] = 0.0  # weight of the divergence from the reference; 0: none
 
   def validate(self) -> None:
@@ -45,6 +40,8 @@ class Policy(Objective, subject='Reinforcement learning'):
         f'a batch of {self.batch_size} answers is not divisible by GROUP_SIZE={self.GROUP_SIZE}: '
         'change it, or PERCORE_BATCH_SIZE'
       )
+    if self.GROUP_SIZE < 2:
+      raise UserError('GROUP_SIZE=1: an answer is compared with others to its prompt; 2 or more')
     if self.REWARD_WEIGHTS and len(self.REWARD_WEIGHTS) != len(self.REWARDS):
       raise UserError(f'{len(self.REWARDS)} REWARDS have {len(self.REWARD_WEIGHTS)} REWARD_WEIGHTS')
     for path in (*self.REWARDS, *filter(None, [self.ENVIRONMENT])):
@@ -67,9 +64,6 @@ class Policy(Objective, subject='Reinforcement learning'):
     loss = config(
       PolicyLoss,
       mean=self.POLICY_MEAN,
-      ratio=self.POLICY_RATIO,
-      clip_low=self.CLIP_LOW,
-      clip_high=self.CLIP_HIGH,
       kl_weight=self.KL_WEIGHT,
       length=self.MAX_NEW_TOKENS,
       temperature=self.ROLLOUT_TEMPERATURE,

@@ -181,10 +181,15 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
 
   @property
   def decoding_values(self) -> dict[str, object]:
-    """Attributes with which a model of the same variables continues text."""
+    """Attributes with which a model of the same variables, in another order, continues text."""
     return dict(
       USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING', OFFLOAD_ACTIVATIONS=[]
-    )
+    ) | self.generating_values  # fmt: skip
+
+  @property
+  def generating_values(self) -> dict[str, object]:
+    """Attributes with which a text does not depend on others that are generated beside it."""
+    return {}
 
   @property
   def matmul_params(self) -> int:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.eval import scoring
 from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import Metric, Result, matched
+from paxlite.generation.engine import Engine
 from paxlite.tools import zero_shot as tool
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG
@@ -447,3 +449,25 @@ def test_a_chat_has_no_space_before_the_answer_unless_the_task_says_so(tmp_path)
     assert found.examples[0].choices == (choice,)
   with pytest.raises(UserError, match='"system" is the beginning of a chat'):
     read_tasks([task(tmp_path, **GOOD | dict(system='Be brief.'))])
+
+
+def test_beginnings_that_rows_share_are_read_once(monkeypatch):
+  """The scores are those of whole rows, also where alternatives differ in their last token."""
+  model, params = made('llama')
+  few_shot = list(range(5, 45))
+  asked = [
+    Continuation([*few_shot, *question], answer)
+    for question in ([3, 4], [9], [3, 4, 7, 8], few_shot[:12])
+    for answer in ([11], [12], [13, 14], [13, 15, 16])
+  ]
+  asked += [Continuation(few_shot[:20], [50, 51]), Continuation(list(range(60, 5, -1)), [1, 2])]
+  reads = []
+  read = Engine._read
+  monkeypatch.setattr(Engine, '_read', lambda self, jobs: (reads.append(jobs), read(self, jobs)))
+  shared = Scorer(model, params, 64)(asked)
+  assert reads
+  monkeypatch.setattr(scoring, '_WORTH_SHARING', 1000)
+  whole = Scorer(model, params, 64)(asked)
+  for a, b in zip(shared, whole, strict=True):
+    np.testing.assert_allclose(a.log_likelihood, b.log_likelihood, atol=1e-5)
+    assert (a.is_greedy, a.is_truncated) == (b.is_greedy, b.is_truncated)

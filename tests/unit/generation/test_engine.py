@@ -119,6 +119,91 @@ def test_a_beginning_that_prompts_share_is_read_once():
   assert len(answer.prompt_scores) == 7
 
 
+def scores(model, params, prompt):
+  """Returns ln p of the tokens of a prompt without a cache."""
+  found = log_probs(model, params, prompt[:-1])
+  return found[np.arange(len(prompt) - 1), prompt[1:]]
+
+
+@pytest.mark.slow
+def test_a_row_that_lost_slots_is_shared_no_further():
+  """A long answer, then short ones that make the cache smaller, then the long one goes on."""
+  experiment = LLaMA(**(LLAMA | dict(MAX_SEQ_LEN=700)), USE_REPEATED_LAYER=False)
+  model = fdl.build(experiment.build_task()).model
+  _, params = made('llama')
+  engine = Engine(model, params, 700)
+  long = np.random.default_rng(0).integers(3, 90, 600).tolist()
+  (first,) = engine.generate([engine.request(long, 4)])
+  engine.continuations([[7, 8, 9], [8, 9], [9]], 4)
+  assert engine._room.slots == 128
+  longer = [*long, *first.ids, 5]
+  (again,) = engine.generate([Request(longer, 2, scored_from=600)])
+  assert again.shared <= 128
+  padded = np.array([[*longer, *[0] * 95]])
+  logits = jax.jit(model.apply)({'params': params}, padded)[0]
+  expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(599, 604), longer[600:]]
+  np.testing.assert_allclose([s.log_prob for s in again.prompt_scores], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds():
+  """Few rows, many prompts that begin alike, and options that only later ones need."""
+  model, params = made('llama')
+  draw = np.random.default_rng(0)
+  beginnings = [draw.integers(3, 90, n).tolist() for n in (20, 33, 18)]
+  asked = []
+  for i in range(40):
+    prompt = beginnings[draw.integers(3)] + draw.integers(3, 90, draw.integers(1, 16)).tolist()
+    if i % 7 == 3:
+      prompt = prompt[-3:]
+    more = {0: dict(bias={50: 100.0}), 1: dict(sampling=SAMPLING)}.get(i % 9, {})
+    first = 1 if i % 3 else max(1, len(prompt) - 2)
+    asked.append(Request(prompt, int(draw.integers(0, 9)), seed=i, scored_from=first, **more))
+  engine = Engine(model, params, 64, most_rows=4)
+  alone = Engine(model, params, 64, most_rows=1)
+  shared = 0
+  for round_ in range(2):
+    for request, answer in zip(asked, engine.generate(asked), strict=True):
+      found = [s.log_prob for s in answer.prompt_scores]
+      expected = scores(model, params, request.prompt)[request.scored_from - 1 :]
+      np.testing.assert_allclose(found, expected, atol=1e-5)
+      if not round_:
+        alone.params = params
+        assert answer.ids == alone.generate([request])[0].ids
+      if request.bias:
+        assert set(answer.ids) <= {50}
+      shared += answer.shared
+  assert shared
+
+
+def test_a_cancelled_row_is_no_source():
+  model, params = made('llama')
+  engine = Engine(model, params, 64, most_rows=2)
+  long = list(range(3, 40))
+  engine.generate([engine.request(long, 2)])
+  job = engine.add(engine.request([*long, 5, 6], 4))
+  engine._rows.admit(engine._queue, 1)
+  engine.cancel(job)  # before its beginning was copied
+  (answer,) = engine.generate([Request([*long, 5, 6, 7], 0, scored_from=1)])
+  found = [s.log_prob for s in answer.prompt_scores]
+  np.testing.assert_allclose(found, scores(model, params, [*long, 5, 6, 7]), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_long_prompts_are_read_beside_short_ones_that_keep_coming():
+  model, params = made('llama')
+  engine = Engine(model, params, 64, most_rows=2)
+  jobs = [engine.add(engine.request([i], 1)) for i in (3, 4)]
+  engine.step()
+  long = engine.add(engine.request(list(range(3, 60)), 2))
+  for i in range(20):
+    jobs.append(engine.add(engine.request([i + 5, 3], 1)))
+    engine.step()
+    if long.answer is not None:
+      break
+  assert long.answer is not None
+
+
 @pytest.mark.slow
 def test_with_a_fixed_size_numbers_are_equal_to_the_last_bit():
   model, params = made('llama')
@@ -345,6 +430,7 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
     (dict(max_tokens=3, min_tokens=4), 'min_tokens=4 must be from 0 to max_tokens=3'),
     (dict(max_tokens=3, ends=range(17)), 'at most 16'),
     (dict(max_tokens=3, seed=-1), 'seed=-1 must be'),
+    (dict(max_tokens=3, ends=[1 << 40]), 'not all token ids'),
     (dict(max_tokens=3, bias={97: 1.0}), 'the bias of prompt 0 has the id 97'),
   ],
 )
