@@ -69,6 +69,7 @@ def imported(name: str, tmp_path: pathlib.Path, **changes):
 QUICK = ('llama3', 'gemma3', 'qwen3_moe', 'phi3')
 
 
+@pytest.mark.cases(fast=1, slow=20)
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -108,6 +109,7 @@ def test_llama_cpp_computes_the_logits_of_transformers(name, tmp_path):
   assert np.abs(expected).max() > 1
 
 
+@pytest.mark.cases(fast=1, slow=20)
 @pytest.mark.parametrize('kind', ['f16', 'bf16', 'q8_0', 'q4_k'])
 def test_tensors_are_within_the_rounding_of_their_type(kind, tmp_path):
   changes = dict(hidden_size=256, moe_intermediate_size=512, head_dim=64)
@@ -163,6 +165,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.cases(fast=2, slow=20)
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_llama_cpp_would_compute_otherwise_is_refused(name, tmp_path):
   case, changes, match = REFUSED[name]
@@ -188,6 +191,7 @@ def with_tokenizer(name: str, tmp_path: pathlib.Path) -> pathlib.Path:
 SLOW = ('dbrx', 'gpt-2', 'never', 'llama-bpe')
 
 
+@pytest.mark.cases(fast=2, slow=20)
 @pytest.mark.parametrize(
   'name', [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in TOKENIZERS]
 )

@@ -87,6 +87,7 @@ def test_the_exports_are_proven(made, capsys):
   assert 'bit-equal' not in out
 
 
+@pytest.mark.slow
 def test_other_forms_are_proven_as_far_as_they_say(made, capsys):
   prove.main([str(made / 'w'), f'--proof={made / "gguf" / "proof.json"}'])
   out = capsys.readouterr().out
@@ -119,6 +120,7 @@ def test_a_value_of_a_tensor_that_has_changed_is_found(made, tmp_path):
   refused(r'weights have changed: blk.1.ffn_up.weight$', folder)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, tmp_path):
   folder = copied(made, 'gguf', tmp_path / 'tokens')
   file = next(folder.glob('*.gguf'))
@@ -144,6 +146,7 @@ def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, t
   refused('the config has changed: rope_theta is 500000.0, and 10000.0 in the proof$', folder)
 
 
+@pytest.mark.slow
 def test_other_weights_are_another_model(made, tmp_path):
   other = weights(tmp_path / 'other', seed=1)
   refused('log-probabilities of .* the weights are of another model', other,
@@ -187,6 +190,7 @@ def test_a_proof_says_what_was_exported(made):
       reply['top'], reply['continuation'], strict=True))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_proof_of_a_run_has_its_step_and_data(made, tmp_path):
   checkpoint = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000012'
   shutil.copytree(made / 'w', checkpoint)
@@ -220,6 +224,7 @@ def answers(proof, shift=0.0, wrong_token=False, count=0):
   return answer
 
 
+@pytest.mark.slow
 def test_a_server_is_proven_by_what_it_continues(made, capsys):
   place = made / 'hf' / 'proof.json'
   proof = json.loads(place.read_text())
@@ -237,6 +242,7 @@ def test_a_server_is_proven_by_what_it_continues(made, capsys):
     refused('gives no log-probabilities', url, f'--proof={place}')
 
 
+@pytest.mark.slow
 def test_other_texts_are_another_model_where_the_proof_is_sure(made):
   """The first token is likelier than the second by more than rounding explains."""
   place = made / 'hf' / 'proof.json'

@@ -120,6 +120,7 @@ def test_a_batch_follows_from_the_parameters_and_its_number(files):
     np.testing.assert_allclose(reward, share_of_a(None, answer), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_trainer_computes_the_log_probabilities_that_the_engine_drew_with(files):
   """Those of the engine come from a cache, and differ by rounding; the ratio in the loss is 1."""
   e, rollouts, params = made(files)
@@ -171,6 +172,7 @@ def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
   np.testing.assert_allclose(values('one'), values('four'), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_episodes_of_several_turns(files):
   environment = f'{REWARDS}.Counting'
   _, rollouts, params = made(

@@ -247,6 +247,7 @@ def test_bfloat16_takes_the_likeliest_but_for_rounding():
     assert (largest - chosen <= 2 * 2.0**-7 * np.abs(largest)).all()
 
 
+@pytest.mark.slow
 def test_one_program_for_all_lengths():
   experiment = MODELS['llama']
   model, params = made('llama')
@@ -352,6 +353,7 @@ class Rising:
     return self.tokens[-1] >= 50
 
 
+@pytest.mark.slow
 def test_grammars_and_biases_beside_other_requests():
   model, params = made('llama')
   engine = Engine(model, params, 64)

@@ -69,6 +69,7 @@ def write(path: pathlib.Path, e, changes: dict[str, Any] | None = None, left_out
   return fields
 
 
+@pytest.mark.cases(fast=2, slow=30)
 @pytest.mark.parametrize(('kind', 'changes'), CASES)
 def test_an_experiment_comes_back(kind, changes, tmp_path):
   e = experiment(kind, **changes)
@@ -103,6 +104,7 @@ def problem(path: pathlib.Path) -> str:
   return ''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['gemma3_text', 'qwen3_moe', 'mixtral', 'phi3'])
 def test_a_damaged_field_is_refused_in_one_line_or_changes_nothing_else(kind, tmp_path):
   e = experiment(kind, **(LINEAR if kind == 'gemma3_text' else {}))
