@@ -13,7 +13,7 @@ from paxlite.experiments.parts.policy import Policy
 from paxlite.generation.sampling import Sampling
 from paxlite.parallel import mesh
 from paxlite.reinforcement.prompts import Prompts
-from paxlite.reinforcement.rollouts import Judges, rollouts_of
+from paxlite.reinforcement.rollouts import Judges, Rollouts, engine_of
 
 
 class PromptFiles(SftFiles, Policy):
@@ -77,11 +77,9 @@ class PromptFiles(SftFiles, Policy):
       max_turns=self.MAX_TURNS,
       seconds=self.REWARD_TIMEOUT,
     )
-    return config(
-      rollouts_of,
-      prompts=source,
+    engine = config(
+      engine_of,
       encoding=source.encoding,
-      judges=judges,
       model=self.plain.build_task().model,
       mesh=config(
         mesh.make_mesh,
@@ -90,13 +88,21 @@ class PromptFiles(SftFiles, Policy):
         axes=list(self.MESH_AXES),
       ),
       rules=self.rules,
-      positions=self.num_positions,
-      batch_size=self.batch_size,
+      max_length=self.num_positions,
+      sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
+      rows=self.batch_size,
+    )
+    return config(
+      Rollouts,
+      prompts=source,
+      engine=engine,
+      judges=judges,
+      encoding=source.encoding,
+      groups=self.batch_size // self.GROUP_SIZE,
       group_size=self.GROUP_SIZE,
       seq_len=self.MAX_SEQ_LEN,
       max_tokens=self.MAX_NEW_TOKENS,
-      sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
       seed=self.SEED,
       scale=self.ADVANTAGE_SCALE,
-      vocab_size=self.VOCAB_SIZE,
+      max_token_id=self.VOCAB_SIZE - 1,
     )

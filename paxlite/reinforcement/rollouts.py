@@ -78,14 +78,13 @@ class Rollouts(RolloutInput):
 
   Args:
     prompts: The prompts.
-    engine: Generates; its parameters are set for each batch.
+    engine: Generates, by its sampling; its parameters are set for each batch.
     judges: The rewards.
     encoding: Turns texts and conversations to ids.
     groups: The number of prompts of a batch.
     group_size: N.
     seq_len: T.
     max_tokens: The most new tokens of an answer.
-    sampling: How tokens are chosen.
     seed: Of the order of the prompts and of all that is drawn.
     scale: See `advantages`.
     max_token_id: The largest id that the model has.
@@ -101,7 +100,6 @@ class Rollouts(RolloutInput):
     group_size: int,
     seq_len: int,
     max_tokens: int,
-    sampling: Sampling,
     seed: int,
     scale: Scale,
     max_token_id: int,
@@ -110,7 +108,7 @@ class Rollouts(RolloutInput):
     self.max_token_id, self.name = max_token_id, prompts.name
     self._prompts, self._engine, self._judges, self._encoding = prompts, engine, judges, encoding
     self._groups, self._group_size, self._max_tokens = groups, group_size, max_tokens
-    self._sampling, self._seed, self._scale = sampling, seed, scale
+    self._seed, self._scale = seed, scale
     self._processes = UserProcesses(min(_PROCESSES, os.cpu_count() or 1), judges.seconds)
     if judges.environment and jax.process_count() > 1:
       raise UserError(
@@ -176,7 +174,12 @@ class Rollouts(RolloutInput):
     sample = i * max(1, self._judges.max_turns) + turn
     room = min(self.seq_len + 1, self._engine.max_length) - len(episode.ids)
     return Request(
-      episode.ids, min(self._max_tokens, room), self._sampling, seed, sample, ends=self._engine.ends
+      episode.ids,
+      min(self._max_tokens, room),
+      self._engine.sampling,
+      seed,
+      sample,
+      ends=self._engine.ends,
     )
 
   def _said(self, episode: Episode, answer: Answer) -> None:
@@ -275,38 +278,33 @@ class Rollouts(RolloutInput):
     }
 
 
-def rollouts_of(
-  prompts: Prompts,
+def engine_of(
   encoding: TextEncoding,
-  judges: Judges,
   model: TransformerLm,
   mesh: Mesh,
   rules: partitioning.Rules,
-  positions: int,
-  batch_size: int,
-  group_size: int,
-  seq_len: int,
-  max_tokens: int,
+  max_length: int,
   sampling: Sampling,
-  seed: int,
-  scale: Scale,
-  vocab_size: int,
-) -> Rollouts:
-  """Returns rollouts by a model on a mesh; the arguments are those of Rollouts and Engine."""
+  rows: int,
+) -> Engine:
+  """Returns an engine for rollouts, without parameters.
+
+  Args:
+    encoding: Says which tokens end an answer.
+    model: The model that is trained.
+    mesh, rules, max_length, sampling: See Engine.
+    rows: The number of episodes of a batch.
+  """
   tokenizer = encoding.tokenizer
-  engine = Engine(
+  return Engine(
     model,
     None,
-    positions,
+    max_length,
     sampling,
     ends=encoding.chat_eos_ids,
     is_token=tokenizer.is_token,
     tokenizer=tokenizer,
     mesh=mesh,
     rules=rules,
-    most_rows=min(batch_size, _MOST_ROWS),
+    most_rows=min(rows, _MOST_ROWS),
   )
-  return Rollouts(
-    prompts, engine, judges, encoding, batch_size // group_size, group_size, seq_len, max_tokens,
-    sampling, seed, scale, vocab_size - 1,
-  )  # fmt: skip
