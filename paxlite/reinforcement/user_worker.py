@@ -6,8 +6,10 @@ and not called. What the functions print goes to the
 standard error, because answers are written where the standard output was.
 """
 
+import importlib
 import json
 import os
+import pathlib
 import sys
 import threading
 import time
@@ -33,11 +35,16 @@ def main() -> None:
     except BaseException as e:
       if isinstance(e, KeyboardInterrupt):
         return
-      where = traceback.extract_tb(e.__traceback__)[-1]
-      place = f' ({os.path.basename(where.filename)}:{where.lineno})'
-      text = json.dumps({'error': f'{type(e).__name__}: {e}{place}'})
+      text = json.dumps({'error': f'{type(e).__name__}: {e}{_place(e)}'})
     answers.write(text + '\n')
     answers.flush()
+
+
+def _place(error: BaseException) -> str:
+  """Returns the file and line of the user's code where an error comes from; '' if of none."""
+  others = str(pathlib.Path(__file__).parents[1]), os.path.dirname(importlib.__file__), '<frozen'
+  own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+  return f' ({os.path.basename(own[-1].filename)}:{own[-1].lineno})' if own else ''
 
 
 def _end_with_parent() -> None:
