@@ -2,8 +2,9 @@
 
 import abc
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,6 +21,20 @@ from paxlite.parallel import partitioning
 _KEPT = 1024  # steps whose states are kept: more than are skipped before a run ends
 
 
+class RunFiles(NamedTuple):
+  """Where an input may keep files that a restored run needs.
+
+  Attributes:
+    folder: A folder within that of the run, which may not exist.
+    writes: Whether this process is one that writes; all processes read.
+    oldest_step: Returns the step of the oldest checkpoint; 0 if there is none.
+  """
+
+  folder: pathlib.Path
+  writes: bool
+  oldest_step: Callable[[], int]
+
+
 class RolloutInput(abc.ABC):
   """An Input that is asked for one batch at a time, with the newest parameters, and not read ahead.
 
@@ -31,12 +46,14 @@ class RolloutInput(abc.ABC):
     seq_len: Length T of a row.
     max_token_id: The largest id that can occur.
     name: Its name, for messages.
+    run_files: Set before training; None: there is no run.
   """
 
   batch_size: int
   seq_len: int
   max_token_id: int
   name: str = 'rollouts'
+  run_files: RunFiles | None = None
 
   @abc.abstractmethod
   def next_batch(self, params: PyTree, number: int, rows: slice) -> Batch:

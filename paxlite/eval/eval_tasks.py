@@ -11,18 +11,20 @@ Templates are Jinja templates over the fields of a record. LAMBADA and BoolQ are
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.data.record_files import Record
-from paxlite.data.records import open_records, parsed
+from paxlite.data.records import Raw, open_records, parsed
 from paxlite.eval.task_spec import TaskSpec, as_list, read_specs
 
+GENERATED = '\0generated\0'  # stands for the answer in a program
 _TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
 
 # The first variant of a task whose fields are all in the first record is used.
@@ -168,8 +170,10 @@ class TaskExample:
     prompts: What the model reads before an answer: one, or one for each choice.
     choices: Continuations that may follow; one for cloze, none for generate.
     gold: Number of the right choice.
-    target: The rendered doc_to_target; for generate, the right text.
+    target: The rendered doc_to_target; for generate, the right text; for code, a program with
+      GENERATED where the answer belongs.
     place: Location of the record, for messages.
+    shots: Texts and right answers of other records, which come before it.
   """
 
   prompts: tuple[str, ...]
@@ -177,6 +181,11 @@ class TaskExample:
   gold: int
   target: str
   place: str
+  shots: tuple[tuple[str, str], ...] = ()
+
+  def answer(self, delimiter: str) -> str:
+    """Returns the right answer without the delimiter that choices begin with."""
+    return self.choices[self.gold].removeprefix(delimiter) if self.choices else self.target
 
   @property
   def asked(self) -> list[tuple[str, str]]:
@@ -246,35 +255,60 @@ def read_examples(
     UserError: A record cannot be read, lacks a field, or has an answer that is empty or is not one
       of the choices (the message names the file and line); or there are no records.
   """
-  templates = Templates()
+  templates, unreadable = Templates(), 0
   examples: list[TaskExample] = []
-  unreadable = 0
-  for file in spec.files:
-    source = open_records(file, tfds_data_dir)
-    for shard in range(source.num_shards):
-      for number, raw in source.read(shard):
-        if limit is not None and len(examples) == limit:
-          return examples, unreadable
-        place = source.place(shard, number)
-        try:
-          record = parsed(raw, place)
-          with located(place):
-            examples.append(_example(spec, record, templates, place))
-        except UserError:
-          if not skip_unreadable:
-            raise
-          unreadable += 1
+  shots = _shots(spec, templates, tfds_data_dir)
+  for place, raw in _raw_records(spec.files, tfds_data_dir):
+    if limit is not None and len(examples) == limit:
+      break
+    try:
+      record = parsed(raw, place)
+      with located(place):
+        found = _example(spec, record, templates, place)
+    except UserError:
+      if not skip_unreadable:
+        raise
+      unreadable += 1
+      continue
+    before = [shot for shot in shots if shot.place != place][: spec.num_fewshot]
+    solved = tuple((shot.prompts[0], shot.answer(spec.delimiter)) for shot in before)
+    examples.append(dataclasses.replace(found, shots=solved))
   if not examples:
     raise UserError(f'{", ".join(spec.files)}: no records')
   return examples, unreadable
 
 
+def _raw_records(files: Sequence[str], tfds_data_dir: str) -> Iterator[tuple[str, Raw]]:
+  """Yields the location of each record, and the record."""
+  for file in files:
+    source = open_records(file, tfds_data_dir)
+    for shard in range(source.num_shards):
+      for number, raw in source.read(shard):
+        yield source.place(shard, number), raw
+
+
+def _shots(spec: TaskSpec, templates: Templates, tfds_data_dir: str) -> list[TaskExample]:
+  """Returns the solved examples: one more than are shown, as none is shown before itself."""
+  if not spec.num_fewshot:
+    return []
+  records = _raw_records(spec.fewshot_files, tfds_data_dir)
+  found = []
+  for place, raw in itertools.islice(records, spec.num_fewshot + 1):
+    with located(place):
+      found.append(_example(spec, parsed(raw, place), templates, place))
+  if len(found) < spec.num_fewshot:
+    files = ', '.join(spec.fewshot_files)
+    raise UserError(f'{files}: {len(found)} records, and num_fewshot is {spec.num_fewshot}')
+  return found
+
+
 def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> TaskExample:
   prompts = tuple(templates(t, record) for t in as_list(spec.doc_to_text))
-  target = templates(spec.doc_to_target, record)
+  of_program = {'generated': GENERATED} if spec.kind == 'code' else {}
+  target = templates(spec.doc_to_target, {**record, **of_program})
   if not target.strip():
     raise UserError(f'the answer {spec.doc_to_target!r} is empty')
-  if spec.kind == 'generate':
+  if spec.generates:
     if spec.target_pattern and matched(target, spec.target_pattern) is None:
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
     return TaskExample(prompts, (), 0, target, place)

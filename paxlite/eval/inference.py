@@ -43,29 +43,24 @@ from paxlite.parallel.encoded_weights import encodings
 
 
 @dataclasses.dataclass(frozen=True)
-class Inference:
+class TextModel:
   """A model with its tokenizer.
 
   Attributes:
-    experiment: The experiment of the model, with unrolled layers.
+    experiment: The experiment of the model.
     model: The model.
-    params: The parameters of `model` on the mesh, in the experiment's FPROP_DTYPE. The weights that
-      one input is multiplied with are joined: see layers.joined_products.
+    params: The parameters of `model` on the mesh; None: they are set before each use.
     mesh: The mesh of the devices that hold the parameters.
     tokenizer: The tokenizer, which converts text to ids and back.
-    source: The checkpoint or imported weights that the parameters come from.
     max_length: The most tokens of a text, prompt and answer together.
-    joined_weights: How the parameters were joined.
   """
 
   experiment: LanguageModel
   model: TransformerLm
-  params: PyTree
+  params: PyTree | None
   mesh: Mesh
   tokenizer: Tokenizer
-  source: Source
   max_length: int
-  joined_weights: JoinedWeights
 
   def engine(
     self,
@@ -115,6 +110,20 @@ class Inference:
   def encoding(self) -> TextEncoding:
     """What encodes texts and conversations for the model."""
     return self.experiment.encoding(self.tokenizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference(TextModel):
+  """A loaded model, with unrolled layers and parameters in the experiment's FPROP_DTYPE.
+
+  Attributes:
+    source: The checkpoint or imported weights that the parameters come from.
+    joined_weights: How weights that one input is multiplied with were joined: see
+      layers.joined_products.
+  """
+
+  source: Source
+  joined_weights: JoinedWeights
 
 
 def load(
@@ -168,7 +177,7 @@ def load(
   params = joined.joined(params)
   positions = experiment.num_positions if max_length is None else max_length
   model = fdl.build(config).model
-  return Inference(unrolled, model, params, mesh, tokenizer, source, positions, joined)
+  return Inference(unrolled, model, params, mesh, tokenizer, positions, source, joined)
 
 
 def load_checkpoint(

@@ -8,6 +8,7 @@ few-shot prompt, the engine reads each beginning once.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -80,7 +81,7 @@ class Scorer:
 
   Args:
     model: The language model.
-    params: The model's parameters, on the mesh.
+    params: The model's parameters, on the mesh; None: they are set before each use.
     max_len: Largest number of tokens in a row; a longer context loses its beginning.
     batch_tokens: Approximate number of tokens in a batch, padding included.
     mesh: The mesh over which the batch is sharded; None: one device.
@@ -90,14 +91,14 @@ class Scorer:
   def __init__(
     self,
     model: TransformerLm,
-    params: PyTree,
+    params: PyTree | None,
     max_len: int,
     batch_tokens: int = 4096,
     mesh: Mesh | None = None,
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
     self._model: Any = model  # Flax declares that apply may return a pair
-    self._params = params
+    self.params = params
     self._max_len = max_len
     self._batch_tokens = batch_tokens
     self._mesh = mesh
@@ -148,10 +149,8 @@ class Scorer:
     self, rows: Sequence[_Row], scores: list[Score | None], report: Callable[[int, int], None]
   ) -> None:
     """Scores each alternative as a prompt of its own, neighbors of which begin alike."""
-    engine = Engine(
-      self._model, self._params, self._max_len + 1, mesh=self._mesh, rules=self._rules,
-      most_rows=_ENGINE_ROWS,
-    )  # fmt: skip
+    engine = self._engine
+    engine.params = self.params
     asked = [
       (Request([*row.inputs, target[-1]], 0, scored_from=len(row.inputs) + 1 - len(target)), row, c)
       for row in sorted(rows, key=lambda row: row.inputs)
@@ -166,10 +165,19 @@ class Scorer:
         sum(s.log_prob for s in found), all(s.is_greedy for s in found), number in row.truncated
       )
       report(done, len(asked))
+    engine.params = None  # which holds no more room than `params` does
+
+  @functools.cached_property
+  def _engine(self) -> Engine:
+    return Engine(
+      self._model, None, self._max_len + 1, mesh=self._mesh, rules=self._rules,
+      most_rows=_ENGINE_ROWS,
+    )  # fmt: skip
 
   def _rows_of(self, continuations: Sequence[Continuation]) -> list[_Row]:
     rows: dict[tuple[tuple[int, ...], int], _Row] = {}
-    vocab_size = self._params['embedding']['emb_var'].shape[0]
+    assert self.params is not None
+    vocab_size = self.params['embedding']['emb_var'].shape[0]
     for number, c in enumerate(continuations):
       if not c.context or not c.continuation:
         raise UserError(f'continuation {number} needs at least one token, and one before it')
@@ -233,7 +241,7 @@ class Scorer:
       rows = partitioning.process_rows(sharding, B)
       make = jax.make_array_from_process_local_data
       arrays = tuple(make(sharding, x[rows], x.shape) for x in arrays)
-    return self._program(self._params, *arrays)
+    return self._program(self.params, *arrays)
 
   def _score(
     self,

@@ -11,8 +11,9 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import parse_objects
 from paxlite.files.text_files import read_text
 
-Kind = Literal['cloze', 'multiple_choice', 'generate']
-_KINDS = {'cloze', 'multiple_choice', 'generate'}
+Kind = Literal['cloze', 'multiple_choice', 'generate', 'code']
+_KINDS = {'cloze', 'multiple_choice', 'generate', 'code'}
+_NUMBERS = 'max_new_tokens', 'num_fewshot', 'repeats'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,14 @@ class TaskSpec:
   Attributes:
     kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
       token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
-      compares the text that the model writes with doc_to_target.
+      compares the text that the model writes with doc_to_target. 'code' runs doc_to_target, a
+      program with that text in it.
     files: Sources of the records, named as in data.records.
     doc_to_text: The text that the model reads: a template, or the name of a field. Where each
       choice has a text of its own, it is a list with one template for each choice.
     doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
-      right choice, or its text or label.
+      right choice, or its text or label. For code, a program of Python, in which {{generated}} is
+      what the model wrote.
     doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
     doc_to_label: Name of the field with the choices' labels ("A", "B" …), if doc_to_target is a
       label.
@@ -40,6 +43,13 @@ class TaskSpec:
     chat: Whether the text is a message of the user, which the chat template of the model writes, so
       that the target is the assistant's answer.
     system: The message of the system that such a chat begins with; '': none.
+    num_fewshot: Number of solved examples before the text; in a chat, earlier turns of it.
+    fewshot_files: Their sources, from which the first ones are taken.
+    repeats: Number of answers to each prompt, for generate and code.
+    temperature: Temperature with which they are drawn; None: as the experiment says, or 0.8 where
+      there are several.
+    pass_at: For code, each k of the pass@k that is reported.
+    timeout: For code, the most seconds of a program.
   """
 
   kind: Kind
@@ -55,6 +65,17 @@ class TaskSpec:
   max_new_tokens: int = 128
   chat: bool = False
   system: str = ''
+  num_fewshot: int = 0
+  fewshot_files: tuple[str, ...] = ()
+  repeats: int = 1
+  temperature: float | None = None
+  pass_at: tuple[int, ...] = (1,)
+  timeout: float = 10.0
+
+  @property
+  def generates(self) -> bool:
+    """Whether the model writes answers."""
+    return self.kind in ('generate', 'code')
 
   @property
   def delimiter(self) -> str:
@@ -63,10 +84,17 @@ class TaskSpec:
       return self.target_delimiter
     return '' if self.chat else ' '
 
-  def messages(self, text: str) -> list[dict[str, str]]:
-    """Returns the chat in which a text is asked."""
-    system = [{'role': 'system', 'content': self.system}] if self.system else []
-    return [*system, {'role': 'user', 'content': text}]
+  def messages(self, text: str, shots: Sequence[tuple[str, str]] = ()) -> list[dict[str, str]]:
+    """Returns the chat in which a text is asked, after texts and their right answers."""
+    said = [('system', self.system)] if self.system else []
+    for asked, answer in shots:
+      said += [('user', asked), ('assistant', answer)]
+    return [{'role': role, 'content': content} for role, content in [*said, ('user', text)]]
+
+  def document(self, text: str, shots: Sequence[tuple[str, str]] = ()) -> str:
+    """Returns the text after others with their right answers, between empty lines."""
+    solved = [f'{asked}{self.delimiter}{answer}\n\n' for asked, answer in shots]
+    return ''.join([*solved, text])
 
 
 def read_specs(path: pathlib.Path) -> list[tuple[str, TaskSpec]]:
@@ -111,13 +139,12 @@ def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
     raise UserError(f'{where}: only multiple_choice has a doc_to_text for each choice')
   for name in ('generation_pattern', 'target_pattern'):
     compiled(values.get(name, ''), f'{where}: {name}')
-  named = [f.startswith(('hf:', 'tfds:')) for f in as_list(values['files'])]
-  values['files'] = [
-    f if n else str(path.parent / f) for f, n in zip(as_list(values['files']), named, strict=True)
-  ]
+  for name in ('files', 'fewshot_files'):
+    values[name] = [_source(path, file) for file in as_list(values.get(name, []))]
   if values.get('system') and not values.get('chat'):
     raise UserError(f'{where}: "system" is the beginning of a chat, and needs "chat": true')
   values['until'] = as_list(values.get('until', []))
+  _check_numbers(where, values)
   arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
   return TaskSpec(**arguments)
 
@@ -125,14 +152,45 @@ def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
 def _check_type(where: str, name: str, value: Json) -> None:
   are_strings = isinstance(value, list) and all(isinstance(v, str) for v in value)
   good = isinstance(value, str)
-  if name == 'max_new_tokens':
-    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if name in _NUMBERS:
+    good = is_number and isinstance(value, int) and value >= (name != 'num_fewshot')
+  elif name in ('temperature', 'timeout'):
+    good = is_number and (value > 0 or (name == 'temperature' and value == 0))
+  elif name == 'pass_at':
+    good = isinstance(value, list) and bool(value)
+    good = good and all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in value)
   elif name == 'chat':
     good = isinstance(value, bool)
-  elif name in ('files', 'doc_to_text', 'doc_to_choice', 'until'):
+  elif name in ('files', 'fewshot_files', 'doc_to_text', 'doc_to_choice', 'until'):
     good = good or are_strings
   if not good:
     raise UserError(f'{where}: {name} cannot be {value!r}')
+
+
+def _source(path: pathlib.Path, file: str) -> str:
+  """Returns what a task's file names: beside it, unless it is a dataset."""
+  return file if file.startswith(('hf:', 'tfds:')) else str(path.parent / file)
+
+
+def _check_numbers(where: str, values: JsonObject) -> None:
+  """Raises UserError where values of a task do not fit together."""
+  if bool(values.get('num_fewshot')) != bool(values['fewshot_files']):
+    raise UserError(f'{where}: num_fewshot and fewshot_files need each other')
+  if values.get('num_fewshot') and not isinstance(values['doc_to_text'], str):
+    raise UserError(f'{where}: num_fewshot needs one doc_to_text')
+  kind, repeats = values['kind'], values.get('repeats', 1)
+  if kind not in ('generate', 'code') and (repeats != 1 or 'temperature' in values):
+    raise UserError(f'{where}: repeats and temperature are for generate and code')
+  if kind == 'code' and max(values.get('pass_at', [1])) > repeats:
+    raise UserError(f'{where}: pass_at {max(values["pass_at"])} needs as many repeats')
+  if kind == 'code' and 'generated' not in values['doc_to_target']:
+    raise UserError(f'{where}: the doc_to_target of code needs {{{{generated}}}} in its program')
+  if kind == 'code' and values.get('num_fewshot'):
+    raise UserError(f'{where}: num_fewshot is not for code; doc_to_text can have examples in it')
+  for name in ('pass_at', 'timeout'):
+    if kind != 'code' and name in values:
+      raise UserError(f'{where}: {name} is for code')
 
 
 def as_list(value: str | Sequence[str]) -> list[str]:

@@ -11,13 +11,16 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
+from paxlite.eval import code_answers
+from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
-from paxlite.eval.inference import Inference
+from paxlite.eval.inference import TextModel
 from paxlite.eval.scoring import Continuation, Score, Scorer
-from paxlite.generation.request import Request
 from paxlite.generation.sampling import Sampling
 
+_TEMPERATURE = 0.8  # of several answers to a prompt
 TooLong = Literal['truncate', 'error']
 Found = tuple[dict[str, 'Metric'], list[JsonObject]]  # metrics, and findings of each example
 
@@ -45,6 +48,12 @@ class Result:
   examples: list[JsonObject]
   seconds: float
   unreadable: int
+
+  @property
+  def values(self) -> dict[str, float]:
+    """The metrics and their standard errors, by name."""
+    errors = {f'{name}_stderr': metric.stderr for name, metric in self.metrics.items()}
+    return {name: metric.value for name, metric in self.metrics.items()} | errors
 
   @property
   def truncated(self) -> int:
@@ -82,18 +91,30 @@ class ZeroShot:
     batch_tokens: Approximate number of tokens in a batch.
     too_long: What happens to a text that is longer than the model takes: 'truncate' cuts off its
       beginning, 'error' raises UserError.
+    run_code: Whether programs that the model writes are run: see code_sandbox.py.
   """
 
   def __init__(
-    self, inference: Inference, batch_tokens: int = 4096, too_long: TooLong = 'truncate'
+    self,
+    inference: TextModel,
+    batch_tokens: int = 4096,
+    too_long: TooLong = 'truncate',
+    run_code: bool = False,
   ):
     self._inference = inference
+    self._write = AnswerWriter(inference)
+    self._run_code = run_code
     self._too_long = too_long
     self._contexts = contexts_of(inference)
     e = inference.experiment
     self._score = Scorer(
       inference.model, inference.params, inference.max_length, batch_tokens, inference.mesh, e.rules
     )
+
+  def set_params(self, params: PyTree | None) -> None:
+    """Evaluates other parameters from now on; None: none, to make room for others."""
+    self._score.params = params
+    self._write.set_params(params)
 
   def __call__(
     self, task: ZeroShotTask, report: Callable[[int, int], None] = lambda done, total: None
@@ -106,9 +127,8 @@ class ZeroShot:
       UserError: A text is too long or gives no context (the message names the file and line).
     """
     started = time.perf_counter()
-    if task.spec.kind == 'generate':
-      prompts = [self._prompt(task.spec, example) for example in task.examples]
-      metrics, found = _generated(task.spec, task.examples, prompts, self._inference, report)
+    if task.spec.generates:
+      metrics, found = self._generated(task.spec, task.examples, report)
     else:
       asked = [self._asked(task.spec, example) for example in task.examples]
       scores = iter(self._score([c for row in asked for c in row], report))
@@ -119,27 +139,53 @@ class ZeroShot:
         entry['truncated'] = any(s.is_truncated for s in row)
     return Result(metrics, found, time.perf_counter() - started, task.unreadable)
 
+  def _generated(
+    self, spec: TaskSpec, examples: Sequence[TaskExample], report: Callable[[int, int], None]
+  ) -> Found:
+    code_answers.check_allowed(spec, self._run_code)
+    prompts = [self._prompt(spec, example) for example in examples]
+    each = [prompt for prompt in prompts for _ in range(spec.repeats)]
+    texts = self._write(
+      each, spec.max_new_tokens, spec.until, self._sampling(spec), report, spec.chat
+    )
+    count = spec.repeats
+    answers = [texts[i * count : (i + 1) * count] for i in range(len(examples))]
+    metrics, found = (_passing if spec.kind == 'code' else _exact_match)(spec, examples, answers)
+    most = self._max_len - spec.max_new_tokens
+    for entry, prompt in zip(found, prompts, strict=True):
+      entry['truncated'] = len(prompt) > most
+    return metrics, found
+
+  def _sampling(self, spec: TaskSpec) -> Sampling:
+    stated = self._inference.experiment.sampling()
+    if spec.temperature is None and (spec.repeats == 1 or stated.temperature):
+      return stated
+    temperature = _TEMPERATURE if spec.temperature is None else spec.temperature
+    return dataclasses.replace(stated, temperature=temperature)
+
   def _asked(self, spec: TaskSpec, example: TaskExample) -> list[Continuation]:
     with located(example.place):
-      contexts = {prompt: self._context(spec, prompt) for prompt in example.prompts}
+      contexts = {prompt: self._context(spec, prompt, example.shots) for prompt in example.prompts}
       asked = [self._contexts.pair(*contexts[prompt], after) for prompt, after in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
         self._check(len(c.continuation), 0, can_be_cut=False)
       return asked
 
-  def _context(self, spec: TaskSpec, prompt: str) -> tuple[str, bool | None]:
+  def _context(
+    self, spec: TaskSpec, prompt: str, shots: Sequence[tuple[str, str]]
+  ) -> tuple[str, bool | None]:
     """Returns the text that the model reads, and whether it begins as documents do.
 
     A chat template writes all of a chat, so that nothing is put before it, as in training.
     """
     if not spec.chat:
-      return prompt, None
-    return self._inference.encoding.chat_text(spec.messages(prompt), True), False
+      return spec.document(prompt, shots), None
+    return self._inference.encoding.chat_text(spec.messages(prompt, shots), True), False
 
   def _prompt(self, spec: TaskSpec, example: TaskExample) -> list[int]:
     with located(example.place):
-      ids = self._contexts.encode(*self._context(spec, example.prompts[0]))
+      ids = self._contexts.encode(*self._context(spec, example.prompts[0], example.shots))
       if not ids:
         raise UserError('the prompt is empty, and the model has no start token')
       self._check(len(ids), spec.max_new_tokens, can_be_cut=spec.max_new_tokens < self._max_len)
@@ -157,7 +203,7 @@ class ZeroShot:
 
 
 def contexts_of(
-  inference: Inference, adds_bos: bool | None = None, prefix: int | None = None
+  inference: TextModel, adds_bos: bool | None = None, prefix: int | None = None
 ) -> Contexts:
   """Returns what encodes contexts and continuations for a model.
 
@@ -201,64 +247,37 @@ def _multiple_choice(examples: Sequence[TaskExample], scores: Sequence[Sequence[
   return {'acc': _mean(raw), 'acc_norm': _mean(normalized)}, found
 
 
-def _generated(
-  spec: TaskSpec,
-  examples: Sequence[TaskExample],
-  prompts: Sequence[list[int]],
-  inference: Inference,
-  report: Callable[[int, int], None],
+def _exact_match(
+  spec: TaskSpec, examples: Sequence[TaskExample], answers: Sequence[Sequence[str]]
 ) -> Found:
-  most = inference.max_length - spec.max_new_tokens
-  truncated = [len(prompt) > most for prompt in prompts]
-  answers = continued(
-    inference, prompts, spec.max_new_tokens, spec.until, report=report, chat=spec.chat
-  )
+  """Each example counts as the share of its answers that are right."""
   right, found = [], []
-  for example, text, cut in zip(examples, answers, truncated, strict=True):
-    answer = matched(text, spec.generation_pattern)
+  for example, texts in zip(examples, answers, strict=True):
+    given = [matched(text, spec.generation_pattern) for text in texts]
     target = matched(example.target, spec.target_pattern)
-    right.append(answer is not None and answer == target)
+    are_right = [answer is not None and answer == target for answer in given]
+    right.append(float(np.mean(are_right)))
     found.append(
-      dict(prediction=text, answer=answer, target=target, right=right[-1], truncated=cut)
+      dict(prediction=texts[0], answer=given[0], target=target, right=are_right[0])
+      | (dict(predictions=list(texts), are_right=are_right) if len(texts) > 1 else {})
     )
   return {'exact_match': _mean(right)}, found
 
 
-def continued(
-  inference: Inference,
-  prompts: Sequence[Sequence[int]],
-  max_new_tokens: int,
-  until: Sequence[str] = (),
-  sampling: Sampling | None = None,
-  report: Callable[[int, int], None] = lambda done, total: None,
-  chat: bool = False,
-) -> list[str]:
-  """Returns the text that the model writes after each prompt, up to one of `until`.
-
-  Args:
-    inference: The model.
-    prompts: Token ids of the prompts. A prompt that leaves no room loses its beginning.
-    max_new_tokens: Largest number of new tokens for each prompt.
-    until: Strings that end the generated text.
-    sampling: How tokens are sampled; None: as the experiment says.
-    report: Called with the number of prompts done and the number of all prompts.
-    chat: Whether the prompts are those of a chat; see Inference.ends.
-
-  Raises:
-    UserError: The new tokens leave no room for a prompt.
-  """
-  room = inference.max_length - max_new_tokens
-  if room < 1:
-    raise UserError(
-      f'an answer of {max_new_tokens:,} new tokens leaves no room for a prompt: the model takes '
-      f'{inference.max_length:,} tokens. Ask for fewer new ones'
-    )
-  engine = inference.engine(sampling, chat)
-  requests = [
-    Request(prompt[-room:], max_new_tokens, engine.sampling, sample=i, ends=engine.ends, stop=until)
-    for i, prompt in enumerate(prompts)
+def _passing(
+  spec: TaskSpec, examples: Sequence[TaskExample], answers: Sequence[Sequence[str]]
+) -> Found:
+  failures = code_answers.failures(spec, examples, answers)
+  passed = [sum(failure is None for failure in row) for row in failures]
+  metrics = {
+    f'pass@{k}': _mean([code_answers.pass_at(k, n, spec.repeats) for n in passed])
+    for k in spec.pass_at
+  }
+  found: list[JsonObject] = [
+    dict(predictions=list(texts), failures=row, right=n > 0)
+    for texts, row, n in zip(answers, failures, passed, strict=True)
   ]
-  return [answer.text for answer in engine.generate(requests, report)]
+  return metrics, found
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> Metric:

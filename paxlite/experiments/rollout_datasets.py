@@ -12,8 +12,11 @@ from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.parts.policy import Policy
 from paxlite.generation.sampling import Sampling
 from paxlite.parallel import mesh
+from paxlite.reinforcement.actor import Actor
+from paxlite.reinforcement.judges import Judges
+from paxlite.reinforcement.label_log_probs import LabelLogProbs
+from paxlite.reinforcement.policy_rollouts import PolicyRollouts
 from paxlite.reinforcement.prompts import Prompts
-from paxlite.reinforcement.rollouts import Judges, Rollouts, engine_of
 
 
 class PromptFiles(SftFiles, Policy):
@@ -74,35 +77,49 @@ class PromptFiles(SftFiles, Policy):
       rewards=list(self.REWARDS),
       weights=list(self.REWARD_WEIGHTS) or [1.0] * len(self.REWARDS),
       environment=self.ENVIRONMENT,
-      max_turns=self.MAX_TURNS,
       seconds=self.REWARD_TIMEOUT,
     )
-    engine = config(
-      engine_of,
+    model = self.plain.build_task().model
+    devices = config(
+      mesh.make_mesh,
+      ici=list(self.ICI_MESH_SHAPE),
+      dcn=list(self.DCN_MESH_SHAPE),
+      axes=list(self.MESH_AXES),
+    )
+    actor = config(
+      Actor,
       encoding=source.encoding,
-      model=self.plain.build_task().model,
-      mesh=config(
-        mesh.make_mesh,
-        ici=list(self.ICI_MESH_SHAPE),
-        dcn=list(self.DCN_MESH_SHAPE),
-        axes=list(self.MESH_AXES),
-      ),
+      model=model,
+      mesh=devices,
       rules=self.rules,
       max_length=self.num_positions,
       sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
-      rows=self.batch_size,
+      rows=self.batch_size * self.BATCHES_PER_ROLLOUT,
+      room=self.MAX_SEQ_LEN + 1,
+      max_tokens=self.MAX_NEW_TOKENS,
+      max_turns=self.MAX_TURNS,
+    )
+    log_probs = config(
+      LabelLogProbs,
+      model=model,
+      mesh=devices,
+      rules=self.rules,
+      temperature=self.ROLLOUT_TEMPERATURE,
+      rows=self.batch_size // self.NUM_MICROBATCHES,
     )
     return config(
-      Rollouts,
+      PolicyRollouts,
       prompts=source,
-      engine=engine,
+      actor=actor,
       judges=judges,
-      encoding=source.encoding,
       groups=self.batch_size // self.GROUP_SIZE,
       group_size=self.GROUP_SIZE,
       seq_len=self.MAX_SEQ_LEN,
-      max_tokens=self.MAX_NEW_TOKENS,
       seed=self.SEED,
       scale=self.ADVANTAGE_SCALE,
       max_token_id=self.VOCAB_SIZE - 1,
+      batches=self.BATCHES_PER_ROLLOUT,
+      updates=self.UPDATES_PER_BATCH,
+      rounds=self.DYNAMIC_SAMPLING_ROUNDS,
+      log_probs=log_probs if self.steps_per_rollout > 1 else None,
     )

@@ -27,6 +27,8 @@ class CacheRoom:
     most_rows: The most rows.
     multiple: The mesh can divide numbers of rows that are multiples of this.
     slots: The room always has `most_rows` rows of so many slots; None: it grows.
+    growth: By which factor the number of rows grows. A CPU takes longer for more rows; elsewhere
+      fewer programs are worth more.
 
   Attributes:
     state: The state; None: there is no cache. A program that overwrites it must set it again.
@@ -41,12 +43,13 @@ class CacheRoom:
     most_rows: int,
     multiple: int,
     slots: int | None,
+    growth: int = 4,
   ):
     self.state: State | None = None
     self.extras = options.Extras()
     self._programs, self._rows, self._vocab_size = programs, rows, vocab_size
     self._most_rows, self._multiple, self._fixed_slots = most_rows, multiple, slots
-    self._slots = 0
+    self._slots, self._growth = 0, growth
 
   def clear(self) -> None:
     """Frees the memory."""
@@ -69,7 +72,7 @@ class CacheRoom:
     if self._fixed_slots is not None:
       self._set_size(self._most_rows, self._fixed_slots, extras)
       return
-    rows = min(self._whole(power(4, len(busy) + len(waiting))), self._most_rows)
+    rows = min(self._whole(power(self._growth, len(busy) + len(waiting))), self._most_rows)
     longest = max((job.slots for job in [*waiting, *busy]), default=0)
     slots = power(2, max(longest, _FEWEST_SLOTS))
     if not may_shrink:
@@ -85,7 +88,7 @@ class CacheRoom:
     continues generates by the same programs.
     """
     busy = self._rows.busy
-    rows = self._whole(power(4, len(busy)))
+    rows = self._whole(power(self._growth, len(busy)))
     if rows >= len(self._rows) or self._fixed_slots is not None:
       return
     if max(job.num_left for job in busy) >= _SHRINK_FOR:

@@ -128,7 +128,7 @@ class Engine:
     jobs = {i: self.add(request) for i, request in enumerate(requests)}
     try:
       while jobs:
-        self.step()
+        self.step(while_reading=0)
         for i, job in [*jobs.items()]:
           if job.answer is not None:
             del jobs[i]
@@ -245,8 +245,13 @@ class Engine:
     cache = self._compiled.layout.abstract(rows, slots)
     return sum(x.size * x.dtype.itemsize for x in cache.values())
 
-  def step(self, most: int = MOST_STEPS) -> bool:
+  def step(self, most: int = MOST_STEPS, while_reading: int = 1) -> bool:
     """Reads parts of prompts, and then generates up to `most` tokens of each row.
+
+    Args:
+      most: The most tokens.
+      while_reading: The most tokens where rows have prompts that are not read. A row takes the same
+        time whether it waits or grows, so that all grow together soonest if none grows before.
 
     Returns:
       Whether there is more to do.
@@ -260,7 +265,9 @@ class Engine:
     if reading:
       self._read(reading)
     writing = [job for job in self._rows.busy if job.phase is Phase.WRITING]
-    if writing:
+    if any(job.phase is Phase.READING for job in self._rows.busy):
+      most = min(most, while_reading)
+    if writing and most:
       if max(len(job.known) for job in writing) + MOST_STEPS > self._room.slots:
         self._room.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
@@ -283,7 +290,7 @@ class Engine:
     if self._its_room is None:
       self._its_room = CacheRoom(
         self._compiled, self._rows, self._vocab_size, self.most_rows, self._shards,
-        self._fixed_slots,
+        self._fixed_slots, growth=2 if self._platform == 'cpu' else 4,
       )  # fmt: skip
     return self._its_room
 

@@ -1,8 +1,8 @@
 """The loss of group-relative policy optimization (GRPO) and its kin, of answers with advantages.
 
-A batch holds one episode a row, as reinforcement/rollouts.py makes them: weights are 1 at the
-tokens that the model wrote, and `advantages` [B, T] has there how much better the episode was than
-others of its group. `rewards` [B, T] has the reward at the last of these tokens.
+A batch holds one episode a row, as reinforcement/policy_rollouts.py makes them: weights are 1 at
+the tokens that the model wrote, and `advantages` [B, T] has there how much better the episode was
+than others of its group. `rewards` [B, T] has the reward at the last of these tokens.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class PolicyLoss(Loss):
   - dr_grpo: the sum of an episode over a constant length (https://arxiv.org/abs/2503.20783);
   - dapo: that of all tokens of the batch (https://arxiv.org/abs/2503.14476, equation 8).
 
-  Rollouts of paxlite are trained on once, so that r is 1; a batch of other data may have OLD.
+  A batch that is trained on once has no OLD, and r is 1.
 
   Attributes:
     mean: One of these.

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.rows import FromTfds
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
 from paxlite.programs import reference_values
@@ -18,6 +17,7 @@ from paxlite.programs.first_start import as_begun
 from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding, load
 from paxlite.programs.run_folder import make_folder
+from paxlite.programs.task_evaluation import tasks_of
 from paxlite.tracking.summaries import Summaries
 from paxlite.training.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
@@ -102,24 +102,17 @@ def _evaluate(run: Run) -> None:
 
 def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   """Evaluates the tasks of these names; prints tables and writes summaries."""
-  from paxlite.eval import eval_tasks, zero_shot
+  from paxlite.eval import zero_shot
 
   e = run.decoding
-  tasks = eval_tasks.read_tasks(
-    names,
-    skip_unreadable=e.EVAL_SKIP_UNREADABLE,
-    tfds_data_dir=e.TFDS_DATA_DIR if isinstance(e, FromTfds) else '',
-    chat=e.EVAL_CHAT,
-  )
+  tasks = tasks_of(e, names)
   inference, step = load(run)
-  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
+  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG, e.EVAL_RUN_CODE)
   make_folder(run.folder)
   summaries = Summaries(run.folder, max_steps=step or 0)
   try:
     for task in tasks:
       result = evaluate(task)
-      values = {k: m.value for k, m in result.metrics.items()}
-      values |= {f'{k}_stderr': m.stderr for k, m in result.metrics.items()}
-      summaries.result(step or 0, task.name, values, result.line())
+      summaries.result(step or 0, task.name, result.values, result.line())
   finally:
     summaries.close()

@@ -14,7 +14,9 @@ from paxlite.core.errors import Interrupted, UserError
 from paxlite.data import data_summary
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
+from paxlite.data.rollouts import RolloutInput, RunFiles
 from paxlite.data.sft import SftRows
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
@@ -31,6 +33,7 @@ from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
 from paxlite.programs.sampler import TEMPERATURE
+from paxlite.programs.task_evaluation import TaskEvaluation, tasks_of
 from paxlite.tracking.trackers import started
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training import goodput
@@ -83,12 +86,31 @@ def _about_data(trainer: Trainer) -> list[str]:
   return lines
 
 
+def _task_evaluations(run: Run, trainer: Trainer) -> list[TaskEvaluation]:
+  e = run.experiment
+  if not isinstance(e, LanguageModel) or not e.EVAL_TASKS_IN_TRAINING:
+    return []
+  if not e.EVAL_TASKS:
+    raise UserError('EVAL_TASKS_IN_TRAINING=True needs EVAL_TASKS: the tasks to evaluate')
+  tasks = tasks_of(e, e.EVAL_TASKS)
+  tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
+  return [TaskEvaluation(e, trainer.store.task, tokenizer, tasks, trainer.watchdog.beat)]
+
+
+def _keep_rollouts(run: Run, trainer: Trainer) -> None:
+  data, writes = trainer.data.input, jax.process_index() == 0 or run.own_disks
+  if isinstance(data, RolloutInput):
+    oldest_step = lambda: min(trainer.store.checkpoints.steps(), default=0)
+    data.run_files = RunFiles(run.folder / 'rollouts', writes, oldest_step)
+
+
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task, has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
   if isinstance(run.experiment, LanguageModel):
     check_attention(run.experiment, task.mesh)
+  trainer.callbacks = [*trainer.callbacks, *_task_evaluations(run, trainer)]
   if sampler is not None and run.decoding.SAMPLE_PROMPTS and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
@@ -115,6 +137,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.watchdog.pause()
   inputs = {reference_values.TRAINING: trainer.data.input, **trainer.evaluator.inputs}
   reference_values.fill(run, inputs, trainer.watchdog.beat)
+  _keep_rollouts(run, trainer)
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)

@@ -28,9 +28,10 @@ except ImportError as e:
 
 from paxlite.cli import command_line
 from paxlite.core.errors import UserError, located
+from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
-from paxlite.eval.zero_shot import contexts_of, continued
+from paxlite.eval.zero_shot import contexts_of
 from paxlite.generation.sampling import Sampling
 from paxlite.stores import paths
 
@@ -99,6 +100,7 @@ class PaxliteLM(TemplateLM):
     inference, e = self._inference, self._inference.experiment
     self.max_length = inference.max_length
     self._contexts = contexts_of(inference, add_bos_token, prefix_token_id)
+    self._write = AnswerWriter(self._inference)
     self._scorer = Scorer(
       inference.model, inference.params, self.max_length, batch_tokens, inference.mesh, e.rules
     )
@@ -167,7 +169,7 @@ class PaxliteLM(TemplateLM):
       prompts = [self._prompt(requests[i].args[0]) for i in numbers]
       endings = (*until, *(text for text in end if text not in until))
       with command_line.progress('generate_until') as report:
-        found = continued(self._inference, prompts, max_new_tokens, endings, sampling, report)
+        found = self._write(prompts, max_new_tokens, endings, sampling, report)
       for number, text in zip(numbers, found, strict=True):
         answers[number] = text
     return answers

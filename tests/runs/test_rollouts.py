@@ -11,6 +11,7 @@ from flax.linen import meta
 from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.rollout_datasets import PromptFiles
+from paxlite.reinforcement.episode import Episode
 from tests.support import runs
 
 REWARDS = 'tests.unit.reinforcement.my_rewards'
@@ -48,6 +49,10 @@ CONFIG = 'tests.runs.test_rollouts.Letters'
 
 def share_of_a(record, answer):
   return answer.count('a') / max(len(answer), 1)
+
+
+def begins_with_a(record, answer):
+  return float(answer.startswith('a'))
 
 
 @pytest.fixture(scope='module')
@@ -121,27 +126,39 @@ def test_a_batch_follows_from_the_parameters_and_its_number(files):
 
 
 @pytest.mark.slow
-def test_the_trainer_computes_the_log_probabilities_that_the_engine_drew_with(files):
-  """Those of the engine come from a cache, and differ by rounding; the ratio in the loss is 1."""
-  e, rollouts, params = made(files)
+@pytest.mark.parametrize('values', [{}, dict(ROLLOUT_TEMPERATURE=0.7), dict(NUM_MICROBATCHES=2)])
+def test_the_trainer_computes_the_log_probabilities_of_the_rollout(files, values):
+  """Those of a rollout are the trainer's to the last bit; the engine's come from a cache.
+
+  With a temperature XLA fuses the division into another loop of the train step.
+  """
+  e, rollouts, params = made(files, UPDATES_PER_BATCH=2, **values)
   task = fdl.build(e.build_task())
-  rollouts._engine.params = params
-  episodes = rollouts.episodes(0)
-  batch = {k: jax.numpy.asarray(v) for k, v in rollouts.next_batch(params, 0, slice(0, 16)).items()}
-  outputs = task._outputs(params, batch, None, {}, None)
-  log_probs = np.asarray(outputs.log_probs)
-  requests = [rollouts._request(ep, 0, i, 0) for i, ep in enumerate(episodes)]
-  rollouts._engine.params = params
-  first = [len(ep.prompt.ids) for ep in episodes]
-  requests = [r.__class__(ep.prompt.ids, 6, r.sampling, r.seed, r.sample, ends=r.ends)
-              for r, ep in zip(requests, episodes, strict=True)]  # fmt: skip
-  for row, answer in enumerate(rollouts._engine.generate(requests)):
-    drawn = [s.log_prob for s in answer.scores]
-    start = first[row] - 1
-    np.testing.assert_allclose(log_probs[row, start : start + len(drawn)], drawn, atol=1e-5)
+  batch = rollouts.next_batch(params, 0, slice(0, 16))
   (loss, *_) = task.losses.values()
-  ratios = loss._ratios(outputs.log_probs, batch)
-  assert (np.asarray(ratios) == 1).all()
+  computed = []
+
+  def of_loss(params, batch):
+    outputs = task._outputs(params, batch, None, {}, None)
+    return loss(outputs, batch), loss._log_probs(outputs, batch)
+
+  size = 16 // e.NUM_MICROBATCHES
+  for i in range(e.NUM_MICROBATCHES):
+    part = {k: v[i * size : (i + 1) * size] for k, v in batch.items()}
+    (_, log_probs), _ = jax.jit(jax.value_and_grad(of_loss, has_aux=True))(params, part)
+    computed.append(np.asarray(log_probs))
+  log_probs, own = np.concatenate(computed), batch['weights'] > 0
+  atol = 0 if e.ROLLOUT_TEMPERATURE == 1 else 1e-6
+  np.testing.assert_allclose(log_probs[own], batch['old_log_probs'][own], rtol=0, atol=atol)
+
+  actor = rollouts._actor
+  prompts = [p for p in rollouts._drawn(0, 4) for _ in range(4)]
+  actor.engine.params = params
+  requests = [actor.request(Episode.of(p), e.SEED << 32, i) for i, p in enumerate(prompts)]
+  for row, answer in enumerate(actor.engine.generate(requests)):
+    start = len(prompts[row].ids) - 1
+    drawn = [s.log_prob for s in answer.scores]
+    np.testing.assert_allclose(log_probs[row, start : start + len(drawn)], drawn, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -163,13 +180,71 @@ def test_rewards_rise_and_a_killed_run_goes_on_bit_for_bit(files, tmp_path):
   assert rewards[-1] > 0.6 > 0.3 > of(whole)[0][0], longer.stdout
 
 
+def rewards_of(folder):
+  return [r['reward'] for r in runs.records(folder) if 'reward' in r]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'more', [[], ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'], ['--fdl.POLICY_RATIO=sequence']]
+)
+def test_a_run_killed_within_a_rollout_goes_on_bit_for_bit(files, tmp_path, more):
+  several = ['--fdl.BATCHES_PER_ROLLOUT=2', '--fdl.UPDATES_PER_BATCH=2', '--fdl.MAX_STEPS=9']
+  given = [*flags(files), *several, *more]
+  runs.run(tmp_path / 'whole', *given, config=CONFIG)
+  runs.run(tmp_path / 'parts', *given, '--fdl.MAX_STEPS=2', config=CONFIG)
+  runs.run(tmp_path / 'parts', *given, '--fdl.MAX_STEPS=7', config=CONFIG)
+  runs.run(tmp_path / 'parts', *given, config=CONFIG)
+  names = ('reward', 'clipped', 'surprise', 'unlike_others', 'total_loss')
+  of = lambda folder: [
+    [r.get(n) for n in names] for r in runs.records(tmp_path / folder) if 'reward' in r
+  ]
+  assert of('whole') == of('parts')
+  rewards = rewards_of(tmp_path / 'whole')
+  # steps 1 and 3 train on the same answers, as do 2 and 4
+  assert rewards[0] == rewards[2] != rewards[4]
+  assert rewards[1] == rewards[3]
+  # rollouts that no checkpoint needs are deleted
+  found = sorted(int(p.stem) for p in (tmp_path / 'parts' / 'rollouts').glob('*.rollout'))
+  assert found[-1] == 2
+
+
+@pytest.mark.slow
+def test_a_lost_rollout_is_said_and_made_again(files, tmp_path):
+  given = [*flags(files), '--fdl.UPDATES_PER_BATCH=3']
+  runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=2', config=CONFIG)
+  (tmp_path / 'run' / 'rollouts' / '0.rollout').write_bytes(b'damaged')
+  went_on = runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=4', config=CONFIG)
+  assert 'are not in its folder: others are generated' in went_on.stdout + went_on.stderr
+  assert len(rewards_of(tmp_path / 'run')) == 4
+
+
+@pytest.mark.slow
+def test_prompts_are_drawn_again_where_groups_are_equal(files):
+  """A reward of most answers 0: groups with unequal rewards come first, and fill the batch."""
+  values = dict(REWARDS=['tests.runs.test_rollouts.begins_with_a'], GROUP_SIZE=2)
+  _, once, params = made(files, **values)
+  _, again, _ = made(files, DYNAMIC_SAMPLING_ROUNDS=20, **values)
+  rows = slice(0, 16)
+  unequal = lambda batch: np.ptp(batch['rewards'].sum(1).reshape(8, 2), axis=1) > 0
+  assert 0 < unequal(once.next_batch(params, 0, rows)).sum() < 8
+  assert unequal(again.next_batch(params, 0, rows)).all()
+  # what comes next depends on how many prompts were drawn, which a checkpoint holds
+  state = again.state()
+  assert state['position'] > 8
+  expected = again.next_batch(params, 1, rows)
+  again.restore(state)
+  found = again.next_batch(params, 1, rows)
+  for name, array in expected.items():
+    np.testing.assert_array_equal(array, found[name], err_msg=name)
+
+
 @pytest.mark.slow
 def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
   runs.run(tmp_path / 'one', *flags(files), config=CONFIG)
   more = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.NUM_MICROBATCHES=2']
   runs.run(tmp_path / 'four', *flags(files), *more, config=CONFIG, devices=4)
-  values = lambda folder: [r['reward'] for r in runs.records(tmp_path / folder) if 'reward' in r]
-  np.testing.assert_allclose(values('one'), values('four'), atol=1e-5)
+  np.testing.assert_allclose(rewards_of(tmp_path / 'one'), rewards_of(tmp_path / 'four'), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -179,9 +254,9 @@ def test_episodes_of_several_turns(files):
     files, 'chats', ENVIRONMENT=environment, REWARDS=[], MAX_TURNS=3, MAX_NEW_TOKENS=12,
     MAX_SEQ_LEN=80,
   )  # fmt: skip
-  rollouts._engine.params = params
-  episodes = rollouts.episodes(0)
-  decode = rollouts._encoding.tokenizer.decode_marked
+  prompts = [p for p in rollouts._drawn(0, 4) for _ in range(4)]
+  episodes = rollouts._actor.play(params, prompts, rollouts._judges, 0)
+  decode = rollouts._actor.engine.tokenizer.decode_marked
   long = [ep for ep in episodes if len(ep.messages) == 5]
   assert long  # those whose answers ended by themselves
   for ep in long:
@@ -193,7 +268,7 @@ def test_episodes_of_several_turns(files):
   assert {float(x) for x in batch['rewards'].sum(1)} <= {2.0, 4.0, 6.0}
 
 
-@pytest.mark.cases(fast=3, slow=8)
+@pytest.mark.cases(fast=3, slow=10)
 @pytest.mark.parametrize(
   ('values', 'match'),
   [
@@ -202,6 +277,8 @@ def test_episodes_of_several_turns(files):
     (dict(GROUP_SIZE=5), 'is not divisible by GROUP_SIZE=5'),
     (dict(GROUP_SIZE=1), 'GROUP_SIZE=1: an answer is compared'),
     (dict(REWARD_WEIGHTS=[1.0, 2.0]), '1 REWARDS have 2 REWARD_WEIGHTS'),
+    (dict(CLIP_HIGH=0.28), 'CLIP_HIGH=0.28 has no effect while the ratio of probabilities is 1'),
+    (dict(CLIP_LOW=1.0, UPDATES_PER_BATCH=2), 'CLIP_LOW=1: a ratio'),
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),
     (dict(PACKED_INPUT=True), 'an episode is a row'),

@@ -353,7 +353,7 @@ def _records(content: bytes) -> list[dict[str, Any]] | None:
 def _model() -> inference.Inference:
   experiment = find('DemoGPT')(MAX_SEQ_LEN=64, CHAT_TEMPLATE=_CHAT)
   tokenizer = open_tokenizer(packaged.VOCAB)
-  return inference.Inference(experiment, None, None, None, tokenizer, None, 64, None)
+  return inference.TextModel(experiment, None, None, None, tokenizer, 64)
 
 
 def _read_lines(reader: str, file: str, spec: str) -> Any:

@@ -36,11 +36,13 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks'):
 
   # lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
+  EVAL_TASKS_IN_TRAINING: Run[bool] = False  # evaluates them while training too
   EVAL_CHAT: Run[bool] = False  # asks zero-shot tasks as a chat, through the chat template
   EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate tokens of a batch of zero-shot tasks
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = (
     'truncate'  # what happens to a zero-shot task that is longer than the model's context
   )
+  EVAL_RUN_CODE: Run[bool] = False  # allows tasks that run programs which the model wrote
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records of zero-shot tasks
 
   @property

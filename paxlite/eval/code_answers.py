@@ -1,0 +1,53 @@
+"""Judges programs that a model wrote: pass@k."""
+
+import math
+from collections.abc import Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.eval.code_sandbox import CodeSandbox
+from paxlite.eval.eval_tasks import GENERATED, TaskExample, matched
+from paxlite.eval.task_spec import TaskSpec
+
+
+def check_allowed(spec: TaskSpec, run_code: bool) -> None:
+  """Raises UserError if a task runs programs, and that is not allowed."""
+  if spec.kind == 'code' and not run_code:
+    raise UserError(
+      'this task runs programs that the model wrote, and nobody has read them. They would run '
+      'without a network, with read-only files and limits, as your user: if you want that, '
+      '--run_code (EVAL_RUN_CODE=True) allows it'
+    )
+
+
+def failures(
+  spec: TaskSpec, examples: Sequence[TaskExample], answers: Sequence[Sequence[str]]
+) -> list[list[str | None]]:
+  """Returns why the program of each answer fails; None: it passes.
+
+  Args:
+    spec: The task.
+    examples: Its examples.
+    answers: The answers to each.
+  """
+  sandbox = CodeSandbox(spec.timeout)
+  programs = [
+    example.target.replace(GENERATED, _code(spec, answer))
+    for example, row in zip(examples, answers, strict=True)
+    for answer in row
+  ]
+  found = iter(sandbox.failures(programs))
+  return [[next(found) for _ in row] for row in answers]
+
+
+def _code(spec: TaskSpec, answer: str) -> str:
+  if not spec.generation_pattern:
+    return answer  # with the spaces that it begins with
+  return matched(answer, spec.generation_pattern) or ''
+
+
+def pass_at(k: int, passed: int, count: int) -> float:
+  """Returns the probability that one of k answers passes, where `passed` of `count` do.
+
+  It is 1 − C(count − passed, k) / C(count, k), equation 1 of https://arxiv.org/abs/2107.03374.
+  """
+  return 1 - math.comb(count - passed, k) / math.comb(count, k)

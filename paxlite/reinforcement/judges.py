@@ -1,0 +1,93 @@
+"""What says how good episodes are, and what follows an answer: functions of the user."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from paxlite.core.errors import UserError
+from paxlite.reinforcement.episode import Episode
+from paxlite.reinforcement.user_processes import Call, UserProcesses
+
+_PROCESSES = 4
+
+
+class Judges:
+  """The rewards of episodes and the replies of their environment, computed in processes.
+
+  Args:
+    rewards: Dotted paths of functions of (record, answer), whose results are added.
+    weights: The factor of each.
+    environment: The dotted path of a class of environments, whose reward is added; '': there is
+      none, and an episode is one answer.
+    seconds: The most seconds of a call.
+
+  Raises:
+    UserError: One of them is not there, or its module raises.
+  """
+
+  def __init__(
+    self,
+    rewards: Sequence[str],
+    weights: Sequence[float],
+    environment: str = '',
+    seconds: float = 10.0,
+  ):
+    self._named, self._environment = tuple(zip(rewards, weights, strict=True)), environment
+    self._processes = UserProcesses(min(_PROCESSES, os.cpu_count() or 1), seconds)
+    if environment and jax.process_count() > 1:
+      raise UserError(
+        f'ENVIRONMENT={environment}: what an environment replies is not sent to other processes, '
+        'and this run has several. Start it as one process'
+      )
+    found = [Call(path, None, None) for path in rewards]
+    if environment:
+      found += [Call(environment, name, None) for name in ('reply', 'reward')]
+    self._processes.look_up(found)  # what is missing is said before anything is compiled
+
+  def replies(self, episodes: Sequence[Episode]) -> list[Mapping[str, Any] | None]:
+    """Returns the message that follows the last answer of each episode; None: it has ended."""
+    replies = self._processes.results([self._call('reply', episode) for episode in episodes])
+    as_message = lambda x: {'role': 'user', 'content': x} if isinstance(x, str) else x
+    return [as_message(reply) for reply in replies]
+
+  def rewards(self, episodes: Sequence[Episode]) -> np.ndarray:
+    """Returns the reward of each episode, float32; each process has a part of them computed.
+
+    Raises:
+      UserError: A reward raised, took too long, or is not a finite number.
+    """
+    index, count = jax.process_index(), jax.process_count()
+    mine = [*range(index, len(episodes), count)]
+    total = np.zeros(len(mine), np.float64)
+    for path, weight in self._named:
+      last = lambda episode: episode.messages[-1]['content']
+      calls = [Call(path, None, [episodes[i].prompt.record, last(episodes[i])]) for i in mine]
+      total += weight * self._judged(path, [episodes[i] for i in mine], calls)
+    if self._environment:
+      calls = [self._call('reward', episodes[i]) for i in mine]
+      total += self._judged(self._environment, [episodes[i] for i in mine], calls)
+    whole = np.zeros(len(episodes), np.float32)
+    whole[mine] = total
+    if count > 1:
+      whole = multihost_utils.process_allgather(whole).sum(0)  # the others' are 0
+    return whole
+
+  def _call(self, method: str, episode: Episode) -> Call:
+    messages = [*episode.prompt.messages, *episode.messages]
+    return Call(self._environment, method, [episode.prompt.record, messages])
+
+  def _judged(self, path: str, episodes: Sequence[Episode], calls: Sequence[Call]) -> np.ndarray:
+    found = self._processes.results(calls)
+    for episode, reward in zip(episodes, found, strict=True):
+      if not isinstance(reward, int | float) or not math.isfinite(reward):
+        answer = episode.messages[-1]['content']
+        raise UserError(
+          f'{path} returned {reward!r} for {episode.prompt.place} and the answer {answer[:60]!r}: '
+          'a reward must be a finite number'
+        )
+    return np.array(found, np.float64)
