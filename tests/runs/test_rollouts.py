@@ -13,6 +13,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.rollout_datasets import PromptFiles
 from paxlite.reinforcement.episode import Episode
 from tests.support import runs
+from tests.support.processes import on_processes
 
 REWARDS = 'tests.unit.reinforcement.my_rewards'
 
@@ -245,6 +246,42 @@ def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
   more = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.NUM_MICROBATCHES=2']
   runs.run(tmp_path / 'four', *flags(files), *more, config=CONFIG, devices=4)
   np.testing.assert_allclose(rewards_of(tmp_path / 'one'), rewards_of(tmp_path / 'four'), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_processes_generate_and_reward_together(files, tmp_path):
+  """Two processes of two devices each train on the same answers as one, also within a rollout."""
+  given = [*flags(files), '--fdl.UPDATES_PER_BATCH=2', '--fdl.PERCORE_BATCH_SIZE=4']
+  runs.run(tmp_path / 'one', *given, '--fdl.ICI_MESH_SHAPE=[2,2,1]', config=CONFIG, devices=4)
+  on_processes(tmp_path / 'two', 2, *given, '--fdl.MAX_STEPS=3', config=CONFIG)
+  on_processes(tmp_path / 'two', 2, *given, config=CONFIG)  # goes on within a rollout
+  one, two = (rewards_of(tmp_path / name) for name in ('one', 'two'))
+  assert len(one) == len(two) == 6
+  np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_task_is_evaluated_while_training(files, tmp_path):
+  """The answers of held-out prompts are those that the checkpoint of the step gives."""
+  lines = [json.dumps(dict(prompt=f'{c}{c}=', completion='aaaaaa')) for c in 'abcdefgh']
+  (tmp_path / 'held_out.jsonl').write_text('\n'.join(lines))
+  (tmp_path / 'a.json').write_text(json.dumps(dict(
+    kind='generate', files='held_out.jsonl', doc_to_text='{{prompt}}', generation_pattern='^a',
+    doc_to_target='{{completion}}', target_pattern='^a', max_new_tokens=6,
+  )))  # fmt: skip
+  tasks = f"--fdl.EVAL_TASKS=['{tmp_path}/a.json']"
+  given = [*flags(files), tasks, '--fdl.EVAL_INTERVAL_STEPS=3']
+  trained = runs.run(tmp_path / 'run', *given, '--fdl.EVAL_TASKS_IN_TRAINING=True', config=CONFIG)
+  found = {
+    r['step']: r['exact_match'] for r in runs.records(tmp_path / 'run', 'eval_metrics.jsonl')
+  }
+  assert found.keys() == {3, 6}
+  assert 'eval a at step 6: exact_match' in trained.stdout
+  evaluated = runs.run(tmp_path / 'run', *given, '--mode=eval', config=CONFIG)
+  assert f'eval a at step 6: exact_match {found[6]:.4f}' in evaluated.stdout
+  refused = runs.run(tmp_path / 'none', *flags(files), '--fdl.EVAL_TASKS_IN_TRAINING=True',
+                     config=CONFIG, code=2)  # fmt: skip
+  assert 'needs EVAL_TASKS' in refused.stderr
 
 
 @pytest.mark.slow

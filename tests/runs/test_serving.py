@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -192,6 +193,57 @@ def test_the_harness_scores_by_the_server_as_by_the_checkpoint(server, trained):
     assert abs(sum(found) - expected) < 1e-3
     tops = answer.logprobs.top_logprobs[start:]
     assert all(p >= max(t.values()) for p, t in zip(found, tops, strict=True)) == greedy
+
+
+class OurTokenizer:
+  """The tokenizer of the model, as the harness calls one of transformers."""
+
+  def __init__(self, model):
+    self._model = model
+    self.eos_token_id = self.bos_token_id = self.pad_token_id = model.eot_token_id
+    self.eos_token, self.chat_template = '</s>', None
+
+  def __call__(self, texts, **options):
+    encode = self._model.tok_encode
+    ids = encode(texts) if isinstance(texts, str) else [encode(text) for text in texts]
+    return types.SimpleNamespace(input_ids=ids)
+
+  def encode(self, text, **options):
+    return self._model.tok_encode(text)
+
+
+@pytest.mark.slow
+def test_the_api_model_of_the_harness(server, trained, monkeypatch):
+  """Its own client for completions gets the numbers and texts that the checkpoint gives."""
+  pytest.importorskip('lm_eval')
+  import transformers
+  from lm_eval.api.instance import Instance
+  from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+  from paxlite.tools.lm_eval import PaxliteLM
+
+  ours = PaxliteLM(str(trained), CHAT_TEMPLATE=TEMPLATE)
+  monkeypatch.setattr(
+    transformers.AutoTokenizer, 'from_pretrained', lambda *args, **values: OurTokenizer(ours)
+  )
+  theirs = LocalCompletionsAPI(
+    base_url=f'{server.url}/completions', model=server.name, tokenizer='ours',
+    tokenizer_backend='huggingface', batch_size=2, max_length=ours.max_length,
+  )  # fmt: skip
+  texts = [
+    ('And it came', ' to pass'),
+    ('In the beginning', ' God created the heaven'),
+    ('A', ' b'),
+  ]
+  asked = lambda: [Instance('loglikelihood', {}, pair, i) for i, pair in enumerate(texts)]
+  expected, found = ours.loglikelihood(asked()), theirs.loglikelihood(asked())
+  for (p, greedy), (other, other_greedy) in zip(expected, found, strict=True):
+    assert abs(p - other) < 1e-3
+    assert greedy == other_greedy
+  rule = {'until': ['.'], 'max_gen_toks': 8}
+  asked = lambda: [Instance('generate_until', {}, (t, dict(rule)), i) for i, (t, _) in
+                   enumerate(texts)]  # fmt: skip
+  assert theirs.generate_until(asked()) == ours.generate_until(asked())
 
 
 @pytest.mark.slow
