@@ -93,8 +93,8 @@ def table(results: dict) -> str:
   return '\n'.join(lines)
 
 
-def svg(curves: dict, width: int = 640, height: int = 360) -> str:
-  """Returns a plot of loss by step, with one line per backend."""
+def svg(curves: dict, width: int = 640, height: int = 360, legend: int = 24) -> str:
+  """Returns a plot of loss by step, with one line per backend, whose names begin at `legend`."""
   points = [p for curve in curves.values() for p in curve]
   last, low, high = max(p[0] for p in points), min(p[1] for p in points), max(p[1] for p in points)
   x = lambda step: 40 + (width - 60) * step / last
@@ -112,7 +112,7 @@ def svg(curves: dict, width: int = 640, height: int = 360) -> str:
   for i, ((name, curve), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
     line = ' '.join(f'{x(s):.1f},{y(v):.1f}' for s, v in curve)
     parts.append(f'<polyline points="{line}" fill="none" stroke="{color}"/>')
-    parts.append(f'<text x="{width - 150}" y="{24 + 16 * i}" fill="{color}">{name}</text>')
+    parts.append(f'<text x="{width - 150}" y="{legend + 16 * i}" fill="{color}">{name}</text>')
   return '\n'.join([*parts, '</svg>', ''])
 
 

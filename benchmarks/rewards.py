@@ -1,7 +1,8 @@
-"""python benchmarks/rewards.py NAME=FOLDER[,MEASURE] … --svg=docs/rewards.svg [--json=…]
+"""python -m benchmarks.rewards NAME=FOLDER[,MEASURE[,FIRST]] … --svg=docs/rewards.svg [--json=…]
 
 Draws how a measure of runs rises: `reward`, the mean reward of the answers of a step, or one of an
-evaluation, such as exact_match. Each point of a reward is the mean of the records of 1/40 of a run.
+evaluation, such as exact_match, which was FIRST before training. Each point of a reward is the mean
+of the records of 1/40 of a run.
 """
 
 import argparse
@@ -17,17 +18,18 @@ _POINTS = 40
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('runs', nargs='+', metavar='NAME=FOLDER[,MEASURE]')
+  parser.add_argument('runs', nargs='+', metavar='NAME=FOLDER[,MEASURE[,FIRST]]')
   parser.add_argument('--svg', type=pathlib.Path, required=True, help='where the plot goes')
   parser.add_argument('--json', type=pathlib.Path, help='where the points go')
   args = parser.parse_args()
   curves = {}
   for run in args.runs:
     name, _, place = run.partition('=')
-    folder, _, measure = place.partition(',')
-    curves[name] = points(pathlib.Path(folder), measure or 'reward')
+    folder, measure, *first = [*place.split(','), 'reward'][: max(2, place.count(',') + 1)]
+    before = [(0, float(value)) for value in first]
+    curves[name] = before + points(pathlib.Path(folder), measure)
     print(f'{name}: {curves[name][0]} … {curves[name][-1]}')
-  args.svg.write_text(svg(curves))
+  args.svg.write_text(svg(curves, legend=300))
   if args.json:
     args.json.write_text(json.dumps(curves) + '\n')
 

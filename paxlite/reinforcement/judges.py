@@ -1,5 +1,6 @@
 """What says how good episodes are, and what follows an answer: functions of the user."""
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
+from paxlite.processes.process_messages import broadcast
 from paxlite.reinforcement.episode import Episode
 from paxlite.reinforcement.user_processes import Call, UserProcesses
 
@@ -39,21 +42,22 @@ class Judges:
   ):
     self._named, self._environment = tuple(zip(rewards, weights, strict=True)), environment
     self._processes = UserProcesses(min(_PROCESSES, os.cpu_count() or 1), seconds)
-    if environment and jax.process_count() > 1:
-      raise UserError(
-        f'ENVIRONMENT={environment}: what an environment replies is not sent to other processes, '
-        'and this run has several. Start it as one process'
-      )
     found = [Call(path, None, None) for path in rewards]
     if environment:
       found += [Call(environment, name, None) for name in ('reply', 'reward')]
     self._processes.look_up(found)  # what is missing is said before anything is compiled
 
   def replies(self, episodes: Sequence[Episode]) -> list[Mapping[str, Any] | None]:
-    """Returns the message that follows the last answer of each episode; None: it has ended."""
-    replies = self._processes.results([self._call('reply', episode) for episode in episodes])
+    """Returns the message that follows the last answer of each episode; None: it has ended.
+
+    Every process calls this, and the environment of the first one replies.
+    """
+    said: list[Any] = []
+    if jax.process_index() == 0:
+      said = self._processes.results([self._call('reply', episode) for episode in episodes])
+    said = parsed(broadcast(json.dumps(said).encode()))
     as_message = lambda x: {'role': 'user', 'content': x} if isinstance(x, str) else x
-    return [as_message(reply) for reply in replies]
+    return [as_message(reply) for reply in said]
 
   def rewards(self, episodes: Sequence[Episode]) -> np.ndarray:
     """Returns the reward of each episode, float32; each process has a part of them computed.

@@ -249,9 +249,14 @@ def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_generate_and_reward_together(files, tmp_path):
+@pytest.mark.parametrize('turns', [1, 2])
+def test_processes_generate_and_reward_together(files, tmp_path, turns):
   """Two processes of two devices each train on the same answers as one, also within a rollout."""
-  given = [*flags(files), '--fdl.UPDATES_PER_BATCH=2', '--fdl.PERCORE_BATCH_SIZE=4']
+  given = [*flags(files, 'prompts' if turns == 1 else 'chats'), '--fdl.PERCORE_BATCH_SIZE=4']
+  given += ['--fdl.UPDATES_PER_BATCH=2']
+  if turns > 1:
+    given += [f'--fdl.ENVIRONMENT={REWARDS}.Counting', f'--fdl.MAX_TURNS={turns}']
+    given += ['--fdl.MAX_SEQ_LEN=40']
   runs.run(tmp_path / 'one', *given, '--fdl.ICI_MESH_SHAPE=[2,2,1]', config=CONFIG, devices=4)
   on_processes(tmp_path / 'two', 2, *given, '--fdl.MAX_STEPS=3', config=CONFIG)
   on_processes(tmp_path / 'two', 2, *given, config=CONFIG)  # goes on within a rollout
