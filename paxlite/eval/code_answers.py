@@ -10,13 +10,16 @@ from paxlite.eval.task_spec import TaskSpec
 
 
 def check_allowed(spec: TaskSpec, run_code: bool) -> None:
-  """Raises UserError if a task runs programs, and that is not allowed."""
-  if spec.kind == 'code' and not run_code:
+  """Raises UserError if a task runs programs, and that is not allowed, or not possible here."""
+  if spec.kind != 'code':
+    return
+  if not run_code:
     raise UserError(
       'this task runs programs that the model wrote, and nobody has read them. They would run '
       'without a network, with read-only files and limits, as your user: if you want that, '
       '--run_code (EVAL_RUN_CODE=True) allows it'
     )
+  CodeSandbox(spec.timeout)
 
 
 def failures(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import fiddle as fdl
 
 from paxlite.data.tokenizer import Tokenizer
+from paxlite.eval.code_answers import check_allowed
 from paxlite.eval.eval_tasks import ZeroShotTask, read_tasks
 from paxlite.eval.inference import TextModel
 from paxlite.eval.zero_shot import ZeroShot
@@ -20,11 +21,15 @@ def tasks_of(experiment: LanguageModel, names: Sequence[str]) -> list[ZeroShotTa
   """Returns the tasks of these names, read as the experiment says.
 
   Raises:
-    UserError: There is no such task, or one of its records cannot be read.
+    UserError: There is no such task, one of its records cannot be read, or it runs programs and
+      that is not allowed.
   """
   e = experiment
   dataset_folder = e.TFDS_DATA_DIR if isinstance(e, FromTfds) else ''
-  return read_tasks(names, None, e.EVAL_SKIP_UNREADABLE, dataset_folder, e.EVAL_CHAT)
+  tasks = read_tasks(names, None, e.EVAL_SKIP_UNREADABLE, dataset_folder, e.EVAL_CHAT)
+  for task in tasks:
+    check_allowed(task.spec, e.EVAL_RUN_CODE)
+  return tasks
 
 
 class TaskEvaluation(Callback):

@@ -41,11 +41,14 @@ def main(argv: Sequence[str]) -> None:
 
   import jax
 
+  from paxlite.eval.code_answers import check_allowed
   from paxlite.eval.eval_tasks import read_tasks
   from paxlite.eval.inference import load_checkpoint
   from paxlite.eval.zero_shot import ZeroShot, as_json
 
   tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable, chat=args.chat)
+  for task in tasks:
+    check_allowed(task.spec, args.run_code)
   if args.output is not None:
     check_output('--output', f'{args.output}/results.json')
   inference = load_checkpoint(args.checkpoint, args.tokenizer, args.attributes, args.base_weights)

@@ -100,6 +100,7 @@ def made(files, data='prompts', **values):
   return e, fdl.build(e.train_input()), params
 
 
+@pytest.mark.slow
 def test_a_batch_follows_from_the_parameters_and_its_number(files):
   _, rollouts, params = made(files)
   rows = slice(0, 16)

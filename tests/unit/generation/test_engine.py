@@ -77,6 +77,7 @@ def test_the_cache_gives_what_recomputing_gives(name):
   assert list(engine.stream(PROMPTS[1], 16)) == rows[1]
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_prompts_and_answers():
   """They are those of the model, whatever the sampling, and so are those of the likeliest."""
   model, params = made('llama')
