@@ -94,8 +94,8 @@ def _task_evaluations(run: Run, trainer: Trainer) -> list[TaskEvaluation]:
     raise UserError('EVAL_TASKS_IN_TRAINING=True needs EVAL_TASKS: the tasks to evaluate')
   if not e.continues_text:
     raise UserError(
-      'EVAL_TASKS_IN_TRAINING=True: a reward model, or layers of Transformer Engine, cannot be asked '
-      'while they are trained'
+      'EVAL_TASKS_IN_TRAINING=True: a reward model, or layers of Transformer Engine, cannot be '
+      'asked while they are trained'
     )
   tasks = tasks_of(e, e.EVAL_TASKS)
   tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
