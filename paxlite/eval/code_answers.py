@@ -1,12 +1,17 @@
 """Judges programs that a model wrote: pass@k."""
 
+import json
 import math
 from collections.abc import Sequence
 
+import jax
+
 from paxlite.core.errors import UserError
-from paxlite.eval.code_sandbox import CodeSandbox
+from paxlite.core.json_text import parsed
+from paxlite.eval import code_sandbox
 from paxlite.eval.eval_tasks import GENERATED, TaskExample, matched
 from paxlite.eval.task_spec import TaskSpec
+from paxlite.processes.process_messages import broadcast
 
 
 def check_allowed(spec: TaskSpec, run_code: bool) -> None:
@@ -19,7 +24,7 @@ def check_allowed(spec: TaskSpec, run_code: bool) -> None:
       'without a network, with read-only files and limits, as your user: if you want that, '
       '--run_code (EVAL_RUN_CODE=True) allows it'
     )
-  CodeSandbox(spec.timeout)
+  code_sandbox.check()
 
 
 def failures(
@@ -27,18 +32,22 @@ def failures(
 ) -> list[list[str | None]]:
   """Returns why the program of each answer fails; None: it passes.
 
+  Every process calls this, and the first one runs the programs.
+
   Args:
     spec: The task.
     examples: Its examples.
     answers: The answers to each.
   """
-  sandbox = CodeSandbox(spec.timeout)
   programs = [
     example.target.replace(GENERATED, _code(spec, answer))
     for example, row in zip(examples, answers, strict=True)
     for answer in row
   ]
-  found = iter(sandbox.failures(programs))
+  ran: list[str | None] = []
+  if jax.process_index() == 0:
+    ran = code_sandbox.CodeSandbox(spec.timeout).failures(programs)
+  found = iter(parsed(broadcast(json.dumps(ran).encode())))
   return [[next(found) for _ in row] for row in answers]
 
 

@@ -2,14 +2,17 @@
 
 A program may do whatever the user could. Here it runs in namespaces of Linux, which the program
 unshare of util-linux makes without rights of an administrator: without a network, with processes of
-its own, with all files read-only and an empty /tmp. Its memory, its processor time, its number of
-processes and the size of its files are limited. It can read the user's files, and tell nobody. This
-keeps off accidents and most malice, but not a fault in the kernel.
+its own, all files read-only, an empty /tmp, and without the folders of users and /run, where the
+sockets of services are. Its memory, its processor time, its number of processes and the size of its
+files are limited. This keeps off accidents and most malice, but not a fault in the kernel.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import os
+import pathlib
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,30 +22,60 @@ from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 
-_MEMORY = 2 << 30  # bytes
+_MEMORY = 2 << 30  # bytes of a process
 _FILE = 16 << 20  # bytes
 _PROCESSES = 64
 _OUTPUT = 2000  # last bytes of what a program says that are read
-# A mount that cannot be made read-only, as one that its owner has locked, is covered. The program
-# is root in its namespace, and loses what that allows, so that it cannot undo this.
-_SETUP = """
+_TRIAL_SECONDS = 60.0
+# $1 is the home folder, $2 and $3 are those of Python, which may be in what is hidden. A mount that
+# cannot be made read-only, as one that its owner has locked, is covered. The program is root in its
+# namespace, and loses what that allows, so that it cannot undo this. This shell stays the first
+# process there, with which all others end.
+_SETUP = r"""
 set -e
+hide() {
+  if [ -d "/mnt$1" ] && [ ! -L "/mnt$1" ]; then
+    mount -t tmpfs -o size=64m,nr_inodes=4k none "/mnt$1"
+  fi
+}
 mount --rbind / /mnt
-mount -t tmpfs none /mnt/sys
-mount -t tmpfs none /mnt/tmp
+for place in /tmp /run /var/run /var/tmp /sys /home /root "$1"; do hide "$place"; done
+for place in "$2" "$3"; do
+  if [ ! -e "/mnt$place" ]; then
+    mkdir -p "/mnt$place"
+    mount --rbind "$place" "/mnt$place"
+  fi
+done
 mount -o remount,bind,ro /mnt
-cut -d ' ' -f 5 /proc/self/mountinfo | while read -r place; do
+cut -d ' ' -f 5 /proc/self/mountinfo | while read -r escaped; do
+  case $escaped in *\\134*) exit 1 ;; esac
+  place=$(printf '%b' "$escaped")
   case $place in
-    /mnt/tmp|/mnt/sys/*) ;;
+    /mnt/tmp) ;;
     /mnt/*) if [ -e "$place" ]; then
-      mount -o remount,bind,ro "$place" 2>/dev/null || mount -t tmpfs none "$place"
+      mount -o remount,bind,ro "$place" 2>/dev/null || mount -t tmpfs -o ro none "$place"
     fi ;;
   esac
 done
+shift 3
 cd /
-exec chroot /mnt setpriv --no-new-privs --bounding-set=-all --inh-caps=-all \\
-  prlimit "$@"
+set +e
+chroot /mnt setpriv --no-new-privs --bounding-set=-all --inh-caps=-all prlimit "$@"
+exit $?
 """
+
+
+@functools.cache
+def check() -> None:
+  """Raises UserError if programs cannot be run here."""
+  reason = CodeSandbox(_TRIAL_SECONDS).failure('')
+  if reason is not None:
+    raise UserError(
+      'the programs of a model run in namespaces of Linux, without network and with read-only '
+      f'files, and that is not possible here: {reason}. Use a machine where `unshare --user '
+      '--map-root-user --mount --net true` works, or write the answers with --output and test '
+      'them where nothing can be harmed'
+    )
 
 
 class CodeSandbox:
@@ -50,21 +83,10 @@ class CodeSandbox:
 
   Args:
     seconds: The most seconds of a program.
-
-  Raises:
-    UserError: The system has no such namespaces.
   """
 
   def __init__(self, seconds: float):
     self._seconds = seconds
-    reason = self.failure('')
-    if reason is not None:
-      raise UserError(
-        'the programs of a model run in namespaces of Linux, without network and with read-only '
-        f'files, and they cannot be made here: {reason}. Use a machine where `unshare --user '
-        '--map-root-user --mount --net true` works, or write the answers with --output and test '
-        'them where nothing can be harmed'
-      )
 
   def failures(self, programs: Sequence[str]) -> list[str | None]:
     """Returns for each program what `failure` does; as many run at a time as there are CPUs."""
@@ -72,29 +94,32 @@ class CodeSandbox:
       return list(threads.map(self.failure, programs))
 
   def failure(self, program: str) -> str | None:
-    """Returns why a program failed, its last line of output; None: it ended with status 0."""
+    """Returns why a program failed, its last line of output; None: it ran to its last line."""
     unshare = shutil.which('unshare')
     if unshare is None:
       return 'there is no program unshare'
-    spaces = ['--user', '--map-root-user', '--mount', '--net', '--pid', '--ipc', '--uts']
-    command = [unshare, *spaces, '--fork', '--kill-child', '--mount-proc', 'sh', '-c', _SETUP, 'sh']
+    mark = secrets.token_hex(16)  # an exit in the program is no success
+    whole = f'{program}\nimport os\nos.write(1, b"{mark}")\n'
     limits = [
-      f'--as={_MEMORY}',
-      f'--fsize={_FILE}',
-      f'--nproc={_PROCESSES}',
+      f'--as={_MEMORY}', f'--fsize={_FILE}', f'--nproc={_PROCESSES}', '--core=0',
       f'--cpu={int(self._seconds) + 1}',
-      '--core=0',
-    ]
-    with tempfile.TemporaryFile() as said:
+    ]  # fmt: skip
+    spaces = ['--user', '--map-root-user', '--mount', '--net', '--pid', '--ipc', '--uts']
+    folders = [str(pathlib.Path.home()), sys.prefix, sys.base_prefix]
+    with (
+      tempfile.TemporaryFile() as source,
+      tempfile.TemporaryFile() as printed,
+      tempfile.TemporaryFile() as said,
+    ):
+      source.write(whole.encode(errors='replace'))
+      source.seek(0)
       process = subprocess.Popen(
-        [*command, *limits, sys.executable, '-I', '-c', program],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=said,
-        cwd='/',
+        [unshare, *spaces, '--fork', '--kill-child', '--mount-proc', 'sh', '-c', _SETUP, 'sh',
+         *folders, *limits, sys.executable, '-I', '-'],
+        stdin=source, stdout=printed, stderr=said, cwd='/',
         env={'PATH': os.environ.get('PATH', ''), 'HOME': '/tmp'},
         start_new_session=True,
-      )
+      )  # fmt: skip
       try:
         status = process.wait(self._seconds)
       except subprocess.TimeoutExpired:
@@ -103,6 +128,9 @@ class CodeSandbox:
         with contextlib.suppress(ProcessLookupError):
           os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+      printed.seek(0)
+      if status == 0:
+        return None if mark.encode() in printed.read() else 'it ended before its last line'
       said.seek(max(0, said.seek(0, os.SEEK_END) - _OUTPUT))
       lines = said.read().decode(errors='replace').strip().splitlines()
-    return None if status == 0 else (lines or [f'it ended with the status {status}'])[-1]
+    return (lines or [f'it ended with the status {status}'])[-1]

@@ -11,7 +11,6 @@ Templates are Jinja templates over the fields of a record. LAMBADA and BoolQ are
 
 import contextlib
 import dataclasses
-import itertools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,7 +256,7 @@ def read_examples(
   """
   templates, unreadable = Templates(), 0
   examples: list[TaskExample] = []
-  shots = _shots(spec, templates, tfds_data_dir)
+  shots = _shots(spec, templates, skip_unreadable, tfds_data_dir)
   for place, raw in _raw_records(spec.files, tfds_data_dir):
     if limit is not None and len(examples) == limit:
       break
@@ -287,15 +286,23 @@ def _raw_records(files: Sequence[str], tfds_data_dir: str) -> Iterator[tuple[str
         yield source.place(shard, number), raw
 
 
-def _shots(spec: TaskSpec, templates: Templates, tfds_data_dir: str) -> list[TaskExample]:
+def _shots(
+  spec: TaskSpec, templates: Templates, skip_unreadable: bool, tfds_data_dir: str
+) -> list[TaskExample]:
   """Returns the solved examples: one more than are shown, as none is shown before itself."""
   if not spec.num_fewshot:
     return []
-  records = _raw_records(spec.fewshot_files, tfds_data_dir)
-  found = []
-  for place, raw in itertools.islice(records, spec.num_fewshot + 1):
-    with located(place):
-      found.append(_example(spec, parsed(raw, place), templates, place))
+  found: list[TaskExample] = []
+  for place, raw in _raw_records(spec.fewshot_files, tfds_data_dir):
+    try:
+      record = parsed(raw, place)
+      with located(place):
+        found.append(_example(spec, record, templates, place))
+    except UserError:
+      if not skip_unreadable:
+        raise
+    if len(found) > spec.num_fewshot:
+      break
   if len(found) < spec.num_fewshot:
     files = ', '.join(spec.fewshot_files)
     raise UserError(f'{files}: {len(found)} records, and num_fewshot is {spec.num_fewshot}')
@@ -308,6 +315,8 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
   target = templates(spec.doc_to_target, {**record, **of_program})
   if not target.strip():
     raise UserError(f'the answer {spec.doc_to_target!r} is empty')
+  if spec.kind == 'code' and GENERATED not in target:
+    raise UserError(f'{spec.doc_to_target!r} has no {{{{generated}}}} in it, or changes it')
   if spec.generates:
     if spec.target_pattern and matched(target, spec.target_pattern) is None:
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')

@@ -184,8 +184,8 @@ def _check_numbers(where: str, values: JsonObject) -> None:
     raise UserError(f'{where}: repeats and temperature are for generate and code')
   if kind == 'code' and max(values.get('pass_at', [1])) > repeats:
     raise UserError(f'{where}: pass_at {max(values["pass_at"])} needs as many repeats')
-  if kind == 'code' and 'generated' not in values['doc_to_target']:
-    raise UserError(f'{where}: the doc_to_target of code needs {{{{generated}}}} in its program')
+  if repeats > 1 and values.get('temperature') == 0:
+    raise UserError(f'{where}: with temperature 0 all {repeats} repeats are the same answer')
   if kind == 'code' and values.get('num_fewshot'):
     raise UserError(f'{where}: num_fewshot is not for code; doc_to_text can have examples in it')
   for name in ('pass_at', 'timeout'):

@@ -38,6 +38,11 @@ class PromptFiles(SftFiles, Policy):
           f'{name}={getattr(self, name)}: an answer would depend on others beside it, and training '
           f'would see other numbers: {name}={value}'
         )
+    if self.DROPOUT_PROB and self.steps_per_rollout > 1:
+      raise UserError(
+        f'DROPOUT_PROB={self.DROPOUT_PROB:g}: with several updates of an answer, the ratio of its '
+        'probabilities would be that of dropout too: DROPOUT_PROB=0'
+      )
     if self.EVAL_FILES or self.EVAL_FRACTION:
       raise UserError(
         'EVAL_FILES and EVAL_FRACTION: rollouts are for training, and each step tells its rewards; '

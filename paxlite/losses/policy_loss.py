@@ -111,7 +111,7 @@ class PolicyLoss(Loss):
 
   def _ratios(self, log_probs_BT: jax.Array, batch: Batch) -> jax.Array:
     old_BT = jax.lax.stop_gradient(batch.get(OLD, log_probs_BT))
-    logs_BT = log_probs_BT - old_BT
+    logs_BT = _of_own(log_probs_BT - old_BT, batch)
     if self.ratio == 'sequence':
       is_own_BT = batch['weights']
       count_B1 = jnp.maximum(is_own_BT.sum(1, keepdims=True), 1)
@@ -122,7 +122,7 @@ class PolicyLoss(Loss):
 
   def _divergence(self, log_probs_BT: jax.Array, outputs: Outputs, batch: Batch) -> jax.Array:
     reference_BT = tempered(outputs.reference, batch['labels'], self.temperature)
-    logs_BT = reference_BT - log_probs_BT
+    logs_BT = _of_own(reference_BT - log_probs_BT, batch)
     return jnp.exp(logs_BT) - logs_BT - 1
 
 
@@ -132,6 +132,11 @@ def tempered(outputs: Outputs, labels_BT: jax.Array, temperature: float) -> jax.
     return outputs.log_probs
   log_probs_BTV = jax.nn.log_softmax(outputs.logits / temperature)
   return jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], -1)[..., 0]
+
+
+def _of_own(x_BT: jax.Array, batch: Batch) -> jax.Array:
+  """Returns x at the tokens that the model wrote, and 0 at others, whose exp might be infinite."""
+  return jnp.where(batch['weights'] > 0, x_BT, 0)
 
 
 def _episodes(batch: Batch) -> jax.Array:

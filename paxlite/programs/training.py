@@ -99,7 +99,7 @@ def _task_evaluations(run: Run, trainer: Trainer) -> list[TaskEvaluation]:
     )
   tasks = tasks_of(e, e.EVAL_TASKS)
   tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
-  return [TaskEvaluation(e, trainer.store.task, tokenizer, tasks, trainer.watchdog.beat)]
+  return [TaskEvaluation(e, trainer.store.task, tokenizer, tasks, trainer.watchdog.pause)]
 
 
 def _keep_rollouts(run: Run, trainer: Trainer) -> None:

@@ -13,7 +13,7 @@ def advantages(rewards_GN: np.ndarray, scale: Scale) -> np.ndarray:
   Args:
     rewards_GN: The rewards of N episodes of each of G prompts.
     scale: Divides by the standard deviation of a group (https://arxiv.org/abs/2402.03300,
-      section 4.1.2), or of the whole batch, or by nothing (https://arxiv.org/abs/2503.20783).
+      section 4.1.2), or of all groups, or by nothing (https://arxiv.org/abs/2503.20783).
   """
   centred_GN = rewards_GN - rewards_GN.mean(1, keepdims=True)
   if scale == 'none':

@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
+from paxlite.data.chat_format import ROLES
 from paxlite.processes.process_messages import broadcast
 from paxlite.reinforcement.episode import Episode
 from paxlite.reinforcement.user_processes import Call, UserProcesses
@@ -56,8 +57,18 @@ class Judges:
     if jax.process_index() == 0:
       said = self._processes.results([self._call('reply', episode) for episode in episodes])
     said = parsed(broadcast(json.dumps(said).encode()))
-    as_message = lambda x: {'role': 'user', 'content': x} if isinstance(x, str) else x
-    return [as_message(reply) for reply in said]
+    return [self._message(*pair) for pair in zip(said, episodes, strict=True)]
+
+  def _message(self, reply: Any, episode: Episode) -> Mapping[str, Any] | None:
+    if isinstance(reply, str):
+      return {'role': 'user', 'content': reply}
+    is_message = isinstance(reply, Mapping) and isinstance(reply.get('content'), str)
+    if reply is not None and not (is_message and reply.get('role') in ROLES):
+      raise UserError(
+        f'{self._environment}.reply returned {str(reply)[:60]!r} for {episode.prompt.place}: it '
+        f'must be a text, a message with a role of {", ".join(ROLES)} and a content, or None'
+      )
+    return reply
 
   def rewards(self, episodes: Sequence[Episode]) -> np.ndarray:
     """Returns the reward of each episode, float32; each process has a part of them computed.

@@ -16,7 +16,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def write(files: RunFiles, number: int, arrays: Arrays, steps: int) -> None:
-  """Writes a rollout, and deletes those that no checkpoint needs.
+  """Writes a rollout, and deletes those before the oldest checkpoint.
 
   Args:
     files: Where it is written.

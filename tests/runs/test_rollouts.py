@@ -312,7 +312,7 @@ def test_episodes_of_several_turns(files):
   assert {float(x) for x in batch['rewards'].sum(1)} <= {2.0, 4.0, 6.0}
 
 
-@pytest.mark.cases(fast=3, slow=10)
+@pytest.mark.cases(fast=3, slow=11)
 @pytest.mark.parametrize(
   ('values', 'match'),
   [
@@ -322,6 +322,7 @@ def test_episodes_of_several_turns(files):
     (dict(GROUP_SIZE=1), 'GROUP_SIZE=1: an answer is compared'),
     (dict(REWARD_WEIGHTS=[1.0, 2.0]), '1 REWARDS have 2 REWARD_WEIGHTS'),
     (dict(CLIP_HIGH=0.28), 'CLIP_HIGH=0.28 has no effect while the ratio of probabilities is 1'),
+    (dict(DROPOUT_PROB=0.1, UPDATES_PER_BATCH=2), 'DROPOUT_PROB=0.1: with several updates'),
     (dict(CLIP_LOW=1.0, UPDATES_PER_BATCH=2), 'CLIP_LOW=1: a ratio'),
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),

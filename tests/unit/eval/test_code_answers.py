@@ -39,9 +39,10 @@ def read(folder, **changes):
 @pytest.fixture
 def sandbox():
   try:
-    return CodeSandbox(20)
+    code_sandbox.check()
   except UserError as e:
     pytest.skip(str(e))
+  return CodeSandbox(20)
 
 
 @pytest.mark.parametrize(('passed', 'count'), [(0, 5), (2, 5), (5, 5), (1, 1), (4, 7)])
@@ -79,6 +80,11 @@ def test_a_program_has_no_network_no_files_and_no_time(tmp_path, sandbox):
     'open("/tmp/x", "w").write("a" * (20 << 20))': 'too large',
     f'import os; os.kill({os.getpid()}, 9)': 'No such process',
     'import os; print(os.environ["SECRET_OF_TESTS"])': 'KeyError',
+    'import os; assert os.listdir("/run") or os.listdir("/tmp")': 'AssertionError',
+    'raise SystemExit(0)': 'ended before its last line',
+    'import os; os._exit(0)': 'ended before its last line',
+    'x = "\0"': 'null bytes',
+    'x = 1\n' * 100_000 + '1 / 0': 'ZeroDivisionError',
   }
   os.environ['SECRET_OF_TESTS'] = 'x'
   for (program, match), said in zip(cases.items(), sandbox.failures([*cases]), strict=True):
@@ -93,9 +99,11 @@ def test_a_program_has_no_network_no_files_and_no_time(tmp_path, sandbox):
 def test_what_a_program_started_ends_with_it(sandbox):
   start = time.monotonic()
   quick = CodeSandbox(2)
-  said = quick.failure(
-    'import subprocess, time; subprocess.Popen(["sleep", "987"]); time.sleep(99)'
-  )
+  said = quick.failure('import subprocess as s, time; s.Popen(["sleep", "987"]); time.sleep(99)')
+  assert said == 'it was not done after 2 seconds'
+  # a session of its own, and no wish to end with its parent
+  flees = 'import ctypes, os; os.fork() or os.setsid(); ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n'
+  said = quick.failure(f'{flees}os.execvp("sleep", ["sleep", "987"])')
   assert said == 'it was not done after 2 seconds'
   assert time.monotonic() - start < 30
   time.sleep(0.2)
@@ -108,7 +116,8 @@ def test_no_program_runs_unless_it_is_allowed(tmp_path, monkeypatch):
   with pytest.raises(UserError, match=r'nobody has read them.*--run_code \(EVAL_RUN_CODE=True\)'):
     check_allowed(task.spec, run_code=False)
   monkeypatch.setattr(code_sandbox.shutil, 'which', lambda name: None)
-  with pytest.raises(UserError, match='cannot be made here: there is no program unshare'):
+  code_sandbox.check.cache_clear()
+  with pytest.raises(UserError, match='not possible here: there is no program unshare'):
     check_allowed(task.spec, run_code=True)
 
 
@@ -117,7 +126,9 @@ def test_no_program_runs_unless_it_is_allowed(tmp_path, monkeypatch):
   [
     (dict(pass_at=[5]), 'pass_at 5 needs as many repeats'),
     (dict(pass_at=[]), r'pass_at cannot be \[\]'),
-    (dict(doc_to_target='{{test}}'), 'needs {{generated}} in its program'),
+    (dict(doc_to_target='{{test}}'), 'has no {{generated}} in it, or changes it'),
+    (dict(doc_to_target='{{generated | upper}}'), 'has no {{generated}} in it, or changes it'),
+    (dict(temperature=0), 'with temperature 0 all 4 repeats are the same answer'),
     (dict(num_fewshot=1, fewshot_files='human_eval.jsonl'), 'num_fewshot is not for code'),
     (dict(kind='generate'), 'pass_at is for code'),
     (dict(kind='cloze'), 'repeats and temperature are for generate and code'),
