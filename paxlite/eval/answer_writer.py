@@ -56,10 +56,10 @@ class AnswerWriter:
         f'an answer of {max_new_tokens:,} new tokens leaves no room for a prompt: the model takes '
         f'{self._model.max_length:,} tokens. Ask for fewer new ones'
       )
-    engine = self._engine(sampling, chat)
+    engine, seed = self._engine(sampling, chat), self._model.experiment.SEED
     requests = [
       Request(
-        prompt[-room:], max_new_tokens, engine.sampling, sample=i, ends=engine.ends, stop=until
+        prompt[-room:], max_new_tokens, engine.sampling, seed, i, ends=engine.ends, stop=until
       )
       for i, prompt in enumerate(prompts)
     ]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 
 import jax
@@ -9,7 +10,7 @@ import jax
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 from paxlite.eval import code_sandbox
-from paxlite.eval.eval_tasks import GENERATED, TaskExample, matched
+from paxlite.eval.eval_tasks import GENERATED, TaskExample
 from paxlite.eval.task_spec import TaskSpec
 from paxlite.processes.process_messages import broadcast
 
@@ -53,8 +54,12 @@ def failures(
 
 def _code(spec: TaskSpec, answer: str) -> str:
   if not spec.generation_pattern:
-    return answer  # with the spaces that it begins with
-  return matched(answer, spec.generation_pattern) or ''
+    return answer
+  found = [*re.finditer(spec.generation_pattern, answer)]
+  if not found:
+    return ''
+  groups = [group for group in found[-1].groups() if group is not None]
+  return (groups or [found[-1][0]])[0]  # with the spaces that it begins with
 
 
 def pass_at(k: int, passed: int, count: int) -> float:

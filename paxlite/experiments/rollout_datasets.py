@@ -38,16 +38,24 @@ class PromptFiles(SftFiles, Policy):
           f'{name}={getattr(self, name)}: an answer would depend on others beside it, and training '
           f'would see other numbers: {name}={value}'
         )
-    if self.DROPOUT_PROB and self.steps_per_rollout > 1:
-      raise UserError(
-        f'DROPOUT_PROB={self.DROPOUT_PROB:g}: with several updates of an answer, the ratio of its '
-        'probabilities would be that of dropout too: DROPOUT_PROB=0'
-      )
+    self._check_updates()
     if self.EVAL_FILES or self.EVAL_FRACTION:
       raise UserError(
         'EVAL_FILES and EVAL_FRACTION: rollouts are for training, and each step tells its rewards; '
         'paxlite zero-shot evaluates a checkpoint on a task'
       )
+
+  def _check_updates(self) -> None:
+    """Raises UserError if a ratio would compare other numbers than those of two updates."""
+    plain: dict[str, object] = {'DROPOUT_PROB': 0.0, 'EMBEDDING_DROPOUT_PROB': 0.0}
+    plain |= {'USE_FP8': False, 'USE_TE': 'off', 'USE_INT8': 'off'}
+    for name, value in plain.items():
+      found = getattr(self, name, value)
+      if self.steps_per_rollout > 1 and found != value:
+        raise UserError(
+          f'{name}={found}: with several updates of an answer, the ratio of its probabilities '
+          f'would compare other numbers than those of two updates: {name}={value}'
+        )
 
   def train_input(self) -> fdl.Config:
     if not self.REWARDS and not self.ENVIRONMENT:

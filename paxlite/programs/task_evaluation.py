@@ -11,8 +11,10 @@ from paxlite.eval.inference import TextModel
 from paxlite.eval.zero_shot import ZeroShot
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.rows import FromTfds
+from paxlite.processes import preemption
 from paxlite.tracking.summaries import Summaries
 from paxlite.training.callbacks import Callback, Evaluations
+from paxlite.training.evaluation import StoppedError
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 
@@ -65,7 +67,13 @@ class TaskEvaluation(Callback):
     self._evaluate.set_params(self._evaluated(state))
     try:
       for task in self._tasks:
-        result = self._evaluate(task, lambda done, total: self._beat())
+        with preemption.evaluating(step):
+          result = self._evaluate(task, self._report)
         summaries.result(step, task.name, result.values, result.line())
     finally:
       self._evaluate.set_params(None)  # the next step overwrites them
+
+  def _report(self, done: int, total: int) -> None:
+    self._beat()
+    if preemption.asked_alone():
+      raise StoppedError

@@ -99,7 +99,7 @@ class Judges:
   def _judged(self, path: str, episodes: Sequence[Episode], calls: Sequence[Call]) -> np.ndarray:
     found = self._processes.results(calls)
     for episode, reward in zip(episodes, found, strict=True):
-      if not isinstance(reward, int | float) or not math.isfinite(reward):
+      if not isinstance(reward, int | float) or not abs(reward) < math.inf:
         answer = episode.messages[-1]['content']
         raise UserError(
           f'{path} returned {reward!r} for {episode.prompt.place} and the answer {answer[:60]!r}: '

@@ -65,6 +65,7 @@ class PolicyRollouts(RolloutInput):
   ):
     self.batch_size, self.seq_len = groups * group_size, seq_len
     self.max_token_id, self.name = max_token_id, prompts.name
+    self.fingerprint, self.tokens_fingerprint = prompts.fingerprint, prompts.tokens_fingerprint
     self._prompts, self._actor, self._judges = prompts, actor, judges
     self._groups, self._group_size = groups * batches, group_size  # of a rollout
     self._seed, self._scale, self._log_probs = seed, scale, log_probs

@@ -1,6 +1,8 @@
 """The prompts of rollouts, from JSON lines."""
 
 import dataclasses
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,6 +54,16 @@ class Prompts:
           self._prompts.append(_prompt(record, encoding, place, most_tokens))
     if not self._prompts:
       raise UserError(f'{self.name or "TRAIN_FILES"}: no prompts')
+
+  @property
+  def fingerprint(self) -> int:
+    """A number of the records; another one if they change."""
+    return zlib.crc32(json.dumps([prompt.record for prompt in self._prompts]).encode())
+
+  @property
+  def tokens_fingerprint(self) -> int:
+    """A number of the tokens, which the tokenizer and the chat template change too."""
+    return zlib.crc32(json.dumps([prompt.ids for prompt in self._prompts]).encode())
 
   def __len__(self) -> int:
     return len(self._prompts)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ class UserProcesses:
   Args:
     count: The number of processes.
     seconds: The most seconds of a call.
+
+  Attributes:
+    close: Ends the processes, which otherwise end with this object.
   """
 
   def __init__(self, count: int, seconds: float):
@@ -48,6 +52,7 @@ class UserProcesses:
     for worker in self._workers:
       self._idle.put(worker)
     self._threads = concurrent.futures.ThreadPoolExecutor(count)
+    self.close = weakref.finalize(self, _end, self._workers, self._threads)
 
   def results(self, calls: Sequence[Call]) -> list[Any]:
     """Returns the results of calls, in their order.
@@ -73,12 +78,6 @@ class UserProcesses:
       return worker.result(call, self._seconds)
     finally:
       self._idle.put(worker)
-
-  def close(self) -> None:
-    """Ends the processes."""
-    self._threads.shutdown(wait=False, cancel_futures=True)
-    for worker in self._workers:
-      worker.end()
 
 
 class _Worker:
@@ -155,3 +154,10 @@ def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
         return b''
       found += part
   return found
+
+
+def _end(workers: Sequence[_Worker], threads: concurrent.futures.ThreadPoolExecutor) -> None:
+  """Ends the processes of a pool."""
+  threads.shutdown(wait=False, cancel_futures=True)
+  for worker in workers:
+    worker.end()

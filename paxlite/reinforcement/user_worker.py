@@ -31,7 +31,7 @@ def main() -> None:
     try:
       function = _function(known, call['path'], call['method'])
       given = call['arguments']
-      text = json.dumps({'result': None if given is None else function(*given)})
+      text = json.dumps({'result': None if given is None else function(*given)}, default=float)
     except BaseException as e:
       if isinstance(e, KeyboardInterrupt):
         return

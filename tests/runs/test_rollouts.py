@@ -223,6 +223,18 @@ def test_a_lost_rollout_is_said_and_made_again(files, tmp_path):
 
 
 @pytest.mark.slow
+def test_other_prompts_are_noticed(files, tmp_path):
+  shown = tmp_path / 'prompts.jsonl'
+  lines = (files / 'prompts.jsonl').read_text()
+  shown.write_text(lines)
+  given = [f'--fdl.VOCAB_PATH={files}', f"--fdl.TRAIN_FILES=['{shown}']"]
+  runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=1', config=CONFIG)
+  shown.write_text(lines.replace('aa=', 'ab='))
+  refused = runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=2', config=CONFIG, code=2)
+  assert 'is not what the checkpoint of step 1 was trained on' in refused.stderr
+
+
+@pytest.mark.slow
 def test_prompts_are_drawn_again_where_groups_are_equal(files):
   """A reward of most answers 0: groups with unequal rewards come first, and fill the batch."""
   values = dict(REWARDS=['tests.runs.test_rollouts.begins_with_a'], GROUP_SIZE=2)
@@ -322,7 +334,7 @@ def test_episodes_of_several_turns(files):
     (dict(GROUP_SIZE=1), 'GROUP_SIZE=1: an answer is compared'),
     (dict(REWARD_WEIGHTS=[1.0, 2.0]), '1 REWARDS have 2 REWARD_WEIGHTS'),
     (dict(CLIP_HIGH=0.28), 'CLIP_HIGH=0.28 has no effect while the ratio of probabilities is 1'),
-    (dict(DROPOUT_PROB=0.1, UPDATES_PER_BATCH=2), 'DROPOUT_PROB=0.1: with several updates'),
+    (dict(USE_INT8='forward', UPDATES_PER_BATCH=2), 'USE_INT8=forward: with several updates'),
     (dict(CLIP_LOW=1.0, UPDATES_PER_BATCH=2), 'CLIP_LOW=1: a ratio'),
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),
