@@ -61,6 +61,17 @@ class PromptFiles(SftFiles, Policy):
     if not self.REWARDS and not self.ENVIRONMENT:
       example = shell.flag('REWARDS', ['my_rewards.correct'])
       raise UserError(f'{example} is missing: what an answer is worth; or an ENVIRONMENT')
+    # a command that only loads the model has other batches and lengths
+    if self.batch_size % self.GROUP_SIZE:
+      raise UserError(
+        f'a batch of {self.batch_size} answers is not divisible by GROUP_SIZE={self.GROUP_SIZE}: '
+        'change it, or PERCORE_BATCH_SIZE'
+      )
+    if self.MAX_NEW_TOKENS >= self.MAX_SEQ_LEN:
+      raise UserError(
+        f'MAX_NEW_TOKENS={self.MAX_NEW_TOKENS} leaves no room for a prompt in MAX_SEQ_LEN='
+        f'{self.MAX_SEQ_LEN}'
+      )
     return super().train_input()
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:

@@ -9,6 +9,7 @@ import pytest
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
+from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.rollout_datasets import PromptFiles
 from paxlite.reinforcement.episode import Episode
@@ -296,6 +297,8 @@ def test_a_task_is_evaluated_while_training(files, tmp_path):
   }
   assert found.keys() == {3, 6}
   assert 'eval a at step 6: exact_match' in trained.stdout
+  loaded = load_checkpoint(str(tmp_path / 'run'), overrides={'MAX_SEQ_LEN': '6'})
+  assert len(loaded.engine().continuations([[1, 5]], 3)[0]) <= 3
   evaluated = runs.run(tmp_path / 'run', *given, '--mode=eval', config=CONFIG)
   assert f'eval a at step 6: exact_match {found[6]:.4f}' in evaluated.stdout
   refused = runs.run(tmp_path / 'none', *flags(files), '--fdl.EVAL_TASKS_IN_TRAINING=True',
