@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 
 import jax
@@ -10,7 +9,7 @@ import jax
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 from paxlite.eval import code_sandbox
-from paxlite.eval.eval_tasks import GENERATED, TaskExample
+from paxlite.eval.eval_tasks import GENERATED, TaskExample, last_match
 from paxlite.eval.task_spec import TaskSpec
 from paxlite.processes.process_messages import broadcast
 
@@ -41,7 +40,7 @@ def failures(
     answers: The answers to each.
   """
   programs = [
-    example.target.replace(GENERATED, _code(spec, answer))
+    example.target.replace(GENERATED, last_match(answer, spec.generation_pattern) or '')
     for example, row in zip(examples, answers, strict=True)
     for answer in row
   ]
@@ -50,16 +49,6 @@ def failures(
     ran = code_sandbox.CodeSandbox(spec.timeout).failures(programs)
   found = iter(parsed(broadcast(json.dumps(ran).encode())))
   return [[next(found) for _ in row] for row in answers]
-
-
-def _code(spec: TaskSpec, answer: str) -> str:
-  if not spec.generation_pattern:
-    return answer
-  found = [*re.finditer(spec.generation_pattern, answer)]
-  if not found:
-    return ''
-  groups = [group for group in found[-1].groups() if group is not None]
-  return (groups or [found[-1][0]])[0]  # with the spaces that it begins with
 
 
 def pass_at(k: int, passed: int, count: int) -> float:

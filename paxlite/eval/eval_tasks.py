@@ -371,13 +371,19 @@ def matched(text: str, pattern: str) -> str | None:
 
   An empty pattern matches the entire text.
   """
+  found = last_match(text, pattern)
+  return None if found is None else found.strip()
+
+
+def last_match(text: str, pattern: str) -> str | None:
+  """Returns what `matched` does, with the spaces around it."""
   if not pattern:
-    return text.strip()
+    return text
   matches = list(re.finditer(pattern, text))
   if not matches:
     return None
   groups = [g for g in matches[-1].groups() if g is not None]
-  return (groups or [matches[-1][0]])[0].strip()
+  return (groups or [matches[-1][0]])[0]
 
 
 def _field(record: Record, path: str) -> object:
