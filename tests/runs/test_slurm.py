@@ -104,7 +104,9 @@ def test_the_recipe_of_pax(cluster, tmp_path):
 
 def saved_at(printed: str) -> int:
   """Returns the step at which the first SIGTERM was answered."""
-  return int(re.search(r'step ([\d,]+) is saved', printed)[1].replace(',', ''))
+  found = re.search(r'step ([\d,]+) is saved', printed)
+  assert found, printed
+  return int(found[1].replace(',', ''))
 
 
 @pytest.fixture
