@@ -1,10 +1,10 @@
 """The keys and values that a model keeps of the tokens of each row.
 
 The cache is a flat dictionary of arrays, […, S, H], with S slots for the tokens of a row. Layers
-that are repeated by a scan have an axis for the layers before that of the rows.
+without keys have states instead, whose size does not depend on the tokens. Layers that are repeated
+by a scan have an axis for the layers before that of the rows.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import REPEATED
+from paxlite.core.variable_names import COUNT, INDEX, REPEATED, STATE
 from paxlite.parallel import partitioning
 
 Path = tuple[str, ...]
@@ -31,8 +31,9 @@ class CacheLayout:
 
   def __init__(self, variables: PyTree, mesh: Mesh | None, rules: partitioning.Rules):
     flat = flatten_dict(variables)
-    self._index = {path: x for path, x in flat.items() if path[-1] == 'index'}
-    self._arrays = {path: x for path, x in flat.items() if path[-1] != 'index'}
+    of_name = lambda name: {path: x for path, x in flat.items() if path[-1] == name}
+    self._index, self._count = of_name(INDEX), of_name(COUNT)
+    self._arrays = {k: x for k, x in flat.items() if k not in {**self._index, **self._count}}
     self._mesh, self._rules = mesh, rules
 
   def empty(self, rows: int, slots: int) -> Cache:
@@ -76,11 +77,29 @@ class CacheLayout:
     """The sharding of an array of which each device has a copy; None without a mesh."""
     return None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
 
-  def variables(self, cache: Cache, length_B: jax.Array) -> PyTree:
-    """Returns the collection of the model, whose rows have so many tokens."""
-    index = {k: jnp.broadcast_to(length_B, (*x.shape[:-1], len(length_B))) for k, x in
-             self._index.items()}  # fmt: skip
-    return unflatten_dict(cache | index)
+  @property
+  def has_states(self) -> bool:
+    """Whether some layers have states, from which the last tokens cannot be taken off again."""
+    return any(_is_state(path) for path in self._arrays)
+
+  def variables(self, cache: Cache, length_B: jax.Array, count_B: jax.Array) -> PyTree:
+    """Returns the collection of the model.
+
+    Args:
+      cache: The cache.
+      length_B: How many tokens of each row are in it.
+      count_B: How many tokens of a call, the first ones of each row, are put in; what comes behind
+        them has no meaning.
+    """
+    index = {path: _of_layers(length_B, x) for path, x in self._index.items()}
+    return unflatten_dict(cache | index | self._counts(count_B))
+
+  def first_variables(self, count_B: jax.Array) -> PyTree:
+    """Returns the collection where all rows have no tokens so far, which makes the arrays."""
+    return unflatten_dict(self._counts(count_B))
+
+  def _counts(self, count_B: jax.Array) -> Cache:
+    return {path: _of_layers(count_B, x) for path, x in self._count.items()}
 
   def of(self, variables: PyTree) -> Cache:
     """Returns the cache in what a model returns."""
@@ -89,7 +108,7 @@ class CacheLayout:
 
 def taken(cache: Cache, row_R: jax.Array) -> Cache:
   """Returns some rows; one row may be taken several times."""
-  return _mapped(lambda axis, x: jnp.take(x, row_R, axis, mode='clip'), cache)
+  return {path: jnp.take(x, row_R, _row_axis(path), mode='clip') for path, x in cache.items()}
 
 
 def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
@@ -99,9 +118,9 @@ def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
   """
 
   def one(path: Path, x: jax.Array) -> jax.Array:
-    new = rows[path]
+    new = rows[path].astype(x.dtype)
     at: tuple[Any, ...] = (slice(None),) * _row_axis(path) + (row_R,)
-    if new.shape[-2] < x.shape[-2]:
+    if not _is_state(path) and new.shape[-2] < x.shape[-2]:
       at += (slice(None),) * (x.ndim - len(at) - 2) + (slice(0, new.shape[-2]),)
     return x.at[at].set(new, mode='drop')
 
@@ -111,22 +130,29 @@ def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
 def resized(cache: Cache, row_R: jax.Array, slots: int) -> Cache:
   """Returns these rows with so many slots each."""
 
-  def one(axis: int, x: jax.Array) -> jax.Array:
-    x = x[..., :slots, :]
-    x = jnp.take(x, row_R, axis, mode='clip')
+  def one(path: Path, x: jax.Array) -> jax.Array:
+    x = x if _is_state(path) else x[..., :slots, :]
+    x = jnp.take(x, row_R, _row_axis(path), mode='clip')
+    if _is_state(path):
+      return x
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), (0, slots - x.shape[-2]), (0, 0)])
 
-  return _mapped(one, cache)
+  return {path: one(path, x) for path, x in cache.items()}
 
 
 def _shape(path: Path, x: jax.ShapeDtypeStruct, rows: int, slots: int) -> list[int]:
-  shape = [*x.shape[:-2], slots, x.shape[-1]]
+  shape = [*x.shape] if _is_state(path) else [*x.shape[:-2], slots, x.shape[-1]]
   shape[_row_axis(path)] = rows
   return shape
 
 
-def _mapped(function: Callable[[int, jax.Array], jax.Array], cache: Cache) -> Cache:
-  return {path: function(_row_axis(path), x) for path, x in cache.items()}
+def _is_state(path: Path) -> bool:
+  return path[-1].endswith(STATE)
+
+
+def _of_layers(numbers_B: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """Returns numbers of the rows, for each of the layers that are repeated."""
+  return jnp.broadcast_to(numbers_B, (*like.shape[:-1], len(numbers_B)))
 
 
 def _row_axis(path: Path) -> int:

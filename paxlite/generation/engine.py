@@ -282,6 +282,8 @@ class Engine:
   def _compiled(self) -> Programs:
     if self._programs is None:
       layout = layout_of(self._model, self._params, self._mesh, self._rules)
+      if layout.has_states:
+        self._rows.shares = False
       self._programs = Programs(self._model, layout, self._is_token, self._mesh, self._rules)
     return self._programs
 

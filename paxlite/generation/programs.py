@@ -140,12 +140,13 @@ class Programs:
       features: What the choice of the tokens needs.
     """
     R, T = chunk.ids.shape
-    variables = {'params': params}
-    if not is_first:
+    if is_first:
+      cache = self.layout.first_variables(chunk.count)
+    else:
       rows = caches.taken(state.cache, chunk.source)
-      variables['cache'] = self.layout.variables(rows, chunk.start)
+      cache = self.layout.variables(rows, chunk.start, chunk.count)
     x_RTD, after = self._model.apply(
-      variables,
+      {'params': params, 'cache': cache},
       chunk.ids,
       chunk.start[:, None] + jnp.arange(T),
       None,
@@ -208,7 +209,10 @@ class Programs:
       (cache, rows), out, i = carry
       is_on_B = is_active_B & ~rows.is_done
       x_B1D, after = self._model.apply(
-        {'params': params, 'cache': self.layout.variables(cache, rows.length)},
+        {
+          'params': params,
+          'cache': self.layout.variables(cache, rows.length, is_on_B.astype(jnp.int32)),
+        },
         rows.token[:, None],
         rows.length[:, None],
         None,

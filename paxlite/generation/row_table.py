@@ -15,10 +15,13 @@ class RowTable:
 
   Args:
     shares: Whether the beginning of a prompt may be taken from another row.
+
+  Attributes:
+    shares: The same. A model with states cannot share: a state has seen all tokens of its row.
   """
 
   def __init__(self, shares: bool):
-    self._shares = shares
+    self.shares = shares
     self._jobs: list[Job | None] = []
     self._count = 0  # of jobs that had rows
 
@@ -98,7 +101,7 @@ class RowTable:
     The third result is whether another row, which is being read, will hold more of them.
     """
     row, held, waits = -1, 0, False
-    if not self._shares or job.most_shared < _SHARED_FROM:
+    if not self.shares or job.most_shared < _SHARED_FROM:
       return row, held, waits
     for other in filter(None, self._jobs):
       if job.prompt[:_SHARED_FROM] != other.prompt[:_SHARED_FROM]:

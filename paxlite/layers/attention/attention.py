@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
+from paxlite.core.variable_names import INDEX
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.layers.norms import RmsNorm
@@ -248,12 +249,12 @@ def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array
     The same of all slots, [B, S, …, H] each, and the slot of the first new token of each row, 0 or
     [B]. What lies behind a row's tokens has no meaning.
   """
-  if not module.has_variable('cache', 'index'):
-    module.variable('cache', 'index', lambda: jnp.zeros(len(next(iter(new.values()))), jnp.int32))
+  if not module.has_variable('cache', INDEX):
+    module.variable('cache', INDEX, lambda: jnp.zeros(len(next(iter(new.values()))), jnp.int32))
     for name, x in new.items():
       module.variable('cache', name, lambda x=x: jnp.moveaxis(x, 1, -2))
     return [*new.values()], 0
-  start_B: jax.Array = module.get_variable('cache', 'index')
+  start_B: jax.Array = module.get_variable('cache', INDEX)
 
   def append(name: str, new: jax.Array) -> jax.Array:
     cached: nn.Variable = module.variable('cache', name)

@@ -1,0 +1,217 @@
+"""Linear attention by chunks: matrix products within a chunk, and a scan over chunks.
+
+A head has a state S [K, V]. Token t decays it, writes to it and reads from it:
+
+    S_t = exp(g_t) · S_{t-1} + k_t ⊗ u_t        o_t = S_tᵀ · q_t
+
+Without a delta rule, u_t is the value v_t. With one, u_t = β_t · (v_t − exp(g_t) · S_{t-1}ᵀ · k_t): a
+key's old value is replaced by the new one (https://arxiv.org/abs/2412.06464, section 3). Within a
+chunk, the u of all tokens solve a triangular system, of which section 3.2 has the derivation.
+
+The texts of a packed row do not see each other: a token sees the state only if it belongs to the
+text that wrote it.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_CHUNK = 64  # tokens
+_BLOCK = 8  # rows of a triangle that is inverted by products alone
+
+
+class _Chunks(NamedTuple):
+  """What a scan needs of M chunks of C tokens; arrays have the dimensions [M, B, N, …].
+
+  Attributes:
+    read: Queries that read the state, [C, K].
+    scores: Of each token's query and the keys up to it, [C, C].
+    values: What is written without a state, [C, V].
+    erase: The keys whose old values are taken off, [C, K]; None without a delta rule.
+    write: Keys that write the state after the chunk, [C, K].
+    keep: The factor of the state before the chunk, [].
+  """
+
+  read: jax.Array
+  scores: jax.Array
+  values: jax.Array
+  erase: jax.Array | None
+  write: jax.Array
+  keep: jax.Array
+
+
+def linear_attention(
+  q_BTNK: jax.Array,
+  k_BTNK: jax.Array,
+  v_BTNV: jax.Array,
+  log_decay_BTN: jax.Array,
+  beta_BTN: jax.Array | None = None,
+  segment_ids_BT: jax.Array | None = None,
+  state_BNKV: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns what each token reads, [B, T, N, V], and the float32 state after the last token.
+
+  Args:
+    q_BTNK: Queries, already scaled.
+    k_BTNK: Keys. A token without effect on the state has the key 0, beta 0 and decay 0.
+    v_BTNV: Values.
+    log_decay_BTN: Logarithms of the factors of the state, ≤ 0.
+    beta_BTN: How much of a key's old value is replaced; None: values are added.
+    segment_ids_BT: Segments of a row, each of which is one run of tokens.
+    state_BNKV: The state before the first token; None: 0.
+  """
+  B, T, N, K = q_BTNK.shape
+  if state_BNKV is None:
+    state_BNKV = jnp.zeros((B, N, K, v_BTNV.shape[-1]), jnp.float32)
+  if T == 1:
+    beta_BN = None if beta_BTN is None else beta_BTN[:, 0]
+    o_BNV, state_BNKV = _step(
+      q_BTNK[:, 0], k_BTNK[:, 0], v_BTNV[:, 0], log_decay_BTN[:, 0], beta_BN, state_BNKV
+    )
+    return o_BNV[:, None].astype(v_BTNV.dtype), state_BNKV
+  size = min(_CHUNK, max(_BLOCK, 1 << (T - 1).bit_length()))
+  chunks = _chunks(q_BTNK, k_BTNK, v_BTNV, log_decay_BTN, beta_BTN, segment_ids_BT, size)
+  state_BNKV, o_MBNCV = jax.lax.scan(_advance, state_BNKV, chunks)
+  o_BTNV = jnp.moveaxis(o_MBNCV, (0, 3), (1, 2)).reshape(B, -1, N, v_BTNV.shape[-1])
+  return o_BTNV[:, :T].astype(v_BTNV.dtype), state_BNKV
+
+
+def _step(
+  q_BNK: jax.Array,
+  k_BNK: jax.Array,
+  v_BNV: jax.Array,
+  log_decay_BN: jax.Array,
+  beta_BN: jax.Array | None,
+  state_BNKV: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """One token of each row, in float32."""
+  q_BNK, k_BNK, u_BNV = (x.astype(jnp.float32) for x in (q_BNK, k_BNK, v_BNV))
+  state_BNKV *= jnp.exp(log_decay_BN.astype(jnp.float32))[..., None, None]
+  if beta_BN is not None:
+    old_BNV = jnp.einsum('BNKV,BNK->BNV', state_BNKV, k_BNK)
+    u_BNV = (u_BNV - old_BNV) * beta_BN[..., None]
+  state_BNKV += k_BNK[..., None] * u_BNV[..., None, :]
+  return jnp.einsum('BNKV,BNK->BNV', state_BNKV, q_BNK), state_BNKV
+
+
+def _chunks(
+  q_BTNK: jax.Array,
+  k_BTNK: jax.Array,
+  v_BTNV: jax.Array,
+  log_decay_BTN: jax.Array,
+  beta_BTN: jax.Array | None,
+  segment_ids_BT: jax.Array | None,
+  size: int,
+) -> _Chunks:
+  """Computes what does not depend on the state, for all chunks at a time."""
+  B, T = q_BTNK.shape[:2]
+  beyond = -T % size
+
+  def cut(x: jax.Array) -> jax.Array:
+    """[B, T, N, …] to [M, B, N, C, …]."""
+    x = jnp.pad(x, [(0, 0), (0, beyond), *[(0, 0)] * (x.ndim - 2)])
+    x = x.reshape(B, -1, size, *x.shape[2:])
+    return jnp.moveaxis(x, (1, 3), (0, 2))
+
+  q, k, v = cut(q_BTNK), cut(k_BTNK), cut(v_BTNV)
+  dtype = v.dtype
+  total = jnp.cumsum(cut(log_decay_BTN.astype(jnp.float32)), -1)  # [M, B, N, C]
+  order = jnp.arange(size)
+  visible = order[:, None] >= order  # [C, C]
+  before = after = jnp.float32(1)  # whether a token belongs to the text before, after its chunk
+  keep = jnp.exp(total[..., -1])
+  if segment_ids_BT is not None:
+    ids_BT = jnp.pad(segment_ids_BT, [(0, 0), (0, beyond)], mode='edge')
+    ids_MBC = jnp.moveaxis(ids_BT.reshape(B, -1, size), 1, 0)
+    last_MB = ids_MBC[..., -1]
+    previous_MB = jnp.concatenate([ids_MBC[:1, :, 0], last_MB[:-1]])
+    visible = visible & (ids_MBC[..., :, None] == ids_MBC[..., None, :])[:, :, None]
+    before = (ids_MBC == previous_MB[..., None]).astype(jnp.float32)[:, :, None]
+    after = (ids_MBC == last_MB[..., None]).astype(jnp.float32)[:, :, None]
+    keep *= (last_MB == previous_MB)[..., None]
+  # exp of what is masked could overflow, and its gradient would be NaN
+  decay = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
+  to_start = jnp.exp(total) * before
+  to_end = jnp.exp(total[..., -1:] - total) * after
+
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  scores = product('...ck,...sk->...cs', q, k) * decay
+  values, erase = v.astype(jnp.float32), None
+  if beta_BTN is not None:
+    beta = cut(beta_BTN.astype(jnp.float32))[..., None]
+    system = product('...ck,...sk->...cs', k, k) * decay * beta
+    inverse = _inverse(jnp.tril(system, -1))
+    values = inverse @ (values * beta)
+    erase = (inverse @ (k * (beta * to_start[..., None]))).astype(dtype)
+  return _Chunks(
+    read=(q * to_start[..., None]).astype(dtype),
+    scores=scores.astype(dtype),
+    values=values,
+    erase=erase,
+    write=(k * to_end[..., None]).astype(dtype),
+    keep=keep,
+  )
+
+
+def _advance(state_BNKV: jax.Array, chunk: _Chunks) -> tuple[jax.Array, jax.Array]:
+  """Returns the state after a chunk, and what its tokens read."""
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  dtype = chunk.read.dtype
+  state, values = state_BNKV.astype(dtype), chunk.values
+  if chunk.erase is not None:
+    values = values - product('BNCK,BNKV->BNCV', chunk.erase, state)
+  written = values.astype(dtype)
+  read = product('BNCK,BNKV->BNCV', chunk.read, state)
+  read += product('BNCS,BNSV->BNCV', chunk.scores, written)
+  state_BNKV = state_BNKV * chunk.keep[..., None, None]
+  state_BNKV += product('BNCK,BNCV->BNKV', chunk.write, written)
+  return state_BNKV, read.astype(dtype)
+
+
+@jax.custom_vjp
+def _inverse(lower: jax.Array) -> jax.Array:
+  """Returns (1 + lower)⁻¹ for strictly lower triangles [C, C], in float32.
+
+  Blocks of the diagonal are inverted by a short product, and joined by the inverse of a matrix of
+  2 × 2 blocks. The series of a whole triangle would lose all digits where keys are alike.
+  """
+  size = lower.shape[-1]
+  blocks = _diagonal(lower, _BLOCK, 0)
+  inverse = jnp.eye(_BLOCK) - blocks
+  power = blocks
+  for _ in range(_BLOCK.bit_length() - 2):
+    power = power @ power
+    inverse += inverse @ power
+  while inverse.shape[-1] < size:
+    n = inverse.shape[-1]
+    first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+    below = -second @ _diagonal(lower, 2 * n, n) @ first
+    above = jnp.zeros_like(below)
+    inverse = jnp.block([[first, above], [below, second]])
+  return inverse[..., 0, :, :]
+
+
+def _diagonal(x: jax.Array, size: int, row: int) -> jax.Array:
+  """Returns the blocks of `size` on the diagonal, [C/size, size − row, size − row].
+
+  With a `row`, of each block only the rows from there on, and the columns that are left of them.
+  """
+  count = x.shape[-1] // size
+  width = size - row
+  starts = [i * size for i in range(count)]
+  return jnp.stack([x[..., s + row : s + size, s : s + width] for s in starts], -3)
+
+
+def _inverse_forward(lower: jax.Array) -> tuple[jax.Array, jax.Array]:
+  inverse = _inverse(lower)
+  return inverse, inverse
+
+
+def _inverse_backward(inverse: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+  transposed = inverse.mT
+  return (-jnp.tril(transposed @ gradient @ transposed, -1),)
+
+
+_inverse.defvjp(_inverse_forward, _inverse_backward)
