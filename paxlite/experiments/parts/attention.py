@@ -32,11 +32,12 @@ from paxlite.layers.attention.attention import (
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
+from paxlite.layers.attention.output_gate import OutputGate
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
-AttentionKind = Literal['sliding', 'full', 'full_nope']
+AttentionKind = Literal['sliding', 'full', 'full_nope', 'gated_delta']
 QkNorm = Literal['none', 'per_head', 'all_heads']
 
 
@@ -60,10 +61,12 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   )
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
-  # 'full', and 'full_nope' (full, and without rotary positions).
+  # 'full', 'full_nope' (full, and without rotary positions), and in hybrid models kinds that have a
+  # state instead of keys: 'gated_delta'.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
+  USE_OUTPUT_GATE: Shape[bool] = False  # learned gate of what the heads of attention read
   USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
   QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
   ATTEN_LOGIT_CAP: Function[float] = 50.0  # soft cap of attention scores; ≤ 0: off
@@ -133,8 +136,13 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   def windows(self) -> list[int]:
     """The windows of the kinds of attention that the model has; 0 means all tokens."""
     window = self.SLIDING_WINDOW if 0 < self.SLIDING_WINDOW < self.MAX_SEQ_LEN else 0
-    kinds = self.ATTENTION_PATTERN or ['sliding']
+    kinds = set(self.ATTENTION_PATTERN or ['sliding']) - self.state_kinds
     return sorted({window if kind == 'sliding' else 0 for kind in kinds})
+
+  @property
+  def state_kinds(self) -> set[AttentionKind]:
+    """The kinds of attention that the model may have, and that have a state instead of keys."""
+    return set()
 
   @property
   def attention_segments(self) -> int | None:
@@ -201,6 +209,12 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       raise UserError(
         f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
       )
+    known = {'sliding', 'full', 'full_nope', *self.state_kinds}
+    if unknown := [kind for kind in self.ATTENTION_PATTERN if kind not in known]:
+      raise UserError(
+        f'ATTENTION_PATTERN has {unknown[0]!r}, and {type(self).__name__} has only '
+        f'{", ".join(sorted(known))}: derive it from a hybrid model, such as Qwen3Next'
+      )
     if 'sliding' in self.ATTENTION_PATTERN and self.SLIDING_WINDOW <= 0:
       raise UserError("ATTENTION_PATTERN has 'sliding', which needs a SLIDING_WINDOW above 0")
 
@@ -220,8 +234,13 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
       rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
       attention_tpl=self.dot_product_attention(),
+      gate_tpl=template(OutputGate, **sizes) if self.USE_OUTPUT_GATE else None,
       **sizes,
     )
+
+  def attention_with_state(self, kind: AttentionKind) -> fdl.Partial:
+    """Returns the template of attention of one of `state_kinds`."""
+    raise ValueError(kind)
 
   def qk_norm(self) -> fdl.Partial | None:
     """Returns the template of the norms of queries and keys, or None."""
@@ -253,7 +272,23 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   @property
   def attention_params(self) -> int:
     """The number of parameters in the matrix multiplications of one attention layer."""
-    return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
+    gates = self.NUM_HEADS if self.USE_OUTPUT_GATE else 0
+    heads = 2 * (self.NUM_HEADS + self.NUM_KV_HEADS) + gates
+    return self.MODEL_DIMS * self.DIMS_PER_HEAD * heads
+
+  def attention_params_of(self, kind: AttentionKind | None) -> int:
+    """Returns the same of a kind of attention."""
+    return self.attention_params
+
+  def attention_flops_of(self, kind: AttentionKind | None) -> float:
+    """Returns the FLOPs of training a token, beside those of weights, in a layer of this kind.
+
+    They are 12 · N·H·S, where S is the mean number of keys that a query sees: T / 2, or less with a
+    sliding window.
+    """
+    is_local = kind in (None, 'sliding') and self.SLIDING_WINDOW > 0
+    window = min(self.SLIDING_WINDOW if is_local else self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
+    return 12.0 * self.attention_dims * (window - window**2 / (2 * self.MAX_SEQ_LEN))
 
   @property
   def attention_dims(self) -> float:

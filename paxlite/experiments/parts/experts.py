@@ -23,6 +23,7 @@ from paxlite.experiments.parts.stack import BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import GroupRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
+from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
 
 
@@ -58,6 +59,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of the weights of a token's experts
   USE_ROUTER_BIAS: Shape[bool] = False  # learned bias of the router's logits
   NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # shared experts, which see every token
+  USE_SHARED_EXPERT_GATE: Shape[bool] = False  # learned gate of what the shared experts compute
   # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
   # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
   ROUTER: Shape[Literal['top_k', 'group_top_k', 'balanced']] = (
@@ -73,6 +75,11 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
     """Width inside an expert."""
     return self.HIDDEN_DIMS
+
+  @property
+  def SHARED_EXPERT_HIDDEN_DIMS(self) -> Shape[NotNegativeInt]:
+    """Width inside the shared experts, all together."""
+    return self.NUM_SHARED_EXPERTS * self.EXPERT_HIDDEN_DIMS
 
   @property
   def blocks_per_layer(self) -> int:
@@ -140,6 +147,8 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
         f'NUM_EXPERTS={self.NUM_EXPERTS} must be divisible by NUM_EXPERT_GROUPS={groups}, and '
         f'NUM_EXPERT_GROUPS_PER_TOKEN={self.NUM_EXPERT_GROUPS_PER_TOKEN} at most that number'
       )
+    if self.NUM_SHARED_EXPERTS and not self.SHARED_EXPERT_HIDDEN_DIMS:
+      raise UserError(f'NUM_SHARED_EXPERTS={self.NUM_SHARED_EXPERTS} have no hidden units')
     available = self.NUM_EXPERT_GROUPS_PER_TOKEN * (self.NUM_EXPERTS // groups)
     if available < self.NUM_EXPERTS_PER_TOKEN:
       raise UserError(
@@ -177,8 +186,12 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if kind.has_experts:
       block.ffn_tpl = self.experts()
       if self.NUM_SHARED_EXPERTS:
-        shared = self.feed_forward(self.NUM_SHARED_EXPERTS * self.EXPERT_HIDDEN_DIMS)
-        block.ffn_tpl = template(SharedExperts, experts_tpl=block.ffn_tpl, shared_tpl=shared)
+        block.ffn_tpl = template(
+          SharedExperts,
+          experts_tpl=block.ffn_tpl,
+          shared_tpl=self.feed_forward(self.SHARED_EXPERT_HIDDEN_DIMS),
+          gate_tpl=template(Projection) if self.USE_SHARED_EXPERT_GATE else None,
+        )
     return block
 
   def experts(self) -> fdl.Partial:
@@ -226,7 +239,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   @property
   def matmul_params(self) -> int:
-    expert = (3 if self.USE_GATED_EXPERTS else 2) * self.MODEL_DIMS * self.EXPERT_HIDDEN_DIMS
-    chosen = (self.NUM_EXPERTS_PER_TOKEN + self.NUM_SHARED_EXPERTS) * expert
+    hidden = self.NUM_EXPERTS_PER_TOKEN * self.EXPERT_HIDDEN_DIMS + self.SHARED_EXPERT_HIDDEN_DIMS
+    chosen = (3 if self.USE_GATED_EXPERTS else 2) * self.MODEL_DIMS * hidden
     moe = chosen + self.MODEL_DIMS * self.NUM_EXPERTS
     return super().matmul_params + self.num_expert_blocks * (moe - self.ffn_params)

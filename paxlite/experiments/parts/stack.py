@@ -74,6 +74,10 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
     """Returns whether the feed-forward layer of a block has experts."""
     return False
 
+  def norm_policy_of(self, kind: BlockKind) -> str:
+    """Returns the NORM_POLICY of a block."""
+    return self.NORM_POLICY
+
   @property
   def has_any_experts(self) -> bool:
     """Whether any block has experts."""
@@ -159,6 +163,9 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     """Returns the template of a block of a kind."""
     block = self.block()
+    if kind.attention in self.state_kinds:
+      block.attention_tpl = self.attention_with_state(kind.attention)
+      return block
     attention = block.attention_tpl
     if kind.attention == 'sliding' and attention.rotary_tpl is not None:
       attention.rotary_tpl = self.rotary(is_local=True)
@@ -194,4 +201,5 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
   @property
   def matmul_params(self) -> int:
     """The number of weights of the blocks that one token is multiplied with."""
-    return self.NUM_LAYERS * (self.attention_params + self.ffn_params)
+    attention = sum(self.attention_params_of(kind.attention) for kind in self.block_kinds)
+    return attention + self.NUM_LAYERS * self.ffn_params

@@ -99,15 +99,10 @@ class Transformer(
   def flops_per_token(self) -> float:
     """Model FLOPs of training per token, with causal attention.
 
-    6 · (parameters in matrix multiplications, the vocabulary's included) + 12 · L·N·H·S, where S is
-    the mean number of keys that a query sees: T / 2, or less with a sliding window. Frozen weights
-    need no gradient, so LoRA has 4 instead of 6; its own factors are not counted.
+    6 · (parameters in matrix multiplications, the vocabulary's included), and those of attention;
+    see attention_flops_of. Frozen weights need no gradient, so LoRA has 4 instead of 6; its own
+    factors are not counted.
     """
     matmul = self.matmul_params + self.VOCAB_SIZE * self.MODEL_DIMS
-    attention = 0.0
-    for kind in self.block_kinds:
-      is_local = kind.attention in (None, 'sliding') and self.SLIDING_WINDOW > 0
-      window = min(self.SLIDING_WINDOW if is_local else self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
-      keys = window - window**2 / (2 * self.MAX_SEQ_LEN)
-      attention += self.attention_dims * keys
-    return (4.0 if self.USE_LORA else 6.0) * matmul + 12.0 * attention
+    attention = sum(self.attention_flops_of(kind.attention) for kind in self.block_kinds)
+    return (4.0 if self.USE_LORA else 6.0) * matmul + attention

@@ -183,6 +183,7 @@ class Attention(nn.Module):
     query_scale_tpl: A learned scale of the queries; None means no scale.
     rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
     attention_tpl: Computes the context from queries, keys and values.
+    gate_tpl: Computes factors of the context from x; None means no gate.
     post_tpl: The output projection, w [D, N, H].
   """
 
@@ -194,6 +195,7 @@ class Attention(nn.Module):
   query_scale_tpl: Template | None = None
   rotary_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
+  gate_tpl: Template | None = None
   post_tpl: Template = template_field(Projection)
 
   @nn.compact
@@ -216,6 +218,8 @@ class Attention(nn.Module):
       (key, value), start = append_to_cache(self, key=key, value=value)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, start)
     context = checkpoint_name(context, 'context')
+    if self.gate_tpl is not None:
+      context *= self.gate_tpl(name='gate')(x_BTD)
     context = shard(context, 'batch', 'length', 'act_heads', None)
     out_BTD = self.post_tpl(
       equation='BTNH,DNH->BTD',

@@ -93,15 +93,22 @@ class SharedExperts(nn.Module):
   Attributes:
     experts_tpl: A MoeFeedForward.
     shared_tpl: A FeedForward.
+    gate_tpl: Computes a factor of shared(x) from x, which is its sigmoid; None: no factor.
   """
 
   experts_tpl: Template
   shared_tpl: Template
+  gate_tpl: Template | None = None
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
     y_BTD = self.experts_tpl(name='experts')(x_BTD, paddings_BT)
-    return y_BTD + self.shared_tpl(name='shared')(x_BTD, paddings_BT)
+    shared_BTD = self.shared_tpl(name='shared')(x_BTD, paddings_BT)
+    if self.gate_tpl is not None:
+      shape, axes = (x_BTD.shape[-1], 1), ('embed', None)
+      gate = self.gate_tpl(equation='BTD,DX->BTX', shape=shape, axes=axes, name='shared_gate')
+      shared_BTD *= jax.nn.sigmoid(gate(x_BTD))
+    return y_BTD + shared_BTD
 
 
 def load_balance_loss(routing: Routing) -> jax.Array:
