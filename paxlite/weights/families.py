@@ -17,6 +17,7 @@ from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
 from paxlite.weights.layout import Entry, decoder_entries, with_reward
+from paxlite.weights.state_layout import STATE_ENTRIES
 
 log = logging.getLogger('paxlite')
 
@@ -122,7 +123,7 @@ def hugging_face_entries(e: LanguageModel) -> list[Entry]:
   if family.entries is not None:
     entries = family.entries(e)
   else:
-    entries = decoder_entries(e, family.names, family.rotary)
+    entries = decoder_entries(e, family.names, family.rotary, STATE_ENTRIES)
   if not isinstance(e, RewardModel):
     return entries
   return with_reward(entries, e.MODEL_DIMS)

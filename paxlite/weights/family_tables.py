@@ -4,15 +4,11 @@ A family is its experiment class, the keys of its config.json, and the names of 
 docs/adding_a_family.md describes how to add one.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.gpt_oss import GptOss
-from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA, SmolLM3
 from paxlite.experiments.mixtral import Mixtral
 from paxlite.experiments.olmo import OLMo2, OLMo3, OLMoE
@@ -24,7 +20,6 @@ from paxlite.weights.config_keys import (
   QWEN_WINDOW,
   Both,
   Cap,
-  Key,
   OneOf,
   Same,
   activation,
@@ -32,6 +27,7 @@ from paxlite.weights.config_keys import (
   positions,
   window,
 )
+from paxlite.weights.family import Family
 from paxlite.weights.family_keys import (
   COMMON,
   DEEPSEEK,
@@ -53,35 +49,9 @@ from paxlite.weights.family_keys import (
   either,
   routing,
 )
-from paxlite.weights.layout import Entry, gpt2_entries
+from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
+from paxlite.weights.layout import gpt2_entries
 from paxlite.weights.rope_keys import rope
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """How a family is published on Hugging Face.
-
-  Attributes:
-    architecture: The class in transformers.
-    experiment: The class whose attributes are those of all models of the family.
-    keys: The keys of config.json that differ between models of the family.
-    names: Names of the tensors by role; see tensor_names.
-    rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
-    entries: Returns the entries of the tensors, where decoder_entries does not.
-  """
-
-  architecture: str
-  experiment: type[LanguageModel]
-  keys: Sequence[Key]
-  names: Mapping[str, str] = dataclasses.field(default_factory=lambda: tensor_names.HUGGING_FACE)
-  rotary: str = 'half'
-  entries: Callable[[LanguageModel], list[Entry]] | None = None
-
-  @property
-  def attributes(self) -> set[str]:
-    """The attributes that may differ between models of the family."""
-    return {name for key in self.keys for name in key.ours}
-
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
 TEXT_DEFAULTS: dict[str, JsonObject] = {
@@ -92,6 +62,8 @@ TEXT_DEFAULTS: dict[str, JsonObject] = {
     query_pre_attn_scalar=256, sliding_window=4096,
   ),
   'mistral3': dict(model_type='mistral'),
+  'qwen3_5': QWEN3_5_DEFAULTS,
+  'qwen3_5_moe': QWEN3_5_MOE_DEFAULTS,
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -231,4 +203,5 @@ FAMILIES: dict[str, Family] = {
     {},
     entries=gpt2_entries,
   ),
+  **HYBRID_FAMILIES,
 }  # fmt: skip

@@ -43,7 +43,7 @@ IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.wei
 
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
-_IMAGES = re.compile(r'(model\.)?(vision_tower|multi_modal_projector)\.')
+_IMAGES = re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.')
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
 _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}

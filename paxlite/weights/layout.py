@@ -7,6 +7,8 @@ never copied as one array on its way (see variables.blocks).
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.weights.tensor_names import GGUF
 
 Transform = Callable[[np.ndarray], np.ndarray]
+StateEntries = Callable[[Any, Mapping[str, str], str], list['Entry']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +69,19 @@ def check_layers(
       )
 
 
-def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
+def decoder_entries(
+  e: LanguageModel,
+  names: Mapping[str, str],
+  rotary: str,
+  state_entries: Mapping[str, StateEntries] = MappingProxyType({}),
+) -> list[Entry]:
   """Returns the entries of a decoder whose linear layers are [out, in].
 
   Args:
     e: The experiment.
     names: Names of the tensors by role; see tensor_names.
     rotary: Layout of the rotary pairs in the published queries and keys; see RotaryEmbedding.
+    state_entries: Makes the entries of layers by the kind of attention, which has a state.
 
   Raises:
     UserError: Pairs would have to be reordered in heads that are rotated in part.
@@ -91,10 +100,13 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
     layer = f'transformer/{block}'
     norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
     post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
-    norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[e.NORM_POLICY]
+    policy = e.norm_policy_of(kind)
+    norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[policy]
     entries += [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
     attention = f'{layer}/self_attention'
-    if isinstance(e, DeepSeek):
+    if kind.attention in state_entries:
+      entries += state_entries[kind.attention](e, name, attention)
+    elif isinstance(e, DeepSeek):
       entries += _latent_attention(e, name, attention)
     else:
       entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
@@ -103,9 +115,11 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
       continue
     ours = f'{layer}/ff_layer'
     assert isinstance(e, MixtureOfExperts)
-    if shared := e.NUM_SHARED_EXPERTS * e.EXPERT_HIDDEN_DIMS:
+    if e.NUM_SHARED_EXPERTS:
       roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
-      entries += _feed_forward(roles, D, shared, f'{ours}/shared')
+      entries += _feed_forward(roles, D, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
+      if e.USE_SHARED_EXPERT_GATE:
+        entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
       ours = f'{ours}/experts'
     entries += _experts(e, name, ours)
   return entries
@@ -136,6 +150,10 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
     rows = slice(start, start := start + heads * H)
     theirs, view = name[role], _whole
     shape: tuple[int, ...] = (heads * H, D)
+    if role == 'query' and e.USE_OUTPUT_GATE:
+      theirs, shape, view = name['query_gate'], (2 * N * H, D), _of_pairs(N, 0)
+      gate = Entry(theirs, shape, f'{ours}/gate/projection/w', (D, N, H), *_heads(N, H, None))
+      entries.append(dataclasses.replace(gate, view=_of_pairs(N, 1)))
     if 'query_key_value' in name:
       theirs, shape, view = name['query_key_value'], (packed, D), _rows(rows)
     for leaf in ('w', 'b') if e.USE_QKV_BIAS else ('w',):
@@ -317,6 +335,11 @@ _TO_THEIRS: dict[str | None, _Regrouping] = {'interleaved': to_halves, 'half': t
 
 def _rows(rows: slice) -> Transform:
   return lambda x: x[rows]
+
+
+def _of_pairs(heads: int, part: int) -> Transform:
+  """Returns one of the two parts of each head, [heads·2·H, D] to [heads, H, D]."""
+  return lambda x: x.reshape(heads, 2, -1, x.shape[-1])[:, part]
 
 
 def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:

@@ -67,6 +67,32 @@ GPT_OSS = HUGGING_FACE | {
   'experts_down_bias': 'model.layers.{i}.mlp.experts.down_proj_bias',
 }
 
+DELTA_NET = {
+  'delta_gate': 'model.layers.{i}.linear_attn.in_proj_z.weight',
+  'delta_beta': 'model.layers.{i}.linear_attn.in_proj_b.weight',
+  'delta_decay_input': 'model.layers.{i}.linear_attn.in_proj_a.weight',
+  'delta_convolution': 'model.layers.{i}.linear_attn.conv1d.weight',
+  'delta_rate': 'model.layers.{i}.linear_attn.A_log',
+  'delta_bias': 'model.layers.{i}.linear_attn.dt_bias',
+  'delta_norm': 'model.layers.{i}.linear_attn.norm.weight',
+  'delta_post': 'model.layers.{i}.linear_attn.out_proj.weight',
+}
+# Queries and gates of a head of attention follow each other in one tensor.
+_GATED = {'query_gate': 'model.layers.{i}.self_attn.q_proj.weight'}
+_SHARED = {
+  'shared_gate': 'model.layers.{i}.mlp.shared_expert.gate_proj.weight',
+  'shared_up': 'model.layers.{i}.mlp.shared_expert.up_proj.weight',
+  'shared_down': 'model.layers.{i}.mlp.shared_expert.down_proj.weight',
+  'shared_factor': 'model.layers.{i}.mlp.shared_expert_gate.weight',
+}
+QWEN3_5 = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
+  'delta_joined': 'model.layers.{i}.linear_attn.in_proj_qkv.weight',
+}  # fmt: skip
+QWEN3_NEXT = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
+  'delta_packed': 'model.layers.{i}.linear_attn.in_proj_qkvz.weight',
+  'delta_packed_gates': 'model.layers.{i}.linear_attn.in_proj_ba.weight',
+}  # fmt: skip
+
 META = {
   'embedding': 'tok_embeddings.weight',
   'final_norm': 'norm.weight',

@@ -15,6 +15,13 @@ LATENT = dict(
   n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, first_k_dense_replace=1,
   rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8),
 )  # fmt: skip
+DELTA = dict(
+  head_dim=16, linear_key_head_dim=6, linear_value_head_dim=10, linear_num_key_heads=2,
+  linear_num_value_heads=4, linear_conv_kernel_dim=3,
+  layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
+)  # fmt: skip
+SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
+              shared_expert_intermediate_size=20)  # fmt: skip
 WINDOW = ['sliding_attention', 'full_attention'] * 2
 
 # The first word is the model_type.
@@ -70,6 +77,9 @@ CASES = {
     routed_scaling_factor=1.5,
   ),
   'deepseek_v3': BLOCK | LATENT | dict(q_lora_rank=12, n_group=4, topk_group=2),
+  'qwen3_5_text': BLOCK | DELTA,
+  'qwen3_5_moe_text': BLOCK | DELTA | SHARED,
+  'qwen3_next': BLOCK | DELTA | SHARED | dict(norm_topk_prob=False),
   'gpt_oss': BLOCK
   | EXPERTS
   | dict(head_dim=10, sliding_window=5, rope_parameters=YARN | dict(truncate=False)),

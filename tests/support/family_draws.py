@@ -96,6 +96,25 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     config |= dict(moe_intermediate_size=pick(8, 20), norm_topk_prob=chance())
   if kind == 'olmoe':
     config |= dict(norm_topk_prob=chance())
+  if kind.startswith(('qwen3_5', 'qwen3_next')):
+    key_heads = pick(1, 2, 3)
+    config |= dict(
+      head_dim=pick(8, 16), linear_num_key_heads=key_heads,
+      linear_num_value_heads=key_heads * pick(1, 2, 3), linear_key_head_dim=pick(4, 6, 16),
+      linear_value_head_dim=pick(4, 10, 16), linear_conv_kernel_dim=pick(2, 3, 4),
+      layer_types=[pick('linear_attention', 'linear_attention', 'full_attention')
+                   for _ in range(layers - 1)] + ['full_attention'],
+    )  # fmt: skip
+    config['rope_parameters'] |= dict(partial_rotary_factor=pick(0.25, 0.5, 1.0))
+  if kind in ('qwen3_5_moe_text', 'qwen3_next'):
+    config |= dict(
+      num_experts_per_tok=pick(1, 2, 3),
+      num_experts=pick(4, 6),
+      moe_intermediate_size=pick(8, 20),
+      shared_expert_intermediate_size=pick(8, 12),
+    )
+  if kind == 'qwen3_next':
+    config |= dict(norm_topk_prob=chance())
   if kind.startswith('deepseek'):
     groups = pick(1, 2, 4)
     del config['head_dim']

@@ -53,6 +53,7 @@ class DeltaNetLayers(LanguageModel, subject='Gated delta net'):
       key_dims=self.DELTA_KEY_DIMS,
       value_dims=self.DELTA_VALUE_DIMS,
       beta_scale=self.DELTA_BETA_SCALE,
+      activation=self.ACTIVATION_CLS,
       convolution_tpl=template(CausalConvolution, width=self.CONVOLUTION_WIDTH),
       norm_tpl=template(GatedRmsNorm, epsilon=self.DELTA_NORM_EPSILON, dtype=self.FPROP_DTYPE),
     )

@@ -4,8 +4,8 @@ A head has a state S [K, V]. Token t decays it, writes to it and reads from it:
 
     S_t = exp(g_t) · S_{t-1} + k_t ⊗ u_t        o_t = S_tᵀ · q_t
 
-Without a delta rule, u_t is the value v_t. With one, u_t = β_t · (v_t − exp(g_t) · S_{t-1}ᵀ · k_t): a
-key's old value is replaced by the new one (https://arxiv.org/abs/2412.06464, section 3). Within a
+Without a delta rule, u_t is the value v_t. With one, u_t = β_t · (v_t − exp(g_t) · S_{t-1}ᵀ · k_t):
+a key's old value is replaced by the new one (https://arxiv.org/abs/2412.06464, section 3). Within a
 chunk, the u of all tokens solve a triangular system, of which section 3.2 has the derivation.
 
 The texts of a packed row do not see each other: a token sees the state only if it belongs to the

@@ -1,4 +1,4 @@
-"""Gated DeltaNet, https://arxiv.org/abs/2412.06464: linear attention with a delta rule and decay."""
+"""Linear attention with a delta rule and decay: https://arxiv.org/abs/2412.06464."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
+from paxlite.layers.activations import ACTIVATIONS
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
 from paxlite.layers.linear_attention.chunked_scan import linear_attention
 from paxlite.layers.linear_attention.decay import Decay
@@ -18,8 +19,8 @@ from paxlite.parallel.partitioning import shard
 class GatedDeltaNet(nn.Module):
   """Queries and keys of N heads, values of M ≥ N heads, [B, T, D] to [B, T, D].
 
-  Queries, keys and values pass a short convolution and SiLU. Queries and keys have length 1. What
-  the heads of values read from their states is normed, gated, and projected.
+  Queries, keys and values pass a short convolution and an activation. Queries and keys have
+  length 1. What the heads of values read from their states is normed, gated, and projected.
 
   Attributes:
     model_dims: D.
@@ -29,6 +30,7 @@ class GatedDeltaNet(nn.Module):
     value_dims: V, the width of a head of values.
     beta_scale: The largest share of a key's old value that is replaced. With 2, a state can change
       its sign (https://arxiv.org/abs/2411.12537).
+    activation: A key of ACTIVATIONS, of what the convolutions compute.
     projection_tpl: Template of all projections.
     convolution_tpl: The convolutions of queries, keys and values.
     decay_tpl: Computes the logarithms of the factors of the states.
@@ -41,6 +43,7 @@ class GatedDeltaNet(nn.Module):
   key_dims: int
   value_dims: int
   beta_scale: float = 1.0
+  activation: str = 'silu'
   projection_tpl: Template = template_field(Projection)
   convolution_tpl: Template = template_field(CausalConvolution)
   decay_tpl: Template = template_field(Decay)
@@ -56,7 +59,7 @@ class GatedDeltaNet(nn.Module):
       y_BTNH = self._project(name, (heads, width), axis)(x_BTD)
       y_BTNH = checkpoint_name(y_BTNH, f'{name}_proj')
       convolution = self.convolution_tpl(axes=(axis, 'head_dim'), name=f'{name}_convolution')
-      return jax.nn.silu(convolution(y_BTNH, segment_ids_BT, rows, name))
+      return ACTIVATIONS[self.activation](convolution(y_BTNH, segment_ids_BT, rows, name))
 
     query = unit_length(inputs('query', self.num_key_heads, self.key_dims, 'kv_heads'))
     query *= self.key_dims**-0.5

@@ -1,0 +1,65 @@
+"""The published families of hybrid models; see family_tables."""
+
+from paxlite.core.json_text import JsonObject
+from paxlite.experiments.qwen_hybrid import Qwen3_5, Qwen3_5Moe, Qwen3Next
+from paxlite.weights import tensor_names
+from paxlite.weights.config_keys import OneOf, Same, activation
+from paxlite.weights.family import Family
+from paxlite.weights.family_keys import (
+  EXPERTS_PER_TOKEN,
+  GIVEN_HEADS,
+  NO_BIAS,
+  SILU,
+  UNTIED,
+  either,
+)
+from paxlite.weights.hybrid_keys import (
+  DELTA_NET,
+  DELTA_TYPES,
+  EXPERT_WIDTH,
+  SHARED_EXPERT,
+  partial_rope,
+)
+
+_HYBRID = (UNTIED, *DELTA_NET, DELTA_TYPES, partial_rope(0.25), NO_BIAS)
+_SIZES = tuple(key for key in GIVEN_HEADS if 'intermediate_size' not in key.theirs)
+_SILU = activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS'))
+_EXPERTS = (
+  *_SIZES, *_HYBRID, EXPERT_WIDTH, _SILU, EXPERTS_PER_TOKEN, SHARED_EXPERT,
+  either('NUM_EXPERTS', 'num_experts', 'num_local_experts'),
+)  # fmt: skip
+
+# What text_config of models with images leaves out, because these are transformers' defaults.
+_DEFAULTS: JsonObject = dict(
+  vocab_size=248_320, num_attention_heads=16, head_dim=256, hidden_act='silu',
+  max_position_embeddings=32_768, rms_norm_eps=1e-6, linear_conv_kernel_dim=4,
+  linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+  linear_num_value_heads=32,
+)  # fmt: skip
+QWEN3_5_DEFAULTS = _DEFAULTS | dict(
+  model_type='qwen3_5_text', hidden_size=4096, intermediate_size=12_288, num_hidden_layers=32,
+  num_key_value_heads=4,
+)  # fmt: skip
+QWEN3_5_MOE_DEFAULTS = _DEFAULTS | dict(
+  model_type='qwen3_5_moe_text', hidden_size=2048, num_hidden_layers=40, num_key_value_heads=2,
+  moe_intermediate_size=512, shared_expert_intermediate_size=512, num_experts_per_tok=8,
+  num_experts=256,
+)  # fmt: skip
+
+HYBRID_FAMILIES: dict[str, Family] = {
+  'qwen3_5_text': Family(
+    'Qwen3_5ForCausalLM', Qwen3_5, (*GIVEN_HEADS, SILU, *_HYBRID), tensor_names.QWEN3_5
+  ),
+  'qwen3_5_moe_text': Family(
+    'Qwen3_5MoeForCausalLM', Qwen3_5Moe, (*_EXPERTS, OneOf('norm_topk_prob', True)),
+    tensor_names.QWEN3_5,
+  ),
+  'qwen3_next': Family(
+    'Qwen3NextForCausalLM', Qwen3Next,
+    (
+      *_EXPERTS, OneOf('decoder_sparse_step', 1), OneOf('mlp_only_layers', []),
+      Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+    ),
+    tensor_names.QWEN3_NEXT,
+  ),
+}  # fmt: skip
