@@ -104,7 +104,7 @@ def decoder_entries(
     norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[policy]
     entries += [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
     attention = f'{layer}/self_attention'
-    if kind.attention in state_entries:
+    if kind.attention is not None and kind.attention in state_entries:
       entries += state_entries[kind.attention](e, name, attention)
     elif isinstance(e, DeepSeek):
       entries += _latent_attention(e, name, attention)

@@ -16,7 +16,7 @@ LATENT = dict(
   rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8),
 )  # fmt: skip
 DELTA = dict(
-  head_dim=16, linear_key_head_dim=6, linear_value_head_dim=10, linear_num_key_heads=2,
+  head_dim=16, linear_key_head_dim=12, linear_value_head_dim=10, linear_num_key_heads=2,
   linear_num_value_heads=4, linear_conv_kernel_dim=3,
   layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
 )  # fmt: skip

@@ -63,19 +63,19 @@ def linear_attention(
     state_BNKV: The state before the first token; None: 0.
   """
   B, T, N, K = q_BTNK.shape
-  if state_BNKV is None:
-    state_BNKV = jnp.zeros((B, N, K, v_BTNV.shape[-1]), jnp.float32)
+  shape = B, N, K, v_BTNV.shape[-1]
+  state = jnp.zeros(shape, jnp.float32) if state_BNKV is None else state_BNKV
   if T == 1:
     beta_BN = None if beta_BTN is None else beta_BTN[:, 0]
-    o_BNV, state_BNKV = _step(
-      q_BTNK[:, 0], k_BTNK[:, 0], v_BTNV[:, 0], log_decay_BTN[:, 0], beta_BN, state_BNKV
+    o_BNV, state = _step(
+      q_BTNK[:, 0], k_BTNK[:, 0], v_BTNV[:, 0], log_decay_BTN[:, 0], beta_BN, state
     )
-    return o_BNV[:, None].astype(v_BTNV.dtype), state_BNKV
+    return o_BNV[:, None].astype(v_BTNV.dtype), state
   size = min(_CHUNK, max(_BLOCK, 1 << (T - 1).bit_length()))
   chunks = _chunks(q_BTNK, k_BTNK, v_BTNV, log_decay_BTN, beta_BTN, segment_ids_BT, size)
-  state_BNKV, o_MBNCV = jax.lax.scan(_advance, state_BNKV, chunks)
+  state, o_MBNCV = jax.lax.scan(_advance, state, chunks)
   o_BTNV = jnp.moveaxis(o_MBNCV, (0, 3), (1, 2)).reshape(B, -1, N, v_BTNV.shape[-1])
-  return o_BTNV[:, :T].astype(v_BTNV.dtype), state_BNKV
+  return o_BTNV[:, :T].astype(v_BTNV.dtype), state
 
 
 def _step(
@@ -117,11 +117,17 @@ def _chunks(
 
   q, k, v = cut(q_BTNK), cut(k_BTNK), cut(v_BTNV)
   dtype = v.dtype
-  total = jnp.cumsum(cut(log_decay_BTN.astype(jnp.float32)), -1)  # [M, B, N, C]
+  total, rest = _sums(cut(log_decay_BTN.astype(jnp.float32)))  # [M, B, N, C]
+  between = lambda i, j: (total[i] - total[j]) + (rest[i] - rest[j])
+  of_query, of_key, of_last = (
+    (..., slice(None), None),
+    (..., None, slice(None)),
+    (..., slice(-1, None)),
+  )
   order = jnp.arange(size)
   visible = order[:, None] >= order  # [C, C]
   before = after = jnp.float32(1)  # whether a token belongs to the text before, after its chunk
-  keep = jnp.exp(total[..., -1])
+  keep = jnp.exp(total[..., -1] + rest[..., -1])
   if segment_ids_BT is not None:
     ids_BT = jnp.pad(segment_ids_BT, [(0, 0), (0, beyond)], mode='edge')
     ids_MBC = jnp.moveaxis(ids_BT.reshape(B, -1, size), 1, 0)
@@ -132,9 +138,9 @@ def _chunks(
     after = (ids_MBC == last_MB[..., None]).astype(jnp.float32)[:, :, None]
     keep *= (last_MB == previous_MB)[..., None]
   # exp of what is masked could overflow, and its gradient would be NaN
-  decay = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
-  to_start = jnp.exp(total) * before
-  to_end = jnp.exp(total[..., -1:] - total) * after
+  decay = jnp.exp(jnp.where(visible, between(of_query, of_key), -jnp.inf))
+  to_start = jnp.exp(total + rest) * before
+  to_end = jnp.exp(between(of_last, ...)) * after
 
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   scores = product('...ck,...sk->...cs', q, k) * decay
@@ -153,6 +159,20 @@ def _chunks(
     write=(k * to_end[..., None]).astype(dtype),
     keep=keep,
   )
+
+
+def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns two parts of the cumulative sums over the last dimension, in float32.
+
+  Differences of rounded sums would have few right digits. The first part has sums of multiples of
+  2⁻¹¹ up to 2¹³, which are exact, and the second part has sums of the small rest.
+  """
+  x = jnp.maximum(x, -100.0)  # e⁻¹⁰⁰ is as good as 0
+  coarse = jax.lax.stop_gradient(jnp.round(x * 2**11) / 2**11)
+  # a product, because XLA for CPUs compiles a cumulative sum in many fusions for minutes
+  up_to = jnp.tril(jnp.ones((x.shape[-1],) * 2))
+  sums = functools.partial(jnp.einsum, '...c,sc->...s', precision=jax.lax.Precision.HIGHEST)
+  return sums(coarse, up_to), sums(x - coarse, up_to)
 
 
 def _advance(state_BNKV: jax.Array, chunk: _Chunks) -> tuple[jax.Array, jax.Array]:
