@@ -2,11 +2,15 @@
 
 from typing import Literal
 
+import fiddle as fdl
+
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.linear_attention import DeltaNetLayers
 from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 
 
@@ -32,6 +36,29 @@ class OLMo3(OLMo2):
   ROPE_STRETCHES_LOCAL = False
 
 
+class OLMoHybrid(DeltaNetLayers, OLMo2):
+  """OLMo Hybrid: OLMo 2's block in every fourth place, and gated delta nets with norms before."""
+
+  MAX_SEQ_LEN = 65_536
+  ATTENTION_PATTERN: list[AttentionKind] = [
+    'gated_delta',
+    'gated_delta',
+    'gated_delta',
+    'full_nope',
+  ]
+  DELTA_BETA_SCALE = 2.0
+  DELTA_NORM_EPSILON = 1e-5
+
+  def norm_policy_of(self, kind: BlockKind) -> str:
+    return 'pre' if kind.attention == 'gated_delta' else super().norm_policy_of(kind)
+
+  def block_of(self, kind: BlockKind) -> fdl.Partial:
+    block = super().block_of(kind)
+    if kind.attention == 'gated_delta':
+      block.norm_tpl, block.post_norm_tpl = self.norm(), None
+    return block
+
+
 class OLMoE(MixtureOfExperts, LLaMA):
   """OLMoE: LLaMA's block with experts, and norms of queries and keys over all heads."""
 
@@ -43,6 +70,21 @@ class OLMoE(MixtureOfExperts, LLaMA):
   USE_GATED_EXPERTS = True
   NORMALIZE_EXPERT_WEIGHTS = False
   USE_DROPLESS_MOE = True
+
+
+@register
+class OLMoHybrid_7B(OLMoHybrid):
+  """7,430,000,000 parameters: Olmo-Hybrid-7B."""
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 30
+  MODEL_DIMS = 3840
+  HIDDEN_DIMS = 11_008
+  DELTA_KEY_HEADS = 30
+  DELTA_VALUE_HEADS = 30
+  DELTA_KEY_DIMS = 96
+  DELTA_VALUE_DIMS = 192
+  ICI_MESH_SHAPE = [1, 8, 1]
 
 
 @register

@@ -1,7 +1,7 @@
 """What a published model family consists of."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import tensor_names
@@ -19,6 +19,7 @@ class Family:
     keys: The keys of config.json that differ between models of the family.
     names: Names of the tensors by role; see tensor_names.
     rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
+    other_names: Parts of names of tensors, by those that some files have instead.
     entries: Returns the entries of the tensors, where decoder_entries does not.
   """
 
@@ -27,7 +28,23 @@ class Family:
   keys: Sequence[Key]
   names: Mapping[str, str] = dataclasses.field(default_factory=lambda: tensor_names.HUGGING_FACE)
   rotary: str = 'half'
+  other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   entries: Callable[[LanguageModel], list[Entry]] | None = None
+
+  def found(self, entries: Sequence[Entry], names: Container[str]) -> list[Entry]:
+    """Returns entries with the names of tensors that a file has.
+
+    Args:
+      entries: The entries with the usual names.
+      names: The names in the file.
+    """
+
+    def other(name: str) -> str:
+      parts = (p for p in self.other_names.items() if name not in names and p[1] in name)
+      others = (name.replace(usual, instead) for instead, usual in parts)
+      return next((n for n in others if n in names), name)
+
+    return [dataclasses.replace(entry, theirs=other(entry.theirs)) for entry in entries]
 
   @property
   def attributes(self) -> set[str]:

@@ -175,7 +175,8 @@ def read_folder(
     log.warning('%s: both are read, as by transformers', folder)
     experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
   experiment = read_generation(of_generation, experiment, generation)
-  return experiment, hugging_face_entries(experiment), tensors
+  family = FAMILIES[family_of(experiment)]
+  return experiment, family.found(hugging_face_entries(experiment), tensors.shapes), tensors
 
 
 def without_predictors(

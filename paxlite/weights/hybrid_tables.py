@@ -1,6 +1,7 @@
 """The published families of hybrid models; see family_tables."""
 
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments.olmo import OLMoHybrid
 from paxlite.experiments.qwen_hybrid import Qwen3_5, Qwen3_5Moe, Qwen3Next
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import OneOf, Same, activation
@@ -10,15 +11,19 @@ from paxlite.weights.family_keys import (
   GIVEN_HEADS,
   NO_BIAS,
   SILU,
+  SIZES,
   UNTIED,
   either,
 )
 from paxlite.weights.hybrid_keys import (
+  BETA_SCALE,
+  DELTA_KINDS,
   DELTA_NET,
   DELTA_TYPES,
   EXPERT_WIDTH,
   SHARED_EXPERT,
   partial_rope,
+  types_without_positions,
 )
 
 _HYBRID = (UNTIED, *DELTA_NET, DELTA_TYPES, partial_rope(0.25), NO_BIAS)
@@ -47,6 +52,14 @@ QWEN3_5_MOE_DEFAULTS = _DEFAULTS | dict(
 )  # fmt: skip
 
 HYBRID_FAMILIES: dict[str, Family] = {
+  'olmo_hybrid': Family(
+    'OlmoHybridForCausalLM', OLMoHybrid,
+    (
+      *SIZES, SILU, UNTIED, NO_BIAS, *DELTA_NET, BETA_SCALE, types_without_positions(DELTA_KINDS),
+    ),
+    tensor_names.OLMO_HYBRID,
+    other_names={'feedforward_layer_norm': 'post_attention_layernorm'},  # transformers' files
+  ),
   'qwen3_5_text': Family(
     'Qwen3_5ForCausalLM', Qwen3_5, (*GIVEN_HEADS, SILU, *_HYBRID), tensor_names.QWEN3_5
   ),

@@ -28,6 +28,8 @@ HARMLESS = frozenset((
   'task_specific_params', 'tf_legacy_loss', 'tokenizer_class', 'torch_dtype', 'torchscript',
   'transformers.js_config', 'transformers_version', 'unsloth_fixed', 'unsloth_version',
   'use_bfloat16', 'use_cache', 'use_return_dict',
+  # how an untrained model begins
+  'linear_a_log_max', 'linear_a_log_min', 'linear_dt_init_floor', 'linear_dt_max', 'linear_dt_min',
   # transformers' own, beside the model
   '_attn_implementation', '_attn_implementation_autoset', '_commit_hash',
   '_experts_implementation', '_from_model_config', '_name_or_path', '_output_attentions',

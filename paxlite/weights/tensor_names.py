@@ -85,6 +85,23 @@ _SHARED = {
   'shared_down': 'model.layers.{i}.mlp.shared_expert.down_proj.weight',
   'shared_factor': 'model.layers.{i}.mlp.shared_expert_gate.weight',
 }
+OLMO_HYBRID = OLMO2 | {
+  'attention_norm': 'model.layers.{i}.attention_layer_norm.weight',
+  'ffn_norm': 'model.layers.{i}.feedforward_layer_norm.weight',
+  'delta_query': 'model.layers.{i}.linear_attn.q_proj.weight',
+  'delta_key': 'model.layers.{i}.linear_attn.k_proj.weight',
+  'delta_value': 'model.layers.{i}.linear_attn.v_proj.weight',
+  'delta_gate': 'model.layers.{i}.linear_attn.g_proj.weight',
+  'delta_beta': 'model.layers.{i}.linear_attn.b_proj.weight',
+  'delta_decay_input': 'model.layers.{i}.linear_attn.a_proj.weight',
+  'delta_query_convolution': 'model.layers.{i}.linear_attn.q_conv1d.weight',
+  'delta_key_convolution': 'model.layers.{i}.linear_attn.k_conv1d.weight',
+  'delta_value_convolution': 'model.layers.{i}.linear_attn.v_conv1d.weight',
+  'delta_rate': 'model.layers.{i}.linear_attn.A_log',
+  'delta_bias': 'model.layers.{i}.linear_attn.dt_bias',
+  'delta_norm': 'model.layers.{i}.linear_attn.o_norm.weight',
+  'delta_post': 'model.layers.{i}.linear_attn.o_proj.weight',
+}
 QWEN3_5 = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
   'delta_joined': 'model.layers.{i}.linear_attn.in_proj_qkv.weight',
 }  # fmt: skip

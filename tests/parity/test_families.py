@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from paxlite.generation.engine import Engine
 from paxlite.tools import export_weights
-from paxlite.weights.families import hugging_face_entries
+from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from tests.support import family_draws
 from tests.support.families import CASES, theirs
@@ -175,5 +175,6 @@ def _their_gradients(model, experiment) -> dict[str, np.ndarray]:
     model.save_pretrained(folder)
     with safe_open(f'{folder}/model.safetensors', 'np') as f:
       tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
-  learned = [e for e in hugging_face_entries(experiment) if not e.ours.endswith('replaced_bias')]
+  entries = FAMILIES[family_of(experiment)].found(hugging_face_entries(experiment), tensors)
+  learned = [e for e in entries if not e.ours.endswith('replaced_bias')]
   return variables_of(learned, tensors.__getitem__)

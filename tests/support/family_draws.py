@@ -96,15 +96,26 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     config |= dict(moe_intermediate_size=pick(8, 20), norm_topk_prob=chance())
   if kind == 'olmoe':
     config |= dict(norm_topk_prob=chance())
-  if kind.startswith(('qwen3_5', 'qwen3_next')):
+  if kind == 'olmo_hybrid':
+    del config['head_dim']
+    config['rope_parameters'] = pick(rope, None)
+  if kind.startswith(('qwen3_5', 'qwen3_next', 'olmo_hybrid')):
     key_heads = pick(1, 2, 3)
     config |= dict(
-      head_dim=pick(8, 16), linear_num_key_heads=key_heads,
+      linear_num_key_heads=key_heads,
       linear_num_value_heads=key_heads * pick(1, 2, 3), linear_key_head_dim=pick(4, 6, 16),
       linear_value_head_dim=pick(4, 10, 16), linear_conv_kernel_dim=pick(2, 3, 4),
       layer_types=[pick('linear_attention', 'linear_attention', 'full_attention')
                    for _ in range(layers - 1)] + ['full_attention'],
     )  # fmt: skip
+  if kind == 'olmo_hybrid':
+    config['layer_types'] = ['linear_attention', *config['layer_types']]
+    config |= dict(num_hidden_layers=layers + 1, linear_allow_neg_eigval=chance())
+    # transformers saves convolutions in three parts of one size, whatever their sizes are
+    shares = config['linear_num_value_heads'] // key_heads
+    config['linear_key_head_dim'] = config['linear_value_head_dim'] * shares
+  if kind.startswith(('qwen3_5', 'qwen3_next')):
+    config['head_dim'] = pick(8, 16)
     config['rope_parameters'] |= dict(partial_rotary_factor=pick(0.25, 0.5, 1.0))
   if kind in ('qwen3_5_moe_text', 'qwen3_next'):
     config |= dict(
@@ -153,6 +164,9 @@ def difference(kind: str, seed: int) -> float:
     biases = [b for name, b in model.named_buffers() if name.endswith('e_score_correction_bias')]
     for tensor in [*model.parameters(), *biases]:
       tensor.add_(torch.randn_like(tensor) * 0.1)
+    for name, tensor in model.named_parameters():
+      if name.endswith('A_log'):  # states that last
+        tensor.uniform_(-3, 0)
     ids = np.random.default_rng(seed).integers(3, 50, (2, LENGTH))
     expected = model(torch.tensor(ids)).logits.numpy()
   largest = np.abs(expected).max()
