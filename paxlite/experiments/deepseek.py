@@ -86,6 +86,7 @@ class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
       LatentAttention,
       norm_tpl=norm,
       rotary_tpl=self.rotary(),
+      position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
       **sizes,
     )

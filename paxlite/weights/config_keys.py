@@ -231,6 +231,7 @@ _ACTIVATIONS = {
   'silu': 'silu',
   'gelu_pytorch_tanh': 'gelu',
   'gelu_new': 'gelu',
+  'gelu_fast': 'gelu',
   'gelu': 'gelu_exact',
   'relu': 'relu',
   'relu2': 'relu2',
@@ -315,7 +316,7 @@ def window(missing: int = 0) -> Both:
 
 
 # Kinds of attention in layer_types, and in ATTENTION_PATTERN.
-_KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
+KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
 
 
 def _shortest(pattern: list[str]) -> list[str]:
@@ -325,26 +326,30 @@ def _shortest(pattern: list[str]) -> list[str]:
   return pattern[: next(filter(same, periods), 0)]
 
 
-def _read_types(config: Config, default: Callable[[int], str]) -> list[str]:
+def read_types(
+  config: Config, default: Callable[[int], str], kinds: Mapping[str, str] = KINDS
+) -> list[str]:
   """Returns ATTENTION_PATTERN from layer_types, or from a function of the number of the block."""
   layers, given = config['num_hidden_layers'], config.get('layer_types')
   if given is None:
     return _shortest([default(i) for i in range(layers)])
-  if len(given) != layers or not set(given) <= set(_KINDS):
-    raise UserError(f'layer_types must have {layers} of {" and ".join(_KINDS)}')
-  return _shortest([_KINDS[kind] for kind in given])
+  if len(given) != layers or not set(given) <= set(kinds):
+    raise UserError(f'layer_types must have {layers} of {" and ".join(kinds)}')
+  return _shortest([kinds[kind] for kind in given])
 
 
-def _write_types(e: LanguageModel, plain: str | None = None) -> list[str]:
+def write_types(
+  e: LanguageModel, plain: str | None = None, kinds: Mapping[str, str] = KINDS
+) -> list[str]:
   """Returns layer_types; `plain` is the kind of blocks for which ATTENTION_PATTERN has none."""
-  names = {ours: theirs for theirs, ours in _KINDS.items()}
-  kinds = [kind.attention or plain for kind in e.block_kinds]
-  if not set(kinds) <= set(names):
+  names = {ours: theirs for theirs, ours in kinds.items()}
+  found = [kind.attention or plain for kind in e.block_kinds]
+  if not set(found) <= set(names):
     raise UserError(
       f'Hugging Face has no ATTENTION_PATTERN={e.ATTENTION_PATTERN} in this family: its blocks are '
       f'{" or ".join(names)}'
     )
-  return [names[str(kind)] for kind in kinds]
+  return [names[str(kind)] for kind in found]
 
 
 def layer_types(default: Sequence[str], *others: str) -> Both:
@@ -358,14 +363,14 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
   def read(config: Config) -> dict[str, object]:
     period = config.get('sliding_window_pattern')
     repeated = [*['sliding'] * (period - 1), 'full'] if period else default
-    pattern = _read_types(config, lambda i: repeated[i % len(repeated)])
+    pattern = read_types(config, lambda i: repeated[i % len(repeated)])
     return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': pattern}
 
   return Both(
     ('layer_types', 'sliding_window', *others),
     ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
     read,
-    lambda e: {'layer_types': _write_types(e), 'sliding_window': e.SLIDING_WINDOW},
+    lambda e: {'layer_types': write_types(e), 'sliding_window': e.SLIDING_WINDOW},
   )
 
 
@@ -373,7 +378,7 @@ def _read_qwen_window(config: Config) -> dict[str, object]:
   first = config.get('max_window_layers', 28)
   pattern = ['full']
   if config.get('use_sliding_window'):
-    pattern = _read_types(config, lambda i: 'sliding' if i >= first else 'full')
+    pattern = read_types(config, lambda i: 'sliding' if i >= first else 'full')
   if pattern == ['full']:
     return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
   everywhere = pattern == ['sliding']
@@ -384,7 +389,7 @@ def _read_qwen_window(config: Config) -> dict[str, object]:
 
 
 def _write_qwen_window(e: LanguageModel) -> JsonObject:
-  types = _write_types(e, 'sliding' if e.SLIDING_WINDOW else 'full')
+  types = write_types(e, 'sliding' if e.SLIDING_WINDOW else 'full')
   if not e.SLIDING_WINDOW:
     return {'use_sliding_window': False, 'sliding_window': None}
   return {'use_sliding_window': True, 'sliding_window': e.SLIDING_WINDOW, 'layer_types': types}

@@ -1,5 +1,6 @@
 """The keys of config.json that several families share, and the functions that make some of them."""
 
+from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
@@ -12,18 +13,21 @@ from paxlite.weights.config_keys import (
   activation,
   heads,
   positions,
+  read_types,
   tied,
   window,
+  write_types,
 )
 from paxlite.weights.rope_keys import rope
 
-LENGTHS = (
+_COUNTS = (
   Same('num_hidden_layers', 'NUM_LAYERS'),
   Same('intermediate_size', 'HIDDEN_DIMS'),
   Same('vocab_size', 'VOCAB_SIZE'),
   positions('max_position_embeddings'),
-  Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
 )
+LENGTHS = (*_COUNTS, Same('rms_norm_eps', 'LAYERNORM_EPSILON'))
+LAYER_NORM_LENGTHS = (*_COUNTS, Same('layer_norm_eps', 'LAYERNORM_EPSILON'))
 SIZES = (*LENGTHS, heads())
 GIVEN_KV = (*LENGTHS, heads('num_key_value_heads'))  # where transformers has another default
 GIVEN_HEADS = (*LENGTHS, heads('num_key_value_heads', 'head_dim'))
@@ -49,6 +53,40 @@ def either(attribute: str, *keys: str) -> Both:
     return {attribute: config[next((k for k in keys if k in config), keys[0])]}
 
   return Both(keys, (attribute,), read, lambda e: {keys[0]: getattr(e, attribute)})
+
+
+def number(key: str, attribute: str, default: float = 1.0) -> Both:
+  """Returns a number that some files have as an integer."""
+
+  def read(config: Config) -> dict[str, object]:
+    value = Same(key, attribute, default).read(config)[attribute]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+      raise UserError(f'{key}={value!r} must be a number')
+    return {attribute: float(value)}
+
+  return Both((key,), (attribute,), read, lambda e: {key: getattr(e, attribute)})
+
+
+def choice(key: str, attribute: str, off: object, on: object, default: bool) -> Both:
+  """Returns a key that is true or false, for one of two values of an attribute.
+
+  Args:
+    key: The key.
+    attribute: The attribute.
+    off: The attribute's value where the key is false.
+    on: The attribute's value where the key is true.
+    default: The key of files that do not have it.
+  """
+
+  def write(e: LanguageModel) -> JsonObject:
+    value = getattr(e, attribute)
+    if value not in (off, on):
+      raise UserError(f'Hugging Face has no {attribute}={value} in this family')
+    return {key: value == on}
+
+  return Both(
+    (key,), (attribute,), lambda c: {attribute: on if c.get(key, default) else off}, write
+  )
 
 
 def counted(key: str, attribute: str, null: int) -> Both:
@@ -81,6 +119,16 @@ DEEPSEEK = (
   NO_BIAS,
   NO_MLP_BIAS,
 )
+# The keys of DeepSeek's experts in families with other attention.
+ROUTED_EXPERTS = (
+  EXPERTS_PER_TOKEN,
+  Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
+  either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
+  counted('n_shared_experts', 'NUM_SHARED_EXPERTS', 0),
+  Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
+  Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
+  Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+)
 GROUPS = (
   counted('n_group', 'NUM_EXPERT_GROUPS', 1),
   counted('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', 1),
@@ -112,3 +160,33 @@ def routing(methods: tuple[str, str], scores: str) -> Both:
 
   ours = tuple(name for key in GROUPS for name in key.ours)
   return Both(names, ours, read, write)
+
+
+def _read_exaone(config: Config) -> dict[str, object]:
+  window, given = config.get('sliding_window', 4096), config.get('layer_types')
+  period = config.get('sliding_window_pattern', 4)
+  if given is None and (window is None or isinstance(period, str) or not period):
+    raise KeyError('layer_types')
+  pattern = read_types(config, lambda i: 'full_nope' if (i + 1) % period == 0 else 'sliding', _NOPE)
+  if window is not None:
+    return {'SLIDING_WINDOW': window, 'ATTENTION_PATTERN': pattern}
+  if 'sliding' in pattern:
+    raise UserError('layer_types with sliding_attention needs a sliding_window')
+  return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
+
+
+def _write_exaone(e: LanguageModel) -> JsonObject:
+  if e.SLIDING_WINDOW:
+    return {'sliding_window': e.SLIDING_WINDOW, 'layer_types': write_types(e, 'sliding', _NOPE)}
+  types = write_types(e, 'full')  # all of them with rotary positions
+  return {'sliding_window': None, 'layer_types': types}
+
+
+_NOPE = {'sliding_attention': 'sliding', 'full_attention': 'full_nope'}
+# Without a window, full attention has rotary positions; beside sliding attention, it has none.
+EXAONE_LAYERS = Both(
+  ('layer_types', 'sliding_window', 'sliding_window_pattern'),
+  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
+  _read_exaone,
+  _write_exaone,
+)

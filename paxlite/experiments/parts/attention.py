@@ -9,6 +9,7 @@ import jax
 from paxlite.config.attribute_kinds import (
   Count,
   Function,
+  NotNegative,
   NotNegativeInt,
   OffAtZeroInt,
   Run,
@@ -33,11 +34,12 @@ from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
+from paxlite.layers.scales import PositionScale
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
-QkNorm = Literal['none', 'per_head', 'all_heads']
+QkNorm = Literal['none', 'per_head', 'all_heads', 'rotated_per_head']
 
 
 class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
@@ -65,7 +67,12 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
   USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
+  # 'rotated_per_head' is the norm of a head after its rotation, as in Hunyuan.
   QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
+  # Queries are multiplied by 1 + QUERY_GROWTH · ln(1 + ⌊position / QUERY_GROWTH_LENGTH⌋).
+  QUERY_GROWTH: Function[NotNegative] = (
+    0.0  # growth of queries with the logarithm of their positions, as in Ministral 3; 0: none
+  )
   ATTEN_LOGIT_CAP: Function[float] = 50.0  # soft cap of attention scores; ≤ 0: off
   USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
 
@@ -78,6 +85,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   def NUM_KV_HEADS(self) -> Shape[Count]:
     """Heads of keys and values; each serves a group of query heads."""
     return self.NUM_HEADS
+
+  @property
+  def QUERY_GROWTH_LENGTH(self) -> Function[Count]:
+    """Tokens after which QUERY_GROWTH makes queries larger for the first time."""
+    return self.ROPE_ORIGINAL_LENGTH
 
   @property
   def attention_scale(self) -> float:
@@ -216,9 +228,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return template(
       Attention,
       qkv_tpl=qkv,
-      qk_norm_tpl=self.qk_norm(),
+      qk_norm_tpl=None if self.QK_NORM == 'rotated_per_head' else self.qk_norm(),
       query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
       rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
+      rotated_norm_tpl=self.qk_norm() if self.QK_NORM == 'rotated_per_head' else None,
+      position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
       **sizes,
     )
@@ -227,9 +241,15 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     """Returns the template of the norms of queries and keys, or None."""
     if self.QK_NORM == 'none':
       return None
-    if self.QK_NORM == 'per_head':
-      return self.norm()
-    return template(FullWidthNorm, norm_tpl=self.norm())
+    if self.QK_NORM == 'all_heads':
+      return template(FullWidthNorm, norm_tpl=self.norm())
+    return self.norm()
+
+  def position_scale(self) -> fdl.Partial | None:
+    """Returns the template of the scale of queries by their positions, or None."""
+    if not self.QUERY_GROWTH:
+      return None
+    return template(PositionScale, growth=self.QUERY_GROWTH, length=self.QUERY_GROWTH_LENGTH)
 
   def dot_product_attention(self) -> fdl.Partial:
     """Returns the template of the attention itself, without its projections."""
