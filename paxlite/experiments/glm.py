@@ -4,7 +4,7 @@ from typing import Literal
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
-from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.registry import register
 
@@ -35,7 +35,7 @@ class GLM4Moe(MixtureOfExperts, LLaMA):
   USE_DROPLESS_MOE = True
   EXPERT_ACTIVATION_CLS: Activation = 'silu'
   USE_GATED_EXPERTS = True
-  ROUTER: Literal['top_k', 'group_top_k', 'balanced'] = 'balanced'
+  ROUTER: Router = 'balanced'
   NUM_EXPERTS_PER_TOKEN = 8
   NUM_SHARED_EXPERTS = 1
   AUX_LOSS_COEF = 0.0001
@@ -43,7 +43,7 @@ class GLM4Moe(MixtureOfExperts, LLaMA):
 
 @register
 class GLM4_9B(GLM4):
-  """9,400,606,720 parameters: GLM-4-9B-0414, with biases of queries, keys and values."""
+  """9,400,279,040 parameters: GLM-4-9B-0414, with biases of queries, keys and values."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 32
@@ -56,7 +56,7 @@ class GLM4_9B(GLM4):
 
 @register
 class GLM4_5_Air(GLM4Moe):
-  """106,852,245,504 parameters: GLM-4.5-Air; a token uses 12 billion of them."""
+  """106,852,251,264 parameters: GLM-4.5-Air; a token uses 12 billion of them."""
 
   NUM_LAYERS = 46
   NUM_HEADS = 96
@@ -71,7 +71,7 @@ class GLM4_5_Air(GLM4Moe):
 
 @register
 class GLM4_5_355B(GLM4Moe):
-  """352,797,829,120 parameters: GLM-4.5; a token uses 32 billion of them."""
+  """352,797,829,024 parameters: GLM-4.5; a token uses 32 billion of them."""
 
   NUM_LAYERS = 92
   NUM_HEADS = 96

@@ -2,6 +2,7 @@
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.weights.config_keys import (
@@ -95,7 +96,18 @@ def counted(key: str, attribute: str, null: int) -> Both:
   return Both((key,), (attribute,), same.read, lambda e: {key: getattr(e, attribute)})
 
 
-DEEPSEEK = (
+# Experts of which some see every token, after a few dense blocks.
+ROUTED_EXPERTS = (
+  EXPERTS_PER_TOKEN,
+  Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
+  either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
+  counted('n_shared_experts', 'NUM_SHARED_EXPERTS', 0),
+  Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
+  Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
+  activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')),
+)
+NORMALIZED = Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True)
+LATENT_ATTENTION = (
   *LENGTHS,
   Same('num_attention_heads', 'NUM_HEADS'),
   Same('hidden_size', 'MODEL_DIMS'),
@@ -104,30 +116,17 @@ DEEPSEEK = (
   Same('qk_nope_head_dim', 'DIMS_PER_HEAD'),
   Same('qk_rope_head_dim', 'ROTARY_DIMS_PER_HEAD'),
   Same('v_head_dim', 'VALUE_DIMS_PER_HEAD'),
-  Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
-  either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
-  counted('n_shared_experts', 'NUM_SHARED_EXPERTS', 0),
-  Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
-  Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
-  OneOf('moe_layer_freq', 1),
   Repeated('num_key_value_heads', 'num_attention_heads', written='NUM_HEADS'),
-  Repeated('head_dim', 'qk_rope_head_dim'),
-  EXPERTS_PER_TOKEN,
-  activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')),
   UNTIED,
-  rope(has_mscale=True),
   NO_BIAS,
-  NO_MLP_BIAS,
 )
-# The keys of DeepSeek's experts in families with other attention.
-ROUTED_EXPERTS = (
-  EXPERTS_PER_TOKEN,
-  Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
-  either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
-  counted('n_shared_experts', 'NUM_SHARED_EXPERTS', 0),
-  Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
-  Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
-  Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+DEEPSEEK = (
+  *LATENT_ATTENTION,
+  *ROUTED_EXPERTS,
+  OneOf('moe_layer_freq', 1),
+  Repeated('head_dim', 'qk_rope_head_dim'),
+  rope(has_mscale=True),
+  NO_MLP_BIAS,
 )
 GROUPS = (
   counted('n_group', 'NUM_EXPERT_GROUPS', 1),
@@ -190,3 +189,80 @@ EXAONE_LAYERS = Both(
   _read_exaone,
   _write_exaone,
 )
+
+
+def _read_ernie_blocks(config: Config) -> dict[str, object]:
+  layers, every = config['num_hidden_layers'], config.get('moe_layer_interval', 1)
+  first, last = config['moe_layer_start_index'], config.get('moe_layer_end_index', -1)
+  first += -(first + 1) % every
+  end = last if last != -1 else layers - 1
+  if end + every < layers and range(first, layers, every)[-1:] != range(first, end + 1, every)[-1:]:
+    raise UserError(f'moe_layer_end_index={last} before the last of the blocks is not implemented')
+  return {'NUM_DENSE_BLOCKS': first, 'BLOCKS_PER_LAYER': every}
+
+
+def _write_ernie_blocks(e: LanguageModel) -> JsonObject:
+  assert isinstance(e, MixtureOfExperts)
+  first, every = e.NUM_DENSE_BLOCKS, e.BLOCKS_PER_LAYER
+  if (first + 1) % every:
+    raise UserError(
+      f'Hugging Face has no NUM_DENSE_BLOCKS={first} with BLOCKS_PER_LAYER={every} in this family'
+    )
+  return {
+    'moe_layer_start_index': first, 'moe_layer_interval': every, 'moe_layer_end_index': -1,
+  }  # fmt: skip
+
+
+def _write_ernie_bias(e: LanguageModel) -> JsonObject:
+  if e.USE_BIAS != e.USE_SOFTMAX_BIAS:
+    raise UserError('Hugging Face has one key for USE_BIAS and USE_SOFTMAX_BIAS in this family')
+  return {'use_bias': e.USE_BIAS}
+
+
+ERNIE_EXPERTS = (
+  Both(
+    ('use_bias',),
+    ('USE_BIAS', 'USE_SOFTMAX_BIAS'),
+    lambda c: dict.fromkeys(('USE_BIAS', 'USE_SOFTMAX_BIAS'), bool(c.get('use_bias'))),
+    _write_ernie_bias,
+  ),
+  either('NUM_EXPERTS_PER_TOKEN', 'moe_k', 'num_experts_per_tok'),
+  either('NUM_EXPERTS', 'moe_num_experts', 'num_experts'),
+  Same('moe_num_shared_experts', 'NUM_SHARED_EXPERTS'),
+  Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
+  activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')),
+  OneOf('moe_norm_min', 1e-12),
+  OneOf('moe_gate', 'topk'),
+  OneOf('moe_use_aux_free', True),
+  Both(
+    ('moe_layer_start_index', 'moe_layer_interval', 'moe_layer_end_index'),
+    ('NUM_DENSE_BLOCKS', 'BLOCKS_PER_LAYER'),
+    _read_ernie_blocks,
+    _write_ernie_blocks,
+  ),
+)
+
+
+def latent_rope() -> Both:
+  """Returns the keys of rotary positions of Mistral 4, which repeat the rotated share of a head."""
+  plain = rope(has_mscale=True, is_stretched=True, has_growth=True)
+
+  def read(config: Config) -> dict[str, object]:
+    rotated = config['qk_rope_head_dim']
+    share = rotated / (config['qk_nope_head_dim'] + rotated)
+    names = ('rope_scaling', 'rope_parameters')
+    given = {k: dict(config[k]) for k in names if config.get(k)}
+    for found in (parameters.pop('partial_rotary_factor', None) for parameters in given.values()):
+      if found not in (None, share):
+        raise UserError(f'partial_rotary_factor={found!r} is not implemented: it must be {share}')
+    others = {k: v for k, v in config.items() if k not in (*names, 'partial_rotary_factor')}
+    return plain.read(others | given)
+
+  def write(e: LanguageModel) -> JsonObject:
+    assert isinstance(e, DeepSeek)
+    written = plain.write(e)
+    share = e.ROTARY_DIMS_PER_HEAD / (e.DIMS_PER_HEAD + e.ROTARY_DIMS_PER_HEAD)
+    rope = written['rope_scaling'] | {'partial_rotary_factor': share}
+    return written | {'rope_scaling': rope}
+
+  return Both((*plain.theirs, 'head_dim'), plain.ours, read, write)

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from paxlite.core.json_text import JsonObject
-from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
-from paxlite.experiments.ernie import Ernie4_5
+from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3, Mistral4
+from paxlite.experiments.ernie import Ernie4_5, Ernie4_5Moe
 from paxlite.experiments.exaone import Exaone4
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
 from paxlite.experiments.glm import GLM4, GLM4Moe
@@ -44,6 +44,7 @@ from paxlite.weights.config_keys import (
 from paxlite.weights.family_keys import (
   COMMON,
   DEEPSEEK,
+  ERNIE_EXPERTS,
   EXAONE_LAYERS,
   EXPERT_SILU,
   EXPERTS_PER_TOKEN,
@@ -52,11 +53,13 @@ from paxlite.weights.family_keys import (
   GIVEN_HEADS,
   GIVEN_KV,
   GROUPS,
+  LATENT_ATTENTION,
   LAYER_NORM_LENGTHS,
   LENGTHS,
   NO_BIAS,
   NO_MLP_BIAS,
   NORM_TOPK,
+  NORMALIZED,
   PLAIN,
   ROUTED_EXPERTS,
   SILU,
@@ -66,6 +69,7 @@ from paxlite.weights.family_keys import (
   WINDOW,
   choice,
   either,
+  latent_rope,
   number,
   routing,
 )
@@ -212,9 +216,17 @@ FAMILIES: dict[str, Family] = {
     'DeepseekV3ForCausalLM', DeepSeekV3,
     (
       *DEEPSEEK, OneOf('rope_interleave', True), routing(('noaux_tc', 'noaux_tc'), 'sigmoid'),
-      Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+      NORMALIZED,
     ),
     tensor_names.DEEPSEEK, rotary='interleaved',
+  ),
+  'mistral4': Family(
+    'Mistral4ForCausalLM', Mistral4,
+    (
+      *LATENT_ATTENTION, *ROUTED_EXPERTS, *GROUPS, NORMALIZED, latent_rope(),
+      OneOf('rope_interleave', True),
+    ),
+    tensor_names.MISTRAL4, rotary='interleaved',
   ),
   'gpt_oss': Family(
     'GptOssForCausalLM', GptOss,
@@ -261,8 +273,7 @@ FAMILIES: dict[str, Family] = {
   'glm4_moe': Family(
     'Glm4MoeForCausalLM', GLM4Moe,
     (
-      *GIVEN_KV, *ROUTED_EXPERTS, *GROUPS, UNTIED, rope(fraction=0.5),
-      activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')),
+      *GIVEN_KV, *ROUTED_EXPERTS, *GROUPS, NORMALIZED, UNTIED, rope(fraction=0.5),
       Same('attention_bias', 'USE_QKV_BIAS', default=False),
       choice('use_qk_norm', 'QK_NORM', 'none', 'per_head', default=False),
     ),
@@ -275,6 +286,11 @@ FAMILIES: dict[str, Family] = {
     'Ernie4_5ForCausalLM', Ernie4_5,
     (*GIVEN_HEADS, SILU, TIED, rope(theta=5e5), Same('use_bias', 'USE_BIAS', default=False)),
     rotary='interleaved',
+  ),
+  'ernie4_5_moe': Family(
+    'Ernie4_5_MoeForCausalLM', Ernie4_5Moe,
+    (*GIVEN_KV, TIED, rope(theta=5e5), *ERNIE_EXPERTS),
+    tensor_names.ERNIE_MOE, rotary='interleaved',
   ),
   'hunyuan_v1_dense': Family(
     'HunYuanDenseV1ForCausalLM', HunyuanDense,

@@ -20,7 +20,7 @@ HARMLESS = frozenset((
   'experts_implementation', 'experts_per_token', 'finetuning_task', 'hidden_dropout', 'id2label',
   'initial_context_length', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
   'is_llama_config', 'keys_to_ignore_at_inference', 'label2id', 'max_sequence_length',
-  'max_window_layers', 'model_type', 'name_or_path', 'num_nextn_predict_layers',
+  'max_window_layers', 'model_type', 'moe_capacity', 'name_or_path', 'num_nextn_predict_layers',
   'output_attentions', 'output_hidden_states', 'output_router_logits', 'pad_token_id', 'prefix',
   'pretraining_tp', 'problem_type', 'qk_head_dim', 'quantization_config', 'resid_pdrop',
   'residual_dropout', 'return_dict', 'router_aux_loss_coef', 'router_jitter_noise', 'sep_token_id',

@@ -57,7 +57,7 @@ def check_layers(
   """
   if len(shapes) < e.NUM_LAYERS:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
-  one_each = 'experts_gate_up' not in names and '{x}' in names.get('expert_gate', '')
+  one_each = 'experts_gate_up' not in names and '{x}' in names.get('expert_down', '')
   if isinstance(e, MixtureOfExperts) and one_each:
     layers = sum(kind.has_experts for kind in e.block_kinds)
     if len(shapes) < layers * e.NUM_EXPERTS:
@@ -226,8 +226,9 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
   """Returns the entries of a router and of gated experts."""
   D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
   entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
-  if e.ROUTER == 'balanced':
-    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{LOAD_BIAS}'))
+  if e.has_load_bias:
+    shape = (1, E) if 'moe_statics' in name['router_balance'] else (E,)
+    entries.append(_same(name['router_balance'], shape, f'{ours}/router/{LOAD_BIAS}', (E,)))
   if e.USE_ROUTER_BIAS:
     entries.append(_same(name['router_bias'], (E,), f'{ours}/router/b'))
   if 'experts_gate_up' in name:
@@ -243,12 +244,26 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
       _same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
     ]
   roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
+  if 'expert_gate_up' in name:  # one tensor, in which all gates come first
+    halves = {'w_in_gate': slice(0, F), 'w_in': slice(F, 2 * F)}
+    entries += [
+      Entry(
+        name['expert_gate_up'],
+        (E, 2 * F, D),
+        f'{ours}/{leaf}',
+        (E, D, F),
+        _swapped,
+        _swapped,
+        view=_columns(rows),
+      )
+      for leaf, rows in halves.items()
+    ]
+    roles = {'w_out': roles['w_out']}
   for leaf, (role, inputs, outputs) in roles.items():
     if '{x}' not in name[f'expert_{role}']:  # all experts are one tensor
-      swap: Transform = lambda w: w.swapaxes(1, 2)
       shapes = (E, outputs, inputs), (E, inputs, outputs)
       entries.append(
-        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], swap, swap)
+        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], _swapped, _swapped)
       )
       continue
     for x in range(E):
@@ -349,6 +364,10 @@ def _bias_of(weight: str) -> str:
 
 def _rows(rows: slice) -> Transform:
   return lambda x: x[rows]
+
+
+def _columns(columns: slice) -> Transform:
+  return lambda x: x[:, columns]
 
 
 def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:

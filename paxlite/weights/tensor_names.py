@@ -76,6 +76,9 @@ SHARED_EXPERTS = HUGGING_FACE | {
   'shared_up': 'model.layers.{i}.mlp.shared_experts.up_proj.weight',
   'shared_down': 'model.layers.{i}.mlp.shared_experts.down_proj.weight',
 }
+ERNIE_MOE = SHARED_EXPERTS | {
+  'router_balance': 'model.layers.{i}.mlp.moe_statics.e_score_correction_bias',
+}
 DEEPSEEK = SHARED_EXPERTS | {
   'query_down': 'model.layers.{i}.self_attn.q_a_proj.weight',
   'query_down_norm': 'model.layers.{i}.self_attn.q_a_layernorm.weight',
@@ -83,6 +86,11 @@ DEEPSEEK = SHARED_EXPERTS | {
   'latent': 'model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight',
   'latent_norm': 'model.layers.{i}.self_attn.kv_a_layernorm.weight',
   'key_value': 'model.layers.{i}.self_attn.kv_b_proj.weight',
+}
+# The experts of a block are one tensor, [E, out, in], in which all gates come first.
+MISTRAL4 = DEEPSEEK | {
+  'expert_gate_up': 'model.layers.{i}.mlp.experts.gate_up_proj',
+  'expert_down': 'model.layers.{i}.mlp.experts.down_proj',
 }
 # The experts of a block are one tensor, [E, in, out], in which gate and up take turns.
 GPT_OSS = HUGGING_FACE | {

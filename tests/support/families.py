@@ -98,6 +98,18 @@ CASES = {
   'exaone4 full': BLOCK
   | dict(sliding_window=None, sliding_window_pattern=None, layer_types=['full_attention'] * 4),
   'ernie4_5': BLOCK | dict(head_dim=10, use_bias=True, tie_word_embeddings=False),
+  'ernie4_5_moe': BLOCK
+  | dict(
+    num_hidden_layers=6, use_bias=True, tie_word_embeddings=False, moe_num_experts=8, moe_k=3,
+    moe_num_shared_experts=2, moe_intermediate_size=24, moe_layer_start_index=2,
+    moe_layer_interval=2,
+  ),
+  'mistral4': BLOCK
+  | LATENT
+  | dict(
+    q_lora_rank=12, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+    rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8, llama_4_scaling_beta=0.7),
+  ),
   'hunyuan_v1_dense': BLOCK
   | dict(
     head_dim=10, attention_bias=True,
@@ -113,12 +125,21 @@ CASES = {
 }  # fmt: skip
 
 
+def register_mistral4() -> None:
+  """Lets AutoModelForCausalLM find Mistral 4, whose class transformers 5.24 has, but not there."""
+  import transformers
+
+  config, model = transformers.Mistral4Config, transformers.Mistral4ForCausalLM
+  transformers.AutoModelForCausalLM.register(config, model, exist_ok=True)
+
+
 def theirs(case: str, seed: int = 0, **changes):
   """Returns transformers' model of a case in float32, with random values everywhere."""
   import torch
   import transformers
 
   torch.manual_seed(seed)
+  register_mistral4()
   config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case] | changes)
   config._attn_implementation = 'eager'
   model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()

@@ -25,6 +25,8 @@ from paxlite.layers.moe.group_router import GroupRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.parallel import partitioning
 
+Router = Literal['top_k', 'group_top_k', 'balanced', 'balanced_softmax']
+
 
 class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
@@ -59,8 +61,9 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   USE_ROUTER_BIAS: Shape[bool] = False  # learned bias of the router's logits
   NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # shared experts, which see every token
   # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
-  # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
-  ROUTER: Shape[Literal['top_k', 'group_top_k', 'balanced']] = (
+  # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3), or
+  # 'balanced_softmax' by probabilities (ERNIE 4.5).
+  ROUTER: Shape[Router] = (
     'top_k'  # router: top-k, top-k within groups, or balanced by a bias (DeepSeek-V3)
   )
   NUM_EXPERT_GROUPS: Function[Count] = 1  # groups of experts that a router chooses from
@@ -73,6 +76,16 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
     """Width inside an expert."""
     return self.HIDDEN_DIMS
+
+  @property
+  def BEST_PER_EXPERT_GROUP(self) -> Function[Count]:
+    """Experts of a group whose scores add up to that of the group."""
+    return 2 if self.ROUTER == 'balanced' else 1
+
+  @property
+  def has_load_bias(self) -> bool:
+    """Whether the router has a bias that balances the load."""
+    return self.ROUTER in ('balanced', 'balanced_softmax')
 
   @property
   def blocks_per_layer(self) -> int:
@@ -168,7 +181,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   def task(self) -> fdl.Config:
     task = super().task()
-    if self.ROUTER == 'balanced':
+    if self.has_load_bias:
       task.load_bias_rate = self.ROUTER_BIAS_RATE
     return task
 
@@ -215,7 +228,9 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       GroupRouter,
       num_groups=self.NUM_EXPERT_GROUPS,
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
+      best_per_group=self.BEST_PER_EXPERT_GROUP,
       use_sigmoid=self.ROUTER == 'balanced',
+      has_bias=self.has_load_bias,
       scale=self.EXPERT_WEIGHT_SCALE,
       **common,
     )
