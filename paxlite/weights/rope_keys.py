@@ -204,7 +204,9 @@ def rope(
       full = config.get('rope_scaling') or config.get('rope_parameters') or {}
       if is_stretched and not full:
         raise KeyError('rope_scaling')
-    growth, full = _growth(full) if has_growth else ({}, full)
+    growth: JsonObject = {}
+    if has_growth:
+      growth, full = _growth(full)
     share = full.get('partial_rotary_factor', config.get(names[1], fraction or 1.0))
     share = _number(1.0 if share is None else share, 'partial_rotary_factor')
     if share != 1 and not fraction:
@@ -252,7 +254,7 @@ def rope(
   return Both((*names, *_NAMES, *others), sorted(ours), read, write)
 
 
-def _growth(full: Config) -> tuple[JsonObject, Config]:
+def _growth(full: Config) -> tuple[JsonObject, JsonObject]:
   """Returns the attribute of growing queries, and a dictionary without the key of it."""
   growth = full[_GROWTH]
   if isinstance(growth, bool) or not isinstance(growth, (int, float)) or not growth >= 0:
