@@ -116,7 +116,10 @@ CASES = {
     rope_parameters=dict(rope_type='dynamic', rope_theta=1e4, alpha=1000.0, factor=1.0),
   ),
   'phi': BLOCK
-  | dict(layer_norm_eps=1e-3, qk_layernorm=True, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
+  | dict(
+    layer_norm_eps=1e-3, qk_layernorm=True,
+    rope_parameters=YARN | dict(partial_rotary_factor=0.5),
+  ),
   'gpt_neox': NEOX,
   'gpt_neox in turn': NEOX | dict(use_parallel_residual=False, attention_bias=False),
   'gpt_oss': BLOCK
