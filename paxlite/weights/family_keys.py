@@ -196,7 +196,8 @@ def _read_ernie_blocks(config: Config) -> dict[str, object]:
   first, last = config['moe_layer_start_index'], config.get('moe_layer_end_index', -1)
   first += -(first + 1) % every
   end = last if last != -1 else layers - 1
-  if end + every < layers and range(first, layers, every)[-1:] != range(first, end + 1, every)[-1:]:
+  of_all, of_file = range(first, layers, every), range(first, min(end + 1, layers), every)
+  if of_all != of_file:
     raise UserError(f'moe_layer_end_index={last} before the last of the blocks is not implemented')
   return {'NUM_DENSE_BLOCKS': first, 'BLOCKS_PER_LAYER': every}
 
