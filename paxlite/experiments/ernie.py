@@ -1,5 +1,7 @@
 """ERNIE 4.5, without a dataset."""
 
+from typing import Literal
+
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
@@ -26,7 +28,9 @@ class Ernie4_5Moe(MixtureOfExperts, LLaMA):
   USE_DROPLESS_MOE = True
   EXPERT_ACTIVATION_CLS: Activation = 'silu'
   USE_GATED_EXPERTS = True
-  ROUTER: Router = 'balanced_softmax'
+  ROUTER: Router = 'balanced'
+  ROUTER_SCORES: Literal['sigmoid', 'softmax'] = 'softmax'
+  BEST_PER_EXPERT_GROUP = 1
   NUM_EXPERTS_PER_TOKEN = 6
   NUM_SHARED_EXPERTS = 2
   AUX_LOSS_COEF = 0.001

@@ -9,5 +9,6 @@ class HunyuanDense(LLaMA):
 
   VOCAB_SIZE = 290_943
   ROPE_LAYOUT = 'half'
-  QK_NORM: QkNorm = 'rotated_per_head'
+  QK_NORM: QkNorm = 'per_head'
+  QK_NORM_AFTER_ROTATION = True
   USE_FFN_BIAS = False

@@ -263,7 +263,7 @@ def latent_rope() -> Both:
     assert isinstance(e, DeepSeek)
     written = plain.write(e)
     share = e.ROTARY_DIMS_PER_HEAD / (e.DIMS_PER_HEAD + e.ROTARY_DIMS_PER_HEAD)
-    rope = written['rope_scaling'] | {'partial_rotary_factor': share}
-    return written | {'rope_scaling': rope}
+    scaling = written['rope_scaling'] | {'partial_rotary_factor': share}
+    return written | {'rope_scaling': scaling}
 
   return Both((*plain.theirs, 'head_dim'), plain.ours, read, write)

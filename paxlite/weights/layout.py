@@ -226,7 +226,7 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
   """Returns the entries of a router and of gated experts."""
   D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
   entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
-  if e.has_load_bias:
+  if e.ROUTER == 'balanced':
     shape = (1, E) if 'moe_statics' in name['router_balance'] else (E,)
     entries.append(_same(name['router_balance'], shape, f'{ours}/router/{LOAD_BIAS}', (E,)))
   if e.USE_ROUTER_BIAS:

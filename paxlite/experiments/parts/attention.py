@@ -39,7 +39,7 @@ from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
-QkNorm = Literal['none', 'per_head', 'all_heads', 'rotated_per_head']
+QkNorm = Literal['none', 'per_head', 'all_heads']
 
 
 class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
@@ -67,8 +67,8 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
   USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
-  # 'rotated_per_head' is the norm of a head after its rotation, as in Hunyuan.
   QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
+  QK_NORM_AFTER_ROTATION: Function[bool] = False  # computes QK_NORM after RoPE, not before it
   # Queries are multiplied by 1 + QUERY_GROWTH · ln(1 + ⌊position / QUERY_GROWTH_LENGTH⌋).
   QUERY_GROWTH: Function[NotNegative] = (
     0.0  # growth of queries with the logarithm of their positions, as in Ministral 3; 0: none
@@ -228,10 +228,10 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return template(
       Attention,
       qkv_tpl=qkv,
-      qk_norm_tpl=None if self.QK_NORM == 'rotated_per_head' else self.qk_norm(),
+      qk_norm_tpl=None if self.QK_NORM_AFTER_ROTATION else self.qk_norm(),
       query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
       rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
-      rotated_norm_tpl=self.qk_norm() if self.QK_NORM == 'rotated_per_head' else None,
+      rotated_norm_tpl=self.qk_norm() if self.QK_NORM_AFTER_ROTATION else None,
       position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
       **sizes,
@@ -241,9 +241,9 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     """Returns the template of the norms of queries and keys, or None."""
     if self.QK_NORM == 'none':
       return None
-    if self.QK_NORM == 'all_heads':
-      return template(FullWidthNorm, norm_tpl=self.norm())
-    return self.norm()
+    if self.QK_NORM == 'per_head':
+      return self.norm()
+    return template(FullWidthNorm, norm_tpl=self.norm())
 
   def position_scale(self) -> fdl.Partial | None:
     """Returns the template of the scale of queries by their positions, or None."""

@@ -25,7 +25,7 @@ from paxlite.layers.moe.group_router import GroupRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.parallel import partitioning
 
-Router = Literal['top_k', 'group_top_k', 'balanced', 'balanced_softmax']
+Router = Literal['top_k', 'group_top_k', 'balanced']
 
 
 class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
@@ -61,8 +61,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   USE_ROUTER_BIAS: Shape[bool] = False  # learned bias of the router's logits
   NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # shared experts, which see every token
   # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
-  # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3), or
-  # 'balanced_softmax' by probabilities (ERNIE 4.5).
+  # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
   ROUTER: Shape[Router] = (
     'top_k'  # router: top-k, top-k within groups, or balanced by a bias (DeepSeek-V3)
   )
@@ -83,9 +82,9 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     return 2 if self.ROUTER == 'balanced' else 1
 
   @property
-  def has_load_bias(self) -> bool:
-    """Whether the router has a bias that balances the load."""
-    return self.ROUTER in ('balanced', 'balanced_softmax')
+  def ROUTER_SCORES(self) -> Function[Literal['sigmoid', 'softmax']]:
+    """Function that makes the scores of experts of the router's logits."""
+    return 'sigmoid' if self.ROUTER == 'balanced' else 'softmax'
 
   @property
   def blocks_per_layer(self) -> int:
@@ -163,6 +162,8 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       raise UserError(
         'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for --fdl.ROUTER=group_top_k and balanced'
       )
+    if self.ROUTER == 'top_k' and self.ROUTER_SCORES != 'softmax':
+      raise UserError('ROUTER_SCORES=sigmoid is for --fdl.ROUTER=group_top_k and balanced')
     axis = self.EXPERT_AXIS
     if axis not in (None, 'data', 'expert') or (axis is not None and axis not in self.MESH_AXES):
       raise UserError(
@@ -181,7 +182,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   def task(self) -> fdl.Config:
     task = super().task()
-    if self.has_load_bias:
+    if self.ROUTER == 'balanced':
       task.load_bias_rate = self.ROUTER_BIAS_RATE
     return task
 
@@ -229,8 +230,8 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       num_groups=self.NUM_EXPERT_GROUPS,
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
       best_per_group=self.BEST_PER_EXPERT_GROUP,
-      use_sigmoid=self.ROUTER == 'balanced',
-      has_bias=self.has_load_bias,
+      use_sigmoid=self.ROUTER_SCORES == 'sigmoid',
+      has_bias=self.ROUTER == 'balanced',
       scale=self.EXPERT_WEIGHT_SCALE,
       **common,
     )

@@ -39,7 +39,7 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
 
   NUM_LAYERS: Shape[Count] = 10  # transformer blocks
   # A parallel block adds what attention and the feed-forward layer make of the same activations.
-  BLOCK_ORDER: Shape[BlockOrder] = (
+  BLOCK_ORDER: Function[BlockOrder] = (
     'sequential'  # a block's two layers: in turn, or side by side, after two norms or one
   )
   RESIDUAL_FACTOR: Function[float] = (
