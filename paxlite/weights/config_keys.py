@@ -231,6 +231,7 @@ _ACTIVATIONS = {
   'silu': 'silu',
   'gelu_pytorch_tanh': 'gelu',
   'gelu_new': 'gelu',
+  'gelu_fast': 'gelu',
   'gelu': 'gelu_exact',
   'relu': 'relu',
   'relu2': 'relu2',
@@ -315,7 +316,7 @@ def window(missing: int = 0) -> Both:
 
 
 # Kinds of attention in layer_types, and in ATTENTION_PATTERN.
-_KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
+KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
 
 
 def _shortest(pattern: list[str]) -> list[str]:
@@ -326,7 +327,7 @@ def _shortest(pattern: list[str]) -> list[str]:
 
 
 def read_types(
-  config: Config, default: Callable[[int], str], names: Mapping[str, str] = _KINDS
+  config: Config, default: Callable[[int], str], names: Mapping[str, str] = KINDS
 ) -> list[str]:
   """Returns ATTENTION_PATTERN from layer_types, or from a function of the number of the block.
 
@@ -344,17 +345,17 @@ def read_types(
 
 
 def write_types(
-  e: LanguageModel, plain: str | None = None, known: Mapping[str, str] = _KINDS
+  e: LanguageModel, plain: str | None = None, kinds: Mapping[str, str] = KINDS
 ) -> list[str]:
   """Returns layer_types; `plain` is the kind of blocks for which ATTENTION_PATTERN has none."""
-  names = {ours: theirs for theirs, ours in known.items()}
-  kinds = [kind.attention or plain for kind in e.block_kinds]
-  if not set(kinds) <= set(names):
+  names = {ours: theirs for theirs, ours in kinds.items()}
+  found = [kind.attention or plain for kind in e.block_kinds]
+  if not set(found) <= set(names):
     raise UserError(
       f'Hugging Face has no ATTENTION_PATTERN={e.ATTENTION_PATTERN} in this family: its blocks are '
       f'{" or ".join(names)}'
     )
-  return [names[str(kind)] for kind in kinds]
+  return [names[str(kind)] for kind in found]
 
 
 def layer_types(default: Sequence[str], *others: str) -> Both:

@@ -87,31 +87,6 @@ DELTA_NET = (
 DELTA_KINDS = {'linear_attention': 'gated_delta', 'full_attention': 'full'}
 DELTA_TYPES = hybrid_types(DELTA_KINDS)
 SHARED_EXPERT = Same('shared_expert_intermediate_size', 'SHARED_EXPERT_HIDDEN_DIMS')
-# for positions of images, of which a text has one number each
-_OF_IMAGES = ('mrope_section', 'mrope_interleaved')
-
-
-def partial_rope(share: float) -> Both:
-  """Returns the keys of rotary positions of a part of each head.
-
-  Args:
-    share: The part in files that do not say it.
-  """
-  whole, name = rope(), 'partial_rotary_factor'
-
-  def read(config: Config) -> dict[str, object]:
-    rest = {k: v for k, v in config.items() if k != name}
-    found = config.get(name)
-    for key in ('rope_scaling', 'rope_parameters'):
-      if isinstance(given := rest.get(key), dict):
-        found = given.get(name, found)
-        rest[key] = {k: v for k, v in given.items() if k not in (name, *_OF_IMAGES)}
-    return whole.read(rest) | {'ROPE_FRACTION': share if found is None else found}
-
-  def write(e: LanguageModel) -> JsonObject:
-    return whole.write(e) | {name: e.ROPE_FRACTION}
-
-  return Both(whole.theirs, (*whole.ours, 'ROPE_FRACTION'), read, write)
 
 
 def _expert_widths(config: Config) -> dict[str, object]:

@@ -22,11 +22,11 @@ from paxlite.weights.hybrid_keys import (
   DELTA_TYPES,
   EXPERT_WIDTH,
   SHARED_EXPERT,
-  partial_rope,
   types_without_positions,
 )
+from paxlite.weights.rope_keys import rope
 
-_HYBRID = (UNTIED, *DELTA_NET, DELTA_TYPES, partial_rope(0.25), NO_BIAS)
+_HYBRID = (UNTIED, *DELTA_NET, DELTA_TYPES, rope(fraction=0.25), NO_BIAS)
 _SIZES = tuple(key for key in GIVEN_HEADS if 'intermediate_size' not in key.theirs)
 _SILU = activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS'))
 _EXPERTS = (
