@@ -6,6 +6,8 @@ REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameter
 REFERENCE = 'reference'  # the name under which the parameters of a frozen reference model are
 LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variables of LoRA
 DORA_VARIABLES = r'.*/lora_[abm]'  # the same of DoRA, and of both
+PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
+NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables
 LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 

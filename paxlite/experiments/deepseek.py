@@ -12,6 +12,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.latent_attention import LatentAttention
 
@@ -61,6 +62,10 @@ class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
 
   def _mscale(self, mscale: float) -> float:
     return 0.1 * mscale * math.log(self.ROPE_FACTOR) + 1.0
+
+  @property
+  def prediction_kind(self) -> BlockKind:
+    return BlockKind(None, has_experts=True)  # also where all blocks of the stack are dense
 
   @property
   def head_widths(self) -> tuple[int, int]:

@@ -103,6 +103,7 @@ def published(family: type[LanguageModel], values: Mapping[str, object]) -> Lang
   wanted = family(**values)
   wanted.validate()
   model = {*wanted.values_of(Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
+  model.discard('NUM_PREDICTION_MODULES')  # which a folder may have or leave out
   others = {k: v for k, v in values.items() if k not in model}
   for cls in experiments().values():
     if issubclass(cls, family) and not has_data(cls):  # no dataset

@@ -22,6 +22,7 @@ from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
   NO_ROPE_LAYERS,
+  PREDICTION_MODULES,
   QWEN_WINDOW,
   Both,
   Cap,
@@ -277,7 +278,7 @@ FAMILIES: dict[str, Family] = {
     'DeepseekV3ForCausalLM', DeepSeekV3,
     (
       *_DEEPSEEK, OneOf('rope_interleave', True), _routing(('noaux_tc', 'noaux_tc'), 'sigmoid'),
-      Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+      Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True), PREDICTION_MODULES,
     ),
     tensor_names.DEEPSEEK, rotary='interleaved',
   ),

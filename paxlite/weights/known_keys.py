@@ -20,8 +20,8 @@ HARMLESS = frozenset((
   'finetuning_task', 'id2label', 'initial_context_length', 'initializer_range', 'is_decoder',
   'is_encoder_decoder', 'is_llama_config', 'keys_to_ignore_at_inference', 'label2id',
   'max_sequence_length', 'max_window_layers', 'model_type', 'name_or_path',
-  'num_nextn_predict_layers', 'output_attentions', 'output_hidden_states',
-  'output_router_logits', 'pad_token_id', 'prefix', 'pretraining_tp', 'problem_type',
+  'output_attentions', 'output_hidden_states', 'output_router_logits',
+  'pad_token_id', 'prefix', 'pretraining_tp', 'problem_type',
   'qk_head_dim', 'quantization_config', 'resid_pdrop', 'return_dict', 'router_aux_loss_coef',
   'router_jitter_noise', 'sep_token_id', 'seq_aux', 'summary_activation',
   'summary_first_dropout', 'summary_proj_to_labels', 'summary_type', 'summary_use_proj',
@@ -46,6 +46,8 @@ HARMLESS = frozenset((
 NEUTRAL: Mapping[str, Sequence[Json]] = {
   'add_cross_attention': (False,),
   'cross_attention_hidden_size': (None,),
+  'num_mtp_layers': (0,),
+  'num_nextn_predict_layers': (0,),
   'pruned_heads': ({},),
   'tie_encoder_decoder': (False,),
 }
@@ -53,6 +55,7 @@ NEUTRAL: Mapping[str, Sequence[Json]] = {
 # Counts that loops run over; no published model comes near these numbers.
 COUNTS: Mapping[str, int] = {
   'num_hidden_layers': 2000, 'n_layer': 2000, 'num_nextn_predict_layers': 100,
+  'num_mtp_layers': 100,
   'num_experts': 10_000, 'num_local_experts': 10_000, 'n_routed_experts': 10_000,
   'n_shared_experts': 10_000,
 }  # fmt: skip

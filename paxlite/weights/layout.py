@@ -16,6 +16,7 @@ from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.weights.tensor_names import GGUF
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -36,6 +37,7 @@ class Entry:
       values, or experts; None: the tensor is the entire variable.
     view: Returns the part of the tensor that becomes the variable, as a view. Entries of the same
       tensor follow each other, or have other entries of that kind alone between them.
+    is_copy: Whether the tensor repeats another one, which becomes the variable; it may be missing.
   """
 
   theirs: str
@@ -46,6 +48,7 @@ class Entry:
   to_theirs: Transform
   part: int | None = None
   view: Transform = lambda x: x
+  is_copy: bool = False
 
 
 def check_layers(
@@ -88,27 +91,74 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
     entries.append(_same(names['head'], (V, D), 'softmax/w'))
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
-    layer = f'transformer/{block}'
-    norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
-    post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
-    norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[e.NORM_POLICY]
-    entries += [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
-    attention = f'{layer}/self_attention'
-    if isinstance(e, DeepSeek):
-      entries += _latent_attention(e, name, attention)
-    else:
-      entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
-    if not kind.has_experts:
-      entries += _feed_forward(name, D, e.HIDDEN_DIMS, f'{layer}/ff_layer')
-      continue
-    ours = f'{layer}/ff_layer'
-    assert isinstance(e, MixtureOfExperts)
-    if shared := e.NUM_SHARED_EXPERTS * e.EXPERT_HIDDEN_DIMS:
-      roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
-      entries += _feed_forward(roles, D, shared, f'{ours}/shared')
-      ours = f'{ours}/experts'
-    entries += _experts(e, name, ours)
+    entries += _block(e, name, f'transformer/{block}', kind, rotary)
+  for i in range(e.NUM_PREDICTION_MODULES):
+    name = {role: text.replace('{i}', str(e.NUM_LAYERS + i)) for role, text in names.items()}
+    entries += _prediction_module(e, name, f'predictions_{i}', rotary)
   return entries
+
+
+def _block(
+  e: LanguageModel, name: Mapping[str, str], layer: str, kind: BlockKind, rotary: str
+) -> list[Entry]:
+  """Returns the entries of one block, whose variables are in `layer`."""
+  D = e.MODEL_DIMS
+  norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
+  post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
+  norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[e.NORM_POLICY]
+  entries = [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
+  attention = f'{layer}/self_attention'
+  if isinstance(e, DeepSeek):
+    entries += _latent_attention(e, name, attention)
+  else:
+    entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
+  ours = f'{layer}/ff_layer'
+  if not kind.has_experts:
+    return entries + _feed_forward(name, D, e.HIDDEN_DIMS, ours)
+  assert isinstance(e, MixtureOfExperts)
+  if shared := e.NUM_SHARED_EXPERTS * e.EXPERT_HIDDEN_DIMS:
+    roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
+    entries += _feed_forward(roles, D, shared, f'{ours}/shared')
+    ours = f'{ours}/experts'
+  return entries + _experts(e, name, ours)
+
+
+def _prediction_module(
+  e: LanguageModel, name: Mapping[str, str], ours: str, rotary: str
+) -> list[Entry]:
+  """Returns the entries of a module that predicts a further token, whose variables are in `ours`.
+
+  Its embedding and its head are copies of those of the model.
+  """
+  D, V = e.MODEL_DIMS, e.VOCAB_SIZE
+  if 'prediction_projection' not in name:
+    raise UserError(
+      f'NUM_PREDICTION_MODULES={e.NUM_PREDICTION_MODULES}: this format has no names for modules '
+      'that predict further tokens'
+    )
+  norms = {
+    'prediction_embedding_norm': 'embedding_norm',
+    'prediction_hidden_norm': 'hidden_norm',
+    'prediction_norm': 'norm',
+  }
+  head = 'softmax/w' if e.SEPARATE_EMBEDDING else 'embedding/emb_var'
+  copies = {'prediction_embedding': 'embedding/emb_var', 'prediction_head': head}
+  return [
+    *_block(e, name, f'{ours}/block', e.prediction_kind, rotary),
+    *(_same(name[role], (D,), f'{ours}/{norm}/scale') for role, norm in norms.items()),
+    Entry(
+      name['prediction_projection'],
+      (D, 2 * D),
+      f'{ours}/projection/w',
+      (2, D, D),
+      to_ours=lambda x: x.T,
+      to_theirs=lambda w: w.reshape(2 * D, D).T,
+    ),
+    *(
+      dataclasses.replace(_same(name[role], (V, D), variable), is_copy=True)
+      for role, variable in copies.items()
+    ),
+  ]
 
 
 def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool) -> list[Entry]:

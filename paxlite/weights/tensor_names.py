@@ -55,6 +55,13 @@ DEEPSEEK = HUGGING_FACE | {
   'shared_gate': 'model.layers.{i}.mlp.shared_experts.gate_proj.weight',
   'shared_up': 'model.layers.{i}.mlp.shared_experts.up_proj.weight',
   'shared_down': 'model.layers.{i}.mlp.shared_experts.down_proj.weight',
+  # of prediction modules, whose numbers follow on those of the blocks; two are copies
+  'prediction_embedding_norm': 'model.layers.{i}.enorm.weight',
+  'prediction_hidden_norm': 'model.layers.{i}.hnorm.weight',
+  'prediction_projection': 'model.layers.{i}.eh_proj.weight',
+  'prediction_norm': 'model.layers.{i}.shared_head.norm.weight',
+  'prediction_embedding': 'model.layers.{i}.embed_tokens.weight',
+  'prediction_head': 'model.layers.{i}.shared_head.head.weight',
 }
 # The experts of a block are one tensor, [E, in, out], in which gate and up take turns.
 GPT_OSS = HUGGING_FACE | {
