@@ -150,7 +150,7 @@ class DeepSeekV2_Lite(DeepSeekV2):
 
 @register
 class DeepSeekV3_671B(DeepSeekV3):
-  """671,026,419,200 parameters: DeepSeek-V3 and R1, without the layer for a second token."""
+  """671,026,419,200 parameters: DeepSeek-V3 and R1, without their NUM_PREDICTION_MODULES=1."""
 
   NUM_LAYERS = 61
   NUM_HEADS = 128

@@ -280,7 +280,7 @@ FAMILIES: dict[str, Family] = {
       *_DEEPSEEK, OneOf('rope_interleave', True), _routing(('noaux_tc', 'noaux_tc'), 'sigmoid'),
       Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True), PREDICTION_MODULES,
     ),
-    tensor_names.DEEPSEEK, rotary='interleaved',
+    tensor_names.DEEPSEEK_V3, rotary='interleaved',
   ),
   'gpt_oss': Family(
     'GptOssForCausalLM', GptOss,

@@ -69,6 +69,11 @@ def check_layers(
       )
 
 
+def has_modules(names: Mapping[str, str]) -> bool:
+  """Returns whether a format has names for modules that predict further tokens."""
+  return 'prediction_projection' in names
+
+
 def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
   """Returns the entries of a decoder whose linear layers are [out, in].
 
@@ -92,7 +97,7 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
     entries += _block(e, name, f'transformer/{block}', kind, rotary)
-  for i in range(e.NUM_PREDICTION_MODULES):
+  for i in range(e.NUM_PREDICTION_MODULES if has_modules(names) else 0):
     name = {role: text.replace('{i}', str(e.NUM_LAYERS + i)) for role, text in names.items()}
     entries += _prediction_module(e, name, f'predictions_{i}', rotary)
   return entries
@@ -131,11 +136,6 @@ def _prediction_module(
   Its embedding and its head are copies of those of the model.
   """
   D, V = e.MODEL_DIMS, e.VOCAB_SIZE
-  if 'prediction_projection' not in name:
-    raise UserError(
-      f'NUM_PREDICTION_MODULES={e.NUM_PREDICTION_MODULES}: this format has no names for modules '
-      'that predict further tokens'
-    )
   norms = {
     'prediction_embedding_norm': 'embedding_norm',
     'prediction_hidden_norm': 'hidden_norm',

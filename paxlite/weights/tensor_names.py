@@ -55,7 +55,10 @@ DEEPSEEK = HUGGING_FACE | {
   'shared_gate': 'model.layers.{i}.mlp.shared_experts.gate_proj.weight',
   'shared_up': 'model.layers.{i}.mlp.shared_experts.up_proj.weight',
   'shared_down': 'model.layers.{i}.mlp.shared_experts.down_proj.weight',
-  # of prediction modules, whose numbers follow on those of the blocks; two are copies
+}
+# Modules that predict further tokens have the numbers behind those of the blocks. Two of their
+# tensors are copies. Where a format has no names for them, an export leaves them out.
+DEEPSEEK_V3 = DEEPSEEK | {
   'prediction_embedding_norm': 'model.layers.{i}.enorm.weight',
   'prediction_hidden_norm': 'model.layers.{i}.hnorm.weight',
   'prediction_projection': 'model.layers.{i}.eh_proj.weight',

@@ -13,6 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.tools import export_weights
 from paxlite.weights import huggingface
 from paxlite.weights.families import hugging_face_entries
+from paxlite.weights.folder import write_weights
 from tests.support.families import theirs
 from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
 
@@ -243,3 +244,17 @@ def test_other_families_have_no_names_for_them(tmp_path):
   write(tmp_path / 'hf', tensors_of(tmp_path / 'hf'), num_nextn_predict_layers=1)
   with pytest.raises(UserError, match='num_nextn_predict_layers=1 is not implemented'):
     huggingface.read_folder(tmp_path / 'hf')
+
+
+def test_a_family_without_names_for_them_is_exported_without(tmp_path, capsys):
+  """The logits of a model do not depend on its modules."""
+  model = theirs('qwen2')
+  model.save_pretrained(tmp_path / 'hf')
+  experiment, entries, tensors = huggingface.read_folder(tmp_path / 'hf')
+  experiment = experiment.replaced(NUM_PREDICTION_MODULES=1)
+  write_weights(tmp_path / 'w', experiment, entries, tensors, None, lambda done, total: None)
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  assert 'modules that predict further tokens are left out' in capsys.readouterr().out
+  before, after = tensors_of(tmp_path / 'hf'), tensors_of(tmp_path / 'back')
+  assert before.keys() == after.keys()
+  assert 'num_nextn_predict_layers' not in (tmp_path / 'back' / 'config.json').read_text()

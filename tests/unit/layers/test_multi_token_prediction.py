@@ -9,6 +9,7 @@ from flax.linen import meta
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.compatibility import differences, function_lines
+from paxlite.experiments.distillation import Distillation
 from paxlite.experiments.finetuning import HuggingFacePreferences
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts
@@ -171,12 +172,25 @@ def test_gradients_in_bfloat16():
   assert_close(grads, expected, 0.1)
 
 
+class Distilled(Distillation, LLaMA):
+  """Trained with a teacher."""
+
+
 def test_the_weight_is_that_of_the_mean_over_modules():
   task = make(PREDICTION_LOSS_WEIGHT=0.1)
   assert list(task.losses) == ['avg_xent', 'mtp_1_xent', 'mtp_2_xent', 'aux_loss']
   assert task.losses['mtp_2_xent'].coefficient == 0.05
   assert not task.larger_is_better('mtp_1_xent')
   assert task.larger_is_better('fraction_of_correct_mtp_1')
+
+
+def test_beside_a_teacher_its_share_is_that_of_the_cross_entropy():
+  experiment = Distilled(**SMALL, TEACHER_WEIGHT=0.5)
+  losses = fdl.build(experiment.losses())
+  found = {name: loss.coefficient for name, loss in losses.items()}
+  assert found == {
+    'avg_xent': 0.5, 'mtp_1_xent': 0.075, 'mtp_2_xent': 0.075, 'aux_loss': 1, 'divergence': 0.5
+  }  # fmt: skip
 
 
 def test_without_a_weight_they_stay_as_they_are():
