@@ -172,6 +172,20 @@ class TransformerLm(nn.Module):
       found.append(x_BTD)
     return found
 
+  def predicted_after(
+    self, x_BTD: jax.Array, next_BT: jax.Array, positions_BT: jax.Array
+  ) -> jax.Array:
+    """Returns what the first prediction module makes of given next tokens, [B, T, D].
+
+    Args:
+      x_BTD: The result of `hidden`.
+      next_BT: The token after each token.
+      positions_BT: The position of each token.
+    """
+    embedding_BTD = _sharded_embedding(self.embedding(next_BT))
+    found: jax.Array = self.predictions[0](x_BTD, embedding_BTD, positions_BT, None)
+    return found
+
   def logits(self, x_BTD: jax.Array) -> jax.Array:
     """Maps the result of `hidden`, [B, T, D], to float32 logits [B, T, V]."""
     return cap_logits(self._uncapped_logits(x_BTD).astype(jnp.float32), self.logit_cap)
