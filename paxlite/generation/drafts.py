@@ -58,7 +58,11 @@ class _State(NamedTuple):
 
 
 def _read(
-  model: TransformerLm, ids_BT: jax.Array, positions_BT: jax.Array, last: jax.Array | None
+  model: TransformerLm,
+  ids_BT: jax.Array,
+  positions_BT: jax.Array,
+  last: jax.Array | None,
+  is_token: np.ndarray | None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the likeliest token after each token, and the draft of the one after it, [B, T] each.
 
@@ -67,13 +71,23 @@ def _read(
     ids_BT, positions_BT: The tokens.
     last: The index of the last token of a prompt, before which the next tokens are known; None: no
       token is known.
+    is_token: Whether each id has a token; None: all have one.
   """
+
+  def likeliest(x_BTD: jax.Array) -> jax.Array:
+    logits_BTV = model.logits(x_BTD)
+    if is_token is not None:
+      known_V = np.zeros(logits_BTV.shape[-1], bool)
+      known_V[: len(is_token)] = is_token[: len(known_V)]
+      logits_BTV = jnp.where(known_V, logits_BTV, -jnp.inf)
+    return logits_BTV.argmax(-1).astype(jnp.int32)
+
   x_BTD = model.hidden(ids_BT, positions_BT, None)
-  next_BT = model.logits(x_BTD).argmax(-1).astype(jnp.int32)
+  next_BT = likeliest(x_BTD)
   known_BT = jnp.pad(ids_BT[:, 1:], [(0, 0), (0, 1)])
   input_BT = next_BT if last is None else jnp.where(positions_BT < last, known_BT, next_BT)
   predicted_BTD = model.predicted_after(x_BTD, input_BT, positions_BT)
-  return next_BT, model.logits(predicted_BTD).argmax(-1).astype(jnp.int32)
+  return next_BT, likeliest(predicted_BTD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +103,15 @@ class Drafts:
     params: Its parameters.
     max_length: The most tokens of a text, with its prompt.
     ends: Tokens that end a text, of which the first one is its last token.
+    is_token: Whether each id has a token, [n]; others, and those from n on, are never chosen. None:
+      all have one.
   """
 
   model: TransformerLm
   params: PyTree
   max_length: int
   ends: Sequence[int] = ()
+  is_token: np.ndarray | None = None
 
   def __post_init__(self) -> None:
     if not self.model.prediction_tpls:
@@ -127,7 +144,9 @@ class Drafts:
     self, params: PyTree, ids_1T: jax.Array, length: jax.Array, most: int
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the new tokens [most + 2], how many there are, and the number of steps."""
-    apply: Any = functools.partial(self.model.apply, method=_read, mutable=['cache'])
+    apply: Any = functools.partial(
+      self.model.apply, is_token=self.is_token, method=_read, mutable=['cache']
+    )
     T = ids_1T.shape[1]
     positions_1T = jnp.arange(T)[None]
     (next_1T, draft_1T), after = apply({'params': params}, ids_1T, positions_1T, length - 1)

@@ -25,6 +25,15 @@ class PredictionLoss(Loss):
 
   distance: int = 1
 
+  @property
+  def followed(self) -> Mapping[str, str]:  # type: ignore[override]
+    """The accuracy, which says how often a draft of the module would be right."""
+    return {self._accuracy: f'mtp {self.distance} accuracy {{:.3f}}'}
+
+  @property
+  def _accuracy(self) -> str:
+    return f'fraction_of_correct_mtp_{self.distance}'
+
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
     return (outputs.tokens_after(self.distance).xent * self._weights(batch)).sum()
 
@@ -34,8 +43,7 @@ class PredictionLoss(Loss):
   def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted]:
     weights_BT = self._weights(batch)
     correct = (outputs.tokens_after(self.distance).correct * weights_BT).sum()
-    name = f'fraction_of_correct_mtp_{self.distance}'
-    return {name: Weighted.mean(correct, weights_BT.sum())}
+    return {self._accuracy: Weighted.mean(correct, weights_BT.sum())}
 
   def _weights(self, batch: Batch) -> jax.Array:
     return following(batch['weights'], self.distance, batch.get('segment_ids'))[0]

@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from paxlite.core.errors import UserError
+from paxlite.generation.drafts import Drafts
 from paxlite.tools import export_weights
 from paxlite.weights import huggingface
 from paxlite.weights.families import hugging_face_entries
@@ -175,6 +176,20 @@ def test_loss_and_gradients(published, imported):
     assert scale > 0, name
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * scale + 1e-9, err_msg=name)
   assert all(name.endswith('replaced_bias') for name in found), found.keys()
+
+
+@pytest.mark.slow
+def test_text_with_drafts(published, imported):
+  """transformers takes one token of each module, and here the first module alone is used."""
+  model, _ = reference(published.path)
+  model.config.num_nextn_predict_layers = 1
+  ids, new = ids_of()[0].tolist(), 30
+  with torch.no_grad():
+    out = model.generate(
+      torch.tensor([ids]), use_mtp=True, do_sample=False, max_new_tokens=new, eos_token_id=None
+    )
+  _, ours, params = loaded(imported)
+  assert Drafts(ours, params, 64).continuation(ids, new).ids == out[0, len(ids) :].tolist()
 
 
 def test_the_way_back_is_bit_for_bit(published, imported, tmp_path):

@@ -69,6 +69,9 @@ def test_ends_and_room():
   end = text[7]
   found = Drafts(model, params, 64, [end]).continuation([3, 4, 5], NEW).ids
   assert found == text[: text.index(end) + 1]
+  is_token = np.arange(V - 1) != end
+  allowed = Drafts(model, params, 64, is_token=is_token).continuation([3, 4, 5], NEW).ids
+  assert not {end, V - 1} & set(allowed)
   assert Drafts(model, params, 10).continuation([3, 4, 5], NEW).ids == text[:7]
   with pytest.raises(UserError, match='at most 3'):
     Drafts(model, params, 3).continuation([3, 4, 5], NEW)
