@@ -9,6 +9,8 @@ DORA_VARIABLES = r'.*/lora_[abm]'  # the same of DoRA, and of both
 INDEX = 'index'  # in a cache: the number of tokens that each row has
 COUNT = 'count'  # in a cache: how many tokens of each row of a call count
 STATE = '_state'  # the end of the names of arrays of a cache that have no slots for tokens
+PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
+NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables
 LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 

@@ -20,11 +20,11 @@ from paxlite.experiments.registry import class_of
 from paxlite.experiments.reward_model import RewardModel
 
 # Fields of layers that change the result only by rounding: how a layer is initialized,
-# regularized, recomputed and split up.
+# regularized, recomputed and split up; and modules that the logits do not depend on.
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
-  r'|gathers_once|unrolled_on|form)'
+  r'|gathers_once|unrolled_on|form|prediction_tpls)'
 )
 # Classes that compute the same as other classes.
 _SAME = {

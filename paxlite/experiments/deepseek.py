@@ -11,6 +11,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.latent_attention import LatentAttention
 
@@ -60,6 +61,10 @@ class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
 
   def _mscale(self, mscale: float) -> float:
     return 0.1 * mscale * math.log(self.ROPE_FACTOR) + 1.0
+
+  @property
+  def prediction_kind(self) -> BlockKind:
+    return BlockKind(None, has_experts=True)  # also where all blocks of the stack are dense
 
   @property
   def head_widths(self) -> tuple[int, int]:
@@ -161,7 +166,7 @@ class DeepSeekV2_Lite(DeepSeekV2):
 
 @register
 class DeepSeekV3_671B(DeepSeekV3):
-  """671,026,419,200 parameters: DeepSeek-V3 and R1, without the layer for a second token."""
+  """671,026,419,200 parameters: DeepSeek-V3 and R1, without their NUM_PREDICTION_MODULES=1."""
 
   NUM_LAYERS = 61
   NUM_HEADS = 128

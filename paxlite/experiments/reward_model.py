@@ -11,7 +11,9 @@ import jax.numpy as jnp
 
 from paxlite.config.attribute_kinds import NotNegative, Training
 from paxlite.config.templates import config, template
+from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.core.variable_names import PREDICTIONS
 from paxlite.data.base import RowArray
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.reward_rows import RewardRows
@@ -53,11 +55,21 @@ class RewardModel(LanguageModel, subject='Losses'):
     return False
 
   @property
+  def learns_next_tokens(self) -> bool:
+    return False
+
+  @property
   def preference_rows(self) -> type[PreferenceRows]:
     return RewardRows
 
   def validate(self) -> None:
     super().validate()
+    if self.NUM_PREDICTION_MODULES:
+      raise UserError(
+        f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES}: a reward model predicts no tokens; '
+        f'leave its modules out: --fdl.NUM_PREDICTION_MODULES=0 '
+        f'{shell.flag("CHECKPOINT_IGNORE_RULES", [PREDICTIONS])}'
+      )
     if self.USE_LORA:
       raise UserError(
         'USE_LORA=True would train low-rank factors, and leave the new head of a reward model as '

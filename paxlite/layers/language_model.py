@@ -1,5 +1,6 @@
 """The decoder-only language model, and its loss for each token."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from paxlite.layers.cross_entropy import (
 )
 from paxlite.layers.dropout import MicrobatchDropout
 from paxlite.layers.embeddings import LmHead, LogitsBias, TokenEmbedding
+from paxlite.layers.multi_token_prediction import following
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
 from paxlite.parallel.partitioning import shard
@@ -67,6 +69,8 @@ class TransformerLm(nn.Module):
     embedding_dropout: Dropout rate of the sum of the embeddings.
     num_loss_chunks: The loss is computed in this many chunks, so that all logits [B, T, V] never
       exist.
+    prediction_tpls: Modules that predict the tokens after the next one, each one token further than
+      the one before; see multi_token_prediction. The logits do not depend on them.
   """
 
   embedding_tpl: Template = template_field(TokenEmbedding)
@@ -78,6 +82,7 @@ class TransformerLm(nn.Module):
   logit_cap: float = 0.0
   embedding_dropout: float = 0.0
   num_loss_chunks: int = 1
+  prediction_tpls: Sequence[Template] = ()
 
   def setup(self) -> None:
     self.embedding = self.embedding_tpl()
@@ -89,6 +94,7 @@ class TransformerLm(nn.Module):
       None if self.logits_bias_tpl is None else self.logits_bias_tpl()
     )
     self.dropout = MicrobatchDropout(self.embedding_dropout)
+    self.predictions = [prediction_tpl() for prediction_tpl in self.prediction_tpls]
 
   def __call__(
     self,
@@ -104,7 +110,10 @@ class TransformerLm(nn.Module):
       segment_ids_BT: Segment of each token; 0 is padding. A token sees only its own segment. None
         means one segment per row.
     """
-    return self.logits(self.hidden(ids_BT, positions_BT, segment_ids_BT))
+    x_BTD = self.hidden(ids_BT, positions_BT, segment_ids_BT)
+    if self.is_initializing():  # for the parameters of the modules
+      self.predicted(x_BTD, ids_BT, positions_BT, segment_ids_BT)
+    return self.logits(x_BTD)
 
   def token_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:
     """Maps the result of `hidden`, [B, T, D], to the cross-entropy of each label [B, T]."""
@@ -131,13 +140,51 @@ class TransformerLm(nn.Module):
     x_BTD = self.embedding(ids_BT)
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
-    # two constraints in a row, because XLA handles each of the two resharding steps efficiently
-    x_BTD = shard(x_BTD, 'outer_batch', 'length', 'act_embed')
-    x_BTD = shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed')
+    x_BTD = _sharded_embedding(x_BTD)
     if self.has_rng('dropout'):
       x_BTD = self.dropout(x_BTD, self.transformer.microbatches)
     x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT)
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
+
+  def predicted(
+    self,
+    x_BTD: jax.Array,
+    ids_BT: jax.Array,
+    positions_BT: jax.Array | None = None,
+    segment_ids_BT: jax.Array | None = None,
+  ) -> list[jax.Array]:
+    """Returns the output of each prediction module, [B, T, D], of which `logits` makes logits.
+
+    The first module predicts the token after the next one. What it predicts behind the end of a
+    segment has no meaning: its input there is no token, but zeros.
+
+    Args:
+      x_BTD: The result of `hidden`.
+      ids_BT, positions_BT, segment_ids_BT: The arguments of `hidden`.
+    """
+    if positions_BT is None:
+      positions_BT = jnp.arange(ids_BT.shape[1])[None]
+    found = []
+    for distance, module in enumerate(self.predictions, 1):
+      later_BT, exists_BT = following(ids_BT, distance, segment_ids_BT)
+      embedding_BTD = jnp.where(exists_BT[..., None], self.embedding(later_BT), 0)
+      x_BTD = module(x_BTD, _sharded_embedding(embedding_BTD), positions_BT, segment_ids_BT)
+      found.append(x_BTD)
+    return found
+
+  def predicted_after(
+    self, x_BTD: jax.Array, next_BT: jax.Array, positions_BT: jax.Array
+  ) -> jax.Array:
+    """Returns what the first prediction module makes of given next tokens, [B, T, D].
+
+    Args:
+      x_BTD: The result of `hidden`.
+      next_BT: The token after each token.
+      positions_BT: The position of each token.
+    """
+    embedding_BTD = _sharded_embedding(self.embedding(next_BT))
+    found: jax.Array = self.predictions[0](x_BTD, embedding_BTD, positions_BT, None)
+    return found
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
     """Maps the result of `hidden`, [B, T, D], to float32 logits [B, T, V]."""
@@ -152,3 +199,9 @@ class TransformerLm(nn.Module):
   @property
   def _head(self) -> TokenEmbedding | LmHead:
     return self.embedding if self.softmax is None else self.softmax
+
+
+def _sharded_embedding(x_BTD: jax.Array) -> jax.Array:
+  # two constraints in a row, because XLA handles each of the two resharding steps efficiently
+  x_BTD = shard(x_BTD, 'outer_batch', 'length', 'act_embed')
+  return shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed')

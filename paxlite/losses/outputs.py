@@ -10,6 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.layers.cross_entropy import TokenLosses
 from paxlite.layers.language_model import LogitFactors, TransformerLm
+from paxlite.layers.multi_token_prediction import following
 from paxlite.layers.sown import SOWN
 from paxlite.losses.metrics import Batch
 
@@ -56,6 +57,28 @@ class Outputs:
   def tokens(self) -> TokenLosses:
     """The cross-entropy of each label [B, T], and what belongs to it, without all logits."""
     return self._model.token_losses(self.hidden, self._batch['labels'])
+
+  @functools.cached_property
+  def predicted(self) -> list[jax.Array]:
+    """The output of each prediction module, [B, T, D]."""
+    batch = self._batch
+    return self._model.predicted(
+      self.hidden, batch['ids'], batch.get('segment_pos'), batch.get('segment_ids')
+    )
+
+  def tokens_after(self, distance: int) -> TokenLosses:
+    """Returns `tokens` of the labels `distance` tokens later, which a prediction module predicts.
+
+    Args:
+      distance: 1 stands for the first module. Where its segment ends before, a token has no label.
+    """
+
+    def compute() -> TokenLosses:
+      batch = self._batch
+      labels_BT, _ = following(batch['labels'], distance, batch.get('segment_ids'))
+      return self._model.token_losses(self.predicted[distance - 1], labels_BT)
+
+    return self.once(('tokens_after', distance), compute)
 
   @property
   def log_probs(self) -> jax.Array:

@@ -45,6 +45,9 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.export_proof import proof_of, write_proof
+  from paxlite.weights.families import family_of
+  from paxlite.weights.family_tables import FAMILIES
+  from paxlite.weights.layout import has_modules
 
   if args.type and args.to != 'gguf':
     raise UserError(f'--type={args.type} is for --to=gguf: --dtype is that of other tensors')
@@ -82,5 +85,9 @@ def main(argv: Sequence[str]) -> None:
     if proven is not None:
       write_proof(folder, proven)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
+  if experiment.NUM_PREDICTION_MODULES and (
+    args.to == 'gguf' or not has_modules(FAMILIES[family_of(experiment)].names)
+  ):
+    print('Its modules that predict further tokens are left out: the format has no names for them')
   if args.to == 'gguf':
     print(f'{written.name} has {written.kinds} tensors')

@@ -16,7 +16,7 @@ from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
-from paxlite.weights.layout import Entry, decoder_entries, with_reward
+from paxlite.weights.layout import Entry, decoder_entries, has_modules, with_reward
 from paxlite.weights.state_layout import STATE_ENTRIES
 
 log = logging.getLogger('paxlite')
@@ -105,6 +105,7 @@ def published(family: type[LanguageModel], values: Mapping[str, object]) -> Lang
   wanted = family(**values)
   wanted.validate()
   model = {*wanted.values_of(Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
+  model.discard('NUM_PREDICTION_MODULES')  # which a folder may have or leave out
   others = {k: v for k, v in values.items() if k not in model}
   for cls in experiments().values():
     if issubclass(cls, family) and not has_data(cls):  # no dataset
@@ -153,6 +154,8 @@ def family_of(e: LanguageModel) -> str:
 def _differences(e: LanguageModel, family: Family) -> list[str]:
   """Returns what a family's config.json cannot say about an experiment."""
   cls, stated = family.experiment, family.attributes
+  if not has_modules(family.names):
+    e = e.replaced(NUM_PREDICTION_MODULES=0)  # which are left out
   ours: dict[str, Any] = e.values_of(*_MODEL)
   plain = cls(**{name: getattr(e, name) for name in stated if hasattr(e, name)})
   theirs: dict[str, Any] = plain.values_of(*_MODEL)

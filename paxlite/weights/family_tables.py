@@ -25,6 +25,7 @@ from paxlite.experiments.seed_oss import SeedOss
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
   NO_ROPE_LAYERS,
+  PREDICTION_MODULES,
   QWEN_WINDOW,
   Both,
   Cap,
@@ -69,8 +70,8 @@ from paxlite.weights.family_keys import (
   number,
   routing,
 )
+from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
-from paxlite.weights.layout import gpt2_entries
 from paxlite.weights.rope_keys import rope, with_alpha
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
@@ -188,9 +189,9 @@ FAMILIES: dict[str, Family] = {
     'DeepseekV3ForCausalLM', DeepSeekV3,
     (
       *DEEPSEEK, OneOf('rope_interleave', True), routing(('noaux_tc', 'noaux_tc'), 'sigmoid'),
-      NORMALIZED,
+      NORMALIZED, PREDICTION_MODULES,
     ),
-    tensor_names.DEEPSEEK, rotary='interleaved',
+    tensor_names.DEEPSEEK_V3, rotary='interleaved',
   ),
   'mistral4': Family(
     'Mistral4ForCausalLM', Mistral4,
@@ -247,9 +248,9 @@ FAMILIES: dict[str, Family] = {
     (
       *GIVEN_KV, *ROUTED_EXPERTS, *GROUPS, NORMALIZED, UNTIED, rope(fraction=0.5),
       Same('attention_bias', 'USE_QKV_BIAS', default=False),
-      choice('use_qk_norm', 'QK_NORM', 'none', 'per_head', default=False),
+      choice('use_qk_norm', 'QK_NORM', 'none', 'per_head', default=False), PREDICTION_MODULES,
     ),
-    tensor_names.SHARED_EXPERTS,
+    tensor_names.GLM4_MOE,
   ),
   'exaone4': Family(
     'Exaone4ForCausalLM', Exaone4, (*GIVEN_KV, *COMMON, EXAONE_LAYERS), tensor_names.OLMO2

@@ -25,7 +25,7 @@ from paxlite.stores.addresses import Address
 from paxlite.stores.object_copies import reading
 from paxlite.stores.object_store import ObjectStore
 from paxlite.weights import model_files
-from paxlite.weights.config_keys import Config
+from paxlite.weights.config_keys import PREDICTION_KEYS
 from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
@@ -47,6 +47,7 @@ IGNORED = (
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
 _IMAGES = re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.')
+_LAYER = re.compile(r'model\.layers\.(\d{1,9})\.')
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
 _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
@@ -168,27 +169,58 @@ def read_folder(
   ends = of_generation.get('eos_token_id')
   experiment = experiment_of(contents, config, ends)
   stored = Safetensors(folder, address)
+  if experiment.NUM_PREDICTION_MODULES:
+    contents = _with_present_modules(contents, folder, experiment.NUM_LAYERS, stored.shapes)
+    experiment = experiment_of(contents, config, ends)
   with located(str(folder)):
     tensors = Dequantized(stored, contents.get('quantization_config') or {})
   with located(str(config)):
     check_layers(experiment, tensors.shapes, FAMILIES[family_of(experiment)].names)
-  tensors.shapes = without_predictors(tensors.shapes, experiment.NUM_LAYERS, contents)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes and not _is_tied(tensors):
     log.warning('%s: %s is not the embedding, though config.json ties them', folder, _HEAD)
     log.warning('%s: both are read, as by transformers', folder)
     experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
   experiment = read_generation(of_generation, experiment, generation)
-  family = FAMILIES[family_of(experiment)]
-  return experiment, family.found(hugging_face_entries(experiment), tensors.shapes), tensors
+  with located(str(folder)):
+    entries = _without_missing_copies(hugging_face_entries(experiment), tensors)
+  return experiment, FAMILIES[family_of(experiment)].found(entries, tensors.shapes), tensors
 
 
-def without_predictors(
-  shapes: Mapping[str, tuple[int, ...]], layers: int, config: Config
-) -> dict[str, tuple[int, ...]]:
-  """Leaves out DeepSeek's layers behind the last one, which predict a second token."""
-  count = config.get('num_nextn_predict_layers') or 0
-  number = lambda name: int(m[1]) if (m := re.match(r'model\.layers\.(\d{1,9})\.', name)) else -1
-  return {k: v for k, v in shapes.items() if not layers <= number(k) < layers + count}
+def _with_present_modules(
+  contents: JsonObject, folder: pathlib.Path, layers: int, shapes: Mapping[str, tuple[int, ...]]
+) -> JsonObject:
+  """Returns a config without modules that predict further tokens, if a folder has none of them.
+
+  transformers writes their number, and not their tensors, which follow on those of the layers.
+  """
+  counts = [contents.get(key) or 0 for key in PREDICTION_KEYS]
+  later = lambda name: (m := _LAYER.match(name)) is not None and int(m[1]) >= layers
+  if not any(counts) or any(map(later, shapes)):
+    return contents
+  log.warning(
+    '%s: config.json says %s=%s, and there are no tensors of them: imported without',
+    folder, PREDICTION_KEYS[0], max(counts),
+  )  # fmt: skip
+  return contents | dict.fromkeys(PREDICTION_KEYS, 0)
+
+
+def _without_missing_copies(entries: list[Entry], tensors: Tensors) -> list[Entry]:
+  """Returns the entries without copies that are not there.
+
+  Raises:
+    UserError: A copy has other values than what it should repeat.
+  """
+  originals = {entry.ours: entry.theirs for entry in entries if not entry.is_copy}
+  for entry in entries:
+    first = originals[entry.ours]
+    is_there = entry.theirs in tensors.shapes and first in tensors.shapes
+    if not entry.is_copy or not is_there or tensors.shapes[first] != tensors.shapes[entry.theirs]:
+      continue
+    if not np.array_equal(tensors.read(entry.theirs), tensors.read(first)):
+      raise UserError(
+        f'{entry.theirs} is not {first}, which it must repeat: paxlite has one variable for both'
+      )
+  return [entry for entry in entries if not entry.is_copy or entry.theirs in tensors.shapes]
 
 
 def _is_tied(tensors: Tensors) -> bool:

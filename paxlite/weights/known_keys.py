@@ -20,7 +20,7 @@ HARMLESS = frozenset((
   'experts_implementation', 'experts_per_token', 'finetuning_task', 'hidden_dropout', 'id2label',
   'initial_context_length', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
   'is_llama_config', 'keys_to_ignore_at_inference', 'label2id', 'max_sequence_length',
-  'max_window_layers', 'model_type', 'moe_capacity', 'name_or_path', 'num_nextn_predict_layers',
+  'max_window_layers', 'model_type', 'moe_capacity', 'name_or_path',
   'output_attentions', 'output_hidden_states', 'output_router_logits', 'pad_token_id', 'prefix',
   'pretraining_tp', 'problem_type', 'qk_head_dim', 'quantization_config', 'resid_pdrop',
   'residual_dropout', 'return_dict', 'router_aux_loss_coef', 'router_jitter_noise', 'sep_token_id',
@@ -48,6 +48,8 @@ HARMLESS = frozenset((
 NEUTRAL: Mapping[str, Sequence[Json]] = {
   'add_cross_attention': (False,),
   'cross_attention_hidden_size': (None,),
+  'num_mtp_layers': (0,),
+  'num_nextn_predict_layers': (0,),
   'pruned_heads': ({},),
   'tie_encoder_decoder': (False,),
 }
@@ -55,6 +57,7 @@ NEUTRAL: Mapping[str, Sequence[Json]] = {
 # Counts that loops run over; no published model comes near these numbers.
 COUNTS: Mapping[str, int] = {
   'num_hidden_layers': 2000, 'n_layer': 2000, 'num_nextn_predict_layers': 100,
+  'num_mtp_layers': 100,
   'num_experts': 10_000, 'num_local_experts': 10_000, 'n_routed_experts': 10_000,
   'n_shared_experts': 10_000, 'moe_num_experts': 10_000, 'moe_num_shared_experts': 10_000,
 }  # fmt: skip

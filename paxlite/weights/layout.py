@@ -18,6 +18,7 @@ from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.weights.tensor_names import GGUF
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -39,6 +40,7 @@ class Entry:
       values, or experts; None: the tensor is the entire variable.
     view: Returns the part of the tensor that becomes the variable, as a view. Entries of the same
       tensor follow each other, or have other entries of that kind alone between them.
+    is_copy: Whether the tensor repeats another one, which becomes the variable; it may be missing.
   """
 
   theirs: str
@@ -49,6 +51,7 @@ class Entry:
   to_theirs: Transform
   part: int | None = None
   view: Transform = lambda x: x
+  is_copy: bool = False
 
 
 def check_layers(
@@ -67,6 +70,11 @@ def check_layers(
       raise UserError(
         f'{len(shapes):,} tensors are too few for NUM_EXPERTS={e.NUM_EXPERTS:,} in {layers} layers'
       )
+
+
+def has_modules(names: Mapping[str, str]) -> bool:
+  """Returns whether a format has names for modules that predict further tokens."""
+  return 'prediction_projection' in names
 
 
 def decoder_entries(
@@ -90,44 +98,92 @@ def decoder_entries(
   if rotary != e.ROPE_LAYOUT and e.ROPE_FRACTION != 1:
     raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs {shell.flag("ROPE_LAYOUT", rotary)}')
   entries = [
-    _same(names['embedding'], (V, D), 'embedding/emb_var'),
+    same(names['embedding'], (V, D), 'embedding/emb_var'),
     *_norm(e, names['final_norm'], 'final_ln'),
   ]
   if e.SEPARATE_EMBEDDING:
-    entries.append(_same(names['head'], (V, D), 'softmax/w'))
+    entries.append(same(names['head'], (V, D), 'softmax/w'))
   if e.USE_SOFTMAX_BIAS:
-    entries.append(_same(_bias_of(names['head']), (V,), 'logits_bias/b'))
+    entries.append(same(_bias_of(names['head']), (V,), 'logits_bias/b'))
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
-    layer = f'transformer/{block}'
-    norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
-    if e.BLOCK_ORDER == 'parallel_one_norm':
-      del norms['ffn_norm']
-    post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
-    policy = e.norm_policy_of(kind)
-    norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[policy]
-    for role, ours in norms.items():
-      entries += _norm(e, name[role], f'{layer}/{ours}')
-    attention = f'{layer}/self_attention'
-    if kind.attention is not None and kind.attention in state_entries:
-      entries += state_entries[kind.attention](e, name, attention)
-    elif isinstance(e, DeepSeek):
-      entries += _latent_attention(e, name, attention)
-    else:
-      entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
-    if not kind.has_experts:
-      entries += _feed_forward(e, name, e.HIDDEN_DIMS, f'{layer}/ff_layer')
-      continue
-    ours = f'{layer}/ff_layer'
-    assert isinstance(e, MixtureOfExperts)
-    if e.NUM_SHARED_EXPERTS:
-      roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
-      entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
-      if e.USE_SHARED_EXPERT_GATE:
-        entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
-      ours = f'{ours}/experts'
-    entries += _experts(e, name, ours)
+    entries += _block(e, name, f'transformer/{block}', kind, rotary, state_entries)
+  for i in range(e.NUM_PREDICTION_MODULES if has_modules(names) else 0):
+    name = {role: text.replace('{i}', str(e.NUM_LAYERS + i)) for role, text in names.items()}
+    entries += _prediction_module(e, name, f'predictions_{i}', rotary)
   return entries
+
+
+def _block(
+  e: LanguageModel,
+  name: Mapping[str, str],
+  layer: str,
+  kind: BlockKind,
+  rotary: str,
+  state_entries: Mapping[str, StateEntries],
+) -> list[Entry]:
+  """Returns the entries of one block, whose variables are in `layer`."""
+  D = e.MODEL_DIMS
+  norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
+  if e.BLOCK_ORDER == 'parallel_one_norm':
+    del norms['ffn_norm']
+  post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
+  policy = e.norm_policy_of(kind)
+  norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[policy]
+  entries = []
+  for role, ours in norms.items():
+    entries += _norm(e, name[role], f'{layer}/{ours}')
+  attention = f'{layer}/self_attention'
+  if kind.attention is not None and kind.attention in state_entries:
+    entries += state_entries[kind.attention](e, name, attention)
+  elif isinstance(e, DeepSeek):
+    entries += _latent_attention(e, name, attention)
+  else:
+    entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
+  ours = f'{layer}/ff_layer'
+  if not kind.has_experts:
+    return entries + _feed_forward(e, name, e.HIDDEN_DIMS, ours)
+  assert isinstance(e, MixtureOfExperts)
+  if e.NUM_SHARED_EXPERTS:
+    roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
+    entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
+    if e.USE_SHARED_EXPERT_GATE:
+      entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
+    ours = f'{ours}/experts'
+  return entries + _experts(e, name, ours)
+
+
+def _prediction_module(
+  e: LanguageModel, name: Mapping[str, str], ours: str, rotary: str
+) -> list[Entry]:
+  """Returns the entries of a module that predicts a further token, whose variables are in `ours`.
+
+  Its embedding and its head are copies of those of the model.
+  """
+  D, V = e.MODEL_DIMS, e.VOCAB_SIZE
+  norms = {
+    'prediction_embedding_norm': 'embedding_norm',
+    'prediction_hidden_norm': 'hidden_norm',
+    'prediction_norm': 'norm',
+  }
+  head = 'softmax/w' if e.SEPARATE_EMBEDDING else 'embedding/emb_var'
+  copies = {'prediction_embedding': 'embedding/emb_var', 'prediction_head': head}
+  return [
+    *_block(e, name, f'{ours}/block', e.prediction_kind, rotary, {}),
+    *(same(name[role], (D,), f'{ours}/{norm}/scale') for role, norm in norms.items()),
+    Entry(
+      name['prediction_projection'],
+      (D, 2 * D),
+      f'{ours}/projection/w',
+      (2, D, D),
+      to_ours=lambda x: x.T,
+      to_theirs=lambda w: w.reshape(2 * D, D).T,
+    ),
+    *(
+      dataclasses.replace(same(name[role], (V, D), variable), is_copy=True)
+      for role, variable in copies.items()
+    ),
+  ]
 
 
 def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool) -> list[Entry]:
@@ -144,9 +200,9 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
     )
   ]
   if e.USE_BIAS:
-    entries.append(_same(_bias_of(name['post']), (D,), f'{ours}/post/b'))
+    entries.append(same(_bias_of(name['post']), (D,), f'{ours}/post/b'))
   if e.USE_ATTENTION_SINKS:
-    entries.append(_same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'))
+    entries.append(same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'))
   packed = (N + 2 * G) * H
   start = 0
   for part, (role, heads) in enumerate((('query', N), ('key', G), ('value', G))):
@@ -197,7 +253,7 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
 
   entries = [
     _transposed(name['latent'], (R + rotated, D), f'{ours}/latent/w'),
-    _same(name['latent_norm'], (R,), f'{ours}/latent_norm/scale'),
+    same(name['latent_norm'], (R,), f'{ours}/latent_norm/scale'),
     heads('key_value', plain + value, R, f'{ours}/key_value/w'),
     Entry(
       name['post'],
@@ -213,7 +269,7 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
   return [
     *entries,
     _transposed(name['query_down'], (Q, D), f'{ours}/query_latent/w'),
-    _same(name['query_down_norm'], (Q,), f'{ours}/query_latent_norm/scale'),
+    same(name['query_down_norm'], (Q,), f'{ours}/query_latent_norm/scale'),
     heads('query_up', plain + rotated, Q, f'{ours}/query/w'),
   ]
 
@@ -231,7 +287,7 @@ def _feed_forward(e: LanguageModel, name: Mapping[str, str], F: int, ours: str) 
     if not e.USE_FFN_BIAS:
       return weights
     return weights + [
-      _same(_bias_of(w.theirs), w.shape[:1], w.ours.removesuffix('w') + 'b') for w in weights
+      same(_bias_of(w.theirs), w.shape[:1], w.ours.removesuffix('w') + 'b') for w in weights
     ]
   packed = _transposed(name['gate_up'], (2 * F, D), '')
   return [
@@ -246,20 +302,20 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
   entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
   if e.ROUTER == 'balanced':
     shape = (1, E) if 'moe_statics' in name['router_balance'] else (E,)
-    entries.append(_same(name['router_balance'], shape, f'{ours}/router/{LOAD_BIAS}', (E,)))
+    entries.append(same(name['router_balance'], shape, f'{ours}/router/{LOAD_BIAS}', (E,)))
   if e.USE_ROUTER_BIAS:
-    entries.append(_same(name['router_bias'], (E,), f'{ours}/router/b'))
+    entries.append(same(name['router_bias'], (E,), f'{ours}/router/b'))
   if 'experts_gate_up' in name:
     turns = {'gate': lambda x: x[..., 0::2], '': lambda x: x[..., 1::2]}
     for role, view in turns.items():
       suffix = f'_{role}' if role else ''
-      w = _same(name['experts_gate_up'], (E, D, 2 * F), f'{ours}/w_in{suffix}', (E, D, F))
-      b = _same(name['experts_gate_up_bias'], (E, 2 * F), f'{ours}/b_in{suffix}', (E, F))
+      w = same(name['experts_gate_up'], (E, D, 2 * F), f'{ours}/w_in{suffix}', (E, D, F))
+      b = same(name['experts_gate_up_bias'], (E, 2 * F), f'{ours}/b_in{suffix}', (E, F))
       entries += [dataclasses.replace(entry, view=view) for entry in (w, b)]
     return [
       *entries,
-      _same(name['experts_down'], (E, F, D), f'{ours}/w_out'),
-      _same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
+      same(name['experts_down'], (E, F, D), f'{ours}/w_out'),
+      same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
     ]
   roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
   if 'expert_gate_up' in name:  # one tensor, in which all gates come first
@@ -288,53 +344,6 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
       theirs = name[f'expert_{role}'].replace('{x}', str(x))
       one = _transposed(theirs, (outputs, inputs), f'{ours}/{leaf}')
       entries.append(dataclasses.replace(one, our_shape=(E, inputs, outputs), part=x))
-  return entries
-
-
-def gpt2_entries(e: LanguageModel) -> list[Entry]:
-  """Returns the entries of Hugging Face's GPT-2.
-
-  Its layers are [in, out] with biases. Queries, keys and values are one tensor.
-  """
-  D, F, N, H = e.MODEL_DIMS, e.HIDDEN_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
-  entries = [
-    _same('wte.weight', (e.VOCAB_SIZE, D), 'embedding/emb_var'),
-    _same('wpe.weight', (e.MAX_POSITION_EMBEDDINGS, D), 'position_emb/emb_var'),
-    _same('ln_f.weight', (D,), 'final_ln/scale'),
-    _same('ln_f.bias', (D,), 'final_ln/bias'),
-  ]
-  for i in range(e.NUM_LAYERS):
-    layer, theirs = f'transformer/x_layers_{i}', f'h.{i}'
-    combined, post = f'{layer}/self_attention/qkv/combined', f'{layer}/self_attention/post'
-    for norm, ours in (('ln_1', 'layer_norm'), ('ln_2', 'ff_layer_norm')):
-      entries += [
-        _same(f'{theirs}.{norm}.weight', (D,), f'{layer}/{ours}/scale'),
-        _same(f'{theirs}.{norm}.bias', (D,), f'{layer}/{ours}/bias'),
-      ]
-    entries += [
-      Entry(
-        f'{theirs}.attn.c_attn.weight',
-        (D, 3 * D),
-        f'{combined}/w',
-        (3, D, N, H),
-        to_ours=lambda x: x.reshape(D, 3, D).transpose(1, 0, 2),
-        to_theirs=lambda w: w.transpose(1, 0, 2, 3),
-      ),
-      _same(f'{theirs}.attn.c_attn.bias', (3 * D,), f'{combined}/b', (3, N, H)),
-      Entry(
-        f'{theirs}.attn.c_proj.weight',
-        (N * H, D),
-        f'{post}/w',
-        (D, N, H),
-        to_ours=lambda x: x.T,
-        to_theirs=lambda w: w.transpose(1, 2, 0),
-      ),
-      _same(f'{theirs}.attn.c_proj.bias', (D,), f'{post}/b'),
-      _same(f'{theirs}.mlp.c_fc.weight', (D, F), f'{layer}/ff_layer/ffn_layer1/w'),
-      _same(f'{theirs}.mlp.c_fc.bias', (F,), f'{layer}/ff_layer/ffn_layer1/b'),
-      _same(f'{theirs}.mlp.c_proj.weight', (F, D), f'{layer}/ff_layer/ffn_layer2/w'),
-      _same(f'{theirs}.mlp.c_proj.bias', (D,), f'{layer}/ff_layer/ffn_layer2/b'),
-    ]
   return entries
 
 
@@ -369,10 +378,10 @@ def _of_heads(heads: int, part: int) -> Transform:
 def _norm(e: LanguageModel, theirs: str, ours: str, dims: int = 0) -> list[Entry]:
   """Returns the entries of a norm of activations, or of `dims` dimensions."""
   shape = (dims or e.MODEL_DIMS,)
-  scale = _same(theirs, shape, f'{ours}/scale')
+  scale = same(theirs, shape, f'{ours}/scale')
   if e.NORM_CLS != 'LayerNorm':
     return [scale]
-  return [scale, _same(_bias_of(theirs), shape, f'{ours}/bias')]
+  return [scale, same(_bias_of(theirs), shape, f'{ours}/bias')]
 
 
 def _bias_of(weight: str) -> str:
@@ -408,12 +417,13 @@ def with_reward(entries: list[Entry], dims: int) -> list[Entry]:
   """Returns the entries of a reward model: those of its language model, with another head."""
   head = 'softmax/w'
   rest = [entry for entry in entries if entry.ours not in (head, 'logits_bias/b')]
-  return [*rest, _same('score.weight', (1, dims), head)]
+  return [*rest, same('score.weight', (1, dims), head)]
 
 
-def _same(
+def same(
   theirs: str, shape: tuple[int, ...], ours: str, our_shape: tuple[int, ...] | None = None
 ) -> Entry:
+  """Returns the entry of a tensor whose elements have the same order in the variable."""
   identity: Transform = lambda x: x
   return Entry(theirs, shape, ours, our_shape or shape, identity, identity)
 

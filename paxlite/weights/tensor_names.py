@@ -92,6 +92,18 @@ MISTRAL4 = DEEPSEEK | {
   'expert_gate_up': 'model.layers.{i}.mlp.experts.gate_up_proj',
   'expert_down': 'model.layers.{i}.mlp.experts.down_proj',
 }
+# Modules that predict further tokens have the numbers behind those of the blocks. Two of their
+# tensors are copies. Where a format has no names for them, an export leaves them out.
+_PREDICTIONS = {
+  'prediction_embedding_norm': 'model.layers.{i}.enorm.weight',
+  'prediction_hidden_norm': 'model.layers.{i}.hnorm.weight',
+  'prediction_projection': 'model.layers.{i}.eh_proj.weight',
+  'prediction_norm': 'model.layers.{i}.shared_head.norm.weight',
+  'prediction_embedding': 'model.layers.{i}.embed_tokens.weight',
+  'prediction_head': 'model.layers.{i}.shared_head.head.weight',
+}
+DEEPSEEK_V3 = DEEPSEEK | _PREDICTIONS
+GLM4_MOE = SHARED_EXPERTS | _PREDICTIONS
 # The experts of a block are one tensor, [E, in, out], in which gate and up take turns.
 GPT_OSS = HUGGING_FACE | {
   'sinks': 'model.layers.{i}.self_attn.sinks',

@@ -526,21 +526,6 @@ def test_the_text_model_of_a_model_with_images(name, tmp_path):
   np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_a_layer_that_predicts_a_second_token_is_left_out(tmp_path):
-  from safetensors.torch import load_file, save_file
-
-  from tests.support.families import theirs
-
-  theirs('deepseek_v3').save_pretrained(tmp_path / 'hf')
-  file = tmp_path / 'hf' / 'model.safetensors'
-  more = {'model.layers.4.eh_proj.weight': torch.zeros(32, 64)}  # there are layers 0 to 3
-  save_file(load_file(file) | more, file)
-  run_import('hf', tmp_path / 'hf', tmp_path / 'good')
-  path = tmp_path / 'hf' / 'config.json'
-  path.write_text(path.read_text().replace('"num_nextn_predict_layers": 1', '"ep_size": 1'))
-  refused(tmp_path, tmp_path / 'hf', r'eh_proj.weight \[32, 64\] is not in the model')
-
-
 # What the published files of some models say, apart from keys that every file has.
 PUBLISHED = {
   'Qwen2_5_7B': dict(

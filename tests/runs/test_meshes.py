@@ -60,6 +60,7 @@ CASES = [
   ['glam/dp', 'glam/fsdp', 'glam/expert_tp', 'glam/expert_fsdp', 'glam/context',
    'glam/fractional', 'glam/torus_expert'],
   ['moe/dp', 'moe/pipeline'],
+  ['mtp/dp_fsdp_tp', 'mtp/context_tp', 'mtp/torus_chunks'],
   ['dropless/fsdp', 'dropless/expert_tp', 'dropless/pipeline'],
 ]  # fmt: skip
 

@@ -44,6 +44,7 @@ GLAM = SMALL | dict(NUM_EXPERTS=8, NUM_MOE_GROUPS=8)
 MODELS: dict[str, Any] = {
   'gpt': (GPT126M, SMALL),
   'llama': (LLaMA, SMALL | dict(NUM_KV_HEADS=2)),
+  'mtp': (LLaMA, SMALL | dict(NUM_KV_HEADS=2, NUM_PREDICTION_MODULES=2, NUM_LAYERS=2)),
   'glam': (GLaM126M64E, GLAM),
   # This loss is a mean over targets plus a large auxiliary term.
   'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),

@@ -253,9 +253,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def num_expert_blocks(self) -> int:
     return sum(kind.has_experts for kind in self.block_kinds)
 
-  @property
-  def matmul_params(self) -> int:
+  def block_params(self, kind: BlockKind) -> int:
+    if not kind.has_experts:
+      return super().block_params(kind)
     hidden = self.NUM_EXPERTS_PER_TOKEN * self.EXPERT_HIDDEN_DIMS + self.SHARED_EXPERT_HIDDEN_DIMS
     chosen = (3 if self.USE_GATED_EXPERTS else 2) * self.MODEL_DIMS * hidden
     moe = chosen + self.MODEL_DIMS * self.NUM_EXPERTS
-    return super().matmul_params + self.num_expert_blocks * (moe - self.ffn_params)
+    return super().block_params(kind) - self.ffn_params + moe

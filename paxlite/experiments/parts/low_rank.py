@@ -35,11 +35,11 @@ class LowRankFactors(Optimization, subject='LoRA'):
     return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES]
 
   def add_lora(self, lm: fdl.Config) -> None:
-    """Adds low-rank factors to the projections of the targeted layers."""
+    """Adds low-rank factors to the projections of the targeted layers of the stack."""
     attention, mlp = (Attention, LatentAttention, GatedDeltaNet), (FeedForward,)
     layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
     for layer in layers[self.LORA_TARGET_LAYERS]:
-      for target in selectors.select(lm, layer, check_nonempty=False):
+      for target in selectors.select(lm.transformer_tpl, layer, check_nonempty=False):
         for projection in selectors.select(target, Projection):
           fdl.update_callable(projection, DoraProjection if self.USE_DORA else LoraProjection)
           projection.rank = self.LORA_RANK

@@ -32,6 +32,11 @@ class Objective(Optimization, subject='Losses'):
     """Weights of the frozen reference model, for experiments whose losses read one."""
     return self.CHECKPOINT_RESTORE_PATH
 
+  @property
+  def learns_next_tokens(self) -> bool:
+    """Whether the losses are those of next-token prediction, beside which others can be added."""
+    return True
+
   def validate(self) -> None:
     super().validate()
     _ = self.reference_path  # raises UserError

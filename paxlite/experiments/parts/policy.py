@@ -73,6 +73,10 @@ class Policy(Objective, subject='Reinforcement learning'):
     return self.BATCHES_PER_ROLLOUT * self.UPDATES_PER_BATCH
 
   @property
+  def learns_next_tokens(self) -> bool:
+    return False
+
+  @property
   def further_arrays(self) -> Mapping[str, RowArray]:
     names = ['advantages', 'rewards', *([OLD] if self.steps_per_rollout > 1 else [])]
     return {**dict.fromkeys(names, RowArray('float32')), **super().further_arrays}

@@ -61,6 +61,10 @@ class Preferences(StoredValues, subject='Losses'):
       )
 
   @property
+  def learns_next_tokens(self) -> bool:
+    return False
+
+  @property
   def further_arrays(self) -> Mapping[str, RowArray]:
     return {'preferences': RowArray('int32'), **super().further_arrays}
 

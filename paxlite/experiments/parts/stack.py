@@ -236,5 +236,8 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
   @property
   def matmul_params(self) -> int:
     """The number of weights of the blocks that one token is multiplied with."""
-    attention = sum(self.attention_params_of(kind.attention) for kind in self.block_kinds)
-    return attention + self.NUM_LAYERS * self.ffn_params
+    return sum(map(self.block_params, self.block_kinds))
+
+  def block_params(self, kind: BlockKind) -> int:
+    """Returns the number of weights of a block that one token is multiplied with."""
+    return self.attention_params_of(kind.attention) + self.ffn_params

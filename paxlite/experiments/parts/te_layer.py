@@ -16,6 +16,7 @@ _ONLY = {
   'ATTENTION_BLOCK_SIZE': (0,),
   'USE_PER_DIM_SCALE': (False,),
   'USE_LORA': (False,),
+  'NUM_PREDICTION_MODULES': (0,),
 }
 
 

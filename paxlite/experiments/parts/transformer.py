@@ -11,10 +11,8 @@ from paxlite.core.errors import UserError
 from paxlite.experiments import unused_values
 from paxlite.experiments.parts.context_parallelism import ContextParallelism
 from paxlite.experiments.parts.decoding import Decoding
-from paxlite.experiments.parts.low_rank import LowRankFactors
-from paxlite.experiments.parts.objective import Objective
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.samples import Samples
-from paxlite.experiments.parts.stack import Stack
 from paxlite.experiments.parts.vocabulary import Vocabulary
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward
@@ -24,9 +22,7 @@ from paxlite.layers.projection import Projection
 from paxlite.training.task import Task
 
 
-class Transformer(
-  ContextParallelism, Stack, Vocabulary, LowRankFactors, Objective, Decoding, Samples
-):
+class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding, Samples):
   """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
 
   @property
@@ -68,6 +64,7 @@ class Transformer(
       logit_cap=self.SOFTMAX_CAP_LOGITS,
       embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
       num_loss_chunks=self.NUM_LOSS_CHUNKS,
+      prediction_tpls=self.prediction_modules(),
     )
     selectors.select(lm, Projection).set(
       use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
@@ -103,6 +100,8 @@ class Transformer(
     see attention_flops_of. Frozen weights need no gradient, so LoRA has 4 instead of 6; its own
     factors are not counted.
     """
-    matmul = self.matmul_params + self.VOCAB_SIZE * self.MODEL_DIMS
-    attention = sum(self.attention_flops_of(kind.attention) for kind in self.block_kinds)
+    heads = 1 + self.trained_modules
+    matmul = self.matmul_params + heads * self.VOCAB_SIZE * self.MODEL_DIMS
+    kinds = [*self.block_kinds, *[self.prediction_kind] * self.trained_modules]
+    attention = sum(self.attention_flops_of(kind.attention) for kind in kinds)
     return (4.0 if self.USE_LORA else 6.0) * matmul + attention

@@ -85,7 +85,7 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
   channel is taken over the whole batch. Parameters and checkpoints do not change.
 
   Args:
-    model: The model; its method `hidden` must apply all of its blocks.
+    model: The model; its methods `hidden` and `predicted` must apply all of its blocks.
     backward: Whether both products of the backward pass are in int8 too.
 
   Raises:
@@ -101,7 +101,7 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
     act_qtype='int8',
     bwd_qtype='int8' if backward else None,
   )
-  return qwix.quantize_model(model, qwix.QtProvider([rule]), methods=['hidden'])
+  return qwix.quantize_model(model, qwix.QtProvider([rule]), methods=['hidden', 'predicted'])
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ def test_keys_without_an_effect_are_accepted(changes):
     (dict(num_hidden_layers=4_000_000_000), 'num_hidden_layers=4000000000 must be from 0'),
     (dict(num_hidden_layers=2.0), 'num_hidden_layers=2.0 must be an integer'),
     (dict(num_nextn_predict_layers=10**12), 'num_nextn_predict_layers=.* must be from 0 to 100'),
+    (dict(num_mtp_layers=101), 'num_mtp_layers=101 must be from 0 to 100'),
     (dict(model_type='mistral', num_key_value_heads=4, sliding_window=0), 'sliding_window=0 must'),
     (dict(num_key_value_heads=0), 'NUM_KV_HEADS'),
     (dict(head_dim=0), 'DIMS_PER_HEAD'),

@@ -1,0 +1,275 @@
+"""Modules that predict further tokens, against transformers' MtpModel, and the way back."""
+
+import json
+import types
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from paxlite.core.errors import UserError
+from paxlite.generation.drafts import Drafts
+from paxlite.tools import export_weights
+from paxlite.weights import huggingface
+from paxlite.weights.families import hugging_face_entries
+from paxlite.weights.folder import write_weights
+from tests.support.families import theirs
+from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+LAYERS, MODULES, T, WEIGHT = 2, 2, 20, 0.3
+D, V = 32, 96
+
+
+def tensors_of(path) -> dict[str, np.ndarray]:
+  with safe_open(path / 'model.safetensors', 'np') as f:
+    return {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
+
+
+def write(path, tensors, **config) -> None:
+  """Writes tensors, and changes config.json."""
+  from safetensors.numpy import save_file
+
+  save_file(tensors, path / 'model.safetensors', {'format': 'pt'})
+  file = path / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | config))
+
+
+def copies(tensors, i: int) -> dict[str, np.ndarray]:
+  """Returns what a module repeats."""
+  return {
+    f'model.layers.{i}.embed_tokens.weight': tensors['model.embed_tokens.weight'],
+    f'model.layers.{i}.shared_head.head.weight': tensors['lm_head.weight'],
+  }
+
+
+@pytest.fixture(scope='module')
+def published(tmp_path_factory):
+  """Returns a folder as DeepSeek publishes it, and a model with the blocks of the modules, too."""
+  path = tmp_path_factory.mktemp('mtp') / 'hf'
+  whole = theirs('deepseek_v3', num_hidden_layers=LAYERS + MODULES)
+  whole.save_pretrained(path)
+  tensors, rng = tensors_of(path), np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32) * 0.2
+  for i in range(LAYERS, LAYERS + MODULES):
+    layer = f'model.layers.{i}'
+    norms = [f'{layer}.{name}.weight' for name in ('enorm', 'hnorm', 'shared_head.norm')]
+    tensors |= {name: 1 + draw(D) for name in norms} | copies(tensors, i)
+    tensors[f'{layer}.eh_proj.weight'] = draw(D, 2 * D)
+  write(path, tensors, num_hidden_layers=LAYERS, num_nextn_predict_layers=MODULES)
+  return types.SimpleNamespace(path=path, whole=whole, tensors=tensors)
+
+
+@pytest.fixture(scope='module')
+def imported(published):
+  to = published.path.parent / 'weights'
+  run_import('hf', published.path, to)
+  return to
+
+
+def reference(path):
+  """Returns transformers' model and its model of the modules."""
+  from transformers.modeling_layers import MtpModel
+
+  model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation='eager')
+  # its pattern has the number of DeepSeek-V3's layers
+  model._keys_to_ignore_on_load_unexpected = [rf'model\.layers\.({LAYERS}|{LAYERS + 1})\..*']
+  return model, MtpModel.from_pretrained(model)
+
+
+def their_logits(model, modules, ids):
+  """Returns the logits of the model and of each module, in its training: it reads true tokens."""
+  out = model(ids, output_hidden_states=True)
+  x, found = out.hidden_states[-1], [out.logits]
+  for i in range(MODULES):
+    positions = torch.arange(i + 1, ids.shape[1])[None]
+    x = modules.forward_layer(i, x[:, :-1], positions, None, input_ids=ids[:, i + 1 :])
+    found.append(modules._project_to_logits(x))
+  return found
+
+
+def their_gradients(published, model, modules) -> dict[str, np.ndarray]:
+  """Returns the gradients by the names of the published tensors."""
+  grad = lambda p: p.data * 0 if p.grad is None else p.grad
+  trunk = published.whole.model
+  pairs = [(trunk.embed_tokens, model.model.embed_tokens), (trunk.norm, model.model.norm)]
+  pairs += zip(trunk.layers, model.model.layers, strict=False)
+  pairs += zip(trunk.layers[LAYERS:], (m.mtp_block for m in modules.layers), strict=True)
+  pairs.append((published.whole.lm_head, model.lm_head))
+  for to, source in pairs:
+    of = dict(source.named_parameters())
+    for name, p in to.named_parameters():
+      p.data = grad(of[name])
+  path = published.path.parent / 'gradients'
+  published.whole.save_pretrained(path)
+  found = tensors_of(path)
+  for i, module in enumerate(modules.layers, LAYERS):
+    extra = {'enorm': module.enorm, 'hnorm': module.hnorm, 'eh_proj': module.eh_proj}
+    for name, part in (extra | {'shared_head.norm': module.post_norm}).items():
+      found[f'model.layers.{i}.{name}.weight'] = grad(part.weight).numpy()
+    found |= copies(found, i)
+  return found
+
+
+def fast(function, *args):
+  """Compiles without LLVM's optimizations, which take most of the time, and calls."""
+  with jax.default_matmul_precision('highest'):
+    lowered = jax.jit(function).lower(*args)
+    return lowered.compile({'xla_backend_optimization_level': 0})(*args)
+
+
+def ids_of() -> np.ndarray:
+  return np.random.default_rng(0).integers(3, V, (2, T + 1)).astype(np.int32)
+
+
+def test_logits(published, imported):
+  ids = ids_of()[:, :-1]
+  with torch.no_grad():
+    expected = their_logits(*reference(published.path), torch.tensor(ids, dtype=torch.long))
+  _, model, params = loaded(imported)
+
+  def logits(params):
+    bound = model.bind({'params': params})
+    x = bound.hidden(ids)
+    return [*map(bound.logits, [x, *bound.predicted(x, ids)])]
+
+  for i, (got, wanted) in enumerate(zip(fast(logits, params), expected, strict=True)):
+    largest = np.abs(wanted.numpy()).max()
+    np.testing.assert_allclose(got[:, : T - i], wanted, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.slow
+def test_loss_and_gradients(published, imported):
+  """The loss is that of equation 25 of DeepSeek-V3, beside the cross-entropy of the next token."""
+  model, modules = reference(published.path)
+  ids = ids_of()
+  logits = their_logits(model, modules, torch.tensor(ids[:, :-1], dtype=torch.long))
+  labels = torch.tensor(ids[:, 1:], dtype=torch.long)
+  xents = [
+    torch.nn.functional.cross_entropy(x.flatten(0, 1), labels[:, i:].flatten())
+    for i, x in enumerate(logits)
+  ]
+  loss = xents[0] + WEIGHT / MODULES * sum(xents[1:])
+  loss.backward()
+
+  experiment, _, params = loaded(imported)
+  assert experiment.NUM_PREDICTION_MODULES == MODULES
+  assert experiment.PREDICTION_LOSS_WEIGHT == WEIGHT
+  task = fdl.build(experiment.replaced(AUX_LOSS_COEF=0.0).build_task())
+  batch = dict(ids=ids[:, :-1], labels=ids[:, 1:], weights=np.ones((2, T), np.float32))
+  (ours, _), grads = fast(jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch)
+  assert float(ours) == pytest.approx(loss.item(), rel=1e-5)
+
+  found = unrolled(flat(grads))
+  learned = [
+    entry
+    for entry in hugging_face_entries(experiment)
+    if not entry.is_copy and not entry.ours.endswith('replaced_bias')
+  ]
+  gradients = their_gradients(published, model, modules)
+  for name, wanted in variables_of(learned, gradients.__getitem__).items():
+    got, scale = found.pop(name), np.abs(wanted).max()
+    assert scale > 0, name
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * scale + 1e-9, err_msg=name)
+  assert all(name.endswith('replaced_bias') for name in found), found.keys()
+
+
+@pytest.mark.slow
+def test_text_with_drafts(published, imported):
+  """transformers takes one token of each module, and here the first module alone is used."""
+  model, _ = reference(published.path)
+  model.config.num_nextn_predict_layers = 1
+  ids, new = ids_of()[0].tolist(), 30
+  with torch.no_grad():
+    out = model.generate(
+      torch.tensor([ids]), use_mtp=True, do_sample=False, max_new_tokens=new, eos_token_id=None
+    )
+  _, ours, params = loaded(imported)
+  assert Drafts(ours, params, 64).continuation(ids, new).ids == out[0, len(ids) :].tolist()
+
+
+def test_the_way_back_is_bit_for_bit(published, imported, tmp_path):
+  export_weights.main(['--to=hf', f'--checkpoint={imported}', f'--path={tmp_path / "back"}'])
+  back = tensors_of(tmp_path / 'back')
+  assert back.keys() == published.tensors.keys()
+  for name, tensor in published.tensors.items():
+    assert np.array_equal(back[name], tensor), name
+  config = json.loads((tmp_path / 'back' / 'config.json').read_text())
+  assert config['num_nextn_predict_layers'] == MODULES
+  assert config['num_hidden_layers'] == LAYERS
+
+
+def changed(published, to, change, **config):
+  """Returns a folder with changed tensors."""
+  to.mkdir()
+  for file in published.path.iterdir():
+    if file.suffix == '.json':
+      (to / file.name).write_text(file.read_text())
+  tensors = dict(published.tensors)
+  change(tensors)
+  write(to, tensors, **config)
+  return to
+
+
+def drop(tensors, *parts: str) -> None:
+  for name in [n for n in tensors if any(part in n for part in parts)]:
+    del tensors[name]
+
+
+def test_copies_must_repeat_what_they_are_copies_of(published, tmp_path):
+  name = f'model.layers.{LAYERS + 1}.shared_head.head.weight'
+
+  def change(tensors):
+    tensors[name] = tensors[name] + np.eye(V, D, dtype=np.float32)
+
+  folder = changed(published, tmp_path / 'other', change)
+  with pytest.raises(UserError, match=rf'{name} is not lm_head.weight, which it must repeat'):
+    huggingface.read_folder(folder)
+  without = changed(
+    published, tmp_path / 'none', lambda t: drop(t, 's.2.embed', '3.embed', 'head.head')
+  )
+  _, entries, _ = huggingface.read_folder(without)
+  assert not any(entry.is_copy for entry in entries)
+
+
+def test_modules_that_are_not_there(published, tmp_path, caplog):
+  """transformers states their number, and does not write them."""
+  layers = [f'model.layers.{LAYERS + i}.' for i in range(MODULES)]
+  folder = changed(published, tmp_path / 'none', lambda tensors: drop(tensors, *layers))
+  run_import('hf', folder, tmp_path / 'w')
+  assert loaded(tmp_path / 'w')[0].NUM_PREDICTION_MODULES == 0
+  lines = [r.getMessage() for r in caplog.records if 'num_nextn_predict_layers=2' in r.getMessage()]
+  assert len(lines) == 1
+  assert lines[0].endswith('there are no tensors of them: imported without')
+
+  part = changed(published, tmp_path / 'part', lambda tensors: drop(tensors, layers[1]))
+  with pytest.raises(UserError, match=r'model\.layers\.3\..* is missing'):
+    run_import('hf', part, tmp_path / 'w2')
+  unsaid = changed(published, tmp_path / 'unsaid', lambda _: None, num_nextn_predict_layers=0)
+  with pytest.raises(UserError, match=r'model\.layers\.[23]\..* is not in the model'):
+    run_import('hf', unsaid, tmp_path / 'w3')
+
+
+def test_other_families_have_no_names_for_them(tmp_path):
+  theirs('qwen2').save_pretrained(tmp_path / 'hf')
+  write(tmp_path / 'hf', tensors_of(tmp_path / 'hf'), num_nextn_predict_layers=1)
+  with pytest.raises(UserError, match='num_nextn_predict_layers=1 is not implemented'):
+    huggingface.read_folder(tmp_path / 'hf')
+
+
+def test_a_family_without_names_for_them_is_exported_without(tmp_path, capsys):
+  """The logits of a model do not depend on its modules."""
+  model = theirs('qwen2')
+  model.save_pretrained(tmp_path / 'hf')
+  experiment, entries, tensors = huggingface.read_folder(tmp_path / 'hf')
+  experiment = experiment.replaced(NUM_PREDICTION_MODULES=1)
+  write_weights(tmp_path / 'w', experiment, entries, tensors, None, lambda done, total: None)
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  assert 'modules that predict further tokens are left out' in capsys.readouterr().out
+  before, after = tensors_of(tmp_path / 'hf'), tensors_of(tmp_path / 'back')
+  assert before.keys() == after.keys()
+  assert 'num_nextn_predict_layers' not in (tmp_path / 'back' / 'config.json').read_text()
