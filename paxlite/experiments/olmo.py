@@ -74,7 +74,7 @@ class OLMoE(MixtureOfExperts, LLaMA):
 
 @register
 class OLMoHybrid_7B(OLMoHybrid):
-  """7,430,000,000 parameters: Olmo-Hybrid-7B."""
+  """7,430,870,688 parameters: Olmo-Hybrid-7B."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 30

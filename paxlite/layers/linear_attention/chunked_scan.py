@@ -117,30 +117,29 @@ def _chunks(
 
   q, k, v = cut(q_BTNK), cut(k_BTNK), cut(v_BTNV)
   dtype = v.dtype
-  total, rest = _sums(cut(log_decay_BTN.astype(jnp.float32)))  # [M, B, N, C]
-  between = lambda i, j: (total[i] - total[j]) + (rest[i] - rest[j])
-  of_query, of_key, of_last = (
-    (..., slice(None), None),
-    (..., None, slice(None)),
-    (..., slice(-1, None)),
-  )
   order = jnp.arange(size)
   visible = order[:, None] >= order  # [C, C]
-  before = after = jnp.float32(1)  # whether a token belongs to the text before, after its chunk
-  keep = jnp.exp(total[..., -1] + rest[..., -1])
+  # whether a token belongs to the text before its chunk, and to that at its end
+  before = after = same = jnp.bool_(True)
   if segment_ids_BT is not None:
     ids_BT = jnp.pad(segment_ids_BT, [(0, 0), (0, beyond)], mode='edge')
     ids_MBC = jnp.moveaxis(ids_BT.reshape(B, -1, size), 1, 0)
     last_MB = ids_MBC[..., -1]
     previous_MB = jnp.concatenate([ids_MBC[:1, :, 0], last_MB[:-1]])
     visible = visible & (ids_MBC[..., :, None] == ids_MBC[..., None, :])[:, :, None]
-    before = (ids_MBC == previous_MB[..., None]).astype(jnp.float32)[:, :, None]
-    after = (ids_MBC == last_MB[..., None]).astype(jnp.float32)[:, :, None]
-    keep *= (last_MB == previous_MB)[..., None]
+    before = (ids_MBC == previous_MB[..., None])[:, :, None]
+    after = (ids_MBC == last_MB[..., None])[:, :, None]
+    same = (last_MB == previous_MB)[..., None]
+  # sums of each text, so that not even the gradient of another one's rounding is seen
+  total, rest = _sums(cut(log_decay_BTN.astype(jnp.float32)), visible)  # [M, B, N, C]
+  of_query, of_key = (..., slice(None), None), (..., None, slice(None))
+  between = lambda i, j: (total[i] - total[j]) + (rest[i] - rest[j])
   # exp of what is masked could overflow, and its gradient would be NaN
-  decay = jnp.exp(jnp.where(visible, between(of_query, of_key), -jnp.inf))
-  to_start = jnp.exp(total + rest) * before
-  to_end = jnp.exp(between(of_last, ...)) * after
+  masked = lambda mask, x: jnp.exp(jnp.where(mask, x, -jnp.inf))
+  decay = masked(visible, between(of_query, of_key))
+  to_start = masked(before, total + rest)
+  to_end = masked(after, between((..., slice(-1, None)), ...))
+  keep = masked(same, (total + rest)[..., -1])
 
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   scores = product('...ck,...sk->...cs', q, k) * decay
@@ -161,8 +160,8 @@ def _chunks(
   )
 
 
-def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns two parts of the cumulative sums over the last dimension, in float32.
+def _sums(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns two parts of the sums of x, […, C], over the tokens that each one sees, in float32.
 
   Differences of rounded sums would have few right digits. The first part has sums of multiples of
   2⁻¹¹ up to 2¹³, which are exact, and the second part has sums of the small rest.
@@ -170,9 +169,9 @@ def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   x = jnp.maximum(x, -100.0)  # e⁻¹⁰⁰ is as good as 0
   coarse = jax.lax.stop_gradient(jnp.round(x * 2**11) / 2**11)
   # a product, because XLA for CPUs compiles a cumulative sum in many fusions for minutes
-  up_to = jnp.tril(jnp.ones((x.shape[-1],) * 2))
-  sums = functools.partial(jnp.einsum, '...c,sc->...s', precision=jax.lax.Precision.HIGHEST)
-  return sums(coarse, up_to), sums(x - coarse, up_to)
+  ones = jnp.broadcast_to(visible, (*x.shape[:2], 1, *visible.shape[-2:])).astype(jnp.float32)
+  sums = functools.partial(jnp.einsum, '...c,...sc->...s', precision=jax.lax.Precision.HIGHEST)
+  return sums(coarse, ones), sums(x - coarse, ones)
 
 
 def _advance(state_BNKV: jax.Array, chunk: _Chunks) -> tuple[jax.Array, jax.Array]:
