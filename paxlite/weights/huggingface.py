@@ -1,5 +1,6 @@
 """Reads and writes Hugging Face folders (config.json and safetensors), tensor by tensor."""
 
+import collections
 import json
 import logging
 import os
@@ -46,7 +47,11 @@ IGNORED = (
 
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
-_IMAGES = re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.')
+# Tensors beside the text model, by what they are for.
+_BESIDE = {
+  'images': re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.'),
+  'multi-token prediction': re.compile(r'mtp\.'),
+}
 _LAYER = re.compile(r'model\.layers\.(\d{1,9})\.')
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
@@ -60,6 +65,9 @@ class Safetensors:
     folder: The folder.
     address: Where the files are in an object store; `folder` has copies of the other files.
 
+  Attributes:
+    left_out: How many tensors beside the text model there are, by what they are for.
+
   Raises:
     UserError: A file is missing, truncated or not a safetensors file, or two of them hold the same
       tensor.
@@ -69,6 +77,7 @@ class Safetensors:
     self._files: dict[str, tuple[pathlib.Path | Address, str]] = {}  # and the name in the file
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
+    self.left_out: collections.Counter[str] = collections.Counter()
     place: pathlib.Path | Address = folder if address is None else address
     files, stated = model_files.chosen(
       place, names_in(folder, address), lambda: _weight_map(folder / model_files.INDEX)
@@ -77,7 +86,8 @@ class Safetensors:
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = _PREFIX.sub('', name)
-          if _IMAGES.match(name):
+          if beside := _beside(name):
+            self.left_out[beside] += 1
             continue
           if short in self._files:
             first, other = self._files[short]
@@ -87,7 +97,7 @@ class Safetensors:
           self._files[short] = path, name
           self.shapes[short] = tuple(described.get_shape())
     names = {name for _, name in self._files.values()}
-    missing = [n for n in stated if n not in names and not _IMAGES.match(n)]
+    missing = [n for n in stated if n not in names and not _beside(n)]
     if missing:
       raise UserError(
         f'{place / model_files.INDEX} names {missing[0]}, which is in none of its files'
@@ -101,6 +111,11 @@ class Safetensors:
       if self.dtypes[name] != 'F8_E4M3' or isinstance(path, Address):
         return f.get_tensor(full)
     return _read_fp8(path, full, self.shapes[name])
+
+
+def _beside(name: str) -> str:
+  """Returns what a tensor beside the text model is for; '' if it belongs to the text model."""
+  return next((what for what, pattern in _BESIDE.items() if pattern.match(name)), '')
 
 
 def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -169,6 +184,9 @@ def read_folder(
   ends = of_generation.get('eos_token_id')
   experiment = experiment_of(contents, config, ends)
   stored = Safetensors(folder, address)
+  if stored.left_out:
+    found = ' and '.join(f'{n:,} tensors for {what}' for what, n in stored.left_out.items())
+    log.warning('%s: left out: %s', address or folder, found)
   if experiment.NUM_PREDICTION_MODULES:
     contents = _with_present_modules(contents, folder, experiment.NUM_LAYERS, stored.shapes)
     experiment = experiment_of(contents, config, ends)

@@ -486,6 +486,18 @@ IMAGES = {
     dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
     {},
   ),
+  'Qwen3_5': (
+    dict(
+      head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=6,
+      linear_value_head_dim=4, layer_types=['linear_attention', 'full_attention'],
+      rope_parameters=dict(
+        rope_type='default', rope_theta=1e4, partial_rotary_factor=0.5,
+        mrope_section=[2, 1, 1], mrope_interleaved=True,
+      ),
+    ),
+    dict(depth=1, num_heads=2, out_hidden_size=32, num_position_embeddings=16),
+    {},
+  ),
   'Mistral3 with Ministral3': (
     dict(
       model_type='ministral3', head_dim=10,
