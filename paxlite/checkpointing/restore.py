@@ -268,7 +268,8 @@ def _find(
       return None
     used.update(layers)
     return stacked([stored[layer] for layer in layers])
-  layer = re.fullmatch(r'(.*)/x_layers_(\d+)/(.*)', name)
+  # the first number is that of the layer; blocks within a layer have numbers too
+  layer = re.fullmatch(r'(.*?)/x_layers_(\d+)/(.*)', name)
   if layer is None or (stack := f'{layer[1]}/{REPEATED}/{layer[3]}') not in stored:
     return None
   i, repeats = int(layer[2]), stored[stack].shape[0]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from paxlite.checkpointing.checksums import write_checksums
+from paxlite.checkpointing.restore import _find
 from paxlite.checkpointing.source import find_source, tokenizer_of
-from paxlite.checkpointing.variables import write_variable
+from paxlite.checkpointing.variables import Variable, write_variable
 from paxlite.core.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.finetuning import SFT
@@ -104,6 +105,16 @@ def test_repeated_into_unrolled_and_back(base, tmp_path):
       np.testing.assert_array_equal(value, np.stack(layers))
     else:
       np.testing.assert_array_equal(value, expected[name])
+
+
+def test_a_layer_of_several_blocks_is_taken_from_its_stack():
+  values = np.arange(6.0).reshape(2, 3)
+  stack = Variable((2, 3), values.dtype, lambda index: values[index])
+  stored, used = {'transformer/repeat/x_layers_1/w': stack}, set()
+  for i in range(2):
+    found = _find(stored, f'transformer/x_layers_{i}/x_layers_1/w', (3,), used)
+    np.testing.assert_array_equal(found.whole(), values[i])
+  assert used == set(stored)
 
 
 @pytest.mark.slow
