@@ -18,9 +18,8 @@ class Dense(MixtureOfExperts):
   def blocks_per_layer(self) -> int:
     return 1
 
-  @property
-  def num_expert_blocks(self) -> int:
-    return 0
+  def has_experts(self, block: int) -> bool:
+    return False
 
   @property
   def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,6 +12,7 @@ Examples:
 """
 
 import pathlib
+import re
 import shutil
 import sys
 import textwrap
@@ -114,15 +115,21 @@ def names(screen: int) -> str:
     screen: Number of characters of a line.
   """
   families: dict[str, list[str]] = {}
-  for family, name, *cells in _rows():
-    count = cells[COLUMNS.index('parameters') - 1]
+  has_data: set[str] = set()
+  for family, name, dataset, *cells in _rows():
+    count = cells[COLUMNS.index('parameters') - 2]
     size = '' if count == _ANY_MODEL else f' {_rounded(int(count.replace(",", "")))}'
     families.setdefault(family, []).append(name + size)
+    if dataset != '-':
+      has_data.add(family)
   lines = []
-  for family, members in families.items():
-    lines += textwrap.wrap(f'{family}:', screen)
-    unbroken = [member.replace(' ', '\0') for member in members]
-    lines += textwrap.wrap(', '.join(unbroken), screen, initial_indent='  ', subsequent_indent='  ')
+  for heading, are_with in (('With data', True), ('Models, without data', False)):
+    lines.append(f'{heading}:')
+    for family, members in families.items():
+      if (family in has_data) == are_with:
+        title = re.split(': |, (?:without|to|for) ', family)[0]  # what is short to say
+        unbroken = ', '.join(member.replace(' ', '\0') for member in members)
+        lines += textwrap.wrap(f'- {title}: {unbroken}', screen, subsequent_indent='  ')
   lines += ['', *textwrap.wrap(_MORE, screen)]
   return '\n'.join(lines).replace('\0', ' ')
 

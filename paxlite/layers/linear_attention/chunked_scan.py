@@ -22,7 +22,7 @@ _CHUNK = 64  # tokens
 _BLOCK = 8  # rows of a triangle that is inverted by products alone
 
 
-class _Chunks(NamedTuple):
+class Chunks(NamedTuple):
   """What a scan needs of M chunks of C tokens; arrays have the dimensions [M, B, N, …].
 
   Attributes:
@@ -71,11 +71,16 @@ def linear_attention(
       q_BTNK[:, 0], k_BTNK[:, 0], v_BTNV[:, 0], log_decay_BTN[:, 0], beta_BN, state
     )
     return o_BNV[:, None].astype(v_BTNV.dtype), state
-  size = min(_CHUNK, max(_BLOCK, 1 << (T - 1).bit_length()))
-  chunks = _chunks(q_BTNK, k_BTNK, v_BTNV, log_decay_BTN, beta_BTN, segment_ids_BT, size)
-  state, o_MBNCV = jax.lax.scan(_advance, state, chunks)
-  o_BTNV = jnp.moveaxis(o_MBNCV, (0, 3), (1, 2)).reshape(B, -1, N, v_BTNV.shape[-1])
-  return o_BTNV[:, :T].astype(v_BTNV.dtype), state
+  chunks = chunks_of(q_BTNK, k_BTNK, v_BTNV, log_decay_BTN, beta_BTN, segment_ids_BT)
+  state, o_MBNCV = jax.lax.scan(advance, state, chunks)
+  return joined(o_MBNCV, v_BTNV), state
+
+
+def joined(o_MBNCV: jax.Array, v_BTNV: jax.Array) -> jax.Array:
+  """Returns what the tokens of all chunks read, with the shape and the dtype of the values."""
+  B, T, N, V = v_BTNV.shape
+  o_BTNV = jnp.moveaxis(o_MBNCV, (0, 3), (1, 2)).reshape(B, -1, N, V)
+  return o_BTNV[:, :T].astype(v_BTNV.dtype)
 
 
 def _step(
@@ -96,17 +101,22 @@ def _step(
   return jnp.einsum('BNKV,BNK->BNV', state_BNKV, q_BNK), state_BNKV
 
 
-def _chunks(
+def chunks_of(
   q_BTNK: jax.Array,
   k_BTNK: jax.Array,
   v_BTNV: jax.Array,
   log_decay_BTN: jax.Array,
   beta_BTN: jax.Array | None,
   segment_ids_BT: jax.Array | None,
-  size: int,
-) -> _Chunks:
-  """Computes what does not depend on the state, for all chunks at a time."""
+  previous_B: jax.Array | None = None,
+) -> Chunks:
+  """Computes what does not depend on the state, for all chunks at a time.
+
+  The arguments are those of linear_attention, and `previous_B`: the segment before the first
+  token, [B]; None: that of the first token.
+  """
   B, T = q_BTNK.shape[:2]
+  size = min(_CHUNK, max(_BLOCK, 1 << (T - 1).bit_length()))
   beyond = -T % size
 
   def cut(x: jax.Array) -> jax.Array:
@@ -125,7 +135,8 @@ def _chunks(
     ids_BT = jnp.pad(segment_ids_BT, [(0, 0), (0, beyond)], mode='edge')
     ids_MBC = jnp.moveaxis(ids_BT.reshape(B, -1, size), 1, 0)
     last_MB = ids_MBC[..., -1]
-    previous_MB = jnp.concatenate([ids_MBC[:1, :, 0], last_MB[:-1]])
+    first_1B = ids_MBC[:1, :, 0] if previous_B is None else previous_B[None]
+    previous_MB = jnp.concatenate([first_1B, last_MB[:-1]])
     visible = visible & (ids_MBC[..., :, None] == ids_MBC[..., None, :])[:, :, None]
     before = (ids_MBC == previous_MB[..., None])[:, :, None]
     after = (ids_MBC == last_MB[..., None])[:, :, None]
@@ -150,7 +161,7 @@ def _chunks(
     inverse = _inverse(jnp.tril(system, -1))
     values = inverse @ (values * beta)
     erase = (inverse @ (k * (beta * to_start[..., None]))).astype(dtype)
-  return _Chunks(
+  return Chunks(
     read=(q * to_start[..., None]).astype(dtype),
     scores=scores.astype(dtype),
     values=values,
@@ -174,7 +185,7 @@ def _sums(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
   return sums(coarse, ones), sums(x - coarse, ones)
 
 
-def _advance(state_BNKV: jax.Array, chunk: _Chunks) -> tuple[jax.Array, jax.Array]:
+def advance(state_BNKV: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]:
   """Returns the state after a chunk, and what its tokens read."""
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   dtype = chunk.read.dtype

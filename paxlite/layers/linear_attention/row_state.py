@@ -19,13 +19,16 @@ class RowState:
     module: The layer, which makes one of these in a call.
     rows: B.
     tokens: T, the number of tokens of the call.
+
+  Attributes:
+    is_kept: Whether there is a cache.
   """
 
   def __init__(self, module: nn.Module, rows: int, tokens: int):
     self._module, self._rows, self._tokens = module, rows, tokens
-    self._is_kept = is_decoding(module)
+    self.is_kept = is_decoding(module)
     self._is_first = True
-    if not self._is_kept:
+    if not self.is_kept:
       return
     self._is_first = not module.has_variable('cache', INDEX)
     index = module.variable('cache', INDEX, lambda: jnp.zeros(rows, jnp.int32))
@@ -35,7 +38,7 @@ class RowState:
   @property
   def counts_BT(self) -> jax.Array | None:
     """Whether each token counts, [B, T]; None: all do."""
-    if not self._is_kept:
+    if not self.is_kept:
       return None
     return jnp.arange(self._tokens) < self._count_B[:, None]
 
@@ -52,7 +55,7 @@ class RowState:
 
   def keep(self, name: str, state: jax.Array) -> None:
     """Keeps an array [B, …]."""
-    if self._is_kept:
+    if self.is_kept:
       variable = self._module.variable('cache', name + STATE, lambda: state)
       variable.value = state.astype(variable.value.dtype)
 
@@ -62,7 +65,7 @@ class RowState:
     Returns:
       [B, number, …].
     """
-    if not self._is_kept:
+    if not self.is_kept:
       return x[:, -number:]
     at_BS = self._count_B[:, None] + jnp.arange(number)
     return jnp.take_along_axis(x, at_BS.reshape(*at_BS.shape, *[1] * (x.ndim - 2)), 1)

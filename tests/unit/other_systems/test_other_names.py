@@ -69,6 +69,9 @@ SYNONYMS = {
 UNRELATED = {
   'DROPLESS_BUFFER_FACTOR': 'buffer',
   'Z_LOSS_WEIGHT': 'loss weight',
+  'PREDICTION_LOSS_WEIGHT': 'prediction loss weight',
+  'DELTA_BETA_SCALE': 'scale',
+  'NUM_PREDICTION_MODULES': 'prediction',
   'CHAT_EXAMPLES': 'example',
   'ADVANTAGE_SCALE': 'scale',
   'ROWS_PER_EXAMPLE': 'example',
