@@ -105,7 +105,7 @@ class Instruction:
       return tuple(re.findall(r'[\w.\-]+', branches[1]))
     if self.opcode == 'conditional':
       names = (self.attribute('true_computation'), self.attribute('false_computation'))
-    elif self.opcode in ('call', 'async-start', 'fusion'):
+    elif self.opcode in ('call', 'async-start', 'fusion', 'fusion-start'):
       names = (self.attribute('calls') or self.attribute('to_apply'), None)
     else:  # the to_apply of a reduction is part of it
       names = (None, None)

@@ -58,7 +58,7 @@ class Traffic:
       return round(sum(self._in_memory(a) * share(a) for a in (*used, *instruction.arrays)))
     bytes_of = lambda name: sum(map(self._in_memory, computation.arrays(name)))
     results = sum(map(self._in_memory, instruction.arrays))
-    if opcode == 'fusion':
+    if opcode in ('fusion', 'fusion-start'):
       return self._moved_by_fusion(computation, instruction)
     if opcode in _ONE_READ:
       whole = computation.arrays(instruction.operands[0])
@@ -90,6 +90,9 @@ class Traffic:
           total += min(self._read(inner, parameter.name), whole)
       outputs = inner.root.operands if inner.root.opcode == 'tuple' else (inner.root.name,)
       arrays = fusion.arrays
+      if fusion.opcode == 'fusion-start':  # (operands, results, context)
+        first = sum(len(computation.arrays(name)) for name in fusion.operands)
+        arrays = arrays[first : first + len(outputs)]
       if len(arrays) == len(outputs):
         for name, array in zip(outputs, arrays, strict=True):
           if self._in_memory(array):

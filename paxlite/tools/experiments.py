@@ -125,11 +125,14 @@ def names(screen: int) -> str:
   lines = []
   for heading, are_with in (('With data', True), ('Models, without data', False)):
     lines.append(f'{heading}:')
+    titled: dict[str, list[str]] = {}
     for family, members in families.items():
       if (family in has_data) == are_with:
         title = re.split(': |, (?:without|to|for) ', family)[0]  # what is short to say
-        unbroken = ', '.join(member.replace(' ', '\0') for member in members)
-        lines += textwrap.wrap(f'- {title}: {unbroken}', screen, subsequent_indent='  ')
+        titled.setdefault(title if len(members) > 2 else 'Others', []).extend(members)
+    for title, members in sorted(titled.items(), key=lambda pair: pair[0] == 'Others'):
+      unbroken = ', '.join(member.replace(' ', '\0') for member in members)
+      lines += textwrap.wrap(f'- {title}: {unbroken}', screen, subsequent_indent='  ')
   lines += ['', *textwrap.wrap(_MORE, screen)]
   return '\n'.join(lines).replace('\0', ' ')
 

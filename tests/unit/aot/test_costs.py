@@ -144,6 +144,40 @@ dimensions={0}, use_global_device_ids=true
   assert costs.traffic() > 256 + 32
 
 
+def test_a_fusion_beside_others_reads_its_slice_alone():
+  """It slices 4 numbers from 64, and writes them into 32 in place."""
+  program = Program("""HloModule test
+
+%slice (a: f32[16,4], i: s32[]) -> f32[1,4] {
+  %a = f32[16,4] parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  ROOT %s = f32[1,4] dynamic-slice(%a, %i, %z), dynamic_slice_sizes={1,4}
+}
+
+%update (b: f32[8,4], u: f32[1,4], j: s32[]) -> f32[8,4] {
+  %b = f32[8,4] parameter(0)
+  %u = f32[1,4] parameter(1)
+  %j = s32[] parameter(2)
+  %y = s32[] constant(0)
+  ROOT %d = f32[8,4] dynamic-update-slice(%b, %u, %j, %y)
+}
+
+ENTRY %main (p: f32[16,4], q: f32[8,4], k: s32[]) -> f32[8,4] {
+  %p = f32[16,4] parameter(0)
+  %q = f32[8,4] parameter(1)
+  %k = s32[] parameter(2)
+  %f = ((f32[16,4], s32[]), f32[1,4], u32[]) fusion-start(%p, %k), kind=kLoop, calls=%slice
+  %g = f32[1,4] fusion-done(%f)
+  %h = ((f32[8,4], f32[1,4], s32[]), f32[8,4], u32[]) fusion-start(%q, %g, %k), kind=kLoop, \
+calls=%update
+  ROOT %r = f32[8,4] fusion-done(%h)
+}
+""")
+  # a slice and a number are read, the slice is written; it and a number are read, it is written
+  assert Costs(program, 'gpu').traffic() == 4 * (4 + 1 + 4) + 4 * (4 + 1 + 4)
+
+
 def test_a_product_that_cublas_adds_to_a_sum():
   """[32, 4] × [4, 16] in bfloat16, added to a larger array of float32 in place."""
   program = Program("""HloModule test
