@@ -49,6 +49,7 @@ def steps_of(model, params, prompt, text):
   return steps
 
 
+@pytest.mark.slow
 def test_text_and_steps():
   model, params = model_and_params()
   engine, drafts = Engine(model, params, 64), Drafts(model, params, 64)

@@ -80,6 +80,7 @@ def test_what_follows_is_in_the_same_segment():
   assert not following(values, 9, None)[1].any()
 
 
+@pytest.mark.slow
 def test_the_model_itself_does_not_change():
   """Neither its initial values nor its loss, bit for bit, nor what its weights are checked for."""
   one = dict(NUM_LAYERS=1)

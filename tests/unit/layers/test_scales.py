@@ -31,6 +31,7 @@ def test_queries_grow_with_whole_multiples_of_the_length():
   np.testing.assert_allclose(later[0, :8, 1, 3], expected[1:], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('has_two_norms', [False, True])
 def test_a_parallel_block_adds_both_layers_of_the_same_activations(has_two_norms):
   sizes = dict(model_dims=8, num_heads=2, head_dim=4)
