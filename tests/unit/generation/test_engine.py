@@ -498,6 +498,7 @@ from flax.linen import meta
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.experiments.mixtral import Mixtral_8x7B
+from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.generation.sampling import Sampling
 from paxlite.parallel import partitioning
@@ -508,6 +509,13 @@ prompts = [[1, 2, 3], list(range(3, 40)), [4], list(range(3, 40)), [9] * 12]
 for experiment, meshes in (
   (LLaMA(**small), [[1, 4, 2], [1, 1, 2], [1, 8, 1]]),
   (Mixtral_8x7B(**small, NUM_EXPERTS=4, USE_DROPLESS_MOE=True), [[1, 2, 2]]),
+  (
+    Qwen3_5(
+      **small | dict(NUM_LAYERS=4), DIMS_PER_HEAD=8, DELTA_KEY_HEADS=2, DELTA_VALUE_HEADS=4,
+      DELTA_KEY_DIMS=8, DELTA_VALUE_DIMS=6,
+    ),
+    [[1, 2, 2]],
+  ),
 ):
   model = fdl.build(experiment.build_task()).model
   boxed = jax.jit(model.init)(jax.random.key(1), np.zeros((1, 1), np.int32))
@@ -531,4 +539,4 @@ def test_meshes_give_the_same_tokens():
     command, cwd=runs.ROOT, env=runs.environment(8), capture_output=True, text=True
   )
   assert result.returncode == 0, result.stderr
-  assert result.stdout.count('equal on') == 4
+  assert result.stdout.count('equal on') == 5
