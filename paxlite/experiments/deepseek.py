@@ -1,7 +1,6 @@
-"""DeepSeek-V2 and V3: latent attention, and experts that are chosen from groups."""
+"""DeepSeek-V2, V3 and Mistral 4: latent attention, and experts that are chosen from groups."""
 
 import math
-from typing import Literal
 
 import fiddle as fdl
 
@@ -9,7 +8,7 @@ from paxlite.config.attribute_kinds import Count, Function, NotNegativeInt, Shap
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
@@ -86,6 +85,7 @@ class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
       LatentAttention,
       norm_tpl=norm,
       rotary_tpl=self.rotary(),
+      position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
       **sizes,
     )
@@ -107,7 +107,7 @@ class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
 class DeepSeekV2(DeepSeek):
   """Experts are chosen by a softmax."""
 
-  ROUTER: Literal['top_k', 'group_top_k', 'balanced'] = 'group_top_k'
+  ROUTER: Router = 'group_top_k'
   NORMALIZE_EXPERT_WEIGHTS = False
   ROPE_MSCALE = 0.707
   ROPE_MSCALE_ALL_DIM = 0.707
@@ -116,13 +116,29 @@ class DeepSeekV2(DeepSeek):
 class DeepSeekV3(DeepSeek):
   """Experts are chosen by sigmoids and a bias that balances their load."""
 
-  ROUTER: Literal['top_k', 'group_top_k', 'balanced'] = 'balanced'
+  ROUTER: Router = 'balanced'
   NUM_EXPERT_GROUPS = 8
   NUM_EXPERT_GROUPS_PER_TOKEN = 4
   EXPERT_WEIGHT_SCALE = 2.5
   QUERY_LATENT_DIMS = 1536
   NUM_SHARED_EXPERTS = 1
   AUX_LOSS_COEF = 0.0001
+
+
+class Mistral4(DeepSeek):
+  """Mistral Small 4: experts by a softmax, and queries that grow with their positions."""
+
+  VOCAB_SIZE = 131_072
+  DIMS_PER_HEAD = 64
+  LATENT_DIMS = 256
+  QUERY_LATENT_DIMS = 1024
+  ROPE_FACTOR = 128.0
+  ROPE_ORIGINAL_LENGTH = 8192
+  QUERY_GROWTH = 0.1
+  ROUTER: Router = 'group_top_k'
+  BEST_PER_EXPERT_GROUP = 2
+  NUM_DENSE_BLOCKS = 0
+  NUM_SHARED_EXPERTS = 1
 
 
 @register
@@ -160,3 +176,20 @@ class DeepSeekV3_671B(DeepSeekV3):
 
   ICI_MESH_SHAPE = [1, 8, 1]
   DCN_MESH_SHAPE = [1, 64, 1]
+
+
+@register
+class Mistral4_119B(Mistral4):
+  """118,972,826,624 parameters: Mistral-Small-4-119B-2603; a token uses 6.6 billion of them."""
+
+  NUM_LAYERS = 36
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 12288
+  MAX_SEQ_LEN = 8192
+  NUM_EXPERTS = 128
+  NUM_EXPERTS_PER_TOKEN = 4
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 8, 1]

@@ -7,6 +7,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.optimization import Schedule
+from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 
 
@@ -26,7 +27,7 @@ class LLaMA(LanguageModel):
   USE_ROTARY_POSITION_EMB = True
   ACTIVATION_CLS: Activation = 'silu'
   USE_GATED_ACTIVATION = True
-  NORM_CLS = 'RmsNorm'
+  NORM_CLS: Norm = 'RmsNorm'
   LAYERNORM_EPSILON = 1e-5
   SOFTMAX_CAP_LOGITS = -1.0
   ATTEN_LOGIT_CAP = -1.0

@@ -1,8 +1,50 @@
-"""Phi-3 and Phi-4, without a dataset."""
+"""Phi-1, Phi-2, Phi-3 and Phi-4, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.stack import BlockOrder
+from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
+
+
+class Phi(LLaMA):
+  """Phi-1 and Phi-2: attention and feed-forward layers side by side, after one LayerNorm."""
+
+  VOCAB_SIZE = 51_200
+  MAX_SEQ_LEN = 2048
+  BLOCK_ORDER: BlockOrder = 'parallel_one_norm'
+  ROPE_LAYOUT = 'half'
+  ROPE_FRACTION = 0.5
+  NORM_CLS: Norm = 'LayerNorm'
+  NORM_SCALE_OFFSET = 0.0
+  USE_BIAS = True
+  USE_SOFTMAX_BIAS = True
+  USE_GATED_ACTIVATION = False
+  ACTIVATION_CLS: Activation = 'gelu'
+
+
+@register
+class Phi1_5(Phi):
+  """1,418,270,720 parameters: phi-1 and phi-1.5."""
+
+  NUM_LAYERS = 24
+  NUM_HEADS = 32
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class Phi2(Phi):
+  """2,779,683,840 parameters: phi-2."""
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  MODEL_DIMS = 2560
+  HIDDEN_DIMS = 10240
+  ROPE_FRACTION = 0.4
+  ICI_MESH_SHAPE = [1, 8, 1]
 
 
 class Phi3(LLaMA):

@@ -120,11 +120,15 @@ class SinusoidalPositions(nn.Module):
 
 
 class LmHead(nn.Module):
-  """A separate projection to the vocabulary, w [V, D] without bias."""
+  """A separate projection to the vocabulary, w [V, D] without bias.
+
+  The activations are multiplied by `attend_scale`, as in a TokenEmbedding.
+  """
 
   vocab_size: int
   model_dims: int
   w_init: Initializer = nn.initializers.normal(0.02)
+  attend_scale: float = 1.0
   dtype: DTypeLike = jnp.float32
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
@@ -136,7 +140,10 @@ class LmHead(nn.Module):
     """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
     shape = [self.vocab_size, self.model_dims]
     w_VD = param(self, 'w', self.w_init, shape, _HEAD_AXES, equation='BTD,VD->BTV')
-    return x_BTD.astype(self.dtype), gather_weight(w_VD.astype(self.dtype), _HEAD_AXES)
+    x_BTD = x_BTD.astype(self.dtype)
+    if self.attend_scale != 1:
+      x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
+    return x_BTD, gather_weight(w_VD.astype(self.dtype), _HEAD_AXES)
 
 
 class LogitsBias(nn.Module):

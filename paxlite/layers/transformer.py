@@ -1,4 +1,4 @@
-"""The pre-norm block, and stacks of blocks, which are unrolled or repeated by a scan."""
+"""Blocks, and stacks of blocks, which are unrolled or repeated by a scan."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,8 @@ class TransformerBlock(nn.Module):
 
   Attributes:
     norm_tpl: Template of the norms before both sublayers; None means no norm.
-    post_norm_tpl: Template of norms after both sublayers, before the sums; None means no norm.
+    post_norm_tpl: Template of norms after both sublayers, before the sums, or of a factor; None
+      means neither.
     attention_tpl: Attention, which is called with (x, positions, segment_ids).
     ffn_tpl: Feed-forward layer, which is called with (x, paddings).
     dropout: Dropout rate of the output of both sublayers.
@@ -53,6 +54,39 @@ class TransformerBlock(nn.Module):
     h_BTD = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
     h_BTD = normed(self.post_norm_tpl, 'ff_post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
+    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
+    return checkpoint_name(x_BTD, 'transformer_layer_out')
+
+
+class ParallelBlock(nn.Module):
+  """x += attention(norm(x)) + ffn(norm(x)), [B, T, D] to [B, T, D], as in GPT-J.
+
+  Attributes:
+    norm_tpl: Template of the norm before attention.
+    ff_norm_tpl: Template of a norm before the feed-forward layer; None means that this layer has
+      the same input as attention.
+    attention_tpl: Attention, which is called with (x, positions, segment_ids).
+    ffn_tpl: Feed-forward layer, which is called with (x, paddings).
+    dropout: Dropout rate of the output of both layers.
+  """
+
+  norm_tpl: Template = template_field(LayerNorm)
+  ff_norm_tpl: Template | None = None
+  attention_tpl: Template = template_field(Attention)
+  ffn_tpl: Template = template_field(FeedForward)
+  dropout: float = 0.0
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
+    paddings_BT = None if segment_ids_BT is None else segment_ids_BT == 0
+    h_BTD = self.norm_tpl(name='layer_norm')(x_BTD)
+    in_BTD = h_BTD if self.ff_norm_tpl is None else self.ff_norm_tpl(name='ff_layer_norm')(x_BTD)
+    h_BTD = self.attention_tpl(name='self_attention')(h_BTD, positions_BT, segment_ids_BT)
+    y_BTD = self.ffn_tpl(name='ff_layer')(in_BTD, paddings_BT)
+    x_BTD = x_BTD + dropout(h_BTD) + dropout(y_BTD)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(x_BTD, 'transformer_layer_out')
 

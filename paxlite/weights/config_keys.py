@@ -231,6 +231,7 @@ _ACTIVATIONS = {
   'silu': 'silu',
   'gelu_pytorch_tanh': 'gelu',
   'gelu_new': 'gelu',
+  'gelu_fast': 'gelu',
   'gelu': 'gelu_exact',
   'relu': 'relu',
   'relu2': 'relu2',
@@ -315,7 +316,7 @@ def window(missing: int = 0) -> Both:
 
 
 # Kinds of attention in layer_types, and in ATTENTION_PATTERN.
-_KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
+KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
 
 
 def _shortest(pattern: list[str]) -> list[str]:
@@ -326,35 +327,35 @@ def _shortest(pattern: list[str]) -> list[str]:
 
 
 def read_types(
-  config: Config, default: Callable[[int], str], names: Mapping[str, str] = _KINDS
+  config: Config, default: Callable[[int], str], kinds: Mapping[str, str] = KINDS
 ) -> list[str]:
   """Returns ATTENTION_PATTERN from layer_types, or from a function of the number of the block.
 
   Args:
     config: The config.
     default: The kind of a block in a file without layer_types.
-    names: The kinds of ATTENTION_PATTERN by those of layer_types.
+    kinds: The kinds of ATTENTION_PATTERN by those of layer_types.
   """
   layers, given = config['num_hidden_layers'], config.get('layer_types')
   if given is None:
     return _shortest([default(i) for i in range(layers)])
-  if len(given) != layers or not set(given) <= set(names):
-    raise UserError(f'layer_types must have {layers} of {" and ".join(names)}')
-  return _shortest([names[kind] for kind in given])
+  if len(given) != layers or not set(given) <= set(kinds):
+    raise UserError(f'layer_types must have {layers} of {" and ".join(kinds)}')
+  return _shortest([kinds[kind] for kind in given])
 
 
 def write_types(
-  e: LanguageModel, plain: str | None = None, known: Mapping[str, str] = _KINDS
+  e: LanguageModel, plain: str | None = None, kinds: Mapping[str, str] = KINDS
 ) -> list[str]:
   """Returns layer_types; `plain` is the kind of blocks for which ATTENTION_PATTERN has none."""
-  names = {ours: theirs for theirs, ours in known.items()}
-  kinds = [kind.attention or plain for kind in e.block_kinds]
-  if not set(kinds) <= set(names):
+  names = {ours: theirs for theirs, ours in kinds.items()}
+  found = [kind.attention or plain for kind in e.block_kinds]
+  if not set(found) <= set(names):
     raise UserError(
       f'Hugging Face has no ATTENTION_PATTERN={e.ATTENTION_PATTERN} in this family: its blocks are '
       f'{" or ".join(names)}'
     )
-  return [names[str(kind)] for kind in kinds]
+  return [names[str(kind)] for kind in found]
 
 
 def layer_types(default: Sequence[str], *others: str) -> Both:

@@ -25,7 +25,8 @@ log = logging.getLogger('paxlite')
 # and an export change.
 _MODEL = (Kind.SHAPE, Kind.FUNCTION)
 _FREE = {'ROPE_LAYOUT'}
-_WITHOUT_CLASSIFIER = 'olmoe', 'gpt2'  # as of transformers 5.24
+# As of transformers 5.24.
+_WITHOUT_CLASSIFIER = 'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe'
 _MOST_ENDS = 64  # ids that end a text
 
 

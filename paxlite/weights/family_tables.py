@@ -5,15 +5,23 @@ docs/adding_a_family.md describes how to add one.
 """
 
 from paxlite.core.json_text import JsonObject
-from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
+from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3, Mistral4
+from paxlite.experiments.ernie import Ernie4_5, Ernie4_5Moe
+from paxlite.experiments.exaone import Exaone4
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
+from paxlite.experiments.glm import GLM4, GLM4Moe
 from paxlite.experiments.gpt import GPT2
+from paxlite.experiments.gpt_neox import GPTNeoX
 from paxlite.experiments.gpt_oss import GptOss
+from paxlite.experiments.granite import Granite
+from paxlite.experiments.hunyuan import HunyuanDense
 from paxlite.experiments.llama import LLaMA, SmolLM3
+from paxlite.experiments.ministral import Ministral3
 from paxlite.experiments.mixtral import Mixtral
 from paxlite.experiments.olmo import OLMo2, OLMo3, OLMoE
-from paxlite.experiments.phi import Phi3
+from paxlite.experiments.phi import Phi, Phi3
 from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
+from paxlite.experiments.seed_oss import SeedOss
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
   NO_ROPE_LAYERS,
@@ -23,6 +31,7 @@ from paxlite.weights.config_keys import (
   OneOf,
   Same,
   activation,
+  heads,
   layer_types,
   positions,
   window,
@@ -31,27 +40,38 @@ from paxlite.weights.family import Family
 from paxlite.weights.family_keys import (
   COMMON,
   DEEPSEEK,
+  ERNIE_EXPERTS,
+  EXAONE_LAYERS,
   EXPERT_SILU,
   EXPERTS_PER_TOKEN,
   GEMMA,
   GEMMA2,
   GIVEN_HEADS,
   GIVEN_KV,
+  GROUPS,
+  LATENT_ATTENTION,
+  LAYER_NORM_LENGTHS,
+  LENGTHS,
   NO_BIAS,
   NO_MLP_BIAS,
   NORM_TOPK,
+  NORMALIZED,
   PLAIN,
+  ROUTED_EXPERTS,
   SILU,
   SIZES,
   TIED,
   UNTIED,
   WINDOW,
+  choice,
   either,
+  latent_rope,
+  number,
   routing,
 )
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
 from paxlite.weights.layout import gpt2_entries
-from paxlite.weights.rope_keys import rope
+from paxlite.weights.rope_keys import rope, with_alpha
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
 TEXT_DEFAULTS: dict[str, JsonObject] = {
@@ -148,7 +168,7 @@ FAMILIES: dict[str, Family] = {
     (
       *SIZES, SILU, UNTIED, WINDOW, NO_BIAS, NO_MLP_BIAS, OneOf('lm_head_bias', False),
       OneOf('full_attn_mod', 1), OneOf('interpolate_factor', 1),
-      rope('original_max_position_embeddings', fraction=True),
+      rope('original_max_position_embeddings', fraction=1.0, is_phi3=True),
     ),
     tensor_names.PHI3,
   ),
@@ -168,9 +188,17 @@ FAMILIES: dict[str, Family] = {
     'DeepseekV3ForCausalLM', DeepSeekV3,
     (
       *DEEPSEEK, OneOf('rope_interleave', True), routing(('noaux_tc', 'noaux_tc'), 'sigmoid'),
-      Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+      NORMALIZED,
     ),
     tensor_names.DEEPSEEK, rotary='interleaved',
+  ),
+  'mistral4': Family(
+    'Mistral4ForCausalLM', Mistral4,
+    (
+      *LATENT_ATTENTION, *ROUTED_EXPERTS, *GROUPS, NORMALIZED, latent_rope(),
+      OneOf('rope_interleave', True),
+    ),
+    tensor_names.MISTRAL4, rotary='interleaved',
   ),
   'gpt_oss': Family(
     'GptOssForCausalLM', GptOss,
@@ -182,6 +210,87 @@ FAMILIES: dict[str, Family] = {
       OneOf('hidden_act', 'silu'), OneOf('swiglu_limit', 7.0), OneOf('swiglu_alpha', 1.702),
     ),
     tensor_names.GPT_OSS,
+  ),
+  'granite': Family(
+    'GraniteForCausalLM', Granite,
+    (
+      *PLAIN, Same('attention_bias', 'USE_BIAS', default=False),
+      Same('mlp_bias', 'USE_FFN_BIAS', default=False),
+      number('embedding_multiplier', 'EMBEDDING_FACTOR'),
+      number('residual_multiplier', 'RESIDUAL_FACTOR'),
+      number('attention_multiplier', 'ATTENTION_FACTOR'),
+      number('logits_scaling', 'LOGITS_DIVISOR'),
+    ),
+  ),
+  'seed_oss': Family(
+    'SeedOssForCausalLM', SeedOss,
+    (
+      *GIVEN_HEADS, *COMMON, Same('attention_bias', 'USE_QKV_BIAS', default=True),
+      Same('attention_out_bias', 'USE_BIAS', default=False),
+      Same('mlp_bias', 'USE_FFN_BIAS', default=False),
+    ),
+  ),
+  'ministral3': Family(
+    'Ministral3ForCausalLM', Ministral3,
+    (*GIVEN_HEADS, SILU, UNTIED, WINDOW, rope(is_stretched=True, has_growth=True)),
+  ),
+  'glm4': Family(
+    'Glm4ForCausalLM', GLM4,
+    (
+      *GIVEN_HEADS, SILU, UNTIED, rope(fraction=0.5),
+      Same('attention_bias', 'USE_QKV_BIAS', default=True),
+    ),
+    tensor_names.GLM4, rotary='interleaved',
+  ),
+  'glm4_moe': Family(
+    'Glm4MoeForCausalLM', GLM4Moe,
+    (
+      *GIVEN_KV, *ROUTED_EXPERTS, *GROUPS, NORMALIZED, UNTIED, rope(fraction=0.5),
+      Same('attention_bias', 'USE_QKV_BIAS', default=False),
+      choice('use_qk_norm', 'QK_NORM', 'none', 'per_head', default=False),
+    ),
+    tensor_names.SHARED_EXPERTS,
+  ),
+  'exaone4': Family(
+    'Exaone4ForCausalLM', Exaone4, (*GIVEN_KV, *COMMON, EXAONE_LAYERS), tensor_names.OLMO2
+  ),
+  'ernie4_5': Family(
+    'Ernie4_5ForCausalLM', Ernie4_5,
+    (*GIVEN_HEADS, SILU, TIED, rope(theta=5e5), Same('use_bias', 'USE_BIAS', default=False)),
+    rotary='interleaved',
+  ),
+  'ernie4_5_moe': Family(
+    'Ernie4_5_MoeForCausalLM', Ernie4_5Moe,
+    (*GIVEN_KV, TIED, rope(theta=5e5), *ERNIE_EXPERTS),
+    tensor_names.ERNIE_MOE, rotary='interleaved',
+  ),
+  'hunyuan_v1_dense': Family(
+    'HunYuanDenseV1ForCausalLM', HunyuanDense,
+    (
+      *LENGTHS, heads('head_dim'), SILU, UNTIED, with_alpha(rope()),
+      Same('attention_bias', 'USE_BIAS', default=False),
+      OneOf('use_qk_norm', True), OneOf('use_cla', False), NO_MLP_BIAS,
+    ),
+    tensor_names.HUNYUAN,
+  ),
+  'phi': Family(
+    'PhiForCausalLM', Phi,
+    (
+      *LAYER_NORM_LENGTHS, heads(), activation('hidden_act', written='gelu_new'), UNTIED,
+      rope(fraction=0.5), choice('qk_layernorm', 'QK_NORM', 'none', 'per_head', default=False),
+    ),
+    tensor_names.PHI,
+  ),
+  'gpt_neox': Family(
+    'GPTNeoXForCausalLM', GPTNeoX,
+    (
+      *LAYER_NORM_LENGTHS, Same('num_attention_heads', 'NUM_HEADS'),
+      Same('hidden_size', 'MODEL_DIMS'), activation('hidden_act'), UNTIED,
+      rope(fraction=0.25, names=('rotary_emb_base', 'rotary_pct')),
+      Same('attention_bias', 'USE_BIAS', default=True),
+      choice('use_parallel_residual', 'BLOCK_ORDER', 'sequential', 'parallel', default=True),
+    ),
+    tensor_names.GPT_NEOX,
   ),
   'gpt2': Family(
     'GPT2LMHeadModel', GPT2,

@@ -38,8 +38,11 @@ from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')
 
-# Names of tensors that are not weights: buffers, and copies of a tied embedding.
-IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
+# Names of tensors that are not weights of the model: buffers, copies of a tied embedding, and what
+# predicts a second token in ERNIE.
+IGNORED = (
+  r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight|(.*\.)?mtp_.*'
+)
 
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')

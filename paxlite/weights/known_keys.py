@@ -16,18 +16,18 @@ _SHOWN = 200  # characters of a value in a message
 HARMLESS = frozenset((
   'architectures', 'attention_dropout', 'attn_implementation', 'attn_pdrop', 'auto_map',
   'aux_loss_alpha', 'bos_token_id', 'cache_implementation', 'chunk_size_feed_forward',
-  'dtype', 'embd_pdrop', 'eos_token_id', 'ep_size', 'experts_implementation', 'experts_per_token',
-  'finetuning_task', 'id2label', 'initial_context_length', 'initializer_range', 'is_decoder',
-  'is_encoder_decoder', 'is_llama_config', 'keys_to_ignore_at_inference', 'label2id',
-  'max_sequence_length', 'max_window_layers', 'model_type', 'name_or_path',
-  'num_nextn_predict_layers', 'output_attentions', 'output_hidden_states',
-  'output_router_logits', 'pad_token_id', 'prefix', 'pretraining_tp', 'problem_type',
-  'qk_head_dim', 'quantization_config', 'resid_pdrop', 'return_dict', 'router_aux_loss_coef',
-  'router_jitter_noise', 'sep_token_id', 'seq_aux', 'summary_activation',
-  'summary_first_dropout', 'summary_proj_to_labels', 'summary_type', 'summary_use_proj',
-  'task_specific_params', 'tf_legacy_loss', 'tokenizer_class', 'torch_dtype', 'torchscript',
-  'transformers.js_config', 'transformers_version', 'unsloth_fixed', 'unsloth_version',
-  'use_bfloat16', 'use_cache', 'use_return_dict',
+  'classifier_dropout', 'dtype', 'embd_pdrop', 'eod_token_id', 'eos_token_id', 'ep_size',
+  'experts_implementation', 'experts_per_token', 'finetuning_task', 'hidden_dropout', 'id2label',
+  'initial_context_length', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
+  'is_llama_config', 'keys_to_ignore_at_inference', 'label2id', 'max_sequence_length',
+  'max_window_layers', 'model_type', 'moe_capacity', 'name_or_path', 'num_nextn_predict_layers',
+  'output_attentions', 'output_hidden_states', 'output_router_logits', 'pad_token_id', 'prefix',
+  'pretraining_tp', 'problem_type', 'qk_head_dim', 'quantization_config', 'resid_pdrop',
+  'residual_dropout', 'return_dict', 'router_aux_loss_coef', 'router_jitter_noise', 'sep_token_id',
+  'seq_aux', 'summary_activation', 'summary_first_dropout', 'summary_proj_to_labels',
+  'summary_type', 'summary_use_proj', 'task_specific_params', 'tf_legacy_loss', 'tokenizer_class',
+  'torch_dtype', 'torchscript', 'transformers.js_config', 'transformers_version', 'unsloth_fixed',
+  'unsloth_version', 'use_bfloat16', 'use_cache', 'use_return_dict',
   # transformers' own, beside the model
   '_attn_implementation', '_attn_implementation_autoset', '_commit_hash',
   '_experts_implementation', '_from_model_config', '_name_or_path', '_output_attentions',
@@ -54,7 +54,7 @@ NEUTRAL: Mapping[str, Sequence[Json]] = {
 COUNTS: Mapping[str, int] = {
   'num_hidden_layers': 2000, 'n_layer': 2000, 'num_nextn_predict_layers': 100,
   'num_experts': 10_000, 'num_local_experts': 10_000, 'n_routed_experts': 10_000,
-  'n_shared_experts': 10_000,
+  'n_shared_experts': 10_000, 'moe_num_experts': 10_000, 'moe_num_shared_experts': 10_000,
 }  # fmt: skip
 
 # The keys of quantization_config by quant_method, with the values that are implemented; ... stands

@@ -60,7 +60,7 @@ def check_layers(
   """
   if len(shapes) < e.NUM_LAYERS:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
-  one_each = 'experts_gate_up' not in names and '{x}' in names.get('expert_gate', '')
+  one_each = 'experts_gate_up' not in names and '{x}' in names.get('expert_down', '')
   if isinstance(e, MixtureOfExperts) and one_each:
     layers = sum(kind.has_experts for kind in e.block_kinds)
     if len(shapes) < layers * e.NUM_EXPERTS:
@@ -91,18 +91,23 @@ def decoder_entries(
     raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs {shell.flag("ROPE_LAYOUT", rotary)}')
   entries = [
     _same(names['embedding'], (V, D), 'embedding/emb_var'),
-    _same(names['final_norm'], (D,), 'final_ln/scale'),
+    *_norm(e, names['final_norm'], 'final_ln'),
   ]
   if e.SEPARATE_EMBEDDING:
     entries.append(_same(names['head'], (V, D), 'softmax/w'))
+  if e.USE_SOFTMAX_BIAS:
+    entries.append(_same(_bias_of(names['head']), (V,), 'logits_bias/b'))
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
     layer = f'transformer/{block}'
     norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
+    if e.BLOCK_ORDER == 'parallel_one_norm':
+      del norms['ffn_norm']
     post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
     policy = e.norm_policy_of(kind)
     norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[policy]
-    entries += [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
+    for role, ours in norms.items():
+      entries += _norm(e, name[role], f'{layer}/{ours}')
     attention = f'{layer}/self_attention'
     if kind.attention is not None and kind.attention in state_entries:
       entries += state_entries[kind.attention](e, name, attention)
@@ -111,13 +116,13 @@ def decoder_entries(
     else:
       entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
     if not kind.has_experts:
-      entries += _feed_forward(name, D, e.HIDDEN_DIMS, f'{layer}/ff_layer')
+      entries += _feed_forward(e, name, e.HIDDEN_DIMS, f'{layer}/ff_layer')
       continue
     ours = f'{layer}/ff_layer'
     assert isinstance(e, MixtureOfExperts)
     if e.NUM_SHARED_EXPERTS:
       roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
-      entries += _feed_forward(roles, D, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
+      entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
       if e.USE_SHARED_EXPERT_GATE:
         entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
       ours = f'{ours}/experts'
@@ -139,7 +144,7 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
     )
   ]
   if e.USE_BIAS:
-    entries.append(_same(name['post_bias'], (D,), f'{ours}/post/b'))
+    entries.append(_same(_bias_of(name['post']), (D,), f'{ours}/post/b'))
   if e.USE_ATTENTION_SINKS:
     entries.append(_same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'))
   packed = (N + 2 * G) * H
@@ -148,7 +153,7 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
     layout = e.ROPE_LAYOUT if swap and role != 'value' else None
     to_ours, to_theirs = _heads(heads, H, layout)
     rows = slice(start, start := start + heads * H)
-    theirs, view = name[role], _whole
+    theirs, view = name.get(role, ''), _whole
     shape: tuple[int, ...] = (heads * H, D)
     if role == 'query' and e.USE_OUTPUT_GATE:
       theirs, shape, view = name['query_gate'], (2 * N * H, D), _of_pairs(N, 0)
@@ -156,13 +161,12 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
       entries.append(dataclasses.replace(gate, view=_of_pairs(N, 1)))
     if 'query_key_value' in name:
       theirs, shape, view = name['query_key_value'], (packed, D), _rows(rows)
+    if 'heads' in name:  # queries, keys and values of one head stand together
+      theirs, shape, view = name['heads'], (3 * N * H, D), _of_heads(N, part)
     for leaf in ('w', 'b') if e.USE_QKV_BIAS else ('w',):
       if leaf == 'b':
-        theirs, shape, (to_ours, to_theirs) = (
-          name[f'{role}_bias'],
-          (heads * H,),
-          _bias(heads, layout),
-        )
+        shape, (to_ours, to_theirs) = shape[:1], _bias(heads, layout)
+        theirs = _bias_of(theirs)
       ours_shape = (D, heads, H) if leaf == 'w' else (heads, H)
       entry = functools.partial(
         Entry, theirs, shape, to_ours=to_ours, to_theirs=to_theirs, view=view
@@ -173,13 +177,13 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
         entries.append(entry(f'{ours}/qkv/{role}/{leaf}', ours_shape))
     if role == 'value' or e.QK_NORM == 'none':
       continue
-    heads = 1 if e.QK_NORM == 'per_head' else heads
-    scale = 'scale' if e.QK_NORM == 'per_head' else 'norm/scale'
+    heads = heads if e.QK_NORM == 'all_heads' else 1
+    norm = f'{role}_norm/norm' if e.QK_NORM == 'all_heads' else f'{role}_norm'
     transforms = _bias(heads, layout)
-    flat = (heads * H,)
-    entries.append(
-      Entry(name[f'{role}_norm'], flat, f'{ours}/{role}_norm/{scale}', flat, *transforms)
-    )
+    entries += [
+      dataclasses.replace(entry, to_ours=transforms[0], to_theirs=transforms[1])
+      for entry in _norm(e, name[f'{role}_norm'], f'{ours}/{norm}', heads * H)
+    ]
   return entries
 
 
@@ -214,12 +218,21 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
   ]
 
 
-def _feed_forward(name: Mapping[str, str], D: int, F: int, ours: str) -> list[Entry]:
-  """Returns the entries of a gated feed-forward layer."""
+def _feed_forward(e: LanguageModel, name: Mapping[str, str], F: int, ours: str) -> list[Entry]:
+  """Returns the entries of a feed-forward layer, gated or not."""
+  D = e.MODEL_DIMS
   down = _transposed(name['down'], (D, F), f'{ours}/ffn_layer2/w')
   if 'gate_up' not in name:
-    gate = _transposed(name['gate'], (F, D), f'{ours}/ffn_layer1_gate/w')
-    return [gate, _transposed(name['up'], (F, D), f'{ours}/ffn_layer1/w'), down]
+    roles = {'gate': 'ffn_layer1_gate', 'up': 'ffn_layer1'}
+    if not e.USE_GATED_ACTIVATION:
+      del roles['gate']
+    ups = [_transposed(name[role], (F, D), f'{ours}/{of}/w') for role, of in roles.items()]
+    weights = [*ups, down]
+    if not e.USE_FFN_BIAS:
+      return weights
+    return weights + [
+      _same(_bias_of(w.theirs), w.shape[:1], w.ours.removesuffix('w') + 'b') for w in weights
+    ]
   packed = _transposed(name['gate_up'], (2 * F, D), '')
   return [
     dataclasses.replace(packed, ours=f'{ours}/{role}/w', our_shape=(D, F), view=_rows(rows))
@@ -232,7 +245,8 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
   D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
   entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
   if e.ROUTER == 'balanced':
-    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{LOAD_BIAS}'))
+    shape = (1, E) if 'moe_statics' in name['router_balance'] else (E,)
+    entries.append(_same(name['router_balance'], shape, f'{ours}/router/{LOAD_BIAS}', (E,)))
   if e.USE_ROUTER_BIAS:
     entries.append(_same(name['router_bias'], (E,), f'{ours}/router/b'))
   if 'experts_gate_up' in name:
@@ -248,12 +262,26 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
       _same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
     ]
   roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
+  if 'expert_gate_up' in name:  # one tensor, in which all gates come first
+    halves = {'w_in_gate': slice(0, F), 'w_in': slice(F, 2 * F)}
+    entries += [
+      Entry(
+        name['expert_gate_up'],
+        (E, 2 * F, D),
+        f'{ours}/{leaf}',
+        (E, D, F),
+        _swapped,
+        _swapped,
+        view=_columns(rows),
+      )
+      for leaf, rows in halves.items()
+    ]
+    roles = {'w_out': roles['w_out']}
   for leaf, (role, inputs, outputs) in roles.items():
     if '{x}' not in name[f'expert_{role}']:  # all experts are one tensor
-      swap: Transform = lambda w: w.swapaxes(1, 2)
       shapes = (E, outputs, inputs), (E, inputs, outputs)
       entries.append(
-        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], swap, swap)
+        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], _swapped, _swapped)
       )
       continue
     for x in range(E):
@@ -333,6 +361,25 @@ _TO_OURS: dict[str | None, _Regrouping] = {'interleaved': to_pairs, 'half': to_h
 _TO_THEIRS: dict[str | None, _Regrouping] = {'interleaved': to_halves, 'half': to_pairs}
 
 
+def _of_heads(heads: int, part: int) -> Transform:
+  """Returns the view of queries (0), keys (1) or values (2) where a head has all three together."""
+  return lambda x: x.reshape(heads, 3, -1, *x.shape[1:])[:, part]
+
+
+def _norm(e: LanguageModel, theirs: str, ours: str, dims: int = 0) -> list[Entry]:
+  """Returns the entries of a norm of activations, or of `dims` dimensions."""
+  shape = (dims or e.MODEL_DIMS,)
+  scale = _same(theirs, shape, f'{ours}/scale')
+  if e.NORM_CLS != 'LayerNorm':
+    return [scale]
+  return [scale, _same(_bias_of(theirs), shape, f'{ours}/bias')]
+
+
+def _bias_of(weight: str) -> str:
+  """Returns the name of the bias that belongs to a weight."""
+  return weight.removesuffix('weight') + 'bias'
+
+
 def _rows(rows: slice) -> Transform:
   return lambda x: x[rows]
 
@@ -340,6 +387,10 @@ def _rows(rows: slice) -> Transform:
 def _of_pairs(heads: int, part: int) -> Transform:
   """Returns one of the two parts of each head, [heads·2·H, D] to [heads, H, D]."""
   return lambda x: x.reshape(heads, 2, -1, x.shape[-1])[:, part]
+
+
+def _columns(columns: slice) -> Transform:
+  return lambda x: x[:, columns]
 
 
 def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:

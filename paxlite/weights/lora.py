@@ -15,7 +15,7 @@ from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.huggingface import header
-from paxlite.weights.layout import to_halves
+from paxlite.weights.layout import to_halves, to_pairs
 
 
 def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:
@@ -57,12 +57,18 @@ def write_adapter(
     raise UserError('the checkpoint holds nothing of LoRA: train with --fdl.USE_LORA=True')
   entries = hugging_face_entries(experiment)
   family = family_of(experiment)
-  if family in ('gpt2', 'phi3'):
+  if family in ('gpt2', 'phi3', 'gpt_neox'):
     raise UserError(
       f'a {family} of Hugging Face has queries, keys and values in one weight, for which LoRA here '
       'has three pairs of factors: export with --to=hf, which merges them'
     )
+  if 'gate_up' in FAMILIES[family].names and any('/ffn_layer1/lora_a' in k for k in variables):
+    raise UserError(
+      f'a {family} of Hugging Face has both weights of a feed-forward layer in one, for which LoRA '
+      'here has two pairs of factors: export with --to=hf, which merges them'
+    )
   swaps = FAMILIES[family].rotary != experiment.ROPE_LAYOUT
+  regrouped = to_halves if FAMILIES[family].rotary == 'half' else to_pairs
   (rank,) = ranks
   kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
   tensors: dict[str, np.ndarray] = {}
@@ -75,7 +81,7 @@ def write_adapter(
       a, b = a[entry.part], b[entry.part]
     is_swapped = swaps and re.search(r'\.[qk]_proj\.', entry.theirs)
     if is_swapped:
-      b = to_halves(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
+      b = regrouped(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
     name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
     tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)
     tensors[f'{name}.lora_B.weight'] = np.ascontiguousarray(b).astype(kind)
@@ -85,7 +91,7 @@ def write_adapter(
         w, grown = w[entry.part], grown[entry.part]
       lengths = _lengths(w, '/post' in stem).reshape(grown.shape) + grown
       if is_swapped:
-        lengths = to_halves(lengths.reshape(-1, experiment.DIMS_PER_HEAD, 1), 1).reshape(-1)
+        lengths = regrouped(lengths.reshape(-1, experiment.DIMS_PER_HEAD, 1), 1).reshape(-1)
       tensors[f'{name}.lora_magnitude_vector'] = lengths.astype(kind)
   config = {
     'peft_type': 'LORA',

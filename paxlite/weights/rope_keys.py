@@ -4,6 +4,7 @@ Old files have rope_scaling, with rope_theta beside it; new files have rope_para
 both. A file that has both means what transformers makes of it: rope_scaling comes first.
 """
 
+import dataclasses
 import math
 
 from paxlite.core.errors import UserError
@@ -40,8 +41,9 @@ MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}  # o
 _OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
 HARMLESS = {'max_position_embeddings', 'finetuned'}
 _USUAL = ('ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH')  # give the usual factor
-_NAMES = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor')
+_NAMES = ('rope_scaling', 'rope_parameters')
 _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
+_GROWTH = 'llama_4_scaling_beta'
 _FULL, _SLIDING = 'full_attention', 'sliding_attention'
 
 
@@ -64,7 +66,7 @@ def _check_names(rope: Config, kind: str) -> None:
 
 
 def _read_one(
-  rope: Config, config: Config, theta: Json, has_mscale: bool, fraction: bool
+  rope: Config, config: Config, theta: Json, has_mscale: bool, is_phi3: bool
 ) -> JsonObject:
   """Returns the attributes that one dictionary of rotary positions decides.
 
@@ -73,12 +75,12 @@ def _read_one(
     config: All keys of the file.
     theta: The base where the dictionary has none.
     has_mscale: As for rope.
-    fraction: As for rope.
+    is_phi3: As for rope.
   """
   theta = _number(rope.get('rope_theta', theta), 'rope_theta')
   values: JsonObject = {'ROPE_THETA': theta, 'ROPE_FACTOR': 1.0}
   kind = rope.get('rope_type', rope.get('type', 'default'))
-  if fraction and kind in ('su', 'yarn'):  # transformers' former names of longrope in Phi-3
+  if is_phi3 and kind in ('su', 'yarn'):  # transformers' former names of longrope in Phi-3
     kind = 'longrope'
   if kind not in list(KEYS):
     raise UserError(f'rope_type {kind!r} is not implemented; {", ".join(KEYS)} are')
@@ -120,6 +122,8 @@ def _read_one(
     if all(given):
       one, two = (0.1 * x * math.log(max(values['ROPE_FACTOR'], 1)) + 1 for x in given)
       values['ROPE_ATTENTION_FACTOR'] = one / two
+  if is_optional and not has_mscale:  # a class may have another default
+    values.setdefault('ROPE_ATTENTION_FACTOR', 0.0)
   stated = values.get('ROPE_ATTENTION_FACTOR')
   usual = LanguageModel(**{k: v for k, v in values.items() if k in _USUAL}).rotary_length
   if stated and math.isclose(stated, usual, rel_tol=1e-9):
@@ -169,8 +173,11 @@ def rope(
   theta: float = 10_000.0,
   local_theta: float = 0.0,
   has_mscale: bool = False,
-  fraction: bool = False,
+  fraction: float = 0.0,
+  is_phi3: bool = False,
   is_stretched: bool = False,
+  has_growth: bool = False,
+  names: tuple[str, str] = ('rope_theta', 'partial_rotary_factor'),
 ) -> Both:
   """Returns the keys of a family's rotary positions.
 
@@ -180,12 +187,15 @@ def rope(
     local_theta: The same for layers with sliding attention, where these have positions of their
       own; 0: they have none.
     has_mscale: Whether mscale_all_dim also scales the scores of attention, as in DeepSeek.
-    fraction: Whether only a part of a head may be rotated, as in Phi-3.
+    fraction: The rotated share of a head in files that state none; 0: heads are rotated whole.
+    is_phi3: Whether rope_type has the former names of Phi-3, and no values but longrope.
     is_stretched: Whether transformers stretches positions where config.json does not say.
+    has_growth: Whether the same dictionary says how queries grow with their positions.
+    names: The names of rope_theta and partial_rotary_factor where they stand alone.
   """
 
   def read(config: Config) -> dict[str, object]:
-    base, local = config.get('rope_theta', theta), {}
+    base, local = config.get(names[0], theta), {}
     if local_theta:
       full, sliding = _by_kind(config)
       default = config.get('rope_local_base_freq', local_theta)
@@ -194,21 +204,31 @@ def rope(
       full = config.get('rope_scaling') or config.get('rope_parameters') or {}
       if is_stretched and not full:
         raise KeyError('rope_scaling')
-    share = full.get('partial_rotary_factor', config.get('partial_rotary_factor', 1.0))
+    growth: JsonObject = {}
+    if has_growth:
+      growth, full = _growth(full)
+    share = full.get('partial_rotary_factor', config.get(names[1], fraction or 1.0))
     share = _number(1.0 if share is None else share, 'partial_rotary_factor')
     if share != 1 and not fraction:
       raise UserError(f'partial_rotary_factor={share} is not implemented')
-    if fraction and 'short_factor' in full:
+    if is_phi3 and 'short_factor' in full:
       config['original_max_position_embeddings']  # a KeyError, if it is missing
-    values: dict[str, object] = dict(_read_one(full, config, base, has_mscale, fraction))
+    values: dict[str, object] = dict(_read_one(full, config, base, has_mscale, is_phi3))
     values |= {k: v if v != values['ROPE_THETA'] else 0.0 for k, v in local.items()}
-    return values | ({'ROPE_FRACTION': share} if fraction else {})
+    return values | growth | ({'ROPE_FRACTION': share} if fraction else {})
 
   def write(e: LanguageModel) -> JsonObject:
     scaling, written = _write_one(e), e.ROPE_LOCAL_THETA or e.ROPE_THETA
-    if fraction and scaling is not None and e.ROPE_SCALING != 'longrope':
+    kinds = ['longrope'] if is_phi3 else ['yarn', 'llama3'] if has_growth else list(KEYS)
+    if scaling is not None and e.ROPE_SCALING not in kinds:
       raise UserError(f'Hugging Face has no ROPE_SCALING={e.ROPE_SCALING} in this family')
-    config: JsonObject = {'rope_theta': e.ROPE_THETA}
+    config: JsonObject = {names[0]: e.ROPE_THETA}
+    if has_growth:
+      plain = {'rope_type': 'yarn', 'factor': 1.0}
+      scaling = (scaling or plain) | {
+        'original_max_position_embeddings': e.ROPE_ORIGINAL_LENGTH,
+        _GROWTH: e.QUERY_GROWTH,
+      }
     if scaling is not None or is_stretched:
       config['rope_scaling'] = scaling or {'rope_type': 'default'}
     if 'rope_local_base_freq' in others:
@@ -219,7 +239,7 @@ def rope(
         _SLIDING: {'rope_theta': written, 'rope_type': 'default'},
       }
     if fraction:
-      config['partial_rotary_factor'] = e.ROPE_FRACTION
+      config[names[1]] = e.ROPE_FRACTION
     if scaling is not None and e.ROPE_SCALING == 'longrope':
       config['original_max_position_embeddings'] = e.ROPE_ORIGINAL_LENGTH
       config['max_position_embeddings'] = round(e.ROPE_FACTOR * e.ROPE_ORIGINAL_LENGTH)
@@ -230,4 +250,35 @@ def rope(
   ours -= {'ROPE_ATTENTION_FACTOR'} if has_mscale else set()
   ours |= {'ROPE_LOCAL_THETA'} if local_theta else set()
   ours |= {'ROPE_FRACTION'} if fraction else set()
-  return Both((*_NAMES, *others), sorted(ours), read, write)
+  ours |= {'QUERY_GROWTH'} if has_growth else set()
+  return Both((*names, *_NAMES, *others), sorted(ours), read, write)
+
+
+def _growth(full: Config) -> tuple[JsonObject, JsonObject]:
+  """Returns the attribute of growing queries, and a dictionary without the key of it."""
+  growth = full[_GROWTH]
+  if isinstance(growth, bool) or not isinstance(growth, (int, float)) or not growth >= 0:
+    raise UserError(f'{_GROWTH}={growth!r} must be a number, and not negative')
+  if full.get('rope_type', full.get('type')) not in ('yarn', 'llama3'):
+    raise UserError(f'{_GROWTH} is implemented for rope_type yarn and llama3')
+  return {'QUERY_GROWTH': float(growth)}, {k: v for k, v in full.items() if k != _GROWTH}
+
+
+def with_alpha(plain: Both) -> Both:
+  """Returns keys in which rope_type dynamic with an alpha means another base, as in Hunyuan.
+
+  Nothing else of such a dictionary is read. An export writes the base that it means.
+  """
+
+  def read(config: Config) -> dict[str, object]:
+    given = config.get('rope_scaling') or config.get('rope_parameters') or {}
+    kind, alpha = given.get('rope_type', given.get('type')), given.get('alpha')
+    if kind != 'dynamic' or not alpha:
+      return plain.read(config)
+    width = config['head_dim']
+    theta = _number(given.get('rope_theta', config.get('rope_theta', 10_000.0)), 'rope_theta')
+    theta *= _number(alpha, 'alpha') ** (width / (width - 2))
+    others = {k: v for k, v in config.items() if k not in plain.theirs}
+    return plain.read(others | {'rope_theta': theta})
+
+  return dataclasses.replace(plain, read=read)

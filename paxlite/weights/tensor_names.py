@@ -1,7 +1,7 @@
 """Names of the tensors of published models, by role.
 
-{i} is the number of a block, {x} that of an expert. Weights are [out, in]. A family
-without a role has no tensor of that kind.
+{i} is the number of a block, {x} that of an expert. Weights are [out, in]. A bias has the name of
+its weight, with another end. A family without a role has no tensor of that kind.
 """
 
 HUGGING_FACE = {
@@ -17,10 +17,6 @@ HUGGING_FACE = {
   'gate': 'model.layers.{i}.mlp.gate_proj.weight',
   'up': 'model.layers.{i}.mlp.up_proj.weight',
   'down': 'model.layers.{i}.mlp.down_proj.weight',
-  'query_bias': 'model.layers.{i}.self_attn.q_proj.bias',
-  'key_bias': 'model.layers.{i}.self_attn.k_proj.bias',
-  'value_bias': 'model.layers.{i}.self_attn.v_proj.bias',
-  'post_bias': 'model.layers.{i}.self_attn.o_proj.bias',
   'query_norm': 'model.layers.{i}.self_attn.q_norm.weight',
   'key_norm': 'model.layers.{i}.self_attn.k_norm.weight',
   'router': 'model.layers.{i}.mlp.gate.weight',
@@ -44,17 +40,57 @@ PHI3 = HUGGING_FACE | {
   'query_key_value': 'model.layers.{i}.self_attn.qkv_proj.weight',
   'gate_up': 'model.layers.{i}.mlp.gate_up_proj.weight',
 }
-DEEPSEEK = HUGGING_FACE | {
+GLM4 = OLMO2 | {
+  'attention_post_norm': 'model.layers.{i}.post_self_attn_layernorm.weight',
+  'ffn_post_norm': 'model.layers.{i}.post_mlp_layernorm.weight',
+  'gate_up': PHI3['gate_up'],
+}
+HUNYUAN = HUGGING_FACE | {
+  'query_norm': 'model.layers.{i}.self_attn.query_layernorm.weight',
+  'key_norm': 'model.layers.{i}.self_attn.key_layernorm.weight',
+}
+PHI = HUGGING_FACE | {
+  'final_norm': 'model.final_layernorm.weight',
+  'post': 'model.layers.{i}.self_attn.dense.weight',
+  'up': 'model.layers.{i}.mlp.fc1.weight',
+  'down': 'model.layers.{i}.mlp.fc2.weight',
+  'query_norm': 'model.layers.{i}.self_attn.q_layernorm.weight',
+  'key_norm': 'model.layers.{i}.self_attn.k_layernorm.weight',
+}
+# Of each head, its queries, keys and values stand together.
+GPT_NEOX = {
+  'embedding': 'gpt_neox.embed_in.weight',
+  'final_norm': 'gpt_neox.final_layer_norm.weight',
+  'head': 'embed_out.weight',
+  'attention_norm': 'gpt_neox.layers.{i}.input_layernorm.weight',
+  'ffn_norm': 'gpt_neox.layers.{i}.post_attention_layernorm.weight',
+  'heads': 'gpt_neox.layers.{i}.attention.query_key_value.weight',
+  'post': 'gpt_neox.layers.{i}.attention.dense.weight',
+  'up': 'gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight',
+  'down': 'gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight',
+}
+# A router whose bias balances the load, and experts that see every token.
+SHARED_EXPERTS = HUGGING_FACE | {
+  'router_balance': 'model.layers.{i}.mlp.gate.e_score_correction_bias',
+  'shared_gate': 'model.layers.{i}.mlp.shared_experts.gate_proj.weight',
+  'shared_up': 'model.layers.{i}.mlp.shared_experts.up_proj.weight',
+  'shared_down': 'model.layers.{i}.mlp.shared_experts.down_proj.weight',
+}
+ERNIE_MOE = SHARED_EXPERTS | {
+  'router_balance': 'model.layers.{i}.mlp.moe_statics.e_score_correction_bias',
+}
+DEEPSEEK = SHARED_EXPERTS | {
   'query_down': 'model.layers.{i}.self_attn.q_a_proj.weight',
   'query_down_norm': 'model.layers.{i}.self_attn.q_a_layernorm.weight',
   'query_up': 'model.layers.{i}.self_attn.q_b_proj.weight',
   'latent': 'model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight',
   'latent_norm': 'model.layers.{i}.self_attn.kv_a_layernorm.weight',
   'key_value': 'model.layers.{i}.self_attn.kv_b_proj.weight',
-  'router_balance': 'model.layers.{i}.mlp.gate.e_score_correction_bias',
-  'shared_gate': 'model.layers.{i}.mlp.shared_experts.gate_proj.weight',
-  'shared_up': 'model.layers.{i}.mlp.shared_experts.up_proj.weight',
-  'shared_down': 'model.layers.{i}.mlp.shared_experts.down_proj.weight',
+}
+# The experts of a block are one tensor, [E, out, in], in which all gates come first.
+MISTRAL4 = DEEPSEEK | {
+  'expert_gate_up': 'model.layers.{i}.mlp.experts.gate_up_proj',
+  'expert_down': 'model.layers.{i}.mlp.experts.down_proj',
 }
 # The experts of a block are one tensor, [E, in, out], in which gate and up take turns.
 GPT_OSS = HUGGING_FACE | {

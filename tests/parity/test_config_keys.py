@@ -136,6 +136,23 @@ REFUSED = {
   'original_max_position_embeddings is 32, and 64': (
     'phi3 longrope', dict(original_max_position_embeddings=32),
   ),
+  'moe_layer_end_index=4 before': ('ernie4_5_moe', dict(moe_layer_end_index=4)),
+  "moe_gate='x'": ('ernie4_5_moe', dict(moe_gate='x')),
+  'llama_4_scaling_beta is implemented for rope_type yarn': (
+    'ministral3',
+    dict(rope_parameters=dict(rope_type='linear', factor=2.0, llama_4_scaling_beta=0.1)),
+  ),
+  'has no llama_4_scaling_beta': ('ministral3', dict(rope_parameters=YARN)),
+  'partial_rotary_factor=0.5 is not implemented: it must be 0.4': (
+    'mistral4',
+    dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)),
+  ),
+  "rope_type 'dynamic' is not implemented": (
+    'hunyuan_v1_dense', dict(rope_parameters=dict(rope_type='dynamic', factor=2.0)),
+  ),
+  'use_cla=True': ('hunyuan_v1_dense', dict(use_cla=True)),
+  'layer_types with sliding_attention needs': ('exaone4', dict(sliding_window=None)),
+  'head_dim=8 is not implemented': ('gpt_neox', dict(head_dim=8)),
   'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 
@@ -156,6 +173,14 @@ def test_experts_have_the_activation_of_the_file(case):
     e = experiment_of(config, pathlib.Path('config.json'))
     assert ours == e.EXPERT_ACTIVATION_CLS
     assert config_json(e, 'float32', None)['hidden_act'] == theirs
+
+
+def test_an_alpha_of_hunyuan_is_another_base():
+  e = experiment_of(known('hunyuan_v1_dense'), pathlib.Path('config.json'))
+  assert pytest.approx(1e4 * 1000 ** (10 / 8)) == e.ROPE_THETA
+  written = config_json(e, 'float32', None)
+  assert written['rope_theta'] == e.ROPE_THETA
+  assert 'rope_scaling' not in written
 
 
 def test_greedy_routing_has_no_groups():

@@ -163,6 +163,9 @@ def test_greedy_text_and_the_way_back(case, imported, tmp_path):
   assert before.keys() == after.keys()
   for name, tensor in after.items():
     assert torch.equal(tensor, before[name]), name
+  # a tensor that a file maps into memory may be aligned otherwise, and torch then rounds otherwise
+  for parameter in [*model.parameters(), *back.parameters()]:
+    parameter.data = parameter.data.clone()
   with torch.no_grad():
     assert torch.equal(back(torch.tensor(ids)).logits, model(torch.tensor(ids)).logits)
 

@@ -486,13 +486,27 @@ IMAGES = {
     dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
     {},
   ),
+  'Mistral3 with Ministral3': (
+    dict(
+      model_type='ministral3', head_dim=10,
+      rope_parameters=dict(
+        rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=8,
+        mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5,
+      ),
+    ),
+    dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
+    {},
+  ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', ['Gemma3', pytest.param('Mistral3', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'name', ['Gemma3', *(pytest.param(name, marks=pytest.mark.slow) for name in [*IMAGES][1:])]
+)
 def test_the_text_model_of_a_model_with_images(name, tmp_path):
   """Its weights have other names than those of a text model, and config.json has them inside."""
   text, image, others = IMAGES[name]
+  name = name.partition(' ')[0]
   size = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
   config = getattr(transformers, f'{name}Config')(
     text_config=BLOCK | dict(num_key_value_heads=2) | text, vision_config=size | image, **others,

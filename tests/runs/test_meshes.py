@@ -94,6 +94,7 @@ def test_a_mesh_changes_nothing_but_rounding(cases):
 FAMILIES = [
   ['gemma3_text', 'deepseek_v3', 'gpt_oss'],
   ['qwen2 window', 'olmo2', 'phi3 longrope', 'qwen3_moe'],
+  ['granite', 'ministral3', 'gpt_neox', 'glm4_moe'],
 ]
 
 

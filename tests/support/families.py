@@ -22,6 +22,9 @@ DELTA = dict(
 )  # fmt: skip
 SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
               shared_expert_intermediate_size=20)  # fmt: skip
+NEOX = {k: v for k, v in BLOCK.items() if k != 'num_key_value_heads'} | dict(
+  layer_norm_eps=1e-3, rotary_pct=0.5
+)
 WINDOW = ['sliding_attention', 'full_attention'] * 2
 
 # The first word is the model_type.
@@ -80,10 +83,67 @@ CASES = {
   'qwen3_5_text': BLOCK | DELTA,
   'qwen3_5_moe_text': BLOCK | DELTA | SHARED,
   'qwen3_next': BLOCK | DELTA | SHARED | dict(norm_topk_prob=False),
+  'granite': BLOCK
+  | dict(
+    embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.7, logits_scaling=2.5,
+    attention_bias=True, mlp_bias=True,
+  ),
+  'granite tied': BLOCK | dict(logits_scaling=2.5, tie_word_embeddings=True),
+  'seed_oss': BLOCK
+  | dict(head_dim=10, attention_bias=True, attention_out_bias=True, mlp_bias=True),
+  'ministral3': BLOCK
+  | dict(head_dim=10, sliding_window=19, rope_parameters=YARN | dict(llama_4_scaling_beta=0.7)),
+  'glm4': BLOCK | dict(head_dim=12, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
+  'glm4_moe': BLOCK
+  | dict(
+    head_dim=12, attention_bias=True, use_qk_norm=True, n_routed_experts=8, n_shared_experts=2,
+    num_experts_per_tok=3, moe_intermediate_size=24, n_group=4, topk_group=2,
+    routed_scaling_factor=1.5,
+  ),
+  'exaone4': BLOCK
+  | dict(
+    head_dim=10, num_hidden_layers=5, sliding_window=5, sliding_window_pattern=2,
+    rope_parameters=dict(rope_type='linear', rope_theta=1e4, factor=4.0),
+  ),
+  'exaone4 full': BLOCK
+  | dict(sliding_window=None, sliding_window_pattern=None, layer_types=['full_attention'] * 4),
+  'ernie4_5': BLOCK | dict(head_dim=10, use_bias=True, tie_word_embeddings=False),
+  'ernie4_5_moe': BLOCK
+  | dict(
+    num_hidden_layers=6, use_bias=True, tie_word_embeddings=False, moe_num_experts=8, moe_k=3,
+    moe_num_shared_experts=2, moe_intermediate_size=24, moe_layer_start_index=2,
+    moe_layer_interval=2,
+  ),
+  'mistral4': BLOCK
+  | LATENT
+  | dict(
+    q_lora_rank=12, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+    rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8, llama_4_scaling_beta=0.7),
+  ),
+  'hunyuan_v1_dense': BLOCK
+  | dict(
+    head_dim=10, attention_bias=True,
+    rope_parameters=dict(rope_type='dynamic', rope_theta=1e4, alpha=1000.0, factor=1.0),
+  ),
+  'phi': BLOCK
+  | dict(
+    layer_norm_eps=1e-3, qk_layernorm=True,
+    rope_parameters=YARN | dict(partial_rotary_factor=0.5),
+  ),
+  'gpt_neox': NEOX,
+  'gpt_neox in turn': NEOX | dict(use_parallel_residual=False, attention_bias=False),
   'gpt_oss': BLOCK
   | EXPERTS
   | dict(head_dim=10, sliding_window=5, rope_parameters=YARN | dict(truncate=False)),
 }  # fmt: skip
+
+
+def register_mistral4() -> None:
+  """Lets AutoModelForCausalLM find Mistral 4, whose class transformers 5.24 has, but not there."""
+  import transformers
+
+  config, model = transformers.Mistral4Config, transformers.Mistral4ForCausalLM
+  transformers.AutoModelForCausalLM.register(config, model, exist_ok=True)
 
 
 def theirs(case: str, seed: int = 0, **changes):
@@ -92,6 +152,7 @@ def theirs(case: str, seed: int = 0, **changes):
   import transformers
 
   torch.manual_seed(seed)
+  register_mistral4()
   config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case] | changes)
   config._attn_implementation = 'eager'
   model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()

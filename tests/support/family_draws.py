@@ -18,9 +18,14 @@ import numpy as np
 from paxlite.weights import folder, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.family_tables import FAMILIES
+from tests.support.families import register_mistral4
 from tests.support.imported import nested, repeated, variables_of
 
 LENGTH = 20
+# Families whose heads span the model.
+SPANS = (
+  'qwen2', 'olmo2', 'olmoe', 'phi3', 'smollm3', 'gpt2', 'granite', 'phi', 'gpt_neox',
+)  # fmt: skip
 TOLERANCE = 1e-5
 
 
@@ -33,7 +38,7 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   kv_heads = pick(*(n for n in (1, 2, 3, 4, 6) if heads % n == 0))
   # transformers' product of experts needs multiples of 4
   width, layers = pick(4, 8, 16) if kind == 'olmoe' else pick(4, 6, 10, 16), pick(1, 2, 3, 4)
-  spans = kind in ('qwen2', 'olmo2', 'olmoe', 'phi3', 'smollm3', 'gpt2')
+  spans = kind in SPANS
   hidden = heads * (width if spans else pick(4, 8, 12))
   if kind == 'gpt2':
     return dict(vocab_size=60, n_embd=hidden, n_head=heads, n_layer=layers, n_positions=40,
@@ -115,7 +120,57 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     )
   if kind == 'qwen3_next':
     config |= dict(norm_topk_prob=chance())
-  if kind.startswith('deepseek'):
+  if kind == 'granite':
+    config |= dict(
+      embedding_multiplier=pick(1.0, 3), residual_multiplier=pick(1.0, 0.3),
+      attention_multiplier=pick(1.0, 0.2), logits_scaling=pick(1.0, 6),
+      attention_bias=chance(), mlp_bias=chance(),
+    )  # fmt: skip
+  if kind == 'seed_oss':
+    config |= dict(attention_bias=chance(), attention_out_bias=chance(), mlp_bias=chance())
+  if kind == 'ministral3':
+    config['sliding_window'] = pick(None, window)
+    if rope['rope_type'] not in ('llama3', 'yarn'):
+      rope = dict(rope_type='yarn', **stretched)
+    config['rope_parameters'] = rope | dict(llama_4_scaling_beta=pick(0.0, 0.1, 0.9))
+    config['rope_parameters'].setdefault('original_max_position_embeddings', 8)
+  if kind in ('glm4', 'glm4_moe', 'phi', 'gpt_neox'):
+    share = pick(*(share for share in (1.0, 0.5, 0.25) if width * share % 2 == 0))
+    config['rope_parameters'] = rope | dict(partial_rotary_factor=share)
+  if kind in ('glm4', 'glm4_moe', 'hunyuan_v1_dense', 'gpt_neox'):
+    config['attention_bias'] = chance()
+  if kind == 'glm4_moe':
+    groups = pick(1, 2, 4)
+    config |= dict(
+      n_routed_experts=8, num_experts_per_tok=pick(1, 2), moe_intermediate_size=pick(8, 20),
+      n_shared_experts=pick(1, 2), first_k_dense_replace=pick(0, 1, layers),
+      routed_scaling_factor=pick(1.0, 2.5), n_group=groups, topk_group=pick(1, groups),
+      norm_topk_prob=chance(), use_qk_norm=chance(),
+    )  # fmt: skip
+  if kind == 'exaone4':
+    config |= dict(sliding_window=window, layer_types=types)
+    if chance():
+      full = ['full_attention'] * layers
+      config |= dict(sliding_window=None, sliding_window_pattern=None, layer_types=full)
+  if kind == 'ernie4_5':
+    config['use_bias'] = chance()
+  if kind == 'ernie4_5_moe':
+    config |= dict(
+      use_bias=chance(), moe_num_experts=pick(4, 8), moe_k=pick(1, 3),
+      moe_layer_interval=pick(1, 2),
+      moe_num_shared_experts=pick(0, 1, 2), moe_intermediate_size=pick(8, 20),
+      moe_layer_start_index=pick(0, 1, layers), moe_layer_end_index=-1,
+    )  # fmt: skip
+  if kind == 'hunyuan_v1_dense' and chance():
+    config['rope_parameters'] = dict(rope_type='dynamic', rope_theta=theta, factor=1.0, alpha=9.0)
+  if kind in ('phi', 'gpt_neox'):
+    config['layer_norm_eps'] = config.pop('rms_norm_eps')
+  if kind == 'phi':
+    config['qk_layernorm'] = chance()
+  if kind == 'gpt_neox':
+    del config['num_key_value_heads']
+    config['use_parallel_residual'] = chance()
+  if kind.startswith('deepseek') or kind == 'mistral4':
     groups = pick(1, 2, 4)
     del config['head_dim']
     config |= dict(
@@ -124,14 +179,18 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       n_routed_experts=8, num_experts_per_tok=pick(1, 2), moe_intermediate_size=pick(8, 20),
       n_shared_experts=pick(1, 2), first_k_dense_replace=pick(0, 1, layers),
       routed_scaling_factor=pick(1.0, 2.5), n_group=groups, topk_group=pick(1, groups),
-      norm_topk_prob=chance() if kind == 'deepseek_v3' else False,
+      norm_topk_prob=chance() if kind != 'deepseek_v2' else False,
     )  # fmt: skip
+    if kind == 'mistral4' and rope['rope_type'] != 'yarn':
+      rope = dict(rope_type='yarn', **stretched)
     if rope['rope_type'] not in ('default', 'yarn'):
       config['rope_parameters'] = dict(rope_type='default', rope_theta=theta)
     elif rope['rope_type'] == 'yarn':
       scales = dict(mscale=pick(1.0, 0.7), mscale_all_dim=pick(0.0, 1.0, 0.7))
       config['rope_parameters'] = rope | scales
       config['rope_parameters'].pop('attention_factor', None)
+    if kind == 'mistral4':
+      config['rope_parameters']['llama_4_scaling_beta'] = pick(0.0, 0.1, 0.9)
     if kind == 'deepseek_v2':
       config['topk_method'] = pick('greedy', 'group_limited_greedy')
   return config
@@ -147,6 +206,7 @@ def difference(kind: str, seed: int) -> float:
   import transformers
 
   torch.manual_seed(seed)
+  register_mistral4()
   config = transformers.AutoConfig.for_model(kind, **draw(kind, seed))
   model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()
   with torch.no_grad():

@@ -9,6 +9,7 @@ import jax
 from paxlite.config.attribute_kinds import (
   Count,
   Function,
+  NotNegative,
   NotNegativeInt,
   OffAtZeroInt,
   Run,
@@ -34,6 +35,7 @@ from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.output_gate import OutputGate
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
+from paxlite.layers.scales import PositionScale
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
@@ -69,6 +71,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   USE_OUTPUT_GATE: Shape[bool] = False  # learned gate of what the heads of attention read
   USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
   QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
+  QK_NORM_AFTER_ROTATION: Function[bool] = False  # computes QK_NORM after RoPE, not before it
+  # Queries are multiplied by 1 + QUERY_GROWTH · ln(1 + ⌊position / QUERY_GROWTH_LENGTH⌋).
+  QUERY_GROWTH: Function[NotNegative] = (
+    0.0  # growth of queries with the logarithm of their positions, as in Ministral 3; 0: none
+  )
   ATTEN_LOGIT_CAP: Function[float] = 50.0  # soft cap of attention scores; ≤ 0: off
   USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
 
@@ -81,6 +88,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   def NUM_KV_HEADS(self) -> Shape[Count]:
     """Heads of keys and values; each serves a group of query heads."""
     return self.NUM_HEADS
+
+  @property
+  def QUERY_GROWTH_LENGTH(self) -> Function[Count]:
+    """Tokens after which QUERY_GROWTH makes queries larger for the first time."""
+    return self.ROPE_ORIGINAL_LENGTH
 
   @property
   def attention_scale(self) -> float:
@@ -230,9 +242,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return template(
       Attention,
       qkv_tpl=qkv,
-      qk_norm_tpl=self.qk_norm(),
+      qk_norm_tpl=None if self.QK_NORM_AFTER_ROTATION else self.qk_norm(),
       query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
       rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
+      rotated_norm_tpl=self.qk_norm() if self.QK_NORM_AFTER_ROTATION else None,
+      position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
       gate_tpl=template(OutputGate, **sizes) if self.USE_OUTPUT_GATE else None,
       **sizes,
@@ -249,6 +263,12 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     if self.QK_NORM == 'per_head':
       return self.norm()
     return template(FullWidthNorm, norm_tpl=self.norm())
+
+  def position_scale(self) -> fdl.Partial | None:
+    """Returns the template of the scale of queries by their positions, or None."""
+    if not self.QUERY_GROWTH:
+      return None
+    return template(PositionScale, growth=self.QUERY_GROWTH, length=self.QUERY_GROWTH_LENGTH)
 
   def dot_product_attention(self) -> fdl.Partial:
     """Returns the template of the attention itself, without its projections."""

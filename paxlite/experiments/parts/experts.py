@@ -26,6 +26,8 @@ from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExper
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
 
+Router = Literal['top_k', 'group_top_k', 'balanced']
+
 
 class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
@@ -62,7 +64,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   USE_SHARED_EXPERT_GATE: Shape[bool] = False  # learned gate of what the shared experts compute
   # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
   # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
-  ROUTER: Shape[Literal['top_k', 'group_top_k', 'balanced']] = (
+  ROUTER: Shape[Router] = (
     'top_k'  # router: top-k, top-k within groups, or balanced by a bias (DeepSeek-V3)
   )
   NUM_EXPERT_GROUPS: Function[Count] = 1  # groups of experts that a router chooses from
@@ -80,6 +82,16 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def SHARED_EXPERT_HIDDEN_DIMS(self) -> Shape[NotNegativeInt]:
     """Width inside the shared experts, all together."""
     return self.NUM_SHARED_EXPERTS * self.EXPERT_HIDDEN_DIMS
+
+  @property
+  def BEST_PER_EXPERT_GROUP(self) -> Function[Count]:
+    """Experts of a group whose scores add up to that of the group."""
+    return 2 if self.ROUTER == 'balanced' else 1
+
+  @property
+  def ROUTER_SCORES(self) -> Function[Literal['sigmoid', 'softmax']]:
+    """Function that makes the scores of experts of the router's logits."""
+    return 'sigmoid' if self.ROUTER == 'balanced' else 'softmax'
 
   @property
   def blocks_per_layer(self) -> int:
@@ -159,6 +171,8 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       raise UserError(
         'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for --fdl.ROUTER=group_top_k and balanced'
       )
+    if self.ROUTER == 'top_k' and self.ROUTER_SCORES != 'softmax':
+      raise UserError('ROUTER_SCORES=sigmoid is for --fdl.ROUTER=group_top_k and balanced')
     axis = self.EXPERT_AXIS
     if axis not in (None, 'data', 'expert') or (axis is not None and axis not in self.MESH_AXES):
       raise UserError(
@@ -228,7 +242,9 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       GroupRouter,
       num_groups=self.NUM_EXPERT_GROUPS,
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
-      use_sigmoid=self.ROUTER == 'balanced',
+      best_per_group=self.BEST_PER_EXPERT_GROUP,
+      use_sigmoid=self.ROUTER_SCORES == 'sigmoid',
+      has_bias=self.ROUTER == 'balanced',
       scale=self.EXPERT_WEIGHT_SCALE,
       **common,
     )

@@ -182,6 +182,8 @@ class Attention(nn.Module):
     qk_norm_tpl: A norm of the queries, and another of the keys; None means no norm.
     query_scale_tpl: A learned scale of the queries; None means no scale.
     rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
+    rotated_norm_tpl: As qk_norm_tpl, after the rotation.
+    position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
     attention_tpl: Computes the context from queries, keys and values.
     gate_tpl: Computes factors of the context from x; None means no gate.
     post_tpl: The output projection, w [D, N, H].
@@ -194,6 +196,8 @@ class Attention(nn.Module):
   qk_norm_tpl: Template | None = None
   query_scale_tpl: Template | None = None
   rotary_tpl: Template | None = None
+  rotated_norm_tpl: Template | None = None
+  position_scale_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
   gate_tpl: Template | None = None
   post_tpl: Template = template_field(Projection)
@@ -209,10 +213,16 @@ class Attention(nn.Module):
     if self.rotary_tpl is not None:
       rotary = self.rotary_tpl(name='rotary')
       query, key = rotary(query, positions_BT), rotary(key, positions_BT)
-    if self.qk_norm_tpl is None:  # a norm needs what it is computed from, and both would be kept
+    if self.rotated_norm_tpl is not None:
+      query = self.rotated_norm_tpl(name='query_norm')(query)
+      key = self.rotated_norm_tpl(name='key_norm')(key)
+    has_norm = self.qk_norm_tpl is not None or self.rotated_norm_tpl is not None
+    if not has_norm:  # a norm needs what it is computed from, and both would be kept
       query, key, value = (checkpoint_name(x, 'attention_input') for x in (query, key, value))
     if self.query_scale_tpl is not None:
       query = self.query_scale_tpl(name='per_dim_scale')(query)
+    if self.position_scale_tpl is not None:
+      query = self.position_scale_tpl(name='position_scale')(query, positions_BT)
     start: jax.Array | int = 0
     if is_decoding(self):
       (key, value), start = append_to_cache(self, key=key, value=value)

@@ -34,6 +34,7 @@ class LatentAttention(nn.Module):
     projection_tpl: Template of all projections.
     norm_tpl: Template of the norms of the latents.
     rotary_tpl: Rotates queries and keys by their positions.
+    position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
     attention_tpl: Computes the context from queries, keys and values.
   """
 
@@ -47,6 +48,7 @@ class LatentAttention(nn.Module):
   projection_tpl: Template = template_field(Projection)
   norm_tpl: Template = template_field(RmsNorm)
   rotary_tpl: Template = template_field(RotaryEmbedding)
+  position_scale_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
 
   @nn.compact
@@ -55,6 +57,8 @@ class LatentAttention(nn.Module):
   ) -> jax.Array:
     rotary = self.rotary_tpl(name='rotary')
     query_BTNH = checkpoint_name(self._query(x_BTD), 'query_proj')
+    if self.position_scale_tpl is not None:  # a factor of both parts, rotated or not
+      query_BTNH = self.position_scale_tpl(name='position_scale')(query_BTNH, positions_BT)
     plain_BTNH, rotated_BTNH = jnp.split(query_BTNH, [self.plain_dims], axis=-1)
     rotated_BTNH = rotary(rotated_BTNH, positions_BT)
     down = self._project(

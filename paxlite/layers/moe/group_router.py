@@ -17,18 +17,22 @@ class GroupRouter(TopKRouter):
   chosen, and not to their weights. No gradient reaches it: what a backward pass returns in place of
   its gradient is the load of the experts, and `balanced` moves it once after each step. DeepSeek-V2
   (https://arxiv.org/abs/2405.04434, section 2.2.2) has the scores of a softmax and no bias, and a
-  group's score is its best one.
+  group's score is its best one. ERNIE 4.5 has the scores of a softmax and a bias.
 
   Attributes:
     num_groups: The number of groups, which have equal numbers of experts.
     top_groups: The number of groups that are chosen.
-    use_sigmoid: Whether scores and choice are those of DeepSeek-V3.
+    best_per_group: The number of experts whose scores add up to that of their group.
+    use_sigmoid: Whether scores are those of sigmoids, and otherwise of a softmax.
+    has_bias: Whether there is a bias that balances the load.
     scale: Factor of the weights.
   """
 
   num_groups: int = 1
   top_groups: int = 1
+  best_per_group: int = 2
   use_sigmoid: bool = True
+  has_bias: bool = True
   scale: float = 1.0
 
   @nn.compact
@@ -37,11 +41,11 @@ class GroupRouter(TopKRouter):
     logits_JME = self.logits(x_JMD)
     scores_JME = jax.nn.sigmoid(logits_JME) if self.use_sigmoid else jax.nn.softmax(logits_JME)
     chosen_JME = jax.lax.stop_gradient(scores_JME)
-    if self.use_sigmoid:
+    if self.has_bias:
       bias_E = param(self, LOAD_BIAS, nn.initializers.zeros, [E], [None])
       chosen_JME += jax.lax.stop_gradient(bias_E)
     in_groups_JMGe = chosen_JME.reshape(*chosen_JME.shape[:2], G, E // G)
-    best_JMGe = jax.lax.top_k(in_groups_JMGe, min(2 if self.use_sigmoid else 1, E // G))[0]
+    best_JMGe = jax.lax.top_k(in_groups_JMGe, min(self.best_per_group, E // G))[0]
     _, groups_JMg = jax.lax.top_k(best_JMGe.sum(-1), self.top_groups)
     is_in_JMG = jax.nn.one_hot(groups_JMg, G).sum(-2) > 0
     masked_JMGe = jnp.where(is_in_JMG[..., None], in_groups_JMGe, -jnp.inf)
@@ -50,7 +54,7 @@ class GroupRouter(TopKRouter):
     if self.normalized:
       values_JMX = values_JMX / (values_JMX.sum(-1, keepdims=True) + 1e-20)
     weights_JMX = self.scale * values_JMX * is_token_JM[..., None]
-    if self.use_sigmoid:
+    if self.has_bias:
       load_E = (jax.nn.one_hot(experts_JMX, E) * is_token_JM[..., None, None]).sum((0, 1, 2))
       weights_JMX = _with_load(weights_JMX, bias_E, jax.lax.stop_gradient(load_E))
     probabilities_JME = scores_JME / scores_JME.sum(-1, keepdims=True)

@@ -1,0 +1,44 @@
+"""Granite 3, without a dataset."""
+
+from paxlite.config.attribute_kinds import Function
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import register
+
+
+class Granite(LLaMA, subject='Attention'):
+  """Granite 3: LLaMA with factors of embeddings, attention scores, residual branches and logits."""
+
+  VOCAB_SIZE = 49_155
+  ROPE_LAYOUT = 'half'
+  EMBEDDING_FACTOR = 12.0
+  RESIDUAL_FACTOR = 0.22
+  LOGITS_DIVISOR = 8.0
+
+  ATTENTION_FACTOR: Function[float] = 0.015625  # factor of the scores of attention
+
+  @property
+  def attention_scale(self) -> float:
+    return self.ATTENTION_FACTOR
+
+
+@register
+class Granite3_2B(Granite):
+  """2,533,531,648 parameters: granite-3.0-2b, with tied embedding."""
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  SEPARATE_EMBEDDING = False
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class Granite3_8B(Granite3_2B):
+  """8,170,848,256 parameters: granite-3.0-8b, with tied embedding."""
+
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 12800
+  ATTENTION_FACTOR = 0.0078125
+  LOGITS_DIVISOR = 16.0

@@ -1,0 +1,36 @@
+"""Factors of activations that are not learned."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class Scale(nn.Module):
+  """x · factor, of any shape, with the factor rounded to the dtype of x."""
+
+  factor: float
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return x * jnp.asarray(self.factor, x.dtype)
+
+
+class PositionScale(nn.Module):
+  """Queries · (1 + growth · ln(1 + ⌊(position + first) / length⌋)), [B, T, N, H] to [B, T, N, H].
+
+  The scores of a query with more keys before it are larger, so that the softmax over more keys is
+  not flatter. Llama 4 and the newer models of Mistral have this scale.
+
+  Attributes:
+    growth: The factor of the logarithm.
+    length: The number of tokens after which the scale is larger for the first time.
+    first: The number of the first position.
+  """
+
+  growth: float
+  length: int
+  first: int = 0
+
+  def __call__(self, q_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
+    whole_BT = ((positions_BT + self.first) // self.length).astype(jnp.float32)
+    scale_BT = 1 + self.growth * jnp.log1p(whole_BT)
+    return q_BTNH * scale_BT[..., None, None].astype(q_BTNH.dtype)
