@@ -28,6 +28,8 @@ HARMLESS = frozenset((
   'summary_type', 'summary_use_proj', 'task_specific_params', 'tf_legacy_loss', 'tokenizer_class',
   'torch_dtype', 'torchscript', 'transformers.js_config', 'transformers_version', 'unsloth_fixed',
   'unsloth_version', 'use_bfloat16', 'use_cache', 'use_return_dict',
+  # initial values of LFM2
+  'block_mlp_init_scale', 'block_out_init_scale', 'block_use_xavier_init', 'conv_use_xavier_init',
   # transformers' own, beside the model
   '_attn_implementation', '_attn_implementation_autoset', '_commit_hash',
   '_experts_implementation', '_from_model_config', '_name_or_path', '_output_attentions',

@@ -121,7 +121,11 @@ def decoder_entries(
     ours = f'{layer}/ff_layer'
     assert isinstance(e, MixtureOfExperts)
     if e.NUM_SHARED_EXPERTS:
-      roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
+      roles = {
+        role: name[f'shared_{role}']
+        for role in ('gate', 'up', 'gate_up', 'down')
+        if f'shared_{role}' in name
+      }
       entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
       if e.USE_SHARED_EXPERT_GATE:
         entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))

@@ -128,6 +128,42 @@ QWEN3_NEXT = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
   'delta_packed': 'model.layers.{i}.linear_attn.in_proj_qkvz.weight',
   'delta_packed_gates': 'model.layers.{i}.linear_attn.in_proj_ba.weight',
 }  # fmt: skip
+LFM2 = HUGGING_FACE | {
+  'final_norm': 'model.embedding_norm.weight',
+  'attention_norm': 'model.layers.{i}.operator_norm.weight',
+  'ffn_norm': 'model.layers.{i}.ffn_norm.weight',
+  'post': 'model.layers.{i}.self_attn.out_proj.weight',
+  'query_norm': 'model.layers.{i}.self_attn.q_layernorm.weight',
+  'key_norm': 'model.layers.{i}.self_attn.k_layernorm.weight',
+  'gate': 'model.layers.{i}.feed_forward.w1.weight',
+  'up': 'model.layers.{i}.feed_forward.w3.weight',
+  'down': 'model.layers.{i}.feed_forward.w2.weight',
+  'convolution_in': 'model.layers.{i}.conv.in_proj.weight',
+  'convolution': 'model.layers.{i}.conv.conv.weight',
+  'convolution_post': 'model.layers.{i}.conv.out_proj.weight',
+}
+_MAMBA2 = {
+  'mamba_in': 'model.layers.{i}.mamba.in_proj.weight',
+  'mamba_convolution': 'model.layers.{i}.mamba.conv1d.weight',
+  'mamba_rate': 'model.layers.{i}.mamba.A_log',
+  'mamba_bias': 'model.layers.{i}.mamba.dt_bias',
+  'mamba_skip': 'model.layers.{i}.mamba.D',
+  'mamba_norm': 'model.layers.{i}.mamba.norm.weight',
+  'mamba_post': 'model.layers.{i}.mamba.out_proj.weight',
+}
+# The shared experts of blocks with experts are the feed-forward layer of blocks without.
+_SHARED_MLP = {
+  'gate_up': 'model.layers.{i}.shared_mlp.input_linear.weight',
+  'down': 'model.layers.{i}.shared_mlp.output_linear.weight',
+}
+_OWN_EXPERTS = ('gate', 'up', 'down', 'expert_gate', 'expert_up')
+GRANITE_HYBRID = {k: v for k, v in HUGGING_FACE.items() if k not in _OWN_EXPERTS} | _MAMBA2 | {
+  **_SHARED_MLP,
+  **{f'shared_{role}': name for role, name in _SHARED_MLP.items()},
+  'router': 'model.layers.{i}.block_sparse_moe.router.layer.weight',
+  'expert_gate_up': 'model.layers.{i}.block_sparse_moe.input_linear.weight',
+  'expert_down': 'model.layers.{i}.block_sparse_moe.output_linear.weight',
+}  # fmt: skip
 
 META = {
   'embedding': 'tok_embeddings.weight',

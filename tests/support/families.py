@@ -132,6 +132,15 @@ CASES = {
   ),
   'gpt_neox': NEOX,
   'gpt_neox in turn': NEOX | dict(use_parallel_residual=False, attention_bias=False),
+  'lfm2': BLOCK
+  | dict(
+    conv_bias=True, conv_L_cache=3, block_multiple_of=12, block_ffn_dim_multiplier=1.5,
+    layer_types=['conv', 'full_attention', 'conv', 'conv'],
+  ),
+  'lfm2 untied': BLOCK
+  | dict(
+    conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False, full_attn_idxs=[1, 3]
+  ),
   'gpt_oss': BLOCK
   | EXPERTS
   | dict(head_dim=10, sliding_window=5, rope_parameters=YARN | dict(truncate=False)),

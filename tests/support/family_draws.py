@@ -120,6 +120,15 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     )
   if kind == 'qwen3_next':
     config |= dict(norm_topk_prob=chance())
+  if kind == 'lfm2':
+    del config['head_dim'], config['hidden_act']
+    config |= dict(
+      hidden_size=heads * width, norm_eps=config.pop('rms_norm_eps'), conv_bias=chance(),
+      conv_L_cache=pick(1, 2, 3, 5), block_auto_adjust_ff_dim=chance(),
+      block_ffn_dim_multiplier=pick(1, 0.7, 1.5), block_multiple_of=pick(4, 10),
+      layer_types=[pick('conv', 'conv', 'full_attention') for _ in range(layers - 1)]
+      + ['full_attention'],  # transformers computes none without
+    )  # fmt: skip
   if kind == 'granite':
     config |= dict(
       embedding_multiplier=pick(1.0, 3), residual_multiplier=pick(1.0, 0.3),
