@@ -109,10 +109,9 @@ def mamba2_entries(e: Mamba2Layers, name: Mapping[str, str], ours: str) -> list[
   sizes: dict[str, tuple[int, ...]] = {
     'gate': heads, 'value': heads, 'key': groups, 'query': groups, 'step': heads[:1],
   }  # fmt: skip
-  inner, ends = math.prod(heads), np.cumsum([math.prod(size) for size in sizes.values()])
-  rows = {
-    role: slice(end - math.prod(sizes[role]), end) for role, end in zip(sizes, ends, strict=True)
-  }
+  inner, end, rows = math.prod(heads), 0, {}
+  for role, size in sizes.items():
+    rows[role] = slice(end, end := end + math.prod(size))
   convolved = [
     (
       slice(rows[role].start - inner, rows[role].stop - inner),

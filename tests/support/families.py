@@ -25,6 +25,10 @@ SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
 NEOX = {k: v for k, v in BLOCK.items() if k != 'num_key_value_heads'} | dict(
   layer_norm_eps=1e-3, rotary_pct=0.5
 )
+MAMBA = dict(
+  mamba_n_heads=4, mamba_d_state=12, mamba_d_conv=3, mamba_expand=2,
+  layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
+)  # fmt: skip
 WINDOW = ['sliding_attention', 'full_attention'] * 2
 
 # The first word is the model_type.
@@ -140,6 +144,20 @@ CASES = {
   'lfm2 untied': BLOCK
   | dict(
     conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False, full_attn_idxs=[1, 3]
+  ),
+  'granitemoehybrid': BLOCK
+  | MAMBA
+  | EXPERTS
+  | dict(
+    embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.7, logits_scaling=2.5,
+    shared_intermediate_size=20, mamba_n_groups=2, time_step_limit=(0.1, 0.9),
+  ),
+  'granitemoehybrid dense': BLOCK
+  | MAMBA
+  | dict(
+    num_local_experts=0, shared_intermediate_size=40, attention_bias=True, mamba_proj_bias=True,
+    mamba_conv_bias=False, position_embedding_type='rope', tie_word_embeddings=True,
+    rope_parameters=YARN,
   ),
   'gpt_oss': BLOCK
   | EXPERTS
