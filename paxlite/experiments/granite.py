@@ -8,6 +8,8 @@ from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.linear_attention import Mamba2Layers
 from paxlite.experiments.registry import register
 
+_MAMBA: list[AttentionKind] = ['mamba2']
+
 
 class Granite(LLaMA, subject='Attention'):
   """Granite 3: LLaMA with factors of embeddings, attention scores, residual branches and logits."""
@@ -55,7 +57,7 @@ class GraniteHybrid(Mamba2Layers, MixtureOfExperts, Granite):
   """
 
   VOCAB_SIZE = 100_352
-  ATTENTION_PATTERN: list[AttentionKind] = [*5 * ['mamba2'], 'full_nope', *4 * ['mamba2']]
+  ATTENTION_PATTERN = [*5 * _MAMBA, 'full_nope', *4 * _MAMBA]
   USE_FFN_BIAS = False
   USE_CONVOLUTION_BIAS = True
   USE_STATE_BIAS = False

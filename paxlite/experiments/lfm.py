@@ -5,6 +5,8 @@ from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.linear_attention import ShortConvolutionLayers
 from paxlite.experiments.registry import register
 
+_THREE: list[AttentionKind] = ['short_convolution', 'short_convolution', 'full']
+
 
 class LFM2(ShortConvolutionLayers, LLaMA):
   """The architecture of LFM2: LLaMA's, with convolutions instead of most attention."""
@@ -15,7 +17,7 @@ class LFM2(ShortConvolutionLayers, LLaMA):
   QK_NORM: QkNorm = 'per_head'
   SEPARATE_EMBEDDING = False
   CONVOLUTION_WIDTH = 3
-  ATTENTION_PATTERN: list[AttentionKind] = ['short_convolution', 'short_convolution', 'full']
+  ATTENTION_PATTERN = _THREE
 
 
 @register
@@ -27,11 +29,7 @@ class LFM2_350M(LFM2):
   NUM_KV_HEADS = 8
   MODEL_DIMS = 1024
   HIDDEN_DIMS = 4608
-  ATTENTION_PATTERN = [
-    *3 * ['short_convolution', 'short_convolution', 'full'],
-    *3 * ['short_convolution', 'full'],
-    'short_convolution',
-  ]
+  ATTENTION_PATTERN = [*3 * _THREE, *3 * _THREE[1:], 'short_convolution']
 
 
 @register

@@ -266,6 +266,8 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
       _same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
     ]
   roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
+  if not e.USE_GATED_EXPERTS:
+    del roles['w_in_gate']
   if 'expert_gate_up' in name:  # one tensor, in which all gates come first
     halves = {'w_in_gate': slice(0, F), 'w_in': slice(F, 2 * F)}
     entries += [

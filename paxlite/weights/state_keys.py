@@ -5,6 +5,8 @@ import math
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.linear_attention import LayersWithState, Mamba2Layers
 from paxlite.weights.config_keys import Both, Config, read_types, write_types
 
 _CONVOLUTIONS = {'conv': 'short_convolution', 'full_attention': 'full'}
@@ -65,10 +67,10 @@ LFM2_TIED = Both(
 
 
 def _write_lfm2_bias(e: LanguageModel) -> JsonObject:
-  values = e.values()
-  if values['USE_CONVOLUTION_BIAS'] != values['USE_STATE_BIAS']:
+  assert isinstance(e, LayersWithState)
+  if e.USE_CONVOLUTION_BIAS != e.USE_STATE_BIAS:
     raise UserError('Hugging Face has one key for USE_CONVOLUTION_BIAS and USE_STATE_BIAS')
-  return {'conv_bias': values['USE_STATE_BIAS']}
+  return {'conv_bias': e.USE_STATE_BIAS}
 
 
 _BIASES = ('USE_CONVOLUTION_BIAS', 'USE_STATE_BIAS')
@@ -124,20 +126,21 @@ def _read_granite_experts(config: Config) -> dict[str, object]:
 
 
 def _write_granite_experts(e: LanguageModel) -> JsonObject:
-  values = e.values()
+  assert isinstance(e, MixtureOfExperts)
   if not e.has_any_experts:
     return {
       'shared_intermediate_size': e.HIDDEN_DIMS, 'intermediate_size': e.HIDDEN_DIMS,
       'num_local_experts': 0, 'num_experts_per_tok': 0,
     }  # fmt: skip
   if not all(kind.has_experts for kind in e.block_kinds):
-    dense = values['NUM_DENSE_BLOCKS']
-    raise UserError(f'Hugging Face has no NUM_DENSE_BLOCKS={dense} beside experts in this family')
+    raise UserError(
+      f'Hugging Face has no NUM_DENSE_BLOCKS={e.NUM_DENSE_BLOCKS} beside experts in this family'
+    )
   return {
-    'shared_intermediate_size': values['SHARED_EXPERT_HIDDEN_DIMS'],
-    'intermediate_size': values['EXPERT_HIDDEN_DIMS'],
-    'num_local_experts': values['NUM_EXPERTS'],
-    'num_experts_per_tok': values['NUM_EXPERTS_PER_TOKEN'],
+    'shared_intermediate_size': e.SHARED_EXPERT_HIDDEN_DIMS,
+    'intermediate_size': e.EXPERT_HIDDEN_DIMS,
+    'num_local_experts': e.NUM_EXPERTS,
+    'num_experts_per_tok': e.NUM_EXPERTS_PER_TOKEN,
   }
 
 
@@ -166,7 +169,8 @@ def _read_heads(config: Config) -> dict[str, object]:
 
 
 def _write_heads(e: LanguageModel) -> JsonObject:
-  count, width = e.values()['MAMBA_HEADS'], e.values()['MAMBA_HEAD_DIMS']
+  assert isinstance(e, Mamba2Layers)
+  count, width = e.MAMBA_HEADS, e.MAMBA_HEAD_DIMS
   if count * width % e.MODEL_DIMS:
     raise UserError(
       f'Hugging Face has no MAMBA_HEADS={count} × MAMBA_HEAD_DIMS={width} that is no multiple of '
@@ -204,7 +208,8 @@ def _read_limits(config: Config) -> dict[str, object]:
 
 
 def _write_limits(e: LanguageModel) -> JsonObject:
-  least, most = e.values()['MAMBA_LEAST_STEP'], e.values()['MAMBA_MOST_STEP']
+  assert isinstance(e, Mamba2Layers)
+  least, most = e.MAMBA_LEAST_STEP, e.MAMBA_MOST_STEP
   return {'time_step_limit': [least, most or math.inf]} if least or most else {}
 
 
@@ -214,3 +219,43 @@ STEP_LIMITS = Both(
   _read_limits,
   _write_limits,
 )
+
+
+_SINGLE = {'mlp': 'feed_forward', 'moe': 'experts'}
+_LETTERS = {'M': 'linear_attention', 'E': 'moe', '*': 'full_attention', '-': 'mlp'}
+
+
+def _read_single(config: Config) -> dict[str, object]:
+  types = config.get('layers_block_type', config.get('layer_types'))
+  if types is None:
+    letters = config['hybrid_override_pattern']
+    if not set(letters) <= set(_LETTERS):
+      raise UserError(f'hybrid_override_pattern={letters!r} must be of {" and ".join(_LETTERS)}')
+    types = [_LETTERS[letter] for letter in letters]
+  given = {'num_hidden_layers': len(types), 'layer_types': types}
+  pattern = read_types(given, lambda _: '', _of_granite('full_nope') | _SINGLE)
+  return {'NUM_LAYERS': len(types), 'ATTENTION_PATTERN': pattern}
+
+
+def _write_single(e: LanguageModel) -> JsonObject:
+  kinds = {'linear_attention': 'mamba2', 'full_attention': 'full_nope'} | _SINGLE
+  types, letters = write_types(e, None, kinds), {kind: x for x, kind in _LETTERS.items()}
+  return {
+    'layers_block_type': types,
+    'hybrid_override_pattern': ''.join(letters[kind] for kind in types),
+    'num_hidden_layers': len(types),
+  }
+
+
+# Files have the list or the letters; transformers takes the number of layers from these.
+SINGLE_BLOCKS = Both(
+  ('layers_block_type', 'layer_types', 'hybrid_override_pattern', 'num_hidden_layers'),
+  ('NUM_LAYERS', 'ATTENTION_PATTERN'),
+  _read_single,
+  _write_single,
+)
+
+
+def unread(*keys: str) -> Both:
+  """Returns keys that transformers does not read in a family, whatever they say."""
+  return Both(keys, (), lambda _: {}, lambda _: {})

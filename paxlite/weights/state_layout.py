@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.linear_attention import (
   DeltaNetLayers,
   Mamba2Layers,
   ShortConvolutionLayers,
 )
-from paxlite.weights.layout import Entry, StateEntries, Transform
+from paxlite.experiments.parts.single_blocks import FEED_FORWARD
+from paxlite.weights.layout import Entry, StateEntries, Transform, decoder_entries
 
 
 def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
@@ -140,6 +142,23 @@ STATE_ENTRIES: dict[str, StateEntries] = {
   'short_convolution': short_convolution_entries,
   'mamba2': mamba2_entries,
 }
+
+
+def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
+  """Returns the entries of a decoder whose blocks have one layer each.
+
+  Args:
+    e: The experiment.
+    names: Names of the tensors by role; see tensor_names.
+  """
+  none: StateEntries = lambda e, name, ours: []
+  whole = decoder_entries(e, names, 'half', STATE_ENTRIES | dict.fromkeys(FEED_FORWARD, none))
+  absent = tuple(
+    f'transformer/{block}/{layer}'
+    for block, kind in zip(e.block_names, e.block_kinds, strict=True)
+    for layer in (('layer_norm/',) if kind.attention in FEED_FORWARD else ('ff_layer',))
+  )
+  return [entry for entry in whole if not entry.ours.startswith(absent)]
 
 
 def _parts(

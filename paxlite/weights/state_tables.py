@@ -2,10 +2,11 @@
 
 from paxlite.experiments.granite import GraniteHybrid
 from paxlite.experiments.lfm import LFM2
+from paxlite.experiments.nemotron import NemotronH
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import OneOf, Repeated, Same, activation, heads, positions
 from paxlite.weights.family import Family
-from paxlite.weights.family_keys import NO_MLP_BIAS, UNTIED, number
+from paxlite.weights.family_keys import NO_BIAS, NO_MLP_BIAS, NORMALIZED, UNTIED, number
 from paxlite.weights.rope_keys import rope
 from paxlite.weights.state_keys import (
   GRANITE_EXPERTS,
@@ -15,8 +16,11 @@ from paxlite.weights.state_keys import (
   LFM2_TYPES,
   LFM2_WIDTH,
   MAMBA_HEADS,
+  SINGLE_BLOCKS,
   STEP_LIMITS,
+  unread,
 )
+from paxlite.weights.state_layout import single_block_entries
 
 _COUNTS = (
   Same('num_hidden_layers', 'NUM_LAYERS'),
@@ -60,5 +64,45 @@ STATE_FAMILIES: dict[str, Family] = {
       Same('mamba_proj_bias', 'USE_STATE_BIAS', default=False),
     ),
     tensor_names.GRANITE_HYBRID,
+  ),
+  'nemotron_h': Family(
+    'NemotronHForCausalLM', NemotronH,
+    (
+      *_COUNTS[1:], SINGLE_BLOCKS, heads('num_key_value_heads', 'head_dim'),
+      Same('layer_norm_epsilon', 'LAYERNORM_EPSILON', default=1e-5),
+      Same('intermediate_size', 'HIDDEN_DIMS', default=21_504),
+      activation(
+        'mlp_hidden_act', default='relu2', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')
+      ),
+      Same('mlp_bias', 'USE_FFN_BIAS', default=False), NO_BIAS,
+      OneOf('tie_word_embeddings', False), OneOf('sliding_window', None),
+      OneOf('residual_in_fp32', False), OneOf('mamba_proj_bias', False),
+      Same('mamba_num_heads', 'MAMBA_HEADS', default=128),
+      Same('mamba_head_dim', 'MAMBA_HEAD_DIMS', default=64),
+      Same('n_groups', 'MAMBA_GROUPS', default=8),
+      Same('ssm_state_size', 'MAMBA_STATE_DIMS', default=128),
+      Same('conv_kernel', 'CONVOLUTION_WIDTH', default=4),
+      Same('use_conv_bias', 'USE_CONVOLUTION_BIAS', default=True),
+      Same('use_bias', 'USE_STATE_BIAS', default=False),
+      Same('time_step_min', 'MAMBA_LEAST_STEP', default=0.001),
+      activation('mamba_hidden_act', default='silu', ours=('MAMBA_ACTIVATION_CLS',)),
+      Same('n_routed_experts', 'NUM_EXPERTS', default=8),
+      Same('num_experts_per_tok', 'NUM_EXPERTS_PER_TOKEN', default=2),
+      Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS', default=7688),
+      Same('moe_shared_expert_intermediate_size', 'SHARED_EXPERT_HIDDEN_DIMS', default=7688),
+      number('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'), NORMALIZED,
+      Same('n_group', 'NUM_EXPERT_GROUPS', default=1),
+      Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', default=1),
+      OneOf('n_shared_experts', 1), OneOf('moe_latent_size', None),
+      # how weights begin and how transformers computes, and what it does not read
+      unread(
+        'expand', 'chunk_size', 'time_step_max', 'time_step_floor', 'time_step_limit',
+        'rescale_prenorm_residual', 'use_mamba_kernels', 'mamba_ssm_cache_dtype',
+        'num_logits_to_keep', 'moe_shared_expert_overlap', 'mtp_layers_block_type',
+        'mtp_hybrid_override_pattern', 'rope_theta', 'partial_rotary_factor',
+      ),
+    ),
+    tensor_names.NEMOTRON_H,
+    entries=lambda e: single_block_entries(e, tensor_names.NEMOTRON_H),
   ),
 }  # fmt: skip

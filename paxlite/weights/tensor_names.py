@@ -164,6 +164,29 @@ GRANITE_HYBRID = {k: v for k, v in HUGGING_FACE.items() if k not in _OWN_EXPERTS
   'expert_gate_up': 'model.layers.{i}.block_sparse_moe.input_linear.weight',
   'expert_down': 'model.layers.{i}.block_sparse_moe.output_linear.weight',
 }  # fmt: skip
+_MIXER = {
+  role: name.replace('.mamba.', '.mixer.').replace('model.', 'backbone.')
+  for role, name in _MAMBA2.items()
+}
+NEMOTRON_H = _MIXER | {
+  'embedding': 'backbone.embeddings.weight',
+  'final_norm': 'backbone.norm_f.weight',
+  'head': 'lm_head.weight',
+  'attention_norm': 'backbone.layers.{i}.norm.weight',
+  'ffn_norm': 'backbone.layers.{i}.norm.weight',
+  'query': 'backbone.layers.{i}.mixer.q_proj.weight',
+  'key': 'backbone.layers.{i}.mixer.k_proj.weight',
+  'value': 'backbone.layers.{i}.mixer.v_proj.weight',
+  'post': 'backbone.layers.{i}.mixer.o_proj.weight',
+  'up': 'backbone.layers.{i}.mixer.up_proj.weight',
+  'down': 'backbone.layers.{i}.mixer.down_proj.weight',
+  'shared_up': 'backbone.layers.{i}.mixer.shared_experts.up_proj.weight',
+  'shared_down': 'backbone.layers.{i}.mixer.shared_experts.down_proj.weight',
+  'router': 'backbone.layers.{i}.mixer.gate.weight',
+  'router_balance': 'backbone.layers.{i}.mixer.gate.e_score_correction_bias',
+  'expert_up': 'backbone.layers.{i}.mixer.experts.{x}.up_proj.weight',
+  'expert_down': 'backbone.layers.{i}.mixer.experts.{x}.down_proj.weight',
+}
 
 META = {
   'embedding': 'tok_embeddings.weight',

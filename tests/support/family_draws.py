@@ -143,6 +143,21 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       layer_types=[pick('linear_attention', 'linear_attention', 'full_attention')
                    for _ in range(layers - 1)] + ['full_attention'],
     )  # fmt: skip
+  if kind == 'nemotron_h':
+    del config['hidden_act'], config['rope_parameters'], config['num_hidden_layers']
+    groups, expert_groups = pick(1, 2, 3), pick(1, 2, 4)
+    kinds = ('linear_attention', 'full_attention', 'mlp', 'moe')
+    config |= dict(
+      tie_word_embeddings=False, layer_norm_epsilon=config.pop('rms_norm_eps'),
+      layers_block_type=[pick(*kinds) for _ in range(layers)] + ['full_attention'],
+      mlp_hidden_act=pick('relu2', 'silu'), mamba_hidden_act=pick('silu', 'gelu'),
+      mlp_bias=chance(), use_bias=chance(), use_conv_bias=chance(), n_groups=groups,
+      mamba_num_heads=groups * pick(1, 2, 3), mamba_head_dim=pick(4, 6), ssm_state_size=pick(4, 10),
+      conv_kernel=pick(2, 4), chunk_size=pick(8, 32), time_step_min=pick(0.001, 0.5),
+      n_routed_experts=8, num_experts_per_tok=pick(1, 2), moe_intermediate_size=pick(8, 20),
+      moe_shared_expert_intermediate_size=pick(8, 12), routed_scaling_factor=pick(1.0, 2.5),
+      n_group=expert_groups, topk_group=pick(1, expert_groups), norm_topk_prob=chance(),
+    )  # fmt: skip
   if kind in ('granite', 'granitemoehybrid'):
     config |= dict(
       embedding_multiplier=pick(1.0, 3), residual_multiplier=pick(1.0, 0.3),

@@ -8,6 +8,7 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
 from paxlite.layers.linear_attention.decay import Steps
 from paxlite.layers.linear_attention.gated_delta_net import GatedDeltaNet
@@ -139,6 +140,11 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
   MAMBA_MOST_STEP: Function[NotNegative] = 0.0  # largest step of a token in Mamba 2; 0: no limit
 
   @property
+  def MAMBA_ACTIVATION_CLS(self) -> Function[Activation]:
+    """Activation function after the convolutions of Mamba 2."""
+    return self.ACTIVATION_CLS
+
+  @property
   def state_kinds(self) -> set[AttentionKind]:
     return super().state_kinds | {'mamba2'}
 
@@ -164,7 +170,7 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
       head_dims=self.MAMBA_HEAD_DIMS,
       num_groups=self.MAMBA_GROUPS,
       state_dims=self.MAMBA_STATE_DIMS,
-      activation=self.ACTIVATION_CLS,
+      activation=self.MAMBA_ACTIVATION_CLS,
       convolution_tpl=self.convolution(),
       steps_tpl=template(Steps, least=self.MAMBA_LEAST_STEP, most=self.MAMBA_MOST_STEP),
       norm_tpl=template(

@@ -86,7 +86,8 @@ class Mamba2(nn.Module):
     on_heads = lambda x: shard(x, 'batch', None, 'act_heads', *[None] * (x.ndim - 3))
     query, key, value, steps, log_decay = map(on_heads, (query, key, value, steps, log_decay))
     written = (value * steps[..., None]).astype(value.dtype)
-    state = rows.before('heads', (self.num_heads, self.state_dims, self.head_dims), jnp.float32)
+    shape = self.num_heads, self.state_dims, self.head_dims
+    state = rows.before('heads', shape, jnp.dtype(jnp.float32))
     context, state = linear_attention(
       query, key, written, log_decay, segment_ids_BT=segment_ids_BT, state_BNKV=state
     )
