@@ -1,8 +1,14 @@
-"""Granite 3, without a dataset."""
+"""Granite 3, and the hybrid models of Granite 4, without a dataset."""
 
 from paxlite.config.attribute_kinds import Function
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.linear_attention import Mamba2Layers
 from paxlite.experiments.registry import register
+
+_MAMBA: list[AttentionKind] = ['mamba2']
 
 
 class Granite(LLaMA, subject='Attention'):
@@ -42,3 +48,30 @@ class Granite3_8B(Granite3_2B):
   HIDDEN_DIMS = 12800
   ATTENTION_FACTOR = 0.0078125
   LOGITS_DIVISOR = 16.0
+
+
+class GraniteHybrid(Mamba2Layers, MixtureOfExperts, Granite):
+  """Granite 4: Mamba 2, few blocks of attention without positions, and all blocks with experts.
+
+  Models without experts have as many dense blocks as layers.
+  """
+
+  VOCAB_SIZE = 100_352
+  ATTENTION_PATTERN = [*5 * _MAMBA, 'full_nope', *4 * _MAMBA]
+  USE_FFN_BIAS = False
+  USE_CONVOLUTION_BIAS = True
+  USE_STATE_BIAS = False
+  BLOCKS_PER_LAYER = 1
+  NUM_EXPERTS = 64
+  NUM_EXPERTS_PER_TOKEN = 6
+  NUM_SHARED_EXPERTS = 1
+  EXPERT_ACTIVATION_CLS: Activation = 'silu'
+  USE_GATED_EXPERTS = True
+  NORMALIZE_EXPERT_WEIGHTS = True
+  USE_DROPLESS_MOE = True
+  AUX_LOSS_COEF = 0.001
+
+  @property
+  def num_first_blocks(self) -> int:
+    # without experts, blocks are alike from the first one on
+    return super().num_first_blocks if self.has_any_experts else 0

@@ -327,21 +327,21 @@ def _shortest(pattern: list[str]) -> list[str]:
 
 
 def read_types(
-  config: Config, default: Callable[[int], str], names: Mapping[str, str] = KINDS
+  config: Config, default: Callable[[int], str], kinds: Mapping[str, str] = KINDS
 ) -> list[str]:
   """Returns ATTENTION_PATTERN from layer_types, or from a function of the number of the block.
 
   Args:
     config: The config.
     default: The kind of a block in a file without layer_types.
-    names: The kinds of ATTENTION_PATTERN by those of layer_types.
+    kinds: The kinds of ATTENTION_PATTERN by those of layer_types.
   """
   layers, given = config['num_hidden_layers'], config.get('layer_types')
   if given is None:
     return _shortest([default(i) for i in range(layers)])
-  if len(given) != layers or not set(given) <= set(names):
-    raise UserError(f'layer_types must have {layers} of {" and ".join(names)}')
-  return _shortest([names[kind] for kind in given])
+  if len(given) != layers or not set(given) <= set(kinds):
+    raise UserError(f'layer_types must have {layers} of {" and ".join(kinds)}')
+  return _shortest([kinds[kind] for kind in given])
 
 
 def write_types(

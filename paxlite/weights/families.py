@@ -26,7 +26,10 @@ log = logging.getLogger('paxlite')
 _MODEL = (Kind.SHAPE, Kind.FUNCTION)
 _FREE = {'ROPE_LAYOUT'}
 # As of transformers 5.24.
-_WITHOUT_CLASSIFIER = 'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe'
+_WITHOUT_CLASSIFIER = (
+  'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe', 'lfm2', 'granitemoehybrid',
+  'nemotron_h',
+)  # fmt: skip
 _MOST_ENDS = 64  # ids that end a text
 
 

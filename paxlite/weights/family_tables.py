@@ -73,6 +73,7 @@ from paxlite.weights.family_keys import (
 from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
 from paxlite.weights.rope_keys import rope, with_alpha
+from paxlite.weights.state_tables import STATE_FAMILIES
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
 TEXT_DEFAULTS: dict[str, JsonObject] = {
@@ -314,4 +315,5 @@ FAMILIES: dict[str, Family] = {
     entries=gpt2_entries,
   ),
   **HYBRID_FAMILIES,
+  **STATE_FAMILIES,
 }  # fmt: skip

@@ -30,6 +30,10 @@ HARMLESS = frozenset((
   'unsloth_version', 'use_bfloat16', 'use_cache', 'use_return_dict',
   # how an untrained model begins
   'linear_a_log_max', 'linear_a_log_min', 'linear_dt_init_floor', 'linear_dt_max', 'linear_dt_min',
+  # initial values of LFM2
+  'block_mlp_init_scale', 'block_out_init_scale', 'block_use_xavier_init', 'conv_use_xavier_init',
+  # initial values of Granite 4, and how many tokens transformers scans at a time
+  'init_method', 'mamba_chunk_size',
   # transformers' own, beside the model
   '_attn_implementation', '_attn_implementation_autoset', '_commit_hash',
   '_experts_implementation', '_from_model_config', '_name_or_path', '_output_attentions',

@@ -145,7 +145,11 @@ def _block(
     return entries + _feed_forward(e, name, e.HIDDEN_DIMS, ours)
   assert isinstance(e, MixtureOfExperts)
   if e.NUM_SHARED_EXPERTS:
-    roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
+    roles = {
+      role: name[f'shared_{role}']
+      for role in ('gate', 'up', 'gate_up', 'down')
+      if f'shared_{role}' in name
+    }
     entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
     if e.USE_SHARED_EXPERT_GATE:
       entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
@@ -318,6 +322,8 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
       same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
     ]
   roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
+  if not e.USE_GATED_EXPERTS:
+    del roles['w_in_gate']
   if 'expert_gate_up' in name:  # one tensor, in which all gates come first
     halves = {'w_in_gate': slice(0, F), 'w_in': slice(F, 2 * F)}
     entries += [

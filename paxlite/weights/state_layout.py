@@ -3,12 +3,19 @@
 Families pack the same weights in different ways: each way has roles of its own in tensor_names.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paxlite.experiments.parts.linear_attention import DeltaNetLayers
-from paxlite.weights.layout import Entry, StateEntries, Transform
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.linear_attention import (
+  DeltaNetLayers,
+  Mamba2Layers,
+  ShortConvolutionLayers,
+)
+from paxlite.experiments.parts.single_blocks import FEED_FORWARD
+from paxlite.weights.layout import Entry, StateEntries, Transform, decoder_entries
 
 
 def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
@@ -77,8 +84,151 @@ def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> 
   return entries
 
 
+def short_convolution_entries(
+  e: ShortConvolutionLayers, name: Mapping[str, str], ours: str
+) -> list[Entry]:
+  """Returns the entries of a short convolution; the arguments are those of delta_net_entries."""
+  D, W = e.MODEL_DIMS, e.CONVOLUTION_WIDTH
+  rows = {role: slice(i * D, (i + 1) * D) for i, role in enumerate(('gate', 'after', 'value'))}
+  of_rows = [(part, f'{ours}/{role}', (D,)) for role, part in rows.items()]
+  whole = slice(0, D)
+  return [
+    *_parts(name['convolution_in'], (3 * D, D), of_rows, e.USE_STATE_BIAS),
+    *_parts(
+      name['convolution'],
+      (D, 1, W),
+      [(whole, f'{ours}/convolution', (D,))],
+      e.USE_CONVOLUTION_BIAS,
+    ),
+    *_output(name['convolution_post'], f'{ours}/post', (D, D), e.USE_STATE_BIAS),
+  ]
+
+
+def mamba2_entries(e: Mamba2Layers, name: Mapping[str, str], ours: str) -> list[Entry]:
+  """Returns the entries of a layer of Mamba 2; the arguments are those of delta_net_entries."""
+  D, W = e.MODEL_DIMS, e.CONVOLUTION_WIDTH
+  heads, groups = (e.MAMBA_HEADS, e.MAMBA_HEAD_DIMS), (e.MAMBA_GROUPS, e.MAMBA_STATE_DIMS)
+  sizes: dict[str, tuple[int, ...]] = {
+    'gate': heads, 'value': heads, 'key': groups, 'query': groups, 'step': heads[:1],
+  }  # fmt: skip
+  inner, end, rows = math.prod(heads), 0, {}
+  for role, size in sizes.items():
+    rows[role] = slice(end, end := end + math.prod(size))
+  convolved = [
+    (
+      slice(rows[role].start - inner, rows[role].stop - inner),
+      f'{ours}/{role}_convolution',
+      sizes[role],
+    )
+    for role in ('value', 'key', 'query')
+  ]
+  channels = convolved[-1][0].stop
+  of_rows = [(rows[role], f'{ours}/{role}', size) for role, size in sizes.items()]
+  vectors = {
+    'mamba_rate': ('steps/log_rate', heads[:1]), 'mamba_bias': ('steps/bias', heads[:1]),
+    'mamba_skip': ('skip', heads[:1]), 'mamba_norm': ('norm/scale', heads),
+  }  # fmt: skip
+  return [
+    *_parts(name['mamba_in'], (end, D), of_rows, e.USE_STATE_BIAS),
+    *_parts(name['mamba_convolution'], (channels, 1, W), convolved, e.USE_CONVOLUTION_BIAS),
+    *(_vector(name[role], f'{ours}/{of}', shape) for role, (of, shape) in vectors.items()),
+    *_output(name['mamba_post'], f'{ours}/post', (D, *heads), e.USE_STATE_BIAS),
+  ]
+
+
 # by the kinds of ATTENTION_PATTERN
-STATE_ENTRIES: dict[str, StateEntries] = {'gated_delta': delta_net_entries}
+STATE_ENTRIES: dict[str, StateEntries] = {
+  'gated_delta': delta_net_entries,
+  'short_convolution': short_convolution_entries,
+  'mamba2': mamba2_entries,
+}
+
+
+def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
+  """Returns the entries of a decoder whose blocks have one layer each.
+
+  Args:
+    e: The experiment.
+    names: Names of the tensors by role; see tensor_names.
+  """
+  none: StateEntries = lambda e, name, ours: []
+  whole = decoder_entries(e, names, 'half', STATE_ENTRIES | dict.fromkeys(FEED_FORWARD, none))
+  absent = tuple(
+    f'transformer/{block}/{layer}'
+    for block, kind in zip(e.block_names, e.block_kinds, strict=True)
+    for layer in (('layer_norm/',) if kind.attention in FEED_FORWARD else ('ff_layer',))
+  )
+  return [entry for entry in whole if not entry.ours.startswith(absent)]
+
+
+def _parts(
+  theirs: str,
+  shape: tuple[int, ...],
+  parts: Sequence[tuple[slice, str, tuple[int, ...]]],
+  has_bias: bool,
+) -> list[Entry]:
+  """Returns the entries of a tensor that is cut into rows, and of its bias.
+
+  Args:
+    theirs: The tensor.
+    shape: Its shape, [rows, …, last].
+    parts: Of each part its rows, the variable without its last name, and the dimensions that the
+      rows are there.
+    has_bias: Whether there is a bias.
+  """
+  entries = [_rows(theirs, shape, rows, ours, made) for rows, ours, made in parts]
+  if not has_bias:
+    return entries
+  bias = theirs.removesuffix('weight') + 'bias'
+  return entries + [_vector(bias, f'{ours}/b', made, rows, shape[0]) for rows, ours, made in parts]
+
+
+def _vector(
+  theirs: str,
+  ours: str,
+  made: tuple[int, ...],
+  rows: slice = slice(None),
+  size: int = 0,
+) -> Entry:
+  """Returns the entry of some elements of a tensor with one dimension.
+
+  Args:
+    theirs: The tensor.
+    ours: The variable.
+    made: The shape of the variable.
+    rows: The elements.
+    size: The size of the tensor, if it is not that of the variable.
+  """
+  return Entry(
+    theirs,
+    (size or math.prod(made),),
+    ours,
+    made,
+    to_ours=lambda x: x.reshape(made),
+    to_theirs=lambda w: w,
+    view=lambda x: x[rows],
+  )
+
+
+def _output(theirs: str, ours: str, shape: tuple[int, ...], has_bias: bool) -> list[Entry]:
+  """Returns the entries of a projection back to the width of the model.
+
+  Args:
+    theirs: The weight, [D, …].
+    ours: The projection.
+    shape: The shape of its weight, [D, …].
+    has_bias: Whether there is a bias.
+  """
+  w = Entry(
+    theirs,
+    (shape[0], math.prod(shape[1:])),
+    f'{ours}/w',
+    shape,
+    to_ours=lambda x: x.reshape(shape),
+    to_theirs=lambda w: w.reshape(len(w), -1),
+  )
+  bias = theirs.removesuffix('weight') + 'bias'
+  return [w, _vector(bias, f'{ours}/b', shape[:1])] if has_bias else [w]
 
 
 def _rows(

@@ -157,6 +157,65 @@ QWEN3_NEXT = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
   'delta_packed': 'model.layers.{i}.linear_attn.in_proj_qkvz.weight',
   'delta_packed_gates': 'model.layers.{i}.linear_attn.in_proj_ba.weight',
 }  # fmt: skip
+LFM2 = HUGGING_FACE | {
+  'final_norm': 'model.embedding_norm.weight',
+  'attention_norm': 'model.layers.{i}.operator_norm.weight',
+  'ffn_norm': 'model.layers.{i}.ffn_norm.weight',
+  'post': 'model.layers.{i}.self_attn.out_proj.weight',
+  'query_norm': 'model.layers.{i}.self_attn.q_layernorm.weight',
+  'key_norm': 'model.layers.{i}.self_attn.k_layernorm.weight',
+  'gate': 'model.layers.{i}.feed_forward.w1.weight',
+  'up': 'model.layers.{i}.feed_forward.w3.weight',
+  'down': 'model.layers.{i}.feed_forward.w2.weight',
+  'convolution_in': 'model.layers.{i}.conv.in_proj.weight',
+  'convolution': 'model.layers.{i}.conv.conv.weight',
+  'convolution_post': 'model.layers.{i}.conv.out_proj.weight',
+}
+_MAMBA2 = {
+  'mamba_in': 'model.layers.{i}.mamba.in_proj.weight',
+  'mamba_convolution': 'model.layers.{i}.mamba.conv1d.weight',
+  'mamba_rate': 'model.layers.{i}.mamba.A_log',
+  'mamba_bias': 'model.layers.{i}.mamba.dt_bias',
+  'mamba_skip': 'model.layers.{i}.mamba.D',
+  'mamba_norm': 'model.layers.{i}.mamba.norm.weight',
+  'mamba_post': 'model.layers.{i}.mamba.out_proj.weight',
+}
+# The shared experts of blocks with experts are the feed-forward layer of blocks without.
+_SHARED_MLP = {
+  'gate_up': 'model.layers.{i}.shared_mlp.input_linear.weight',
+  'down': 'model.layers.{i}.shared_mlp.output_linear.weight',
+}
+_OWN_EXPERTS = ('gate', 'up', 'down', 'expert_gate', 'expert_up')
+GRANITE_HYBRID = {k: v for k, v in HUGGING_FACE.items() if k not in _OWN_EXPERTS} | _MAMBA2 | {
+  **_SHARED_MLP,
+  **{f'shared_{role}': name for role, name in _SHARED_MLP.items()},
+  'router': 'model.layers.{i}.block_sparse_moe.router.layer.weight',
+  'expert_gate_up': 'model.layers.{i}.block_sparse_moe.input_linear.weight',
+  'expert_down': 'model.layers.{i}.block_sparse_moe.output_linear.weight',
+}  # fmt: skip
+_MIXER = {
+  role: name.replace('.mamba.', '.mixer.').replace('model.', 'backbone.')
+  for role, name in _MAMBA2.items()
+}
+NEMOTRON_H = _MIXER | {
+  'embedding': 'backbone.embeddings.weight',
+  'final_norm': 'backbone.norm_f.weight',
+  'head': 'lm_head.weight',
+  'attention_norm': 'backbone.layers.{i}.norm.weight',
+  'ffn_norm': 'backbone.layers.{i}.norm.weight',
+  'query': 'backbone.layers.{i}.mixer.q_proj.weight',
+  'key': 'backbone.layers.{i}.mixer.k_proj.weight',
+  'value': 'backbone.layers.{i}.mixer.v_proj.weight',
+  'post': 'backbone.layers.{i}.mixer.o_proj.weight',
+  'up': 'backbone.layers.{i}.mixer.up_proj.weight',
+  'down': 'backbone.layers.{i}.mixer.down_proj.weight',
+  'shared_up': 'backbone.layers.{i}.mixer.shared_experts.up_proj.weight',
+  'shared_down': 'backbone.layers.{i}.mixer.shared_experts.down_proj.weight',
+  'router': 'backbone.layers.{i}.mixer.gate.weight',
+  'router_balance': 'backbone.layers.{i}.mixer.gate.e_score_correction_bias',
+  'expert_up': 'backbone.layers.{i}.mixer.experts.{x}.up_proj.weight',
+  'expert_down': 'backbone.layers.{i}.mixer.experts.{x}.down_proj.weight',
+}
 
 META = {
   'embedding': 'tok_embeddings.weight',

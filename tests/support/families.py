@@ -27,6 +27,15 @@ SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
 NEOX = {k: v for k, v in BLOCK.items() if k != 'num_key_value_heads'} | dict(
   layer_norm_eps=1e-3, rotary_pct=0.5
 )
+MAMBA = dict(
+  mamba_n_heads=4, mamba_d_state=12, mamba_d_conv=3, mamba_expand=2,
+  layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
+)  # fmt: skip
+NEMOTRON = {k: v for k, v in BLOCK.items() if k != 'num_hidden_layers'} | dict(
+  head_dim=10, mamba_num_heads=4, mamba_head_dim=6, n_groups=2, ssm_state_size=12, conv_kernel=3,
+  time_step_min=0.4, n_routed_experts=8, moe_intermediate_size=24,
+  moe_shared_expert_intermediate_size=20,
+)  # fmt: skip
 WINDOW = ['sliding_attention', 'full_attention'] * 2
 
 # The first word is the model_type.
@@ -138,6 +147,37 @@ CASES = {
   ),
   'gpt_neox': NEOX,
   'gpt_neox in turn': NEOX | dict(use_parallel_residual=False, attention_bias=False),
+  'lfm2': BLOCK
+  | dict(
+    conv_bias=True, conv_L_cache=3, block_multiple_of=12, block_ffn_dim_multiplier=1.5,
+    layer_types=['conv', 'full_attention', 'conv', 'conv'],
+  ),
+  'lfm2 untied': BLOCK
+  | dict(
+    conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False, full_attn_idxs=[1, 3]
+  ),
+  'granitemoehybrid': BLOCK
+  | MAMBA
+  | EXPERTS
+  | dict(
+    embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.7, logits_scaling=2.5,
+    shared_intermediate_size=20, mamba_n_groups=2, time_step_limit=(0.1, 0.9),
+  ),
+  'granitemoehybrid dense': BLOCK
+  | MAMBA
+  | dict(
+    num_local_experts=0, shared_intermediate_size=40, attention_bias=True, mamba_proj_bias=True,
+    mamba_conv_bias=False, position_embedding_type='rope', tie_word_embeddings=True,
+    rope_parameters=YARN,
+  ),
+  'nemotron_h': NEMOTRON
+  | dict(
+    layers_block_type=['linear_attention', 'moe', 'full_attention', 'mlp', 'linear_attention'],
+    use_bias=True, mlp_bias=True, num_experts_per_tok=3, n_group=4, topk_group=2,
+    routed_scaling_factor=1.5,
+  ),
+  'nemotron_h dense': NEMOTRON
+  | dict(layers_block_type=['linear_attention', 'mlp', 'full_attention', 'mlp'] * 2),
   'gpt_oss': BLOCK
   | EXPERTS
   | dict(head_dim=10, sliding_window=5, rope_parameters=YARN | dict(truncate=False)),

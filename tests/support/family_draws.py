@@ -131,12 +131,52 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     )
   if kind == 'qwen3_next':
     config |= dict(norm_topk_prob=chance())
-  if kind == 'granite':
+  if kind == 'lfm2':
+    del config['head_dim'], config['hidden_act']
+    config |= dict(
+      hidden_size=heads * width, norm_eps=config.pop('rms_norm_eps'), conv_bias=chance(),
+      conv_L_cache=pick(1, 2, 3, 5), block_auto_adjust_ff_dim=chance(),
+      block_ffn_dim_multiplier=pick(1, 0.7, 1.5), block_multiple_of=pick(4, 10),
+      layer_types=[pick('conv', 'conv', 'full_attention') for _ in range(layers - 1)]
+      + ['full_attention'],  # transformers computes none without
+    )  # fmt: skip
+  if kind == 'granitemoehybrid':
+    inner = pick(1, 2) * hidden
+    groups = pick(*(n for n in (1, 2, 3) if inner % n == 0))
+    per_group = pick(*(n for n in (1, 2, 4) if inner % (n * groups) == 0))
+    config |= dict(
+      shared_intermediate_size=pick(8, 20), num_local_experts=pick(0, 4, 6),
+      num_experts_per_tok=pick(1, 2, 3), position_embedding_type=pick(None, 'nope', 'rope'),
+      mamba_n_groups=groups, mamba_n_heads=groups * per_group, mamba_d_state=pick(4, 6, 16),
+      mamba_expand=inner // hidden, mamba_d_conv=pick(2, 3, 4), mamba_chunk_size=pick(4, 32),
+      mamba_conv_bias=chance(), mamba_proj_bias=chance(),
+      time_step_limit=pick((0.0, float('inf')), (0.2, 0.8), (0.4, float('inf'))),
+      layer_types=[pick('linear_attention', 'linear_attention', 'full_attention')
+                   for _ in range(layers - 1)] + ['full_attention'],
+    )  # fmt: skip
+  if kind == 'nemotron_h':
+    del config['hidden_act'], config['rope_parameters'], config['num_hidden_layers']
+    groups, expert_groups = pick(1, 2, 3), pick(1, 2, 4)
+    kinds = ('linear_attention', 'full_attention', 'mlp', 'moe')
+    config |= dict(
+      tie_word_embeddings=False, layer_norm_epsilon=config.pop('rms_norm_eps'),
+      layers_block_type=[pick(*kinds) for _ in range(layers)] + ['full_attention'],
+      mlp_hidden_act=pick('relu2', 'silu'), mamba_hidden_act=pick('silu', 'gelu'),
+      mlp_bias=chance(), use_bias=chance(), use_conv_bias=chance(), n_groups=groups,
+      mamba_num_heads=groups * pick(1, 2, 3), mamba_head_dim=pick(4, 6), ssm_state_size=pick(4, 10),
+      conv_kernel=pick(2, 4), chunk_size=pick(8, 32), time_step_min=pick(0.001, 0.5),
+      n_routed_experts=8, num_experts_per_tok=pick(1, 2), moe_intermediate_size=pick(8, 20),
+      moe_shared_expert_intermediate_size=pick(8, 12), routed_scaling_factor=pick(1.0, 2.5),
+      n_group=expert_groups, topk_group=pick(1, expert_groups), norm_topk_prob=chance(),
+    )  # fmt: skip
+  if kind in ('granite', 'granitemoehybrid'):
     config |= dict(
       embedding_multiplier=pick(1.0, 3), residual_multiplier=pick(1.0, 0.3),
       attention_multiplier=pick(1.0, 0.2), logits_scaling=pick(1.0, 6),
-      attention_bias=chance(), mlp_bias=chance(),
+      attention_bias=chance(),
     )  # fmt: skip
+  if kind == 'granite':
+    config['mlp_bias'] = chance()
   if kind == 'seed_oss':
     config |= dict(attention_bias=chance(), attention_out_bias=chance(), mlp_bias=chance())
   if kind == 'ministral3':

@@ -39,7 +39,11 @@ from paxlite.layers.scales import PositionScale
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
-AttentionKind = Literal['sliding', 'full', 'full_nope', 'gated_delta']
+AttentionKind = Literal[
+  'sliding', 'full', 'full_nope',
+  'gated_delta', 'short_convolution', 'mamba2',  # with a state instead of keys
+  'feed_forward', 'experts',  # in models whose blocks have one layer each
+]  # fmt: skip
 QkNorm = Literal['none', 'per_head', 'all_heads']
 
 
@@ -64,7 +68,8 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', 'full_nope' (full, and without rotary positions), and in hybrid models kinds that have a
-  # state instead of keys: 'gated_delta'.
+  # state instead of keys: 'gated_delta', 'short_convolution' and 'mamba2'. Where
+  # blocks have one layer each, they are the layers, 'feed_forward' and 'experts' among them.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike

@@ -12,7 +12,7 @@ from paxlite.layers.attention.attention import Attention
 from paxlite.layers.attention.latent_attention import LatentAttention
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.feedforward import FeedForward
-from paxlite.layers.linear_attention.gated_delta_net import GatedDeltaNet
+from paxlite.layers.linear_attention.kinds import LAYERS_WITH_STATE
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 
@@ -36,7 +36,7 @@ class LowRankFactors(Optimization, subject='LoRA'):
 
   def add_lora(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers of the stack."""
-    attention, mlp = (Attention, LatentAttention, GatedDeltaNet), (FeedForward,)
+    attention, mlp = (Attention, LatentAttention, *LAYERS_WITH_STATE), (FeedForward,)
     layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
     for layer in layers[self.LORA_TARGET_LAYERS]:
       for target in selectors.select(lm.transformer_tpl, layer, check_nonempty=False):

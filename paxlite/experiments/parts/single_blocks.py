@@ -1,0 +1,63 @@
+"""Models whose blocks have one layer each: attention, a state, or a feed-forward layer."""
+
+import fiddle as fdl
+
+from paxlite.config.templates import template
+from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.stack import BlockKind
+from paxlite.layers.single_blocks import AttentionBlock, FeedForwardBlock
+
+FEED_FORWARD: frozenset[AttentionKind] = frozenset(('feed_forward', 'experts'))
+
+
+class SingleBlocks(LanguageModel):
+  """A LanguageModel in which each of ATTENTION_PATTERN is a block with that layer alone.
+
+  The pattern may also have 'feed_forward' and 'experts'.
+  """
+
+  @property
+  def state_kinds(self) -> set[AttentionKind]:
+    """The kinds of layers without keys: those with a state, and feed-forward layers."""
+    return super().state_kinds | FEED_FORWARD
+
+  def has_experts(self, block: int) -> bool:
+    return self.ATTENTION_PATTERN[block % len(self.ATTENTION_PATTERN)] == 'experts'
+
+  def validate(self) -> None:
+    if not self.ATTENTION_PATTERN:
+      raise UserError(f'{type(self).__name__} needs an ATTENTION_PATTERN')
+    super().validate()
+    found = self.BLOCK_ORDER, self.NORM_POLICY, self.RESIDUAL_FACTOR
+    if found != ('sequential', 'pre', 1):
+      raise UserError(
+        'blocks with one layer each need BLOCK_ORDER=sequential, NORM_POLICY=pre and '
+        f'RESIDUAL_FACTOR=1, not {found[0]}, {found[1]} and {found[2]:g}'
+      )
+
+  def block_of(self, kind: BlockKind) -> fdl.Partial:
+    if kind.attention in FEED_FORWARD:
+      whole = super().block_of(kind._replace(attention='full'))
+      return template(
+        FeedForwardBlock, norm_tpl=whole.norm_tpl, ffn_tpl=whole.ffn_tpl, dropout=whole.dropout
+      )
+    whole = super().block_of(kind)
+    return template(
+      AttentionBlock,
+      norm_tpl=whole.norm_tpl,
+      attention_tpl=whole.attention_tpl,
+      dropout=whole.dropout,
+    )
+
+  def attention_params_of(self, kind: AttentionKind | None) -> int:
+    return 0 if kind in FEED_FORWARD else super().attention_params_of(kind)
+
+  def attention_flops_of(self, kind: AttentionKind | None) -> float:
+    return 0.0 if kind in FEED_FORWARD else super().attention_flops_of(kind)
+
+  @property
+  def matmul_params(self) -> int:
+    without = sum(kind.attention not in FEED_FORWARD for kind in self.block_kinds)
+    return super().matmul_params - without * self.ffn_params

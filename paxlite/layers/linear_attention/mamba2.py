@@ -1,0 +1,105 @@
+"""Mamba 2, a state space with one decay for each head: https://arxiv.org/abs/2405.21060."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.config.templates import Template, template_field
+from paxlite.layers.activations import ACTIVATIONS
+from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
+from paxlite.layers.linear_attention.chunked_scan import linear_attention
+from paxlite.layers.linear_attention.decay import Steps
+from paxlite.layers.linear_attention.gated_norm import GateThenRmsNorm
+from paxlite.layers.linear_attention.row_state import RowState
+from paxlite.layers.projection import Projection
+from paxlite.parallel.partitioning import param, shard
+
+
+class Mamba2(nn.Module):
+  """N heads with states [S, P], [B, T, D] to [B, T, D].
+
+  The values x, and the keys and queries, which the paper calls B and C, pass a short convolution
+  and an activation. A token writes δ · key ⊗ x to a state, and reads it with its query. To that,
+  skip · x is added. The sum is gated, normed, and projected.
+
+  Attributes:
+    model_dims: D.
+    num_heads: N.
+    head_dims: P, the width of a head.
+    num_groups: G; N / G neighboring heads share keys and queries.
+    state_dims: S, the width of keys and queries.
+    activation: A key of ACTIVATIONS, of what the convolutions compute.
+    projection_tpl: Template of all projections.
+    convolution_tpl: The convolutions of values, keys and queries.
+    steps_tpl: Computes δ and the logarithms of the factors of the states.
+    norm_tpl: Gates and norms what is read.
+  """
+
+  model_dims: int
+  num_heads: int
+  head_dims: int
+  num_groups: int
+  state_dims: int
+  activation: str = 'silu'
+  projection_tpl: Template = template_field(Projection)
+  convolution_tpl: Template = template_field(CausalConvolution)
+  steps_tpl: Template = template_field(Steps)
+  norm_tpl: Template = template_field(GateThenRmsNorm)
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
+  ) -> jax.Array:
+    rows = RowState(self, *x_BTD.shape[:2])
+    of_heads, of_groups = (self.num_heads, self.head_dims), (self.num_groups, self.state_dims)
+
+    def project(name: str, shape: tuple[int, int], axis: str) -> jax.Array:
+      projection = self.projection_tpl(
+        equation='BTD,DNH->BTNH',
+        shape=(self.model_dims, *shape),
+        axes=('embed', axis, 'head_dim'),
+        name=name,
+      )
+      return checkpoint_name(projection(x_BTD), f'{name}_proj')
+
+    def inputs(name: str, shape: tuple[int, int], axis: str) -> jax.Array:
+      y_BTNH = project(name, shape, axis)
+      convolution = self.convolution_tpl(axes=(axis, 'head_dim'), name=f'{name}_convolution')
+      return ACTIVATIONS[self.activation](convolution(y_BTNH, segment_ids_BT, rows, name))
+
+    gate = project('gate', of_heads, 'heads')
+    value = inputs('value', of_heads, 'heads')
+    key, query = (inputs(name, of_groups, 'kv_heads') for name in ('key', 'query'))
+    step_input = self.projection_tpl(
+      equation='BTD,DN->BTN',
+      shape=(self.model_dims, self.num_heads),
+      axes=('embed', 'heads'),
+      name='step',
+    )
+    steps, log_decay = self.steps_tpl(name='steps')(step_input(x_BTD))
+    if (counts_BT := rows.counts_BT) is not None:
+      steps, log_decay = (jnp.where(counts_BT[..., None], x, 0) for x in (steps, log_decay))
+
+    key, query = (jnp.repeat(x, self.num_heads // self.num_groups, 2) for x in (key, query))
+    # a scan over chunks of tokens, so that tokens are not split over devices
+    on_heads = lambda x: shard(x, 'batch', None, 'act_heads', *[None] * (x.ndim - 3))
+    query, key, value, steps, log_decay = map(on_heads, (query, key, value, steps, log_decay))
+    written = (value * steps[..., None]).astype(value.dtype)
+    shape = self.num_heads, self.state_dims, self.head_dims
+    state = rows.before('heads', shape, jnp.dtype(jnp.float32))
+    context, state = linear_attention(
+      query, key, written, log_decay, segment_ids_BT=segment_ids_BT, state_BNKV=state
+    )
+    rows.keep('heads', state)
+    skip = param(self, 'skip', nn.initializers.ones, [self.num_heads], ['heads'])
+    context += (value * skip[:, None]).astype(context.dtype)
+    context = self.norm_tpl(name='norm')(checkpoint_name(context, 'context'), gate)
+    context = shard(context, 'batch', 'length', 'act_heads', None)
+    out_BTD = self.projection_tpl(
+      equation='BTNH,DNH->BTD',
+      shape=(self.model_dims, *of_heads),
+      axes=('embed', 'heads', 'head_dim'),
+      name='post',
+    )(context)
+    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
