@@ -226,8 +226,8 @@ _LETTERS = {'M': 'linear_attention', 'E': 'moe', '*': 'full_attention', '-': 'ml
 
 
 def _read_single(config: Config) -> dict[str, object]:
-  types = config.get('layers_block_type', config.get('layer_types'))
-  if types is None:
+  types = config.get('layers_block_type') or config.get('layer_types')
+  if not types:
     letters = config['hybrid_override_pattern']
     if not set(letters) <= set(_LETTERS):
       raise UserError(f'hybrid_override_pattern={letters!r} must be of {" and ".join(_LETTERS)}')

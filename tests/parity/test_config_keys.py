@@ -153,6 +153,21 @@ REFUSED = {
   'use_cla=True': ('hunyuan_v1_dense', dict(use_cla=True)),
   'layer_types with sliding_attention needs': ('exaone4', dict(sliding_window=None)),
   'head_dim=8 is not implemented': ('gpt_neox', dict(head_dim=8)),
+  'use_pos_enc=False': ('lfm2', dict(use_pos_enc=False)),
+  'conv_dim=16 is not implemented: it must be hidden_size=32': ('lfm2', dict(conv_dim=16)),
+  'layer_types must have 4 of conv': ('lfm2', dict(layer_types=['conv'] * 3)),
+  'mamba_n_heads=4 × mamba_d_head=5': ('granitemoehybrid', dict(mamba_d_head=5)),
+  'time_step_limit=None': ('granitemoehybrid', dict(time_step_limit=None)),
+  'time_step_limit has -1.0': ('granitemoehybrid', dict(time_step_limit=[-1.0, 2.0])),
+  "normalization_function='layernorm'": (
+    'granitemoehybrid', dict(normalization_function='layernorm'),
+  ),
+  'MAMBA_HEADS=4 is not divisible by MAMBA_GROUPS=3': ('nemotron_h', dict(n_groups=3)),
+  'moe_latent_size=16': ('nemotron_h', dict(moe_latent_size=16)),
+  'hybrid_override_pattern=.MX. must be of': (
+    'nemotron_h', dict(layers_block_type=None, hybrid_override_pattern='MX'),
+  ),
+  'tie_word_embeddings=True': ('nemotron_h', dict(tie_word_embeddings=True)),
   'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 
