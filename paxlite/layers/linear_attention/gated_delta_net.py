@@ -7,12 +7,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
 from paxlite.layers.activations import ACTIVATIONS
+from paxlite.layers.linear_attention.attend import attend
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.chunked_scan import linear_attention
-from paxlite.layers.linear_attention.context_states import (
-  is_split,
-  linear_attention_over_context,
-)
 from paxlite.layers.linear_attention.decay import Decay
 from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm
 from paxlite.layers.linear_attention.row_state import RowState
@@ -76,15 +72,7 @@ class GatedDeltaNet(nn.Module):
 
     shares = self.num_value_heads // self.num_key_heads
     query, key = (jnp.repeat(x, shares, 2) for x in (query, key))
-    state = rows.before('heads', key.shape[2:] + value.shape[3:], jnp.dtype(jnp.float32))
-    arrays = query, key, value, log_decay, beta
-    if is_split() and not rows.is_kept:
-      context = linear_attention_over_context(*arrays, segment_ids_BT)
-    else:  # a scan over chunks of tokens, so that tokens are not split over devices
-      of_heads = lambda x: shard(x, 'batch', None, 'act_heads', *[None] * (x.ndim - 3))
-      query, key, value, log_decay, beta = map(of_heads, arrays)
-      context, state = linear_attention(query, key, value, log_decay, beta, segment_ids_BT, state)
-      rows.keep('heads', state)
+    context = attend(rows, query, key, value, log_decay, beta, segment_ids_BT)
     context = checkpoint_name(context, 'context')
 
     gate = self._project('gate', (self.num_value_heads, self.value_dims), 'heads')(x_BTD)

@@ -7,8 +7,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
 from paxlite.layers.activations import ACTIVATIONS
+from paxlite.layers.linear_attention.attend import attend
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.chunked_scan import linear_attention
 from paxlite.layers.linear_attention.decay import Steps
 from paxlite.layers.linear_attention.gated_norm import GateThenRmsNorm
 from paxlite.layers.linear_attention.row_state import RowState
@@ -82,16 +82,8 @@ class Mamba2(nn.Module):
       steps, log_decay = (jnp.where(counts_BT[..., None], x, 0) for x in (steps, log_decay))
 
     key, query = (jnp.repeat(x, self.num_heads // self.num_groups, 2) for x in (key, query))
-    # a scan over chunks of tokens, so that tokens are not split over devices
-    on_heads = lambda x: shard(x, 'batch', None, 'act_heads', *[None] * (x.ndim - 3))
-    query, key, value, steps, log_decay = map(on_heads, (query, key, value, steps, log_decay))
     written = (value * steps[..., None]).astype(value.dtype)
-    shape = self.num_heads, self.state_dims, self.head_dims
-    state = rows.before('heads', shape, jnp.dtype(jnp.float32))
-    context, state = linear_attention(
-      query, key, written, log_decay, segment_ids_BT=segment_ids_BT, state_BNKV=state
-    )
-    rows.keep('heads', state)
+    context = attend(rows, query, key, written, log_decay, None, segment_ids_BT)
     skip = param(self, 'skip', nn.initializers.ones, [self.num_heads], ['heads'])
     context += (value * skip[:, None]).astype(context.dtype)
     context = self.norm_tpl(name='norm')(checkpoint_name(context, 'context'), gate)
