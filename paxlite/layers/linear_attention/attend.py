@@ -1,4 +1,4 @@
-"""Linear attention as layers call it: of rows that are whole, split over devices, or read in parts."""
+"""Linear attention as layers call it: of whole rows, of split rows, and of parts of rows."""
 
 import jax
 import jax.numpy as jnp
