@@ -83,6 +83,11 @@ def write_adapter(
     if is_swapped:
       b = regrouped(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
     name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
+    if f'{name}.lora_A.weight' in tensors:
+      raise UserError(
+        f'{entry.theirs} of a {family} holds several weights, for which LoRA here has a pair of '
+        'factors each: export with --to=hf, which merges them'
+      )
     tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)
     tensors[f'{name}.lora_B.weight'] = np.ascontiguousarray(b).astype(kind)
     if f'{stem}/lora_m' in variables:
