@@ -29,7 +29,7 @@ class LFM2_350M(LFM2):
   NUM_KV_HEADS = 8
   MODEL_DIMS = 1024
   HIDDEN_DIMS = 4608
-  ATTENTION_PATTERN = [*3 * _THREE, *3 * _THREE[1:], 'short_convolution']
+  ATTENTION_PATTERN = [*3 * _THREE, *3 * _THREE[1:]]
 
 
 @register

@@ -65,8 +65,9 @@ class CacheLayout:
       axis = _row_axis(path)
       names: list[str | None] = [None] * x.ndim
       names[axis] = 'batch'
-      if x.ndim - axis == 4:
-        names[axis + 1] = 'act_kv_heads'
+      if x.ndim - axis == 4:  # [B, N, S, H], or of a convolution [B, tokens, N, H]
+        is_whole = path[-1] == 'heads' + STATE or not _is_state(path)
+        names[axis + (1 if is_whole else 2)] = 'act_kv_heads'
       spec = partitioning.spec(names, self._rules)
       fit = partitioning.fitting(spec, _shape(path, x, rows, 1), dict(self._mesh.shape))
       found[path] = NamedSharding(self._mesh, fit)

@@ -28,7 +28,7 @@ _FREE = {'ROPE_LAYOUT'}
 # As of transformers 5.24.
 _WITHOUT_CLASSIFIER = (
   'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe', 'lfm2', 'granitemoehybrid',
-  'nemotron_h',
+  'nemotron_h', 'olmo_hybrid', 'qwen3_5_moe_text',
 )  # fmt: skip
 _MOST_ENDS = 64  # ids that end a text
 
@@ -208,7 +208,8 @@ def _classifier(kind: str, family: Family) -> str:
   """Returns the class of transformers that reads a reward model of a family."""
   if kind in _WITHOUT_CLASSIFIER:
     raise UserError(f'transformers has no class for reward models of the family {kind}')
-  name = {'gemma3_text': 'Gemma3TextForCausalLM'}.get(kind, family.architecture)
+  texts = {'gemma3_text': 'Gemma3TextForCausalLM', 'qwen3_5_text': 'Qwen3_5TextForCausalLM'}
+  name = texts.get(kind, family.architecture)
   return name.replace('ForCausalLM', 'ForSequenceClassification')
 
 

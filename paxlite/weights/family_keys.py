@@ -1,5 +1,7 @@
 """The keys of config.json that several families share, and the functions that make some of them."""
 
+from typing import Any
+
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.deepseek import DeepSeek
@@ -88,6 +90,20 @@ def choice(key: str, attribute: str, off: object, on: object, default: bool) -> 
   return Both(
     (key,), (attribute,), lambda c: {attribute: on if c.get(key, default) else off}, write
   )
+
+
+def only(key: str, *values: object) -> Both:
+  """Returns a key that older or published files have, with its implemented values; see OneOf.
+
+  It is not written: transformers does not read it.
+  """
+  one_of: Any = OneOf
+  return Both((key,), (), one_of(key, *values).read, lambda e: {})
+
+
+def unread(*keys: str) -> Both:
+  """Returns keys of parts of a model that are not imported, which are not written."""
+  return Both(keys, (), lambda config: {}, lambda e: {})
 
 
 def counted(key: str, attribute: str, null: int) -> Both:
@@ -229,12 +245,14 @@ ERNIE_EXPERTS = (
   ),
   either('NUM_EXPERTS_PER_TOKEN', 'moe_k', 'num_experts_per_tok'),
   either('NUM_EXPERTS', 'moe_num_experts', 'num_experts'),
-  Same('moe_num_shared_experts', 'NUM_SHARED_EXPERTS'),
+  Same('moe_num_shared_experts', 'NUM_SHARED_EXPERTS', default=2),
   Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
   activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')),
   OneOf('moe_norm_min', 1e-12),
   OneOf('moe_gate', 'topk'),
   OneOf('moe_use_aux_free', True),
+  only('use_rmsnorm', True),
+  unread('num_nextn_predict_layers'),
   Both(
     ('moe_layer_start_index', 'moe_layer_interval', 'moe_layer_end_index'),
     ('NUM_DENSE_BLOCKS', 'BLOCKS_PER_LAYER'),

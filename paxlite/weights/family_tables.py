@@ -30,6 +30,7 @@ from paxlite.weights.config_keys import (
   Both,
   Cap,
   OneOf,
+  Repeated,
   Same,
   activation,
   heads,
@@ -69,6 +70,7 @@ from paxlite.weights.family_keys import (
   latent_rope,
   number,
   routing,
+  unread,
 )
 from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
@@ -272,6 +274,7 @@ FAMILIES: dict[str, Family] = {
       *LENGTHS, heads('head_dim'), SILU, UNTIED, with_alpha(rope()),
       Same('attention_bias', 'USE_BIAS', default=False),
       OneOf('use_qk_norm', True), OneOf('use_cla', False), NO_MLP_BIAS,
+      Repeated('attention_head_dim', 'head_dim'), unread('org_vocab_size', 'pad_id'),
     ),
     tensor_names.HUNYUAN,
   ),

@@ -39,18 +39,15 @@ from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')
 
-# Names of tensors that are not weights of the model: buffers, copies of a tied embedding, and what
-# predicts a second token in ERNIE.
-IGNORED = (
-  r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight|(.*\.)?mtp_.*'
-)
+# Names of tensors that are not weights of the model: buffers, and copies of a tied embedding.
+IGNORED = r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight'
 
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
 # Tensors beside the text model, by what they are for.
 _BESIDE = {
   'images': re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.'),
-  'multi-token prediction': re.compile(r'mtp\.'),
+  'multi-token prediction': re.compile(r'mtp\.|(.*\.)?mtp_'),
 }
 _LAYER = re.compile(r'model\.layers\.(\d{1,9})\.')
 _HEAD = 'lm_head.weight'

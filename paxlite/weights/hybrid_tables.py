@@ -14,6 +14,8 @@ from paxlite.weights.family_keys import (
   SIZES,
   UNTIED,
   either,
+  only,
+  unread,
 )
 from paxlite.weights.hybrid_keys import (
   BETA_SCALE,
@@ -26,7 +28,13 @@ from paxlite.weights.hybrid_keys import (
 )
 from paxlite.weights.rope_keys import rope
 
-_HYBRID = (UNTIED, *DELTA_NET, DELTA_TYPES, rope(fraction=0.25), NO_BIAS)
+# The last ones are in published files, and transformers does not read them.
+_HYBRID = (
+  UNTIED, *DELTA_NET, DELTA_TYPES, rope(fraction=0.25), NO_BIAS,
+  only('attn_output_gate', True), only('output_gate_type', 'swish', None),
+  only('use_sliding_window', False), only('sliding_window', None),
+  unread('mamba_ssm_dtype', 'mtp_num_hidden_layers', 'mtp_use_dedicated_embeddings'),
+)  # fmt: skip
 _SIZES = tuple(key for key in GIVEN_HEADS if 'intermediate_size' not in key.theirs)
 _SILU = activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS'))
 _EXPERTS = (
@@ -64,7 +72,8 @@ HYBRID_FAMILIES: dict[str, Family] = {
     'Qwen3_5ForCausalLM', Qwen3_5, (*GIVEN_HEADS, SILU, *_HYBRID), tensor_names.QWEN3_5
   ),
   'qwen3_5_moe_text': Family(
-    'Qwen3_5MoeForCausalLM', Qwen3_5Moe, (*_EXPERTS, OneOf('norm_topk_prob', True)),
+    'Qwen3_5MoeForCausalLM', Qwen3_5Moe,
+    (*_EXPERTS, OneOf('norm_topk_prob', True), only('mlp_only_layers', [])),
     tensor_names.QWEN3_5,
   ),
   'qwen3_next': Family(

@@ -28,6 +28,8 @@ HARMLESS = frozenset((
   'summary_type', 'summary_use_proj', 'task_specific_params', 'tf_legacy_loss', 'tokenizer_class',
   'torch_dtype', 'torchscript', 'transformers.js_config', 'transformers_version', 'unsloth_fixed',
   'unsloth_version', 'use_bfloat16', 'use_cache', 'use_return_dict',
+  # dropout of old files
+  'attention_probs_dropout_prob', 'hidden_dropout_prob',
   # how an untrained model begins
   'linear_a_log_max', 'linear_a_log_min', 'linear_dt_init_floor', 'linear_dt_max', 'linear_dt_min',
   # initial values of LFM2

@@ -17,6 +17,7 @@ from paxlite.tools import export_weights
 from paxlite.tools.experiments import num_parameters
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.families import experiment_of as from_config
+from tests.support.families import register_mistral4
 from tests.support.imported import loaded, run_import
 
 torch = pytest.importorskip('torch')
@@ -260,7 +261,8 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
   other = from_config(config | {'vocab_size': 12345}, tmp_path / 'config.json')
   assert other.VOCAB_SIZE == 12345
   if cls is not GPT2 and 'rope_parameters' not in config:
-    assert from_config(config | {'rope_theta': 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
+    key = 'rotary_emb_base' if 'rotary_emb_base' in config else 'rope_theta'
+    assert from_config(config | {key: 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
 
 
 @pytest.mark.cases(fast=0, slow=12)
@@ -268,6 +270,7 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
 @pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
 def test_transformers_has_as_many_parameters(cls):
   """It builds the model of the exported config.json, without memory for it."""
+  register_mistral4()
   config = config_json(cls(), 'bfloat16', None)
   kind = config.pop('model_type')
   with torch.device('meta'):
@@ -559,6 +562,22 @@ PUBLISHED = {
     text_config=dict(
       model_type='gemma3_text', hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
       rope_scaling=dict(factor=8.0, rope_type='linear'), sliding_window=1024,
+    ),
+  ),
+  'Qwen3_5_9B': dict(
+    model_type='qwen3_5', image_token_id=248056, vision_config=dict(model_type='qwen3_5'),
+    text_config=dict(
+      model_type='qwen3_5_text', attn_output_gate=True, attention_bias=False, head_dim=256,
+      full_attention_interval=4, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32,
+      num_attention_heads=16, num_key_value_heads=4, linear_conv_kernel_dim=4, hidden_act='silu',
+      linear_key_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32,
+      linear_value_head_dim=128, mamba_ssm_dtype='float32', mlp_only_layers=None,
+      mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False, vocab_size=248320,
+      max_position_embeddings=262144, rms_norm_eps=1e-6,
+      rope_parameters=dict(
+        mrope_interleaved=True, mrope_section=[11, 11, 10], rope_type='default',
+        rope_theta=10000000, partial_rotary_factor=0.25,
+      ),
     ),
   ),
   'Phi4': dict(

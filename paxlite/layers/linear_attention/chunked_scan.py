@@ -159,8 +159,8 @@ def chunks_of(
     beta = cut(beta_BTN.astype(jnp.float32))[..., None]
     system = product('...ck,...sk->...cs', k, k) * decay * beta
     inverse = _inverse(jnp.tril(system, -1))
-    values = inverse @ (values * beta)
-    erase = (inverse @ (k * (beta * to_start[..., None]))).astype(dtype)
+    values = _exact(inverse, values * beta)
+    erase = _exact(inverse, k * (beta * to_start[..., None])).astype(dtype)
   return Chunks(
     read=(q * to_start[..., None]).astype(dtype),
     scores=scores.astype(dtype),
@@ -200,6 +200,10 @@ def advance(state_BNKV: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]
   return state_BNKV, read.astype(dtype)
 
 
+# TPUs and GPUs would round the factors of products of float32
+_exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
 @jax.custom_vjp
 def _inverse(lower: jax.Array) -> jax.Array:
   """Returns (1 + lower)⁻¹ for strictly lower triangles [C, C], in float32.
@@ -212,12 +216,12 @@ def _inverse(lower: jax.Array) -> jax.Array:
   inverse = jnp.eye(_BLOCK) - blocks
   power = blocks
   for _ in range(_BLOCK.bit_length() - 2):
-    power = power @ power
-    inverse += inverse @ power
+    power = _exact(power, power)
+    inverse += _exact(inverse, power)
   while inverse.shape[-1] < size:
     n = inverse.shape[-1]
     first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-    below = -second @ _diagonal(lower, 2 * n, n) @ first
+    below = -_exact(_exact(second, _diagonal(lower, 2 * n, n)), first)
     above = jnp.zeros_like(below)
     inverse = jnp.block([[first, above], [below, second]])
   return inverse[..., 0, :, :]
@@ -241,7 +245,7 @@ def _inverse_forward(lower: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _inverse_backward(inverse: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
   transposed = inverse.mT
-  return (-jnp.tril(transposed @ gradient @ transposed, -1),)
+  return (-jnp.tril(_exact(_exact(transposed, gradient), transposed), -1),)
 
 
 _inverse.defvjp(_inverse_forward, _inverse_backward)

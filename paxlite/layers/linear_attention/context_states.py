@@ -69,8 +69,8 @@ def _local(
   a_RBNKK, b_RBNKV = jax.lax.all_gather(_effect(chunks), axis)
   state_BNKV = jnp.zeros_like(b_RBNKV[0])
   for r in range(size - 1):
-    after_BNKV = a_RBNKK[r] @ state_BNKV + b_RBNKV[r]
-    state_BNKV = jnp.where(r < index, after_BNKV, state_BNKV)
+    moved_BNKV = jnp.matmul(a_RBNKK[r], state_BNKV, precision=jax.lax.Precision.HIGHEST)
+    state_BNKV = jnp.where(r < index, moved_BNKV + b_RBNKV[r], state_BNKV)
   _, o_MBNCV = jax.lax.scan(advance, state_BNKV, chunks)
   return joined(o_MBNCV, v_BTNV)
 
