@@ -42,7 +42,8 @@ def values(config: dict[str, Any]) -> Any:
   try:
     experiment = family.experiment(**read_keys(family.keys, config))
     experiment.validate()
-    return experiment.model_values
+    # transformers' model computes no prediction modules; whether there are some, the tensors say
+    return experiment.replaced(NUM_PREDICTION_MODULES=0).model_values
   except (AttributeError, KeyError, TypeError, UserError):
     return None
 
