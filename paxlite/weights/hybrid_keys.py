@@ -89,18 +89,24 @@ DELTA_TYPES = hybrid_types(DELTA_KINDS)
 SHARED_EXPERT = Same('shared_expert_intermediate_size', 'SHARED_EXPERT_HIDDEN_DIMS')
 
 
-def _expert_widths(config: Config) -> dict[str, object]:
-  width = config['moe_intermediate_size']
-  return {'EXPERT_HIDDEN_DIMS': width, 'HIDDEN_DIMS': config.get('intermediate_size', width)}
+def expert_width(other: int = 0) -> Both:
+  """Returns the width of experts, which all blocks have; some files have that of other blocks too.
 
+  Args:
+    other: The width of other blocks in files that do not say it; 0: that of an expert.
+  """
 
-# All blocks have experts, and some files have the width of other blocks too.
-EXPERT_WIDTH = Both(
-  ('moe_intermediate_size', 'intermediate_size'),
-  ('EXPERT_HIDDEN_DIMS', 'HIDDEN_DIMS'),
-  _expert_widths,
-  lambda e: {
-    'moe_intermediate_size': e.values()['EXPERT_HIDDEN_DIMS'],
-    'intermediate_size': e.HIDDEN_DIMS,
-  },
-)
+  def read(config: Config) -> dict[str, object]:
+    width = config['moe_intermediate_size']
+    hidden = config.get('intermediate_size', other or width)
+    return {'EXPERT_HIDDEN_DIMS': width, 'HIDDEN_DIMS': hidden}
+
+  return Both(
+    ('moe_intermediate_size', 'intermediate_size'),
+    ('EXPERT_HIDDEN_DIMS', 'HIDDEN_DIMS'),
+    read,
+    lambda e: {
+      'moe_intermediate_size': e.values()['EXPERT_HIDDEN_DIMS'],
+      'intermediate_size': e.HIDDEN_DIMS,
+    },
+  )

@@ -22,8 +22,8 @@ from paxlite.weights.hybrid_keys import (
   DELTA_KINDS,
   DELTA_NET,
   DELTA_TYPES,
-  EXPERT_WIDTH,
   SHARED_EXPERT,
+  expert_width,
   types_without_positions,
 )
 from paxlite.weights.rope_keys import rope
@@ -38,7 +38,7 @@ _HYBRID = (
 _SIZES = tuple(key for key in GIVEN_HEADS if 'intermediate_size' not in key.theirs)
 _SILU = activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS'))
 _EXPERTS = (
-  *_SIZES, *_HYBRID, EXPERT_WIDTH, _SILU, EXPERTS_PER_TOKEN, SHARED_EXPERT,
+  *_SIZES, *_HYBRID, _SILU, EXPERTS_PER_TOKEN, SHARED_EXPERT,
   either('NUM_EXPERTS', 'num_experts', 'num_local_experts'),
 )  # fmt: skip
 
@@ -73,13 +73,13 @@ HYBRID_FAMILIES: dict[str, Family] = {
   ),
   'qwen3_5_moe_text': Family(
     'Qwen3_5MoeForCausalLM', Qwen3_5Moe,
-    (*_EXPERTS, OneOf('norm_topk_prob', True), only('mlp_only_layers', [])),
+    (*_EXPERTS, expert_width(), OneOf('norm_topk_prob', True), only('mlp_only_layers', [])),
     tensor_names.QWEN3_5,
   ),
   'qwen3_next': Family(
     'Qwen3NextForCausalLM', Qwen3Next,
     (
-      *_EXPERTS, OneOf('decoder_sparse_step', 1), OneOf('mlp_only_layers', []),
+      *_EXPERTS, expert_width(5632), OneOf('decoder_sparse_step', 1), OneOf('mlp_only_layers', []),
       Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
     ),
     tensor_names.QWEN3_NEXT,
