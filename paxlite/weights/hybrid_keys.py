@@ -42,7 +42,7 @@ def types_without_positions(kinds: Mapping[str, str]) -> Both:
 
   def has_positions(config: Config) -> bool:
     given = config.get('rope_scaling') or config.get('rope_parameters') or {}
-    return (given.get('rope_theta') or config.get('rope_theta')) is not None
+    return config.get('rope_theta', given.get('rope_theta', 0)) is not None  # null says so
 
   def read(config: Config) -> dict[str, object]:
     values = types.read(config)
@@ -58,7 +58,10 @@ def types_without_positions(kinds: Mapping[str, str]) -> Both:
     if 'full' in found:
       raise UserError('Hugging Face has no family with full and full_nope beside states')
     nope = {**kinds, 'full_attention': 'full_nope'}
-    return {'layer_types': write_types(e, 'full_nope', nope), 'rope_parameters': None}
+    return {
+      'layer_types': write_types(e, 'full_nope', nope),
+      'rope_parameters': {'rope_type': 'default', 'rope_theta': None},
+    }
 
   return Both((*types.theirs, *whole.theirs), (*types.ours, *whole.ours), read, write)
 

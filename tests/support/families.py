@@ -94,7 +94,9 @@ CASES = {
   'qwen3_5_text': BLOCK | DELTA,
   'qwen3_5_moe_text': BLOCK | DELTA | SHARED,
   'qwen3_next': BLOCK | DELTA | SHARED | dict(norm_topk_prob=False),
-  'olmo_hybrid': BLOCK | OLMO_DELTA,
+  'olmo_hybrid': BLOCK
+  | OLMO_DELTA
+  | dict(rope_parameters=dict(rope_type='default', rope_theta=None)),
   'olmo_hybrid positions': BLOCK
   | OLMO_DELTA
   | dict(rope_parameters=YARN, linear_allow_neg_eigval=False),

@@ -103,7 +103,7 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     config |= dict(norm_topk_prob=chance())
   if kind == 'olmo_hybrid':
     del config['head_dim']
-    config['rope_parameters'] = pick(rope, None)
+    config['rope_parameters'] = pick(rope, dict(rope_type='default', rope_theta=None))
   if kind.startswith(('qwen3_5', 'qwen3_next', 'olmo_hybrid')):
     key_heads = pick(1, 2, 3)
     config |= dict(
