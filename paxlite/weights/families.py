@@ -16,7 +16,7 @@ from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
-from paxlite.weights.layout import Entry, decoder_entries, has_modules, with_reward
+from paxlite.weights.layout import Entry, decoder_entries, has_modules, same
 from paxlite.weights.state_layout import STATE_ENTRIES
 
 log = logging.getLogger('paxlite')
@@ -131,7 +131,14 @@ def hugging_face_entries(e: LanguageModel) -> list[Entry]:
     entries = decoder_entries(e, family.names, family.rotary, STATE_ENTRIES)
   if not isinstance(e, RewardModel):
     return entries
-  return with_reward(entries, e.MODEL_DIMS)
+  return _with_reward(entries, e.MODEL_DIMS)
+
+
+def _with_reward(entries: list[Entry], dims: int) -> list[Entry]:
+  """Returns the entries of a reward model: those of its language model, with another head."""
+  head = 'softmax/w'
+  rest = [entry for entry in entries if entry.ours not in (head, 'logits_bias/b')]
+  return [*rest, same('score.weight', (1, dims), head)]
 
 
 def family_of(e: LanguageModel) -> str:

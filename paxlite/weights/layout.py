@@ -419,24 +419,15 @@ def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:
   )
 
 
-def with_reward(entries: list[Entry], dims: int) -> list[Entry]:
-  """Returns the entries of a reward model: those of its language model, with another head."""
-  head = 'softmax/w'
-  rest = [entry for entry in entries if entry.ours not in (head, 'logits_bias/b')]
-  return [*rest, same('score.weight', (1, dims), head)]
-
-
 def same(
   theirs: str, shape: tuple[int, ...], ours: str, our_shape: tuple[int, ...] | None = None
 ) -> Entry:
   """Returns the entry of a tensor whose elements have the same order in the variable."""
-  identity: Transform = lambda x: x
-  return Entry(theirs, shape, ours, our_shape or shape, identity, identity)
+  return Entry(theirs, shape, ours, our_shape or shape, _whole, _whole)
 
 
 def _transposed(theirs: str, shape: tuple[int, ...], ours: str) -> Entry:
-  transpose: Transform = lambda x: x.T
-  return Entry(theirs, shape, ours, shape[::-1], transpose, transpose)
+  return Entry(theirs, shape, ours, shape[::-1], np.transpose, np.transpose)
 
 
 def _heads(heads: int, head_dim: int, ours: str | None) -> tuple[Transform, Transform]:
