@@ -24,7 +24,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, sentencepiece_model
 from paxlite.weights.families import config_json
 from paxlite.weights.known_keys import HARMLESS
-from paxlite.weights.layout import Entry
+from paxlite.weights.tensor_entries import Entry
 
 # How coarse tensors are, from the finest: the names of safetensors, of gguf and of numpy.
 _TYPES = (

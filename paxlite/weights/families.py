@@ -16,8 +16,9 @@ from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
-from paxlite.weights.layout import Entry, decoder_entries, has_modules, same
+from paxlite.weights.layout import decoder_entries, has_modules
 from paxlite.weights.state_layout import STATE_ENTRIES
+from paxlite.weights.tensor_entries import Entry, same
 
 log = logging.getLogger('paxlite')
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import Key
-from paxlite.weights.layout import Entry
+from paxlite.weights.tensor_entries import Entry
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from paxlite.data.tokenizer_files import (
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.text_files import check_file
 from paxlite.files.unfinished_folder import UnfinishedFolder
-from paxlite.weights.layout import Entry
+from paxlite.weights.tensor_entries import Entry
 
 
 class Tensors(Protocol):

@@ -18,8 +18,9 @@ from paxlite.weights.config_keys import Config
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.known_keys import HARMLESS
-from paxlite.weights.layout import Entry, decoder_entries
+from paxlite.weights.layout import decoder_entries
 from paxlite.weights.rope_keys import KEYS
+from paxlite.weights.tensor_entries import Entry
 
 ROPE_FREQS = 'rope_freqs.weight'  # what llama3 divides the rates of rotary positions by
 PATTERN = 'attention.sliding_window_pattern'

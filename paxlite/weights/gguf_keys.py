@@ -26,8 +26,9 @@ from paxlite.weights.gguf_families import (
 )
 from paxlite.weights.gguf_file import SPLIT, GgufTensors, file_of
 from paxlite.weights.known_keys import check_count, check_known, shortened
-from paxlite.weights.layout import Entry, check_layers
+from paxlite.weights.layout import check_layers
 from paxlite.weights.rope_keys import KEYS
+from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import GGUF
 
 # The fields that are read, with what they become. Those of the architecture have no first word.

@@ -14,7 +14,7 @@ from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights import gguf_types
 from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of, model_fields, rope_freqs
 from paxlite.weights.gguf_tokenizer_writer import tokenizer_fields
-from paxlite.weights.layout import Entry
+from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 

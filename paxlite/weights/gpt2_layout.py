@@ -1,7 +1,7 @@
 """The tensors of GPT-2, whose layers are [in, out]."""
 
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.layout import Entry, same
+from paxlite.weights.tensor_entries import Entry, same
 
 
 def gpt2_entries(e: LanguageModel) -> list[Entry]:

@@ -31,9 +31,10 @@ from paxlite.weights.families import config_json, experiment_of, family_of, hugg
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.generation_keys import read_generation, written_generation
-from paxlite.weights.layout import Entry, check_layers
+from paxlite.weights.layout import check_layers
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.stored_tensors import StoredTensors
+from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
 from paxlite.weights.written_tensors import VariableReader, written_tensor
 

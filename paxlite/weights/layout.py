@@ -1,7 +1,6 @@
 """The variable that each tensor of a published model becomes, and the order of its elements.
 
-One table for each family serves both directions. The transforms return views, so that a tensor is
-never copied as one array on its way (see variables.blocks).
+One table for each family serves both directions.
 """
 
 import dataclasses
@@ -10,8 +9,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
@@ -19,39 +16,24 @@ from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.stack import BlockKind
+from paxlite.weights.tensor_entries import (
+  Entry,
+  bias_of,
+  bias_transforms,
+  columns_of,
+  head_transforms,
+  norm_entries,
+  of_heads,
+  of_pairs,
+  rows_of,
+  same,
+  swapped,
+  transposed,
+  whole,
+)
 from paxlite.weights.tensor_names import GGUF
 
-Transform = Callable[[np.ndarray], np.ndarray]
 StateEntries = Callable[[Any, Mapping[str, str], str], list['Entry']]
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-  """One tensor of a published model, and the variable of paxlite that it becomes.
-
-  Attributes:
-    theirs: Name of the tensor.
-    shape: Shape of the tensor.
-    ours: Name of the variable.
-    our_shape: Shape of the variable.
-    to_ours: Returns a view of the tensor with its elements in the order of the variable's.
-    to_theirs: The reverse of to_ours, for a variable in its own shape.
-    part: Index of the tensor in the first dimension of a variable that combines queries, keys and
-      values, or experts; None: the tensor is the entire variable.
-    view: Returns the part of the tensor that becomes the variable, as a view. Entries of the same
-      tensor follow each other, or have other entries of that kind alone between them.
-    is_copy: Whether the tensor repeats another one, which becomes the variable; it may be missing.
-  """
-
-  theirs: str
-  shape: tuple[int, ...]
-  ours: str
-  our_shape: tuple[int, ...]
-  to_ours: Transform
-  to_theirs: Transform
-  part: int | None = None
-  view: Transform = lambda x: x
-  is_copy: bool = False
 
 
 def check_layers(
@@ -99,12 +81,12 @@ def decoder_entries(
     raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs {shell.flag("ROPE_LAYOUT", rotary)}')
   entries = [
     same(names['embedding'], (V, D), 'embedding/emb_var'),
-    *_norm(e, names['final_norm'], 'final_ln'),
+    *norm_entries(e, names['final_norm'], 'final_ln'),
   ]
   if e.SEPARATE_EMBEDDING:
     entries.append(same(names['head'], (V, D), 'softmax/w'))
   if e.USE_SOFTMAX_BIAS:
-    entries.append(same(_bias_of(names['head']), (V,), 'logits_bias/b'))
+    entries.append(same(bias_of(names['head']), (V,), 'logits_bias/b'))
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
     entries += _block(e, name, f'transformer/{block}', kind, rotary, state_entries)
@@ -132,7 +114,7 @@ def _block(
   norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[policy]
   entries = []
   for role, ours in norms.items():
-    entries += _norm(e, name[role], f'{layer}/{ours}')
+    entries += norm_entries(e, name[role], f'{layer}/{ours}')
   attention = f'{layer}/self_attention'
   if kind.attention is not None and kind.attention in state_entries:
     entries += state_entries[kind.attention](e, name, attention)
@@ -152,7 +134,7 @@ def _block(
     }
     entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
     if e.USE_SHARED_EXPERT_GATE:
-      entries.append(_transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
+      entries.append(transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
     ours = f'{ours}/experts'
   return entries + _experts(e, name, ours)
 
@@ -204,29 +186,31 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
     )
   ]
   if e.USE_BIAS:
-    entries.append(same(_bias_of(name['post']), (D,), f'{ours}/post/b'))
+    entries.append(same(bias_of(name['post']), (D,), f'{ours}/post/b'))
   if e.USE_ATTENTION_SINKS:
     entries.append(same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'))
   packed = (N + 2 * G) * H
   start = 0
   for part, (role, heads) in enumerate((('query', N), ('key', G), ('value', G))):
     layout = e.ROPE_LAYOUT if swap and role != 'value' else None
-    to_ours, to_theirs = _heads(heads, H, layout)
+    to_ours, to_theirs = head_transforms(heads, H, layout)
     rows = slice(start, start := start + heads * H)
-    theirs, view = name.get(role, ''), _whole
+    theirs, view = name.get(role, ''), whole
     shape: tuple[int, ...] = (heads * H, D)
     if role == 'query' and e.USE_OUTPUT_GATE:
-      theirs, shape, view = name['query_gate'], (2 * N * H, D), _of_pairs(N, 0)
-      gate = Entry(theirs, shape, f'{ours}/gate/projection/w', (D, N, H), *_heads(N, H, None))
-      entries.append(dataclasses.replace(gate, view=_of_pairs(N, 1)))
+      theirs, shape, view = name['query_gate'], (2 * N * H, D), of_pairs(N, 0)
+      gate = Entry(
+        theirs, shape, f'{ours}/gate/projection/w', (D, N, H), *head_transforms(N, H, None)
+      )
+      entries.append(dataclasses.replace(gate, view=of_pairs(N, 1)))
     if 'query_key_value' in name:
-      theirs, shape, view = name['query_key_value'], (packed, D), _rows(rows)
+      theirs, shape, view = name['query_key_value'], (packed, D), rows_of(rows)
     if 'heads' in name:  # queries, keys and values of one head stand together
-      theirs, shape, view = name['heads'], (3 * N * H, D), _of_heads(N, part)
+      theirs, shape, view = name['heads'], (3 * N * H, D), of_heads(N, part)
     for leaf in ('w', 'b') if e.USE_QKV_BIAS else ('w',):
       if leaf == 'b':
-        shape, (to_ours, to_theirs) = shape[:1], _bias(heads, layout)
-        theirs = _bias_of(theirs)
+        shape, (to_ours, to_theirs) = shape[:1], bias_transforms(heads, layout)
+        theirs = bias_of(theirs)
       ours_shape = (D, heads, H) if leaf == 'w' else (heads, H)
       entry = functools.partial(
         Entry, theirs, shape, to_ours=to_ours, to_theirs=to_theirs, view=view
@@ -239,10 +223,10 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
       continue
     heads = heads if e.QK_NORM == 'all_heads' else 1
     norm = f'{role}_norm/norm' if e.QK_NORM == 'all_heads' else f'{role}_norm'
-    transforms = _bias(heads, layout)
+    transforms = bias_transforms(heads, layout)
     entries += [
       dataclasses.replace(entry, to_ours=transforms[0], to_theirs=transforms[1])
-      for entry in _norm(e, name[f'{role}_norm'], f'{ours}/{norm}', heads * H)
+      for entry in norm_entries(e, name[f'{role}_norm'], f'{ours}/{norm}', heads * H)
     ]
   return entries
 
@@ -253,10 +237,12 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
   plain, rotated, value = e.DIMS_PER_HEAD, e.ROTARY_DIMS_PER_HEAD, e.VALUE_DIMS_PER_HEAD
 
   def heads(role: str, width: int, inputs: int, ours: str) -> Entry:
-    return Entry(name[role], (N * width, inputs), ours, (inputs, N, width), *_heads(N, width, None))
+    return Entry(
+      name[role], (N * width, inputs), ours, (inputs, N, width), *head_transforms(N, width, None)
+    )
 
   entries = [
-    _transposed(name['latent'], (R + rotated, D), f'{ours}/latent/w'),
+    transposed(name['latent'], (R + rotated, D), f'{ours}/latent/w'),
     same(name['latent_norm'], (R,), f'{ours}/latent_norm/scale'),
     heads('key_value', plain + value, R, f'{ours}/key_value/w'),
     Entry(
@@ -264,7 +250,7 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
       (D, N * value),
       f'{ours}/post/w',
       (D, N, value),
-      to_ours=_whole,
+      to_ours=whole,
       to_theirs=lambda w: w.reshape(len(w), -1),
     ),
   ]
@@ -272,7 +258,7 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
     return [*entries, heads('query', plain + rotated, D, f'{ours}/query/w')]
   return [
     *entries,
-    _transposed(name['query_down'], (Q, D), f'{ours}/query_latent/w'),
+    transposed(name['query_down'], (Q, D), f'{ours}/query_latent/w'),
     same(name['query_down_norm'], (Q,), f'{ours}/query_latent_norm/scale'),
     heads('query_up', plain + rotated, Q, f'{ours}/query/w'),
   ]
@@ -281,21 +267,21 @@ def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[E
 def _feed_forward(e: LanguageModel, name: Mapping[str, str], F: int, ours: str) -> list[Entry]:
   """Returns the entries of a feed-forward layer, gated or not."""
   D = e.MODEL_DIMS
-  down = _transposed(name['down'], (D, F), f'{ours}/ffn_layer2/w')
+  down = transposed(name['down'], (D, F), f'{ours}/ffn_layer2/w')
   if 'gate_up' not in name:
     roles = {'gate': 'ffn_layer1_gate', 'up': 'ffn_layer1'}
     if not e.USE_GATED_ACTIVATION:
       del roles['gate']
-    ups = [_transposed(name[role], (F, D), f'{ours}/{of}/w') for role, of in roles.items()]
+    ups = [transposed(name[role], (F, D), f'{ours}/{of}/w') for role, of in roles.items()]
     weights = [*ups, down]
     if not e.USE_FFN_BIAS:
       return weights
     return weights + [
-      same(_bias_of(w.theirs), w.shape[:1], w.ours.removesuffix('w') + 'b') for w in weights
+      same(bias_of(w.theirs), w.shape[:1], w.ours.removesuffix('w') + 'b') for w in weights
     ]
-  packed = _transposed(name['gate_up'], (2 * F, D), '')
+  packed = transposed(name['gate_up'], (2 * F, D), '')
   return [
-    dataclasses.replace(packed, ours=f'{ours}/{role}/w', our_shape=(D, F), view=_rows(rows))
+    dataclasses.replace(packed, ours=f'{ours}/{role}/w', our_shape=(D, F), view=rows_of(rows))
     for role, rows in (('ffn_layer1_gate', slice(0, F)), ('ffn_layer1', slice(F, 2 * F)))
   ] + [down]
 
@@ -303,7 +289,7 @@ def _feed_forward(e: LanguageModel, name: Mapping[str, str], F: int, ours: str) 
 def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[Entry]:
   """Returns the entries of a router and of gated experts."""
   D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
-  entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
+  entries = [transposed(name['router'], (E, D), f'{ours}/router/gate')]
   if e.ROUTER == 'balanced':
     shape = (1, E) if 'moe_statics' in name['router_balance'] else (E,)
     entries.append(same(name['router_balance'], shape, f'{ours}/router/{LOAD_BIAS}', (E,)))
@@ -332,9 +318,9 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
         (E, 2 * F, D),
         f'{ours}/{leaf}',
         (E, D, F),
-        _swapped,
-        _swapped,
-        view=_columns(rows),
+        swapped,
+        swapped,
+        view=columns_of(rows),
       )
       for leaf, rows in halves.items()
     ]
@@ -343,108 +329,11 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
     if '{x}' not in name[f'expert_{role}']:  # all experts are one tensor
       shapes = (E, outputs, inputs), (E, inputs, outputs)
       entries.append(
-        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], _swapped, _swapped)
+        Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], swapped, swapped)
       )
       continue
     for x in range(E):
       theirs = name[f'expert_{role}'].replace('{x}', str(x))
-      one = _transposed(theirs, (outputs, inputs), f'{ours}/{leaf}')
+      one = transposed(theirs, (outputs, inputs), f'{ours}/{leaf}')
       entries.append(dataclasses.replace(one, our_shape=(E, inputs, outputs), part=x))
   return entries
-
-
-def to_halves(x: np.ndarray, axis: int) -> np.ndarray:
-  """Reorders interleaved rotary pairs (2i, 2i+1) as (i, i + H/2).
-
-  Dimension `axis`, H, becomes [2, H/2].
-  """
-  shape = (*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
-  return x.reshape(shape).swapaxes(axis, axis + 1)
-
-
-def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
-  """Reverses to_halves: dimension `axis`, H, becomes [H/2, 2]."""
-  shape = (*x.shape[:axis], 2, x.shape[axis] // 2, *x.shape[axis + 1 :])
-  return x.reshape(shape).swapaxes(axis, axis + 1)
-
-
-_whole: Transform = lambda x: x
-_swapped: Transform = lambda x: x.swapaxes(1, 2)
-_Regrouping = Callable[[np.ndarray, int], np.ndarray]
-# by the layout of rotary pairs that the experiment has; none if it has no rotary positions
-_TO_OURS: dict[str | None, _Regrouping] = {'interleaved': to_pairs, 'half': to_halves}
-_TO_THEIRS: dict[str | None, _Regrouping] = {'interleaved': to_halves, 'half': to_pairs}
-
-
-def _of_heads(heads: int, part: int) -> Transform:
-  """Returns the view of queries (0), keys (1) or values (2) where a head has all three together."""
-  return lambda x: x.reshape(heads, 3, -1, *x.shape[1:])[:, part]
-
-
-def _norm(e: LanguageModel, theirs: str, ours: str, dims: int = 0) -> list[Entry]:
-  """Returns the entries of a norm of activations, or of `dims` dimensions."""
-  shape = (dims or e.MODEL_DIMS,)
-  scale = same(theirs, shape, f'{ours}/scale')
-  if e.NORM_CLS != 'LayerNorm':
-    return [scale]
-  return [scale, same(_bias_of(theirs), shape, f'{ours}/bias')]
-
-
-def _bias_of(weight: str) -> str:
-  """Returns the name of the bias that belongs to a weight."""
-  return weight.removesuffix('weight') + 'bias'
-
-
-def _rows(rows: slice) -> Transform:
-  return lambda x: x[rows]
-
-
-def _of_pairs(heads: int, part: int) -> Transform:
-  """Returns one of the two parts of each head, [heads·2·H, D] to [heads, H, D]."""
-  return lambda x: x.reshape(heads, 2, -1, x.shape[-1])[:, part]
-
-
-def _columns(columns: slice) -> Transform:
-  return lambda x: x[:, columns]
-
-
-def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:
-  """Returns the transforms of _heads for a vector, [heads·H] → [heads, H] and back."""
-  into = _TO_OURS.get(ours)
-  out_of = _TO_THEIRS.get(ours)
-  split = lambda x: x.reshape(heads, -1)
-  return (
-    lambda x: split(x) if into is None else into(split(x), 1),
-    lambda b: split(b) if out_of is None else out_of(split(b), 1),
-  )
-
-
-def same(
-  theirs: str, shape: tuple[int, ...], ours: str, our_shape: tuple[int, ...] | None = None
-) -> Entry:
-  """Returns the entry of a tensor whose elements have the same order in the variable."""
-  return Entry(theirs, shape, ours, our_shape or shape, _whole, _whole)
-
-
-def _transposed(theirs: str, shape: tuple[int, ...], ours: str) -> Entry:
-  return Entry(theirs, shape, ours, shape[::-1], np.transpose, np.transpose)
-
-
-def _heads(heads: int, head_dim: int, ours: str | None) -> tuple[Transform, Transform]:
-  """Returns the transforms [heads·H, D] → [D, heads, H] and back.
-
-  They convert rotary pairs to layout `ours` and back, unless `ours` is None.
-  """
-  into = _TO_OURS.get(ours)
-  out_of = _TO_THEIRS.get(ours)
-
-  def to_ours(x: np.ndarray) -> np.ndarray:
-    x = x.reshape(heads, head_dim, -1)
-    x = x if into is None else into(x, 1)
-    return np.moveaxis(x, -1, 0)
-
-  def to_theirs(w: np.ndarray) -> np.ndarray:
-    w = np.moveaxis(w, 0, -1)
-    return w if out_of is None else out_of(w, 1)
-
-  return to_ours, to_theirs

@@ -15,7 +15,7 @@ from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.huggingface import header
-from paxlite.weights.layout import to_halves, to_pairs
+from paxlite.weights.tensor_entries import to_halves, to_pairs
 
 
 def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:

@@ -15,7 +15,8 @@ from paxlite.files.json_files import read_object
 from paxlite.files.text_files import check_file
 from paxlite.weights.families import published
 from paxlite.weights.known_keys import check_count, check_known, shortened
-from paxlite.weights.layout import Entry, check_layers, decoder_entries
+from paxlite.weights.layout import check_layers, decoder_entries
+from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import META
 
 IGNORED = r'rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs'

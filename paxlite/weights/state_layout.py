@@ -15,7 +15,8 @@ from paxlite.experiments.parts.linear_attention import (
   ShortConvolutionLayers,
 )
 from paxlite.experiments.parts.single_blocks import FEED_FORWARD
-from paxlite.weights.layout import Entry, StateEntries, Transform, decoder_entries
+from paxlite.weights.layout import StateEntries, decoder_entries
+from paxlite.weights.tensor_entries import Entry, Transform
 
 
 def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> list[Entry]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from paxlite.checkpointing.variables import Variable
-from paxlite.weights.layout import Entry
+from paxlite.weights.tensor_entries import Entry
 
 
 class VariableReader:

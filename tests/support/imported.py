@@ -14,7 +14,7 @@ from paxlite.checkpointing.source import find_source
 from paxlite.core.variable_names import path_name
 from paxlite.eval.inference import experiment_of
 from paxlite.tools import import_weights
-from paxlite.weights.layout import Entry
+from paxlite.weights.tensor_entries import Entry
 
 
 def run_import(source: str, path, to, *flags: str) -> None:
