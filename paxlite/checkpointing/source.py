@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
+from paxlite.checkpointing.foreign_weights import formats_at
 from paxlite.checkpointing.stored_source import checkpoint_folders, complete
 from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
 from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
@@ -30,12 +31,6 @@ _PARAMS = 'params'
 _AVERAGE, _NUM_AVERAGED = 'opt_state/average/', 'opt_state/num_averaged'
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
-# value of --from of paxlite import, origin of the weights, endings of their file names
-_OTHER_WEIGHTS = (
-  ('gguf', 'a GGUF file', ('.gguf',)),
-  ('meta', 'Meta', ('.pth',)),
-  ('hf', 'Hugging Face', ('.safetensors', '.safetensors.index.json', 'pytorch_model.bin')),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,11 +250,10 @@ def _importing(path: str) -> str:
   """Returns a hint for a path without paxlite weights: how to import weights of others."""
   tool = 'paxlite import'
   names = [path] if os.path.isfile(path) else os.listdir(path) if os.path.isdir(path) else []
-  for source, what, suffixes in _OTHER_WEIGHTS:
-    if any(name.endswith(suffixes) for name in names):
-      name = re.sub(r'\W+', '-', pathlib.Path(path).stem.lower()).strip('-') or 'imported'
-      command = f'{tool} --from={source} --path={shlex.quote(path)} --to=weights/{name}'
-      return f'. These are weights of {what}, to be imported: {command}'
+  for source, what, _ in formats_at(path)[:1]:
+    name = re.sub(r'\W+', '-', pathlib.Path(path).stem.lower()).strip('-') or 'imported'
+    command = f'{tool} --from={source} --path={shlex.quote(path)} --to=weights/{name}'
+    return f'. These are weights of {what}, to be imported: {command}'
   if not names and re.fullmatch(_HUB_NAME, path):
     return (
       '. If it is the name of a model on the Hugging Face Hub: download that into a folder (hf '

@@ -1,7 +1,8 @@
-"""paxlite import WEIGHTS --from=hf|meta|gguf|pax --to=FOLDER
+"""paxlite import WEIGHTS --to=FOLDER
 
 Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor. It writes a
-folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT.
+folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT. The files tell which
+format they have, unless --from does.
 
   hf    a Hugging Face folder (config.json, *.safetensors); docs/weights.md lists the families
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
@@ -11,7 +12,7 @@ folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT.
 The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
 
 Example:
-  paxlite import downloads/Mistral-7B-v0.1 --from=hf --to=weights/mistral
+  paxlite import downloads/Mistral-7B-v0.1 --to=weights/mistral
 """
 
 import os
@@ -20,6 +21,7 @@ import shlex
 import time
 from collections.abc import Sequence
 
+from paxlite.checkpointing.foreign_weights import formats_at
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
@@ -30,7 +32,7 @@ from paxlite.stores import object_copies
 from paxlite.stores.addresses import Address, is_address
 
 PARSER = Parser(__doc__)
-PARSER.option('--from', '', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
+PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'gguf', 'pax'))
 PARSER.word('path', 'WEIGHTS', 'the weights to read', stored)
 PARSER.option('--to', 'the folder to make', stored, required=True)
 PARSER.option('--tokenizer', 'tokenizer file, or folder with one, to put next to them', stored)
@@ -47,27 +49,46 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--path={args.path} is not there')
   if not is_address(args.to) and os.path.exists(args.to):
     raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
-  if (args.source == 'pax') != (args.fdl_config is not None):
+  source = args.source or _source_at(args.path)
+  if (source == 'pax') != (args.fdl_config is not None):
     raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
-  if args.attributes and args.source != 'pax':
+  if args.attributes and source != 'pax':
     raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights say what they are')
-  if args.params_only and args.source != 'pax':
+  if args.params_only and source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   started = time.perf_counter()
   # Tensors of Hugging Face are read from the store one at a time; other files are copied first.
-  largest = object_copies.SMALL if args.source == 'hf' else None
+  largest = object_copies.SMALL if source == 'hf' else None
   path = pathlib.Path(object_copies.local(args.path, largest))
   address = Address.parsed(args.path) if is_address(args.path) else None
   tokenizer = args.tokenizer
   if tokenizer is not None:
     tokenizer = pathlib.Path(object_copies.local(tokenizer, object_copies.SMALL))
   with stored_output.output_folder(args.to, last='checksums.json') as to:
-    if args.source == 'pax':
+    if source == 'pax':
       lines = _import_pax(path, to, args.fdl_config, args.attributes, args.params_only)
     else:
-      lines = _import_published(args.source, path, to, tokenizer, address)
+      lines = _import_published(source, path, to, tokenizer, address)
   lines = [line.replace(str(to), args.to) for line in lines]
   print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
+
+
+def _source_at(path: str) -> str:
+  """Returns the value of --from that the files at `path` tell."""
+  if is_address(path):
+    raise UserError(f'--from=hf|meta|gguf|pax is needed where WEIGHTS is an address: {path}')
+  found = [f.source for f in formats_at(path)]
+  if 'hf' in found and os.path.exists(os.path.join(path, 'config.json')):
+    return 'hf'
+  if len(found) == 1:
+    return found[0]
+  if found:
+    choices = ' or '.join(f'--from={source}' for source in found)
+    raise UserError(f'{path} has files of several formats: choose {choices}')
+  raise UserError(
+    f'{path} has no weights of Hugging Face (.safetensors), Meta (.pth) or GGUF (.gguf), and is no '
+    'checkpoint_%08d of Pax'
+  )
 
 
 def _import_published(
