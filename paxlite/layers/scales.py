@@ -5,13 +5,33 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+  """Returns x · factor, with the factor rounded to the dtype of x."""
+  return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
+
+
 class Scale(nn.Module):
   """x · factor, of any shape, with the factor rounded to the dtype of x."""
 
   factor: float
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return x * jnp.asarray(self.factor, x.dtype)
+    return scaled(x, self.factor)
+
+
+class Factors(nn.Module):
+  """Factors of what a layer's projections compute, by their names; see Scale.
+
+  Attributes:
+    names: The names of projections.
+    factors: A factor for each; other projections have none.
+  """
+
+  names: tuple[str, ...]
+  factors: tuple[float, ...]
+
+  def __call__(self, name: str, x: jax.Array) -> jax.Array:
+    return scaled(x, dict(zip(self.names, self.factors, strict=True)).get(name, 1.0))
 
 
 class PositionScale(nn.Module):

@@ -40,8 +40,12 @@ from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')
 
-# Names of tensors that are not weights of the model: buffers, and copies of a tied embedding.
-IGNORED = r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight'
+# Names of tensors that are not weights of the model: buffers, and copies of a tied embedding. The
+# decays of lightning attention are buffers; they follow from the sizes of a model.
+IGNORED = (
+  r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight'
+  r'|.*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)'
+)
 
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')

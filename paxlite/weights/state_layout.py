@@ -3,6 +3,7 @@
 Families pack the same weights in different ways: each way has roles of its own in tensor_names.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -11,12 +12,13 @@ import numpy as np
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.linear_attention import (
   DeltaNetLayers,
+  KimiDeltaLayers,
   Mamba2Layers,
   ShortConvolutionLayers,
 )
 from paxlite.experiments.parts.single_blocks import FEED_FORWARD
 from paxlite.weights.layout import StateEntries, decoder_entries
-from paxlite.weights.tensor_entries import Entry, Transform
+from paxlite.weights.tensor_entries import Entry, Transform, of_heads, same, transposed
 
 
 def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
@@ -129,6 +131,8 @@ def mamba2_entries(e: Mamba2Layers, name: Mapping[str, str], ours: str) -> list[
     'mamba_rate': ('steps/log_rate', heads[:1]), 'mamba_bias': ('steps/bias', heads[:1]),
     'mamba_skip': ('skip', heads[:1]), 'mamba_norm': ('norm/scale', heads),
   }  # fmt: skip
+  if e.MAMBA_NORM == 'none':
+    del vectors['mamba_norm']
   return [
     *_parts(name['mamba_in'], (end, D), of_rows, e.USE_STATE_BIAS),
     *_parts(name['mamba_convolution'], (channels, 1, W), convolved, e.USE_CONVOLUTION_BIAS),
@@ -137,11 +141,70 @@ def mamba2_entries(e: Mamba2Layers, name: Mapping[str, str], ours: str) -> list[
   ]
 
 
+def kimi_delta_entries(e: KimiDeltaLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
+  """Returns the entries of Kimi Delta Attention; the arguments are those of delta_net_entries."""
+  D, W, (N, H) = e.MODEL_DIMS, e.CONVOLUTION_WIDTH, (e.KDA_HEADS, e.KDA_HEAD_DIMS)
+  whole = slice(0, N * H)
+
+  def heads(role: str, inputs: int, shape: tuple[int, ...] = ()) -> Entry:
+    made = (N * H, *shape, inputs)
+    return _rows(name[f'kda_{role}'], made, whole, f'{ours}/{role}', (N, H))
+
+  entries = []
+  for role in ('query', 'key', 'value'):
+    entries += [heads(role, D), heads(f'{role}_convolution', W, (1,))]
+  for role in ('decay', 'gate'):
+    down = transposed(name[f'kda_{role}_down'], (H, D), f'{ours}/{role}_down/w')
+    entries += [down, heads(f'{role}_up', H)]
+  rate = Entry(
+    name['kda_rate'],
+    (1, 1, N, 1),
+    f'{ours}/decay/log_rate',
+    (N,),
+    to_ours=lambda x: x.reshape(N),
+    to_theirs=lambda w: w.reshape(1, 1, N, 1),
+  )
+  return [
+    *entries,
+    rate,
+    _vector(name['kda_bias'], f'{ours}/decay/bias', (N, H)),
+    transposed(name['kda_beta'], (N, D), f'{ours}/beta/w'),
+    same(name['kda_norm'], (H,), f'{ours}/norm/scale'),
+    *_output(name['kda_post'], f'{ours}/post', (D, N, H), has_bias=False),
+  ]
+
+
+def lightning_entries(e: LanguageModel, name: Mapping[str, str], ours: str) -> list[Entry]:
+  """Returns the entries of lightning attention; the arguments are those of delta_net_entries."""
+  D, N, H = e.MODEL_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
+  packed = [
+    Entry(
+      name['lightning_heads'],
+      (3 * N * H, D),
+      f'{ours}/{role}/w',
+      (D, N, H),
+      to_ours=lambda x: np.moveaxis(x, -1, 0),
+      to_theirs=lambda w: np.moveaxis(w, 0, -1),
+      view=of_heads(N, part),
+    )
+    for part, role in enumerate(('query', 'key', 'value'))
+  ]
+  gate = f'{ours}/gate/projection'
+  return [
+    *packed,
+    same(name['lightning_norm'], (N * H,), f'{ours}/norm/norm/scale'),
+    _rows(name['lightning_gate'], (N * H, D), slice(0, N * H), gate, (N, H)),
+    *_output(name['lightning_post'], f'{ours}/post', (D, N, H), has_bias=False),
+  ]
+
+
 # by the kinds of ATTENTION_PATTERN
 STATE_ENTRIES: dict[str, StateEntries] = {
   'gated_delta': delta_net_entries,
   'short_convolution': short_convolution_entries,
   'mamba2': mamba2_entries,
+  'kimi_delta': kimi_delta_entries,
+  'lightning': lightning_entries,
 }
 
 
@@ -160,6 +223,24 @@ def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Ent
     for layer in (('layer_norm/',) if kind.attention in FEED_FORWARD else ('ff_layer',))
   )
   return [entry for entry in whole if not entry.ours.startswith(absent)]
+
+
+def side_by_side_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
+  """Returns the entries of a decoder each of whose blocks has attention and Mamba 2.
+
+  The arguments are those of single_block_entries.
+  """
+  entries = [
+    dataclasses.replace(
+      entry, ours=entry.ours.replace('/self_attention/', '/self_attention/attention/')
+    )
+    for entry in decoder_entries(e, names, 'half')
+  ]
+  assert isinstance(e, Mamba2Layers)
+  for i, block in enumerate(e.block_names):
+    name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
+    entries += mamba2_entries(e, name, f'transformer/{block}/self_attention/state')
+  return entries
 
 
 def _parts(

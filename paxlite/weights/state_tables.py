@@ -1,12 +1,39 @@
-"""The published families with short convolutions and with Mamba 2; see family_tables."""
+"""The published families with states, but those with gated delta nets; see family_tables."""
 
+from paxlite.experiments.falcon import FalconH1
 from paxlite.experiments.granite import GraniteHybrid
+from paxlite.experiments.kimi import KimiLinear
 from paxlite.experiments.lfm import LFM2
+from paxlite.experiments.minimax import MiniMax
 from paxlite.experiments.nemotron import NemotronH
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import OneOf, Repeated, Same, activation, heads, positions
+from paxlite.weights.falcon_keys import (
+  FALCON_BIAS,
+  FALCON_FACTORS,
+  FALCON_HEADS,
+  FALCON_NORM,
+  LM_HEAD_FACTOR,
+)
 from paxlite.weights.family import Family
-from paxlite.weights.family_keys import NO_BIAS, NO_MLP_BIAS, NORMALIZED, UNTIED, number
+from paxlite.weights.family_keys import (
+  EXPERTS_PER_TOKEN,
+  GIVEN_KV,
+  NO_BIAS,
+  NO_MLP_BIAS,
+  NORMALIZED,
+  UNTIED,
+  number,
+  only,
+)
+from paxlite.weights.kimi_keys import (
+  DENSE_LAYERS,
+  KDA_LAYERS,
+  MODEL_LENGTH,
+  SHARED_EXPERTS,
+  default_of,
+)
+from paxlite.weights.minimax_keys import MINIMAX_TYPES, ROTARY_DIM
 from paxlite.weights.rope_keys import rope
 from paxlite.weights.state_keys import (
   GRANITE_EXPERTS,
@@ -20,7 +47,7 @@ from paxlite.weights.state_keys import (
   STEP_LIMITS,
   unread,
 )
-from paxlite.weights.state_layout import single_block_entries
+from paxlite.weights.state_layout import side_by_side_entries, single_block_entries
 
 _COUNTS = (
   Same('num_hidden_layers', 'NUM_LAYERS'),
@@ -33,6 +60,8 @@ _FACTORS = (
   number('attention_multiplier', 'ATTENTION_FACTOR'),
   number('logits_scaling', 'LOGITS_DIVISOR'),
 )
+
+_BOTH_ACTIVATIONS = ('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')
 
 STATE_FAMILIES: dict[str, Family] = {
   'lfm2': Family(
@@ -104,5 +133,76 @@ STATE_FAMILIES: dict[str, Family] = {
     ),
     tensor_names.NEMOTRON_H,
     entries=lambda e: single_block_entries(e, tensor_names.NEMOTRON_H),
+  ),
+  'falcon_h1': Family(
+    'FalconH1ForCausalLM', FalconH1,
+    (
+      *_COUNTS, heads('num_key_value_heads'), Same('intermediate_size', 'HIDDEN_DIMS'),
+      Same('rms_norm_eps', 'LAYERNORM_EPSILON', default=1e-5), UNTIED, rope(),
+      activation('hidden_act', ours=('ACTIVATION_CLS', 'MAMBA_ACTIVATION_CLS')),
+      Same('attention_bias', 'USE_BIAS', default=False),
+      Same('mlp_bias', 'USE_FFN_BIAS', default=False),
+      number('embedding_multiplier', 'EMBEDDING_FACTOR'), LM_HEAD_FACTOR,
+      number('key_multiplier', 'KEY_FACTOR'),
+      number('attention_in_multiplier', 'ATTENTION_IN_FACTOR'),
+      number('attention_out_multiplier', 'ATTENTION_OUT_FACTOR'),
+      number('ssm_in_multiplier', 'MAMBA_IN_FACTOR'),
+      number('ssm_out_multiplier', 'MAMBA_OUT_FACTOR'), *FALCON_FACTORS,
+      FALCON_HEADS, FALCON_NORM, FALCON_BIAS, STEP_LIMITS,
+      Same('mamba_n_groups', 'MAMBA_GROUPS', default=1),
+      Same('mamba_d_state', 'MAMBA_STATE_DIMS', default=256),
+      Same('mamba_d_conv', 'CONVOLUTION_WIDTH', default=4),
+      Same('mamba_conv_bias', 'USE_CONVOLUTION_BIAS', default=True),
+      # in published files, which transformers does not read
+      only('mamba_use_mlp', True), only('attn_layer_indices', None), unread('num_logits_to_keep'),
+    ),
+    tensor_names.FALCON_H1,
+    entries=lambda e: side_by_side_entries(e, tensor_names.FALCON_H1),
+  ),
+  'minimax': Family(
+    'MiniMaxForCausalLM', MiniMax,
+    (
+      *GIVEN_KV, activation('hidden_act', ours=_BOTH_ACTIVATIONS), UNTIED, rope(theta=1e6),
+      ROTARY_DIM, MINIMAX_TYPES, EXPERTS_PER_TOKEN, Same('num_local_experts', 'NUM_EXPERTS'),
+      number('full_attn_alpha_factor', 'FULL_ATTENTION_ALPHA'),
+      number('full_attn_beta_factor', 'FULL_ATTENTION_BETA'),
+      number('linear_attn_alpha_factor', 'LIGHTNING_ALPHA'),
+      number('linear_attn_beta_factor', 'LIGHTNING_BETA'),
+      number('mlp_alpha_factor', 'FFN_ALPHA'), number('mlp_beta_factor', 'FFN_BETA'),
+      # how many tokens transformers computes at a time, and what it does not read
+      unread('block_size'), only('postnorm', True), only('shared_intermediate_size', 0),
+      unread('shared_moe_mode'),
+    ),
+    tensor_names.MINIMAX,
+  ),
+  'kimi_linear': Family(
+    'KimiLinearForCausalLM', KimiLinear,
+    (
+      Same('num_hidden_layers', 'NUM_LAYERS'), Same('vocab_size', 'VOCAB_SIZE'), MODEL_LENGTH,
+      Same('intermediate_size', 'HIDDEN_DIMS'), Same('hidden_size', 'MODEL_DIMS'),
+      Same('rms_norm_eps', 'LAYERNORM_EPSILON', default=1e-5),
+      Same('num_attention_heads', 'NUM_HEADS'),
+      Repeated('num_key_value_heads', 'num_attention_heads', written='NUM_HEADS'),
+      Same('kv_lora_rank', 'LATENT_DIMS', default=512),
+      Same('q_lora_rank', 'QUERY_LATENT_DIMS', default=0, null=0),
+      Same('qk_nope_head_dim', 'DIMS_PER_HEAD', default=128),
+      Same('qk_rope_head_dim', 'ROTARY_DIMS_PER_HEAD', default=64),
+      Same('v_head_dim', 'VALUE_DIMS_PER_HEAD', default=128),
+      OneOf('tie_word_embeddings', False), NO_BIAS, KDA_LAYERS, DENSE_LAYERS, SHARED_EXPERTS,
+      activation('hidden_act', default='silu', ours=_BOTH_ACTIVATIONS),
+      Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
+      default_of('NUM_EXPERTS', 256, 'num_experts', 'num_local_experts', 'n_routed_experts'),
+      default_of('NUM_EXPERTS_PER_TOKEN', 8, 'num_experts_per_token', 'num_experts_per_tok'),
+      default_of('NORMALIZE_EXPERT_WEIGHTS', True, 'moe_renormalize', 'norm_topk_prob'),
+      default_of('NUM_EXPERT_GROUPS', 1, 'num_expert_group', 'n_group'),
+      Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', default=1),
+      number('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE', default=2.446),
+      # in published files, which transformers does not read
+      only('mla_use_nope', True), only('moe_router_activation_func', 'sigmoid'),
+      only('moe_layer_freq', 1), only('use_grouped_topk', True), only('topk_method', 'noaux_tc'),
+      unread('head_dim', 'rope_theta', 'rope_scaling', 'rope_parameters', 'rope_interleave'),
+    ),
+    tensor_names.KIMI_LINEAR,
+    other_names={'.block_sparse_moe.': '.mlp.'},  # dense blocks in transformers' files
   ),
 }  # fmt: skip

@@ -216,6 +216,46 @@ NEMOTRON_H = _MIXER | {
   'expert_up': 'backbone.layers.{i}.mixer.experts.{x}.up_proj.weight',
   'expert_down': 'backbone.layers.{i}.mixer.experts.{x}.down_proj.weight',
 }
+# Each block has attention and Mamba 2.
+FALCON_H1 = HUGGING_FACE | _MAMBA2 | {
+  'final_norm': 'model.final_layernorm.weight',
+  'ffn_norm': 'model.layers.{i}.pre_ff_layernorm.weight',
+  'gate': 'model.layers.{i}.feed_forward.gate_proj.weight',
+  'up': 'model.layers.{i}.feed_forward.up_proj.weight',
+  'down': 'model.layers.{i}.feed_forward.down_proj.weight',
+}  # fmt: skip
+# Of each head of lightning attention, its queries, keys and values stand together.
+MINIMAX = MIXTRAL | {
+  'lightning_heads': 'model.layers.{i}.self_attn.qkv_proj.weight',
+  'lightning_norm': 'model.layers.{i}.self_attn.norm.weight',
+  'lightning_gate': 'model.layers.{i}.self_attn.output_gate.weight',
+  'lightning_post': 'model.layers.{i}.self_attn.out_proj.weight',
+}
+KIMI_LINEAR = DEEPSEEK | {
+  'kda_query': 'model.layers.{i}.self_attn.q_proj.weight',
+  'kda_key': 'model.layers.{i}.self_attn.k_proj.weight',
+  'kda_value': 'model.layers.{i}.self_attn.v_proj.weight',
+  'kda_query_convolution': 'model.layers.{i}.self_attn.q_conv1d.weight',
+  'kda_key_convolution': 'model.layers.{i}.self_attn.k_conv1d.weight',
+  'kda_value_convolution': 'model.layers.{i}.self_attn.v_conv1d.weight',
+  'kda_decay_down': 'model.layers.{i}.self_attn.f_a_proj.weight',
+  'kda_decay_up': 'model.layers.{i}.self_attn.f_b_proj.weight',
+  'kda_gate_down': 'model.layers.{i}.self_attn.g_a_proj.weight',
+  'kda_gate_up': 'model.layers.{i}.self_attn.g_b_proj.weight',
+  'kda_rate': 'model.layers.{i}.self_attn.A_log',
+  'kda_bias': 'model.layers.{i}.self_attn.dt_bias',
+  'kda_beta': 'model.layers.{i}.self_attn.b_proj.weight',
+  'kda_norm': 'model.layers.{i}.self_attn.o_norm.weight',
+  'kda_post': 'model.layers.{i}.self_attn.o_proj.weight',
+  'router': 'model.layers.{i}.block_sparse_moe.gate.weight',
+  'router_balance': 'model.layers.{i}.block_sparse_moe.gate.e_score_correction_bias',
+  'expert_gate': 'model.layers.{i}.block_sparse_moe.experts.{x}.w1.weight',
+  'expert_up': 'model.layers.{i}.block_sparse_moe.experts.{x}.w3.weight',
+  'expert_down': 'model.layers.{i}.block_sparse_moe.experts.{x}.w2.weight',
+  'shared_gate': 'model.layers.{i}.block_sparse_moe.shared_experts.gate_proj.weight',
+  'shared_up': 'model.layers.{i}.block_sparse_moe.shared_experts.up_proj.weight',
+  'shared_down': 'model.layers.{i}.block_sparse_moe.shared_experts.down_proj.weight',
+}
 
 META = {
   'embedding': 'tok_embeddings.weight',

@@ -169,6 +169,26 @@ REFUSED = {
     'nemotron_h', dict(layers_block_type=None, hybrid_override_pattern='MX'),
   ),
   'tie_word_embeddings=True': ('nemotron_h', dict(tie_word_embeddings=True)),
+  'mamba_n_heads=4 × mamba_d_head=5 must be 48': ('falcon_h1', dict(mamba_d_head=5)),
+  'projectors_bias=True beside': ('falcon_h1', dict(projectors_bias=True)),
+  'ssm_multipliers=.1.0. must be 5 numbers': ('falcon_h1', dict(ssm_multipliers=[1.0])),
+  'lm_head_multiplier=0.0 must be': ('falcon_h1', dict(lm_head_multiplier=0.0)),
+  'mamba_use_mlp=False': ('falcon_h1', dict(mamba_use_mlp=False)),
+  'rotary_dim=12 must be': ('minimax', dict(rotary_dim=12)),
+  'attn_type_list and layer_types': ('minimax', dict(attn_type_list=[0, 0, 0, 1])),
+  'postnorm=False': ('minimax', dict(postnorm=False)),
+  'mlp_layer_types must have 4 of dense': (
+    'kimi_linear', dict(mlp_layer_types=['sparse', 'dense', 'sparse', 'sparse']),
+  ),
+  'linear_attn_config has gate_lower_bound': (
+    'kimi_linear', dict(linear_attn_config=dict(gate_lower_bound=-5.0)),
+  ),
+  'linear_attn_config must have each of the numbers 1 to 4': (
+    'kimi_linear',
+    dict(layer_types=None, linear_attn_config=dict(kda_layers=[1, 2], full_attn_layers=[4])),
+  ),
+  'mla_use_nope=False': ('kimi_linear', dict(mla_use_nope=False)),
+  'num_shared_experts=0 must be': ('kimi_linear', dict(num_shared_experts=0)),
   'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 

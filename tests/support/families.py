@@ -36,6 +36,23 @@ NEMOTRON = {k: v for k, v in BLOCK.items() if k != 'num_hidden_layers'} | dict(
   time_step_min=0.4, n_routed_experts=8, moe_intermediate_size=24,
   moe_shared_expert_intermediate_size=20,
 )  # fmt: skip
+FALCON = dict(
+  head_dim=10, mamba_d_ssm=48, mamba_n_heads=4, mamba_d_state=12, mamba_d_conv=3,
+  embedding_multiplier=3.0, lm_head_multiplier=0.4, key_multiplier=1.7, attention_in_multiplier=0.8,
+  attention_out_multiplier=1.3, ssm_in_multiplier=1.4, ssm_out_multiplier=0.6,
+  mlp_multipliers=[1.6, 0.7], ssm_multipliers=[0.5, 1.5, 0.7, 1.3, 1.2],
+)  # fmt: skip
+MINIMAX = EXPERTS | dict(
+  head_dim=10, full_attn_alpha_factor=1.5, full_attn_beta_factor=0.8,
+  linear_attn_alpha_factor=1.3, linear_attn_beta_factor=0.7, mlp_alpha_factor=1.2,
+  mlp_beta_factor=0.9,
+)  # fmt: skip
+KIMI = {k: v for k, v in LATENT.items() if k not in (
+  'n_routed_experts', 'first_k_dense_replace', 'rope_parameters'
+)} | dict(
+  num_experts=8, linear_head_dim=6, linear_num_heads=3, linear_conv_kernel_dim=3,
+  layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
+)  # fmt: skip
 WINDOW = ['sliding_attention', 'full_attention'] * 2
 
 # The first word is the model_type.
@@ -180,6 +197,26 @@ CASES = {
   ),
   'nemotron_h dense': NEMOTRON
   | dict(layers_block_type=['linear_attention', 'mlp', 'full_attention', 'mlp'] * 2),
+  'falcon_h1': BLOCK
+  | FALCON
+  | dict(mamba_n_groups=2, mamba_rms_norm=True, time_step_limit=(0.1, 0.9), attention_bias=True),
+  'falcon_h1 gate': BLOCK
+  | FALCON
+  | dict(
+    mamba_conv_bias=False, mamba_proj_bias=True, projectors_bias=True, mlp_bias=True,
+    tie_word_embeddings=True, rope_parameters=YARN,
+  ),
+  'minimax': BLOCK | MINIMAX | dict(layer_types=['linear_attention', 'full_attention'] * 2),
+  'minimax window': BLOCK
+  | MINIMAX
+  | dict(sliding_window=7, tie_word_embeddings=True, rope_parameters=YARN),
+  'kimi_linear': BLOCK | KIMI | dict(n_group=4, topk_group=2, q_lora_rank=12),
+  'kimi_linear dense': BLOCK
+  | KIMI
+  | dict(
+    num_shared_experts=2, moe_renormalize=False,
+    mlp_layer_types=['dense', 'dense', 'sparse', 'sparse'],
+  ),
   'gpt_oss': BLOCK
   | EXPERTS
   | dict(head_dim=10, sliding_window=5, rope_parameters=YARN | dict(truncate=False)),

@@ -170,6 +170,53 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       moe_shared_expert_intermediate_size=pick(8, 12), routed_scaling_factor=pick(1.0, 2.5),
       n_group=expert_groups, topk_group=pick(1, expert_groups), norm_topk_prob=chance(),
     )  # fmt: skip
+  if kind == 'falcon_h1':
+    groups = pick(1, 2, 3)
+    mamba_heads, mamba_width = groups * pick(1, 2, 4), pick(4, 6)
+    has_bias = chance()
+    factors = lambda count: [pick(1.0, 0.3, 1.7, 0.39062499999999994) for _ in range(count)]
+    config |= dict(
+      mamba_d_ssm=mamba_heads * mamba_width, mamba_n_heads=mamba_heads, mamba_n_groups=groups,
+      mamba_d_head=pick('auto', mamba_width), mamba_d_state=pick(4, 6, 16),
+      mamba_d_conv=pick(2, 3, 4), mamba_chunk_size=pick(4, 32), mamba_conv_bias=chance(),
+      mamba_proj_bias=has_bias, projectors_bias=has_bias, mamba_norm_before_gate=chance(),
+      mamba_rms_norm=chance(), attention_bias=chance(), mlp_bias=chance(),
+      time_step_limit=pick((0.0, float('inf')), (0.2, 0.8), (0.4, float('inf'))),
+      embedding_multiplier=pick(1.0, 3.0), lm_head_multiplier=pick(1.0, 0.0390625, 0.011048543456),
+      key_multiplier=pick(1.0, 1.7), attention_in_multiplier=pick(1.0, 0.7),
+      attention_out_multiplier=pick(1.0, 0.9), ssm_in_multiplier=pick(1.0, 1.25),
+      ssm_out_multiplier=pick(1.0, 0.4), ssm_multipliers=pick(None, factors(5)),
+      mlp_multipliers=pick(None, factors(2)),
+    )  # fmt: skip
+    if chance():
+      config |= dict(mamba_d_ssm=None, mamba_expand=2, mamba_d_head='auto', mamba_n_groups=1)
+      config['mamba_n_heads'] = pick(1, 2) * heads
+  if kind == 'minimax':
+    factors = {
+      f'{layer}_{name}_factor': pick(1, 0.7, 1.5)
+      for layer in ('full_attn', 'linear_attn', 'mlp') for name in ('alpha', 'beta')
+    }  # fmt: skip
+    config |= factors | dict(
+      num_experts_per_tok=pick(1, 2, 3), num_local_experts=pick(4, 6),
+      sliding_window=pick(None, None, window),
+      layer_types=pick(None, [pick('linear_attention', 'full_attention') for _ in range(layers)]),
+    )  # fmt: skip
+  if kind == 'kimi_linear':
+    groups, dense = pick(1, 2, 4), pick(*range(layers + 1))
+    del config['head_dim'], config['rope_parameters']
+    config |= dict(
+      num_key_value_heads=heads, q_lora_rank=pick(None, 12), kv_lora_rank=pick(8, 20),
+      qk_nope_head_dim=pick(4, 10), qk_rope_head_dim=pick(4, 6), v_head_dim=pick(4, 10),
+      num_experts=8, num_experts_per_token=pick(1, 2), moe_intermediate_size=pick(8, 20),
+      num_shared_experts=pick(1, 2), routed_scaling_factor=pick(1.0, 2.5), num_expert_group=groups,
+      topk_group=pick(1, groups), moe_renormalize=chance(), tie_word_embeddings=False,
+      linear_head_dim=pick(4, 6, 16), linear_num_heads=pick(1, 2, 3),
+      linear_conv_kernel_dim=pick(2, 3, 4),
+      num_hidden_layers=layers + 1,
+      mlp_layer_types=['dense'] * dense + ['sparse'] * (layers + 1 - dense),
+      layer_types=['linear_attention', *(pick('linear_attention', 'full_attention')
+                   for _ in range(layers - 1)), 'full_attention'],  # transformers needs both
+    )  # fmt: skip
   if kind in ('granite', 'granitemoehybrid'):
     config |= dict(
       embedding_multiplier=pick(1.0, 3), residual_multiplier=pick(1.0, 0.3),

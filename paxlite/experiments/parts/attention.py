@@ -41,7 +41,8 @@ from paxlite.parallel.devices import kind
 
 AttentionKind = Literal[
   'sliding', 'full', 'full_nope',
-  'gated_delta', 'short_convolution', 'mamba2',  # with a state instead of keys
+  # with a state instead of keys
+  'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta', 'lightning',
   'feed_forward', 'experts',  # in models whose blocks have one layer each
 ]  # fmt: skip
 QkNorm = Literal['none', 'per_head', 'all_heads']
@@ -68,8 +69,9 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', 'full_nope' (full, and without rotary positions), and in hybrid models kinds that have a
-  # state instead of keys: 'gated_delta', 'short_convolution' and 'mamba2'. Where
-  # blocks have one layer each, they are the layers, 'feed_forward' and 'experts' among them.
+  # state instead of keys: 'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta' and
+  # 'lightning'. Where blocks have one layer each, they are the layers, 'feed_forward' and 'experts'
+  # among them.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike

@@ -1,5 +1,7 @@
 """Hybrid models: blocks of linear attention between blocks of softmax attention."""
 
+from typing import Literal
+
 import fiddle as fdl
 from fiddle import selectors
 
@@ -12,11 +14,20 @@ from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
 from paxlite.layers.linear_attention.decay import Steps
 from paxlite.layers.linear_attention.gated_delta_net import GatedDeltaNet
-from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm, GateThenRmsNorm
+from paxlite.layers.linear_attention.gated_norm import (
+  Gate,
+  GatedRmsNorm,
+  GateThenRmsNorm,
+  RmsNormThenGate,
+  SigmoidGatedRmsNorm,
+)
+from paxlite.layers.linear_attention.kimi_delta import KimiDeltaAttention
 from paxlite.layers.linear_attention.kinds import LAYERS_WITH_STATE
 from paxlite.layers.linear_attention.mamba2 import Mamba2
 from paxlite.layers.linear_attention.short_convolution import ShortConvolution
 from paxlite.layers.projection import Projection
+
+MambaNorm = Literal['after_gate', 'before_gate', 'none']
 
 
 class LayersWithState(LanguageModel, subject='Layers with a state'):
@@ -136,6 +147,7 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
   MAMBA_HEAD_DIMS: Shape[Count] = 64  # width of such a head
   MAMBA_GROUPS: Shape[Count] = 1  # groups of heads, which share what writes and reads their states
   MAMBA_STATE_DIMS: Shape[Count] = 128  # size of the state of each dimension of a head
+  MAMBA_NORM: Shape[MambaNorm] = 'after_gate'  # norm of what Mamba 2 reads, and its gate's place
   MAMBA_LEAST_STEP: Function[NotNegative] = 0.0  # smallest step of a token in Mamba 2
   MAMBA_MOST_STEP: Function[NotNegative] = 0.0  # largest step of a token in Mamba 2; 0: no limit
 
@@ -173,12 +185,18 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
       activation=self.MAMBA_ACTIVATION_CLS,
       convolution_tpl=self.convolution(),
       steps_tpl=template(Steps, least=self.MAMBA_LEAST_STEP, most=self.MAMBA_MOST_STEP),
-      norm_tpl=template(
-        GateThenRmsNorm,
-        num_groups=self.MAMBA_GROUPS,
-        epsilon=self.LAYERNORM_EPSILON,
-        dtype=self.FPROP_DTYPE,
-      ),
+      norm_tpl=self.mamba_norm(),
+    )
+
+  def mamba_norm(self) -> fdl.Partial:
+    """Returns the template of the norm and the gate of what Mamba 2 reads."""
+    if self.MAMBA_NORM == 'none':
+      return template(Gate, dtype=self.FPROP_DTYPE)
+    return template(
+      GateThenRmsNorm if self.MAMBA_NORM == 'after_gate' else RmsNormThenGate,
+      num_groups=self.MAMBA_GROUPS,
+      epsilon=self.LAYERNORM_EPSILON,
+      dtype=self.FPROP_DTYPE,
     )
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
@@ -193,3 +211,41 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
     if kind != 'mamba2':
       return super().attention_flops_of(kind)
     return 12.0 * self.MAMBA_HEADS * self.MAMBA_HEAD_DIMS * self.MAMBA_STATE_DIMS
+
+
+class KimiDeltaLayers(LayersWithState, subject='Kimi Delta Attention'):
+  """A LanguageModel in which ATTENTION_PATTERN may have 'kimi_delta'."""
+
+  KDA_HEADS: Shape[Count] = 32  # heads of a layer of Kimi Delta Attention
+  KDA_HEAD_DIMS: Shape[Count] = 128  # width of such a head
+
+  @property
+  def state_kinds(self) -> set[AttentionKind]:
+    return super().state_kinds | {'kimi_delta'}
+
+  def attention_with_state(self, kind: AttentionKind) -> fdl.Partial:
+    if kind != 'kimi_delta':
+      return super().attention_with_state(kind)
+    norm = template(SigmoidGatedRmsNorm, epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE)
+    return template(
+      KimiDeltaAttention,
+      model_dims=self.MODEL_DIMS,
+      num_heads=self.KDA_HEADS,
+      head_dims=self.KDA_HEAD_DIMS,
+      activation=self.ACTIVATION_CLS,
+      convolution_tpl=self.convolution(),
+      norm_tpl=norm,
+    )
+
+  def attention_params_of(self, kind: AttentionKind | None) -> int:
+    if kind != 'kimi_delta':
+      return super().attention_params_of(kind)
+    inner = self.KDA_HEADS * self.KDA_HEAD_DIMS
+    narrow = 2 * self.KDA_HEAD_DIMS * (self.MODEL_DIMS + inner)
+    return self.MODEL_DIMS * (4 * inner + self.KDA_HEADS) + narrow
+
+  def attention_flops_of(self, kind: AttentionKind | None) -> float:
+    """A state is read twice and written once; the backward pass costs twice as much."""
+    if kind != 'kimi_delta':
+      return super().attention_flops_of(kind)
+    return 18.0 * self.KDA_HEADS * self.KDA_HEAD_DIMS**2

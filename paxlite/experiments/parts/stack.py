@@ -32,6 +32,7 @@ class BlockKind(NamedTuple):
 
   attention: AttentionKind | None  # None: as the other attributes say
   has_experts: bool
+  number: int | None = None  # in a stack in which no two blocks are alike
 
 
 class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of layers'):

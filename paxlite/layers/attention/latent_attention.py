@@ -33,7 +33,7 @@ class LatentAttention(nn.Module):
     value_dims: Width of the values.
     projection_tpl: Template of all projections.
     norm_tpl: Template of the norms of the latents.
-    rotary_tpl: Rotates queries and keys by their positions.
+    rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
     position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
     attention_tpl: Computes the context from queries, keys and values.
   """
@@ -47,7 +47,7 @@ class LatentAttention(nn.Module):
   value_dims: int
   projection_tpl: Template = template_field(Projection)
   norm_tpl: Template = template_field(RmsNorm)
-  rotary_tpl: Template = template_field(RotaryEmbedding)
+  rotary_tpl: Template | None = template_field(RotaryEmbedding)
   position_scale_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
 
@@ -55,7 +55,9 @@ class LatentAttention(nn.Module):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
   ) -> jax.Array:
-    rotary = self.rotary_tpl(name='rotary')
+    rotary = lambda x, _: x
+    if self.rotary_tpl is not None:
+      rotary = self.rotary_tpl(name='rotary')
     query_BTNH = checkpoint_name(self._query(x_BTD), 'query_proj')
     if self.position_scale_tpl is not None:  # a factor of both parts, rotated or not
       query_BTNH = self.position_scale_tpl(name='position_scale')(query_BTNH, positions_BT)

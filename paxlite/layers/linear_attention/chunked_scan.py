@@ -4,9 +4,11 @@ A head has a state S [K, V]. Token t decays it, writes to it and reads from it:
 
     S_t = exp(g_t) · S_{t-1} + k_t ⊗ u_t        o_t = S_tᵀ · q_t
 
-Without a delta rule, u_t is the value v_t. With one, u_t = β_t · (v_t − exp(g_t) · S_{t-1}ᵀ · k_t):
-a key's old value is replaced by the new one (https://arxiv.org/abs/2412.06464, section 3). Within a
-chunk, the u of all tokens solve a triangular system, of which section 3.2 has the derivation.
+The decay is one factor for a head, or one for each of its K channels, the rows of S. Without a
+delta rule, u_t is the value v_t. With one, u_t = β_t · (v_t − exp(g_t) · S_{t-1}ᵀ · k_t): a key's
+old value is replaced by the new one (https://arxiv.org/abs/2412.06464, section 3; with channels,
+https://arxiv.org/abs/2510.26692, section 3). Within a chunk, the u of all tokens solve a triangular
+system, of which section 3.2 of the first paper has the derivation.
 
 The texts of a packed row do not see each other: a token sees the state only if it belongs to the
 text that wrote it.
@@ -17,6 +19,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from paxlite.layers.linear_attention.channel_products import decayed_products, diagonal_blocks
 
 _CHUNK = 64  # tokens
 _BLOCK = 8  # rows of a triangle that is inverted by products alone
@@ -31,7 +35,7 @@ class Chunks(NamedTuple):
     values: What is written without a state, [C, V].
     erase: The keys whose old values are taken off, [C, K]; None without a delta rule.
     write: Keys that write the state after the chunk, [C, K].
-    keep: The factor of the state before the chunk, [].
+    keep: The factors of the state before the chunk, [1 or K, 1].
   """
 
   read: jax.Array
@@ -57,7 +61,7 @@ def linear_attention(
     q_BTNK: Queries, already scaled.
     k_BTNK: Keys. A token without effect on the state has the key 0, beta 0 and decay 0.
     v_BTNV: Values.
-    log_decay_BTN: Logarithms of the factors of the state, ≤ 0.
+    log_decay_BTN: Logarithms of the factors of the state, ≤ 0; [B, T, N, K] for those of channels.
     beta_BTN: How much of a key's old value is replaced; None: values are added.
     segment_ids_BT: Segments of a row, each of which is one run of tokens.
     state_BNKV: The state before the first token; None: 0.
@@ -93,7 +97,8 @@ def _step(
 ) -> tuple[jax.Array, jax.Array]:
   """One token of each row, in float32."""
   q_BNK, k_BNK, u_BNV = (x.astype(jnp.float32) for x in (q_BNK, k_BNK, v_BNV))
-  state_BNKV *= jnp.exp(log_decay_BN.astype(jnp.float32))[..., None, None]
+  factors = jnp.exp(log_decay_BN.astype(jnp.float32))
+  state_BNKV *= factors.reshape(*factors.shape, *[1] * (4 - factors.ndim))
   if beta_BN is not None:
     old_BNV = jnp.einsum('BNKV,BNK->BNV', state_BNKV, k_BNK)
     u_BNV = (u_BNV - old_BNV) * beta_BN[..., None]
@@ -142,37 +147,42 @@ def chunks_of(
     after = (ids_MBC == last_MB[..., None])[:, :, None]
     same = (last_MB == previous_MB)[..., None]
   # sums of each text, so that not even the gradient of another one's rounding is seen
-  total, rest = _sums(cut(log_decay_BTN.astype(jnp.float32)), visible)  # [M, B, N, C]
-  of_query, of_key = (..., slice(None), None), (..., None, slice(None))
-  between = lambda i, j: (total[i] - total[j]) + (rest[i] - rest[j])
+  decays, has_channels = cut(log_decay_BTN.astype(jnp.float32)), log_decay_BTN.ndim == 4
+  if not has_channels:
+    decays = decays[..., None]
+  total, rest = _sums(decays, visible)  # [M, B, N, C, 1 or K]
   # exp of what is masked could overflow, and its gradient would be NaN
   masked = lambda mask, x: jnp.exp(jnp.where(mask, x, -jnp.inf))
-  decay = masked(visible, between(of_query, of_key))
-  to_start = masked(before, total + rest)
-  to_end = masked(after, between((..., slice(-1, None)), ...))
-  keep = masked(same, (total + rest)[..., -1])
+  to_start = masked(before[..., None], total + rest)
+  to_end = masked(after[..., None], (total[..., -1:, :] - total) + (rest[..., -1:, :] - rest))
+  keep = masked(same[..., None], (total + rest)[..., -1, :])[..., None]
 
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  scores = product('...ck,...sk->...cs', q, k) * decay
+  rows = [q] if beta_BTN is None else [q, k]
+  if has_channels:
+    products = [*decayed_products(jnp.stack(rows), k, total, rest, visible, _BLOCK)]
+  else:
+    between = lambda x: x - x.mT  # [C, 1] to [C, C]
+    decay = masked(visible, between(total) + between(rest))
+    products = [product('...ck,...sk->...cs', row, k) * decay for row in rows]
   values, erase = v.astype(jnp.float32), None
   if beta_BTN is not None:
     beta = cut(beta_BTN.astype(jnp.float32))[..., None]
-    system = product('...ck,...sk->...cs', k, k) * decay * beta
-    inverse = _inverse(jnp.tril(system, -1))
+    inverse = _inverse(jnp.tril(products[1] * beta, -1))
     values = _exact(inverse, values * beta)
-    erase = _exact(inverse, k * (beta * to_start[..., None])).astype(dtype)
+    erase = _exact(inverse, k * (beta * to_start)).astype(dtype)
   return Chunks(
-    read=(q * to_start[..., None]).astype(dtype),
-    scores=scores.astype(dtype),
+    read=(q * to_start).astype(dtype),
+    scores=products[0].astype(dtype),
     values=values,
     erase=erase,
-    write=(k * to_end[..., None]).astype(dtype),
+    write=(k * to_end).astype(dtype),
     keep=keep,
   )
 
 
 def _sums(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns two parts of the sums of x, […, C], over the tokens that each one sees, in float32.
+  """Returns two float32 parts of the sums of x, […, C, 1 or K], over the tokens that each one sees.
 
   Differences of rounded sums would have few right digits. The first part has sums of multiples of
   2⁻¹¹ up to 2¹³, which are exact, and the second part has sums of the small rest.
@@ -181,8 +191,8 @@ def _sums(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
   coarse = jax.lax.stop_gradient(jnp.round(x * 2**11) / 2**11)
   # a product, because XLA for CPUs compiles a cumulative sum in many fusions for minutes
   ones = jnp.broadcast_to(visible, (*x.shape[:2], 1, *visible.shape[-2:])).astype(jnp.float32)
-  sums = functools.partial(jnp.einsum, '...c,...sc->...s', precision=jax.lax.Precision.HIGHEST)
-  return sums(coarse, ones), sums(x - coarse, ones)
+  sums = lambda x: _exact(ones, x)
+  return sums(coarse), sums(x - coarse)
 
 
 def advance(state_BNKV: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]:
@@ -195,7 +205,7 @@ def advance(state_BNKV: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]
   written = values.astype(dtype)
   read = product('BNCK,BNKV->BNCV', chunk.read, state)
   read += product('BNCS,BNSV->BNCV', chunk.scores, written)
-  state_BNKV = state_BNKV * chunk.keep[..., None, None]
+  state_BNKV = state_BNKV * chunk.keep
   state_BNKV += product('BNCK,BNCV->BNKV', chunk.write, written)
   return state_BNKV, read.astype(dtype)
 
@@ -212,7 +222,7 @@ def _inverse(lower: jax.Array) -> jax.Array:
   2 × 2 blocks. The series of a whole triangle would lose all digits where keys are alike.
   """
   size = lower.shape[-1]
-  blocks = _diagonal(lower, _BLOCK, 0)
+  blocks = diagonal_blocks(lower, _BLOCK)
   inverse = jnp.eye(_BLOCK) - blocks
   power = blocks
   for _ in range(_BLOCK.bit_length() - 2):
@@ -221,21 +231,10 @@ def _inverse(lower: jax.Array) -> jax.Array:
   while inverse.shape[-1] < size:
     n = inverse.shape[-1]
     first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-    below = -_exact(_exact(second, _diagonal(lower, 2 * n, n)), first)
+    below = -_exact(_exact(second, diagonal_blocks(lower, 2 * n, n)), first)
     above = jnp.zeros_like(below)
     inverse = jnp.block([[first, above], [below, second]])
   return inverse[..., 0, :, :]
-
-
-def _diagonal(x: jax.Array, size: int, row: int) -> jax.Array:
-  """Returns the blocks of `size` on the diagonal, [C/size, size − row, size − row].
-
-  With a `row`, of each block only the rows from there on, and the columns that are left of them.
-  """
-  count = x.shape[-1] // size
-  width = size - row
-  starts = [i * size for i in range(count)]
-  return jnp.stack([x[..., s + row : s + size, s : s + width] for s in starts], -3)
 
 
 def _inverse_forward(lower: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -88,7 +88,7 @@ def _effect(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
     written = jnp.concatenate([jnp.zeros((*values.shape[:-1], K)), values], -1)
     if chunk.erase is not None:
       written -= product('BNCK,BNKV->BNCV', chunk.erase, both.astype(chunk.erase.dtype))
-    both *= chunk.keep[..., None, None]
+    both *= chunk.keep
     both += product('BNCK,BNCV->BNKV', chunk.write, written.astype(chunk.write.dtype))
     return (both[..., :K], both[..., K:]), None
 

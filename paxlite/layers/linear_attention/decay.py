@@ -30,6 +30,48 @@ class Decay(nn.Module):
     return -jnp.exp(log_rate) * jax.nn.softplus(x_BTN.astype(jnp.float32) + bias)
 
 
+class ChannelDecay(nn.Module):
+  """−exp(log_rate) · softplus(x + bias), [B, T, N, K] to float32 [B, T, N, K].
+
+  The factors are those of the channels of a head, with a bias for each channel and one rate for
+  each head (https://arxiv.org/abs/2510.26692, section 4). Initial values are those of Decay.
+
+  Attributes:
+    largest_rate: The largest initial rate.
+  """
+
+  largest_rate: float = 16.0
+
+  @nn.compact
+  def __call__(self, x_BTNK: jax.Array) -> jax.Array:
+    heads = x_BTNK.shape[2:]
+    rates = _rates_up_to(self.largest_rate)
+    log_rate_N = param(self, 'log_rate', rates, heads[:1], ['heads']).astype(jnp.float32)
+    bias_NK = param(self, 'bias', _steps, heads, ['heads', 'head_dim']).astype(jnp.float32)
+    steps_BTNK = jax.nn.softplus(x_BTNK.astype(jnp.float32) + bias_NK)
+    return -jnp.exp(log_rate_N)[:, None] * steps_BTNK
+
+
+class LayerDecay(nn.Module):
+  """−2^(−8 (n + 1) / N) · (1 − layer / (layers − 1)) for heads n = 0 … N − 1, float32 [N].
+
+  These logarithms of factors are not learned: those of ALiBi (https://arxiv.org/abs/2108.12409,
+  section 3), which become smaller from layer to layer. Lightning attention has them, with two terms
+  1e-5 that transformers adds (https://arxiv.org/abs/2501.08313, section 2).
+
+  Attributes:
+    layer: The number of the layer, from 0.
+    layers: The number of layers of the model.
+  """
+
+  layer: int
+  layers: int
+
+  def __call__(self, heads: int) -> jax.Array:
+    share = 1 - self.layer / (self.layers - 1 + 1e-5) + 1e-5
+    return jnp.asarray([-share * 2 ** (-8 * (n + 1) / heads) for n in range(heads)], jnp.float32)
+
+
 class Steps(nn.Module):
   """δ = softplus(x + bias) within limits, and −exp(log_rate) · δ, [B, T, N] to two of float32.
 

@@ -24,7 +24,32 @@ class GatedRmsNorm(nn.Module):
     scale = param(self, 'scale', nn.initializers.ones, x.shape[-1:], ['norm'])
     x = x.astype(jnp.float32)
     x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon) * scale
-    return (x * jax.nn.silu(gate.astype(jnp.float32))).astype(self.dtype)
+    return (x * self.factor(gate.astype(jnp.float32))).astype(self.dtype)
+
+  def factor(self, gate: jax.Array) -> jax.Array:
+    """Returns what is multiplied, in float32."""
+    return jax.nn.silu(gate)
+
+
+class SigmoidGatedRmsNorm(GatedRmsNorm):
+  """scale · x / √(mean(x²) + epsilon) · σ(gate), [..., H] to [..., H], in float32."""
+
+  def factor(self, gate: jax.Array) -> jax.Array:
+    return jax.nn.sigmoid(gate)
+
+
+class Gate(nn.Module):
+  """x · silu(gate), of any shape, in float32: a gated norm's place without a norm.
+
+  Attributes:
+    dtype: Of the result.
+  """
+
+  dtype: DTypeLike = jnp.float32
+
+  def __call__(self, x: jax.Array, gate: jax.Array) -> jax.Array:
+    y = x.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
+    return y.astype(self.dtype)
 
 
 class GateThenRmsNorm(nn.Module):
@@ -45,9 +70,22 @@ class GateThenRmsNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTNH: jax.Array, gate_BTNH: jax.Array) -> jax.Array:
-    shape = x_BTNH.shape
-    scale = param(self, 'scale', nn.initializers.ones, shape[2:], ['heads', 'head_dim'])
     y = x_BTNH.astype(jnp.float32) * jax.nn.silu(gate_BTNH.astype(jnp.float32))
-    grouped = y.reshape(*shape[:2], self.num_groups, -1)
+    return self.normed(y).astype(self.dtype)
+
+  def normed(self, y_BTNH: jax.Array) -> jax.Array:
+    """Returns the norm of float32 [B, T, N, H]."""
+    shape = y_BTNH.shape
+    scale = param(self, 'scale', nn.initializers.ones, shape[2:], ['heads', 'head_dim'])
+    grouped = y_BTNH.reshape(*shape[:2], self.num_groups, -1)
     factor = jax.lax.rsqrt(jnp.square(grouped).mean(-1, keepdims=True) + self.epsilon)
-    return ((grouped * factor).reshape(shape) * scale).astype(self.dtype)
+    return (grouped * factor).reshape(shape) * scale
+
+
+class RmsNormThenGate(GateThenRmsNorm):
+  """The same in the other order: scale · x / √(mean(x²) + epsilon) · silu(gate)."""
+
+  @nn.compact
+  def __call__(self, x_BTNH: jax.Array, gate_BTNH: jax.Array) -> jax.Array:
+    y = self.normed(x_BTNH.astype(jnp.float32))
+    return (y * jax.nn.silu(gate_BTNH.astype(jnp.float32))).astype(self.dtype)

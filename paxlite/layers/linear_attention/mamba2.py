@@ -31,6 +31,8 @@ class Mamba2(nn.Module):
     state_dims: S, the width of keys and queries.
     activation: A key of ACTIVATIONS, of what the convolutions compute.
     projection_tpl: Template of all projections.
+    factors_tpl: Factors of what the projections of the input compute, which is called with the name
+      of a projection and its result; None means none.
     convolution_tpl: The convolutions of values, keys and queries.
     steps_tpl: Computes δ and the logarithms of the factors of the states.
     norm_tpl: Gates and norms what is read.
@@ -43,6 +45,7 @@ class Mamba2(nn.Module):
   state_dims: int
   activation: str = 'silu'
   projection_tpl: Template = template_field(Projection)
+  factors_tpl: Template | None = None
   convolution_tpl: Template = template_field(CausalConvolution)
   steps_tpl: Template = template_field(Steps)
   norm_tpl: Template = template_field(GateThenRmsNorm)
@@ -53,6 +56,9 @@ class Mamba2(nn.Module):
   ) -> jax.Array:
     rows = RowState(self, *x_BTD.shape[:2])
     of_heads, of_groups = (self.num_heads, self.head_dims), (self.num_groups, self.state_dims)
+    scaled = lambda _, y: y
+    if self.factors_tpl is not None:
+      scaled = self.factors_tpl(name='factors')
 
     def project(name: str, shape: tuple[int, int], axis: str) -> jax.Array:
       projection = self.projection_tpl(
@@ -61,7 +67,7 @@ class Mamba2(nn.Module):
         axes=('embed', axis, 'head_dim'),
         name=name,
       )
-      return checkpoint_name(projection(x_BTD), f'{name}_proj')
+      return checkpoint_name(scaled(name, projection(x_BTD)), f'{name}_proj')
 
     def inputs(name: str, shape: tuple[int, int], axis: str) -> jax.Array:
       y_BTNH = project(name, shape, axis)
@@ -77,7 +83,7 @@ class Mamba2(nn.Module):
       axes=('embed', 'heads'),
       name='step',
     )
-    steps, log_decay = self.steps_tpl(name='steps')(step_input(x_BTD))
+    steps, log_decay = self.steps_tpl(name='steps')(scaled('step', step_input(x_BTD)))
     if (counts_BT := rows.counts_BT) is not None:
       steps, log_decay = (jnp.where(counts_BT[..., None], x, 0) for x in (steps, log_decay))
 

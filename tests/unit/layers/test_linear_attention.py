@@ -8,25 +8,40 @@ import pytest
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
+from paxlite.experiments.falcon import FalconH1
+from paxlite.experiments.kimi import KimiLinear
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.minimax import MiniMax
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.layers.linear_attention.chunked_scan import _inverse, linear_attention
 
 B, N, K, V = 2, 2, 6, 4
 SMALL = dict(
   NUM_LAYERS=4, NUM_HEADS=2, NUM_KV_HEADS=1, MODEL_DIMS=16, HIDDEN_DIMS=24, DIMS_PER_HEAD=8,
-  VOCAB_SIZE=50, MAX_SEQ_LEN=32, FPROP_DTYPE='float32', DELTA_KEY_HEADS=1, DELTA_VALUE_HEADS=2,
-  DELTA_KEY_DIMS=6, DELTA_VALUE_DIMS=4, CONVOLUTION_WIDTH=3,
+  VOCAB_SIZE=50, MAX_SEQ_LEN=32, FPROP_DTYPE='float32',
+)  # fmt: skip
+DELTA = dict(
+  DELTA_KEY_HEADS=1, DELTA_VALUE_HEADS=2, DELTA_KEY_DIMS=6, DELTA_VALUE_DIMS=4, CONVOLUTION_WIDTH=3,
+)  # fmt: skip
+MAMBA = dict(
+  MAMBA_HEADS=2, MAMBA_HEAD_DIMS=6, MAMBA_STATE_DIMS=4, CONVOLUTION_WIDTH=3,
+)  # fmt: skip
+# all experts for each token, because the choice of others is not a gradient
+EXPERTS = dict(NUM_EXPERTS=2, NUM_EXPERTS_PER_TOKEN=2, ATTENTION_PATTERN=['lightning', 'full'])
+KIMI = EXPERTS | dict(
+  KDA_HEADS=2, KDA_HEAD_DIMS=6, LATENT_DIMS=8, ROTARY_DIMS_PER_HEAD=4, VALUE_DIMS_PER_HEAD=6,
+  CONVOLUTION_WIDTH=3, NUM_KV_HEADS=2, ATTENTION_PATTERN=['kimi_delta', 'full_nope'],
 )  # fmt: skip
 
 
-def inputs(T: int, has_delta: bool, seed: int = 0):
+def inputs(T: int, has_delta: bool, channels: tuple[int, ...] = (), seed: int = 0):
+  """Random inputs; `channels` are () for one decay of a head, and (K,) for one of each channel."""
   rng = np.random.default_rng(seed)
   normal = lambda *shape: rng.standard_normal(shape)
   q, k, v = normal(B, T, N, K), normal(B, T, N, K), normal(B, T, N, V)
   k /= np.linalg.norm(k, axis=-1, keepdims=True)
   # some tokens forget all, and some nothing
-  decay = -np.exp(3 * normal(B, T, N))
+  decay = -np.exp(3 * normal(B, T, N, *channels))
   beta = rng.uniform(0, 2, (B, T, N)) if has_delta else None
   return q, k, v, decay, beta
 
@@ -38,7 +53,8 @@ def recurrence(q, k, v, decay, beta, segments=None):
   for t in range(T):
     if segments is not None and t:
       state = state * (segments[:, t] == segments[:, t - 1])[:, None, None, None]
-    state = state * np.exp(decay[:, t])[..., None, None]
+    factors = np.exp(decay[:, t])
+    state = state * (factors[..., None] if factors.ndim == 3 else factors[..., None, None])
     u = v[:, t]
     if beta is not None:
       u = beta[:, t][..., None] * (u - np.einsum('BNKV,BNK->BNV', state, k[:, t]))
@@ -54,18 +70,23 @@ def computed(*args, **kwargs):
 
 
 @pytest.mark.parametrize(
-  ('T', 'has_delta', 'is_packed'),
+  ('T', 'has_delta', 'is_packed', 'channels'),
   [
-    (150, True, True),
-    pytest.param(1, True, False, marks=pytest.mark.slow),
-    pytest.param(7, True, True, marks=pytest.mark.slow),
-    pytest.param(64, False, False, marks=pytest.mark.slow),
-    pytest.param(150, False, True, marks=pytest.mark.slow),
-    pytest.param(200, True, False, marks=pytest.mark.slow),
+    (150, True, True, ()),
+    pytest.param(1, True, False, (), marks=pytest.mark.slow),
+    pytest.param(7, True, True, (), marks=pytest.mark.slow),
+    pytest.param(64, False, False, (), marks=pytest.mark.slow),
+    pytest.param(150, False, True, (), marks=pytest.mark.slow),
+    pytest.param(200, True, False, (), marks=pytest.mark.slow),
+    (150, True, True, (K,)),
+    pytest.param(1, True, False, (K,), marks=pytest.mark.slow),
+    pytest.param(7, True, True, (K,), marks=pytest.mark.slow),
+    pytest.param(64, False, False, (K,), marks=pytest.mark.slow),
+    pytest.param(200, True, False, (K,), marks=pytest.mark.slow),
   ],
 )
-def test_chunks_equal_the_recurrence(T, has_delta, is_packed):
-  args = inputs(T, has_delta)
+def test_chunks_equal_the_recurrence(T, has_delta, is_packed, channels):
+  args = inputs(T, has_delta, channels)
   segments = None
   if is_packed:  # some of one token, and none that ends where a chunk does
     segments = np.cumsum(np.random.default_rng(1).random((B, T)) < 0.05, 1) + 1
@@ -77,8 +98,9 @@ def test_chunks_equal_the_recurrence(T, has_delta, is_packed):
 
 
 @pytest.mark.slow
-def test_a_row_goes_on_from_its_state():
-  args = inputs(100, True)
+@pytest.mark.parametrize('channels', [(), (K,)])
+def test_a_row_goes_on_from_its_state(channels):
+  args = inputs(100, True, channels)
   wanted, wanted_state = computed(*args)
   reads, state = [], None
   for part in (slice(0, 70), slice(70, 99), slice(99, 100)):
@@ -89,10 +111,10 @@ def test_a_row_goes_on_from_its_state():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('has_delta', [True, False])
-def test_gradients_equal_those_of_steps(has_delta):
+@pytest.mark.parametrize(('has_delta', 'channels'), [(True, ()), (False, ()), (True, (K,))])
+def test_gradients_equal_those_of_steps(has_delta, channels):
   """The gradients are those of one step after another, which the case T = 1 above tests."""
-  args = [jnp.asarray(x, jnp.float32) for x in inputs(40, has_delta) if x is not None]
+  args = [jnp.asarray(x, jnp.float32) for x in inputs(40, has_delta, channels) if x is not None]
 
   def by_steps(*args):
     state, reads = None, []
@@ -110,6 +132,24 @@ def test_gradients_equal_those_of_steps(has_delta):
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('rate', [1e-4, 0.1, 3.0, 90.0, 1e4])
+def test_channels_decay_at_any_rate(rate):
+  """Neither a state that lasts nor one that is forgotten at once loses digits, or its gradient."""
+  q, k, v, decay, beta = inputs(150, True, (K,), seed=3)
+  decay = -rate * np.random.default_rng(4).random(decay.shape)
+  decay[..., 0] = -1e-5  # beside channels that forget, one that does not
+  args = q, k, v, decay, beta
+  wanted, wanted_state = recurrence(*args)
+  read, state = computed(*args)
+  np.testing.assert_allclose(read, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+  np.testing.assert_allclose(state, wanted_state, rtol=0, atol=2e-6 * np.abs(wanted_state).max())
+  loss = lambda *args: jnp.square(linear_attention(*args)[0]).sum()
+  single = [jnp.asarray(x, jnp.float32) for x in args]
+  for gradient in jax.jit(jax.grad(loss, range(5)))(*single):
+    assert np.isfinite(gradient).all()
+
+
 def test_keys_that_are_alike_keep_all_digits():
   """The powers of this triangle have 18 digits."""
   lower = jnp.tril(jnp.ones((64, 64)), -1)
@@ -118,11 +158,20 @@ def test_keys_that_are_alike_keep_all_digits():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'changes', [{}, dict(USE_LORA=True), dict(CHECKPOINT_POLICY='SAVE_CONTEXT')]
+  ('family', 'changes'),
+  [
+    (Qwen3_5, DELTA),
+    (Qwen3_5, DELTA | dict(USE_LORA=True)),
+    (Qwen3_5, DELTA | dict(CHECKPOINT_POLICY='SAVE_CONTEXT')),
+    (FalconH1, MAMBA),
+    (MiniMax, EXPERTS),
+    (KimiLinear, KIMI),
+    (KimiLinear, KIMI | dict(USE_LORA=True)),
+  ],
 )
-def test_texts_of_a_packed_row_do_not_leak(changes):
+def test_texts_of_a_packed_row_do_not_leak(family, changes):
   """No gradient of the loss of one text reaches the tokens of another."""
-  model = fdl.build(Qwen3_5(**SMALL | changes).build_task()).model
+  model = fdl.build(family(**SMALL | changes).build_task()).model
   ids = np.random.default_rng(0).integers(0, 50, (1, 24))
   params = meta.unbox(jax.jit(model.init)(jax.random.key(0), ids))['params']
   segments = np.repeat([[1, 2, 3]], [5, 9, 10], axis=1)
@@ -142,4 +191,10 @@ def test_which_kinds_there_are():
   with pytest.raises(UserError, match="has 'gated_delta', and LLaMA has only"):
     LLaMA(ATTENTION_PATTERN=['gated_delta']).validate()
   with pytest.raises(UserError, match='DELTA_VALUE_HEADS=3 is not divisible'):
-    Qwen3_5(**SMALL | dict(DELTA_VALUE_HEADS=3, DELTA_KEY_HEADS=2)).validate()
+    Qwen3_5(**SMALL | DELTA | dict(DELTA_VALUE_HEADS=3, DELTA_KEY_HEADS=2)).validate()
+  with pytest.raises(UserError, match=r'must be \[\]: all blocks of FalconH1'):
+    FalconH1(**SMALL | MAMBA | dict(ATTENTION_PATTERN=['full'])).validate()
+  with pytest.raises(UserError, match='MAMBA_FACTORS has 2 numbers, and must have one for each'):
+    FalconH1(**SMALL | MAMBA | dict(MAMBA_FACTORS=[1.0, 2.0])).validate()
+  with pytest.raises(UserError, match='must be 0 and 1: all blocks of MiniMax have experts'):
+    MiniMax(**SMALL | EXPERTS | dict(NUM_DENSE_BLOCKS=1)).validate()

@@ -1,4 +1,4 @@
-"""Short convolutions and Mamba 2: against a loop over tokens, with a cache, and in packed rows."""
+"""Layers with a state: against a loop over tokens, with a cache, and in packed rows."""
 
 import functools
 
@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.layers.attention.output_gate import OutputGate
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.decay import Steps
+from paxlite.layers.linear_attention.decay import LayerDecay, Steps
 from paxlite.layers.linear_attention.gated_norm import GateThenRmsNorm
+from paxlite.layers.linear_attention.kimi_delta import KimiDeltaAttention
+from paxlite.layers.linear_attention.lightning import LightningAttention
 from paxlite.layers.linear_attention.mamba2 import Mamba2
 from paxlite.layers.linear_attention.short_convolution import ShortConvolution
 
@@ -21,7 +24,18 @@ MAMBA = Mamba2(
   steps_tpl=functools.partial(Steps, least=0.3, most=0.9),
   norm_tpl=functools.partial(GateThenRmsNorm, num_groups=2),
 )  # fmt: skip
-LAYERS = {'convolution': ShortConvolution(D, convolution_tpl=CONVOLUTION), 'mamba2': MAMBA}
+KIMI = KimiDeltaAttention(D, 3, 5, convolution_tpl=CONVOLUTION)
+LIGHTNING = LightningAttention(
+  D, 3, 5,
+  decay_tpl=functools.partial(LayerDecay, layer=1, layers=4),
+  gate_tpl=functools.partial(OutputGate, model_dims=D, num_heads=3, head_dim=5),
+)  # fmt: skip
+LAYERS = {
+  'convolution': ShortConvolution(D, convolution_tpl=CONVOLUTION),
+  'mamba2': MAMBA,
+  'kimi_delta': KIMI,
+  'lightning': LIGHTNING,
+}
 
 
 def made(layer):
@@ -77,7 +91,71 @@ def test_mamba2_is_a_loop_over_tokens():
     np.testing.assert_allclose(found[row], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize('name', LAYERS)
+def looped_kimi(params, x: np.ndarray) -> np.ndarray:
+  """What Kimi Delta Attention computes of a row [T, D], in float64."""
+  p = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
+  silu, sigmoid = lambda y: y / (1 + np.exp(-y)), lambda y: 1 / (1 + np.exp(-y))
+  project = lambda name, y, to: np.einsum(f'td,d{to}->t{to}', y, p[name]['w']) + p[name]['b']
+
+  def convolved(name):
+    w, y = p[f'{name}_convolution']['w'], project(name, x, 'nh')
+    padded = np.concatenate([np.zeros((len(w) - 1, *y.shape[1:])), y])
+    taps = sum(w[j] * padded[j : j + len(y)] for j in range(len(w)))
+    return silu(taps + p[f'{name}_convolution']['b'])
+
+  query, key, value = (convolved(name) for name in ('query', 'key', 'value'))
+  unit = lambda y: y / np.sqrt(np.square(y).sum(-1, keepdims=True) + 1e-6)
+  query, key = unit(query) / np.sqrt(5), unit(key)
+  narrow = lambda name: project(f'{name}_up', project(f'{name}_down', x, 'r'), 'nh')
+  steps = np.logaddexp(0, narrow('decay') + p['decay']['bias'])
+  factors = np.exp(-np.exp(p['decay']['log_rate'])[:, None] * steps)
+  beta, state, read = sigmoid(project('beta', x, 'n')), np.zeros((3, 5, 5)), []
+  for t in range(len(x)):
+    state *= factors[t][..., None]
+    new = beta[t][:, None] * (value[t] - np.einsum('nkv,nk->nv', state, key[t]))
+    state += key[t][..., None] * new[:, None]
+    read.append(np.einsum('nkv,nk->nv', state, query[t]))
+  y = np.array(read)
+  y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-6)
+  y *= p['norm']['scale'] * sigmoid(narrow('gate'))
+  return np.einsum('tnh,dnh->td', y, p['post']['w']) + p['post']['b']
+
+
+def looped_lightning(params, x: np.ndarray) -> np.ndarray:
+  """What lightning attention computes of a row [T, D], in float64."""
+  p = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
+  project = lambda p: np.einsum('td,dnh->tnh', x, p['w']) + p['b']
+  silu, state, read = lambda y: y / (1 + np.exp(-y)), np.zeros((3, 5, 5)), []
+  query, key, value = (silu(project(p[name])) for name in ('query', 'key', 'value'))
+  share = 1 - 1 / (3 + 1e-5) + 1e-5  # the second of four layers
+  factors = np.exp(-share * 2.0 ** (-8 / 3 * np.arange(1, 4)))
+  for t in range(len(x)):
+    state = state * factors[:, None, None] + key[t][..., None] * value[t][:, None]
+    read.append(np.einsum('nkv,nk->nv', state, query[t]))
+  y = np.array(read).reshape(len(x), -1)
+  y = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-6) * p['norm']['norm']['scale']
+  y = y.reshape(-1, 3, 5) / (1 + np.exp(-project(p['gate']['projection'])))
+  return np.einsum('tnh,dnh->td', y, p['post']['w']) + p['post']['b']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('layer', 'loop'), [(KIMI, looped_kimi), (LIGHTNING, looped_lightning)])
+def test_further_layers_are_loops_over_tokens(layer, loop):
+  x, at, params = made(layer)
+  with jax.default_matmul_precision('highest'):
+    found = jax.jit(layer.apply)({'params': params}, x, at)
+  for row in range(2):
+    expected = loop(params, np.asarray(x[row], np.float64))
+    np.testing.assert_allclose(found[row], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(n, marks=[pytest.mark.slow] if n in ('kimi_delta', 'lightning') else [])
+    for n in LAYERS
+  ],
+)
 def test_texts_of_a_packed_row_do_not_see_each_other(name):
   layer = LAYERS[name]
   x, at, params = made(layer)
