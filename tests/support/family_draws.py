@@ -210,7 +210,8 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       num_experts=8, num_experts_per_token=pick(1, 2), moe_intermediate_size=pick(8, 20),
       num_shared_experts=pick(1, 2), routed_scaling_factor=pick(1.0, 2.5), num_expert_group=groups,
       topk_group=pick(1, groups), moe_renormalize=chance(), tie_word_embeddings=False,
-      linear_head_dim=pick(4, 6, 16), linear_num_heads=pick(1, 2, 3),
+      # of 4 numbers, a norm may be almost 0, and what transformers rounds is then seen
+      linear_head_dim=pick(8, 12, 16), linear_num_heads=pick(1, 2, 3),
       linear_conv_kernel_dim=pick(2, 3, 4),
       num_hidden_layers=layers + 1,
       mlp_layer_types=['dense'] * dense + ['sparse'] * (layers + 1 - dense),
