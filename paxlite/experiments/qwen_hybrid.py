@@ -2,6 +2,7 @@
 
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.linear_attention import DeltaNetLayers
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.qwen import Qwen3, Qwen3Moe
 from paxlite.experiments.registry import register
 
@@ -17,6 +18,11 @@ class Qwen3_5(DeltaNetLayers, Qwen3):
   NORM_SCALE_OFFSET = 1.0
   USE_OUTPUT_GATE = True
   ATTENTION_PATTERN: list[AttentionKind] = ['gated_delta', 'gated_delta', 'gated_delta', 'full']
+
+  @property
+  def prediction_kind(self) -> BlockKind:
+    """The kind of the block of a prediction module, which has attention in all models."""
+    return super().prediction_kind._replace(attention='full')
 
 
 class Qwen3_5Moe(Qwen3_5, Qwen3Moe):

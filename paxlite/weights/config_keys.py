@@ -430,20 +430,3 @@ NO_ROPE_LAYERS = Both(
     'use_sliding_window': False,
   },
 )  # fmt: skip
-
-
-def _read_prediction_modules(config: Config) -> dict[str, object]:
-  counts = [config[key] for key in PREDICTION_KEYS if config.get(key) is not None]
-  if len(set(counts)) > 1:
-    raise UserError(f'{" and ".join(PREDICTION_KEYS)} are {counts[0]} and {counts[1]}')
-  return {'NUM_PREDICTION_MODULES': counts[0] if counts else 0}
-
-
-# The number of modules that predict further tokens; the first name is written.
-PREDICTION_KEYS = ('num_nextn_predict_layers', 'num_mtp_layers')
-PREDICTION_MODULES = Both(
-  PREDICTION_KEYS,
-  ('NUM_PREDICTION_MODULES',),
-  _read_prediction_modules,
-  lambda e: {PREDICTION_KEYS[0]: e.NUM_PREDICTION_MODULES},
-)

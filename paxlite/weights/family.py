@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import Key
+from paxlite.weights.packed_experts import with_packed
 from paxlite.weights.tensor_entries import Entry
 
 
@@ -21,6 +22,7 @@ class Family:
     rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
     other_names: Parts of names of tensors, by those that some files have instead.
     entries: Returns the entries of the tensors, where decoder_entries does not.
+    packs_experts: Whether files may have one tensor for all experts of a block; see with_packed.
   """
 
   architecture: str
@@ -30,6 +32,7 @@ class Family:
   rotary: str = 'half'
   other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   entries: Callable[[LanguageModel], list[Entry]] | None = None
+  packs_experts: bool = False
 
   def found(self, entries: Sequence[Entry], names: Container[str]) -> list[Entry]:
     """Returns entries with the names of tensors that a file has.
@@ -44,7 +47,8 @@ class Family:
       others = (name.replace(usual, instead) for instead, usual in parts)
       return next((n for n in others if n in names), name)
 
-    return [dataclasses.replace(entry, theirs=other(entry.theirs)) for entry in entries]
+    usual = with_packed(entries, names) if self.packs_experts else entries
+    return [dataclasses.replace(entry, theirs=other(entry.theirs)) for entry in usual]
 
   @property
   def attributes(self) -> set[str]:

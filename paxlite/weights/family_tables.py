@@ -25,7 +25,6 @@ from paxlite.experiments.seed_oss import SeedOss
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
   NO_ROPE_LAYERS,
-  PREDICTION_MODULES,
   QWEN_WINDOW,
   Both,
   Cap,
@@ -74,6 +73,7 @@ from paxlite.weights.family_keys import (
 )
 from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
+from paxlite.weights.prediction_keys import PREDICTION_MODULES
 from paxlite.weights.rope_keys import rope, with_alpha
 from paxlite.weights.state_tables import STATE_FAMILIES
 

@@ -26,12 +26,12 @@ from paxlite.stores.addresses import Address
 from paxlite.stores.object_copies import reading
 from paxlite.stores.object_store import ObjectStore
 from paxlite.weights import model_files
-from paxlite.weights.config_keys import PREDICTION_KEYS
 from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.generation_keys import read_generation, written_generation
-from paxlite.weights.layout import check_layers
+from paxlite.weights.layout import check_layers, has_modules
+from paxlite.weights.prediction_keys import own_prefix, with_present_modules
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.stored_tensors import StoredTensors
 from paxlite.weights.tensor_entries import Entry
@@ -54,7 +54,6 @@ _BESIDE = {
   'images': re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.'),
   'multi-token prediction': re.compile(r'mtp\.|(.*\.)?mtp_'),
 }
-_LAYER = re.compile(r'model\.layers\.(\d{1,9})\.')
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
 _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
@@ -66,6 +65,7 @@ class Safetensors:
   Args:
     folder: The folder.
     address: Where the files are in an object store; `folder` has copies of the other files.
+    keeps: How the names of tensors begin that are not left out; '': none.
 
   Attributes:
     left_out: How many tensors beside the text model there are, by what they are for.
@@ -75,7 +75,7 @@ class Safetensors:
       tensor.
   """
 
-  def __init__(self, folder: pathlib.Path, address: Address | None = None):
+  def __init__(self, folder: pathlib.Path, address: Address | None = None, keeps: str = ''):
     self._files: dict[str, tuple[pathlib.Path | Address, str]] = {}  # and the name in the file
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Safetensors:
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = _PREFIX.sub('', name)
-          if beside := _beside(name):
+          if beside := _beside(name, keeps):
             self.left_out[beside] += 1
             continue
           if short in self._files:
@@ -99,7 +99,7 @@ class Safetensors:
           self._files[short] = path, name
           self.shapes[short] = tuple(described.get_shape())
     names = {name for _, name in self._files.values()}
-    missing = [n for n in stated if n not in names and not _beside(n)]
+    missing = [n for n in stated if n not in names and not _beside(n, keeps)]
     if missing:
       raise UserError(
         f'{place / model_files.INDEX} names {missing[0]}, which is in none of its files'
@@ -115,8 +115,15 @@ class Safetensors:
     return _read_fp8(path, full, self.shapes[name])
 
 
-def _beside(name: str) -> str:
-  """Returns what a tensor beside the text model is for; '' if it belongs to the text model."""
+def _beside(name: str, keeps: str) -> str:
+  """Returns what a tensor beside the text model is for; '' if it belongs to the text model.
+
+  Args:
+    name: The name of the tensor.
+    keeps: How the names of tensors begin that belong to it all the same; '': none.
+  """
+  if keeps and name.startswith(keeps):
+    return ''
   return next((what for what, pattern in _BESIDE.items() if pattern.match(name)), '')
 
 
@@ -185,17 +192,20 @@ def read_folder(
   of_generation = read_object(generation) if os.path.lexists(generation) else {}
   ends = of_generation.get('eos_token_id')
   experiment = experiment_of(contents, config, ends)
-  stored = Safetensors(folder, address)
+  of_family = FAMILIES[family_of(experiment)].names
+  stored = Safetensors(folder, address, own_prefix(of_family))
   if stored.left_out:
     found = ' and '.join(f'{n:,} tensors for {what}' for what, n in stored.left_out.items())
     log.warning('%s: left out: %s', address or folder, found)
-  if experiment.NUM_PREDICTION_MODULES:
-    contents = _with_present_modules(contents, folder, experiment.NUM_LAYERS, stored.shapes)
+  if has_modules(of_family):
+    contents = with_present_modules(
+      contents, of_family, experiment.NUM_LAYERS, stored.shapes, folder
+    )
     experiment = experiment_of(contents, config, ends)
   with located(str(folder)):
     tensors = Dequantized(stored, contents.get('quantization_config') or {})
   with located(str(config)):
-    check_layers(experiment, tensors.shapes, FAMILIES[family_of(experiment)].names)
+    check_layers(experiment, tensors.shapes, of_family)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes and not _is_tied(tensors):
     log.warning('%s: %s is not the embedding, though config.json ties them', folder, _HEAD)
     log.warning('%s: both are read, as by transformers', folder)
@@ -204,24 +214,6 @@ def read_folder(
   with located(str(folder)):
     entries = _without_missing_copies(hugging_face_entries(experiment), tensors)
   return experiment, FAMILIES[family_of(experiment)].found(entries, tensors.shapes), tensors
-
-
-def _with_present_modules(
-  contents: JsonObject, folder: pathlib.Path, layers: int, shapes: Mapping[str, tuple[int, ...]]
-) -> JsonObject:
-  """Returns a config without modules that predict further tokens, if a folder has none of them.
-
-  transformers writes their number, and not their tensors, which follow on those of the layers.
-  """
-  counts = [contents.get(key) or 0 for key in PREDICTION_KEYS]
-  later = lambda name: (m := _LAYER.match(name)) is not None and int(m[1]) >= layers
-  if not any(counts) or any(map(later, shapes)):
-    return contents
-  log.warning(
-    '%s: config.json says %s=%s, and there are no tensors of them: imported without',
-    folder, PREDICTION_KEYS[0], max(counts),
-  )  # fmt: skip
-  return contents | dict.fromkeys(PREDICTION_KEYS, 0)
 
 
 def _without_missing_copies(entries: list[Entry], tensors: Tensors) -> list[Entry]:

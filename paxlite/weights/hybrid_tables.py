@@ -26,6 +26,7 @@ from paxlite.weights.hybrid_keys import (
   expert_width,
   types_without_positions,
 )
+from paxlite.weights.prediction_keys import ONE_PREDICTION_MODULE
 from paxlite.weights.rope_keys import rope
 
 # The last ones are in published files, and transformers does not read them.
@@ -33,7 +34,7 @@ _HYBRID = (
   UNTIED, *DELTA_NET, DELTA_TYPES, rope(fraction=0.25), NO_BIAS,
   only('attn_output_gate', True), only('output_gate_type', 'swish', None),
   only('use_sliding_window', False), only('sliding_window', None),
-  unread('mamba_ssm_dtype', 'mtp_num_hidden_layers', 'mtp_use_dedicated_embeddings'),
+  unread('mamba_ssm_dtype'), ONE_PREDICTION_MODULE,
 )  # fmt: skip
 _SIZES = tuple(key for key in GIVEN_HEADS if 'intermediate_size' not in key.theirs)
 _SILU = activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS'))
@@ -74,7 +75,7 @@ HYBRID_FAMILIES: dict[str, Family] = {
   'qwen3_5_moe_text': Family(
     'Qwen3_5MoeForCausalLM', Qwen3_5Moe,
     (*_EXPERTS, expert_width(), OneOf('norm_topk_prob', True), only('mlp_only_layers', [])),
-    tensor_names.QWEN3_5,
+    tensor_names.QWEN3_5, packs_experts=True,
   ),
   'qwen3_next': Family(
     'Qwen3NextForCausalLM', Qwen3Next,

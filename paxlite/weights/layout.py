@@ -5,7 +5,7 @@ One table for each family serves both directions.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.stack import BlockKind
+from paxlite.weights.packed_experts import packed_tensors
 from paxlite.weights.tensor_entries import (
   Entry,
   bias_of,
@@ -37,7 +38,7 @@ StateEntries = Callable[[Any, Mapping[str, str], str], list['Entry']]
 
 
 def check_layers(
-  e: LanguageModel, shapes: Mapping[str, object], names: Mapping[str, str] = GGUF
+  e: LanguageModel, shapes: Mapping[str, Sequence[int]], names: Mapping[str, str] = GGUF
 ) -> None:
   """Raises UserError if there are fewer tensors than layers, or than experts in all layers.
 
@@ -48,7 +49,7 @@ def check_layers(
   one_each = 'experts_gate_up' not in names and '{x}' in names.get('expert_down', '')
   if isinstance(e, MixtureOfExperts) and one_each:
     layers = sum(kind.has_experts for kind in e.block_kinds)
-    if len(shapes) < layers * e.NUM_EXPERTS:
+    if len(shapes) + packed_tensors(shapes) < layers * e.NUM_EXPERTS:
       raise UserError(
         f'{len(shapes):,} tensors are too few for NUM_EXPERTS={e.NUM_EXPERTS:,} in {layers} layers'
       )
@@ -91,7 +92,7 @@ def decoder_entries(
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
     entries += _block(e, name, f'transformer/{block}', kind, rotary, state_entries)
   for i in range(e.NUM_PREDICTION_MODULES if has_modules(names) else 0):
-    name = {role: text.replace('{i}', str(e.NUM_LAYERS + i)) for role, text in names.items()}
+    name = _names_of_module(names, e.NUM_LAYERS, i)
     entries += _prediction_module(e, name, f'predictions_{i}', rotary)
   return entries
 
@@ -139,12 +140,21 @@ def _block(
   return entries + _experts(e, name, ours)
 
 
+def _names_of_module(names: Mapping[str, str], layers: int, i: int) -> dict[str, str]:
+  """Returns the names of module i by role: its block has a number of its own, or the next one."""
+  own = names.get('prediction_layer')
+  if own is None:
+    return {role: text.replace('{i}', str(layers + i)) for role, text in names.items()}
+  blocks = names['attention_norm'].partition('{i}')[0] + '{i}.'
+  return {role: text.replace(blocks, own).replace('{i}', str(i)) for role, text in names.items()}
+
+
 def _prediction_module(
   e: LanguageModel, name: Mapping[str, str], ours: str, rotary: str
 ) -> list[Entry]:
   """Returns the entries of a module that predicts a further token, whose variables are in `ours`.
 
-  Its embedding and its head are copies of those of the model.
+  Its embedding and its head are those of the model, of which some formats have copies.
   """
   D, V = e.MODEL_DIMS, e.VOCAB_SIZE
   norms = {
@@ -168,6 +178,7 @@ def _prediction_module(
     *(
       dataclasses.replace(same(name[role], (V, D), variable), is_copy=True)
       for role, variable in copies.items()
+      if role in name
     ),
   ]
 

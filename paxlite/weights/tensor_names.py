@@ -150,10 +150,18 @@ OLMO_HYBRID = OLMO2 | {
   'delta_norm': 'model.layers.{i}.linear_attn.o_norm.weight',
   'delta_post': 'model.layers.{i}.linear_attn.o_proj.weight',
 }
-QWEN3_5 = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
+# The blocks of modules that predict further tokens have other names than those of the model.
+_MTP = {
+  'prediction_layer': 'mtp.layers.{i}.',
+  'prediction_embedding_norm': 'mtp.pre_fc_norm_embedding.weight',
+  'prediction_hidden_norm': 'mtp.pre_fc_norm_hidden.weight',
+  'prediction_projection': 'mtp.fc.weight',
+  'prediction_norm': 'mtp.norm.weight',
+}
+QWEN3_5 = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | _MTP | {
   'delta_joined': 'model.layers.{i}.linear_attn.in_proj_qkv.weight',
 }  # fmt: skip
-QWEN3_NEXT = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | {
+QWEN3_NEXT = HUGGING_FACE | DELTA_NET | _GATED | _SHARED | _MTP | {
   'delta_packed': 'model.layers.{i}.linear_attn.in_proj_qkvz.weight',
   'delta_packed_gates': 'model.layers.{i}.linear_attn.in_proj_ba.weight',
 }  # fmt: skip

@@ -7,7 +7,6 @@ import fiddle as fdl
 import jax
 import numpy as np
 import pytest
-from safetensors import safe_open
 
 from paxlite.core.errors import UserError
 from paxlite.generation.drafts import Drafts
@@ -17,26 +16,13 @@ from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.folder import write_weights
 from tests.support.families import theirs
 from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
+from tests.support.prediction_folders import changed, drop, fast, tensors_of, write
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 LAYERS, MODULES, T, WEIGHT = 2, 2, 20, 0.3
 D, V = 32, 96
-
-
-def tensors_of(path) -> dict[str, np.ndarray]:
-  with safe_open(path / 'model.safetensors', 'np') as f:
-    return {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
-
-
-def write(path, tensors, **config) -> None:
-  """Writes tensors, and changes config.json."""
-  from safetensors.numpy import save_file
-
-  save_file(tensors, path / 'model.safetensors', {'format': 'pt'})
-  file = path / 'config.json'
-  file.write_text(json.dumps(json.loads(file.read_text()) | config))
 
 
 def copies(tensors, i: int) -> dict[str, np.ndarray]:
@@ -113,13 +99,6 @@ def their_gradients(published, model, modules) -> dict[str, np.ndarray]:
       found[f'model.layers.{i}.{name}.weight'] = grad(part.weight).numpy()
     found |= copies(found, i)
   return found
-
-
-def fast(function, *args):
-  """Compiles without LLVM's optimizations, which take most of the time, and calls."""
-  with jax.default_matmul_precision('highest'):
-    lowered = jax.jit(function).lower(*args)
-    return lowered.compile({'xla_backend_optimization_level': 0})(*args)
 
 
 def ids_of() -> np.ndarray:
@@ -201,23 +180,6 @@ def test_the_way_back_is_bit_for_bit(published, imported, tmp_path):
   config = json.loads((tmp_path / 'back' / 'config.json').read_text())
   assert config['num_nextn_predict_layers'] == MODULES
   assert config['num_hidden_layers'] == LAYERS
-
-
-def changed(published, to, change, **config):
-  """Returns a folder with changed tensors."""
-  to.mkdir()
-  for file in published.path.iterdir():
-    if file.suffix == '.json':
-      (to / file.name).write_text(file.read_text())
-  tensors = dict(published.tensors)
-  change(tensors)
-  write(to, tensors, **config)
-  return to
-
-
-def drop(tensors, *parts: str) -> None:
-  for name in [n for n in tensors if any(part in n for part in parts)]:
-    del tensors[name]
 
 
 def test_copies_must_repeat_what_they_are_copies_of(published, tmp_path):
