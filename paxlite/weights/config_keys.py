@@ -11,6 +11,7 @@ from typing import Protocol
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights.key_values import interval, is_on
 from paxlite.weights.known_keys import HARMLESS, NEUTRAL, check_known
 
 Config = Mapping[str, Json]
@@ -288,7 +289,7 @@ def tied(default: bool) -> Both:
   return Both(
     (name,),
     ('SEPARATE_EMBEDDING',),
-    lambda config: {'SEPARATE_EMBEDDING': not config.get(name, default)},
+    lambda config: {'SEPARATE_EMBEDDING': not is_on(config, name, default)},
     lambda e: {name: not e.SEPARATE_EMBEDDING},
   )
 
@@ -367,7 +368,7 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
   """
 
   def read(config: Config) -> dict[str, object]:
-    period = config.get('sliding_window_pattern')
+    period = interval(config, 'sliding_window_pattern', 0)
     repeated = [*['sliding'] * (period - 1), 'full'] if period else default
     pattern = read_types(config, lambda i: repeated[i % len(repeated)])
     return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': pattern}
@@ -383,7 +384,7 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
 def _read_qwen_window(config: Config) -> dict[str, object]:
   first = config.get('max_window_layers', 28)
   pattern = ['full']
-  if config.get('use_sliding_window'):
+  if is_on(config, 'use_sliding_window'):
     pattern = read_types(config, lambda i: 'sliding' if i >= first else 'full')
   if pattern == ['full']:
     return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
@@ -410,7 +411,7 @@ QWEN_WINDOW = Both(
 
 
 def _read_no_rope(config: Config) -> dict[str, object]:
-  layers, every = config['num_hidden_layers'], config.get('no_rope_layer_interval', 4)
+  layers, every = config['num_hidden_layers'], interval(config, 'no_rope_layer_interval', 4)
   rotated = config.get('no_rope_layers') or [int((i + 1) % every != 0) for i in range(layers)]
   if len(rotated) != layers:
     raise UserError(f'no_rope_layers must have {layers} numbers')

@@ -21,6 +21,7 @@ from paxlite.weights.config_keys import (
   window,
   write_types,
 )
+from paxlite.weights.key_values import integer, interval, is_on
 from paxlite.weights.rope_keys import rope
 
 _COUNTS = (
@@ -88,7 +89,7 @@ def choice(key: str, attribute: str, off: object, on: object, default: bool) -> 
     return {key: value == on}
 
   return Both(
-    (key,), (attribute,), lambda c: {attribute: on if c.get(key, default) else off}, write
+    (key,), (attribute,), lambda c: {attribute: on if is_on(c, key, default) else off}, write
   )
 
 
@@ -102,7 +103,7 @@ def only(key: str, *values: object) -> Both:
 
 
 def unread(*keys: str) -> Both:
-  """Returns keys of parts of a model that are not imported, which are not written."""
+  """Returns keys that change no logit here, whatever they say; they are not written."""
   return Both(keys, (), lambda config: {}, lambda e: {})
 
 
@@ -182,6 +183,8 @@ def _read_exaone(config: Config) -> dict[str, object]:
   period = config.get('sliding_window_pattern', 4)
   if given is None and (window is None or isinstance(period, str) or not period):
     raise KeyError('layer_types')
+  if given is None:
+    period = interval(config, 'sliding_window_pattern', 4)
   pattern = read_types(config, lambda i: 'full_nope' if (i + 1) % period == 0 else 'sliding', _NOPE)
   if window is not None:
     return {'SLIDING_WINDOW': window, 'ATTENTION_PATTERN': pattern}
@@ -208,8 +211,9 @@ EXAONE_LAYERS = Both(
 
 
 def _read_ernie_blocks(config: Config) -> dict[str, object]:
-  layers, every = config['num_hidden_layers'], config.get('moe_layer_interval', 1)
-  first, last = config['moe_layer_start_index'], config.get('moe_layer_end_index', -1)
+  layers, every = integer(config, 'num_hidden_layers'), interval(config, 'moe_layer_interval', 1)
+  first = integer(config, 'moe_layer_start_index')
+  last = integer(config, 'moe_layer_end_index', -1)
   first += -(first + 1) % every
   end = last if last != -1 else layers - 1
   of_all, of_file = range(first, layers, every), range(first, min(end + 1, layers), every)
@@ -240,7 +244,7 @@ ERNIE_EXPERTS = (
   Both(
     ('use_bias',),
     ('USE_BIAS', 'USE_SOFTMAX_BIAS'),
-    lambda c: dict.fromkeys(('USE_BIAS', 'USE_SOFTMAX_BIAS'), bool(c.get('use_bias'))),
+    lambda c: dict.fromkeys(('USE_BIAS', 'USE_SOFTMAX_BIAS'), is_on(c, 'use_bias')),
     _write_ernie_bias,
   ),
   either('NUM_EXPERTS_PER_TOKEN', 'moe_k', 'num_experts_per_tok'),

@@ -7,6 +7,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config, Same, read_types, write_types
+from paxlite.weights.key_values import interval, is_on
 from paxlite.weights.rope_keys import rope
 
 
@@ -19,7 +20,7 @@ def hybrid_types(kinds: Mapping[str, str], every: int = 4) -> Both:
   """
 
   def read(config: Config) -> dict[str, object]:
-    period = config.get('full_attention_interval') or every
+    period = interval(config, 'full_attention_interval', every)
     state = kinds['linear_attention']
     found = read_types(config, lambda i: state if (i + 1) % period else 'full', kinds)
     return {'ATTENTION_PATTERN': found}
@@ -67,7 +68,7 @@ def types_without_positions(kinds: Mapping[str, str]) -> Both:
 
 
 def _beta_scale(config: Config) -> dict[str, object]:
-  return {'DELTA_BETA_SCALE': 2.0 if config.get('linear_allow_neg_eigval', True) else 1.0}
+  return {'DELTA_BETA_SCALE': 2.0 if is_on(config, 'linear_allow_neg_eigval', True) else 1.0}
 
 
 def _allows_negative(e: LanguageModel) -> JsonObject:

@@ -1,5 +1,6 @@
 """Exports factors of LoRA and DoRA: merged into the weights, or as an adapter of peft."""
 
+import collections
 import json
 import pathlib
 import re
@@ -49,24 +50,19 @@ def write_adapter(
   peft computes W + (alpha / r)·B·A. paxlite trains without alpha, which is the same as alpha = r.
 
   Raises:
-    UserError: There are no variables of LoRA, or the family does not have separate queries, keys
-      and values.
+    UserError: There are no variables of LoRA, or the factors belong to a part of a tensor.
   """
   ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
   if not ranks:
     raise UserError('the checkpoint holds nothing of LoRA: train with --fdl.USE_LORA=True')
   entries = hugging_face_entries(experiment)
   family = family_of(experiment)
-  if family in ('gpt2', 'phi3', 'gpt_neox'):
+  if family == 'gpt2':
     raise UserError(
-      f'a {family} of Hugging Face has queries, keys and values in one weight, for which LoRA here '
-      'has three pairs of factors: export with --to=hf, which merges them'
+      'a gpt2 of Hugging Face has weights with inputs and outputs in the other order, for which '
+      'adapters are not implemented: export with --to=hf, which merges them'
     )
-  if 'gate_up' in FAMILIES[family].names and any('/ffn_layer1/lora_a' in k for k in variables):
-    raise UserError(
-      f'a {family} of Hugging Face has both weights of a feed-forward layer in one, for which LoRA '
-      'here has two pairs of factors: export with --to=hf, which merges them'
-    )
+  in_tensor = collections.Counter(entry.theirs for entry in entries)
   swaps = FAMILIES[family].rotary != experiment.ROPE_LAYOUT
   regrouped = to_halves if FAMILIES[family].rotary == 'half' else to_pairs
   (rank,) = ranks
@@ -76,6 +72,11 @@ def write_adapter(
     stem, _, leaf = entry.ours.rpartition('/')
     if leaf != 'w' or f'{stem}/lora_a' not in variables:
       continue
+    if in_tensor[entry.theirs] > 1:
+      raise UserError(
+        f'{entry.theirs} of a {family} holds several weights, for which LoRA here has a pair of '
+        'factors each: export with --to=hf, which merges them'
+      )
     a, b = variables[f'{stem}/lora_a'].whole(), variables[f'{stem}/lora_b'].whole()
     if entry.part is not None:
       a, b = a[entry.part], b[entry.part]
@@ -83,11 +84,6 @@ def write_adapter(
     if is_swapped:
       b = regrouped(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
     name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
-    if f'{name}.lora_A.weight' in tensors:
-      raise UserError(
-        f'{entry.theirs} of a {family} holds several weights, for which LoRA here has a pair of '
-        'factors each: export with --to=hf, which merges them'
-      )
     tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)
     tensors[f'{name}.lora_B.weight'] = np.ascontiguousarray(b).astype(kind)
     if f'{stem}/lora_m' in variables:

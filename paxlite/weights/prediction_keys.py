@@ -1,4 +1,4 @@
-"""The keys of config.json about modules that predict further tokens, and the modules of a folder."""
+"""The keys of config.json about modules that predict further tokens, and those of a folder."""
 
 import logging
 import pathlib

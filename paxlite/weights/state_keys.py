@@ -8,6 +8,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.linear_attention import LayersWithState, Mamba2Layers
 from paxlite.weights.config_keys import Both, Config, read_types, write_types
+from paxlite.weights.key_values import is_on
 
 _CONVOLUTIONS = {'conv': 'short_convolution', 'full_attention': 'full'}
 
@@ -30,7 +31,7 @@ def _read_lfm2_width(config: Config) -> dict[str, object]:
   stated = config.get('block_ff_dim')
   width = config['intermediate_size'] if stated is None else stated
   adjusts, factor = (
-    config.get('block_auto_adjust_ff_dim', True),
+    is_on(config, 'block_auto_adjust_ff_dim', True),
     config.get('block_ffn_dim_multiplier', 1.0),
   )
   if adjusts:
@@ -54,8 +55,8 @@ LFM2_WIDTH = Both(
 
 
 def _tied(config: Config) -> dict[str, object]:
-  tied = config.get('tie_embedding', config.get('tie_word_embeddings', True))
-  return {'SEPARATE_EMBEDDING': not tied}
+  name = 'tie_embedding' if 'tie_embedding' in config else 'tie_word_embeddings'
+  return {'SEPARATE_EMBEDDING': not is_on(config, name, True)}
 
 
 LFM2_TIED = Both(
@@ -77,7 +78,7 @@ _BIASES = ('USE_CONVOLUTION_BIAS', 'USE_STATE_BIAS')
 LFM2_BIAS = Both(
   ('conv_bias',),
   _BIASES,
-  lambda config: dict.fromkeys(_BIASES, config.get('conv_bias', False)),
+  lambda config: dict.fromkeys(_BIASES, is_on(config, 'conv_bias')),
   _write_lfm2_bias,
 )
 
@@ -254,8 +255,3 @@ SINGLE_BLOCKS = Both(
   _read_single,
   _write_single,
 )
-
-
-def unread(*keys: str) -> Both:
-  """Returns keys that transformers does not read in a family, whatever they say."""
-  return Both(keys, (), lambda _: {}, lambda _: {})

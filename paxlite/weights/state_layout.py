@@ -18,7 +18,14 @@ from paxlite.experiments.parts.linear_attention import (
 )
 from paxlite.experiments.parts.single_blocks import FEED_FORWARD
 from paxlite.weights.layout import StateEntries, decoder_entries
-from paxlite.weights.tensor_entries import Entry, Transform, of_heads, same, transposed
+from paxlite.weights.tensor_entries import (
+  Entry,
+  of_heads,
+  rows_of,
+  same,
+  transposed,
+  whole,
+)
 
 
 def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
@@ -69,22 +76,15 @@ def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> 
       size = heads[0] * heads[1]
       theirs = name[f'delta_{role}_convolution']
       entries.append(_rows(theirs, (size, 1, W), slice(0, size), of_role, heads))
-  vectors = {'delta_rate': ('decay/log_rate', M), 'delta_bias': ('decay/bias', M)}
-  vectors['delta_norm'] = ('norm/scale', V)
-  for role, (variable, size) in vectors.items():
-    identity: Transform = lambda x: x
-    entries.append(Entry(name[role], (size,), f'{ours}/{variable}', (size,), identity, identity))
-  entries.append(
-    Entry(
-      name['delta_post'],
-      (D, M * V),
-      f'{ours}/post/w',
-      (D, M, V),
-      to_ours=lambda x: x,
-      to_theirs=lambda w: w.reshape(len(w), -1),
-    )
-  )
-  return entries
+  vectors = {
+    'delta_rate': ('decay/log_rate', M), 'delta_bias': ('decay/bias', M),
+    'delta_norm': ('norm/scale', V),
+  }  # fmt: skip
+  return [
+    *entries,
+    *(_vector(name[role], f'{ours}/{of}', (size,)) for role, (of, size) in vectors.items()),
+    *_output(name['delta_post'], f'{ours}/post', (D, M, V), has_bias=False),
+  ]
 
 
 def short_convolution_entries(
@@ -94,13 +94,13 @@ def short_convolution_entries(
   D, W = e.MODEL_DIMS, e.CONVOLUTION_WIDTH
   rows = {role: slice(i * D, (i + 1) * D) for i, role in enumerate(('gate', 'after', 'value'))}
   of_rows = [(part, f'{ours}/{role}', (D,)) for role, part in rows.items()]
-  whole = slice(0, D)
+  channels = slice(0, D)
   return [
     *_parts(name['convolution_in'], (3 * D, D), of_rows, e.USE_STATE_BIAS),
     *_parts(
       name['convolution'],
       (D, 1, W),
-      [(whole, f'{ours}/convolution', (D,))],
+      [(channels, f'{ours}/convolution', (D,))],
       e.USE_CONVOLUTION_BIAS,
     ),
     *_output(name['convolution_post'], f'{ours}/post', (D, D), e.USE_STATE_BIAS),
@@ -216,13 +216,13 @@ def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Ent
     names: Names of the tensors by role; see tensor_names.
   """
   none: StateEntries = lambda e, name, ours: []
-  whole = decoder_entries(e, names, 'half', STATE_ENTRIES | dict.fromkeys(FEED_FORWARD, none))
+  every = decoder_entries(e, names, 'half', STATE_ENTRIES | dict.fromkeys(FEED_FORWARD, none))
   absent = tuple(
     f'transformer/{block}/{layer}'
     for block, kind in zip(e.block_names, e.block_kinds, strict=True)
     for layer in (('layer_norm/',) if kind.attention in FEED_FORWARD else ('ff_layer',))
   )
-  return [entry for entry in whole if not entry.ours.startswith(absent)]
+  return [entry for entry in every if not entry.ours.startswith(absent)]
 
 
 def side_by_side_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
@@ -287,8 +287,8 @@ def _vector(
     ours,
     made,
     to_ours=lambda x: x.reshape(made),
-    to_theirs=lambda w: w,
-    view=lambda x: x[rows],
+    to_theirs=whole,
+    view=rows_of(rows),
   )
 
 
@@ -332,7 +332,7 @@ def _rows(
     (shape[-1], *made),
     to_ours=lambda x: np.moveaxis(x.reshape(*made, shape[-1]), -1, 0),
     to_theirs=lambda w: np.moveaxis(w, 0, -1),
-    view=lambda x: x[rows],
+    view=rows_of(rows),
   )
 
 

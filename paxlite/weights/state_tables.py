@@ -25,6 +25,7 @@ from paxlite.weights.family_keys import (
   UNTIED,
   number,
   only,
+  unread,
 )
 from paxlite.weights.kimi_keys import (
   DENSE_LAYERS,
@@ -45,7 +46,6 @@ from paxlite.weights.state_keys import (
   MAMBA_HEADS,
   SINGLE_BLOCKS,
   STEP_LIMITS,
-  unread,
 )
 from paxlite.weights.state_layout import side_by_side_entries, single_block_entries
 

@@ -189,6 +189,26 @@ REFUSED = {
   ),
   'mla_use_nope=False': ('kimi_linear', dict(mla_use_nope=False)),
   'num_shared_experts=0 must be': ('kimi_linear', dict(num_shared_experts=0)),
+  "use_qk_norm='false' must be true or false": ('glm4_moe', dict(use_qk_norm='false')),
+  'use_parallel_residual=1 must be true or false': ('gpt_neox', dict(use_parallel_residual=1)),
+  "use_bias='false' must be true or false": ('ernie4_5_moe', dict(use_bias='false')),
+  "linear_allow_neg_eigval='no' must be": ('olmo_hybrid', dict(linear_allow_neg_eigval='no')),
+  "tie_word_embeddings='false' must be": ('llama', dict(tie_word_embeddings='false')),
+  "use_sliding_window='false' must be": ('qwen2', dict(use_sliding_window='false')),
+  "conv_bias='true' must be": ('lfm2', dict(conv_bias='true')),
+  'moe_layer_interval=0 must be an integer of at least 1': (
+    'ernie4_5_moe', dict(moe_layer_interval=0),
+  ),
+  "moe_layer_start_index='x' must be an integer": (
+    'ernie4_5_moe', dict(moe_layer_start_index='x'),
+  ),
+  "full_attention_interval='x' must be an integer of at least 1": (
+    'qwen3_5_text', dict(layer_types=None, full_attention_interval='x'),
+  ),
+  'full_attention_interval=0 must be': (
+    'olmo_hybrid', dict(layer_types=None, full_attention_interval=0),
+  ),
+  'no_rope_layer_interval=0 must be': ('smollm3', dict(no_rope_layer_interval=0)),
   'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 

@@ -224,9 +224,9 @@ def test_a_file_with_images_whose_experts_are_packed(tmp_path, packed):
 
   def change(tensors):
     stems = {n.partition('.0.gate_proj')[0] for n in tensors if '.experts.0.gate_proj' in n}
+    each = lambda stem, role: [tensors.pop(f'{stem}.{x}.{role}_proj.weight') for x in range(8)]
     for stem in (s for s in stems if not s.startswith(kept)):
-      each = lambda role: [tensors.pop(f'{stem}.{x}.{role}_proj.weight') for x in range(8)]
-      gates, ups, downs = map(np.stack, (each('gate'), each('up'), each('down')))
+      gates, ups, downs = (np.stack(each(stem, role)) for role in ('gate', 'up', 'down'))
       tensors[f'{stem}.gate_up_proj'] = np.concatenate([gates, ups], 1)
       tensors[f'{stem}.down_proj'] = downs
     for name in [n for n in tensors if n.startswith('model.')]:
