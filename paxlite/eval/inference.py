@@ -68,6 +68,7 @@ class TextModel:
     chat: bool = False,
     most_rows: int | None = None,
     least: Features = NO_FEATURES,
+    drafts: bool = False,
   ) -> Engine:
     """Returns an engine that continues prompts.
 
@@ -76,6 +77,7 @@ class TextModel:
       chat: Whether the prompts are those of a chat; see `ends`.
       most_rows: The most answers that are generated at a time; None: as the experiment says.
       least: See Engine.
+      drafts: See Engine.
     """
     e = self.experiment
     return Engine(
@@ -90,6 +92,7 @@ class TextModel:
       rules=e.rules,
       most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows,
       least=least,
+      drafts=drafts,
     )
 
   def ends(self, chat: bool) -> list[int]:

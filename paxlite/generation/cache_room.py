@@ -130,7 +130,7 @@ class CacheRoom:
     nothing = options.choices([None] * rows, extras, self._vocab_size)
     zeros: Any = lambda: np.zeros(rows, np.int32)
     is_done: Any = np.ones(rows, bool)
-    return Rows(zeros(), zeros(), zeros(), is_done, nothing)
+    return Rows(zeros(), zeros(), zeros(), is_done, nothing, self._programs.no_ahead(rows))
 
   def _with_extras(self, rows: Rows, extras: options.Extras) -> Rows:
     """Returns rows with the arrays of options that no row has needed so far."""

@@ -1,191 +1,201 @@
-"""Greedy text with drafts: a prediction module proposes a token, and the model checks it.
+"""Drafts: a prediction module proposes a token, which the model checks while it makes the next one.
 
 This is speculative decoding (https://arxiv.org/abs/2211.17192) without a second model: DeepSeek-V3
-(https://arxiv.org/abs/2412.19437, section 5.4.3) does it with its own module.
+(https://arxiv.org/abs/2412.19437, section 5.4.3) does it with its own module. A step computes the
+latest token of a row and its draft together. The token after the latest one is chosen as without
+drafts, by the row's own options and random numbers. If it is the draft, the step chooses the token
+after that one too. So every row has the tokens that it would have without drafts, but for rounding,
+drawn or not; a draft only decides how many steps they take.
+
+A state cannot take back a token that was wrong. So layers with states see a token only in the step
+after the one that chose it, which computes up to three: two that are sure, and a draft.
 """
 
-import dataclasses
-import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.generation import cache as caches
-from paxlite.generation.cache import Cache, CacheLayout
-from paxlite.layers.language_model import TransformerLm
-from paxlite.parallel import partitioning
+from paxlite.generation.programs import (
+  Ahead,
+  Chunk,
+  Programs,
+  Rows,
+  State,
+  is_end,
+  nothing_chosen,
+)
+from paxlite.generation.sampling import Choice, Chosen, Features, chosen
 
 
-class Drafted(NamedTuple):
-  """A text that was generated with drafts.
+class DraftingPrograms(Programs):
+  """The programs of a model whose first prediction module makes drafts; see Programs.
 
-  Attributes:
-    ids: Its tokens.
-    steps: How many times the model was computed for them, without that for the prompt.
+  Their cache has the keys of the module too. What it keeps of a token depends on the token after
+  it.
   """
 
-  ids: list[int]
-  steps: int
+  def no_ahead(self, rows: int) -> Ahead | None:
+    zeros: Any = lambda: np.zeros(rows, np.int32)
+    return Ahead(zeros(), zeros(), zeros() + 1)
 
+  def _read_ahead(
+    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: Chosen
+  ) -> tuple[Ahead | None, PyTree]:
+    R, T = chunk.ids.shape
+    last_R = chunk.count - 1
+    known_R = jnp.where(chunk.follow < 0, found.token, chunk.follow)
+    next_RT = jnp.pad(chunk.ids[:, 1:], [(0, 0), (0, 1)])
+    next_RT = next_RT.at[jnp.arange(R), last_R].set(known_R)
+    positions_RT = chunk.start[:, None] + jnp.arange(T)
+    draft_R, variables = self._drafted(params, variables, x_RTD, next_RT, positions_RT, last_R)
+    return Ahead(draft_R, found.token, jnp.ones(R, jnp.int32)), variables
 
-class _State(NamedTuple):
-  """A text while it is generated.
+  def _drafted(
+    self,
+    params: PyTree,
+    variables: PyTree,
+    x_BTD: jax.Array,
+    next_BT: jax.Array,
+    positions_BT: jax.Array,
+    at_B: jax.Array,
+  ) -> tuple[jax.Array, PyTree]:
+    """Returns the draft after one of the next tokens of each row, [B], and the variables after it.
 
-  Attributes:
-    cache: What model and module keep of the tokens before the latest one.
-    length: The number of these tokens.
-    token: The latest token, int32.
-    draft: What may be the token after it.
-    ids: All new tokens, [N + 2].
-    number: The number of new tokens, with the latest one.
-    steps: How many times the model was computed for them.
-    is_done: Whether one of the new tokens ends the text.
-  """
-
-  cache: Cache
-  length: jax.Array
-  token: jax.Array
-  draft: jax.Array
-  ids: jax.Array
-  number: jax.Array
-  steps: jax.Array
-  is_done: jax.Array
-
-
-def _read(
-  model: TransformerLm,
-  ids_BT: jax.Array,
-  positions_BT: jax.Array,
-  last: jax.Array | None,
-  is_token: np.ndarray | None,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the likeliest token after each token, and the draft of the one after it, [B, T] each.
-
-  Args:
-    model: The model, bound to its variables.
-    ids_BT, positions_BT: The tokens.
-    last: The index of the last token of a prompt, before which the next tokens are known; None: no
-      token is known.
-    is_token: Whether each id has a token; None: all have one.
-  """
-
-  def likeliest(x_BTD: jax.Array) -> jax.Array:
-    logits_BTV = model.logits(x_BTD)
-    if is_token is not None:
-      known_V = np.zeros(logits_BTV.shape[-1], bool)
-      known_V[: len(is_token)] = is_token[: len(known_V)]
-      logits_BTV = jnp.where(known_V, logits_BTV, -jnp.inf)
-    return logits_BTV.argmax(-1).astype(jnp.int32)
-
-  x_BTD = model.hidden(ids_BT, positions_BT, None)
-  next_BT = likeliest(x_BTD)
-  known_BT = jnp.pad(ids_BT[:, 1:], [(0, 0), (0, 1)])
-  input_BT = next_BT if last is None else jnp.where(positions_BT < last, known_BT, next_BT)
-  predicted_BTD = model.predicted_after(x_BTD, input_BT, positions_BT)
-  return next_BT, likeliest(predicted_BTD)
-
-
-@dataclasses.dataclass(frozen=True)
-class Drafts:
-  """Continues texts, one at a time, with the tokens of the largest logits.
-
-  A step computes the latest token and its draft together. If the draft is what the model says after
-  the latest token, the step makes two tokens, and otherwise one. So the text does not depend on the
-  module, but for rounding; the number of steps does. Only the first module is used.
-
-  Attributes:
-    model: The model, with at least one prediction module.
-    params: Its parameters.
-    max_length: The most tokens of a text, with its prompt.
-    ends: Tokens that end a text, of which the first one is its last token.
-    is_token: Whether each id has a token, [n]; others, and those from n on, are never chosen. None:
-      all have one.
-  """
-
-  model: TransformerLm
-  params: PyTree
-  max_length: int
-  ends: Sequence[int] = ()
-  is_token: np.ndarray | None = None
-
-  def __post_init__(self) -> None:
-    if not self.model.prediction_tpls:
-      raise UserError('the model has no modules that predict further tokens, to make drafts with')
-
-  def continuation(self, prompt: Sequence[int], max_new_tokens: int) -> Drafted:
-    """Returns the continuation of a prompt.
-
-    Raises:
-      UserError: The prompt is empty, or has no room for a new token.
+    Args:
+      params: The parameters of the model.
+      variables: Its variables, in which the tokens are.
+      x_BTD: What the model makes of them.
+      next_BT: The token after each.
+      positions_BT: Their positions.
+      at_B: The tokens, of which the next one has a draft after it.
     """
-    most = min(max_new_tokens, self.max_length - len(prompt))
-    if not prompt or most < 1:
-      raise UserError(
-        f'a prompt of {len(prompt)} tokens and {max_new_tokens} new ones: a text has at least 1, '
-        f'and at most {self.max_length}'
-      )
-    padded = np.zeros((1, 1 << (len(prompt) - 1).bit_length()), np.int32)
-    padded[0, : len(prompt)] = prompt
-    ids, count, steps = self._program(self.params, padded, len(prompt), most)
-    found = np.asarray(ids)[: min(int(count), most)].tolist()
-    stop = next((i + 1 for i, token in enumerate(found) if token in self.ends), None)
-    return Drafted(found[:stop], int(steps))
-
-  @functools.cached_property
-  def _program(self) -> Any:
-    return jax.jit(self._generate, static_argnums=3)
-
-  def _generate(
-    self, params: PyTree, ids_1T: jax.Array, length: jax.Array, most: int
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the new tokens [most + 2], how many there are, and the number of steps."""
-    apply: Any = functools.partial(
-      self.model.apply, is_token=self.is_token, method=_read, mutable=['cache']
+    y_BTD, variables = self._model.apply(
+      {'params': params, 'cache': variables['cache']},
+      x_BTD,
+      next_BT,
+      positions_BT,
+      method='predicted_after',
+      mutable=['cache'],
     )
-    T = ids_1T.shape[1]
-    positions_1T = jnp.arange(T)[None]
-    (next_1T, draft_1T), after = apply({'params': params}, ids_1T, positions_1T, length - 1)
-    layout = CacheLayout(after['cache'], None, partitioning.DEFAULT_RULES)
-    if layout.has_states:
-      raise UserError(
-        'drafts need layers with keys: a state cannot take back a token that was wrong'
-      )
-    cache = caches.resized(layout.of(after['cache']), jnp.arange(1), T + most + 2)
-    ends = jnp.asarray(self.ends, jnp.int32)
-    is_end = lambda token: (token == ends).any()
+    logits_BV = self._logits(params, _taken(y_BTD, at_B[:, None]))[:, 0]
+    known_V = self._known(logits_BV.shape[-1])
+    if known_V is not None:
+      logits_BV = jnp.where(known_V, logits_BV, -jnp.inf)
+    return logits_BV.argmax(-1).astype(jnp.int32), variables
 
-    def step(state: _State) -> _State:
-      variables = {
-        'params': params,
-        'cache': layout.variables(state.cache, state.length[None], jnp.full(1, 2)),
-      }
-      both_12 = jnp.stack([state.token, state.draft])[None]
-      positions_12 = state.length + jnp.arange(2)[None]
-      (next_12, draft_12), after = apply(variables, both_12, positions_12, None)
-      is_right = (next_12[0, 0] == state.draft).astype(jnp.int32)
-      # the second one is overwritten by a later step, unless the draft was right
-      ids = jax.lax.dynamic_update_slice(state.ids, next_12[0], [state.number])
-      return _State(
-        layout.of(after['cache']),
-        state.length + 1 + is_right,
-        next_12[0, is_right],
-        draft_12[0, is_right],
-        ids,
-        state.number + 1 + is_right,
-        state.steps + 1,
-        is_end(next_12[0, 0]) | ((is_right == 1) & is_end(next_12[0, 1])),
-      )
+  def _decode(
+    self,
+    params: PyTree,
+    state: State,
+    is_active_B: jax.Array,
+    limits: tuple[jax.Array, jax.Array, jax.Array | None],
+    most: int,
+    features: Features,
+  ) -> tuple[State, Chosen, jax.Array, jax.Array]:
+    """Generates tokens of each active row, of which a step makes one or two; see Programs.
 
-    first, ids = next_1T[0, length - 1], jnp.zeros(most + 2, jnp.int32)
-    state = _State(
-      cache, length, first, draft_1T[0, length - 1], ids.at[0].set(first), jnp.int32(1),
-      jnp.int32(0), is_end(first),
-    )  # fmt: skip
-    goes_on = lambda state: (state.number < most) & ~state.is_done
-    state = jax.lax.while_loop(goes_on, step, state)
-    return state.ids, state.number, state.steps
+    The result has room for 2 · most tokens.
+    """
+    steps, until_one_ends, allowed_BV = limits
+    B, has_states = len(is_active_B), self.layout.has_states
+    was_done_B = state.rows.is_done
+    places_W = jnp.arange(3 if has_states else 2)
+
+    def choose(logits_BV: jax.Array, options: Choice, number_B: jax.Array) -> Chosen:
+      known_V = self._known(logits_BV.shape[-1])
+      return chosen(logits_BV, options, number_B, features, known_V, allowed_BV)
+
+    def goes_on(carry: tuple[State, Chosen, jax.Array, jax.Array]) -> jax.Array:
+      (_, rows), _, _, i = carry
+      ended = ((rows.is_done & ~was_done_B) & is_active_B).any()
+      return (i < steps) & (is_active_B & ~rows.is_done).any() & ~(until_one_ends & ended)
+
+    def step(
+      carry: tuple[State, Chosen, jax.Array, jax.Array],
+    ) -> tuple[State, Chosen, jax.Array, jax.Array]:
+      (cache, rows), out, count_B, i = carry
+      assert rows.ahead is not None
+      ahead: Ahead = rows.ahead
+      is_on_B = is_active_B & ~rows.is_done
+      on_B = is_on_B.astype(jnp.int32)
+      ids_BW, latest_B = _tokens_of_step(rows, ahead, len(places_W))
+      positions_BW = rows.length[:, None] + places_W
+      x_BWD, after = self._model.apply(
+        {
+          'params': params,
+          'cache': self.layout.variables(cache, rows.length, on_B * ahead.waiting),
+        },
+        ids_BW,
+        positions_BW,
+        None,
+        method='hidden',
+        mutable=['cache'],
+      )
+      logits_B2V = self._logits(params, _taken(x_BWD, latest_B[:, None] + jnp.arange(2)))
+      first = choose(logits_B2V[:, 0], rows.options, rows.number)
+      options = rows.options.after(first.token, is_on_B)
+      number_B = rows.number + on_B
+      ends_B = is_end(first.token, options) | (number_B >= options.max_tokens)
+      takes_B = is_on_B & (first.token == ahead.draft) & ~ends_B
+      if features.mask:  # what a grammar allows after the first token is not known
+        takes_B = jnp.zeros(B, bool)
+      second = choose(logits_B2V[:, 1], options, number_B)
+      options = options.after(second.token, takes_B)
+      more_B = takes_B.astype(jnp.int32)
+      number_B = number_B + more_B
+      ends_B |= takes_B & (is_end(second.token, options) | (number_B >= options.max_tokens))
+
+      next_BW = jnp.concatenate([ids_BW[:, 1:], second.token[:, None]], 1)
+      behind_BW = places_W - latest_B[:, None]
+      next_BW = jnp.where(behind_BW == 0, first.token[:, None], next_BW)
+      next_BW = jnp.where(behind_BW == 1, second.token[:, None], next_BW)
+      draft_B, after = self._drafted(params, after, x_BWD, next_BW, positions_BW, latest_B + more_B)
+
+      token_B = jnp.where(takes_B, second.token, first.token)
+      if_on = lambda new, old: jnp.where(is_on_B, new, old)
+      rows = Rows(
+        length=rows.length + on_B * (ahead.waiting if has_states else 1 + more_B),
+        token=if_on(token_B, rows.token),
+        number=number_B,
+        is_done=rows.is_done | (is_on_B & ends_B),
+        options=options,
+        ahead=Ahead(
+          if_on(draft_B, ahead.draft),
+          if_on(first.token, ahead.before),
+          if_on(1 + more_B, ahead.waiting) if has_states else ahead.waiting,
+        ),
+      )
+      out = _put(out, first, jnp.where(is_on_B, count_B, 2 * most))
+      out = _put(out, second, jnp.where(takes_B, count_B + 1, 2 * most))
+      return State(self.layout.of(after['cache']), rows), out, count_B + on_B + more_B, i + 1
+
+    out = nothing_chosen(B, 2 * most, features)
+    carry = state, out, jnp.zeros(B, jnp.int32), jnp.int32(0)
+    state, out, count_B, i = jax.lax.while_loop(goes_on, step, carry)
+    return self._placed(state), *self._everywhere((out, count_B, i))
+
+
+def _tokens_of_step(rows: Rows, ahead: Ahead, width: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the tokens of a step, [B, W], and which of them is the latest one, [B].
+
+  Behind it is the draft; what comes after this has no meaning.
+  """
+  ids_BW = jnp.stack([rows.token, *[ahead.draft] * (width - 1)], 1)
+  if width == 3:
+    both_BW = jnp.stack([ahead.before, rows.token, ahead.draft], 1)
+    ids_BW = jnp.where(ahead.waiting[:, None] == 2, both_BW, ids_BW)
+  return ids_BW, ahead.waiting - 1
+
+
+def _taken(x_BTD: jax.Array, at_BU: jax.Array) -> jax.Array:
+  """Returns some tokens of each row, [B, U, D]."""
+  return jnp.take_along_axis(x_BTD, at_BU[..., None], 1)
+
+
+def _put(out: Chosen, found: Chosen, at_B: jax.Array) -> Chosen:
+  """Returns tokens [B, …] with one more of each row; a place that does not exist drops it."""
+  rows_B = jnp.arange(len(at_B))
+  return jax.tree.map(lambda whole, x: whole.at[rows_B, at_B].set(x, mode='drop'), out, found)

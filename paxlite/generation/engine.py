@@ -18,6 +18,7 @@ from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation import options
 from paxlite.generation.cache_room import CacheRoom, power
+from paxlite.generation.drafts import DraftingPrograms
 from paxlite.generation.job import Job, Phase
 from paxlite.generation.programs import Chunk, Programs, layout_of
 from paxlite.generation.request import Answer, Request, check_ids
@@ -53,6 +54,11 @@ class Engine:
       last bit on one device; None: it grows as needed, and numbers differ by rounding.
     least: What the programs can do even if no request needs it, so that later ones that do need not
       wait for a compilation.
+    drafts: Whether the model's first prediction module proposes tokens; see drafts.
+
+  Attributes:
+    num_steps: How many times the model was computed for new tokens, beside those of prompts.
+    num_tokens: How many tokens were chosen, with those that ended an answer.
   """
 
   def __init__(
@@ -69,7 +75,10 @@ class Engine:
     most_rows: int = MOST_ROWS,
     slots: int | None = None,
     least: Features = NO_FEATURES,
+    drafts: bool = False,
   ):
+    if drafts and not model.prediction_tpls:
+      raise UserError('the model has no modules that predict further tokens, to make drafts with')
     self._model, self._params = model, params
     self.max_length = max_length
     self.sampling = GREEDY if sampling is None else sampling
@@ -82,7 +91,9 @@ class Engine:
     self._programs: Programs | None = None
     self._its_room: CacheRoom | None = None
     self._was_idle = True
-    self._rows = RowTable(shares=slots is None)  # numbers may depend on the call
+    # numbers may depend on the call; a module has read the token after each one
+    self._rows, self._drafts = RowTable(slots is None, looks_ahead=int(drafts)), drafts
+    self.num_steps = self.num_tokens = 0
     self._queue: collections.deque[Job] = collections.deque()
 
   @property
@@ -268,7 +279,8 @@ class Engine:
     if any(job.phase is Phase.READING for job in self._rows.busy):
       most = min(most, while_reading)
     if writing and most:
-      if max(len(job.known) for job in writing) + MOST_STEPS > self._room.slots:
+      new = MOST_STEPS * (2 if self._drafts else 1)
+      if max(len(job.known) for job in writing) + new > self._room.slots:
         self._room.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
         self._room.shrink()
@@ -281,10 +293,11 @@ class Engine:
   @property
   def _compiled(self) -> Programs:
     if self._programs is None:
-      layout = layout_of(self._model, self._params, self._mesh, self._rules)
+      layout = layout_of(self._model, self._params, self._mesh, self._rules, self._drafts)
       if layout.has_states:
         self._rows.shares = False
-      self._programs = Programs(self._model, layout, self._is_token, self._mesh, self._rules)
+      kind = DraftingPrograms if self._drafts else Programs
+      self._programs = kind(self._model, layout, self._is_token, self._mesh, self._rules)
     return self._programs
 
   @property
@@ -337,6 +350,7 @@ class Engine:
       start=padded([job.num_read for job in batch], 0),
       places=places,
       next=following,
+      follow=padded([part.follow for part in parts], -1),
       options=options.choices([*requests, *[None] * beyond], self._room.extras, self._vocab_size),
       allowed=self._allowed(batch, range(len(batch)), count) if features.mask else None,
     )
@@ -352,6 +366,7 @@ class Engine:
       job.was_read(part, of_prompts.scores(i, tops))
       if job.phase is Phase.WRITING:
         job.wrote(*found.at(i, job.request.top_log_probs))
+        self.num_tokens += 1
 
   def _allowed(self, jobs: Sequence[Job], rows: Sequence[int], count: int) -> np.ndarray:
     """Returns which tokens may come next in so many rows, of which jobs have some."""
@@ -386,12 +401,14 @@ class Engine:
     self._room.state, *found = self._compiled.decode(
       self._params, self._room.state, is_active, limits, 1 if most == 1 else MOST_STEPS, features
     )
-    chosen, count, _ = jax.device_get(found)
+    chosen, counts, taken = jax.device_get(found)
+    self.num_steps += int(taken)
     tokens = Tokens(chosen)
     for job in jobs:
-      for i in range(int(count)):
+      for i in range(int(counts[job.row])):
         if job.answer is None:
           job.wrote(*tokens.at((job.row, i), job.request.top_log_probs))
+          self.num_tokens += 1
 
   @property
   def _vocab_size(self) -> int:

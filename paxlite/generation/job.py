@@ -30,11 +30,13 @@ class Part(NamedTuple):
     ids: Its tokens.
     places: Which of its tokens are followed by one whose log-probability is wanted.
     next: These tokens.
+    follow: The token of the prompt after the part; −1: there is none.
   """
 
   ids: Sequence[int]
   places: Sequence[int]
   next: Sequence[int]
+  follow: int
 
 
 class Job:
@@ -136,6 +138,7 @@ class Job:
       self.prompt[start:stop],
       range(first - start, max(last, first) - start),
       self.prompt[first + 1 : last + 1],
+      self.prompt[stop] if stop < len(self.prompt) else -1,
     )
 
   def was_read(self, part: Part, scores: Sequence[TokenScore]) -> None:

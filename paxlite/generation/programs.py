@@ -19,6 +19,21 @@ from paxlite.parallel import partitioning
 
 
 @struct.dataclass
+class Ahead:
+  """What B rows have beyond their latest tokens where drafts are made, arrays [B]; see drafts.
+
+  Attributes:
+    draft: What may be the token after the latest one.
+    before: The token before the latest one.
+    waiting: How many of the latest tokens are not in the cache: 1, or 2 with `before`.
+  """
+
+  draft: jax.Array
+  before: jax.Array
+  waiting: jax.Array
+
+
+@struct.dataclass
 class Rows:
   """The state of B rows beside their cache, arrays [B].
 
@@ -28,6 +43,7 @@ class Rows:
     number: Number of generated tokens, with the latest one.
     is_done: Whether the row has ended.
     options: How its tokens are chosen.
+    ahead: Its drafts; None: none are made.
   """
 
   length: jax.Array
@@ -35,6 +51,7 @@ class Rows:
   number: jax.Array
   is_done: jax.Array
   options: Choice
+  ahead: Ahead | None = None
 
 
 class State(NamedTuple):
@@ -55,6 +72,7 @@ class Chunk(NamedTuple):
     start: Number of tokens before the parts, [R].
     places: The tokens of each part, [R, U], after which log-probabilities are computed.
     next: The token after each of them, [R, U].
+    follow: The token of the prompt after each part, [R]; −1: the part is the last one.
     options: How the first token after the part is chosen.
     allowed: Which token may be that, [R, V] bool; None: any.
   """
@@ -66,6 +84,7 @@ class Chunk(NamedTuple):
   start: Any
   places: Any
   next: Any
+  follow: Any
   options: Choice
   allowed: Any
 
@@ -153,24 +172,44 @@ class Programs:
       method='hidden',
       mutable=['cache'],
     )
-    cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
     last_R1D = jnp.take_along_axis(x_RTD, (chunk.count - 1)[:, None, None], 1)
     number_R = jnp.zeros(R, jnp.int32)
     found = self._choose(params, last_R1D, chunk.options, number_R, features, chunk.allowed)
+    ahead, after = self._read_ahead(params, after, x_RTD, chunk, found)
+    cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
     options = chunk.options
     number_R += 1
     new = Rows(
       length=chunk.start + chunk.count,
       token=found.token,
       number=number_R,
-      is_done=_is_end(found.token, options) | (number_R >= options.max_tokens),
+      is_done=is_end(found.token, options) | (number_R >= options.max_tokens),
       options=options.after(found.token, jnp.ones(R, bool)),
+      ahead=ahead,
     )
     set_rows = lambda x, y: x.at[chunk.target].set(y, mode='drop')
     rows = jax.tree.map(set_rows, state.rows, new)
     x_RUD = jnp.take_along_axis(x_RTD, chunk.places[..., None], 1)
     read = Read(found, self._scores(params, x_RUD, chunk.next, features.top))
     return self._placed(State(cache, rows)), self._everywhere(read)
+
+  def no_ahead(self, rows: int) -> Ahead | None:
+    """Returns what empty rows have beyond their latest tokens."""
+    return None
+
+  def _read_ahead(
+    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: Chosen
+  ) -> tuple[Ahead | None, PyTree]:
+    """Returns what rows have beyond parts of prompts, and the variables of the model after it.
+
+    Args:
+      params: The parameters of the model.
+      variables: Its variables after the parts.
+      x_RTD: What the model makes of the parts.
+      chunk: The parts.
+      found: The tokens that were chosen after them.
+    """
+    return None, variables
 
   def _decode(
     self,
@@ -181,20 +220,20 @@ class Programs:
     most: int,
     features: Features,
   ) -> tuple[State, Chosen, jax.Array, jax.Array]:
-    """Generates up to `most` tokens of each active row.
+    """Generates tokens of each active row, in up to `most` steps.
 
     Args:
       params: The parameters of the model.
       state: Is overwritten.
       is_active_B: The rows that are generated.
-      limits: The most tokens of this call, whether it ends when a row has ended, and the tokens
+      limits: The most steps of this call, whether it ends when a row has ended, and the tokens
         that a grammar allows, [B, V] bool, or None.
       most: The size of the result.
       features: What the choice of the tokens needs.
 
     Returns:
-      The state; the tokens, arrays [B, most, …]; how many of them there are; and the rows that have
-      ended.
+      The state; the tokens, arrays [B, most, …]; how many of them each row has, [B]; and how many
+      times the model was computed.
     """
     steps, until_one_ends, allowed_BV = limits
     B = len(is_active_B)
@@ -222,7 +261,7 @@ class Programs:
       found = self._choose(params, x_B1D, rows.options, rows.number, features, allowed_BV)
       on = is_on_B.astype(jnp.int32)
       number_B = rows.number + on
-      is_end_B = _is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
+      is_end_B = is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
       rows = Rows(
         length=rows.length + on,
         token=jnp.where(is_on_B, found.token, rows.token),
@@ -235,14 +274,9 @@ class Programs:
       )
       return State(self.layout.of(after['cache']), rows), out, i + 1
 
-    out = Chosen(
-      jnp.zeros((B, most), jnp.int32),
-      jnp.zeros((B, most), jnp.float32),
-      jnp.zeros((B, most, features.top), jnp.int32),
-      jnp.zeros((B, most, features.top), jnp.float32),
-    )
+    out = nothing_chosen(B, most, features)
     state, out, count = jax.lax.while_loop(goes_on, step, (state, out, jnp.int32(0)))
-    return self._placed(state), *self._everywhere((out, count, state.rows.is_done))
+    return self._placed(state), *self._everywhere((out, jnp.full(B, count), count))
 
   def _resize(self, state: State, row_R: jax.Array, slots: int) -> State:
     """Returns these rows of a state with so many slots each."""
@@ -258,17 +292,25 @@ class Programs:
     features: Features,
     allowed_BV: jax.Array | None,
   ) -> Chosen:
-    logits_BV = self._model.apply({'params': params}, x_B1D, method='logits')[:, 0]
-    V = logits_BV.shape[-1]
-    known_V = None
-    if self._known_V is not None:
-      known_V = np.zeros(V, bool)
-      known_V[: len(self._known_V)] = self._known_V[:V]
+    logits_BV = self._logits(params, x_B1D)[:, 0]
+    known_V = self._known(logits_BV.shape[-1])
     return chosen(logits_BV, options, number_B, features, known_V, allowed_BV)
+
+  def _logits(self, params: PyTree, x_BTD: jax.Array) -> jax.Array:
+    logits_BTV: jax.Array = self._model.apply({'params': params}, x_BTD, method='logits')
+    return logits_BTV
+
+  def _known(self, vocab_size: int) -> np.ndarray | None:
+    """Returns whether each of so many ids has a token; None: all have one."""
+    if self._known_V is None:
+      return None
+    known_V = np.zeros(vocab_size, bool)
+    known_V[: len(self._known_V)] = self._known_V[:vocab_size]
+    return known_V
 
   def _scores(self, params: PyTree, x_RUD: jax.Array, next_RU: jax.Array, top: int) -> Chosen:
     """Returns what is known of the token after each token; the likeliest one is always there."""
-    logits_RUV = self._model.apply({'params': params}, x_RUD, method='logits').astype(jnp.float32)
+    logits_RUV = self._logits(params, x_RUD).astype(jnp.float32)
     log_sums = jax.nn.logsumexp(logits_RUV, axis=-1, keepdims=True)
     of_next = jnp.take_along_axis(logits_RUV, next_RU[..., None], -1) - log_sums
     largest, ids = jax.lax.top_k(logits_RUV, max(top, 1))
@@ -296,16 +338,34 @@ def layout_of(
   params: PyTree,
   mesh: Mesh | None,
   rules: partitioning.Rules,
+  drafts: bool = False,
 ) -> CacheLayout:
-  """Returns what the cache of a model looks like."""
+  """Returns what the cache of a model looks like, with that of its first module for drafts."""
+
+  def read(model: TransformerLm, ids_BT: jax.Array) -> None:
+    x_BTD = model.hidden(ids_BT, ids_BT, None)
+    if drafts:
+      model.predicted_after(x_BTD, ids_BT, ids_BT)
 
   def trace(params: PyTree) -> PyTree:
-    ids_BT = jnp.zeros((1, 1), jnp.int32)
     apply: Any = model.apply
-    return apply({'params': params}, ids_BT, ids_BT, None, method='hidden', mutable=['cache'])[1]
+    return apply({'params': params}, jnp.zeros((1, 1), jnp.int32), method=read, mutable=['cache'])[
+      1
+    ]
 
   return CacheLayout(jax.eval_shape(trace, params)['cache'], mesh, rules)
 
 
-def _is_end(token_B: jax.Array, options: Choice) -> jax.Array:
+def nothing_chosen(rows: int, most: int, features: Features) -> Chosen:
+  """Returns arrays [rows, most, …] for tokens that will be chosen."""
+  return Chosen(
+    jnp.zeros((rows, most), jnp.int32),
+    jnp.zeros((rows, most), jnp.float32),
+    jnp.zeros((rows, most, features.top), jnp.int32),
+    jnp.zeros((rows, most, features.top), jnp.float32),
+  )
+
+
+def is_end(token_B: jax.Array, options: Choice) -> jax.Array:
+  """Returns whether tokens [B] end their rows."""
   return (token_B[:, None] == options.ends).any(-1)

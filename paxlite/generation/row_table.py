@@ -15,13 +15,14 @@ class RowTable:
 
   Args:
     shares: Whether the beginning of a prompt may be taken from another row.
+    looks_ahead: How many tokens after a token what the cache holds of it depends on.
 
   Attributes:
     shares: The same. A model with states cannot share: a state has seen all tokens of its row.
   """
 
-  def __init__(self, shares: bool):
-    self.shares = shares
+  def __init__(self, shares: bool, looks_ahead: int = 0):
+    self.shares, self._looks_ahead = shares, looks_ahead
     self._jobs: list[Job | None] = []
     self._count = 0  # of jobs that had rows
 
@@ -106,7 +107,8 @@ class RowTable:
     for other in filter(None, self._jobs):
       if job.prompt[:_SHARED_FROM] != other.prompt[:_SHARED_FROM]:
         continue  # a quick look at what most prompts differ in
-      shared = min(common(job.prompt, other.known), job.most_shared)
+      alike = common(job.prompt, other.known) - self._looks_ahead
+      shared = min(alike, job.most_shared)
       now = min(shared, len(other.cached))
       if now >= max(held + 1, _SHARED_FROM):
         row, held, waits = other.row, now, False

@@ -10,7 +10,7 @@ Example:
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paxlite.cli.parser import Parser, stored
@@ -95,11 +95,15 @@ def answer(args: argparse.Namespace) -> None:
 
 def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
   """Continues the prompt, or answers the questions of a chat."""
-  if args.drafts:
-    show = _with_drafts(inference, args)
-  else:
-    engine = inference.engine(chat=args.chat, most_rows=1)
-    show = lambda ids: _show(engine.texts(ids, args.max_new_tokens, seed=args.seed))
+  engine = inference.engine(chat=args.chat, most_rows=1, drafts=args.drafts)
+
+  def show(ids: list[int]) -> str:
+    tokens, steps = engine.num_tokens, engine.num_steps
+    text = _show(engine.texts(ids, args.max_new_tokens, seed=args.seed))
+    if args.drafts:  # the first token comes with the prompt
+      steps = engine.num_steps - steps + 1
+      print(f'{engine.num_tokens - tokens} tokens in {steps} steps', file=sys.stderr)
+    return text
 
   if not args.chat:
     if not show(inference.encode(args.prompt)).strip():
@@ -118,28 +122,6 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
       print(f'error: {e}', file=sys.stderr)  # the conversation so far is kept
       continue
     messages = [*asked, {'role': 'assistant', 'content': answer}]
-
-
-def _with_drafts(inference: 'Inference', args: argparse.Namespace) -> Callable[[list[int]], str]:
-  """Returns what prints the greedy continuation of a prompt, made with drafts, and returns it."""
-  from paxlite.generation.drafts import Drafts
-  from paxlite.generation.sampling import GREEDY
-
-  if inference.experiment.sampling() != GREEDY:
-    raise UserError('--drafts are for greedy text: leave --temperature and the other choices out')
-  if inference.mesh.size > 1:
-    raise UserError(f'--drafts are for one device, and the mesh has {inference.mesh.size}')
-  tokenizer, ends = inference.tokenizer, inference.ends(args.chat)
-  drafts = Drafts(inference.model, inference.params, inference.max_length, ends, tokenizer.is_token)
-
-  def show(ids: list[int]) -> str:
-    found = drafts.continuation(ids, args.max_new_tokens)
-    text = tokenizer.decode(found.ids[:-1] if found.ids[-1] in ends else found.ids)
-    print(text)
-    print(f'{len(found.ids)} tokens in {found.steps + 1} steps', file=sys.stderr)
-    return text
-
-  return show
 
 
 def _show(texts: Iterator[str]) -> str:

@@ -35,6 +35,7 @@ PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, def
 PARSER.option('--max_tokens', 'most new tokens of an answer (1024)', int, default=1024)
 PARSER.option('--timeout', 'seconds from a request to the end of its answer (600)', float,
               default=600.0)  # fmt: skip
+PARSER.option('--drafts', 'fewer steps, by a prediction module (NUM_PREDICTION_MODULES)', bool)
 PARSER.option('--grace', 'seconds for the last answers after SIGTERM (30)', float, default=30.0)
 add_weights(PARSER)
 
@@ -66,7 +67,9 @@ def main(argv: Sequence[str]) -> None:
     given = args.tokenizer, args.attributes, args.base_weights
     inference = load_checkpoint(args.checkpoint, *given)
     # every program can draw, so that the first request that does need not wait for it
-    engine = inference.engine(most_rows=args.most_rows, least=Features(draws=True))
+    engine = inference.engine(
+      most_rows=args.most_rows, least=Features(draws=True), drafts=args.drafts
+    )
     engine.continuations([[0]], 2)  # compiles
     worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name

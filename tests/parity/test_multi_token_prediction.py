@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.generation.drafts import Drafts
+from paxlite.generation.engine import Engine
 from paxlite.tools import export_weights
 from paxlite.weights import huggingface
 from paxlite.weights.families import hugging_face_entries
@@ -168,7 +168,8 @@ def test_text_with_drafts(published, imported):
       torch.tensor([ids]), use_mtp=True, do_sample=False, max_new_tokens=new, eos_token_id=None
     )
   _, ours, params = loaded(imported)
-  assert Drafts(ours, params, 64).continuation(ids, new).ids == out[0, len(ids) :].tolist()
+  engine = Engine(ours, params, 64, drafts=True)
+  assert engine.continuations([ids], new)[0] == out[0, len(ids) :].tolist()
 
 
 def test_the_way_back_is_bit_for_bit(published, imported, tmp_path):

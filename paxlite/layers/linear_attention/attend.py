@@ -21,7 +21,9 @@ def attend(
   beta_BTN: jax.Array | None,
   segment_ids_BT: jax.Array | None,
 ) -> jax.Array:
-  """Returns what each token reads, [B, T, N, V]; `rows` keeps the states.
+  """Returns what each token reads, [B, T, N, V]; `rows` keeps the states after those that count.
+
+  What other tokens read has no meaning, but in a step of generation: there, they are drafts.
 
   The arrays are those of chunked_scan.linear_attention.
   """
@@ -37,8 +39,20 @@ def attend(
   beta_BTN = None if beta_BTN is None else of_heads(beta_BTN)
   shape = k_BTNK.shape[2:] + v_BTNV.shape[3:]
   state = rows.before('heads', shape, jnp.dtype(jnp.float32))
-  read, state = linear_attention(
-    q_BTNK, k_BTNK, v_BTNV, log_decay_BTN, beta_BTN, segment_ids_BT, state
+
+  def counted(x: jax.Array) -> jax.Array:
+    counts_BT = rows.counts_BT
+    if counts_BT is None:
+      return x
+    return jnp.where(counts_BT.reshape(*counts_BT.shape, *[1] * (x.ndim - 2)), x, 0)
+
+  written = (counted(v_BTNV), None) if beta_BTN is None else (v_BTNV, counted(beta_BTN))
+  read, after = linear_attention(
+    q_BTNK, k_BTNK, written[0], counted(log_decay_BTN), written[1], segment_ids_BT, state
   )
-  rows.keep('heads', state)
+  rows.keep('heads', after)
+  if rows.has_drafts:
+    read, _ = linear_attention(
+      q_BTNK, k_BTNK, v_BTNV, log_decay_BTN, beta_BTN, segment_ids_BT, state
+    )
   return read

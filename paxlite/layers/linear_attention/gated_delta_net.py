@@ -67,8 +67,6 @@ class GatedDeltaNet(nn.Module):
     value = inputs('value', self.num_value_heads, self.value_dims, 'heads')
     log_decay = self.decay_tpl(name='decay')(self._per_head('decay_input')(x_BTD))
     beta = jax.nn.sigmoid(self._per_head('beta')(x_BTD).astype(jnp.float32)) * self.beta_scale
-    if (counts_BT := rows.counts_BT) is not None:
-      log_decay, beta = (jnp.where(counts_BT[..., None], x, 0) for x in (log_decay, beta))
 
     shares = self.num_value_heads // self.num_key_heads
     query, key = (jnp.repeat(x, shares, 2) for x in (query, key))

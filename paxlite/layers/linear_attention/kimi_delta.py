@@ -65,9 +65,6 @@ class KimiDeltaAttention(nn.Module):
       name='beta',
     )
     beta = jax.nn.sigmoid(beta_projection(x_BTD).astype(jnp.float32))
-    if (counts_BT := rows.counts_BT) is not None:
-      log_decay = jnp.where(counts_BT[..., None, None], log_decay, 0)
-      beta = jnp.where(counts_BT[..., None], beta, 0)
 
     context = attend(rows, query, key, value, log_decay, beta, segment_ids_BT)
     context = checkpoint_name(context, 'context')

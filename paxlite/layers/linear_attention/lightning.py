@@ -60,9 +60,6 @@ class LightningAttention(nn.Module):
     query, key, value = (inputs(name) for name in ('query', 'key', 'value'))
     log_decay_N = self.decay_tpl(name='decay')(self.num_heads)
     log_decay = jnp.broadcast_to(log_decay_N, key.shape[:3])
-    if (counts_BT := rows.counts_BT) is not None:
-      key = jnp.where(counts_BT[..., None, None], key, 0)
-      log_decay = jnp.where(counts_BT[..., None], log_decay, 0)
     context = attend(rows, query, key, value, log_decay, None, segment_ids_BT)
     context = self.norm_tpl(name='norm')(checkpoint_name(context, 'context'))
     context *= self.gate_tpl(name='gate')(x_BTD)

@@ -84,8 +84,6 @@ class Mamba2(nn.Module):
       name='step',
     )
     steps, log_decay = self.steps_tpl(name='steps')(scaled('step', step_input(x_BTD)))
-    if (counts_BT := rows.counts_BT) is not None:
-      steps, log_decay = (jnp.where(counts_BT[..., None], x, 0) for x in (steps, log_decay))
 
     key, query = (jnp.repeat(x, self.num_heads // self.num_groups, 2) for x in (key, query))
     written = (value * steps[..., None]).astype(value.dtype)

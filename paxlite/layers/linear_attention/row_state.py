@@ -11,6 +11,8 @@ from flax import linen as nn
 from paxlite.core.variable_names import COUNT, INDEX, STATE
 from paxlite.layers.attention.attention import is_decoding
 
+MOST_OF_A_STEP = 4  # tokens of a row that one step of generation computes, with drafts
+
 
 class RowState:
   """The arrays that a layer keeps of B rows, for later tokens; without a cache it keeps nothing.
@@ -34,6 +36,14 @@ class RowState:
     index = module.variable('cache', INDEX, lambda: jnp.zeros(rows, jnp.int32))
     count = module.variable('cache', COUNT, lambda: jnp.full(rows, tokens, jnp.int32))
     self._index_B, self._count_B = index.value, count.value
+
+  @property
+  def has_drafts(self) -> bool:
+    """Whether the tokens that do not count are drafts, and no padding: parts of prompts have more.
+
+    A single token of a row is none.
+    """
+    return self.is_kept and 1 < self._tokens <= MOST_OF_A_STEP
 
   @property
   def counts_BT(self) -> jax.Array | None:
