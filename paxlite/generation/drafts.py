@@ -27,7 +27,7 @@ from paxlite.generation.programs import (
   is_end,
   nothing_chosen,
 )
-from paxlite.generation.sampling import Choice, Chosen, Features, chosen
+from paxlite.generation.sampling import Choice, Chosen, Features, chosen, likeliest
 
 
 class DraftingPrograms(Programs):
@@ -84,7 +84,7 @@ class DraftingPrograms(Programs):
     known_V = self._known(logits_BV.shape[-1])
     if known_V is not None:
       logits_BV = jnp.where(known_V, logits_BV, -jnp.inf)
-    return logits_BV.argmax(-1).astype(jnp.int32), variables
+    return likeliest(logits_BV), variables
 
   def _decode(
     self,
