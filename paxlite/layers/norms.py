@@ -67,6 +67,23 @@ class RmsNorm(nn.Module):
     return norm(x, scale)
 
 
+class UnscaledRmsNorm(nn.Module):
+  """x / √(mean(x²) + epsilon), [..., D] to [..., D]: an RmsNorm without a learned scale."""
+
+  epsilon: float = 1e-6
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    @recomputed
+    def norm(x: jax.Array) -> jax.Array:
+      x = x.astype(jnp.float32)
+      square = _saveable(jnp.square(x).mean(-1, keepdims=True))
+      return (x * jax.lax.rsqrt(square + self.epsilon)).astype(self.dtype)
+
+    return norm(x)
+
+
 def _scale(module: nn.Module, x: jax.Array, offset: float) -> jax.Array:
   return param(module, 'scale', nn.initializers.constant(1 - offset), x.shape[-1:], ['norm'])
 

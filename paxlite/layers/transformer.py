@@ -50,12 +50,17 @@ class TransformerBlock(nn.Module):
     if self.post_norm_tpl is None:
       x_BTD = checkpoint_name(x_BTD, 'residual')
 
-    h_BTD = normed(self.norm_tpl, 'ff_layer_norm', x_BTD)
-    h_BTD = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
+    h_BTD = self.fed_forward(x_BTD, paddings_BT)
     h_BTD = normed(self.post_norm_tpl, 'ff_post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(x_BTD, 'transformer_layer_out')
+
+  def fed_forward(self, x_BTD: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
+    """Returns ffn(norm(x)), [B, T, D]."""
+    h_BTD = x_BTD if self.norm_tpl is None else self.norm_tpl(name='ff_layer_norm')(x_BTD)
+    out_BTD: jax.Array = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
+    return out_BTD
 
 
 class ParallelBlock(nn.Module):

@@ -13,7 +13,7 @@ import optax
 from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
+from paxlite.core.variable_names import FIXED, LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
 from paxlite.optim.eight_bits import kept_in_eight_bits
@@ -98,7 +98,10 @@ class Optimizer:
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
-    return _split(params, lambda name: self._matches(name) and not _is_load_bias(name))
+    return _split(
+      params,
+      lambda name: self._matches(name) and not _is_load_bias(name) and not _is_fixed(name),
+    )
 
   def split_load_biases(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
     """Splits frozen variables into biases for the load of experts, and all others.
@@ -194,6 +197,10 @@ def _split(params: PyTree, first: Callable[[str], bool]) -> tuple[PyTree, PyTree
 
 def _is_load_bias(name: str) -> bool:
   return name.rpartition('/')[2] == LOAD_BIAS
+
+
+def _is_fixed(name: str) -> bool:
+  return name.rpartition('/')[2] == FIXED
 
 
 @contextlib.contextmanager

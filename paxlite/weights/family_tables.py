@@ -71,6 +71,7 @@ from paxlite.weights.family_keys import (
   routing,
   unread,
 )
+from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS, GEMMA4_FAMILIES
 from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
 from paxlite.weights.prediction_keys import PREDICTION_MODULES
@@ -85,6 +86,7 @@ TEXT_DEFAULTS: dict[str, JsonObject] = {
     max_position_embeddings=131_072, rms_norm_eps=1e-6, rope_theta=1e6, rope_local_base_freq=1e4,
     query_pre_attn_scalar=256, sliding_window=4096,
   ),
+  'gemma4': GEMMA4_DEFAULTS,
   'mistral3': dict(model_type='mistral'),
   'qwen3_5': QWEN3_5_DEFAULTS,
   'qwen3_5_moe': QWEN3_5_MOE_DEFAULTS,
@@ -317,6 +319,7 @@ FAMILIES: dict[str, Family] = {
     {},
     entries=gpt2_entries,
   ),
+  **GEMMA4_FAMILIES,
   **HYBRID_FAMILIES,
   **STATE_FAMILIES,
 }  # fmt: skip

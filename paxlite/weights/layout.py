@@ -122,7 +122,7 @@ def _block(
   elif isinstance(e, DeepSeek):
     entries += _latent_attention(e, name, attention)
   else:
-    entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
+    entries += attention_entries(e, name, attention, rotary != e.ROPE_LAYOUT)
   ours = f'{layer}/ff_layer'
   if not kind.has_experts:
     return entries + _feed_forward(e, name, e.HIDDEN_DIMS, ours)
@@ -183,7 +183,7 @@ def _prediction_module(
   ]
 
 
-def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool) -> list[Entry]:
+def attention_entries(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool) -> list[Entry]:
   """Returns the entries of one layer of attention; `swap` reorders rotary pairs."""
   D, N, G, H = e.MODEL_DIMS, e.NUM_HEADS, e.NUM_KV_HEADS, e.DIMS_PER_HEAD
   entries = [

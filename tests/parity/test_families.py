@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from paxlite.core.variable_names import FIXED, LOAD_BIAS
 from paxlite.generation.engine import Engine
 from paxlite.tools import export_weights
 from paxlite.weights.families import family_of, hugging_face_entries
@@ -25,6 +26,7 @@ T = 24
 FIRST = 'deepseek_v3'
 # Latent attention with experts, a gated delta net, and windows.
 FAST_FAMILIES = 'deepseek_v3', 'qwen3_5_text', 'gemma3_text'
+NOT_LEARNED = (LOAD_BIAS, FIXED)  # which no gradient moves, and which are no parameters there
 every_case = pytest.mark.parametrize('case', [FIRST, *(c for c in CASES if c != FIRST)])
 
 
@@ -95,7 +97,8 @@ def test_logits_and_gradients(case, imported):
     got = found.pop(name)
     scale = np.abs(wanted).max()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * scale + 1e-9, err_msg=name)
-  assert all(name.endswith('replaced_bias') for name in found), found.keys()
+  assert all(name.endswith(NOT_LEARNED) for name in found), found.keys()
+  assert not any(found[name].any() for name in found if name.endswith(FIXED))
 
 
 def test_long_rows_have_the_factors_for_long_rows(imported):
@@ -181,5 +184,5 @@ def _their_gradients(model, experiment) -> dict[str, np.ndarray]:
     with safe_open(f'{folder}/model.safetensors', 'np') as f:
       tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
   entries = FAMILIES[family_of(experiment)].found(hugging_face_entries(experiment), tensors)
-  learned = [e for e in entries if not e.ours.endswith('replaced_bias')]
+  learned = [e for e in entries if not e.ours.endswith(NOT_LEARNED)]
   return variables_of(learned, tensors.__getitem__)

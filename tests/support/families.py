@@ -53,6 +53,13 @@ KIMI = {k: v for k, v in LATENT.items() if k not in (
   num_experts=8, linear_head_dim=6, linear_num_heads=3, linear_conv_kernel_dim=3,
   layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
 )  # fmt: skip
+GEMMA4 = dict(
+  head_dim=10, global_head_dim=12, sliding_window=5, hidden_size_per_layer_input=0,
+  rope_parameters={
+    'full_attention': dict(rope_type='proportional', rope_theta=1e3, partial_rotary_factor=0.5),
+    'sliding_attention': dict(rope_type='default', rope_theta=1e2),
+  },
+)  # fmt: skip
 WINDOW = ['sliding_attention', 'full_attention'] * 2
 
 # The first word is the model_type.
@@ -72,6 +79,18 @@ CASES = {
       'full_attention': dict(rope_type='linear', rope_theta=1e6, factor=4.0),
       'sliding_attention': dict(rope_type='default', rope_theta=1e4),
     },
+  ),
+  'gemma4_text': BLOCK
+  | GEMMA4
+  | dict(
+    num_hidden_layers=6, num_global_key_value_heads=1, attention_k_eq_v=True,
+    final_logit_softcapping=3.0, layer_types=['sliding_attention', 'full_attention'] * 3,
+  ),
+  'gemma4_text experts': BLOCK
+  | GEMMA4
+  | dict(
+    layer_types=['sliding_attention'] * 3 + ['full_attention'], enable_moe_block=True,
+    num_experts=8, top_k_experts=3, moe_intermediate_size=24, tie_word_embeddings=False,
   ),
   'qwen2': BLOCK,
   'qwen2 window': BLOCK
@@ -244,7 +263,7 @@ def theirs(case: str, seed: int = 0, **changes):
   with torch.no_grad():
     for tensor in [
       *model.parameters(),
-      *(b for n, b in model.named_buffers() if 'correction' in n),
+      *(b for n, b in model.named_buffers() if 'correction' in n or 'layer_scalar' in n),
     ]:
       tensor.add_(torch.randn_like(tensor) * 0.1)
     for name, tensor in model.named_parameters():

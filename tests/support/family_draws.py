@@ -28,6 +28,7 @@ SPANS = (
   'qwen2', 'olmo2', 'olmoe', 'phi3', 'smollm3', 'gpt2', 'granite', 'phi', 'gpt_neox',
 )  # fmt: skip
 TOLERANCE = 1e-5
+BUFFERS = ('e_score_correction_bias', 'layer_scalar')  # which a file has beside the parameters
 
 
 def draw(kind: str, seed: int) -> dict[str, Any]:
@@ -78,6 +79,8 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     config |= dict(
       query_pre_attn_scalar=pick(4, 9, 256), final_logit_softcapping=pick(None, 2.0, 30.0)
     )  # fmt: skip
+  if kind == 'gemma4_text':
+    _draw_gemma4(config, pick, chance, types, window)
   if kind == 'gemma2':
     config['attn_logit_softcapping'] = pick(None, 1.5, 50.0)
   if kind in ('gemma3_text', 'olmo3'):
@@ -296,6 +299,29 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   return config
 
 
+def _draw_gemma4(config: dict[str, Any], pick, chance, types: list[str], window: int) -> None:
+  """Adds the options of Gemma 4, whose last block has full attention."""
+  heads, rope = config['num_attention_heads'], config['rope_parameters']
+  local = dict(rope_type='default', rope_theta=pick(100.0, 1e4))
+  share = pick(1.0, 0.5, 0.25)
+  proportional = dict(rope_type='proportional', rope_theta=1e3, partial_rotary_factor=share)
+  config |= dict(
+    sliding_window=window, layer_types=[*types[:-1], 'full_attention'],
+    global_head_dim=pick(8, 12, 20), attention_k_eq_v=chance(), hidden_size_per_layer_input=0,
+    num_global_key_value_heads=pick(None, *(n for n in (1, 2, 3) if heads % n == 0)),
+    hidden_activation=pick('gelu_pytorch_tanh', 'silu'),
+    final_logit_softcapping=pick(None, 2.0, 30.0), use_bidirectional_attention=pick(None, 'vision'),
+    rope_parameters={
+      'full_attention': pick(proportional, proportional, rope), 'sliding_attention': local,
+    },
+  )  # fmt: skip
+  if chance():
+    config |= dict(
+      enable_moe_block=True, num_experts=8, top_k_experts=pick(1, 3),
+      moe_intermediate_size=pick(8, 20),
+    )  # fmt: skip
+
+
 def difference(kind: str, seed: int) -> float:
   """Returns the largest difference of the logits of a draw, as a share of the largest logit.
 
@@ -310,7 +336,7 @@ def difference(kind: str, seed: int) -> float:
   config = transformers.AutoConfig.for_model(kind, **draw(kind, seed))
   model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()
   with torch.no_grad():
-    biases = [b for name, b in model.named_buffers() if name.endswith('e_score_correction_bias')]
+    biases = [b for name, b in model.named_buffers() if name.endswith(BUFFERS)]
     for tensor in [*model.parameters(), *biases]:
       tensor.add_(torch.randn_like(tensor) * 0.1)
     for name, tensor in model.named_parameters():

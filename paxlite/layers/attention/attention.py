@@ -70,6 +70,34 @@ class SeparateQkv(nn.Module):
     return shard(query, 'batch', 'length', 'act_heads', None), key, value
 
 
+class SharedKeyValue(nn.Module):
+  """As SeparateQkv, with the keys also as the values: two weights."""
+
+  model_dims: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  query_tpl: Template = template_field(Projection)
+  key_tpl: Template = template_field(Projection)
+
+  @nn.compact
+  def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    sizes = {'query': (self.num_heads, 'heads'), 'key': (self.num_kv_heads, 'kv_heads')}
+    query, key = (
+      checkpoint_name(
+        projection_tpl(
+          equation='BTD,DNH->BTNH',
+          shape=(self.model_dims, sizes[name][0], self.head_dim),
+          axes=('embed', sizes[name][1], 'head_dim'),
+          name=name,
+        )(x_BTD),
+        f'{name}_proj',
+      )
+      for name, projection_tpl in (('query', self.query_tpl), ('key', self.key_tpl))
+    )
+    return shard(query, 'batch', 'length', 'act_heads', None), key, key
+
+
 class PerDimScale(nn.Module):
   """Queries · softplus(per_dim_scale) / ln 2, [B, T, N, H] to [B, T, N, H].
 
@@ -180,6 +208,7 @@ class Attention(nn.Module):
     head_dim: H.
     qkv_tpl: Computes queries, keys and values.
     qk_norm_tpl: A norm of the queries, and another of the keys; None means no norm.
+    value_norm_tpl: A norm of the values; None means no norm.
     query_scale_tpl: A learned scale of the queries; None means no scale.
     rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
     rotated_norm_tpl: As qk_norm_tpl, after the rotation.
@@ -194,6 +223,7 @@ class Attention(nn.Module):
   head_dim: int
   qkv_tpl: Template = template_field(CombinedQkv)
   qk_norm_tpl: Template | None = None
+  value_norm_tpl: Template | None = None
   query_scale_tpl: Template | None = None
   rotary_tpl: Template | None = None
   rotated_norm_tpl: Template | None = None
@@ -210,6 +240,8 @@ class Attention(nn.Module):
     if self.qk_norm_tpl is not None:
       query = self.qk_norm_tpl(name='query_norm')(query)
       key = self.qk_norm_tpl(name='key_norm')(key)
+    if self.value_norm_tpl is not None:
+      value = self.value_norm_tpl(name='value_norm')(value)
     if self.rotary_tpl is not None:
       rotary = self.rotary_tpl(name='rotary')
       query, key = rotary(query, positions_BT), rotary(key, positions_BT)

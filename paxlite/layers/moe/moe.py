@@ -245,6 +245,7 @@ class MoeFeedForward(nn.Module):
     gated: Whether the activation of a second product with x, w_in_gate, multiplies the first one.
     use_bias: Whether each product of the experts has a bias.
     router_tpl: Chooses the experts of each token.
+    norm_tpl: A norm of what the experts see, and not the router; None means no norm.
     dispatch_tpl: Moves tokens to experts and back: CapacityDispatch or dropless.DroplessDispatch.
     w_init: Initializer of w_in [E, D, F] and w_out [E, F, D].
     einsum_tpl: Multiplies by the experts' weights.
@@ -260,6 +261,7 @@ class MoeFeedForward(nn.Module):
   gated: bool = False
   use_bias: bool = False
   router_tpl: Template = template_field(TopKRouter)
+  norm_tpl: Template | None = None
   dispatch_tpl: Template = template_field(CapacityDispatch)
   w_init: Initializer = _FAN_IN_BY_EXPERT
   einsum_tpl: Template = template_field(Einsum)
@@ -274,6 +276,8 @@ class MoeFeedForward(nn.Module):
     routing = self.router_tpl(num_experts=self.num_experts, name='router')(
       x_JMD, is_token_BT.reshape(J, -1)
     )
+    if self.norm_tpl is not None:
+      x_JMD = self.norm_tpl(name='norm')(x_JMD)
     self.sow(LOSSES, 'load_balance', self.aux_loss_weight * load_balance_loss(routing))
     y_JMD, kept_JMX = self.dispatch_tpl()(x_JMD, routing, self._experts())
     self._sow_load(routing, kept_JMX)
