@@ -2,7 +2,7 @@
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, NotNegativeInt, Shape
+from paxlite.config.attribute_kinds import Count, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.gemma import Gemma3
@@ -39,11 +39,6 @@ class Gemma4(WideAttention, MixtureOfExperts, Gemma3):
   USE_GATED_EXPERTS = True
   USE_DROPLESS_MOE = True
   AUX_LOSS_COEF = 0.001
-
-  @property
-  def NUM_DENSE_BLOCKS(self) -> Shape[NotNegativeInt]:
-    """Blocks without experts: all or none."""
-    return self.NUM_LAYERS
 
   @property
   def SHARED_EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
@@ -93,16 +88,15 @@ class Gemma4(WideAttention, MixtureOfExperts, Gemma3):
     return block
 
   def router(self) -> fdl.Partial:
-    return template(
-      ScaledRouter, top_k=self.NUM_EXPERTS_PER_TOKEN, epsilon=self.LAYERNORM_EPSILON
-    )
+    return template(ScaledRouter, top_k=self.NUM_EXPERTS_PER_TOKEN, epsilon=self.LAYERNORM_EPSILON)
 
 
 @register
 class Gemma4_31B(Gemma4):
-  """PARAMS parameters: the text model of gemma-4-31B."""
+  """30,697,345,340 parameters: the text model of gemma-4-31B."""
 
   NUM_LAYERS = 60
+  NUM_DENSE_BLOCKS = 60
   NUM_HEADS = 32
   NUM_KV_HEADS = 16
   FULL_KV_HEADS = 4
@@ -115,7 +109,7 @@ class Gemma4_31B(Gemma4):
 
 @register
 class Gemma4_26B_A4B(Gemma4):
-  """PARAMS parameters: the text model of gemma-4-26B-A4B, with experts."""
+  """25,233,141,790 parameters: the text model of gemma-4-26B-A4B, with experts."""
 
   NUM_LAYERS = 30
   NUM_HEADS = 16
@@ -125,6 +119,5 @@ class Gemma4_26B_A4B(Gemma4):
   MODEL_DIMS = 2816
   HIDDEN_DIMS = 2112
   EXPERT_HIDDEN_DIMS = 704
-  NUM_DENSE_BLOCKS = 0
   ICI_MESH_SHAPE = [1, 8, 1]
   DCN_MESH_SHAPE = [1, 2, 1]

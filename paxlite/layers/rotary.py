@@ -129,7 +129,7 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
     rates = super().rates(half)
     turns = self.original_length * rates / (2 * math.pi)  # full rotations over the original length
     low, high = self.low_frequency_factor, self.high_frequency_factor
-    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    kept = turns > low if low == high else jnp.clip((turns - low) / (high - low), 0, 1)
     return rates * (kept + (1 - kept) / self.factor)
 
 

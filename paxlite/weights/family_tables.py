@@ -75,6 +75,7 @@ from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS, GEMMA4_FAMILIES
 from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
 from paxlite.weights.prediction_keys import PREDICTION_MODULES
+from paxlite.weights.llama4_table import LLAMA4_DEFAULTS, LLAMA4_FAMILIES
 from paxlite.weights.rope_keys import rope, with_alpha
 from paxlite.weights.state_tables import STATE_FAMILIES
 
@@ -87,6 +88,7 @@ TEXT_DEFAULTS: dict[str, JsonObject] = {
     query_pre_attn_scalar=256, sliding_window=4096,
   ),
   'gemma4': GEMMA4_DEFAULTS,
+  'llama4': LLAMA4_DEFAULTS,
   'mistral3': dict(model_type='mistral'),
   'qwen3_5': QWEN3_5_DEFAULTS,
   'qwen3_5_moe': QWEN3_5_MOE_DEFAULTS,
@@ -320,6 +322,7 @@ FAMILIES: dict[str, Family] = {
     entries=gpt2_entries,
   ),
   **GEMMA4_FAMILIES,
+  **LLAMA4_FAMILIES,
   **HYBRID_FAMILIES,
   **STATE_FAMILIES,
 }  # fmt: skip

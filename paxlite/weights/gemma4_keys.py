@@ -50,9 +50,7 @@ def _overrides(config: Config) -> JsonObject:
     found = {'head_dim': config.get('global_head_dim', _FULL_WIDTH)}
     return found | ({} if heads is None else {'num_key_value_heads': heads})
   by_block = {int(i): dict(found) for i, found in given.items() if found}
-  full = [
-    i for i in range(config['num_hidden_layers']) if pattern[i % len(pattern)] == 'full'
-  ]
+  full = [i for i in range(config['num_hidden_layers']) if pattern[i % len(pattern)] == 'full']
   first: JsonObject = by_block.get(full[0], {})
   others = [i for i in by_block if i not in full or by_block[i] != first]
   others += [i for i in full if by_block.get(i, {}) != first]
@@ -159,8 +157,8 @@ def _read_small(config: Config) -> dict[str, object]:
   width = config.get('hidden_size_per_layer_input', _PER_LAYER_WIDTH)
   if width:
     raise UserError(
-      f'hidden_size_per_layer_input={width} is not implemented: embeddings for each layer, as those '
-      'of Gemma 4 E2B and E4B'
+      f'hidden_size_per_layer_input={width} is not implemented: embeddings for each layer, as in '
+      'Gemma 4 E2B and E4B'
     )
   if shared := config.get('num_kv_shared_layers'):
     raise UserError(

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from paxlite.core.variable_names import FIXED
-from paxlite.experiments.gemma4 import Gemma4
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.wide_attention import WideAttention
 from paxlite.weights import tensor_names
 from paxlite.weights.layout import attention_entries, decoder_entries
 from paxlite.weights.tensor_entries import Entry, same
@@ -27,8 +28,9 @@ GEMMA4 = tensor_names.GEMMA2 | {
 }
 
 
-def gemma4_entries(e: Any) -> list[Entry]:
+def gemma4_entries(e: LanguageModel) -> list[Entry]:
   """Returns the entries of a Gemma 4; see decoder_entries."""
+  assert isinstance(e, MixtureOfExperts)
   entries = decoder_entries(e, GEMMA4, 'half', {'full': _full_attention})
   D, E = e.MODEL_DIMS, e.NUM_EXPERTS
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
@@ -48,7 +50,7 @@ def gemma4_entries(e: Any) -> list[Entry]:
   return entries
 
 
-def _full_attention(e: Gemma4, name: Mapping[str, str], ours: str) -> list[Entry]:
+def _full_attention(e: WideAttention, name: Mapping[str, str], ours: str) -> list[Entry]:
   """Returns the entries of full attention, which may have no tensor of values."""
   entries = attention_entries(e.of_full_attention, name, ours, swap=False)
   if not e.KEYS_ARE_VALUES:

@@ -183,7 +183,9 @@ def _prediction_module(
   ]
 
 
-def attention_entries(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool) -> list[Entry]:
+def attention_entries(
+  e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool
+) -> list[Entry]:
   """Returns the entries of one layer of attention; `swap` reorders rotary pairs."""
   D, N, G, H = e.MODEL_DIMS, e.NUM_HEADS, e.NUM_KV_HEADS, e.DIMS_PER_HEAD
   entries = [

@@ -81,6 +81,15 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     )  # fmt: skip
   if kind == 'gemma4_text':
     _draw_gemma4(config, pick, chance, types, window)
+  if kind == 'llama4_text':
+    every = pick(1, 2, 3)
+    config |= dict(
+      intermediate_size_mlp=pick(12, 40), num_local_experts=pick(4, 6),
+      num_experts_per_tok=pick(1, 1, 3), interleave_moe_layer_step=every,
+      no_rope_layers=[int(chance()) for _ in range(layers)], use_qk_norm=chance(),
+      attention_chunk_size=pick(3, 8, 30), attn_temperature_tuning=chance(), floor_scale=pick(3, 8),
+      attn_scale=pick(0.1, 0.9), attention_bias=chance(),
+    )  # fmt: skip
   if kind == 'gemma2':
     config['attn_logit_softcapping'] = pick(None, 1.5, 50.0)
   if kind in ('gemma3_text', 'olmo3'):

@@ -43,6 +43,8 @@ AttentionKind = Literal[
   'sliding', 'full', 'full_nope',
   # with a state instead of keys
   'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta', 'lightning',
+  'sliding', 'full', 'full_nope', 'chunked',
+  'gated_delta', 'short_convolution', 'mamba2',  # with a state instead of keys
   'feed_forward', 'experts',  # in models whose blocks have one layer each
 ]  # fmt: skip
 QkNorm = Literal['none', 'per_head', 'all_heads']
@@ -72,6 +74,10 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   # state instead of keys: 'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta' and
   # 'lightning'. Where blocks have one layer each, they are the layers, 'feed_forward' and 'experts'
   # among them.
+  # 'full', 'full_nope' (full, without rotary positions), 'chunked' (in CHUNK_LENGTH, in Llama 4),
+  # and in hybrid models kinds that have a state instead of keys: 'gated_delta', 'short_convolution'
+  # and 'mamba2'. Where blocks have one layer each, they are the layers, 'feed_forward' and
+  # 'experts' among them.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
@@ -164,6 +170,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return set()
 
   @property
+  def chunk_kinds(self) -> set[AttentionKind]:
+    """The kinds of attention that the model may have, and that see a chunk of the text alone."""
+    return set()
+
+  @property
   def attention_segments(self) -> int | None:
     """The most segments whose bounds cuDNN gets on GPUs from Hopper on; 0 if it gets none.
 
@@ -228,7 +239,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       raise UserError(
         f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
       )
-    known = {'sliding', 'full', 'full_nope', *self.state_kinds}
+    known = {'sliding', 'full', 'full_nope', *self.chunk_kinds, *self.state_kinds}
     if unknown := [kind for kind in self.ATTENTION_PATTERN if kind not in known]:
       raise UserError(
         f'ATTENTION_PATTERN has {unknown[0]!r}, and {type(self).__name__} has only '

@@ -101,11 +101,11 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
         f'rotary positions need an even DIMS_PER_HEAD{part}, above 0, not {self.rotary_dims}'
       )
     if self.ROPE_FACTOR < 1 or not (
-      0 < self.ROPE_LOW_FREQUENCY_FACTOR < self.ROPE_HIGH_FREQUENCY_FACTOR
+      0 < self.ROPE_LOW_FREQUENCY_FACTOR <= self.ROPE_HIGH_FREQUENCY_FACTOR
     ):
       raise UserError(
         f'ROPE_FACTOR={self.ROPE_FACTOR:g} must be at least 1, and ROPE_LOW_FREQUENCY_FACTOR='
-        f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
+        f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and not above ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
     lowest = 1 if self.stretches_positions and self.ROPE_SCALING == 'yarn' else 0

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from paxlite.config.templates import Template, template_field
 from paxlite.core.variable_names import INDEX
 from paxlite.layers.attention.attention_kernel import AttentionKernel
-from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
+from paxlite.layers.attention.softmax_attention import AttentionMask, Segments, Softmax
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import param, shard
@@ -180,8 +180,7 @@ class DotProductAttention(nn.Module):
       start: Index of the first query among the keys, 0 or [B].
     """
     B, T, S = *q_BTNH.shape[:2], k_BSKH.shape[1]
-    segments = None if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
-    visible = AttentionMask(start, self.window, segments)
+    visible = AttentionMask(start, self.window, self.segments(segment_ids_BT, S, start))
     bias_JNTS = None
     if self.relative_bias_tpl is not None:
       bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
@@ -194,6 +193,18 @@ class DotProductAttention(nn.Module):
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
     )
     return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS, softmax)
+
+  def segments(
+    self, segment_ids_BT: jax.Array | None, keys: int, start: jax.Array | int
+  ) -> Segments | None:
+    """Returns the segments of the queries [B, T] and of the keys [B, S], or None for no segments.
+
+    Args:
+      segment_ids_BT: As for __call__.
+      keys: S.
+      start: As for __call__.
+    """
+    return None if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
 
 
 class Attention(nn.Module):
@@ -213,6 +224,7 @@ class Attention(nn.Module):
     rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
     rotated_norm_tpl: As qk_norm_tpl, after the rotation.
     position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
+    segments_tpl: Splits the segments for this layer, as Chunks does; None: they stay as they are.
     attention_tpl: Computes the context from queries, keys and values.
     gate_tpl: Computes factors of the context from x; None means no gate.
     post_tpl: The output projection, w [D, N, H].
@@ -228,6 +240,7 @@ class Attention(nn.Module):
   rotary_tpl: Template | None = None
   rotated_norm_tpl: Template | None = None
   position_scale_tpl: Template | None = None
+  segments_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
   gate_tpl: Template | None = None
   post_tpl: Template = template_field(Projection)
@@ -258,6 +271,8 @@ class Attention(nn.Module):
     start: jax.Array | int = 0
     if is_decoding(self):
       (key, value), start = append_to_cache(self, key=key, value=value)
+    if self.segments_tpl is not None:
+      segment_ids_BT = self.segments_tpl()(positions_BT, segment_ids_BT, start)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, start)
     context = checkpoint_name(context, 'context')
     if self.gate_tpl is not None:

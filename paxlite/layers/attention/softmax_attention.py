@@ -48,7 +48,7 @@ class AttentionMask:
     if self.segments is None:
       return mask
     of_queries_BT, of_keys_BS = self.segments
-    return (mask & (of_queries_BT[:, :, None] == of_keys_BS[:, None, :]))[:, None]
+    return mask & (of_queries_BT[:, :, None] == of_keys_BS[:, None, :])[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
