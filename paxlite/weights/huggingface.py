@@ -51,7 +51,10 @@ IGNORED = (
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
 # Tensors beside the text model, by what they are for.
 _BESIDE = {
-  'images': re.compile(r'(model\.)?(vision_tower|multi_modal_projector|visual)\.'),
+  'images': re.compile(
+    r'(model\.)?(vision_tower|vision_model|embed_vision|multi_modal_projector|visual)\.'
+  ),
+  'sound': re.compile(r'(model\.)?(audio_tower|embed_audio)\.'),
   'multi-token prediction': re.compile(r'mtp\.|(.*\.)?mtp_'),
 }
 _HEAD = 'lm_head.weight'
