@@ -585,6 +585,43 @@ PUBLISHED = {
       rope_scaling=dict(factor=8.0, rope_type='linear'), sliding_window=1024,
     ),
   ),
+  'Gemma4_31B': dict(
+    model_type='gemma4', image_token_id=258880, eos_token_id=[1, 106], tie_word_embeddings=True,
+    vision_config=dict(model_type='gemma4_vision'), audio_config=None,
+    text_config=dict(
+      model_type='gemma4_text', attention_bias=False, attention_k_eq_v=True, num_experts=None,
+      enable_moe_block=False, expert_intermediate_size=None, final_logit_softcapping=30.0,
+      global_head_dim=512, head_dim=256, hidden_activation='gelu_pytorch_tanh', hidden_size=5376,
+      hidden_size_per_layer_input=0, intermediate_size=21504, max_position_embeddings=262144,
+      layer_types=[*['sliding_attention'] * 5, 'full_attention'] * 10, num_attention_heads=32,
+      num_global_key_value_heads=4, num_hidden_layers=60, num_key_value_heads=16,
+      num_kv_shared_layers=0, rms_norm_eps=1e-6, sliding_window=1024, top_k_experts=None,
+      use_bidirectional_attention='vision', use_double_wide_mlp=False, vocab_size=262144,
+      vocab_size_per_layer_input=262144,
+      rope_parameters=dict(
+        full_attention=dict(
+          partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type='proportional'
+        ),
+        sliding_attention=dict(rope_theta=10000.0, rope_type='default'),
+      ),
+    ),
+  ),
+  'Llama4Scout': dict(
+    model_type='llama4', boi_token_index=200080, vision_config=dict(model_type='llama4_vision'),
+    text_config=dict(
+      model_type='llama4_text', attention_bias=False, attention_chunk_size=8192, attn_scale=0.1,
+      attn_temperature_tuning=4, floor_scale=8192, for_llm_compression=False, head_dim=128,
+      hidden_act='silu', hidden_size=5120, interleave_moe_layer_step=1, intermediate_size=8192,
+      intermediate_size_mlp=16384, max_position_embeddings=10485760, no_rope_layers=[],
+      num_attention_heads=40, num_experts_per_tok=1, num_hidden_layers=48, num_key_value_heads=8,
+      num_local_experts=16, rms_norm_eps=1e-5, rope_theta=500000.0, use_qk_norm=True,
+      router_aux_loss_coef=0.001, router_jitter_noise=0.0, vocab_size=202048,
+      rope_scaling=dict(
+        factor=16.0, high_freq_factor=1.0, low_freq_factor=1.0, rope_type='llama3',
+        original_max_position_embeddings=8192,
+      ),
+    ),
+  ),
   'Qwen3_5_9B': dict(
     model_type='qwen3_5', image_token_id=248056, vision_config=dict(model_type='qwen3_5'),
     text_config=dict(

@@ -58,8 +58,9 @@ def model_of(name: str) -> tuple[type, dict[str, Any]]:
     return MODELS[name]
   from tests.support.families import WINDOW, experiment
 
-  # two layers of each kind: the pattern of this family has six, and with a remainder eight
-  short = {'gemma3_text': dict(num_hidden_layers=4, layer_types=WINDOW)}
+  # two layers of each kind: the pattern of Gemma 3 has six, and with a remainder eight
+  four = dict(num_hidden_layers=4, layer_types=WINDOW)
+  short = {'gemma3_text': four, 'gemma4_text': four}
   e = experiment(name, **short.get(name, {}))
   sizes = e.values_of(Kind.SHAPE, Kind.FUNCTION)
   kept = {k: v for k, v in SMALL.items() if k not in sizes}
