@@ -29,8 +29,8 @@ _FREE = {'ROPE_LAYOUT'}
 # As of transformers 5.24.
 _WITHOUT_CLASSIFIER = (
   'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe', 'lfm2', 'granitemoehybrid',
-  'nemotron_h', 'olmo_hybrid', 'qwen3_5_moe_text', 'falcon_h1', 'kimi_linear',
-  'nemotron_h', 'olmo_hybrid', 'qwen3_5_moe_text', 'gemma4_text', 'llama4_text',
+  'nemotron_h', 'olmo_hybrid', 'qwen3_5_moe_text', 'falcon_h1', 'kimi_linear', 'gemma4_text',
+  'llama4_text',
 )  # fmt: skip
 _MOST_ENDS = 64  # ids that end a text
 

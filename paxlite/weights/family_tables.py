@@ -74,8 +74,8 @@ from paxlite.weights.family_keys import (
 from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS, GEMMA4_FAMILIES
 from paxlite.weights.gpt2_layout import gpt2_entries
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
-from paxlite.weights.prediction_keys import PREDICTION_MODULES
 from paxlite.weights.llama4_table import LLAMA4_DEFAULTS, LLAMA4_FAMILIES
+from paxlite.weights.prediction_keys import PREDICTION_MODULES
 from paxlite.weights.rope_keys import rope, with_alpha
 from paxlite.weights.state_tables import STATE_FAMILIES
 

@@ -109,8 +109,8 @@ FAMILIES = [
 def test_a_mesh_changes_no_family(cases):
   """On data 2 × mdl 2 × expert 2 where there are experts, otherwise data 2 × mdl 2 × context 2."""
   pytest.importorskip('transformers')
-  has_experts = lambda case: re.search('moe|mixtral|deepseek|oss|next|nemotron|minimax|kimi', case)
-  has_experts = lambda case: re.search('moe|mixtral|deepseek|oss|next|nemotron|experts', case)
+  experts = 'moe|mixtral|deepseek|oss|next|nemotron|minimax|kimi|experts'
+  has_experts = lambda case: re.search(experts, case)
   names = [f'{case}/{"expert_tp" if has_experts(case) else "context_tp"}' for case in cases]
   done = runs.module('tests.support.meshes', *names, devices=8)
   results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]

@@ -40,11 +40,9 @@ from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal[
-  'sliding', 'full', 'full_nope',
+  'sliding', 'full', 'full_nope', 'chunked',
   # with a state instead of keys
   'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta', 'lightning',
-  'sliding', 'full', 'full_nope', 'chunked',
-  'gated_delta', 'short_convolution', 'mamba2',  # with a state instead of keys
   'feed_forward', 'experts',  # in models whose blocks have one layer each
 ]  # fmt: skip
 QkNorm = Literal['none', 'per_head', 'all_heads']
@@ -70,14 +68,10 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   )
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
-  # 'full', 'full_nope' (full, and without rotary positions), and in hybrid models kinds that have a
-  # state instead of keys: 'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta' and
-  # 'lightning'. Where blocks have one layer each, they are the layers, 'feed_forward' and 'experts'
-  # among them.
   # 'full', 'full_nope' (full, without rotary positions), 'chunked' (in CHUNK_LENGTH, in Llama 4),
-  # and in hybrid models kinds that have a state instead of keys: 'gated_delta', 'short_convolution'
-  # and 'mamba2'. Where blocks have one layer each, they are the layers, 'feed_forward' and
-  # 'experts' among them.
+  # and in hybrid models kinds that have a state instead of keys: 'gated_delta',
+  # 'short_convolution', 'mamba2', 'kimi_delta' and 'lightning'. Where blocks have one layer each,
+  # they are the layers, 'feed_forward' and 'experts' among them.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
