@@ -56,6 +56,8 @@ class RunParser(Parser):
     add(flag, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
     add('--local_dir', 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)', local)
     add('--fiddler', 'a function that edits the config', action='append', default=[])
+    meaning = 'a module of yours with the class of a run or of weights'
+    add('--import', meaning, action='append', default=[], dest='imports', metavar='MODULE')
     add('--dry_run', 'print the configuration and what it needs, and stop', bool)
     add('--before', of('evaluate first the weights that the run began with', 'eval'), bool)
     add('--accept_changes', of('continue with other values, or other data', 'train'), bool)
