@@ -72,7 +72,7 @@ class RunParser(Parser):
     add('--server_addr', 'HOST:PORT of process 0, for the others to find it')
     add('--num_hosts', 'how many processes', int)
     add('--host_idx', 'which one of them this is, from 0', int)
-    add('--jax_profiler_port', 'of a server of the JAX profiler', _port)
+    add('--jax_profiler_port', 'of a server of the JAX profiler', _port, metavar='PORT')
     add('--flagfile', 'a file with further flags, one on each line')
 
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
