@@ -127,6 +127,8 @@ def parsed(argv: Sequence[str], parser: RunParser = PARSER) -> argparse.Namespac
     raise UserError('--job_log_dir=FOLDER is missing')
   for warning in options.warnings:
     warn(warning)
+  for module in options.imports:
+    command_line.import_asked(module)
   return options
 
 

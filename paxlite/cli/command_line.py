@@ -163,13 +163,18 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
   """Imports the modules of --import=MODULE; returns the other arguments."""
   for argument in argv:
     if argument.startswith('--import='):
-      try:
-        import_named(argument.removeprefix('--import='))
-      except ImportError as e:
-        if user_code.frame_of(e) is not None:  # the module is there, and does not import
-          raise
-        raise UserError(f'{argument}: {e}') from None
+      import_asked(argument.removeprefix('--import='))
   return [a for a in argv if not a.startswith('--import=')]
+
+
+def import_asked(name: str) -> None:
+  """Imports the module of --import=MODULE; raises UserError if there is none."""
+  try:
+    import_named(name)
+  except ImportError as e:
+    if user_code.frame_of(e) is not None:  # the module is there, and does not import
+      raise
+    raise UserError(f'--import={name}: {e}') from None
 
 
 def translate(argv: Sequence[str], names: Names) -> list[str]:

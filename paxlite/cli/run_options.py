@@ -56,6 +56,8 @@ class RunParser(Parser):
     add(flag, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
     add('--local_dir', 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)', local)
     add('--fiddler', 'a function that edits the config', action='append', default=[])
+    meaning = 'a module of yours with the class of a run or of weights'
+    add('--import', meaning, action='append', default=[], dest='imports', metavar='MODULE')
     add('--dry_run', 'print the configuration and what it needs, and stop', bool)
     add('--before', of('evaluate first the weights that the run began with', 'eval'), bool)
     add('--accept_changes', of('continue with other values, or other data', 'train'), bool)
@@ -70,7 +72,7 @@ class RunParser(Parser):
     add('--server_addr', 'HOST:PORT of process 0, for the others to find it')
     add('--num_hosts', 'how many processes', int)
     add('--host_idx', 'which one of them this is, from 0', int)
-    add('--jax_profiler_port', 'of a server of the JAX profiler', _port)
+    add('--jax_profiler_port', 'of a server of the JAX profiler', _port, metavar='PORT')
     add('--flagfile', 'a file with further flags, one on each line')
 
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:

@@ -62,11 +62,14 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
   if not experiment.is_file():
     return
   found = read_experiment(experiment)
-  theirs = found['values']
+  changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
+  writer = _experiment_of(found['experiment'], found['values'], changes)
+  # what derives from a change is changed by it
+  theirs = found['values'] | ({} if writer is None else writer.values())
   differing = {
     name: theirs[name]
     for name, ours in function.items()
-    if name not in e.CHECKPOINT_RESTORE_CHANGES and name in theirs and theirs[name] != ours
+    if name not in changes and name in found['values'] and theirs[name] != ours
   }
   if differing:
     raise UserError(
@@ -75,8 +78,6 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
       'Give the run the values of the checkpoint, or, if you want the change, '
       f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'
     )
-  changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
-  writer = _experiment_of(found['experiment'], theirs | changes)
   if writer is None:
     return
   lines = function_lines(writer.plain.build_task().model)
@@ -87,13 +88,15 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
     )
 
 
-def _experiment_of(name: str, values: dict[str, object]) -> Experiment | None:
-  """Returns an experiment with these values; None if its class is not imported."""
+def _experiment_of(
+  name: str, values: dict[str, object], changes: dict[str, object]
+) -> Experiment | None:
+  """Returns an experiment with these values and changes; None if its class is not imported."""
   try:
-    cls = class_of({'experiment': name, 'values': values})
+    cls = class_of({'experiment': name, 'values': values | changes})
   except UserError:
     return None
-  return cls(**stated_values(cls, values))
+  return cls(**stated_values(cls, values) | changes)
 
 
 def _model_for(e: Experiment, writer: Experiment) -> fdl.Config:

@@ -60,6 +60,8 @@ class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
     return self._mscale(self.ROPE_MSCALE_ALL_DIM) ** 2 / math.sqrt(width)
 
   def _mscale(self, mscale: float) -> float:
+    if self.ROPE_SCALING != 'yarn':
+      return 1.0
     return 0.1 * mscale * math.log(self.ROPE_FACTOR) + 1.0
 
   @property

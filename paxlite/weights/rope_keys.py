@@ -45,6 +45,7 @@ _USUAL = ('ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH')  # give the usu
 _NAMES = ('rope_scaling', 'rope_parameters')
 _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
 _GROWTH = 'llama_4_scaling_beta'
+_BY_LENGTH = 'dynamic'
 _FULL, _SLIDING = 'full_attention', 'sliding_attention'
 
 
@@ -66,6 +67,21 @@ def _check_names(rope: Config, kind: str) -> None:
     raise UserError(f'{name}={value!r} of rope_type {kind} is not implemented')
 
 
+def _not_yet_stretched(rope: Config) -> JsonObject:
+  """Returns the attributes that rope_type dynamic decides for texts that it does not stretch.
+
+  These have up to max_position_embeddings tokens, the positions of the model. For a longer text
+  transformers computes another base, which depends on the longest text of a batch and changes while
+  a text is generated. ROPE_SCALING=ntk has the base of one length.
+  """
+  _number(rope['factor'], 'factor')
+  known = {'factor'} | _OTHERS | HARMLESS
+  for name, value in rope.items():
+    if name not in known and value not in (None, 0):
+      raise UserError(f'{name}={value!r} of rope_type {_BY_LENGTH} is not implemented')
+  return {'ROPE_SCALING': 'ntk'}
+
+
 def _read_one(
   rope: Config, config: Config, theta: Json, has_mscale: bool, is_phi3: bool
 ) -> JsonObject:
@@ -81,10 +97,12 @@ def _read_one(
   theta = _number(rope.get('rope_theta', theta), 'rope_theta')
   values: JsonObject = {'ROPE_THETA': theta, 'ROPE_FACTOR': 1.0}
   kind = rope.get('rope_type', rope.get('type', 'default'))
+  if kind == _BY_LENGTH:
+    return values | _not_yet_stretched(rope)
   if is_phi3 and kind in ('su', 'yarn'):  # transformers' former names of longrope in Phi-3
     kind = 'longrope'
   if kind not in list(KEYS):
-    raise UserError(f'rope_type {kind!r} is not implemented; {", ".join(KEYS)} are')
+    raise UserError(f'rope_type {kind!r} is not implemented; {", ".join([*KEYS, _BY_LENGTH])} are')
   _check_names(rope, kind)
   if kind == 'default':
     return values
@@ -158,8 +176,8 @@ def _by_kind(config: Config) -> tuple[JsonObject, JsonObject]:
 
 def _write_one(e: LanguageModel) -> JsonObject | None:
   """Returns rope_scaling, as all versions of transformers read it."""
-  if not e.stretches_positions:
-    return None
+  if not e.stretches_positions or e.ROPE_SCALING == 'ntk':
+    return None  # another base says all of ntk
   keys = KEYS[e.ROPE_SCALING]
   rope = {'rope_type': e.ROPE_SCALING} | {k: getattr(e, ours) for k, ours in keys.items()}
   if rope.get('attention_factor') == 0:
@@ -219,11 +237,11 @@ def rope(
     return values | growth | ({'ROPE_FRACTION': share} if fraction else {})
 
   def write(e: LanguageModel) -> JsonObject:
-    scaling, written = _write_one(e), e.ROPE_LOCAL_THETA or e.ROPE_THETA
+    scaling, written = _write_one(e), e.rotary_base(is_local=True)
     kinds = ['longrope'] if is_phi3 else ['yarn', 'llama3'] if has_growth else list(KEYS)
     if scaling is not None and e.ROPE_SCALING not in kinds:
       raise UserError(f'Hugging Face has no ROPE_SCALING={e.ROPE_SCALING} in this family')
-    config: JsonObject = {names[0]: e.ROPE_THETA}
+    config: JsonObject = {names[0]: e.rotary_base()}
     if has_growth:
       plain = {'rope_type': 'yarn', 'factor': 1.0}
       scaling = (scaling or plain) | {
@@ -236,7 +254,7 @@ def rope(
       config['rope_local_base_freq'] = written
     elif local_theta:
       config['rope_parameters'] = {
-        _FULL: {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
+        _FULL: {'rope_theta': e.rotary_base(), **(scaling or {'rope_type': 'default'})},
         _SLIDING: {'rope_theta': written, 'rope_type': 'default'},
       }
     if fraction:

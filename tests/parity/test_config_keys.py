@@ -148,8 +148,14 @@ REFUSED = {
     'mistral4',
     dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)),
   ),
-  "rope_type 'dynamic' is not implemented": (
-    'hunyuan_v1_dense', dict(rope_parameters=dict(rope_type='dynamic', factor=2.0)),
+  "rope_type 'proportional' is not implemented": (
+    'llama yarn', dict(rope_parameters=dict(rope_type='proportional', factor=2.0)),
+  ),
+  'mscale=2.0 of rope_type dynamic is not implemented': (
+    'hunyuan_v1_dense', dict(rope_parameters=dict(rope_type='dynamic', factor=2.0, mscale=2.0)),
+  ),
+  "factor='x' must be a number above 0": (
+    'llama yarn', dict(rope_parameters=dict(rope_type='dynamic', factor='x')),
   ),
   'use_cla=True': ('hunyuan_v1_dense', dict(use_cla=True)),
   'layer_types with sliding_attention needs': ('exaone4', dict(sliding_window=None)),

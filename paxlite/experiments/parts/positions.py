@@ -48,13 +48,43 @@ class Positions(RotaryPositions, subject='Positions'):
         f'{positions}{table}. Shorten the rows, or set --fdl.MAX_POSITION_EMBEDDINGS={length}'
       )
 
+    if self.weights.positions is not None and self.weights.positions < length and is_stretched:
+      self._check_stretching(self.weights.positions)
+
+  def _check_stretching(self, before: int) -> None:
+    """Raises UserError if positions are stretched to fewer tokens than a row has.
+
+    Args:
+      before: The positions of the weights.
+    """
+    stretched_before = self.weights.values.get('ROPE_FACTOR', 1.0)
+    assert isinstance(stretched_before, int | float)
+    original, source = self.ROPE_ORIGINAL_LENGTH, 'ROPE_ORIGINAL_LENGTH'
+    if self.ROPE_SCALING in ('linear', 'ntk'):  # which know no length
+      original, source = round(before / stretched_before), 'the positions of the weights'
+    elif stretched_before <= 1 and original > before:
+      raise UserError(
+        f'ROPE_ORIGINAL_LENGTH={original} is more than the {before} positions of the weights in '
+        f'{self.CHECKPOINT_RESTORE_PATH}: set --fdl.ROPE_ORIGINAL_LENGTH={before}'
+      )
+    elif self.ROPE_SCALING == 'llama3':  # published models have twice as many positions and more
+      return
+    if self.ROPE_FACTOR * original < self.MAX_SEQ_LEN:
+      raise UserError(
+        f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is longer than ROPE_FACTOR={self.ROPE_FACTOR:g} × '
+        f'{source}={original}, to which ROPE_SCALING={self.ROPE_SCALING} stretches positions: set '
+        f'--fdl.ROPE_FACTOR={self.MAX_SEQ_LEN / original:g}'
+      )
+
   @property
   def warnings(self) -> list[str]:
     before = self.weights.positions or self.num_positions
     if before >= self.MAX_SEQ_LEN:
       return super().warnings
+    is_plain = self.USE_ROTARY_POSITION_EMB and self.ROPE_FACTOR <= 1
+    hint = ' ROPE_SCALING and ROPE_FACTOR stretch rotary positions.' if is_plain else ''
     return [
       *super().warnings,
       f'MAX_SEQ_LEN={self.MAX_SEQ_LEN:,}: the weights in {self.CHECKPOINT_RESTORE_PATH} have '
-      f'{before:,} positions, and the model of this run has {self.num_positions:,}.',
+      f'{before:,} positions, and the model of this run has {self.num_positions:,}.{hint}',
     ]

@@ -19,7 +19,7 @@ from paxlite.layers.rotary import (
   YarnRotaryEmbedding,
 )
 
-RopeScaling = Literal['llama3', 'linear', 'yarn', 'longrope']
+RopeScaling = Literal['llama3', 'linear', 'ntk', 'yarn', 'longrope']
 
 
 class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
@@ -79,6 +79,19 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
       return 0.1 * math.log(self.ROPE_FACTOR) + 1
     return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
 
+  def rotary_base(self, is_local: bool = False) -> float:
+    """Returns the base of the wavelengths as it is computed with; `is_local`: in sliding attention.
+
+    NTK-aware scaling is another base: ROPE_THETA · ROPE_FACTOR^(D / (D − 2)), D the rotated
+    dimensions, which stretches the longest wave by ROPE_FACTOR and keeps the shortest one. The
+    dynamic scaling of transformers has this base for a text of L tokens, with ROPE_FACTOR =
+    factor · L / max_position_embeddings − (factor − 1).
+    """
+    theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
+    if self.ROPE_SCALING != 'ntk' or (is_local and not self.ROPE_STRETCHES_LOCAL):
+      return theta
+    return theta * self.ROPE_FACTOR ** (self.rotary_dims / max(self.rotary_dims - 2, 1))
+
   @property
   def has_long_factors(self) -> bool | None:
     """Whether LongRoPE's factors are those for long rows; None without LongRoPE."""
@@ -100,6 +113,8 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
       raise UserError(
         f'rotary positions need an even DIMS_PER_HEAD{part}, above 0, not {self.rotary_dims}'
       )
+    if self.ROPE_SCALING == 'ntk' and self.ROPE_FACTOR != 1 and self.rotary_dims == 2:
+      raise UserError('ROPE_SCALING=ntk needs more than 2 rotated dimensions of a head')
     if self.ROPE_FACTOR < 1 or not (
       0 < self.ROPE_LOW_FREQUENCY_FACTOR <= self.ROPE_HIGH_FREQUENCY_FACTOR
     ):
@@ -138,9 +153,9 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
 
   def rotary(self, is_local: bool = False) -> fdl.Partial:
     """Returns the template of the rotary embedding; `is_local` means sliding attention."""
-    theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
-    base: dict[str, object] = dict(theta=theta, layout=self.ROPE_LAYOUT)
-    if not self.stretches_positions or (is_local and not self.ROPE_STRETCHES_LOCAL):
+    base: dict[str, object] = dict(theta=self.rotary_base(is_local), layout=self.ROPE_LAYOUT)
+    is_plain = not self.stretches_positions or (is_local and not self.ROPE_STRETCHES_LOCAL)
+    if is_plain or self.ROPE_SCALING == 'ntk':
       rotary = template(RotaryEmbedding, **base)
     elif self.ROPE_SCALING == 'linear':
       rotary = template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)

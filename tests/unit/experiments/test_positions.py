@@ -1,6 +1,7 @@
 """The positions of a model are those of its weights, however long the rows of a run are."""
 
 import json
+import pathlib
 
 import fiddle as fdl
 import jax
@@ -10,6 +11,7 @@ import pytest
 from paxlite.checkpointing import source
 from paxlite.core.errors import UserError
 from paxlite.experiments import registry
+from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.description import configs_text
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
@@ -68,6 +70,63 @@ def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_pat
   with pytest.raises(UserError, match='MAX_SEQ_LEN=512 is longer than the model: it has MAX_POS'):
     stated.validate()
   stated.replaced(ROPE_FACTOR=2.0, ROPE_SCALING='linear').validate()  # which reaches 512
+
+
+STRETCHED = dict(ROPE_FACTOR=4.0, ROPE_ORIGINAL_LENGTH=256, MAX_SEQ_LEN=1024)
+
+
+@pytest.mark.parametrize(
+  ('weights', 'values', 'message'),
+  [
+    ({}, dict(ROPE_SCALING='yarn', ROPE_FACTOR=2.0), r'1024 is longer than ROPE_FACTOR=2 × ROPE'),
+    ({}, dict(ROPE_SCALING='yarn', ROPE_ORIGINAL_LENGTH=8192), r'set --fdl.ROPE_ORIGINAL_LENGTH=2'),
+    ({}, dict(ROPE_SCALING='llama3', ROPE_ORIGINAL_LENGTH=257), r'more than the 256 positions of'),
+    ({}, dict(ROPE_SCALING='ntk', ROPE_FACTOR=3.0), r'of the weights=256.*ROPE_FACTOR=4$'),
+    ({}, dict(ROPE_SCALING='linear', MAX_SEQ_LEN=1025), r'set --fdl.ROPE_FACTOR=4.00391$'),
+    ({}, dict(ROPE_SCALING='linear', ROPE_FACTOR=0.5), r'ROPE_FACTOR=0.5 must be at least 1'),
+    ({}, dict(ROPE_SCALING='longrope', ROPE_SHORT_FACTORS=[1.0] * 4), r'LONG_FACTORS must have 4'),
+    ({}, dict(ROPE_SCALING='ntk', DIMS_PER_HEAD=2), r'ntk needs more than 2 rotated dimensions'),
+    (dict(ROPE_FACTOR=2.0, ROPE_SCALING='linear'), dict(ROPE_SCALING='linear'), 'ROPE_FACTOR=8$'),
+  ],
+)  # fmt: skip
+def test_rows_beyond_what_a_scaling_states_are_refused(weights, values, message, tmp_path):
+  path = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256, **weights)
+  values = SMALL | STRETCHED | values
+  with pytest.raises(UserError, match=message):
+    knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=path, **values)).validate()
+
+
+@pytest.mark.parametrize('scaling', ['linear', 'ntk', 'yarn', 'llama3'])
+def test_stretched_positions_reach_four_times_as_far(scaling, tmp_path):
+  path = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
+  values = SMALL | STRETCHED | dict(ROPE_SCALING=scaling)
+  e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=path, **values))
+  e.validate()
+  assert e.num_positions == exported(e) == 1024
+  assert 'stretch rotary' not in ' '.join(e.warnings)
+  plain = knowing_weights(e.replaced(ROPE_FACTOR=1.0))
+  assert 'ROPE_SCALING and ROPE_FACTOR stretch rotary positions' in ' '.join(plain.warnings)
+
+
+def test_ntk_keeps_the_shortest_wave_and_stretches_the_longest_one():
+  e = LLaMA(**SMALL | STRETCHED | dict(ROPE_SCALING='ntk'))
+  rates = [fdl.build(x.rotary())().rates(4) for x in (e.replaced(ROPE_FACTOR=1.0), e)]
+  ratios = np.asarray(rates[0] / rates[1])
+  np.testing.assert_allclose(ratios[[0, -1]], [1, 4], rtol=1e-5)
+
+
+def test_a_change_of_positions_is_named_without_what_derives_from_it(tmp_path):
+  values = SMALL | dict(MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256, QUERY_GROWTH_LENGTH=8192)
+  path = pathlib.Path(write(tmp_path / 'w', **values))
+  named = ['ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH']
+  changed = dict(ROPE_SCALING='yarn', CHECKPOINT_RESTORE_CHANGES=named)
+  e = LLaMA(**SMALL | STRETCHED | changed)
+  found = {'experiment': 'paxlite.experiments.llama.LLaMA', 'values': LLaMA(**SMALL).values()}
+  (path / 'experiment.json').write_text(json.dumps(found))
+  check_function(e, path, path / 'experiment.json')
+  e = e.replaced(CHECKPOINT_RESTORE_CHANGES=named[:2])
+  with pytest.raises(UserError, match=r'it has --fdl\.ROPE_ORIGINAL_LENGTH=8192 '):
+    check_function(e, path, path / 'experiment.json')
 
 
 def test_a_table_of_positions_is_that_of_the_model(tmp_path):
