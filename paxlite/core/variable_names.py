@@ -11,6 +11,7 @@ COUNT = 'count'  # in a cache: how many tokens of each row of a call count
 STATE = '_state'  # the end of the names of arrays of a cache that have no slots for tokens
 PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
 NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables
+NOT_INDEXERS = r'(?!.*/indexer/)'  # the start of an expression for variables outside indexers
 LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 

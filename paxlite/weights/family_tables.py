@@ -16,6 +16,7 @@ from paxlite.experiments.gpt_oss import GptOss
 from paxlite.experiments.granite import Granite
 from paxlite.experiments.hunyuan import HunyuanDense
 from paxlite.experiments.llama import LLaMA, SmolLM3
+from paxlite.experiments.minimax_m2 import MiniMaxM2
 from paxlite.experiments.ministral import Ministral3
 from paxlite.experiments.mixtral import Mixtral
 from paxlite.experiments.olmo import OLMo2, OLMo3, OLMoE
@@ -24,7 +25,6 @@ from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
 from paxlite.experiments.seed_oss import SeedOss
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
-  NO_ROPE_LAYERS,
   QWEN_WINDOW,
   Both,
   Cap,
@@ -72,9 +72,13 @@ from paxlite.weights.family_keys import (
   unread,
 )
 from paxlite.weights.gpt2_layout import gpt2_entries
+from paxlite.weights.gpt_tables import GPT_FAMILIES
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
+from paxlite.weights.latent_tables import LATENT_FAMILIES
+from paxlite.weights.minimax_m2_keys import MINIMAX_M2
 from paxlite.weights.prediction_keys import PREDICTION_MODULES
 from paxlite.weights.rope_keys import rope, with_alpha
+from paxlite.weights.smollm3_keys import SMOLLM3_LAYERS
 from paxlite.weights.state_tables import STATE_FAMILIES
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
@@ -85,10 +89,14 @@ TEXT_DEFAULTS: dict[str, JsonObject] = {
     max_position_embeddings=131_072, rms_norm_eps=1e-6, rope_theta=1e6, rope_local_base_freq=1e4,
     query_pre_attn_scalar=256, sliding_window=4096,
   ),
+  'kimi_k25': dict(model_type='deepseek_v3'),
   'mistral3': dict(model_type='mistral'),
   'qwen3_5': QWEN3_5_DEFAULTS,
   'qwen3_5_moe': QWEN3_5_MOE_DEFAULTS,
 }  # fmt: skip
+
+# Other names of a family in published files, which transformers may not know.
+OTHER_TYPES = {'kimi_k2': 'deepseek_v3'}
 
 FAMILIES: dict[str, Family] = {
   'llama': Family(
@@ -178,7 +186,7 @@ FAMILIES: dict[str, Family] = {
   ),
   'smollm3': Family(
     'SmolLM3ForCausalLM', SmolLM3,
-    (*GIVEN_KV, SILU, TIED, rope(theta=2e6), NO_BIAS, NO_MLP_BIAS, NO_ROPE_LAYERS),
+    (*GIVEN_KV, SILU, TIED, rope(theta=2e6), NO_BIAS, NO_MLP_BIAS, SMOLLM3_LAYERS),
   ),
   'deepseek_v2': Family(
     'DeepseekV2ForCausalLM', DeepSeekV2,
@@ -312,11 +320,17 @@ FAMILIES: dict[str, Family] = {
       ),
       OneOf('tie_word_embeddings', True), OneOf('scale_attn_weights', True),
       OneOf('scale_attn_by_inverse_layer_idx', False), OneOf('add_cross_attention', False),
-      OneOf('reorder_and_upcast_attn', False),
+      # the softmax is in float32 whatever this says
+      OneOf('reorder_and_upcast_attn', False, True),
     ),
     {},
     entries=gpt2_entries,
   ),
+  'minimax_m2': Family(
+    'MiniMaxM2ForCausalLM', MiniMaxM2, (*GIVEN_HEADS, UNTIED, *MINIMAX_M2), tensor_names.MINIMAX_M2
+  ),
+  **GPT_FAMILIES,
+  **LATENT_FAMILIES,
   **HYBRID_FAMILIES,
   **STATE_FAMILIES,
 }  # fmt: skip

@@ -99,6 +99,7 @@ FAMILIES = [
   ['granite', 'ministral3', 'gpt_neox', 'glm4_moe'],
   ['lfm2', 'granitemoehybrid', 'nemotron_h'],
   ['falcon_h1', 'minimax', 'kimi_linear'],
+  ['deepseek_v32', 'minimax_m2', 'gpt_neo', 'gptj'],
 ]
 
 
