@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3 and Mistral 4: latent attention, and experts that are chosen from groups."""
+"""DeepSeek-V2, V3, Kimi K2 and Mistral 4: latent attention, and experts chosen from groups."""
 
 import math
 
@@ -179,6 +179,30 @@ class DeepSeekV3_671B(DeepSeekV3):
   NUM_DENSE_BLOCKS = 3
   NUM_EXPERTS = 256
   NUM_EXPERTS_PER_TOKEN = 8
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 64, 1]
+
+
+@register
+class KimiK2_1T(DeepSeekV3):
+  """1,026,408,232,448 parameters: Kimi-K2-Base and -Instruct; a token uses 32 billion of them."""
+
+  NUM_LAYERS = 61
+  NUM_HEADS = 64
+  MODEL_DIMS = 7168
+  HIDDEN_DIMS = 18432
+  VOCAB_SIZE = 163_840
+  MAX_SEQ_LEN = 4096
+  ROPE_THETA = 50_000.0
+  ROPE_FACTOR = 32.0
+  ROPE_FAST_TURNS = 1.0
+  NUM_EXPERTS = 384
+  NUM_EXPERTS_PER_TOKEN = 8
+  NUM_EXPERT_GROUPS = 1
+  NUM_EXPERT_GROUPS_PER_TOKEN = 1
+  EXPERT_WEIGHT_SCALE = 2.827
   EXPERT_HIDDEN_DIMS = 2048
 
   ICI_MESH_SHAPE = [1, 8, 1]

@@ -320,7 +320,7 @@ def window(missing: int = 0) -> Both:
 KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
 
 
-def _shortest(pattern: list[str]) -> list[str]:
+def shortest(pattern: list[str]) -> list[str]:
   """Returns the shortest beginning of a pattern that gives all of it when it is repeated."""
   periods = range(1, len(pattern) + 1)
   same = lambda n: pattern == [pattern[i % n] for i, _ in enumerate(pattern)]
@@ -339,10 +339,10 @@ def read_types(
   """
   layers, given = config['num_hidden_layers'], config.get('layer_types')
   if given is None:
-    return _shortest([default(i) for i in range(layers)])
+    return shortest([default(i) for i in range(layers)])
   if len(given) != layers or not set(given) <= set(kinds):
     raise UserError(f'layer_types must have {layers} of {" and ".join(kinds)}')
-  return _shortest([kinds[kind] for kind in given])
+  return shortest([kinds[kind] for kind in given])
 
 
 def write_types(
@@ -408,26 +408,3 @@ QWEN_WINDOW = Both(
   _read_qwen_window,
   _write_qwen_window,
 )
-
-
-def _read_no_rope(config: Config) -> dict[str, object]:
-  layers, every = config['num_hidden_layers'], interval(config, 'no_rope_layer_interval', 4)
-  rotated = config.get('no_rope_layers') or [int((i + 1) % every != 0) for i in range(layers)]
-  if len(rotated) != layers:
-    raise UserError(f'no_rope_layers must have {layers} numbers')
-  OneOf('use_sliding_window', False).read(config)
-  return {'ATTENTION_PATTERN': _shortest(['full' if on else 'full_nope' for on in rotated])}
-
-
-NO_ROPE_LAYERS = Both(
-  (
-    'no_rope_layers', 'no_rope_layer_interval', 'layer_types', 'use_sliding_window',
-    'sliding_window',
-  ),
-  ('ATTENTION_PATTERN',),
-  _read_no_rope,
-  lambda e: {
-    'no_rope_layers': [int(kind.attention != 'full_nope') for kind in e.block_kinds],
-    'use_sliding_window': False,
-  },
-)  # fmt: skip

@@ -14,7 +14,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments, has_data
 from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
-from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
+from paxlite.weights.family_tables import FAMILIES, OTHER_TYPES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
 from paxlite.weights.layout import decoder_entries, has_modules
 from paxlite.weights.state_layout import STATE_ENTRIES
@@ -30,7 +30,7 @@ _FREE = {'ROPE_LAYOUT'}
 _WITHOUT_CLASSIFIER = (
   'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe', 'lfm2', 'granitemoehybrid',
   'nemotron_h', 'olmo_hybrid', 'qwen3_5_moe_text', 'falcon_h1', 'kimi_linear', 'gemma4_text',
-  'llama4_text',
+  'llama4_text', 'minimax_m2', 'glm4_moe_lite', 'deepseek_v32', 'glm_moe_dsa',
 )  # fmt: skip
 _MOST_ENDS = 64  # ids that end a text
 
@@ -48,6 +48,8 @@ def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> Lan
       not valid.
   """
   kind = config.get('model_type')
+  if isinstance(kind, str):
+    kind = OTHER_TYPES.get(kind, kind)
   text = TEXT_DEFAULTS.get(str(kind))
   if text is not None and isinstance(config.get('text_config'), dict):  # with images
     both = ('dtype', 'torch_dtype', 'tie_word_embeddings')

@@ -16,6 +16,7 @@ from paxlite.experiments.gpt_oss import GptOss
 from paxlite.experiments.granite import Granite
 from paxlite.experiments.hunyuan import HunyuanDense
 from paxlite.experiments.llama import LLaMA, SmolLM3
+from paxlite.experiments.minimax_m2 import MiniMaxM2
 from paxlite.experiments.ministral import Ministral3
 from paxlite.experiments.mixtral import Mixtral
 from paxlite.experiments.olmo import OLMo2, OLMo3, OLMoE
@@ -24,7 +25,6 @@ from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
 from paxlite.experiments.seed_oss import SeedOss
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
-  NO_ROPE_LAYERS,
   QWEN_WINDOW,
   Both,
   Cap,
@@ -73,10 +73,14 @@ from paxlite.weights.family_keys import (
 )
 from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS, GEMMA4_FAMILIES
 from paxlite.weights.gpt2_layout import gpt2_entries
+from paxlite.weights.gpt_tables import GPT_FAMILIES
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
+from paxlite.weights.latent_tables import LATENT_FAMILIES
 from paxlite.weights.llama4_table import LLAMA4_DEFAULTS, LLAMA4_FAMILIES
+from paxlite.weights.minimax_m2_keys import MINIMAX_M2
 from paxlite.weights.prediction_keys import PREDICTION_MODULES
 from paxlite.weights.rope_keys import rope, with_alpha
+from paxlite.weights.smollm3_keys import SMOLLM3_LAYERS
 from paxlite.weights.state_tables import STATE_FAMILIES
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
@@ -89,10 +93,14 @@ TEXT_DEFAULTS: dict[str, JsonObject] = {
   ),
   'gemma4': GEMMA4_DEFAULTS,
   'llama4': LLAMA4_DEFAULTS,
+  'kimi_k25': dict(model_type='deepseek_v3'),
   'mistral3': dict(model_type='mistral'),
   'qwen3_5': QWEN3_5_DEFAULTS,
   'qwen3_5_moe': QWEN3_5_MOE_DEFAULTS,
 }  # fmt: skip
+
+# Other names of a family in published files, which transformers may not know.
+OTHER_TYPES = {'kimi_k2': 'deepseek_v3'}
 
 FAMILIES: dict[str, Family] = {
   'llama': Family(
@@ -182,7 +190,7 @@ FAMILIES: dict[str, Family] = {
   ),
   'smollm3': Family(
     'SmolLM3ForCausalLM', SmolLM3,
-    (*GIVEN_KV, SILU, TIED, rope(theta=2e6), NO_BIAS, NO_MLP_BIAS, NO_ROPE_LAYERS),
+    (*GIVEN_KV, SILU, TIED, rope(theta=2e6), NO_BIAS, NO_MLP_BIAS, SMOLLM3_LAYERS),
   ),
   'deepseek_v2': Family(
     'DeepseekV2ForCausalLM', DeepSeekV2,
@@ -316,13 +324,19 @@ FAMILIES: dict[str, Family] = {
       ),
       OneOf('tie_word_embeddings', True), OneOf('scale_attn_weights', True),
       OneOf('scale_attn_by_inverse_layer_idx', False), OneOf('add_cross_attention', False),
-      OneOf('reorder_and_upcast_attn', False),
+      # the softmax is in float32 whatever this says
+      OneOf('reorder_and_upcast_attn', False, True),
     ),
     {},
     entries=gpt2_entries,
   ),
   **GEMMA4_FAMILIES,
   **LLAMA4_FAMILIES,
+  'minimax_m2': Family(
+    'MiniMaxM2ForCausalLM', MiniMaxM2, (*GIVEN_HEADS, UNTIED, *MINIMAX_M2), tensor_names.MINIMAX_M2
+  ),
+  **GPT_FAMILIES,
+  **LATENT_FAMILIES,
   **HYBRID_FAMILIES,
   **STATE_FAMILIES,
 }  # fmt: skip

@@ -52,7 +52,7 @@ _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_mo
 # Tensors beside the text model, by what they are for.
 _BESIDE = {
   'images': re.compile(
-    r'(model\.)?(vision_tower|vision_model|embed_vision|multi_modal_projector|visual)\.'
+    r'(model\.)?(vision_tower|vision_model|embed_vision|multi_modal_projector|mm_projector|visual)\.'
   ),
   'sound': re.compile(r'(model\.)?(audio_tower|embed_audio)\.'),
   'multi-token prediction': re.compile(r'mtp\.|(.*\.)?mtp_'),
@@ -205,8 +205,11 @@ def read_folder(
       contents, of_family, experiment.NUM_LAYERS, stored.shapes, folder
     )
     experiment = experiment_of(contents, config, ends)
+  text = contents.get('text_config')
+  sources = contents, text if isinstance(text, dict) else {}
+  quantization = [x['quantization_config'] for x in sources if x.get('quantization_config')]
   with located(str(folder)):
-    tensors = Dequantized(stored, contents.get('quantization_config') or {})
+    tensors = Dequantized(stored, quantization[0] if quantization else {})
   with located(str(config)):
     check_layers(experiment, tensors.shapes, of_family)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes and not _is_tied(tensors):
@@ -268,6 +271,7 @@ def write_folder(
   for entry in hugging_face_entries(experiment):
     by_tensor.setdefault(entry.theirs, []).append(entry)
   prefix = 'transformer.' if 'wte.weight' in by_tensor else ''
+  full = lambda tensor: tensor if tensor.startswith('lm_head.') else prefix + tensor
   as_stored = {
     name: np.dtype(_dtype(dtype or variables[entries[0].ours].dtype.name))
     for name, entries in by_tensor.items()
@@ -282,7 +286,7 @@ def write_folder(
     for i, shard in enumerate(shards):
       many = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
       name = many if len(shards) > 1 else 'model.safetensors'
-      tensors = {prefix + t: (by_tensor[t][0].shape, as_stored[t]) for t in shard}
+      tensors = {full(t): (by_tensor[t][0].shape, as_stored[t]) for t in shard}
       weight_map |= dict.fromkeys(tensors, name)
       with (folder / name).open('wb') as f:
         f.write(header(tensors))

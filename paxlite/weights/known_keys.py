@@ -73,8 +73,15 @@ COUNTS: Mapping[str, int] = {
 QUANTIZATION: Mapping[str, Mapping[str, Sequence[Json]]] = {
   'mxfp4': {'modules_to_not_convert': (...,), 'dequantize': (...,)},
   'fp8': {
-    'activation_scheme': (...,), 'fmt': ('e4m3', None), 'modules_to_not_convert': (...,),
-    'scale_fmt': (None,), 'weight_block_size': (...,), 'dequantize': (...,),
+    'activation_scheme': (...,), 'fmt': ('e4m3', 'float8_e4m3fn', None),
+    'modules_to_not_convert': (...,), 'scale_fmt': ('ue8m0', 'float', None),
+    'weight_block_size': (...,), 'dequantize': (...,),
+  },
+  # packed_int4 reads config_groups
+  'compressed-tensors': {
+    'config_groups': (...,), 'format': ('pack-quantized',), 'global_compression_ratio': (...,),
+    'ignore': (...,), 'kv_cache_scheme': (None,), 'quantization_status': (...,),
+    'sparsity_config': ({}, None), 'transform_config': ({}, None), 'version': (...,),
   },
 }  # fmt: skip
 

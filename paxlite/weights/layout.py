@@ -13,9 +13,11 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
+from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.stack import BlockKind
+from paxlite.weights.indexer_layout import indexer_entries
 from paxlite.weights.packed_experts import packed_tensors
 from paxlite.weights.tensor_entries import (
   Entry,
@@ -84,6 +86,9 @@ def decoder_entries(
     same(names['embedding'], (V, D), 'embedding/emb_var'),
     *norm_entries(e, names['final_norm'], 'final_ln'),
   ]
+  if e.has_position_table:
+    length = e.MAX_POSITION_EMBEDDINGS
+    entries.append(same(names['positions'], (length, D), 'position_emb/emb_var'))
   if e.SEPARATE_EMBEDDING:
     entries.append(same(names['head'], (V, D), 'softmax/w'))
   if e.USE_SOFTMAX_BIAS:
@@ -121,6 +126,8 @@ def _block(
     entries += state_entries[kind.attention](e, name, attention)
   elif isinstance(e, DeepSeek):
     entries += _latent_attention(e, name, attention)
+    if isinstance(e, DeepSeekV3_2):
+      entries += indexer_entries(e, name, f'{attention}/indexer')
   else:
     entries += attention_entries(e, name, attention, rotary != e.ROPE_LAYOUT)
   ours = f'{layer}/ff_layer'

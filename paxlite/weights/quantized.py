@@ -1,4 +1,4 @@
-"""Tensors that are published in FP8 or MXFP4, dequantized to bfloat16 when they are read."""
+"""Tensors that are published in FP8, MXFP4 or int4, dequantized to bfloat16 when they are read."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -8,6 +8,15 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.weights.config_keys import Config
+from paxlite.weights.packed_int4 import (
+  METHOD,
+  PACKED,
+  SCALE,
+  SHAPE,
+  group_size,
+  unpacked,
+  unpacked_shape,
+)
 
 _PLAIN = ('F32', 'BF16', 'F16')
 # The 16 values of FP4 (E2M1), by its bits. MXFP4 multiplies blocks of 32 of them by a power of two
@@ -29,7 +38,7 @@ class ReadableTensors(Protocol):
 
 
 class Dequantized:
-  """The tensors of a folder; some are stored in FP8 or MXFP4.
+  """The tensors of a folder; some are stored in FP8, MXFP4 or int4.
 
   Raises:
     UserError: A tensor has another dtype, or the scales of a tensor are missing.
@@ -37,6 +46,7 @@ class Dequantized:
 
   def __init__(self, stored: ReadableTensors, config: Config):
     self._stored = stored
+    self._group = group_size(config) if config.get('quant_method') == METHOD else 0
     self._block = tuple(config.get('weight_block_size') or (128, 128))
     self.shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in stored.shapes.items():
@@ -47,10 +57,16 @@ class Dequantized:
           raise UserError(f'{name} is {list(shape)} and its scales are {list(scales)}')
         experts, outputs, blocks, pairs = shape
         self.shapes[name.removesuffix('_blocks')] = (experts, blocks * pairs * 2, outputs)
-      elif name.endswith(('_scales', '_scale_inv')):
+      elif self._group and name.endswith(PACKED) and dtype == 'I32':
+        weight = name.removesuffix(PACKED)
+        scales = stored.shapes.get(weight + SCALE, ())
+        self.shapes[weight] = unpacked_shape(weight, shape, scales, self._group)
+      elif name.endswith(('_scales', '_scale_inv')) or (
+        self._group and name.endswith((SCALE, SHAPE))
+      ):
         continue  # read with its tensor
       elif dtype == 'F8_E4M3' and f'{name}_scale_inv' in stored.shapes:
-        self._check_scales(name, shape, stored.shapes[f'{name}_scale_inv'])
+        self._check_scales(name, shape, f'{name}_scale_inv')
         self.shapes[name] = shape
       elif dtype in _PLAIN:
         self.shapes[name] = shape
@@ -61,17 +77,23 @@ class Dequantized:
         )
 
   def read(self, name: str) -> np.ndarray:
+    if name + PACKED in self._stored.shapes and self._group:
+      scales = self._stored.read(name + SCALE)
+      return unpacked(self._stored.read(name + PACKED), scales, self._group)
     if name not in self._stored.shapes:
       return self._mxfp4(name)
     if self._stored.dtypes[name] == 'F8_E4M3':
       return self._fp8(name)
     return self._stored.read(name)
 
-  def _check_scales(self, name: str, shape: tuple[int, ...], scales: tuple[int, ...]) -> None:
+  def _check_scales(self, name: str, shape: tuple[int, ...], of_scales: str) -> None:
+    scales, dtype = self._stored.shapes[of_scales], self._stored.dtypes[of_scales]
+    if dtype not in _PLAIN:
+      raise UserError(f'{of_scales} is {dtype}: scales must be float32, bfloat16 or float16')
     wanted = [-(-n // size) for n, size in zip(shape, self._block, strict=False)]
     if len(shape) != 2 or list(scales) != wanted:
       raise UserError(
-        f'{name}_scale_inv is {list(scales)}, and the blocks of {name} {list(shape)} are '
+        f'{of_scales} is {list(scales)}, and the blocks of {name} {list(shape)} are '
         f'{list(self._block)} (weight_block_size)'
       )
 

@@ -31,6 +31,9 @@ MIXTRAL = HUGGING_FACE | {
   'expert_up': 'model.layers.{i}.block_sparse_moe.experts.{x}.w3.weight',
   'expert_down': 'model.layers.{i}.block_sparse_moe.experts.{x}.w2.weight',
 }
+MINIMAX_M2 = MIXTRAL | {
+  'router_balance': 'model.layers.{i}.block_sparse_moe.e_score_correction_bias',
+}
 OLMO2 = HUGGING_FACE | {
   'attention_post_norm': 'model.layers.{i}.post_attention_layernorm.weight',
   'ffn_post_norm': 'model.layers.{i}.post_feedforward_layernorm.weight',
@@ -103,6 +106,12 @@ _PREDICTIONS = {
   'prediction_head': 'model.layers.{i}.shared_head.head.weight',
 }
 DEEPSEEK_V3 = DEEPSEEK | _PREDICTIONS
+DEEPSEEK_V32 = DEEPSEEK_V3 | {
+  'index_query': 'model.layers.{i}.self_attn.indexer.wq_b.weight',
+  'index_key': 'model.layers.{i}.self_attn.indexer.wk.weight',
+  'index_norm': 'model.layers.{i}.self_attn.indexer.k_norm.weight',
+  'index_weights': 'model.layers.{i}.self_attn.indexer.weights_proj.weight',
+}
 GLM4_MOE = SHARED_EXPERTS | _PREDICTIONS
 # The experts of a block are one tensor, [E, in, out], in which gate and up take turns.
 GPT_OSS = HUGGING_FACE | {
@@ -263,6 +272,35 @@ KIMI_LINEAR = DEEPSEEK | {
   'shared_gate': 'model.layers.{i}.block_sparse_moe.shared_experts.gate_proj.weight',
   'shared_up': 'model.layers.{i}.block_sparse_moe.shared_experts.up_proj.weight',
   'shared_down': 'model.layers.{i}.block_sparse_moe.shared_experts.down_proj.weight',
+}
+_GPT = {
+  'embedding': 'wte.weight',
+  'final_norm': 'ln_f.weight',
+  'head': 'lm_head.weight',
+  'attention_norm': 'h.{i}.ln_1.weight',
+  'ffn_norm': 'h.{i}.ln_2.weight',
+  'up': 'h.{i}.mlp.c_fc.weight',
+  'down': 'h.{i}.mlp.c_proj.weight',
+}
+GPT_BIGCODE = _GPT | {
+  'positions': 'wpe.weight',
+  'query_key_value': 'h.{i}.attn.c_attn.weight',
+  'post': 'h.{i}.attn.c_proj.weight',
+}
+GPT_NEO = _GPT | {
+  'positions': 'wpe.weight',
+  'query': 'h.{i}.attn.attention.q_proj.weight',
+  'key': 'h.{i}.attn.attention.k_proj.weight',
+  'value': 'h.{i}.attn.attention.v_proj.weight',
+  'post': 'h.{i}.attn.attention.out_proj.weight',
+}
+GPTJ = _GPT | {
+  'query': 'h.{i}.attn.q_proj.weight',
+  'key': 'h.{i}.attn.k_proj.weight',
+  'value': 'h.{i}.attn.v_proj.weight',
+  'post': 'h.{i}.attn.out_proj.weight',
+  'up': 'h.{i}.mlp.fc_in.weight',
+  'down': 'h.{i}.mlp.fc_out.weight',
 }
 
 META = {

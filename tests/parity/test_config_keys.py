@@ -215,6 +215,32 @@ REFUSED = {
     'olmo_hybrid', dict(layer_types=None, full_attention_interval=0),
   ),
   'no_rope_layer_interval=0 must be': ('smollm3', dict(no_rope_layer_interval=0)),
+  'layer_types with sliding_attention and sliding_window=None': (
+    'smollm3', dict(layer_types=['sliding_attention'] * 5),
+  ),
+  'mlp_layer_types=.* dense blocks first': (
+    'glm4_moe_lite', dict(mlp_layer_types=['sparse', 'dense', 'sparse', 'sparse']),
+  ),
+  'first_k_dense_replace=3 and the 2 dense blocks': (
+    'glm4_moe_lite', dict(first_k_dense_replace=3),
+  ),
+  'QUERY_LATENT_DIMS must be above 0': ('deepseek_v32', dict(q_lora_rank=None)),
+  'INDEXER_DIMS_PER_HEAD=2 must be at least': ('deepseek_v32', dict(index_head_dim=2)),
+  'layer_types=.* must have indexed_attention': (
+    'deepseek_v32', dict(layer_types=['full_attention'] * 4),
+  ),
+  'indexer_types=.* must have full': (
+    'glm_moe_dsa', dict(indexer_types=['full', 'shared', 'full', 'full']),
+  ),
+  'index_topk_freq=4': ('glm_moe_dsa', dict(indexer_types=None, index_topk_freq=4)),
+  'index_topk_pattern=.*only F': ('glm_moe_dsa', dict(index_topk_pattern='FFSF')),
+  'indexer_rope_interleave=False': ('glm_moe_dsa', dict(indexer_rope_interleave=False)),
+  'attn_type_list=': ('minimax_m2', dict(attn_type_list=[1, 0, 1, 1])),
+  'use_routing_bias=False': ('minimax_m2', dict(use_routing_bias=False)),
+  'multi_query=False': ('gpt_bigcode', dict(multi_query=False)),
+  'attention_layers=.* disagree': ('gpt_neo', dict(attention_layers=['local'] * 4)),
+  'rotary_dim=None': ('gptj', dict(rotary_dim=None)),
+  'rotary_dim=12 is more than the 10': ('gptj', dict(rotary_dim=12)),
   'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 

@@ -96,6 +96,10 @@ def test_logits_and_gradients(case, imported):
   for name, wanted in _their_gradients(model, experiment).items():
     got = found.pop(name)
     scale = np.abs(wanted).max()
+    if name.endswith('qkv/key/b') and not experiment.USE_ROTARY_POSITION_EMB:
+      # what all keys of a row have in common changes no softmax: both are the rounding of 0
+      assert max(scale, np.abs(got).max()) < 1e-7, name
+      continue
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * scale + 1e-9, err_msg=name)
   assert all(name.endswith(NOT_LEARNED) for name in found), found.keys()
   assert not any(found[name].any() for name in found if name.endswith(FIXED))
@@ -182,7 +186,8 @@ def _their_gradients(model, experiment) -> dict[str, np.ndarray]:
   with tempfile.TemporaryDirectory() as folder:
     model.save_pretrained(folder)
     with safe_open(f'{folder}/model.safetensors', 'np') as f:
-      tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
+      stored = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
+  tensors = {name.removeprefix('transformer.'): x for name, x in stored.items()}
   entries = FAMILIES[family_of(experiment)].found(hugging_face_entries(experiment), tensors)
   learned = [e for e in entries if not e.ours.endswith(NOT_LEARNED)]
   return variables_of(learned, tensors.__getitem__)

@@ -1,5 +1,6 @@
-"""Weights that are published in FP8 or MXFP4, against what transformers makes of them."""
+"""Weights that are published in FP8, MXFP4 or int4, against what transformers makes of them."""
 
+import copy
 import json
 
 import ml_dtypes
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.weights.families import family_of
 from paxlite.weights.huggingface import read_folder
 from tests.support.families import theirs
 from tests.support.imported import loaded, run_import
@@ -88,6 +90,94 @@ def test_fp8_with_scales_of_blocks(tmp_path):
   run_import('hf', tmp_path / 'hf', tmp_path / 'w')
 
 
+INT4 = {
+  'quant_method': 'compressed-tensors', 'format': 'pack-quantized', 'ignore': ['lm_head'],
+  'kv_cache_scheme': None, 'quantization_status': 'compressed',
+  'config_groups': {
+    'group_0': {
+      'targets': ['Linear'], 'input_activations': None, 'output_activations': None,
+      'weights': {
+        'num_bits': 4, 'type': 'int', 'symmetric': True, 'strategy': 'group', 'group_size': 8,
+        'dynamic': False, 'observer': 'minmax', 'observer_kwargs': {}, 'actorder': None,
+        'block_structure': None,
+      },
+    },
+  },
+}  # fmt: skip
+
+
+def packed_experts(expected: dict):
+  """Returns a function that packs the weights of experts, as Kimi K2.5 is published."""
+  generator = torch.Generator().manual_seed(0)
+
+  def quantize(name, tensor):
+    if '.experts.' not in name:
+      return {name: tensor}
+    numbers = torch.randint(-8, 8, tensor.shape, generator=generator)
+    scales = (torch.rand(len(tensor), tensor.shape[1] // 8, generator=generator) + 0.5).bfloat16()
+    expected[name] = (numbers.bfloat16() * scales.repeat_interleave(8, 1)).float()
+    words = ((numbers + 8).reshape(len(tensor), -1, 8) << 4 * torch.arange(8)).sum(-1)
+    words = torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
+    return {
+      f'{name}_packed': words,
+      f'{name}_scale': scales,
+      f'{name}_shape': torch.tensor(tensor.shape, dtype=torch.int32),
+    }
+
+  return quantize
+
+
+def test_int4_with_scales_of_groups(tmp_path):
+  expected = {}
+  quantized(tmp_path / 'hf', 'deepseek_v3', {}, INT4, packed_experts(expected))
+  _, _, tensors = read_folder(tmp_path / 'hf')
+  assert len(expected) == 72
+  for name, wanted in expected.items():
+    assert torch.equal(as_torch(tensors.read(name)), wanted), name
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+
+
+def test_the_text_model_of_kimi_k25(tmp_path, caplog):
+  """As it is published: config.json says inside what its text model is, and how it is packed."""
+  expected, folder = {}, tmp_path / 'hf'
+  quantized(folder, 'deepseek_v3', {}, INT4, packed_experts(expected))
+  tensors = safetensors.load_file(folder / 'model.safetensors')
+  stored = {f'language_model.{name}': tensor for name, tensor in tensors.items()}
+  stored |= {f'{beside}.x.weight': torch.ones(2) for beside in ('vision_tower', 'mm_projector')}
+  safetensors.save_file(stored, folder / 'model.safetensors', metadata={'format': 'pt'})
+  path = folder / 'config.json'
+  text = json.loads(path.read_text()) | {'model_type': 'kimi_k2'}
+  path.write_text(
+    json.dumps({'model_type': 'kimi_k25', 'text_config': text, 'tie_word_embeddings': False})
+  )
+  experiment, _, found = read_folder(folder)
+  assert family_of(experiment) == 'deepseek_v3'
+  assert 'left out: 2 tensors for images' in caplog.text
+  for name, wanted in expected.items():
+    assert torch.equal(as_torch(found.read(name)), wanted), name
+  run_import('hf', folder, tmp_path / 'w')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (dict(num_bits=8), 'num_bits=8 of config_groups is not implemented'),
+    (dict(symmetric=False), 'symmetric=False'),
+    (dict(actorder='group'), "actorder='group'"),
+    (dict(group_size=-1), 'group_size=-1'),
+    (dict(group_size=16), 'has 24 numbers for each output, and .* 3 scales of 16 each'),
+    (dict(other=1), 'other=1 of config_groups is unknown'),
+  ],
+  ids=str,
+)
+def test_other_groups_of_int4(changes, message, tmp_path):
+  config = copy.deepcopy(INT4)
+  config['config_groups']['group_0']['weights'] |= changes
+  quantized(tmp_path / 'hf', 'deepseek_v3', {}, config, packed_experts({}))
+  with pytest.raises(UserError, match=message):
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+
+
 def test_fp8_with_scales_of_other_blocks(tmp_path):
   def quantize(name, tensor):
     if not name.endswith('q_proj.weight'):
@@ -97,6 +187,19 @@ def test_fp8_with_scales_of_other_blocks(tmp_path):
   config = {'quant_method': 'fp8', 'weight_block_size': [16, 16]}
   quantized(tmp_path / 'hf', 'qwen3', {}, config, quantize)
   with pytest.raises(UserError, match=r'q_proj.weight_scale_inv is \[2, 2\], and the blocks'):
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+
+
+def test_fp8_with_scales_in_8_bits(tmp_path):
+  def quantize(name, tensor):
+    if not name.endswith('q_proj.weight'):
+      return {name: tensor}
+    scales = torch.ones([-(-n // 16) for n in tensor.shape]).to(torch.float8_e8m0fnu)
+    return {name: tensor.to(torch.float8_e4m3fn), f'{name}_scale_inv': scales}
+
+  config = {'quant_method': 'fp8', 'scale_fmt': 'ue8m0', 'weight_block_size': [16, 16]}
+  quantized(tmp_path / 'hf', 'qwen3', {}, config, quantize)
+  with pytest.raises(UserError, match=r'q_proj.weight_scale_inv is F8_E8M0: scales must be'):
     run_import('hf', tmp_path / 'hf', tmp_path / 'w')
 
 

@@ -479,6 +479,16 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
 
 
 IMAGES = {
+  'Kimi_K25': (
+    dict(
+      model_type='deepseek_v3', num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=12,
+      qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10, n_routed_experts=8,
+      num_experts_per_tok=3, moe_intermediate_size=24, first_k_dense_replace=1, n_group=1,
+      topk_group=1,
+    ),
+    dict(pos_emb_height=2, pos_emb_width=2, pos_emb_time=1),
+    dict(tie_word_embeddings=False),
+  ),
   'Gemma3': (
     dict(head_dim=10, sliding_window=5, query_pre_attn_scalar=7, eos_token_id=2),
     dict(image_size=28, patch_size=14),
@@ -687,6 +697,79 @@ PUBLISHED = {
       activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', weight_block_size=[128, 128]
     ),
     max_position_embeddings=163840, rms_norm_eps=1e-6, tie_word_embeddings=False,
+  ),
+  'KimiK2_1T': dict(
+    model_type='kimi_k2', hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
+    num_attention_heads=64, num_key_value_heads=64, vocab_size=163840, kv_lora_rank=512,
+    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+    moe_intermediate_size=2048, n_routed_experts=384, n_shared_experts=1, num_experts_per_tok=8,
+    first_k_dense_replace=1, moe_layer_freq=1, n_group=1, topk_group=1, topk_method='noaux_tc',
+    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.827, ep_size=1,
+    num_nextn_predict_layers=0, rope_theta=50000.0, attention_bias=False, hidden_act='silu',
+    rope_scaling=dict(
+      type='yarn', factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
+      original_max_position_embeddings=4096,
+    ),
+    quantization_config=dict(
+      activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', weight_block_size=[128, 128]
+    ),
+    max_position_embeddings=131072, rms_norm_eps=1e-6, tie_word_embeddings=False,
+    aux_loss_alpha=0.001, pretraining_tp=1, seq_aux=True,
+  ),
+  'GLM4_7_Flash': dict(
+    model_type='glm4_moe_lite', hidden_size=2048, intermediate_size=10240, num_hidden_layers=47,
+    num_attention_heads=20, num_key_value_heads=20, vocab_size=154880, kv_lora_rank=512,
+    q_lora_rank=768, qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256,
+    moe_intermediate_size=1536, n_routed_experts=64, n_shared_experts=1, num_experts_per_tok=4,
+    first_k_dense_replace=1, n_group=1, topk_group=1, topk_method='noaux_tc', norm_topk_prob=True,
+    routed_scaling_factor=1.8, num_nextn_predict_layers=1, rope_theta=1000000.0, rope_scaling=None,
+    partial_rotary_factor=1.0, attention_bias=False, hidden_act='silu', rms_norm_eps=1e-5,
+    max_position_embeddings=202752, tie_word_embeddings=False,
+  ),
+  'DeepSeekV3_2_671B': dict(
+    model_type='deepseek_v32', hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
+    num_attention_heads=128, num_key_value_heads=128, vocab_size=129280, kv_lora_rank=512,
+    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+    moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
+    first_k_dense_replace=3, moe_layer_freq=1, n_group=8, topk_group=4, topk_method='noaux_tc',
+    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.5, ep_size=1,
+    num_nextn_predict_layers=1, rope_theta=10000, attention_bias=False, hidden_act='silu',
+    index_head_dim=128, index_n_heads=64, index_topk=2048,
+    rope_scaling=dict(
+      type='yarn', factor=40, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0,
+      original_max_position_embeddings=4096,
+    ),
+    quantization_config=dict(
+      activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', scale_fmt='ue8m0',
+      weight_block_size=[128, 128],
+    ),
+    max_position_embeddings=163840, rms_norm_eps=1e-6, tie_word_embeddings=False,
+  ),
+  'GLM5_744B': dict(
+    model_type='glm_moe_dsa', hidden_size=6144, intermediate_size=12288, num_hidden_layers=78,
+    num_attention_heads=64, num_key_value_heads=64, vocab_size=154880, kv_lora_rank=512,
+    q_lora_rank=2048, qk_head_dim=256, qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256,
+    moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
+    first_k_dense_replace=3, moe_layer_freq=1, n_group=1, topk_group=1, topk_method='noaux_tc',
+    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.5, ep_size=1, head_dim=64,
+    num_nextn_predict_layers=1, attention_bias=False, hidden_act='silu', pretraining_tp=1,
+    index_head_dim=128, index_n_heads=32, index_topk=2048, indexer_rope_interleave=True,
+    rope_parameters=dict(rope_theta=1000000, rope_type='default'),
+    max_position_embeddings=202752, rms_norm_eps=1e-5, tie_word_embeddings=False,
+  ),
+  'MiniMaxM2_230B': dict(
+    model_type='minimax_m2', hidden_size=3072, intermediate_size=1536, num_hidden_layers=62,
+    num_attention_heads=48, num_key_value_heads=8, head_dim=128, vocab_size=200064, rotary_dim=64,
+    num_local_experts=256, num_experts_per_tok=8, shared_intermediate_size=0, hidden_act='silu',
+    scoring_func='sigmoid', use_routing_bias=True, use_qk_norm=True, qk_norm_type='per_layer',
+    use_mtp=True, num_mtp_modules=3, mtp_transformer_layers=1, attn_type_list=[1] * 62,
+    rope_theta=5000000, router_jitter_noise=0.0, max_position_embeddings=196608,
+    quantization_config=dict(
+      activation_scheme='dynamic', fmt='float8_e4m3fn', quant_method='fp8',
+      weight_block_size=[128, 128],
+      modules_to_not_convert=['gate', 'e_score_correction_bias', 'lm_head'],
+    ),
+    rms_norm_eps=1e-6, tie_word_embeddings=False,
   ),
   'OLMo3_7B': dict(
     model_type='olmo3', hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,

@@ -15,6 +15,8 @@ LATENT = dict(
   n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, first_k_dense_replace=1,
   rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8),
 )  # fmt: skip
+# with few heads, many scores would be 0, and transformers may take any of them
+INDEXER = dict(index_topk=5, index_head_dim=6, index_n_heads=24)
 DELTA = dict(
   head_dim=16, linear_key_head_dim=12, linear_value_head_dim=10, linear_num_key_heads=2,
   linear_num_value_heads=4, linear_conv_kernel_dim=3,
@@ -27,6 +29,14 @@ SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
 NEOX = {k: v for k, v in BLOCK.items() if k != 'num_key_value_heads'} | dict(
   layer_norm_eps=1e-3, rotary_pct=0.5
 )
+GPT = dict(
+  vocab_size=96, n_positions=128, n_embd=32, n_layer=4, n_head=4, layer_norm_epsilon=1e-3,
+  bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+GPT_NEO = dict(
+  vocab_size=96, max_position_embeddings=128, hidden_size=32, num_layers=4, num_heads=4,
+  window_size=7, layer_norm_epsilon=1e-3, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
 MAMBA = dict(
   mamba_n_heads=4, mamba_d_state=12, mamba_d_conv=3, mamba_expand=2,
   layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
@@ -133,6 +143,8 @@ CASES = {
     ),
   ),
   'smollm3': BLOCK | dict(num_hidden_layers=5, no_rope_layer_interval=2),
+  'smollm3 windows': BLOCK
+  | dict(num_hidden_layers=5, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=7),
   'deepseek_v2': BLOCK
   | LATENT
   | dict(q_lora_rank=None, n_shared_experts=2, n_group=1, topk_group=1),
@@ -143,6 +155,28 @@ CASES = {
     routed_scaling_factor=1.5,
   ),
   'deepseek_v3': BLOCK | LATENT | dict(q_lora_rank=12, n_group=4, topk_group=2),
+  # YaRN of Kimi K2, whose two bounds are one
+  'deepseek_v3 one bound': BLOCK
+  | LATENT
+  | dict(q_lora_rank=12, n_group=1, topk_group=1,
+         rope_parameters=YARN | dict(beta_fast=1.0, mscale=1.0, mscale_all_dim=1.0)),
+  'glm4_moe_lite': BLOCK
+  | {k: v for k, v in LATENT.items() if k != 'first_k_dense_replace'}
+  | dict(
+    q_lora_rank=12, n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+    mlp_layer_types=['dense', 'dense', 'sparse', 'sparse'],
+  ),
+  'deepseek_v32': BLOCK
+  | LATENT
+  | INDEXER
+  | dict(q_lora_rank=12, n_group=4, topk_group=2),
+  'glm_moe_dsa': BLOCK
+  | LATENT
+  | INDEXER
+  | dict(q_lora_rank=12, n_group=1, topk_group=1, index_topk=9),
+  'minimax_m2': BLOCK
+  | EXPERTS
+  | dict(head_dim=12, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
   'qwen3_5_text': BLOCK | DELTA,
   'qwen3_5_moe_text': BLOCK | DELTA | SHARED,
   'qwen3_next': BLOCK | DELTA | SHARED | dict(norm_topk_prob=False),
@@ -201,6 +235,11 @@ CASES = {
   ),
   'gpt_neox': NEOX,
   'gpt_neox in turn': NEOX | dict(use_parallel_residual=False, attention_bias=False),
+  'gpt_bigcode': GPT | dict(n_inner=56),
+  'gpt_neo': GPT_NEO | dict(attention_types=[[['global', 'local'], 2]]),
+  'gpt_neo in a row': GPT_NEO
+  | dict(attention_types=[[['local'], 3], [['global'], 1]], intermediate_size=56),
+  'gptj': GPT | dict(rotary_dim=4, n_inner=56, n_embd=40),
   'lfm2': BLOCK
   | dict(
     conv_bias=True, conv_L_cache=3, block_multiple_of=12, block_ffn_dim_multiplier=1.5,

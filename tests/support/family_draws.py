@@ -45,6 +45,23 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   if kind == 'gpt2':
     return dict(vocab_size=60, n_embd=hidden, n_head=heads, n_layer=layers, n_positions=40,
                 n_inner=pick(None, 24), activation_function=pick('gelu_new', 'relu'))  # fmt: skip
+  if kind in ('gpt_bigcode', 'gptj'):
+    config = dict(
+      vocab_size=60, n_embd=heads * width, n_head=heads, n_layer=layers, n_positions=40,
+      n_inner=pick(None, 24), activation_function=pick('gelu_new', 'relu', 'gelu'),
+      layer_norm_epsilon=pick(1e-5, 1e-3), tie_word_embeddings=kind == 'gpt_bigcode',
+    )  # fmt: skip
+    return config | (dict(rotary_dim=pick(2, 4, width)) if kind == 'gptj' else {})
+  if kind == 'gpt_neo':
+    return dict(
+      vocab_size=60, hidden_size=heads * width, num_heads=heads, num_layers=2 * layers,
+      max_position_embeddings=40, window_size=pick(2, 5, 30), intermediate_size=pick(None, 24),
+      activation_function=pick('gelu_new', 'relu'), layer_norm_epsilon=pick(1e-5, 1e-3),
+      attention_types=pick(
+        [[['global', 'local'], layers]], [[['local'], layers], [['global'], layers]],
+        [[['global'], 2 * layers]],
+      ),
+    )  # fmt: skip
   config: dict[str, Any] = dict(
     vocab_size=pick(50, 61, 96), hidden_size=hidden, intermediate_size=pick(12, 24, 56),
     num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
@@ -107,6 +124,8 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     config['rope_parameters'] = pick(plain, long) | dict(partial_rotary_factor=share)
   if kind == 'smollm3':
     config['no_rope_layers'] = [int(chance()) for _ in range(layers)]
+    config |= pick({}, dict(use_sliding_window=True, sliding_window=window))
+    config |= pick({}, dict(sliding_window=window, layer_types=types))
   if kind in ('mixtral', 'qwen3_moe', 'olmoe', 'gpt_oss'):
     config |= dict(num_experts_per_tok=pick(1, 2, 3))
     config['num_experts' if kind == 'olmoe' else 'num_local_experts'] = pick(4, 6)
@@ -259,6 +278,12 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       routed_scaling_factor=pick(1.0, 2.5), n_group=groups, topk_group=pick(1, groups),
       norm_topk_prob=chance(), use_qk_norm=chance(),
     )  # fmt: skip
+  if kind == 'minimax_m2':
+    share = pick(*(share for share in (1.0, 0.5, 0.25) if width * share % 2 == 0))
+    config |= dict(
+      num_local_experts=pick(4, 6), num_experts_per_tok=pick(1, 2, 3),
+      rope_parameters=rope | dict(partial_rotary_factor=share),
+    )  # fmt: skip
   if kind == 'exaone4':
     config |= dict(sliding_window=window, layer_types=types)
     if chance():
@@ -282,7 +307,7 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   if kind == 'gpt_neox':
     del config['num_key_value_heads']
     config['use_parallel_residual'] = chance()
-  if kind.startswith('deepseek') or kind == 'mistral4':
+  if kind.startswith('deepseek') or kind in ('mistral4', 'glm4_moe_lite', 'glm_moe_dsa'):
     groups = pick(1, 2, 4)
     del config['head_dim']
     config |= dict(
@@ -303,6 +328,13 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       config['rope_parameters'].pop('attention_factor', None)
     if kind == 'mistral4':
       config['rope_parameters']['llama_4_scaling_beta'] = pick(0.0, 0.1, 0.9)
+    if kind in ('deepseek_v32', 'glm_moe_dsa'):
+      config |= dict(
+        q_lora_rank=12, index_topk=pick(3, 8, 30), index_head_dim=pick(6, 12), index_n_heads=24
+      )
+    if kind == 'glm4_moe_lite':
+      dense = config.pop('first_k_dense_replace')
+      config['mlp_layer_types'] = ['dense'] * dense + ['sparse'] * (layers - dense)
     if kind == 'deepseek_v2':
       config['topk_method'] = pick('greedy', 'group_limited_greedy')
   return config

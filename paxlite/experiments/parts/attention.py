@@ -40,11 +40,12 @@ from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal[
-  'sliding', 'full', 'full_nope', 'chunked',
+  'sliding', 'sliding_nope', 'full', 'full_nope', 'chunked',
   # with a state instead of keys
   'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta', 'lightning',
   'feed_forward', 'experts',  # in models whose blocks have one layer each
 ]  # fmt: skip
+_SLIDING: set[AttentionKind] = {'sliding', 'sliding_nope'}  # those that see a window
 QkNorm = Literal['none', 'per_head', 'all_heads']
 
 
@@ -68,10 +69,10 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   )
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
-  # 'full', 'full_nope' (full, without rotary positions), 'chunked' (in CHUNK_LENGTH, in Llama 4),
-  # and in hybrid models kinds that have a state instead of keys: 'gated_delta',
-  # 'short_convolution', 'mamba2', 'kimi_delta' and 'lightning'. Where blocks have one layer each,
-  # they are the layers, 'feed_forward' and 'experts' among them.
+  # 'full', the same without rotary positions ('sliding_nope', 'full_nope'), 'chunked' (in
+  # CHUNK_LENGTH, in Llama 4), and in hybrid models kinds that have a state instead of keys:
+  # 'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta' and 'lightning'. Where blocks have
+  # one layer each, they are the layers, 'feed_forward' and 'experts' among them.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
@@ -156,7 +157,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     """The windows of the kinds of attention that the model has; 0 means all tokens."""
     window = self.SLIDING_WINDOW if 0 < self.SLIDING_WINDOW < self.MAX_SEQ_LEN else 0
     kinds = set(self.ATTENTION_PATTERN or ['sliding']) - self.state_kinds
-    return sorted({window if kind == 'sliding' else 0 for kind in kinds})
+    return sorted({window if kind in _SLIDING else 0 for kind in kinds})
 
   @property
   def state_kinds(self) -> set[AttentionKind]:
@@ -233,14 +234,14 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       raise UserError(
         f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
       )
-    known = {'sliding', 'full', 'full_nope', *self.chunk_kinds, *self.state_kinds}
+    known = {*_SLIDING, 'full', 'full_nope', *self.chunk_kinds, *self.state_kinds}
     if unknown := [kind for kind in self.ATTENTION_PATTERN if kind not in known]:
       raise UserError(
         f'ATTENTION_PATTERN has {unknown[0]!r}, and {type(self).__name__} has only '
         f'{", ".join(sorted(known))}: derive it from a hybrid model, such as Qwen3Next'
       )
-    if 'sliding' in self.ATTENTION_PATTERN and self.SLIDING_WINDOW <= 0:
-      raise UserError("ATTENTION_PATTERN has 'sliding', which needs a SLIDING_WINDOW above 0")
+    if (local := _SLIDING & {*self.ATTENTION_PATTERN}) and self.SLIDING_WINDOW <= 0:
+      raise UserError(f'ATTENTION_PATTERN has {min(local)!r}, which needs a SLIDING_WINDOW above 0')
 
   def attention(self) -> fdl.Partial:
     """Returns the template of the attention layer."""
@@ -318,7 +319,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     They are 12 · N·H·S, where S is the mean number of keys that a query sees: T / 2, or less with a
     sliding window.
     """
-    is_local = kind in (None, 'sliding') and self.SLIDING_WINDOW > 0
+    is_local = (kind is None or kind in _SLIDING) and self.SLIDING_WINDOW > 0
     window = min(self.SLIDING_WINDOW if is_local else self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
     return 12.0 * self.attention_dims * (window - window**2 / (2 * self.MAX_SEQ_LEN))
 

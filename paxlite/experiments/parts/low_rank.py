@@ -10,6 +10,7 @@ from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.attention.latent_attention import LatentAttention
+from paxlite.layers.attention.sparse_indexer import SparseIndexer
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.linear_attention.kinds import LAYERS_WITH_STATE
@@ -40,6 +41,10 @@ class LowRankFactors(Optimization, subject='LoRA'):
     layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
     for layer in layers[self.LORA_TARGET_LAYERS]:
       for target in selectors.select(lm.transformer_tpl, layer, check_nonempty=False):
+        indexers = selectors.select(target, SparseIndexer, check_nonempty=False)
+        without = [id(p) for indexer in indexers for p in selectors.select(indexer, Projection)]
         for projection in selectors.select(target, Projection):
+          if id(projection) in without:  # what chooses keys has no gradient
+            continue
           fdl.update_callable(projection, DoraProjection if self.USE_DORA else LoraProjection)
           projection.rank = self.LORA_RANK

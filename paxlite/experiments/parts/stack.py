@@ -195,7 +195,7 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
       attention.rotary_tpl = self.rotary(is_local=True)
     if kind.attention in ('full', 'full_nope'):
       attention.attention_tpl.window = 0
-    if kind.attention == 'full_nope':
+    if kind.attention in ('full_nope', 'sliding_nope'):
       attention.rotary_tpl = None
     return block
 

@@ -169,6 +169,7 @@ class DotProductAttention(nn.Module):
     v_BSKH: jax.Array,
     segment_ids_BT: jax.Array | None = None,
     start: jax.Array | int = 0,
+    bias_B1TS: jax.Array | None = None,
   ) -> jax.Array:
     """Returns the context [B, T, N, H]; a query sees only its own key and earlier keys.
 
@@ -178,10 +179,11 @@ class DotProductAttention(nn.Module):
       v_BSKH: Values.
       segment_ids_BT: Segments of the queries and keys; a query sees only keys of its own segment.
       start: Index of the first query among the keys, 0 or [B].
+      bias_B1TS: A bias of the scores of each row, in the place of relative_bias_tpl.
     """
     B, T, S = *q_BTNH.shape[:2], k_BSKH.shape[1]
     visible = AttentionMask(start, self.window, self.segments(segment_ids_BT, S, start))
-    bias_JNTS = None
+    bias_JNTS = bias_B1TS
     if self.relative_bias_tpl is not None:
       bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
     drops = self.dropout > 0 and self.has_rng('dropout')

@@ -50,7 +50,7 @@ class CudnnKernel(LocalKernel):
         and (
           case.is_packed
           or case.over_context
-          or case.bias.shape[0] != case.shards('batch')
+          or case.bias.shape[:2] != (case.shards('batch'), case.q.shape[2])
           or case.softmax.window > 0
           or case.sizes.get('stage', 1) > 1
         )

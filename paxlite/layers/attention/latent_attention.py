@@ -35,6 +35,8 @@ class LatentAttention(nn.Module):
     norm_tpl: Template of the norms of the latents.
     rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
     position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
+    selection_tpl: Chooses the keys that a query sees by a bias of the scores, as SparseIndexer does
+      from the latents of the queries; None means that it sees all.
     attention_tpl: Computes the context from queries, keys and values.
   """
 
@@ -49,6 +51,7 @@ class LatentAttention(nn.Module):
   norm_tpl: Template = template_field(RmsNorm)
   rotary_tpl: Template | None = template_field(RotaryEmbedding)
   position_scale_tpl: Template | None = None
+  selection_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
 
   @nn.compact
@@ -58,7 +61,8 @@ class LatentAttention(nn.Module):
     rotary = lambda x, _: x
     if self.rotary_tpl is not None:
       rotary = self.rotary_tpl(name='rotary')
-    query_BTNH = checkpoint_name(self._query(x_BTD), 'query_proj')
+    query_BTNH, query_latent_BTQ = self._query(x_BTD)
+    query_BTNH = checkpoint_name(query_BTNH, 'query_proj')
     if self.position_scale_tpl is not None:  # a factor of both parts, rotated or not
       query_BTNH = self.position_scale_tpl(name='position_scale')(query_BTNH, positions_BT)
     plain_BTNH, rotated_BTNH = jnp.split(query_BTNH, [self.plain_dims], axis=-1)
@@ -73,6 +77,10 @@ class LatentAttention(nn.Module):
     start: jax.Array | int = 0
     if is_decoding(self):
       (latent_BTR, key_BT1H), start = append_to_cache(self, latents=latent_BTR, keys=key_BT1H)
+    bias_B1TS = None
+    if self.selection_tpl is not None:
+      select = self.selection_tpl(name='indexer')
+      bias_B1TS = select(x_BTD, query_latent_BTQ, positions_BT, segment_ids_BT)
     width = self.plain_dims + self.value_dims
     up = self._project('key_value', 'BSR,RNH->BSNH', (self.latent_dims, self.num_heads, width))
     attention = self.attention_tpl(name='dot_product')
@@ -83,7 +91,7 @@ class LatentAttention(nn.Module):
       query = jnp.concatenate([plain_BTNR, rotated_BTNH], axis=-1)
       latent_BS1R = latent_BTR[:, :, None]
       key = jnp.concatenate([latent_BS1R, key_BT1H], axis=-1)
-      context_BTNR = attention(query, key, latent_BS1R, segment_ids_BT, start)
+      context_BTNR = attention(query, key, latent_BS1R, segment_ids_BT, start, bias_B1TS)
       context = jnp.einsum('BTNR,RNH->BTNH', context_BTNR, w_value_RNH)
     else:
       key_value_BSNH = checkpoint_name(up(latent_BTR), 'key_proj')
@@ -93,7 +101,7 @@ class LatentAttention(nn.Module):
       query = jnp.concatenate([plain_BTNH, rotated_BTNH], axis=-1)
       query = shard(query, 'batch', 'length', 'act_heads', None)
       key = jnp.concatenate([plain_BSNH, shared_BSNH], axis=-1)
-      context = attention(query, key, value, segment_ids_BT, start)
+      context = attention(query, key, value, segment_ids_BT, start, bias_B1TS)
     context = shard(checkpoint_name(context, 'context'), 'batch', 'length', 'act_heads', None)
     out_BTD = self.projection_tpl(
       equation='BTNH,DNH->BTD',
@@ -103,14 +111,15 @@ class LatentAttention(nn.Module):
     )(context)
     return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
 
-  def _query(self, x_BTD: jax.Array) -> jax.Array:
-    """Returns the queries [B, T, N, H], whose last dimensions are to be rotated."""
+  def _query(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Returns queries [B, T, N, H], whose last dimensions are to be rotated, and their latents."""
     shape = (self.num_heads, self.plain_dims + self.rotary_dims)
     if not self.query_latent_dims:
-      return self._project('query', 'BTD,DNH->BTNH', (self.model_dims, *shape))(x_BTD)
+      return self._project('query', 'BTD,DNH->BTNH', (self.model_dims, *shape))(x_BTD), None
     down = self._project('query_latent', 'BTD,DR->BTR', (self.model_dims, self.query_latent_dims))
     latent_BTR = self.norm_tpl(name='query_latent_norm')(down(x_BTD))
-    return self._project('query', 'BTR,RNH->BTNH', (self.query_latent_dims, *shape))(latent_BTR)
+    up = self._project('query', 'BTR,RNH->BTNH', (self.query_latent_dims, *shape))
+    return up(latent_BTR), latent_BTR
 
   def _project(self, name: str, equation: str, shape: tuple[int, ...]) -> nn.Module:
     axes = ('embed', 'heads', 'head_dim') if len(shape) == 3 else ('embed', None)

@@ -1,0 +1,32 @@
+"""The published families with latent attention beside those of DeepSeek; see family_tables."""
+
+from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
+from paxlite.experiments.glm_latent import GLM5, GLM4MoeLite
+from paxlite.weights import tensor_names
+from paxlite.weights.family import Family
+from paxlite.weights.family_keys import GROUPS, NO_MLP_BIAS, NORMALIZED
+from paxlite.weights.latent_keys import INTERLEAVED, LATENT_EXPERTS, dense_blocks, indexer
+from paxlite.weights.prediction_keys import PREDICTION_MODULES
+
+_SPARSE = (
+  *LATENT_EXPERTS, *GROUPS, NORMALIZED, NO_MLP_BIAS, dense_blocks(missing=3), PREDICTION_MODULES,
+)  # fmt: skip
+
+LATENT_FAMILIES: dict[str, Family] = {
+  'glm4_moe_lite': Family(
+    'Glm4MoeLiteForCausalLM', GLM4MoeLite,
+    (
+      *LATENT_EXPERTS, *GROUPS, NORMALIZED, INTERLEAVED, dense_blocks(missing=1),
+      PREDICTION_MODULES,
+    ),
+    tensor_names.DEEPSEEK_V3, rotary='interleaved',
+  ),
+  'deepseek_v32': Family(
+    'DeepseekV32ForCausalLM', DeepSeekV3_2, (*_SPARSE, *indexer(interleaved=False)),
+    tensor_names.DEEPSEEK_V32, rotary='interleaved',
+  ),
+  'glm_moe_dsa': Family(
+    'GlmMoeDsaForCausalLM', GLM5, (*_SPARSE, *indexer(interleaved=True)),
+    tensor_names.DEEPSEEK_V32, rotary='interleaved',
+  ),
+}  # fmt: skip
