@@ -77,11 +77,12 @@ def decoder_entries(
     state_entries: Makes the entries of layers by the kind of attention, which has a state.
 
   Raises:
-    UserError: Pairs would have to be reordered in heads that are rotated in part.
+    UserError: Pairs would have to be reordered in heads that are rotated in part, or in latents.
   """
   D, V = e.MODEL_DIMS, e.VOCAB_SIZE
-  if rotary != e.ROPE_LAYOUT and e.ROPE_FRACTION != 1:
-    raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs {shell.flag("ROPE_LAYOUT", rotary)}')
+  if rotary != e.ROPE_LAYOUT and (e.ROPE_FRACTION != 1 or isinstance(e, DeepSeek)):
+    what = 'latent attention' if isinstance(e, DeepSeek) else f'ROPE_FRACTION={e.ROPE_FRACTION:g}'
+    raise UserError(f'{what} needs {shell.flag("ROPE_LAYOUT", rotary)}, as its files have')
   entries = [
     same(names['embedding'], (V, D), 'embedding/emb_var'),
     *norm_entries(e, names['final_norm'], 'final_ln'),
