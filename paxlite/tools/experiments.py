@@ -129,7 +129,7 @@ def names(screen: int) -> str:
     for family, members in families.items():
       if (family in has_data) == are_with:
         title = re.split(': |, (?:without|to|for) ', family)[0]  # what is short to say
-        titled.setdefault(title if len(members) > 2 else 'Others', []).extend(members)
+        titled.setdefault(title if len(members) > 3 else 'Others', []).extend(members)
     for title, members in sorted(titled.items(), key=lambda pair: pair[0] == 'Others'):
       unbroken = ', '.join(member.replace(' ', '\0') for member in members)
       lines += textwrap.wrap(f'- {title}: {unbroken}', screen, subsequent_indent='  ')

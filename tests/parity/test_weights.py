@@ -175,7 +175,7 @@ def test_options_that_are_not_implemented(tmp_path):
   for change, match in (
     (dict(model_type='falcon'), "model_type 'falcon' is none of"),
     (dict(attention_bias=True), 'attention_bias=True is not implemented'),
-    (dict(rope_parameters=dict(rope_type='dynamic', factor=2.0)), "rope_type 'dynamic' is not"),
+    (dict(rope_parameters=dict(rope_type='curved', factor=2.0)), "rope_type 'curved' is not"),
     (dict(rope_parameters=dict(rope_type='yarn', beta=2.0)), 'beta=2.0 of rope_type yarn is not'),
     (dict(model_type='gemma', hidden_act='silu', mlp_bias=None), "hidden_act='silu' is not impl"),
     (dict(hidden_act='mish'), "activation 'mish' is none of"),
