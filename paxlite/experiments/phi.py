@@ -1,4 +1,4 @@
-"""Phi-1, Phi-2, Phi-3 and Phi-4, without a dataset."""
+"""Phi-1 to Phi-4, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.feed_forward import Activation
