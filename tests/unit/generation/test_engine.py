@@ -155,6 +155,7 @@ def test_a_row_that_lost_slots_is_shared_no_further():
   np.testing.assert_allclose([s.log_prob for s in again.prompt_scores], expected, atol=1e-5)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['llama', 'states'])
 def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):

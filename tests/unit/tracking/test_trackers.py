@@ -57,7 +57,10 @@ def test_mlflow_has_the_numbers_of_a_run_that_continued(tmp_path, offline):
 
 
 @pytest.mark.slow
-def test_trackio_has_the_numbers_of_a_run_that_continued(tmp_path, offline):
+def test_trackio_has_the_numbers_of_a_run_that_continued(tmp_path, offline, monkeypatch):
+  from trackio import sqlite_storage  # which reads the variable once, as trl may have made it do
+
+  monkeypatch.setattr(sqlite_storage, 'TRACKIO_DIR', tmp_path / 'trackio')
   folder = tmp_path / 'run'
   folder.mkdir()
   reported(folder, 'trackio', [1, 2])
