@@ -271,7 +271,7 @@ def write_folder(
   for entry in hugging_face_entries(experiment):
     by_tensor.setdefault(entry.theirs, []).append(entry)
   prefix = 'transformer.' if 'wte.weight' in by_tensor else ''
-  full = lambda tensor: tensor if tensor.startswith('lm_head.') else prefix + tensor
+  full = lambda tensor: tensor if tensor.startswith(('lm_head.', 'score.')) else prefix + tensor
   as_stored = {
     name: np.dtype(_dtype(dtype or variables[entries[0].ours].dtype.name))
     for name, entries in by_tensor.items()
