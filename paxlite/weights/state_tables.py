@@ -154,7 +154,8 @@ STATE_FAMILIES: dict[str, Family] = {
       Same('mamba_d_conv', 'CONVOLUTION_WIDTH', default=4),
       Same('mamba_conv_bias', 'USE_CONVOLUTION_BIAS', default=True),
       # in published files, which transformers does not read
-      only('mamba_use_mlp', True), only('attn_layer_indices', None), unread('num_logits_to_keep', 'mlp_expansion_factor'),
+      only('mamba_use_mlp', True), only('attn_layer_indices', None),
+      unread('num_logits_to_keep', 'mlp_expansion_factor'),
     ),
     tensor_names.FALCON_H1,
     entries=lambda e: side_by_side_entries(e, tensor_names.FALCON_H1),
