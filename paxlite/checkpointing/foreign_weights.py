@@ -23,16 +23,29 @@ class Format(NamedTuple):
 FORMATS = (
   Format('gguf', 'a GGUF file', ('.gguf',)),
   Format('meta', 'Meta', ('.pth',)),
-  Format('hf', 'Hugging Face', ('.safetensors', '.safetensors.index.json', 'pytorch_model.bin')),
+  Format(
+    'hf',
+    'Hugging Face',
+    ('.safetensors', '.safetensors.index.json', 'pytorch_model.bin', '.bin.index.json'),
+  ),
   Format('pax', 'Pax', ()),
 )
 _PAX_CHECKPOINT = r'checkpoint_\d{8}'
+# A folder with one of these is a run of paxlite, a checkpoint of one, or weights that it imported.
+_OWN = ('checkpoints', 'checksums.json', 'experiment.json')
+
+
+def is_own(path: str) -> bool:
+  """Returns whether a folder is of a format that paxlite writes, and that needs no import."""
+  return any(os.path.exists(os.path.join(path, name)) for name in _OWN)
 
 
 def formats_at(path: str) -> list[Format]:
   """Returns the formats of which `path`, a file or a folder, has files; none where nothing is."""
   if os.path.isdir(path):
     names = os.listdir(path)
+    if is_own(path):
+      return []
     if re.fullmatch(_PAX_CHECKPOINT, os.path.basename(os.path.abspath(path))):
       return [f for f in FORMATS if f.source == 'pax']
   else:

@@ -12,7 +12,7 @@ STATE = '_state'  # the end of the names of arrays of a cache that have no slots
 PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
 NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables
 FIXED = 'fixed_scale'  # a number that a model was published with, and that training leaves alone
-NOT_INDEXERS = r'(?!.*/indexer/)'  # the start of an expression for variables outside indexers
+INDEXER = 'indexer'  # the module of an indexer, whose choice of keys has no gradient
 LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 

@@ -6,10 +6,9 @@ from typing import Any, Literal
 import fiddle as fdl
 import jax
 
-from paxlite.config.attribute_kinds import Count, Function, Shape, Training
+from paxlite.config.attribute_kinds import Count, Function, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import NOT_INDEXERS
 from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.registry import register
@@ -32,10 +31,8 @@ class DeepSeekV3_2(DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
   )
 
   @property
-  def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
-    """Regular expressions of the variables that are trained; all others are frozen."""
-    trainable = super().TRAINABLE_VARIABLES
-    return trainable if self.USE_LORA else [f'{NOT_INDEXERS}(?:{p})' for p in trainable]
+  def trains_all(self) -> bool:
+    return False
 
   def validate(self) -> None:
     super().validate()

@@ -37,7 +37,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], object]]] = {
   ),
   'FROZEN_DTYPE': (
     'variables that TRAINABLE_VARIABLES leaves out',
-    lambda e: e.TRAINABLE_VARIABLES != ['.*'] or e.reference_path,
+    lambda e: not e.trains_all,
   ),
   'NUM_PIPELINE_REPEATS': _STAGES,
   'GATHER_STAGES_ONCE': _STAGES,

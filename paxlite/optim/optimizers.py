@@ -13,7 +13,7 @@ import optax
 from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import FIXED, LOAD_BIAS, REFERENCE, path_name
+from paxlite.core.variable_names import FIXED, INDEXER, LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
 from paxlite.optim.eight_bits import kept_in_eight_bits
@@ -200,7 +200,7 @@ def _is_load_bias(name: str) -> bool:
 
 
 def _is_fixed(name: str) -> bool:
-  return name.rpartition('/')[2] == FIXED
+  return INDEXER in name.split('/') or name.rpartition('/')[2] == FIXED
 
 
 @contextlib.contextmanager

@@ -56,7 +56,10 @@ def check_trainable(task: ShardedTask) -> None:
         'which is for weights that are not trained: --fdl.USE_LORA=True'
       )
   if not jax.tree.leaves(trained):
-    raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
+    raise UserError(
+      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} trains nothing: name other variables, or '
+      'leave it out'
+    )
 
 
 def check_reference_tokenizer(e: Experiment) -> None:

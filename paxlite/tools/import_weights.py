@@ -21,7 +21,7 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from paxlite.checkpointing.foreign_weights import formats_at
+from paxlite.checkpointing.foreign_weights import formats_at, is_own
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
@@ -50,8 +50,13 @@ def main(argv: Sequence[str]) -> None:
   if not is_address(args.to) and os.path.exists(args.to):
     raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
   source = args.source or _source_at(args.path)
-  if (source == 'pax') != (args.fdl_config is not None):
-    raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
+  _check_file(source, args.path)
+  if source == 'pax' and args.fdl_config is None:
+    raise UserError(
+      'a checkpoint of Pax does not say what its model is: name it with --fdl_config=EXPERIMENT'
+    )
+  if args.fdl_config and source != 'pax':
+    raise UserError('--fdl_config is for --from=pax: other weights say what they are')
   if args.attributes and source != 'pax':
     raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights say what they are')
   if args.params_only and source != 'pax':
@@ -85,10 +90,22 @@ def _source_at(path: str) -> str:
   if found:
     choices = ' or '.join(f'--from={source}' for source in found)
     raise UserError(f'{path} has files of several formats: choose {choices}')
+  if is_own(path):
+    raise UserError(
+      f'{path} is of paxlite already, and needs no import: name it where a command takes a '
+      'CHECKPOINT, as in: paxlite generate CHECKPOINT'
+    )
   raise UserError(
     f'{path} has no weights of Hugging Face (.safetensors), Meta (.pth) or GGUF (.gguf), and is no '
-    'checkpoint_%08d of Pax'
+    "folder of a checkpoint of Pax, as in 'checkpoint_00001000'"
   )
+
+
+def _check_file(source: str, path: str) -> None:
+  """Raises UserError where `path` is one file of a format that is a folder."""
+  if source != 'gguf' and os.path.isfile(path):
+    folder = os.path.dirname(path) or '.'
+    raise UserError(f'{path} is one file of a folder: name the folder, {folder}')
 
 
 def _import_published(

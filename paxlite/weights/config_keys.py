@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.key_values import interval, is_on
-from paxlite.weights.known_keys import HARMLESS, NEUTRAL, check_known
+from paxlite.weights.known_keys import HARMLESS, NEUTRAL, check_known, shortened
 
 Config = Mapping[str, Json]
 
@@ -192,7 +192,14 @@ def read_keys(keys: Sequence[Key], config: Config) -> dict[str, object]:
   check_known({k: v for k, v in config.items() if k not in known}, HARMLESS, NEUTRAL)
   values: dict[str, object] = {}
   for key in keys:
-    values |= key.read(config)
+    try:
+      values |= key.read(config)
+    except UserError:
+      raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError):
+      given = {name: config[name] for name in key.theirs if name in config}
+      shown = ', '.join(f'{name}={shortened(value)}' for name, value in given.items())
+      raise UserError(f'{shown or key.theirs[0]}: no model of this family has this') from None
   return values
 
 

@@ -7,6 +7,7 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.falcon import FalconH1
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config
+from paxlite.weights.key_values import is_on
 
 _SIZES = ('mamba_n_heads', 'mamba_d_head', 'mamba_d_ssm', 'mamba_expand')
 
@@ -39,9 +40,9 @@ FALCON_HEADS = Both(_SIZES, ('MAMBA_HEADS', 'MAMBA_HEAD_DIMS'), _read_heads, _wr
 
 
 def _read_norm(config: Config) -> dict[str, object]:
-  if not config.get('mamba_rms_norm', False):
+  is_first = is_on(config, 'mamba_norm_before_gate', True)
+  if not is_on(config, 'mamba_rms_norm'):
     return {'MAMBA_NORM': 'none'}
-  is_first = config.get('mamba_norm_before_gate', True)
   return {'MAMBA_NORM': 'before_gate' if is_first else 'after_gate'}
 
 
@@ -57,10 +58,10 @@ FALCON_NORM = Both(
 
 
 def _read_bias(config: Config) -> dict[str, object]:
-  inner, outer = config.get('mamba_proj_bias', False), config.get('projectors_bias', False)
-  if bool(inner) != bool(outer):
+  inner, outer = is_on(config, 'mamba_proj_bias'), is_on(config, 'projectors_bias')
+  if inner != outer:
     raise UserError(f'projectors_bias={outer} beside mamba_proj_bias={inner} is not implemented')
-  return {'USE_STATE_BIAS': bool(inner)}
+  return {'USE_STATE_BIAS': inner}
 
 
 FALCON_BIAS = Both(

@@ -55,6 +55,8 @@ def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> Lan
     both = ('dtype', 'torch_dtype', 'tie_word_embeddings')
     outer = {k: config[k] for k in both if k in config}
     inner = text | config['text_config'] | outer
+    with located(str(where)):
+      check_quantization(config.get('quantization_config'))
     eos = [*_listed(config.get('eos_token_id')), *_listed(inner.get('eos_token_id'))]
     return experiment_of(inner | {'eos_token_id': eos}, where, ends)
   if not isinstance(kind, str) or kind not in FAMILIES:

@@ -6,6 +6,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config, read_types, write_types
+from paxlite.weights.key_values import is_on
 from paxlite.weights.rope_keys import rope
 
 _FULL, _SLIDING = 'full_attention', 'sliding_attention'
@@ -46,7 +47,7 @@ def _overrides(config: Config) -> JsonObject:
   """Returns what per_layer_config says of all blocks with full attention, or what stands for it."""
   given, pattern = config.get('per_layer_config'), _pattern(config)
   if given is None:
-    heads = config.get('num_global_key_value_heads') if config.get('attention_k_eq_v') else None
+    heads = config.get('num_global_key_value_heads') if is_on(config, 'attention_k_eq_v') else None
     found = {'head_dim': config.get('global_head_dim', _FULL_WIDTH)}
     return found | ({} if heads is None else {'num_key_value_heads': heads})
   by_block = {int(i): dict(found) for i, found in given.items() if found}
@@ -70,7 +71,7 @@ def _read_widths(config: Config) -> dict[str, object]:
   return {
     'FULL_DIMS_PER_HEAD': found.get('head_dim', config['head_dim']),
     'FULL_KV_HEADS': found.get('num_key_value_heads', groups),
-    'KEYS_ARE_VALUES': bool(config.get('attention_k_eq_v')),
+    'KEYS_ARE_VALUES': is_on(config, 'attention_k_eq_v'),
   }
 
 
@@ -133,7 +134,7 @@ _EXPERTS = {
 
 
 def _read_experts(config: Config) -> dict[str, object]:
-  if not config.get('enable_moe_block'):
+  if not is_on(config, 'enable_moe_block'):
     return {'NUM_DENSE_BLOCKS': config['num_hidden_layers']}
   return {'NUM_DENSE_BLOCKS': 0} | {ours: config[name] for name, ours in _EXPERTS.items()}
 

@@ -15,6 +15,7 @@ from paxlite.weights.config_keys import (
   read_types,
   write_types,
 )
+from paxlite.weights.key_values import integer
 from paxlite.weights.known_keys import shortened
 
 
@@ -47,10 +48,12 @@ def gpt_sizes(gelu: str = 'gelu_new') -> tuple[Key, ...]:
 
 
 def _read_rotated(config: Config) -> dict[str, object]:
-  rotated, heads = config.get('rotary_dim', 64), config['n_head']
+  rotated, heads = config.get('rotary_dim', 64), integer(config, 'n_head')
   if isinstance(rotated, bool) or not isinstance(rotated, int) or rotated <= 0:
     raise UserError(f'rotary_dim={rotated!r} must be an integer above 0')
-  width = config['n_embd'] // heads
+  if heads < 1:
+    raise UserError(f'n_head={heads} must be at least 1')
+  width = integer(config, 'n_embd') // heads
   if rotated > width:
     raise UserError(f'rotary_dim={rotated} is more than the {width} dimensions of a head')
   share = rotated / width

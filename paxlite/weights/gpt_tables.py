@@ -19,8 +19,8 @@ GPT_FAMILIES: dict[str, Family] = {
       # the softmax is in float32 whatever these say, and the last ones are about programs
       unread(
         'attention_softmax_in_fp32', 'scale_attention_softmax_in_fp32', 'inference_runner',
-        'max_batch_size', 'pad_key_length', 'pre_allocate_kv_cache', 'runner_max_sequence_length',
-        'validate_runner_input', 'gradient_checkpointing',
+        'max_batch_size', 'n_ctx', 'pad_key_length', 'pre_allocate_kv_cache',
+        'runner_max_sequence_length', 'validate_runner_input', 'gradient_checkpointing',
       ),
     ),
     tensor_names.GPT_BIGCODE,
@@ -41,7 +41,7 @@ GPT_FAMILIES: dict[str, Family] = {
     'GPTJForCausalLM', GPTJ,
     (
       *gpt_sizes(), UNTIED, ROTARY_DIM, only('rotary', True), only('scale_attn_weights', True),
-      unread('gradient_checkpointing'),
+      unread('gradient_checkpointing', 'n_ctx'),
     ),
     tensor_names.GPTJ, rotary='interleaved',
   ),

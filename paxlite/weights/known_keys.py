@@ -62,8 +62,8 @@ NEUTRAL: Mapping[str, Sequence[Json]] = {
 
 # Counts that loops run over; no published model comes near these numbers.
 COUNTS: Mapping[str, int] = {
-  'num_hidden_layers': 2000, 'n_layer': 2000, 'num_nextn_predict_layers': 100,
-  'num_mtp_layers': 100, 'mtp_num_hidden_layers': 100,
+  'num_hidden_layers': 2000, 'n_layer': 2000, 'num_layers': 2000,
+  'num_nextn_predict_layers': 100, 'num_mtp_layers': 100, 'mtp_num_hidden_layers': 100,
   'num_experts': 10_000, 'num_local_experts': 10_000, 'n_routed_experts': 10_000,
   'n_shared_experts': 10_000, 'moe_num_experts': 10_000, 'moe_num_shared_experts': 10_000,
 }  # fmt: skip

@@ -4,12 +4,13 @@ from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.glm_latent import GLM5, GLM4MoeLite
 from paxlite.weights import tensor_names
 from paxlite.weights.family import Family
-from paxlite.weights.family_keys import GROUPS, NO_MLP_BIAS, NORMALIZED
+from paxlite.weights.family_keys import GROUPS, NO_MLP_BIAS, NORMALIZED, only
 from paxlite.weights.latent_keys import INTERLEAVED, LATENT_EXPERTS, dense_blocks, indexer
 from paxlite.weights.prediction_keys import PREDICTION_MODULES
 
 _SPARSE = (
   *LATENT_EXPERTS, *GROUPS, NORMALIZED, NO_MLP_BIAS, dense_blocks(missing=3), PREDICTION_MODULES,
+  only('rope_interleave', True),
 )  # fmt: skip
 
 LATENT_FAMILIES: dict[str, Family] = {

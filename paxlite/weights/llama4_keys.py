@@ -6,6 +6,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config, read_types
+from paxlite.weights.key_values import interval
+from paxlite.weights.known_keys import shortened
 
 _CHUNKED, _FULL = 'chunked_attention', 'full_attention'
 _KINDS = {(_CHUNKED, 1): 'chunked', (_FULL, 1): 'full', (_FULL, 0): 'full_nope'}
@@ -13,7 +15,7 @@ _NAMES = {ours: theirs for theirs, ours in _KINDS.items()}
 
 
 def _read_types(config: Config) -> dict[str, object]:
-  layers, every = config['num_hidden_layers'], config.get('no_rope_layer_interval', 4)
+  layers, every = config['num_hidden_layers'], interval(config, 'no_rope_layer_interval', 4)
   rotated = config.get('no_rope_layers') or [int((i + 1) % every != 0) for i in range(layers)]
   if len(rotated) < layers or not set(rotated) <= {0, 1}:
     raise UserError(f'no_rope_layers must have {layers} numbers, 0 or 1')
@@ -59,9 +61,11 @@ LLAMA4_TYPES = Both(
 
 def _read_growth(config: Config) -> dict[str, object]:
   length, growth = config.get('floor_scale', 8192), config.get('attn_scale', 0.1)
-  is_on = config.get('attn_temperature_tuning', True)  # a number in some files
+  tuning = config.get('attn_temperature_tuning', True)
+  if tuning is not None and not isinstance(tuning, int):  # a number in some files
+    raise UserError(f'attn_temperature_tuning={shortened(tuning)} must be true or false')
   return {
-    'QUERY_GROWTH': float(growth) if is_on else 0.0,
+    'QUERY_GROWTH': float(growth) if tuning else 0.0,
     'QUERY_GROWTH_LENGTH': length,
   }
 
@@ -79,7 +83,7 @@ LLAMA4_GROWTH = Both(
 
 
 def _read_blocks(config: Config) -> dict[str, object]:
-  layers, every = config['num_hidden_layers'], config.get('interleave_moe_layer_step', 1)
+  layers, every = config['num_hidden_layers'], interval(config, 'interleave_moe_layer_step', 1)
   found = config.get('moe_layers')
   if found is None:
     found = list(range(every - 1, layers, every))

@@ -1,9 +1,13 @@
 """The keys of config.json of MiniMax-Text-01: kinds of layers, and rotated dimensions."""
 
+import logging
+
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config, read_types, window, write_types
+
+log = logging.getLogger('paxlite')
 
 _WINDOW = window()
 
@@ -55,7 +59,14 @@ def _read_rotated(config: Config) -> dict[str, object]:
 
 
 def _write_rotated(e: LanguageModel) -> JsonObject:
-  return {} if e.ROPE_FRACTION == 1 else {'rotary_dim': e.rotary_dims}
+  if e.ROPE_FRACTION == 1:
+    return {}
+  log.warning(
+    'rotary_dim=%s: transformers 5.24 does not read it in this family and rotates whole heads, so '
+    'it computes other logits from this export',
+    e.rotary_dims,
+  )
+  return {'rotary_dim': e.rotary_dims}
 
 
 # transformers 5.24 does not read it in this family, and rotates whole heads of a model that was

@@ -61,9 +61,7 @@ class Dequantized:
         weight = name.removesuffix(PACKED)
         scales = stored.shapes.get(weight + SCALE, ())
         self.shapes[weight] = unpacked_shape(weight, shape, scales, self._group)
-      elif name.endswith(('_scales', '_scale_inv')) or (
-        self._group and name.endswith((SCALE, SHAPE))
-      ):
+      elif name.endswith(('_scales', '_scale_inv')) or self._is_part(name):
         continue  # read with its tensor
       elif dtype == 'F8_E4M3' and f'{name}_scale_inv' in stored.shapes:
         self._check_scales(name, shape, f'{name}_scale_inv')
@@ -85,6 +83,11 @@ class Dequantized:
     if self._stored.dtypes[name] == 'F8_E4M3':
       return self._fp8(name)
     return self._stored.read(name)
+
+  def _is_part(self, name: str) -> bool:
+    """Returns whether a tensor is the scales, or the shape, of weights that are packed in int4."""
+    stems = (name.removesuffix(end) for end in (SCALE, SHAPE) if name.endswith(end))
+    return self._group > 0 and any(stem + PACKED in self._stored.shapes for stem in stems)
 
   def _check_scales(self, name: str, shape: tuple[int, ...], of_scales: str) -> None:
     scales, dtype = self._stored.shapes[of_scales], self._stored.dtypes[of_scales]

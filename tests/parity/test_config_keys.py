@@ -241,6 +241,31 @@ REFUSED = {
   'attention_layers=.* disagree': ('gpt_neo', dict(attention_layers=['local'] * 4)),
   'rotary_dim=None': ('gptj', dict(rotary_dim=None)),
   'rotary_dim=12 is more than the 10': ('gptj', dict(rotary_dim=12)),
+  'n_head=0 must be at least 1': ('gptj', dict(n_head=0)),
+  'attention_types=5': ('gpt_neo', dict(attention_types=5)),
+  'num_layers=1000000000 must be from 0 to 2,000': ('gpt_neo', dict(num_layers=10**9)),
+  "mamba_rms_norm='false' must be": ('falcon_h1', dict(mamba_rms_norm='false')),
+  "mamba_norm_before_gate='no' must be": ('falcon_h1', dict(mamba_norm_before_gate='no')),
+  "mamba_proj_bias='false' must be": ('falcon_h1', dict(mamba_proj_bias='false')),
+  "attention_k_eq_v='false' must be": ('gemma4_text', dict(attention_k_eq_v='false')),
+  "enable_moe_block='false' must be": ('gemma4_text', dict(enable_moe_block='false')),
+  'per_layer_config=.1., .*: no model': ('gemma4_text', dict(per_layer_config=[1])),
+  'layer_types=5: no model|layer_types=5, sliding_window': ('gemma4_text', dict(layer_types=5)),
+  'rope_parameters=.*: no model': (
+    'gemma4_text', dict(rope_parameters=dict(full_attention=3)),
+  ),
+  "attn_temperature_tuning='false' must be": (
+    'llama4_text', dict(attn_temperature_tuning='false'),
+  ),
+  'no_rope_layer_interval=0 must be an': (
+    'llama4_text', dict(no_rope_layers=None, no_rope_layer_interval=0),
+  ),
+  'interleave_moe_layer_step=0 must': (
+    'llama4_text', dict(moe_layers=None, interleave_moe_layer_step=0),
+  ),
+  'attn_scale=None: no model': ('llama4_text', dict(attn_scale=None)),
+  'moe_layers=.1.5.': ('llama4_text', dict(moe_layers=[1.5])),
+  'rope_interleave=False': ('deepseek_v32', dict(rope_interleave=False)),
   'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 
@@ -275,3 +300,9 @@ def test_greedy_routing_has_no_groups():
   config = known('deepseek_v2') | dict(n_group=4, topk_group=2, topk_method='greedy')
   e = experiment_of(config, pathlib.Path('config.json'))
   assert (e.NUM_EXPERT_GROUPS, e.NUM_EXPERT_GROUPS_PER_TOKEN) == (1, 1)
+
+
+def test_an_export_that_transformers_computes_otherwise_says_so(caplog):
+  e = experiment_of(known('minimax') | dict(rotary_dim=4), pathlib.Path('config.json'))
+  assert config_json(e, 'float32', None)['rotary_dim'] == 4
+  assert 'transformers 5.24 does not read it in this family' in caplog.text

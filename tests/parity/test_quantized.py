@@ -158,6 +158,30 @@ def test_the_text_model_of_kimi_k25(tmp_path, caplog):
   run_import('hf', folder, tmp_path / 'w')
 
 
+def test_scales_of_what_is_not_packed_are_tensors_of_their_own(tmp_path):
+  """As router.per_expert_scale of Gemma 4, beside experts that are packed."""
+  expected = {}
+  pack = packed_experts(expected)
+  beside = {'model.layers.1.mlp.router.per_expert_scale': torch.ones(4)}
+  add = lambda name, tensor: pack(name, tensor) | (beside if name == 'lm_head.weight' else {})
+  quantized(tmp_path / 'hf', 'deepseek_v3', {}, INT4, add)
+  with pytest.raises(UserError, match=r'per_expert_scale \[4\] is not in the model'):
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+
+
+def test_a_quantization_beside_the_text_model_is_checked(tmp_path):
+  quantized(tmp_path / 'hf', 'deepseek_v3', {}, INT4, packed_experts({}))
+  path = tmp_path / 'hf/config.json'
+  text = json.loads(path.read_text()) | {'model_type': 'kimi_k2'}
+  text.pop('quantization_config')
+  outer = {'quant_method': 'gptq', 'bits': 4}
+  path.write_text(
+    json.dumps({'model_type': 'kimi_k25', 'text_config': text, 'quantization_config': outer})
+  )
+  with pytest.raises(UserError, match=r'quantization_config=.*gptq.* is not implemented'):
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [

@@ -176,6 +176,11 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
         )
 
   @property
+  def trains_all(self) -> bool:
+    """Whether no variable is frozen."""
+    return '.*' in self.TRAINABLE_VARIABLES and not self.reference_path
+
+  @property
   def schedule_kind(self) -> str:
     """COS or LRED, the word in the names of the schedule's attributes; '' for a constant rate."""
     kinds = {'linear_rampup_cosine_decay': 'COS', 'linear_rampup_exponential_decay': 'LRED'}
@@ -193,8 +198,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
     found = list(super().warnings)
     if not self.LEARNING_RATE:
       found.append('LEARNING_RATE=0: no step changes a variable.')
-    trains_all = '.*' in self.TRAINABLE_VARIABLES and not self.reference_path
-    if self.FROZEN_DTYPE != 'float32' and trains_all:
+    if self.FROZEN_DTYPE != 'float32' and self.trains_all:
       found.append(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE}: all variables are trained, and none is frozen.'
       )

@@ -9,6 +9,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
+from paxlite.core.variable_names import INDEXER
 from paxlite.layers.attention.attention import DotProductAttention, append_to_cache, is_decoding
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
@@ -79,7 +80,7 @@ class LatentAttention(nn.Module):
       (latent_BTR, key_BT1H), start = append_to_cache(self, latents=latent_BTR, keys=key_BT1H)
     bias_B1TS = None
     if self.selection_tpl is not None:
-      select = self.selection_tpl(name='indexer')
+      select = self.selection_tpl(name=INDEXER)
       bias_B1TS = select(x_BTD, query_latent_BTQ, positions_BT, segment_ids_BT)
     width = self.plain_dims + self.value_dims
     up = self._project('key_value', 'BSR,RNH->BSNH', (self.latent_dims, self.num_heads, width))

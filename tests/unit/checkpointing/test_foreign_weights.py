@@ -18,6 +18,10 @@ from paxlite.tools import import_weights
     ('checkpoint_00000100', ['metadata', 'state/x'], ['pax']),
     ('both', ['a.gguf', 'model.safetensors'], ['gguf', 'hf']),
     ('text', ['notes.txt'], []),
+    ('bin', ['config.json', 'pytorch_model.bin'], ['hf']),
+    ('bins', ['pytorch_model.bin.index.json', 'pytorch_model-00001-of-00002.bin'], ['hf']),
+    ('checkpoint_00000200', ['checksums.json', 'state/x'], []),
+    ('run', ['checkpoints/checkpoint_00000002/checksums.json', 'experiment.json'], []),
   ],
 )
 def test_files_tell_the_format(tmp_path, name, files, sources):
@@ -40,6 +44,7 @@ def test_what_is_not_there_has_no_format(path):
   [
     (['notes.txt'], 'has no weights of Hugging Face .* GGUF'),
     (['a.gguf', 'b.pth'], 'several formats: choose --from=gguf or --from=meta'),
+    (['checksums.json'], 'is of paxlite already'),
   ],
 )
 def test_an_import_says_what_it_looked_for(tmp_path, files, message):
@@ -48,3 +53,23 @@ def test_an_import_says_what_it_looked_for(tmp_path, files, message):
   with pytest.raises(UserError, match=message):
     import_weights.main([str(tmp_path), f'--to={tmp_path / "new"}'])
   assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'consolidated.00.pth'])
+def test_one_file_of_a_folder_is_refused(tmp_path, name):
+  (tmp_path / name).touch()
+  with pytest.raises(UserError, match='is one file of a folder: name the folder'):
+    import_weights.main([str(tmp_path / name), f'--to={tmp_path / "new"}'])
+
+
+@pytest.mark.parametrize(
+  ('name', 'flags', 'message'),
+  [
+    ('checkpoint_00000100', [], 'name it with --fdl_config=EXPERIMENT'),
+    ('hf', ['--from=hf', '--fdl_config=TinyGPT'], '--fdl_config is for --from=pax'),
+  ],
+)
+def test_only_checkpoints_of_pax_need_an_experiment(tmp_path, name, flags, message):
+  (tmp_path / name).mkdir()
+  with pytest.raises(UserError, match=message):
+    import_weights.main([str(tmp_path / name), f'--to={tmp_path / "new"}', *flags])
