@@ -13,11 +13,13 @@ import pathlib
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from paxlite.core import regular_file
 from paxlite.core.errors import UnreadableError, UserError, naming
 from paxlite.core.json_text import JsonObject, parsed
+
+Sum = tuple[int, int]  # the size and the CRC-32 of a file
 
 PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
@@ -43,9 +45,18 @@ def folder_name(step: int) -> str:
   return f'{PREFIX}_{step:08d}'
 
 
-def write_checksums(folder: pathlib.Path) -> None:
-  """Writes checksums.json, the size and CRC-32 of every file of a step, into its folder."""
-  (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder, _files(folder))))
+def write_checksums(folder: pathlib.Path, known: Mapping[str, Sum] | None = None) -> None:
+  """Writes checksums.json, the size and CRC-32 of every file of a step, into its folder.
+
+  Args:
+    folder: The folder of the step.
+    known: Those of files that have just been written, by their path in the folder; all others are
+      read.
+  """
+  found, known = _files(folder), known or {}
+  read = _checksums(folder, [name for name in found if name not in known])
+  sums = read | dict(known)
+  (folder / CHECKSUMS).write_text(json.dumps({name: sums[name] for name in found}))
 
 
 def fingerprint(folder: pathlib.Path) -> int | None:
@@ -118,7 +129,7 @@ def _check_files(folder: pathlib.Path, up_to: float) -> None:
       raise _ChecksumError(f'{name} is damaged (size or CRC-32 differs)')
 
 
-def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+def _expected(folder: pathlib.Path) -> dict[str, Sum]:
   found = _json(folder, CHECKSUMS)
   for entry in found.values():
     if not (isinstance(entry, list) and [type(x) for x in entry] == [int, int]):
@@ -187,7 +198,7 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from (pathlib.Path(parent, name) for name in names)
 
 
-def _checksum(path: pathlib.Path) -> tuple[int, int]:
+def _checksum(path: pathlib.Path) -> Sum:
   size = crc = 0
   block = memoryview(bytearray(1 << 20))
   with naming(path), open(path, 'rb', buffering=0, opener=regular_file.opener) as f:
@@ -197,7 +208,7 @@ def _checksum(path: pathlib.Path) -> tuple[int, int]:
   return size, crc
 
 
-def _checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+def _checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Sum]:
   """Returns size and CRC-32 by name; several files are read in parallel, which is faster."""
   names = list(names)
   with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:

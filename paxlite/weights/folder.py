@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paxlite.checkpointing.checksums import write_checksums
+from paxlite.checkpointing.checksums import Sum, write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.data.tokenizer_files import (
@@ -69,10 +69,12 @@ def write_weights(
   for entry in entries:
     by_variable.setdefault(entry.ours, []).append(entry)
   size = done = 0
+  sums: dict[str, Sum] = {}
   with UnfinishedFolder(to) as folder:
     for ours, parts in by_variable.items():
       value, shape = _variable(parts, tensors)
-      write_variable(folder / 'state', f'params.{ours.replace("/", ".")}', value, shape)
+      name = f'params.{ours.replace("/", ".")}'
+      chunk, sums[chunk] = write_variable(folder / 'state', name, value, shape)
       size += value.nbytes
       done += len(parts)
       del value
@@ -81,7 +83,7 @@ def write_weights(
     write_identity(folder, experiment)
     if finish is not None:
       finish(folder)
-    write_checksums(folder)
+    write_checksums(folder, sums)
   return size
 
 
