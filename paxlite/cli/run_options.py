@@ -10,12 +10,13 @@ from paxlite.core.errors import UserError
 from paxlite.other_systems import other_names
 from paxlite.stores.addresses import is_address
 
-_MODES = 'train', 'eval', 'decode', 'decode_once'
+_MODES = 'train', 'eval', 'verify', 'decode', 'decode_once'
 _OF_RUN = 'RUN', 'the folder of a run, or an experiment'
 _WORDS = {
   'train': ('EXPERIMENT', 'TinyGPT, or my_module.MyGPT; `paxlite list` lists those of paxlite'),
   'eval': _OF_RUN,
   'decode': _OF_RUN,
+  'verify': ('RUN', 'the folder of a run'),
 }
 
 
@@ -60,6 +61,8 @@ class RunParser(Parser):
     add('--import', meaning, action='append', default=[], dest='imports', metavar='MODULE')
     add('--dry_run', 'print the configuration and what it needs, and stop', bool)
     add('--before', of('evaluate first the weights that the run began with', 'eval'), bool)
+    add('--from_step', of('the checkpoint to start from; 0: the beginning', 'verify'), int)
+    add('--to_step', of('the checkpoint to compare with (the last one)', 'verify'), int)
     add('--accept_changes', of('continue with other values, or other data', 'train'), bool)
     add('--start_over', of('begin again if none of the checkpoints is good', 'train'), bool)
     add('--enable_checkpoint_saving', of('write checkpoints', 'train'), bool, default=True)

@@ -51,6 +51,9 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     raise UserError('--compiled_step is for training: leave it out')
   if options.before and mode != 'eval':
     raise UserError('--before is for --mode=eval: leave it out')
+  steps = options.from_step, options.to_step
+  if steps != (None, None) and mode != 'verify':
+    raise UserError('--from_step and --to_step are for --mode=verify: leave them out')
   from paxlite.compilation import cache
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
@@ -61,6 +64,7 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
   from paxlite.programs.training import train
+  from paxlite.programs.verification import verify
 
   if options.dry_run:
     devices.present()
@@ -98,6 +102,7 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     'eval': functools.partial(evaluate, before=options.before),
     'decode': decode,
     'decode_once': decode,
+    'verify': lambda run: verify(run, *steps),
   }
   with peers, join.leaving_together():
     preemption.check()

@@ -60,6 +60,7 @@ from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
+from paxlite.training.step_verifier import StepVerifier
 from paxlite.training.train_data import TrainData
 from paxlite.training.trainer import Intervals, Trainer
 from paxlite.training.watchdog import Limits, Watchdog
@@ -147,9 +148,10 @@ class Run:
     run_checks.check_reference_tokenizer(e.with_reference if isinstance(e, StoredValues) else e)
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
+    train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq)
     return Trainer(
       store=store,
-      data=TrainData(data, self.accept_changes, e.max_segments_per_seq),
+      data=train_data,
       evaluator=Evaluator(
         store.task, eval_data, watchdog.beat, e.max_segments_per_seq, preemption.asked_alone
       ),
@@ -165,8 +167,22 @@ class Run:
       goodput=spent,
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
+      verifier=self._verifier(store.task, train_data),
       trackers=e.trackers(self.folder),
       callbacks=[*self._callbacks(store, eval_data), foresight],
+    )
+
+  def _verifier(self, task: ShardedTask, data: TrainData) -> StepVerifier | None:
+    """Returns what verifies steps; None if none is to be verified."""
+    values = self.experiment.values()
+    every = self.experiment.VERIFY_EVERY_N_STEPS
+    if not every:
+      return None
+    return StepVerifier(
+      every,
+      task.batch_sharding,
+      lambda step: data.redrawn(step, task.batch_sharding),
+      has_noise=any(values.get(name) for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB')),
     )
 
   def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:
@@ -206,7 +222,7 @@ class Run:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
-    memory = MemoryCheck(mesh, self.check_memory)
+    memory = MemoryCheck(mesh, self.check_memory, copies=int(e.VERIFY_EVERY_N_STEPS > 0))
     if self.compiled_step is None:
       return StepCompiler(memory, options, beat=beat, on_compiled=foresight.compiled)
     saved = SavedStep(self.compiled_step, e.values(), options)

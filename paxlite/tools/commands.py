@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('finetune', 'train published weights further, or continue such a run', 'finetune'),
     Command('eval', 'evaluate the last checkpoint of a run', 'eval'),
     Command('decode', 'continue the prompts of an experiment', 'decode'),
+    Command('verify', 'replay steps of a run, and compare every bit', 'verify'),
     Command('report', 'one page about runs: curves, tables, samples', 'report'),
     Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
@@ -75,7 +76,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
   ),
 }
 # they have the signals and exit codes of paxlite.main
-RUNS = 'train', 'finetune', 'eval', 'decode'
+RUNS = 'train', 'finetune', 'eval', 'decode', 'verify'
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import jax
@@ -20,6 +20,17 @@ _SHORT = {
   'grad_norm': 'learning/raw_grad_norm',
   'skipped_steps': 'learning/skipped_steps',
 }
+
+
+def short(scalars: Mapping[str, float], followed: Iterable[str]) -> dict[str, float | None]:
+  """Returns what metrics.jsonl has of the scalars of a step, by the names there.
+
+  Args:
+    scalars: Values by their TensorBoard names.
+    followed: Metrics that records have beside the loss.
+  """
+  names = _SHORT | {name: f'Metrics/{name}' for name in followed}
+  return {name: scalars.get(found) for name, found in names.items()}
 
 
 class Summaries:
@@ -43,7 +54,7 @@ class Summaries:
     trackers: Sequence[Writer] = (),
     followed: Mapping[str, str] = MappingProxyType({}),
   ):
-    self._short = _SHORT | {name: f'Metrics/{name}' for name in followed}
+    self._followed = tuple(followed)
     self._folder = folder
     self._failed: set[str] = set()
     self._writers: list[Writer] = []
@@ -82,14 +93,14 @@ class Summaries:
       scalars: Values by their TensorBoard names.
       speed: tokens_per_second, step_seconds, model_tflops and mfu; unknown values are None.
     """
-    record = {k: scalars.get(v) for k, v in self._short.items()} | dict(speed)
+    record = short(scalars, self._followed) | dict(speed)
     self._send(lambda writer: writer.train(step, record, scalars))
 
   def progress(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
   ) -> None:
     """Shows a training step that is not recorded; the arguments are those of `train`."""
-    record = {k: scalars.get(v) for k, v in self._short.items()} | dict(speed)
+    record = short(scalars, self._followed) | dict(speed)
     self._send(lambda writer: writer.progress(step, record))
 
   def evaluation(

@@ -27,10 +27,12 @@ class MemoryCheck:
   Attributes:
     mesh: The devices of the run.
     enabled: Whether anything is checked.
+    copies: How many states there are beside the run's own, while a step is repeated.
   """
 
   mesh: Mesh
   enabled: bool = True
+  copies: int = 0
 
   def state(self, abstract: PyTree, trainable: PyTree) -> None:
     """Checks the size of the state and its gradients, before they are allocated.
@@ -44,12 +46,13 @@ class MemoryCheck:
     """
     is_apart = lambda x: partitioning.is_on_host(x) and not _on_cpu(self.mesh)
     leaves = jax.tree.leaves(abstract)
-    state = _bytes_per_device([x for x in leaves if not is_apart(x)])
+    state = _bytes_per_device([x for x in leaves if not is_apart(x)]) * (1 + self.copies)
     gradients = _bytes_per_device(trainable)
+    more = ', and a copy of them (VERIFY_EVERY_N_STEPS),' if self.copies else ''
     self._host(_bytes_per_device([x for x in leaves if is_apart(x)]))
     self._compare(
       state + gradients,
-      f'parameters, optimizer and gradients need {_size(state + gradients)}',
+      f'parameters, optimizer and gradients{more} need {_size(state + gradients)}',
       'Choose a smaller model, fewer parameters to train (USE_LORA, a smaller LORA_RANK), less '
       'memory for each (OFFLOAD_OPTIMIZER, ADAM_MOMENTS_DTYPE, GRADIENT_DTYPE, FROZEN_DTYPE), or '
       'more devices with a larger axis data in ICI_MESH_SHAPE',

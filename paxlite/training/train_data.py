@@ -15,6 +15,7 @@ from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
 from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
+from paxlite.parallel.partitioning import process_rows
 from paxlite.processes.agreement import compare
 from paxlite.processes.process_messages import gathered
 
@@ -48,6 +49,16 @@ class TrainData:
       self._rollouts = RolloutBatches(self.input, sharding, number, most)
       return self._rollouts
     return DeviceBatches(self.input, sharding, number, most)
+
+  def redrawn(self, step: int, sharding: NamedSharding) -> Mapping[str, np.ndarray] | None:
+    """Returns this process's rows of the batch that trains step `step`, from 1, drawn again.
+
+    None where the data has a position, or is made by the model, so that it cannot be drawn twice.
+    """
+    if isinstance(self.input, Seekable | RolloutInput):
+      return None
+    rows = process_rows(sharding, self.input.batch_size)
+    return next(iter(self.input.train_batches(self._batch_of(step - 1), rows)))
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""

@@ -27,6 +27,7 @@ from paxlite.training.skipped_steps import SkippedSteps, last_good
 from paxlite.training.spikes import Rollbacks
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
+from paxlite.training.step_verifier import StepVerifier
 from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
 from paxlite.training.watchdog import Watchdog
@@ -79,6 +80,7 @@ class Trainer:
     goodput: Records what wall time is spent on.
     watchdog: Ends a run that hangs.
     rollbacks: Chooses the checkpoint to continue from after a loss spike.
+    verifier: Does the steps and verifies some of them; None: no step is verified.
     trackers: Receive the metrics, besides the files, TensorBoard and the terminal.
     callbacks: Are called at the events of the loop, in this order.
   """
@@ -93,6 +95,7 @@ class Trainer:
   goodput: Goodput
   watchdog: Watchdog
   rollbacks: Rollbacks
+  verifier: StepVerifier | None = None
   trackers: Sequence[Writer] = ()
   callbacks: Sequence[Callback] = ()
 
@@ -210,8 +213,8 @@ class Trainer:
           return self._end(state, step)
         batch = self._draw(state, step, batches)
         assert compiled is not None
-        state, metrics = compiled(state, batch)
         step += 1
+        state, metrics = self._step(compiled, state, batch, step)
         request = self._stepped(state, step, metrics)
         is_over = request is Request.END
         if request is Request.ROLL_BACK:
@@ -229,6 +232,14 @@ class Trainer:
         callback.before_step(state, step, self._context)
       with self._reporter.drawing():
         return batches.draw(state.params)
+
+  def _step(
+    self, compiled: Compiled, state: TrainState, batch: dict[str, jax.Array], step: int
+  ) -> tuple[TrainState, Metrics]:
+    if self.verifier is None:
+      done: tuple[TrainState, Metrics] = compiled(state, batch)
+      return done
+    return self.verifier(compiled, state, batch, step)
 
   def _stepped(self, state: TrainState, step: int, metrics: Metrics) -> Request | None:
     """Notes that a step is dispatched; returns what the callbacks request."""

@@ -184,7 +184,7 @@ def test_options_that_are_not_implemented(tmp_path):
     (dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5 is not implemented'),
     (dict(num_attention_heads=0), 'config.json: NUM_HEADS=0 must be at least 1'),
     (dict(hidden_size=None), 'MODEL_DIMS must be int'),
-    (dict(rope_parameters='linear'), 'has an impossible value'),
+    (dict(rope_parameters='linear'), "rope_parameters='linear': no model of this family"),
     (dict(model_type=['llama']), r"model_type \['llama'\] is none of"),
   ):
     (folder / 'config.json').write_text(json.dumps(config | change))

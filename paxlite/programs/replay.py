@@ -1,0 +1,120 @@
+"""Repeats steps of a run from one of its checkpoints, with the run's own data and program.
+
+A step is a function of the state, of the batch and of the step's number, and the batch is a
+function of the step's number. So whatever a run did can be done again. Nothing is written.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+from paxlite.checkpointing.checksums import damage
+from paxlite.core.errors import UserError
+from paxlite.data.rollouts import RolloutInput
+from paxlite.losses.metrics import Metrics
+from paxlite.programs import reference_values
+from paxlite.programs.first_start import as_begun, dated, with_positions
+from paxlite.programs.run import Run
+from paxlite.training.train_state import TrainState
+from paxlite.training.trainer import Trainer
+
+
+class Replay:
+  """Repeats steps of a run.
+
+  Args:
+    run: The run.
+
+  Raises:
+    UserError: The folder holds no run, or the experiment is not the one that it was trained with.
+  """
+
+  def __init__(self, run: Run):
+    run = with_positions(dated(as_begun(run)).in_steps())
+    self.run = dataclasses.replace(run, read_only=True, save=False)
+    self.run.check_folder()
+    if not self.run.checkpoints().steps():
+      raise UserError(f'{run.place} holds no checkpoint, so that there is nothing to replay')
+    self.trainer: Trainer = self.run.trainer()
+    if isinstance(self.trainer.data.input, RolloutInput):
+      raise UserError(
+        'a run that generates its own training texts cannot be replayed: they are not kept'
+      )
+    inputs = {reference_values.TRAINING: self.trainer.data.input}
+    reference_values.fill(self.run, inputs, lambda: None)
+
+  @property
+  def steps(self) -> list[int]:
+    """The steps of the checkpoints, in order."""
+    return self.trainer.store.checkpoints.steps()
+
+  def check(self, step: int) -> None:
+    """Raises UserError unless there is an undamaged checkpoint of a step; 0 is the beginning."""
+    if not step:
+      return
+    if step not in self.steps:
+      shown = ', '.join(map(str, self.steps))
+      raise UserError(f'{self.run.place} has no checkpoint of step {step}: there are {shown}')
+    folder = self.trainer.store.checkpoints.folder(step)
+    if found := damage(folder):
+      raise UserError(f'{folder} is damaged: {found}')
+
+  def state(self, step: int) -> TrainState:
+    """Returns the state of a checkpoint, or the one that the run began with (`step` is 0)."""
+    if step:
+      return self.trainer.store.restored(step)[0]
+    with tempfile.TemporaryDirectory() as empty:
+      new = dataclasses.replace(self.run, folder=pathlib.Path(empty), address=None)
+      store = new.store()
+      store.batch_size = self.trainer.store.batch_size
+      state, begun = store.initial()
+      if begun:
+        raise UserError(
+          f'the run continued the state of another one from step {begun}: replay from a checkpoint'
+        )
+      return state
+
+  def check_same_course(self, first: int, last: int) -> None:
+    """Raises UserError if the run left out batches between two steps, after a rollback."""
+    of = lambda step: self.trainer.store.metadata(step).get('skipped_batches', 0) if step else 0
+    if of(first) != of(last):
+      raise UserError(
+        f'between steps {first:,} and {last:,} the run went back to a checkpoint, and left out the '
+        'batches of a loss spike: choose two checkpoints after that, or before'
+      )
+
+  @contextlib.contextmanager
+  def steps_from(
+    self, state: TrainState, first: int, last: int
+  ) -> Iterator[Iterator[tuple[int, TrainState, Metrics]]]:
+    """A context with an iterator over the steps after `first` to `last`.
+
+    Each item is the number of a step, the state after it, and its metrics. The next step overwrites
+    the state.
+
+    Args:
+      state: The state after step `first`; it is overwritten.
+      first: The step of the state.
+      last: The last step to repeat.
+    """
+    trainer = self.trainer
+    task = trainer.store.task
+    trainer.data.resume(first, trainer.store.metadata(first) if first else {})
+    batches = trainer.data.batches(first, task.batch_sharding)
+    compiler = dataclasses.replace(trainer.compiler, on_compiled=lambda compiled: None)
+    try:
+      with task.compiling():
+        shapes = batches.shapes()
+        step, _ = compiler(task.lower_step(shapes), (task.abstract, shapes))
+
+      def iterate() -> Iterator[tuple[int, TrainState, Metrics]]:
+        after = state
+        for number in range(first + 1, last + 1):
+          after, metrics = step(after, batches.draw(after.params))
+          yield number, after, metrics
+
+      yield iterate()
+    finally:
+      batches.close()

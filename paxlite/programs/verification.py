@@ -1,0 +1,180 @@
+"""Runs --mode=verify: replays steps of a run, and compares what they give with what it has."""
+
+import dataclasses
+import math
+
+import jax
+
+from paxlite.cli.terminal import say
+from paxlite.compilation.versions import versions
+from paxlite.core.errors import TrainingError, UserError
+from paxlite.experiments.identity import run_values
+from paxlite.files.json_files import read_object
+from paxlite.losses.metrics import to_host
+from paxlite.parallel import devices
+from paxlite.programs.agreement import compare_configs
+from paxlite.programs.replay import Replay
+from paxlite.programs.run import Run, holding
+from paxlite.tracking.summaries import short
+from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.training.state_differences import differences
+
+_MESH = 'MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE', 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES'
+_SHOWN = 5  # arrays and steps that differ
+# Of a loss, relative: how sums in another order were seen to change it within hundreds of steps.
+_TOLERANCES = {'float32': 1e-4, 'bfloat16': 2e-2, 'float16': 2e-2}
+
+
+def verify(run: Run, first: int | None = None, last: int | None = None) -> None:
+  """Replays the steps between two checkpoints, and compares metrics and the last state.
+
+  Args:
+    run: The run.
+    first: The step of the checkpoint to start from; 0 is the beginning of the run, and None the
+      last checkpoint but one, or the beginning where there is one checkpoint.
+    last: The step of the checkpoint to end with; None: the last one.
+
+  Raises:
+    UserError: There is nothing to compare, or a checkpoint is damaged.
+    TrainingError: The replay gave something else.
+  """
+  with holding(run, deletes=False) as (held, _):
+    compare_configs(held)
+    replay = Replay(held)
+    first, last = _chosen(replay, first, last)
+    replay.check(first)
+    replay.check(last)
+    replay.check_same_course(first, last)
+    _verify(replay, first, last)
+
+
+def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, int]:
+  steps = replay.steps
+  last = steps[-1] if last is None else last
+  if first is None:
+    first = max((step for step in steps if step < last), default=0)
+  if not 0 <= first < last:
+    raise UserError(f'--from_step={first} must be at least 0 and below --to_step={last}')
+  return first, last
+
+
+def _verify(replay: Replay, first: int, last: int) -> None:
+  say(f'Devices: {devices.described()}')
+  reasons = _other_bits(replay)
+  begin = 'the beginning' if not first else f'the checkpoint of step {first:,}'
+  say(f'Replaying {last - first:,} steps from {begin} to that of step {last:,}.')
+  for reason in reasons:
+    say(f'Other bits are expected: {reason}.')
+  recorded = {
+    record['step']: record
+    for record in read_records(replay.run.folder / TrainRecords.name)
+    if first < record['step'] <= last
+  }
+  task = replay.trainer.store.task.task
+  found = _Found()
+  state = replay.state(first)
+  with replay.steps_from(state, first, last) as steps:
+    for step, after, metrics in steps:
+      state = after
+      if step in recorded:
+        found.compare(step, recorded[step], short(to_host(metrics), task.followed))
+  kept = replay.state(last)
+  arrays = jax.tree.leaves(kept)
+  other = list(differences(state, kept))
+  numbers = sum(x.size for x in arrays)
+  _say_metrics(found)
+  if not other:
+    say(f'State of step {last:,}: {len(arrays)} arrays, {numbers:,} numbers, equal bit for bit.')
+  else:
+    say(f'State of step {last:,}: {len(other)} of {len(arrays)} arrays differ:')
+    for difference in sorted(other, key=lambda d: -d.largest)[:_SHOWN]:
+      say(f'  {difference}')
+  dtype = replay.run.experiment.values().get('FPROP_DTYPE', 'float32')
+  tolerance = _TOLERANCES.get(str(dtype), 2e-2)
+  if reasons and found.largest <= tolerance:
+    say(
+      f'Losses agree within {found.largest:.1e}. For sums in another order, {tolerance:.0e} is '
+      f'allowed (FPROP_DTYPE={dtype}).'
+    )
+  elif reasons:
+    raise TrainingError(
+      f'the losses of the replay differ by {found.largest:.1e}; {tolerance:.0e} is allowed where '
+      'sums have another order'
+    )
+  elif other or found.steps:
+    raise TrainingError(
+      'the replay differs from the run. Versions, devices and the mesh are the same, so that a '
+      'device or its memory has failed, or the program has kernels without a fixed order of sums '
+      '(docs/verifying.md)'
+    )
+
+
+def _other_bits(replay: Replay) -> list[str]:
+  """Returns what is not as it was when the run was trained, and changes the order of sums."""
+  run = replay.run
+  before = run_values(run.folder)
+  values, now = (before or {'values': {}})['values'], run.experiment.values()
+  found = [
+    f'{name} was {values[name]} and is {now[name]}'
+    for name in _MESH
+    if name in values and values[name] != now.get(name)
+  ]
+  path = run.folder / 'versions.json'
+  if path.is_file():
+    then, current = read_object(path), versions()
+    found += [
+      f'the {name} were {then[name]} and are {current[name]}'
+      for name in ('devices', 'processes')
+      if name in then and then[name] != current[name]
+    ]
+    packages = then.get('packages', {})
+    found += [
+      f'{name} was {packages[name]} and is {version}'
+      for name, version in current['packages'].items()
+      if packages.get(name, version) != version
+    ]
+  return found
+
+
+@dataclasses.dataclass
+class _Found:
+  """The recorded steps that were compared.
+
+  Attributes:
+    compared: How many there were.
+    steps: Texts on those that differ.
+    largest: The largest relative difference of a loss.
+  """
+
+  compared: int = 0
+  steps: list[str] = dataclasses.field(default_factory=list)
+  largest: float = 0.0
+
+  def compare(
+    self, step: int, recorded: dict[str, float | None], replayed: dict[str, float | None]
+  ) -> None:
+    self.compared += 1
+    finite = lambda x: None if x is None or not math.isfinite(x) else x
+    other = [
+      f'{name} {replayed[name]!r}, recorded {recorded[name]!r}'
+      for name in replayed
+      if name in recorded and finite(replayed[name]) != recorded[name]
+    ]
+    if other:
+      self.steps.append(f'step {step:,}: {"; ".join(other)}')
+    one, two = finite(replayed['loss']), recorded.get('loss')
+    if one is None or two is None:
+      self.largest = self.largest if one == two else math.inf
+    else:
+      self.largest = max(self.largest, abs(one - two) / max(abs(two), 1e-30))
+
+
+def _say_metrics(found: _Found) -> None:
+  if not found.compared:
+    say('No step between them was recorded (SUMMARY_INTERVAL_STEPS).')
+  elif not found.steps:
+    say(f'Loss and gradients of {found.compared:,} recorded steps: equal bit for bit.')
+  else:
+    say(f'{len(found.steps):,} of {found.compared:,} recorded steps differ, the first ones:')
+    for text in found.steps[:_SHOWN]:
+      say(f'  {text}')

@@ -1,0 +1,69 @@
+"""Runs the real paxlite.main on devices of which one loses a bit (for test_verifying).
+
+FLIPS has flips, apart by commas, each for a run of its own: WHAT:DEVICE:STEP. A bit of that
+device's part is flipped
+
+  params, opt_state   in the parameters or in the moments, once before that step
+  batch               in the batch of that step
+  products            in the rows that the device computes with, in each execution from that step on
+"""
+
+import os
+import sys
+
+import jax
+import numpy as np
+
+from paxlite import main
+from paxlite.training.trainer import Trainer
+
+_do_step = Trainer._step
+
+
+def flipped(x: jax.Array, device: int) -> jax.Array:
+  """Returns an array in which the last bit of a device's largest number is flipped."""
+
+  def part(shard):
+    data = np.array(shard.data)
+    if shard.device == jax.devices()[device]:
+      largest = int(np.abs(data).argmax())
+      data.reshape(-1).view(np.uint8)[largest * data.itemsize] ^= 1
+    return jax.device_put(data, shard.device)
+
+  return jax.make_array_from_single_device_arrays(
+    x.shape, x.sharding, [part(s) for s in x.addressable_shards]
+  )
+
+
+def in_field(state, field: str, device: int):
+  """Returns a state with a flipped bit in the largest array of one of its fields."""
+  leaves, tree = jax.tree.flatten(getattr(state, field))
+  largest = max(range(len(leaves)), key=lambda i: leaves[i].size)
+  leaves[largest] = flipped(leaves[largest], device)
+  return state.replace(**{field: jax.tree.unflatten(tree, leaves)})
+
+
+def broken(what: str, device: int, at: int):
+  """Returns Trainer._step with a fault."""
+
+  def do_step(self, compiled, state, batch, step):
+    bad = lambda batch: {**batch, 'ids': flipped(batch['ids'], device)}
+    if what == 'batch' and step == at:
+      batch = bad(batch)
+    elif what == 'products' and step >= at:
+      whole = compiled
+      compiled = lambda state, batch: whole(state, bad(batch))
+    elif step == at:
+      state = in_field(state, what, device)
+    return _do_step(self, compiled, state, batch, step)
+
+  return do_step
+
+
+if __name__ == '__main__':
+  for number, flip in enumerate(os.environ['FLIPS'].split(',')):
+    what, device, at = flip.split(':')
+    Trainer._step = broken(what, int(device), int(at))
+    arguments = [a.replace('RUN', str(number)) for a in sys.argv]
+    code = main.main(arguments)
+    print(f'{flip} ended with {code}', flush=True)
