@@ -8,11 +8,14 @@ import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import jax
+from jax.stages import Compiled
 
 from paxlite.checkpointing.checksums import damage
 from paxlite.core.errors import UserError
-from paxlite.data.rollouts import RolloutInput
+from paxlite.data.rollouts import Batches, RolloutInput
 from paxlite.losses.metrics import Metrics
 from paxlite.programs import reference_values
 from paxlite.programs.first_start import as_begun, dated, with_positions
@@ -86,19 +89,8 @@ class Replay:
       )
 
   @contextlib.contextmanager
-  def steps_from(
-    self, state: TrainState, first: int, last: int
-  ) -> Iterator[Iterator[tuple[int, TrainState, Metrics]]]:
-    """A context with an iterator over the steps after `first` to `last`.
-
-    Each item is the number of a step, the state after it, and its metrics. The next step overwrites
-    the state.
-
-    Args:
-      state: The state after step `first`; it is overwritten.
-      first: The step of the state.
-      last: The last step to repeat.
-    """
+  def stepping(self, first: int) -> Iterator['Stepping']:
+    """A context in which the steps after `first` can be done, one after the other."""
     trainer = self.trainer
     task = trainer.store.task
     trainer.data.resume(first, trainer.store.metadata(first) if first else {})
@@ -108,13 +100,30 @@ class Replay:
       with task.compiling():
         shapes = batches.shapes()
         step, _ = compiler(task.lower_step(shapes), (task.abstract, shapes))
-
-      def iterate() -> Iterator[tuple[int, TrainState, Metrics]]:
-        after = state
-        for number in range(first + 1, last + 1):
-          after, metrics = step(after, batches.draw(after.params))
-          yield number, after, metrics
-
-      yield iterate()
+      yield Stepping(batches, step)
     finally:
       batches.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepping:
+  """Draws batches and does steps.
+
+  Attributes:
+    batches: The batches of the steps, in order.
+    step: The executable of the train step, which overwrites the state.
+  """
+
+  batches: Batches
+  step: Compiled
+
+  def draw(self, state: TrainState) -> dict[str, jax.Array]:
+    """Returns the next batch."""
+    return self.batches.draw(state.params)
+
+  def __call__(
+    self, state: TrainState, batch: Mapping[str, jax.Array]
+  ) -> tuple[TrainState, Metrics]:
+    """Returns the state after a step, and its metrics."""
+    done: tuple[TrainState, Metrics] = self.step(state, batch)
+    return done

@@ -73,9 +73,9 @@ def _verify(replay: Replay, first: int, last: int) -> None:
   task = replay.trainer.store.task.task
   found = _Found()
   state = replay.state(first)
-  with replay.steps_from(state, first, last) as steps:
-    for step, after, metrics in steps:
-      state = after
+  with replay.stepping(first) as stepping:
+    for step in range(first + 1, last + 1):
+      state, metrics = stepping(state, stepping.draw(state))
       if step in recorded:
         found.compare(step, recorded[step], short(to_host(metrics), task.followed))
   kept = replay.state(last)

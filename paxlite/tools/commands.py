@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('eval', 'evaluate the last checkpoint of a run', 'eval'),
     Command('decode', 'continue the prompts of an experiment', 'decode'),
     Command('verify', 'replay steps of a run, and compare every bit', 'verify'),
+    Command('bisect', 'the first step and array where two runs part', 'bisect'),
     Command('report', 'one page about runs: curves, tables, samples', 'report'),
     Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),

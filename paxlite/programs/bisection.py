@@ -1,0 +1,281 @@
+"""Finds the first step and array where two runs part that should agree."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from paxlite.cli.terminal import say
+from paxlite.core.errors import listed
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import path_name
+from paxlite.experiments.identity import run_values
+from paxlite.files.json_files import read_object
+from paxlite.losses.metrics import Metrics, to_host
+from paxlite.programs.replay import Replay
+from paxlite.programs.run import Run
+from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.training.state_differences import Difference, differences
+from paxlite.training.train_state import TrainState
+
+_SHOWN = 8  # values and arrays
+_NOT_COMPARED = ('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu')
+
+
+def bisect(one: Run, other: Run) -> None:
+  """Prints where two runs part: before training, in their records, checkpoints and replays.
+
+  Raises:
+    UserError: A folder holds no run, or one cannot be replayed.
+  """
+  runs = one, other
+  say(f'A is {one.place}, and B is {other.place}.')
+  before = [*_other_values(runs), *_other_versions(runs), *_other_data(runs)]
+  _say_list('Before training', before or ['nothing differs: values, versions, devices and data'])
+  parted = _first_other_record(runs)
+  replays = Replay(one), Replay(other)
+  start, end = _checkpoints(replays, parted)
+  if start is None:
+    return
+  say(f'Replaying both from {"the beginning" if not start else f"step {start:,}"}:')
+  found = _replayed(replays, start, end)
+  if found is None:
+    say(f'  both give the same bits up to step {end:,}, on this machine and with these versions')
+    if parted is not None:
+      say('  So what parted them is where they ran: paxlite verify tells which of them is right')
+    return
+  for line in found:
+    say(f'  {line}')
+
+
+def _other_values(runs: tuple[Run, Run]) -> list[str]:
+  """Returns lines on attributes with other values."""
+  identities = [run_values(run.folder) or {'experiment': '?', 'values': {}} for run in runs]
+  one, two = ({'experiment': x['experiment'], **x['values']} for x in identities)
+  names = sorted(name for name in {**one, **two} if one.get(name) != two.get(name))
+  return [f'{name}: {one.get(name)!r} in A, {two.get(name)!r} in B' for name in names]
+
+
+def _other_versions(runs: tuple[Run, Run]) -> list[str]:
+  """Returns lines on versions and devices, as of the last start of each run."""
+  flat = []
+  for run in runs:
+    path = run.folder / 'versions.json'
+    found: JsonObject = read_object(path) if path.is_file() else {}
+    packages = found.pop('packages', {})
+    flat.append({**packages, **found})
+  one, two = flat
+  return [
+    f'{name}: {one.get(name)} in A, {two.get(name)} in B'
+    for name in {**one, **two}
+    if one.get(name) != two.get(name)
+  ]
+
+
+def _other_data(runs: tuple[Run, Run]) -> list[str]:
+  """Returns lines on the data, by what the first checkpoints say of them."""
+  kept = []
+  for run in runs:
+    checkpoints = run.checkpoints()
+    steps = checkpoints.steps()
+    path = checkpoints.folder(steps[0]) / 'data' / 'metadata' if steps else None
+    kept.append(read_object(path) if path is not None and path.is_file() else {})
+  what = {
+    'fingerprint': 'the records of the training data differ',
+    'tokens': 'the records are encoded in another way (tokenizer, template, TOO_LONG …)',
+    'batch_size': 'the batches have another number of rows',
+  }
+  one, two = kept
+  return [text for name, text in what.items() if one.get(name) != two.get(name)]
+
+
+def _first_other_record(runs: tuple[Run, Run]) -> int | None:
+  """Prints the first step whose records differ; returns it, or None."""
+  one, two = ({r['step']: r for r in read_records(run.folder / TrainRecords.name)} for run in runs)
+  common = sorted(one.keys() & two.keys())
+  if not common:
+    say('Records: the runs have no recorded step in common.')
+    return None
+  for step in common:
+    other = _other_numbers(one[step], two[step])
+    if other:
+      before = [s for s in common if s < step]
+      equal = f'equal up to step {before[-1]:,}, ' if before else ''
+      say(f'Records: {equal}they part at step {step:,}: {"; ".join(other)}.')
+      return step
+  say(f'Records: all {len(common):,} common steps are equal.')
+  return None
+
+
+def _other_numbers(one: Mapping[str, Json], two: Mapping[str, Json]) -> list[str]:
+  return [
+    f'{name} {one[name]!r} in A, {two[name]!r} in B'
+    for name in one
+    if name in two and name not in _NOT_COMPARED and one[name] != two[name]
+  ]
+
+
+def _checkpoints(replays: tuple[Replay, Replay], parted: int | None) -> tuple[int | None, int]:
+  """Prints which checkpoints are equal; returns the steps to replay from and to.
+
+  The first is None where there is nothing to replay.
+  """
+  common = sorted(set(replays[0].steps) & set(replays[1].steps))
+  problem = _other_variables(replays)
+  if problem:
+    say(f'Checkpoints: {problem}.')
+    return None, 0
+  for replay in replays:
+    for step in common:
+      replay.check(step)
+  equal, other = 0, None
+  low, high = -1, len(common)  # the states of common[low] are equal, and those of common[high] not
+  while high - low > 1:
+    middle = (low + high) // 2
+    if _state_differences(replays, common[middle]):
+      high = middle
+    else:
+      low = middle
+  if low >= 0:
+    equal = common[low]
+    say(f'Checkpoints: the states of step {equal:,} are equal bit for bit.')
+  if high < len(common):
+    other = common[high]
+    found = _state_differences(replays, other)
+    say(f'Checkpoints: those of step {other:,} differ in {_arrays(len(found))}.')
+  if low < 0:
+    found = _state_differences(replays, 0)
+    if found:
+      say('They part before the first step. The states that they begin with differ:')
+      _say_differences(found)
+      return None, 0
+  ends = [step for step in (other, parted) if step is not None and step > equal]
+  if not ends:
+    say('Nothing differs up to the last step that both have.' if common else 'Nothing to replay.')
+    return None, 0
+  return equal, min(ends)
+
+
+def _other_variables(replays: tuple[Replay, Replay]) -> str:
+  """Returns what keeps two states from being compared; '' if nothing does."""
+  one, two = (
+    {
+      path_name(path): (x.shape, str(x.dtype))
+      for path, x in jax.tree_util.tree_leaves_with_path(replay.trainer.store.task.abstract)
+    }
+    for replay in replays
+  )
+  if one.keys() != two.keys():
+    names = sorted(one.keys() ^ two.keys())
+    return f'the states have other arrays: {listed(names)}'
+  other = [name for name in one if one[name] != two[name]]
+  return f'arrays have other shapes: {listed(sorted(other))}' if other else ''
+
+
+def _state_differences(replays: tuple[Replay, Replay], step: int) -> list[Difference]:
+  one, two = (replay.state(step) for replay in replays)
+  return list(differences(one, two))
+
+
+def _replayed(replays: tuple[Replay, Replay], start: int, end: int) -> list[str] | None:
+  """Returns lines on the first step where two replays part; None if they do not."""
+  one, two = (replay.state(start) for replay in replays)
+  with replays[0].stepping(start) as of_one, replays[1].stepping(start) as of_two:
+    for step in range(start + 1, end + 1):
+      batches = of_one.draw(one), of_two.draw(two)
+      if found := _other_batches(*batches):
+        return [f'step {step:,}: the batches differ: {found}']
+      kept = jax.tree.map(lambda x: x.copy(), one)
+      (one, of_a), (two, of_b) = of_one(one, batches[0]), of_two(two, batches[1])
+      other = list(differences(one, two))
+      metrics = _other_metrics(of_a, of_b)
+      if other or metrics:
+        return _explained(replays, kept, batches, step, metrics, other)
+  return None
+
+
+def _other_batches(one: Mapping[str, jax.Array], two: Mapping[str, jax.Array]) -> str:
+  """Returns the first place where two batches differ; '' if there is none."""
+  if one.keys() != two.keys():
+    return f'one has {", ".join(sorted(one.keys() ^ two.keys()))}, and the other does not'
+  for name in one:
+    a, b = np.asarray(one[name]), np.asarray(two[name])
+    if a.shape != b.shape:
+      return f'{name} is {list(a.shape)} in A and {list(b.shape)} in B'
+    if a.tobytes() != b.tobytes():
+      place = [int(i) for i in np.argwhere(a != b)[0]]
+      rows = len(np.unique(np.argwhere(a != b)[:, 0]))
+      return (
+        f'{name} in {rows} of {len(a)} rows, first in row {place[0]} at position {place[1:]}: '
+        f'{a[tuple(place)]} in A, {b[tuple(place)]} in B. paxlite data RUN --step shows the texts'
+      )
+  return ''
+
+
+def _other_metrics(one: Metrics, two: Metrics) -> list[str]:
+  a, b = to_host(one), to_host(two)
+  same = lambda x, y: x == y or (x != x and y != y)
+  return [
+    f'{name.rpartition("/")[2]} {a[name]!r} in A, {b.get(name)!r} in B'
+    for name in a
+    if not same(a[name], b.get(name, a[name]))
+  ]
+
+
+def _explained(
+  replays: tuple[Replay, Replay],
+  state: TrainState,
+  batches: Sequence[Mapping[str, jax.Array]],
+  step: int,
+  metrics: list[str],
+  arrays: list[Difference],
+) -> list[str]:
+  """Returns lines on a step that parts two runs, although state and batch before it are equal."""
+  one, two = (_gradients(r, state, b, step) for r, b in zip(replays, batches, strict=True))
+  of_gradients = list(differences(one, two))
+  total = len(jax.tree.leaves(one))
+  lines = [f'step {step:,}: the state before it and its batch are equal']
+  if metrics:
+    lines.append(f'metrics: {"; ".join(metrics[:4])}')
+  if of_gradients:
+    lines.append(f'gradients: {len(of_gradients)} of {_arrays(total)} differ')
+    lines += [f'  {d}' for d in of_gradients[:_SHOWN]]
+  else:
+    lines.append(f'gradients: all {total} arrays are equal, so the optimizer makes the difference')
+  lines.append(f'state after it: {_arrays(len(arrays))} differ')
+  lines += [f'  {d}' for d in ([] if of_gradients else arrays[:_SHOWN])]
+  return lines
+
+
+def _gradients(
+  replay: Replay, state: TrainState, batch: Mapping[str, jax.Array], step: int
+) -> PyTree:
+  sharded = replay.trainer.store.task
+  task = sharded.task
+  key = jax.random.fold_in(jax.random.key(sharded.seed), step - 1)
+
+  def gradients(params: PyTree, batch: Mapping[str, jax.Array], overwritten: PyTree) -> PyTree:
+    return task.grads(params, dict(batch), key, overwritten)[0]
+
+  with sharded.compiling():
+    return jax.jit(gradients)(state.params, dict(batch), state.overwritten)
+
+
+def _arrays(count: int) -> str:
+  return '1 array' if count == 1 else f'{count} arrays'
+
+
+def _say_list(title: str, lines: Sequence[str]) -> None:
+  say(f'{title}:')
+  for line in lines[:_SHOWN]:
+    say(f'  {line}')
+  if len(lines) > _SHOWN:
+    say(f'  and {len(lines) - _SHOWN} more')
+
+
+def _say_differences(found: Sequence[Difference]) -> None:
+  for difference in found[:_SHOWN]:
+    say(f'  {difference}')
+  if len(found) > _SHOWN:
+    say(f'  and {len(found) - _SHOWN} arrays more')

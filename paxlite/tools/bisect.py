@@ -1,0 +1,61 @@
+"""paxlite bisect RUN_A RUN_B [NAME=VALUE …]
+
+Finds where two runs part that should agree. It prints what differs before training (values,
+versions, devices, data), the first recorded step with other numbers, and the last checkpoints that
+are equal. From there it replays both, and names the first step that gives other bits, and in it the
+batch, the gradients or the arrays that differ. NAME=VALUE changes both, such as the mesh, where
+this machine has other devices. Nothing is written. docs/verifying.md tells more.
+
+Example:
+  paxlite bisect runs/yesterday runs/today
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from paxlite.cli import command_line
+from paxlite.cli.parser import Parser, stored
+from paxlite.core.errors import UserError
+
+if TYPE_CHECKING:
+  from paxlite.programs.run import Run
+
+PARSER = Parser(__doc__)
+PARSER.word('first', 'RUN_A', 'the folder of a run', stored)
+PARSER.word('second', 'RUN_B', 'the folder of another run', stored)
+PARSER.option(
+  '--import', 'a module of yours with the class of a run', action='append', default=[],
+  dest='imports', metavar='MODULE',
+)  # fmt: skip
+PARSER.attributes()
+
+
+def main(argv: Sequence[str]) -> None:
+  args = PARSER.parsed(argv)
+  for module in args.imports:
+    command_line.import_asked(module)
+
+  from paxlite.compilation import cache
+  from paxlite.parallel import devices
+  from paxlite.programs.bisection import bisect
+
+  runs = [_run(folder, args.attributes) for folder in (args.first, args.second)]
+  cache.enable()
+  devices.present()
+  bisect(*runs)
+
+
+def _run(folder: str, changes: Mapping[str, str]) -> 'Run':
+  from paxlite.programs.launch import run_in
+  from paxlite.programs.run import Run
+  from paxlite.programs.run_folder import located_run
+  from paxlite.programs.weights_model import build_experiment
+
+  found = run_in(folder)
+  if found is None:
+    raise UserError(f'{folder} holds no run (experiment.json is missing)')
+  experiment = build_experiment(found['experiment'], [], dict(changes), found)
+  path, address = located_run(folder, None)
+  if address is not None:
+    raise UserError(f'{folder} is in an object store: copy it here first')
+  return Run(experiment, path, read_only=True, save=False)

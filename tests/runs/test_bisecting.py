@@ -1,0 +1,95 @@
+"""Two runs that should agree, and do not."""
+
+import json
+
+import pytest
+
+from paxlite.data import packaged
+from tests.runs.test_verifying import FLIPPED, SHORT
+from tests.support import runs
+
+
+def bisected(one, other, *flags: str, code: int = 0) -> str:
+  command = ['bisect', str(one), str(other), '--import=tests.support.experiments', *flags]
+  result = runs.module('paxlite', *command, code=code)
+  return result.stdout + result.stderr
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('bisect') / 'run'
+  runs.run(folder, *SHORT)
+  return folder
+
+
+@pytest.mark.slow
+def test_runs_that_agree(run, tmp_path):
+  runs.run(tmp_path / 'again', *SHORT)
+  found = bisected(run, tmp_path / 'again')
+  assert 'nothing differs: values, versions, devices and data' in found
+  assert 'Records: all 8 common steps are equal.' in found
+  assert 'the states of step 8 are equal bit for bit' in found
+  assert 'Nothing differs up to the last step that both have.' in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('flag', 'lines'),
+  [
+    (
+      'LEARNING_RATE=0.0007',
+      [
+        'LEARNING_RATE: 0.0006 in A, 0.0007 in B',
+        'Records: equal up to step 1, they part at step 2: lr 0.0003',
+        'Replaying both from the beginning:',
+        'step 2: the state before it and its batch are equal',
+        'are equal, so the optimizer makes the difference',
+      ],
+    ),
+    (
+      'ACTIVATION_CLS=gelu_exact',
+      ['Records: they part at step 1: ', 'gradients: ', 'arrays differ'],
+    ),
+    ('SEED=4', ['They part before the first step.', 'params/embedding/emb_var: ']),
+    ('MODEL_DIMS=64', ['Checkpoints: arrays have other shapes: opt_state/1/m/embedding/emb_var']),
+    ('NUM_LAYERS=2', ['Checkpoints: the states have other arrays: ']),
+  ],
+)
+def test_what_parts_two_runs_is_named(flag, lines, run, tmp_path):
+  runs.run(tmp_path / 'other', *SHORT, f'--fdl.{flag}')
+  found = bisected(run, tmp_path / 'other')
+  for line in lines:
+    assert line in found
+
+
+@pytest.mark.slow
+def test_a_run_whose_memory_lost_a_bit(run, tmp_path):
+  runs.run(tmp_path / 'RUN', *SHORT, module=FLIPPED, env=dict(FLIPS='params:0:6'))
+  found = bisected(run, tmp_path / '0')
+  assert 'nothing differs: values, versions, devices and data' in found
+  assert 'the states of step 4 are equal bit for bit' in found
+  assert 'Replaying both from step 4:' in found
+  assert 'both give the same bits up to step 8, on this machine' in found
+
+
+@pytest.mark.slow
+def test_other_data(tmp_path):
+  texts = [{'text': f'{i} ' * (3 + i % 40)} for i in range(400)]
+  flags = [*SHORT, f'--fdl.VOCAB_PATH={packaged.VOCAB}']
+  for name in 'ab':
+    if name == 'b':
+      texts[250]['text'] = 'another text'
+    file = tmp_path / f'{name}.jsonl'
+    file.write_text('\n'.join(map(json.dumps, texts)) + '\n')
+    config = 'tests.support.experiments.TinyDocuments'
+    runs.run(tmp_path / f'run_{name}', *flags, f'--fdl.TRAIN_SOURCES={file}', config=config)
+  found = bisected(tmp_path / 'run_a', tmp_path / 'run_b')
+  assert 'the records of the training data differ' in found
+  assert ': the batches differ: ids in ' in found or 'all 8 common steps are equal' in found
+
+
+@pytest.mark.parametrize('place', ['', 'gone'])
+def test_a_folder_without_a_run(place, tmp_path):
+  (tmp_path / 'empty').mkdir()
+  folder = tmp_path / (place or 'empty')
+  assert 'holds no run (experiment.json is missing)' in bisected(folder, folder, code=2)
