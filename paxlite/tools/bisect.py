@@ -1,4 +1,4 @@
-"""paxlite bisect RUN_A RUN_B [NAME=VALUE …]
+"""paxlite bisect RUN OTHER [NAME=VALUE …]
 
 Finds where two runs part that should agree. It prints what differs before training (values,
 versions, devices, data), the first recorded step with other numbers, and the last checkpoints that
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
   from paxlite.programs.run import Run
 
 PARSER = Parser(__doc__)
-PARSER.word('first', 'RUN_A', 'the folder of a run', stored)
-PARSER.word('second', 'RUN_B', 'the folder of another run', stored)
+PARSER.word('first', 'RUN', 'the folder of a run', stored)
+PARSER.word('second', 'OTHER', 'the folder of another run', stored)
 PARSER.option(
   '--import', 'a module of yours with the class of a run', action='append', default=[],
   dest='imports', metavar='MODULE',
