@@ -189,6 +189,7 @@ def rewards_of(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   'more', [[], ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'], ['--fdl.POLICY_RATIO=sequence']]
 )
@@ -264,7 +265,8 @@ def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('turns', [1, 2])
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.parametrize('turns', [2, 1])
 def test_processes_generate_and_reward_together(files, tmp_path, turns):
   """Two processes of two devices each train on the same answers as one, also within a rollout."""
   given = [*flags(files, 'prompts' if turns == 1 else 'chats'), '--fdl.PERCORE_BATCH_SIZE=4']

@@ -117,6 +117,7 @@ def test_the_device_with_other_bits_is_named(devices, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   ('flip', 'message'),
   [
@@ -136,24 +137,24 @@ def test_processes_agree_on_the_device(flip, message, tmp_path):
     assert re.search(message, stderr)
 
 
+MESHES = {
+  'all axes': ['--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.NUM_MICROBATCHES=2'],
+  'dropout': ['--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.DROPOUT_PROB=0.1'],
+  'narrow moments': ['--fdl.ICI_MESH_SHAPE=[4,2,1]', '--fdl.ADAM_MOMENTS_DTYPE=int8'],
+}
+
+
 @pytest.mark.slow
-def test_a_mesh_with_all_axes_and_dropout_gives_no_false_alarm(tmp_path):
-  flags = ['--fdl.VERIFY_EVERY_N_STEPS=1', '--fdl.PERCORE_BATCH_SIZE=2']
-  for name, more in {
-    'axes': ['--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.NUM_MICROBATCHES=2'],
-    'noise': ['--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.DROPOUT_PROB=0.1'],
-    'narrow': ['--fdl.ICI_MESH_SHAPE=[4,2,1]', '--fdl.ADAM_MOMENTS_DTYPE=int8'],
-  }.items():
-    result = runs.run(tmp_path / name, *SHORT, *flags, *more, devices=8)
-    assert 'depends on where' not in result.stderr
-  plain = runs.run(
-    tmp_path / 'plain', *SHORT, '--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.NUM_MICROBATCHES=2',
-    '--fdl.PERCORE_BATCH_SIZE=2', devices=8,
-  )  # fmt: skip
-  assert plain.returncode == 0
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.parametrize('name', MESHES)
+def test_verified_steps_change_nothing_and_give_no_false_alarm(name, tmp_path):
+  flags = [*SHORT, *MESHES[name], '--fdl.PERCORE_BATCH_SIZE=2']
+  result = runs.run(tmp_path / 'verified', *flags, '--fdl.VERIFY_EVERY_N_STEPS=1', devices=8)
+  assert 'depends on where' not in result.stderr
+  runs.run(tmp_path / 'plain', *flags, devices=8)
   keys = 'step', 'loss', 'grad_norm'
   of = lambda name: [[r[k] for k in keys] for r in runs.records(tmp_path / name)]
-  assert of('axes') == of('plain')
+  assert of('verified') == of('plain')
 
 
 @pytest.mark.parametrize(
