@@ -16,6 +16,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch
+from paxlite.data.places import Place
 
 if TYPE_CHECKING:
   from paxlite.data.file_array import SortedFileArray
@@ -101,6 +102,36 @@ class TokenRows:
     stated = f'token id {largest} and states {self.max_token_id} as its largest'
     self._check(largest <= self.max_token_id, stated)
     return self._with_segments(batch, indices) if self.rows == 'packed' else batch
+
+  @property
+  def num_documents(self) -> int:
+    return len(self.seq_starts) - 1
+
+  def origins(self, indices: np.ndarray) -> np.ndarray:
+    """Returns (document, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding."""
+    T = self.seq_len
+    found = np.full((len(indices), T, 2), -1, np.int64)
+    for r, index in enumerate(indices.tolist()):
+      if self.rows == 'sequences':
+        length = min(self.length_of(index), T)
+        found[r, :length] = np.stack([np.full(length, index), np.arange(length)], axis=1)
+        continue
+      at = np.arange(index * T, min((index + 1) * T, len(self.tokens)))
+      # With another dtype than that of seq_starts, NumPy would convert all of seq_starts.
+      ends = np.array([at[0] + 1, at[-1] + 1]).astype(self.seq_starts.dtype)
+      first, last = (int(i) - 1 for i in self.seq_starts.searchsorted(ends))
+      starts = np.asarray(self.seq_starts[first : last + 1]).astype(np.int64)
+      document = starts.searchsorted(at, side='right') - 1
+      found[r, : len(at)] = np.stack([first + document, at - starts[document]], axis=1)
+    return found
+
+  def place_of(self, document: int) -> Place:
+    start = int(self.seq_starts[document])
+    detail = f'document {document}, token {start:,} of the file'
+    return Place(self.name, detail=detail, unknown='tokens keep no names of the files they were')
+
+  def length_of(self, document: int) -> int:
+    return int(self.seq_starts[document + 1]) - int(self.seq_starts[document])
 
   def _stream(self, indices: np.ndarray) -> Batch:
     T, count = self.seq_len, len(self.tokens)

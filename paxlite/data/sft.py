@@ -12,6 +12,7 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.data.base import Batch, RowArray, mix
 from paxlite.data.chat_format import Conversation, NoTemplate
+from paxlite.data.places import Place
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
 from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
@@ -31,7 +32,7 @@ class SftExample:
   """Token ids [n] and a mask [n] of those in the answer, which are learned.
 
   The identity is that of the record, whichever tokenizer and template have encoded it. A preference
-  says what a loss takes the answer for: see preferences.py.
+  says what a loss takes the answer for: see preferences.py. The place is that of the record.
   """
 
   ids: np.ndarray
@@ -39,6 +40,7 @@ class SftExample:
   identity: int
   is_cut: bool = False
   preference: int = 0
+  place: str = ''
 
 
 class SftRows:
@@ -200,6 +202,31 @@ class SftRows:
         start = end
     return batch | {'weights': weights} | {k: v[indices] for k, v in self.row_values.items()}
 
+  @property
+  def num_documents(self) -> int:
+    return len(self._examples)
+
+  def origins(self, indices: np.ndarray) -> np.ndarray:
+    """Returns (example, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding.
+
+    Token 0 of an example is no target, as nothing precedes it.
+    """
+    found = np.full((len(indices), self.seq_len, 2), -1, np.int64)
+    for r, index in enumerate(indices):
+      start = 0
+      for number in self._rows[index]:
+        tokens = np.arange(1, len(self._examples[number].ids))
+        end = start + len(tokens)
+        found[r, start:end] = np.stack([np.full(len(tokens), number), tokens], axis=1)
+        start = end
+    return found
+
+  def place_of(self, document: int) -> Place:
+    return Place.of(self._examples[document].place)
+
+  def length_of(self, document: int) -> int:
+    return len(self._examples[document].ids) - 1
+
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     """Yields the place of each record and its examples."""
     for file in files:
@@ -238,9 +265,8 @@ class SftRows:
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
-      example = SftExample(
-        example.ids[:most], example.is_answer[:most], example.identity, is_cut=True
-      )
+      ids, is_answer = example.ids[:most], example.is_answer[:most]
+      example = dataclasses.replace(example, ids=ids, is_answer=is_answer, is_cut=True)
     self._examples.append(example)
 
   def _too_long(self) -> str:
@@ -269,7 +295,7 @@ class SftRows:
   def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
     encoded = self._encoded(place, contents)
     self._warnings.add(place, encoded)
-    return SftExample(encoded.ids, encoded.is_learned, identity(contents))
+    return SftExample(encoded.ids, encoded.is_learned, identity(contents), place=place)
 
   def _encoded(self, place: str, contents: Pair | Conversation) -> Encoded:
     with located(place):
