@@ -107,20 +107,16 @@ class TextRows(TokenRows):
   def place_of(self, document: int) -> Place:
     """Returns the file of a block, the line in which it begins, and its characters."""
     start, end = self._spans[document]
-    for file, first, after in self._extents:
-      if start < after:
-        line = 1 + read_text(file)[: start - first].count('\n')
-        return Place(file, line, f'characters {start - first:,} to {end - first - 1:,}')
+    for file, text in zip(self._files, self._texts, strict=True):
+      if start < len(text):
+        line = 1 + text[:start].count('\n')
+        return Place(file, line, f'characters {start} to {end - 1}')
+      start, end = start - len(text), end - len(text)
     raise IndexError(document)
 
   @functools.cached_property
-  def _extents(self) -> list[tuple[str, int, int]]:
-    """The files with the places in all the text at which they begin and end."""
-    lengths = [len(read_text(file)) for file in self._files]
-    ends = list(itertools.accumulate(lengths))
-    return [
-      (f, end - n, end) for f, n, end in zip(self._files, lengths, ends, strict=True)
-    ]
+  def _texts(self) -> list[str]:
+    return [read_text(file) for file in self._files]
 
   @property
   def contents(self) -> str:

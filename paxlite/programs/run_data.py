@@ -93,6 +93,7 @@ class RunData:
     self._stretches, self._first = self._read_stretches()
     self._experiments: dict[int, Experiment] = {}
     self._inputs: dict[int, Input] = {}
+    self._built: list[tuple[fdl.Config, Input]] = []
 
   @functools.cached_property
   def steps_done(self) -> int:
@@ -232,7 +233,10 @@ class RunData:
     e, stretch = self._experiment(number), self._stretches[number]
     # Fine-tuning asks for weights here, which the data do not need.
     config = SftFiles.train_input(e) if isinstance(e, SftFiles) else e.train_input()
-    data = fdl.build(config)
+    same = [data for other, data in self._built if other == config]
+    data = same[0] if same else fdl.build(config)
+    if not same:  # other values of the experiment, as MAX_STEPS, change no data
+      self._built.append((config, data))
     if isinstance(data, RolloutInput):
       raise UserError(
         f'{self.place} was trained on what the model itself generated: no data hold these texts'
