@@ -130,6 +130,11 @@ class RunData:
         else f'{self.place} has done no step yet'
       )
 
+  @property
+  def first_steps(self) -> list[int]:
+    """The first step of each start or rollback that is known."""
+    return [stretch.step + 1 for stretch in self._stretches if stretch.step < self.steps_done]
+
   def data_of(self, step: int) -> Input:
     """Returns the input of a step, whose batches are not traced."""
     return self._input(self._number(step))

@@ -179,7 +179,7 @@ def test_a_run_whose_seed_and_data_changed(tmp_path, got):
   changed = written(tmp_path / 'more.jsonl', [{'prompt': 'a', 'completion': ' b c d'}] * 9)
   more = e.replaced(MAX_STEPS=11, SEED=7, TRAIN_FILES=[*e.TRAIN_FILES, changed])
   train(Run(more, folder, accept_changes=True))
-  with pytest.raises(UserError, match='was trained on other data up to step 5'):
+  with pytest.raises(UserError, match='was trained on other data from step 6 on than at its end'):
     tool.main([str(folder), '--counts'])
   (tmp_path / 'more.jsonl').write_text('{"prompt": "a", "completion": " b"}\n')
   assert RunData(str(folder)).batch(8)['ids'].shape == (4, 32)

@@ -39,12 +39,13 @@ def counted(run: RunData) -> Counts:
   tokens: collections.Counter[Key] = collections.Counter()
   longest: collections.Counter[Key] = collections.Counter()
   data = run.data_of(steps)
-  for step, batch in run.batches(1, steps):
-    if run.data_of(step) is not data:
-      raise UserError(
-        f'{run.place} was trained on other data up to step {step:,}, so that its documents cannot be '
-        'counted as one set'
-      )
+  others = [step for step in run.first_steps if run.data_of(step) is not data]
+  if others:
+    raise UserError(
+      f'{run.place} was trained on other data from step {others[-1]:,} on than at its end, so that '
+      'its documents cannot be counted as one set'
+    )
+  for _, batch in run.batches(1, steps):
     for row in range(len(batch['ids'])):
       for piece in pieces(batch, row):
         if not names_records(data, piece.key):
