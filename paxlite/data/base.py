@@ -184,6 +184,12 @@ class RowInput:
       yield batch
 
 
+def blank(batch: Batch, where: np.ndarray) -> None:
+  """Makes padding of the targets of a batch at `where` [b, T], in place."""
+  for array in batch.values():
+    array[where] = 0
+
+
 def numbers(step: int, batch_size: int) -> np.ndarray:
   """Returns the numbers of the rows of a step's batch, counted from step 0, int64 [batch_size]."""
   return step * batch_size + np.arange(batch_size, dtype=np.int64)

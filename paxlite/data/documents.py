@@ -111,6 +111,7 @@ class DocumentDataset:
   held_out_every: int
   skip_unreadable: bool
   num_skipped: int = 0
+  left_out: frozenset[str] = frozenset()  # places of records; see left_out.py
 
   rate = 1.0
 
@@ -154,6 +155,8 @@ class DocumentDataset:
         if here < start or number not in raws or not self._is_wanted(offset + number):
           continue
         place = source.place(inner, number)
+        if place in self.left_out:
+          continue
         text = self._text(raws[number], place)
         if text:
           with located(place):
@@ -175,8 +178,9 @@ class DocumentDataset:
     for shard in range(self.num_shards):
       source, inner, offset = self._find(shard)
       for number, raw in source.read(inner):
-        if self._is_wanted(offset + number):
-          count += bool(self._text(raw, source.place(inner, number)))
+        place = source.place(inner, number)
+        if self._is_wanted(offset + number) and place not in self.left_out:
+          count += bool(self._text(raw, place))
     return count
 
   def _text(self, raw: Raw, place: str) -> str:

@@ -160,13 +160,12 @@ class _Noted:
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Example]]:
-    first = self._offset
     for number, example in self._dataset.examples(shard, shuffle, seed, start):
       record = number
       if isinstance(self._dataset, TracedDataset):
         record = self._dataset.record_of(shard, shuffle, seed, number)
+      first = self._offset if number == start else 0
       self._waiting.append((shard, record, first, len(example.ids[: self._most])))
-      first = 0
       yield number, example
 
   def origins(self, row: Batch) -> np.ndarray:

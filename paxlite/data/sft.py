@@ -14,7 +14,7 @@ from paxlite.data.base import Batch, RowArray, mix
 from paxlite.data.chat_format import Conversation, NoTemplate
 from paxlite.data.places import Place
 from paxlite.data.record_files import Record
-from paxlite.data.records import read_records
+from paxlite.data.records import canonical, read_records
 from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
 from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
@@ -95,6 +95,7 @@ class SftRows:
 
   examples_of_a_record = 1
   noun = 'example'
+  left_out: frozenset[int] = frozenset()  # examples that are padding; see left_out.py
 
   def __init__(
     self,
@@ -194,6 +195,9 @@ class SftRows:
       for segment, number in enumerate(self._rows[index], 1):
         example = self._examples[number]
         end = start + len(example.ids) - 1
+        if number in self.left_out:  # its place stays, as padding
+          start = end
+          continue
         batch['ids'][r, start:end] = example.ids[:-1]
         batch['labels'][r, start:end] = example.ids[1:]
         batch['segment_ids'][r, start:end] = segment
@@ -217,9 +221,25 @@ class SftRows:
       for number in self._rows[index]:
         tokens = np.arange(1, len(self._examples[number].ids))
         end = start + len(tokens)
+        if number in self.left_out:
+          start = end
+          continue
         found[r, start:end] = np.stack([np.full(len(tokens), number), tokens], axis=1)
         start = end
     return found
+
+  def leave_out(self, places: Sequence[Place]) -> list[Place]:
+    """Makes padding of the examples that are among `places`; returns those that are."""
+    wanted = {(canonical(p.source), p.record): p for p in places}
+    sources = {source: canonical(source) for source in {Place.of(e.place).source for e in self._examples}}
+    found = {}
+    for number, example in enumerate(self._examples):
+      place = Place.of(example.place)
+      key = sources[place.source], place.record
+      if key in wanted:
+        self.left_out |= {number}
+        found[wanted[key]] = None
+    return list(found)
 
   def place_of(self, document: int) -> Place:
     return Place.of(self._examples[document].place)

@@ -227,7 +227,7 @@ class StreamInput:
     seed = None if epoch is None else (self.seed + epoch * 7919) % 2**31
     examples = dataset.examples(shard, shuffled, seed, example)
     if self.rows == 'stream':
-      return stream_rows(examples, self.seq_len, self.source.start_id, offset)
+      return stream_rows(examples, self.seq_len, self.source.start_id, example, offset)
     return packed_rows(examples, self.seq_len, self.source.start_id)
 
   def shard_order(self, shards: Sequence[int], epoch: int) -> list[int]:

@@ -4,13 +4,14 @@ import functools
 import itertools
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.places import Place
+from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind, TokenRows
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
@@ -113,6 +114,10 @@ class TextRows(TokenRows):
         return Place(file, line, f'characters {start} to {end - 1}')
       start, end = start - len(text), end - len(text)
     raise IndexError(document)
+
+  def _numbers(self, sources: Container[str]) -> dict[tuple[str, int | None], int]:
+    places = enumerate(map(self.place_of, range(self.num_documents)))
+    return {(canonical(place.source), place.record): i for i, place in places}
 
   @functools.cached_property
   def _texts(self) -> list[str]:

@@ -26,10 +26,13 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import find_known
+from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
 from paxlite.programs.weights_model import build_experiment
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.data_records import DataRecords
+
+_IDENTITY = 'fingerprint', 'tokens', 'left_out'  # what fingerprints.identity returns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +132,10 @@ class RunData:
         if done
         else f'{self.place} has done no step yet'
       )
+
+  def same_documents(self, step: int, other: int) -> bool:
+    """Returns whether the documents of two steps have the same numbers, if some are left out."""
+    return self._plain_config(self._number(step)) == self._plain_config(self._number(other))
 
   @property
   def first_steps(self) -> list[int]:
@@ -234,10 +241,17 @@ class RunData:
       self._inputs[number] = self._open(number)
     return self._inputs[number]
 
+  def plain_data(self) -> Input:
+    """Returns a new input with the data of the last step, which leaves nothing out."""
+    return fdl.build(self._plain_config(len(self._stretches) - 1))
+
+  def _plain_config(self, number: int) -> fdl.Config:
+    e = self._experiment(number)
+    return _config(e.replaced(LEAVE_OUT='') if isinstance(e, Rows) else e)
+
   def _open(self, number: int) -> Input:
     e, stretch = self._experiment(number), self._stretches[number]
-    # Fine-tuning asks for weights here, which the data do not need.
-    config = SftFiles.train_input(e) if isinstance(e, SftFiles) else e.train_input()
+    config = _config(e)
     same = [data for other, data in self._built if other == config]
     data = same[0] if same else fdl.build(config)
     if not same:  # other values of the experiment, as MAX_STEPS, change no data
@@ -246,7 +260,11 @@ class RunData:
       raise UserError(
         f'{self.place} was trained on what the model itself generated: no data hold these texts'
       )
-    if why := change(identity(data), stretch.identity):
+    now = identity(data)
+    why = change(now, stretch.identity)
+    if not why and stretch.identity and now.get('left_out') != stretch.identity.get('left_out'):
+      why = f'the file LEAVE_OUT={getattr(e, "LEAVE_OUT", "")} has changed since'
+    if why:
       raise UserError(f'{data.name} is not what {self.place} was trained on: {why}')
     return data
 
@@ -281,7 +299,7 @@ class RunData:
         values = record['values']
       if not isinstance(record.get('batch_size'), int):
         continue
-      known = {k: record[k] for k in ('fingerprint', 'tokens') if k in record}
+      known = {k: record[k] for k in _IDENTITY if k in record}
       new = Stretch(record['step'], record['batch'], record['batch_size'], values, known)
       while found and found[-1].step >= new.step:
         found.pop()
@@ -290,7 +308,7 @@ class RunData:
     if not found:
       newest = self._saved[max(self._saved)] if self._saved else {}
       skipped = newest.get('skipped_batches', 0)
-      known = {k: newest[k] for k in ('fingerprint', 'tokens') if k in newest}
+      known = {k: newest[k] for k in _IDENTITY if k in newest}
       step = newest['step'] if skipped else 0
       return [Stretch(step, step + skipped, newest.get('batch_size'), values, known)], step
     first = found[0]
@@ -300,3 +318,8 @@ class RunData:
     return found, first.step
 
 
+
+
+def _config(e: Experiment) -> fdl.Config:
+  """Returns the config of the training data; fine-tuning asks for weights, which they do not need."""
+  return SftFiles.train_input(e) if isinstance(e, SftFiles) else e.train_input()

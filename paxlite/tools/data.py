@@ -9,7 +9,8 @@ and without a tokenizer, that of the demo is used, so that counts are rough. Not
 
 RUN is the folder of a run. --step shows the texts that a step was trained on, with their files and
 records, --spike those of the step whose recorded loss is furthest above the steps beside it, and
---counts how often each document was seen. Two runs are compared batch by batch.
+--counts how often each document was seen. --without writes a file of records that a continuation
+leaves out. Two runs are compared batch by batch.
 
 Examples:
   paxlite data chats.jsonl
@@ -25,7 +26,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from paxlite.cli.parser import Parser, stored
+from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.stores.addresses import is_address
@@ -54,6 +55,13 @@ PARSER.option('--step', 'the texts of this step of RUN, as metrics.jsonl counts 
 PARSER.option('--row', 'only this row of the step, from 0, with all of its tokens', int)
 PARSER.option('--spike', 'the texts of the step whose loss is furthest above its neighbors', bool)
 PARSER.option('--counts', 'how often RUN has seen each document', bool)
+PARSER.option(
+  '--without', 'plans a continuation of RUN without FILE:RECORD,… or STEP:ROW,…', metavar='RECORDS'
+)
+PARSER.option(
+  '--output', 'the file for LEAVE_OUT that --without writes (left_out.txt)', local,
+  default='left_out.txt',
+)  # fmt: skip
 PARSER.option('--json', 'prints one JSON object, with all ids and texts', bool)
 PARSER.option('--examples', 'how many examples are shown (3)', int, default=3)
 PARSER.attributes()
@@ -84,6 +92,7 @@ def main(argv: Sequence[str]) -> None:
 def _asks_of_run(args: argparse.Namespace) -> bool:
   """Returns whether the arguments ask what a run was trained on; UserError if they do not fit."""
   modes = {'step': args.step is not None, 'spike': args.spike, 'counts': args.counts}
+  modes['without'] = args.without is not None
   asked = [f'--{name}' for name, is_asked in modes.items() if is_asked]
   runs = [name for name in args.files if _is_run(name)]
   if not asked and len(runs) < 2:
@@ -234,7 +243,7 @@ def _odd(e: 'Experiment') -> list[str]:
   contents_of = SftRows.contents_of
   if isinstance(e, SftFiles):
     files, field = expanded(e.TRAIN_FILES), ''
-    source = SftFiles.train_input(e).source
+    source = SftFiles.train_input(e.replaced(LEAVE_OUT='')).source
     rows = cast('type[SftRows]', fdl.get_callable(source))
     vocab, contents_of = source.vocab_path, rows.contents_of
   elif isinstance(e, DocumentFiles):

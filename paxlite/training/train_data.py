@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.fingerprints import change, identity
+from paxlite.data.fingerprints import change, identity, newly_left_out
 from paxlite.data.positions import merged
 from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
 from paxlite.parallel.partitioning import process_rows
@@ -118,6 +118,9 @@ class TrainData:
           'with another --job_log_dir'
         )
       self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
+    count = newly_left_out(self.identity, metadata) if step else 0
+    if count and jax.process_index() == 0:
+      log.warning('from step %d on, %d more records are left out (LEAVE_OUT)', step + 1, count)
     why = change(self.identity, metadata)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'

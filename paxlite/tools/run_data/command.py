@@ -6,6 +6,7 @@ from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data import comparison, counts, texts
+from paxlite.tools.run_data.planning import planned
 from paxlite.tools.run_data.spikes import Spike, spikes
 
 _MOST_TOKENS = 200  # of a text of a step
@@ -18,6 +19,10 @@ def show(args: argparse.Namespace) -> None:
     _compare(args)
     return
   run = RunData(args.files[0], args.vocab or '')
+  if args.without is not None:
+    for line in planned(run, args.without, args.output):
+      print(line)
+    return
   if args.counts:
     found = counts.counted(run)
     if args.json:

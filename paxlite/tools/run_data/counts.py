@@ -39,7 +39,7 @@ def counted(run: RunData) -> Counts:
   tokens: collections.Counter[Key] = collections.Counter()
   longest: collections.Counter[Key] = collections.Counter()
   data = run.data_of(steps)
-  others = [step for step in run.first_steps if run.data_of(step) is not data]
+  others = [step for step in run.first_steps if not run.same_documents(step, steps)]
   if others:
     raise UserError(
       f'{run.place} was trained on other data from step {others[-1]:,} on than at its end, so that '
