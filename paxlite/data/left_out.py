@@ -1,13 +1,12 @@
 """Records that a run leaves out from some step on, named in a file: FILE:RECORD, a line each.
 
-The places are those of error messages and of `paxlite data`. Lines that begin with # say something to
-people. Nothing else of the data moves: the rows, the order and the positions of streams stay as they
-are, so that a run may begin to leave records out at any step, and the batches of a step are still a
-function of the seed and the step.
+The places are those of error messages and of `paxlite data`. Lines that begin with # say something
+to people. Nothing else of the data moves: the order of records and rows, and the positions of
+streams, stay as they are, so that a run may begin to leave records out at any step.
 
-  streams of documents     the reader passes over the record, and the next one follows the one before
-  rows with segments       the tokens of the record become padding, which no other text attends to
-  rows without segments    are refused: a later text in the row would still see the record
+  streams of documents    the reader passes over the record, and the next one takes its place
+  rows with segments      the tokens of the record become padding, which no other text attends to
+  rows without segments   are refused: a later text in the row would still see the record
 """
 
 import re
@@ -29,22 +28,27 @@ _MOST = 100_000  # records, of which each checkpoint holds a checksum
 _SHARD = re.compile(r'\[\d+\]$')  # of a dataset of several
 
 
-def without(data: Input, path: str) -> Input:
+def without(data: Input, path: str, flag: str = '') -> Input:
   """Makes an input leave the records out that a file names; returns the input.
 
+  Args:
+    data: The input.
+    path: The file.
+    flag: What messages call it; '': LEAVE_OUT.
+
   Raises:
-    UserError: The file names none, or one that is not in the data, or the data cannot leave one out.
+    UserError: The file names none, or one that is not in the data, or they cannot leave it out.
   """
   places = read(path)
-  left = {place: True for place in places}
+  left = dict.fromkeys(places, True)
   for part in data.inputs if isinstance(data, MixtureInput) else [data]:
     for place in _leave_out(part, places):
       left.pop(place, None)
   if left:
     first = next(iter(left))
     raise UserError(
-      f'LEAVE_OUT={path}: {first} is no record of the training data {data.name[:200]}: a line is '
-      'FILE:RECORD, as paxlite data shows them'
+      f'{flag or f"LEAVE_OUT={path}"}: {first} is no record of the training data {data.name[:200]}: '
+      'a record is named FILE:RECORD, as paxlite data shows it'
     )
   data.left_out = checksums(places)  # type: ignore[attr-defined]
   return data
@@ -81,7 +85,7 @@ def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
   """Makes an input leave records out; returns those that are its own."""
   source = getattr(data, 'source', None)
   if isinstance(data, StreamInput):
-    found = []
+    found: list[Place] = []
     for dataset in data.source.datasets:
       if not isinstance(dataset, DocumentDataset):
         raise _refusal(data.name, 'SeqIO does not say which record a text is')
@@ -112,6 +116,4 @@ def _file(place: Place) -> str:
 
 
 def _refusal(name: str, why: str) -> UserError:
-  return UserError(
-    f'LEAVE_OUT: no record can be left out of {name[:200]} exactly, because {why}'
-  )
+  return UserError(f'LEAVE_OUT: no record can be left out of {name[:200]} exactly, because {why}')

@@ -4,14 +4,15 @@
 
   origin    int64 [b, T, 5], the fields of Field for each target; −1 where nothing is known
 
-The places that error messages name, as corpus.jsonl:17, are also the names of records here. A source
-that cannot say where its tokens come from says why, in the field `unknown` of a Place.
+The places that error messages name, as corpus.jsonl:17, are also the names of records here. A
+source that cannot say where its tokens come from says why, in the field `unknown` of a Place.
 """
 
 import collections
 import copy
 import dataclasses
 import enum
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -126,9 +127,7 @@ class _TracedStream(StreamInput):
   """A StreamInput with the rows of another one, and their origins."""
 
   def __init__(self, data: StreamInput, number: int):
-    super().__init__(
-      data.source, data.seq_len, data.batch_size, data.rows, data.seed, data.shuffle
-    )
+    super().__init__(data.source, data.seq_len, data.batch_size, data.rows, data.seed, data.shuffle)
     self._number = number
 
   def rows_of(
@@ -282,7 +281,7 @@ def pieces(batch: Batch, row: int) -> list[Piece]:
     new[1:] |= segments[1:] != segments[:-1]
   starts = [*np.flatnonzero(new).tolist(), len(ids)]
   found = []
-  for start, after in zip(starts, starts[1:], strict=False):
+  for start, after in itertools.pairwise(starts):
     if not is_text[start]:
       continue
     token = int(origin[start, Field.TOKEN])

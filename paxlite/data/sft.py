@@ -231,8 +231,10 @@ class SftRows:
   def leave_out(self, places: Sequence[Place]) -> list[Place]:
     """Makes padding of the examples that are among `places`; returns those that are."""
     wanted = {(canonical(p.source), p.record): p for p in places}
-    sources = {source: canonical(source) for source in {Place.of(e.place).source for e in self._examples}}
-    found = {}
+    sources = {
+      source: canonical(source) for source in {Place.of(e.place).source for e in self._examples}
+    }
+    found: dict[Place, None] = {}
     for number, example in enumerate(self._examples):
       place = Place.of(example.place)
       key = sources[place.source], place.record

@@ -32,7 +32,7 @@ class Rows(LanguageModel, subject='Data'):
   )
 
   LEAVE_OUT: Run[StoredPath] = (
-    ''  # file that names records to leave out of training, FILE:RECORD a line (paxlite data --without)
+    ''  # file of records that training leaves out, FILE:RECORD a line; paxlite data --without
   )
 
   def leaving_out(self, data: fdl.Config) -> fdl.Config:

@@ -1,6 +1,6 @@
-"""What a run was trained on: its batches, read again from the data, with the origin of each token.
+"""What a run was trained on: its batches, read again from the data, with their origins.
 
-Nothing here needs an accelerator or the parameters. The batch of a step is computed from its number.
+Nothing here needs an accelerator or the parameters. A step's batch is computed from its number.
 Streams are read from the nearest position that the run has kept: see training.data_records.
 """
 
@@ -120,7 +120,9 @@ class RunData:
   def tokenizer(self) -> Tokenizer | None:
     """The tokenizer of the data; None if the run names none, as on random tokens."""
     e = self.experiment
-    path = self._vocab or e.tokenizer_path or e.weights.tokenizer or os.environ.get('VOCAB_PATH', '')
+    path = (
+      self._vocab or e.tokenizer_path or e.weights.tokenizer or os.environ.get('VOCAB_PATH', '')
+    )
     return open_tokenizer(path) if path else None
 
   def check_step(self, step: int) -> None:
@@ -193,7 +195,7 @@ class RunData:
         found.close()
 
   def _position(self, number: int, batch: int) -> tuple[int, list[list[int]] | None]:
-    """Returns the nearest kept position before a batch of a stretch, and the number of its batch."""
+    """Returns the nearest kept position before a batch, and the number of the batch there."""
     stretch = self._stretches[number]
     after = self._stretches[number + 1].step if number + 1 < len(self._stretches) else None
     known = [
@@ -318,8 +320,6 @@ class RunData:
     return found, first.step
 
 
-
-
 def _config(e: Experiment) -> fdl.Config:
-  """Returns the config of the training data; fine-tuning asks for weights, which they do not need."""
+  """Returns the config of the training data, without the weights that fine-tuning asks for."""
   return SftFiles.train_input(e) if isinstance(e, SftFiles) else e.train_input()

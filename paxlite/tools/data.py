@@ -1,4 +1,5 @@
-"""paxlite data [FILES…|RUN [RUN]] [--step=N|--spike|--counts] [--fdl_config=EXPERIMENT] [NAME=VALUE …]
+"""paxlite data [FILES…] [--fdl_config=EXPERIMENT] [--vocab=FILE] [NAME=VALUE …]
+paxlite data RUN --step=N|--spike|--counts|--without=RECORDS, or RUN RUN
 
 Shows what a run would see of its data: the format, examples and tokens, a histogram of lengths, how
 full rows are, what is cut or left out, what is odd (empty answers, chats that end with a question,
@@ -8,7 +9,7 @@ experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step has PERC
 and without a tokenizer, that of the demo is used, so that counts are rough. Nothing is written.
 
 RUN is the folder of a run. --step shows the texts that a step was trained on, with their files and
-records, --spike those of the step whose recorded loss is furthest above the steps beside it, and
+records, --spike those of the step whose recorded loss is furthest above the steps before it, and
 --counts how often each document was seen. --without writes a file of records that a continuation
 leaves out. Two runs are compared batch by batch.
 
@@ -53,7 +54,9 @@ PARSER.option('--vocab', "a tokenizer; without it, the experiment's", stored)
 PARSER.option('--chat_template', 'a file with a Jinja template, or its text', stored)
 PARSER.option('--step', 'the texts of this step of RUN, as metrics.jsonl counts steps', int)
 PARSER.option('--row', 'only this row of the step, from 0, with all of its tokens', int)
-PARSER.option('--spike', 'the texts of the step whose loss is furthest above its neighbors', bool)
+PARSER.option(
+  '--spike', 'the texts of the step whose loss is furthest above the steps before it', bool
+)
 PARSER.option('--counts', 'how often RUN has seen each document', bool)
 PARSER.option(
   '--without', 'plans a continuation of RUN without FILE:RECORD,… or STEP:ROW,…', metavar='RECORDS'

@@ -1,8 +1,8 @@
-"""data.jsonl: which data a run has trained on since which step, so that its batches can be read again.
+"""data.jsonl: what a run was trained on since which step, so that its batches can be read again.
 
 A start, and a rollback, write a record of the step, the number of its batch, the batch size, what
-identifies the data, and the values of the experiment, if they have changed. A save adds the position
-of streams. Records of steps that are trained again are dropped.
+identifies the data, and the values of the experiment, if they have changed. A save adds the
+position of streams. Records of steps that are trained again are dropped.
 """
 
 import json
@@ -33,9 +33,7 @@ class DataRecords(Callback):
 
   name: ClassVar[str] = 'data.jsonl'
 
-  def __init__(
-    self, folder: pathlib.Path, data: TrainData, experiment: JsonObject, writes: bool
-  ):
+  def __init__(self, folder: pathlib.Path, data: TrainData, experiment: JsonObject, writes: bool):
     self._path, self._data, self._writes = folder / self.name, data, writes
     self._experiment = {name: experiment[name] for name in ('experiment', 'values')}
     self._has_begun = self._has_failed = False

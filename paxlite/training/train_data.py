@@ -120,7 +120,8 @@ class TrainData:
       self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
     count = newly_left_out(self.identity, metadata) if step else 0
     if count and jax.process_index() == 0:
-      log.warning('from step %d on, %d more records are left out (LEAVE_OUT)', step + 1, count)
+      records = f'{count:,} more record{"s are" if count > 1 else " is"} left out'
+      log.warning('from step %d on, %s (LEAVE_OUT)', step + 1, records)
     why = change(self.identity, metadata)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'

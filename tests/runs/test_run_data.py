@@ -18,11 +18,12 @@ from paxlite.training.callbacks import Callback, Request
 from paxlite.training.trainer import Trainer
 from tests.runs.test_data_changes import TEXT, flat
 
-WORDS = 'once upon a time there lived the king of all rivers, who had no crown'.split()
+SENTENCE = 'once upon a time there lived the king of all rivers, who had no crown'
+WORDS = SENTENCE.split(' ')
 VALUES = dict(
   VOCAB_SIZE=8192, MAX_SEQ_LEN=32, NUM_LAYERS=1, MODEL_DIMS=16, PERCORE_BATCH_SIZE=4,
-  EVAL_INTERVAL_STEPS=1000, MAX_EVAL_BATCHES=1, SUMMARY_INTERVAL_STEPS=1, CHECKPOINT_EVERY_N_STEPS=3,
-  CHECKPOINT_MAX_TO_KEEP=1,
+  EVAL_INTERVAL_STEPS=1000, MAX_EVAL_BATCHES=1, SUMMARY_INTERVAL_STEPS=1,
+  CHECKPOINT_EVERY_N_STEPS=3, CHECKPOINT_MAX_TO_KEEP=1,
 )  # fmt: skip
 
 

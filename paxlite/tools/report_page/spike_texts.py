@@ -79,7 +79,7 @@ def section(found: Sequence[SpikeTexts], runs: Sequence[RunRecords]) -> str:
   """Returns the section of the page with the texts, each folded; '' if there are none."""
   blocks = [
     f'<details id="{html.escape(each.name)}"><summary>{html.escape(runs[each.run].name)}, step '
-    f'{each.spike.step:,}: loss {each.spike.loss:.4f}, and {each.spike.beside:.4f} beside it'
+    f'{each.spike.step:,}: loss {each.spike.loss:.4f}, and {each.spike.before:.4f} before it'
     f'</summary><pre>{html.escape(each.text)}</pre></details>'
     for each in found
   ]

@@ -1,1 +1,1 @@
-"""What `paxlite data RUN` shows: the texts of a step, spikes of the loss, comparisons and counts."""
+"""What `paxlite data RUN` shows: texts of a step, spikes of the loss, comparisons and counts."""

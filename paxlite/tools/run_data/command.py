@@ -35,8 +35,8 @@ def show(args: argparse.Namespace) -> None:
   if args.spike:
     if not found_spikes:
       raise UserError(
-        f'no loss of {len(run.losses):,} recorded steps of {run.place} is far above those beside it '
-        '(SUMMARY_INTERVAL_STEPS says how many steps are recorded): --step=N shows any step'
+        f'no loss of the {len(run.losses):,} recorded steps of {run.place} is far above the losses '
+        'before it (SUMMARY_INTERVAL_STEPS says how many steps are recorded): --step=N shows any step'
       )
     step = found_spikes[0].step
   batch = run.batch(step)
@@ -44,7 +44,7 @@ def show(args: argparse.Namespace) -> None:
     found_json = texts.described(run, step, batch, args.row)
     if args.spike:
       found_json['spikes'] = [
-        {'step': s.step, 'loss': s.loss, 'beside': s.beside} for s in found_spikes[:_MOST_SPIKES]
+        {'step': s.step, 'loss': s.loss, 'before': s.before} for s in found_spikes[:_MOST_SPIKES]
       ]
     texts.print_json(found_json)
     return
@@ -67,4 +67,4 @@ def _compare(args: argparse.Namespace) -> None:
 
 
 def _line(spike: Spike) -> str:
-  return f'step {spike.step:,}: loss {spike.loss:.4f}, and {spike.beside:.4f} beside it'
+  return f'step {spike.step:,}: loss {spike.loss:.4f}, and {spike.before:.4f} before it'

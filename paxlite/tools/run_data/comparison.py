@@ -44,10 +44,12 @@ class Comparison:
     equal: How many steps, from the first on, have the same batches.
     checksum: A CRC-32 of the checksums of these batches.
     difference: The first difference; None: there is none.
-    documents: How many documents both have seen in these steps, if the documents of the batches are
-      known and differ in their order; None otherwise.
+    documents: How many documents both have seen in these steps; None: the runs do not differ, or
+      the data do not name their documents.
     only: How many documents only one of them has seen, for each run.
-    moved: A document that both have seen at other steps: its place, and its first step in each run.
+    unequal: The document whose numbers of tokens seen differ most, and the numbers; None: all are
+      the same.
+    moved: A document that both have first seen at other steps: its place, and the steps.
   """
 
   steps: int
@@ -56,6 +58,7 @@ class Comparison:
   difference: Difference | None = None
   documents: int | None = None
   only: tuple[int, int] = (0, 0)
+  unequal: tuple[str, int, int] | None = None
   moved: tuple[str, int, int] | None = None
 
 
@@ -111,7 +114,9 @@ def compared(one: RunData, other: RunData) -> Comparison:
 
 
 def _difference(step: int, one: Batch, other: Batch) -> Difference | None:
-  names = sorted((one.keys() | other.keys()) - {ORIGIN}, key=lambda n: (n not in one, n != 'labels'))
+  names = sorted(
+    (one.keys() | other.keys()) - {ORIGIN}, key=lambda n: (n not in one, n != 'labels')
+  )
   if one['labels'].shape != other['labels'].shape:
     return Difference(step, 'shape')
   places = []
@@ -153,12 +158,15 @@ def _seen(run: RunData, steps: int) -> tuple[collections.Counter[str], dict[str,
 
 def _compare_documents(one: RunData, other: RunData, found: Comparison) -> None:
   seen = [_seen(run, found.steps) for run in (one, other)]
-  if seen[0] is None or seen[1] is None:
+  if None in seen:
     return
-  (ours, ours_first), (theirs, theirs_first) = seen
+  (ours, ours_first), (theirs, theirs_first) = (each for each in seen if each is not None)
   both = ours.keys() & theirs.keys()
   found.documents = len(both)
   found.only = len(ours.keys() - both), len(theirs.keys() - both)
+  furthest = max(both, key=lambda name: (abs(ours[name] - theirs[name]), name), default=None)
+  if furthest is not None and ours[furthest] != theirs[furthest]:
+    found.unequal = furthest, ours[furthest], theirs[furthest]
   for name in ours_first:
     if name in both and ours_first[name] != theirs_first[name]:
       found.moved = name, ours_first[name], theirs_first[name]
@@ -192,15 +200,19 @@ def _order(found: Comparison, one: RunData, other: RunData) -> Iterator[str]:
     return
   steps = f'in the first {found.steps:,} steps'
   if not any(found.only):
-    yield f'Documents both have seen the same {found.documents:,} {steps}, in another order'
+    often = 'but not equally often' if found.unequal else 'equally often, in another order'
+    yield f'Documents both have seen the same {found.documents:,} {steps}, {often}'
   else:
     yield (
       f'Documents {found.documents:,} were seen by both {steps}, {found.only[0]:,} only by '
       f'{one.place} and {found.only[1]:,} only by {other.place}'
     )
+  if found.unequal:
+    name, here, there = found.unequal
+    yield f'          such as {name}: {here:,} of its tokens in one, and {there:,} in the other'
   if found.moved:
     name, here, there = found.moved
-    yield f'          such as {name}, first at step {here:,} of one and at {there:,} of the other'
+    yield f'          {name} comes first at step {here:,} of one and at step {there:,} of the other'
 
 
 def _around(run: RunData, step: int, row: int, position: int) -> Iterator[str]:
@@ -212,8 +224,8 @@ def _around(run: RunData, step: int, row: int, position: int) -> Iterator[str]:
     return
   ids, learned = tokens_of(batch, row, piece)
   here = slice(position - piece.start, position - piece.start + _SHOWN)
-  text = shown(run.tokenizer, ids[here], np.zeros_like(learned[here]))
-  yield f'          {run.place}: {place_of(run.data_of(step), piece.key)}: {text!r}'
+  text = shown(run.tokenizer, ids[here], np.zeros_like(learned[here])).replace('\n', '\\n')
+  yield f'          {run.place}: {place_of(run.data_of(step), piece.key)}: {text}'
 
 
 def as_json(one: RunData, other: RunData, found: Comparison) -> JsonObject:
@@ -221,4 +233,3 @@ def as_json(one: RunData, other: RunData, found: Comparison) -> JsonObject:
   return {'runs': [one.place, other.place], 'same': found.difference is None} | dataclasses.asdict(
     found
   )
-

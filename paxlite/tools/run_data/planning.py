@@ -67,7 +67,9 @@ def _places(run: RunData, asked: str) -> list[Place]:
     place = Place.of(word)
     if place.record is None:
       raise UserError(f'--without={word} must be FILE:RECORD or STEP:ROW')
-    for each in _of_row(run, int(place.source), place.record) if place.source.isdecimal() else [place]:
+    for each in (
+      _of_row(run, int(place.source), place.record) if place.source.isdecimal() else [place]
+    ):
       found[_name(each)] = each
   if not found:
     raise UserError('--without= names no record: FILE:RECORD or STEP:ROW')
@@ -91,7 +93,7 @@ def _check(run: RunData, text: str, new: Sequence[Place]) -> None:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'left_out.txt'
     path.write_text(text)
-    data = left_out.without(run.plain_data(), str(path))
+    data = left_out.without(run.plain_data(), str(path), '--without')
   inputs = data.inputs if isinstance(data, MixtureInput) else [data]
   for each in inputs:
     for dataset in each.source.datasets if isinstance(each, StreamInput) else ():

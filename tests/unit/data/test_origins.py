@@ -33,7 +33,8 @@ from paxlite.files.text_files import read_text
 
 ENCODING = TextEncoding(open_tokenizer(packaged.VOCAB), 8192, None)
 DOCUMENTS = TextEncoding(open_tokenizer(packaged.VOCAB), 8192, 0)
-WORDS = 'once upon a time there lived the king of all rivers, who had no crown'.split()
+SENTENCE = 'once upon a time there lived the king of all rivers, who had no crown'
+WORDS = SENTENCE.split(' ')
 
 
 def text_of(number: int, words: int = 0) -> str:
@@ -49,7 +50,6 @@ def write(path, records) -> str:
     path.write_text(json.dumps(records, indent=1))
   elif path.suffix == '.parquet':
     pa = pytest.importorskip('pyarrow')
-    import pyarrow.parquet
 
     pa.parquet.write_table(pa.Table.from_pylist(records), str(path), row_group_size=7)
   else:
@@ -93,14 +93,22 @@ def made(folder, kind: str):
       files = [str(folder / 'a.txt'), str(folder / 'b.txt')]
       return RowInput(TextRows(files, packaged.VOCAB, 32, 'train', rows), 8)
     case ['sft', how]:
-      path = write(folder / 'sft.jsonl', [*examples(folder), {'prompt': 'a', 'completion': ' b' * 80}])
-      source = SftRows([path], packaged.VOCAB, 48, 8192, too_long='truncate', packed=how == 'packed')
+      path = write(
+        folder / 'sft.jsonl', [*examples(folder), {'prompt': 'a', 'completion': ' b' * 80}]
+      )
+      source = SftRows(
+        [path], packaged.VOCAB, 48, 8192, too_long='truncate', packed=how == 'packed'
+      )
       return RowInput(source, 8)
     case ['mixture']:
-      parts = [made(folder, k) for k in ('documents .jsonl 2 packed', 'flat packed memmap', 'sft packed')]
+      parts = [
+        made(folder, k) for k in ('documents .jsonl 2 packed', 'flat packed memmap', 'sft packed')
+      ]
       # rows of one length
       parts[1].source.seq_len = 24
-      parts[2] = RowInput(SftRows([str(folder / 'sft.jsonl')], packaged.VOCAB, 24, 8192, too_long='skip'), 8)
+      parts[2] = RowInput(
+        SftRows([str(folder / 'sft.jsonl')], packaged.VOCAB, 24, 8192, too_long='skip'), 8
+      )
       return mixture_of(parts, [1, 2, 1], 8)
   raise AssertionError(kind)
 
@@ -111,7 +119,6 @@ KINDS = [
   'flat stream memmap', 'flat packed memmap', 'flat sequences memmap', 'flat packed seqax',
   'text stream', 'text packed', 'sft packed', 'sft alone', 'mixture',
 ]  # fmt: skip
-STEPS = 20  # several epochs of each
 
 
 @pytest.mark.cases(fast=6, slow=9)
@@ -127,7 +134,8 @@ def test_each_token_is_where_its_origin_says(tmp_path, kind):
     for rows in (slice(0, 4), slice(4, 8))
   ]
   tokens = 0
-  for batch, whole, *parts in zip(traced(data).train_batches(0, slice(0, 8)), plain, *halves):
+  whole_batches = traced(data).train_batches(0, slice(0, 8))
+  for batch, whole, *parts in zip(whole_batches, plain, *halves, strict=True):
     origin = batch[ORIGIN]
     for name, array in whole.items():
       np.testing.assert_array_equal(batch[name], array)
@@ -145,7 +153,7 @@ def test_each_token_is_where_its_origin_says(tmp_path, kind):
           assert piece.token + len(ids) <= length + (piece.token == 1)
         np.testing.assert_array_equal(ids, expected[piece.token : piece.token + len(ids)])
         tokens += len(ids)
-    if STEPS * 8 * 10 < tokens or batch['ids'].size * STEPS < tokens * 2:
+    if tokens > 2000:
       break
   assert tokens > 1000
 
