@@ -184,10 +184,9 @@ class RowInput:
       yield batch
 
 
-def blank(batch: Batch, where: np.ndarray) -> None:
-  """Makes padding of the targets of a batch at `where` [b, T], in place."""
-  for array in batch.values():
-    array[where] = 0
+def blanked(batch: Batch, where: np.ndarray) -> Batch:
+  """Returns a batch of arrays [b, T] with padding in the place of its targets at `where` [b, T]."""
+  return {name: np.where(where, np.zeros((), x.dtype), x) for name, x in batch.items()}
 
 
 def numbers(step: int, batch_size: int) -> np.ndarray:

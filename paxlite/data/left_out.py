@@ -47,8 +47,8 @@ def without(data: Input, path: str, flag: str = '') -> Input:
   if left:
     first = next(iter(left))
     raise UserError(
-      f'{flag or f"LEAVE_OUT={path}"}: {first} is no record of the training data {data.name[:200]}: '
-      'a record is named FILE:RECORD, as paxlite data shows it'
+      f'{flag or f"LEAVE_OUT={path}"}: {first} is no record of {data.name[:200]}: a record is named '
+      'FILE:RECORD, as paxlite data shows it'
     )
   data.left_out = checksums(places)  # type: ignore[attr-defined]
   return data

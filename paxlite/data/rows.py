@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.data.base import Batch, blank
+from paxlite.data.base import Batch, blanked
 from paxlite.data.places import Place
 from paxlite.data.records import canonical
 
@@ -65,7 +65,7 @@ class TokenRows:
   rows: RowKind
   max_token_id: int
   name: str = 'tokens'
-  left_out: frozenset[int] = frozenset()
+  left_out = frozenset[int]()  # no field: an input is made without it
 
   def __len__(self) -> int:
     if self.rows == 'sequences':
@@ -106,7 +106,7 @@ class TokenRows:
     self._check(largest <= self.max_token_id, stated)
     batch = self._with_segments(batch, indices) if self.rows == 'packed' else batch
     if self.left_out:
-      blank(batch, np.isin(self._origins(indices)[..., 0], list(self.left_out)))
+      return blanked(batch, np.isin(self._origins(indices)[..., 0], list(self.left_out)))
     return batch
 
   def leave_out(self, places: Sequence[Place]) -> list[Place]:

@@ -1,19 +1,23 @@
 """The batches that are read again from the folder of a run are those that its train step got."""
 
 import json
+import re
+import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.origins import ORIGIN
+from paxlite.data.origins import ORIGIN, pieces, place_of
 from paxlite.experiments.datasets import DocumentFiles, FlatTokens, Mixture, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
 from paxlite.programs.run_data import RunData
 from paxlite.programs.training import train
 from paxlite.tools import data as tool
+from paxlite.tools import report, train_tokenizer
 from paxlite.training.callbacks import Callback, Request
 from paxlite.training.trainer import Trainer
 from tests.runs.test_data_changes import TEXT, flat
@@ -197,3 +201,178 @@ def test_a_run_from_before_there_were_records(tmp_path, kind, got):
   check(folder, got)
   train(Run(experiment(tmp_path, kind, MAX_STEPS=12), folder))
   check(folder, got)
+
+
+def poisoned(folder):
+  """Returns an experiment on documents, one of which is long and repeats one character."""
+  path = folder / 'docs.jsonl'
+  documents(folder, 60)
+  lines = path.read_text().splitlines()
+  lines[29] = json.dumps({'text': '\x07' * 300})
+  path.write_text('\n'.join(lines) + '\n')
+  values = VALUES | dict(MODEL_DIMS=32, LEARNING_RATE=0.02, LR_COS_WARMUP=2)
+  return Streamed(
+    **values, TRAIN_SOURCES=[str(path)], HELD_OUT_EVERY=0, VOCAB_PATH=packaged.VOCAB,
+    PACKED_INPUT=False,
+  )  # fmt: skip
+
+
+def shown(capsys, *argv: str) -> str:
+  capsys.readouterr()
+  tool.main([str(word) for word in argv])
+  return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_poisoned_record_is_found_looked_at_left_out(tmp_path, got, capsys, monkeypatch):
+  """The story of docs/data_of_a_run.md, and the batches of the run that continues."""
+  e, folder, name = poisoned(tmp_path), tmp_path / 'run', f'{tmp_path}/docs.jsonl:30'
+  train(Run(e.replaced(MAX_STEPS=15), folder))  # not yet an epoch
+  before = dict(got)
+  text = shown(capsys, folder, '--spike')
+  assert re.search(r'^Spikes +step \d+: loss ', text)
+  assert name in text
+  found = json.loads(shown(capsys, folder, '--spike', '--json'))
+  step = found['step']
+  texts = [text for row in found['rows'] for text in row['texts']]
+  assert any('\x07' * 20 in text['text'] for text in texts if text['place'] == name)
+  for row, labels in zip(found['rows'], got[step]['labels'], strict=True):
+    assert [i for text in row['texts'] for i in text['ids']] == labels.tolist()
+  one = json.loads(shown(capsys, folder, f'--step={step}', '--row=2', '--json'))
+  assert one['rows'] == [found['rows'][2]]
+  assert one['loss'] == pytest.approx(RunData(str(folder)).losses[step])
+
+  out = tmp_path / 'left_out.txt'
+  said = shown(capsys, folder, f'--without={name}', f'--output={out}')
+  assert f'LEAVE_OUT={out}' in said
+  assert out.read_text() == f'{name}\n'
+  row = next(row['row'] for row in found['rows'] if name in {t['place'] for t in row['texts']})
+  other = tmp_path / 'other.txt'
+  shown(capsys, folder, f'--without={step}:{row}', f'--output={other}')
+  assert f'{name}\n' in other.read_text()
+  with pytest.raises(UserError, match='exists, and names other records'):
+    shown(capsys, folder, f'--without={tmp_path}/docs.jsonl:3', f'--output={out}')
+
+  twin = tmp_path / 'twin'
+  shutil.copytree(folder, twin)
+  longer = e.replaced(MAX_STEPS=45)
+  train(Run(longer.replaced(LEAVE_OUT=str(out)), folder))
+  run = check(folder, got)
+  for at, batch in run.batches(1, 45):
+    places = {str(place_of(run.data_of(at), p.key)) for r in range(4) for p in pieces(batch, r)}
+    assert at <= 15 or name not in places
+    if at <= 15:
+      np.testing.assert_array_equal(batch['labels'], before[at]['labels'])
+  with pytest.raises(UserError, match='leaves these records out already'):
+    shown(capsys, folder, f'--without={name}', f'--output={out}')
+  train(Run(longer, twin))
+  check(twin, got)
+  with pytest.raises(UserError, match=r'LEAVE_OUT does not name all .*accept_changes'):
+    train(Run(longer.replaced(MAX_STEPS=46), folder))
+
+  said = shown(capsys, folder, twin)
+  assert 'but not equally often' in said
+  assert name in said
+  compared = json.loads(shown(capsys, folder, twin, '--json'))
+  assert compared['equal'] >= 15
+  assert compared['difference']['step'] == compared['equal'] + 1
+  assert compared['unequal'][0] == name
+  counted = json.loads(shown(capsys, twin, '--counts', '--json'))
+  assert counted['never'] == 0
+  assert len(counted['times']) == 60
+  fewer = json.loads(shown(capsys, folder, '--counts', '--json'))
+  assert fewer['times'][name] == 1.0 < counted['times'][name]
+  assert 'Never     0 of 60' in shown(capsys, twin, '--counts')
+
+  html = tmp_path / 'report.html'
+  report.main([str(folder), f'--output={html}'])
+  assert f'<details id="spike-0-{step}">' in html.read_text()
+  assert name in html.read_text()
+  out.write_text(f'{tmp_path}/docs.jsonl:31\n')
+  with pytest.raises(UserError, match=r'LEAVE_OUT'):
+    shown(capsys, folder, '--step=20')
+  assert name in shown(capsys, folder, f'--step={step}')
+
+
+@pytest.mark.slow
+def test_runs_that_saw_the_same_and_other_things(tmp_path, capsys):
+  e = experiment(tmp_path, 'sft', MAX_STEPS=8)  # 30 rows, of which 32 are seen
+  for name, values in {
+    'one': {},
+    'same': {'LEARNING_RATE': 1e-5, 'NUM_HEADS': 2},
+    'order': {'SEED': 5},
+    'length': {'MAX_SEQ_LEN': 24},
+  }.items():
+    train(Run(e.replaced(**values), tmp_path / name))
+  said = shown(capsys, tmp_path / 'one', tmp_path / 'same')
+  assert re.match(r'Same .* in all 8 steps .*\(checksum [0-9a-f]{8}\)', said)
+  said = shown(capsys, tmp_path / 'one', tmp_path / 'order')
+  assert re.match(r'Different .* differ at step 1; it is the first', said)
+  assert 'examples.jsonl:' in said
+  assert 'both have seen the same 30 ' in said
+  assert 'another shape' in shown(capsys, tmp_path / 'one', tmp_path / 'length')
+
+
+@pytest.fixture(scope='module')
+def small_run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('small')
+  train(Run(experiment(folder, 'sft packed', MAX_STEPS=2), folder / 'run'))
+  values = json.loads((folder / 'run' / 'experiment.json').read_text())
+  (folder / 'other').mkdir()
+  values['values']['VOCAB_PATH'] = str(folder / 'vocab.model')
+  (folder / 'text.txt').write_text(TEXT[:40_000])
+  train_tokenizer.main([f'{folder}/text.txt', '--vocab_size=400', f'--output={folder}/vocab.model'])
+  (folder / 'other' / 'experiment.json').write_text(json.dumps(values))
+  (folder / 'other' / 'metrics.jsonl').write_text('{"step": 1, "loss": 1.0}\n')
+  return folder
+
+
+WRONG = [
+  ('RUN --step=3', r'--step=3: .*/run has done the steps from 1 to 2'),
+  ('RUN --step=0', r'--step=0: .*/run has done the steps from 1 to 2'),
+  ('RUN --step=-1', r'--step=-1: .*/run has done the steps'),
+  ('RUN --step=x', r'--step=x must be a whole number'),
+  ('RUN --step=1 --row=4', r'--row=4: the batch has the rows from 0 to 3'),
+  ('RUN --step=1 --row=-1', r'--row=-1: the batch has the rows'),
+  ('RUN --row=1', '--row is for --step, --spike or two runs'),
+  ('RUN --json', '--json is for --step'),
+  ('RUN --step=1 --spike', '--step and --spike: leave one of them out'),
+  ('RUN --step=1 MAX_STEPS=3', 'the values of a run are those in its folder'),
+  ('RUN --spike', r'no loss of the \d recorded steps'),
+  ('FOLDER --step=1', r'is not the folder of a run: it holds no experiment.json'),
+  ('FOLDER/nothing --counts', r'is not the folder of a run'),
+  ('--step=1', r'--step is for one run, and 0 names are given'),
+  ('RUN RUN --step=1', r'--step is for one run, and 2 names are given'),
+  ('RUN RUN --row=1', r'--row is for --step and --spike'),
+  ('RUN OTHER', r'have other tokenizers, .*text8k.model and .*vocab.model, so that their ids'),
+  ('RUN RUN RUN', r'two runs are compared, and 3 names are given'),
+  ('RUN --without=', 'names no record'),
+  ('RUN --without=a', 'a must be FILE:RECORD or STEP:ROW'),
+  ('RUN --without=9:1', '--step=9'),
+  ('RUN --without=1:9', '--row=9'),
+  ('RUN --without=FOLDER/examples.jsonl:31', 'examples.jsonl:31 is no record of'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('line', 'why'), WRONG)
+def test_wrong_questions_have_one_line(small_run, line, why):
+  places = {'RUN': small_run / 'run', 'FOLDER': small_run, 'OTHER': small_run / 'other'}
+  words = [re.sub('RUN|FOLDER|OTHER', lambda m: str(places[m[0]]), w) for w in line.split(' ')]
+  with pytest.raises(UserError, match=why) as caught:
+    tool.main(words)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_run_alone_is_shown_as_its_data(small_run, capsys):
+  text = shown(capsys, small_run / 'run', '--examples=1')
+  assert 'Format    prompt and completion (30)' in text
+
+
+@pytest.mark.slow
+def test_neither_devices_nor_parameters_are_needed(small_run, monkeypatch, capsys):
+  shutil.rmtree(small_run / 'run' / 'checkpoints')
+  monkeypatch.setattr(jax, 'devices', lambda *_: pytest.fail('asks for devices'))
+  monkeypatch.setattr(jax, 'local_devices', lambda *_: pytest.fail('asks for devices'))
+  assert 'Row 3' in shown(capsys, small_run / 'run', '--step=2')

@@ -36,7 +36,7 @@ def show(args: argparse.Namespace) -> None:
     if not found_spikes:
       raise UserError(
         f'no loss of the {len(run.losses):,} recorded steps of {run.place} is far above the losses '
-        'before it (SUMMARY_INTERVAL_STEPS says how many steps are recorded): --step=N shows any step'
+        'before it (SUMMARY_INTERVAL_STEPS says how many are recorded): --step=N shows any step'
       )
     step = found_spikes[0].step
   batch = run.batch(step)

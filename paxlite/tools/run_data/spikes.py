@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 
 _BEFORE = 5  # recorded steps that a loss is compared with
-_LEAST = 4  # so many times the usual difference is a spike
+_LEAST = 4  # so many times the noise
 _FEWEST = 8  # recorded steps
 
 
@@ -31,8 +31,9 @@ class Spike:
 def spikes(losses: Mapping[int, float]) -> list[Spike]:
   """Returns the spikes of recorded losses by step, the highest first.
 
-  A spike is more than four times as far above the steps before it as half of all steps are away
-  from theirs, and no lower than the steps next to it.
+  A spike is no lower than the steps next to it, and further above the steps before it than four
+  times the noise: the median distance of a loss from the middle of the two beside it, which does
+  not depend on how fast losses fall.
   """
   steps = sorted(losses)
   if len(steps) < _FEWEST:
@@ -41,9 +42,10 @@ def spikes(losses: Mapping[int, float]) -> list[Spike]:
   for i, step in enumerate(steps[1:], 1):
     before = [losses[s] for s in steps[max(0, i - _BEFORE) : i]]
     found.append(Spike(step, losses[step], statistics.median(before)))
-  usual = statistics.median(abs(spike.height) for spike in found)
+  triples = zip(steps, steps[1:], steps[2:], strict=False)
+  noise = statistics.median(abs(losses[b] - (losses[a] + losses[c]) / 2) for a, b, c in triples)
   is_top = lambda i: all(
     losses[steps[j]] <= losses[steps[i]] for j in (i - 1, i + 1) if j < len(steps)
   )
-  high = [s for i, s in enumerate(found, 1) if is_top(i) and s.height > _LEAST * usual]
+  high = [s for i, s in enumerate(found, 1) if is_top(i) and s.height > _LEAST * noise]
   return sorted(high, key=lambda spike: -spike.height)

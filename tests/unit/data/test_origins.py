@@ -49,9 +49,8 @@ def write(path, records) -> str:
   elif path.suffix == '.json':
     path.write_text(json.dumps(records, indent=1))
   elif path.suffix == '.parquet':
-    pa = pytest.importorskip('pyarrow')
-
-    pa.parquet.write_table(pa.Table.from_pylist(records), str(path), row_group_size=7)
+    pa, parquet = map(pytest.importorskip, ('pyarrow', 'pyarrow.parquet'))
+    parquet.write_table(pa.Table.from_pylist(records), str(path), row_group_size=7)
   else:
     path.write_text(''.join(json.dumps(r) + '\n' for r in records))
   return str(path)
