@@ -45,10 +45,10 @@ def without(data: Input, path: str, flag: str = '') -> Input:
     for place in _leave_out(part, places):
       left.pop(place, None)
   if left:
-    first = next(iter(left))
+    first, said = next(iter(left)), flag or f'LEAVE_OUT={path}'
     raise UserError(
-      f'{flag or f"LEAVE_OUT={path}"}: {first} is no record of {data.name[:200]}: a record is named '
-      'FILE:RECORD, as paxlite data shows it'
+      f'{said}: {first} is no record of {data.name[:200]}: a record is named FILE:RECORD, as '
+      'paxlite data shows it'
     )
   data.left_out = checksums(places)  # type: ignore[attr-defined]
   return data

@@ -11,7 +11,10 @@ from paxlite.data.base import Batch
 from paxlite.data.data_summary import how_learned, masked_text
 from paxlite.data.origins import Piece, pieces, place_of
 from paxlite.data.tokenizer import Tokenizer
+from paxlite.files.html_page import shortened
 from paxlite.programs.run_data import RunData
+
+_NAME_CHARS = 120  # a list of files may be long
 
 
 def check_row(batch: Batch, row: int | None) -> None:
@@ -78,16 +81,19 @@ def lines(
   data, (rows, length) = run.data_of(step), batch['ids'].shape
   loss = run.losses.get(step)
   said = '' if loss is None else f', loss {loss:.4f}'
-  yield f'Step {step:,}{said}: batch {run.batch_number(step):,} of {data.name}'
+  name = shortened(data.name, _NAME_CHARS)
+  yield f'Step {step:,}{said}: batch {run.batch_number(step):,} of {name}'
   yield f'          {rows:,} rows of {length:,} tokens; {how_learned(color)}'
   if run.tokenizer is None:
     yield '          the run names no tokenizer, so that ids are shown'
   for number in range(rows) if row is None else [row]:
     yield ''
     yield f'Row {number}'
-    for piece in pieces(batch, number):
+    found = pieces(batch, number)
+    is_packed = len({piece.segment for piece in found}) > 1
+    for piece in found:
       ids, learned = tokens_of(batch, number, piece)
-      yield f'  {_extent(piece, learned)}: {place_of(data, piece.key)}'
+      yield f'  {_extent(piece, learned, is_packed)}: {place_of(data, piece.key)}'
       if piece.token == 1:  # the token before is the input of the first target
         ids = np.concatenate([batch['ids'][number, piece.start : piece.start + 1], ids])
         learned = np.concatenate([[False], learned])
@@ -96,9 +102,9 @@ def lines(
       yield from (f'    {line}' for line in f'{text}{cut}'.split('\n'))
 
 
-def _extent(piece: Piece, learned: np.ndarray) -> str:
+def _extent(piece: Piece, learned: np.ndarray, is_packed: bool) -> str:
   """Says which tokens of a row a text has, and how many of them count."""
-  segment = '' if piece.segment is None else f'segment {piece.segment}, '
+  segment = f'segment {piece.segment}, ' if is_packed else ''
   count = int(learned.sum())
   counted = 'all learned' if count == len(learned) else f'{count:,} of them learned'
   begins = '' if piece.token in (None, 0, 1) else f', from token {piece.token:,} of its document'
