@@ -265,7 +265,7 @@ class RunData:
     now = identity(data)
     why = change(now, stretch.identity)
     if not why and stretch.identity and now.get('left_out') != stretch.identity.get('left_out'):
-      why = f'the file LEAVE_OUT={getattr(e, "LEAVE_OUT", "")} has changed since'
+      why = 'the file that LEAVE_OUT names has changed since'
     if why:
       raise UserError(f'{data.name} is not what {self.place} was trained on: {why}')
     return data

@@ -10,7 +10,7 @@ import logging
 import pathlib
 from typing import ClassVar
 
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import open_file
 from paxlite.data.base import Seekable
 from paxlite.tracking.writers import drop_later_records, read_records
@@ -52,7 +52,7 @@ class DataRecords(Callback):
     except OSError as e:
       self._failed(e)
       return
-    if before[-1:] != [json.loads(json.dumps(self._experiment))]:
+    if before[-1:] != [parsed(json.dumps(self._experiment))]:
       record['values'] = self._experiment
     self._append(record)
 

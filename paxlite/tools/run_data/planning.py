@@ -13,6 +13,7 @@ from paxlite.data.origins import names_records, pieces, place_of
 from paxlite.data.places import Place
 from paxlite.data.record_files import File
 from paxlite.data.streams import StreamInput
+from paxlite.experiments.rows import Rows
 from paxlite.files.stored_output import write_output
 from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data.texts import check_row
@@ -51,10 +52,10 @@ def planned(run: RunData, asked: str, output: str) -> Iterator[str]:
 
 
 def _before(run: RunData) -> list[Place]:
-  path = getattr(run.experiment, 'LEAVE_OUT', None)
-  if path is None:
-    raise UserError(f'{type(run.experiment).__name__} has no LEAVE_OUT: its data are its own')
-  return left_out.read(path) if path else []
+  e = run.experiment
+  if not isinstance(e, Rows):
+    raise UserError(f'{type(e).__name__} has no LEAVE_OUT: its data are its own')
+  return left_out.read(e.LEAVE_OUT) if e.LEAVE_OUT else []
 
 
 def _name(place: Place) -> str:
