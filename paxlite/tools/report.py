@@ -3,7 +3,8 @@
 Writes one HTML page about runs: curves over steps, tokens or hours, evaluations, what the time was
 spent on, samples, and what differs. The page needs no network and can be sent by mail. --curves
 writes the curves as a picture, and --markdown the tables; - is standard output. A click on a spike
-of the training loss shows the texts of its step, which are read from the data, but for --notexts.
+of the training loss shows the texts of its step, which are read from the data; --texts=false does
+without them.
 
 Example:
   paxlite report runs/narrow runs/wide --output=widths.html
