@@ -63,7 +63,7 @@ class TrainData:
     if isinstance(self.input, Seekable | RolloutInput):
       return None
     rows = process_rows(sharding, self.input.batch_size)
-    return next(iter(self.input.train_batches(self._batch_of(step - 1), rows)))
+    return next(iter(self.input.train_batches(self.batch_of(step - 1), rows)))
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""
