@@ -42,6 +42,7 @@ def name_of(data, key) -> str:
   return f'{place.source}:{place.record}'
 
 
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize('kind', STREAMS)
 def test_a_stream_passes_over_a_record_from_the_middle_of_it(tmp_path, kind):
   whole = made(tmp_path, kind)
@@ -63,6 +64,7 @@ def test_a_stream_passes_over_a_record_from_the_middle_of_it(tmp_path, kind):
   assert len(found) > 1000 or 'packed' in kind
 
 
+@pytest.mark.cases(fast=2, slow=3)
 @pytest.mark.parametrize('kind', ROWS)
 def test_what_is_left_out_of_rows_becomes_padding(tmp_path, kind):
   whole = made(tmp_path, kind)
