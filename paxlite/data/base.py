@@ -184,6 +184,11 @@ class RowInput:
       yield batch
 
 
+def blanked(batch: Batch, where: np.ndarray) -> Batch:
+  """Returns a batch of arrays [b, T] with padding in the place of its targets at `where` [b, T]."""
+  return {name: np.where(where, np.zeros((), x.dtype), x) for name, x in batch.items()}
+
+
 def numbers(step: int, batch_size: int) -> np.ndarray:
   """Returns the numbers of the rows of a step's batch, counted from step 0, int64 [batch_size]."""
   return step * batch_size + np.arange(batch_size, dtype=np.int64)

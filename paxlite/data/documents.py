@@ -10,6 +10,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.data.base import mix, permute
+from paxlite.data.places import Place
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
 from paxlite.data.text_encoding import TextEncoding
@@ -110,6 +111,7 @@ class DocumentDataset:
   held_out_every: int
   skip_unreadable: bool
   num_skipped: int = 0
+  left_out: frozenset[str] = frozenset()  # places of records; see left_out.py
 
   rate = 1.0
 
@@ -147,20 +149,39 @@ class DocumentDataset:
       while found is not None and found[0] < (block + 1) * _BLOCK:
         raws[found[0]] = found[1]
         found = next(records, None)
-      order = np.arange(_BLOCK, dtype=np.int64)
-      if shuffle:
-        order = permute(order, _BLOCK, (seed or 0) * 65_537 + shard, block)
-      for i, slot in enumerate(order.tolist()):
-        here, number = block * _BLOCK + i, block * _BLOCK + slot
+      order = block * _BLOCK + np.arange(_BLOCK, dtype=np.int64)
+      numbers = _in_order(order, shard, shuffle, seed)
+      for here, number in zip(order.tolist(), numbers.tolist(), strict=True):
         if here < start or number not in raws or not self._is_wanted(offset + number):
           continue
         place = source.place(inner, number)
+        if place in self.left_out:
+          continue
         text = self._text(raws[number], place)
         if text:
           with located(place):
             ids = self.encoding.document(text).astype(np.int32)
           yield here, Document(ids)
       block += 1
+
+  def record_of(self, shard: int, shuffle: bool, seed: int | None, number: int) -> int:
+    """Returns the number in its shard of the record that `examples` calls `number`."""
+    return int(_in_order(np.array([number], np.int64), shard, shuffle, seed)[0])
+
+  def place_of(self, shard: int, record: int) -> Place:
+    source, inner, _ = self._find(shard)
+    return Place.of(source.place(inner, record))
+
+  def count_documents(self) -> int:
+    """Returns how many records of the split have a text, also those left out; reads all of them."""
+    count = 0
+    for shard in range(self.num_shards):
+      source, inner, offset = self._find(shard)
+      for number, raw in source.read(inner):
+        place = source.place(inner, number)
+        if self._is_wanted(offset + number):
+          count += bool(self._text(raw, place))
+    return count
 
   def _text(self, raw: Raw, place: str) -> str:
     try:
@@ -185,6 +206,14 @@ class DocumentDataset:
     if self.split == 'all' or not self.held_out_every:
       return True
     return is_held_out(number, self.held_out_every) == (self.split == 'held_out')
+
+
+def _in_order(here: np.ndarray, shard: int, shuffle: bool, seed: int | None) -> np.ndarray:
+  """Returns the numbers of the records at these places [n] of one block in the order of reading."""
+  if not shuffle:
+    return here
+  block, inside = int(here[0]) // _BLOCK, here % _BLOCK
+  return block * _BLOCK + permute(inside, _BLOCK, (seed or 0) * 65_537 + shard, block)
 
 
 def is_held_out(number: int, every: int) -> bool:

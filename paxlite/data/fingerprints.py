@@ -34,7 +34,11 @@ def tokens_fingerprint(data: Input) -> int | None:
 def identity(data: Input) -> JsonObject:
   """Returns what the metadata of a checkpoint holds to identify the data; {} if it is not known."""
   found = fingerprint(data)
-  return {} if found is None else {'fingerprint': found, 'tokens': tokens_fingerprint(data)}
+  if found is None:
+    return {}
+  left_out = getattr(data, 'left_out', None)
+  known: JsonObject = {'fingerprint': found, 'tokens': tokens_fingerprint(data)}
+  return known | {'left_out': left_out} if left_out else known
 
 
 def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
@@ -54,7 +58,14 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
       'its records are the same, but they are encoded in another way: the tokenizer, the chat '
       'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since'
     )
+  if set(before.get('left_out', ())) - set(now.get('left_out', ())):
+    return 'LEAVE_OUT does not name all of the records any more that were left out'
   return ''
+
+
+def newly_left_out(now: Mapping[str, Json], before: Mapping[str, Json]) -> int:
+  """Returns how many records are left out that were not at a checkpoint; LEAVE_OUT says so."""
+  return len(set(now.get('left_out', ())) - set(before.get('left_out', ())))
 
 
 def _of(data: Input, of: Callable[[object], int | None]) -> int | None:

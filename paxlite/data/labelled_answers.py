@@ -130,7 +130,7 @@ class LabelledRows(PreferenceRows):
         place,
         [  # the answers to one prompt are held out together
           dataclasses.replace(own[i], preference=sign, identity=prompts[i]),
-          SftExample(mixed.ids, mixed.is_learned, prompts[i], preference=2 * sign),
+          SftExample(mixed.ids, mixed.is_learned, prompts[i], preference=2 * sign, place=place),
         ],
       )
 

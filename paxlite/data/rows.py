@@ -9,13 +9,15 @@ Row kinds:
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.data.base import Batch
+from paxlite.data.base import Batch, blanked
+from paxlite.data.places import Place
+from paxlite.data.records import canonical
 
 if TYPE_CHECKING:
   from paxlite.data.file_array import SortedFileArray
@@ -54,6 +56,7 @@ class TokenRows:
     rows: Kind of row; the module's docstring describes the kinds.
     max_token_id: The largest id in tokens, as the dataset states it.
     name: Name of the dataset, for messages.
+    left_out: Documents whose tokens are padding; see left_out.py.
   """
 
   tokens: TokenArray
@@ -62,6 +65,7 @@ class TokenRows:
   rows: RowKind
   max_token_id: int
   name: str = 'tokens'
+  left_out = frozenset[int]()  # no field: an input is made without it
 
   def __len__(self) -> int:
     if self.rows == 'sequences':
@@ -100,7 +104,60 @@ class TokenRows:
     largest = max(int(part.view(np.uint32).max()) for part in looked_at)
     stated = f'token id {largest} and states {self.max_token_id} as its largest'
     self._check(largest <= self.max_token_id, stated)
-    return self._with_segments(batch, indices) if self.rows == 'packed' else batch
+    batch = self._with_segments(batch, indices) if self.rows == 'packed' else batch
+    if self.left_out:
+      return blanked(batch, np.isin(self._origins(indices)[..., 0], list(self.left_out)))
+    return batch
+
+  def leave_out(self, places: Sequence[Place]) -> list[Place]:
+    """Makes padding of the documents that are among `places`; returns those that are."""
+    wanted = {(canonical(p.source), p.record): p for p in places}
+    own = self._numbers({source for source, _ in wanted})
+    found = {wanted[key]: number for key, number in own.items() if key in wanted}
+    self.left_out |= frozenset(found.values())
+    return list(found)
+
+  def _numbers(self, sources: Container[str]) -> dict[tuple[str, int | None], int]:
+    """Returns the documents that are in one of these sources, by source and record."""
+    name = canonical(self.name)
+    return {(name, i): i for i in range(self.num_documents)} if name in sources else {}
+
+  @property
+  def num_documents(self) -> int:
+    return len(self.seq_starts) - 1
+
+  def origins(self, indices: np.ndarray) -> np.ndarray:
+    """Returns (document, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding."""
+    found = self._origins(indices)
+    if self.left_out:
+      found[np.isin(found[..., 0], list(self.left_out))] = -1
+    return found
+
+  def _origins(self, indices: np.ndarray) -> np.ndarray:
+    T = self.seq_len
+    found = np.full((len(indices), T, 2), -1, np.int64)
+    for r, index in enumerate(indices.tolist()):
+      if self.rows == 'sequences':
+        length = min(self.length_of(index), T)
+        found[r, :length] = np.stack([np.full(length, index), np.arange(length)], axis=1)
+        continue
+      at = np.arange(index * T, min((index + 1) * T, len(self.tokens)))
+      # With another dtype than that of seq_starts, NumPy would convert all of seq_starts.
+      ends = np.array([at[0] + 1, at[-1] + 1]).astype(self.seq_starts.dtype)
+      first, last = (int(i) - 1 for i in self.seq_starts.searchsorted(ends))
+      starts = np.asarray(self.seq_starts[first : last + 1]).astype(np.int64)
+      document = starts.searchsorted(at, side='right') - 1
+      found[r, : len(at)] = np.stack([first + document, at - starts[document]], axis=1)
+    return found
+
+  def place_of(self, document: int) -> Place:
+    start = int(self.seq_starts[document])
+    detail = f'document {document}, which begins at token {start:,}'
+    why = 'tokens do not keep the names of the files that they were'
+    return Place(self.name, document, detail, why)
+
+  def length_of(self, document: int) -> int:
+    return int(self.seq_starts[document + 1]) - int(self.seq_starts[document])
 
   def _stream(self, indices: np.ndarray) -> Batch:
     T, count = self.seq_len, len(self.tokens)

@@ -12,6 +12,7 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
+from paxlite.data.places import Place
 from paxlite.data.tokenizer import open_tokenizer
 
 # The dataset, the function from a record to its texts, and whether they are inputs and targets
@@ -94,6 +95,16 @@ class SeqioDataset:
   @property
   def fingerprint(self) -> int:
     return zlib.crc32(f'{self.name} {self.split} {self.num_shards} {self.vocab_size}'.encode())
+
+  names_records = False
+
+  def record_of(self, shard: int, shuffle: bool, seed: int | None, number: int) -> int:
+    """Returns `number`: SeqIO does not say which record an example of a shuffled shard is."""
+    return number
+
+  def place_of(self, shard: int, record: int) -> Place:
+    detail = f'shard {shard} of {self.num_shards}, example {record} in the order of reading'
+    return Place(f'{self.name}/{self.split}', detail=detail, unknown='SeqIO does not name records')
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int

@@ -12,8 +12,9 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.data.base import Batch, RowArray, mix
 from paxlite.data.chat_format import Conversation, NoTemplate
+from paxlite.data.places import Place
 from paxlite.data.record_files import Record
-from paxlite.data.records import read_records
+from paxlite.data.records import canonical, read_records
 from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
 from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
@@ -31,7 +32,7 @@ class SftExample:
   """Token ids [n] and a mask [n] of those in the answer, which are learned.
 
   The identity is that of the record, whichever tokenizer and template have encoded it. A preference
-  says what a loss takes the answer for: see preferences.py.
+  says what a loss takes the answer for: see preferences.py. The place is that of the record.
   """
 
   ids: np.ndarray
@@ -39,6 +40,7 @@ class SftExample:
   identity: int
   is_cut: bool = False
   preference: int = 0
+  place: str = ''
 
 
 class SftRows:
@@ -93,6 +95,7 @@ class SftRows:
 
   examples_of_a_record = 1
   noun = 'example'
+  left_out: frozenset[int] = frozenset()  # examples that are padding; see left_out.py
 
   def __init__(
     self,
@@ -192,6 +195,9 @@ class SftRows:
       for segment, number in enumerate(self._rows[index], 1):
         example = self._examples[number]
         end = start + len(example.ids) - 1
+        if number in self.left_out:  # its place stays, as padding
+          start = end
+          continue
         batch['ids'][r, start:end] = example.ids[:-1]
         batch['labels'][r, start:end] = example.ids[1:]
         batch['segment_ids'][r, start:end] = segment
@@ -199,6 +205,49 @@ class SftRows:
         weights[r, start:end] = example.is_answer[1:]
         start = end
     return batch | {'weights': weights} | {k: v[indices] for k, v in self.row_values.items()}
+
+  @property
+  def num_documents(self) -> int:
+    return len(self._examples)
+
+  def origins(self, indices: np.ndarray) -> np.ndarray:
+    """Returns (example, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding.
+
+    Token 0 of an example is no target, as nothing precedes it.
+    """
+    found = np.full((len(indices), self.seq_len, 2), -1, np.int64)
+    for r, index in enumerate(indices):
+      start = 0
+      for number in self._rows[index]:
+        tokens = np.arange(1, len(self._examples[number].ids))
+        end = start + len(tokens)
+        if number in self.left_out:
+          start = end
+          continue
+        found[r, start:end] = np.stack([np.full(len(tokens), number), tokens], axis=1)
+        start = end
+    return found
+
+  def leave_out(self, places: Sequence[Place]) -> list[Place]:
+    """Makes padding of the examples that are among `places`; returns those that are."""
+    wanted = {(canonical(p.source), p.record): p for p in places}
+    sources = {
+      source: canonical(source) for source in {Place.of(e.place).source for e in self._examples}
+    }
+    found: dict[Place, None] = {}
+    for number, example in enumerate(self._examples):
+      place = Place.of(example.place)
+      key = sources[place.source], place.record
+      if key in wanted:
+        self.left_out |= {number}
+        found[wanted[key]] = None
+    return list(found)
+
+  def place_of(self, document: int) -> Place:
+    return Place.of(self._examples[document].place)
+
+  def length_of(self, document: int) -> int:
+    return len(self._examples[document].ids) - 1
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     """Yields the place of each record and its examples."""
@@ -238,9 +287,8 @@ class SftRows:
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
-      example = SftExample(
-        example.ids[:most], example.is_answer[:most], example.identity, is_cut=True
-      )
+      ids, is_answer = example.ids[:most], example.is_answer[:most]
+      example = dataclasses.replace(example, ids=ids, is_answer=is_answer, is_cut=True)
     self._examples.append(example)
 
   def _too_long(self) -> str:
@@ -269,7 +317,7 @@ class SftRows:
   def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
     encoded = self._encoded(place, contents)
     self._warnings.add(place, encoded)
-    return SftExample(encoded.ids, encoded.is_learned, identity(contents))
+    return SftExample(encoded.ids, encoded.is_learned, identity(contents), place=place)
 
   def _encoded(self, place: str, contents: Pair | Conversation) -> Encoded:
     with located(place):

@@ -22,14 +22,25 @@ Row = tuple[Batch, tuple[int, int]]  # the row; then the next example and its ne
 
 
 def stream_rows(
-  examples: Iterator[tuple[int, Example]], seq_len: int, start_id: int, offset: int
+  examples: Iterator[tuple[int, Example]],
+  seq_len: int,
+  start_id: int,
+  first: int = 0,
+  offset: int = 0,
 ) -> Iterator[Row]:
-  """Yields rows of concatenated examples, cut every `seq_len` tokens; the last row is padded."""
+  """Yields rows of concatenated examples, cut every `seq_len` tokens; the last row is padded.
+
+  Args:
+    examples: The numbers and examples.
+    seq_len: Length of a row.
+    start_id: The first input id of a row.
+    first: An example whose first `offset` tokens are left out.
+    offset: So many.
+  """
   pending: list[np.ndarray] = []
   length = number = 0
   for number, example in examples:
-    ids = example.ids[offset:]
-    offset = 0
+    ids = example.ids[offset:] if number == first else example.ids
     pending.append(ids)
     length += len(ids)
     if length >= seq_len:

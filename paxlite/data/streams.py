@@ -123,8 +123,8 @@ class StreamInput:
     self.batch_size = batch_size
     self.seq_len = seq_len
     self.rows = rows
-    self._seed = seed
-    self._shuffle = shuffle
+    self.seed = seed
+    self.shuffle = shuffle
     self._max_eval_batches = max_eval_batches
     self._positions = StreamPositions(self.name, [self.first_position(batch_size)])
 
@@ -223,18 +223,18 @@ class StreamInput:
 
     With epoch None, the rows are in the order in which they are stored.
     """
-    shuffled = self._shuffle and epoch is not None
-    seed = None if epoch is None else (self._seed + epoch * 7919) % 2**31
+    shuffled = self.shuffle and epoch is not None
+    seed = None if epoch is None else (self.seed + epoch * 7919) % 2**31
     examples = dataset.examples(shard, shuffled, seed, example)
     if self.rows == 'stream':
-      return stream_rows(examples, self.seq_len, self.source.start_id, offset)
+      return stream_rows(examples, self.seq_len, self.source.start_id, example, offset)
     return packed_rows(examples, self.seq_len, self.source.start_id)
 
   def shard_order(self, shards: Sequence[int], epoch: int) -> list[int]:
     """Returns the shards of a reader in the order in which an epoch reads them."""
-    if not self._shuffle or len(shards) == 1:
+    if not self.shuffle or len(shards) == 1:
       return list(shards)
-    order = permute(np.arange(len(shards), dtype=np.int64), len(shards), self._seed, epoch)
+    order = permute(np.arange(len(shards), dtype=np.int64), len(shards), self.seed, epoch)
     return [shards[i] for i in order]
 
 

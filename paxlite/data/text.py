@@ -1,13 +1,17 @@
 """Text files that are tokenized at the start of a run, for corpora that fit in memory."""
 
+import functools
+import itertools
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.data.places import Place
+from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind, TokenRows
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
@@ -69,7 +73,15 @@ class TextRows(TokenRows):
     files = expanded(files)
     encoding = TextEncoding(open_tokenizer(vocab_path), eos_ids=eos_ids)
     found = split_files(files, held_out_every)
-    blocks = [block for block, held in found if split == 'all' or held == (split == 'held_out')]
+    is_here = [split == 'all' or held == (split == 'held_out') for _, held in found]
+    blocks = [block for (block, _), here in zip(found, is_here, strict=True) if here]
+    ends = itertools.accumulate(len(block) for block, _ in found)
+    self._files = files
+    self._spans = [  # of the blocks in all the text
+      (end - len(block), end)
+      for (block, _), end, here in zip(found, ends, is_here, strict=True)
+      if here
+    ]
     encoded = [encoding.document(block).astype(np.uint32) for block in blocks]
     tokens = np.concatenate(encoded) if encoded else np.zeros(0, np.uint32)
     if not len(tokens):
@@ -92,6 +104,24 @@ class TextRows(TokenRows):
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
   noun = 'block'
+
+  def place_of(self, document: int) -> Place:
+    """Returns the file of a block, the line in which it begins, and its characters."""
+    start, end = self._spans[document]
+    for file, text in zip(self._files, self._texts, strict=True):
+      if start < len(text):
+        line = 1 + text[:start].count('\n')
+        return Place(file, line, f'characters {start} to {end - 1}')
+      start, end = start - len(text), end - len(text)
+    raise IndexError(document)
+
+  def _numbers(self, sources: Container[str]) -> dict[tuple[str, int | None], int]:
+    places = enumerate(map(self.place_of, range(self.num_documents)))
+    return {(canonical(place.source), place.record): i for i, place in places}
+
+  @functools.cached_property
+  def _texts(self) -> list[str]:
+    return [read_text(file) for file in self._files]
 
   @property
   def contents(self) -> str:

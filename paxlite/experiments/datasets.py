@@ -41,14 +41,13 @@ class Synthetic(Rows):
     return 'synthetic'
 
   def train_input(self) -> fdl.Config:
-    return self.input(
-      config(
-        SyntheticRows,
-        vocab_size=self.VOCAB_SIZE,
-        seq_len=self.MAX_SEQ_LEN,
-        packed=self.PACKED_INPUT,
-      )
+    source = config(
+      SyntheticRows,
+      vocab_size=self.VOCAB_SIZE,
+      seq_len=self.MAX_SEQ_LEN,
+      packed=self.PACKED_INPUT,
     )
+    return self.leaving_out(self.input(source))
 
 
 class TextFiles(Tokenized, Rows, subject='Data'):
@@ -70,7 +69,8 @@ class TextFiles(Tokenized, Rows, subject='Data'):
     return 'text files'
 
   def train_input(self) -> fdl.Config:
-    return self.input(self._source(self.TRAIN_FILES, 'train' if self._holds_out else 'all'))
+    split: Split = 'train' if self._holds_out else 'all'
+    return self.leaving_out(self.input(self._source(self.TRAIN_FILES, split)))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     if self.EVAL_FILES:
@@ -124,7 +124,7 @@ class FlatTokens(Tokenized, Splits, subject='Data'):
     return self.ROWS or super().row_kind
 
   def train_input(self) -> fdl.Config:
-    return self.input(self._source(self.TRAIN_SPLIT))
+    return self.leaving_out(self.input(self._source(self.TRAIN_SPLIT)))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     if self.EVAL_SPLIT is None:
@@ -158,7 +158,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
     return f'SeqIO {self.SEQIO_TASK}'
 
   def train_input(self) -> fdl.Config:
-    return self._seqio(self.TRAIN_SPLIT, self.batch_size)
+    return self.leaving_out(self._seqio(self.TRAIN_SPLIT, self.batch_size))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     if self.EVAL_SPLIT is None:
@@ -211,7 +211,7 @@ class DocumentFiles(FromTfds, Rows, subject='Data'):
 
   def train_input(self) -> fdl.Config:
     split = 'train' if self._holds_out else 'all'
-    return self._documents(self.TRAIN_SOURCES, split, self.batch_size)
+    return self.leaving_out(self._documents(self.TRAIN_SOURCES, split, self.batch_size))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     if self._holds_out:
@@ -284,7 +284,7 @@ class SftFiles(Tokenized, Rows, subject='Data'):
 
   def train_input(self) -> fdl.Config:
     split: Split = 'train' if self.EVAL_FRACTION else 'all'
-    return self.input(self._source(self.TRAIN_FILES, split))
+    return self.leaving_out(self.input(self._source(self.TRAIN_FILES, split)))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     if self.EVAL_FRACTION:
@@ -370,13 +370,14 @@ class Mixture(FromTfds, Rows, subject='Data'):
       each.validate()
 
   def train_input(self) -> fdl.Config:
-    return config(
+    mixture = config(
       mixture_of,
       inputs=[each.train_input() for each in self._experiments],
       weights=list(self.WEIGHTS),
       batch_size=self.batch_size,
       seed=self.SEED,
     )
+    return self.leaving_out(mixture)
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     return {
@@ -395,7 +396,7 @@ class Mixture(FromTfds, Rows, subject='Data'):
       attributes['SEQIO_ROWS'] = self.stream_rows
     if dataset is TextFiles and not self.HELD_OUT_EVERY:
       attributes['EVAL_FRACTION'] = 0.0
-    mine = self.values()
+    mine = self.values() | {'LEAVE_OUT': ''}  # the mixture leaves out the records of all
     shared = {name: mine[name] for name in attribute_types(dataset).keys() & mine.keys()}
     return dataset(**shared | attributes)
 

@@ -46,7 +46,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
         f'{line_of(error)}. Use functions and classes of a module, and no lambda or object'
       ) from None
   for name, text in {
-    EXPERIMENT: json.dumps(_identity(e), indent=2),
+    EXPERIMENT: json.dumps(identity_of(e), indent=2),
     'experiment.txt': values_text(e),
     'config.txt': configs_text(e),
     'config.json': json.dumps(built, indent=1),
@@ -71,7 +71,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     raise UserError(
       f'{path} is damaged ({error!r}); --accept_changes continues without it'
     ) from None
-  identity = _identity(e)
+  identity = identity_of(e)
   new = {'experiment': identity['experiment'], **identity['values']}
   for name in new.keys() - old.keys():  # the attribute is newer than the run
     default = e.plain_backend.get(name, getattr(type(e), name))
@@ -92,7 +92,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
 
 def fingerprint(e: Experiment) -> int:
   """Returns a checksum of what refuse_other_experiment compares."""
-  identity = _identity(e)
+  identity = identity_of(e)
   free = e.values_of(Kind.RUN, Kind.GENERATION)
   compared = {k: v for k, v in identity['values'].items() if k not in free}
   text = json.dumps([identity['experiment'], compared], sort_keys=True, default=repr)
@@ -156,7 +156,8 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
     raise UserError(f'{folder} holds checkpoints of another model: {"; ".join(changed)}')
 
 
-def _identity(e: Experiment) -> JsonObject:
+def identity_of(e: Experiment) -> JsonObject:
+  """Returns what experiment.json holds: the class of an experiment, its backend and its values."""
   paths = set(e.paths_of_weights)  # which are read again, from any folder
   absolute = lambda path: path if is_address(path) else str(pathlib.Path(path).absolute())
   places = e.values_of(Kind.RUN)

@@ -9,6 +9,7 @@ from paxlite.config.attributes import AnyPath, StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowInput
+from paxlite.data.left_out import without
 from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind
 from paxlite.data.streams import StreamInput, StreamRows
@@ -29,6 +30,14 @@ class Rows(LanguageModel, subject='Data'):
   EVAL_BATCH_SIZE: Run[Count | None] = (
     None  # sequences of a global evaluation batch; None: as in training
   )
+
+  LEAVE_OUT: Run[StoredPath] = (
+    ''  # file of records that training leaves out, FILE:RECORD a line; paxlite data --without
+  )
+
+  def leaving_out(self, data: fdl.Config) -> fdl.Config:
+    """Returns the config of an input that leaves the records out which LEAVE_OUT names."""
+    return config(without, data=data, path=self.LEAVE_OUT) if self.LEAVE_OUT else data
 
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
     """Raises UserError if a file is used both for training and for evaluation."""

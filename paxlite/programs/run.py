@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
+import jax
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
@@ -28,6 +29,7 @@ from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
   fingerprint,
+  identity_of,
   is_of,
   refuse_other_experiment,
   refuse_other_model,
@@ -49,6 +51,7 @@ from paxlite.stores.addresses import Address
 from paxlite.stores.runs.stored_run import StoredRun
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
+from paxlite.training.data_records import DataRecords
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.goodput import Goodput
 from paxlite.training.local_saves import LocalSaves
@@ -149,6 +152,8 @@ class Run:
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq)
+    is_first = jax.process_index() == 0
+    records = DataRecords(self.folder, train_data, identity_of(e), is_first)
     return Trainer(
       store=store,
       data=train_data,
@@ -169,7 +174,7 @@ class Run:
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       verifier=self._verifier(store.task, train_data),
       trackers=e.trackers(self.folder),
-      callbacks=[*self._callbacks(store, eval_data), foresight],
+      callbacks=[records, *self._callbacks(store, eval_data), foresight],
     )
 
   def _verifier(self, task: ShardedTask, data: TrainData) -> StepVerifier | None:

@@ -1,4 +1,5 @@
 """paxlite data [FILES…] [--fdl_config=EXPERIMENT] [--vocab=FILE] [NAME=VALUE …]
+paxlite data RUN --step=N|--spike|--counts|--without=RECORDS, or RUN RUN
 
 Shows what a run would see of its data: the format, examples and tokens, a histogram of lengths, how
 full rows are, what is cut or left out, what is odd (empty answers, chats that end with a question,
@@ -7,18 +8,26 @@ text is green, or in [[ ]] where there is no color. Without FILES, the data are 
 experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step has PERCORE_BATCH_SIZE rows,
 and without a tokenizer, that of the demo is used, so that counts are rough. Nothing is written.
 
+RUN is the folder of a run. --step shows the texts that a step was trained on, with their files and
+records, --spike those of the step whose recorded loss is furthest above the steps before it, and
+--counts how often each document was seen. --without writes a file of records that a continuation
+leaves out. Two runs are compared batch by batch.
+
 Examples:
   paxlite data chats.jsonl
+  paxlite data runs/chats --step=1200 --row=3
+  paxlite data runs/chats runs/chats_again
   paxlite data chats.jsonl --fdl_config=HuggingFaceLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
 """
 
 import argparse
 import itertools
 import os
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from paxlite.cli.parser import Parser, stored
+from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.stores.addresses import is_address
@@ -43,6 +52,20 @@ PARSER.option('files', 'files, or other sources of docs/data.md', nargs='*')
 PARSER.option('--fdl_config', 'the experiment that would train on them')
 PARSER.option('--vocab', "a tokenizer; without it, the experiment's", stored)
 PARSER.option('--chat_template', 'a file with a Jinja template, or its text', stored)
+PARSER.option('--step', 'the texts of this step of RUN, as metrics.jsonl counts steps', int)
+PARSER.option('--row', 'only this row of the step, from 0, with all of its tokens', int)
+PARSER.option(
+  '--spike', 'the texts of the step whose loss is furthest above the steps before it', bool
+)
+PARSER.option('--counts', 'how often RUN has seen each document', bool)
+PARSER.option(
+  '--without', 'plans a continuation of RUN without FILE:RECORD,… or STEP:ROW,…', metavar='RECORDS'
+)
+PARSER.option(
+  '--output', 'the file for LEAVE_OUT that --without writes (left_out.txt)', local,
+  default='left_out.txt',
+)  # fmt: skip
+PARSER.option('--json', 'prints one JSON object, with all ids and texts', bool)
 PARSER.option('--examples', 'how many examples are shown (3)', int, default=3)
 PARSER.attributes()
 
@@ -51,6 +74,11 @@ def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
   if args.examples < 0:
     raise UserError(f'--examples={args.examples} must be at least 0')
+  if _asks_of_run(args):
+    from paxlite.tools.run_data import command
+
+    command.show(args)
+    return
   if not args.files and not args.fdl_config:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
 
@@ -64,8 +92,43 @@ def main(argv: Sequence[str]) -> None:
     _show(data, experiment, args.examples)
 
 
+def _asks_of_run(args: argparse.Namespace) -> bool:
+  """Returns whether the arguments ask what a run was trained on; UserError if they do not fit."""
+  modes = {'step': args.step is not None, 'spike': args.spike, 'counts': args.counts}
+  modes['without'] = args.without is not None
+  asked = [f'--{name}' for name, is_asked in modes.items() if is_asked]
+  runs = [name for name in args.files if _is_run(name)]
+  if not asked and len(runs) < 2:
+    for name, is_given in (('row', args.row is not None), ('json', args.json)):
+      if is_given:
+        raise UserError(f'--{name} is for --step, --spike or two runs: leave it out')
+    return False
+  if len(asked) > 1:
+    raise UserError(f'{" and ".join(asked)}: leave one of them out')
+  if args.row is not None and args.step is None and not args.spike:
+    raise UserError('--row is for --step and --spike: leave it out')
+  if args.fdl_config or args.attributes or args.chat_template:
+    raise UserError(
+      'the values of a run are those in its folder: leave --fdl_config, --chat_template and '
+      'NAME=VALUE out'
+    )
+  most = 1 if asked else 2
+  if len(args.files) != most:
+    what = f'{asked[0]} is for one run' if asked else 'two runs are compared'
+    raise UserError(f'{what}, and {len(args.files)} names are given')
+  return True
+
+
+def _is_run(name: str) -> bool:
+  if is_address(name):
+    return not pathlib.PurePath(name).suffix  # files have one
+  return os.path.isfile(os.path.join(name, 'experiment.json'))
+
+
 def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Experiment':
   """Returns the experiment whose data are shown, with what the arguments change."""
+  if len(args.files) == 1 and _is_run(args.files[0]) and not args.fdl_config:
+    return _of_run(args.files[0], overrides)
   from paxlite.experiments.registry import find
   from paxlite.files.text_files import read_text
   from paxlite.programs.weights_model import build_experiment
@@ -87,6 +150,19 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
   e = e.replaced(**changes)
   e.validate()
   return e
+
+
+def _of_run(folder: str, overrides: Mapping[str, str]) -> 'Experiment':
+  """Returns the experiment of a run."""
+  from paxlite.experiments.registry import find_known
+  from paxlite.programs.launch import run_in
+  from paxlite.programs.weights_model import build_experiment
+
+  run = run_in(folder)
+  if run is None:
+    raise UserError(f'{folder} is not the folder of a run: it holds no experiment.json')
+  find_known(run['experiment'])
+  return build_experiment(run['experiment'], [], overrides, run)
 
 
 def _files_of(cls: type, files: Sequence[str]) -> dict[str, object]:
@@ -170,7 +246,7 @@ def _odd(e: 'Experiment') -> list[str]:
   contents_of = SftRows.contents_of
   if isinstance(e, SftFiles):
     files, field = expanded(e.TRAIN_FILES), ''
-    source = SftFiles.train_input(e).source
+    source = SftFiles.train_input(e.replaced(LEAVE_OUT='')).source
     rows = cast('type[SftRows]', fdl.get_callable(source))
     vocab, contents_of = source.vocab_path, rows.contents_of
   elif isinstance(e, DocumentFiles):

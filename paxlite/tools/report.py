@@ -2,7 +2,9 @@
 
 Writes one HTML page about runs: curves over steps, tokens or hours, evaluations, what the time was
 spent on, samples, and what differs. The page needs no network and can be sent by mail. --curves
-writes the curves as a picture, and --markdown the tables; - is standard output.
+writes the curves as a picture, and --markdown the tables; - is standard output. A click on a spike
+of the training loss shows the texts of its step, which are read from the data; --texts=false does
+without them.
 
 Example:
   paxlite report runs/narrow runs/wide --output=widths.html
@@ -21,6 +23,7 @@ PARSER.option('runs', 'folders of runs', stored, nargs='+', metavar='RUN')
 PARSER.option('--output', 'the page to write (report.html)', stored, default='report.html')
 PARSER.option('--curves', 'a picture of the curves to write, as SVG', stored)
 PARSER.option('--markdown', 'the tables to write as Markdown', stored)
+PARSER.option('--texts', 'reads the texts of spikes of the loss from the data', bool, default=True)
 PARSER.option('--title', 'the title of the page')
 
 
@@ -34,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
   runs = read_runs(args.runs)
   title = args.title or f'paxlite: {", ".join(run.name for run in runs)}'
-  _write(args.output, page.page(runs, title))
+  _write(args.output, page.page(runs, title, args.texts))
   if args.curves is not None:
     names = [run.name for run in runs]
     drawn = [

@@ -48,8 +48,8 @@ class Callback:
   """Listens to the events of the training loop; a subclass overrides the methods that it needs.
 
   An experiment returns its callbacks from `callbacks()`. At each event they are called in this
-  order: local states, loss spikes, the best checkpoint, those of `callbacks()`, the profiler, the
-  comparison of a step with its forecast, zero-shot tasks, samples.
+  order: the records of the data, local states, loss spikes, the best checkpoint, those of
+  `callbacks()`, the profiler, the comparison of a step with its forecast, zero-shot tasks, samples.
 
   Every process calls them, and must get the same requests from them. An exception ends the run with
   the line that raised it. A run of one process first saves its state, except in `resume`, in

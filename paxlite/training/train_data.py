@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.fingerprints import change, identity
+from paxlite.data.fingerprints import change, identity, newly_left_out
 from paxlite.data.positions import merged
 from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
 from paxlite.parallel.partitioning import process_rows
@@ -28,6 +28,10 @@ class TrainData:
   Step s trains on batch s. After a rollback the batches up to the loss spike are not used again,
   and all later steps train on correspondingly later batches.
 
+  Attributes:
+    skipped_batches: How many batches come before a step that no step is trained on.
+    resumed_position: The position in the checkpoint that the run continues from; None: it has none.
+
   Args:
     input: The training input.
     accept_changes: Whether a run may continue although its data has changed.
@@ -38,13 +42,14 @@ class TrainData:
     self.input = input
     self._accept_changes = accept_changes
     self._max_segments = max_segments
-    self._skipped_batches = 0
+    self.skipped_batches = 0
+    self.resumed_position: Json = None
     self._resumed: int | None = None
     self._rollouts: RolloutBatches | None = None
 
   def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    number, most = self._batch_of(step), self._max_segments
+    number, most = self.batch_of(step), self._max_segments
     if isinstance(self.input, RolloutInput):
       self._rollouts = RolloutBatches(self.input, sharding, number, most)
       return self._rollouts
@@ -58,15 +63,15 @@ class TrainData:
     if isinstance(self.input, Seekable | RolloutInput):
       return None
     rows = process_rows(sharding, self.input.batch_size)
-    return next(iter(self.input.train_batches(self._batch_of(step - 1), rows)))
+    return next(iter(self.input.train_batches(self.batch_of(step - 1), rows)))
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""
-    return place(self.input, self._batch_of(step))
+    return place(self.input, self.batch_of(step))
 
   def skip(self, batches: int) -> None:
     """Makes all later steps train on batches that come `batches` later in the data."""
-    self._skipped_batches += batches
+    self.skipped_batches += batches
 
   def metadata(self, step: int) -> Callable[[], JsonObject]:
     """Begins to collect the metadata from which reading resumes at the batch of `step`.
@@ -77,16 +82,16 @@ class TrainData:
       A function that waits for the other processes, and returns the metadata.
     """
     metadata: JsonObject = {}
-    if self._skipped_batches:
-      metadata['skipped_batches'] = self._skipped_batches
-    metadata |= self._identity
+    if self.skipped_batches:
+      metadata['skipped_batches'] = self.skipped_batches
+    metadata |= self.identity
     if self._rollouts is not None:
-      state = self._rollouts.state(self._batch_of(step))
+      state = self._rollouts.state(self.batch_of(step))
       compare({f'the state() of {self.input.name}': state})
       return lambda: metadata | {'rollouts': parsed(state)}
     if not isinstance(self.input, Seekable):
       return lambda: metadata
-    known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
+    known = np.ascontiguousarray(self.input.position(self.batch_of(step)), np.int64)
     found = gathered(known.view(np.int32))  # JAX truncates int64
     return lambda: metadata | {'position': merged(found().view(np.int64)).tolist()}
 
@@ -103,7 +108,8 @@ class TrainData:
     if self._resumed == step:
       return
     self._resumed = step
-    self._skipped_batches = int(metadata.get('skipped_batches', 0))
+    self.resumed_position = metadata.get('position')
+    self.skipped_batches = int(metadata.get('skipped_batches', 0))
     restore(self.input, step, metadata)
     if isinstance(self.input, Seekable) and step:
       if 'position' not in metadata:
@@ -111,8 +117,12 @@ class TrainData:
           f'{self.input.name}: the checkpoint of step {step} has no position in it; start again '
           'with another --job_log_dir'
         )
-      self.input.seek(self._batch_of(step), np.array(metadata['position'], np.int64))
-    why = change(self._identity, metadata)
+      self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
+    count = newly_left_out(self.identity, metadata) if step else 0
+    if count and jax.process_index() == 0:
+      records = f'{count:,} more record{"s are" if count > 1 else " is"} left out'
+      log.warning('from step %d on, %s (LEAVE_OUT)', step + 1, records)
+    why = change(self.identity, metadata)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
@@ -123,10 +133,11 @@ class TrainData:
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
 
-  def _batch_of(self, step: int) -> int:
-    return step + self._skipped_batches
+  def batch_of(self, step: int) -> int:
+    """Returns the number of the batch that the step after `step` is trained on."""
+    return step + self.skipped_batches
 
   @functools.cached_property
-  def _identity(self) -> JsonObject:
-    # read before the first batch: a state is saved after its files have vanished too
+  def identity(self) -> JsonObject:
+    """What identifies the data; read before the first batch, as files may vanish later."""
     return identity(self.input)

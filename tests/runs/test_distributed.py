@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
+import tests.support.experiments  # noqa: F401  RunData imports no experiments
 from paxlite.data import packaged
 from paxlite.data.positions import Field
 from paxlite.files.text_files import read_text
+from paxlite.programs.run_data import RunData
 from tests.support import runs
 from tests.support.processes import MESH, on_processes
 
@@ -78,6 +81,12 @@ def test_streams_go_on_with_the_same_rows_on_another_number_of_processes(tmp_pat
   ]
   assert metadata[0]['position'] == metadata[1]['position'] == metadata[2]['position']
   assert metadata[0]['position'][0][Field.READERS] == 2
+  read = [list(RunData(str(folder)).batches(1, 6)) for folder in (whole, two, mixed)]
+  for (step, one), *others in zip(*read, strict=True):
+    for other_step, other in others:
+      assert step == other_step
+      for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from paxlite.core.json_text import JsonObject
 from paxlite.files import html_page
 from paxlite.files.html_page import shortened
-from paxlite.tools.report_page import tables
+from paxlite.tools.report_page import spike_texts, tables
 from paxlite.tools.report_page.curves import stroke
 from paxlite.tools.report_page.records import Points, RunRecords, thinned
 
@@ -36,14 +36,23 @@ _ROWS = 1_000  # of a table
 _HERE = pathlib.Path(__file__).parent
 
 
-def page(runs: Sequence[RunRecords], title: str) -> str:
-  """Returns the page."""
+def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> str:
+  """Returns the page.
+
+  Args:
+    runs: The runs.
+    title: Its title.
+    reads_data: Whether the texts of spikes of the loss are read from the data of the runs.
+  """
   curves, shown, of = _curves(runs)
+  spikes = spike_texts.spike_texts(runs, reads_data)
   data = {
     'runs': [run.name for run in runs],
     'strokes': [stroke(i) for i in range(len(runs))],
     'over': _OVER,
     'curves': curves,
+    'spikes': spike_texts.marks(spikes),
+    'loss': _CURVES['loss'],
   }
   sections = [
     _table('Runs', tables.summary(runs)),
@@ -53,6 +62,7 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
     'smallest and the largest of each interval are kept. Hours are those spent in steps.</p>'
     if of > shown
     else '',
+    spike_texts.section(spikes, runs),
     _table('Evaluations', tables.evaluations(runs)),
     _table('What the time was spent on', tables.goodputs(runs)),
     _table('A step, foreseen and measured', tables.foreseen(runs)),

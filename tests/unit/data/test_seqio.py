@@ -9,6 +9,15 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
+from paxlite.data.documents import DocumentSource
+from paxlite.data.origins import (
+  ORIGIN,
+  names_records,
+  num_documents,
+  pieces,
+  place_of,
+  traced,
+)
 from paxlite.data.positions import Field
 from paxlite.data.seqio_tasks import SeqioSource
 from paxlite.data.streams import StreamInput
@@ -265,3 +274,30 @@ def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path)
   found = run('--mode=eval', '--fdl.USE_LORA=True').stdout
   assert 'eval boolq at step 3' in found
   assert 'eval validation at step 3' in found
+
+
+def test_what_is_known_of_where_texts_come_from(pile, tfds, documents):
+  """SeqIO does not name records; TFDS read by paxlite itself does."""
+  data = pile(rows='packed')
+  batches = data.train_batches(0, slice(0, 4))
+  for batch, _ in zip(traced(data).train_batches(0, slice(0, 4)), range(5), strict=False):
+    for name, array in next(batches).items():
+      np.testing.assert_array_equal(batch[name], array)
+    assert ((batch[ORIGIN][..., 0] >= 0) == (batch['segment_ids'] > 0)).all()
+    piece = pieces(batch, 1)[0]
+    assert 'SeqIO does not name records' in str(place_of(data, piece.key))
+    assert not names_records(data, piece.key)
+  name = 'tfds:the_pile:1.0.0/train'
+  source = DocumentSource([name], packaged.VOCAB, 8192, tfds_data_dir=str(tfds))
+  data = StreamInput(source, T, 4)
+  assert num_documents(data) == len(documents)
+  (records,) = source.datasets[0].sources
+  batch = next(traced(data).train_batches(0, slice(0, 4)))
+  for row in range(4):
+    for piece in pieces(batch, row):
+      place = place_of(data, piece.key)
+      shard = int(place.source.removeprefix(f'{name}[').removesuffix(']'))
+      _, record = next(records.read(shard, place.record))
+      ids = open_tokenizer(packaged.VOCAB).encode(record['text'])
+      here = batch['labels'][row, piece.start : piece.end].tolist()
+      assert [*ids, 2][piece.token : piece.token + len(here)] == here

@@ -11,8 +11,9 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.tools import report
-from paxlite.tools.report_page import curves, page, tables
+from paxlite.tools.report_page import curves, page, spike_texts, tables
 from paxlite.tools.report_page.records import read_runs, thinned
+from paxlite.tools.run_data.spikes import spikes
 from tests.support.gcs_server import gcs_server
 
 EVIL = '</script><img src=x onerror=alert(1)>'
@@ -251,6 +252,64 @@ def test_the_page_goes_into_a_bucket(tmp_path, monkeypatch):
   assert [p.name for p in tmp_path.iterdir()] == ['run'], 'no folder called gs:'
 
 
+def spiked(folder, **texts):
+  """Writes a run whose loss has a spike at step 25."""
+  write_run(folder, 40, **texts)
+  path = folder / 'metrics.jsonl'
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  lines[24]['loss'] = 9.0
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  return folder
+
+
+def test_the_texts_of_a_spike(tmp_path, monkeypatch):
+  found = read_runs([str(spiked(tmp_path / 'run'))])
+  assert 'Texts of spikes' not in page.page(found, 'x')
+  text = page.page(found, 'x', reads_data=True)
+  assert 'step 25: loss 9.0000, and 0.4545 before it' in Tags(text).text
+  assert 'cannot be read here' in Tags(text).text  # my.Experiment is not imported
+  monkeypatch.setattr(spike_texts, '_texts', lambda run, steps: [EVIL + MARKERS] * len(steps))
+  text = page.page(found, 'x', reads_data=True)
+  parsed = Tags(text)
+  assert 'img' not in parsed.tags
+  assert EVIL + MARKERS in parsed.text
+  assert text.count('"id":"spike-0-25"') == 1
+
+
+def test_spikes():
+  falling = {step: 10.0 / step for step in range(1, 60)}
+  assert spikes(falling) == []
+  noisy = {step: loss + 0.01 * (-1) ** step for step, loss in falling.items()}
+  noisy |= {30: 2.0, 31: 1.9, 50: 4.0}
+  assert [(s.step, s.loss) for s in spikes(noisy)] == [(50, 4.0), (30, 2.0)]
+  assert spikes(dict.fromkeys(range(7), 1.0) | {3: 9.0}) == []  # too few
+  assert [s.step for s in spikes(dict.fromkeys(range(20), 1.0) | {19: 9.0})] == [19]
+
+
+def in_browser(folder, text: str, width: int) -> subprocess.CompletedProcess:
+  (folder / 'r.html').write_text(text)
+  return subprocess.run(
+    ['chromium', '--headless=new', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr',
+     f'--user-data-dir={folder / "profile"}', f'--window-size={width},900', '--dump-dom',
+     f'file://{folder / "r.html"}'],
+    capture_output=True, text=True, timeout=120, check=True,
+  )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which('chromium') is None, reason='needs Chromium')
+def test_a_click_on_a_spike_opens_its_texts(tmp_path):
+  found = read_runs([str(spiked(tmp_path / 'run'))])
+  click = (
+    '<script>document.querySelector("circle.spike").dispatchEvent(new Event("click"));'
+    'over = "tokens"; show(); document.querySelector("circle.spike").focus();</script></body>'
+  )
+  done = in_browser(tmp_path, page.page(found, 'x', True).replace('</body>', click), 800)
+  assert 'CONSOLE' not in done.stderr
+  assert re.search(r'<details id="spike-0-25"[^>]* open=""', done.stdout)
+  assert done.stdout.count('class="spike"') == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which('chromium') is None, reason='needs Chromium')
 @pytest.mark.parametrize('width', [1200, 390])
@@ -261,13 +320,7 @@ def test_in_a_browser(runs, tmp_path, width):
     '`${document.documentElement.scrollWidth} of ${innerWidth}`}))</script></body>'
   )
   text = page.page(runs, 'Two runs').replace('</body>', probe)
-  (tmp_path / 'r.html').write_text(text)
-  done = subprocess.run(
-    ['chromium', '--headless=new', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr',
-     f'--user-data-dir={tmp_path / "profile"}', f'--window-size={width},900', '--dump-dom',
-     f'file://{tmp_path / "r.html"}'],
-    capture_output=True, text=True, timeout=120, check=True,
-  )  # fmt: skip
+  done = in_browser(tmp_path, text, width)
   assert 'CONSOLE' not in done.stderr
   assert done.stdout.count('<polyline') == 2 * 6
   assert done.stdout.count('class="run"') == 2

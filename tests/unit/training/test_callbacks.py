@@ -10,6 +10,7 @@ from paxlite.programs.foresight import Foresight
 from paxlite.programs.run import Run
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback, Request
+from paxlite.training.data_records import DataRecords
 from paxlite.training.local_saves import LocalSaves
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.spikes import SpikeDetector
@@ -101,7 +102,7 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   values = dict(LOSS_SPIKE_FACTOR=2.0, KEEP_BEST=True, LOCAL_CHECKPOINT_EVERY_N_STEPS=2)
   e = Whole(**VALUES, **values, LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'))
   kinds = [type(c) for c in Run(e, tmp_path).trainer().callbacks]
-  assert kinds == [LocalSaves, SpikeDetector, Best, Recorded, StepProfiler, Foresight]
+  assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, StepProfiler, Foresight]
 
 
 @pytest.mark.slow

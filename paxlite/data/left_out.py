@@ -1,0 +1,119 @@
+"""Records that a run leaves out from some step on, named in a file: FILE:RECORD, a line each.
+
+The places are those of error messages and of `paxlite data`. Lines that begin with # say something
+to people. Nothing else of the data moves: the order of records and rows, and the positions of
+streams, stay as they are, so that a run may begin to leave records out at any step.
+
+  streams of documents    the reader passes over the record, and the next one takes its place
+  rows with segments      the tokens of the record become padding, which no other text attends to
+  rows without segments   are refused: a later text in the row would still see the record
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.data.base import Input, RowInput
+from paxlite.data.documents import DocumentDataset
+from paxlite.data.mixture import MixtureInput
+from paxlite.data.places import Place
+from paxlite.data.records import canonical
+from paxlite.data.rows import TokenRows
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
+from paxlite.files.text_files import lines
+
+_MOST = 100_000  # records, of which each checkpoint holds a checksum
+_SHARD = re.compile(r'\[\d+\]$')  # of a dataset of several
+
+
+def without(data: Input, path: str, flag: str = '') -> Input:
+  """Makes an input leave the records out that a file names; returns the input.
+
+  Args:
+    data: The input.
+    path: The file.
+    flag: What messages call it; '': LEAVE_OUT.
+
+  Raises:
+    UserError: The file names none, or one that is not in the data, or they cannot leave it out.
+  """
+  places = read(path)
+  left = dict.fromkeys(places, True)
+  for part in data.inputs if isinstance(data, MixtureInput) else [data]:
+    for place in _leave_out(part, places):
+      left.pop(place, None)
+  if left:
+    first, said = next(iter(left)), flag or f'LEAVE_OUT={path}'
+    raise UserError(
+      f'{said}: {first} is no record of {data.name[:200]}: a record is named FILE:RECORD, as '
+      'paxlite data shows it'
+    )
+  data.left_out = checksums(places)  # type: ignore[attr-defined]
+  return data
+
+
+def read(path: str) -> list[Place]:
+  """Returns the records that a file names; raises UserError if it names none, or too many."""
+  found: dict[Place, None] = {}
+  for number, line in lines(path):
+    text = line.decode('utf-8', 'replace').strip()
+    if text.startswith('#') or not text:
+      continue
+    place = Place.of(text)
+    if place.record is None:
+      raise UserError(f'{path}:{number + 1} is not FILE:RECORD, as corpus.jsonl:17: {text[:100]}')
+    found[place] = None
+  if not found:
+    raise UserError(f'{path} names no record to leave out')
+  if len(found) > _MOST:
+    raise UserError(
+      f'{path} names {len(found):,} records, and at most {_MOST:,} can be left out of a run: write '
+      'other files without them, and begin another run'
+    )
+  return list(found)
+
+
+def checksums(places: Iterable[Place]) -> list[int]:
+  """Returns a checksum of each record's name, which does not depend on the order."""
+  texts = (f'{place.source.rpartition("/")[2]}:{place.record}' for place in places)
+  return sorted(zlib.crc32(text.encode()) for text in texts)
+
+
+def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
+  """Makes an input leave records out; returns those that are its own."""
+  source = getattr(data, 'source', None)
+  if isinstance(data, StreamInput):
+    found: list[Place] = []
+    for dataset in data.source.datasets:
+      if not isinstance(dataset, DocumentDataset):
+        raise _refusal(data.name, 'SeqIO does not say which record a text is')
+      names = {canonical(each.name): each.name for each in dataset.sources}
+      own = {p: names[key] for p in places if (key := canonical(_file(p))) in names}
+      dataset.left_out |= {f'{own[p]}{p.source[len(_file(p)) :]}:{p.record}' for p in own}
+      found += own
+    return found
+  if isinstance(data, RowInput) and isinstance(source, SftRows):
+    if source.examples_of_a_record != 1:
+      raise _refusal(source.name, 'the answers of a row are compared with each other')
+    return source.leave_out(places)
+  if isinstance(data, RowInput) and isinstance(source, TokenRows):
+    if source.rows == 'stream':
+      why = 'texts follow each other in its rows without a border (PACKED_INPUT=False)'
+      raise _refusal(source.name, why)
+    return source.leave_out(places)
+  raise _refusal(str(getattr(data, 'name', data)), 'its texts are no records of files')
+
+
+def same_source(place: Place, name: str) -> bool:
+  """Returns whether a record is of the file or dataset of this name."""
+  return canonical(_file(place)) == canonical(name)
+
+
+def _file(place: Place) -> str:
+  return _SHARD.sub('', place.source)
+
+
+def _refusal(name: str, why: str) -> UserError:
+  return UserError(f'LEAVE_OUT: no record can be left out of {name[:200]} exactly, because {why}')

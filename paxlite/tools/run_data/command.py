@@ -1,0 +1,70 @@
+"""Does what `paxlite data RUN` asks for."""
+
+import argparse
+
+from paxlite.cli.terminal import has_color
+from paxlite.core.errors import UserError
+from paxlite.programs.run_data import RunData
+from paxlite.tools.run_data import comparison, counts, texts
+from paxlite.tools.run_data.planning import planned
+from paxlite.tools.run_data.spikes import Spike, spikes
+
+_MOST_TOKENS = 200  # of a text of a step
+_MOST_SPIKES = 5
+
+
+def show(args: argparse.Namespace) -> None:
+  """Shows a step of a run, its counts, or how two runs compare."""
+  if len(args.files) == 2:
+    _compare(args)
+    return
+  run = RunData(args.files[0], args.vocab or '')
+  if args.without is not None:
+    for line in planned(run, args.without, args.output):
+      print(line)
+    return
+  if args.counts:
+    found = counts.counted(run)
+    if args.json:
+      texts.print_json(counts.as_json(found))
+    else:
+      print('\n'.join(counts.lines(found)))
+    return
+  found_spikes = spikes(run.losses) if args.spike else []
+  step = args.step
+  if args.spike:
+    if not found_spikes:
+      raise UserError(
+        f'no loss of the {len(run.losses):,} recorded steps of {run.place} is far above the losses '
+        'before it (SUMMARY_INTERVAL_STEPS says how many are recorded): --step=N shows any step'
+      )
+    step = found_spikes[0].step
+  batch = run.batch(step)
+  if args.json:
+    found_json = texts.described(run, step, batch, args.row)
+    if args.spike:
+      found_json['spikes'] = [
+        {'step': s.step, 'loss': s.loss, 'before': s.before} for s in found_spikes[:_MOST_SPIKES]
+      ]
+    texts.print_json(found_json)
+    return
+  for i, spike in enumerate(found_spikes[:_MOST_SPIKES]):
+    print(f'{"Spikes" if not i else "":10}{_line(spike)}')
+  most = None if args.row is not None else _MOST_TOKENS
+  for line in texts.lines(run, step, batch, args.row, has_color(), most):
+    print(line)
+
+
+def _compare(args: argparse.Namespace) -> None:
+  if args.step is not None or args.spike or args.counts or args.row is not None:
+    raise UserError('two runs are compared without --step, --row, --spike and --counts')
+  one, other = (RunData(place, args.vocab or '') for place in args.files)
+  found = comparison.compared(one, other)
+  if args.json:
+    texts.print_json(comparison.as_json(one, other, found))
+  else:
+    print('\n'.join(comparison.lines(one, other, found)))
+
+
+def _line(spike: Spike) -> str:
+  return f'step {spike.step:,}: loss {spike.loss:.4f}, and {spike.before:.4f} before it'

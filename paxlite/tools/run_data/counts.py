@@ -1,0 +1,91 @@
+"""How often a run has seen each document of its data."""
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Iterator
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.data.origins import Key, length_of, names_records, num_documents, pieces, place_of
+from paxlite.programs.run_data import RunData
+
+_MOST = 5  # documents that are named
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """How often each document was seen: its tokens in the batches, divided by its tokens.
+
+  Attributes:
+    steps: The steps that are counted.
+    times: How often each document was seen that was, by its place.
+    unseen: How many were never seen; None: the number of documents is not known.
+  """
+
+  steps: int
+  times: dict[str, float]
+  unseen: int | None
+
+
+def counted(run: RunData) -> Counts:
+  """Counts the documents in all steps that a run has done.
+
+  Raises:
+    UserError: The data do not name their documents, or cannot be read.
+  """
+  steps = run.steps_done
+  run.check_step(max(1, steps))
+  tokens: collections.Counter[Key] = collections.Counter()
+  longest: collections.Counter[Key] = collections.Counter()
+  data = run.data_of(steps)
+  others = [step for step in run.first_steps if not run.same_documents(step, steps)]
+  if others:
+    raise UserError(
+      f'{run.place} was trained on other data from step {others[-1]:,} on than at its end, so that '
+      'its documents cannot be counted as one set'
+    )
+  for _, batch in run.batches(1, steps):
+    for row in range(len(batch['ids'])):
+      for piece in pieces(batch, row):
+        if not names_records(data, piece.key):
+          raise UserError(f'documents cannot be counted: {place_of(data, piece.key)}')
+        tokens[piece.key] += piece.end - piece.start
+        after = (piece.token or 0) + piece.end - piece.start
+        longest[piece.key] = max(longest[piece.key], after)
+  times = {
+    str(place_of(data, key)): count / (length_of(data, key) or longest[key])
+    for key, count in tokens.items()
+  }
+  total = num_documents(data)
+  return Counts(steps, times, None if total is None else total - len(tokens))
+
+
+def lines(found: Counts) -> Iterator[str]:
+  """Yields the lines that say how often documents were seen."""
+  times = sorted(found.times.values())
+  every = times if not found.unseen else [*[0.0] * found.unseen, *times]
+  yield f'Counted   {len(times):,} documents in {found.steps:,} steps'
+  if found.unseen is not None:
+    yield f'Never     {found.unseen:,} of {len(every):,}'
+  else:
+    yield 'Never     unknown: the data do not say how many documents they have'
+  yield (
+    f'Times     at least {_short(every[0])}, half of them up to '
+    f'{_short(statistics.median_high(every))}, at most {_short(every[-1])}'
+  )
+  for i, (name, count) in enumerate(most_frequent(found)):
+    yield f'{"Most" if not i else "":10}{_short(count)} times {name}'
+
+
+def most_frequent(found: Counts) -> list[tuple[str, float]]:
+  return sorted(found.times.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST]
+
+
+def as_json(found: Counts) -> JsonObject:
+  """Returns counts for machines."""
+  return {'steps': found.steps, 'never': found.unseen, 'times': found.times}
+
+
+def _short(number: float) -> str:
+  return f'{number:,.2f}'.rstrip('0').rstrip('.')

@@ -1,0 +1,125 @@
+"""Plans the continuation of a run without some records: writes the file that LEAVE_OUT names."""
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.data import left_out
+from paxlite.data.documents import DocumentDataset
+from paxlite.data.mixture import MixtureInput
+from paxlite.data.origins import names_records, pieces, place_of
+from paxlite.data.places import Place
+from paxlite.data.record_files import File
+from paxlite.data.streams import StreamInput
+from paxlite.experiments.rows import Rows
+from paxlite.files.stored_output import write_output
+from paxlite.programs.run_data import RunData
+from paxlite.tools.run_data.texts import check_row
+
+
+def planned(run: RunData, asked: str, output: str) -> Iterator[str]:
+  """Writes the file, and yields lines that say how to continue.
+
+  Args:
+    run: The run.
+    asked: FILE:RECORD and STEP:ROW, apart by commas; a row means all records that it has a part of.
+    output: The file. Records that the run leaves out already are added to it.
+
+  Raises:
+    UserError: A record is none of the data, cannot be left out exactly, or the file is another one.
+  """
+  before = _before(run)
+  new = [p for p in _places(run, asked) if _name(p) not in set(map(_name, before))]
+  if not new:
+    raise UserError(f'--without={asked}: {run.place} leaves these records out already')
+  text = ''.join(f'{_name(place)}\n' for place in [*before, *new])
+  _check(run, text, new)
+  if os.path.exists(output) and not _is_old(output, before):
+    raise UserError(f'--output={output} exists, and names other records: choose another file')
+  write_output(output, text.encode())
+  for i, place in enumerate(new):
+    yield f'{"Leaves out" if not i else "":12}{_name(place)}'
+  if before:
+    yield f'{"":12}and {len(before):,} that the run leaves out already'
+  yield f'{"Written":12}{output}'
+  yield (
+    f'{"Continue":12}with LEAVE_OUT={output} beside what the run was started with. The steps up to '
+    f'{run.steps_done:,} stay as they were trained; to undo steps as well, start from an earlier '
+    'checkpoint'
+  )
+
+
+def _before(run: RunData) -> list[Place]:
+  e = run.experiment
+  if not isinstance(e, Rows):
+    raise UserError(f'{type(e).__name__} has no LEAVE_OUT: its data are its own')
+  return left_out.read(e.LEAVE_OUT) if e.LEAVE_OUT else []
+
+
+def _name(place: Place) -> str:
+  return f'{place.source}:{place.record}'
+
+
+def _places(run: RunData, asked: str) -> list[Place]:
+  found: dict[str, Place] = {}
+  for word in filter(None, (part.strip() for part in asked.split(','))):
+    place = Place.of(word)
+    if place.record is None:
+      raise UserError(f'--without={word} must be FILE:RECORD or STEP:ROW')
+    for each in (
+      _of_row(run, int(place.source), place.record) if place.source.isdecimal() else [place]
+    ):
+      found[_name(each)] = each
+  if not found:
+    raise UserError('--without= names no record: FILE:RECORD or STEP:ROW')
+  return list(found.values())
+
+
+def _of_row(run: RunData, step: int, row: int) -> list[Place]:
+  batch, data = run.batch(step), run.data_of(step)
+  check_row(batch, row)
+  places = []
+  for piece in pieces(batch, row):
+    place = place_of(data, piece.key)
+    if not names_records(data, piece.key) or place.record is None:
+      raise UserError(f'--without={step}:{row}: {place}')
+    places.append(place)
+  return places
+
+
+def _check(run: RunData, text: str, new: Sequence[Place]) -> None:
+  """Raises UserError if the data cannot leave these records out, or do not have one of them."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / 'left_out.txt'
+    path.write_text(text)
+    data = left_out.without(run.plain_data(), str(path), '--without')
+  inputs = data.inputs if isinstance(data, MixtureInput) else [data]
+  for each in inputs:
+    for dataset in each.source.datasets if isinstance(each, StreamInput) else ():
+      if isinstance(dataset, DocumentDataset):
+        _check_records(dataset, new)
+
+
+def _check_records(dataset: DocumentDataset, new: Sequence[Place]) -> None:
+  """Raises UserError if files do not have a record; datasets of many files are not read for it."""
+  for source in dataset.sources:
+    wanted = {_name(p) for p in new if left_out.same_source(p, source.name)}
+    if not wanted or not isinstance(source, File):
+      continue
+    numbers = {p.rpartition(':')[2] for p in wanted}
+    for number, _ in source.read(0):
+      numbers.discard(source.place(0, number).rpartition(':')[2])
+      if not numbers:
+        break
+    if numbers:
+      raise UserError(f'--without: {source.name} has no record {min(numbers)}')
+
+
+def _is_old(output: str, before: Sequence[Place]) -> bool:
+  """Whether a file names nothing that the run does not leave out already."""
+  try:
+    return {_name(p) for p in left_out.read(output)} <= set(map(_name, before))
+  except UserError:
+    return False

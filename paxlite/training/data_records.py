@@ -1,0 +1,88 @@
+"""data.jsonl: what a run was trained on since which step, so that its batches can be read again.
+
+A start, and a rollback, write a record of the step, the number of its batch, the batch size, what
+identifies the data, and the values of the experiment, if they have changed. A save adds the
+position of streams. Records of steps that are trained again are dropped.
+"""
+
+import json
+import logging
+import pathlib
+from typing import ClassVar
+
+from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.run_files import open_file
+from paxlite.data.base import Seekable
+from paxlite.tracking.writers import drop_later_records, read_records
+from paxlite.training.callbacks import Callback, Loop
+from paxlite.training.train_data import TrainData
+from paxlite.training.train_state import TrainState
+
+log = logging.getLogger('paxlite')
+
+
+class DataRecords(Callback):
+  """Writes data.jsonl.
+
+  Args:
+    folder: The run's job_log_dir.
+    data: The training data.
+    experiment: What experiment.json holds.
+    writes: Whether this process is one that writes.
+  """
+
+  name: ClassVar[str] = 'data.jsonl'
+
+  def __init__(self, folder: pathlib.Path, data: TrainData, experiment: JsonObject, writes: bool):
+    self._path, self._data, self._writes = folder / self.name, data, writes
+    self._experiment = {name: experiment[name] for name in ('experiment', 'values')}
+    self._has_begun = self._has_failed = False
+
+  def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
+    # after a rollback the data go on where they were, which no checkpoint says
+    position = self._position(step, loop) if self._has_begun else self._data.resumed_position
+    self._has_begun = True
+    if not self._writes:
+      return
+    record = self._at(step, position) | {'batch_size': self._data.input.batch_size}
+    record |= self._data.identity
+    try:
+      drop_later_records(self._path, step)
+      before = [r['values'] for r in read_records(self._path) if 'values' in r]
+    except OSError as e:
+      self._failed(e)
+      return
+    if before[-1:] != [parsed(json.dumps(self._experiment))]:
+      record['values'] = self._experiment
+    self._append(record)
+
+  def on_save(self, state: TrainState, step: int, loop: Loop) -> None:
+    position = self._position(step, loop)
+    if self._writes and position is not None:
+      self._append(self._at(step, position))
+
+  def _position(self, step: int, loop: Loop) -> object:
+    if not isinstance(self._data.input, Seekable):
+      return None
+    return loop.metadata(step)()['position']
+
+  def _at(self, step: int, position: object) -> JsonObject:
+    found: JsonObject = {'step': step, 'batch': self._data.batch_of(step)}
+    return found if position is None else found | {'position': position}
+
+  def _append(self, record: JsonObject) -> None:
+    try:
+      with open_file(self._path, 'ab', buffering=0) as f:
+        end = f.tell()
+        try:
+          f.write(json.dumps(record).encode() + b'\n')
+        except OSError:
+          f.truncate(end)  # removes an incomplete record
+          raise
+    except OSError as e:
+      self._failed(e)
+
+  def _failed(self, error: OSError) -> None:
+    if not self._has_failed:
+      log.warning('%s is not written: %s', self._path, error.strerror or error)
+    self._has_failed = True
