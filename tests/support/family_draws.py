@@ -361,6 +361,14 @@ def _draw_gemma4(config: dict[str, Any], pick, chance, types: list[str], window:
       enable_moe_block=True, num_experts=8, top_k_experts=pick(1, 3),
       moe_intermediate_size=pick(8, 20),
     )  # fmt: skip
+  if chance():  # transformers cannot compute layers that share keys without inputs of layers
+    given = config['layer_types']
+    # the layers that have keys have all kinds of attention
+    most = max(n for n in range(len(given)) if {*given[: len(given) - n]} == {*given})
+    config |= dict(
+      hidden_size_per_layer_input=pick(4, 9), num_kv_shared_layers=pick(0, min(most, 1), most),
+      vocab_size_per_layer_input=config['vocab_size'] + pick(0, 5), use_double_wide_mlp=chance(),
+    )  # fmt: skip
 
 
 def difference(kind: str, seed: int) -> float:
@@ -400,8 +408,9 @@ def difference(kind: str, seed: int) -> float:
     exported = np.abs(back(torch.tensor(ids)).logits.numpy() - expected).max()
   if experiment.ROPE_SCALING == 'longrope' and experiment.ROPE_ORIGINAL_LENGTH < LENGTH:
     experiment = experiment.replaced(MAX_SEQ_LEN=64)  # the factors for long rows
-  ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=True).build_task()).model
-  params = nested(repeated(variables))
+  is_linked = experiment.values().get('LAYER_INPUT_DIMS', 0) > 0  # such a stack repeats no layer
+  ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=not is_linked).build_task()).model
+  params = nested(variables if is_linked else repeated(variables))
   with jax.default_matmul_precision('highest'):
     apply = jax.jit(ours.apply).lower({'params': params}, ids)
     logits = apply.compile({'xla_backend_optimization_level': 0})({'params': params}, ids)
