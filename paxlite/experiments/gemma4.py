@@ -16,7 +16,7 @@ from paxlite.layers.moe.scaled_router import ScaledRouter
 from paxlite.layers.scaled_block import NormedExperts, ScaledBlock
 
 
-class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):
+class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):  # type: ignore[override]
   """The text model of Gemma 4: full attention has wider heads, in which keys may be the values.
 
   In small sizes, blocks have embeddings of their own, and the last ones read the keys of others.
@@ -146,7 +146,6 @@ class Gemma4E2B(Gemma4):
   SLIDING_WINDOW = 512
   ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'sliding', 'sliding', 'sliding', 'full']
   LAYER_INPUT_DIMS = 256
-  USE_REPEATED_LAYER = False
   NUM_KEY_READERS = 20
   READER_HIDDEN_DIMS = 12288
   ICI_MESH_SHAPE = [1, 8, 1]
@@ -168,6 +167,5 @@ class Gemma4E4B(Gemma4):
   HIDDEN_DIMS = 10240
   SLIDING_WINDOW = 512
   LAYER_INPUT_DIMS = 256
-  USE_REPEATED_LAYER = False
   NUM_KEY_READERS = 18
   ICI_MESH_SHAPE = [1, 8, 1]

@@ -164,9 +164,7 @@ def _read_small(config: Config) -> dict[str, object]:
   doubles = bool(readers and config.get('use_double_wide_mlp'))
   vocab = config.get('vocab_size_per_layer_input', _VOCABULARY)
   inputs = config.get('hidden_size_per_layer_input', _PER_LAYER_WIDTH) or 0
-  unrolled = {'USE_REPEATED_LAYER': False} if inputs or readers else {}
   return {
-    **unrolled,
     'LAYER_INPUT_DIMS': inputs,
     'LAYER_INPUT_VOCAB_SIZE': vocab if inputs else config['vocab_size'],
     'NUM_KEY_READERS': readers,

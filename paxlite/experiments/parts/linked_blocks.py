@@ -4,7 +4,7 @@ import math
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, NotNegativeInt, Shape
+from paxlite.config.attribute_kinds import Count, NotNegativeInt, Shape, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.stack import BlockKind
@@ -24,8 +24,8 @@ class LinkedBlocks(WideAttention, subject='Stack of layers'):
   """A model of ScaledBlocks which may have what the small sizes of Gemma 4 have.
 
   Each reader, one of the last blocks, has queries alone. It reads the keys and values of the last
-  block before all readers that has attention of the same kind. A model with such blocks, or with
-  inputs of blocks, needs USE_REPEATED_LAYER=False.
+  block before all readers that has attention of the same kind. A stack of such blocks, or of blocks
+  with inputs, repeats no layer.
   """
 
   LAYER_INPUT_DIMS: Shape[NotNegativeInt] = (
@@ -42,6 +42,14 @@ class LinkedBlocks(WideAttention, subject='Stack of layers'):
   def READER_HIDDEN_DIMS(self) -> Shape[Count]:
     """Width inside the feed-forward layers of blocks that read the keys of others."""
     return self.HIDDEN_DIMS
+
+  @property
+  def USE_REPEATED_LAYER(self) -> Training[bool]:  # type: ignore[override]
+    """Stacks the weights of all layers in arrays [L, …]; a loop computes the layers.
+
+    Linked blocks are computed one by one, whichever experiment trains them.
+    """
+    return not self.has_links
 
   @property
   def has_links(self) -> bool:
