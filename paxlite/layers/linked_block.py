@@ -1,4 +1,4 @@
-"""Blocks of a linked stack, as those of Gemma 4 E2B and E4B; see linked_stack."""
+"""Blocks of a linked stack; see linked_stack."""
 
 import jax
 from flax import linen as nn
@@ -9,11 +9,12 @@ from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import recomputed
 from paxlite.layers.scaled_block import ScaledBlock
+from paxlite.layers.transformer import TransformerBlock
 from paxlite.parallel.partitioning import shard
 
 
-class LinkedBlock(ScaledBlock):
-  """A ScaledBlock with an input of its own and keys of others, [B, T, D] to ([B, T, D], keys).
+class LinkedBlock(TransformerBlock):
+  """A block with an input of its own and keys of others, [B, T, D] to ([B, T, D], keys).
 
   Attributes:
     attention_tpl: Attention, which is called with (x, positions, segments, keys) and returns its
@@ -38,7 +39,20 @@ class LinkedBlock(ScaledBlock):
     x_BTD = self.after_attention(x_BTD, h_BTD, segment_ids_BT)
     if self.input_tpl is not None:
       x_BTD = self.input_tpl(name='layer_input')(x_BTD, input_BTP)
-    return self.scaled(x_BTD), keys
+    return self.finished(x_BTD), keys
+
+  @nn.nowrap
+  def finished(self, x_BTD: jax.Array) -> jax.Array:
+    """Returns the output of the block, from activations with its input."""
+    return x_BTD
+
+
+class LinkedScaledBlock(LinkedBlock, ScaledBlock):  # type: ignore[misc]
+  """The same as a ScaledBlock, whose number is also a factor of what the input adds."""
+
+  @nn.nowrap
+  def finished(self, x_BTD: jax.Array) -> jax.Array:
+    return self.scaled(x_BTD)
 
 
 class InputGate(nn.Module):

@@ -5,7 +5,8 @@ values go past the activations:
 
 * Inputs. TransformerLm.layer_inputs_tpl computes inputs [B, T, L, P] of all L blocks from token ids
   and embeddings, and the stack is called with them. Block i gets its own, [B, T, P].
-* Keys. A block returns what later blocks may read, such as the keys and values of its attention.
+* Keys. A block returns what later blocks may read: the keys and values of its attention
+  (attention.shared_keys), or which keys its indexer has chosen (attention.shared_choices).
   `sources` names, for each block, the block whose keys it reads. The stack keeps what a later block
   reads, and hands it on as an argument. So gradients flow back to the block that computed it.
 
@@ -14,7 +15,8 @@ or None); see LinkedBlock. The keys may be any tree of arrays. The stack does no
 
 Decoding. Attention that reads keys has no cache of its own. The earlier block appends new tokens to
 its cache, and hands on the keys of all slots, with the slot of the first query. So a cache has one
-copy of keys for all blocks that read it, and its layout knows nothing of sharing.
+copy of keys for all blocks that read it, and its layout knows nothing of sharing. The same holds
+for the keys of an indexer.
 
 Packed rows. A reader masks by the same segments and positions as the block that computed the keys.
 

@@ -127,7 +127,7 @@ def _block(
     entries += state_entries[kind.attention](e, name, attention)
   elif isinstance(e, DeepSeek):
     entries += _latent_attention(e, name, attention)
-    if isinstance(e, DeepSeekV3_2):
+    if isinstance(e, DeepSeekV3_2) and e.has_indexer(kind):
       entries += indexer_entries(e, name, f'{attention}/indexer')
   else:
     entries += attention_entries(e, name, attention, rotary != e.ROPE_LAYOUT)

@@ -181,6 +181,13 @@ CASES = {
   | LATENT
   | INDEXER
   | dict(q_lora_rank=12, n_group=1, topk_group=1, index_topk=9),
+  'glm_moe_dsa linked': BLOCK
+  | LATENT
+  | INDEXER
+  | dict(
+    q_lora_rank=12, n_group=1, topk_group=1, index_topk=9,
+    indexer_types=['full', 'shared', 'full', 'shared'],
+  ),
   'minimax_m2': BLOCK
   | EXPERTS
   | dict(head_dim=12, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),

@@ -16,6 +16,7 @@ import fiddle as fdl
 import jax
 import numpy as np
 
+from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.weights import folder, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.family_tables import FAMILIES
@@ -332,6 +333,8 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       config |= dict(
         q_lora_rank=12, index_topk=pick(3, 8, 30), index_head_dim=pick(6, 12), index_n_heads=24
       )
+    if kind == 'glm_moe_dsa':
+      config['indexer_types'] = ['full', *(pick('full', 'shared') for _ in range(layers - 1))]
     if kind == 'glm4_moe_lite':
       dense = config.pop('first_k_dense_replace')
       config['mlp_layer_types'] = ['dense'] * dense + ['sparse'] * (layers - dense)
@@ -408,7 +411,7 @@ def difference(kind: str, seed: int) -> float:
     exported = np.abs(back(torch.tensor(ids)).logits.numpy() - expected).max()
   if experiment.ROPE_SCALING == 'longrope' and experiment.ROPE_ORIGINAL_LENGTH < LENGTH:
     experiment = experiment.replaced(MAX_SEQ_LEN=64)  # the factors for long rows
-  is_linked = experiment.values().get('LAYER_INPUT_DIMS', 0) > 0  # such a stack repeats no layer
+  is_linked = isinstance(experiment, LinkedStack) and experiment.has_links  # no layer is repeated
   ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=not is_linked).build_task()).model
   params = nested(variables if is_linked else repeated(variables))
   with jax.default_matmul_precision('highest'):

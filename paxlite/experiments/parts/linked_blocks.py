@@ -4,9 +4,10 @@ import math
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, NotNegativeInt, Shape, Training
+from paxlite.config.attribute_kinds import Count, NotNegativeInt, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
+from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.parts.wide_attention import WideAttention
 from paxlite.layers.attention.shared_keys import (
@@ -16,11 +17,10 @@ from paxlite.layers.attention.shared_keys import (
 )
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.layer_inputs import LayerInputs
-from paxlite.layers.linked_block import InputGate, LinkedBlock
-from paxlite.layers.linked_stack import LinkedTransformer
+from paxlite.layers.linked_block import InputGate, LinkedScaledBlock
 
 
-class LinkedBlocks(WideAttention, subject='Stack of layers'):
+class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
   """A model of ScaledBlocks which may have what the small sizes of Gemma 4 have.
 
   Each reader, one of the last blocks, has queries alone. It reads the keys and values of the last
@@ -44,17 +44,10 @@ class LinkedBlocks(WideAttention, subject='Stack of layers'):
     return self.HIDDEN_DIMS
 
   @property
-  def USE_REPEATED_LAYER(self) -> Training[bool]:  # type: ignore[override]
-    """Stacks the weights of all layers in arrays [L, …]; a loop computes the layers.
-
-    Linked blocks are computed one by one, whichever experiment trains them.
-    """
-    return not self.has_links
-
-  @property
-  def has_links(self) -> bool:
-    """Whether blocks get more than activations."""
-    return self.LAYER_INPUT_DIMS > 0 or self.NUM_KEY_READERS > 0
+  def links(self) -> str:
+    if not self.LAYER_INPUT_DIMS and not self.NUM_KEY_READERS:
+      return ''
+    return f'LAYER_INPUT_DIMS={self.LAYER_INPUT_DIMS} with NUM_KEY_READERS={self.NUM_KEY_READERS}'
 
   def is_reader(self, kind: BlockKind) -> bool:
     """Returns whether a block reads the keys of an earlier one."""
@@ -72,24 +65,10 @@ class LinkedBlocks(WideAttention, subject='Stack of layers'):
     last = {kinds[i].attention: i for i in before}
     return [last[kind.attention] if self.is_reader(kind) else None for kind in kinds]
 
-  @property
-  def block_kinds(self) -> list[BlockKind]:
-    kinds = super().block_kinds
-    return [kind._replace(number=i) for i, kind in enumerate(kinds)] if self.has_links else kinds
-
-  @property
-  def blocks_per_layer(self) -> int:
-    return 1 if self.has_links else super().blocks_per_layer
-
   def validate(self) -> None:
     super().validate()
     if not self.has_links:
       return
-    if self.USE_REPEATED_LAYER:
-      raise UserError(
-        f'LAYER_INPUT_DIMS={self.LAYER_INPUT_DIMS} and NUM_KEY_READERS={self.NUM_KEY_READERS} need '
-        '--fdl.USE_REPEATED_LAYER=False: what goes from block to block does not go through a loop'
-      )
     if self.NUM_PREDICTION_MODULES:
       raise UserError(
         f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES} is not implemented beside blocks '
@@ -112,7 +91,7 @@ class LinkedBlocks(WideAttention, subject='Stack of layers'):
     block = super().block_of(kind)
     if not self.has_links:
       return block
-    fdl.update_callable(block, LinkedBlock)
+    fdl.update_callable(block, LinkedScaledBlock)
     attention = block.attention_tpl
     fdl.update_callable(attention, GivingAttention)
     if self.is_reader(kind):
@@ -130,16 +109,6 @@ class LinkedBlocks(WideAttention, subject='Stack of layers'):
         norm_tpl=self.norm(),
       )
     return block
-
-  def stack(self) -> fdl.Partial:
-    if not self.has_links:
-      return super().stack()
-    return template(
-      LinkedTransformer,
-      block_tpls=[self.block_of(kind) for kind in self.block_kinds],
-      sources=self.key_sources,
-      checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
-    )
 
   def layer_inputs(self) -> fdl.Partial | None:
     if not self.LAYER_INPUT_DIMS:

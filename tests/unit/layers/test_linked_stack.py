@@ -9,6 +9,7 @@ from flax import linen as nn
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.gemma4 import Gemma4, Gemma4E2B
+from paxlite.experiments.glm_latent import GLM5
 
 SMALL = dict(
   NUM_LAYERS=6, NUM_DENSE_BLOCKS=6, NUM_HEADS=4, NUM_KV_HEADS=2, DIMS_PER_HEAD=8, MODEL_DIMS=32,
@@ -94,7 +95,7 @@ def test_lora_and_what_it_trains():
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    (dict(USE_REPEATED_LAYER=True), 'need --fdl.USE_REPEATED_LAYER=False'),
+    (dict(USE_REPEATED_LAYER=True), 'needs --fdl.USE_REPEATED_LAYER=False'),
     (dict(NUM_PREDICTION_MODULES=1), 'NUM_PREDICTION_MODULES=1 is not implemented beside'),
     (dict(NUM_KEY_READERS=6), "leave no block with 'sliding' attention"),
     (dict(NUM_KEY_READERS=5), "leave no block with 'full' attention"),
@@ -110,3 +111,44 @@ def test_what_linked_blocks_refuse(values, message):
   Gemma4(**LINKED).validate()
   with pytest.raises(UserError, match=message):
     Gemma4(**LINKED | values).validate()
+
+
+SHARED = dict(
+  NUM_LAYERS=4, NUM_DENSE_BLOCKS=1, NUM_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=24, VOCAB_SIZE=96,
+  DIMS_PER_HEAD=6, VALUE_DIMS_PER_HEAD=6, ROTARY_DIMS_PER_HEAD=4, LATENT_DIMS=8, MAX_SEQ_LEN=64,
+  QUERY_LATENT_DIMS=8, INDEXER_HEADS=2, INDEXER_DIMS_PER_HEAD=6, INDEXER_TOP_K=3, NUM_EXPERTS=4,
+  NUM_EXPERTS_PER_TOKEN=2, EXPERT_HIDDEN_DIMS=8, FPROP_DTYPE='float32', NUM_PREDICTION_MODULES=1,
+  INDEXER_TYPES=['full', 'shared', 'shared', 'full'],
+)  # fmt: skip
+
+
+def test_shared_indexers_are_there_once():
+  """A module that predicts further tokens has one of its own."""
+  e = GLM5(**SHARED)
+  e.validate()
+  assert not e.USE_REPEATED_LAYER
+  assert e.key_sources == [None, 0, 0, None]
+
+  def variables():
+    model = fdl.build(e.build_task()).model
+    params = nn.unbox(model.init(jax.random.key(0), IDS))['params']
+    return params, model.apply({'params': params}, IDS, mutable=['cache'])[1]['cache']
+
+  for tree in jax.eval_shape(variables):
+    names = {name for name in names_of(tree) if '/indexer/' in name}
+    layers = {name.split('/self_attention')[0] for name in names}
+    assert layers - {'predictions_0/block'} == {'transformer/x_layers_0', 'transformer/x_layers_3'}
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    (dict(INDEXER_TYPES=['full', 'shared']), "begin with 'full' and have NUM_LAYERS=4 items"),
+    (dict(INDEXER_TYPES=['shared'] + 3 * ['full']), "not 4 from 'shared' on"),
+    (dict(INDEXER_TYPES=4 * ['half']), "INDEXER_TYPES must be list.one of 'full', 'shared'"),
+    (dict(USE_REPEATED_LAYER=True), "INDEXER_TYPES with 2 × 'shared' needs"),
+  ],
+)
+def test_what_shared_indexers_refuse(values, message):
+  with pytest.raises(UserError, match=message):
+    GLM5(**SHARED | values).validate()
