@@ -161,7 +161,7 @@ def _read_small(config: Config) -> dict[str, object]:
       f'num_kv_shared_layers={readers} must leave some of num_hidden_layers='
       f'{config["num_hidden_layers"]} that have keys'
     )
-  doubles = bool(readers and config.get('use_double_wide_mlp'))
+  doubles = is_on(config, 'use_double_wide_mlp') and readers > 0
   vocab = config.get('vocab_size_per_layer_input', _VOCABULARY)
   inputs = config.get('hidden_size_per_layer_input', _PER_LAYER_WIDTH) or 0
   return {
