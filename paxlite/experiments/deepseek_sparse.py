@@ -11,6 +11,7 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.sparse_indexer import SparseIndexer
@@ -33,6 +34,10 @@ class DeepSeekV3_2(DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
   @property
   def trains_all(self) -> bool:
     return False
+
+  def has_indexer(self, kind: BlockKind) -> bool:
+    """Returns whether attention of a block has an indexer of its own."""
+    return True
 
   def validate(self) -> None:
     super().validate()

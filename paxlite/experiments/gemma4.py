@@ -6,18 +6,20 @@ from paxlite.config.attribute_kinds import Count, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.gemma import Gemma3
+from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.linked_blocks import LinkedBlocks
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.parts.wide_attention import WideAttention
 from paxlite.experiments.registry import register
 from paxlite.layers.moe.scaled_router import ScaledRouter
 from paxlite.layers.scaled_block import NormedExperts, ScaledBlock
 
 
-class Gemma4(WideAttention, MixtureOfExperts, Gemma3):
+class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):  # type: ignore[override]
   """The text model of Gemma 4: full attention has wider heads, in which keys may be the values.
 
+  In small sizes, blocks have embeddings of their own, and the last ones read the keys of others.
   Blocks have a factor that training leaves alone. All blocks have experts beside a dense layer, or
   none has; models without experts have as many dense blocks as layers.
   """
@@ -44,6 +46,10 @@ class Gemma4(WideAttention, MixtureOfExperts, Gemma3):
   def SHARED_EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
     """Width inside the dense layer beside the experts."""
     return self.HIDDEN_DIMS
+
+  def shared_hidden_dims_of(self, kind: BlockKind) -> int:
+    of_others = super().shared_hidden_dims_of(kind)
+    return self.READER_HIDDEN_DIMS if self.is_reader(kind) else of_others
 
   @property
   def num_first_blocks(self) -> int:
@@ -82,7 +88,7 @@ class Gemma4(WideAttention, MixtureOfExperts, Gemma3):
       block.ffn_tpl = template(
         NormedExperts,
         experts_tpl=experts,
-        shared_tpl=self.feed_forward(self.SHARED_EXPERT_HIDDEN_DIMS),
+        shared_tpl=self.feed_forward(self.shared_hidden_dims_of(kind)),
         norm_tpl=self.norm(),
       )
     return block
@@ -121,3 +127,45 @@ class Gemma4_26B_A4B(Gemma4):
   EXPERT_HIDDEN_DIMS = 704
   ICI_MESH_SHAPE = [1, 8, 1]
   DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class Gemma4E2B(Gemma4):
+  """4,628,569,379 parameters: the text model of gemma-4-E2B.
+
+  The sizes are those of text_config in the published config.json. Of the parameters, 2,348,810,240
+  are the table of the blocks' embeddings.
+  """
+
+  NUM_LAYERS = 35
+  NUM_DENSE_BLOCKS = 35
+  NUM_HEADS = 8
+  NUM_KV_HEADS = 1
+  MODEL_DIMS = 1536
+  HIDDEN_DIMS = 6144
+  SLIDING_WINDOW = 512
+  ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'sliding', 'sliding', 'sliding', 'full']
+  LAYER_INPUT_DIMS = 256
+  NUM_KEY_READERS = 20
+  READER_HIDDEN_DIMS = 12288
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class Gemma4E4B(Gemma4):
+  """7,463,013,418 parameters: the text model of gemma-4-E4B.
+
+  The sizes are those of text_config in the published config.json. Of the parameters, 2,818,572,288
+  are the table of the blocks' embeddings.
+  """
+
+  NUM_LAYERS = 42
+  NUM_DENSE_BLOCKS = 42
+  NUM_HEADS = 8
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 2560
+  HIDDEN_DIMS = 10240
+  SLIDING_WINDOW = 512
+  LAYER_INPUT_DIMS = 256
+  NUM_KEY_READERS = 18
+  ICI_MESH_SHAPE = [1, 8, 1]

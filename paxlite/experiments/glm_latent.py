@@ -3,7 +3,7 @@
 from typing import Literal
 
 from paxlite.experiments.deepseek import DeepSeekV3
-from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
+from paxlite.experiments.parts.shared_indexers import SharedIndexers
 from paxlite.experiments.registry import register
 
 
@@ -22,7 +22,7 @@ class GLM4MoeLite(DeepSeekV3):
   EXPERT_WEIGHT_SCALE = 1.8
 
 
-class GLM5(DeepSeekV3_2):
+class GLM5(SharedIndexers):
   """GLM-5: sparse latent attention, with another layout of the indexer's rotary pairs."""
 
   VOCAB_SIZE = 154_880

@@ -141,10 +141,21 @@ class TransformerLm(nn.Module):
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
     x_BTD = _sharded_embedding(x_BTD)
+    inputs = self.stack_inputs(ids_BT, x_BTD)
     if self.has_rng('dropout'):
       x_BTD = self.dropout(x_BTD, self.transformer.microbatches)
-    x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT)
+    x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT, *inputs)
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
+
+  @nn.nowrap
+  def stack_inputs(self, ids_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns what the stack is called with beside activations, positions and segments.
+
+    Args:
+      ids_BT: Token ids.
+      x_BTD: Their embeddings, [B, T, D], before dropout.
+    """
+    return ()
 
   def predicted(
     self,

@@ -27,7 +27,11 @@ class ScaledBlock(TransformerBlock):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    x_BTD = super().__call__(x_BTD, positions_BT, segment_ids_BT)
+    return self.scaled(super().__call__(x_BTD, positions_BT, segment_ids_BT))
+
+  @nn.nowrap
+  def scaled(self, x_BTD: jax.Array) -> jax.Array:
+    """Returns activations times the block's number."""
     scale = param(self, FIXED, nn.initializers.ones, [1], [None])
     return x_BTD * jax.lax.stop_gradient(scale).astype(x_BTD.dtype)
 

@@ -39,19 +39,30 @@ class TransformerBlock(nn.Module):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
+    h_BTD = self.before_attention(x_BTD)
+    h_BTD = self.attention_tpl(name='self_attention')(h_BTD, positions_BT, segment_ids_BT)
+    return self.after_attention(x_BTD, h_BTD, segment_ids_BT)
+
+  # No methods of their own in a profile: the two are parts of the block, also of a subclass.
+  @nn.nowrap
+  def before_attention(self, x_BTD: jax.Array) -> jax.Array:
+    """Returns what attention reads, [B, T, D]."""
+    return _normed(self.norm_tpl, 'layer_norm', x_BTD)
+
+  @nn.nowrap
+  def after_attention(
+    self, x_BTD: jax.Array, h_BTD: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    """Returns the output of the block [B, T, D], from its input and what attention returns."""
     dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
     paddings_BT = None if segment_ids_BT is None else segment_ids_BT == 0
-    normed = lambda norm_tpl, name, x: x if norm_tpl is None else norm_tpl(name=name)(x)
-
-    h_BTD = normed(self.norm_tpl, 'layer_norm', x_BTD)
-    h_BTD = self.attention_tpl(name='self_attention')(h_BTD, positions_BT, segment_ids_BT)
-    h_BTD = normed(self.post_norm_tpl, 'post_layer_norm', h_BTD)
+    h_BTD = _normed(self.post_norm_tpl, 'post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
     if self.post_norm_tpl is None:
       x_BTD = checkpoint_name(x_BTD, 'residual')
 
     h_BTD = self.fed_forward(x_BTD, paddings_BT)
-    h_BTD = normed(self.post_norm_tpl, 'ff_post_layer_norm', h_BTD)
+    h_BTD = _normed(self.post_norm_tpl, 'ff_post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(x_BTD, 'transformer_layer_out')
@@ -61,6 +72,13 @@ class TransformerBlock(nn.Module):
     h_BTD = x_BTD if self.norm_tpl is None else self.norm_tpl(name='ff_layer_norm')(x_BTD)
     out_BTD: jax.Array = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
     return out_BTD
+
+
+def _normed(norm_tpl: Template | None, name: str, x_BTD: jax.Array) -> jax.Array:
+  if norm_tpl is None:
+    return x_BTD
+  normed_BTD: jax.Array = norm_tpl(name=name)(x_BTD)
+  return normed_BTD
 
 
 class ParallelBlock(nn.Module):

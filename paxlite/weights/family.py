@@ -22,6 +22,8 @@ class Family:
     rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
     other_names: Parts of names of tensors, by those that some files have instead.
     entries: Returns the entries of the tensors, where decoder_entries does not.
+    unread: Returns a regular expression for the names of tensors that files may have beside those
+      of the entries, and that no model reads; None: there are none.
     packs_experts: Whether files may have one tensor for all experts of a block; see with_packed.
   """
 
@@ -32,6 +34,7 @@ class Family:
   rotary: str = 'half'
   other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   entries: Callable[[LanguageModel], list[Entry]] | None = None
+  unread: Callable[[LanguageModel], str] | None = None
   packs_experts: bool = False
 
   def found(self, entries: Sequence[Entry], names: Container[str]) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The keys of config.json that Gemma 4 has: heads of full attention, its positions, and experts."""
+"""The keys of config.json that Gemma 4 has, beside those that most families have."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _ROPE = {
   _SLIDING: {'rope_type': 'default', 'rope_theta': 10_000.0},
   _FULL: {'rope_type': 'proportional', 'rope_theta': 1_000_000.0, 'partial_rotary_factor': 0.25},
 }
-_PERIOD, _FULL_WIDTH, _PER_LAYER_WIDTH = 6, 512, 256
+_PERIOD, _FULL_WIDTH, _PER_LAYER_WIDTH, _VOCABULARY = 6, 512, 256, 262_144
 
 
 def _pattern(config: Config) -> list[str]:
@@ -155,26 +155,46 @@ GEMMA4_EXPERTS = Both(
 
 
 def _read_small(config: Config) -> dict[str, object]:
-  width = config.get('hidden_size_per_layer_input', _PER_LAYER_WIDTH)
-  if width:
+  readers, width = config.get('num_kv_shared_layers') or 0, config['intermediate_size']
+  if not 0 <= readers < config['num_hidden_layers']:
     raise UserError(
-      f'hidden_size_per_layer_input={width} is not implemented: embeddings for each layer, as in '
-      'Gemma 4 E2B and E4B'
+      f'num_kv_shared_layers={readers} must leave some of num_hidden_layers='
+      f'{config["num_hidden_layers"]} that have keys'
     )
-  if shared := config.get('num_kv_shared_layers'):
-    raise UserError(
-      f'num_kv_shared_layers={shared} is not implemented: layers that read the keys of others'
-    )
-  return {}
+  doubles = is_on(config, 'use_double_wide_mlp') and readers > 0
+  vocab = config.get('vocab_size_per_layer_input', _VOCABULARY)
+  inputs = config.get('hidden_size_per_layer_input', _PER_LAYER_WIDTH) or 0
+  return {
+    'LAYER_INPUT_DIMS': inputs,
+    'LAYER_INPUT_VOCAB_SIZE': vocab if inputs else config['vocab_size'],
+    'NUM_KEY_READERS': readers,
+    'READER_HIDDEN_DIMS': width * (1 + doubles),
+  }
 
 
-# What the small sizes have; without layers that share keys, use_double_wide_mlp has no effect.
+def _write_small(e: LanguageModel) -> JsonObject:
+  values: Any = e.values()
+  readers, hidden = values['NUM_KEY_READERS'], values['READER_HIDDEN_DIMS']
+  doubles = bool(readers and hidden == 2 * e.HIDDEN_DIMS)
+  if readers and not doubles and hidden != e.HIDDEN_DIMS:
+    raise UserError(
+      f'Hugging Face has no READER_HIDDEN_DIMS={hidden} in this family other than '
+      f'HIDDEN_DIMS={e.HIDDEN_DIMS} or twice that'
+    )
+  return {
+    'hidden_size_per_layer_input': values['LAYER_INPUT_DIMS'],
+    'vocab_size_per_layer_input': values['LAYER_INPUT_VOCAB_SIZE'],
+    'num_kv_shared_layers': readers,
+    'use_double_wide_mlp': doubles,
+  }
+
+
 GEMMA4_SMALL = Both(
   (
     'hidden_size_per_layer_input', 'vocab_size_per_layer_input', 'num_kv_shared_layers',
     'use_double_wide_mlp',
   ),
-  (),
+  ('LAYER_INPUT_DIMS', 'LAYER_INPUT_VOCAB_SIZE', 'NUM_KEY_READERS', 'READER_HIDDEN_DIMS'),
   _read_small,
-  lambda e: {'hidden_size_per_layer_input': 0, 'num_kv_shared_layers': 0},
+  _write_small,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from paxlite.weights.gemma4_keys import (
   GEMMA4_TYPES,
   GEMMA4_WIDTHS,
 )
-from paxlite.weights.gemma4_layout import GEMMA4, gemma4_entries
+from paxlite.weights.gemma4_layout import GEMMA4, gemma4_entries, unread_by_gemma4
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
 GEMMA4_DEFAULTS: JsonObject = dict(
@@ -37,5 +37,6 @@ GEMMA4_FAMILIES: dict[str, Family] = {
     ),
     GEMMA4,
     entries=gemma4_entries,
+    unread=unread_by_gemma4,
   ),
 }  # fmt: skip

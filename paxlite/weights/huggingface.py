@@ -108,6 +108,12 @@ class Safetensors:
         f'{place / model_files.INDEX} names {missing[0]}, which is in none of its files'
       )
 
+  def leave_out(self, names: str, what: str) -> None:
+    """Leaves out the tensors whose names match a regular expression; `what` says what they are."""
+    for name in [name for name in self.shapes if re.fullmatch(names, name)]:
+      del self.shapes[name], self.dtypes[name], self._files[name]
+      self.left_out[what] += 1
+
   def read(self, name: str) -> np.ndarray:
     # The file is opened again each time, so that the pages of one tensor do not stay mapped while
     # the next one is read.
@@ -195,8 +201,11 @@ def read_folder(
   of_generation = read_object(generation) if os.path.lexists(generation) else {}
   ends = of_generation.get('eos_token_id')
   experiment = experiment_of(contents, config, ends)
-  of_family = FAMILIES[family_of(experiment)].names
+  family = FAMILIES[family_of(experiment)]
+  of_family = family.names
   stored = Safetensors(folder, address, own_prefix(of_family))
+  if family.unread is not None:
+    stored.leave_out(family.unread(experiment), 'what the model does not read')
   if stored.left_out:
     found = ' and '.join(f'{n:,} tensors for {what}' for what, n in stored.left_out.items())
     log.warning('%s: left out: %s', address or folder, found)

@@ -56,33 +56,72 @@ LATENT_EXPERTS = (
 )
 
 
-def _read_indexers(config: Config) -> dict[str, object]:
-  layers = config['num_hidden_layers']
-  kinds = {
-    'layer_types': ['indexed_attention'] * layers,
-    'indexer_types': ['full'] * layers,
-  }
-  for name, wanted in kinds.items():
-    if config.get(name) not in (None, wanted):
-      raise UserError(
-        f'{name}={shortened(config[name])} is not implemented: each of the {layers} layers must '
-        f'have {wanted[0]}'
-      )
-  pattern = config.get('index_topk_pattern')
-  if pattern is not None and set(pattern) - {'F', 'full'}:
-    raise UserError(f'index_topk_pattern={shortened(pattern)} is not implemented: only F is')
-  if (config.get('index_topk_freq') or 1) > 1 and config.get('indexer_types') is None:
+_SCHEDULE = (
+  'layer_types', 'indexer_types', 'index_topk_pattern', 'index_topk_freq', 'index_skip_topk_offset',
+)  # fmt: skip
+
+
+def _check_layers(config: Config) -> None:
+  wanted = ['indexed_attention'] * config['num_hidden_layers']
+  if config.get('layer_types') not in (None, wanted):
     raise UserError(
-      f'index_topk_freq={config["index_topk_freq"]} is not implemented: each layer must have an '
-      'indexer of its own'
+      f'layer_types={shortened(config["layer_types"])} is not implemented: each of the '
+      f'{len(wanted)} layers must have indexed_attention'
+    )
+
+
+def _read_indexers(config: Config) -> dict[str, object]:
+  """Checks that each layer has an indexer of its own."""
+  _check_layers(config)
+  if 'shared' in (types := indexer_types(config)):
+    raise UserError(
+      f'indexers that layers share ({types.count("shared")} of {len(types)} layers) are not '
+      'implemented in this family: each layer must have full'
     )
   return {}
 
 
-def indexer(interleaved: bool) -> tuple[Key, ...]:
+def _read_types(config: Config) -> dict[str, object]:
+  _check_layers(config)
+  types = indexer_types(config)
+  return {'INDEXER_TYPES': types if 'shared' in types else []}
+
+
+def _write_types(e: LanguageModel) -> JsonObject:
+  types = e.values()['INDEXER_TYPES']
+  return {'indexer_types': types} if types else {}
+
+
+def indexer_types(config: Config) -> list[str]:
+  """Returns for each layer whether it has an indexer ('full'), as transformers reads a config.
+
+  Raises:
+    UserError: A kind is unknown, or the first layer or some layer has none.
+  """
+  layers, letters = config['num_hidden_layers'], {'F': 'full', 'S': 'shared'}
+  found = config.get('indexer_types')
+  name = 'indexer_types'
+  if found is None and config.get('index_topk_pattern') is not None:
+    name = 'index_topk_pattern'
+    found = [letters.get(kind, kind) for kind in config[name]]
+  if found is None:
+    name = 'index_topk_freq'
+    every = max(config.get(name) or 1, 1)
+    first = config.get('index_skip_topk_offset', 2)
+    found = ['shared' if max(i - first + 1, 0) % every else 'full' for i in range(layers)]
+  if len(found) != layers or {*found} - {'full', 'shared'} or found[0] != 'full':
+    raise UserError(
+      f'{name}={shortened(config.get(name))} is not implemented: {layers} layers must have full or '
+      'shared, and the first one full'
+    )
+  return list(found)
+
+
+def indexer(interleaved: bool, shares: bool = False) -> tuple[Key, ...]:
   """Returns the keys of the indexers of sparse attention.
 
   Args:
+    shares: Whether layers may share indexers.
     interleaved: Whether rotary pairs of indexers are neighbors, which transformers does not read.
   """
   return (
@@ -90,13 +129,9 @@ def indexer(interleaved: bool) -> tuple[Key, ...]:
     Same('index_head_dim', 'INDEXER_DIMS_PER_HEAD'),
     Same('index_n_heads', 'INDEXER_HEADS'),
     only('indexer_rope_interleave', interleaved),
-    Both(
-      (
-        'layer_types', 'indexer_types', 'index_topk_pattern', 'index_topk_freq',
-        'index_skip_topk_offset',
-      ),
-      (), _read_indexers, lambda e: {},
-    ),
+    Both(_SCHEDULE, ('INDEXER_TYPES',), _read_types, _write_types)
+    if shares
+    else Both(_SCHEDULE, (), _read_indexers, lambda e: {}),
   )  # fmt: skip
 
 

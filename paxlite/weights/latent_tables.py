@@ -27,7 +27,7 @@ LATENT_FAMILIES: dict[str, Family] = {
     tensor_names.DEEPSEEK_V32, rotary='interleaved',
   ),
   'glm_moe_dsa': Family(
-    'GlmMoeDsaForCausalLM', GLM5, (*_SPARSE, *indexer(interleaved=True)),
+    'GlmMoeDsaForCausalLM', GLM5, (*_SPARSE, *indexer(interleaved=True, shares=True)),
     tensor_names.DEEPSEEK_V32, rotary='interleaved',
   ),
 }  # fmt: skip

@@ -127,13 +127,13 @@ def _block(
     entries += state_entries[kind.attention](e, name, attention)
   elif isinstance(e, DeepSeek):
     entries += _latent_attention(e, name, attention)
-    if isinstance(e, DeepSeekV3_2):
+    if isinstance(e, DeepSeekV3_2) and e.has_indexer(kind):
       entries += indexer_entries(e, name, f'{attention}/indexer')
   else:
     entries += attention_entries(e, name, attention, rotary != e.ROPE_LAYOUT)
   ours = f'{layer}/ff_layer'
   if not kind.has_experts:
-    return entries + _feed_forward(e, name, e.HIDDEN_DIMS, ours)
+    return entries + _feed_forward(e, name, e.hidden_dims_of(kind), ours)
   assert isinstance(e, MixtureOfExperts)
   if e.NUM_SHARED_EXPERTS:
     roles = {
@@ -141,7 +141,7 @@ def _block(
       for role in ('gate', 'up', 'gate_up', 'down')
       if f'shared_{role}' in name
     }
-    entries += _feed_forward(e, roles, e.SHARED_EXPERT_HIDDEN_DIMS, f'{ours}/shared')
+    entries += _feed_forward(e, roles, e.shared_hidden_dims_of(kind), f'{ours}/shared')
     if e.USE_SHARED_EXPERT_GATE:
       entries.append(transposed(name['shared_factor'], (1, D), f'{ours}/shared_gate/w'))
     ours = f'{ours}/experts'

@@ -229,11 +229,14 @@ REFUSED = {
   'layer_types=.* must have indexed_attention': (
     'deepseek_v32', dict(layer_types=['full_attention'] * 4),
   ),
-  'indexer_types=.* must have full': (
-    'glm_moe_dsa', dict(indexer_types=['full', 'shared', 'full', 'full']),
+  'indexer_types=.*the first one full': (
+    'glm_moe_dsa', dict(indexer_types=['shared', 'full', 'full', 'full']),
   ),
-  'index_topk_freq=4': ('glm_moe_dsa', dict(indexer_types=None, index_topk_freq=4)),
-  'index_topk_pattern=.*only F': ('glm_moe_dsa', dict(index_topk_pattern='FFSF')),
+  'index_topk_pattern=.FFXF.*must have full or': (
+    'glm_moe_dsa', dict(indexer_types=None, index_topk_pattern='FFXF'),
+  ),
+  'indexers that layers share .1 of 4': ('deepseek_v32', dict(index_topk_pattern='FFSF')),
+  'indexers that layers share .2 of 4': ('deepseek_v32', dict(index_topk_freq=4)),
   'indexer_rope_interleave=False': ('glm_moe_dsa', dict(indexer_rope_interleave=False)),
   'attn_type_list=': ('minimax_m2', dict(attn_type_list=[1, 0, 1, 1])),
   'use_routing_bias=False': ('minimax_m2', dict(use_routing_bias=False)),

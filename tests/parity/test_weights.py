@@ -17,7 +17,8 @@ from paxlite.tools import export_weights
 from paxlite.tools.experiments import num_parameters
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.families import experiment_of as from_config
-from tests.support.families import register_mistral4
+from tests.support.families import register_mistral4, theirs
+from tests.support.family_draws import BUFFERS
 from tests.support.imported import loaded, run_import
 
 torch = pytest.importorskip('torch')
@@ -278,7 +279,7 @@ def test_transformers_has_as_many_parameters(cls):
       transformers.AutoConfig.for_model(kind, **config)
     )
   count = sum(parameter.numel() for parameter in model.parameters())
-  buffers = [b for name, b in model.named_buffers() if name.endswith('e_score_correction_bias')]
+  buffers = [b for name, b in model.named_buffers() if name.endswith(BUFFERS)]
   assert count + sum(b.numel() for b in buffers) == num_parameters(cls())
 
 
@@ -502,6 +503,15 @@ IMAGES = {
     dict(head_dim=8, num_key_value_heads=2, patch_size=4, position_embedding_size=16),
     dict(boi_token_id=93, eoi_token_id=94, image_token_id=95, audio_config=None),
   ),
+  'Gemma4 linked': (
+    dict(
+      head_dim=10, global_head_dim=12, sliding_window=5, hidden_size_per_layer_input=6,
+      vocab_size_per_layer_input=96, num_kv_shared_layers=2, use_double_wide_mlp=True,
+      layer_types=['sliding_attention', 'full_attention'] * 2, num_hidden_layers=4, eos_token_id=2,
+    ),
+    dict(head_dim=8, num_key_value_heads=2, patch_size=4, position_embedding_size=16),
+    dict(boi_token_id=93, eoi_token_id=94, image_token_id=95, audio_config=None),
+  ),
   'Llama4': (
     dict(
       head_dim=10, intermediate_size_mlp=24, num_local_experts=4, attention_chunk_size=7,
@@ -572,6 +582,20 @@ def test_the_text_model_of_a_model_with_images(name, tmp_path):
   np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_keys_that_no_layer_reads_are_left_out(tmp_path, caplog):
+  """Published files of Gemma 4 E2B and E4B have them."""
+  from safetensors.torch import save_file
+
+  model = theirs('gemma4_text linked')
+  tensors = {name: x.clone() for name, x in model.state_dict().items() if name != 'lm_head.weight'}
+  tensors |= {f'model.layers.{i}.self_attn.k_proj.weight': torch.ones(2, 2) for i in (3, 4, 5)}
+  model.config.save_pretrained(tmp_path)
+  save_file(tensors, tmp_path / 'model.safetensors')
+  run_import('hf', tmp_path, tmp_path / 'w')
+  assert '3 tensors for what the model does not read' in caplog.text
+
+
 # What the published files of some models say, apart from keys that every file has.
 PUBLISHED = {
   'Qwen2_5_7B': dict(
@@ -607,6 +631,48 @@ PUBLISHED = {
       num_global_key_value_heads=4, num_hidden_layers=60, num_key_value_heads=16,
       num_kv_shared_layers=0, rms_norm_eps=1e-6, sliding_window=1024, top_k_experts=None,
       use_bidirectional_attention='vision', use_double_wide_mlp=False, vocab_size=262144,
+      vocab_size_per_layer_input=262144,
+      rope_parameters=dict(
+        full_attention=dict(
+          partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type='proportional'
+        ),
+        sliding_attention=dict(rope_theta=10000.0, rope_type='default'),
+      ),
+    ),
+  ),
+  'Gemma4E2B': dict(
+    model_type='gemma4', image_token_id=258880, eos_token_id=[1, 106], tie_word_embeddings=True,
+    vision_config=dict(model_type='gemma4_vision'), audio_config=dict(model_type='gemma4_audio'),
+    text_config=dict(
+      model_type='gemma4_text', attention_bias=False, attention_k_eq_v=False, num_experts=None,
+      enable_moe_block=False, final_logit_softcapping=30.0, global_head_dim=512, head_dim=256,
+      hidden_activation='gelu_pytorch_tanh', hidden_size=1536, hidden_size_per_layer_input=256,
+      intermediate_size=6144, max_position_embeddings=131072, num_attention_heads=8,
+      layer_types=[*['sliding_attention'] * 4, 'full_attention'] * 7,
+      num_global_key_value_heads=None, num_hidden_layers=35, num_key_value_heads=1,
+      num_kv_shared_layers=20, rms_norm_eps=1e-6, sliding_window=512, top_k_experts=None,
+      use_bidirectional_attention=None, use_double_wide_mlp=True, vocab_size=262144,
+      vocab_size_per_layer_input=262144,
+      rope_parameters=dict(
+        full_attention=dict(
+          partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type='proportional'
+        ),
+        sliding_attention=dict(rope_theta=10000.0, rope_type='default'),
+      ),
+    ),
+  ),
+  'Gemma4E4B': dict(
+    model_type='gemma4', image_token_id=258880, eos_token_id=[1, 106], tie_word_embeddings=True,
+    vision_config=dict(model_type='gemma4_vision'), audio_config=dict(model_type='gemma4_audio'),
+    text_config=dict(
+      model_type='gemma4_text', attention_bias=False, attention_k_eq_v=False, num_experts=None,
+      enable_moe_block=False, final_logit_softcapping=30.0, global_head_dim=512, head_dim=256,
+      hidden_activation='gelu_pytorch_tanh', hidden_size=2560, hidden_size_per_layer_input=256,
+      intermediate_size=10240, max_position_embeddings=131072, num_attention_heads=8,
+      layer_types=[*['sliding_attention'] * 5, 'full_attention'] * 7,
+      num_global_key_value_heads=None, num_hidden_layers=42, num_key_value_heads=2,
+      num_kv_shared_layers=18, rms_norm_eps=1e-6, sliding_window=512, top_k_experts=None,
+      use_bidirectional_attention=None, use_double_wide_mlp=False, vocab_size=262144,
       vocab_size_per_layer_input=262144,
       rope_parameters=dict(
         full_attention=dict(

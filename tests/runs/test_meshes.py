@@ -100,6 +100,7 @@ FAMILIES = [
   ['lfm2', 'granitemoehybrid', 'nemotron_h'],
   ['falcon_h1', 'minimax', 'kimi_linear'],
   ['gemma4_text', 'gemma4_text experts', 'llama4_text', 'llama4_text experts'],
+  ['gemma4_text linked', 'glm_moe_dsa linked'],
   ['deepseek_v32', 'minimax_m2', 'gpt_neo', 'gptj'],
 ]
 

@@ -118,6 +118,13 @@ CASES = {
     layer_types=['sliding_attention'] * 3 + ['full_attention'], enable_moe_block=True,
     num_experts=8, top_k_experts=3, moe_intermediate_size=24, tie_word_embeddings=False,
   ),
+  'gemma4_text linked': BLOCK
+  | GEMMA4
+  | dict(
+    num_hidden_layers=6, num_kv_shared_layers=3, use_double_wide_mlp=True,
+    hidden_size_per_layer_input=6, vocab_size_per_layer_input=96,
+    layer_types=['sliding_attention', 'full_attention'] * 3,
+  ),
   'qwen2': BLOCK,
   'qwen2 window': BLOCK
   | dict(use_sliding_window=True, sliding_window=6, max_window_layers=2, tie_word_embeddings=True),
@@ -174,6 +181,13 @@ CASES = {
   | LATENT
   | INDEXER
   | dict(q_lora_rank=12, n_group=1, topk_group=1, index_topk=9),
+  'glm_moe_dsa linked': BLOCK
+  | LATENT
+  | INDEXER
+  | dict(
+    q_lora_rank=12, n_group=1, topk_group=1, index_topk=9,
+    indexer_types=['full', 'shared', 'full', 'shared'],
+  ),
   'minimax_m2': BLOCK
   | EXPERTS
   | dict(head_dim=12, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),

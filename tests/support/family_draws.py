@@ -16,6 +16,7 @@ import fiddle as fdl
 import jax
 import numpy as np
 
+from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.weights import folder, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.family_tables import FAMILIES
@@ -332,6 +333,8 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
       config |= dict(
         q_lora_rank=12, index_topk=pick(3, 8, 30), index_head_dim=pick(6, 12), index_n_heads=24
       )
+    if kind == 'glm_moe_dsa':
+      config['indexer_types'] = ['full', *(pick('full', 'shared') for _ in range(layers - 1))]
     if kind == 'glm4_moe_lite':
       dense = config.pop('first_k_dense_replace')
       config['mlp_layer_types'] = ['dense'] * dense + ['sparse'] * (layers - dense)
@@ -360,6 +363,14 @@ def _draw_gemma4(config: dict[str, Any], pick, chance, types: list[str], window:
     config |= dict(
       enable_moe_block=True, num_experts=8, top_k_experts=pick(1, 3),
       moe_intermediate_size=pick(8, 20),
+    )  # fmt: skip
+  if chance():  # transformers cannot compute layers that share keys without inputs of layers
+    given = config['layer_types']
+    # the layers that have keys have all kinds of attention
+    most = max(n for n in range(len(given)) if {*given[: len(given) - n]} == {*given})
+    config |= dict(
+      hidden_size_per_layer_input=pick(4, 9), num_kv_shared_layers=pick(0, min(most, 1), most),
+      vocab_size_per_layer_input=config['vocab_size'] + pick(0, 5), use_double_wide_mlp=chance(),
     )  # fmt: skip
 
 
@@ -400,8 +411,9 @@ def difference(kind: str, seed: int) -> float:
     exported = np.abs(back(torch.tensor(ids)).logits.numpy() - expected).max()
   if experiment.ROPE_SCALING == 'longrope' and experiment.ROPE_ORIGINAL_LENGTH < LENGTH:
     experiment = experiment.replaced(MAX_SEQ_LEN=64)  # the factors for long rows
-  ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=True).build_task()).model
-  params = nested(repeated(variables))
+  is_linked = isinstance(experiment, LinkedStack) and experiment.has_links  # no layer is repeated
+  ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=not is_linked).build_task()).model
+  params = nested(variables if is_linked else repeated(variables))
   with jax.default_matmul_precision('highest'):
     apply = jax.jit(ours.apply).lower({'params': params}, ids)
     logits = apply.compile({'xla_backend_optimization_level': 0})({'params': params}, ids)

@@ -18,6 +18,7 @@ from paxlite.config.attributes import attribute_types
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.linked_stack import LinkedStack
 
 NAMES = choices.NAMES
 _SHORT = 128  # tokens of the shortest row that is proposed
@@ -213,6 +214,11 @@ def check_counted(experiment: LanguageModel, machine: Machine) -> None:
     raise UserError(
       f'ROWS_PER_EXAMPLE={experiment.ROWS_PER_EXAMPLE}: plans are for losses of single rows. '
       'paxlite compile takes this experiment'
+    )
+  if isinstance(experiment, LinkedStack) and experiment.has_links:
+    raise UserError(
+      f'{experiment.links}: plans are for stacks that repeat layers. paxlite compile takes this '
+      'experiment'
     )
   moved = [name for name in choices.ON_HOST if values.get(name)]
   if moved and not machine.host and not machine.measured:

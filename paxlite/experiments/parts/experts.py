@@ -134,6 +134,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       'expert_groups': others,
     }
 
+  def shared_hidden_dims_of(self, kind: BlockKind) -> int:
+    """Returns the width inside the shared experts of a block, all together."""
+    return self.SHARED_EXPERT_HIDDEN_DIMS
+
   def validate(self) -> None:
     if self.USE_DROPLESS_MOE and self.backend.name in ('xla_fp8', 'int8'):
       raise UserError(
@@ -203,7 +207,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
         block.ffn_tpl = template(
           SharedExperts,
           experts_tpl=block.ffn_tpl,
-          shared_tpl=self.feed_forward(self.SHARED_EXPERT_HIDDEN_DIMS),
+          shared_tpl=self.feed_forward(self.shared_hidden_dims_of(kind)),
           gate_tpl=template(Projection) if self.USE_SHARED_EXPERT_GATE else None,
         )
     return block
@@ -256,7 +260,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def block_params(self, kind: BlockKind) -> int:
     if not kind.has_experts:
       return super().block_params(kind)
-    hidden = self.NUM_EXPERTS_PER_TOKEN * self.EXPERT_HIDDEN_DIMS + self.SHARED_EXPERT_HIDDEN_DIMS
+    hidden = self.NUM_EXPERTS_PER_TOKEN * self.EXPERT_HIDDEN_DIMS + self.shared_hidden_dims_of(kind)
     chosen = (3 if self.USE_GATED_EXPERTS else 2) * self.MODEL_DIMS * hidden
     moe = chosen + self.MODEL_DIMS * self.NUM_EXPERTS
     return super().block_params(kind) - self.ffn_params + moe

@@ -89,6 +89,10 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
     """Returns whether the feed-forward layer of a block has experts."""
     return False
 
+  def hidden_dims_of(self, kind: BlockKind) -> int:
+    """Returns the width inside the feed-forward layer of a block, if it is dense."""
+    return self.HIDDEN_DIMS
+
   def norm_policy_of(self, kind: BlockKind) -> str:
     """Returns the NORM_POLICY of a block."""
     return self.NORM_POLICY

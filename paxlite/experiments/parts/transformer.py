@@ -17,6 +17,7 @@ from paxlite.experiments.parts.vocabulary import Vocabulary
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.layer_inputs import LayerInputLm
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.training.task import Task
@@ -66,6 +67,9 @@ class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding
       num_loss_chunks=self.NUM_LOSS_CHUNKS,
       prediction_tpls=self.prediction_modules(),
     )
+    if (inputs := self.layer_inputs()) is not None:
+      fdl.update_callable(lm, LayerInputLm)
+      lm.layer_inputs_tpl = inputs
     selectors.select(lm, Projection).set(
       use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
     )
@@ -79,6 +83,10 @@ class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding
     if self.OUTPUT_INIT_STD != self.INIT_STD:
       self._init_outputs(lm)
     return lm
+
+  def layer_inputs(self) -> fdl.Partial | None:
+    """Returns the template of the inputs of the blocks beside the activations, or None."""
+    return None
 
   def _init_outputs(self, lm: fdl.Config) -> None:
     """Gives the projections to the residual stream initial values of their own."""

@@ -251,6 +251,18 @@ class Attention(nn.Module):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
   ) -> jax.Array:
+    query, key, value, start = self.heads(x_BTD, positions_BT)
+    return self.attended(x_BTD, query, key, value, positions_BT, segment_ids_BT, start)
+
+  # No methods of their own in a profile: a subclass calls the two as one layer, too.
+  @nn.nowrap
+  def heads(
+    self, x_BTD: jax.Array, positions_BT: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | int]:
+    """Returns queries [B, T, N, H], all keys and values [B, S, K, H], and the first query's slot.
+
+    Where the layer has a cache, it has the new keys and values afterwards.
+    """
     query, key, value = self.qkv_tpl(name='qkv')(x_BTD)
     if self.qk_norm_tpl is not None:
       query = self.qk_norm_tpl(name='query_norm')(query)
@@ -273,6 +285,20 @@ class Attention(nn.Module):
     start: jax.Array | int = 0
     if is_decoding(self):
       (key, value), start = append_to_cache(self, key=key, value=value)
+    return query, key, value, start
+
+  @nn.nowrap
+  def attended(
+    self,
+    x_BTD: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    start: jax.Array | int,
+  ) -> jax.Array:
+    """Returns what the queries read of the values, through the output projection, [B, T, D]."""
     if self.segments_tpl is not None:
       segment_ids_BT = self.segments_tpl()(positions_BT, segment_ids_BT, start)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, start)

@@ -3,6 +3,8 @@
 See https://arxiv.org/abs/2405.04434, section 2.1.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -59,6 +61,34 @@ class LatentAttention(nn.Module):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
   ) -> jax.Array:
+    select = lambda latent_BTQ: self.selected(x_BTD, latent_BTQ, positions_BT, segment_ids_BT)
+    return self.attended(x_BTD, positions_BT, segment_ids_BT, select)[0]
+
+  # No methods of their own in a profile: a subclass calls the two as one layer, too.
+  @nn.nowrap
+  def selected(
+    self,
+    x_BTD: jax.Array,
+    latent_BTQ: jax.Array | None,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+  ) -> jax.Array | None:
+    """Returns a bias of the scores that chooses keys, [B, 1, T, S], or None for all of them."""
+    if self.selection_tpl is None:
+      return None
+    select = self.selection_tpl(name=INDEXER)
+    bias_B1TS: jax.Array | None = select(x_BTD, latent_BTQ, positions_BT, segment_ids_BT)
+    return bias_B1TS
+
+  @nn.nowrap
+  def attended(
+    self,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    select: Callable[[jax.Array | None], jax.Array | None],
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the output [B, T, D], and the bias that `select` returns for latents of queries."""
     rotary = lambda x, _: x
     if self.rotary_tpl is not None:
       rotary = self.rotary_tpl(name='rotary')
@@ -78,10 +108,7 @@ class LatentAttention(nn.Module):
     start: jax.Array | int = 0
     if is_decoding(self):
       (latent_BTR, key_BT1H), start = append_to_cache(self, latents=latent_BTR, keys=key_BT1H)
-    bias_B1TS = None
-    if self.selection_tpl is not None:
-      select = self.selection_tpl(name=INDEXER)
-      bias_B1TS = select(x_BTD, query_latent_BTQ, positions_BT, segment_ids_BT)
+    bias_B1TS = select(query_latent_BTQ)
     width = self.plain_dims + self.value_dims
     up = self._project('key_value', 'BSR,RNH->BSNH', (self.latent_dims, self.num_heads, width))
     attention = self.attention_tpl(name='dot_product')
@@ -110,7 +137,8 @@ class LatentAttention(nn.Module):
       axes=('embed', 'heads', 'head_dim'),
       name='post',
     )(context)
-    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
+    out_BTD = shard(out_BTD, 'batch', 'residual_length', 'act_embed')
+    return checkpoint_name(out_BTD, 'out_proj'), bias_B1TS
 
   def _query(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """Returns queries [B, T, N, H], whose last dimensions are to be rotated, and their latents."""

@@ -14,6 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.scoring import Continuation, Scorer
+from paxlite.experiments.gemma4 import Gemma4
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
@@ -46,6 +47,11 @@ MODELS |= {
   'states': Qwen3_5(**HYBRID, USE_REPEATED_LAYER=False),
   'states repeated': Qwen3_5(**HYBRID),
 }
+MODELS['linked'] = Gemma4(
+  **SMALL | dict(NUM_LAYERS=4), NUM_DENSE_BLOCKS=4, NUM_KV_HEADS=2, DIMS_PER_HEAD=8,
+  FULL_DIMS_PER_HEAD=12, HIDDEN_DIMS=48, SLIDING_WINDOW=6, ATTENTION_PATTERN=['sliding', 'full'],
+  LAYER_INPUT_DIMS=32, NUM_KEY_READERS=2, USE_REPEATED_LAYER=False,
+)  # fmt: skip
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9, 10, 11, 12, 13], [4], list(range(3, 40))]
 SAMPLING = Sampling(
   1.0, top_k=50, top_p=0.9, repetition_penalty=1.3, min_p=0.01, presence_penalty=0.2,
@@ -72,7 +78,7 @@ def log_probs(model, params, ids):
   ['window']
   + [
     pytest.param(n, marks=pytest.mark.slow)
-    for n in ('states', 'gpt', 'llama', 'pipeline', 'repeated', 'states repeated', 'glam')
+    for n in ('states', 'linked', 'gpt', 'llama', 'pipeline', 'repeated', 'states repeated', 'glam')
   ],
 )
 def test_the_cache_gives_what_recomputing_gives(name):
@@ -157,7 +163,7 @@ def test_a_row_that_lost_slots_is_shared_no_further():
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['llama', 'states'])
+@pytest.mark.parametrize('name', ['llama', 'states', 'linked'])
 def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):
   """Few rows, many prompts that begin alike, and options that only later ones need."""
   model, params = made(name)
@@ -185,7 +191,7 @@ def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):
       if request.bias:
         assert set(answer.ids) <= {50}
       shared += answer.shared
-  assert bool(shared) == (name == 'llama')  # a state has seen all tokens of its row
+  assert bool(shared) == (name != 'states')  # a state has seen all tokens of its row
 
 
 def test_a_cancelled_row_is_no_source():
@@ -496,8 +502,8 @@ def test_ids_outside_the_vocabulary_are_refused(ids, match):
 ON_MESHES = """
 import fiddle as fdl, jax, numpy as np
 from flax.linen import meta
+from paxlite.experiments.gemma4 import Gemma4
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.experiments.mixtral import Mixtral_8x7B
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
@@ -514,6 +520,14 @@ for experiment, meshes in (
     Qwen3_5(
       **small | dict(NUM_LAYERS=4), DIMS_PER_HEAD=8, DELTA_KEY_HEADS=2, DELTA_VALUE_HEADS=4,
       DELTA_KEY_DIMS=8, DELTA_VALUE_DIMS=6,
+    ),
+    [[1, 2, 2]],
+  ),
+  (
+    Gemma4(
+      **small | dict(NUM_LAYERS=4), NUM_DENSE_BLOCKS=4, DIMS_PER_HEAD=8, FULL_DIMS_PER_HEAD=12,
+      SLIDING_WINDOW=6, ATTENTION_PATTERN=['sliding', 'full'], LAYER_INPUT_DIMS=32,
+      NUM_KEY_READERS=2,
     ),
     [[1, 2, 2]],
   ),
@@ -540,4 +554,4 @@ def test_meshes_give_the_same_tokens():
     command, cwd=runs.ROOT, env=runs.environment(8), capture_output=True, text=True
   )
   assert result.returncode == 0, result.stderr
-  assert result.stdout.count('equal on') == 5
+  assert result.stdout.count('equal on') == 6

@@ -1,12 +1,14 @@
 """What of Gemma 4 and Llama 4 is refused, in one line."""
 
 import pathlib
+import re
 
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.experiments.gemma4 import Gemma4_31B
+from paxlite.experiments.gemma4 import Gemma4_31B, Gemma4E4B
 from paxlite.weights.families import config_json, experiment_of
+from paxlite.weights.gemma4_layout import unread_by_gemma4
 from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS
 from paxlite.weights.llama4_table import LLAMA4_DEFAULTS
 
@@ -20,8 +22,15 @@ def read(config):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (dict(hidden_size_per_layer_input=256), 'hidden_size_per_layer_input=256 is not implemented'),
-    (dict(num_kv_shared_layers=18), 'num_kv_shared_layers=18 is not implemented'),
+    (dict(num_kv_shared_layers=30), 'must leave some of num_hidden_layers=30 that have keys'),
+    (
+      dict(num_kv_shared_layers=25),
+      "NUM_KEY_READERS=25 of NUM_LAYERS=30 leave no block with 'full'",
+    ),
+    (
+      dict(hidden_size_per_layer_input=256, vocab_size_per_layer_input=100),
+      'LAYER_INPUT_VOCAB_SIZE=100 has no rows for some tokens of VOCAB_SIZE=262144',
+    ),
     (dict(use_bidirectional_attention='all'), "use_bidirectional_attention='all' is not"),
     (dict(per_layer_config={'0': {'head_dim': 8}}), 'per_layer_config of layer 0'),
     (dict(per_layer_config={'5': {'sliding_window': 8}}), 'sliding_window of per_layer_config'),
@@ -34,9 +43,28 @@ def test_options_of_gemma4_that_are_not_computed(change, message):
     read(GEMMA4 | change)
 
 
-def test_a_gemma4_file_without_the_key_has_embeddings_for_each_layer():
-  with pytest.raises(UserError, match='hidden_size_per_layer_input=256 is not implemented'):
-    read(GEMMA4_DEFAULTS)
+def test_what_a_gemma4_file_leaves_out_is_as_in_transformers():
+  e = read(GEMMA4_DEFAULTS)
+  assert (e.LAYER_INPUT_DIMS, e.LAYER_INPUT_VOCAB_SIZE, e.NUM_KEY_READERS) == (256, 262_144, 0)
+  assert not e.USE_REPEATED_LAYER
+  assert read(GEMMA4).USE_REPEATED_LAYER
+
+
+def test_the_width_inside_layers_that_share_keys():
+  doubled = dict(num_kv_shared_layers=18, use_double_wide_mlp=True)
+  assert read(GEMMA4 | doubled).READER_HIDDEN_DIMS == 2 * 9216
+  assert read(GEMMA4 | doubled | dict(use_double_wide_mlp=False)).READER_HIDDEN_DIMS == 9216
+  assert read(GEMMA4 | doubled | dict(num_kv_shared_layers=0)).READER_HIDDEN_DIMS == 9216
+  with pytest.raises(UserError, match='no READER_HIDDEN_DIMS=5 in this family'):
+    config_json(Gemma4E4B(READER_HIDDEN_DIMS=5), 'float32', None)
+
+
+def test_keys_in_published_files_that_no_layer_reads():
+  names = [f'model.layers.{i}.self_attn.k_proj.weight' for i in range(42)]
+  unread = unread_by_gemma4(Gemma4E4B())
+  assert [i for i, name in enumerate(names) if re.fullmatch(unread, name)] == [*range(24, 42)]
+  assert not re.fullmatch(unread, 'model.layers.30.self_attn.q_proj.weight')
+  assert not any(re.fullmatch(unread_by_gemma4(Gemma4_31B()), name) for name in names)
 
 
 @pytest.mark.parametrize(

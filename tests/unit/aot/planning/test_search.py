@@ -24,6 +24,7 @@ from paxlite.aot.planning.store import Folder, Store, Verdict, place_at
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.gemma4 import Gemma4E2B
 from paxlite.experiments.llama import LLaMA70B
 from paxlite.experiments.registry import build_experiment
 from paxlite.tools import plan as tool
@@ -207,6 +208,8 @@ def test_what_is_not_counted_is_refused():
   tpu = of_target(targets.parse('v5e-8'))
   with pytest.raises(UserError, match=r'a v5e and its host is not known\. Write it as host_b'):
     impossible.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), tpu)
+  with pytest.raises(UserError, match='NUM_KEY_READERS=20: plans are for stacks that repeat'):
+    impossible.check_counted(Gemma4E2B(), tpu)
   impossible.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), of_target(targets.parse('h100x8')))
   impossible.check_counted(
     TinyGPT(OFFLOAD_OPTIMIZER=True), dataclasses.replace(HOST, measured=True)

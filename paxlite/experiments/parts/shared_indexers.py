@@ -1,0 +1,65 @@
+"""Sparse attention whose indexers choose keys for several blocks, as in later models of GLM-5."""
+
+from typing import Literal
+
+import fiddle as fdl
+
+from paxlite.config.attribute_kinds import Shape
+from paxlite.core.errors import UserError
+from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
+from paxlite.experiments.parts.linked_stack import LinkedStack
+from paxlite.experiments.parts.stack import BlockKind
+from paxlite.layers.attention.shared_choices import ChoosingAttention, FollowingAttention
+from paxlite.layers.linked_block import LinkedBlock
+
+
+class SharedIndexers(LinkedStack, DeepSeekV3_2):  # type: ignore[override]
+  """DeepSeek-V3.2 in which a block may have the keys that the last indexer before it has chosen."""
+
+  INDEXER_TYPES: Shape[
+    list[Literal['full', 'shared']]
+  ] = []  # of each block, whether it has an indexer or shares that of an earlier one; []: all have
+
+  @property
+  def links(self) -> str:
+    if 'shared' not in self.INDEXER_TYPES:
+      return ''
+    return f"INDEXER_TYPES with {self.INDEXER_TYPES.count('shared')} × 'shared'"
+
+  @property
+  def key_sources(self) -> list[int | None]:
+    last, found = 0, []
+    for i in range(self.NUM_LAYERS):
+      if self.INDEXER_TYPES[i] == 'full':
+        last = i
+      found.append(None if last == i else last)
+    return found
+
+  @property
+  def prediction_kind(self) -> BlockKind:
+    return super().prediction_kind._replace(number=None)  # it has an indexer
+
+  def has_indexer(self, kind: BlockKind) -> bool:
+    return kind.number is None or self.INDEXER_TYPES[kind.number] == 'full'
+
+  def validate(self) -> None:
+    super().validate()
+    types = self.INDEXER_TYPES
+    if not types:
+      return
+    if len(types) != self.NUM_LAYERS or types[0] != 'full':
+      raise UserError(
+        f"INDEXER_TYPES must begin with 'full' and have NUM_LAYERS={self.NUM_LAYERS} items, not "
+        f'{len(types)} from {types[0]!r} on'
+      )
+
+  def block_of(self, kind: BlockKind) -> fdl.Partial:
+    block = super().block_of(kind)
+    if kind.number is None:
+      return block
+    fdl.update_callable(block, LinkedBlock)
+    fdl.update_callable(block.attention_tpl, ChoosingAttention)
+    if not self.has_indexer(kind):
+      fdl.update_callable(block.attention_tpl, FollowingAttention)
+      block.attention_tpl.selection_tpl = None
+    return block
