@@ -13,6 +13,7 @@ PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
 NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables
 FIXED = 'fixed_scale'  # a number that a model was published with, and that training leaves alone
 INDEXER = 'indexer'  # the module of an indexer, whose choice of keys has no gradient
+EXPERTS_OF_IDS = 'fixed_experts'  # a table of the experts of token ids, which training leaves alone
 LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 

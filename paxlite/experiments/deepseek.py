@@ -4,23 +4,23 @@ import math
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, Function, NotNegativeInt, Shape
+from paxlite.config.attribute_kinds import Count, Function, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.latent_queries import QueryLatents
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.latent_attention import LatentAttention
 
 
-class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
+class DeepSeek(QueryLatents, MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
   """The architecture of both; DIMS_PER_HEAD is the part of queries and keys that is not rotated."""
 
   LATENT_DIMS: Shape[Count] = 512  # width of the latent vector of keys and values
-  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # width of the latent vector of queries; 0: none
   ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # width of a head's rotated part of queries and keys
   VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of a head's values
   # YaRN's scale of the scores of attention, with and without that of rotated queries and keys

@@ -6,11 +6,12 @@ from typing import Any, Literal
 import fiddle as fdl
 import jax
 
-from paxlite.config.attribute_kinds import Count, Function, Shape
+from paxlite.config.attribute_kinds import Function
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.latent_queries import Indexers
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention_case import Case
@@ -18,22 +19,12 @@ from paxlite.layers.attention.sparse_indexer import SparseIndexer
 from paxlite.layers.norms import LayerNorm
 
 
-class DeepSeekV3_2(DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
-  """Each query sees the keys that an indexer scores highest.
+class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
+  """Each query sees the keys that an indexer scores highest; see Indexers."""
 
-  The indexer is frozen, as its choice has no gradient: it keeps the weights that are imported.
-  """
-
-  INDEXER_HEADS: Shape[Count] = 64  # heads of the indexer, which chooses keys
-  INDEXER_DIMS_PER_HEAD: Shape[Count] = 128  # width of a head of the indexer
-  INDEXER_TOP_K: Function[Count] = 2048  # keys that the indexer chooses for a query
   INDEXER_ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = (
     'half'  # dimensions that RoPE rotates in pairs in the indexer: neighbors, or the two halves
   )
-
-  @property
-  def trains_all(self) -> bool:
-    return False
 
   def has_indexer(self, kind: BlockKind) -> bool:
     """Returns whether attention of a block has an indexer of its own."""
@@ -41,8 +32,6 @@ class DeepSeekV3_2(DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
 
   def validate(self) -> None:
     super().validate()
-    if not self.QUERY_LATENT_DIMS:
-      raise UserError('the indexer reads latents of queries: QUERY_LATENT_DIMS must be above 0')
     if self.INDEXER_DIMS_PER_HEAD < self.ROTARY_DIMS_PER_HEAD:
       raise UserError(
         f'INDEXER_DIMS_PER_HEAD={self.INDEXER_DIMS_PER_HEAD} must be at least '

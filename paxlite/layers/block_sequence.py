@@ -21,8 +21,12 @@ class BlockSequence(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+    self,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *inputs: jax.Array,
   ) -> jax.Array:
     for i, block_tpl in enumerate(self.block_tpls):
-      x_BTD = block_tpl(name=f'x_layers_{i}')(x_BTD, positions_BT, segment_ids_BT)
+      x_BTD = block_tpl(name=f'x_layers_{i}')(x_BTD, positions_BT, segment_ids_BT, *inputs)
     return x_BTD

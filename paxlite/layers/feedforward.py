@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 
 from paxlite.config.templates import Template, template_field
-from paxlite.layers.activations import ACTIVATIONS, gate_by
+from paxlite.layers.activations import ACTIVATIONS, gate_by, gate_within
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import recomputed
 from paxlite.layers.scales import scaled
@@ -103,6 +103,20 @@ class ScaledGatedFeedForward(GatedFeedForward):
 
   def down(self, hidden_BTF: jax.Array) -> jax.Array:
     return scaled(super().down(hidden_BTF), self.output_factor)
+
+
+class LimitedGatedFeedForward(GatedFeedForward):
+  """A GatedFeedForward whose activation has limited arguments; see gate_within.
+
+  Attributes:
+    limit: The limit.
+  """
+
+  limit: float = 10.0
+
+  @property
+  def activate(self) -> Callable[..., jax.Array]:
+    return gate_within(self.activation, self.limit)
 
 
 def zero_padding(x: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:

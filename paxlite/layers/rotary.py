@@ -220,6 +220,19 @@ class ProportionalRotaryEmbedding(RotaryEmbedding):
     return jnp.where(jnp.arange(half) < int(self.share * half), super().rates(half), 0.0)
 
 
+class TrailingRotary(nn.Module):
+  """Rotates the last `dims` dimensions of a head, and leaves the others as they are."""
+
+  dims: int
+  rotary_tpl: Template = template_field(RotaryEmbedding)
+
+  @nn.compact
+  def __call__(self, x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
+    plain, turned = jnp.split(x_BTNH, [x_BTNH.shape[-1] - self.dims], axis=-1)
+    rotated = self.rotary_tpl(name='rotary')(turned, positions_BT)
+    return jnp.concatenate([plain, rotated], axis=-1)
+
+
 class PartialRotary(nn.Module):
   """Rotates the first `dims` dimensions of a head, and leaves the others as they are."""
 

@@ -121,6 +121,8 @@ def _apply_block(block: nn.Module, x_BTD: jax.Array, *args: jax.Array | None) ->
 class UnrolledTransformer(nn.Module):
   """A stack of `num_layers` layers x_layers_0, x_layers_1 …, each with its own parameters.
 
+  What the stack is called with beside activations, positions and segments, it passes on to blocks.
+
   Attributes:
     num_layers: The number of equal layers.
     layer_tpl: A layer: a block, or a BlockSequence.
@@ -142,18 +144,28 @@ class UnrolledTransformer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+    self,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *inputs: jax.Array,
   ) -> jax.Array:
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
     for i, block_tpl in enumerate(self.first_tpls):
-      x_BTD = apply_block(block_tpl(name=f'first_{i}'), x_BTD, positions_BT, segment_ids_BT)
-    x_BTD = self.layers(x_BTD, positions_BT, segment_ids_BT)
+      x_BTD = apply_block(
+        block_tpl(name=f'first_{i}'), x_BTD, positions_BT, segment_ids_BT, *inputs
+      )
+    x_BTD = self.layers(x_BTD, positions_BT, segment_ids_BT, *inputs)
     for i, block_tpl in enumerate(self.last_tpls):
-      x_BTD = apply_block(block_tpl(name=f'last_{i}'), x_BTD, positions_BT, segment_ids_BT)
+      x_BTD = apply_block(block_tpl(name=f'last_{i}'), x_BTD, positions_BT, segment_ids_BT, *inputs)
     return x_BTD
 
   def layers(
-    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+    self,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *inputs: jax.Array,
   ) -> jax.Array:
     """Applies the equal layers."""
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
@@ -162,7 +174,7 @@ class UnrolledTransformer(nn.Module):
       apply_block = nn.jit(apply_block)
     for i in range(self.num_layers):
       layer = self.layer_tpl(name=f'x_layers_{i}')
-      x_BTD = apply_block(layer, x_BTD, positions_BT, segment_ids_BT)
+      x_BTD = apply_block(layer, x_BTD, positions_BT, segment_ids_BT, *inputs)
     return x_BTD
 
 
@@ -180,13 +192,17 @@ class RepeatedTransformer(UnrolledTransformer):
   unrolled_on: Sequence[str] = ()
 
   def layers(
-    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+    self,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *inputs: jax.Array,
   ) -> jax.Array:
     is_loop = self.is_initializing() or active_kind() not in self.unrolled_on
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=is_loop)
 
     def step(block: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
-      return apply_block(block, x, positions_BT, segment_ids_BT), None
+      return apply_block(block, x, positions_BT, segment_ids_BT, *inputs), None
 
     scan = nn.scan(
       step,

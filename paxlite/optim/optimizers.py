@@ -13,7 +13,14 @@ import optax
 from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import FIXED, INDEXER, LOAD_BIAS, REFERENCE, path_name
+from paxlite.core.variable_names import (
+  EXPERTS_OF_IDS,
+  FIXED,
+  INDEXER,
+  LOAD_BIAS,
+  REFERENCE,
+  path_name,
+)
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
 from paxlite.optim.eight_bits import kept_in_eight_bits
@@ -200,7 +207,8 @@ def _is_load_bias(name: str) -> bool:
 
 
 def _is_fixed(name: str) -> bool:
-  return INDEXER in name.split('/') or name.rpartition('/')[2] == FIXED
+  is_number = name.rpartition('/')[2] in (FIXED, EXPERTS_OF_IDS)
+  return INDEXER in name.split('/') or is_number
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ _BESIDE = {
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
 _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
+_INTEGERS = {'int64': 'I64'}
 
 
 class Safetensors:
@@ -282,7 +283,7 @@ def write_folder(
   prefix = 'transformer.' if 'wte.weight' in by_tensor else ''
   full = lambda tensor: tensor if tensor.startswith(('lm_head.', 'score.')) else prefix + tensor
   as_stored = {
-    name: np.dtype(_dtype(dtype or variables[entries[0].ours].dtype.name))
+    name: np.dtype(entries[0].dtype or _dtype(dtype or variables[entries[0].ours].dtype.name))
     for name, entries in by_tensor.items()
   }
   shards = _shards(
@@ -312,7 +313,7 @@ def write_folder(
     if len(shards) > 1:
       index = {'metadata': {'total_size': size}, 'weight_map': weight_map}
       (folder / model_files.INDEX).write_text(json.dumps(index, indent=2))
-    kinds = {d.name for d in as_stored.values()}
+    kinds = {d.name for d in as_stored.values()} - {*_INTEGERS}
     config = config_json(experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer)
     generation = {k: config[k] for k in ('bos_token_id', 'eos_token_id') if config[k] is not None}
     generation |= written_generation(experiment)
@@ -335,7 +336,8 @@ def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
   offset = 0
   for name, (shape, dtype) in tensors.items():
     end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    table[name] = {'dtype': _NAMES[dtype.name], 'shape': list(shape), 'data_offsets': [offset, end]}
+    named = (_NAMES | _INTEGERS)[dtype.name]
+    table[name] = {'dtype': named, 'shape': list(shape), 'data_offsets': [offset, end]}
     offset = end
   text = json.dumps(table, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)

@@ -19,6 +19,8 @@ from paxlite.weights.packed_int4 import (
 )
 
 _PLAIN = ('F32', 'BF16', 'F16')
+_TABLE = '.tid2eid'  # the end of the names of tables of the experts of token ids
+_INTEGERS = ('I64', 'I32')
 # The 16 values of FP4 (E2M1), by its bits. MXFP4 multiplies blocks of 32 of them by a power of two
 # (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -66,7 +68,7 @@ class Dequantized:
       elif dtype == 'F8_E4M3' and f'{name}_scale_inv' in stored.shapes:
         self._check_scales(name, shape, f'{name}_scale_inv')
         self.shapes[name] = shape
-      elif dtype in _PLAIN:
+      elif dtype in _PLAIN or (name.endswith(_TABLE) and dtype in _INTEGERS):
         self.shapes[name] = shape
       else:
         raise UserError(

@@ -30,6 +30,7 @@ class Entry:
     view: Returns the part of the tensor that becomes the variable, as a view. Entries of the same
       tensor follow each other, or have other entries of that kind alone between them.
     is_copy: Whether the tensor repeats another one, which becomes the variable; it may be missing.
+    dtype: The dtype of the tensor, if it is not that of other tensors: an integer's name.
   """
 
   theirs: str
@@ -41,6 +42,7 @@ class Entry:
   part: int | None = None
   view: Transform = lambda x: x
   is_copy: bool = False
+  dtype: str = ''
 
 
 def to_halves(x: np.ndarray, axis: int) -> np.ndarray:

@@ -238,6 +238,30 @@ REFUSED = {
   'indexers that layers share .1 of 4': ('deepseek_v32', dict(index_topk_pattern='FFSF')),
   'indexers that layers share .2 of 4': ('deepseek_v32', dict(index_topk_freq=4)),
   'indexer_rope_interleave=False': ('glm_moe_dsa', dict(indexer_rope_interleave=False)),
+  'mlp_layer_types=.* hash_moe first': (
+    'deepseek_v4', dict(mlp_layer_types=['moe', *['hash_moe'] * 5]),
+  ),
+  'layer_types must have 6 of sliding_attention, compressed': (
+    'deepseek_v4', dict(layer_types=['full_attention'] * 6),
+  ),
+  'compress_ratios has 8: only 0, 4 and 128': (
+    'deepseek_v4', dict(layer_types=None, compress_ratios=[8] * 6),
+  ),
+  'compress_rates=.* must have': ('deepseek_v4', dict(compress_rates={'other_attention': 3})),
+  "scoring_func='sigmoid'": ('deepseek_v4', dict(scoring_func='sigmoid')),
+  'norm_topk_prob=False': ('deepseek_v4', dict(norm_topk_prob=False)),
+  'n_shared_experts=2': ('deepseek_v4', dict(n_shared_experts=2)),
+  'num_key_value_heads=2': ('deepseek_v4', dict(num_key_value_heads=2)),
+  'of main is not implemented': ('deepseek_v4', dict(rope_parameters=dict(
+    main=dict(rope_type='linear', rope_theta=1e4, factor=2.0),
+    compress=dict(rope_type='default', rope_theta=1e4),
+  ))),
+  'partial_rotary_factor=0.25 of main must': ('deepseek_v4', dict(rope_parameters=dict(
+    main=dict(rope_type='default', rope_theta=1e4, partial_rotary_factor=0.25),
+    compress=dict(rope_type='default', rope_theta=1e4, partial_rotary_factor=0.5),
+  ))),
+  'NUM_HEADS=4 is not divisible by OUTPUT_GROUPS=3': ('deepseek_v4', dict(o_groups=3)),
+  'SWIGLU_LIMIT=0 must be positive': ('deepseek_v4', dict(swiglu_limit=0.0)),
   'attn_type_list=': ('minimax_m2', dict(attn_type_list=[1, 0, 1, 1])),
   'use_routing_bias=False': ('minimax_m2', dict(use_routing_bias=False)),
   'multi_query=False': ('gpt_bigcode', dict(multi_query=False)),

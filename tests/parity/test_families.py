@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from paxlite.core.variable_names import FIXED, LOAD_BIAS
+from paxlite.core.variable_names import EXPERTS_OF_IDS, FIXED, LOAD_BIAS
 from paxlite.generation.engine import Engine
 from paxlite.tools import export_weights
 from paxlite.weights.families import family_of, hugging_face_entries
@@ -26,7 +26,8 @@ T = 24
 FIRST = 'deepseek_v3'
 # Latent attention with experts, a gated delta net, and windows.
 FAST_FAMILIES = 'deepseek_v3', 'qwen3_5_text', 'gemma3_text'
-NOT_LEARNED = (LOAD_BIAS, FIXED)  # which no gradient moves, and which are no parameters there
+# which no gradient moves, and which are no parameters there
+NOT_LEARNED = (LOAD_BIAS, FIXED, EXPERTS_OF_IDS)
 every_case = pytest.mark.parametrize('case', [FIRST, *(c for c in CASES if c != FIRST)])
 
 
@@ -102,7 +103,7 @@ def test_logits_and_gradients(case, imported):
       continue
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * scale + 1e-9, err_msg=name)
   assert all(name.endswith(NOT_LEARNED) for name in found), found.keys()
-  assert not any(found[name].any() for name in found if name.endswith(FIXED))
+  assert not any(found[name].any() for name in found if name.endswith((FIXED, EXPERTS_OF_IDS)))
 
 
 def test_long_rows_have_the_factors_for_long_rows(imported):

@@ -811,6 +811,20 @@ PUBLISHED = {
     ),
     max_position_embeddings=163840, rms_norm_eps=1e-6, tie_word_embeddings=False,
   ),
+  'DeepSeekV4_Flash': dict(
+    model_type='deepseek_v4', hidden_size=4096, num_hidden_layers=43, num_attention_heads=64,
+    num_key_value_heads=1, head_dim=512, vocab_size=129280, q_lora_rank=1024, qk_rope_head_dim=64,
+    o_groups=8, o_lora_rank=1024, sliding_window=128, compress_ratios=[0, 0, 4, *[128, 4] * 20, 0],
+    index_head_dim=128, index_n_heads=64, index_topk=512, hc_eps=1e-6, hc_mult=4,
+    hc_sinkhorn_iters=20, moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1,
+    num_experts_per_tok=6, num_hash_layers=3, norm_topk_prob=True, routed_scaling_factor=1.5,
+    scoring_func='sqrtsoftplus', topk_method='noaux_tc', swiglu_limit=10.0, hidden_act='silu',
+    num_nextn_predict_layers=1, rope_theta=10000, compress_rope_theta=160000, attention_bias=False,
+    rope_scaling=dict(
+      type='yarn', factor=16, beta_fast=32, beta_slow=1, original_max_position_embeddings=65536
+    ),
+    max_position_embeddings=1048576, rms_norm_eps=1e-6, tie_word_embeddings=False,
+  ),
   'GLM5_744B': dict(
     model_type='glm_moe_dsa', hidden_size=6144, intermediate_size=12288, num_hidden_layers=78,
     num_attention_heads=64, num_key_value_heads=64, vocab_size=154880, kv_lora_rank=512,

@@ -102,7 +102,12 @@ FAMILIES = [
   ['gemma4_text', 'gemma4_text experts', 'llama4_text', 'llama4_text experts'],
   ['gemma4_text linked', 'glm_moe_dsa linked'],
   ['deepseek_v32', 'minimax_m2', 'gpt_neo', 'gptj'],
+  ['deepseek_v4'],
 ]
+# Scales and biases of hyper-connections are few numbers, each with a gradient that adds up terms of
+# all tokens and streams. Most of these cancel: on one device, rows in another order change some of
+# these gradients by 6e-6 of the largest.
+MOST = {'deepseek_v4': 3e-5}
 
 
 @pytest.mark.cases(fast=0, slow=2)
@@ -119,7 +124,7 @@ def test_a_mesh_changes_no_family(cases):
   assert [r['case'] for r in results] == names
   for r in results:
     assert r['loss'] < 1e-5, r
-    assert r['gradient'] < 1e-5, r
+    assert r['gradient'] < MOST.get(r['case'].partition('/')[0], 1e-5), r
 
 
 EXPERT = 'MESH_AXES=["replica","data","mdl","expert"]'

@@ -17,6 +17,20 @@ LATENT = dict(
 )  # fmt: skip
 # with few heads, many scores would be 0, and transformers may take any of them
 INDEXER = dict(index_topk=5, index_head_dim=6, index_n_heads=24)
+V4 = dict(
+  num_hidden_layers=6, num_key_value_heads=1, head_dim=16, q_lora_rank=12, moe_intermediate_size=24,
+  num_experts_per_tok=3, n_routed_experts=8, partial_rotary_factor=0.5, num_hash_layers=2,
+  hc_mult=3,
+  compress_rates=dict(compressed_sparse_attention=2, heavily_compressed_attention=5),
+  layer_types=['sliding_attention', *(
+    ['heavily_compressed_attention', 'compressed_sparse_attention'] * 3
+  )[:5]],
+  sliding_window=6, o_groups=2, o_lora_rank=10, index_n_heads=24, index_head_dim=12, index_topk=3,
+  swiglu_limit=0.7, rope_theta=1e2, compress_rope_theta=1e3,
+  rope_parameters=dict(
+    rope_type='yarn', factor=4.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0,
+  ),
+)  # fmt: skip
 DELTA = dict(
   head_dim=16, linear_key_head_dim=12, linear_value_head_dim=10, linear_num_key_heads=2,
   linear_num_value_heads=4, linear_conv_kernel_dim=3,
@@ -188,6 +202,13 @@ CASES = {
     q_lora_rank=12, n_group=1, topk_group=1, index_topk=9,
     indexer_types=['full', 'shared', 'full', 'shared'],
   ),
+  'deepseek_v4': BLOCK | V4,
+  'deepseek_v4 plain': BLOCK
+  | V4
+  | dict(
+    num_hash_layers=0, tie_word_embeddings=True, rope_parameters=None, hc_mult=2,
+    layer_types=['compressed_sparse_attention', 'sliding_attention'] * 3, index_topk=50,
+  ),
   'minimax_m2': BLOCK
   | EXPERTS
   | dict(head_dim=12, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
@@ -335,10 +356,21 @@ def theirs(case: str, seed: int = 0, **changes):
       *(b for n, b in model.named_buffers() if 'correction' in n or 'layer_scalar' in n),
     ]:
       tensor.add_(torch.randn_like(tensor) * 0.1)
+    draw_tables(model)
     for name, tensor in model.named_parameters():
       if name.endswith('A_log'):  # states that last: otherwise a token sees little but itself
         tensor.uniform_(-3, 0)
   return model
+
+
+def draw_tables(model) -> None:
+  """Gives each token id different experts at random, where a table has them."""
+  import torch
+
+  for name, table in model.named_buffers():
+    if name.endswith('tid2eid'):
+      experts = model.config.n_routed_experts
+      table.copy_(torch.rand(len(table), experts).topk(table.shape[1]).indices)
 
 
 def experiment(case: str, **changes):

@@ -20,7 +20,7 @@ from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.weights import folder, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.family_tables import FAMILIES
-from tests.support.families import register_mistral4
+from tests.support.families import draw_tables, register_mistral4
 from tests.support.imported import nested, repeated, variables_of
 
 LENGTH = 20
@@ -308,7 +308,9 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   if kind == 'gpt_neox':
     del config['num_key_value_heads']
     config['use_parallel_residual'] = chance()
-  if kind.startswith('deepseek') or kind in ('mistral4', 'glm4_moe_lite', 'glm_moe_dsa'):
+  if kind == 'deepseek_v4':
+    _draw_v4(config, pick, chance)
+  elif kind.startswith('deepseek') or kind in ('mistral4', 'glm4_moe_lite', 'glm_moe_dsa'):
     groups = pick(1, 2, 4)
     del config['head_dim']
     config |= dict(
@@ -374,6 +376,34 @@ def _draw_gemma4(config: dict[str, Any], pick, chance, types: list[str], window:
     )  # fmt: skip
 
 
+def _draw_v4(config: dict[str, Any], pick, chance) -> None:
+  """Adds the options of DeepSeek-V4, which has 1 to 6 blocks of any kinds."""
+  heads, layers, width = config['num_attention_heads'], pick(1, 2, 3, 4, 6), pick(8, 12, 16)
+  kinds = 'sliding_attention', 'compressed_sparse_attention', 'heavily_compressed_attention'
+  rope = config['rope_parameters']
+  del config['intermediate_size']
+  config |= dict(
+    num_hidden_layers=layers, num_key_value_heads=1, head_dim=width, q_lora_rank=pick(8, 12),
+    moe_intermediate_size=pick(8, 20), n_routed_experts=8, num_experts_per_tok=pick(1, 2, 3),
+    routed_scaling_factor=pick(1.0, 2.5), partial_rotary_factor=pick(0.5, 1.0),
+    layer_types=pick(None, [pick(*kinds) for _ in range(layers)]),
+    compress_rates=pick(None, dict(zip(kinds[1:], (pick(2, 3, 4), pick(1, 5, 7)), strict=True))),
+    num_hash_layers=pick(0, 1, 3), hc_mult=pick(1, 2, 4), hc_sinkhorn_iters=pick(1, 3, 20),
+    hc_eps=pick(1e-6, 1e-2), sliding_window=pick(3, 7, 30), swiglu_limit=pick(0.3, 10.0),
+    o_groups=pick(*(n for n in (1, 2, 3) if heads % n == 0)), o_lora_rank=pick(4, 10),
+    index_n_heads=24, index_head_dim=pick(16, 20), index_topk=pick(1, 2, 4, 30),
+    rope_theta=rope['rope_theta'], compress_rope_theta=pick(100.0, 1e4),
+  )  # fmt: skip
+  if config['num_hash_layers'] == 0:
+    config['mlp_layer_types'] = ['moe'] * layers
+  if chance():
+    share = dict(partial_rotary_factor=config['partial_rotary_factor'])
+    main = dict(rope_type='default', rope_theta=pick(50.0, 1e4), **share)
+    config['rope_parameters'] = dict(main=main, compress=rope | share)
+  else:
+    del rope['rope_theta']
+
+
 def difference(kind: str, seed: int) -> float:
   """Returns the largest difference of the logits of a draw, as a share of the largest logit.
 
@@ -391,6 +421,7 @@ def difference(kind: str, seed: int) -> float:
     biases = [b for name, b in model.named_buffers() if name.endswith(BUFFERS)]
     for tensor in [*model.parameters(), *biases]:
       tensor.add_(torch.randn_like(tensor) * 0.1)
+    draw_tables(model)
     for name, tensor in model.named_parameters():
       if name.endswith('A_log'):  # states that last
         tensor.uniform_(-3, 0)

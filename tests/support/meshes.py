@@ -70,11 +70,18 @@ def model_of(name: str) -> tuple[type, dict[str, Any]]:
   # of 6 instead of 32 dimensions, all may be near 0, and then the norm behind them divides by next
   # to nothing: an ulp of the weights changes gradients by 1e-3
   linked = four | dict(num_kv_shared_layers=2, hidden_size_per_layer_input=32)
+  # one layer of each kind, and a limit that no token reaches: where one is on the limit itself,
+  # rounding decides whether its gradient is 0
+  kinds = 'sliding', 'heavily_compressed', 'compressed_sparse'
+  three = dict(
+    num_hidden_layers=3, layer_types=[f'{kind}_attention' for kind in kinds], swiglu_limit=10.0
+  )
   short = {
     'gemma3_text': four,
     'gemma4_text': four,
     'gemma4_text linked': linked,
     'kimi_linear': two,
+    'deepseek_v4': three,
   }
   e = experiment(name, **short.get(name, {}))
   sizes = e.values_of(Kind.SHAPE, Kind.FUNCTION)

@@ -22,11 +22,13 @@ from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import GroupRouter
+from paxlite.layers.moe.hash_router import RootSoftplusRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
 
 Router = Literal['top_k', 'group_top_k', 'balanced']
+RouterScores = Literal['sigmoid', 'softmax', 'root_softplus']
 
 
 class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
@@ -89,7 +91,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     return 2 if self.ROUTER == 'balanced' else 1
 
   @property
-  def ROUTER_SCORES(self) -> Function[Literal['sigmoid', 'softmax']]:
+  def ROUTER_SCORES(self) -> Function[RouterScores]:
     """Function that makes the scores of experts of the router's logits."""
     return 'sigmoid' if self.ROUTER == 'balanced' else 'softmax'
 
@@ -176,7 +178,9 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
         'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for --fdl.ROUTER=group_top_k and balanced'
       )
     if self.ROUTER == 'top_k' and self.ROUTER_SCORES != 'softmax':
-      raise UserError('ROUTER_SCORES=sigmoid is for --fdl.ROUTER=group_top_k and balanced')
+      raise UserError(
+        f'ROUTER_SCORES={self.ROUTER_SCORES} is for --fdl.ROUTER=group_top_k and balanced'
+      )
     axis = self.EXPERT_AXIS
     if axis not in (None, 'data', 'expert') or (axis is not None and axis not in self.MESH_AXES):
       raise UserError(
@@ -243,7 +247,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if self.ROUTER == 'top_k':
       return template(TopKRouter, **common)
     return template(
-      GroupRouter,
+      RootSoftplusRouter if self.ROUTER_SCORES == 'root_softplus' else GroupRouter,
       num_groups=self.NUM_EXPERT_GROUPS,
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
       best_per_group=self.BEST_PER_EXPERT_GROUP,

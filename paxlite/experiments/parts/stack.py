@@ -32,6 +32,7 @@ class BlockKind(NamedTuple):
 
   attention: AttentionKind | None  # None: as the other attributes say
   has_experts: bool
+  by_ids: bool = False  # whether token ids choose the experts
   number: int | None = None  # in a stack in which no two blocks are alike
 
 

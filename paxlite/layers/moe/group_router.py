@@ -39,7 +39,7 @@ class GroupRouter(TopKRouter):
   def __call__(self, x_JMD: jax.Array, is_token_JM: jax.Array) -> Routing:
     E, X, G = self.num_experts, self.top_k, self.num_groups
     logits_JME = self.logits(x_JMD)
-    scores_JME = jax.nn.sigmoid(logits_JME) if self.use_sigmoid else jax.nn.softmax(logits_JME)
+    scores_JME = self.scores(logits_JME)
     chosen_JME = jax.lax.stop_gradient(scores_JME)
     if self.has_bias:
       bias_E = param(self, LOAD_BIAS, nn.initializers.zeros, [E], [None])
@@ -59,6 +59,10 @@ class GroupRouter(TopKRouter):
       weights_JMX = _with_load(weights_JMX, bias_E, jax.lax.stop_gradient(load_E))
     probabilities_JME = scores_JME / scores_JME.sum(-1, keepdims=True)
     return Routing(experts_JMX, weights_JMX, probabilities_JME, is_token_JM)
+
+  def scores(self, logits_JME: jax.Array) -> jax.Array:
+    """Returns the scores of the experts of each token, [J, M, E] float32."""
+    return jax.nn.sigmoid(logits_JME) if self.use_sigmoid else jax.nn.softmax(logits_JME)
 
 
 def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:

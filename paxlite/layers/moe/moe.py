@@ -101,8 +101,10 @@ class SharedExperts(nn.Module):
   gate_tpl: Template | None = None
 
   @nn.compact
-  def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
-    y_BTD = self.experts_tpl(name='experts')(x_BTD, paddings_BT)
+  def __call__(
+    self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None, *of_tokens_BT: jax.Array
+  ) -> jax.Array:
+    y_BTD = self.experts_tpl(name='experts')(x_BTD, paddings_BT, *of_tokens_BT)
     shared_BTD = self.shared_tpl(name='shared')(x_BTD, paddings_BT)
     if self.gate_tpl is not None:
       shape, axes = (x_BTD.shape[-1], 1), ('embed', None)
@@ -265,7 +267,8 @@ def capacity(group_size: int, num_experts: int, factor: float) -> int:
 class MoeFeedForward(nn.Module):
   """y = Σ weight · expert(x) over the X experts of a token, [B, T, D] to [B, T, D].
 
-  It adds a load-balancing loss to the loss, and writes summaries of load and dropped tokens.
+  It adds a load-balancing loss to the loss, and writes summaries of load and dropped tokens. Of
+  further arguments of a call, such as the ids of the tokens, the router gets those of each token.
 
   Attributes:
     model_dims: D.
@@ -300,13 +303,15 @@ class MoeFeedForward(nn.Module):
   dtype: DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None, *of_tokens_BT: jax.Array
+  ) -> jax.Array:
     B, T, D = x_BTD.shape
     J = math.gcd(B, self.num_groups)
     is_token_BT = jnp.ones([B, T], bool) if paddings_BT is None else ~paddings_BT.astype(bool)
     x_JMD = shard(x_BTD.reshape(J, B * T // J, D), 'batch', None, 'act_embed').astype(self.dtype)
     routing = self.router_tpl(num_experts=self.num_experts, name='router')(
-      x_JMD, is_token_BT.reshape(J, -1)
+      x_JMD, is_token_BT.reshape(J, -1), *(of.reshape(J, -1) for of in of_tokens_BT)
     )
     if self.norm_tpl is not None:
       x_JMD = self.norm_tpl(name='norm')(x_JMD)
@@ -314,6 +319,11 @@ class MoeFeedForward(nn.Module):
     y_JMD, kept_JMX = self.dispatch_tpl()(x_JMD, routing, self._experts())
     self._sow_load(routing, kept_JMX)
     return shard(y_JMD.reshape(B, T, D), 'batch', 'residual_length', 'act_embed')
+
+  @property
+  def activate(self) -> Callable[..., jax.Array]:
+    """The function that makes the hidden units."""
+    return gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation]
 
   def _experts(self) -> Experts:
     E, D, F = self.num_experts, self.model_dims, self.hidden_dims
@@ -334,7 +344,7 @@ class MoeFeedForward(nn.Module):
     einsum = self.einsum_tpl  # without axes: the rows of an expert are not split like the batch
     return Experts(
       weights,
-      gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation],
+      self.activate,
       [einsum(**to_F, name=n.replace('w', 'einsum')) for n in names],
       einsum(**to_D, name='einsum_out'),
     )

@@ -60,8 +60,13 @@ class PipelinedTransformer(RepeatedTransformer):
     return self.num_microbatches
 
   def layers(
-    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+    self,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *inputs: jax.Array,
   ) -> jax.Array:
+    assert not inputs, 'blocks of a pipeline are called with activations, positions and segments'
     # text is generated token by token, for which the pipeline is not used
     if self.is_initializing() or self.is_mutable_collection('cache'):
       return super().layers(x_BTD, positions_BT, segment_ids_BT)

@@ -1,0 +1,31 @@
+"""Queries that come from latents, and indexers, which choose the keys of such queries."""
+
+from paxlite.config.attribute_kinds import Count, Function, NotNegativeInt, Shape
+from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+
+
+class QueryLatents(LanguageModel, subject='Latent attention (DeepSeek)'):
+  """A LanguageModel whose queries may come from latents."""
+
+  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # width of the latent vector of queries; 0: none
+
+
+class Indexers(QueryLatents, subject='Sparse attention (DeepSeek-V3.2)'):
+  """A LanguageModel in which an indexer chooses what a query sees.
+
+  The indexer is frozen, as its choice has no gradient: it keeps the weights that are imported.
+  """
+
+  INDEXER_HEADS: Shape[Count] = 64  # heads of the indexer, which chooses keys
+  INDEXER_DIMS_PER_HEAD: Shape[Count] = 128  # width of a head of the indexer
+  INDEXER_TOP_K: Function[Count] = 2048  # keys that the indexer chooses for a query
+
+  @property
+  def trains_all(self) -> bool:
+    return False
+
+  def validate(self) -> None:
+    super().validate()
+    if not self.QUERY_LATENT_DIMS:
+      raise UserError('the indexer reads latents of queries: QUERY_LATENT_DIMS must be above 0')
