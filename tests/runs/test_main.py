@@ -52,7 +52,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.FPROP_DTYPE=float17'], "must be one of 'bfloat16', 'float32', 'float16'"),
     ([TINY, '--fdl.NUM_LAYERS'], 'has no value: write --fdl.NUM_LAYERS=VALUE'),
     ([TINY, '--fdl.NUM_LAYERS=0'], 'NUM_LAYERS=0 must be at least 1'),
-    ([TINY, '--mode=trian'], "should be one of <train|eval|decode|decode_once>"),
+    ([TINY, '--mode=trian'], "should be one of <train|eval|verify|decode|decode_once>"),
     (['--exp=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
     (['--exp=TinyGPT', '--mode=decode_once'], '--fdl.DECODE_FILES=/path/to/prompts.jsonl is miss'),
     ([TINY, '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
