@@ -31,22 +31,23 @@ FORMATS = (
   Format('pax', 'Pax', ()),
 )
 _PAX_CHECKPOINT = r'checkpoint_\d{8}'
-# A folder with one of these is a run of paxlite, a checkpoint of one, or weights that it imported.
-_OWN = ('checkpoints', 'checksums.json', 'experiment.json')
 
 
 def is_own(path: str) -> bool:
-  """Returns whether a folder is of a format that paxlite writes, and that needs no import."""
-  return any(os.path.exists(os.path.join(path, name)) for name in _OWN)
+  """Returns whether a folder is of a format that paxlite writes, and that needs no import.
+
+  It is a run or weights that were imported (experiment.json), or a checkpoint of a run.
+  """
+  has = lambda name: os.path.exists(os.path.join(path, name))
+  return has('experiment.json') or (has('checksums.json') and has('state'))
 
 
 def formats_at(path: str) -> list[Format]:
   """Returns the formats of which `path`, a file or a folder, has files; none where nothing is."""
   if os.path.isdir(path):
     names = os.listdir(path)
-    if is_own(path):
-      return []
-    if re.fullmatch(_PAX_CHECKPOINT, os.path.basename(os.path.abspath(path))):
+    name = os.path.basename(os.path.abspath(path))
+    if re.fullmatch(_PAX_CHECKPOINT, name) and not is_own(path):
       return [f for f in FORMATS if f.source == 'pax']
   else:
     names = [path] if os.path.isfile(path) else []

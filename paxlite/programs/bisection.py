@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from paxlite.cli.terminal import say
-from paxlite.core.errors import listed
+from paxlite.core.errors import UserError, listed
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
@@ -15,6 +15,7 @@ from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import Metrics, to_host
 from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run
+from paxlite.programs.starts import MESH
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.state_differences import Difference, differences
 from paxlite.training.train_state import TrainState
@@ -31,18 +32,30 @@ def bisect(one: Run, other: Run) -> None:
   """
   runs = one, other
   say(f'A is {one.place}, and B is {other.place}.')
-  before = [*_other_values(runs), *_other_versions(runs), *_other_data(runs)]
-  _say_list('Before training', before or ['nothing differs: values, versions, devices and data'])
+  of_mesh = tuple(f'{name}:' for name in MESH)
+  values, places = _other_values(runs), _other_versions(runs)
+  other_places = [line for line in values if line.startswith(of_mesh)] + places
+  before = [*values, *places, *_other_data(runs)]
+  same = 'nothing differs: values, versions and devices of the last starts, and data'
+  _say_list('Before training', before or [same])
   parted = _first_other_record(runs)
   replays = Replay(one), Replay(other)
   start, end = _checkpoints(replays, parted)
   if start is None:
     return
+  for name, replay in zip('AB', replays, strict=True):
+    try:
+      replay.check_same_course(start, end)
+    except UserError as e:
+      say(f'{name} cannot be replayed from step {start:,} to {end:,}: {e}')
+      return
   say(f'Replaying both from {"the beginning" if not start else f"step {start:,}"}:')
   found = _replayed(replays, start, end)
   if found is None:
     say(f'  both give the same bits up to step {end:,}, on this machine and with these versions')
-    if parted is not None:
+    if parted is not None and other_places:
+      say(f'  So what parted them is where they ran: {other_places[0]}')
+    elif parted is not None:
       say('  So what parted them is where they ran: paxlite verify tells which of them is right')
     return
   for line in found:
@@ -87,7 +100,11 @@ def _other_data(runs: tuple[Run, Run]) -> list[str]:
     'batch_size': 'the batches have another number of rows',
   }
   one, two = kept
-  return [text for name, text in what.items() if one.get(name) != two.get(name)]
+  return [
+    text
+    for name, text in what.items()
+    if name in one.keys() & two.keys() and one[name] != two[name]
+  ]
 
 
 def _first_other_record(runs: tuple[Run, Run]) -> int | None:
@@ -152,7 +169,10 @@ def _checkpoints(replays: tuple[Replay, Replay], parted: int | None) -> tuple[in
       return None, 0
   ends = [step for step in (other, parted) if step is not None and step > equal]
   if not ends:
-    say('Nothing differs up to the last step that both have.' if common else 'Nothing to replay.')
+    if parted is not None:
+      say('The records differ, and the states do not: they were not written by these runs alone.')
+    else:
+      say('Nothing differs up to the last step that both have.')
     return None, 0
   return equal, min(ends)
 

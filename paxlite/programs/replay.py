@@ -14,12 +14,13 @@ import jax
 from jax.stages import Compiled
 
 from paxlite.checkpointing.checksums import damage
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, listed
 from paxlite.data.rollouts import Batches, RolloutInput
 from paxlite.losses.metrics import Metrics
 from paxlite.programs import reference_values
 from paxlite.programs.first_start import as_begun, dated, with_positions
 from paxlite.programs.run import Run
+from paxlite.programs.starts import MESH, of_span, other_values, starts
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
 
@@ -67,7 +68,15 @@ class Replay:
   def state(self, step: int) -> TrainState:
     """Returns the state of a checkpoint, or the one that the run began with (`step` is 0)."""
     if step:
-      return self.trainer.store.restored(step)[0]
+      try:
+        return self.trainer.store.restored(step)[0]
+      except Exception:
+        if step in self.steps:
+          raise
+        raise UserError(
+          f'the checkpoint of step {step} has been deleted meanwhile, as by a run that is still '
+          'training: wait for its end, or keep more with CHECKPOINT_MAX_TO_KEEP'
+        ) from None
     with tempfile.TemporaryDirectory() as empty:
       new = dataclasses.replace(self.run, folder=pathlib.Path(empty), address=None)
       store = new.store()
@@ -80,7 +89,24 @@ class Replay:
       return state
 
   def check_same_course(self, first: int, last: int) -> None:
-    """Raises UserError if the run left out batches between two steps, after a rollback."""
+    """Raises UserError if the steps between two checkpoints cannot be done again as they were.
+
+    After a rollback, batches were left out between them. A start with other values has changed the
+    training since.
+    """
+    changed = lambda start: [
+      text
+      for name, text in other_values(self.run.experiment, start.values).items()
+      if name not in MESH
+    ]
+    known = starts(self.run.folder)
+    for start in of_span(self.run.folder, first, last):
+      if texts := changed(start):
+        since = max(i for i, x in enumerate(known) if changed(x)) + 1
+        raise UserError(
+          f'{self.run.place}: after step {first:,}, {listed(texts)}. The steps from '
+          f'{known[min(since, len(known) - 1)].step:,} on can be replayed'
+        )
     of = lambda step: self.trainer.store.metadata(step).get('skipped_batches', 0) if step else 0
     if of(first) != of(last):
       raise UserError(

@@ -46,6 +46,7 @@ from paxlite.processes.peers import Peers
 from paxlite.programs import run_checks
 from paxlite.programs.foresight import Foresight
 from paxlite.programs.sampler import Sampler
+from paxlite.programs.verified_steps import verifier_of
 from paxlite.programs.weights_model import knowing_weights
 from paxlite.stores.addresses import Address
 from paxlite.stores.runs.stored_run import StoredRun
@@ -63,7 +64,6 @@ from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
-from paxlite.training.step_verifier import StepVerifier
 from paxlite.training.train_data import TrainData
 from paxlite.training.trainer import Intervals, Trainer
 from paxlite.training.watchdog import Limits, Watchdog
@@ -172,22 +172,9 @@ class Run:
       goodput=spent,
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
-      verifier=self._verifier(store.task, train_data),
+      verifier=verifier_of(e, store.task, train_data),
       trackers=e.trackers(self.folder),
       callbacks=[records, *self._callbacks(store, eval_data), foresight],
-    )
-
-  def _verifier(self, task: ShardedTask, data: TrainData) -> StepVerifier | None:
-    """Returns what verifies steps; None if none is to be verified."""
-    values = self.experiment.values()
-    every = self.experiment.VERIFY_EVERY_N_STEPS
-    if not every:
-      return None
-    return StepVerifier(
-      every,
-      task.batch_sharding,
-      lambda step: data.redrawn(step, task.batch_sharding),
-      has_noise=any(values.get(name) for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB')),
     )
 
   def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:

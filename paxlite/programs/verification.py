@@ -8,6 +8,7 @@ import jax
 from paxlite.cli.terminal import say
 from paxlite.compilation.versions import versions
 from paxlite.core.errors import TrainingError, UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.experiments.identity import run_values
 from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import to_host
@@ -15,11 +16,11 @@ from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run, holding
+from paxlite.programs.starts import MESH, Start, of_span, other_values
 from paxlite.tracking.summaries import short
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.state_differences import differences
 
-_MESH = 'MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE', 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES'
 _SHOWN = 5  # arrays and steps that differ
 # Of a loss, relative: how sums in another order were seen to change it within hundreds of steps.
 _TOLERANCES = {'float32': 1e-4, 'bfloat16': 2e-2, 'float16': 2e-2}
@@ -60,7 +61,7 @@ def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, i
 
 def _verify(replay: Replay, first: int, last: int) -> None:
   say(f'Devices: {devices.described()}')
-  reasons = _other_bits(replay)
+  reasons = _other_bits(replay, first, last)
   begin = 'the beginning' if not first else f'the checkpoint of step {first:,}'
   say(f'Replaying {last - first:,} steps from {begin} to that of step {last:,}.')
   for reason in reasons:
@@ -91,6 +92,11 @@ def _verify(replay: Replay, first: int, last: int) -> None:
       say(f'  {difference}')
   dtype = replay.run.experiment.values().get('FPROP_DTYPE', 'float32')
   tolerance = _TOLERANCES.get(str(dtype), 2e-2)
+  if reasons and other and not found.compared:
+    raise UserError(
+      'no recorded loss can be compared, and the states differ, as they do where sums have another '
+      'order: this cannot be judged'
+    )
   if reasons and found.largest <= tolerance:
     say(
       f'Losses agree within {found.largest:.1e}. For sums in another order, {tolerance:.0e} is '
@@ -109,30 +115,37 @@ def _verify(replay: Replay, first: int, last: int) -> None:
     )
 
 
-def _other_bits(replay: Replay) -> list[str]:
-  """Returns what is not as it was when the run was trained, and changes the order of sums."""
+def _other_bits(replay: Replay, first: int, last: int) -> list[str]:
+  """Returns what is not as it was when these steps were trained, and changes the order of sums."""
   run = replay.run
-  before = run_values(run.folder)
-  values, now = (before or {'values': {}})['values'], run.experiment.values()
-  found = [
-    f'{name} was {values[name]} and is {now[name]}'
-    for name in _MESH
-    if name in values and values[name] != now.get(name)
-  ]
+  found = []
+  for start in of_span(run.folder, first, last) or [_last_start(run)]:
+    changed = other_values(run.experiment, start.values)
+    found += [text for name, text in changed.items() if name in MESH]
+    found += _other_versions(start.versions)
+  return list(dict.fromkeys(found))
+
+
+def _last_start(run: Run) -> Start:
+  """Returns what the files of a folder say of the last start, of runs without data.jsonl."""
+  values = (run_values(run.folder) or {'values': {}})['values']
   path = run.folder / 'versions.json'
-  if path.is_file():
-    then, current = read_object(path), versions()
-    found += [
-      f'the {name} were {then[name]} and are {current[name]}'
-      for name in ('devices', 'processes')
-      if name in then and then[name] != current[name]
-    ]
-    packages = then.get('packages', {})
-    found += [
-      f'{name} was {packages[name]} and is {version}'
-      for name, version in current['packages'].items()
-      if packages.get(name, version) != version
-    ]
+  return Start(0, values, read_object(path) if path.is_file() else {})
+
+
+def _other_versions(then: JsonObject) -> list[str]:
+  now = versions()
+  found = [
+    f'the {name} were {then[name]} and are {now[name]}'
+    for name in ('devices', 'processes')
+    if name in then and then[name] != now[name]
+  ]
+  packages = then.get('packages', {})
+  found += [
+    f'{name} was {packages[name]} and is {version}'
+    for name, version in now['packages'].items()
+    if packages.get(name, version) != version
+  ]
   return found
 
 
@@ -171,7 +184,7 @@ class _Found:
 
 def _say_metrics(found: _Found) -> None:
   if not found.compared:
-    say('No step between them was recorded (SUMMARY_INTERVAL_STEPS).')
+    say('No step between them is in metrics.jsonl (SUMMARY_INTERVAL_STEPS says which are).')
   elif not found.steps:
     say(f'Loss and gradients of {found.compared:,} recorded steps: equal bit for bit.')
   else:

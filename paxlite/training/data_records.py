@@ -1,7 +1,8 @@
 """data.jsonl: what a run was trained on since which step, so that its batches can be read again.
 
 A start, and a rollback, write a record of the step, the number of its batch, the batch size, what
-identifies the data, and the values of the experiment, if they have changed. A save adds the
+identifies the data, and, if they have changed, the values of the experiment, the versions and the
+devices. A save adds the
 position of streams. Records of steps that are trained again are dropped.
 """
 
@@ -10,6 +11,7 @@ import logging
 import pathlib
 from typing import ClassVar
 
+from paxlite.compilation.versions import versions
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import open_file
 from paxlite.data.base import Seekable
@@ -48,12 +50,14 @@ class DataRecords(Callback):
     record |= self._data.identity
     try:
       drop_later_records(self._path, step)
-      before = [r['values'] for r in read_records(self._path) if 'values' in r]
+      before = list(read_records(self._path))
     except OSError as e:
       self._failed(e)
       return
-    if before[-1:] != [parsed(json.dumps(self._experiment))]:
-      record['values'] = self._experiment
+    for name, now in {'values': self._experiment, 'versions': versions()}.items():
+      known = [r[name] for r in before if name in r]
+      if known[-1:] != [parsed(json.dumps(now))]:
+        record[name] = now
     self._append(record)
 
   def on_save(self, state: TrainState, step: int, loop: Loop) -> None:

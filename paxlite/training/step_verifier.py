@@ -42,19 +42,21 @@ class StepVerifier:
     sharding: The sharding of the arrays of a batch.
     redrawn: Returns the rows of this process of the batch of a step, drawn again; None where the
       data cannot do that.
-    has_noise: Whether the result depends on the place of a row in the batch, as dropout does.
+    depends_on_places: Whether the result depends on the places of rows in the batch, as with
+      dropout, or with experts that have room for so many tokens.
   """
 
   every: int
   sharding: NamedSharding
   redrawn: Callable[[int], Mapping[str, np.ndarray] | None]
-  has_noise: bool = False
+  depends_on_places: bool = False
 
   def __post_init__(self) -> None:
     self._sums = ShardSums(self._mesh)
     self._turn = 0
     self._verified = 0  # the last step that was
-    self._swaps = not self.has_noise
+    self._swaps = not self.depends_on_places
+    self._has_agreed = False  # whether groups have ever given the same bits
     self._moved: Callable[..., Batch] | None = None
 
   @property
@@ -141,10 +143,11 @@ class StepVerifier:
     order = [(own + i) % len(groups) for i in range(len(groups))]
     found = [result_on(place) for place in order[:2]]
     if found[0] == found[1]:
+      self._has_agreed = True
       return
     found += [result_on(place) for place in order[2:]]
     odd = minority(found)
-    if len(groups) > 2 and len(odd) > len(groups) // 2:
+    if len(odd) > len(groups) // 2 and not self._has_agreed:
       # on a machine without a fault, too, as with losses that do not only sum over rows
       log.warning(
         'VERIFY_EVERY_N_STEPS: the result of this step depends on where its rows are computed. '

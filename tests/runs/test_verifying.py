@@ -6,6 +6,8 @@ import re
 import pytest
 
 from paxlite.data import packaged
+from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from tests.support import runs
 from tests.support.processes import start_processes
 
@@ -13,8 +15,14 @@ SHORT = [
   '--fdl.MAX_STEPS=8', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.SUMMARY_INTERVAL_STEPS=1',
   '--fdl.NUM_LAYERS=1', '--fdl.PERCORE_BATCH_SIZE=4',
 ]  # fmt: skip
+# the load-balancing loss is no sum over rows
+EXPERTS = ['--fdl.NUM_EXPERTS=4', '--fdl.BLOCKS_PER_LAYER=1', '--fdl.NUM_MOE_GROUPS=2']
 MIXED = ['--fdl.SOURCES=[PATH1.jsonl,PATH2.jsonl]', '--fdl.WEIGHTS=[0.7,0.3]']
 FLIPPED = 'tests.support.flipped_main'
+
+
+class TinyExperts(MixtureOfExperts, TinyGPT):
+  pass
 
 
 def verified(folder, *flags: str, devices: int = 1, code: int = 0) -> str:
@@ -68,6 +76,26 @@ def test_another_mesh_and_a_run_that_was_killed_in_between(tmp_path):
   path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
   found = verified(tmp_path / 'run', 'ICI_MESH_SHAPE=[1,1,1]', 'PERCORE_BATCH_SIZE=4', code=1)
   assert 'the losses of the replay differ by' in found
+  path.unlink()
+  found = verified(tmp_path / 'run', 'ICI_MESH_SHAPE=[1,1,1]', 'PERCORE_BATCH_SIZE=4', code=2)
+  assert 'no recorded loss can be compared' in found
+
+
+@pytest.mark.slow
+def test_a_run_that_went_on_elsewhere_or_with_other_values(tmp_path):
+  two = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=2']
+  runs.run(tmp_path / 'run', *SHORT, *two, '--fdl.MAX_STEPS=4', devices=2)
+  runs.run(tmp_path / 'run', *SHORT)
+  found = verified(tmp_path / 'run', '--from_step=0', '--to_step=4')
+  assert 'ICI_MESH_SHAPE was [1, 2, 1] and is [1, 1, 1].' in found
+  assert 'the devices were 2 × cpu and are 1 × cpu.' in found
+  assert 'equal bit for bit' in verified(tmp_path / 'run')
+  runs.run(
+    tmp_path / 'run', *SHORT, '--fdl.MAX_STEPS=12', '--fdl.LEARNING_RATE=0.01', '--accept_changes'
+  )
+  found = verified(tmp_path / 'run', '--from_step=4', '--to_step=12', code=2)
+  assert 'after step 4, LEARNING_RATE was 0.0006 and is 0.01. The steps from 8 on can be' in found
+  assert 'equal bit for bit' in verified(tmp_path / 'run')
 
 
 @pytest.mark.slow
@@ -138,6 +166,7 @@ def test_processes_agree_on_the_device(flip, message, tmp_path):
 
 
 MESHES = {
+  'experts': ['--fdl.ICI_MESH_SHAPE=[1,2,1]', *EXPERTS],
   'all axes': ['--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.NUM_MICROBATCHES=2'],
   'dropout': ['--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.DROPOUT_PROB=0.1'],
   'narrow moments': ['--fdl.ICI_MESH_SHAPE=[4,2,1]', '--fdl.ADAM_MOMENTS_DTYPE=int8'],
@@ -145,13 +174,17 @@ MESHES = {
 
 
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('name', MESHES)
 def test_verified_steps_change_nothing_and_give_no_false_alarm(name, tmp_path):
   flags = [*SHORT, *MESHES[name], '--fdl.PERCORE_BATCH_SIZE=2']
-  result = runs.run(tmp_path / 'verified', *flags, '--fdl.VERIFY_EVERY_N_STEPS=1', devices=8)
+  how = dict(
+    devices=2 if name == 'experts' else 8,
+    config='tests.runs.test_verifying.TinyExperts' if name == 'experts' else 'TinyGPT',
+  )
+  result = runs.run(tmp_path / 'verified', *flags, '--fdl.VERIFY_EVERY_N_STEPS=1', **how)
   assert 'depends on where' not in result.stderr
-  runs.run(tmp_path / 'plain', *flags, devices=8)
+  runs.run(tmp_path / 'plain', *flags, **how)
   keys = 'step', 'loss', 'grad_norm'
   of = lambda name: [[r[k] for k in keys] for r in runs.records(tmp_path / name)]
   assert of('verified') == of('plain')

@@ -21,6 +21,7 @@ from paxlite.tools import import_weights
     ('bin', ['config.json', 'pytorch_model.bin'], ['hf']),
     ('bins', ['pytorch_model.bin.index.json', 'pytorch_model-00001-of-00002.bin'], ['hf']),
     ('checkpoint_00000200', ['checksums.json', 'state/x'], []),
+    ('beside', ['config.json', 'model.safetensors', 'checkpoints/notes.txt'], ['hf']),
     ('run', ['checkpoints/checkpoint_00000002/checksums.json', 'experiment.json'], []),
   ],
 )
@@ -44,11 +45,14 @@ def test_what_is_not_there_has_no_format(path):
   [
     (['notes.txt'], 'has no weights of Hugging Face .* GGUF'),
     (['a.gguf', 'b.pth'], 'several formats: choose --from=gguf or --from=meta'),
-    (['checksums.json'], 'is of paxlite already'),
+    (['checksums.json', 'state/x'], 'is of paxlite already'),
+    (['experiment.json'], 'is of paxlite already'),
+    (['checkpoints/checkpoint_00000100/state/x'], 'has no weights of Hugging Face .* GGUF'),
   ],
 )
 def test_an_import_says_what_it_looked_for(tmp_path, files, message):
   for file in files:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).touch()
   with pytest.raises(UserError, match=message):
     import_weights.main([str(tmp_path), f'--to={tmp_path / "new"}'])

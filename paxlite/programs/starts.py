@@ -1,0 +1,66 @@
+"""What a run was started with, start by start: its values, and the versions and devices."""
+
+import dataclasses
+import pathlib
+
+from paxlite.config.attribute_kinds import Kind
+from paxlite.core.json_text import JsonObject
+from paxlite.experiments.base import Experiment
+from paxlite.tracking.writers import read_records
+from paxlite.training.data_records import DataRecords
+
+# They change the order of sums, and nothing else.
+MESH = 'MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE', 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES'
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A start of a run, or a rollback.
+
+  Attributes:
+    step: The step that it continued from.
+    values: The values of the experiment; {} if they are not known.
+    versions: Versions and devices; {} if they are not known.
+  """
+
+  step: int
+  values: JsonObject
+  versions: JsonObject
+
+
+def starts(folder: pathlib.Path) -> list[Start]:
+  """Returns the starts that the folder of a run knows of, in order."""
+  found: list[Start] = []
+  values: JsonObject = {}
+  versions: JsonObject = {}
+  for record in read_records(folder / DataRecords.name):
+    values = record.get('values', {}).get('values', values)
+    versions = record.get('versions', versions)
+    found.append(Start(record['step'], values, versions))
+  return found
+
+
+def of_span(folder: pathlib.Path, first: int, last: int) -> list[Start]:
+  """Returns the starts that the steps after `first` to `last` belong to."""
+  known = starts(folder)
+  before = [start for start in known if start.step <= first][-1:]
+  return before + [start for start in known if first < start.step < last]
+
+
+def other_values(e: Experiment, before: JsonObject) -> dict[str, str]:
+  """Returns the attributes with another value before that changes what is trained, or how.
+
+  Args:
+    e: The experiment as it is now.
+    before: Values of a start.
+
+  Returns:
+    Texts on the values before and now, by the names of the attributes.
+  """
+  now = e.values()
+  free = e.values_of(Kind.RUN, Kind.GENERATION).keys() - {*MESH, 'LEAVE_OUT'}
+  return {
+    name: f'{name} was {before[name]} and is {now[name]}'
+    for name in now
+    if name in before and name not in free and before[name] != now[name]
+  }
