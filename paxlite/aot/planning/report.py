@@ -135,6 +135,7 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
     v = j.verdict
     return {
       'candidate': str(j.candidate),
+      'mesh': str(j.candidate.layout),
       'values': j.candidate.attributes,
       'rows': j.candidate.rows,
       'fits': j.fits,
@@ -155,6 +156,7 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
     'experiment': name,
     'target': machine.name,
     'devices': machine.devices,
+    'seq_len': plan.space.experiment.MAX_SEQ_LEN,
     'memory_limit': machine.memory,
     'considered': plan.considered,
     'estimating_seconds': plan.estimating,
