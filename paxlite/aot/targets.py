@@ -15,6 +15,11 @@ if TYPE_CHECKING:
   import jax
 
 
+NOT_HERE = (
+  '--calibration is for machines that are not here: on those of --target=here, steps are run'
+)
+
+
 def one_of(chip: Chip) -> str:
   """Returns the name of the smallest target with such a chip."""
   return f'{chip.name}x1' if chip.gpu else f'{chip.name}-{slice_sizes(chip.name)[0]}'
@@ -82,6 +87,11 @@ class Target:
   devices: int
   slices: int = 1
 
+  @property
+  def name_of_chip(self) -> str | None:
+    """The name of the chip; None for the devices of this machine."""
+    return None if self.chip is None else self.chip.name
+
   def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.
 
@@ -125,14 +135,17 @@ def parse(name: str, calibration: str | None = None) -> Target:
 
   Args:
     name: The name.
-    calibration: A file with measured speeds of its chip, which replace those of the data sheet.
+    calibration: A file with measured speeds of its chip, which replace those of the data sheet; or
+      a run, or its file, whose steps say by how much these are off.
 
   Raises:
     UserError: There is no such machine, or the file is of another one.
   """
   target = _parse(name)
-  if calibration is None or target.chip is None:
+  if calibration is None:
     return target
+  if target.chip is None:
+    raise UserError(NOT_HERE)
   return dataclasses.replace(target, chip=calibrated(target.chip, calibration))
 
 

@@ -59,7 +59,9 @@ PARSER.option('--keep', 'do not choose these', **_names)
 PARSER.option('--try', 'also choose these: USE_FP8, USE_INT8', dest='tried', **_names)
 PARSER.option('--most', 'candidates to compile or run (24)', int, default=24)
 PARSER.option('--workers', 'processes that compile (one a core)', int)
-PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
+PARSER.option(
+  '--calibration', 'a run whose steps say how far forecasts are off, or measured speeds', stored
+)
 PARSER.option('--json', 'where the plan goes as JSON', stored)
 PARSER.option('--verdicts', "where verdicts are kept (the user's cache)", stored)
 PARSER.attributes()
@@ -93,6 +95,7 @@ def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   from paxlite.aot.planning import prices
 
   of_targets = prices.read(args.prices)
+  calibrated = prices.calibrated(of_targets, args.calibration)
   targets.prepare_environment()
   experiment = experiment_of(args, overrides)
   steps = None if experiment.NUM_EPOCHS is not None else experiment.MAX_STEPS
@@ -102,7 +105,9 @@ def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
       offers.append(prices.refused(name, price, 'not judged before the interrupt'))
       continue
     say(f'{name}, {i + 1} of {len(of_targets)} machines')
-    of_target = argparse.Namespace(**{**vars(args), 'target': name})
+    calibration = args.calibration if name in calibrated else None
+    changed = {'target': name, 'calibration': calibration}
+    of_target = argparse.Namespace(**{**vars(args), **changed})
     try:
       answer = planned(of_target, overrides)
     except UserError as e:
@@ -167,6 +172,8 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   if args.calibration is not None:
     command.append(f'--calibration={args.calibration}')
   measures = args.target == 'here'
+  if measures and args.calibration is not None:
+    raise UserError(targets.NOT_HERE)
   workers = 1 if measures else args.workers or len(os.sched_getaffinity(0))
   place = store.place_at(args.verdicts)
   with WorkerPool(command, workers, environment if measures else dict(os.environ)) as pool:
@@ -184,6 +191,7 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
     question |= dict(
       given=overrides, values=experiment.values(), planner=store.code('aot/planning')
     )
+    question |= dict(calibration=where.calibration)
     if (kept := answers.read(question)) is not None:
       return kept
     keep = frozenset({*args.keep, *(name for name in overrides if name in impossible.NAMES)})

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from paxlite.aot import targets
+from paxlite.aot import step_calibration, targets
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.near_names import did_you_mean
@@ -69,6 +69,22 @@ def read(path: str) -> dict[str, float]:
   return {name: _price(path, name, value) for name, value in found.items()}
 
 
+def calibrated(names: Iterable[str], calibration: str | None) -> list[str]:
+  """Returns the targets whose chip a calibration is of; none without one.
+
+  Raises:
+    UserError: The calibration cannot be read, or is of another chip than all targets.
+  """
+  if calibration is None:
+    return []
+  chip = read_object(step_calibration.file_of(calibration)).get('chip')
+  found = [name for name in names if targets.parse(name).name_of_chip == chip]
+  if not found:
+    raise UserError(f'--calibration={calibration} is of {chip}, and no machine in --prices has it')
+  targets.parse(found[0], calibration)
+  return found
+
+
 def _price(path: str, name: str, value: Json) -> float:
   place = f'--prices={path}: {name}'
   if name == 'here':
@@ -121,7 +137,8 @@ def page(offers: Sequence[Offer], name: str, steps: int | None, rows: int | None
     steps: The steps of the whole run; None if they are not known.
     rows: The rows of the batch; None if each machine has a batch of its own.
   """
-  first, *more = in_order = ordered(offers)
+  in_order = ordered(offers)
+  first = in_order[0]
   if not first.plan:
     return '\n'.join([f'{name} fits none of these machines', *map(_reason, in_order)])
   whole = steps is not None and rows is not None
@@ -143,8 +160,10 @@ def page(offers: Sequence[Offer], name: str, steps: int | None, rows: int | None
   elif steps is None:
     lines.append('The number of steps depends on data (NUM_EPOCHS): MAX_STEPS=N gives the cost.')
   lines.append('Steps alone are counted: no compiling, evaluations, checkpoints, idle hours.')
-  said = dict.fromkeys(o.plan.get('calibration') for o in (first, *more) if o.plan)
+  said = dict.fromkeys(o.plan.get('calibration') for o in fit)
   lines += filter(None, said)
+  if len(said) > 1 and None in said:
+    lines.append('Seconds of the other chips are as foreseen.')
   return '\n'.join([head, '', *lines])
 
 
