@@ -239,11 +239,13 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
       'multiplications,',
       f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
       f'{t.exposed:.4f} of collectives that nothing hides',
+      '  Its kernels by their parts: '
+      + ', '.join(f'{part} {seconds:.4f}' for part, seconds in costs.kernel_seconds.items()),
       f'  Most of the step is {t.bound}.',
       *_rates(chip),
     ]
     if t.host:
-      at = -4 - len(_rates(chip))
+      at = -5 - len(_rates(chip))
       found[at:at] = [
         f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, '
         f'of which nothing hides {t.exposed_host:.4f}'

@@ -16,8 +16,8 @@ def kernel_seconds(costs: Costs, speed: Speed, mesh_sizes: Mapping[str, int]) ->
   """Returns the seconds of the kernels of a step by their part, one of PARTS.
 
   Together they are the kernels of `StepSchedule`'s timeline. Attention that is no kernel of its own
-  is in the products and in the traffic. Kernels that come from the update of the weights alone are
-  those of the optimizer; a product in it counts there as well.
+  is in the products and in the traffic. A kernel of the optimizer comes from the update of the
+  weights alone, and has no product: a compiler may fuse the update with that of a gradient.
 
   Args:
     costs: The costs of the program of a step.
@@ -25,16 +25,20 @@ def kernel_seconds(costs: Costs, speed: Speed, mesh_sizes: Mapping[str, int]) ->
     mesh_sizes: Devices by axis of its mesh.
   """
   paths = Paths(costs.program)
+  # another program, such as one that writes text, has no update of weights
+  is_training = any('jvp(' in kernel.instruction.source for kernel, _ in costs.kernels())
   found: dict[str, float] = collections.defaultdict(float)
   for kernel, count in costs.kernels():
     if collective(kernel.computation, kernel.instruction, mesh_sizes) is not None:
       continue  # what it reads and writes takes no time of its own
     path = paths.path(kernel.computation, kernel.instruction)
-    if path and all(origin.of == UPDATE for origin in origins(path)):
-      part = OPTIMIZER
-    elif kernel.peak_share is not None:
+    if kernel.peak_share is not None:
       part = ATTENTION
+    elif kernel.flops:
+      part = PRODUCTS
+    elif is_training and path and all(origin.of == UPDATE for origin in origins(path)):
+      part = OPTIMIZER
     else:
-      part = PRODUCTS if kernel.flops else TRAFFIC
+      part = TRAFFIC
     found[part] += count * speed.kernel(kernel)
   return {name: found[name] for name in PARTS if name in found}

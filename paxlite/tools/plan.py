@@ -116,8 +116,9 @@ def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
     offers.append(prices.offer(name, price, answer['json'], answer['page']))
     interrupted = answer['interrupted']
   about = offers, args.fdl_config, steps, args.global_batch
+  end = '\nInterrupted: the same command continues from here' if interrupted else ''
   return dict(
-    page=prices.page(*about),
+    page=prices.page(*about) + end,
     json=prices.as_json(*about),
     fits=any(o.plan for o in offers),
     interrupted=interrupted,

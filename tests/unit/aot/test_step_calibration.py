@@ -56,6 +56,7 @@ def test_the_parts_of_a_step_are_its_kernels(name):
   costs = costs_of(text, 'gpu', LINKS, targets.parse('h100x8').chip)
   whole = costs.roofline.compute_bound + costs.roofline.memory_bound
   assert sum(costs.kernel_seconds.values()) == pytest.approx(whole)
+  assert step_parts.OPTIMIZER not in costs.kernel_seconds, 'none of them trains'
   assert (step_parts.ATTENTION in costs.kernel_seconds) == (name == 'gpu_attention')
 
 

@@ -91,6 +91,7 @@ def test_the_table_begins_with_the_cheapest_machine(tmp_path, monkeypatch, capsy
     '  a100x8: not judged before the interrupt',
   ]
   assert 'paxlite train X STEP=4.0' in said
+  assert table[-1] == 'Interrupted: the same command continues from here'
   found = json.loads(out.read_text())['targets']
   assert [(o['target'], o['fits']) for o in found[:2]] == [('v5e-8', True), ('h100x8', True)]
   assert found[0]['cost'] == 18
