@@ -50,6 +50,7 @@ class Foresight(Callback):
     self._compiled: jax.stages.Compiled | None = None
     self._thread: threading.Thread | None = None
     self._foreseen: ProgramCosts | None = None
+    self._bytes = 0  # of a device, foreseen
     self._start, self._times, self._said = 0, list[float](), False
 
   def compiled(self, compiled: jax.stages.Compiled) -> None:
@@ -86,6 +87,8 @@ class Foresight(Callback):
     try:
       links = analysis.links_of(self._experiment, self._mesh)
       platform = analysis.platform_of(self._mesh.devices.flat[0])
+      if (memory := compiled.memory_analysis()) is not None:
+        self._bytes = analysis.peak(memory, platform)
       self._foreseen = costs_of(compiled.as_text() or '', platform, links, chip)
     except Exception as e:  # a forecast is no reason to disturb a run
       log.debug('the program of the step was not read: %r', e)
@@ -130,11 +133,7 @@ class Foresight(Callback):
 
   def _memory(self) -> dict[str, int]:
     """Returns the foreseen bytes of a device, and the most that were in use so far."""
-    found = {}
-    memory = None if self._compiled is None else self._compiled.memory_analysis()
-    if memory is not None:
-      platform = self._mesh.devices.flat[0].platform
-      found['foreseen_bytes'] = analysis.peak(memory, platform)
+    found = {'foreseen_bytes': self._bytes} if self._bytes else {}
     used = [(d.memory_stats() or {}).get('peak_bytes_in_use', 0) for d in self._mesh.local_devices]
     if most := max(used, default=0):
       found['measured_bytes'] = most
