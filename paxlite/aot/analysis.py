@@ -319,7 +319,7 @@ def page(report: Report) -> str:
     lines += ['', *cost_lines(r.costs, chip)]
   if r.mfu is not None:
     low, high = r.mfu
-    is_measured = chip is not None and chip.rates.source
+    is_measured = chip is not None and (chip.rates.source or chip.step)
     lines.append(
       f'  MFU is {"foreseen at" if is_measured else "at most"} {low:.0%}; {high:.0%} if computing, '
       'memory and collectives all overlapped.'

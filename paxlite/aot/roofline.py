@@ -10,6 +10,7 @@ from paxlite.aot.costs import Costs, Platform
 from paxlite.aot.hlo import Program
 from paxlite.aot.host_copies import host_traffic
 from paxlite.aot.schedule import Speed, StepSchedule, seconds_of
+from paxlite.aot.step_parts import kernel_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,8 @@ class ProgramCosts:
     communication: Collectives by kind and mesh axes.
     roofline: Seconds; None where the chip is not known.
     host_traffic: Bytes that are read from the host, and bytes that are written to it.
+    kernel_seconds: Seconds of the kernels by their part, one of step_parts.PARTS; empty where the
+      chip is not known.
   """
 
   flops: dict[str, float]
@@ -134,18 +137,25 @@ class ProgramCosts:
   communication: tuple[Communication, ...]
   roofline: Roofline | None
   host_traffic: tuple[int, int] = (0, 0)
+  kernel_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def speed_of(chip: Chip, links: Links) -> Speed:
-  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links."""
+  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links.
+
+  All are divided by the measured ratio of a run, if the chip has one.
+  """
+  slower = chip.slower
+  each = lambda speeds: {dtype: flops / slower for dtype, flops in speeds.items()}
 
   def seconds(one: Collective) -> tuple[float, float]:
     near, far = links.split(one.axes, one.sent_bytes)
-    return near / chip.ici_bandwidth, far / chip.dcn_bandwidth
+    return slower * near / chip.ici_bandwidth, slower * far / chip.dcn_bandwidth
 
   return Speed(
-    chip.reached_flops, chip.reached_bandwidth, seconds, chip.host_bandwidth,
-    peak=chip.sheet_flops if chip.rates.source else {}, launch=chip.rates.launch,
+    each(chip.reached_flops), chip.reached_bandwidth / slower, seconds,
+    chip.host_bandwidth / slower, peak=each(chip.sheet_flops) if chip.rates.source else {},
+    launch=slower * chip.rates.launch,
   )  # fmt: skip
 
 
@@ -169,10 +179,11 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
   ):
     found.append(Communication(kind, axes, runs, total, *links.split(axes, sent)))
   flops, traffic, host = costs.flops(), costs.traffic(), host_traffic(costs)
-  roofline = None
+  roofline, of_kernels = None, dict[str, float]()
   if chip is not None:
     speed = speed_of(chip, links)
     line = StepSchedule(costs, speed, links.sizes).timeline(program.entry)
+    of_kernels = kernel_seconds(costs, speed, links.sizes)
     roofline = Roofline(
       compute=seconds_of(flops, chip.flops_by_type),
       memory=traffic / chip.memory_bandwidth,
@@ -186,7 +197,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
     )
   count = sum(n for _, n in costs.kernels())
   by_source = costs.traffic_by_source()
-  return ProgramCosts(flops, traffic, by_source, count, tuple(found), roofline, host)
+  return ProgramCosts(flops, traffic, by_source, count, tuple(found), roofline, host, of_kernels)
 
 
 def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
@@ -228,11 +239,13 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
       'multiplications,',
       f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
       f'{t.exposed:.4f} of collectives that nothing hides',
+      '  Its kernels by their parts: '
+      + ', '.join(f'{part} {seconds:.4f}' for part, seconds in costs.kernel_seconds.items()),
       f'  Most of the step is {t.bound}.',
       *_rates(chip),
     ]
     if t.host:
-      at = -4 - len(_rates(chip))
+      at = -5 - len(_rates(chip))
       found[at:at] = [
         f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, '
         f'of which nothing hides {t.exposed_host:.4f}'
@@ -242,13 +255,15 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
 
 def _rates(chip: Chip) -> list[str]:
   """Says what a step assumes of kernels beside the data sheet."""
+  measured = [] if chip.step is None else [f'  {chip.step.sentence()}']
   if not (rates := chip.rates).source:
-    return []
+    return measured
   share = chip.reached_flops[''] / chip.flops_by_type['']  # more of what was measured
   return [
     f'  A step assumes {share:.0%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
     f'{rates.launch * 1e6:g} µs a kernel,',
     f'  as measured on {rates.source}; links are those of the data sheet.',
+    *measured,
   ]
 
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
   import jax
 
 
+NOT_HERE = (
+  '--calibration is for machines that are not here: on those of --target=here, steps are run'
+)
+
+
 def one_of(chip: Chip) -> str:
   """Returns the name of the smallest target with such a chip."""
   return f'{chip.name}x1' if chip.gpu else f'{chip.name}-{slice_sizes(chip.name)[0]}'
@@ -82,6 +87,11 @@ class Target:
   devices: int
   slices: int = 1
 
+  @property
+  def name_of_chip(self) -> str | None:
+    """The name of the chip; None for the devices of this machine."""
+    return None if self.chip is None else self.chip.name
+
   def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.
 
@@ -125,14 +135,17 @@ def parse(name: str, calibration: str | None = None) -> Target:
 
   Args:
     name: The name.
-    calibration: A file with measured speeds of its chip, which replace those of the data sheet.
+    calibration: A file with measured speeds of its chip, which replace those of the data sheet; or
+      a run, or its file, whose steps say by how much these are off.
 
   Raises:
     UserError: There is no such machine, or the file is of another one.
   """
   target = _parse(name)
-  if calibration is None or target.chip is None:
+  if calibration is None:
     return target
+  if target.chip is None:
+    raise UserError(NOT_HERE)
   return dataclasses.replace(target, chip=calibrated(target.chip, calibration))
 
 
@@ -142,7 +155,7 @@ def _parse(name: str) -> Target:
     return Target(name, None, len(devices.present()))
   if (match := re.fullmatch(r'([a-z]+\d+s?)x(\d+)', name)) and match[1] in _GPUS:
     chip, count = CHIPS[match[1]], int(match[2])
-    if count < 1 or (count > chip.domain and count % chip.domain):
+    if _parts_of_hosts(chip, count):
       domain = 'NVLink connects' if chip.domain > 8 else 'hosts have'
       raise UserError(f'--target={name}: {domain} {chip.domain} GPUs')
     return Target(name, chip, count)
@@ -157,6 +170,11 @@ def _parse(name: str) -> Target:
     f'--target={name}: write v5e-256, 2xv5e-256 (two slices), h100x8, h100x256, or here for the '
     f'devices that are present. The chips are {", ".join([*_TPUS, *_GPUS])}'
   )
+
+
+def _parts_of_hosts(chip: Chip, count: int) -> bool:
+  """Returns whether so many GPUs are neither within one host nor whole hosts."""
+  return count < 1 or (count > chip.domain and count % chip.domain != 0)
 
 
 _TPUS, _GPUS = ([c.name for c in CHIPS.values() if c.platform == kind] for kind in ('tpu', 'gpu'))
@@ -175,6 +193,15 @@ def _devices(chip: str) -> int:
 def slice_sizes(chip: str) -> list[int]:
   """Returns the sizes of a slice of TPUs as they are in its name, smallest first."""
   return [chips * _cores(chip) for chips in _shapes(chip)]
+
+
+def some_names() -> list[str]:
+  """Returns names of targets: all slices of TPUs, and GPUs in powers of two."""
+  slices = [f'{chip}-{size}' for chip in _TPUS for size in slice_sizes(chip)]
+  counts = [1 << i for i in range(11)]
+  return slices + [
+    f'{chip}x{n}' for chip in _GPUS for n in counts if not _parts_of_hosts(CHIPS[chip], n)
+  ]
 
 
 def with_network(target: Target, gigabytes: str) -> Target:

@@ -1,4 +1,4 @@
-"""paxlite plan EXPERIMENT --target=h100x64 [NAME=VALUE …] [--keep NAME …]
+"""paxlite plan EXPERIMENT {--target=h100x64 | --prices=FILE} [NAME=VALUE …] [--keep NAME …]
 
 Finds the mesh, the batch and the recomputation with which an experiment fits a machine and trains
 fastest. The machine need not be there: the compiler judges the candidates that look best. On
@@ -7,11 +7,15 @@ fastest. The machine need not be there: the compiler judges the candidates that 
 NAME=VALUE sets an attribute of the experiment and keeps it. Without --global_batch, the batch is
 chosen too, by the time for each of its rows.
 
+--prices=PRICES.json says which machine to rent: the file has the price of an hour by target, such
+as {"h100x8": 21.6, "v5e-16": 19.2}, and the answer is a table of what the run costs on each.
+
 Exits with 1 if nothing fits, with 2 for wrong input, and with 130 after Ctrl-C.
 
 Examples:
   paxlite plan LLaMA3_8B --target=h100x64 --global_batch=512
   paxlite plan DemoGPT --target=here --keep PERCORE_BATCH_SIZE
+  paxlite plan LLaMA3_8B --prices=prices.json --global_batch=512 MAX_STEPS=10000
 """
 
 import argparse
@@ -40,12 +44,14 @@ if TYPE_CHECKING:
   from paxlite.aot.planning.search import Plan
   from paxlite.aot.planning.store import Store
   from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.experiments.language_model import LanguageModel
 
 
 PARSER = Parser(__doc__)
 PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
 PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
-PARSER.option('--target', 'the machine, as for `paxlite compile`', required=True)
+PARSER.option('--target', 'the machine, as for `paxlite compile`')
+PARSER.option('--prices', 'prices an hour of several machines; see docs/planning.md', stored)
 PARSER.option('--global_batch', 'rows of a batch on all devices', int)
 PARSER.option('--seq_len', 'tokens of a row (MAX_SEQ_LEN)', int)
 _names: dict[str, Any] = {'nargs': '+', 'action': 'extend', 'default': [], 'metavar': 'NAME'}
@@ -53,7 +59,9 @@ PARSER.option('--keep', 'do not choose these', **_names)
 PARSER.option('--try', 'also choose these: USE_FP8, USE_INT8', dest='tried', **_names)
 PARSER.option('--most', 'candidates to compile or run (24)', int, default=24)
 PARSER.option('--workers', 'processes that compile (one a core)', int)
-PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
+PARSER.option(
+  '--calibration', 'a run whose steps say how far forecasts are off, or measured speeds', stored
+)
 PARSER.option('--json', 'where the plan goes as JSON', stored)
 PARSER.option('--verdicts', "where verdicts are kept (the user's cache)", stored)
 PARSER.attributes()
@@ -69,7 +77,9 @@ def main(argv: Sequence[str]) -> None:
   if is_here and not pathlib.Path(args.json).absolute().parent.is_dir():
     raise UserError(f'--json={args.json}: there is no such folder')
   check_output('--json', args.json)
-  answer = planned(args, args.attributes)
+  if (args.target is None) == (args.prices is None):
+    raise UserError(f'name a machine with --target, or several with --prices: {PARSER.usage}')
+  answer = (planned if args.prices is None else priced)(args, args.attributes)
   say(answer['page'])
   if args.json is not None:
     write_output(args.json, (json.dumps(answer['json'], indent=1) + '\n').encode())
@@ -77,6 +87,66 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(128 + signal.SIGINT)
   if not answer['fits']:
     sys.exit(1)
+
+
+def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
+  """The answer, as `planned` gives it, about all machines of a file of prices."""
+  from paxlite.aot import targets
+  from paxlite.aot.planning import prices
+
+  of_targets = prices.read(args.prices)
+  calibrated = prices.calibrated(of_targets, args.calibration)
+  targets.prepare_environment()
+  experiment = experiment_of(args, overrides)
+  steps = None if experiment.NUM_EPOCHS is not None else experiment.MAX_STEPS
+  offers, interrupted = list[prices.Offer](), False
+  for i, (name, price) in enumerate(of_targets.items()):
+    if interrupted:
+      offers.append(prices.refused(name, price, 'not judged before the interrupt'))
+      continue
+    say(f'{name}, {i + 1} of {len(of_targets)} machines')
+    calibration = args.calibration if name in calibrated else None
+    changed = {'target': name, 'calibration': calibration}
+    of_target = argparse.Namespace(**{**vars(args), **changed})
+    try:
+      answer = planned(of_target, overrides)
+    except UserError as e:
+      offers.append(prices.refused(name, price, str(e)))
+      continue
+    offers.append(prices.offer(name, price, answer['json'], answer['page']))
+    interrupted = answer['interrupted']
+  about = offers, args.fdl_config, steps, args.global_batch
+  end = '\nInterrupted: the same command continues from here' if interrupted else ''
+  return dict(
+    page=prices.page(*about) + end,
+    json=prices.as_json(*about),
+    fits=any(o.plan for o in offers),
+    interrupted=interrupted,
+  )
+
+
+def experiment_of(args: argparse.Namespace, overrides: dict[str, str]) -> 'LanguageModel':
+  """The experiment that is planned for.
+
+  Raises:
+    UserError: There is none, it is no language model, or --keep and --try name other attributes.
+  """
+  from paxlite.aot.planning import impossible
+  from paxlite.experiments.language_model import LanguageModel
+  from paxlite.programs.weights_model import build_experiment
+
+  given = dict(overrides)
+  if args.seq_len is not None:
+    given['MAX_SEQ_LEN'] = str(args.seq_len)
+  experiment = build_experiment(args.fdl_config, args.fiddler, given)
+  if not isinstance(experiment, LanguageModel):
+    raise UserError(
+      f'{args.fdl_config} is not a language model, and paxlite plan takes only these: paxlite '
+      'compile judges one mesh'
+    )
+  impossible.check('keep', args.keep)
+  impossible.check('try', args.tried)
+  return experiment
 
 
 def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
@@ -95,26 +165,16 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   from paxlite.aot.planning.candidates import Space
   from paxlite.aot.planning.worker_pool import WorkerPool
   from paxlite.compilation import compiled_step
-  from paxlite.experiments.language_model import LanguageModel
-  from paxlite.programs.weights_model import build_experiment
 
-  given = dict(overrides)
-  if args.seq_len is not None:
-    given['MAX_SEQ_LEN'] = str(args.seq_len)
-  experiment = build_experiment(args.fdl_config, args.fiddler, given)
-  if not isinstance(experiment, LanguageModel):
-    raise UserError(
-      f'{args.fdl_config} is not a language model, and paxlite plan takes only these: paxlite '
-      'compile judges one mesh'
-    )
+  experiment = experiment_of(args, overrides)
   if experiment.NUM_EPOCHS is not None:
     experiment = experiment.replaced(NUM_EPOCHS=None)
-  impossible.check('keep', args.keep)
-  impossible.check('try', args.tried)
   command = [f'--target={args.target}']
   if args.calibration is not None:
     command.append(f'--calibration={args.calibration}')
   measures = args.target == 'here'
+  if measures and args.calibration is not None:
+    raise UserError(targets.NOT_HERE)
   workers = 1 if measures else args.workers or len(os.sched_getaffinity(0))
   place = store.place_at(args.verdicts)
   with WorkerPool(command, workers, environment if measures else dict(os.environ)) as pool:
@@ -129,7 +189,10 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
     )  # fmt: skip
     answers = store.Store(place, about)
     question = {name: getattr(args, name) for name in _QUESTION}
-    question |= dict(given=given, values=experiment.values(), planner=store.code('aot/planning'))
+    question |= dict(
+      given=overrides, values=experiment.values(), planner=store.code('aot/planning')
+    )
+    question |= dict(calibration=where.calibration)
     if (kept := answers.read(question)) is not None:
       return kept
     keep = frozenset({*args.keep, *(name for name in overrides if name in impossible.NAMES)})

@@ -30,6 +30,7 @@ class Machine:
     measured: Whether steps are run here instead of estimated.
     share: The share of the memory that JAX has to be given, if that is not its default.
     chip: The name of the chip; '' for a CPU.
+    calibration: What the speeds owe to the measured steps of a run; '' if there is none.
   """
 
   name: str
@@ -45,6 +46,7 @@ class Machine:
   measured: bool = False
   share: float | None = None
   chip: str = ''
+  calibration: str = ''
 
   @property
   def hosts(self) -> int:
@@ -56,7 +58,7 @@ class Machine:
     """The text that verdicts depend on: for `here` the machine's name, for others its speeds."""
     if self.measured:
       return f'{platform.node()}: {self.devices} × {self.platform}, {os.cpu_count()} cores'
-    return str(dataclasses.replace(self, memory=0.0, share=None))
+    return str(dataclasses.replace(self, memory=0.0, share=None, calibration=''))
 
 
 def of_target(target: Target) -> Machine:
@@ -65,19 +67,21 @@ def of_target(target: Target) -> Machine:
   assert chip is not None
   gpus = chip.platform == 'gpu'
   near = target.devices // target.slices
+  slower = chip.slower
   return Machine(
     name=target.name,
     platform=chip.platform,
     devices=target.devices,
     near=min(target.devices, chip.domain) if gpus else near,
     memory=chip.memory * (_OF_GPUS if gpus else 1.0),
-    flops=chip.reached_flops,
-    bandwidth=chip.reached_bandwidth,
-    ici=chip.ici_bandwidth,
-    dcn=chip.dcn_bandwidth,
-    host=chip.host_bandwidth,
+    flops={dtype: flops / slower for dtype, flops in chip.reached_flops.items()},
+    bandwidth=chip.reached_bandwidth / slower,
+    ici=chip.ici_bandwidth / slower,
+    dcn=chip.dcn_bandwidth / slower,
+    host=chip.host_bandwidth / slower,
     share=_OF_GPUS if gpus else None,
     chip=chip.name,
+    calibration='' if chip.step is None else chip.step.sentence(),
   )
 
 

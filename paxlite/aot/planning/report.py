@@ -116,6 +116,8 @@ def _counts(plan: Plan) -> list[str]:
     lines.append(f'Memory was predicted within {off:.1%} of what the compiler said then (median)')
   if failed := len(plan.judged) - len(judged):
     lines.append(f'{failed} failed')
+  if calibration := plan.space.machine.calibration:
+    lines.append(calibration)
   if plan.interrupted:
     lines.append('Interrupted: this is the best so far; the same command continues from here')
   return lines
@@ -135,6 +137,7 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
     v = j.verdict
     return {
       'candidate': str(j.candidate),
+      'mesh': str(j.candidate.layout),
       'values': j.candidate.attributes,
       'rows': j.candidate.rows,
       'fits': j.fits,
@@ -155,6 +158,8 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
     'experiment': name,
     'target': machine.name,
     'devices': machine.devices,
+    'calibration': machine.calibration or None,
+    'seq_len': plan.space.experiment.MAX_SEQ_LEN,
     'memory_limit': machine.memory,
     'considered': plan.considered,
     'estimating_seconds': plan.estimating,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metric_names import larger_is_better
+from paxlite.tools.report_page import forecasts
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing, number
 
@@ -88,36 +89,6 @@ def goodputs(runs: Sequence[RunRecords]) -> Table:
   return ['time spent on', *(run.name for run, _ in known)], rows
 
 
-def foreseen(runs: Sequence[RunRecords]) -> Table:
-  """Returns a row for each part of a step: milliseconds that were foreseen, and measured."""
-  known = [run for run in runs if isinstance(run.foreseen.get('parts'), dict)]
-  of = lambda run, name: number(run.foreseen['parts'].get(name))
-  rows = [
-    [text, *(_milliseconds(of(run, name)) for run in known)]
-    for name, text in _PARTS.items()
-    if any(of(run, name) for run in known)
-  ]
-  for name, text in (('foreseen_seconds', 'foreseen in all'), ('measured_seconds', 'measured')):
-    rows.append([text, *(_milliseconds(number(run.foreseen.get(name))) for run in known)])
-  header = [
-    'milliseconds of a step',
-    *(f'{run.name} ({run.foreseen.get("chip")})' for run in known),
-  ]
-  return header, rows if known else []
-
-
-_PARTS = {
-  'compute_bound': 'matrix multiplications and attention',
-  'memory_bound': 'other kernels',
-  'exposed': 'collectives that nothing hides',
-  'exposed_host': 'copies from and to the host',
-}
-
-
-def _milliseconds(seconds: float | None) -> str:
-  return '–' if seconds is None else f'{1e3 * seconds:,.1f}'
-
-
 def versions(runs: Sequence[RunRecords]) -> Table:
   """Returns a row for each package, and for the devices."""
   names = dict.fromkeys(name for run in runs for name in run.versions)
@@ -126,8 +97,9 @@ def versions(runs: Sequence[RunRecords]) -> Table:
 
 
 def markdown(runs: Sequence[RunRecords]) -> str:
-  """Returns the summary, the evaluations and the differences as Markdown."""
+  """Returns the summary, the evaluations, the forecasts and the differences as Markdown."""
   parts = [_markdown(summary(runs)), _markdown(evaluations(runs))]
+  parts += [_markdown(forecasts.table(runs)), '\n\n'.join(forecasts.notes(runs))]
   if len(runs) > 1:
     parts.append(_markdown(differences(runs)))
   return '\n\n'.join(filter(None, parts)) + '\n'

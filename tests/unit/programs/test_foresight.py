@@ -3,10 +3,12 @@
 import json
 import re
 
+import pytest
+
 import paxlite
-from paxlite.aot import chips
+from paxlite.aot import chips, step_parts, targets
 from paxlite.programs import foresight
-from paxlite.tools.report_page import tables
+from paxlite.tools.report_page import forecasts
 from paxlite.tools.report_page.records import read_runs
 
 SHORT = dict(SUMMARY_INTERVAL_STEPS=25, EVAL_INTERVAL_STEPS=100, CHECKPOINT_EVERY_N_STEPS=100)
@@ -27,10 +29,31 @@ def test_a_run_says_what_was_foreseen_and_measured(tmp_path, monkeypatch, capsys
   assert 50 <= found['step'] <= 60
   assert min(found['measured_seconds'], found['foreseen_seconds']) > 0
 
-  header, rows = tables.foreseen(read_runs([str(tmp_path / 'run')]))
-  assert header == ['milliseconds of a step', 'run (h200)']
-  assert [row[0] for row in rows][-2:] == ['foreseen in all', 'measured']
-  assert rows[-1][1] == f'{1e3 * found["measured_seconds"]:,.1f}'
+  assert found['measured_steps'] == 39
+  assert found['memory']['foreseen_bytes'] > 0
+  assert 'measured_bytes' not in found['memory'], 'a CPU does not say it'
+  kernels = found['parts']['compute_bound'] + found['parts']['memory_bound']
+  assert sum(found['kernels'].values()) == pytest.approx(kernels)
+  assert set(found['kernels']) == {step_parts.PRODUCTS, step_parts.TRAFFIC, step_parts.OPTIMIZER}
+
+  recorded = read_runs([str(tmp_path / 'run')])
+  _, rows = forecasts.table(recorded)
+  assert all(row[0] == 'run' for row in rows)
+  by_part = {row[1]: row[2:] for row in rows}
+  assert {'matrix products', 'optimizer and metrics'} <= set(by_part)
+  _, measured, ratio = by_part['the whole step, the median of 39 (h200)']
+  assert measured == forecasts.milliseconds(found['measured_seconds'])
+  assert ratio == f'{found["measured_seconds"] / found["foreseen_seconds"]:.2f}'
+  assert by_part['memory of a device'][1:] == ['–', '–']
+  assert 'whole' in forecasts.notes(recorded)[0]
+
+  # the next plan is calibrated by the run
+  chip = targets.parse('h200x1', str(tmp_path / 'run')).chip
+  assert chip.step.ratio == pytest.approx(found['measured_seconds'] / found['foreseen_seconds'])
+  assert chip.step.shape['NUM_LAYERS'] == 2
+  low, high = chip.step.quartiles
+  assert low <= chip.step.ratio <= high
+  assert 'over 39 steps' in chip.step.sentence()
 
 
 def test_nothing_is_said_of_devices_without_a_chip(tmp_path, capsys):
@@ -38,7 +61,12 @@ def test_nothing_is_said_of_devices_without_a_chip(tmp_path, capsys):
   said = capsys.readouterr()
   assert 'foreseen' not in said.out + said.err
   assert not (tmp_path / 'run' / foresight.FILE).exists()
-  assert tables.foreseen(read_runs([str(tmp_path / 'run')]))[1] == []
+  assert not (tmp_path / 'run' / 'calibration.json').exists()
+  recorded = read_runs([str(tmp_path / 'run')])
+  assert forecasts.table(recorded)[1] == []
+  assert forecasts.notes(recorded) == [
+    'Seconds on a CPU cannot be foreseen, as its speeds are unknown: run.'
+  ]
 
 
 def test_a_run_goes_on_where_the_file_cannot_be_written(tmp_path, monkeypatch, capsys):
