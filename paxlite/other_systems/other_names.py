@@ -62,7 +62,11 @@ def attribute_hint(name: str) -> str:
   targets = {a.target for a in found.values()}
   if len(targets) > 1 or (len(found) > 1 and not all(targets)):
     return ''.join(f'In {k}: {a.sentence()} ' for k, a in found.items())
-  return next((f'{a.sentence()} ' for a in found.values()), '')
+  for answer in found.values():
+    if answer.target == name:  # it is the name here, and this class lacks it
+      return f'{answer.text[:1].upper()}{answer.text[1:]}. ' if answer.text else ''
+    return f'{answer.sentence()} '
+  return ''
 
 
 def flag_hint(name: str) -> str:

@@ -283,6 +283,7 @@ def test_libraries_that_differ_are_named():
   assert 'In MaxText: It is MAX_EVAL_BATCHES here. ' in hint
   assert 'In transformers: It is EVAL_INTERVAL_STEPS here. ' in hint
   assert other_names.attribute_hint('learning_rate') == 'It is LEARNING_RATE here. '
+  assert other_names.attribute_hint('NUM_EXPERTS') == 'Experiments with experts have it. '
 
 
 def test_every_flag_of_pax_works_or_is_answered(capsys):
