@@ -9,7 +9,7 @@ Row kinds:
 """
 
 import dataclasses
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -112,15 +112,19 @@ class TokenRows:
   def leave_out(self, places: Sequence[Place]) -> list[Place]:
     """Makes padding of the documents that are among `places`; returns those that are."""
     wanted = {(canonical(p.source), p.record): p for p in places}
-    own = self._numbers({source for source, _ in wanted})
-    found = {wanted[key]: number for key, number in own.items() if key in wanted}
-    self.left_out |= frozenset(found.values())
-    return list(found)
+    own = self._keys({source for source, _ in wanted})
+    found = [(wanted[key], number) for key, number in own if key in wanted]
+    self.left_out |= frozenset(number for _, number in found)
+    return list(dict.fromkeys(place for place, _ in found))
 
-  def _numbers(self, sources: Container[str]) -> dict[tuple[str, int | None], int]:
-    """Returns the documents that are in one of these sources, by source and record."""
+  def _keys(self, sources: Container[str]) -> Iterator[tuple[tuple[str, int | None], int]]:
+    """Yields source and record of the documents that are in one of these sources, and the number.
+
+    Several documents may have the same source and record.
+    """
     name = canonical(self.name)
-    return {(name, i): i for i in range(self.num_documents)} if name in sources else {}
+    if name in sources:
+      yield from (((name, i), i) for i in range(self.num_documents))
 
   @property
   def num_documents(self) -> int:

@@ -115,9 +115,10 @@ class TextRows(TokenRows):
       start, end = start - len(text), end - len(text)
     raise IndexError(document)
 
-  def _numbers(self, sources: Container[str]) -> dict[tuple[str, int | None], int]:
-    places = enumerate(map(self.place_of, range(self.num_documents)))
-    return {(canonical(place.source), place.record): i for i, place in places}
+  def _keys(self, sources: Container[str]) -> Iterator[tuple[tuple[str, int | None], int]]:
+    for i, place in enumerate(map(self.place_of, range(self.num_documents))):
+      # one line may be cut into several blocks, which all have its number
+      yield (canonical(place.source), place.record), i
 
   @functools.cached_property
   def _texts(self) -> list[str]:

@@ -14,6 +14,7 @@ from paxlite.data.left_out import read, without
 from paxlite.data.origins import ORIGIN, Field, place_of, traced
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.synthetic import SyntheticRows
+from paxlite.data.text import TextRows
 from tests.unit.data.test_origins import made, write
 
 STREAMS = ['documents .jsonl 1 stream', 'documents .csv 3 stream', 'documents .jsonl 3 packed']
@@ -98,6 +99,20 @@ def test_a_mixture_leaves_records_of_its_parts_out(tmp_path):
   found = {token[: Field.TOKEN] for token in sequence(taken(whole, 20))}
   assert found.isdisjoint(gone)
   assert len(found) >= len(keys) - 10
+
+
+def test_all_blocks_of_a_line_are_left_out(tmp_path):
+  (tmp_path / 'line.txt').write_text(' '.join(f'word {i} is here.' for i in range(400)))
+  (tmp_path / 'other.txt').write_text('\n\n'.join(f'line {i} is there.' for i in range(200)))
+  files = [str(tmp_path / name) for name in ('line.txt', 'other.txt')]
+  data = RowInput(TextRows(files, packaged.VOCAB, 32, 'train', 'packed'), 8)
+  blocks = [name_of(data, (0, 0, 0, i)) for i in range(data.source.num_documents)]
+  assert blocks.count(f'{files[0]}:1') > 5
+  without(data, file_of(tmp_path, f'{files[0]}:1'))
+  assert data.source.left_out == {i for i, name in enumerate(blocks) if name == f'{files[0]}:1'}
+  found = {token[Field.DOCUMENT] for token in sequence(taken(data, 20))}
+  assert found.isdisjoint(data.source.left_out)
+  assert found
 
 
 def test_it_is_part_of_the_identity_of_the_data(tmp_path):
