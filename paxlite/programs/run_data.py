@@ -140,6 +140,12 @@ class RunData:
     return self._plain_config(self._number(step)) == self._plain_config(self._number(other))
 
   @property
+  def files_left_out(self) -> set[str]:
+    """The files that LEAVE_OUT has named so far."""
+    values = [self._values, *(stretch.values for stretch in self._stretches)]
+    return {v['values']['LEAVE_OUT'] for v in values if v['values'].get('LEAVE_OUT')}
+
+  @property
   def first_steps(self) -> list[int]:
     """The first step of each start or rollback that is known."""
     return [stretch.step + 1 for stretch in self._stretches if stretch.step < self.steps_done]

@@ -61,10 +61,7 @@ PARSER.option('--counts', 'how often RUN has seen each document', bool)
 PARSER.option(
   '--without', 'plans a continuation of RUN without FILE:RECORD,… or STEP:ROW,…', metavar='RECORDS'
 )
-PARSER.option(
-  '--output', 'the file for LEAVE_OUT that --without writes (left_out.txt)', local,
-  default='left_out.txt',
-)  # fmt: skip
+PARSER.option('--output', 'the file for LEAVE_OUT that --without writes (left_out.txt)', local)
 PARSER.option('--json', 'prints one JSON object, with all ids and texts', bool)
 PARSER.option('--examples', 'how many examples are shown (3)', int, default=3)
 PARSER.attributes()

@@ -295,6 +295,30 @@ def test_a_poisoned_record_is_found_looked_at_left_out(tmp_path, got, capsys, mo
 
 
 @pytest.mark.slow
+def test_the_file_that_a_run_reads_is_not_overwritten(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  e, run, name = experiment(tmp_path, 'sft', MAX_STEPS=2), tmp_path / 'run', 'examples.jsonl'
+  train(Run(e, run))
+  path = tmp_path / 'left_out.txt'
+  assert f'LEAVE_OUT={path} ' in shown(capsys, run, f'--without={name}:3')
+  train(Run(e.replaced(MAX_STEPS=4, LEAVE_OUT='left_out.txt'), run))
+  (tmp_path / 'link.txt').symlink_to(path)
+  for other, free in (('left_out.txt', 'left_out_2.txt'), (tmp_path / 'link.txt', 'link_2.txt')):
+    with pytest.raises(UserError, match=f'is the file that LEAVE_OUT .* names, .*{free}'):
+      shown(capsys, run, f'--without={name}:4', f'--output={other}')
+  second = tmp_path / 'left_out_2.txt'
+  assert f'LEAVE_OUT={second} ' in shown(capsys, run, f'--without={name}:4')
+  assert second.read_text() == f'{name}:3\n{name}:4\n'
+  assert 'Row 0' in shown(capsys, run, '--step=4')
+  train(Run(e.replaced(MAX_STEPS=6, LEAVE_OUT='left_out_2.txt'), run))
+  with pytest.raises(UserError, match='is the file that LEAVE_OUT'):  # of the steps 3 and 4
+    shown(capsys, run, f'--without={name}:5', '--output=left_out.txt')
+  assert f'LEAVE_OUT={tmp_path}/left_out_3.txt ' in shown(capsys, run, f'--without={name}:5')
+  for step in (2, 4, 6):
+    assert 'Row 0' in shown(capsys, run, f'--step={step}')
+
+
+@pytest.mark.slow
 def test_runs_that_saw_the_same_and_other_things(tmp_path, capsys):
   e = experiment(tmp_path, 'sft', MAX_STEPS=8)  # 30 rows, of which 32 are seen
   for name, values in {

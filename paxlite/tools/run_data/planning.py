@@ -1,5 +1,6 @@
 """Plans the continuation of a run without some records: writes the file that LEAVE_OUT names."""
 
+import itertools
 import os
 import pathlib
 import tempfile
@@ -12,23 +13,28 @@ from paxlite.data.mixture import MixtureInput
 from paxlite.data.origins import names_records, pieces, place_of
 from paxlite.data.places import Place
 from paxlite.data.record_files import File
+from paxlite.data.records import canonical
 from paxlite.data.streams import StreamInput
 from paxlite.experiments.rows import Rows
 from paxlite.files.stored_output import write_output
 from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data.texts import check_row
 
+_OUTPUT = 'left_out.txt'
 
-def planned(run: RunData, asked: str, output: str) -> Iterator[str]:
+
+def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
   """Writes the file, and yields lines that say how to continue.
 
   Args:
     run: The run.
     asked: FILE:RECORD and STEP:ROW, apart by commas; a row means all records that it has a part of.
-    output: The file. Records that the run leaves out already are added to it.
+    output: The file; None: left_out.txt, or left_out_2.txt and so on if the run reads that one.
+      Records that the run leaves out already are added to it.
 
   Raises:
-    UserError: A record is none of the data, cannot be left out exactly, or the file is another one.
+    UserError: A record is none of the data, cannot be left out exactly, or the file is another one,
+      or one that tells what the steps so far were trained without.
   """
   before = _before(run)
   new = [p for p in _places(run, asked) if _name(p) not in set(map(_name, before))]
@@ -36,6 +42,7 @@ def planned(run: RunData, asked: str, output: str) -> Iterator[str]:
     raise UserError(f'--without={asked}: {run.place} leaves these records out already')
   text = ''.join(f'{_name(place)}\n' for place in [*before, *new])
   _check(run, text, new)
+  output = _output(run, output)
   if os.path.exists(output) and not _is_old(output, before):
     raise UserError(f'--output={output} exists, and names other records: choose another file')
   write_output(output, text.encode())
@@ -45,9 +52,25 @@ def planned(run: RunData, asked: str, output: str) -> Iterator[str]:
     yield f'{"":12}and {len(before):,} that the run leaves out already'
   yield f'{"Written":12}{output}'
   yield (
-    f'{"Continue":12}with LEAVE_OUT={output} beside what the run was started with. The steps up to '
-    f'{run.steps_done:,} stay as they were trained; to undo steps as well, start from an earlier '
-    'checkpoint'
+    f'{"Continue":12}with LEAVE_OUT={os.path.abspath(output)} beside what the run was started '
+    f'with. The steps up to {run.steps_done:,} stay as they were trained; to undo steps as well, '
+    'start from an earlier checkpoint'
+  )
+
+
+def _output(run: RunData, asked: str | None) -> str:
+  """Returns the file to write, which is none that the run reads its steps so far by."""
+  first = _OUTPUT if asked is None else asked
+  if canonical(first) not in map(canonical, run.files_left_out):
+    return first
+  stem, suffix = os.path.splitext(first)
+  names = (f'{stem}_{n}{suffix}' for n in itertools.count(2))
+  free = next(name for name in names if not os.path.lexists(name))
+  if asked is None:
+    return free
+  raise UserError(
+    f'--output={asked} is the file that LEAVE_OUT of {run.place} names, and its steps so far are '
+    f'read by it: choose another one, such as --output={free}'
   )
 
 
