@@ -4,6 +4,7 @@ Nothing here needs an accelerator or the parameters. A step's batch is computed 
 Streams are read from the nearest position that the run has kept: see training.data_records.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -15,7 +16,7 @@ import numpy as np
 
 from paxlite.checkpointing.stored_source import folder_of
 from paxlite.config.experiment_file import EXPERIMENT
-from paxlite.core.errors import AbsentError, UserError
+from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
 from paxlite.data.base import Batch, Input, Seekable
 from paxlite.data.fingerprints import change, identity
@@ -80,7 +81,7 @@ class RunData:
     folder: The folder of its records on this machine.
 
   Raises:
-    UserError: There is no run.
+    UserError: There is no run, or its records cannot be read.
   """
 
   def __init__(self, place: str, vocab: str = ''):
@@ -90,6 +91,8 @@ class RunData:
       found = run_values(self.folder)
     except AbsentError:
       found = None
+    except OSError as e:
+      raise UserError(f'the run {place} cannot be read: {e.strerror or e}') from None
     if found is None:
       raise UserError(f'{place} is not the folder of a run: it holds no {EXPERIMENT}')
     self._values = found
@@ -101,9 +104,8 @@ class RunData:
   @functools.cached_property
   def steps_done(self) -> int:
     """The last step of the run that is known to be done."""
-    records = (TrainRecords.name, DataRecords.name)
-    steps = [r['step'] for name in records for r in read_records(self.folder / name)]
-    return max([0, *steps, *self._saved])
+    records = (*read_records(self.folder / TrainRecords.name), *self._records)
+    return max([0, *(r['step'] for r in records), *self._saved])
 
   @functools.cached_property
   def losses(self) -> dict[int, float]:
@@ -190,15 +192,25 @@ class RunData:
     found = data.train_batches(start, slice(0, data.batch_size))
     try:
       for at in range(start, begin + last - first + 1):
-        batch = next(found)
+        with self._reading():
+          batch = next(found)
         if at >= begin:
           yield batch
-    except OSError as e:
-      what = f'{e.filename}: {e.strerror}' if e.filename else str(e)
-      raise UserError(f'the data {data.name} cannot be read ({what}): put them back') from None
     finally:
       if hasattr(found, 'close'):
         found.close()
+
+  @contextlib.contextmanager
+  def _reading(self) -> Iterator[None]:
+    """Turns errors of reading the data into UserErrors."""
+    try:
+      yield
+    except OSError as e:
+      # Fiddle's errors repeat the config below the first line
+      what = f'{e.filename}: {e.strerror}' if e.filename else line_of(e)
+      raise UserError(
+        f'the data of {self.place} cannot be read ({what}): put them back, or permit reading them'
+      ) from None
 
   def _position(self, number: int, batch: int) -> tuple[int, list[list[int]] | None]:
     """Returns the nearest kept position before a batch, and the number of the batch there."""
@@ -223,6 +235,11 @@ class RunData:
 
   def _number(self, step: int) -> int:
     """Returns the number of the stretch of a step."""
+    if step <= self._unknown_left_out:
+      raise UserError(
+        f'{self.place} leaves records out (LEAVE_OUT), and without the {DataRecords.name} of its '
+        f'first start it is not known from which of its steps up to {self._unknown_left_out:,} on'
+      )
     if step <= self._first:
       raise UserError(
         f'the batches of the steps up to {self._first:,} are not known: {self.place} rolled back '
@@ -230,6 +247,16 @@ class RunData:
       )
     numbers = [i for i, stretch in enumerate(self._stretches) if stretch.step < step]
     return numbers[-1] if numbers else 0
+
+  @functools.cached_property
+  def _unknown_left_out(self) -> int:
+    """The last step of which it is not known which records were left out; 0: it is known of all."""
+    starts = [r for r in self._records if isinstance(r.get('batch_size'), int)]
+    if starts:  # the file may have been lost, and begun again
+      return starts[0]['step'] if starts[0].get('left_out') else 0
+    known = [metadata.get('left_out') for metadata in self._saved.values()]
+    is_asked = self._values['values'].get('LEAVE_OUT')
+    return self.steps_done if is_asked or any(known) else 0
 
   def _experiment(self, number: int) -> Experiment:
     if number not in self._experiments:
@@ -251,7 +278,8 @@ class RunData:
 
   def plain_data(self) -> Input:
     """Returns a new input with the data of the last step, which leaves nothing out."""
-    return fdl.build(self._plain_config(len(self._stretches) - 1))
+    with self._reading():
+      return fdl.build(self._plain_config(len(self._stretches) - 1))
 
   def _plain_config(self, number: int) -> fdl.Config:
     e = self._experiment(number)
@@ -261,14 +289,15 @@ class RunData:
     e, stretch = self._experiment(number), self._stretches[number]
     config = _config(e)
     same = [data for other, data in self._built if other == config]
-    data = same[0] if same else fdl.build(config)
+    with self._reading():
+      data = same[0] if same else fdl.build(config)
+      now = identity(data)
     if not same:  # other values of the experiment, as MAX_STEPS, change no data
       self._built.append((config, data))
     if isinstance(data, RolloutInput):
       raise UserError(
         f'{self.place} was trained on what the model itself generated: no data hold these texts'
       )
-    now = identity(data)
     why = change(now, stretch.identity)
     if not why and stretch.identity and now.get('left_out') != stretch.identity.get('left_out'):
       why = 'the file that LEAVE_OUT names has changed since'
@@ -278,7 +307,7 @@ class RunData:
 
   @functools.cached_property
   def _positions(self) -> list[Position]:
-    records = list(read_records(self.folder / DataRecords.name))
+    records = list(self._records)
     for metadata in self._saved.values():
       at = metadata['step'] + metadata.get('skipped_batches', 0)
       records.append({**metadata, 'batch': at})
@@ -287,6 +316,18 @@ class RunData:
       for r in records
       if r.get('position') and isinstance(r.get('batch'), int)
     ]
+
+  @functools.cached_property
+  def _records(self) -> list[JsonObject]:
+    """The records of data.jsonl; [] if there is no such file."""
+    path = self.folder / DataRecords.name
+    try:
+      path.open('rb').close()
+    except FileNotFoundError:
+      return []
+    except OSError as e:
+      raise UserError(f'{path} cannot be read: {e.strerror or e}') from None
+    return list(read_records(path))
 
   @functools.cached_property
   def _saved(self) -> dict[int, JsonObject]:
@@ -302,7 +343,7 @@ class RunData:
     """Returns the stretches, and the last step before them whose batch is not known."""
     found: list[Stretch] = []
     values = self._values
-    for record in read_records(self.folder / DataRecords.name):
+    for record in self._records:
       if isinstance(record.get('values'), dict):
         values = record['values']
       if not isinstance(record.get('batch_size'), int):

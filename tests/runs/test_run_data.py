@@ -203,6 +203,35 @@ def test_a_run_from_before_there_were_records(tmp_path, kind, got):
   check(folder, got)
 
 
+@pytest.mark.slow
+def test_without_its_records_a_run_does_not_guess_what_it_left_out(tmp_path, capsys):
+  e, run, path = experiment(tmp_path, 'sft', MAX_STEPS=2), tmp_path / 'run', tmp_path / 'out.txt'
+  train(Run(e, run))
+  path.write_text(f'{tmp_path}/examples.jsonl:3\n')
+  left = e.replaced(MAX_STEPS=4, LEAVE_OUT=str(path))
+  train(Run(left, run))
+  assert 'Row 0' in shown(capsys, run, '--step=1')
+  (run / 'data.jsonl').unlink()
+  why = 'it is not known from which of its steps up to 4 on'
+  for asked in ('--step=1', '--step=4', '--counts'):
+    with pytest.raises(UserError, match=why):
+      shown(capsys, run, asked)
+  shown(capsys, run, f'--without={tmp_path}/examples.jsonl:4', f'--output={tmp_path}/more.txt')
+  values = json.loads((run / 'experiment.json').read_text())
+  values['values']['LEAVE_OUT'] = ''
+  (run / 'experiment.json').write_text(json.dumps(values))
+  with pytest.raises(UserError, match=why):  # by the metadata of the checkpoint
+    shown(capsys, run, '--step=1')
+  train(Run(left.replaced(MAX_STEPS=6), run))
+  assert 'Row 0' in shown(capsys, run, '--step=5')
+  with pytest.raises(UserError, match=why):
+    shown(capsys, run, '--step=4')
+  (run / 'data.jsonl').unlink()
+  (run / 'data.jsonl').mkdir()
+  with pytest.raises(UserError, match=r'run/data\.jsonl cannot be read: Is a directory'):
+    shown(capsys, run, '--step=5')
+
+
 def poisoned(folder):
   """Returns an experiment on documents, one of which is long and repeats one character."""
   path = folder / 'docs.jsonl'
@@ -386,6 +415,26 @@ def test_wrong_questions_have_one_line(small_run, line, why):
   with pytest.raises(UserError, match=why) as caught:
     tool.main(words)
   assert '\n' not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_what_may_not_be_read_is_said_in_one_line(small_run, monkeypatch):
+  def denied(*_):
+    raise PermissionError(13, 'Permission denied', 'examples.jsonl')
+
+  run, words = str(small_run / 'run'), ['--step=2', '--without=1:0', '--counts']
+  for name in ('identity', 'run_values'):
+    with monkeypatch.context() as patch:
+      patch.setattr(f'paxlite.programs.run_data.{name}', denied)
+      for word in words:
+        with pytest.raises(UserError, match=r'run cannot be read.*Permission denied'):
+          tool.main([run, word])
+  monkeypatch.setattr('paxlite.data.sft.read_records', denied)
+  for word in [*words, '--without=examples.jsonl:1']:
+    with pytest.raises(
+      UserError, match=r"the data of .*run .*Permission denied: 'examples.jsonl'\)"
+    ):
+      tool.main([run, word])
 
 
 @pytest.mark.slow
