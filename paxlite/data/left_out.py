@@ -11,7 +11,7 @@ streams, stay as they are, so that a run may begin to leave records out at any s
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Input, RowInput
@@ -22,6 +22,7 @@ from paxlite.data.records import canonical
 from paxlite.data.rows import TokenRows
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
+from paxlite.data.text import TextRows
 from paxlite.files.text_files import lines
 
 _MOST = 100_000  # records, of which each checkpoint holds a checksum
@@ -41,7 +42,8 @@ def without(data: Input, path: str, flag: str = '') -> Input:
   """
   places = read(path)
   left = dict.fromkeys(places, True)
-  for part in data.inputs if isinstance(data, MixtureInput) else [data]:
+  parts = data.inputs if isinstance(data, MixtureInput) else [data]
+  for part in parts:
     for place in _leave_out(part, places):
       left.pop(place, None)
   if left:
@@ -50,7 +52,7 @@ def without(data: Input, path: str, flag: str = '') -> Input:
       f'{said}: {first} is no record of {data.name[:200]}: a record is named FILE:RECORD, as '
       'paxlite data shows it'
     )
-  data.left_out = checksums(places)  # type: ignore[attr-defined]
+  data.left_out = checksums(places, [name for part in parts for name in _sources(part)])  # type: ignore[attr-defined]
   return data
 
 
@@ -75,10 +77,36 @@ def read(path: str) -> list[Place]:
   return list(found)
 
 
-def checksums(places: Iterable[Place]) -> list[int]:
-  """Returns a checksum of each record's name, which does not depend on the order."""
-  texts = (f'{place.source.rpartition("/")[2]}:{place.record}' for place in places)
+def checksums(places: Sequence[Place], sources: Sequence[str]) -> list[int]:
+  """Returns a checksum of each record's name, which does not depend on the order of records.
+
+  It is the same where the data are in another folder: it is that of the name of a file without its
+  folder, and, as several files may have one name, of the file's number.
+
+  Args:
+    places: The records.
+    sources: The names of the files and datasets of the input, in its order.
+  """
+  numbers: dict[str, int] = {}
+  for name in sources:
+    numbers.setdefault(canonical(name), len(numbers))
+  found = {}
+  for place in places:
+    if place.source not in found:
+      keys = canonical(place.source), canonical(_file(place))
+      number = next((numbers[key] for key in keys if key in numbers), 0)
+      found[place.source] = f'{number}:{place.source.rpartition("/")[2]}'
+  texts = (f'{found[place.source]}:{place.record}' for place in places)
   return sorted(zlib.crc32(text.encode()) for text in texts)
+
+
+def _sources(data: Input) -> Sequence[str]:
+  """Returns the names of the files and datasets of an input that can leave records out."""
+  if isinstance(data, StreamInput):
+    datasets = [each for each in data.source.datasets if isinstance(each, DocumentDataset)]
+    return [source.name for dataset in datasets for source in dataset.sources]
+  source = getattr(data, 'source', None)
+  return source.files if isinstance(source, SftRows | TextRows) else [data.name]
 
 
 def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
@@ -97,13 +125,20 @@ def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
   if isinstance(data, RowInput) and isinstance(source, SftRows):
     if source.examples_of_a_record != 1:
       raise _refusal(source.name, 'the answers of a row are compared with each other')
-    return source.leave_out(places)
+    return _left_out_of(source, places)
   if isinstance(data, RowInput) and isinstance(source, TokenRows):
     if source.rows == 'stream':
       why = 'texts follow each other in its rows without a border (PACKED_INPUT=False)'
       raise _refusal(source.name, why)
-    return source.leave_out(places)
+    return _left_out_of(source, places)
   raise _refusal(str(getattr(data, 'name', data)), 'its texts are no records of files')
+
+
+def _left_out_of(source: SftRows | TokenRows, places: Sequence[Place]) -> list[Place]:
+  found = source.leave_out(places)
+  if len(source.left_out) >= source.num_documents:
+    raise UserError(f'LEAVE_OUT: no record of {source.name[:200]} is left: name fewer records')
+  return found
 
 
 def same_source(place: Place, name: str) -> bool:

@@ -69,6 +69,7 @@ class SftRows:
     values: Arrays [T, …] of each row that are put into row_values after this, by their names.
 
   Attributes beyond RowSource's:
+    files: The names of the files and datasets.
     tokenizer: The tokenizer.
     too_long: What is done with examples that are too long.
     lengths: Number of tokens of each record, without the first of an example, which is no target
@@ -129,7 +130,7 @@ class SftRows:
     )
     self._warnings = ExampleWarnings()
     self._has_pairs = self.has_chats = False
-    self.name = ', '.join(files)
+    self.files, self.name = files, ', '.join(files)
     self.num_skipped = 0
     self.first_long = ''
     self.formats: collections.Counter[str] = collections.Counter()

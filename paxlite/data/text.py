@@ -49,6 +49,7 @@ class TextRows(TokenRows):
     eos_ids: The ids that end a block; empty: the tokenizer's EOS.
 
   Attributes beyond TokenRows':
+    files: The names of the files.
     bytes_per_token: UTF-8 bytes per target token, for bits per byte.
     fingerprint: A checksum of the text.
     tokens_fingerprint: A checksum of the tokens and of seq_starts.
@@ -76,7 +77,7 @@ class TextRows(TokenRows):
     is_here = [split == 'all' or held == (split == 'held_out') for _, held in found]
     blocks = [block for (block, _), here in zip(found, is_here, strict=True) if here]
     ends = itertools.accumulate(len(block) for block, _ in found)
-    self._files = files
+    self.files = files
     self._spans = [  # of the blocks in all the text
       (end - len(block), end)
       for (block, _), end, here in zip(found, ends, is_here, strict=True)
@@ -108,7 +109,7 @@ class TextRows(TokenRows):
   def place_of(self, document: int) -> Place:
     """Returns the file of a block, the line in which it begins, and its characters."""
     start, end = self._spans[document]
-    for file, text in zip(self._files, self._texts, strict=True):
+    for file, text in zip(self.files, self._texts, strict=True):
       if start < len(text):
         line = 1 + text[:start].count('\n')
         return Place(file, line, f'characters {start} to {end - 1}')
@@ -122,7 +123,7 @@ class TextRows(TokenRows):
 
   @functools.cached_property
   def _texts(self) -> list[str]:
-    return [read_text(file) for file in self._files]
+    return [read_text(file) for file in self.files]
 
   @property
   def contents(self) -> str:

@@ -1,6 +1,7 @@
 """Records that are left out are gone from the batches, and nothing else of them changes."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.base import RowInput
+from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import change, identity, newly_left_out
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.left_out import read, without
 from paxlite.data.origins import ORIGIN, Field, place_of, traced
 from paxlite.data.preferences import PreferenceRows
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
 from tests.unit.data.test_origins import made, write
@@ -126,6 +130,41 @@ def test_it_is_part_of_the_identity_of_the_data(tmp_path):
   assert change(one, plain) == change(two, one) == change(two, two) == ''
   for now, before in ((plain, one), (one, two), (plain, two)):
     assert change(now, before).startswith('LEAVE_OUT does not name all')
+
+
+@pytest.mark.cases(fast=3)
+@pytest.mark.parametrize('kind', ['sft', 'text', 'documents'])
+def test_files_of_one_name_have_other_checksums(tmp_path, kind):
+  def data(folder):
+    files = [str(tmp_path / folder / name) for name in ('one/a.txt', 'two/a.txt')]
+    for i, file in enumerate(files):
+      pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
+      texts = [f'{i} and {n} are here.' for n in range(300)]
+      records = [{'prompt': text, 'completion': text, 'text': text} for text in texts[:5]]
+      pathlib.Path(file).write_text('\n\n'.join(texts))
+      write(pathlib.Path(file).with_suffix('.jsonl'), records)
+    if kind == 'text':
+      return files, RowInput(TextRows(files, packaged.VOCAB, 32, 'all', 'packed'), 8)
+    files = [file.replace('.txt', '.jsonl') for file in files]
+    if kind == 'sft':
+      return files, RowInput(SftRows(files, packaged.VOCAB, 48, 8192), 2)
+    return files, StreamInput(DocumentSource(files, packaged.VOCAB, 8192), 48, 2, 'packed')
+
+  found = []
+  for folder, number in (('here', 0), ('here', 1), ('there', 1)):
+    files, each = data(folder)
+    name = f'{files[number]}:1'
+    found.append(identity(without(each, file_of(tmp_path, name))))
+  assert found[1] == found[2]
+  assert change(found[1], found[0]).startswith('LEAVE_OUT does not name all')
+
+
+@pytest.mark.parametrize('kind', ['sft packed', 'text packed'])
+def test_something_must_be_left(tmp_path, kind):
+  data = made(tmp_path, kind)
+  names = [name_of(data, (0, 0, 0, i)) for i in range(data.source.num_documents)]
+  with pytest.raises(UserError, match=r'LEAVE_OUT: no record of .* is left'):
+    without(data, file_of(tmp_path, *names))
 
 
 @pytest.mark.parametrize(
