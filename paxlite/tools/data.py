@@ -1,12 +1,13 @@
 """paxlite data [FILES…] [--fdl_config=EXPERIMENT] [--vocab=FILE] [NAME=VALUE …]
 paxlite data RUN --step=N|--spike|--counts|--without=RECORDS, or RUN RUN
 
-Shows what a run would see of its data: the format, examples and tokens, a histogram of lengths, how
+Shows what a run would see of FILES: the format, examples and tokens, a histogram of lengths, how
 full rows are, what is cut or left out, what is odd (empty answers, chats that end with a question,
 duplicates, special tokens in a text), the steps of an epoch, and examples, in which the learned
 text is green, or in [[ ]] where there is no color. Without FILES, the data are those of the
 experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step has PERCORE_BATCH_SIZE rows,
-and without a tokenizer, that of the demo is used, so that counts are rough. Nothing is written.
+and without a tokenizer, that of the demo is used, so that counts are rough. None of this
+writes a file.
 
 RUN is the folder of a run. --step shows the texts that a step was trained on, with their files and
 records, --spike those of the step whose recorded loss is furthest above the steps before it, and
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
   from paxlite.experiments.datasets import SftFiles
 
+_ROW = '--row is for --step and --spike: leave it out'
 _MOST_TOKENS, _FEWEST_TOKENS = 1000, 100  # of all examples, and of one
 # shows conversations where there is no model whose template could be used
 _TEMPLATE = (
@@ -96,14 +98,15 @@ def _asks_of_run(args: argparse.Namespace) -> bool:
   asked = [f'--{name}' for name, is_asked in modes.items() if is_asked]
   runs = [name for name in args.files if _is_run(name)]
   if not asked and len(runs) < 2:
-    for name, is_given in (('row', args.row is not None), ('json', args.json)):
-      if is_given:
-        raise UserError(f'--{name} is for --step, --spike or two runs: leave it out')
+    if args.row is not None:
+      raise UserError(_ROW)
+    if args.json:
+      raise UserError('--json is for --step, --spike, --counts or two runs: leave it out')
     return False
   if len(asked) > 1:
     raise UserError(f'{" and ".join(asked)}: leave one of them out')
   if args.row is not None and args.step is None and not args.spike:
-    raise UserError('--row is for --step and --spike: leave it out')
+    raise UserError(_ROW)
   if args.fdl_config or args.attributes or args.chat_template:
     raise UserError(
       'the values of a run are those in its folder: leave --fdl_config, --chat_template and '

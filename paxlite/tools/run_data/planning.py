@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +22,7 @@ from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data.texts import check_row
 
 _OUTPUT = 'left_out.txt'
+_BORDER = re.compile(r'(:\d+)\s*,')  # names of files may have commas
 
 
 def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
@@ -87,7 +89,8 @@ def _name(place: Place) -> str:
 
 def _places(run: RunData, asked: str) -> list[Place]:
   found: dict[str, Place] = {}
-  for word in filter(None, (part.strip() for part in asked.split(','))):
+  parts = _BORDER.sub(r'\1\0', asked).split('\0')
+  for word in filter(None, (part.strip(', ') for part in parts)):
     place = Place.of(word)
     if place.record is None:
       raise UserError(f'--without={word} must be FILE:RECORD or STEP:ROW')
