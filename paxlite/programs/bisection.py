@@ -7,7 +7,7 @@ import numpy as np
 
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError, listed
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.identity import run_values
@@ -15,7 +15,7 @@ from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import Metrics, to_host
 from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run
-from paxlite.programs.starts import MESH
+from paxlite.programs.starts import MESH, last_start
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.state_differences import Difference, differences
 from paxlite.training.train_state import TrainState
@@ -74,10 +74,8 @@ def _other_versions(runs: tuple[Run, Run]) -> list[str]:
   """Returns lines on versions and devices, as of the last start of each run."""
   flat = []
   for run in runs:
-    path = run.folder / 'versions.json'
-    found: JsonObject = read_object(path) if path.is_file() else {}
-    packages = found.pop('packages', {})
-    flat.append({**packages, **found})
+    found = last_start(run.folder).versions
+    flat.append({**found.get('packages', {}), **found, 'packages': None})
   one, two = flat
   return [
     f'{name}: {one.get(name)} in A, {two.get(name)} in B'

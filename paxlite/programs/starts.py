@@ -6,6 +6,8 @@ import pathlib
 from paxlite.config.attribute_kinds import Kind
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.identity import run_values
+from paxlite.files.json_files import read_object
 from paxlite.tracking.writers import read_records
 from paxlite.training.data_records import DataRecords
 
@@ -38,6 +40,13 @@ def starts(folder: pathlib.Path) -> list[Start]:
     versions = record.get('versions', versions)
     found.append(Start(record['step'], values, versions))
   return found
+
+
+def last_start(folder: pathlib.Path) -> Start:
+  """Returns what experiment.json and versions.json say of the last start; its step is not known."""
+  values = (run_values(folder) or {'values': {}})['values']
+  path = folder / 'versions.json'
+  return Start(0, values, read_object(path) if path.is_file() else {})
 
 
 def of_span(folder: pathlib.Path, first: int, last: int) -> list[Start]:

@@ -9,14 +9,12 @@ from paxlite.cli.terminal import say
 from paxlite.compilation.versions import versions
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.experiments.identity import run_values
-from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import to_host
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run, holding
-from paxlite.programs.starts import MESH, Start, of_span, other_values
+from paxlite.programs.starts import MESH, last_start, of_span, other_values
 from paxlite.tracking.summaries import short
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.state_differences import differences
@@ -119,18 +117,11 @@ def _other_bits(replay: Replay, first: int, last: int) -> list[str]:
   """Returns what is not as it was when these steps were trained, and changes the order of sums."""
   run = replay.run
   found = []
-  for start in of_span(run.folder, first, last) or [_last_start(run)]:
+  for start in of_span(run.folder, first, last) or [last_start(run.folder)]:
     changed = other_values(run.experiment, start.values)
     found += [text for name, text in changed.items() if name in MESH]
     found += _other_versions(start.versions)
   return list(dict.fromkeys(found))
-
-
-def _last_start(run: Run) -> Start:
-  """Returns what the files of a folder say of the last start, of runs without data.jsonl."""
-  values = (run_values(run.folder) or {'values': {}})['values']
-  path = run.folder / 'versions.json'
-  return Start(0, values, read_object(path) if path.is_file() else {})
 
 
 def _other_versions(then: JsonObject) -> list[str]:
