@@ -94,7 +94,9 @@ def scale_by_muon(
     made, neurons = orthogonalized(*of_matrices(ahead, dims), in_dtype), state.neurons
     if neuron_decay is not None:
       made, neurons = _per_neuron(made, neurons, dims, jnp.where(valid, neuron_decay, 1.0))
-    scaled = jax.tree.map(lambda x, d: _scale(x, d, update_rms) * x, *of_matrices(made, dims))
+    scaled = jax.tree.map(
+      lambda x, d: spectral_norm(x.shape, d, update_rms) * x, *of_matrices(made, dims)
+    )
     others, adam_state = rest_adam.update(rest, state.adam, valid=valid)
     return merged(scaled, others), MuonState(mean, neurons, adam_state)
 
@@ -186,7 +188,7 @@ def _per_neuron(
     mean = decay * mean + (1 - decay) * jnp.square(x).mean(d.inputs, keepdims=True)
     divided = x / (jnp.sqrt(mean) + 1e-8)
     matrix = (*d.inputs, *d.outputs)
-    full = math.sqrt(min(_fans(x, d)))  # the norm of a matrix whose singular values are all 1
+    full = math.sqrt(min(_fans(x.shape, d)))  # the norm of a matrix whose singular values are all 1
     norm = jnp.sqrt(jnp.square(divided).sum(matrix, keepdims=True))
     return divided * full / jnp.maximum(norm, 1e-7), mean
 
@@ -195,16 +197,23 @@ def _per_neuron(
   return jax.tree.transpose(jax.tree.structure(matrices), jax.tree.structure((0, 0)), pairs)
 
 
-def _scale(x: jax.Array, dims: WeightDims, update_rms: float) -> float:
-  inputs, outputs = _fans(x, dims)
+def spectral_norm(shape: Sequence[int], dims: WeightDims, update_rms: float) -> float:
+  """Returns the spectral norm of the update of a matrix: see update_rms of `scale_by_muon`.
+
+  Args:
+    shape: The shape of the variable.
+    dims: Its dimensions; it is a matrix, or a stack of matrices.
+    update_rms: The root mean square of an update; 0: Keller Jordan's scale.
+  """
+  inputs, outputs = _fans(shape, dims)
   if update_rms:
     return update_rms * math.sqrt(max(inputs, outputs))
   return math.sqrt(max(1, outputs / inputs))
 
 
-def _fans(x: jax.Array, dims: WeightDims) -> tuple[int, int]:
+def _fans(shape: Sequence[int], dims: WeightDims) -> tuple[int, int]:
   """The numbers of inputs and outputs of a weight's matrices."""
-  size = lambda group: math.prod(x.shape[i] for i in group)
+  size = lambda group: math.prod(shape[i] for i in group)
   return size(dims.inputs), size(dims.outputs)
 
 

@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('show', 'the values of an experiment and what they mean', 'show'),
     Command('diff', 'where two experiments differ', 'diff'),
     Command('attributes', 'what every attribute means', 'attributes'),
+    Command('ladder', 'foretell its loss by small models of its kind', 'ladder'),
     Command('new', 'write a file with an experiment of your own', 'new'),
   ),
   'Models': (

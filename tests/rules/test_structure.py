@@ -52,13 +52,14 @@ ROOMS = [
   'weights',
   'aot',
   'programs',
+  'ladder',
   'serving',
   'main',
   'tools',
   'contrib',
   '__main__',
 ]
-KNOW_FIDDLE = {'experiments', 'eval', 'weights', 'aot', 'programs', 'tools', 'contrib'}
+KNOW_FIDDLE = {'experiments', 'eval', 'weights', 'aot', 'programs', 'ladder', 'tools', 'contrib'}
 EXTRAS = {
   'tensorflow',
   'seqio',

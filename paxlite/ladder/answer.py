@@ -1,0 +1,173 @@
+"""What the runs of a ladder say: the foreseen loss, how sure it is, and which learning rate."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.ladder.law import MIN_SIZES, Prediction, ScalingLaw
+from paxlite.ladder.rungs import Rung
+from paxlite.ladder.sizes import Size
+
+CONFIDENCE = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """The losses of a ladder's runs, and the law through them.
+
+  Attributes:
+    losses: The rungs, and the loss of each.
+    asked: The size that the ladder was asked about.
+    parameters: The number of its parameters.
+  """
+
+  losses: Sequence[tuple[Rung, float]]
+  asked: Size
+  parameters: int
+
+  @property
+  def rates(self) -> list[float]:
+    """The factors of learning rates."""
+    return sorted({rung.rate for rung, _ in self.losses})
+
+  @property
+  def sizes(self) -> list[tuple[Size, int]]:
+    """The sizes, with the numbers of their parameters, the smallest first."""
+    found = {(rung.size, rung.parameters) for rung, _ in self.losses}
+    return sorted(found, key=lambda s: s[1])
+
+  def mean(self, size: Size, rate: float) -> float:
+    """The mean loss of a size over the seeds."""
+    return statistics.fmean(x for r, x in self.losses if (r.size, r.rate) == (size, rate))
+
+  def best_rate(self, size: Size) -> float:
+    """The factor with which a size has the lowest loss."""
+    return min(self.rates, key=lambda rate: self.mean(size, rate))
+
+  @property
+  def rate(self) -> float:
+    """The factor with which all sizes together have the lowest losses.
+
+    Raises:
+      UserError: With each factor, the loss of some size was not finite.
+    """
+    total = lambda rate: sum(self.mean(size, rate) for size, _ in self.sizes)
+    found = min(self.rates, key=total)
+    if not math.isfinite(total(found)):
+      raise UserError(
+        'with every learning rate the loss of some size was not finite: choose a smaller '
+        'LEARNING_RATE, or smaller --rates'
+      )
+    return found
+
+  def law(self, without: Size | None = None) -> ScalingLaw:
+    """The law through the losses with the best learning rate, perhaps without those of one size."""
+    rate = self.rate
+    points = [(r.parameters, x) for r, x in self.losses if r.rate == rate and r.size != without]
+    return ScalingLaw(*zip(*points, strict=True))
+
+  @property
+  def foreseen(self) -> Prediction:
+    """The loss of the size that was asked for."""
+    return self.law().predict(self.parameters, CONFIDENCE)
+
+  @property
+  def check(self) -> tuple[Size, float, Prediction] | None:
+    """The largest size, its loss, and what the law of all others says of it.
+
+    None if the others are too few for a law.
+    """
+    if len(self.sizes) <= MIN_SIZES + 1:
+      return None
+    largest, parameters = self.sizes[-1]
+    law = self.law(without=largest)
+    return largest, self.mean(largest, self.rate), law.predict(parameters, CONFIDENCE)
+
+  @property
+  def text(self) -> str:
+    """The answer as lines for a terminal."""
+    law, rate, foreseen = self.law(), self.rate, self.foreseen
+    rows = [('size', 'parameters', 'loss', 'by the law')]
+    for size, parameters in self.sizes:
+      cells = f'{self.mean(size, rate):.4f}', f'{law.predict(parameters).loss:.4f}'
+      rows.append((str(size), f'{parameters:,}', *cells))
+    between = f'{foreseen.low:.4f} to {foreseen.high:.4f}'
+    rows.append((str(self.asked), f'{self.parameters:,}', '', f'{foreseen.loss:.4f}'))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = lambda row: '  '.join(f'{x:>{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
+    low, high = law.exponent_interval(CONFIDENCE)
+    lines = [
+      *map(line, rows),
+      '',
+      f'{self.asked} is foreseen to reach {foreseen.loss:.4f}, and with {CONFIDENCE:.0%} between '
+      f'{between}.',
+      f'The law is {law.limit:.3f} + {law.amplitude:.4g} · parameters^-{law.exponent:.3f}; the '
+      f'exponent is between {low:.3f} and {high:.3f}.',
+      *self._check_lines,
+      *self._rate_lines,
+    ]
+    return '\n'.join(lines)
+
+  @property
+  def _check_lines(self) -> list[str]:
+    found = self.check
+    if found is None:
+      return []
+    size, loss, said = found
+    verdict = 'which holds' if said.holds(loss) else 'which does not hold'
+    return [
+      f'Without {size}, the law foresees {said.low:.4f} to {said.high:.4f} for it; it reached '
+      f'{loss:.4f}, {verdict}.'
+    ]
+
+  @property
+  def _rate_lines(self) -> list[str]:
+    if len(self.rates) == 1:
+      return []
+    lines = ['', 'Losses by the factor of LEARNING_RATE; * is the best of a size:']
+    rows = [['size', *(f'{rate:g}' for rate in self.rates)]]
+    for size, _ in self.sizes:
+      best = self.best_rate(size)
+      cell = lambda rate, s=size, b=best: f'{self.mean(s, rate):.4f}{"*" if rate == b else " "}'
+      rows.append([str(size), *map(cell, self.rates)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ['  '.join(f'{x:>{w}}' for x, w in zip(row, widths, strict=True)) for row in rows]
+    if len({self.best_rate(size) for size, _ in self.sizes}) == 1:
+      lines.append(f'All sizes learn best with {self.rate:g}.')
+    else:
+      lines.append(f'{self.rate:g} is the best for all sizes together.')
+    if self.rate in (self.rates[0], self.rates[-1]):
+      lines.append('It is at the end of --rates: a factor beyond it may be better.')
+    return lines
+
+  @property
+  def json(self) -> JsonObject:
+    """The answer as JSON."""
+    law, foreseen, check = self.law(), self.foreseen, self.check
+    runs = [
+      dict(
+        size=str(rung.size), parameters=rung.parameters, rate=rung.rate, seed=rung.seed,
+        loss=loss if math.isfinite(loss) else None, command=rung.command,
+      )
+      for rung, loss in self.losses
+    ]  # fmt: skip
+    interval = lambda p: dict(loss=p.loss, low=p.low, high=p.high)
+    found: JsonObject = dict(
+      runs=runs,
+      rate=self.rate,
+      law=dict(
+        limit=law.limit, amplitude=law.amplitude, exponent=law.exponent,
+        exponent_interval=list(law.exponent_interval(CONFIDENCE)),
+      ),
+      foreseen=dict(
+        size=str(self.asked), parameters=self.parameters, confidence=CONFIDENCE,
+        **interval(foreseen),
+      ),
+    )  # fmt: skip
+    if check is not None:
+      size, loss, said = check
+      found['check'] = dict(size=str(size), reached=loss, holds=said.holds(loss), **interval(said))
+    return found

@@ -1,0 +1,164 @@
+"""The small models of a ladder: which runs they are, and what these have reached."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.identity import run_values
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.ladder import sizes, transfer
+from paxlite.ladder.sizes import Size
+from paxlite.tracking.writers import EvalRecords, read_records
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+  """A run of a ladder.
+
+  Attributes:
+    name: The experiment as the command line names it.
+    given: Attributes that the user has set, as texts.
+    values: The attributes that the rules set.
+    size: Its size.
+    parameters: The number of its parameters.
+    rate: The factor of its learning rate.
+    seed: Its seed.
+    experiment: The experiment with all of these values.
+    folder: Where the run is.
+  """
+
+  name: str
+  given: dict[str, str]
+  values: dict[str, object]
+  size: Size
+  parameters: int
+  rate: float
+  seed: int
+  experiment: LanguageModel
+  folder: pathlib.Path
+
+  @property
+  def words(self) -> list[str]:
+    """Its attributes as arguments of a command."""
+    return words(self.given, self.values)
+
+  @property
+  def command(self) -> str:
+    """The command that trains it, for a shell."""
+    return shlex.join(['paxlite', 'train', self.name, f'--folder={self.folder}', *self.words])
+
+  @property
+  def flags(self) -> list[str]:
+    """The arguments of paxlite.main that train it."""
+    return [f'--fdl_config={self.name}', f'--job_log_dir={self.folder}', *self.words]
+
+  @property
+  def loss(self) -> float | None:
+    """The held-out loss after its last step, in nats a token; None if it is not there yet.
+
+    A loss that is not finite is infinite.
+
+    Raises:
+      UserError: The folder holds a run with other values.
+    """
+    found = run_values(self.folder)
+    if found is None:
+      return None
+    kept = self._kept
+    changed = {
+      name: (found['values'].get(name), value)
+      for name, value in json.loads(json.dumps(kept)).items()
+      if found['values'].get(name) != value
+    }
+    if changed:
+      name, (before, now) = next(iter(changed.items()))
+      raise UserError(
+        f'{self.folder} holds a run with {name}={before}, and this ladder has {name}={now}: choose '
+        'another --folder, or delete that run'
+      )
+    for record in read_records(self.folder / EvalRecords.name):
+      if record['step'] == self.experiment.MAX_STEPS:
+        loss = record.get(METRIC)
+        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+    return None
+
+  @property
+  def _kept(self) -> dict[str, object]:
+    """The values that decide what is trained."""
+    given = {name: getattr(self.experiment, name) for name in self.given}
+    return {**given, **{name: getattr(self.experiment, name) for name in self.values}}
+
+
+def words(given: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
+  """Returns arguments NAME=VALUE of what a user has given, and of values that come before it."""
+  return [f'{name}={_text(value)}' for name, value in {**given, **values}.items()]
+
+
+def _text(value: object) -> str:
+  return f'[{",".join(map(str, value))}]' if isinstance(value, list) else str(value)
+
+
+METRIC = 'avg_xent'  # of the first evaluation input
+
+
+def check(experiment: LanguageModel) -> None:
+  """Raises UserError if an experiment cannot have a ladder."""
+  sizes.check(experiment)
+  transfer.check(experiment)
+  if not experiment.eval_inputs():
+    raise UserError(
+      f'{type(experiment).__name__} has no held-out data, and a ladder compares held-out losses: '
+      'set EVAL_FILES, or EVAL_FRACTION of the training data'
+    )
+  if experiment.NUM_EPOCHS is not None:
+    raise UserError('NUM_EPOCHS is not known before the data are read: set MAX_STEPS instead')
+
+
+def rungs(
+  name: str,
+  given: dict[str, str],
+  experiment: LanguageModel,
+  of_sizes: Sequence[Size],
+  base: Size,
+  rates: Sequence[float],
+  seeds: int,
+  folder: pathlib.Path,
+) -> list[Rung]:
+  """Returns the runs of a ladder, the smallest first; each is validated.
+
+  Args:
+    name: The experiment as the command line names it.
+    given: Attributes that the user has set, as texts.
+    experiment: The experiment with these.
+    of_sizes: The sizes of the models.
+    base: The size at which the experiment's values hold.
+    rates: Factors of its learning rate.
+    seeds: How many seeds each model is trained with, from SEED on.
+    folder: The folder in which the runs' folders are.
+
+  Raises:
+    UserError: A size is not possible, or its values are not valid.
+  """
+  found = []
+  for size in sorted(of_sizes):
+    by_rules = transfer.values_of(experiment, size, base)
+    for rate in rates:
+      for seed in range(experiment.SEED, experiment.SEED + seeds):
+        values = by_rules | dict(
+          LEARNING_RATE=experiment.LEARNING_RATE * rate,
+          SEED=seed,
+          EVAL_INTERVAL_STEPS=experiment.MAX_STEPS,
+          SAMPLE_PROMPT=None,
+        )
+        made = experiment.replaced(**values)
+        made.validate()
+        ending = f'rate{rate:g}_' if rate != 1 else ''
+        place = folder / f'{size}_{ending}seed{seed}'
+        found.append(
+          Rung(name, given, values, size, transfer.num_parameters(made), rate, seed, made, place)
+        )
+  return found

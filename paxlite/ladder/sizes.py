@@ -1,0 +1,132 @@
+"""Sizes of a model: its width and its depth, and the attributes that follow from them."""
+
+import dataclasses
+import math
+import re
+from typing import Self
+
+from paxlite.config.attribute_kinds import Kind, names_of
+from paxlite.config.attributes import attribute_types
+from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+
+# attributes that grow with the width, heads of one size among them
+_GROWING = (
+  'MODEL_DIMS',
+  'NUM_HEADS',
+  'NUM_KV_HEADS',
+  'HIDDEN_DIMS',
+  'EXPERT_HIDDEN_DIMS',
+  'SHARED_EXPERT_HIDDEN_DIMS',
+)
+_CONSTANT = {
+  'VOCAB_SIZE',
+  'DIMS_PER_HEAD',
+  'NUM_LAYERS',
+  'NUM_EXPERTS',
+  'NUM_SHARED_EXPERTS',
+  'BLOCKS_PER_LAYER',
+  'NUM_DENSE_BLOCKS',
+  'RELATIVE_BIAS_BUCKETS',
+}
+MOST_RUNGS = 5  # that default_rungs returns
+FEWEST_RUNGS = 4  # which determine the three numbers of a scaling law, and its uncertainty
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Size:
+  """The size of a model.
+
+  Attributes:
+    width: MODEL_DIMS.
+    layers: NUM_LAYERS.
+  """
+
+  width: int
+  layers: int
+
+  @classmethod
+  def parsed(cls, text: str) -> Self:
+    """Returns the size that a text such as 64x2 states; UserError if it has another form."""
+    found = re.fullmatch(r'([1-9]\d*)[x×]([1-9]\d*)', text.strip())
+    if found is None:
+      raise UserError(f'{text!r} must be WIDTHxLAYERS, such as 64x2')
+    return cls(int(found[1]), int(found[2]))
+
+  @classmethod
+  def of(cls, experiment: LanguageModel) -> Self:
+    """Returns the size of an experiment."""
+    return cls(experiment.MODEL_DIMS, experiment.NUM_LAYERS)
+
+  def __str__(self) -> str:
+    return f'{self.width}x{self.layers}'
+
+
+def check(experiment: LanguageModel) -> None:
+  """Raises UserError if an experiment has widths that are not known to grow with the model's."""
+  values, types = experiment.values(), attribute_types(type(experiment))
+  others = [
+    f'{name}={value}'
+    for name in names_of(types, Kind.SHAPE)
+    if type(value := values[name]) is int and value and name not in {*_GROWING, *_CONSTANT}
+  ]
+  if others:
+    raise UserError(
+      f'{type(experiment).__name__} has {", ".join(others)}, and the ladder does not know how '
+      'these change with the width: it takes models of attention and feed-forward layers or experts'
+    )
+
+
+def step_of_widths(experiment: LanguageModel) -> int:
+  """Returns the smallest width that has whole groups of heads; all widths are multiples of it."""
+  groups = math.gcd(experiment.NUM_HEADS, experiment.NUM_KV_HEADS)
+  return experiment.MODEL_DIMS // math.gcd(experiment.MODEL_DIMS, groups)
+
+
+def values_of(experiment: LanguageModel, size: Size) -> dict[str, int]:
+  """Returns the values of the attributes that make an experiment a model of another size.
+
+  Heads keep their width, so that there are fewer or more of them. All other widths keep their ratio
+  to MODEL_DIMS.
+
+  Raises:
+    UserError: The width is no multiple of `step_of_widths`.
+  """
+  step = step_of_widths(experiment)
+  if size.width % step:
+    raise UserError(
+      f'{size}: {type(experiment).__name__} has {experiment.NUM_HEADS} heads (NUM_KV_HEADS='
+      f'{experiment.NUM_KV_HEADS}) in {experiment.MODEL_DIMS} dimensions, so that a width must be '
+      f'a multiple of {step}'
+    )
+  values = experiment.values()
+  scaled = lambda name: round(int(str(values[name])) * size.width / experiment.MODEL_DIMS)
+  growing = {name: scaled(name) for name in _GROWING if name in values}
+  return {**growing, 'DIMS_PER_HEAD': experiment.DIMS_PER_HEAD, 'NUM_LAYERS': size.layers}
+
+
+def default_rungs(experiment: LanguageModel) -> list[Size]:
+  """Returns up to MOST_RUNGS sizes below an experiment's, as deep for their width as it is.
+
+  Raises:
+    UserError: There are fewer than FEWEST_RUNGS.
+  """
+  whole, step = Size.of(experiment), step_of_widths(experiment)
+  first, period = experiment.num_first_blocks, experiment.blocks_per_layer
+  found = []
+  for width in range(step, whole.width * 3 // 4 + 1, step):
+    repeats = max(1, round((whole.layers - first) * width / whole.width / period))
+    found.append(Size(width, first + period * repeats))
+  if len(found) < FEWEST_RUNGS:
+    raise UserError(
+      f'the heads of {type(experiment).__name__} allow {len(found)} widths below '
+      f'{whole.width * 3 // 4}, multiples of {step}, and a ladder needs {FEWEST_RUNGS} sizes: '
+      'state them, as --rungs=64x1,64x2,128x2,128x4, or give the model more and narrower heads, as '
+      'NUM_HEADS=16'
+    )
+  if len(found) <= MOST_RUNGS:
+    return found
+  ends = math.log(found[0].width), math.log(found[-1].width)
+  share = lambda i: i / (MOST_RUNGS - 1)
+  wanted = [math.exp(ends[0] + share(i) * (ends[1] - ends[0])) for i in range(MOST_RUNGS)]
+  return sorted({min(found, key=lambda s: abs(math.log(s.width / w))) for w in wanted})

@@ -1,0 +1,63 @@
+"""Trains the rungs of a ladder, one after the other, each in a process of its own."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from paxlite.core.errors import EXIT_AGAIN, UserError
+from paxlite.ladder.rungs import Rung
+
+
+def trained(rungs: Sequence[Rung], say: Callable[[str], None]) -> Iterator[tuple[Rung, float]]:
+  """Trains the runs that are not complete, and yields all with their losses.
+
+  A run that was stopped continues from its last checkpoint.
+
+  Args:
+    rungs: The runs.
+    say: Prints a line about each.
+
+  Raises:
+    UserError: A run failed or was stopped, or its folder holds another run.
+  """
+  known = [rung.loss for rung in rungs]  # which checks all folders before the first run begins
+  for i, rung in enumerate(rungs):
+    began, loss = time.monotonic(), known[i]
+    if loss is None:
+      _train(rung)
+      loss = rung.loss
+    if loss is None:
+      raise UserError(
+        f'{rung.folder}: the run has ended without an evaluation after its last step, '
+        f'{rung.experiment.MAX_STEPS}'
+      )
+    taken = time.monotonic() - began
+    say(f'{i + 1} of {len(rungs)}: {rung.folder.name} reached {loss:.4f} ({taken:.0f} s)')
+    yield rung, loss
+
+
+def _train(rung: Rung) -> None:
+  rung.folder.parent.mkdir(parents=True, exist_ok=True)
+  log = rung.folder.with_name(f'{rung.folder.name}.log')
+  with log.open('ab') as written:
+    process = subprocess.Popen(
+      [sys.executable, '-P', '-m', 'paxlite.main', *rung.flags],
+      stdin=subprocess.DEVNULL,
+      stdout=written,
+      stderr=subprocess.STDOUT,
+    )
+    try:
+      code = process.wait()
+    except KeyboardInterrupt:  # which the run has got from the terminal, too
+      process.wait()
+      raise
+    except SystemExit:
+      process.terminate()
+      process.wait()
+      raise
+  if code == EXIT_AGAIN:
+    raise UserError(f'{rung.folder} was stopped, and has saved: the same command continues')
+  if code:
+    said = log.read_text(errors='replace').splitlines()
+    raise UserError(f'{rung.folder} failed with the exit code {code}; {log} ends: {said[-1:]}')

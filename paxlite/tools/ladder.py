@@ -1,0 +1,99 @@
+"""paxlite ladder EXPERIMENT [--rungs=WIDTHxLAYERS,…] [--rates=…] [NAME=VALUE …]
+
+Foretells the loss that a model will reach, with the uncertainty, from small models of its kind. It
+trains them one after the other, with learning rates and initial values that follow from their
+width and depth (muP, CompleteP), and fits a law to their held-out losses. With --rates it finds the
+learning rate, too. Runs that are complete are not repeated. docs/ladder.md tells more.
+
+NAME=VALUE sets an attribute of the experiment, and so of all of its small models.
+
+Examples:
+  paxlite ladder DemoGPT NUM_HEADS=16
+  paxlite ladder LLaMA3_8B --print
+  paxlite ladder DemoGPT --rungs=64x1,64x2,128x2,128x4 --rates=0.5,1,2 MAX_STEPS=100
+"""
+
+import json
+import math
+import pathlib
+import shlex
+from collections.abc import Sequence
+
+from paxlite.cli.parser import Parser, experiment_name, local
+from paxlite.cli.terminal import say
+from paxlite.core.errors import UserError
+
+PARSER = Parser(__doc__)
+PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
+PARSER.option('--folder', 'where the runs are (ladders/EXPERIMENT)', local, metavar='FOLDER')
+PARSER.option('--rungs', 'sizes of the small models, as 64x1,128x2')
+PARSER.option('--asked', "the size to foretell (the experiment's)", metavar='SIZE')
+PARSER.option('--base', 'the size that the learning rate and other values are for', metavar='SIZE')
+PARSER.option('--rates', 'factors of the learning rate to try, as 0.5,1,2 (1)')
+PARSER.option('--seeds', 'runs of each model (1)', int, default=1)
+PARSER.option('--print', 'print the commands that train the models, and train none', bool)
+PARSER.attributes()
+
+
+def main(argv: Sequence[str]) -> None:
+  args = PARSER.parsed(argv)
+  if args.seeds < 1:
+    raise UserError(f'--seeds={args.seeds} must be at least 1')
+  from paxlite.experiments.language_model import LanguageModel
+  from paxlite.ladder import rungs, sizes, trainings, transfer
+  from paxlite.ladder.answer import Answer
+  from paxlite.ladder.sizes import Size
+  from paxlite.programs.weights_model import build_experiment
+
+  experiment = build_experiment(args.fdl_config, [], args.attributes)
+  if not isinstance(experiment, LanguageModel):
+    raise UserError(f'{args.fdl_config} is not a language model, and a ladder takes only these')
+  rungs.check(experiment)
+  own = Size.of(experiment)
+  asked = own if args.asked is None else Size.parsed(args.asked)
+  stated = {Size.parsed(text) for text in args.rungs.split(',')} if args.rungs else None
+  of_rungs = sorted(stated or sizes.default_rungs(experiment))
+  shallow = Size(own.width, min(size.layers for size in [*of_rungs, asked]))
+  base = shallow if args.base is None else Size.parsed(args.base)
+  folder = pathlib.Path(args.folder or f'ladders/{args.fdl_config}')
+  runs = rungs.rungs(
+    args.fdl_config,
+    args.attributes,
+    experiment,
+    of_rungs,
+    base,
+    _rates(args.rates),
+    args.seeds,
+    folder,
+  )
+  if args.print:
+    for run in runs:
+      say(run.command)
+    return
+  parameters = transfer.num_parameters(experiment.replaced(**sizes.values_of(experiment, asked)))
+  answer = Answer(list(trainings.trained(runs, say)), asked, parameters)
+  (folder / 'ladder.json').write_text(json.dumps(answer.json, indent=1) + '\n')
+  values = transfer.values_of(experiment, asked, base)
+  values |= {'LEARNING_RATE': float(f'{experiment.LEARNING_RATE * answer.rate:.6g}')}
+  words = rungs.words(
+    args.attributes, {k: v for k, v in values.items() if getattr(experiment, k) != v}
+  )
+  command = shlex.join(['paxlite', 'train', args.fdl_config, *words])
+  say(f'\n{answer.text}\n\nTrain it with:\n{command}')
+
+
+def _rates(text: str | None) -> list[float]:
+  """The factors of --rates.
+
+  Raises:
+    UserError: One is no number above 0.
+  """
+  if text is None:
+    return [1.0]
+  try:
+    found = sorted({float(word) for word in text.split(',')})
+  except ValueError:
+    found = [0.0]
+  if not all(0 < rate < math.inf for rate in found):
+    raise UserError(f'--rates={text} must be numbers above 0, such as 0.5,1,2')
+  return found

@@ -1,0 +1,117 @@
+"""A ladder of small models, as its command trains it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support import runs
+
+VALUES = (
+  'NUM_LAYERS=2', 'MODEL_DIMS=64', 'NUM_HEADS=8', 'HIDDEN_DIMS=128', 'MAX_SEQ_LEN=32',
+  'MAX_STEPS=12', 'MAX_EVAL_BATCHES=2', 'CHECKPOINT_EVERY_N_STEPS=6',
+)  # fmt: skip
+RUNGS = '--rungs=8x1,16x1,24x1,32x2'
+
+
+def ladder(folder, *flags: str, code: int = 0) -> str:
+  result = runs.module(
+    'paxlite', 'ladder', 'DemoGPT', f'--folder={folder}', *flags, *VALUES, code=code
+  )
+  return result.stdout + result.stderr
+
+
+@pytest.fixture(scope='module')
+def climbed(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('ladder') / 'small'
+  return folder, ladder(folder, RUNGS, '--rates=1,4')
+
+
+@pytest.mark.slow
+def test_it_foretells_a_loss(climbed):
+  folder, said = climbed
+  found = json.loads((folder / 'ladder.json').read_text())
+  assert [run['size'] for run in found['runs']] == [
+    size for size in ('8x1', '16x1', '24x1', '32x2') for _ in range(2)
+  ]
+  foreseen = found['foreseen']
+  assert foreseen['size'] == '64x2'
+  assert foreseen['low'] < foreseen['loss'] < foreseen['high']
+  assert f'64x2 is foreseen to reach {foreseen["loss"]:.4f}' in said
+  assert 'Losses by the factor of LEARNING_RATE' in said
+  records = (folder / '32x2_rate4_seed1234' / 'eval_metrics.jsonl').read_text().splitlines()
+  assert json.loads(records[-1])['avg_xent'] == found['runs'][-1]['loss']
+
+
+@pytest.mark.slow
+def test_the_command_that_it_prints_trains_the_model_that_was_asked_for(climbed, tmp_path):
+  _, said = climbed
+  command = said.strip().splitlines()[-1].split()
+  assert command[:3] == ['paxlite', 'train', 'DemoGPT']
+  words = [word for word in command[3:] if not word.startswith('MAX_STEPS')]
+  assert 'RESIDUAL_FACTOR=0.5' in words
+  runs.module('paxlite', 'train', 'DemoGPT', f'--folder={tmp_path / "run"}', *words, 'MAX_STEPS=1')
+
+
+@pytest.mark.slow
+def test_what_is_there_is_not_trained_again(climbed):
+  folder, said = climbed
+  before = {path: path.stat().st_mtime_ns for path in folder.glob('*/*.jsonl')}
+  again = ladder(folder, RUNGS, '--rates=1,4')
+  assert {path: path.stat().st_mtime_ns for path in folder.glob('*/*.jsonl')} == before
+  answer = said.split('\n\n', 1)[1]
+  assert again.endswith(answer)
+
+
+@pytest.mark.slow
+def test_a_folder_with_other_runs_is_refused(climbed):
+  folder, _ = climbed
+  said = ladder(folder, RUNGS, '--rates=1,4', 'WEIGHT_DECAY=0.5', code=2)
+  assert re.search(
+    r'holds a run with WEIGHT_DECAY=0.01, and this ladder has WEIGHT_DECAY=0.5', said
+  )
+
+
+@pytest.mark.slow
+def test_a_stopped_ladder_goes_on(tmp_path):
+  folder = tmp_path / 'small'
+  command = [sys.executable, '-m', 'paxlite', 'ladder', 'DemoGPT', f'--folder={folder}']
+  values = [*VALUES, 'MAX_STEPS=400', 'CHECKPOINT_EVERY_N_STEPS=400', 'SUMMARY_INTERVAL_STEPS=1']
+  process = subprocess.Popen(
+    [*command, RUNGS, *values], cwd=runs.ROOT, env=os.environ | {'JAX_PLATFORMS': 'cpu'}
+  )
+  metrics = folder / '8x1_seed1234' / 'metrics.jsonl'
+  until = time.monotonic() + 120
+  while not (metrics.is_file() and metrics.read_text().count('\n') >= 3):
+    assert process.poll() is None
+    assert time.monotonic() < until
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(60) == 128 + signal.SIGTERM
+  steps = [json.loads(line)['step'] for line in metrics.read_text().splitlines()]
+  assert steps[-1] < 400
+  (saved,) = (folder / '8x1_seed1234' / 'checkpoints').glob('checkpoint_*')
+  assert int(saved.name.rpartition('_')[2]) >= steps[-1]
+
+
+@pytest.mark.parametrize(
+  ('flags', 'said'),
+  [
+    (['--rungs=64'], "'64' must be WIDTHxLAYERS"),
+    (['--rungs=20x1'], '20x1: DemoGPT has 8 heads'),
+    (['--rates=0'], '--rates=0 must be numbers above 0'),
+    (['--seeds=0'], '--seeds=0 must be at least 1'),
+    (['OPTIMIZER=sgd', '--print'], 'OPTIMIZER=sgd: no rule is known'),
+    (['EVAL_FRACTION=0', '--print'], 'DemoGPT has no held-out data'),
+  ],
+)
+@pytest.mark.slow
+def test_wrong_input_is_refused_before_anything_is_written(flags, said, tmp_path):
+  folder = tmp_path / 'ladder'
+  assert said in ladder(folder, *flags, code=2)
+  assert not folder.exists()
