@@ -94,7 +94,7 @@ class Answer:
     for size, parameters in self.sizes:
       cells = f'{self.mean(size, rate):.4f}', f'{law.predict(parameters).loss:.4f}'
       rows.append((str(size), f'{parameters:,}', *cells))
-    between = f'{foreseen.low:.4f} to {foreseen.high:.4f}'
+    between = f'{foreseen.low:.4f} and {foreseen.high:.4f}'
     rows.append((str(self.asked), f'{self.parameters:,}', '', f'{foreseen.loss:.4f}'))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = lambda row: '  '.join(f'{x:>{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
@@ -119,8 +119,8 @@ class Answer:
     size, loss, said = found
     verdict = 'which holds' if said.holds(loss) else 'which does not hold'
     return [
-      f'Without {size}, the law foresees {said.low:.4f} to {said.high:.4f} for it; it reached '
-      f'{loss:.4f}, {verdict}.'
+      f'Without {size}, the law foresees between {said.low:.4f} and {said.high:.4f} for it; it '
+      f'reached {loss:.4f}, {verdict}.'
     ]
 
   @property

@@ -1,7 +1,6 @@
 """The small models of a ladder: which runs they are, and what these have reached."""
 
 import dataclasses
-import json
 import math
 import pathlib
 import shlex
@@ -12,7 +11,10 @@ from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes, transfer
 from paxlite.ladder.sizes import Size
+from paxlite.programs.starts import other_values
 from paxlite.tracking.writers import EvalRecords, read_records
+
+METRIC = 'avg_xent'  # of the first evaluation input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,29 +70,20 @@ class Rung:
     found = run_values(self.folder)
     if found is None:
       return None
-    kept = self._kept
-    changed = {
-      name: (found['values'].get(name), value)
-      for name, value in json.loads(json.dumps(kept)).items()
-      if found['values'].get(name) != value
-    }
+    before, steps = found['values'], self.experiment.MAX_STEPS
+    changed = list(other_values(self.experiment, before).values())
+    if before.get('MAX_STEPS') != steps:
+      changed.append(f'MAX_STEPS was {before.get("MAX_STEPS")} and is {steps}')
     if changed:
-      name, (before, now) = next(iter(changed.items()))
       raise UserError(
-        f'{self.folder} holds a run with {name}={before}, and this ladder has {name}={now}: choose '
-        'another --folder, or delete that run'
+        f'{self.folder} holds a run of another ladder: {changed[0]}. Choose another --folder, or '
+        'delete that run'
       )
     for record in read_records(self.folder / EvalRecords.name):
-      if record['step'] == self.experiment.MAX_STEPS:
+      if record['step'] == steps:
         loss = record.get(METRIC)
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
     return None
-
-  @property
-  def _kept(self) -> dict[str, object]:
-    """The values that decide what is trained."""
-    given = {name: getattr(self.experiment, name) for name in self.given}
-    return {**given, **{name: getattr(self.experiment, name) for name in self.values}}
 
 
 def words(given: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
@@ -100,9 +93,6 @@ def words(given: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
 
 def _text(value: object) -> str:
   return f'[{",".join(map(str, value))}]' if isinstance(value, list) else str(value)
-
-
-METRIC = 'avg_xent'  # of the first evaluation input
 
 
 def check(experiment: LanguageModel) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from typing import Self
 
 from paxlite.config.attribute_kinds import Kind, names_of
@@ -103,6 +104,15 @@ def values_of(experiment: LanguageModel, size: Size) -> dict[str, int]:
   scaled = lambda name: round(int(str(values[name])) * size.width / experiment.MODEL_DIMS)
   growing = {name: scaled(name) for name in _GROWING if name in values}
   return {**growing, 'DIMS_PER_HEAD': experiment.DIMS_PER_HEAD, 'NUM_LAYERS': size.layers}
+
+
+def check_count(rungs: Sequence[Size]) -> None:
+  """Raises UserError if there are fewer than FEWEST_RUNGS sizes."""
+  if len(rungs) < FEWEST_RUNGS:
+    raise UserError(
+      f'{len(rungs)} sizes cannot determine a law of three numbers and its uncertainty: a ladder '
+      f'needs {FEWEST_RUNGS}'
+    )
 
 
 def default_rungs(experiment: LanguageModel) -> list[Size]:

@@ -53,6 +53,7 @@ def main(argv: Sequence[str]) -> None:
   asked = own if args.asked is None else Size.parsed(args.asked)
   stated = {Size.parsed(text) for text in args.rungs.split(',')} if args.rungs else None
   of_rungs = sorted(stated or sizes.default_rungs(experiment))
+  sizes.check_count(of_rungs)
   shallow = Size(own.width, min(size.layers for size in [*of_rungs, asked]))
   base = shallow if args.base is None else Size.parsed(args.base)
   folder = pathlib.Path(args.folder or f'ladders/{args.fdl_config}')
