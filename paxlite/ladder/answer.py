@@ -9,7 +9,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.ladder.law import MIN_SIZES, Prediction, ScalingLaw
 from paxlite.ladder.rungs import Rung
-from paxlite.ladder.sizes import Size
+from paxlite.ladder.sizes import Parameters, Size
 
 CONFIDENCE = 0.9
 
@@ -21,12 +21,12 @@ class Answer:
   Attributes:
     losses: The rungs, and the loss of each.
     asked: The size that the ladder was asked about.
-    parameters: The number of its parameters.
+    parameters: The numbers of its parameters.
   """
 
   losses: Sequence[tuple[Rung, float]]
   asked: Size
-  parameters: int
+  parameters: Parameters
 
   @property
   def rates(self) -> list[float]:
@@ -34,10 +34,10 @@ class Answer:
     return sorted({rung.rate for rung, _ in self.losses})
 
   @property
-  def sizes(self) -> list[tuple[Size, int]]:
+  def sizes(self) -> list[tuple[Size, Parameters]]:
     """The sizes, with the numbers of their parameters, the smallest first."""
     found = {(rung.size, rung.parameters) for rung, _ in self.losses}
-    return sorted(found, key=lambda s: s[1])
+    return sorted(found, key=lambda s: s[1].blocks)
 
   def mean(self, size: Size, rate: float) -> float:
     """The mean loss of a size over the seeds."""
@@ -66,13 +66,15 @@ class Answer:
   def law(self, without: Size | None = None) -> ScalingLaw:
     """The law through the losses with the best learning rate, perhaps without those of one size."""
     rate = self.rate
-    points = [(r.parameters, x) for r, x in self.losses if r.rate == rate and r.size != without]
+    points = [
+      (r.parameters.blocks, x) for r, x in self.losses if r.rate == rate and r.size != without
+    ]
     return ScalingLaw(*zip(*points, strict=True))
 
   @property
   def foreseen(self) -> Prediction:
     """The loss of the size that was asked for."""
-    return self.law().predict(self.parameters, CONFIDENCE)
+    return self.law().predict(self.parameters.blocks, CONFIDENCE)
 
   @property
   def check(self) -> tuple[Size, float, Prediction] | None:
@@ -84,18 +86,18 @@ class Answer:
       return None
     largest, parameters = self.sizes[-1]
     law = self.law(without=largest)
-    return largest, self.mean(largest, self.rate), law.predict(parameters, CONFIDENCE)
+    return largest, self.mean(largest, self.rate), law.predict(parameters.blocks, CONFIDENCE)
 
   @property
   def text(self) -> str:
     """The answer as lines for a terminal."""
     law, rate, foreseen = self.law(), self.rate, self.foreseen
-    rows = [('size', 'parameters', 'loss', 'by the law')]
+    rows = [('size', 'parameters', 'in blocks', 'loss', 'by the law')]
     for size, parameters in self.sizes:
-      cells = f'{self.mean(size, rate):.4f}', f'{law.predict(parameters).loss:.4f}'
-      rows.append((str(size), f'{parameters:,}', *cells))
+      cells = f'{self.mean(size, rate):.4f}', f'{law.predict(parameters.blocks).loss:.4f}'
+      rows.append((str(size), *_counts(parameters), *cells))
     between = f'{foreseen.low:.4f} and {foreseen.high:.4f}'
-    rows.append((str(self.asked), f'{self.parameters:,}', '', f'{foreseen.loss:.4f}'))
+    rows.append((str(self.asked), *_counts(self.parameters), '', f'{foreseen.loss:.4f}'))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = lambda row: '  '.join(f'{x:>{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
     low, high = law.exponent_interval(CONFIDENCE)
@@ -104,8 +106,8 @@ class Answer:
       '',
       f'{self.asked} is foreseen to reach {foreseen.loss:.4f}, and with {CONFIDENCE:.0%} between '
       f'{between}.',
-      f'The law is {law.limit:.3f} + {law.amplitude:.4g} · parameters^-{law.exponent:.3f}; the '
-      f'exponent is between {low:.3f} and {high:.3f}.',
+      f'The law is {law.limit:.3f} + {law.amplitude:.4g} · (parameters in blocks)^-'
+      f'{law.exponent:.3f}; the exponent is between {low:.3f} and {high:.3f}.',
       *self._check_lines,
       *self._rate_lines,
     ]
@@ -149,7 +151,7 @@ class Answer:
     law, foreseen, check = self.law(), self.foreseen, self.check
     runs = [
       dict(
-        size=str(rung.size), parameters=rung.parameters, rate=rung.rate, seed=rung.seed,
+        size=str(rung.size), **_json(rung.parameters), rate=rung.rate, seed=rung.seed,
         loss=loss if math.isfinite(loss) else None, command=rung.command,
       )
       for rung, loss in self.losses
@@ -163,7 +165,7 @@ class Answer:
         exponent_interval=list(law.exponent_interval(CONFIDENCE)),
       ),
       foreseen=dict(
-        size=str(self.asked), parameters=self.parameters, confidence=CONFIDENCE,
+        size=str(self.asked), **_json(self.parameters), confidence=CONFIDENCE,
         **interval(foreseen),
       ),
     )  # fmt: skip
@@ -171,3 +173,11 @@ class Answer:
       size, loss, said = check
       found['check'] = dict(size=str(size), reached=loss, holds=said.holds(loss), **interval(said))
     return found
+
+
+def _counts(parameters: Parameters) -> tuple[str, str]:
+  return f'{parameters.all:,}', f'{parameters.blocks:,}'
+
+
+def _json(parameters: Parameters) -> dict[str, int]:
+  return dict(parameters=parameters.all, parameters_in_blocks=parameters.blocks)

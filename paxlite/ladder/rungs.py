@@ -10,7 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes, transfer
-from paxlite.ladder.sizes import Size
+from paxlite.ladder.sizes import Parameters, Size
 from paxlite.programs.starts import other_values
 from paxlite.tracking.writers import EvalRecords, read_records
 
@@ -26,7 +26,7 @@ class Rung:
     given: Attributes that the user has set, as texts.
     values: The attributes that the rules set.
     size: Its size.
-    parameters: The number of its parameters.
+    parameters: The numbers of its parameters.
     rate: The factor of its learning rate.
     seed: Its seed.
     experiment: The experiment with all of these values.
@@ -37,7 +37,7 @@ class Rung:
   given: dict[str, str]
   values: dict[str, object]
   size: Size
-  parameters: int
+  parameters: Parameters
   rate: float
   seed: int
   experiment: LanguageModel
@@ -149,6 +149,6 @@ def rungs(
         ending = f'rate{rate:g}_' if rate != 1 else ''
         place = folder / f'{size}_{ending}seed{seed}'
         found.append(
-          Rung(name, given, values, size, transfer.num_parameters(made), rate, seed, made, place)
+          Rung(name, given, values, size, transfer.counted(made), rate, seed, made, place)
         )
   return found

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from paxlite.config.attribute_kinds import Kind, names_of
 from paxlite.config.attributes import attribute_types
@@ -30,6 +30,21 @@ _CONSTANT = {
   'NUM_DENSE_BLOCKS',
   'RELATIVE_BIAS_BUCKETS',
 }
+
+
+class Parameters(NamedTuple):
+  """The numbers of parameters of a model.
+
+  Attributes:
+    all: All of them.
+    blocks: Those but for the embedding and the output head, by which losses follow a law better
+      (https://arxiv.org/abs/2001.08361, section 3.2).
+  """
+
+  all: int
+  blocks: int
+
+
 MOST_RUNGS = 5  # that default_rungs returns
 FEWEST_RUNGS = 4  # which determine the three numbers of a scaling law, and its uncertainty
 

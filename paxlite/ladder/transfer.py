@@ -35,7 +35,7 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes
-from paxlite.ladder.sizes import Size
+from paxlite.ladder.sizes import Parameters, Size
 from paxlite.optim import muon, variable_groups
 from paxlite.parallel import encoded_weights
 from paxlite.parallel.weight_dims import WeightDims, dims_of
@@ -113,9 +113,11 @@ def variables(experiment: LanguageModel) -> dict[str, tuple[tuple[int, ...], Wei
   return {path_name(path): (x.value.shape, dims_of(x)) for path, x in leaves if is_box(x)}
 
 
-def num_parameters(experiment: LanguageModel) -> int:
-  """Returns the number of parameters of an experiment's model."""
-  return encoded_weights.num_parameters(_parameters(experiment))
+def counted(experiment: LanguageModel) -> Parameters:
+  """Returns the numbers of parameters of an experiment's model."""
+  tables = [math.prod(shape) for shape, dims in variables(experiment).values() if dims.is_table]
+  every = encoded_weights.num_parameters(_parameters(experiment))
+  return Parameters(every, every - sum(tables))
 
 
 def _parameters(experiment: LanguageModel) -> PyTree:

@@ -18,10 +18,14 @@ import math
 import pathlib
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paxlite.cli.parser import Parser, experiment_name, local
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
+
+if TYPE_CHECKING:
+  from paxlite.ladder.answer import Answer
 
 PARSER = Parser(__doc__)
 PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
@@ -33,6 +37,7 @@ PARSER.option('--rates', 'factors of the learning rate to try, as 0.5,1,2 (1)')
 PARSER.option('--seeds', 'runs of each model (1)', int, default=1)
 PARSER.option('--print', 'print the commands that train the models, and train none', bool)
 PARSER.attributes()
+_POINTS = 40  # of a curve
 
 
 def main(argv: Sequence[str]) -> None:
@@ -71,9 +76,10 @@ def main(argv: Sequence[str]) -> None:
     for run in runs:
       say(run.command)
     return
-  parameters = transfer.num_parameters(experiment.replaced(**sizes.values_of(experiment, asked)))
+  parameters = transfer.counted(experiment.replaced(**sizes.values_of(experiment, asked)))
   answer = Answer(list(trainings.trained(runs, say)), asked, parameters)
   (folder / 'ladder.json').write_text(json.dumps(answer.json, indent=1) + '\n')
+  (folder / 'ladder.svg').write_text(picture(answer))
   values = transfer.values_of(experiment, asked, base)
   values |= {'LEARNING_RATE': float(f'{experiment.LEARNING_RATE * answer.rate:.6g}')}
   words = rungs.words(
@@ -81,6 +87,29 @@ def main(argv: Sequence[str]) -> None:
   )
   command = shlex.join(['paxlite', 'train', args.fdl_config, *words])
   say(f'\n{answer.text}\n\nTrain it with:\n{command}')
+
+
+def picture(answer: 'Answer') -> str:
+  """The losses by size, the law, and its interval up to the size that was asked for, as SVG."""
+  from paxlite.ladder.answer import CONFIDENCE
+  from paxlite.tools.report_page import curves
+
+  law = answer.law()
+  sizes = [*(n.blocks for _, n in answer.sizes), answer.parameters.blocks]
+  first, last = min(sizes), max(sizes)
+  shares = [i / _POINTS for i in range(_POINTS + 1)]
+  at = [first * (last / first) ** share for share in shares]
+  said = [law.predict(size, CONFIDENCE) for size in at]
+  x = [math.log10(size) for size in at]
+  series = {
+    'measured': [
+      (math.log10(n.blocks), answer.mean(size, answer.rate)) for size, n in answer.sizes
+    ],
+    'law': list(zip(x, (p.loss for p in said), strict=True)),
+    f'{CONFIDENCE:.0%}, low': list(zip(x, (p.low for p in said), strict=True)),
+    f'{CONFIDENCE:.0%}, high': list(zip(x, (p.high for p in said), strict=True)),
+  }
+  return curves.svg('held-out loss', 'log10 of the number of parameters in blocks', series)
 
 
 def _rates(text: str | None) -> list[float]:
