@@ -1,12 +1,15 @@
 """Two runs that should agree, and do not."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from paxlite.data import packaged
 from tests.runs.test_verifying import FLIPPED, SHORT
 from tests.support import runs
+from tests.support.processes import on_processes, process_flags
 
 
 def bisected(one, other, *flags: str, code: int = 0) -> str:
@@ -70,6 +73,28 @@ def test_a_run_whose_memory_lost_a_bit(run, tmp_path):
   assert 'the states of step 4 are equal bit for bit' in found
   assert 'Replaying both from step 4:' in found
   assert 'both give the same bits up to step 8, on this machine' in found
+
+
+@pytest.mark.slow
+def test_on_two_processes(tmp_path):
+  for name, rate in (('one', '6e-4'), ('two', '7e-4')):
+    flags = ['--fdl.MAX_STEPS=4', '--fdl.NUM_LAYERS=1', f'--fdl.LEARNING_RATE={rate}']
+    on_processes(tmp_path / name, 2, *flags, config='TinyGPT')
+  folders = [str(tmp_path / name) for name in ('one', 'two')]
+  started = [
+    runs.started(
+      [sys.executable, '-m', 'paxlite', 'bisect', *folders, *flags], runs.environment(2),
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    for flags in process_flags(2)
+  ]  # fmt: skip
+  ended = [process.communicate(timeout=300) for process in started]
+  assert [process.returncode for process in started] == [0, 0], ended
+  alone = runs.module('paxlite', 'bisect', *folders, devices=4).stdout
+  assert 'step 2: the state before it and its batch are equal' in alone
+  first, second = ([line for line in out.splitlines() if 'Gloo' not in line] for out, _ in ended)
+  assert first == alone.splitlines()
+  assert not second
 
 
 @pytest.mark.slow
