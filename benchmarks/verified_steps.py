@@ -19,9 +19,11 @@ from collections.abc import Sequence
 
 import jax
 
-_MODEL = {
-  'NUM_LAYERS': '2', 'MODEL_DIMS': '64', 'NUM_HEADS': '4', 'VOCAB_SIZE': '256',
-  'MAX_SEQ_LEN': '64', 'MAX_STEPS': '1000000', 'EVAL_INTERVAL_STEPS': '1000000',
+_ROWS = 8  # of a batch
+_MODEL = {  # half a million parameters
+  'NUM_LAYERS': '2', 'MODEL_DIMS': '128', 'HIDDEN_DIMS': '512', 'NUM_HEADS': '4',
+  'VOCAB_SIZE': '512', 'MAX_SEQ_LEN': '128', 'MAX_STEPS': '1000000',
+  'EVAL_INTERVAL_STEPS': '1000000',
 }  # fmt: skip
 
 
@@ -33,7 +35,9 @@ class Side:
     from paxlite.programs.weights_model import build_experiment
 
     more = {'VERIFY_EVERY_N_STEPS': str(every), 'ICI_MESH_SHAPE': f'[{devices},1,1]'}
-    e = build_experiment('TinyGPT', [], _MODEL | {'PERCORE_BATCH_SIZE': '8'} | values | more)
+    e = build_experiment(
+      'TinyGPT', [], _MODEL | {'PERCORE_BATCH_SIZE': f'{_ROWS / devices:g}'} | values | more
+    )
     with tempfile.TemporaryDirectory() as folder:
       trainer = Run(e, pathlib.Path(folder), save=False).trainer()
       self._state, _ = trainer.store.initial()

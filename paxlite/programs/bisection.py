@@ -6,18 +6,21 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paxlite.core.errors import UserError, listed
+from paxlite.core.errors import UserError, line_of, listed
 from paxlite.core.json_text import Json
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.identity import run_values
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import Metrics, to_host
 from paxlite.processes.process_messages import say_once
+from paxlite.programs.layer_outputs import first_difference, layer_outputs
 from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run
 from paxlite.programs.starts import MESH, last_start
 from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.state_differences import Difference, differences
 from paxlite.training.train_state import TrainState
 
@@ -273,6 +276,7 @@ def _explained(
   if of_gradients:
     lines.append(f'gradients: {len(of_gradients)} of {_arrays(total)} differ')
     lines += [f'  {d}' for d in of_gradients[:_SHOWN]]
+    lines += _layers(replays, state, batches, step)
   else:
     lines.append(f'gradients: all {total} arrays are equal, so the optimizer makes the difference')
   lines.append(f'state after it: {_arrays(len(arrays))} differ')
@@ -280,12 +284,44 @@ def _explained(
   return lines
 
 
+def _layers(
+  replays: tuple[Replay, Replay],
+  state: TrainState,
+  batches: Sequence[Mapping[str, jax.Array]],
+  step: int,
+) -> list[str]:
+  """Returns a line on the first layer whose output differs; [] if that cannot be found out."""
+  experiments = [replay.run.experiment for replay in replays]
+  is_pipeline = any(isinstance(e, LanguageModel) and e.num_stages > 1 for e in experiments)
+  if jax.process_count() > 1 or is_pipeline:
+    return []
+  tasks = [replay.trainer.store.task for replay in replays]
+  try:
+    one, two = (
+      layer_outputs(task, state, batch, _key(task, step))
+      for task, batch in zip(tasks, batches, strict=True)
+    )
+  except jax.errors.JaxRuntimeError as e:  # the batch is not cut into microbatches
+    return [f'layers: not compared: {line_of(e)}']
+  if name := first_difference(one, two):
+    return [f'layers: the first whose output differs is {name}']
+  return [
+    f'layers: the outputs of all {len(one)} are equal, so the loss or the backward pass makes the '
+    'difference'
+  ]
+
+
+def _key(sharded: ShardedTask, step: int) -> jax.Array:
+  """Returns the random key of a step."""
+  return jax.random.fold_in(jax.random.key(sharded.seed), step - 1)
+
+
 def _gradients(
   replay: Replay, state: TrainState, batch: Mapping[str, jax.Array], step: int
 ) -> PyTree:
   sharded = replay.trainer.store.task
   task = sharded.task
-  key = jax.random.fold_in(jax.random.key(sharded.seed), step - 1)
+  key = _key(sharded, step)
 
   def gradients(params: PyTree, batch: Mapping[str, jax.Array], overwritten: PyTree) -> PyTree:
     return task.grads(params, dict(batch), key, overwritten)[0]

@@ -12,9 +12,9 @@ from tests.support import runs
 from tests.support.processes import on_processes, process_flags
 
 
-def bisected(one, other, *flags: str, code: int = 0) -> str:
+def bisected(one, other, *flags: str, code: int = 0, devices: int = 1) -> str:
   command = ['bisect', str(one), str(other), '--import=tests.support.experiments', *flags]
-  result = runs.module('paxlite', *command, code=code)
+  result = runs.module('paxlite', *command, code=code, devices=devices)
   return result.stdout + result.stderr
 
 
@@ -51,7 +51,16 @@ def test_runs_that_agree(run, tmp_path):
     ),
     (
       'ACTIVATION_CLS=gelu_exact',
-      ['Records: they part at step 1: ', 'gradients: ', 'arrays differ'],
+      [
+        'Records: they part at step 1: ',
+        'gradients: ',
+        'arrays differ',
+        'layers: the first whose output differs is transformer/x_layers_0/ff_layer/',
+      ],
+    ),
+    (
+      'Z_LOSS_WEIGHT=0.01',
+      ['layers: the outputs of all ', 'the loss or the backward pass makes the difference'],
     ),
     ('SEED=4', ['They part before the first step.', 'params/embedding/emb_var: ']),
     ('MODEL_DIMS=64', ['Checkpoints: arrays have other shapes: opt_state/1/m/embedding/emb_var']),
@@ -73,6 +82,16 @@ def test_a_run_whose_memory_lost_a_bit(run, tmp_path):
   assert 'the states of step 4 are equal bit for bit' in found
   assert 'Replaying both from step 4:' in found
   assert 'both give the same bits up to step 8, on this machine' in found
+
+
+@pytest.mark.slow
+def test_the_first_layer_that_differs_on_four_devices(tmp_path):
+  flags = [*SHORT, '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=2', '--fdl.MAX_STEPS=2']
+  runs.run(tmp_path / 'one', *flags, devices=4)
+  other = ['--fdl.ACTIVATION_CLS=gelu_exact', '--fdl.NUM_MICROBATCHES=2']
+  runs.run(tmp_path / 'other', *flags, *other, devices=4)
+  found = bisected(tmp_path / 'one', tmp_path / 'other', devices=4)
+  assert 'layers: the first whose output differs is transformer/x_layers_0/ff_layer/' in found
 
 
 @pytest.mark.slow
