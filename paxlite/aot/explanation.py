@@ -22,6 +22,7 @@ from paxlite.aot.hlo import Program
 from paxlite.aot.origins import RECOMPUTED, Origin, Paths, origins
 from paxlite.aot.roofline import Links, speed_of
 from paxlite.aot.schedule import StepSchedule
+from paxlite.aot.step_blocks import Block, blocks_of
 from paxlite.aot.targets import Target
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
@@ -151,6 +152,7 @@ class Explanation:
     collectives: Collectives by block and pass.
     products: Matrix products by module and pass.
     totals: Bytes of one device.
+    blocks: FLOPs, traffic and foreseen seconds of each block of a step, by its name.
   """
 
   report: Report
@@ -159,6 +161,7 @@ class Explanation:
   collectives: tuple[BlockCollective, ...]
   products: tuple[Products, ...]
   totals: Totals
+  blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)
 
   @property
   def recomputed(self) -> tuple[Products, ...]:
@@ -175,6 +178,7 @@ class Explanation:
       'activations': rows(self.activations),
       'collectives': rows(self.collectives),
       'products': rows(self.products),
+      'blocks': {name: dataclasses.asdict(block) for name, block in self.blocks.items()},
     }
 
 
@@ -201,6 +205,7 @@ def explain(experiment: Experiment, target: Target) -> Explanation:
   ]
   found: tuple[BlockCollective, ...] = ()
   products: tuple[Products, ...] = ()
+  blocks: dict[str, Block] = {}
   if report.program:
     program = Program(report.program)
     costs = Costs(program, analysis.platform_of(mesh.devices.flat[0]))
@@ -208,6 +213,8 @@ def explain(experiment: Experiment, target: Target) -> Explanation:
     links = analysis.links_of(e, mesh)
     found = tuple(_collectives(program, costs, paths, links, report))
     products = tuple(_products(costs, paths))
+    speed = None if report.chip is None else speed_of(report.chip, links)
+    blocks = blocks_of(costs, links.sizes, speed)
   chip = report.chip
   totals = Totals(
     parameters=_bytes(abstract.params),
@@ -222,7 +229,7 @@ def explain(experiment: Experiment, target: Target) -> Explanation:
     memory=None if chip is None else chip.memory,
   )
   weights = tuple(_weights(boxed, mesh, e))
-  return Explanation(report, weights, tuple(activations), found, products, totals)
+  return Explanation(report, weights, tuple(activations), found, products, totals, blocks)
 
 
 def _weights(boxed: TrainState, mesh: Mesh, e: Experiment) -> Iterator[ArrayRow]:

@@ -159,6 +159,8 @@ def text(explanation: Explanation) -> str:
       '',
       '  [size logical axis/mesh axes that split it]; bytes are those of one device',
       '',
+      *_blocks(x),
+      '',
       *_collectives(x),
       '',
       *_recomputed(x),
@@ -236,6 +238,21 @@ def _wrapped(name: str, width: int) -> list[str]:
     lines.append(name[:cut])
     name = f'  {name[cut:]}'
   return [*lines, name]
+
+
+def _blocks(x: Explanation) -> Iterator[str]:
+  if not x.blocks:
+    yield 'The program is not known, and so are its blocks.'
+    return
+  flops, moved = (sum(getattr(b, n) for b in x.blocks.values()) for n in ('flops', 'bytes'))
+  yield 'Kernels of a step, by block'
+  block = _narrowed(40, 22, 1.0)
+  yield f'  {"block":{block}} {"FLOPs":>7} {"memory traffic":>15} {"foreseen":>12}'
+  for name in sorted(x.blocks, key=block_order):
+    b = x.blocks[name]
+    seconds = '–' if b.foreseen is None else f'{1e3 * b.foreseen:,.3f} ms'
+    shares = b.flops / (flops or 1.0), b.bytes / (moved or 1)
+    yield f'  {_cut(name, block)} {shares[0]:7.1%} {shares[1]:15.1%} {seconds:>12}'
 
 
 def _collectives(x: Explanation) -> Iterator[str]:

@@ -90,6 +90,15 @@ class Parser(argparse.ArgumentParser):
     if required:
       self._words[name] = metavar
 
+  def processes(self) -> None:
+    """Declares the options by which the processes of a run find each other."""
+    self.option(
+      '--multiprocess_gpu', 'this is one process of several; on Slurm that is known', bool
+    )
+    self.option('--server_addr', 'HOST:PORT of process 0, for the others to find it')
+    self.option('--num_hosts', 'how many processes', int)
+    self.option('--host_idx', 'which one of them this is, from 0', int)
+
   def attributes(self) -> None:
     """Adds NAME=VALUE and --fdl.NAME=VALUE, which set attributes of the experiment."""
     self.takes_attributes = True

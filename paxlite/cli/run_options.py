@@ -55,7 +55,8 @@ class RunParser(Parser):
     add('--fdl_config', of('the experiment: TinyGPT, or my.module.MyGPT'), alias='--exp')
     add('--mode', of(f'{", ".join(_MODES)} (train)'), _mode, default=mode or 'train')
     add(flag, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
-    add('--local_dir', 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)', local)
+    where = 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)'
+    add('--local_dir', of(where, 'train', 'eval', 'decode'), local)
     add('--fiddler', 'a function that edits the config', action='append', default=[])
     meaning = 'a module of yours with the class of a run or of weights'
     add('--import', meaning, action='append', default=[], dest='imports', metavar='MODULE')
@@ -71,10 +72,7 @@ class RunParser(Parser):
     add('--alsologtostderr', of('does nothing: logs go to stderr anyway'), bool, default=True)
     # TFDS reads from object stores
     add('--tfds_data_dir', 'where TFDS datasets are; TFDS_DATA_DIR is the same', expanded)
-    add('--multiprocess_gpu', 'this is one process of several; on Slurm that is known', bool)
-    add('--server_addr', 'HOST:PORT of process 0, for the others to find it')
-    add('--num_hosts', 'how many processes', int)
-    add('--host_idx', 'which one of them this is, from 0', int)
+    self.processes()
     add('--jax_profiler_port', 'of a server of the JAX profiler', _port, metavar='PORT')
     add('--flagfile', 'a file with further flags, one on each line')
 

@@ -1,8 +1,9 @@
 """Records that a run leaves out from some step on, named in a file: FILE:RECORD, a line each.
 
-The places are those of error messages and of `paxlite data`. Lines that begin with # say something
-to people. Nothing else of the data moves: the order of records and rows, and the positions of
-streams, stay as they are, so that a run may begin to leave records out at any step.
+The places are those of error messages and of `paxlite data`. A file may have any of its names: two
+spellings of a record are one record. Lines that begin with # say something to people. Nothing
+else of the data moves: the order of records and rows, and the positions of streams, stay as they
+are, so that a run may begin to leave records out at any step.
 
   streams of documents    the reader passes over the record, and the next one takes its place
   rows with segments      the tokens of the record become padding, which no other text attends to
@@ -26,6 +27,7 @@ from paxlite.data.text import TextRows
 from paxlite.files.text_files import lines
 
 _MOST = 100_000  # records, of which each checkpoint holds a checksum
+Key = tuple[str, int | None]  # of a record: the one name of its file or dataset, and its number
 _SHARD = re.compile(r'\[\d+\]$')  # of a dataset of several
 
 
@@ -52,13 +54,17 @@ def without(data: Input, path: str, flag: str = '') -> Input:
       f'{said}: {first} is no record of {data.name[:200]}: a record is named FILE:RECORD, as '
       'paxlite data shows it'
     )
-  data.left_out = checksums(places, [name for part in parts for name in _sources(part)])  # type: ignore[attr-defined]
+  data.left_out = checksums(places, sources(data))  # type: ignore[attr-defined]
   return data
 
 
 def read(path: str) -> list[Place]:
-  """Returns the records that a file names; raises UserError if it names none, or too many."""
-  found: dict[Place, None] = {}
+  """Returns the records that a file names, in its first spelling of each.
+
+  Raises:
+    UserError: It names none, or too many.
+  """
+  found: dict[Key, Place] = {}
   for number, line in lines(path):
     text = line.decode('utf-8', 'replace').strip()
     if text.startswith('#') or not text:
@@ -66,7 +72,7 @@ def read(path: str) -> list[Place]:
     place = Place.of(text)
     if place.record is None:
       raise UserError(f'{path}:{number + 1} is not FILE:RECORD, as corpus.jsonl:17: {text[:100]}')
-    found[place] = None
+    found.setdefault(key_of(place), place)
   if not found:
     raise UserError(f'{path} names no record to leave out')
   if len(found) > _MOST:
@@ -74,14 +80,20 @@ def read(path: str) -> list[Place]:
       f'{path} names {len(found):,} records, and at most {_MOST:,} can be left out of a run: write '
       'other files without them, and begin another run'
     )
-  return list(found)
+  return list(found.values())
+
+
+def key_of(place: Place) -> Key:
+  """Returns what identifies a record, whichever of its names its file is called by."""
+  return canonical(place.source), place.record
 
 
 def checksums(places: Sequence[Place], sources: Sequence[str]) -> list[int]:
   """Returns a checksum of each record's name, which does not depend on the order of records.
 
   It is the same where the data are in another folder: it is that of the name of a file without its
-  folder, and, as several files may have one name, of the file's number.
+  folder, and, as several files may have one name, of the file's number. The name is that by which
+  the input calls the file.
 
   Args:
     places: The records.
@@ -90,18 +102,32 @@ def checksums(places: Sequence[Place], sources: Sequence[str]) -> list[int]:
   numbers: dict[str, int] = {}
   for name in sources:
     numbers.setdefault(canonical(name), len(numbers))
+  names = {canonical(name): name for name in reversed(sources)}
   found = {}
   for place in places:
     if place.source not in found:
       keys = canonical(place.source), canonical(_file(place))
-      number = next((numbers[key] for key in keys if key in numbers), 0)
-      found[place.source] = f'{number}:{place.source.rpartition("/")[2]}'
+      key = next((key for key in keys if key in numbers), keys[0])
+      shard = place.source[len(_file(place)) :] if key != keys[0] else ''
+      last = names.get(key, place.source).rpartition('/')[2]
+      found[place.source] = f'{numbers.get(key, 0)}:{last}{shard}'
   texts = (f'{found[place.source]}:{place.record}' for place in places)
   return sorted(zlib.crc32(text.encode()) for text in texts)
 
 
+def is_of(place: Place, names: Sequence[str]) -> bool:
+  """Returns whether a record is of one of these files and datasets."""
+  own = canonical(place.source), canonical(_file(place))
+  return any(canonical(name) in own for name in names)
+
+
+def sources(data: Input) -> list[str]:
+  """Returns the names of the files and datasets of an input, in its order."""
+  parts = data.inputs if isinstance(data, MixtureInput) else [data]
+  return [name for part in parts for name in _sources(part)]
+
+
 def _sources(data: Input) -> Sequence[str]:
-  """Returns the names of the files and datasets of an input that can leave records out."""
   if isinstance(data, StreamInput):
     datasets = [each for each in data.source.datasets if isinstance(each, DocumentDataset)]
     return [source.name for dataset in datasets for source in dataset.sources]
@@ -139,11 +165,6 @@ def _left_out_of(source: SftRows | TokenRows, places: Sequence[Place]) -> list[P
   if len(source.left_out) >= source.num_documents:
     raise UserError(f'LEAVE_OUT: no record of {source.name[:200]} is left: name fewer records')
   return found
-
-
-def same_source(place: Place, name: str) -> bool:
-  """Returns whether a record is of the file or dataset of this name."""
-  return canonical(_file(place)) == canonical(name)
 
 
 def _file(place: Place) -> str:

@@ -358,8 +358,10 @@ class _ShardReader:
       if shard == len(self._shards):
         epoch, shard = epoch + 1, 0
       if epoch > started + 1:
+        left_out = getattr(self._dataset, 'left_out', None)
         raise UserError(
           f'{self._dataset.name} has no row for one of its readers: it is empty or too small'
+          f'{", or LEAVE_OUT names too many of its records" if left_out else ""}'
         )
       self.cursor = epoch, shard, 0, 0
       self._rows = self._opened()

@@ -8,6 +8,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from paxlite.cli.terminal import say
+
 
 def broadcast(message: bytes, source: int = 0) -> bytes:
   """Returns the message of process `source`; every process must call this."""
@@ -54,3 +56,9 @@ def _gathering() -> tuple[Mesh, Callable[[jax.Array], jax.Array]]:
   devices = np.array([first[p] for p in range(jax.process_count())])
   mesh = Mesh(devices, ('process',), axis_types=(AxisType.Auto,))
   return mesh, jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def say_once(text: str) -> None:
+  """Prints a line on standard output in process 0."""
+  if jax.process_index() == 0:
+    say(text)

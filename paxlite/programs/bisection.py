@@ -4,19 +4,23 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
-from paxlite.cli.terminal import say
-from paxlite.core.errors import UserError, listed
+from paxlite.core.errors import UserError, line_of, listed
 from paxlite.core.json_text import Json
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.identity import run_values
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import Metrics, to_host
+from paxlite.processes.process_messages import say_once
+from paxlite.programs.layer_outputs import first_difference, layer_outputs
 from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run
 from paxlite.programs.starts import MESH, last_start
 from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.state_differences import Difference, differences
 from paxlite.training.train_state import TrainState
 
@@ -31,7 +35,7 @@ def bisect(one: Run, other: Run) -> None:
     UserError: A folder holds no run, or one cannot be replayed.
   """
   runs = one, other
-  say(f'A is {one.place}, and B is {other.place}.')
+  say_once(f'A is {one.place}, and B is {other.place}.')
   of_mesh = tuple(f'{name}:' for name in MESH)
   values, places = _other_values(runs), _other_versions(runs)
   other_places = [line for line in values if line.startswith(of_mesh)] + places
@@ -47,19 +51,23 @@ def bisect(one: Run, other: Run) -> None:
     try:
       replay.check_same_course(start, end)
     except UserError as e:
-      say(f'{name} cannot be replayed from step {start:,} to {end:,}: {e}')
+      say_once(f'{name} cannot be replayed from step {start:,} to {end:,}: {e}')
       return
-  say(f'Replaying both from {"the beginning" if not start else f"step {start:,}"}:')
+  say_once(f'Replaying both from {"the beginning" if not start else f"step {start:,}"}:')
   found = _replayed(replays, start, end)
   if found is None:
-    say(f'  both give the same bits up to step {end:,}, on this machine and with these versions')
+    say_once(
+      f'  both give the same bits up to step {end:,}, on this machine and with these versions'
+    )
     if parted is not None and other_places:
-      say(f'  So what parted them is where they ran: {other_places[0]}')
+      say_once(f'  So what parted them is where they ran: {other_places[0]}')
     elif parted is not None:
-      say('  So what parted them is where they ran: paxlite verify tells which of them is right')
+      say_once(
+        '  So what parted them is where they ran: paxlite verify tells which of them is right'
+      )
     return
   for line in found:
-    say(f'  {line}')
+    say_once(f'  {line}')
 
 
 def _other_values(runs: tuple[Run, Run]) -> list[str]:
@@ -110,16 +118,16 @@ def _first_other_record(runs: tuple[Run, Run]) -> int | None:
   one, two = ({r['step']: r for r in read_records(run.folder / TrainRecords.name)} for run in runs)
   common = sorted(one.keys() & two.keys())
   if not common:
-    say('Records: the runs have no recorded step in common.')
+    say_once('Records: the runs have no recorded step in common.')
     return None
   for step in common:
     other = _other_numbers(one[step], two[step])
     if other:
       before = [s for s in common if s < step]
       equal = f'equal up to step {before[-1]:,}, ' if before else ''
-      say(f'Records: {equal}they part at step {step:,}: {"; ".join(other)}.')
+      say_once(f'Records: {equal}they part at step {step:,}: {"; ".join(other)}.')
       return step
-  say(f'Records: all {len(common):,} common steps are equal.')
+  say_once(f'Records: all {len(common):,} common steps are equal.')
   return None
 
 
@@ -139,7 +147,7 @@ def _checkpoints(replays: tuple[Replay, Replay], parted: int | None) -> tuple[in
   common = sorted(set(replays[0].steps) & set(replays[1].steps))
   problem = _other_variables(replays)
   if problem:
-    say(f'Checkpoints: {problem}.')
+    say_once(f'Checkpoints: {problem}.')
     return None, 0
   for replay in replays:
     for step in common:
@@ -154,23 +162,25 @@ def _checkpoints(replays: tuple[Replay, Replay], parted: int | None) -> tuple[in
       low = middle
   if low >= 0:
     equal = common[low]
-    say(f'Checkpoints: the states of step {equal:,} are equal bit for bit.')
+    say_once(f'Checkpoints: the states of step {equal:,} are equal bit for bit.')
   if high < len(common):
     other = common[high]
     found = _state_differences(replays, other)
-    say(f'Checkpoints: those of step {other:,} differ in {_arrays(len(found))}.')
+    say_once(f'Checkpoints: those of step {other:,} differ in {_arrays(len(found))}.')
   if low < 0:
     found = _state_differences(replays, 0)
     if found:
-      say('They part before the first step. The states that they begin with differ:')
+      say_once('They part before the first step. The states that they begin with differ:')
       _say_differences(found)
       return None, 0
   ends = [step for step in (other, parted) if step is not None and step > equal]
   if not ends:
     if parted is not None:
-      say('The records differ, and the states do not: they were not written by these runs alone.')
+      say_once(
+        'The records differ, and the states do not: they were not written by these runs alone.'
+      )
     else:
-      say('Nothing differs up to the last step that both have.')
+      say_once('Nothing differs up to the last step that both have.')
     return None, 0
   return equal, min(ends)
 
@@ -218,7 +228,7 @@ def _other_batches(one: Mapping[str, jax.Array], two: Mapping[str, jax.Array]) -
   if one.keys() != two.keys():
     return f'one has {", ".join(sorted(one.keys() ^ two.keys()))}, and the other does not'
   for name in one:
-    a, b = np.asarray(one[name]), np.asarray(two[name])
+    a, b = _whole(one[name]), _whole(two[name])
     if a.shape != b.shape:
       return f'{name} is {list(a.shape)} in A and {list(b.shape)} in B'
     if a.tobytes() != b.tobytes():
@@ -229,6 +239,13 @@ def _other_batches(one: Mapping[str, jax.Array], two: Mapping[str, jax.Array]) -
         f'{a[tuple(place)]} in A, {b[tuple(place)]} in B. paxlite data RUN --step shows the texts'
       )
   return ''
+
+
+def _whole(array: jax.Array) -> np.ndarray:
+  """Returns an array that may be spread over several processes, which all call this."""
+  if array.is_fully_addressable:
+    return np.asarray(array)
+  return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def _other_metrics(one: Metrics, two: Metrics) -> list[str]:
@@ -259,6 +276,7 @@ def _explained(
   if of_gradients:
     lines.append(f'gradients: {len(of_gradients)} of {_arrays(total)} differ')
     lines += [f'  {d}' for d in of_gradients[:_SHOWN]]
+    lines += _layers(replays, state, batches, step)
   else:
     lines.append(f'gradients: all {total} arrays are equal, so the optimizer makes the difference')
   lines.append(f'state after it: {_arrays(len(arrays))} differ')
@@ -266,12 +284,44 @@ def _explained(
   return lines
 
 
+def _layers(
+  replays: tuple[Replay, Replay],
+  state: TrainState,
+  batches: Sequence[Mapping[str, jax.Array]],
+  step: int,
+) -> list[str]:
+  """Returns a line on the first layer whose output differs; [] if that cannot be found out."""
+  experiments = [replay.run.experiment for replay in replays]
+  is_pipeline = any(isinstance(e, LanguageModel) and e.num_stages > 1 for e in experiments)
+  if jax.process_count() > 1 or is_pipeline:
+    return []
+  tasks = [replay.trainer.store.task for replay in replays]
+  try:
+    one, two = (
+      layer_outputs(task, state, batch, _key(task, step))
+      for task, batch in zip(tasks, batches, strict=True)
+    )
+  except jax.errors.JaxRuntimeError as e:  # the batch is not cut into microbatches
+    return [f'layers: not compared: {line_of(e)}']
+  if name := first_difference(one, two):
+    return [f'layers: the first whose output differs is {name}']
+  return [
+    f'layers: the outputs of all {len(one)} are equal, so the loss or the backward pass makes the '
+    'difference'
+  ]
+
+
+def _key(sharded: ShardedTask, step: int) -> jax.Array:
+  """Returns the random key of a step."""
+  return jax.random.fold_in(jax.random.key(sharded.seed), step - 1)
+
+
 def _gradients(
   replay: Replay, state: TrainState, batch: Mapping[str, jax.Array], step: int
 ) -> PyTree:
   sharded = replay.trainer.store.task
   task = sharded.task
-  key = jax.random.fold_in(jax.random.key(sharded.seed), step - 1)
+  key = _key(sharded, step)
 
   def gradients(params: PyTree, batch: Mapping[str, jax.Array], overwritten: PyTree) -> PyTree:
     return task.grads(params, dict(batch), key, overwritten)[0]
@@ -285,15 +335,15 @@ def _arrays(count: int) -> str:
 
 
 def _say_list(title: str, lines: Sequence[str]) -> None:
-  say(f'{title}:')
+  say_once(f'{title}:')
   for line in lines[:_SHOWN]:
-    say(f'  {line}')
+    say_once(f'  {line}')
   if len(lines) > _SHOWN:
-    say(f'  and {len(lines) - _SHOWN} more')
+    say_once(f'  and {len(lines) - _SHOWN} more')
 
 
 def _say_differences(found: Sequence[Difference]) -> None:
   for difference in found[:_SHOWN]:
-    say(f'  {difference}')
+    say_once(f'  {difference}')
   if len(found) > _SHOWN:
-    say(f'  and {len(found) - _SHOWN} arrays more')
+    say_once(f'  and {len(found) - _SHOWN} arrays more')

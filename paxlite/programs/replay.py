@@ -1,7 +1,8 @@
 """Repeats steps of a run from one of its checkpoints, with the run's own data and program.
 
 A step is a function of the state, of the batch and of the step's number, and the batch is a
-function of the step's number. So whatever a run did can be done again. Nothing is written.
+function of the step's number. So whatever a run did can be done again. Nothing is written. Of a run
+in an object store, the records and the checkpoints that are needed are copied to this machine.
 """
 
 import contextlib
@@ -13,29 +14,54 @@ from collections.abc import Iterator, Mapping
 import jax
 from jax.stages import Compiled
 
-from paxlite.checkpointing.checksums import damage
-from paxlite.core.errors import UserError, listed
+from paxlite.checkpointing import stored_source
+from paxlite.checkpointing.checksums import damage, step_of
+from paxlite.core.errors import AbsentError, UserError, listed
 from paxlite.data.rollouts import Batches, RolloutInput
 from paxlite.losses.metrics import Metrics
+from paxlite.processes.process_messages import meet
 from paxlite.programs import reference_values
 from paxlite.programs.first_start import as_begun, dated, with_positions
 from paxlite.programs.run import Run
 from paxlite.programs.starts import MESH, of_span, other_values, starts
+from paxlite.stores.object_copies import copy_of
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
+
+
+def copied(run: Run) -> Run:
+  """Returns a run whose folder has the records of the run, which are copied from an object store.
+
+  The run in the store is not touched, and may be training.
+
+  Raises:
+    UserError: There is no run in the store, or it cannot be used.
+  """
+  if run.address is None:
+    return run
+  folder = stored_source.folder_of(str(run.address))
+  with contextlib.suppress(AbsentError):
+    copy_of(run.address / 'reference')
+  with contextlib.suppress(UserError):  # there is none, as a replay says
+    stored_source.checkpoint_folders(run.address)  # what describes the checkpoints
+  return dataclasses.replace(run, folder=folder)
 
 
 class Replay:
   """Repeats steps of a run.
 
   Args:
-    run: The run.
+    run: The run; if it is in an object store, one that `copied` has returned.
 
   Raises:
     UserError: The folder holds no run, or the experiment is not the one that it was trained with.
   """
 
   def __init__(self, run: Run):
+    self._stored: set[int | None] | None = None  # the steps that are in the store
+    if run.address is not None:
+      folders = stored_source.checkpoint_folders(run.address)
+      self._stored = {step_of(folder.name) for folder in folders}
     run = with_positions(dated(as_begun(run)).in_steps())
     self.run = dataclasses.replace(run, read_only=True, save=False)
     self.run.check_folder()
@@ -52,7 +78,8 @@ class Replay:
   @property
   def steps(self) -> list[int]:
     """The steps of the checkpoints, in order."""
-    return self.trainer.store.checkpoints.steps()
+    steps = self.trainer.store.checkpoints.steps()
+    return steps if self._stored is None else [step for step in steps if step in self._stored]
 
   def check(self, step: int) -> None:
     """Raises UserError unless there is an undamaged checkpoint of a step; 0 is the beginning."""
@@ -61,13 +88,14 @@ class Replay:
     if step not in self.steps:
       shown = ', '.join(map(str, self.steps))
       raise UserError(f'{self.run.place} has no checkpoint of step {step}: there are {shown}')
-    folder = self.trainer.store.checkpoints.folder(step)
+    folder = self._complete(step)
     if found := damage(folder):
       raise UserError(f'{folder} is damaged: {found}')
 
   def state(self, step: int) -> TrainState:
     """Returns the state of a checkpoint, or the one that the run began with (`step` is 0)."""
     if step:
+      self._complete(step)
       try:
         return self.trainer.store.restored(step)[0]
       except Exception:
@@ -87,6 +115,13 @@ class Replay:
           f'the run continued the state of another one from step {begun}: replay from a checkpoint'
         )
       return state
+
+  def _complete(self, step: int) -> pathlib.Path:
+    """Returns the folder of a checkpoint, whose files are here then."""
+    folder = self.trainer.store.checkpoints.folder(step)
+    stored_source.complete(folder)
+    meet()  # hosts take unlike times to copy it
+    return folder
 
   def check_same_course(self, first: int, last: int) -> None:
     """Raises UserError if the steps between two checkpoints cannot be done again as they were.

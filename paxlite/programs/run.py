@@ -45,6 +45,7 @@ from paxlite.processes import preemption
 from paxlite.processes.peers import Peers
 from paxlite.programs import run_checks
 from paxlite.programs.foresight import Foresight
+from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.verified_steps import verifier_of
 from paxlite.programs.weights_model import knowing_weights
@@ -151,6 +152,7 @@ class Run:
     run_checks.check_reference_tokenizer(e.with_reference if isinstance(e, StoredValues) else e)
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
+    measured = MeasuredStep(e, store.task.mesh, self.folder)
     train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq)
     is_first = jax.process_index() == 0
     records = DataRecords(self.folder, train_data, identity_of(e), is_first)
@@ -166,7 +168,7 @@ class Run:
         evaluate_every=e.EVAL_INTERVAL_STEPS,
         save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       ),
-      compiler=self._compiler(store.task.mesh, watchdog.pause, foresight),
+      compiler=self._compiler(store.task.mesh, watchdog.pause, foresight, measured),
       folder=self.folder,
       throughput=self._throughput(store.task.mesh, data.batch_size),
       goodput=spent,
@@ -174,10 +176,12 @@ class Run:
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       verifier=verifier_of(e, store.task, train_data),
       trackers=e.trackers(self.folder),
-      callbacks=[records, *self._callbacks(store, eval_data), foresight],
+      callbacks=[records, *self._callbacks(store, eval_data, measured), foresight, measured],
     )
 
-  def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:
+  def _callbacks(
+    self, store: StateStore, eval_data: Mapping[str, Input], measured: MeasuredStep
+  ) -> list[Callback]:
     """Returns what is called at the events of the loop; the class Callback states the order."""
     e = self.experiment
     best, local = self._best(store, eval_data), store.local
@@ -189,7 +193,7 @@ class Run:
       *([SpikeDetector(factor, window)] if factor else []),
       *([best] if best else []),
       *e.callbacks(),
-      StepProfiler(folder, first, count, e.MAX_STEPS),
+      StepProfiler(folder, first, count, e.MAX_STEPS, measured.traced),
     ]
 
   def _best(self, store: StateStore, eval_data: Mapping[str, Input]) -> Best | None:
@@ -210,16 +214,23 @@ class Run:
       larger=task.larger_is_better(metric),
     )  # fmt: skip
 
-  def _compiler(self, mesh: Mesh, beat: Callable[[], None], foresight: Foresight) -> StepCompiler:
+  def _compiler(
+    self, mesh: Mesh, beat: Callable[[], None], *readers: Foresight | MeasuredStep
+  ) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
     memory = MemoryCheck(mesh, self.check_memory, copies=int(e.VERIFY_EVERY_N_STEPS > 0))
+
+    def read(compiled: jax.stages.Compiled) -> None:
+      for reader in readers:
+        reader.compiled(compiled)
+
     if self.compiled_step is None:
-      return StepCompiler(memory, options, beat=beat, on_compiled=foresight.compiled)
+      return StepCompiler(memory, options, beat=beat, on_compiled=read)
     saved = SavedStep(self.compiled_step, e.values(), options)
     saved.check(mesh)
-    return StepCompiler(memory, options, saved, beat, foresight.compiled)
+    return StepCompiler(memory, options, saved, beat, read)
 
   def _throughput(self, mesh: Mesh, batch_size: int) -> Throughput:
     tokens = batch_size * self.experiment.MAX_SEQ_LEN

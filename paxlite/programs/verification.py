@@ -5,15 +5,15 @@ import math
 
 import jax
 
-from paxlite.cli.terminal import say
 from paxlite.compilation.versions import versions
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metrics import to_host
 from paxlite.parallel import devices
+from paxlite.processes.process_messages import say_once
 from paxlite.programs.agreement import compare_configs
-from paxlite.programs.replay import Replay
-from paxlite.programs.run import Run, holding
+from paxlite.programs.replay import Replay, copied
+from paxlite.programs.run import Run
 from paxlite.programs.starts import MESH, last_start, of_span, other_values
 from paxlite.tracking.summaries import short
 from paxlite.tracking.writers import TrainRecords, read_records
@@ -37,14 +37,13 @@ def verify(run: Run, first: int | None = None, last: int | None = None) -> None:
     UserError: There is nothing to compare, or a checkpoint is damaged.
     TrainingError: The replay gave something else.
   """
-  with holding(run, deletes=False) as (held, _):
-    compare_configs(held)
-    replay = Replay(held)
-    first, last = _chosen(replay, first, last)
-    replay.check(first)
-    replay.check(last)
-    replay.check_same_course(first, last)
-    _verify(replay, first, last)
+  compare_configs(run)
+  replay = Replay(copied(run))
+  first, last = _chosen(replay, first, last)
+  replay.check(first)
+  replay.check(last)
+  replay.check_same_course(first, last)
+  _verify(replay, first, last)
 
 
 def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, int]:
@@ -58,12 +57,12 @@ def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, i
 
 
 def _verify(replay: Replay, first: int, last: int) -> None:
-  say(f'Devices: {devices.described()}')
+  say_once(f'Devices: {devices.described()}')
   reasons = _other_bits(replay, first, last)
   begin = 'the beginning' if not first else f'the checkpoint of step {first:,}'
-  say(f'Replaying {last - first:,} steps from {begin} to that of step {last:,}.')
+  say_once(f'Replaying {last - first:,} steps from {begin} to that of step {last:,}.')
   for reason in reasons:
-    say(f'Other bits are expected: {reason}.')
+    say_once(f'Other bits are expected: {reason}.')
   recorded = {
     record['step']: record
     for record in read_records(replay.run.folder / TrainRecords.name)
@@ -83,11 +82,13 @@ def _verify(replay: Replay, first: int, last: int) -> None:
   numbers = sum(x.size for x in arrays)
   _say_metrics(found)
   if not other:
-    say(f'State of step {last:,}: {len(arrays)} arrays, {numbers:,} numbers, equal bit for bit.')
+    say_once(
+      f'State of step {last:,}: {len(arrays)} arrays, {numbers:,} numbers, equal bit for bit.'
+    )
   else:
-    say(f'State of step {last:,}: {len(other)} of {len(arrays)} arrays differ:')
+    say_once(f'State of step {last:,}: {len(other)} of {len(arrays)} arrays differ:')
     for difference in sorted(other, key=lambda d: -d.largest)[:_SHOWN]:
-      say(f'  {difference}')
+      say_once(f'  {difference}')
   dtype = replay.run.experiment.values().get('FPROP_DTYPE', 'float32')
   tolerance = _TOLERANCES.get(str(dtype), 2e-2)
   if reasons and other and not found.compared:
@@ -96,7 +97,7 @@ def _verify(replay: Replay, first: int, last: int) -> None:
       'order: this cannot be judged'
     )
   if reasons and found.largest <= tolerance:
-    say(
+    say_once(
       f'Losses agree within {found.largest:.1e}. For sums in another order, {tolerance:.0e} is '
       f'allowed (FPROP_DTYPE={dtype}).'
     )
@@ -175,10 +176,10 @@ class _Found:
 
 def _say_metrics(found: _Found) -> None:
   if not found.compared:
-    say('No step between them is in metrics.jsonl (SUMMARY_INTERVAL_STEPS says which are).')
+    say_once('No step between them is in metrics.jsonl (SUMMARY_INTERVAL_STEPS says which are).')
   elif not found.steps:
-    say(f'Loss and gradients of {found.compared:,} recorded steps: equal bit for bit.')
+    say_once(f'Loss and gradients of {found.compared:,} recorded steps: equal bit for bit.')
   else:
-    say(f'{len(found.steps):,} of {found.compared:,} recorded steps differ, the first ones:')
+    say_once(f'{len(found.steps):,} of {found.compared:,} recorded steps differ, the first ones:')
     for text in found.steps[:_SHOWN]:
-      say(f'  {text}')
+      say_once(f'  {text}')

@@ -4,7 +4,8 @@ Finds where two runs part that should agree. It prints what differs before train
 versions, devices, data), the first recorded step with other numbers, and the last checkpoints that
 are equal. From there it replays both, and names the first step that gives other bits, and in it the
 batch, the gradients or the arrays that differ. NAME=VALUE changes both, such as the mesh, where
-this machine has other devices. Nothing is written. docs/verifying.md tells more.
+this machine has other devices. Nothing is written. Several processes are started as those of a run
+are. docs/verifying.md tells more.
 
 Example:
   paxlite bisect runs/yesterday runs/today
@@ -27,6 +28,7 @@ PARSER.option(
   '--import', 'a module of yours with the class of a run', action='append', default=[],
   dest='imports', metavar='MODULE',
 )  # fmt: skip
+PARSER.processes()
 PARSER.attributes()
 
 
@@ -37,16 +39,32 @@ def main(argv: Sequence[str]) -> None:
 
   from paxlite.compilation import cache
   from paxlite.parallel import devices
+  from paxlite.processes import join
+  from paxlite.programs.agreement import statement
   from paxlite.programs.bisection import bisect
 
   runs = [_run(folder, args.attributes) for folder in (args.first, args.second)]
-  cache.enable()
-  devices.present()
-  bisect(*runs)
+  peers = join.join(
+    args.server_addr,
+    args.num_hosts,
+    args.host_idx,
+    required=args.multiprocess_gpu,
+    statement=lambda: {
+      f'{name} of {run}': stated
+      for run, each in zip('AB', runs, strict=True)
+      for name, stated in statement(each, 'bisect').items()
+    },
+  )
+  if peers.count == 1:
+    cache.enable()
+    devices.present()
+  with peers, join.leaving_together():
+    bisect(*runs)
 
 
 def _run(folder: str, changes: Mapping[str, str]) -> 'Run':
   from paxlite.programs.launch import run_in
+  from paxlite.programs.replay import copied
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
   from paxlite.programs.weights_model import build_experiment
@@ -56,6 +74,4 @@ def _run(folder: str, changes: Mapping[str, str]) -> 'Run':
     raise UserError(f'{folder} holds no run (experiment.json is missing)')
   experiment = build_experiment(found['experiment'], [], dict(changes), found)
   path, address = located_run(folder, None)
-  if address is not None:
-    raise UserError(f'{folder} is in an object store: copy it here first')
-  return Run(experiment, path, read_only=True, save=False)
+  return copied(Run(experiment, path, address=address, read_only=True, save=False))

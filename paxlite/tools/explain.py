@@ -1,9 +1,10 @@
 """paxlite explain EXPERIMENT [--target=v5e-256] [NAME=VALUE …] [--html=step.html]
 
 Compiles the train step of an experiment, and says what it is made of: every weight and every saved
-activation with its logical axes, the mesh axes that split it, and its bytes on a device; the
-collectives of every block, with their bytes, and whether the schedule hides them; the matrix
-products that run again in the backward pass; the memory of a device. NAME=VALUE sets an attribute.
+activation with its logical axes, the mesh axes that split it, and its bytes on a device; the share
+of every block in FLOPs, memory traffic and foreseen seconds; the collectives of every block, with
+their bytes, and whether the schedule hides them; the matrix products that run again in the backward
+pass; the memory of a device. NAME=VALUE sets an attribute.
 
 The targets are those of paxlite compile. The default is here: as many devices as the mesh has.
 

@@ -1,17 +1,20 @@
 """Two runs that should agree, and do not."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from paxlite.data import packaged
 from tests.runs.test_verifying import FLIPPED, SHORT
 from tests.support import runs
+from tests.support.processes import on_processes, process_flags
 
 
-def bisected(one, other, *flags: str, code: int = 0) -> str:
+def bisected(one, other, *flags: str, code: int = 0, devices: int = 1) -> str:
   command = ['bisect', str(one), str(other), '--import=tests.support.experiments', *flags]
-  result = runs.module('paxlite', *command, code=code)
+  result = runs.module('paxlite', *command, code=code, devices=devices)
   return result.stdout + result.stderr
 
 
@@ -48,7 +51,16 @@ def test_runs_that_agree(run, tmp_path):
     ),
     (
       'ACTIVATION_CLS=gelu_exact',
-      ['Records: they part at step 1: ', 'gradients: ', 'arrays differ'],
+      [
+        'Records: they part at step 1: ',
+        'gradients: ',
+        'arrays differ',
+        'layers: the first whose output differs is transformer/x_layers_0/ff_layer/',
+      ],
+    ),
+    (
+      'Z_LOSS_WEIGHT=0.01',
+      ['layers: the outputs of all ', 'the loss or the backward pass makes the difference'],
     ),
     ('SEED=4', ['They part before the first step.', 'params/embedding/emb_var: ']),
     ('MODEL_DIMS=64', ['Checkpoints: arrays have other shapes: opt_state/1/m/embedding/emb_var']),
@@ -70,6 +82,38 @@ def test_a_run_whose_memory_lost_a_bit(run, tmp_path):
   assert 'the states of step 4 are equal bit for bit' in found
   assert 'Replaying both from step 4:' in found
   assert 'both give the same bits up to step 8, on this machine' in found
+
+
+@pytest.mark.slow
+def test_the_first_layer_that_differs_on_four_devices(tmp_path):
+  flags = [*SHORT, '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=2', '--fdl.MAX_STEPS=2']
+  runs.run(tmp_path / 'one', *flags, devices=4)
+  other = ['--fdl.ACTIVATION_CLS=gelu_exact', '--fdl.NUM_MICROBATCHES=2']
+  runs.run(tmp_path / 'other', *flags, *other, devices=4)
+  found = bisected(tmp_path / 'one', tmp_path / 'other', devices=4)
+  assert 'layers: the first whose output differs is transformer/x_layers_0/ff_layer/' in found
+
+
+@pytest.mark.slow
+def test_on_two_processes(tmp_path):
+  for name, rate in (('one', '6e-4'), ('two', '7e-4')):
+    flags = ['--fdl.MAX_STEPS=4', '--fdl.NUM_LAYERS=1', f'--fdl.LEARNING_RATE={rate}']
+    on_processes(tmp_path / name, 2, *flags, config='TinyGPT')
+  folders = [str(tmp_path / name) for name in ('one', 'two')]
+  started = [
+    runs.started(
+      [sys.executable, '-m', 'paxlite', 'bisect', *folders, *flags], runs.environment(2),
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    for flags in process_flags(2)
+  ]  # fmt: skip
+  ended = [process.communicate(timeout=300) for process in started]
+  assert [process.returncode for process in started] == [0, 0], ended
+  alone = runs.module('paxlite', 'bisect', *folders, devices=4).stdout
+  assert 'step 2: the state before it and its batch are equal' in alone
+  first, second = ([line for line in out.splitlines() if 'Gloo' not in line] for out, _ in ended)
+  assert first == alone.splitlines()
+  assert not second
 
 
 @pytest.mark.slow

@@ -324,6 +324,38 @@ def test_a_poisoned_record_is_found_looked_at_left_out(tmp_path, got, capsys, mo
 
 
 @pytest.mark.slow
+def test_records_of_any_name_are_planned_and_some_must_be_left(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  names = ['a.jsonl', 'b:1,c:2.jsonl', '#d.jsonl']
+  for name in names:
+    shutil.copy(documents(tmp_path, 12), tmp_path / name)
+  e = Streamed(**VALUES, TRAIN_SOURCES=names, HELD_OUT_EVERY=0, VOCAB_PATH=packaged.VOCAB)
+  run = tmp_path / 'run'
+  train(Run(e.replaced(MAX_STEPS=1), run))
+  asked = f'a.jsonl:3, {names[1]}:2,./a.jsonl:3,{tmp_path}/{names[1]}:4,#d.jsonl:12'
+  said = shown(capsys, run, f'--without={asked}')
+  out = tmp_path / 'left_out.txt'
+  lines = ['a.jsonl:3', f'{names[1]}:2', f'{tmp_path}/{names[1]}:4', './#d.jsonl:12']
+  assert out.read_text().splitlines() == lines
+  assert said.count('jsonl') == 4
+  train(Run(e.replaced(MAX_STEPS=25, LEAVE_OUT=str(out)), run))
+  data = RunData(str(run))
+  seen = {
+    str(place_of(data.data_of(step), p.key))
+    for step, batch in data.batches(2, 25)
+    for r in range(4)
+    for p in pieces(batch, r)
+  }
+  assert {f'{names[1]}:3', 'a.jsonl:2', '#d.jsonl:11'} <= seen
+  assert seen.isdisjoint({'a.jsonl:3', f'{names[1]}:2', f'{names[1]}:4', '#d.jsonl:12'})
+  with pytest.raises(UserError, match='leaves these records out already'):
+    shown(capsys, run, f'--without={tmp_path}/a.jsonl:3')
+  everything = ','.join(f'{name}:{i + 1}' for name in names for i in range(12))
+  with pytest.raises(UserError, match=r'--without: too little is left to train on: .*LEAVE_OUT'):
+    shown(capsys, run, f'--without={everything}')
+
+
+@pytest.mark.slow
 def test_the_file_that_a_run_reads_is_not_overwritten(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   e, run, name = experiment(tmp_path, 'sft', MAX_STEPS=2), tmp_path / 'run', 'examples.jsonl'

@@ -253,6 +253,42 @@ def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, schem
 
 
 @pytest.mark.slow
+def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
+  """On another machine, which the runs know nothing of; any of the checkpoints can be taken."""
+  for name, rate in (('one', '6e-4'), ('two', '7e-4')):
+    place = f's3://bkt/verified/{name}'
+    run(place, tmp_path / 'a', s3.environment(), f'--fdl.LEARNING_RATE={rate}')
+  for name, value in {**s3.environment(), 'XDG_CACHE_HOME': str(tmp_path / 'cache')}.items():
+    monkeypatch.setenv(name, value)
+  store = ObjectStore.opened('s3://bkt')
+  held = lambda: {o.key: o.tag for o in store.below('verified')}
+  before, one, two = held(), 's3://bkt/verified/one', 's3://bkt/verified/two'
+  paxlite = lambda *arguments, code=0: runs.module('paxlite', *arguments, code=code)
+  found = paxlite('verify', one).stdout
+  assert 'Replaying 3 steps from the checkpoint of step 9 to that of step 12.' in found
+  assert 'Loss and gradients of 3 recorded steps: equal bit for bit.' in found
+  found = paxlite('verify', one, '--from_step=0', '--to_step=3').stdout
+  assert 'State of step 3: ' in found
+  assert 'numbers, equal bit for bit.' in found
+  found = paxlite('bisect', one, two).stdout
+  assert 'Checkpoints: those of step 3 differ in ' in found
+  assert 'step 2: the state before it and its batch are equal' in found
+  assert 'are equal, so the optimizer makes the difference' in found
+  found = paxlite('data', one, two).stdout
+  assert 'were trained on the same batches in all 12 steps' in found
+  assert 'Row 0' in paxlite('data', one, '--step=7').stdout
+  assert held() == before
+  store.delete([key for key in before if '/one/checkpoints/checkpoint_00000009/' in key])
+  found = paxlite('verify', one).stdout  # although there is a copy of it here
+  assert 'Replaying 6 steps from the checkpoint of step 6 to that of step 12.' in found
+  assert 'has no checkpoint of step 9' in paxlite('verify', one, '--from_step=9', code=2).stderr
+  store.delete([key for key in before if '/two/checkpoints/' in key])
+  found = paxlite('bisect', one, two, code=2)
+  assert 'LEARNING_RATE: 0.0006 in A, 0.0007 in B' in found.stdout
+  assert 'holds no weights' in found.stderr
+
+
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
   place, environment = 's3://bkt/flipped', s3.environment()
   run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=6')

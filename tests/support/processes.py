@@ -26,19 +26,22 @@ def start_processes(
   each: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
   """Starts main on `count` processes of 4 / count devices; `each` has one more flag for each."""
+  return [
+    runs.started(
+      runs.command(folder, *MESH, *flags, *each[i : i + 1], *own, config=config, module=module),
+      runs.environment(4 // count) | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    for i, own in enumerate(process_flags(count))
+  ]  # fmt: skip
+
+
+def process_flags(count: int) -> list[list[str]]:
+  """Returns the flags by which `count` processes on this machine find each other, for each."""
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{s.getsockname()[1]}'
-  return [
-    runs.started(
-      runs.command(
-        folder, *MESH, *flags, *each[i : i + 1], '--multiprocess_gpu', f'--server_addr={address}',
-        f'--num_hosts={count}', f'--host_idx={i}', config=config, module=module,
-      ),
-      runs.environment(4 // count) | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )
-    for i in range(count)
-  ]  # fmt: skip
+  shared = ['--multiprocess_gpu', f'--server_addr={address}', f'--num_hosts={count}']
+  return [[*shared, f'--host_idx={i}'] for i in range(count)]
 
 
 def on_processes(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from paxlite.core.json_text import JsonObject
 from paxlite.files import html_page
 from paxlite.files.html_page import shortened
-from paxlite.tools.report_page import forecasts, spike_texts, tables
+from paxlite.tools.report_page import forecasts, spike_texts, step_blocks, tables
 from paxlite.tools.report_page.curves import stroke
 from paxlite.tools.report_page.records import Points, RunRecords, thinned
 
@@ -67,6 +67,8 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
     _table('What the time was spent on', tables.goodputs(runs)),
     _table('A step, foreseen and measured', forecasts.table(runs)),
     *(f'<p class="note">{html.escape(text)}</p>' for text in forecasts.notes(runs)),
+    _table('The blocks of a step', step_blocks.table(runs)),
+    *(f'<p class="note">{html.escape(text)}</p>' for text in step_blocks.notes(runs)),
     _table('What differs', tables.differences(runs)) if len(runs) > 1 else '',
     _samples(runs),
     _values(runs),

@@ -81,6 +81,11 @@ class RunRecords:
     """What the program of a step was foreseen to take, and what it took; see programs.foresight."""
     return self._object('foreseen.json')
 
+  @functools.cached_property
+  def step_blocks(self) -> JsonObject:
+    """What the blocks of the model have of a traced step; see programs.measured_step."""
+    return self._object('step_blocks.json')
+
   @property
   def warnings(self) -> list[str]:
     """Sentences about what is missing or left out."""

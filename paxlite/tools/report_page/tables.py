@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metric_names import larger_is_better
-from paxlite.tools.report_page import forecasts
+from paxlite.tools.report_page import forecasts, step_blocks
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing, number
 
@@ -97,9 +97,10 @@ def versions(runs: Sequence[RunRecords]) -> Table:
 
 
 def markdown(runs: Sequence[RunRecords]) -> str:
-  """Returns the summary, the evaluations, the forecasts and the differences as Markdown."""
+  """Returns the summary, the evaluations, the steps and the differences as Markdown."""
   parts = [_markdown(summary(runs)), _markdown(evaluations(runs))]
-  parts += [_markdown(forecasts.table(runs)), '\n\n'.join(forecasts.notes(runs))]
+  for part in (forecasts, step_blocks):
+    parts += [_markdown(part.table(runs)), '\n\n'.join(part.notes(runs))]
   if len(runs) > 1:
     parts.append(_markdown(differences(runs)))
   return '\n\n'.join(filter(None, parts)) + '\n'

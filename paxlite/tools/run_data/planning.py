@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.data import left_out
+from paxlite.data.base import Input
 from paxlite.data.documents import DocumentDataset
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.origins import names_records, pieces, place_of
@@ -22,7 +23,7 @@ from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data.texts import check_row
 
 _OUTPUT = 'left_out.txt'
-_BORDER = re.compile(r'(:\d+)\s*,')  # names of files may have commas
+_END = re.compile(r':\d+(?=\s*(?:,|$))')  # of a FILE:RECORD; names of files may have commas
 
 
 def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
@@ -38,12 +39,13 @@ def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
     UserError: A record is none of the data, cannot be left out exactly, or the file is another one,
       or one that tells what the steps so far were trained without.
   """
-  before = _before(run)
-  new = [p for p in _places(run, asked) if _name(p) not in set(map(_name, before))]
+  before, data = _before(run), run.plain_data()
+  old = {left_out.key_of(place) for place in before}
+  new = [p for p in _places(run, asked, data) if left_out.key_of(p) not in old]
   if not new:
     raise UserError(f'--without={asked}: {run.place} leaves these records out already')
-  text = ''.join(f'{_name(place)}\n' for place in [*before, *new])
-  _check(run, text, new)
+  text = ''.join(f'{_line(place)}\n' for place in [*before, *new])
+  _check(data, text, new)
   output = _output(run, output)
   if os.path.exists(output) and not _is_old(output, before):
     raise UserError(f'--output={output} exists, and names other records: choose another file')
@@ -87,17 +89,45 @@ def _name(place: Place) -> str:
   return f'{place.source}:{place.record}'
 
 
-def _places(run: RunData, asked: str) -> list[Place]:
-  found: dict[str, Place] = {}
-  parts = _BORDER.sub(r'\1\0', asked).split('\0')
-  for word in filter(None, (part.strip(', ') for part in parts)):
+def _line(place: Place) -> str:
+  """Returns the line of LEAVE_OUT that names a record."""
+  name = _name(place)
+  if name.splitlines() != [name]:
+    raise UserError(f'--without={name!r}: a name with a line break cannot be in a file of names')
+  is_plain = name == name.strip() and not name.startswith('#')
+  return name if is_plain else f'./{name}'
+
+
+def _words(asked: str, sources: Sequence[str]) -> Iterator[str]:
+  """Yields FILE:RECORD and STEP:ROW of a list with commas, which names of files may have, too.
+
+  Args:
+    asked: The list.
+    sources: The names of the files and datasets. Of several borders, the last one that makes one of
+      them is taken: with the file `a:1,b.jsonl`, the list a:1,b.jsonl:2 is one record.
+  """
+  spelled = [spelling for name in sources for spelling in (name, canonical(name))]
+  most = 1 + max((len(_END.findall(name)) for name in spelled), default=0)
+  rest = asked.strip(', ')
+  while rest:
+    ends = itertools.islice(_END.finditer(rest), most)
+    words = [rest[: end.end()] for end in ends] or [rest]
+    known = [word for word in words if left_out.is_of(Place.of(word), sources)]
+    word = [words[0], *known][-1]
+    yield word
+    rest = rest[len(word) :].lstrip(', ')
+
+
+def _places(run: RunData, asked: str, data: Input) -> list[Place]:
+  found: dict[left_out.Key, Place] = {}
+  for word in _words(asked, left_out.sources(data)):
     place = Place.of(word)
     if place.record is None:
       raise UserError(f'--without={word} must be FILE:RECORD or STEP:ROW')
     for each in (
       _of_row(run, int(place.source), place.record) if place.source.isdecimal() else [place]
     ):
-      found[_name(each)] = each
+      found.setdefault(left_out.key_of(each), each)
   if not found:
     raise UserError('--without= names no record: FILE:RECORD or STEP:ROW')
   return list(found.values())
@@ -115,23 +145,37 @@ def _of_row(run: RunData, step: int, row: int) -> list[Place]:
   return places
 
 
-def _check(run: RunData, text: str, new: Sequence[Place]) -> None:
-  """Raises UserError if the data cannot leave these records out, or do not have one of them."""
+def _check(data: Input, text: str, new: Sequence[Place]) -> None:
+  """Raises UserError if the data cannot leave these records out, or do not have one of them.
+
+  The data then leave them out.
+  """
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'left_out.txt'
     path.write_text(text)
-    data = left_out.without(run.plain_data(), str(path), '--without')
+    left_out.without(data, str(path), '--without')
   inputs = data.inputs if isinstance(data, MixtureInput) else [data]
   for each in inputs:
-    for dataset in each.source.datasets if isinstance(each, StreamInput) else ():
-      if isinstance(dataset, DocumentDataset):
-        _check_records(dataset, new)
+    if isinstance(each, StreamInput):
+      for dataset in each.source.datasets:
+        if isinstance(dataset, DocumentDataset):
+          _check_records(dataset, new)
+      _check_left(each)
+
+
+def _check_left(data: StreamInput) -> None:
+  """Raises UserError if a stream cannot make a batch of what is left of it."""
+  batches = data.train_batches(0, slice(0, data.batch_size))
+  try:
+    next(batches)
+  except UserError as e:
+    raise UserError(f'--without: too little is left to train on: {e}') from None
 
 
 def _check_records(dataset: DocumentDataset, new: Sequence[Place]) -> None:
   """Raises UserError if files do not have a record; datasets of many files are not read for it."""
   for source in dataset.sources:
-    wanted = {_name(p) for p in new if left_out.same_source(p, source.name)}
+    wanted = {_name(p) for p in new if left_out.is_of(p, [source.name])}
     if not wanted or not isinstance(source, File):
       continue
     numbers = {p.rpartition(':')[2] for p in wanted}
@@ -146,6 +190,6 @@ def _check_records(dataset: DocumentDataset, new: Sequence[Place]) -> None:
 def _is_old(output: str, before: Sequence[Place]) -> bool:
   """Whether a file names nothing that the run does not leave out already."""
   try:
-    return {_name(p) for p in left_out.read(output)} <= set(map(_name, before))
+    return set(map(left_out.key_of, left_out.read(output))) <= set(map(left_out.key_of, before))
   except UserError:
     return False

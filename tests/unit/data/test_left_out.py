@@ -14,6 +14,7 @@ from paxlite.data.fingerprints import change, identity, newly_left_out
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.left_out import read, without
 from paxlite.data.origins import ORIGIN, Field, place_of, traced
+from paxlite.data.places import Place
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
@@ -157,6 +158,37 @@ def test_files_of_one_name_have_other_checksums(tmp_path, kind):
     found.append(identity(without(each, file_of(tmp_path, name))))
   assert found[1] == found[2]
   assert change(found[1], found[0]).startswith('LEAVE_OUT does not name all')
+
+
+@pytest.mark.cases(fast=2, slow=1)
+@pytest.mark.parametrize('kind', ['sft packed', 'text packed', 'documents .jsonl 1 stream'])
+def test_two_spellings_of_a_record_are_one_record(tmp_path, kind):
+  name = name_of(made(tmp_path, kind), (0, 0, 0, 0))
+  file, _, number = name.rpartition(':')
+  (tmp_path / 'link').symlink_to(file)
+  spelled = [f'{tmp_path}/link:{number}', name, f'{tmp_path}/../{tmp_path.name}/link:{number}']
+  assert len(read(file_of(tmp_path, *spelled))) == 1
+  plain = identity(without(made(tmp_path, kind), file_of(tmp_path, name)))
+  assert identity(without(made(tmp_path, kind), file_of(tmp_path, *spelled))) == plain
+  assert len(plain['left_out']) == 1
+
+
+def test_a_name_may_look_like_a_record(tmp_path):
+  file = write(tmp_path / 'a:1,b:2.jsonl', [{'text': f'{i} is here'} for i in range(9)])
+  data = StreamInput(DocumentSource([file], packaged.VOCAB, 8192), 48, 2, 'packed')
+  assert read(file_of(tmp_path, f'{file}:3'))[0] == Place(file, 3)
+  without(data, file_of(tmp_path, f'{file}:3'))
+  assert data.source.datasets[0].left_out == {f'{file}:3'}
+  with pytest.raises(UserError, match='a:1 is no record of'):
+    without(data, file_of(tmp_path, f'{tmp_path}/a:1'))
+
+
+def test_a_stream_of_which_all_is_left_out_says_so(tmp_path):
+  file = write(tmp_path / 'docs.jsonl', [{'text': f'{i} is here'} for i in range(9)])
+  data = StreamInput(DocumentSource([file], packaged.VOCAB, 8192), 48, 2, 'packed')
+  without(data, file_of(tmp_path, *(f'{file}:{i + 1}' for i in range(9))))
+  with pytest.raises(UserError, match='too small, or LEAVE_OUT names too many of its records'):
+    next(data.train_batches(0, slice(0, 2)))
 
 
 @pytest.mark.parametrize('kind', ['sft packed', 'text packed'])

@@ -7,6 +7,7 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.foresight import Foresight
+from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.run import Run
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback, Request
@@ -102,7 +103,8 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   values = dict(LOSS_SPIKE_FACTOR=2.0, KEEP_BEST=True, LOCAL_CHECKPOINT_EVERY_N_STEPS=2)
   e = Whole(**VALUES, **values, LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'))
   kinds = [type(c) for c in Run(e, tmp_path).trainer().callbacks]
-  assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, StepProfiler, Foresight]
+  last = [StepProfiler, Foresight, MeasuredStep]
+  assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, *last]
 
 
 @pytest.mark.slow

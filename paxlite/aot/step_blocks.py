@@ -1,0 +1,135 @@
+"""What the blocks of a model have of a step: FLOPs, traffic, and seconds, foreseen and measured.
+
+Each kernel of the compiled program belongs to one block, by the path that JAX has noted for it. The
+names are those of origins.py, which explanations have, too. A trace of the profiler says how long
+each instruction took; the program says which block it is of.
+"""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paxlite.aot.collectives import collective
+from paxlite.aot.costs import Costs
+from paxlite.aot.hlo import Computation, Instruction, Program
+from paxlite.aot.origins import Paths, label, origins
+from paxlite.aot.schedule import Speed
+
+COLLECTIVES, ELSEWHERE = 'collectives', 'elsewhere'
+UNKNOWN = 'not in the program'  # measured instructions that the compiled program does not have
+_CONTAINERS = 'while', 'call', 'conditional'  # they take as long as what they run, which counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A part of a step on one device.
+
+  Attributes:
+    flops: FLOPs of its kernels.
+    bytes: Bytes that its kernels read from and write to main memory.
+    foreseen: Seconds of its kernels, one after the other, at the speeds of the chip; None where
+      these are not known, and for collectives, which kernels may hide.
+    measured: Seconds of its instructions in a trace, one after the other; None where there is none.
+  """
+
+  flops: float = 0.0
+  bytes: int = 0
+  foreseen: float | None = None
+  measured: float | None = None
+
+
+def blocks_of(
+  costs: Costs,
+  mesh_sizes: Mapping[str, int],
+  speed: Speed | None = None,
+  measured: Mapping[str, float] | None = None,
+) -> dict[str, Block]:
+  """Returns the blocks of a step by their names.
+
+  A kernel of several blocks is one of 'several', or of 'layer (several)'. Collectives are a block
+  of their own.
+
+  Args:
+    costs: The costs of the program of a step.
+    mesh_sizes: Devices by axis of its mesh.
+    speed: The speeds of the device.
+    measured: Seconds in a step by the name of the instruction, as `traced_seconds` returns them.
+  """
+  naming = _Naming(costs.program, mesh_sizes)
+  flops: dict[str, float] = collections.defaultdict(float)
+  moved: dict[str, int] = collections.defaultdict(int)
+  foreseen: dict[str, float] = collections.defaultdict(float)
+  took: dict[str, float] = collections.defaultdict(float)
+  for kernel, count in costs.kernels():
+    name = naming.block(kernel.computation, kernel.instruction)
+    moved[name] += 0 if name == COLLECTIVES else count * kernel.bytes
+    flops[name] += count * sum(kernel.flops.values())
+    foreseen[name] += 0.0 if speed is None else count * speed.kernel(kernel)
+  for instruction, seconds in (measured or {}).items():
+    place = naming.instructions.get(instruction)
+    if place is None or place[1].opcode not in _CONTAINERS:
+      took[UNKNOWN if place is None else naming.block(*place)] += seconds
+  return {
+    name: Block(
+      flops[name],
+      moved[name],
+      None if speed is None or name in (COLLECTIVES, UNKNOWN) else foreseen[name],
+      None if measured is None else took[name],
+    )
+    for name in {**moved, **took}
+  }
+
+
+class _Naming:
+  """The blocks of the instructions of a program."""
+
+  def __init__(self, program: Program, mesh_sizes: Mapping[str, int]):
+    self._paths, self._sizes = Paths(program), mesh_sizes
+    self.instructions = {
+      instruction.name: (computation, instruction)
+      for computation in program.computations.values()
+      for instruction in computation
+    }
+
+  def block(self, computation: Computation, instruction: Instruction) -> str:
+    if collective(computation, instruction, self._sizes) is not None:
+      return COLLECTIVES
+    path = self._paths.path(computation, instruction)
+    return label(tuple(part.block for part in origins(path))) if path else ELSEWHERE
+
+
+def traced_seconds(folder: pathlib.Path, module: str, runs: int) -> dict[str, float]:
+  """Returns the seconds of each instruction of a program in one run on one device, by its name.
+
+  Traces of CPUs and GPUs name the instruction of each event, and those of TPUs the program of none.
+
+  Args:
+    folder: The folder of traces, which has plugins/profile/…; the newest one is read.
+    module: The name of the program, such as jit_step.
+    runs: How often each device has run it while it was traced.
+  """
+  from jax.profiler import ProfileData
+
+  found: dict[str, float] = collections.defaultdict(float)
+  devices = set()
+  for path in sorted(folder.rglob('*.xplane.pb'))[-1:]:
+    for device, name, seconds in _events(ProfileData.from_file(str(path)), module):
+      devices.add(device)
+      found[name] += seconds
+  return {name: seconds / runs / len(devices) for name, seconds in found.items()}
+
+
+def _events(profile: Any, module: str) -> Iterator[tuple[str, str, float]]:
+  """Yields (device, instruction, seconds) of each run of an instruction."""
+  for plane in profile.planes:
+    of_device = plane.name.startswith('/device:')
+    for line in plane.lines:
+      if of_device and not line.name.startswith('Stream'):
+        continue  # what is derived from the streams
+      for event in line.events:
+        stats = dict(event.stats)
+        if stats.get('hlo_module') == module and 'hlo_op' in stats:
+          device = plane.name if of_device else str(stats.get('device_ordinal', 0))
+          yield device, str(stats['hlo_op']), event.duration_ns / 1e9
