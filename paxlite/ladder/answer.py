@@ -82,7 +82,7 @@ class Answer:
 
     None if the others are too few for a law.
     """
-    if len(self.sizes) <= MIN_SIZES + 1:
+    if len(self.sizes) <= MIN_SIZES:
       return None
     largest, parameters = self.sizes[-1]
     law = self.law(without=largest)
@@ -100,18 +100,26 @@ class Answer:
     rows.append((str(self.asked), *_counts(self.parameters), '', f'{foreseen.loss:.4f}'))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = lambda row: '  '.join(f'{x:>{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
-    low, high = law.exponent_interval(CONFIDENCE)
     lines = [
       *map(line, rows),
       '',
       f'{self.asked} is foreseen to reach {foreseen.loss:.4f}, and with {CONFIDENCE:.0%} between '
       f'{between}.',
-      f'The law is {law.limit:.3f} + {law.amplitude:.4g} · (parameters in blocks)^-'
-      f'{law.exponent:.3f}; the exponent is between {low:.3f} and {high:.3f}.',
+      self._law_line(law),
       *self._check_lines,
       *self._rate_lines,
     ]
     return '\n'.join(lines)
+
+  def _law_line(self, law: ScalingLaw) -> str:
+    low, high = law.exponent_interval(CONFIDENCE)
+    between = f'between {low:.2g} and {high:.2g} ({CONFIDENCE:.0%})'
+    if not law.is_determined:
+      return f'These sizes do not determine the exponent of the law, which is {between}.'
+    return (
+      f'The law is about {law.limit:.3f} + {law.amplitude:.3g} · (parameters in blocks)^-'
+      f'{law.exponent:.3f}; its exponent is {between}.'
+    )
 
   @property
   def _check_lines(self) -> list[str]:

@@ -1,10 +1,13 @@
 """The loss as a function of the size of a model, with what is not known about it.
 
 The law is L(N) = E + A · N^−α (https://arxiv.org/abs/2203.15556, with one number of tokens for all
-sizes). For a given α it is a line in N^−α. Its least squares, and its prediction with an unknown
-variance of the noise, which has a Student's t-distribution, are known in closed form. The exponents
-are weighed by how well their lines fit. So few points with much noise give a wide interval, and
-nothing is drawn at random.
+sizes). For a given α it is a line in N^−α through the mean losses of the sizes. Its least squares,
+and its prediction with an unknown variance, which has a Student's t-distribution, are known in
+closed form. The exponents are weighed by how well their lines fit. So few sizes with much noise
+give a wide interval, and nothing is drawn at random.
+
+What the law misses is an error of a size, which more seeds of that size do not make smaller. So the
+variance is that of the means around the law, and a single run also has the variance between seeds.
 """
 
 import dataclasses
@@ -16,7 +19,7 @@ from scipy import optimize, special
 from paxlite.core.errors import UserError
 
 _EXPONENTS = np.geomspace(0.01, 2.0, 400)
-MIN_SIZES = 3
+MIN_SIZES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,26 +52,27 @@ class ScalingLaw:
       losses: The loss of each.
 
     Raises:
-      UserError: There are fewer than MIN_SIZES sizes or fewer than four models, or a loss is not
-        finite.
+      UserError: There are fewer than MIN_SIZES sizes, a loss is not finite, or no law fits.
     """
-    self.sizes = np.asarray(sizes, float)
-    self.losses = np.asarray(losses, float)
-    if not np.isfinite(self.losses).all():
+    if not np.isfinite(losses).all():
       raise UserError(f'a loss is not finite: {list(losses)}')
-    if len(set(sizes)) < MIN_SIZES or len(sizes) <= MIN_SIZES:
+    self.sizes = np.unique(np.asarray(sizes, float))
+    if len(self.sizes) < MIN_SIZES:
       raise UserError(
-        f'{len(sizes)} models of {len(set(sizes))} sizes cannot determine a law of three numbers '
-        f'and its uncertainty: train {MIN_SIZES + 1} sizes'
+        f'{len(self.sizes)} sizes cannot determine a law of three numbers and its uncertainty: '
+        f'train {MIN_SIZES}'
       )
+    of_size = [np.asarray(losses, float)[np.asarray(sizes) == size] for size in self.sizes]
+    self.losses = np.array([x.mean() for x in of_size])
+    self._between_seeds = _variance_within(of_size)
     fits = [self._line(alpha) for alpha in _EXPONENTS]
     self._at_ends = np.array([ends for ends, *_ in fits])
     self._grams = np.array([gram for _, gram, *_ in fits])
     self._variances = np.array([variance for *_, variance in fits])
     self._weights = self._weighed()
-    best = int(np.argmax(self._weights))
-    self.exponent: float = float(_EXPONENTS[best])
-    self.amplitude, self.limit = self._coefficients(best)
+    median = int(np.searchsorted(np.cumsum(self._weights), 0.5))
+    self.exponent: float = float(_EXPONENTS[median])
+    self.amplitude, self.limit = self._coefficients(median)
 
   @property
   def _freedom(self) -> int:
@@ -98,8 +102,8 @@ class ScalingLaw:
     possible = [e[0] >= e[1] and self._coefficients(i)[1] >= 0 for i, e in enumerate(self._at_ends)]
     if not any(possible):
       raise UserError(
-        'larger models did not reach lower losses, so that no law fits: train them for more steps, '
-        'or with more seeds'
+        'no law fits these losses, as where larger models did not reach lower ones: train for more '
+        'steps, or with more seeds'
       )
     weights = np.where(possible, np.exp(logs - logs[possible].max()), 0.0)
     return weights / weights.sum()
@@ -120,7 +124,8 @@ class ScalingLaw:
     """
     x = np.stack([self._basis(alpha, np.array(float(size))) for alpha in _EXPONENTS])
     centers = np.einsum('ai,ai->a', x, self._at_ends)
-    spreads = np.sqrt(self._variances * (1 + np.einsum('ai,aij,aj->a', x, self._grams, x)))
+    of_line = self._variances * np.einsum('ai,aij,aj->a', x, self._grams, x)
+    spreads = np.sqrt(np.maximum(self._variances, self._between_seeds) + of_line)
     spreads = np.maximum(spreads, 1e-12)
     below = lambda loss: float(
       self._weights @ special.stdtr(self._freedom, (loss - centers) / spreads)
@@ -130,7 +135,7 @@ class ScalingLaw:
       optimize.brentq(lambda v: below(v) - q, centers.min() - reach, centers.max() + reach)
     )
     tail = (1 - confidence) / 2
-    return Prediction(quantile(0.5), quantile(tail), quantile(1 - tail))
+    return Prediction(*(max(0.0, quantile(q)) for q in (0.5, tail, 1 - tail)))
 
   def exponent_interval(self, confidence: float = 0.9) -> tuple[float, float]:
     """Returns the exponents between which α lies with this probability."""
@@ -138,3 +143,16 @@ class ScalingLaw:
     tail = (1 - confidence) / 2
     at = lambda q: float(_EXPONENTS[min(int(np.searchsorted(sums, q)), len(sums) - 1)])
     return at(tail), at(1 - tail)
+
+  @property
+  def is_determined(self) -> bool:
+    """Whether the exponent is known to a factor of ten."""
+    low, high = self.exponent_interval()
+    return high < 10 * low
+
+
+def _variance_within(of_sizes: Sequence[np.ndarray]) -> float:
+  """Returns the variance of the losses of models of one size; 0 if no size has two."""
+  freedom = sum(len(losses) - 1 for losses in of_sizes)
+  squares = sum(float(((losses - losses.mean()) ** 2).sum()) for losses in of_sizes)
+  return squares / freedom if freedom else 0.0

@@ -11,10 +11,10 @@ from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes, transfer
 from paxlite.ladder.sizes import Parameters, Size
-from paxlite.programs.starts import other_values
 from paxlite.tracking.writers import EvalRecords, read_records
 
 METRIC = 'avg_xent'  # of the first evaluation input
+_NOTED = 'CHAT_DATE', 'CHAT_THINKING'  # which a run finds out when it starts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +70,22 @@ class Rung:
     found = run_values(self.folder)
     if found is None:
       return None
-    before, steps = found['values'], self.experiment.MAX_STEPS
-    changed = list(other_values(self.experiment, before).values())
-    if before.get('MAX_STEPS') != steps:
-      changed.append(f'MAX_STEPS was {before.get("MAX_STEPS")} and is {steps}')
+    kind = type(self.experiment)
+    now = {'experiment': f'{kind.__module__}.{kind.__qualname__}', **self.experiment.values()}
+    before = {'experiment': found['experiment'], **found['values']}
+    changed = [
+      name
+      for name, value in now.items()
+      if name in before and name not in _NOTED and before[name] != value
+    ]
     if changed:
+      name, base = changed[0], ' (--base)' if 'RESIDUAL_FACTOR' in changed else ''
       raise UserError(
-        f'{self.folder} holds a run of another ladder: {changed[0]}. Choose another --folder, or '
-        'delete that run'
+        f'{self.folder} holds a run of another ladder: {name} was {before[name]} and is '
+        f'{now[name]}{base}. Choose another --folder, or delete that run'
       )
     for record in read_records(self.folder / EvalRecords.name):
-      if record['step'] == steps:
+      if record['step'] == self.experiment.MAX_STEPS:
         loss = record.get(METRIC)
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
     return None
@@ -102,7 +107,8 @@ def check(experiment: LanguageModel) -> None:
   if not experiment.eval_inputs():
     raise UserError(
       f'{type(experiment).__name__} has no held-out data, and a ladder compares held-out losses: '
-      'set EVAL_FILES, or EVAL_FRACTION of the training data'
+      'derive it from a dataset that has some, as paxlite.experiments.datasets.TextFiles, or set '
+      'EVAL_FRACTION or EVAL_FILES of the one that it has'
     )
   if experiment.NUM_EPOCHS is not None:
     raise UserError('NUM_EPOCHS is not known before the data are read: set MAX_STEPS instead')

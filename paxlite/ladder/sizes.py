@@ -130,24 +130,34 @@ def check_count(rungs: Sequence[Size]) -> None:
     )
 
 
+def fewest_layers(experiment: LanguageModel) -> int:
+  """Returns the layers of the least deep model of a kind."""
+  return experiment.num_first_blocks + experiment.blocks_per_layer
+
+
 def default_rungs(experiment: LanguageModel) -> list[Size]:
   """Returns up to MOST_RUNGS sizes below an experiment's, as deep for their width as it is.
+
+  If its heads allow few widths, there are sizes of half that depth as well.
 
   Raises:
     UserError: There are fewer than FEWEST_RUNGS.
   """
   whole, step = Size.of(experiment), step_of_widths(experiment)
   first, period = experiment.num_first_blocks, experiment.blocks_per_layer
-  found = []
-  for width in range(step, whole.width * 3 // 4 + 1, step):
-    repeats = max(1, round((whole.layers - first) * width / whole.width / period))
-    found.append(Size(width, first + period * repeats))
+  deep = lambda width, divisor: (
+    first + period * max(1, round((whole.layers - first) * width / whole.width / period / divisor))
+  )
+  widths = range(step, whole.width * 3 // 4 + 1, step)
+  found = [Size(width, deep(width, 1)) for width in widths]
+  if len(found) < FEWEST_RUNGS:
+    found = sorted({*found, *(Size(width, deep(width, 2)) for width in widths)})
   if len(found) < FEWEST_RUNGS:
     raise UserError(
-      f'the heads of {type(experiment).__name__} allow {len(found)} widths below '
-      f'{whole.width * 3 // 4}, multiples of {step}, and a ladder needs {FEWEST_RUNGS} sizes: '
-      'state them, as --rungs=64x1,64x2,128x2,128x4, or give the model more and narrower heads, as '
-      'NUM_HEADS=16'
+      f'the heads of {type(experiment).__name__} (NUM_HEADS={experiment.NUM_HEADS}, NUM_KV_HEADS='
+      f'{experiment.NUM_KV_HEADS}) allow no other widths than multiples of {step}, which are too '
+      'few below its own: state sizes of several depths, as --rungs='
+      + ','.join(f'{step}x{layers}' for layers in (1, 2, 3, 4))
     )
   if len(found) <= MOST_RUNGS:
     return found

@@ -25,21 +25,20 @@ def trained(rungs: Sequence[Rung], say: Callable[[str], None]) -> Iterator[tuple
   for i, rung in enumerate(rungs):
     began, loss = time.monotonic(), known[i]
     if loss is None:
-      _train(rung)
+      problem = _train(rung)
       loss = rung.loss
-    if loss is None:
-      raise UserError(
-        f'{rung.folder}: the run has ended without an evaluation after its last step, '
-        f'{rung.experiment.MAX_STEPS}'
-      )
+      if loss is None:  # a run that has diverged may fail after its last evaluation
+        raise UserError(problem or f'{rung.folder} ended without an evaluation of its last step')
     taken = time.monotonic() - began
     say(f'{i + 1} of {len(rungs)}: {rung.folder.name} reached {loss:.4f} ({taken:.0f} s)')
     yield rung, loss
 
 
-def _train(rung: Rung) -> None:
+def _train(rung: Rung) -> str:
+  """Trains a run; returns what went wrong, or ''."""
   rung.folder.parent.mkdir(parents=True, exist_ok=True)
   log = rung.folder.with_name(f'{rung.folder.name}.log')
+  begin = log.stat().st_size if log.is_file() else 0
   with log.open('ab') as written:
     process = subprocess.Popen(
       [sys.executable, '-P', '-m', 'paxlite.main', *rung.flags],
@@ -57,7 +56,8 @@ def _train(rung: Rung) -> None:
       process.wait()
       raise
   if code == EXIT_AGAIN:
-    raise UserError(f'{rung.folder} was stopped, and has saved: the same command continues')
-  if code:
-    said = log.read_text(errors='replace').splitlines()
-    raise UserError(f'{rung.folder} failed with the exit code {code}; {log} ends: {said[-1:]}')
+    return f'{rung.folder} was stopped, and has saved: the same command continues'
+  said = log.read_bytes()[begin:].decode(errors='replace').splitlines()
+  last = said[-1] if said else 'it printed nothing'
+  problem = next((x for x in said if x.startswith(('error: ', 'stopped: '))), last)
+  return f'{rung.folder} failed ({log}): {problem}' if code else ''

@@ -18,13 +18,13 @@ With m times the width and d times the depth of the model for which the values h
 | the same by Muon with Keller Jordan's scale | 1 |
 | learning rate of embeddings, the output head, norms and biases | 1 |
 | weight decay, beside the learning rate | its inverse |
-| Adam's ε | 1 / m |
+| Adam's ε | 1 / m, and 1 / m² under the root |
 """
 
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import fiddle as fdl
 import jax
@@ -54,10 +54,44 @@ def check(experiment: LanguageModel) -> None:
     )
   if experiment.USE_LORA or not experiment.trains_all or experiment.CHECKPOINT_RESTORE_PATH:
     raise UserError(f'{name} starts from weights; a ladder foretells training from the beginning')
+  if experiment.WEIGHT_INIT != 'normal':
+    raise UserError(
+      f'WEIGHT_INIT={experiment.WEIGHT_INIT} does not follow the width as a ladder needs it: set '
+      'WEIGHT_INIT=normal, and INIT_STD'
+    )
   if not experiment.USE_ROTARY_POSITION_EMB and experiment.TRAINABLE_POSITION_EMB:
     raise UserError(
       f'{name} learns an embedding of positions, whose initial values would follow INIT_STD: set '
       'USE_ROTARY_POSITION_EMB=True'
+    )
+
+
+def base_of(experiment: LanguageModel, of_sizes: Iterable[Size]) -> Size:
+  """Returns the size for which the values of an experiment are, where a user has not said it.
+
+  Its width is the experiment's. A RESIDUAL_FACTOR of 1 is for the least deep model of its kind, so
+  that deeper ones have less. Any other is for the experiment's own depth. If all sizes have one
+  depth, it does not matter.
+
+  Args:
+    experiment: A language model.
+    of_sizes: All sizes of a ladder.
+  """
+  own, depths = Size.of(experiment), {size.layers for size in of_sizes}
+  if len(depths) == 1:
+    return Size(own.width, *depths)
+  is_for_own = experiment.RESIDUAL_FACTOR != 1
+  return own if is_for_own else Size(own.width, sizes.fewest_layers(experiment))
+
+
+def check_depths(experiment: LanguageModel, of_sizes: Iterable[Size]) -> None:
+  """Raises UserError if sizes have several depths, and the blocks have no RESIDUAL_FACTOR."""
+  own, depths = Size.of(experiment), {size.layers for size in of_sizes}
+  if len(depths) > 1 and (experiment.NORM_POLICY, experiment.BLOCK_ORDER) != ('pre', 'sequential'):
+    raise UserError(
+      f'blocks with NORM_POLICY={experiment.NORM_POLICY} and BLOCK_ORDER={experiment.BLOCK_ORDER} '
+      'have no RESIDUAL_FACTOR, which follows the depth: state --rungs that are as deep as the '
+      f'model, such as {sizes.step_of_widths(experiment)}x{own.layers}'
     )
 
 
@@ -70,7 +104,7 @@ def values_of(experiment: LanguageModel, size: Size, base: Size) -> dict[str, ob
     base: The size at which the values of the experiment hold as they are.
 
   Raises:
-    UserError: The experiment has no such size, or its blocks cannot follow the depth.
+    UserError: The experiment has no such size.
   """
   shape = sizes.values_of(experiment, size)
   m, d = size.width / base.width, size.layers / base.layers
@@ -80,12 +114,6 @@ def values_of(experiment: LanguageModel, size: Size, base: Size) -> dict[str, ob
     at = lambda width: experiment.replaced(**sizes.values_of(experiment, Size(width, size.layers)))
     found |= _of_variables(experiment, variables(at(size.width)), variables(at(base.width)))
   if d != 1:
-    if experiment.NORM_POLICY != 'pre' or experiment.BLOCK_ORDER != 'sequential':
-      raise UserError(
-        f'{size}: blocks with NORM_POLICY={experiment.NORM_POLICY} and BLOCK_ORDER='
-        f'{experiment.BLOCK_ORDER} have no RESIDUAL_FACTOR, which follows the depth: choose sizes '
-        f'of {base.layers} layers'
-      )
     found['RESIDUAL_FACTOR'] = experiment.RESIDUAL_FACTOR / d
   return {name: float(f'{x:.6g}') if isinstance(x, float) else x for name, x in found.items()}
 
@@ -95,14 +123,12 @@ def _of_width(experiment: LanguageModel, m: float) -> dict[str, object]:
     SOFTMAX_INIT_STD=experiment.SOFTMAX_INIT_STD,
     LOGITS_DIVISOR=experiment.LOGITS_DIVISOR * m,
     ADAM_EPSILON=experiment.ADAM_EPSILON / m,
+    ADAM_EPSILON_ROOT=experiment.ADAM_EPSILON_ROOT / m**2,
+    INIT_STD=experiment.INIT_STD / math.sqrt(m),
+    OUTPUT_INIT_STD=experiment.OUTPUT_INIT_STD / math.sqrt(m),
   )
   if experiment.SCALE_EMBEDDING:  # by √MODEL_DIMS, which must not grow
     found['EMBEDDING_FACTOR'] = experiment.EMBEDDING_FACTOR / math.sqrt(m)
-  if experiment.WEIGHT_INIT == 'normal':  # xavier_uniform follows the width itself
-    found |= dict(
-      INIT_STD=experiment.INIT_STD / math.sqrt(m),
-      OUTPUT_INIT_STD=experiment.OUTPUT_INIT_STD / math.sqrt(m),
-    )
   return found
 
 
@@ -139,16 +165,12 @@ def _of_variables(
   decays: dict[str, float] = {}
   for name, (shape, dims) in at_size.items():
     factor = _rate_factor(experiment, shape, at_base[name][0], dims)
-    rates[name] = factor * _stated(stated['LEARNING_RATE_FACTORS'], name)
-    decays[name] = _stated(stated['WEIGHT_DECAY_FACTORS'], name) / factor
+    rates[name] = factor * variable_groups.factor_of(stated['LEARNING_RATE_FACTORS'], name)
+    decays[name] = variable_groups.factor_of(stated['WEIGHT_DECAY_FACTORS'], name) / factor
   found: dict[str, object] = {'LEARNING_RATE_FACTORS': _patterns(rates)}
   if experiment.WEIGHT_DECAY:
     found['WEIGHT_DECAY_FACTORS'] = _patterns(decays)
   return found
-
-
-def _stated(factors: variable_groups.Factors, name: str) -> float:
-  return next((factor for pattern, factor in factors if re.fullmatch(pattern, name)), 1.0)
 
 
 def _rate_factor(

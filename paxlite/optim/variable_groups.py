@@ -49,14 +49,18 @@ def check(factors: Factors, names: Sequence[str], attribute: str) -> None:
       )
 
 
+def factor_of(factors: Factors, name: str) -> float:
+  """Returns the factor of a variable; 1 if it has none."""
+  return next((factor for pattern, factor in factors if re.fullmatch(pattern, name)), 1.0)
+
+
 def scaled(tree: PyTree, factors: Factors) -> PyTree:
   """Returns a tree of variables or updates, each times its factor, or 1 if it has none."""
   if not factors:
     return tree
 
   def one(path: KeyPath, x: jax.Array) -> jax.Array:
-    name = path_name(path)
-    factor = next((f for pattern, f in factors if re.fullmatch(pattern, name)), 1.0)
+    factor = factor_of(factors, path_name(path))
     return x if factor == 1 else factor * x
 
   return jax.tree_util.tree_map_with_path(one, tree)

@@ -8,9 +8,9 @@ learning rate, too. Runs that are complete are not repeated. docs/ladder.md tell
 NAME=VALUE sets an attribute of the experiment, and so of all of its small models.
 
 Examples:
-  paxlite ladder DemoGPT NUM_HEADS=16
-  paxlite ladder LLaMA3_8B --print
-  paxlite ladder DemoGPT --rungs=64x1,64x2,128x2,128x4 --rates=0.5,1,2 MAX_STEPS=100
+  paxlite ladder DemoGPT MAX_STEPS=100
+  paxlite ladder DemoGPT --rungs=32x1,64x2,96x2,128x3 --rates=0.5,1,2 NUM_HEADS=16
+  paxlite ladder my_module.MyGPT --print
 """
 
 import json
@@ -59,8 +59,11 @@ def main(argv: Sequence[str]) -> None:
   stated = {Size.parsed(text) for text in args.rungs.split(',')} if args.rungs else None
   of_rungs = sorted(stated or sizes.default_rungs(experiment))
   sizes.check_count(of_rungs)
-  shallow = Size(own.width, min(size.layers for size in [*of_rungs, asked]))
-  base = shallow if args.base is None else Size.parsed(args.base)
+  every = {*of_rungs, asked}
+  base = transfer.base_of(experiment, every) if args.base is None else Size.parsed(args.base)
+  transfer.check_depths(experiment, {*every, base})
+  values = transfer.values_of(experiment, asked, base)
+  experiment.replaced(**values).validate()
   folder = pathlib.Path(args.folder or f'ladders/{args.fdl_config}')
   runs = rungs.rungs(
     args.fdl_config,
@@ -80,7 +83,6 @@ def main(argv: Sequence[str]) -> None:
   answer = Answer(list(trainings.trained(runs, say)), asked, parameters)
   (folder / 'ladder.json').write_text(json.dumps(answer.json, indent=1) + '\n')
   (folder / 'ladder.svg').write_text(picture(answer))
-  values = transfer.values_of(experiment, asked, base)
   values |= {'LEARNING_RATE': float(f'{experiment.LEARNING_RATE * answer.rate:.6g}')}
   words = rungs.words(
     args.attributes, {k: v for k, v in values.items() if getattr(experiment, k) != v}

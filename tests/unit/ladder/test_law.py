@@ -32,15 +32,46 @@ def test_intervals_hold_as_often_as_they_say():
     noisy = lambda n, a=(limit, amplitude, exponent): loss(n, *a) + rng.normal() * 0.01
     law = ScalingLaw(SIZES, [noisy(n) for n in SIZES])
     held += law.predict(1.1e7).holds(noisy(1.1e7))
-  assert 258 <= held <= 285
+  assert 258 <= held <= 282
 
 
 def test_more_seeds_make_it_surer():
   rng = np.random.default_rng(1)
-  noisy = lambda sizes: [loss(n) + rng.normal() * 0.02 for n in sizes]
-  width = lambda sizes: np.subtract(*reversed([*vars(interval(sizes)).values()][1:]))
-  interval = lambda sizes: ScalingLaw(sizes, noisy(sizes)).predict(1.1e7)
-  assert width(8 * SIZES) < width(SIZES)
+
+  def width(seeds):
+    """Returns the mean width of the intervals of 30 ladders."""
+    widths = []
+    for _ in range(30):
+      losses = [loss(n) + rng.normal() * 0.02 for n in seeds * SIZES]
+      said = ScalingLaw(seeds * SIZES, losses).predict(1.1e7)
+      widths.append(said.high - said.low)
+    return np.mean(widths)
+
+  assert width(8) < 0.8 * width(1)
+
+
+def test_more_seeds_do_not_make_a_law_surer_that_does_not_hold():
+  """The losses bend as no power does; what the law misses is no noise that seeds average away."""
+  rng = np.random.default_rng(2)
+  bent = lambda n: loss(n) + 0.02 * (np.log10(n) - 5.8) ** 2
+
+  def held(seeds):
+    count = 0
+    for _ in range(100):
+      losses = [bent(n) + rng.normal() * 0.005 for n in seeds * SIZES]
+      count += ScalingLaw(seeds * SIZES, losses).predict(1.1e7).holds(bent(1.1e7))
+    return count
+
+  few, many = held(1), held(8)
+  assert many >= few - 10
+
+
+def test_an_exponent_that_the_sizes_do_not_determine():
+  law = ScalingLaw(SIZES, [9.2, 9.11, 9.12, 9.0, 9.05])
+  assert not law.is_determined
+  low, high = law.exponent_interval()
+  assert low <= law.exponent <= high
+  assert ScalingLaw(SIZES, list(map(loss, SIZES))).is_determined
 
 
 def test_the_unit_of_the_size_does_not_matter():
@@ -54,10 +85,10 @@ def test_the_unit_of_the_size_does_not_matter():
 @pytest.mark.parametrize(
   ('sizes', 'losses', 'said'),
   [
-    ([1, 2, 4], [3, 2, 1.5], '3 models of 3 sizes cannot determine'),
-    ([1, 1, 2, 2], [3, 3, 2, 2], '4 models of 2 sizes cannot determine'),
+    ([1, 2, 4], [3, 2, 1.5], '3 sizes cannot determine'),
+    ([1, 1, 2, 2], [3, 3, 2, 2], '2 sizes cannot determine'),
     ([1, 2, 4, 8], [3, 2, float('nan'), 1], 'a loss is not finite'),
-    ([1, 2, 4, 8], [1, 2, 3, 4], 'larger models did not reach lower losses'),
+    ([1, 2, 4, 8], [1, 2, 3, 4], 'no law fits these losses, as where larger'),
   ],
 )
 def test_what_has_no_law_is_refused(sizes, losses, said):

@@ -48,8 +48,10 @@ def test_the_rungs_of_an_experiment():
   assert found == [Size(512, 4), Size(1024, 8), Size(1536, 12), Size(2048, 16), Size(3072, 24)]
   found = sizes.default_rungs(DemoGPT(NUM_HEADS=16))
   assert found == [Size(16, 1), Size(32, 1), Size(64, 1), Size(96, 2), Size(192, 3)]
-  with pytest.raises(UserError, match='the heads of DemoGPT allow 3 widths'):
-    sizes.default_rungs(DemoGPT())
+  few_heads = [Size(64, 1), Size(128, 1), Size(128, 2), Size(192, 2), Size(192, 3)]
+  assert sizes.default_rungs(DemoGPT()) == few_heads
+  with pytest.raises(UserError, match='allow no other widths than multiples of 256'):
+    sizes.default_rungs(DemoGPT(NUM_KV_HEADS=1))
 
 
 def test_widths_that_are_not_known_are_refused():

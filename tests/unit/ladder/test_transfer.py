@@ -9,9 +9,11 @@ from flax.linen import meta
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import DemoGPT, TinyGPT
 from paxlite.experiments.gemma import Gemma3_4B
+from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.ladder import sizes, transfer
 from paxlite.ladder.sizes import Size
+from paxlite.optim import variable_groups
 from paxlite.training.step import train_step
 from tests.support.meshes import batch_of
 
@@ -108,6 +110,7 @@ def test_patterns_match_the_variables_whose_inputs_grow_and_no_others():
   [
     (DemoGPT(OPTIMIZER='sgd'), 'OPTIMIZER=sgd: no rule is known'),
     (DemoGPT(USE_LORA=True), 'a ladder foretells training from the beginning'),
+    (DemoGPT(WEIGHT_INIT='xavier_uniform', OUTPUT_INIT_STD=0.023), 'set WEIGHT_INIT=normal, and'),
     (GPT126M(), 'GPT126M learns an embedding of positions'),
   ],
 )
@@ -118,6 +121,39 @@ def test_what_has_no_rules_is_refused(experiment, said):
 
 def test_a_depth_that_no_attribute_follows_is_refused():
   e = Gemma3_4B()
-  transfer.values_of(e, Size(1280, e.NUM_LAYERS), Size.of(e))
-  with pytest.raises(UserError, match='choose sizes of 34 layers'):
-    transfer.values_of(e, Size(1280, 4), Size.of(e))
+  transfer.check_depths(e, [Size(1280, 34), Size.of(e)])
+  with pytest.raises(UserError, match='that are as deep as the model, such as 640x34'):
+    transfer.check_depths(e, [Size(1280, 4), Size.of(e)])
+
+
+def test_the_size_that_the_values_are_for():
+  e = DemoGPT(NUM_HEADS=16)
+  assert transfer.base_of(e, [Size(64, 2), Size(256, 4)]) == Size(256, 1)
+  assert transfer.base_of(e, [Size(64, 4), Size(256, 4)]) == Size(256, 4)
+  stated = e.replaced(RESIDUAL_FACTOR=0.22)
+  assert transfer.base_of(stated, [Size(64, 2), Size(256, 4)]) == Size(256, 4)
+  glam = GLaM126M64E()
+  assert transfer.base_of(glam, [Size(384, 4), Size.of(glam)]) == Size(768, 2)
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+def test_deeper_models_add_as_much_to_the_activations(repeated):
+  """By RESIDUAL_FACTOR, all blocks together; the other values do not depend on the depth."""
+  e = tiny(USE_REPEATED_LAYER=repeated)
+  found = transfer.values_of(e, Size(64, 8), Size(64, 2))
+  assert found.pop('RESIDUAL_FACTOR') == 0.25
+  assert found == sizes.values_of(e, Size(64, 8))
+
+
+def test_experts_and_groups_of_heads_have_the_rates_of_their_inputs():
+  e = GLaM126M64E()
+  size = Size(2 * e.MODEL_DIMS, e.NUM_LAYERS)
+  factors = variable_groups.parsed(
+    transfer.values_of(e, size, Size.of(e))['LEARNING_RATE_FACTORS'], 'LEARNING_RATE_FACTORS'
+  )
+  at_size = transfer.variables(e.replaced(**sizes.values_of(e, size)))
+  found = {name: variable_groups.factor_of(factors, name) for name in at_size}
+  halved = {name for name, factor in found.items() if factor == 0.5}
+  assert {name for name, factor in found.items() if factor not in (0.5, 1)} == set()
+  assert halved == {name for name, (_, d) in at_size.items() if d.inputs and not d.is_table}
+  assert any(name.endswith('/w_in') for name in halved)
