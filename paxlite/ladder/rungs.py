@@ -79,6 +79,7 @@ class Rung:
       if name in before and name not in _NOTED and before[name] != value
     ]
     if changed:
+      changed.sort(key=lambda name: name not in self.given)  # others derive from these
       name, base = changed[0], ' (--base)' if 'RESIDUAL_FACTOR' in changed else ''
       raise UserError(
         f'{self.folder} holds a run of another ladder: {name} was {before[name]} and is '

@@ -20,7 +20,7 @@ RUNGS = '--rungs=8x1,16x1,24x1,32x2'
 
 def ladder(folder, *flags: str, code: int = 0) -> str:
   result = runs.module(
-    'paxlite', 'ladder', 'DemoGPT', f'--folder={folder}', *flags, *VALUES, code=code
+    'paxlite', 'ladder', 'DemoGPT', f'--folder={folder}', *VALUES, *flags, code=code
   )
   return result.stdout + result.stderr
 
