@@ -36,6 +36,7 @@ FLIPS = {
   'bit of the gradients': ('product', r'step {step} gave other bits when it was repeated'),
   'device that computes wrong': ('products', r'gave other bits on other devices: device {device}:'),
 }
+AT_REST = 'bit of a checkpoint', 'bit of a copy in the bucket'  # before a start
 _STORE = 'slow store', 'broken store'
 _BROKEN = '503', '429', 'reset', 'silent', 'third', 'conflict', 'page'
 

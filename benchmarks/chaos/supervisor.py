@@ -102,7 +102,7 @@ class Supervisor:
     left = 1 - max(good, default=0) / run.steps
     moment = lambda: self._timing.moment(self._rng, left)
     plan = faults.plan(run, self._machine, kinds, sorted(good), self._rng, moment)
-    plan.happened += [kind for kind in kinds if kind.startswith(('bit of a ch', 'bit of a co'))]
+    plan.happened += [kind for kind in kinds if kind in faults.AT_REST]
     if self._stopped is not None:
       old = self._stopped[0]
       plan.events.append(Event(self._rng.uniform(8, 20), lambda _: old.signal(signal.SIGCONT)))
@@ -118,7 +118,6 @@ class Supervisor:
     end = ended(run, started, plan, hangs, plan.happened, rivals)
     if end.is_complete and end.continued == 0:
       self._timing.note(seconds)
-    self._since += plan.happened
     self._all |= set(plan.happened)
     if plan.is_abandoned:
       self._stopped = started, plan
@@ -152,12 +151,14 @@ class Supervisor:
     self._reached = max(self._reached, self._run.last_step())
     if plan.flip is not None and 1 in end.codes and plan.names_flip(end.printed):
       self._doubt(end)
-    self._table.add(self._run.place.name, plan.happened, end.said, self._since, again, lost)
+    at_rest = [kind for kind in plan.happened if kind in faults.AT_REST]
+    before = self._since + at_rest
+    self._table.add(self._run.place.name, plan.happened, end.said, before, again, lost)
     if 'SIGKILL' in plan.happened and -signal.SIGKILL in end.codes:
       self._table.phases[phase(end.printed, self._run, self._machine)] += 1
       self._table.during_a_copy += self._run.is_being_copied(self._machine)
-    if again is not None:
-      self._since = list(plan.happened)
+    self._since = [] if again is not None else before
+    self._since += [kind for kind in plan.happened if kind not in at_rest]
     what = ', '.join(plan.happened) or 'no fault'
     print(
       f'{self._run.parent.name} {self._run.place.name} start {self._run.starts}: {what}; '
