@@ -24,6 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 from benchmarks.chaos.faults import KINDS, Draws
 from benchmarks.chaos.outcomes import Outcome
@@ -53,20 +54,20 @@ def main() -> int:
   for name in ('JAX_COMPILATION_CACHE_DIR', 'XDG_CACHE_HOME'):
     os.environ.setdefault(name, str(folder / 'cache'))
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
-  began = time.monotonic()
-  table = chaos(args, folder)
-  result = table.result() | {
-    'benchmark': 'chaos',
-    'seed': args.seed,
-    'steps_of_a_run': args.steps,
-    'steps_between_checkpoints': SAVE_EVERY,
-    'minutes': round((time.monotonic() - began) / 60, 1),
-    'machine': {'processor': processor(), 'cores': os.cpu_count(), 'system': platform.system()},
-    'versions': {'python': platform.python_version(), **versions()},
-  }
+  began, table = time.monotonic(), Table()
+  for _ in chaos(args, folder, table):  # the file has what there was when this is interrupted
+    result = table.result() | {
+      'benchmark': 'chaos',
+      'seed': args.seed,
+      'steps_of_a_run': args.steps,
+      'steps_between_checkpoints': SAVE_EVERY,
+      'minutes': round((time.monotonic() - began) / 60, 1),
+      'machine': {'processor': processor(), 'cores': os.cpu_count(), 'system': platform.system()},
+      'versions': {'python': platform.python_version(), **versions()},
+    }
+    if args.json is not None:
+      args.json.write_text(json.dumps(result, indent=1) + '\n')
   print(markdown(result))
-  if args.json is not None:
-    args.json.write_text(json.dumps(result, indent=1) + '\n')
   if table.lost:
     print(f'something was lost with --seed={args.seed}: see {folder}')
     return 1
@@ -74,9 +75,9 @@ def main() -> int:
   return 0
 
 
-def chaos(args: argparse.Namespace, folder: pathlib.Path) -> Table:
-  """Lets runs and faults happen; returns what was counted."""
-  rng, table = random.Random(args.seed), Table()
+def chaos(args: argparse.Namespace, folder: pathlib.Path, table: Table) -> Iterator[int]:
+  """Lets runs and faults happen, and counts them; yields the number of runs after each."""
+  rng = random.Random(args.seed)
   draws = Draws(rng, args.kinds)
   library = failing_calls.library(folder)
   until = time.monotonic() + 60 * args.minutes
@@ -114,7 +115,7 @@ def chaos(args: argparse.Namespace, folder: pathlib.Path) -> Table:
       Supervisor(run, rng, draws, timing, missing, table).bring_to_end(outcome)
       if table.lost == before:
         shutil.rmtree(run.parent)
-  return table
+      yield number
 
 
 def undisturbed(
