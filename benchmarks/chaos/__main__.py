@@ -47,6 +47,8 @@ def main() -> int:
   parser.add_argument('--json', type=pathlib.Path)
   args = parser.parse_args()
   if args.kills is not None:
+    if args.kills < 1:
+      parser.error(f'--kills={args.kills} is below 1')
     args.kinds = ['SIGKILL']
   if args.minutes is None:
     args.minutes = 10 if args.kills is None else float('inf')

@@ -110,7 +110,7 @@ class Draws:
 
     If some are `missing`, they are one to three of these.
     """
-    (count,) = self._rng.choices((0, 1, 2, 3), (0 if missing else 1, 4, 3, 2))
+    (count,) = self._rng.choices((0, 1, 2, 3), (0, 1, 2, 3) if missing else (1, 4, 3, 2))
     deck = [] if missing else self._decks.setdefault(place, [])
     drawn: list[str] = []
     while len(drawn) < count:

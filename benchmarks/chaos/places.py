@@ -145,11 +145,12 @@ class Run:
     if count > 1:
       together = [f'--server_addr=127.0.0.1:{free_ports(1)[0]}', f'--num_hosts={count}']
       each = [['--multiprocess_gpu', *together, f'--host_idx={i}'] for i in range(count)]
+    devices = f'--xla_force_host_platform_device_count={self.place.devices}'
     environment = {
       **os.environ,
       **self.place.environment,
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': f'--xla_force_host_platform_device_count={self.place.devices}',
+      'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} {devices}',
       **failing_calls.environment(
         self.library, 'write', str(self.parent / 'run'), 28, exists=str(self.is_full)
       ),

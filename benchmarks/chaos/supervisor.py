@@ -38,6 +38,10 @@ class Timing:
     whole = self.seconds * (self.first + (1 - self.first) * left)
     return rng.uniform(0, rng.choice((min(1.5 * self.first * self.seconds, whole), whole)))
 
+  def early(self, rng: random.Random) -> float:
+    """Draws a moment that hardly any start outlives."""
+    return rng.uniform(0, self.first * self.seconds / 2)
+
   def note(self, seconds: float) -> None:
     """Follows the speed of the machine, which others use too, and the cache of programs."""
     self.seconds = (self.seconds + seconds) / 2
@@ -100,7 +104,10 @@ class Supervisor:
     kinds = self._damage(drawn, own, stored)
     good = (own - self._damaged[self._machine]) | (stored - self._damaged['bucket'])
     left = 1 - max(good, default=0) / run.steps
-    moment = lambda: self._timing.moment(self._rng, left)
+    if missing is None:
+      moment = lambda: self._timing.moment(self._rng, left)
+    else:
+      moment = lambda: self._timing.early(self._rng)
     plan = faults.plan(run, self._machine, kinds, sorted(good), self._rng, moment)
     plan.happened += [kind for kind in kinds if kind in faults.AT_REST]
     if self._stopped is not None:

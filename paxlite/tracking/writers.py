@@ -58,6 +58,9 @@ class Writer:
   def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     """Receives texts that the model has generated, by their prompts; `verb` says how."""
 
+  def write_kept(self) -> None:
+    """Writes what could not be written before, if there is any; also after `close`."""
+
   def close(self) -> None:
     """Writes what is left, and ends."""
 
@@ -90,6 +93,9 @@ class _Records(Writer):
     return evaluated
 
   def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
+    self._write()
+
+  def write_kept(self) -> None:
     self._write()
 
   def close(self) -> None:

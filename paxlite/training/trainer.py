@@ -148,6 +148,7 @@ class Trainer:
       self.watchdog.pause()
       self.goodput.switch('save')
       self.store.close()
+      summaries.write_kept()  # there may be space now, if the last save had to be tried again
       for callback in self.callbacks:
         callback.close()
       self.goodput.write()

@@ -3,11 +3,13 @@
 import errno
 import os
 import pathlib
+import subprocess
 import time
 
 import pytest
 
 from tests.support import failing_calls, runs
+from tests.support.processes import wait_for
 
 pytestmark = [pytest.mark.slow, failing_calls.NEEDS_A_COMPILER]
 TEXT = 'tests.support.experiments.TinyText'
@@ -94,3 +96,27 @@ def test_the_last_save_fails_once_and_is_tried_again(tmp_path):
     'Continuing from the checkpoint of step 3.'
     in runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=4').stdout
   )
+
+
+def test_no_record_is_lost_on_a_disk_that_has_space_again_at_the_last_save(tmp_path):
+  folder, full = tmp_path / 'run', tmp_path / 'full'
+  env = failing_calls.environment(
+    failing_calls.library(tmp_path), 'write', str(folder), errno.ENOSPC, exists=str(full)
+  )
+  flags = '--fdl.MAX_STEPS=400', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000'
+  process = runs.started(
+    runs.command(folder, *flags, '--fdl.SUMMARY_INTERVAL_STEPS=1', config=TEXT),
+    runs.environment() | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  wait_for(folder / 'metrics.jsonl')
+  full.touch()
+  said = ''
+  for line in process.stderr:
+    said += line
+    if 'saving failed, training continues: step 400: ' in line:
+      full.unlink()
+  assert process.wait(60) == 0, said
+  assert 'step 400 was saved at the second attempt' in said
+  assert list(runs.losses(folder)) == list(range(1, 401))
+  (evaluated,) = runs.records(folder, 'eval_metrics.jsonl')[-1:]
+  assert evaluated['step'] == 400
