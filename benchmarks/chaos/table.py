@@ -8,6 +8,8 @@ from typing import Any
 
 LOST = 'steps', 'records', 'bits', 'checkpoints', 'hangs', 'unclear errors'
 
+_WIDTH = 80  # of what a run said, in the table
+
 
 @dataclasses.dataclass
 class _Row:
@@ -124,7 +126,7 @@ def markdown(result: Mapping[str, Any]) -> str:
   ]
   for kind, row in result['kinds'].items():
     again, said = row['steps_again'], list(row['said'].items())[:2]
-    texts = '; '.join(f'{text} ({count})' for text, count in said).replace('|', '\\|')
+    texts = '; '.join(f'{_short(text)} ({count})' for text, count in said).replace('|', '\\|')
     lost = ', '.join(str(row['lost'][name]) for name in LOST)
     lines.append(
       f'| {kind} | {row["count"]} | {row["with_others"]} | {row["restarts"]} | '
@@ -137,3 +139,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     f'{ends} runs reached their end, in {sum(result["starts"].values())} starts | {lost} |'
   )
   return '\n'.join(lines)
+
+
+def _short(text: str) -> str:
+  return text if len(text) <= _WIDTH else f'{text[: _WIDTH - 1]}…'
