@@ -6,10 +6,11 @@ lost processes, full disks, object stores that are slow or broken, bits that are
 in checkpoints and in their copies. After each end a run is started again, as a supervisor does. At
 its last step its losses, evaluations and state must be those of an undisturbed run, bit for bit.
 
-After --minutes there are no more faults, once each kind but flipped bits of files has happened, and the last run is brought
-to its end. With --kills there is only SIGKILL, until there were so many. The exit code is 1 if
-anything was lost: then the files are kept. The seed determines the faults and their moments; what
-they hit depends on the speed of the machine. Needs gcc, and the extra test for --places=s3.
+After --minutes there are no more faults, once each kind but flipped bits of files has happened, and
+the last run is brought to its end. With --kills there is only SIGKILL, until there were so many.
+The exit code is 1 if anything was lost: then the files are kept. The seed determines the faults
+and their moments; what they hit depends on the speed of the machine. Needs gcc, and the extra test
+for --places=s3.
 """
 
 import argparse
