@@ -32,6 +32,7 @@ from paxlite.checkpointing.checksums import (
 )
 from paxlite.checkpointing.folders import refuse_dangling, remove, unused_name
 from paxlite.checkpointing.manager import new_manager
+from paxlite.checkpointing.save_barrier import SaveBarrier
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.structure import conversion_hint, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
@@ -79,6 +80,7 @@ class Checkpoints:
     self._last: tuple[int, PyTree, JsonObject] | None = None  # the arguments of the last save()
     self._failure: str | None = None
     self._callback_error: Exception | None = None
+    self._barrier = SaveBarrier()
 
   def steps(self) -> list[int]:
     """Returns the committed steps on disk in ascending order; they may be damaged.
@@ -224,6 +226,7 @@ class Checkpoints:
 
     self.wait()
     self._saving = step
+    self._barrier.begin()
     self._last = step, state, data
     args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data))
     try:
@@ -244,6 +247,7 @@ class Checkpoints:
       self._manager_.wait_until_finished()
     except Exception as e:
       error = e
+      self._barrier.fail()
     error = self._agreed(error or self._callback_error)
     self._callback_error = None
     if error is not None:
@@ -345,6 +349,7 @@ class Checkpoints:
         cleans=not self._read_only and self._failure is None,
         own_disks=self._own_disks,
         before_commit=self._write_checksums,
+        barrier=self._barrier,
       )
     return self._manager_
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import ITEMS, PREFIX
+from paxlite.checkpointing.save_barrier import SaveBarrier
 
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -18,6 +19,7 @@ def new_manager(
   cleans: bool,
   own_disks: bool,
   before_commit: Callable[[], None],
+  barrier: SaveBarrier,
 ) -> 'ocp.CheckpointManager':
   """Returns a manager of the checkpoints in a folder.
 
@@ -27,6 +29,7 @@ def new_manager(
     cleans: Whether temporary folders of killed saves are removed.
     own_disks: Whether each process has a disk of its own, and so a part of each checkpoint.
     before_commit: Called when all files of a step are written, before its folder is renamed.
+    barrier: Where the processes wait for each other while they write.
   """
   import orbax.checkpoint as ocp
 
@@ -52,6 +55,7 @@ def new_manager(
       multiprocessing_options=processes,
       async_options=ocp.AsyncOptions(
         post_finalization_callback=before_commit,
+        barrier_sync_fn=barrier,
         # Otherwise a process writes as soon as any process has made its folders, not only itself.
         create_directories_asynchronously=not own_disks,
       ),

@@ -28,6 +28,10 @@ class TrainingError(RuntimeError):
   """Training cannot continue: the message says since when and why. The exit code is 1."""
 
 
+class WrongBitsError(TrainingError):
+  """A step was done again and gave other bits: the state may be wrong, and is not to be saved."""
+
+
 class Interrupted(RuntimeError):
   """The run was asked to end; started again, it continues. The exit code is EXIT_AGAIN."""
 

@@ -137,6 +137,10 @@ class Summaries:
     if self._writers:
       say(text)
 
+  def write_kept(self) -> None:
+    """Writes records that could not be written before; also after `close`."""
+    self._send(lambda writer: writer.write_kept())
+
   def close(self) -> None:
     self._send(lambda writer: writer.close())
 

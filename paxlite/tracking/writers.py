@@ -1,5 +1,6 @@
 """What receives the metrics of a run: files, TensorBoard, the terminal, and trackers."""
 
+import collections
 import json
 import math
 import os
@@ -15,12 +16,13 @@ from paxlite.core.run_files import check_place, open_file
 from paxlite.files.set_aside import set_aside
 
 _SECONDS = 10.0  # between two lines that stay on a terminal
+_MOST_KEPT = 100_000  # records in memory while a file cannot be written; older ones are lost
 
 
 class Writer:
   """Receives the metrics of a run; a subclass overrides the methods that it needs.
 
-  A writer that raises one of its `failures` loses that record, and the run continues.
+  A writer that raises one of its `failures` may lose that record, and the run continues.
   """
 
   name = ''  # what a message calls it, such as the name of a file
@@ -56,55 +58,91 @@ class Writer:
   def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
     """Receives texts that the model has generated, by their prompts; `verb` says how."""
 
+  def write_kept(self) -> None:
+    """Writes what could not be written before, if there is any; also after `close`."""
+
   def close(self) -> None:
     """Writes what is left, and ends."""
 
 
-class TrainRecords(Writer):
+class _Records(Writer):
+  """A file of records, a JSON object each.
+
+  Records that cannot be written, as on a full disk, are kept in memory and written before later
+  ones, or at the next step that is recorded. So the file has all records up to a checkpoint that
+  could be saved after them.
+
+  Args:
+    folder: The run's job_log_dir.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._path = folder / self.name
+    self._kept = collections.deque[JsonObject](maxlen=_MOST_KEPT)
+    self._rewind_to: int | None = None  # records of later steps are to be dropped from the file
+
+  def rewind(self, step: int, evaluated: int) -> None:
+    last = self._rewind_to = self._last(step, evaluated)
+    kept = [record for record in self._kept if record['step'] <= last]
+    self._kept.clear()
+    self._kept += kept
+    self._write()
+
+  def _last(self, step: int, evaluated: int) -> int:
+    """Returns the last step whose records stay, of the arguments of `rewind`."""
+    return evaluated
+
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
+    self._write()
+
+  def write_kept(self) -> None:
+    self._write()
+
+  def close(self) -> None:
+    self._write()
+
+  def _write(self, *records: JsonObject) -> None:
+    """Appends records, after what could not be done to the file before."""
+    self._kept += records
+    if self._rewind_to is not None:
+      drop_later_records(self._path, self._rewind_to)
+      self._rewind_to = None
+    while self._kept:
+      _append(self._path, self._kept[0])
+      self._kept.popleft()
+
+
+class TrainRecords(_Records):
   """metrics.jsonl: one JSON object for each recorded training step."""
 
   name = 'metrics.jsonl'
 
-  def __init__(self, folder: pathlib.Path):
-    self._path = folder / self.name
-
-  def rewind(self, step: int, evaluated: int) -> None:
-    drop_later_records(self._path, step)
+  def _last(self, step: int, evaluated: int) -> int:
+    return step
 
   def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
-    _append(self._path, {'step': step, **record})
+    self._write({'step': step, **record})
 
 
-class EvalRecords(Writer):
+class EvalRecords(_Records):
   """eval_metrics.jsonl: one JSON object for each evaluation of an input."""
 
   name = 'eval_metrics.jsonl'
 
-  def __init__(self, folder: pathlib.Path):
-    self._path = folder / self.name
-
-  def rewind(self, step: int, evaluated: int) -> None:
-    drop_later_records(self._path, evaluated)
-
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
-    _append(self._path, {'step': step, 'input': name, **metrics})
+    self._write({'step': step, 'input': name, **metrics})
 
 
-class SampleRecords(Writer):
+class SampleRecords(_Records):
   """samples.jsonl: one JSON object for each text that the model has generated."""
 
   name = 'samples.jsonl'
 
-  def __init__(self, folder: pathlib.Path):
-    self._path = folder / self.name
-
-  def rewind(self, step: int, evaluated: int) -> None:
-    drop_later_records(self._path, evaluated)
-
   def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
-    for prompt, text in generated.items():
-      how = {} if verb == 'continuing' else {'how': verb}
-      _append(self._path, {'step': step, 'prompt': prompt, 'text': text, **how})
+    how: JsonObject = {} if verb == 'continuing' else {'how': verb}
+    self._write(
+      *({'step': step, 'prompt': prompt, 'text': text, **how} for prompt, text in generated.items())
+    )
 
 
 class TerminalLines(Writer):

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from paxlite.core.errors import TrainingError
+from paxlite.core.errors import WrongBitsError
 from paxlite.losses.metrics import Metrics
 from paxlite.parallel.shard_sums import ShardSums, described, minority, odd_copies, on_devices
 from paxlite.processes.process_messages import gathered
@@ -55,8 +55,8 @@ class StepVerifier:
     self._sums = ShardSums(self._mesh)
     self._turn = 0
     self._verified = 0  # the last step that was
+    self._agreed: dict[int, int] = {}  # the last step in which a group gave the bits of another
     self._swaps = not self.depends_on_places
-    self._has_agreed = False  # whether groups have ever given the same bits
     self._moved: Callable[..., Batch] | None = None
 
   @property
@@ -77,7 +77,7 @@ class StepVerifier:
       step: The number of the step, from 1.
 
     Raises:
-      TrainingError: Bits differ. The message names the devices.
+      WrongBitsError: Bits differ. The message names the devices.
     """
     if step % self.every:
       return compiled(state, batch)
@@ -90,9 +90,10 @@ class StepVerifier:
     self._verified = step
     return after, metrics
 
-  @property
-  def _what_now(self) -> str:
-    since = f'Step {self._verified:,} was' if self._verified else 'No step before was'
+  def _what_now(self, sure: int | None = None) -> str:
+    """Returns the end of a message; `sure` is the last step without the fault, if not all are."""
+    verified = self._verified if sure is None else sure
+    since = f'Step {verified:,} was' if verified else 'No step before was'
     return (
       f'{since} verified, and checkpoints since then may be wrong: continue from an older one, '
       'without that device (docs/verifying.md)'
@@ -103,8 +104,8 @@ class StepVerifier:
     found = odd_copies(names, arrays, self._sums(arrays), self._mesh)
     if found:
       more = f' and {len(found) - 1} arrays more' if len(found) > 1 else ''
-      raise TrainingError(
-        f'before step {step:,}, copies differ: {found[0]}{more}. {self._what_now}'
+      raise WrongBitsError(
+        f'before step {step:,}, copies differ: {found[0]}{more}. {self._what_now()}'
       )
 
   def _check_batch(self, batch: Batch, step: int) -> None:
@@ -126,8 +127,8 @@ class StepVerifier:
     found = gathered(wrong)().any(axis=0)
     if found.any():
       where = described([self._mesh.devices.flat[i] for i in np.flatnonzero(found)])
-      raise TrainingError(
-        f'the batch of step {step:,} is not what the data has, on {where}. {self._what_now}'
+      raise WrongBitsError(
+        f'the batch of step {step:,} is not what the data has, on {where}. {self._what_now()}'
       )
 
   def _check_groups(self, compiled: Compiled, state: TrainState, batch: Batch, step: int) -> None:
@@ -143,11 +144,11 @@ class StepVerifier:
     order = [(own + i) % len(groups) for i in range(len(groups))]
     found = [result_on(place) for place in order[:2]]
     if found[0] == found[1]:
-      self._has_agreed = True
+      self._agreed |= dict.fromkeys(order[:2], step)
       return
     found += [result_on(place) for place in order[2:]]
     odd = minority(found)
-    if len(odd) > len(groups) // 2 and not self._has_agreed:
+    if len(odd) > len(groups) // 2 and not self._agreed:
       # on a machine without a fault, too, as with losses that do not only sum over rows
       log.warning(
         'VERIFY_EVERY_N_STEPS: the result of this step depends on where its rows are computed. '
@@ -157,9 +158,11 @@ class StepVerifier:
       return
     where = described([device for i in odd for device in groups[order[i]]])
     which = 'one of them computes wrong' if len(groups) == 2 else 'there the results are wrong'
-    raise TrainingError(
+    # in the verified steps since then it was the turn of other groups
+    sure = min(self._agreed.get(order[i], 0) for i in odd)
+    raise WrongBitsError(
       f'step {step:,}: the same rows gave other bits on other devices: {where}: {which}. '
-      f'{self._what_now}'
+      f'{self._what_now(sure)}'
     )
 
   def _groups(self, batch: Batch) -> list[list[jax.Device]]:
@@ -196,10 +199,10 @@ class StepVerifier:
     where = (
       'all devices' if len(other) in (0, len(devices)) else described([devices[i] for i in other])
     )
-    raise TrainingError(
+    raise WrongBitsError(
       f'step {step:,} gave other bits when it was repeated on the same devices; they differ on '
       f'{where}. If it does so each time, kernels have no fixed order of sums: DETERMINISTIC=True. '
-      f'{self._what_now}'
+      f'{self._what_now()}'
     )
 
 

@@ -10,7 +10,7 @@ import jax
 from jax.stages import Compiled
 
 from paxlite.cli import live_line, user_code
-from paxlite.core.errors import Interrupted, TrainingError, UserError
+from paxlite.core.errors import Interrupted, TrainingError, UserError, WrongBitsError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.rollouts import Batches
 from paxlite.losses.metrics import Metrics
@@ -148,6 +148,7 @@ class Trainer:
       self.watchdog.pause()
       self.goodput.switch('save')
       self.store.close()
+      summaries.write_kept()  # there may be space now, if the last save had to be tried again
       for callback in self.callbacks:
         callback.close()
       self.goodput.write()
@@ -222,6 +223,8 @@ class Trainer:
           start, due = step, False
       except StoppedError:
         self._leave(state, step, unevaluated=True)
+      except WrongBitsError:
+        raise  # the state may be wrong, and the step has overwritten it
       except TrainingError:
         self._save_last_good(state, step)
         raise

@@ -3,11 +3,13 @@
 import errno
 import os
 import pathlib
+import subprocess
 import time
 
 import pytest
 
 from tests.support import failing_calls, runs
+from tests.support.processes import start_processes, wait_for
 
 pytestmark = [pytest.mark.slow, failing_calls.NEEDS_A_COMPILER]
 TEXT = 'tests.support.experiments.TinyText'
@@ -94,3 +96,42 @@ def test_the_last_save_fails_once_and_is_tried_again(tmp_path):
     'Continuing from the checkpoint of step 3.'
     in runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=4').stdout
   )
+
+
+def test_no_record_is_lost_on_a_disk_that_has_space_again_at_the_last_save(tmp_path):
+  folder, full = tmp_path / 'run', tmp_path / 'full'
+  env = failing_calls.environment(
+    failing_calls.library(tmp_path), 'write', str(folder), errno.ENOSPC, exists=str(full)
+  )
+  flags = '--fdl.MAX_STEPS=400', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000'
+  process = runs.started(
+    runs.command(folder, *flags, '--fdl.SUMMARY_INTERVAL_STEPS=1', config=TEXT),
+    runs.environment() | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  wait_for(folder / 'metrics.jsonl')
+  full.touch()
+  said = ''
+  for line in process.stderr:
+    said += line
+    if 'saving failed, training continues: step 400: ' in line:
+      full.unlink()
+  assert process.wait(60) == 0, said
+  assert 'step 400 was saved at the second attempt' in said
+  assert list(runs.losses(folder)) == list(range(1, 401))
+  (evaluated,) = runs.records(folder, 'eval_metrics.jsonl')[-1:]
+  assert evaluated['step'] == 400
+
+
+def test_a_process_that_cannot_write_its_part_of_a_checkpoint_is_not_waited_for(tmp_path):
+  """Orbax's own barrier would wait for it for twenty minutes."""
+  env = failing_calls.environment(
+    failing_calls.library(tmp_path), 'write', 'orbax-checkpoint-tmp/data', errno.ENOSPC, times=1
+  )
+  flags = '--fdl.MAX_STEPS=9', '--fdl.CHECKPOINT_EVERY_N_STEPS=3'
+  started = start_processes(tmp_path / 'run', 2, *flags, config='TinyGPT', env=env)
+  said = [process.communicate(timeout=150)[1] for process in started]
+  assert [process.returncode for process in started] == [0, 0], said
+  assert 'saving failed, training continues: step 3: No space left on device' in said[0]
+  assert 'saving failed, training continues: step 3: OSError: process 0 could not' in said[1]
+  saved = sorted(p.name for p in (tmp_path / 'run' / 'checkpoints').iterdir())
+  assert saved == ['checkpoint_00000006', 'checkpoint_00000009']

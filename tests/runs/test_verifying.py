@@ -115,6 +115,7 @@ CASES = {
     'params:1:4': 'copies differ: params/embedding/emb_var on device 0 and device 1: one of its',
     'opt_state:0:4': 'opt_state/1/m/embedding/emb_var on device 0 and device 1: one of its copies',
     'batch:1:4': 'the batch of step 4 is not what the data has, on device 1.',
+    'product:1:4': 'step 4 gave other bits when it was repeated on the same devices',
     'products:1:3': 'device 0 and device 1: one of them computes wrong',
   },
   8: {
@@ -133,14 +134,16 @@ def test_the_device_with_other_bits_is_named(devices, tmp_path):
   flags = [f'--fdl.ICI_MESH_SHAPE=[{devices},1,1]', '--fdl.PERCORE_BATCH_SIZE=1']
   result = runs.run(
     tmp_path / 'RUN', *SHORT, *flags, '--fdl.VERIFY_EVERY_N_STEPS=2', module=FLIPPED,
-    env=dict(FLIPS=','.join(['none:0:0', *cases])), devices=devices,
+    env=dict(FLIPS=','.join(['none:0:0', *cases])), devices=devices, code=1,
   )  # fmt: skip
   assert 'none:0:0 ended with 0' in result.stdout
   assert 'depends on where' not in result.stderr
   stopped = [line for line in result.stderr.splitlines() if line.startswith('stopped:')]
   for (flip, message), line in zip(cases.items(), stopped, strict=True):
     assert message in line
-    assert 'Step 2 was verified, and checkpoints since then may be wrong' in line
+    # in step 2, it was not the turn of device 2 of 8
+    sure = 'No step before' if (flip, devices) == ('products:2:3', 8) else 'Step 2'
+    assert f'{sure} was verified, and checkpoints since then may be wrong' in line
     assert f'{flip} ended with 1' in result.stdout
 
 

@@ -1,5 +1,6 @@
-/* A preloaded library that makes calls on files fail. FAILING_CALL (open, read, opendir, rename,
-   mkdir) fails on paths that contain FAILING_PATH, with FAILING_ERRNO, FAILING_TIMES times. */
+/* A preloaded library that makes calls on files fail. FAILING_CALL (open, read, write, opendir,
+   rename, mkdir) fails on paths that contain FAILING_PATH, with FAILING_ERRNO, FAILING_TIMES times,
+   and, if FAILING_WHILE is set, only while there is a file of this name. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -11,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static atomic_int done;
@@ -19,6 +22,8 @@ static atomic_int done;
 static int fails(const char *call, const char *path) {
   const char *wanted = getenv("FAILING_CALL"), *part = getenv("FAILING_PATH");
   if (!wanted || !part || !path || strcmp(call, wanted) || !strstr(path, part)) return 0;
+  const char *name = getenv("FAILING_WHILE");
+  if (name && syscall(SYS_access, name, F_OK)) return 0;
   if (atomic_fetch_add(&done, 1) >= atoi(getenv("FAILING_TIMES"))) return 0;
   errno = atoi(getenv("FAILING_ERRNO"));
   return 1;
@@ -50,24 +55,44 @@ OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
 
-static int fd_fails(int fd) {
+static int fd_fails(const char *call, int fd) {
+  const char *wanted = getenv("FAILING_CALL");
+  if (!wanted || strcmp(call, wanted)) return 0;
   char link[64], path[4096];
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   ssize_t size = readlink(link, path, sizeof path - 1);
   if (size < 0) return 0;
   path[size] = 0;
-  return fails("read", path);
+  return fails(call, path);
 }
 
 ssize_t read(int fd, void *to, size_t size) {
-  if (fd_fails(fd)) return -1;
+  if (fd_fails("read", fd)) return -1;
   return REAL(ssize_t, read, int, void *, size_t)(fd, to, size);
 }
 
 ssize_t pread64(int fd, void *to, size_t size, off_t at) {
-  if (fd_fails(fd)) return -1;
+  if (fd_fails("read", fd)) return -1;
   return REAL(ssize_t, pread64, int, void *, size_t, off_t)(fd, to, size, at);
 }
+
+ssize_t write(int fd, const void *from, size_t size) {
+  if (fd_fails("write", fd)) return -1;
+  return REAL(ssize_t, write, int, const void *, size_t)(fd, from, size);
+}
+
+ssize_t writev(int fd, const struct iovec *from, int count) {
+  if (fd_fails("write", fd)) return -1;
+  return REAL(ssize_t, writev, int, const struct iovec *, int)(fd, from, count);
+}
+
+#define PWRITE(name)                                                     \
+  ssize_t name(int fd, const void *from, size_t size, off_t at) {        \
+    if (fd_fails("write", fd)) return -1;                                \
+    return REAL(ssize_t, name, int, const void *, size_t, off_t)(fd, from, size, at); \
+  }
+PWRITE(pwrite)
+PWRITE(pwrite64)
 
 DIR *opendir(const char *path) {
   if (fails("opendir", path)) return NULL;

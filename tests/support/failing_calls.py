@@ -18,13 +18,17 @@ def library(folder: pathlib.Path) -> str:
 
 
 def environment(
-  library: str, call: str, path: str, number: int, times: int = 1 << 30
+  library: str, call: str, path: str, number: int, times: int = 1 << 30, exists: str = ''
 ) -> dict[str, str]:
-  """Returns an environment in which `call` fails with errno `number` if a path contains `path`."""
+  """Returns an environment in which `call` fails with errno `number` if a path contains `path`.
+
+  If `exists` is given, it fails only while there is a file of this name.
+  """
   return {
     'LD_PRELOAD': library,
     'FAILING_CALL': call,
     'FAILING_PATH': path,
     'FAILING_ERRNO': str(number),
     'FAILING_TIMES': str(times),
+    **({'FAILING_WHILE': exists} if exists else {}),
   }

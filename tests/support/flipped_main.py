@@ -6,6 +6,9 @@ device's part is flipped
   params, opt_state   in the parameters or in the moments, once before that step
   batch               in the batch of that step
   products            in the rows that the device computes with, in each execution from that step on
+  product             in the same, only in the first execution of that step
+
+Without FLIPS it is paxlite.main. The exit code is that of the last run.
 """
 
 import os
@@ -48,8 +51,13 @@ def broken(what: str, device: int, at: int):
 
   def do_step(self, compiled, state, batch, step):
     bad = lambda batch: {**batch, 'ids': flipped(batch['ids'], device)}
+    if step == at:
+      print(f'{what} flipped on device {device} at step {step}', flush=True)
     if what == 'batch' and step == at:
       batch = bad(batch)
+    elif what == 'product' and step == at:
+      whole, left = compiled, [bad]
+      compiled = lambda state, batch: whole(state, left.pop()(batch) if left else batch)
     elif what == 'products' and step >= at:
       whole = compiled
       compiled = lambda state, batch: whole(state, bad(batch))
@@ -61,9 +69,12 @@ def broken(what: str, device: int, at: int):
 
 
 if __name__ == '__main__':
+  if not os.environ.get('FLIPS'):
+    main.run(sys.argv[1:])
   for number, flip in enumerate(os.environ['FLIPS'].split(',')):
     what, device, at = flip.split(':')
     Trainer._step = broken(what, int(device), int(at))
     arguments = [a.replace('RUN', str(number)) for a in sys.argv]
     code = main.main(arguments)
     print(f'{flip} ended with {code}', flush=True)
+  sys.exit(code)
