@@ -1,5 +1,6 @@
 """Trains the rungs of a ladder, one after the other, each in a process of its own."""
 
+import pathlib
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ def trained(rungs: Sequence[Rung], say: Callable[[str], None]) -> Iterator[tuple
   for i, rung in enumerate(rungs):
     began, loss = time.monotonic(), known[i]
     if loss is None:
+      say(f'{i + 1} of {len(rungs)}: training {rung.folder.name}; its output goes to {_log(rung)}')
       problem = _train(rung)
       loss = rung.loss
       if loss is None:  # a run that has diverged may fail after its last evaluation
@@ -37,7 +39,7 @@ def trained(rungs: Sequence[Rung], say: Callable[[str], None]) -> Iterator[tuple
 def _train(rung: Rung) -> str:
   """Trains a run; returns what went wrong, or ''."""
   rung.folder.parent.mkdir(parents=True, exist_ok=True)
-  log = rung.folder.with_name(f'{rung.folder.name}.log')
+  log = _log(rung)
   begin = log.stat().st_size if log.is_file() else 0
   with log.open('ab') as written:
     process = subprocess.Popen(
@@ -61,3 +63,7 @@ def _train(rung: Rung) -> str:
   last = said[-1] if said else 'it printed nothing'
   problem = next((x for x in said if x.startswith(('error: ', 'stopped: '))), last)
   return f'{rung.folder} failed ({log}): {problem}' if code else ''
+
+
+def _log(rung: Rung) -> pathlib.Path:
+  return rung.folder.with_name(f'{rung.folder.name}.log')
