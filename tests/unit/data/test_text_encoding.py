@@ -323,7 +323,7 @@ def test_what_is_held_out_is_the_record(tmp_path):
   records = [{'messages': chat(f'q{i}', f'a{i}').messages} for i in range(40)]
   path = tmp_path / 'a.jsonl'
   path.write_text(''.join(json.dumps(r) + '\n' for r in records))
-  clock = "{{ strftime_now('%d') }}" + CHATML
+  clock = "{{ strftime_now('%Y') }}" + CHATML  # a year that is over, and this one
   kept = {}
   for name, template, date in (('a', CHATML, ''), ('b', clock, '2024-02-29'), ('c', clock, '')):
     folder = written(tmp_path / name, template)
