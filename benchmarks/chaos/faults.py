@@ -196,10 +196,15 @@ def repair(run: Run) -> None:
     run.place.between.mode, run.place.between.delay = 'forward', 0.0
 
 
+# They have no checksums, and nothing of a run is read from them.
+_NOTES = '_CHECKPOINT_METADATA', 'commit_success.txt'
+
+
 def flip_file(run: Run, machine: str, step: int, rng: random.Random) -> None:
-  """Flips a bit of a file of a checkpoint on a machine."""
+  """Flips a bit of a file of a checkpoint on a machine, but not of Orbax's notes about it."""
   folder = run.checkpoint(machine, step)
-  path = rng.choice(sorted(p for p in folder.rglob('*') if p.is_file() and p.stat().st_size))
+  files = (p for p in folder.rglob('*') if p.is_file() and p.stat().st_size)
+  path = rng.choice(sorted(p for p in files if p.name not in _NOTES))
   path.write_bytes(_flipped(path.read_bytes(), rng))
 
 

@@ -118,7 +118,7 @@ class FolderLock:
     if not is_free:
       file.close()
       raise MovedError(self._folder, None, 'its lock was deleted, and another run has it')
-    former.close()
+    _close(former)
     return file
 
   def _opened(self) -> IO[str]:
@@ -148,9 +148,15 @@ class FolderLock:
     with self._checking:
       if self._file is not None:
         unguard(self._folder)
-        self._file.close()
+        _close(self._file)
         os.close(self._directory)
         self._file = None
+
+
+def _close(file: IO[str]) -> None:
+  """Closes a lock file, and drops the holder's name if a full disk has not taken it."""
+  with contextlib.suppress(OSError):
+    file.close()
 
 
 def _leads_to(path: pathlib.Path, descriptor: int) -> bool:

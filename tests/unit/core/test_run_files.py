@@ -1,6 +1,8 @@
 """A run writes into its own folder, and not through links that somebody put there."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +69,17 @@ def test_files_that_somebody_puts_where_a_run_writes(tmp_path, name, make):
   assert done.returncode in (0, 1, 2)
   assert done.returncode == 0 or name in done.stderr
   assert 'Traceback' not in done.stderr
+
+
+def test_a_full_disk_is_no_error_of_a_lock(tmp_path):
+  """The holder's name, which the disk did not take, would be written again on closing the file."""
+  program = f"""
+import pathlib, resource
+from paxlite.files.folder_lock import FolderLock
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # each write fails
+lock = FolderLock(pathlib.Path({str(tmp_path)!r}))
+lock.acquire()
+lock.release()
+"""
+  result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr
