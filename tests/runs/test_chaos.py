@@ -19,7 +19,7 @@ from tests.support import failing_calls, runs
 WHOLE = Outcome([(1, 'a'), (2, 'b')], [(2, 'c')], {'params/x': '0', 'params/y': '1'})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @failing_calls.NEEDS_A_COMPILER
 def test_each_kind_of_fault_once_and_nothing_is_lost(tmp_path):
   """A folder and SeaweedFS have no other kinds; bits of files need runs that last longer."""
