@@ -24,13 +24,19 @@ _do_step = Trainer._step
 
 
 def flipped(x: jax.Array, device: int) -> jax.Array:
-  """Returns an array in which the last bit of a device's largest number is flipped."""
+  """Returns an array in which a bit of a device's largest number is flipped.
+
+  It is the last bit. Where there is one device, it is the ninth bit of a float, because an update
+  may round the last one away, so that a replay has nothing to find.
+  """
+  is_float = jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+  byte = int(is_float and jax.device_count() == 1)
 
   def part(shard):
     data = np.array(shard.data)
     if shard.device == jax.devices()[device]:
       largest = int(np.abs(data).argmax())
-      data.reshape(-1).view(np.uint8)[largest * data.itemsize] ^= 1
+      data.reshape(-1).view(np.uint8)[largest * data.itemsize + byte] ^= 1
     return jax.device_put(data, shard.device)
 
   return jax.make_array_from_single_device_arrays(
