@@ -39,6 +39,7 @@ from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import MovedError, check_place
 from paxlite.core.trees import PyTree
+from paxlite.processes.process_messages import as_process_0
 
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -98,7 +99,7 @@ class Checkpoints:
     Raises:
       UserError: A checkpoint cannot be read, which does not count as damage.
     """
-    step = self._as_process_0(lambda: self._verified_latest(below))
+    step = as_process_0(lambda: self._verified_latest(below), self._directory)
     if step < 0:
       return None
     if self._is_alone_with_disk:
@@ -167,7 +168,7 @@ class Checkpoints:
       UserError: The user did not allow it, and there are steps, or damaged ones that were moved
         aside before.
     """
-    self._as_process_0(lambda: self._start_over(accepted))
+    as_process_0(lambda: self._start_over(accepted), self._directory)
     if self._is_alone_with_disk:
       self._set_aside(after=-1)
 
@@ -176,7 +177,7 @@ class Checkpoints:
     self.close()
     found = self.latest_good_step(below=before)
     if found is not None:
-      self._as_process_0(lambda: self._set_aside(found, 'rolled_back'))
+      as_process_0(lambda: self._set_aside(found, 'rolled_back'), self._directory)
       if self._is_alone_with_disk:
         self._set_aside(found, 'rolled_back')
     return found
@@ -379,25 +380,6 @@ class Checkpoints:
       return []
     except OSError as e:
       raise unreadable(self._directory, e) from None
-
-  def _as_process_0(self, compute: Callable[[], int]) -> int:
-    """Returns the result of process 0; if it raises UserError there, all processes raise it."""
-    result, error = 0, None
-    if jax.process_index() == 0:
-      try:
-        result = compute()
-      except UserError as e:
-        error = e
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      mine = np.array([result, error is not None], np.int32)
-      result, failed = map(int, multihost_utils.broadcast_one_to_all(mine))
-      if failed and error is None:
-        error = UserError(f'{self._directory}: process 0 reports what is wrong with it')
-    if error is not None:
-      raise error
-    return result
 
   def _verified_latest(self, below: float) -> int:
     for step in reversed([s for s in self.steps() if s < below]):

@@ -143,6 +143,7 @@ def rungs(
   found = []
   for size in sorted(of_sizes):
     by_rules = transfer.values_of(experiment, size, base)
+    parameters = transfer.counted(experiment.replaced(**by_rules))
     for rate in rates:
       for seed in range(experiment.SEED, experiment.SEED + seeds):
         values = by_rules | dict(
@@ -155,7 +156,5 @@ def rungs(
         made.validate()
         ending = f'rate{rate:g}_' if rate != 1 else ''
         place = folder / f'{size}_{ending}seed{seed}'
-        found.append(
-          Rung(name, given, values, size, transfer.counted(made), rate, seed, made, place)
-        )
+        found.append(Rung(name, given, values, size, parameters, rate, seed, made, place))
   return found

@@ -134,15 +134,20 @@ def _of_width(experiment: LanguageModel, m: float) -> dict[str, object]:
 
 def variables(experiment: LanguageModel) -> dict[str, tuple[tuple[int, ...], WeightDims]]:
   """Returns the shape of each parameter, and what its dimensions are, by its name."""
+  return _variables(_parameters(experiment))
+
+
+def _variables(boxed: PyTree) -> dict[str, tuple[tuple[int, ...], WeightDims]]:
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
-  leaves = jax.tree_util.tree_leaves_with_path(_parameters(experiment), is_leaf=is_box)
+  leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_box)
   return {path_name(path): (x.value.shape, dims_of(x)) for path, x in leaves if is_box(x)}
 
 
 def counted(experiment: LanguageModel) -> Parameters:
   """Returns the numbers of parameters of an experiment's model."""
-  tables = [math.prod(shape) for shape, dims in variables(experiment).values() if dims.is_table]
-  every = encoded_weights.num_parameters(_parameters(experiment))
+  boxed = _parameters(experiment)
+  tables = [math.prod(shape) for shape, dims in _variables(boxed).values() if dims.is_table]
+  every = encoded_weights.num_parameters(boxed)
   return Parameters(every, every - sum(tables))
 
 

@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from paxlite.cli.terminal import say
+from paxlite.core.errors import UserError
 
 
 def broadcast(message: bytes, source: int = 0) -> bytes:
@@ -56,6 +57,32 @@ def _gathering() -> tuple[Mesh, Callable[[jax.Array], jax.Array]]:
   devices = np.array([first[p] for p in range(jax.process_count())])
   mesh = Mesh(devices, ('process',), axis_types=(AxisType.Auto,))
   return mesh, jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def as_process_0(compute: Callable[[], int], about: object) -> int:
+  """Returns the result of process 0; every process must call this.
+
+  Args:
+    compute: Called in process 0 alone.
+    about: What it is about, such as a folder, for the message of the other processes.
+
+  Raises:
+    UserError: `compute` has raised it. All processes raise it.
+  """
+  result, error = 0, None
+  if jax.process_index() == 0:
+    try:
+      result = compute()
+    except UserError as e:
+      error = e
+  if jax.process_count() > 1:
+    mine = np.array([result, error is not None], np.int32)
+    result, failed = map(int, multihost_utils.broadcast_one_to_all(mine))
+    if failed and error is None:
+      error = UserError(f'{about}: process 0 reports what is wrong with it')
+  if error is not None:
+    raise error
+  return result
 
 
 def say_once(text: str) -> None:
