@@ -92,6 +92,16 @@ class Rung:
     return None
 
 
+def needed(experiment: LanguageModel, values: Mapping[str, object]) -> dict[str, object]:
+  """Returns the values that an experiment does not have without them, beside the others."""
+  found = dict(values)
+  for name, value in values.items():
+    rest = {other: x for other, x in found.items() if other != name}
+    if getattr(experiment.replaced(**rest), name) == value:
+      found = rest
+  return found
+
+
 def words(given: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
   """Returns arguments NAME=VALUE of what a user has given, and of values that come before it."""
   return [f'{name}={_text(value)}' for name, value in {**given, **values}.items()]

@@ -84,9 +84,7 @@ def main(argv: Sequence[str]) -> None:
   (folder / 'ladder.json').write_text(json.dumps(answer.json, indent=1) + '\n')
   (folder / 'ladder.svg').write_text(picture(answer))
   values |= {'LEARNING_RATE': float(f'{experiment.LEARNING_RATE * answer.rate:.6g}')}
-  words = rungs.words(
-    args.attributes, {k: v for k, v in values.items() if getattr(experiment, k) != v}
-  )
+  words = rungs.words(args.attributes, rungs.needed(experiment, values))
   command = shlex.join(['paxlite', 'train', args.fdl_config, *words])
   say(f'\n{answer.text}\n\nTrain it with:\n{command}')
 
