@@ -23,6 +23,7 @@ def test_an_exact_law_is_found(limit, exponent):
   assert low <= law.exponent <= high
 
 
+@pytest.mark.slow
 def test_intervals_hold_as_often_as_they_say():
   """Laws and noise are drawn; 300 intervals of 90 % hold 258 to 282 times with 98 %."""
   rng, held = np.random.default_rng(0), 0
@@ -50,6 +51,7 @@ def test_more_seeds_make_it_surer():
   assert width(8) < 0.8 * width(1)
 
 
+@pytest.mark.slow
 def test_more_seeds_do_not_make_a_law_surer_that_does_not_hold():
   """The losses bend as no power does; what the law misses is no noise that seeds average away."""
   rng = np.random.default_rng(2)

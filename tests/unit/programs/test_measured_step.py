@@ -36,6 +36,7 @@ def traced(folder) -> tuple[float, dict[str, float]]:
   return total, loops
 
 
+@pytest.mark.slow
 def test_blocks_have_all_of_the_time_and_of_the_flops(tmp_path, monkeypatch, capsys):
   """This CPU is taken to be an H200."""
   monkeypatch.setattr(measured_step, 'chip_of_kind', lambda kind: chips.CHIPS['h200'])
