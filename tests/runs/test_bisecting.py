@@ -1,6 +1,7 @@
 """Two runs that should agree, and do not."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -81,7 +82,8 @@ def test_a_run_whose_memory_lost_a_bit(run, tmp_path):
   assert 'nothing differs: values, versions and devices of the last starts, and data' in found
   assert 'the states of step 4 are equal bit for bit' in found
   assert 'Replaying both from step 4:' in found
-  assert 'both give the same bits up to step 8, on this machine' in found
+  # which record is the first to show the bit depends on how a processor rounds
+  assert re.search('both give the same bits up to step [678], on this machine', found), found
 
 
 @pytest.mark.slow
