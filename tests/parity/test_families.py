@@ -1,5 +1,6 @@
 """Every family against transformers: logits, gradients, greedy text, and the way back."""
 
+import copy
 import tempfile
 
 import fiddle as fdl
@@ -73,8 +74,14 @@ def test_every_family_has_a_case():
 @pytest.mark.cases(fast=1, slow=len(CASES))
 @every_case
 def test_logits_and_gradients(case, imported):
-  """The gradients are those of the mean cross-entropy, for every tensor of the folder."""
+  """The gradients are those of the mean cross-entropy, for every tensor of the folder.
+
+  transformers computes both in float64, wherever it computes in the dtype of its parameters.
+  """
   _, model, experiment, ours, params = imported(case)
+  model = copy.deepcopy(model).double()
+  if model._can_set_experts_implementation():
+    model.set_experts_implementation('eager')  # its other products of experts have no float64
   ids = ids_of()
   logits_T = model(torch.tensor(ids)).logits
   loss = torch.nn.functional.cross_entropy(

@@ -371,7 +371,7 @@ def _draw_gemma4(config: dict[str, Any], pick, chance, types: list[str], window:
     # the layers that have keys have all kinds of attention
     most = max(n for n in range(len(given)) if {*given[: len(given) - n]} == {*given})
     config |= dict(
-      hidden_size_per_layer_input=pick(4, 9), num_kv_shared_layers=pick(0, min(most, 1), most),
+      hidden_size_per_layer_input=pick(10, 16), num_kv_shared_layers=pick(0, min(most, 1), most),
       vocab_size_per_layer_input=config['vocab_size'] + pick(0, 5), use_double_wide_mlp=chance(),
     )  # fmt: skip
 
