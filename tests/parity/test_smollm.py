@@ -11,14 +11,18 @@ import pytest
 from tests.rules.test_docs import blocks
 from tests.support import runs
 
-ANSWERS = {  # output of generate, by checkpoint
+ANSWERS = {  # how the output of generate begins, by checkpoint
   'weights/smollm': 'The capital of France is Paris.\n',
   'logs/lora': 'Paris!\n',
   'logs/qlora': 'Paris!\n',
+  'logs/dpo': 'The capital of Portugal is Lisbon',
+  'logs/kto': 'The capital of Portugal is Lisbon',
 }
-
-
-OTHER_PAGES = ('docs/evaluation.md', 'docs/tutorials/own_chats.md', 'benchmarks/README.md')
+# which take minutes
+OTHER_PAGES = (
+  'docs/preferences.md', 'docs/reinforcement_learning.md', 'docs/evaluation.md',
+  'docs/tutorials/own_chats.md', 'benchmarks/README.md',
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -41,9 +45,7 @@ def test_the_capital_of_france(tmp_path, others):
     (tmp_path / name).symlink_to(runs.ROOT / name)
   (rewards, *_) = blocks(docs / 'reinforcement_learning.md', 'python')
   (tmp_path / 'my_rewards.py').write_text(rewards)
-  names = 'fine_tuning', 'weights', 'preferences', 'reinforcement_learning'
-  first = [docs / f'{name}.md' for name in names]
-  pages = [*first, *(runs.ROOT / page for page in others)]
+  pages = [docs / 'fine_tuning.md', docs / 'weights.md', *(runs.ROOT / page for page in others)]
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
   answers = {}
@@ -57,9 +59,9 @@ def test_the_capital_of_france(tmp_path, others):
     if line.startswith('paxlite generate'):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
       answers[checkpoint] = result.stdout
-  assert {k: answers[k] for k in ANSWERS} == ANSWERS
-  for run in ('logs/dpo', 'logs/kto'):
-    assert answers[run].startswith('The capital of Portugal is Lisbon')
+  for checkpoint, beginning in ANSWERS.items():
+    if others or checkpoint not in ('logs/dpo', 'logs/kto'):
+      assert answers[checkpoint].startswith(beginning)
 
   serves_and_generates(tmp_path)
 
