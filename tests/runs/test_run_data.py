@@ -211,7 +211,7 @@ def test_steps_of_another_run_whose_state_was_continued_are_not_told(tmp_path):
   train(Run(e.replaced(MAX_STEPS=6, SEED=5, **state), tmp_path / 'run'))
   run = RunData(str(tmp_path / 'run'))
   for step in 1, 3:
-    with pytest.raises(UserError, match='of another run .* from step 3, and these steps are of'):
+    with pytest.raises(UserError, match=r'of another run .* from step 3, and these steps are of'):
       run.batch(step)
   assert run.batch(4)['ids'].shape == (4, 32)
 
