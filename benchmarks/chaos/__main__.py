@@ -51,6 +51,11 @@ def main() -> int:
     if args.kills < 1:
       parser.error(f'--kills={args.kills} is below 1')
     args.kinds = ['SIGKILL']
+  possible = {kind for kind in args.kinds if {*KINDS[kind]} & {*args.places}}
+  if not possible:
+    parser.error('none of --kinds happens in any of --places')
+  if args.minutes is not None and args.minutes <= 0 and possible <= {*AT_REST}:
+    parser.error(f'--minutes={args.minutes:g}: flipped bits of files alone need some minutes')
   if args.minutes is None:
     args.minutes = 10 if args.kills is None else float('inf')
   folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos-'))

@@ -108,19 +108,21 @@ class Draws:
   def of_place(self, place: str, missing: Collection[str] = ()) -> list[str]:
     """Returns none to three kinds, each kind of a place once before any of them comes again.
 
-    If some are `missing`, they are one to three of these.
+    If some are `missing`, they are one to three of these. A place that has none of the kinds gets
+    none.
     """
     (count,) = self._rng.choices((0, 1, 2, 3), (0, 1, 2, 3) if missing else (1, 4, 3, 2))
     deck = [] if missing else self._decks.setdefault(place, [])
+    kinds = [kind for kind in missing or self._kinds if place in KINDS[kind]]
     drawn: list[str] = []
-    while len(drawn) < count:
+    while kinds and len(drawn) < count:
       if not deck:
-        deck += [kind for kind in missing or self._kinds if place in KINDS[kind]]
+        deck += kinds
         self._rng.shuffle(deck)
-      kind = deck.pop()
+      kind = deck[-1]
       if kind in drawn or (kind in FLIPS and FLIPS.keys() & drawn):
-        break  # two bits in one start would hide each other's message
-      drawn.append(kind)
+        break  # two bits in one start would hide each other's message; the next start gets it
+      drawn.append(deck.pop())
     return drawn
 
 

@@ -83,7 +83,9 @@ class Supervisor:
       if self._start().is_complete:
         break
     else:
-      self._table.lose({'steps': self._run.steps - self._reached}, self._all)
+      # a run that did all of its steps, and never ended with 0, has lost one, too
+      self._table.lose({'steps': max(1, self._run.steps - self._reached)}, self._all)
+      self._end_stopped(took_over=False)
       return
     self._end_stopped(took_over=True)
     lost = expected.lost(Outcome.of(self._run.folder(self._machine), self._run.steps))

@@ -174,6 +174,9 @@ def _checkpoints(replays: tuple[Replay, Replay], parted: int | None) -> tuple[in
       _say_differences(found)
       return None, 0
   ends = [step for step in (other, parted) if step is not None and step > equal]
+  if not common and parted is None:
+    say_once('Checkpoints: the runs have none of the same step, so that no states can be compared.')
+    return None, 0
   if not ends:
     if parted is not None:
       say_once(

@@ -111,8 +111,10 @@ class Replay:
       store.batch_size = self.trainer.store.batch_size
       state, begun = store.initial()
       if begun:
+        own = ', '.join(map(str, self.steps))
         raise UserError(
-          f'the run continued the state of another one from step {begun}: replay from a checkpoint'
+          f'{self.run.place} continued the state of another run from step {begun}, so that it has '
+          f'no beginning of its own: it can be replayed between two of its checkpoints ({own})'
         )
       return state
 
@@ -138,10 +140,12 @@ class Replay:
     for start in of_span(self.run.folder, first, last):
       if texts := changed(start):
         since = max(i for i, x in enumerate(known) if changed(x)) + 1
-        raise UserError(
-          f'{self.run.place}: after step {first:,}, {listed(texts)}. The steps from '
-          f'{known[min(since, len(known) - 1)].step:,} on can be replayed'
+        way = (
+          f'The steps from {known[since].step:,} on can be replayed'
+          if since < len(known)
+          else 'State the values of the run'
         )
+        raise UserError(f'{self.run.place}: after step {first:,}, {listed(texts)}. {way}')
     of = lambda step: self.trainer.store.metadata(step).get('skipped_batches', 0) if step else 0
     if of(first) != of(last):
       raise UserError(

@@ -240,6 +240,11 @@ class RunData:
         f'{self.place} leaves records out (LEAVE_OUT), and without the {DataRecords.name} of its '
         f'first start it is not known from which of its steps up to {self._unknown_left_out:,} on'
       )
+    if step <= self._first and _continued_another(self._stretches[0].values):
+      raise UserError(
+        f'{self.place} continued the state of another run (CHECKPOINT_RESTORE_STATE) from step '
+        f'{self._first:,}, and these steps are of that run: ask for its data'
+      )
     if step <= self._first:
       raise UserError(
         f'the batches of the steps up to {self._first:,} are not known: {self.place} rolled back '
@@ -361,10 +366,18 @@ class RunData:
       step = newest['step'] if skipped else 0
       return [Stretch(step, step + skipped, newest.get('batch_size'), values, known)], step
     first = found[0]
+    if _continued_another(first.values):
+      return found, first.step
     if first.step and first.batch == first.step:  # it began before there was such a file
       found[0] = dataclasses.replace(first, step=0, batch=0)
       return found, 0
     return found, first.step
+
+
+def _continued_another(values: JsonObject) -> bool:
+  """Whether a run with these values began with the state and the step of another run."""
+  stated = values['values']
+  return bool(stated.get('CHECKPOINT_RESTORE_PATH') and stated.get('CHECKPOINT_RESTORE_STATE'))
 
 
 def _config(e: Experiment) -> fdl.Config:

@@ -49,6 +49,8 @@ def verify(run: Run, first: int | None = None, last: int | None = None) -> None:
 def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, int]:
   steps = replay.steps
   last = steps[-1] if last is None else last
+  if last < 1:
+    raise UserError(f'--to_step={last} must be at least 1')
   if first is None:
     first = max((step for step in steps if step < last), default=0)
   if not 0 <= first < last:
@@ -59,6 +61,7 @@ def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, i
 def _verify(replay: Replay, first: int, last: int) -> None:
   say_once(f'Devices: {devices.described()}')
   reasons = _other_bits(replay, first, last)
+  state = replay.state(first)
   begin = 'the beginning' if not first else f'the checkpoint of step {first:,}'
   say_once(f'Replaying {last - first:,} steps from {begin} to that of step {last:,}.')
   for reason in reasons:
@@ -70,7 +73,6 @@ def _verify(replay: Replay, first: int, last: int) -> None:
   }
   task = replay.trainer.store.task.task
   found = _Found()
-  state = replay.state(first)
   with replay.stepping(first) as stepping:
     for step in range(first + 1, last + 1):
       state, metrics = stepping(state, stepping.draw(state))
@@ -87,7 +89,7 @@ def _verify(replay: Replay, first: int, last: int) -> None:
     )
   else:
     say_once(f'State of step {last:,}: {len(other)} of {len(arrays)} arrays differ:')
-    for difference in sorted(other, key=lambda d: -d.largest)[:_SHOWN]:
+    for difference in sorted(other, key=lambda d: d.rank, reverse=True)[:_SHOWN]:
       say_once(f'  {difference}')
   dtype = replay.run.experiment.values().get('FPROP_DTYPE', 'float32')
   tolerance = _TOLERANCES.get(str(dtype), 2e-2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 
 import jax
@@ -20,14 +21,19 @@ class Difference:
     name: The name of the array in the state, as params/embedding/emb_var.
     numbers: How many numbers it has.
     differing: How many of them differ in any bit.
-    largest: The largest difference of two numbers, over the largest absolute number; NaN where
-      only one of two numbers is finite.
+    largest: The largest difference of two numbers, over the largest absolute number; inf or NaN
+      where a number is not finite.
   """
 
   name: str
   numbers: int
   differing: int
   largest: float
+
+  @property
+  def rank(self) -> float:
+    """How large the difference is, for an order by it; arrays that are not finite come first."""
+    return self.largest if math.isfinite(self.largest) else math.inf
 
   def __str__(self) -> str:
     return (

@@ -97,6 +97,16 @@ def test_the_first_layer_that_differs_on_four_devices(tmp_path):
 
 
 @pytest.mark.slow
+def test_runs_without_a_step_in_common(run, tmp_path):
+  runs.run(tmp_path / 'run', *SHORT, '--fdl.MAX_STEPS=3', '--fdl.LEARNING_RATE=1.0')
+  (tmp_path / 'run' / 'metrics.jsonl').unlink()
+  found = bisected(run, tmp_path / 'run')
+  assert 'no recorded step in common' in found
+  assert 'Checkpoints: the runs have none of the same step' in found
+  assert 'Nothing differs' not in found
+
+
+@pytest.mark.slow
 def test_on_two_processes(tmp_path):
   for name, rate in (('one', '6e-4'), ('two', '7e-4')):
     flags = ['--fdl.MAX_STEPS=4', '--fdl.NUM_LAYERS=1', f'--fdl.LEARNING_RATE={rate}']

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from benchmarks.chaos import starts, table
+from benchmarks.chaos import starts, supervisor, table
 from benchmarks.chaos.faults import AT_REST, FLIPS, KINDS, Draws, Plan
 from benchmarks.chaos.outcomes import Outcome
 from benchmarks.chaos.places import Place, Run, Started
+from benchmarks.chaos.supervisor import Supervisor
 from tests.support import failing_calls, runs
 
 WHOLE = Outcome([(1, 'a'), (2, 'b')], [(2, 'c')], {'params/x': '0', 'params/y': '1'})
@@ -109,6 +110,45 @@ def test_each_kind_of_a_place_is_drawn_before_one_comes_again():
     assert len(FLIPS.keys() & drawn) <= 1, 'two bits in one start would hide each other'
     assert len(drawn) <= 3
   assert set(draws.of_place('gs', ['full disk'])) == {'full disk'}
+
+
+def test_a_kind_that_has_to_wait_for_the_next_start_is_not_lost():
+  kinds = {kind for kind, places in KINDS.items() if 'devices' in places}
+  for seed in range(20):
+    draws, seen = Draws(random.Random(seed), list(KINDS)), []
+    while len(seen) < len(kinds):
+      seen += draws.of_place('devices')
+    assert set(seen[: len(kinds)]) == kinds
+
+
+def test_a_place_that_has_none_of_the_kinds_gets_no_fault():
+  draws = Draws(random.Random(0), ['lost process'])
+  assert not any(draws.of_place('folder') for _ in range(20))
+
+
+@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (('--kinds', 'lost process'), 'none of --kinds happens in any of --places'),
+    (('--minutes=0', '--kinds', *AT_REST), 'flipped bits of files alone need some minutes'),
+  ],
+)
+def test_faults_that_cannot_happen_are_refused(flags, message):
+  result = runs.module('benchmarks.chaos', '--places', 'folder', *flags, code=2)
+  assert message in result.stderr
+  assert 'Traceback' not in result.stderr
+
+
+def test_a_run_that_never_ends_with_0_is_lost(tmp_path):
+  counted = table.Table()
+  run = Run(Place('folder'), tmp_path / 'run', 10, '')
+  run.starts = supervisor.MOST_STARTS
+  nothing = Supervisor(run, random.Random(0), Draws(random.Random(0), []), None, list, counted)
+  nothing._reached = run.steps
+  nothing.bring_to_end(WHOLE)
+  assert counted.lost == 1
 
 
 def test_the_table_has_what_was_lost_and_done_again():

@@ -204,6 +204,19 @@ def test_a_run_from_before_there_were_records(tmp_path, kind, got):
 
 
 @pytest.mark.slow
+def test_steps_of_another_run_whose_state_was_continued_are_not_told(tmp_path):
+  e = experiment(tmp_path, 'sft', MAX_STEPS=3)
+  train(Run(e, tmp_path / 'parent'))
+  state = dict(CHECKPOINT_RESTORE_PATH=str(tmp_path / 'parent'), CHECKPOINT_RESTORE_STATE=True)
+  train(Run(e.replaced(MAX_STEPS=6, SEED=5, **state), tmp_path / 'run'))
+  run = RunData(str(tmp_path / 'run'))
+  for step in 1, 3:
+    with pytest.raises(UserError, match=r'of another run .* from step 3, and these steps are of'):
+      run.batch(step)
+  assert run.batch(4)['ids'].shape == (4, 32)
+
+
+@pytest.mark.slow
 def test_without_its_records_a_run_does_not_guess_what_it_left_out(tmp_path, capsys):
   e, run, path = experiment(tmp_path, 'sft', MAX_STEPS=2), tmp_path / 'run', tmp_path / 'out.txt'
   train(Run(e, run))

@@ -198,12 +198,28 @@ def test_verified_steps_change_nothing_and_give_no_false_alarm(name, tmp_path):
   [
     (['--from_step=3'], 'has no checkpoint of step 3: there are 4, 8'),
     (['--from_step=8'], '--from_step=8 must be at least 0 and below --to_step=8'),
+    (['--to_step=0'], '--to_step=0 must be at least 1'),
+    (['--to_step=-1'], '--to_step=-1 must be at least 1'),
     (['LEARNING_RATE=1.0'], 'LEARNING_RATE 0.0006 → 1.0'),
+    (
+      ['LEARNING_RATE=1.0', '--accept_changes'],
+      'LEARNING_RATE was 0.0006 and is 1.0. State the values of the run',
+    ),
     (['--before'], '--before is for --mode=eval'),
   ],
 )
 def test_wrong_input_has_one_line(flags, message, short_run):
   assert message in verified(short_run, *flags, code=2)
+
+
+@pytest.mark.slow
+def test_a_run_that_continued_the_state_of_another_one(short_run, tmp_path):
+  state = [f'--fdl.CHECKPOINT_RESTORE_PATH={short_run}', '--fdl.CHECKPOINT_RESTORE_STATE=True']
+  runs.run(tmp_path / 'run', *SHORT, *state, '--fdl.MAX_STEPS=12')
+  found = verified(tmp_path / 'run', code=2)
+  assert 'Replaying' not in found
+  assert 'continued the state of another run from step 8, so that it has no beginning' in found
+  assert 'between two of its checkpoints (12)' in found
 
 
 def test_a_damaged_checkpoint_is_named(short_run):
