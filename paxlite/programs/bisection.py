@@ -232,11 +232,12 @@ def _other_batches(one: Mapping[str, jax.Array], two: Mapping[str, jax.Array]) -
     return f'one has {", ".join(sorted(one.keys() ^ two.keys()))}, and the other does not'
   for name in one:
     a, b = _whole(one[name]), _whole(two[name])
-    if a.shape != b.shape:
-      return f'{name} is {list(a.shape)} in A and {list(b.shape)} in B'
+    if a.shape != b.shape or a.dtype != b.dtype:
+      return f'{name} is {a.dtype}{list(a.shape)} in A and {b.dtype}{list(b.shape)} in B'
     if a.tobytes() != b.tobytes():
-      place = [int(i) for i in np.argwhere(a != b)[0]]
-      rows = len(np.unique(np.argwhere(a != b)[:, 0]))
+      places = np.argwhere(a.view(f'u{a.itemsize}') != b.view(f'u{b.itemsize}'))
+      place = [int(i) for i in places[0]]
+      rows = len(np.unique(places[:, 0]))
       return (
         f'{name} in {rows} of {len(a)} rows, first in row {place[0]} at position {place[1:]}: '
         f'{a[tuple(place)]} in A, {b[tuple(place)]} in B. paxlite data RUN --step shows the texts'
@@ -308,6 +309,12 @@ def _layers(
     return [f'layers: not compared: {line_of(e)}']
   if name := first_difference(one, two):
     return [f'layers: the first whose output differs is {name}']
+  cuts = [str(e.values().get('NUM_MICROBATCHES')) for e in experiments]
+  if cuts[0] != cuts[1]:
+    return [
+      f'layers: the outputs of all {len(one)} are equal for the whole batch. NUM_MICROBATCHES is '
+      f'{cuts[0]} in A and {cuts[1]} in B, so sums over microbatches may make the difference'
+    ]
   return [
     f'layers: the outputs of all {len(one)} are equal, so the loss or the backward pass makes the '
     'difference'

@@ -63,6 +63,7 @@ def test_runs_that_agree(run, tmp_path):
       'Z_LOSS_WEIGHT=0.01',
       ['layers: the outputs of all ', 'the loss or the backward pass makes the difference'],
     ),
+    ('NUM_MICROBATCHES=2', ['NUM_MICROBATCHES is 1 in A and 2 in B, so sums over microbatches']),
     ('SEED=4', ['They part before the first step.', 'params/embedding/emb_var: ']),
     ('MODEL_DIMS=64', ['Checkpoints: arrays have other shapes: opt_state/1/m/embedding/emb_var']),
     ('NUM_LAYERS=2', ['Checkpoints: the states have other arrays: ']),
