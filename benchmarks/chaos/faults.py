@@ -174,13 +174,14 @@ def plan(
       step = min(max(good, default=0) + 1 + rng.randrange(40), run.steps)
       made.flip = kind, rng.randrange(run.place.devices), step
   if run.place.name == 'devices':
-    # A bit of a batch or a product is found only in a verified step. A bit of the state is found in
-    # the next one, but a stop before that would save it.
+    # A bit of a batch or a product is found only in a verified step. A bit of a parameter is found
+    # in the next one, but a stop before that would save it. The last bit of a moment is rounded
+    # away by some updates, and changed some parameters before that by others.
     every = 5
     if made.flip is not None:
       what, device, step = FLIPS[made.flip[0]][0], *made.flip[1:]
       made.environment['FLIPS'] = f'{what}:{device}:{step}'
-      every = 5 if what in ('params', 'opt_state') and 'SIGTERM' not in kinds else 1
+      every = 5 if what == 'params' and 'SIGTERM' not in kinds else 1
     made.flags = (f'--fdl.VERIFY_EVERY_N_STEPS={every}',)
   made.events.sort(key=lambda event: event.seconds)
   return made

@@ -28,7 +28,7 @@ from paxlite.checkpointing.step_copies import (
   set_aside,
 )
 from paxlite.cli.terminal import say, warn
-from paxlite.core.errors import Interrupted, TrainingError, UserError
+from paxlite.core.errors import NO_SPACE, Interrupted, TrainingError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.run_files import check_place, write_file
 from paxlite.files.folder_lock import FolderLock
@@ -149,7 +149,12 @@ class StoredRun:
     return True
 
   def _in_all_processes(self, act: Callable[[], object]) -> None:
-    """Calls `act` in every process; if it fails in one, all processes raise UserError."""
+    """Calls `act` in every process; if it fails in one, all processes raise an error.
+
+    Raises:
+      UserError: `act` failed in a process.
+      TrainingError: The disk of this process is full.
+    """
     problem: Exception | None = None
     meet()
     try:
@@ -157,7 +162,10 @@ class StoredRun:
     except (UserError, Interrupted) as e:
       problem = e
     except OSError as e:
-      problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
+      if e.errno in NO_SPACE:
+        problem = TrainingError(f'{e.filename or self._folder}: {e.strerror or e}')
+      else:
+        problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
     failed = gathered(np.array([problem is not None], np.int32))().ravel()
     if failed.any() and problem is None:
       problem = UserError(f'process {int(failed.argmax())} reports what is wrong')

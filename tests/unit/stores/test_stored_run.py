@@ -1,11 +1,12 @@
 """A run in a bucket, in this process; tests/runs/test_stores.py starts and disturbs others."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import TrainingError, UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.files.folder_lock import FolderLock
 from paxlite.processes.hosts import Hosts
@@ -61,6 +62,13 @@ def gcs(monkeypatch):
 
 def stored(tmp_path):
   return stored_run.StoredRun(Address.parsed(PLACE), tmp_path, 2, FolderLock(tmp_path))
+
+
+def test_a_full_disk_is_named_and_not_the_bucket(gcs, tmp_path, monkeypatch):
+  full = pathlib.Path('/dev/full')
+  monkeypatch.setattr(stored_run, 'write_file', lambda path, content: full.write_bytes(content))
+  with pytest.raises(TrainingError, match=f'^{tmp_path}: No space left on device$'):
+    stored(tmp_path).__enter__()
 
 
 def test_without_its_lease_a_run_writes_nothing(gcs, tmp_path):
