@@ -97,7 +97,7 @@ def chaos(args: argparse.Namespace, folder: pathlib.Path, table: Table) -> Itera
     """The kinds that are still to be drawn; None: all, as there is time."""
     if args.kills is not None and table.count('SIGKILL') >= args.kills:
       return []
-    if time.monotonic() < until:
+    if time.monotonic() < until or not (waited or number):  # there is one run at least
       return None
     return [kind for kind in waited if not table.count(kind)]
 

@@ -11,12 +11,10 @@ import pytest
 from tests.rules.test_docs import blocks
 from tests.support import runs
 
-ANSWERS = {  # how the output of generate begins, by checkpoint
+ANSWERS = {  # output of generate, by checkpoint
   'weights/smollm': 'The capital of France is Paris.\n',
   'logs/lora': 'Paris!\n',
   'logs/qlora': 'Paris!\n',
-  'logs/dpo': 'The capital of Portugal is Lisbon',
-  'logs/kto': 'The capital of Portugal is Lisbon',
 }
 # which take minutes
 OTHER_PAGES = (
@@ -59,9 +57,9 @@ def test_the_capital_of_france(tmp_path, others):
     if line.startswith('paxlite generate'):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
       answers[checkpoint] = result.stdout
-  for checkpoint, beginning in ANSWERS.items():
-    if others or checkpoint not in ('logs/dpo', 'logs/kto'):
-      assert answers[checkpoint].startswith(beginning)
+  assert {k: answers[k] for k in ANSWERS} == ANSWERS
+  for run in ('logs/dpo', 'logs/kto') if 'docs/preferences.md' in others else ():
+    assert answers[run].startswith('The capital of Portugal is Lisbon')
 
   serves_and_generates(tmp_path)
 
