@@ -1,14 +1,15 @@
 # make demo     installs paxlite with its core dependencies and trains a small GPT on real text;
 #               FLAGS=--fdl.MAX_STEPS=100 and the like are passed on
-# make test     installs the test extra and runs the tests (three to five minutes on 2 cores)
-# make test-slow the tests that take longer (about half an hour)
-# make test-exhaustive more cases of the same, for a change of what they are about, and once a week
+# make test     installs the test extra and runs the tests (four minutes on 2 cores)
+# make test-slow the tests that take longer (eighteen minutes)
+# make test-exhaustive more cases of the same, for a change of what they are about, and once a week;
+#               SHARD=3/12 runs the third of twelve parts that take about as long
 # make docs     builds the pages in docs/ into build/site
 # make check    ruff and mypy
 # make fix      repairs what ruff can repair, and formats
-# PYTHON=python3.11 chooses another Python than the first that is there of 3.12, 3.13 and python3
+# They find Python 3.12 or newer by themselves; PYTHON=python3.13 chooses another one.
 
-PYTHON ?= $(shell for p in python3.12 python3.13; do if $$p -c 'import venv' 2>/dev/null; then break; fi; p=python3; done; echo $$p)
+PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOGS ?= logs/demo
@@ -46,9 +47,11 @@ fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# an environment of an older Python, or of another than the one that is asked for, is made anew
 $(VENV)/.core: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("paxlite needs Python 3.11 or newer; choose one with make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	@if [ -n "$(PYTHON)" ] || ! sh scripts/find_python.sh $(BIN)/python >/dev/null 2>&1; then \
+	  python=$$(sh scripts/find_python.sh $(PYTHON)) && "$$python" -m venv --clear $(VENV); \
+	fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 

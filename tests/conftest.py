@@ -1,7 +1,7 @@
 """Makes the tests quick, in their own process and in the processes that they start.
 
-The processes share a compilation cache, because most of them compile the same programs. XLA
-compiles without LLVM's optimizations, which take half of the time and only matter at larger sizes.
+The processes share a compilation cache, because most of them compile the same programs. It is kept
+for the next session.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import unittest.mock
 
 import pytest
 
-from tests.support import runs, tiers
+from tests.support import kept_programs, tiers
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 _ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
@@ -44,14 +44,18 @@ def pytest_configure(config):
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
   os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # each process would compile paxlite's modules
-  config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
-  os.environ[_CACHE] = config.compilation_cache
-  os.environ['XDG_CACHE_HOME'] = config.compilation_cache
+  config.caches = tempfile.mkdtemp(prefix='paxlite-tests-')
+  try:
+    config.kept_programs = kept_programs.KeptPrograms(kept_programs.default_root())
+    os.environ[_CACHE] = str(config.kept_programs.folder)
+  except OSError:  # another session has it, or the home folder cannot be written
+    config.kept_programs = None
+    os.environ[_CACHE] = config.caches
+  os.environ['XDG_CACHE_HOME'] = config.caches
   # no test reaches a cloud by accident
   nowhere = 'http://127.0.0.1:9'
   os.environ |= dict.fromkeys(_ENDPOINTS, nowhere)
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
-  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {runs.QUICK_TO_COMPILE}'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -72,7 +76,7 @@ def pytest_collection_modifyitems(items):
 def _processor():
   """Waits until fewer tests than there are processors compute; more would slow each other down."""
   with contextlib.ExitStack() as stack:
-    folder = pathlib.Path(os.environ[_CACHE])
+    folder = pathlib.Path(os.environ['XDG_CACHE_HOME'])
     names = [folder / f'processor_{i}' for i in range(os.cpu_count() or 1)]
     files = [stack.enter_context(open(name, 'w')) for name in names]
     while True:
@@ -111,5 +115,7 @@ def environment_of_a_test():
 
 
 def pytest_unconfigure(config):
-  if hasattr(config, 'compilation_cache'):
-    shutil.rmtree(config.compilation_cache, ignore_errors=True)
+  if hasattr(config, 'caches'):
+    shutil.rmtree(config.caches, ignore_errors=True)
+    if config.kept_programs is not None:
+      config.kept_programs.close()

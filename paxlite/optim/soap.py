@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.optim.muon import merged, of_matrices, split_matrices
 from paxlite.optim.transformations import Valid, scale_by_pax_adam
-from paxlite.parallel.partitioning import active_kind, active_mesh
 from paxlite.parallel.weight_dims import WeightDims, weight_dims
 
 
@@ -75,7 +73,6 @@ def scale_by_soap(
     updates: PyTree, state: PyTree, params: PyTree | None = None, valid: Valid = True
   ) -> tuple[PyTree, SoapState]:
     del params
-    _check_devices()
     dims = weight_dims(updates)
     matrices, rest = split_matrices(updates, dims)
     others, adam_state = rest_adam.update(rest, state.adam, valid=valid)
@@ -121,17 +118,6 @@ def scale_by_soap(
     return _unflat(made, g.shape, d), new_m, new_v, new_products, new_bases
 
   return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_devices() -> None:
-  """Raises UserError where eigenvectors of several devices wait for one another for ever."""
-  mesh = active_mesh()
-  is_old = jax.__version_info__ < (0, 11)
-  if is_old and active_kind() == 'cpu' and mesh is not None and mesh[0].size > 1:
-    raise UserError(
-      f'OPTIMIZER=soap does not end on several CPU devices with jax {jax.__version__}: take one '
-      'device, or jax 0.11 or newer'
-    )
 
 
 def _leaves(tree: PyTree, like: PyTree) -> list[PyTree]:

@@ -62,8 +62,6 @@ def test_commands(page, tmp_path):
     given = itertools.takewhile(re.compile(r'[A-Z_]+=').match, words)
     variables = dict(word.split('=', 1) for word in given)
     words = words[len(variables) :]
-    if 'XLA_FLAGS' in variables:
-      variables['XLA_FLAGS'] += f' {runs.QUICK_TO_COMPILE}'
     assert words[0] in ('python', 'paxlite'), line
     command = words[1:] if words[0] == 'python' else ['-m', *words]
     command += SHORTENED.get(line, [])

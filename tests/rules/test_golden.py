@@ -1,11 +1,14 @@
 """Compares every experiment, as text, with a golden file, so that a change of one is reviewed.
 
 `python -m tests.rules.test_golden --update` rewrites rules/golden/ and the table of the tool.
-The first class of a module is written in full. Each other class is written as its difference from
-its parent, or from that one.
+The text of an experiment is what differs from the class whose model it changes, and so on up to
+LanguageModel. base.txt has the values of LanguageModel
+and its config, templates.txt the defaults of all classes that configs are made of. So a changed
+default changes one of these two files.
 """
 
 import ast
+import functools
 import json
 import pathlib
 import sys
@@ -15,14 +18,14 @@ import pytest
 
 from paxlite.config.templates import config_text
 from paxlite.experiments import datasets
-from paxlite.experiments.base import Experiment
-from paxlite.experiments.description import configs_text, requirements, values_text
+from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.description import configs, requirements
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments
 from paxlite.tools import attributes
 from paxlite.tools import experiments as tools
 from paxlite.tools.commands import COMMANDS, GROUPS, Command
-from tests.support import runs
+from tests.support import config_changes, runs
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 ATTRIBUTES_PAGE = runs.ROOT / 'docs' / 'attributes.md'
@@ -33,22 +36,44 @@ _NEEDED = 'parameters', 'per device', 'global batch', 'model FLOPs'
 UPDATE = 'python -m tests.rules.test_golden --update, if this is meant'
 
 
-def parent(cls: type[Experiment]) -> type[Experiment] | None:
-  """Returns the class whose model `cls` changes; None for the first class of a family."""
-  sizes = lambda c: set(c.__mro__) - set(LanguageModel.__mro__)
-  models = (c for c in cls.__mro__[1:] if any('MODEL_DIMS' in vars(b) for b in sizes(c)))
-  return next(models, None)
+def parent(cls: type[Experiment]) -> type[Experiment]:
+  """Returns the class whose model `cls` changes."""
+  return next(c for c in cls.__mro__[1:] if issubclass(c, LanguageModel))
 
 
-def text_of(cls: type[Experiment], has_needs: bool) -> list[str]:
-  experiment = fdl.build(cls.config())
-  needs = needs_of(experiment) if has_needs else []
-  text = '\n'.join([values_text(experiment), configs_text(experiment), *needs])
-  return text.replace(str(runs.ROOT / 'paxlite'), 'paxlite').splitlines()
+@functools.cache
+def built(cls: type[Experiment]) -> Experiment:
+  return fdl.build(cls.config())
 
 
-def is_config(line: str) -> bool:
-  return line.startswith(('task', 'train_input', 'eval_inputs'))
+@functools.cache
+def configs_of(cls: type[Experiment]) -> dict[str, fdl.Config]:
+  return configs(built(cls))
+
+
+def declared(cls: type[Experiment], name: str) -> object:
+  """Returns the default of an attribute, where it is declared first."""
+  return next((vars(c)[name] for c in reversed(cls.__mro__) if name in vars(c)), None)
+
+
+def text_of(cls: type[Experiment], base: type[Experiment] | None, has_needs: bool) -> list[str]:
+  """Returns lines for what differs from the class `base`; None: from declarations."""
+  experiment = built(cls)
+  backend = f'backend {experiment.backend}'
+  lines = [] if base and backend == f'backend {built(base).backend}' else [backend]
+  before = built(base).values() if base else {}
+  for name, value in experiment.values().items():
+    if base is None or value != before.get(name, declared(cls, name)):
+      lines.append(f'{name} = {value!r}')
+  inputs: dict[str, object] = configs_of(base) if base else {}
+  for name, config in configs_of(cls).items():
+    # an evaluation reads as training does, but for what its lines say
+    like = inputs.get(name, configs_of(cls).get('train_input') if 'eval' in name else None)
+    lines += config_changes.changes(name, like, config)
+  if has_needs:
+    known = needs_of(built(base)) if base else []
+    lines += [x for x in needs_of(experiment) if x not in known]
+  return [x.replace(str(runs.ROOT / 'paxlite'), 'paxlite') for x in lines]
 
 
 def needs_of(experiment: Experiment) -> list[str]:
@@ -67,48 +92,34 @@ def difference(old: list[str], new: list[str]) -> list[str]:
 
 
 def golden_texts(has_needs: bool = True) -> dict[str, str]:
-  """Returns the text of the experiments of each module that has families, by the module's name.
+  """Returns the texts of base.txt and templates.txt, and of each module of experiments by its name.
 
   Experiments that fine-tune any model are there with a small one. Parameters, memory and FLOPs, for
   which models are traced, can be left out.
   """
   classes = [c.of_values({'MODEL': 'SmolLM135M'}) for c in experiments().values()]
   for cls in classes:  # and their parent classes
-    if (base := parent(cls)) and base not in classes:
+    if (base := parent(cls)) is not LanguageModel and base not in classes:
       classes.append(base)
-  # the table of `paxlite list` has the parameters of a size
-  families = {cls.__bases__: cls for cls in reversed(classes)}.values()
-  whole = {
-    cls: text_of(cls, has_needs and (bool(parent(cls)) or cls in families)) for cls in classes
+  modules: dict[str, list[str]] = {}
+  for cls in sorted(classes, key=full_name):
+    base, root = parent(cls), cls
+    while parent(root) is not LanguageModel:
+      root = parent(root)
+    lines = [f'== {full_name(cls)} (from {full_name(base)})', *text_of(cls, base, has_needs)]
+    modules.setdefault(root.__module__.rpartition('.')[2], []).extend([*lines, ''])
+  modules['base'] = text_of(LanguageModel, None, has_needs)
+  kinds = {
+    config_changes.name_of(kind): kind
+    for cls in [LanguageModel, *classes]
+    for kind in config_changes.classes(configs_of(cls))
   }
-  firsts: dict[str, type] = {}
-  modules: dict[str, dict[str, list[str]]] = {}
-  for cls, lines in sorted(whole.items(), key=lambda item: item[0].__name__):
-    name, base = f'{cls.__module__}.{cls.__qualname__}', parent(cls)
-    root = cls
-    while above := parent(root):
-      root = above
-    module = root.__module__.rpartition('.')[2]
-    base = base or firsts.setdefault(f'{module} {cls.__bases__}', cls)
-    if base is not cls:
-      name += f' (from {base.__module__}.{base.__qualname__})'
-      lines = difference(whole[base], lines)
-      if parent(cls) is None:  # the configs of one size stand for those of the others
-        lines = [line for line in lines if not is_config(line[2:])]
-    modules.setdefault(module, {})[name] = lines
-  return {
-    module: '\n'.join(
-      f'== {name}\n' + ''.join(f'{x}\n' for x in lines) for name, lines in sorted(members.items())
-    )
-    for module, members in modules.items()
-  }
+  modules['templates'] = [x for _, k in sorted(kinds.items()) for x in config_changes.defaults(k)]
+  return {module: ''.join(f'{x}\n' for x in lines) for module, lines in modules.items()}
 
 
 def without_needs(text: str) -> str:
-  lines = text.splitlines(keepends=True)
-  return ''.join(
-    x for x in lines if not x.removeprefix('- ').removeprefix('+ ').startswith(_NEEDED)
-  )
+  return ''.join(x for x in text.splitlines(keepends=True) if not x.startswith(_NEEDED))
 
 
 def index_text() -> str:

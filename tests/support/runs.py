@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -13,9 +12,6 @@ from tests.support.fork_server import ForkServer, serves
 
 ROOT = pathlib.Path(__file__).parents[2]
 IMPORT = '--import=tests.support.experiments'  # for tools that read checkpoints of tests
-QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
-if importlib.metadata.version('jaxlib').startswith('0.10.'):  # other versions do not know the flag
-  QUICK_TO_COMPILE += ' --xla_cpu_use_fusion_emitters=false'
 
 
 def command(
@@ -118,7 +114,7 @@ def _fork_server(imported: str) -> ForkServer:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-  flags = f'--xla_force_host_platform_device_count={devices} {QUICK_TO_COMPILE}'
+  flags = f'--xla_force_host_platform_device_count={devices}'
   width = ('COLUMNS', 'LINES')  # those of a terminal are not those of a file
   kept = {k: v for k, v in os.environ.items() if k not in width}
   return {**kept, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}

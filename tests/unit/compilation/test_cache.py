@@ -42,7 +42,6 @@ def home(tmp_path, monkeypatch):
 def test_the_next_run_reads_what_the_last_has_compiled_unless_it_is_damaged(
   home, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # else compilation is too quick to be kept
   log = {
     'JAX_DEBUG_LOG_MODULES': 'jax._src.compiler,jax._src.compilation_cache',
     'JAX_RAISE_PERSISTENT_CACHE_ERRORS': 'true',

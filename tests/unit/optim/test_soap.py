@@ -110,13 +110,8 @@ def test_a_run_is_the_same_on_four_devices_and_after_a_stop(tmp_path):
   whole = runs.losses(tmp_path / 'one')
   assert len(set(whole.values())) > 2
   mesh = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=1', '--fdl.NUM_MICROBATCHES=2'
-  is_old = jax.__version_info__ < (0, 11)
-  code = 2 if is_old else 0
-  four = runs.run(tmp_path / 'four', *flags, *mesh, '--fdl.MAX_STEPS=6', devices=4, code=code)
-  if is_old:
-    assert 'OPTIMIZER=soap does not end on several CPU devices' in four.stderr
-  else:
-    assert runs.losses(tmp_path / 'four') == pytest.approx(whole, rel=1e-4)
+  runs.run(tmp_path / 'four', *flags, *mesh, '--fdl.MAX_STEPS=6', devices=4)
+  assert runs.losses(tmp_path / 'four') == pytest.approx(whole, rel=1e-4)
   runs.run(tmp_path / 'parts', *of_one, '--fdl.MAX_STEPS=3')
   runs.run(tmp_path / 'parts', *of_one, '--fdl.MAX_STEPS=6')
   assert runs.losses(tmp_path / 'parts') == whole

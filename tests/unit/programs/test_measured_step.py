@@ -47,8 +47,7 @@ def test_blocks_have_all_of_the_time_and_of_the_flops(tmp_path, monkeypatch, cap
   blocks = found['blocks']
   known = {'embedding', 'layer/self_attention', 'layer/ff_layer', 'logits', 'loss', 'update'}
   assert known <= blocks.keys()
-  total, loops = traced(folder / 'profile')
-  total -= sum(loops.values())  # calls of jax 0.10, whose instructions are traced as well
+  total, _ = traced(folder / 'profile')
   assert sum(b['measured'] for b in blocks.values()) == pytest.approx(total / 3)
   assert step_blocks.UNKNOWN not in blocks
   assert blocks.get(step_blocks.ELSEWHERE, {'measured': 0})['measured'] < 0.05 * total / 3

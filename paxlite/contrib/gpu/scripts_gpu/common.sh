@@ -73,7 +73,7 @@ check_writable() {
 check_python() {
   local root found='from paxlite.core import errors; errors.check_interpreter()'
   command -v -- "$PYTHON" >/dev/null ||
-    fail "PYTHON='$PYTHON' is not there" "on $(hostname)" "give the path of Python 3.11 or newer"
+    fail "PYTHON='$PYTHON' is not there" "on $(hostname)" "give the path of Python 3.12 or newer"
   if "$PYTHON" -c "$found" 2>/dev/null; then return; fi
   root=$(realpath -- "$(dirname -- "${BASH_SOURCE[0]}")/../../../..")
   export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
