@@ -33,7 +33,7 @@ test-slow: $(VENV)/.dev
 	$(PYTEST) -m 'slow and not exhaustive' --durations=10
 
 test-exhaustive: $(VENV)/.dev
-	$(PYTEST) -m exhaustive --durations=10
+	$(PYTEST) -m exhaustive --durations=10 $(if $(SHARD),--shard=$(SHARD))
 
 docs site: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/site

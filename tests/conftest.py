@@ -18,7 +18,7 @@ import unittest.mock
 
 import pytest
 
-from tests.support import kept_programs, tiers
+from tests.support import kept_programs, shards, tiers
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 _ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
@@ -40,6 +40,8 @@ def pytest_configure(config):
   if _NOHUP in os.environ:
     # SIG_IGN would be inherited by the processes that tests start, and a handler is not.
     signal.signal(signal.SIGHUP, lambda *_: None)
+  if text := config.getoption('--shard'):
+    config.pluginmanager.register(_Shard(text))
   gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
@@ -70,6 +72,23 @@ def pytest_collection_modifyitems(items):
   assert all(any(TESTS.glob(f'*/**/{name}.py')) for name in longest)
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+def pytest_addoption(parser):
+  parser.addoption('--shard', metavar='I/N', help='run the I-th of N parts of the chosen tests')
+
+
+class _Shard:
+  """Leaves out what is not in one of the parts, after `-m` has chosen."""
+
+  def __init__(self, text):
+    self.part, self.parts = shards.parsed(text)
+
+  @pytest.hookimpl(trylast=True)
+  def pytest_collection_modifyitems(self, config, items):
+    ours = shards.chosen(items, self.part, self.parts)
+    config.hook.pytest_deselected(items=[item for item in items if item not in ours])
+    items[:] = ours
 
 
 @contextlib.contextmanager

@@ -32,12 +32,12 @@ def in_microbatches(batch: PyTree, n: int, rows_per_example: int = 1) -> PyTree:
   )
 
 
-def summed(
-  part: Callable[[jax.Array | None, PyTree, _Carry], tuple[PyTree, _Carry, PyTree]],
+def summed[Carry](
+  part: Callable[[jax.Array | None, PyTree, Carry], tuple[PyTree, Carry, PyTree]],
   zeros: PyTree,
-  carry: _Carry,
+  carry: Carry,
   microbatches: PyTree,
-) -> tuple[PyTree, _Carry, PyTree]:
+) -> tuple[PyTree, Carry, PyTree]:
   """Returns the sum of what `part` returns for each microbatch.
 
   Args:
@@ -55,7 +55,7 @@ def summed(
     term, carry, output = part(None, jax.tree.map(lambda x: x[0], microbatches), carry)
     return term, carry, jax.tree.map(lambda x: x[None], output)
 
-  def body(state: tuple[PyTree, _Carry], inputs: PyTree) -> tuple[tuple[PyTree, _Carry], PyTree]:
+  def body(state: tuple[PyTree, Carry], inputs: PyTree) -> tuple[tuple[PyTree, Carry], PyTree]:
     (total, carry), (i, microbatch) = state, inputs
     term, carry, output = part(i, microbatch, carry)
     return (jax.tree.map(jnp.add, total, term), carry), output
@@ -72,7 +72,7 @@ def microbatch_scan() -> _Scan:
   return opaque_scan if is_pipelined else jax.lax.scan
 
 
-def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyTree]:
+def opaque_scan[Carry](body: _Body, carry: Carry, inputs: PyTree) -> tuple[Carry, PyTree]:
   """Computes what `jax.lax.scan` does, in a loop whose number of iterations XLA does not know.
 
   XLA pipelines collectives of loops on several GPUs, and unrolls the loops once
@@ -99,7 +99,7 @@ def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyT
   _, shapes = jax.eval_shape(body, carry, at(0))
   outputs = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
 
-  def one(state: tuple[jax.Array, _Carry, PyTree]) -> tuple[jax.Array, _Carry, PyTree]:
+  def one(state: tuple[jax.Array, Carry, PyTree]) -> tuple[jax.Array, Carry, PyTree]:
     i, carry, outputs = state
     carry, output = body(carry, at(i))
     put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)

@@ -1,5 +1,17 @@
 """Checks which cases of a parametrized test run in which of the tiers."""
 
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests.support import runs, shards
+
 pytest_plugins = ('pytester',)
 
 TEST = """
@@ -37,3 +49,52 @@ def pytest_collection_modifyitems(items):
   assert fast == {'test_of_two[1-1]', 'test_of_two[2-2]'}
   assert (len(slow), len(rest)) == (1, 1)
   assert len(fast | slow | rest) == 4
+
+
+COLLECT = """
+import json, sys
+import pytest
+
+class Names:
+  def pytest_collection_finish(self, session):
+    self.found = [item.nodeid for item in session.items]
+
+for expression in json.loads(sys.argv[1]):
+  names = Names()
+  pytest.main(['--collect-only', '-p', 'no:terminal', '-m', expression], plugins=[names])
+  print(json.dumps(names.found))
+"""
+
+
+@pytest.mark.slow
+def test_each_test_runs_in_one_tier():
+  """That is, by the expressions of the Makefile and of pyproject.toml."""
+  options = tomllib.loads((runs.ROOT / 'pyproject.toml').read_text())['tool']['pytest']
+  fast = shlex.split(options['ini_options']['addopts'])[-1]
+  rest = re.findall(r"-m ('[^']+'|\w+) ", (runs.ROOT / 'Makefile').read_text())
+  expressions = [fast, *(x.strip("'") for x in rest)]
+  assert len(expressions) == 3
+  found = subprocess.run(
+    [sys.executable, '-c', COLLECT, json.dumps([*expressions, 'slow or not slow'])],
+    capture_output=True, text=True, check=True, cwd=runs.ROOT, env=runs.environment(),
+  ).stdout  # fmt: skip
+  *tiers, every = map(json.loads, found.splitlines())
+  assert all(tiers)
+  assert sorted(itertools.chain(*tiers)) == sorted(every)
+  assert len({*every}) == len(every)
+
+
+def test_parts_hold_each_test_once_and_take_as_long():
+  seconds = {f'tests/test_{i}.py::test': float(i % 7) for i in range(200)}
+  parts = shards.parts_of(seconds, 12)
+  assert parts.keys() == seconds.keys()
+  walls = [sum(seconds[n] for n, p in parts.items() if p == part) for part in range(1, 13)]
+  assert max(walls) - min(walls) < 14
+  for wrong in ('0/3', '4/3', '3', 'x/y', ''):
+    with pytest.raises(pytest.UsageError, match='give I/N'):
+      shards.parsed(wrong)
+
+
+def test_the_page_says_what_is_in_each_part():
+  page = shards.PAGE.read_text()
+  assert shards.TABLE.sub(lambda _: shards.table(), page) == page, 'python -m tests.support.shards'

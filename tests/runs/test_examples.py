@@ -8,7 +8,6 @@ import pytest
 from tests.support import runs
 
 EXAMPLES = runs.ROOT / 'examples'
-MOST_LINES = 80
 ARGUMENTS = {
   'pretrain': ['--steps=3', '--layers=1', '--width=32'],
   'finetune': ['--steps=30'],
@@ -34,11 +33,10 @@ def called(name: str, *arguments: str) -> str:
   return result.stdout
 
 
-def test_every_script_is_short_and_says_its_command():
+def test_every_script_says_its_command():
   scripts = {path.stem: path.read_text() for path in EXAMPLES.glob('*.py')}
   assert set(scripts) == {*ARGUMENTS, 'evaluate', 'small_weights'}
   for name, text in scripts.items():
-    assert len(text.splitlines()) <= MOST_LINES, name
     command = 'paxlite import' if name == 'small_weights' else f'python examples/{name}.py'
     assert f'\n    {command}' in text, name
 

@@ -21,7 +21,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-
 AXES = ('replica', 'data', 'mdl', 'expert', 'context', 'stage')
 MODELS = ('gpt', 'llama', 'moe')
 KEY_HEADS = {'gpt': 8, 'llama': 2, 'moe': 8}

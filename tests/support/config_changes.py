@@ -4,7 +4,9 @@ A template of another class is compared with the defaults of its class, and equa
 share their lines. So that a reviewer reads what somebody chose, and each default once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import fiddle as fdl
 
@@ -26,6 +28,22 @@ def changes(path: str, old: object, new: object) -> Iterator[str]:
     yield f'{path} is not there'
   elif old is NOTHING or isinstance(old, fdl.Buildable) or repr(old) != repr(new):
     yield f'{path} = {new!r}'
+
+
+def together(lines: Iterable[str]) -> Iterator[str]:
+  """Yields lines, those that say the same of several paths as one: the places, then `: what`."""
+  places: dict[str, list[str]] = {}
+  for line in lines:
+    path, what = re.match(r'(.*?)((?:\.\w+)?(?: = |: | is ).*)', line, re.DOTALL).groups()
+    places.setdefault(what, []).append(path)
+  for what, paths in places.items():
+    if len(paths) == 1:
+      yield f'{paths[0]}{what}'
+      continue
+    columns = zip(*(path.split('.')[:-1] for path in paths), strict=False)
+    common = itertools.takewhile(lambda column: len({*column}) == 1, columns)
+    root = ''.join(f'{column[0]}.' for column in common)
+    yield f'{root}{{{", ".join(path.removeprefix(root) for path in paths)}}}{what}'
 
 
 def made(value: object) -> str:

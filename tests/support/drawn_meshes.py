@@ -17,7 +17,6 @@ import os
 import random
 from typing import Any
 
-
 AXES = ('stage', 'replica', 'data', 'mdl', 'expert', 'context')
 ROWS = 16
 

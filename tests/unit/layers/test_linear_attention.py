@@ -133,6 +133,27 @@ def test_gradients_equal_those_of_steps(has_delta, channels):
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
+@pytest.mark.parametrize('lengths', [(8, 12), (12, 8)])
+def test_gradients_of_packed_texts_are_those_of_each_alone(lengths):
+  """XLA of jax 0.11.0 and before ended the process here, by its default flags for CPUs."""
+  rng = np.random.default_rng(0)
+  T, draw = sum(lengths), lambda *shape: rng.standard_normal((2, sum(lengths), 2, *shape))
+  k = draw(12)
+  k /= np.linalg.norm(k, axis=-1, keepdims=True)
+  args = draw(12), k, draw(12), -np.exp(draw(12)), rng.uniform(0, 1, (2, T, 2))
+  args = [jnp.asarray(x, jnp.float32) for x in args]
+  loss = lambda *args: jnp.square(linear_attention(*args)[0]).sum()
+  gradients = jax.jit(jax.grad(loss, range(5)))
+  texts = jnp.broadcast_to(jnp.repeat(jnp.arange(2), np.array(lengths)), (2, T))
+  with jax.default_matmul_precision('highest'):
+    packed = gradients(*args, texts)
+    parts = slice(0, lengths[0]), slice(lengths[0], T)
+    alone = [gradients(*(x[:, part] for x in args)) for part in parts]
+  for found, *wanted in zip(packed, *alone, strict=True):
+    wanted = np.concatenate(wanted, 1)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('rate', [1e-4, 0.1, 3.0, 90.0, 1e4])
 def test_channels_decay_at_any_rate(rate):

@@ -1,0 +1,89 @@
+"""Parts of the exhaustive tests that take about as long: `make test-exhaustive SHARD=i/n`.
+
+The tests are in the order of their files, so that a part is about few subjects, and cut where the
+measured seconds say. `python -m tests.support.shards RESULTS.xml …` reads the seconds from files
+of pytest's --junitxml, and writes them and the table of CONTRIBUTING.md.
+"""
+
+import collections
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from xml.etree import ElementTree
+
+import pytest
+
+SECONDS = pathlib.Path(__file__).parent / 'exhaustive_seconds.json'
+PAGE = pathlib.Path(__file__).parents[2] / 'CONTRIBUTING.md'
+TABLE = re.compile(r'(?<=<!-- shards -->\n).*?(?=<!-- end -->)', re.DOTALL)
+PARTS = 12
+_UNKNOWN = 5.0  # seconds of a case of a test that was never measured
+
+
+def parsed(text: str) -> tuple[int, int]:
+  """Returns (part, parts) of I/N; raises pytest.UsageError for another text."""
+  found = re.fullmatch(r'(\d+)/(\d+)', text)
+  if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    raise pytest.UsageError(f'--shard={text}: give I/N with 1 ≤ I ≤ N, such as 3/{PARTS}')
+  return int(found[1]), int(found[2])
+
+
+def chosen(items: Sequence[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
+  """Returns the items of one part; all cases of a test function are in the same one."""
+  names = [item.nodeid.partition('[')[0] for item in items]
+  known = measured()
+  seconds = {n: known.get(n, _UNKNOWN * count) for n, count in collections.Counter(names).items()}
+  part_of = parts_of(seconds, parts)
+  return [item for item, name in zip(items, names, strict=True) if part_of[name] == part]
+
+
+def measured() -> dict[str, float]:
+  """Returns the seconds of test functions with all their cases, on two cores."""
+  return json.loads(SECONDS.read_text())
+
+
+def parts_of(seconds: Mapping[str, float], parts: int) -> dict[str, int]:
+  """Returns the part of each function, which is where the middle of its time is."""
+  whole, before, found = sum(seconds.values()), 0.0, {}
+  for name in sorted(seconds):
+    middle = before + seconds[name] / 2
+    found[name] = min(parts, 1 + int(parts * middle / whole)) if whole else 1
+    before += seconds[name]
+  return found
+
+
+def table() -> str:
+  """Returns the table of CONTRIBUTING.md: which files are in which part."""
+  rows: dict[int, dict[str, None]] = collections.defaultdict(dict)
+  for name, part in parts_of(measured(), PARTS).items():
+    rows[part][name.partition('::')[0]] = None
+  lines = ['', '| `SHARD=` | tests of |', '|---|---|']
+  lines += [f'| {part}/{PARTS} | {_short(files)} |' for part, files in sorted(rows.items())]
+  return '\n'.join([*lines, '', ''])
+
+
+def _short(files: Iterable[str]) -> str:
+  """Returns files by their folders, as `unit/layers: moe, rotary`."""
+  by_folder: dict[str, list[str]] = {}
+  for file in files:
+    folder, _, name = file.removeprefix('tests/').rpartition('/')
+    by_folder.setdefault(folder, []).append(name.removesuffix('.py').removeprefix('test_'))
+  return '; '.join(f'{folder}: {", ".join(names)}' for folder, names in by_folder.items())
+
+
+def _of_results(paths: Iterable[str]) -> dict[str, float]:
+  """Returns the seconds of each test function in files of pytest's --junitxml."""
+  times: collections.Counter[str] = collections.Counter()
+  for path in paths:
+    for case in ElementTree.parse(path).iter('testcase'):
+      name = f'{case.get("classname", "").replace(".", "/")}.py::{case.get("name", "")}'
+      times[name.partition('[')[0]] += float(case.get('time', 0))
+  return {name: round(seconds, 1) for name, seconds in times.items()}
+
+
+if __name__ == '__main__':
+  known = measured() if SECONDS.exists() else {}
+  SECONDS.write_text(json.dumps(known | _of_results(sys.argv[1:]), indent=0, sort_keys=True) + '\n')
+  PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))
