@@ -1,8 +1,8 @@
-"""Starts processes quickly, as forks of a process that has imported JAX and other packages.
+"""Starts processes quickly, as forks of a process that has imported JAX, paxlite and other packages.
 
-A process of paxlite spends more than a second on imports. The server imports no module of paxlite,
-and JAX has no device before a fork, so a child does what `python -m` does; only its garbage
-collector runs less often. Variables that are read at import must have the same values in server and
+A process of paxlite spends more than two seconds on imports. No module does more when it is
+imported than to define what it has, and JAX has no device before a fork, so a child does what
+`python -m` does; only its garbage collector runs less often. Variables that are read at import must have the same values in server and
 child: see `serves`.
 """
 
@@ -127,6 +127,12 @@ def _serve(connection: socket.socket) -> dict | None:
   import orbax.checkpoint  # noqa: F401
   import rich.live  # noqa: F401
   import tensorstore  # noqa: F401
+
+  import paxlite.programs.launch
+  import paxlite.programs.training  # noqa: F401
+  from paxlite.experiments import registry
+
+  registry.experiments()
 
   for name in filter(None, sys.argv[2].split(',')):
     importlib.import_module(name)
