@@ -187,7 +187,7 @@ def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
   return ShardedTask(fdl.build(e.build_task()), mesh, e.rules, e.SEED)
 
 
-def _timed[T](function: Callable[[], T]) -> tuple[T, float]:
+def _timed(function: Callable[[], _T]) -> tuple[_T, float]:
   before = time.perf_counter()
   result = function()
   return result, time.perf_counter() - before

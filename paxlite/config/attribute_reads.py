@@ -9,7 +9,7 @@ from paxlite.config.attributes import Attributes
 _A = TypeVar('_A', bound=Attributes)
 
 
-def reads_of[A: Attributes](owner: A, call: Callable[[A], object]) -> set[str]:
+def reads_of(owner: _A, call: Callable[[_A], object]) -> set[str]:
   """Returns the names of the attributes and methods that a call reads from an object.
 
   Args:
@@ -19,7 +19,7 @@ def reads_of[A: Attributes](owner: A, call: Callable[[A], object]) -> set[str]:
   found: set[str] = set()
   cls: Any = type(owner)
 
-  def read(self: A, name: str) -> object:
+  def read(self: _A, name: str) -> object:
     found.add(name)
     return cls.__getattribute__(self, name)
 

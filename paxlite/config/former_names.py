@@ -26,7 +26,7 @@ def current(name: str) -> str:
   return FORMER[name]
 
 
-def current_values[T](values: Mapping[str, T], say: bool = True) -> dict[str, T]:
+def current_values(values: Mapping[str, T], say: bool = True) -> dict[str, T]:
   """Returns values by the names that their attributes have now.
 
   Args:

@@ -107,7 +107,7 @@ def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   return '\n'.join(lines)
 
 
-def _with_children[B: fdl.Buildable](cfg: B, cls: Callable[..., object]) -> B:
+def _with_children(cfg: _B, cls: Callable[..., object]) -> _B:
   """Sets arguments to their defaults, children as templates, so a printed config is complete."""
   if not dataclasses.is_dataclass(cls):
     return cfg

@@ -1,6 +1,6 @@
 """Types of arrays and of trees of arrays."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
   import jax
@@ -8,4 +8,4 @@ if TYPE_CHECKING:
 # Nested dicts, tuples, lists and dataclasses, as jax.tree walks them. JAX has no type for them. The
 # leaves are arrays, or in their place shapes, shardings or boxes of Flax.
 PyTree = Any
-type ArrayOrShape = 'jax.Array | jax.ShapeDtypeStruct'
+ArrayOrShape: TypeAlias = 'jax.Array | jax.ShapeDtypeStruct'

@@ -231,7 +231,7 @@ def mix(x: Any) -> Any:
   return x ^ (x >> np.uint64(31))
 
 
-def prefetch[T](iterator: Iterator[T], size: int) -> Generator[T, None, None]:
+def prefetch(iterator: Iterator[T], size: int) -> Generator[T, None, None]:
   """Runs `iterator` in a thread, up to `size` items ahead, and raises its exceptions here.
 
   Closing the generator stops the thread.

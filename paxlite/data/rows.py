@@ -10,7 +10,7 @@ Row kinds:
 
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from paxlite.data.records import canonical
 if TYPE_CHECKING:
   from paxlite.data.file_array import SortedFileArray
 
-type SequenceStarts = 'np.ndarray | SortedFileArray'
+SequenceStarts: TypeAlias = 'np.ndarray | SortedFileArray'
 
 RowKind = Literal['stream', 'packed', 'sequences']
 

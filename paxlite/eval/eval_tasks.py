@@ -147,7 +147,7 @@ class Templates:
       raise UserError(f'{template!r} cannot be written: {e}') from None
 
 
-def _not_null[T](value: T) -> T:
+def _not_null(value: _T) -> _T:
   if value is None:
     raise UserError('a field is null')
   return value

@@ -35,7 +35,7 @@ _PAX_CONFIGS = 'paxml.contrib.gpu.scripts_gpu.configs.'
 E = TypeVar('E', bound=type[Experiment])
 
 
-def register[E: type[Experiment]](cls: E) -> E:
+def register(cls: E) -> E:
   """Registers an experiment under its bare name.
 
   Its docstring then begins with a command, unless it states one itself.

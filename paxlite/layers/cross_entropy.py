@@ -61,7 +61,7 @@ def _last(gradient: jax.Array, like: jax.Array) -> jax.Array:
   return gradient[..., None]
 
 
-def _unmarked[T](forward: Callable[..., T]) -> Callable[..., T]:
+def _unmarked(forward: Callable[..., T]) -> Callable[..., T]:
   """Returns a forward pass that takes arguments with JAX's marks of what has a gradient."""
   is_marked = lambda x: isinstance(x, CustomVJPPrimal)
   value = lambda x: x.value if is_marked(x) else x

@@ -185,7 +185,7 @@ def keeps_products(policy: str) -> bool:
   return policy in _OF_PRODUCTS
 
 
-def remat[Body: Callable](body: Body, policy: str | Offloaded, in_scan: bool) -> Body:
+def remat(body: _Body, policy: str | Offloaded, in_scan: bool) -> _Body:
   """Returns `body(module, …)` with a backward pass that recomputes what `policy` does not keep."""
   if policy == 'SAVE_EVERYTHING':
     return body  # a jax.checkpoint that keeps everything would only add barriers

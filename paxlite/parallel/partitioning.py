@@ -199,7 +199,7 @@ def gather_weight(w: jax.Array, names: Sequence[str | None]) -> jax.Array:
   the dimension that remains, in which the result is split by mdl. Data and mdl have the same size,
   and a shard has fewer tokens than the remaining dimension has entries. Then the rows of
   (replica 0, data 1) and of (replica 1, data 0) are swapped before the product and are not swapped
-  back after it. Programs for CPUs and for GPUs are wrong (jax 0.10 to 0.11); no wrong program for
+  back after it. Programs for CPUs and for GPUs are wrong (jax 0.10 to 0.12); no wrong program for
   TPUs was seen. With the weight gathered by hand, the program needs one exchange less and is
   otherwise the same.
 

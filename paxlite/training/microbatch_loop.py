@@ -32,12 +32,12 @@ def in_microbatches(batch: PyTree, n: int, rows_per_example: int = 1) -> PyTree:
   )
 
 
-def summed[Carry](
-  part: Callable[[jax.Array | None, PyTree, Carry], tuple[PyTree, Carry, PyTree]],
+def summed(
+  part: Callable[[jax.Array | None, PyTree, _Carry], tuple[PyTree, _Carry, PyTree]],
   zeros: PyTree,
-  carry: Carry,
+  carry: _Carry,
   microbatches: PyTree,
-) -> tuple[PyTree, Carry, PyTree]:
+) -> tuple[PyTree, _Carry, PyTree]:
   """Returns the sum of what `part` returns for each microbatch.
 
   Args:
@@ -55,7 +55,7 @@ def summed[Carry](
     term, carry, output = part(None, jax.tree.map(lambda x: x[0], microbatches), carry)
     return term, carry, jax.tree.map(lambda x: x[None], output)
 
-  def body(state: tuple[PyTree, Carry], inputs: PyTree) -> tuple[tuple[PyTree, Carry], PyTree]:
+  def body(state: tuple[PyTree, _Carry], inputs: PyTree) -> tuple[tuple[PyTree, _Carry], PyTree]:
     (total, carry), (i, microbatch) = state, inputs
     term, carry, output = part(i, microbatch, carry)
     return (jax.tree.map(jnp.add, total, term), carry), output
@@ -72,7 +72,7 @@ def microbatch_scan() -> _Scan:
   return opaque_scan if is_pipelined else jax.lax.scan
 
 
-def opaque_scan[Carry](body: _Body, carry: Carry, inputs: PyTree) -> tuple[Carry, PyTree]:
+def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyTree]:
   """Computes what `jax.lax.scan` does, in a loop whose number of iterations XLA does not know.
 
   XLA pipelines collectives of loops on several GPUs, and unrolls the loops once
@@ -99,7 +99,7 @@ def opaque_scan[Carry](body: _Body, carry: Carry, inputs: PyTree) -> tuple[Carry
   _, shapes = jax.eval_shape(body, carry, at(0))
   outputs = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
 
-  def one(state: tuple[jax.Array, Carry, PyTree]) -> tuple[jax.Array, Carry, PyTree]:
+  def one(state: tuple[jax.Array, _Carry, PyTree]) -> tuple[jax.Array, _Carry, PyTree]:
     i, carry, outputs = state
     carry, output = body(carry, at(i))
     put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)

@@ -327,7 +327,7 @@ def _templates(fields: Mapping[str, object]) -> str | list[JsonObject] | None:
   return [{'name': k, 'template': v} for k, v in named.items()]
 
 
-def _list[T](fields: Mapping[str, object], name: str, of: type[T]) -> list[T]:
+def _list(fields: Mapping[str, object], name: str, of: type[_T]) -> list[_T]:
   found = fields.get(name)
   if not isinstance(found, list) or not all(isinstance(value, of) for value in found):
     raise UserError(f'{name} is missing, or not a list of {of.__name__}')

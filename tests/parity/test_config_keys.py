@@ -48,7 +48,7 @@ def values(config: dict[str, Any]) -> Any:
     return None
 
 
-@pytest.mark.cases(fast=10, slow=12)
+@pytest.mark.cases(fast=10, slow=2)
 @pytest.mark.parametrize('case', SMALL)
 def test_a_missing_key_or_null_means_what_it_means_to_transformers_or_is_refused(case):
   transformers = pytest.importorskip('transformers')

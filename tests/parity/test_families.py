@@ -58,7 +58,7 @@ def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
 
 
-@pytest.mark.cases(fast=3, slow=5)
+@pytest.mark.cases(fast=3, slow=2)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('family', [*FAST_FAMILIES, *sorted({*FAMILIES} - {*FAST_FAMILIES})])
 def test_random_configurations(family, seed):
@@ -71,7 +71,7 @@ def test_every_family_has_a_case():
   assert named >= set(FAMILIES) - {'llama', 'gemma', 'gpt2'}  # these are in test_weights.py
 
 
-@pytest.mark.cases(fast=1, slow=len(CASES))
+@pytest.mark.cases(fast=1, slow=2)
 @every_case
 def test_logits_and_gradients(case, imported):
   """The gradients are those of the mean cross-entropy, for every tensor of the folder.

@@ -69,7 +69,7 @@ def imported(name: str, tmp_path: pathlib.Path, **changes):
 QUICK = ('llama3', 'gemma3', 'qwen3_moe', 'phi3')
 
 
-@pytest.mark.cases(fast=1, slow=20)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -95,6 +95,7 @@ def _model():
   return Kind.SHAPE, Kind.FUNCTION
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_llama_cpp_computes_the_logits_of_transformers(name, tmp_path):
@@ -191,7 +192,7 @@ def with_tokenizer(name: str, tmp_path: pathlib.Path) -> pathlib.Path:
 SLOW = ('dbrx', 'gpt-2', 'never', 'llama-bpe')
 
 
-@pytest.mark.cases(fast=2, slow=20)
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize(
   'name', [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in TOKENIZERS]
 )
@@ -218,6 +219,7 @@ def test_a_tokenizer_comes_back_as_it_was(name, tmp_path):
   assert before.special_id('eos_token') in encoded[0]
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', TOKENIZERS)
 def test_llama_cpp_has_the_tokens_of_paxlite(name, tmp_path):

@@ -128,6 +128,7 @@ def compare(models, batch, losses, trainer, expected, logged):
     assert value == pytest.approx(logged[name], rel=1e-5, abs=1e-6), name
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('kind', ['sigmoid', 'hinge', 'ipo', 'robust'])
 def test_dpo_is_that_of_trl(kind, models, answers, tmp_path):
   config = trl.DPOConfig(

@@ -80,7 +80,7 @@ def noisy(params):
 QUICK = {'gpt', 'gqa with bias'}
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -112,7 +112,7 @@ def test_the_layer_computes_what_a_block_does(name):
     near(g, expected[path], atol=2e-5 * np.abs(expected[path]).max(), err_msg=path)
 
 
-@pytest.mark.cases(fast=4, slow=4)
+@pytest.mark.cases(fast=4, slow=2)
 @pytest.mark.parametrize('leading', [(), (3,)])
 @pytest.mark.parametrize('name', MODELS)
 def test_parameters_there_and_back_are_the_same_bits(name, leading):

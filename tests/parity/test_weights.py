@@ -68,7 +68,7 @@ def their_model(family: str):
 QUICK = {'llama_gqa_tied', 'llama3_scaled', 'mistral_window', 'gemma'}
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
     assert from_config(config | {key: 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
 
 
-@pytest.mark.cases(fast=0, slow=12)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
 def test_transformers_has_as_many_parameters(cls):
@@ -556,6 +556,7 @@ IMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   'name', ['Gemma3', *(pytest.param(name, marks=pytest.mark.slow) for name in [*IMAGES][1:])]
 )

@@ -106,11 +106,14 @@ def difference(old: list[str], new: list[str]) -> list[str]:
   return [f'- {x}' for x in old if x in gone] + [f'+ {x}' for x in new if x in added]
 
 
-def golden_texts(has_needs: bool = True) -> dict[str, str]:
+def golden_texts(has_needs: bool = True, only: str = '') -> dict[str, str]:
   """Returns the texts of base.txt and templates.txt, and of each module of experiments by its name.
 
-  Experiments that fine-tune any model are there with a small one. Parameters, memory and FLOPs, for
-  which models are traced, can be left out.
+  Experiments that fine-tune any model are there with a small one.
+
+  Args:
+    has_needs: Whether parameters, memory and FLOPs, for which models are traced, are in them.
+    only: One name, if only that text is needed.
   """
   classes = [c.of_values({'MODEL': 'SmolLM135M'}) for c in experiments().values()]
   for cls in classes:  # and their parent classes
@@ -118,16 +121,20 @@ def golden_texts(has_needs: bool = True) -> dict[str, str]:
       classes.append(base)
   modules: dict[str, list[str]] = {}
   for cls in sorted(classes, key=full_name):
-    base = parent(cls)
-    lines = [f'== {full_name(cls)} (from {full_name(base)})', *text_of(cls, base, has_needs)]
-    modules.setdefault(cls.__module__.rpartition('.')[2], []).extend([*lines, ''])
-  modules['base'] = text_of(LanguageModel, None, has_needs)
-  kinds = {
-    config_changes.name_of(kind): kind
-    for cls in [LanguageModel, *classes]
-    for kind in config_changes.classes(configs_of(cls))
-  }
-  modules['templates'] = [x for _, k in sorted(kinds.items()) for x in config_changes.defaults(k)]
+    base, module = parent(cls), cls.__module__.rpartition('.')[2]
+    if only in ('', module):
+      lines = [f'== {full_name(cls)} (from {full_name(base)})', *text_of(cls, base, has_needs)]
+      modules.setdefault(module, []).extend([*lines, ''])
+  if only in ('', 'base'):
+    modules['base'] = text_of(LanguageModel, None, has_needs)
+  if only in ('', 'templates'):
+    kinds = {
+      config_changes.name_of(kind): kind
+      for cls in [LanguageModel, *classes]
+      for kind in config_changes.classes(configs_of(cls))
+    }
+    defaults = [x for _, kind in sorted(kinds.items()) for x in config_changes.defaults(kind)]
+    modules['templates'] = defaults
   return {module: ''.join(f'{x}\n' for x in lines) for module, lines in modules.items()}
 
 
@@ -183,16 +190,22 @@ def test_every_attribute_is_described():
   assert [row['name'] for row in attributes.described() if not row['meaning']] == []
 
 
-@pytest.mark.parametrize('has_needs', [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_experiment_is_what_it_was(has_needs):
-  found = {path.stem: path.read_text() for path in GOLDEN.glob('*.txt')}
-  if not has_needs:
-    found = {name: without_needs(text) for name, text in found.items()}
-  texts = golden_texts(has_needs)
+def test_every_experiment_is_what_it_was():
+  found = {path.stem: without_needs(path.read_text()) for path in GOLDEN.glob('*.txt')}
+  texts = golden_texts(has_needs=False)
   assert texts.keys() == found.keys(), UPDATE
   changes = [x for f in texts for x in difference(found[f].splitlines(), texts[f].splitlines())]
   assert changes == [], UPDATE
   assert texts == found, UPDATE
+
+
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
+@pytest.mark.parametrize('module', sorted(path.stem for path in GOLDEN.glob('*.txt')))
+def test_every_experiment_needs_what_it_needed(module):
+  """Parameters, memory and FLOPs, for which the models are traced."""
+  path = GOLDEN / f'{module}.txt'
+  assert golden_texts(only=module)[module] == path.read_text(), UPDATE
 
 
 def test_the_table_has_the_experiments():
@@ -200,7 +213,7 @@ def test_the_table_has_the_experiments():
   assert [row[1] for row in rows] == list(experiments()), UPDATE
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # all models are traced, for their numbers of parameters
 def test_the_table_is_that_of_the_experiments():
   """The table is read from a file, so that it is printed immediately."""
   assert tools.INDEX.read_text() == index_text(), UPDATE

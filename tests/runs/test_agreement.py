@@ -59,6 +59,7 @@ def differ(found: list[tuple[int, str]], expected: str) -> None:
     assert expected in said
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('flag', 'expected'),

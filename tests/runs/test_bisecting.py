@@ -36,6 +36,7 @@ def test_runs_that_agree(run, tmp_path):
   assert 'Nothing differs up to the last step that both have.' in found
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('flag', 'lines'),

@@ -76,7 +76,7 @@ def test_a_run_by_the_installed_script(folder):
   assert 'productive steps' in ended(folder, *command, 'goodput', 'run')
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'arguments',

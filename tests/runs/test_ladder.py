@@ -123,6 +123,7 @@ def test_a_stopped_ladder_goes_on(tmp_path):
   assert [json.loads(line)['step'] for line in metrics.read_text().splitlines()] == [*range(1, 61)]
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [

@@ -158,7 +158,7 @@ def compute_engine(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
     yield environments
 
 
-@pytest.mark.cases(fast=0, slow=7)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   'place',
   [

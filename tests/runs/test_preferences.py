@@ -269,6 +269,7 @@ def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_pa
   assert losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=5')[:4] == whole
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
   ['HuggingFaceReward'], ['HuggingFacePreferences', 'REFERENCE_ONCE=True'],

@@ -25,7 +25,7 @@ def start_and_be_killed(folder, moment):
   assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   ('moments', 'resumed_at'),
   [
@@ -65,7 +65,7 @@ def flip_a_bit(path):
   path.write_bytes(data)
 
 
-@pytest.mark.cases(fast=0, slow=6)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   'damage',
   ['bit', 'no manifest', 'truncated', 'no file', 'bad manifest', 'empty manifest'],

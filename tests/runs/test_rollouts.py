@@ -128,6 +128,7 @@ def test_a_batch_follows_from_the_parameters_and_its_number(files):
     np.testing.assert_allclose(reward, share_of_a(None, answer), atol=1e-6)
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('values', [{}, dict(ROLLOUT_TEMPERATURE=0.7), dict(NUM_MICROBATCHES=2)])
 def test_the_trainer_computes_the_log_probabilities_of_the_rollout(files, values):
@@ -329,7 +330,7 @@ def test_episodes_of_several_turns(files):
   assert {float(x) for x in batch['rewards'].sum(1)} <= {2.0, 4.0, 6.0}
 
 
-@pytest.mark.cases(fast=3, slow=11)
+@pytest.mark.cases(fast=3, slow=2)
 @pytest.mark.parametrize(
   ('values', 'match'),
   [

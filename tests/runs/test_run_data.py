@@ -116,7 +116,7 @@ def check(folder, got) -> RunData:
   return run
 
 
-@pytest.mark.cases(fast=0, slow=6)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'kind',
@@ -454,6 +454,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(('line', 'why'), WRONG)
 def test_wrong_questions_have_one_line(small_run, line, why):

@@ -1,9 +1,9 @@
-"""Starts processes quickly, as forks of a process that has imported JAX, paxlite and other packages.
+"""Starts processes quickly, as forks of a process that has imported JAX, paxlite and others.
 
-A process of paxlite spends more than two seconds on imports. No module does more when it is
+A process of paxlite spends more than two seconds on imports. No module of it does more when it is
 imported than to define what it has, and JAX has no device before a fork, so a child does what
-`python -m` does; only its garbage collector runs less often. Variables that are read at import must have the same values in server and
-child: see `serves`.
+`python -m` does; only its garbage collector runs less often. Variables that are read at import must
+have the same values in server and child: see `serves`.
 """
 
 import ctypes

@@ -110,9 +110,7 @@ def part_of(x: jax.Array, number: ArrayLike) -> jax.Array:
   return jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False)
 
 
-def updated[Arrays](
-  arrays: Arrays, number: ArrayLike, change: Callable[[Arrays], Arrays]
-) -> Arrays:
+def updated(arrays: _Arrays, number: ArrayLike, change: Callable[[_Arrays], _Arrays]) -> _Arrays:
   """Returns arrays [parts, …] in which one part is changed."""
   new = change(jax.tree.map(lambda x: part_of(x, number), arrays))
   put = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, number, 0)

@@ -198,22 +198,22 @@ def _backward(
 _attend.defvjp(_forward, _backward)
 
 
-def _own[T](
-  compute: _Compute[T], nothing: tuple[float, ...], ids: jax.Array | None, keys: _Keys, ring: Ring
-) -> T:
+def _own(
+  compute: _Compute[_T], nothing: tuple[float, ...], ids: jax.Array | None, keys: _Keys, ring: Ring
+) -> _T:
   """Computes what a device's later half sees in its earlier one."""
   later = jnp.where(2 * jax.lax.axis_index(ring.axis) >= ring.size, 0, 1)
   return _if_they_meet(compute, nothing, ids, keys, later, 1 - later)
 
 
-def _others[T](
-  compute: _Compute[T],
+def _others(
+  compute: _Compute[_T],
   nothing: tuple[float, ...],
   ids: jax.Array | None,
   keys: _Keys,
   ring: Ring,
   step: jax.Array | int,
-) -> T:
+) -> _T:
   """Computes what a device's queries see in the keys that come at a step.
 
   These began `step` devices ago. Of device i, half 0 is number 2i and half 1 number 2n − 1 − 2i of
@@ -229,14 +229,14 @@ def _others[T](
   return jax.lax.cond(later == half, lambda: by_halves(half, None), lambda: by_halves(None, half))
 
 
-def _if_they_meet[T](
-  compute: _Compute[T],
+def _if_they_meet(
+  compute: _Compute[_T],
   nothing: tuple[float, ...],
   ids: jax.Array | None,
   keys: _Keys,
   of_queries: _Half,
   of_keys: _Half,
-) -> T:
+) -> _T:
   """Computes what queries see in keys if one of them may be of the segment of a key.
 
   Segments are numbered in the order of a row, and padding, 0, comes after them, so that the first
@@ -259,7 +259,7 @@ def _if_they_meet[T](
   of_q, of_k = of_q[:, :, None], of_k[:, None]
   meet = (of_q.min(-1) <= of_k.max(-1)) & (of_k.min(-1) <= of_q.max(-1))
 
-  def filled() -> T:
+  def filled() -> _T:
     leaves, tree = jax.tree.flatten(jax.eval_shape(results))
     arrays = [jnp.full(x.shape, n, x.dtype) for n, x in zip(nothing, leaves, strict=True)]
     return jax.tree.unflatten(tree, arrays)

@@ -223,7 +223,7 @@ def _product(
   return out_PD + weights.b_out_ED[0].at[expert_P].get(mode='clip')
 
 
-def _multiple[Number: (jax.Array, int)](number: Number, of: int) -> Number:
+def _multiple(number: _Number, of: int) -> _Number:
   return -(-number // of) * of
 
 

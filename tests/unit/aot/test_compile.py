@@ -203,6 +203,7 @@ def test_machines_with_more_of_the_same_devices():
   assert impossible.larger('2xv5e-16') == []
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 @pytest.mark.parametrize('target', ['a100x2', 'l40sx2', 'h200x2', 'b200x2', 'gb200x2'])

@@ -68,7 +68,7 @@ def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
   return log_p[np.arange(n), targets].sum(), bool((log_p.argmax(-1) == targets).all())
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name', ['llama', *(pytest.param(n, marks=pytest.mark.slow) for n in ('gpt', 'window'))]

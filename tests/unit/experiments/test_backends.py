@@ -136,7 +136,7 @@ def test_fp8_needs_experts_of_one_shape():
 
 # Matrix multiplications of a block: queries, keys and values, output, feed-forward. `split` is how
 # many more there are forward: queries, keys and values of one weight are computed one by one.
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products', 'split'),

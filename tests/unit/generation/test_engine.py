@@ -72,7 +72,7 @@ def log_probs(model, params, ids):
   return np.asarray(jax.nn.log_softmax(logits))
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   'name',
   ['window']

@@ -169,7 +169,7 @@ def test_tiles_are_the_same_as_a_whole(queries, keys, causal):
   same(tiled_attention.Tiled(whole, 8), whole, queries, keys, 8, True, causal)
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'),

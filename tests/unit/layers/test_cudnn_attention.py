@@ -342,7 +342,7 @@ def test_a_sink_logit_of_each_head(asked, window, packed, mesh):
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, grads)
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]

@@ -24,7 +24,7 @@ def int8_dots(step):
   return dots['i8', 'i8']
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products'),

@@ -70,6 +70,7 @@ def computed(*args, **kwargs):
     return jax.jit(lambda args: linear_attention(*args, **kwargs))([*map(single, args)])
 
 
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize(
   ('T', 'has_delta', 'is_packed', 'channels'),
   [
@@ -111,6 +112,7 @@ def test_a_row_goes_on_from_its_state(channels):
   np.testing.assert_allclose(state, wanted_state, rtol=0, atol=1e-5)
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(('has_delta', 'channels'), [(True, ()), (False, ()), (True, (K,))])
 def test_gradients_equal_those_of_steps(has_delta, channels):
@@ -154,6 +156,7 @@ def test_gradients_of_packed_texts_are_those_of_each_alone(lengths):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('rate', [1e-4, 0.1, 3.0, 90.0, 1e4])
 def test_channels_decay_at_any_rate(rate):
@@ -178,6 +181,7 @@ def test_keys_that_are_alike_keep_all_digits():
   np.testing.assert_array_equal(_inverse(lower) @ (lower + jnp.eye(64)), np.eye(64))
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('family', 'changes'),

@@ -56,7 +56,7 @@ def test_a_block_reads_the_last_keys_of_its_kind():
   assert sources[15:] == 4 * [13, 13, 13, 13, 14]
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'values',

@@ -122,7 +122,7 @@ def plain():
 ONE_A_KIND = {'SAVE_NOTHING', 'SAVE_CONTEXT_AND_OUT_PROJ'}
 
 
-@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ VARIANTS = {
 QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ def layers(capacity_factor=2.0, **kwargs):
   return made, params, x, paddings
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('top_k', [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 2])
 def test_dropless_equals_experts_with_slots_for_all(top_k):
@@ -346,7 +347,7 @@ def loads_of(**changes):
   return by_layer(compiled(grads, params, batch)(params, batch))
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',

@@ -135,6 +135,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('variant', VARIANTS)
 @pytest.mark.parametrize('cls', [LLaMA, MixtureOfExperts])

@@ -125,7 +125,7 @@ def test_a_step_without_finite_gradient_keeps_moments_in_bfloat16(trained):
   jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
   ('source', 'target'),
   [

@@ -118,7 +118,7 @@ def table_and_batch():
   return params, {'ids': draw(), 'labels': draw(), 'weights': weights}
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize('kind', LOSSES)
 def test_one_two_and_four_microbatches_agree(kind):
   params, batch = table_and_batch()
@@ -325,7 +325,7 @@ def test_a_penalty_on_parameters_reaches_their_gradients(dtype):
   assert losses[0] > float(plain[2]['total_loss'].value) + 0.01
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('chunks', [1, 4])
 @pytest.mark.parametrize('cap', [0.0, 3.0])

@@ -69,7 +69,7 @@ def write(path: pathlib.Path, e, changes: dict[str, Any] | None = None, left_out
   return fields
 
 
-@pytest.mark.cases(fast=2, slow=30)
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize(('kind', 'changes'), CASES)
 def test_an_experiment_comes_back(kind, changes, tmp_path):
   e = experiment(kind, **changes)
