@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items):
 
 
 COLLECT = """
-import json, sys
+import contextlib, json, sys
 import pytest
 
 class Names:
@@ -61,7 +61,8 @@ class Names:
 
 for expression in json.loads(sys.argv[1]):
   names = Names()
-  pytest.main(['--collect-only', '-p', 'no:terminal', '-m', expression], plugins=[names])
+  with contextlib.redirect_stdout(sys.stderr):
+    pytest.main(['--collect-only', '-qq', '-m', expression], plugins=[names])
   print(json.dumps(names.found))
 """
 
@@ -71,7 +72,8 @@ def test_each_test_runs_in_one_tier():
   """That is, by the expressions of the Makefile and of pyproject.toml."""
   options = tomllib.loads((runs.ROOT / 'pyproject.toml').read_text())['tool']['pytest']
   fast = shlex.split(options['ini_options']['addopts'])[-1]
-  rest = re.findall(r"-m ('[^']+'|\w+) ", (runs.ROOT / 'Makefile').read_text())
+  makefile = (runs.ROOT / 'Makefile').read_text()
+  rest = re.findall(r"\$\(PYTEST\) -m ('[^']+'|\w+) ", makefile)
   expressions = [fast, *(x.strip("'") for x in rest)]
   assert len(expressions) == 3
   found = subprocess.run(
