@@ -55,10 +55,7 @@ def after_steps(e):
     with declared(task.boxed_params):
       opt_state = task.optimizer.transformation.init(params)
     state = state.replace(params=params, opt_state=opt_state)
-  step = jax.jit(
-    lambda state, batch: train_step(task, e.SEED, state, batch),
-    compiler_options={'xla_backend_optimization_level': 0},
-  )
+  step = jax.jit(lambda state, batch: train_step(task, e.SEED, state, batch))
   for _, batch in zip(range(2), data.train_batches(0, slice(0, data.batch_size)), strict=False):
     state, _ = step(state, batch)
   return state.params if e.USE_REPEATED_LAYER else stacked(state.params)

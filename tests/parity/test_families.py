@@ -32,11 +32,6 @@ NOT_LEARNED = (LOAD_BIAS, FIXED, EXPERTS_OF_IDS)
 every_case = pytest.mark.parametrize('case', [FIRST, *(c for c in CASES if c != FIRST)])
 
 
-def fast(function, *args):
-  """Compiles without LLVM's optimizations, which take most of the time, and calls."""
-  return jax.jit(function).lower(*args).compile({'xla_backend_optimization_level': 0})(*args)
-
-
 @pytest.fixture(scope='module')
 def imported(tmp_path_factory):
   """Returns a function that makes transformers' model of a case, imported, once."""
@@ -97,7 +92,7 @@ def test_logits_and_gradients(case, imported):
     return -chosen.mean(), logits
 
   with jax.default_matmul_precision('highest'):
-    (_, logits), grads = fast(jax.value_and_grad(value, has_aux=True), params)
+    (_, logits), grads = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
   np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
   found = unrolled(flat(grads))
@@ -142,11 +137,9 @@ def test_packed_rows_of_an_unrolled_stack(case, imported):
   positions = np.concatenate([np.arange(cut), np.arange(T - cut)])[None]
   segments = np.where(np.arange(T) < cut, 1, 2)[None]
   with jax.default_matmul_precision('highest'):
-    packed = fast(
-      lambda p: single.apply({'params': p}, ids, positions, segments),
-      nested(unrolled(flat(params))),
-    )
-    alone = fast(lambda p: repeated.apply({'params': p}, ids[:, :cut]), params)
+    of_single = jax.jit(lambda p: single.apply({'params': p}, ids, positions, segments))
+    packed = of_single(nested(unrolled(flat(params))))
+    alone = jax.jit(lambda p: repeated.apply({'params': p}, ids[:, :cut]))(params)
   np.testing.assert_allclose(packed[:, :cut], alone, atol=1e-5 * np.abs(alone).max())
 
 

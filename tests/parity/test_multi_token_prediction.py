@@ -16,7 +16,7 @@ from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.folder import write_weights
 from tests.support.families import theirs
 from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
-from tests.support.prediction_folders import changed, drop, fast, tensors_of, write
+from tests.support.prediction_folders import changed, computed, drop, tensors_of, write
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -116,7 +116,7 @@ def test_logits(published, imported):
     x = bound.hidden(ids)
     return [*map(bound.logits, [x, *bound.predicted(x, ids)])]
 
-  for i, (got, wanted) in enumerate(zip(fast(logits, params), expected, strict=True)):
+  for i, (got, wanted) in enumerate(zip(computed(logits, params), expected, strict=True)):
     largest = np.abs(wanted.numpy()).max()
     np.testing.assert_allclose(got[:, : T - i], wanted, rtol=0, atol=1e-5 * largest)
 
@@ -140,7 +140,9 @@ def test_loss_and_gradients(published, imported):
   assert experiment.PREDICTION_LOSS_WEIGHT == WEIGHT
   task = fdl.build(experiment.replaced(AUX_LOSS_COEF=0.0).build_task())
   batch = dict(ids=ids[:, :-1], labels=ids[:, 1:], weights=np.ones((2, T), np.float32))
-  (ours, _), grads = fast(jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch)
+  (ours, _), grads = computed(
+    jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch
+  )
   assert float(ours) == pytest.approx(loss.item(), rel=1e-5)
 
   found = unrolled(flat(grads))

@@ -18,7 +18,7 @@ from paxlite.weights import huggingface
 from paxlite.weights.families import hugging_face_entries
 from tests.support.families import theirs
 from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
-from tests.support.prediction_folders import changed, drop, fast, tensors_of, write
+from tests.support.prediction_folders import changed, computed, drop, tensors_of, write
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -126,7 +126,7 @@ def test_logits_loss_and_gradients(published, imported):
     x = bound.hidden(ids[:, :-1])
     return [*map(bound.logits, [x, *bound.predicted(x, ids[:, :-1])])]
 
-  for i, (got, wanted) in enumerate(zip(fast(our_logits, params), logits, strict=True)):
+  for i, (got, wanted) in enumerate(zip(computed(our_logits, params), logits, strict=True)):
     wanted = wanted.detach().numpy()
     largest = np.abs(wanted).max()
     np.testing.assert_allclose(got[:, : T - i], wanted, rtol=0, atol=1e-5 * largest)
@@ -134,7 +134,9 @@ def test_logits_loss_and_gradients(published, imported):
   off = {} if published.family == 'qwen3_5_text' else dict(AUX_LOSS_COEF=0.0)
   task = fdl.build(experiment.replaced(**off).build_task())
   batch = dict(ids=ids[:, :-1], labels=ids[:, 1:], weights=np.ones((2, T), np.float32))
-  (value, _), grads = fast(jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch)
+  (value, _), grads = computed(
+    jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch
+  )
   assert float(value) == pytest.approx(loss.item(), rel=1e-5)
   found = unrolled(flat(grads))
   gradients = their_gradients(published, model, module)

@@ -21,11 +21,10 @@ def write(path, tensors, **config) -> None:
   file.write_text(json.dumps(json.loads(file.read_text()) | config))
 
 
-def fast(function, *args):
-  """Compiles without LLVM's optimizations, which take most of the time, and calls."""
+def computed(function, *args):
+  """Compiles and calls a function, with products in float32."""
   with jax.default_matmul_precision('highest'):
-    lowered = jax.jit(function).lower(*args)
-    return lowered.compile({'xla_backend_optimization_level': 0})(*args)
+    return jax.jit(function)(*args)
 
 
 def changed(published, to, change, **config):

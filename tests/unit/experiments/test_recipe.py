@@ -37,6 +37,7 @@ def test_outputs_begin_at_zero_and_factors_of_lora_do_not(lora):
     TinyGPT(OUTPUT_INIT_STD=0.0, WEIGHT_INIT='xavier_uniform').validate()
 
 
+@pytest.mark.slow
 def test_the_demos_have_as_many_parameters():
   size = lambda e: sum(x.size for x in params_of(e).values())
   assert size(DemoGPT()) == pytest.approx(size(DemoGPTAdam()), rel=1e-3)

@@ -70,7 +70,7 @@ def compare(name: str) -> None:
 
     arguments = logits if has_sinks else {}, qkv
     of = jax.jit(jax.value_and_grad(value, argnums=(0, 1), has_aux=True)).lower(*arguments)
-    program = of.compile({'xla_backend_optimization_level': 0})
+    program = of.compile()
     (_, y), grads = program(*arguments)
     return (y, grads), program.as_text()
 

@@ -30,11 +30,6 @@ def make(cls=LLaMA, **values):
   return fdl.build(experiment.build_task())
 
 
-def fast(function, *args):
-  """Compiles without LLVM's optimizations, which take most of the time, and calls."""
-  return jax.jit(function).lower(*args).compile({'xla_backend_optimization_level': 0})(*args)
-
-
 def params_of(task):
   """Returns random parameters, of which none is 0 or 1 everywhere."""
   shapes = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
@@ -57,7 +52,7 @@ def batch_of(rows=4, seed=0):
 
 def results(task, params, batch):
   """Returns gradients and metrics of a step."""
-  grads, _, metrics = fast(lambda p, b: task.grads(p, b, None), params, batch)
+  grads, _, metrics = jax.jit(lambda p, b: task.grads(p, b, None))(params, batch)
   return grads, metrics
 
 
@@ -85,12 +80,12 @@ def test_the_model_itself_does_not_change():
   """Neither its initial values nor its loss, bit for bit, nor what its weights are checked for."""
   one = dict(NUM_LAYERS=1)
   plain, task = make(**one, NUM_PREDICTION_MODULES=0), make(**one, NUM_PREDICTION_MODULES=1)
-  before, after = (meta.unbox(fast(t.init_params, jax.random.key(3))) for t in (plain, task))
+  before, after = (meta.unbox(jax.jit(t.init_params)(jax.random.key(3))) for t in (plain, task))
   assert {k for k in after if k not in before} == {'predictions_0'}
   trunk = {k: after[k] for k in before}
   jax.tree.map(np.testing.assert_array_equal, trunk, before)
   batch = batch_of()
-  found = [fast(t.loss_and_metrics, p, batch)[1] for t, p in ((plain, before), (task, after))]
+  found = [jax.jit(t.loss_and_metrics)(p, batch)[1] for t, p in ((plain, before), (task, after))]
   for name, metric in found[0].items():
     if name != 'total_loss':
       assert metric.value == found[1][name].value, name

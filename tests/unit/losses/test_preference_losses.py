@@ -1,5 +1,6 @@
 """Losses of pairs: rows that fill up a batch, and pairs that lie anywhere in a row."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ WEIGHTS = [[0, 1, 1, 1, 1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 1, 0, 0, 0, 0]]
 def test_sums_of_both_answers_of_each_pair():
   rng = np.random.default_rng(0)
   values = rng.normal(size=(2, 10)).astype(np.float32)
-  found = of_pairs(jnp.asarray(values), batch_of(SEGMENTS, WEIGHTS))
+  found = jax.jit(of_pairs)(jnp.asarray(values), batch_of(SEGMENTS, WEIGHTS))
   weighted = values * np.asarray(WEIGHTS)
   expected = {  # the last token of each pair
     (0, 4): (weighted[0, :3].sum(), weighted[0, 3:5].sum()),
@@ -46,9 +47,10 @@ def test_copies_of_rows_that_fill_up_an_evaluation_do_not_count(loss):
   """They have segments and no weights."""
   values = -np.random.default_rng(0).uniform(0.1, 2, (2, 10)).astype(np.float32)
   once, doubled = batch_of(SEGMENTS, WEIGHTS), batch_of(SEGMENTS * 2, WEIGHTS + [[0] * 10] * 2)
+  value = jax.jit(lambda log_probs, batch: loss(Answers(log_probs), batch))
   for one, two in (
     (loss.weight(once), loss.weight(doubled)),
-    (loss(Answers(values), once), loss(Answers(np.tile(values, (2, 1))), doubled)),
+    (value(values, once), value(np.tile(values, (2, 1)), doubled)),
   ):
     assert float(one) == pytest.approx(float(two), rel=1e-6)
   assert float(loss.weight(once)) == (3 if isinstance(loss, SimPo) else 6)
