@@ -63,7 +63,7 @@ def test_rollouts_depend_on_the_parameters():
   np.testing.assert_array_equal(drawn[0], drawn[2])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_on_rollouts_that_goes_on_equals_one_that_was_not_stopped(tmp_path):
   whole = trained(tmp_path / 'whole', 'rollouts.OnRollouts')
   trained(tmp_path / 'stopped', 'rollouts.OnRollouts', '--fdl.MAX_STEPS=4')

@@ -21,7 +21,7 @@ def same(found: dict[int, float], expected: dict[int, float]) -> None:
   np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_kernel_computes_what_the_list_has_for_the_case(tmp_path):
   """On eight devices with microbatches, as plain XLA does on one device."""
   own = trained(tmp_path / 'own', CAPPED)

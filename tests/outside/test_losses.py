@@ -38,7 +38,7 @@ def test_a_loss_is_added_and_reported(tmp_path):
   assert 'Metrics/max_log_z' in tensorboard_tags(tmp_path / 'eight' / 'summaries' / 'train')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_preferences_read_the_weights_that_training_starts_from(tmp_path):
   runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
   start = f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}'
@@ -113,7 +113,7 @@ def test_preferences_are_the_same_on_one_device_and_after_a_stop(tmp_path, lora)
   assert one(4) == runs.losses(tmp_path / 'one')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_student_learns_from_a_larger_teacher(tmp_path):
   library.train(Teacher(), tmp_path / 'teacher')
   flag = f'--fdl.REFERENCE_RESTORE_PATH={tmp_path / "teacher"}'

@@ -17,6 +17,7 @@ ANSWERS = {  # output of generate, by checkpoint
   'logs/qlora': 'Paris!\n',
 }
 # which take minutes
+LONG = re.compile('qlora|gguf')
 OTHER_PAGES = (
   'docs/preferences.md', 'docs/reinforcement_learning.md', 'docs/evaluation.md',
   'docs/tutorials/own_chats.md', 'benchmarks/README.md',
@@ -46,6 +47,8 @@ def test_the_capital_of_france(tmp_path, others):
   pages = [docs / 'fine_tuning.md', docs / 'weights.md', *(runs.ROOT / page for page in others)]
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
+  if not others:
+    lines = [line for line in lines if not LONG.search(line)]
   answers = {}
   for line in dict.fromkeys(lines):  # the tutorial begins as the page about weights does
     words = shlex.split(line)
@@ -57,7 +60,8 @@ def test_the_capital_of_france(tmp_path, others):
     if line.startswith('paxlite generate'):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
       answers[checkpoint] = result.stdout
-  assert {k: answers[k] for k in ANSWERS} == ANSWERS
+  expected = {k: v for k, v in ANSWERS.items() if others or not LONG.search(k)}
+  assert {k: answers[k] for k in expected} == expected
   for run in ('logs/dpo', 'logs/kto') if 'docs/preferences.md' in others else ():
     assert answers[run].startswith('The capital of Portugal is Lisbon')
 

@@ -25,9 +25,12 @@ PREPARING = re.compile(
   r'python3\.\d+ -m venv \.venv|source \.venv/bin/activate|pre-commit install|'
   r"python -m pip install (-e )?('\.\[[a-z0-9,-]+\]'|\.)"
 )
-# What takes minutes as it is written.
+# What takes long as it is written: the arguments that come after it.
 SHORTENED = {
-  'paxlite train DemoGPT': ['MAX_STEPS=2', 'NUM_LAYERS=1', 'MODEL_DIMS=64', 'MAX_EVAL_BATCHES=1']
+  'paxlite train DemoGPT': ['MAX_STEPS=2', 'NUM_LAYERS=1', 'MODEL_DIMS=64', 'MAX_EVAL_BATCHES=1'],
+  'paxlite train my_experiments.MyGPT --folder=runs/my': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
+  'paxlite train sums.SumsGPT --folder=runs/sums': ['MAX_STEPS=30'],
+  'python -m tests.support.fuzz --cases=20': ['--cases=2'],
 }
 # Characters with a meaning outside of quotes: zsh fails if [ ] ? * match no file.
 SPECIAL = re.compile(r'[][*?(){}<>|&;`~]')
@@ -51,7 +54,9 @@ def unquoted(line: str) -> str:
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.parent.name + '/' + p.name)
 def test_commands(page, tmp_path):
   """Runs in an empty folder, with the package's data where a command expects it."""
-  (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')
+  data = pathlib.Path('paxlite', 'data', 'packaged')
+  (tmp_path / data).parent.mkdir(parents=True)
+  (tmp_path / data).symlink_to(runs.ROOT / data)
   for name in ('README.md', 'benchmarks', 'tests'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
   for i, code in enumerate(blocks(page, 'python')):
@@ -65,11 +70,11 @@ def test_commands(page, tmp_path):
     assert words[0] in ('python', 'paxlite'), line
     command = words[1:] if words[0] == 'python' else ['-m', *words]
     command += SHORTENED.get(line, [])
-    environment = runs.environment() | {'PYTHONPATH': str(tmp_path)} | variables
+    environment = runs.environment() | {'PYTHONPATH': f'{tmp_path}:{runs.ROOT}'} | variables
     result = runs.ended([sys.executable, *command], environment, cwd=tmp_path)
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
   written = [p.name for p in tmp_path.iterdir() if not p.is_symlink()]
-  written = [n for n in written if not n.startswith(('example_', '__pycache__'))]
+  written = [n for n in written if not n.startswith(('example_', 'paxlite', '__pycache__'))]
   if written and (runs.ROOT / '.git').exists():
     ignored = subprocess.run(
       ['git', 'check-ignore', '--no-index', *(n + '/' * (tmp_path / n).is_dir() for n in written)],

@@ -88,7 +88,7 @@ def test_a_run_whose_memory_lost_a_bit(run, tmp_path):
   assert re.search('both give the same bits up to step [678], on this machine', found), found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_first_layer_that_differs_on_four_devices(tmp_path):
   flags = [*SHORT, '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=2', '--fdl.MAX_STEPS=2']
   runs.run(tmp_path / 'one', *flags, devices=4)

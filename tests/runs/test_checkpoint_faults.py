@@ -43,6 +43,7 @@ def test_a_disk_that_cannot_be_read_changes_nothing(tmp_path, call, path):
   assert list(runs.losses(folder)) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.exhaustive
 def test_a_run_begins_again_only_when_it_is_told_to(tmp_path):
   runs.run(tmp_path, *FLAGS, config=TEXT)
   for manifest in tmp_path.glob('checkpoints/*/checksums.json'):
@@ -122,6 +123,7 @@ def test_no_record_is_lost_on_a_disk_that_has_space_again_at_the_last_save(tmp_p
   assert evaluated['step'] == 400
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_cannot_write_its_part_of_a_checkpoint_is_not_waited_for(tmp_path):
   """Orbax's own barrier would wait for it for twenty minutes."""
   env = failing_calls.environment(

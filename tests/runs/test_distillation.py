@@ -51,7 +51,7 @@ def losses(folder, *flags, name='Student', **kwargs) -> list[float]:
   return list(runs.losses(folder).values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_student_learns_on_every_mesh_and_after_a_stop(tmp_path):
   data = text(tmp_path)
   run(tmp_path / 'teacher', 'Teacher', data)

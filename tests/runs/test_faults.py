@@ -215,7 +215,7 @@ def test_ctrl_c_in_an_evaluation_is_a_line(tmp_path):
   assert 'Traceback' not in stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path):
   flags = '--fdl.MAX_STEPS=100', '--fdl.STEP_TIMEOUT=6'
   processes = start_processes(
@@ -417,7 +417,7 @@ SPIKE = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_loss_spike_is_rolled_back_and_its_data_left_out(tmp_path):
   """The run, also after a restart, equals one without the batches from checkpoint to spike."""
   factor = '--fdl.LOSS_SPIKE_FACTOR=1.15'
@@ -565,7 +565,7 @@ def test_goodput_adds_up_to_the_wall_time(tmp_path):
   assert sum(report.seconds[k] for k in spent) > 0.9 * report.total
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_elastic_restart(tmp_path):
   """8 steps on one mesh equal a run that continues with other devices, meshes and memories."""
 

@@ -251,7 +251,7 @@ def test_the_report_to_xla_reproduces():
   assert float(done.stdout) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_longer_commands_of_the_docs(tmp_path):
   page = (runs.ROOT / 'docs' / 'scaling.md').read_text()
   lines = re.search(r'```sh slow\n(.*?)```', page, re.DOTALL)[1].splitlines()

@@ -160,6 +160,7 @@ def test_the_first_node_is_lost(slow_job, losses):
   assert runs.losses(job.logs) == losses
 
 
+@pytest.mark.exhaustive
 def test_another_node_is_lost_for_a_moment(slow_job, losses):
   """Slurm has not noticed the loss, so the batch script must see that its tasks are gone."""
   job = slow_job()

@@ -252,7 +252,7 @@ def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, schem
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
   """On another machine, which the runs know nothing of; any of the checkpoints can be taken."""
   for name, rate in (('one', '6e-4'), ('two', '7e-4')):
@@ -304,6 +304,7 @@ def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
   assert list(stored_losses(place, environment)) == list(range(1, 13))
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('mode', ['silent', '503'])
 def test_a_store_that_is_slow_or_absent_stops_no_step(tmp_path, s3, expected, mode):
@@ -326,7 +327,7 @@ def test_a_store_that_is_slow_or_absent_stops_no_step(tmp_path, s3, expected, mo
   assert stored_losses(place, s3.environment()) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_store_that_stays_away(tmp_path, s3, expected):
   with proxy(s3.endpoint) as between:
     place, environment = 's3://bkt/away', s3.environment(between.endpoint)

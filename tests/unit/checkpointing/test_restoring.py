@@ -283,7 +283,7 @@ def test_state_of_weights_that_have_none(base, tmp_path):
     restored(tmp_path, (weights, None), CHECKPOINT_RESTORE_STATE=True)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
@@ -328,6 +328,7 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('case', [
   ('llama_gqa_tied', {}), ('llama_gqa_tied', dict(USE_DORA=True)),

@@ -136,7 +136,7 @@ def test_fp8_needs_experts_of_one_shape():
 
 # Matrix multiplications of a block: queries, keys and values, output, feed-forward. `split` is how
 # many more there are forward: queries, keys and values of one weight are computed one by one.
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products', 'split'),
@@ -164,7 +164,7 @@ def test_every_product_is_in_fp8_forward_and_backward(model, values, products, s
   assert sum(plain.values()) == sum(dots.values()) - split
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lora_needs_no_gradient_of_what_is_frozen():
   step = Step(experiment('llama', USE_FP8=True, USE_LORA=True, CHECKPOINT_POLICY='SAVE_EVERYTHING'))
   dots = step.dots()
@@ -179,7 +179,7 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   assert not np.array_equal(jax.tree.leaves(before)[0], jax.tree.leaves(step.state.overwritten)[0])
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ('model', 'values', 'tolerance'),
   [
@@ -302,7 +302,7 @@ def test_a_run_in_fp8_continues_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
   """It continues in FP8 and back with the same weights, but only with --accept_changes."""
   folder = tmp_path / 'run'

@@ -51,7 +51,7 @@ def prompts(tmp_path, count: int = 7) -> str:
   return f"--fdl.DECODE_FILES=['{path}']"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   """Finished prompts are not decoded again after a kill. The same holds on 8 devices."""
   import shutil

@@ -88,7 +88,7 @@ def test_repeated_equals_unrolled(packed):
   assert_trees_close(stacked(grads_u), grads_r, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('policy', ['SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM'])
 def test_repeated_layers_without_a_loop(policy):
   """The same variables, and nearly the same loss and gradients; what is not kept is recomputed."""
