@@ -86,15 +86,27 @@ def test_each_test_runs_in_one_tier():
   assert len({*every}) == len(every)
 
 
-def test_parts_hold_each_test_once_and_take_as_long():
-  seconds = {f'tests/test_{i}.py::test': float(i % 7) for i in range(200)}
-  parts = shards.parts_of(seconds, 12)
-  assert parts.keys() == seconds.keys()
-  walls = [sum(seconds[n] for n, p in parts.items() if p == part) for part in range(1, 13)]
-  assert max(walls) - min(walls) < 14
-  for wrong in ('0/3', '4/3', '3', 'x/y', ''):
-    with pytest.raises(pytest.UsageError, match='give I/N'):
-      shards.parsed(wrong)
+class Item:
+  def __init__(self, nodeid):
+    self.nodeid = nodeid
+
+
+@pytest.mark.parametrize('parts', [1, 2, 12, 40])
+def test_parts_hold_each_case_once_and_take_as_long(parts, monkeypatch):
+  counts = {f'tests/test_{i}.py::test': 1 + i % 30 for i in range(100)}
+  seconds = {name: 2.0 * count for name, count in counts.items()}
+  monkeypatch.setattr(shards, 'measured', lambda: seconds)
+  items = [Item(f'{name}[{i}]') for name, count in counts.items() for i in range(count)]
+  found = [shards.chosen(items, part, parts) for part in range(1, parts + 1)]
+  assert sorted(map(id, itertools.chain(*found))) == sorted(map(id, items))
+  assert max(map(len, found)) - min(map(len, found)) <= 2
+  assert all(part == [item for item in items if item in part] for part in found)
+
+
+@pytest.mark.parametrize('wrong', ['0/3', '4/3', '3', 'x/y', ''])
+def test_a_part_is_a_number_of_others(wrong):
+  with pytest.raises(pytest.UsageError, match='give I/N'):
+    shards.parsed(wrong)
 
 
 def test_the_page_says_what_is_in_each_part():

@@ -7,6 +7,7 @@ of pytest's --junitxml, and writes them and the table of CONTRIBUTING.md.
 
 import collections
 import json
+import math
 import pathlib
 import re
 import sys
@@ -31,12 +32,20 @@ def parsed(text: str) -> tuple[int, int]:
 
 
 def chosen(items: Sequence[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
-  """Returns the items of one part; all cases of a test function are in the same one."""
-  names = [item.nodeid.partition('[')[0] for item in items]
+  """Returns the items of one part: those whose middle is in it if all run one after another."""
+  cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+  for item in items:
+    cases[item.nodeid.partition('[')[0]].append(item)
   known = measured()
-  seconds = {n: known.get(n, _UNKNOWN * count) for n, count in collections.Counter(names).items()}
-  part_of = parts_of(seconds, parts)
-  return [item for item, name in zip(items, names, strict=True) if part_of[name] == part]
+  seconds = {name: known.get(name, _UNKNOWN * len(found)) for name, found in cases.items()}
+  spans, ours = spans_of(seconds, parts), set()
+  for name, found in cases.items():
+    first, last = spans[name]
+    for i, item in enumerate(found):
+      middle = first + (last - first) * (i + 0.5) / len(found)
+      if min(int(middle), parts - 1) == part - 1:
+        ours.add(item)
+  return [item for item in items if item in ours]
 
 
 def measured() -> dict[str, float]:
@@ -44,21 +53,22 @@ def measured() -> dict[str, float]:
   return json.loads(SECONDS.read_text())
 
 
-def parts_of(seconds: Mapping[str, float], parts: int) -> dict[str, int]:
-  """Returns the part of each function, which is where the middle of its time is."""
-  whole, before, found = sum(seconds.values()), 0.0, {}
+def spans_of(seconds: Mapping[str, float], parts: int) -> dict[str, tuple[float, float]]:
+  """Returns where each function begins and ends, in parts, if all run in the order of names."""
+  whole, before, found = sum(seconds.values()) or 1.0, 0.0, {}
   for name in sorted(seconds):
-    middle = before + seconds[name] / 2
-    found[name] = min(parts, 1 + int(parts * middle / whole)) if whole else 1
-    before += seconds[name]
+    after = before + seconds[name]
+    found[name] = parts * before / whole, parts * after / whole
+    before = after
   return found
 
 
 def table() -> str:
   """Returns the table of CONTRIBUTING.md: which files are in which part."""
   rows: dict[int, dict[str, None]] = collections.defaultdict(dict)
-  for name, part in parts_of(measured(), PARTS).items():
-    rows[part][name.partition('::')[0]] = None
+  for name, (first, last) in spans_of(measured(), PARTS).items():
+    for part in range(int(first), min(PARTS, max(int(first) + 1, math.ceil(last)))):
+      rows[part + 1][name.partition('::')[0]] = None
   lines = ['', '| `SHARD=` | tests of |', '|---|---|']
   lines += [f'| {part}/{PARTS} | {_short(files)} |' for part, files in sorted(rows.items())]
   return '\n'.join([*lines, '', ''])
