@@ -92,8 +92,7 @@ def test_a_reference_of_another_function_is_refused_and_its_form_may_be_another(
   assert losses[1] != pytest.approx(math.log(2), rel=1e-6)
 
 
-@pytest.mark.cases(fast=0, slow=1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('lora', [False, True])
 def test_preferences_are_the_same_on_one_device_and_after_a_stop(tmp_path, lora):
   runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')

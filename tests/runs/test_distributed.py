@@ -49,7 +49,7 @@ def test_one_saves_and_two_go_on(tmp_path):
   assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in range(1, 7))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_streams_go_on_with_the_same_rows_on_another_number_of_processes(tmp_path):
   """Two processes train and one continues; each has a reader of its own, as the files are equal."""
   lines = [p for p in read_text(packaged.TEXTS[0]).split('\n\n') if p.strip()]

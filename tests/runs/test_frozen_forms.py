@@ -30,7 +30,7 @@ def held(folder: pathlib.Path, step: int) -> set[str]:
   return set(stored_variables(folder / f'checkpoints/checkpoint_{step:08d}/state'))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lora_beside_int8_weights_of_a_run(tmp_path):
   train(tmp_path / 'base', 2)
   lora = dict(USE_LORA=True, LORA_RANK=4, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'base'))

@@ -126,7 +126,7 @@ def test_experts_and_float32(gpu):
     assert 'loss_differences' not in case
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_second_start(gpu):
   """A process finds the programs of the one before it, and a run that fails says why."""
   start = importlib.import_module('benchmarks.gpu.start')

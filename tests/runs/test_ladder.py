@@ -31,7 +31,7 @@ def climbed(tmp_path_factory):
   return folder, ladder(folder, RUNGS, '--rates=1,1e30')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_foretells_a_loss(climbed):
   folder, said = climbed
   found = json.loads((folder / 'ladder.json').read_text())
