@@ -32,7 +32,7 @@ def rows(printed: str) -> dict[str, list[str]]:
   return {cells[0]: cells[1:] for cells in lines if cells[0] not in ('case', 'work')}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(HAS_TE, reason='Transformer Engine is installed')
 def test_every_kind(tmp_path):
   """A reference, another backend, a missing backend, torch, and decoding."""

@@ -60,7 +60,7 @@ def test_the_command_that_it_prints_trains_the_model_that_was_asked_for(climbed,
   runs.module('paxlite', 'train', 'DemoGPT', f'--folder={tmp_path / "run"}', *words, 'MAX_STEPS=1')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_there_is_not_trained_again(climbed):
   folder, said = climbed
   before = {path: path.stat().st_mtime_ns for path in folder.glob('*/*.jsonl')}
@@ -70,7 +70,7 @@ def test_what_is_there_is_not_trained_again(climbed):
   assert again.endswith(answer)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ('changed', 'said'),
   [
@@ -88,7 +88,7 @@ def test_a_folder_with_other_runs_is_refused(changed, said, climbed):
     assert f'8x1_seed1234 holds a run of another ladder: {said}' in found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_folder_of_another_experiment_is_refused(climbed):
   folder, _ = climbed
   values = [*VALUES, 'OPTIMIZER=muon']
@@ -97,7 +97,7 @@ def test_a_folder_of_another_experiment_is_refused(climbed):
   assert 'experiment was paxlite.experiments.demo.DemoGPT and is' in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stopped_ladder_goes_on(tmp_path):
   folder = tmp_path / 'small'
   command = [sys.executable, '-m', 'paxlite', 'ladder', 'DemoGPT', f'--folder={folder}']

@@ -75,7 +75,7 @@ def continued_from(printed: str) -> int:
   return int(found[0].rstrip('.').rpartition(' ')[2].replace(',', ''))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_processes_lose_a_few_steps_and_replicas_help_a_new_host(tmp_path, documents):
   """The mesh has two replicas, one on each host. Each process reads documents of its own."""
   rng = random.Random(0)

@@ -111,6 +111,7 @@ def test_preferences_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   assert last['rewards/margins'] > 0
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['orpo', 'simpo'])
 def test_losses_without_a_reference_have_no_frozen_copy(kind, tmp_path):
@@ -120,7 +121,7 @@ def test_losses_without_a_reference_have_no_frozen_copy(kind, tmp_path):
   assert not list((tmp_path / 'run').rglob('*reference*'))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_labelled_answers_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   flags = [*names(tmp_path), '--fdl.PREFERENCE_LOSS=kto', '--fdl.PERCORE_BATCH_SIZE=2']
   one = losses(tmp_path / 'one', *flags)
@@ -217,7 +218,7 @@ def test_wrong_values_are_refused():
     made.train_input()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_values_of_a_reference_are_computed_once(tmp_path):
   """They are read after a restart, and computed again for other rows or weights, or if damaged."""
   flags = [*names(tmp_path), '--fdl.REFERENCE_ONCE=True', '--fdl.EVAL_FRACTION=0.3']
@@ -243,7 +244,7 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   runs.run(tmp_path / 'few', *flags, *few, config=CONFIG)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_compute_a_reference_once_as_one_does(tmp_path):
   flags = [*names(tmp_path), '--fdl.PACKED_INPUT=True']
   one = losses(tmp_path / 'one', *MESH, *flags, devices=4)
@@ -269,7 +270,7 @@ def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_pa
   assert losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=5')[:4] == whole
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
   ['HuggingFaceReward'], ['HuggingFacePreferences', 'REFERENCE_ONCE=True'],

@@ -190,7 +190,7 @@ def rewards_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'more', [[], ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'], ['--fdl.POLICY_RATIO=sequence']]
 )
@@ -265,8 +265,7 @@ def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
   np.testing.assert_allclose(rewards_of(tmp_path / 'one'), rewards_of(tmp_path / 'four'), atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('turns', [2, 1])
 def test_processes_generate_and_reward_together(files, tmp_path, turns):
   """Two processes of two devices each train on the same answers as one, also within a rollout."""
@@ -283,7 +282,7 @@ def test_processes_generate_and_reward_together(files, tmp_path, turns):
   np.testing.assert_allclose(one, two, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_task_is_evaluated_while_training(files, tmp_path):
   """The answers of held-out prompts are those that the checkpoint of the step gives."""
   lines = [json.dumps(dict(prompt=f'{c}{c}=', completion='aaaaaa')) for c in 'abcdefgh']

@@ -116,8 +116,7 @@ def check(folder, got) -> RunData:
   return run
 
 
-@pytest.mark.cases(fast=0, slow=2)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   'kind',
   [

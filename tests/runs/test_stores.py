@@ -344,7 +344,7 @@ def test_a_store_that_stays_away(tmp_path, s3, expected):
   assert stored_losses(place, s3.environment()) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes(tmp_path, s3):
   """First each has a disk of its own, with its part of a checkpoint; then they share one."""
   place, environment = 's3://bkt/two', s3.environment()
