@@ -3,7 +3,7 @@
 # make test     installs the test extra and runs the tests (four minutes on 2 cores)
 # make test-slow the tests that take longer (eighteen minutes)
 # make test-exhaustive more cases of the same, for a change of what they are about, and once a week;
-#               SHARD=3/12 runs the third of twelve parts that take about as long
+#               SHARD=3/12 runs the third of twelve parts that are about equally long
 # make docs     builds the pages in docs/ into build/site
 # make check    ruff and mypy
 # make fix      repairs what ruff can repair, and formats
@@ -17,7 +17,7 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 # the scripts that tests start would run that Python instead of the environment's
 unexport PYTHON
 
-.PHONY: demo test test-slow test-exhaustive docs site check fix clean
+.PHONY: always demo test test-slow test-exhaustive docs site check fix clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
@@ -47,11 +47,9 @@ fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# an environment of an older Python, or of another than the one that is asked for, is made anew
-$(VENV)/.core: pyproject.toml
-	@if [ -n "$(PYTHON)" ] || ! sh scripts/find_python.sh $(BIN)/python >/dev/null 2>&1; then \
-	  python=$$(sh scripts/find_python.sh $(PYTHON)) && "$$python" -m venv --clear $(VENV); \
-	fi
+# A Python that is asked for on the command line is looked at even if the environment is up to date.
+$(VENV)/.core: pyproject.toml $(if $(filter command%,$(origin PYTHON)),always)
+	@sh scripts/make_environment.sh "$(VENV)" "$(PYTHON)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 

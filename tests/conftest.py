@@ -7,6 +7,7 @@ for the next session.
 import contextlib
 import fcntl
 import gc
+import importlib
 import os
 import pathlib
 import shutil
@@ -42,17 +43,18 @@ def pytest_configure(config):
     signal.signal(signal.SIGHUP, lambda *_: None)
   if text := config.getoption('--shard'):
     config.pluginmanager.register(_Shard(text))
+  sys.meta_path.insert(0, _TritonFirst())
   gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
   os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # each process would compile paxlite's modules
   config.caches = tempfile.mkdtemp(prefix='paxlite-tests-')
-  try:
+  config.kept_programs = None
+  os.environ[_CACHE] = config.caches
+  # another session may have the folder, and the home folder may be read-only or missing
+  with contextlib.suppress(OSError, RuntimeError):
     config.kept_programs = kept_programs.KeptPrograms(kept_programs.default_root())
     os.environ[_CACHE] = str(config.kept_programs.folder)
-  except OSError:  # another session has it, or the home folder cannot be written
-    config.kept_programs = None
-    os.environ[_CACHE] = config.caches
   os.environ['XDG_CACHE_HOME'] = config.caches
   # no test reaches a cloud by accident
   nowhere = 'http://127.0.0.1:9'
@@ -72,6 +74,20 @@ def pytest_collection_modifyitems(items):
   assert all(any(TESTS.glob(f'*/**/{name}.py')) for name in longest)
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+class _TritonFirst:
+  """Imports Triton before TensorFlow, whichever test of a process comes first.
+
+  Both contain an LLVM, and the process crashes if that of Triton, which torch's CUDA builds import,
+  is loaded second.
+  """
+
+  def find_spec(self, name, path=None, target=None):
+    if name == 'tensorflow':
+      sys.meta_path.remove(self)
+      with contextlib.suppress(ImportError):
+        importlib.import_module('torch._dynamo')
 
 
 def pytest_addoption(parser):
@@ -137,4 +153,5 @@ def pytest_unconfigure(config):
   if hasattr(config, 'caches'):
     shutil.rmtree(config.caches, ignore_errors=True)
     if config.kept_programs is not None:
-      config.kept_programs.close()
+      with contextlib.suppress(OSError):  # a full disk: the next session compiles again
+        config.kept_programs.close()

@@ -84,6 +84,8 @@ def test_each_test_runs_in_one_tier():
   assert all(tiers)
   assert sorted(itertools.chain(*tiers)) == sorted(every)
   assert len({*every}) == len(every)
+  exhaustive = {name.partition('[')[0] for name in tiers[-1]}
+  assert exhaustive == shards.measured().keys(), 'python -m tests.support.shards RESULTS.xml'
 
 
 class Item:

@@ -19,7 +19,7 @@ def machine(tmp_path):
   """An empty home folder, and a PATH on which only `make` and what it needs are."""
   for name in ('home', 'bin'):
     (tmp_path / name).mkdir()
-  for name in ('sh', 'make', 'nproc'):
+  for name in ('sh', 'ls', 'make', 'nproc'):
     (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
   return tmp_path
 
@@ -94,3 +94,30 @@ def test_a_python_that_was_asked_for_is_checked(machine):
     assert (result.returncode, result.stdout) == (1, '')
     assert f'PYTHON={name} is not a Python that works, is 3.12 or newer' in result.stderr
   assert found(machine, 'python3.12').stdout == f'{machine}/bin/python3.12\n'
+
+
+@pytest.mark.slow
+def test_an_environment_is_kept_or_made_anew(machine):
+  """A real one is made twice, and nothing else is ever deleted."""
+  environment_of = lambda *arguments: subprocess.run(
+    ['sh', FIND.with_name('make_environment.sh'), machine / 'venv', *arguments],
+    env=environment(machine), capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  mine = machine / 'venv' / 'mine.txt'
+  script(mine, 'a file')
+  refused = environment_of()
+  assert (refused.returncode, mine.read_text()) == (1, 'a file')
+  assert 'is no environment of Python and not empty: give another folder' in refused.stderr
+  mine.unlink()
+
+  python(machine / 'bin' / 'python3.12')
+  assert environment_of().returncode == 0
+  own = machine / 'venv' / 'bin' / 'python'
+  subprocess.run([own, '-m', 'pip', '--version'], check=True, capture_output=True)
+  script(mine, 'a file')
+  for arguments in ([], ['python3.12']):
+    assert (environment_of(*arguments).returncode, mine.exists()) == (0, True)
+  own.unlink()
+  script(own, OLD)
+  assert (environment_of('no-such').returncode, mine.exists()) == (1, True)
+  assert (environment_of().returncode, mine.exists()) == (0, False)

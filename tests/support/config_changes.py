@@ -94,6 +94,7 @@ def _of_parts(
   text = lambda part: config_text(part) if isinstance(part, fdl.Buildable) else repr(part)
   if [(k, text(x)) for k, x in old.items()] == [(k, text(x)) for k, x in new.items()]:
     return
+  yield from (f'{path}[{key}] is not there' for key in old if key not in new)
   equal: dict[str, list[object]] = {}
   for key, part in new.items():
     equal.setdefault(text(part), []).append(key)
@@ -101,9 +102,10 @@ def _of_parts(
   for keys in equal.values():
     part = new[keys[0]]
     whole = f'{path}[{_joined(keys)}]'
-    if isinstance(part, fdl.Buildable):  # names its class, even if that is the former's
-      yield f'{whole}: {made(part)}'
-    yield from (x for x in changes(whole, before, part) if not x.startswith(f'{whole}: '))
+    # each part is named, even if it is what the former one is
+    yield f'{whole}: {made(part)}' if isinstance(part, fdl.Buildable) else f'{whole} = {part!r}'
+    heads = f'{whole}: ', f'{whole} = '
+    yield from (x for x in changes(whole, before, part) if not x.startswith(heads))
     before = part
 
 

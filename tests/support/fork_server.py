@@ -1,9 +1,10 @@
 """Starts processes quickly, as forks of a process that has imported JAX, paxlite and others.
 
-A process of paxlite spends more than two seconds on imports. No module of it does more when it is
-imported than to define what it has, and JAX has no device before a fork, so a child does what
-`python -m` does; only its garbage collector runs less often. Variables that are read at import must
-have the same values in server and child: see `serves`.
+A process of paxlite spends more than two seconds on imports. JAX has no device before a fork, so a
+child does what `python -m` does, but for three things: its garbage collector runs less often, all
+experiments are registered before a user's module is imported, and an import that fails in a new
+process is not noticed. Tests of these start a process of their own. Variables that are read at
+import must have the same values in server and child: see `serves`.
 """
 
 import ctypes

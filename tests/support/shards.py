@@ -1,8 +1,8 @@
-"""Parts of the exhaustive tests that take about as long: `make test-exhaustive SHARD=i/n`.
+"""Parts of the exhaustive tests, about equally long: `make test-exhaustive SHARD=i/n`.
 
 The tests are in the order of their files, so that a part is about few subjects, and cut where the
 measured seconds say. `python -m tests.support.shards RESULTS.xml …` reads the seconds from files
-of pytest's --junitxml, and writes them and the table of CONTRIBUTING.md.
+of pytest's --junitxml, forgets tests that are gone, and writes the table of CONTRIBUTING.md.
 """
 
 import collections
@@ -93,7 +93,13 @@ def _of_results(paths: Iterable[str]) -> dict[str, float]:
   return {name: round(seconds, 1) for name, seconds in times.items()}
 
 
+def _is_there(name: str) -> bool:
+  file, _, function = name.rpartition('::')
+  path = PAGE.parent / file.partition('::')[0]
+  return path.exists() and f'def {function}(' in path.read_text()
+
+
 if __name__ == '__main__':
-  known = measured() if SECONDS.exists() else {}
-  SECONDS.write_text(json.dumps(known | _of_results(sys.argv[1:]), indent=0, sort_keys=True) + '\n')
+  known = {k: v for k, v in (measured() | _of_results(sys.argv[1:])).items() if _is_there(k)}
+  SECONDS.write_text(json.dumps(known, indent=0, sort_keys=True) + '\n')
   PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))

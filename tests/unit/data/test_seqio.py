@@ -32,12 +32,8 @@ SCRIPTS = 'paxlite.contrib.gpu.scripts_gpu'
 
 @pytest.fixture(scope='module', autouse=True)
 def libraries():
-  """Imports TensorFlow when a test needs it, because that takes 7 seconds.
-
-  Triton (in torch's CUDA builds) and TensorFlow each contain an LLVM. The process crashes if
-  Triton's is loaded second, and transformers loads it in other tests of this process.
-  """
-  for name in ('torch._dynamo', 'seqio', 'tensorflow_datasets'):
+  """Imports TensorFlow when a test needs it, because that takes 7 seconds."""
+  for name in ('seqio', 'tensorflow_datasets'):
     pytest.importorskip(name)
 
 
