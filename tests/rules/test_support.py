@@ -1,5 +1,6 @@
 """The tests' own tools: programs that are kept between sessions, and differences of configs."""
 
+import itertools
 import json
 
 import pytest
@@ -71,7 +72,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('old', [NOTHING, *VALUES], ids=repr)
+@pytest.mark.parametrize('old', [NOTHING, *VALUES], ids=itertools.count())
 def test_other_configs_have_other_lines(old):
   texts = ['\n'.join(changes('x', old, new)) for new in VALUES]
   texts += ['\n'.join(together(changes('x', old, new))) for new in VALUES]
