@@ -64,7 +64,7 @@ def two_steps(folder, **changes):
   t = run(folder, **changes).trainer()
   state, _ = t.store.initial()
   batches, losses = t.data.batches(0, t.store.task.batch_sharding), []
-  # Two programs are compared bit for bit. Which products and sums LLVM fuses depends on the program.
+  # Two programs are compared bit for bit, and what LLVM fuses depends on the program.
   step = t.store.task.lower_step(batches.shapes()).compile({'xla_backend_optimization_level': 0})
   for _ in range(2):
     state, metrics = step(state, next(batches))
