@@ -191,8 +191,11 @@ def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):
     tmp_path, 2, *flags, f'--fdl.STOP_ON_FAILED_SAVE={stops}', config='TinyGPT',
     module='tests.support.faulty_main', env={'FAULT': 'failing_checksums'},
   )  # fmt: skip
-  ended = [p.communicate(timeout=120)[1] for p in processes]
+  told, ended = zip(*(p.communicate(timeout=120) for p in processes), strict=True)
   assert [p.returncode for p in processes] == [1, 1], ended
+  # each process waits until process 0 has removed what is not whole
+  left = [line for line in told[1].splitlines() if line.startswith('left: ')]
+  assert f'checkpoint_0000000{3 if stops else 9}' not in left[-1]
   assert 'saving failed, training continues: step 3: No space left on device' in ended[0]
   assert 'saving failed, training continues: step 3: OSError: process 0 could not' in ended[1]
   assert 'the last checkpoint was not written' in ended[0]

@@ -75,7 +75,17 @@ match fault:
     def fail(folder):
       raise OSError(28, 'No space left on device', str(folder))
 
+    removed = checkpoints.remove
     checkpoints.write_checksums = fail
+    checkpoints.remove = lambda folder: (time.sleep(1), removed(folder))
+  case 'failing_checksums':
+    failed = checkpoints.Checkpoints.raise_failure
+
+    def after(self):
+      print('left:', [p.name for p in self._directory.glob('checkpoint_*')])
+      failed(self)
+
+    checkpoints.Checkpoints.raise_failure = after
   case 'hang_building' if '--host_idx=1' in sys.argv:
     run.Run.trainer = lambda *_: hang()
   case 'slow_saves':
