@@ -15,6 +15,7 @@ from tests.support import runs
 from tests.support.processes import on_processes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_tracker_receives_the_numbers(tmp_path):
   losses = trained(tmp_path, 'tracker.WithCsv')
@@ -76,6 +77,7 @@ def test_a_run_on_rollouts_that_goes_on_equals_one_that_was_not_stopped(tmp_path
   assert slower[6] != whole[6]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_dataset_is_trained_on(tmp_path):
   losses = trained(tmp_path / 'mesh', 'dataset.Counting')

@@ -20,6 +20,7 @@ def test_two_values_in_a_byte():
   assert np.abs(decoded - w).max() <= arrays['scale'].max() / 2 * 1.0001
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_trains_on_eight_devices_as_on_one(tmp_path):
   many = trained(tmp_path / 'many', PART, '--fdl.PERCORE_BATCH_SIZE=1')

@@ -47,6 +47,7 @@ def test_a_kernel_is_used_where_it_says_so():
   assert set(counts.values()) == {0}, counts
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_bias_on_eight_devices(tmp_path):
   own = trained(tmp_path / 'own', ALIBI)

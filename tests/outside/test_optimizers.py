@@ -15,6 +15,7 @@ from tests.outside.parts.matrix_optimizer import Orthogonal
 from tests.outside.trained import trained, trained_on_one
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_matrix_optimizer_trains_on_eight_devices_as_on_one(tmp_path):
   part = 'matrix_optimizer.Orthogonal'

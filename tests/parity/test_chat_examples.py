@@ -4,8 +4,9 @@ import pathlib
 
 import pytest
 
-from paxlite.data.chat_format import ChatFormat, conversation
+from paxlite.data.chat_format import ChatFormat
 from paxlite.data.chat_spans import learned
+from paxlite.data.conversations import conversation
 from paxlite.data.sft import answers_of
 
 trl = pytest.importorskip('trl')

@@ -110,7 +110,7 @@ def test_llama_cpp_computes_the_logits_of_transformers(name, tmp_path):
   assert np.abs(expected).max() > 1
 
 
-@pytest.mark.cases(fast=1, slow=20)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('kind', ['f16', 'bf16', 'q8_0', 'q4_k'])
 def test_tensors_are_within_the_rounding_of_their_type(kind, tmp_path):
   changes = dict(hidden_size=256, moe_intermediate_size=512, head_dim=64)

@@ -158,7 +158,7 @@ def models(folder, name: str):
   return ours, HFLM(pretrained=str(folder / 'hf'), device='cpu', dtype='float32', batch_size=1)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'count'),

@@ -159,6 +159,7 @@ def test_loss_and_gradients(published, imported):
   assert all(name.endswith('replaced_bias') for name in found), found.keys()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_text_with_drafts(published, imported):
   """transformers takes one token of each module, and here the first module alone is used."""

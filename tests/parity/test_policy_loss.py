@@ -57,7 +57,7 @@ def of_trl(loss, logs, own, advantages):
   return float(value), now.grad.numpy()
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('mean', ['grpo', 'dr_grpo', 'dapo'])
 @pytest.mark.parametrize('ratio', ['token', 'sequence'])

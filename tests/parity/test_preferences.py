@@ -128,7 +128,7 @@ def compare(models, batch, losses, trainer, expected, logged):
     assert value == pytest.approx(logged[name], rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('kind', ['sigmoid', 'hinge', 'ipo', 'robust'])
 def test_dpo_is_that_of_trl(kind, models, answers, tmp_path):
   config = trl.DPOConfig(
@@ -146,6 +146,7 @@ def test_dpo_is_that_of_trl(kind, models, answers, tmp_path):
   compare(models, packed(answers), [loss], trainer, expected, logged)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('kind', ['orpo', 'simpo'])
 def test_a_loss_without_reference_is_that_of_trl(kind, models, answers, tmp_path):
   """ORPO adds the cross-entropy of the chosen answers and their prompts."""

@@ -104,7 +104,7 @@ def ids_of() -> np.ndarray:
   return np.random.default_rng(0).integers(3, V, (2, T + 1)).astype(np.int32)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 def test_logits_loss_and_gradients(published, imported):
   model, module = reference(published.path)

@@ -47,7 +47,7 @@ def highest_precision():
     yield
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_loss_and_every_gradient(name):

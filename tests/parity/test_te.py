@@ -80,7 +80,7 @@ def noisy(params):
 QUICK = {'gpt', 'gqa with bias'}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -246,6 +246,7 @@ def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
   assert 'Continuing from the checkpoint of step 3.' in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   """Parameters and both moments are converted, and back to the same bits; the loss continues."""
@@ -363,6 +364,7 @@ def test_mesh_axes_reach_transformer_engine():
   assert backends.mesh_resources({'replica': 1, 'data': 1, 'mdl': 2}) == {'tp_resource': 'mdl'}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path):
   (text,) = re.findall(

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from paxlite.data.chat_format import conversation
+from paxlite.data.conversations import conversation
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 

@@ -32,6 +32,13 @@ SHORTENED = {
   'paxlite train sums.SumsGPT --folder=runs/sums': ['MAX_STEPS=30'],
   'python -m tests.support.fuzz --cases=20': ['--cases=2'],
 }
+# Pages whose commands take long; `make test-exhaustive` runs them.
+LONG = (
+  'docs/chaos.md', 'docs/data_of_a_run.md', 'docs/ladder.md', 'docs/library.md',
+  'docs/optimizers.md', 'docs/reinforcement_learning.md', 'docs/reports.md', 'docs/scaling.md',
+  'docs/verifying.md', 'docs/tutorials/add_dataset.md', 'docs/tutorials/evaluate.md',
+  'docs/tutorials/long_context.md', 'docs/tutorials/write_layer.md',
+)  # fmt: skip
 # Characters with a meaning outside of quotes: zsh fails if [ ] ? * match no file.
 SPECIAL = re.compile(r'[][*?(){}<>|&;`~]')
 
@@ -50,8 +57,18 @@ def unquoted(line: str) -> str:
   return re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^| )#.*", '', line)
 
 
+def page_params() -> list:
+  """Returns a case of test_commands for each page that has commands."""
+  name = lambda page: page.relative_to(runs.ROOT).as_posix()
+  return [
+    pytest.param(page, id=name(page), marks=[pytest.mark.exhaustive] if name(page) in LONG else [])
+    for page in PAGES
+    if commands(page)
+  ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.parent.name + '/' + p.name)
+@pytest.mark.parametrize('page', page_params())
 def test_commands(page, tmp_path):
   """Runs in an empty folder, with the package's data where a command expects it."""
   data = pathlib.Path('paxlite', 'data', 'packaged')

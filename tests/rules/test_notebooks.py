@@ -10,6 +10,7 @@ NOTEBOOKS = sorted((runs.ROOT / 'docs' / 'notebooks').glob('*.ipynb'))
 assert NOTEBOOKS
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook(path, tmp_path, monkeypatch):

@@ -54,16 +54,21 @@ def pytest_collection_modifyitems(items):
 COLLECT = """
 import contextlib, json, sys
 import pytest
+from _pytest.mark import deselect_by_mark
 
-class Names:
+class Names:  # importing all tests takes long, so that -m chooses several times
   def pytest_collection_finish(self, session):
-    self.found = [item.nodeid for item in session.items]
+    self.found = []
+    for session.config.option.markexpr in json.loads(sys.argv[1]):
+      items = [*session.items]
+      deselect_by_mark(items, session.config)
+      self.found.append([item.nodeid for item in items])
 
-for expression in json.loads(sys.argv[1]):
-  names = Names()
-  with contextlib.redirect_stdout(sys.stderr):
-    pytest.main(['--collect-only', '-qq', '-m', expression], plugins=[names])
-  print(json.dumps(names.found))
+names = Names()
+with contextlib.redirect_stdout(sys.stderr):
+  pytest.main(['--collect-only', '-qq', '-m', 'slow or not slow'], plugins=[names])
+for found in names.found:
+  print(json.dumps(found))
 """
 
 

@@ -36,7 +36,7 @@ def test_runs_that_agree(run, tmp_path):
   assert 'Nothing differs up to the last step that both have.' in found
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('flag', 'lines'),
@@ -108,6 +108,7 @@ def test_runs_without_a_step_in_common(run, tmp_path):
   assert 'Nothing differs' not in found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_on_two_processes(tmp_path):
   for name, rate in (('one', '6e-4'), ('two', '7e-4')):
@@ -130,6 +131,7 @@ def test_on_two_processes(tmp_path):
   assert not second
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_other_data(tmp_path):
   texts = [{'text': f'{i} ' * (3 + i % 40)} for i in range(400)]

@@ -22,7 +22,8 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
   return {str(p.relative_to(folder)): p.read_bytes() for p in kept if p.is_file()}
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('call', 'path'),
   [('open', 'checksums.json'), ('read', 'state/params'), ('opendir', 'checkpoint_00000004/data')],

@@ -22,7 +22,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
 def test_split_rows_change_nothing_but_rounding(cases):

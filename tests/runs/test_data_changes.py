@@ -126,7 +126,7 @@ def experiment(folder, kind, max_steps):
   return cls(**SMALL, **values, MAX_STEPS=max_steps)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['memmap', 'text', 'sft'])
 def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog):

@@ -72,6 +72,7 @@ def test_a_student_learns_on_every_mesh_and_after_a_stop(tmp_path):
   load_checkpoint(str(tmp_path / 'one'))  # what generates text needs no teacher
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_likely_tokens_of_a_teacher_are_stored_once(tmp_path):
   """All of the tokens give the losses of a teacher that is computed in each step."""

@@ -21,6 +21,7 @@ from tests.support import runs
 from tests.support.processes import MESH, on_processes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_are_as_one_and_go_on_as_one(tmp_path):
   config = 'tests.support.experiments.TinyText'
@@ -89,6 +90,7 @@ def test_streams_go_on_with_the_same_rows_on_another_number_of_processes(tmp_pat
         np.testing.assert_array_equal(array, other[name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_jobset_of_the_docs(tmp_path):
   """Runs its two pods as two processes of one device at tiny sizes, without Kubernetes."""

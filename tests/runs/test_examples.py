@@ -41,6 +41,7 @@ def test_every_script_says_its_command():
     assert f'\n    {command}' in text, name
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', PRINTS)
 def test_a_script_runs(name, tmp_path):
@@ -55,6 +56,7 @@ def test_a_script_runs(name, tmp_path):
     assert re.search(r'^the children of (Israel|is|very)$', judged, re.MULTILINE)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['finetune', 'lora'])
 def test_weights_are_tuned(name, tmp_path):

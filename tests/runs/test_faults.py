@@ -124,7 +124,7 @@ def test_a_worker_that_dies_takes_the_others_with_it_within_15_seconds(tmp_path)
   processes[1].communicate(timeout=10)
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('count', [2, 4])
 def test_the_others_name_process_0_when_it_dies(tmp_path, count):
@@ -142,6 +142,7 @@ def test_the_others_name_process_0_when_it_dies(tmp_path, count):
   processes[0].communicate(timeout=10)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('killed', [0, 1])
 def test_a_process_that_is_killed_while_the_others_start(tmp_path, killed):
@@ -488,6 +489,7 @@ def test_a_mistake_of_one_process_ends_the_others_at_once(tmp_path):
   assert time.monotonic() - began < 60
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_evaluation_by_two_processes_ends_at_sigterm(tmp_path):
   runs.run(tmp_path, '--fdl.MAX_STEPS=2', '--fdl.PERCORE_BATCH_SIZE=4', config=TEXT)

@@ -109,6 +109,7 @@ def test_a_named_model_ends_its_answers_as_its_weights_do(weights):
   assert build_experiment('HuggingFaceSFT', [], named | {'EOS_IDS': '[7]'}).EOS_IDS == [7]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_of_a_former_name_goes_on(weights, data, tmp_path):
   """Earlier versions made a class of each model and method, whose name is in experiment.json."""

@@ -78,6 +78,7 @@ def test_differences_of_a_form_have_a_hint():
   assert conversion_hint([f'{W} is missing', 'params/b is not in the model']) == ''
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_lora_beside_a_stack_of_four_bits(tmp_path):
   stack = dict(NUM_LAYERS=2, USE_REPEATED_LAYER=True)

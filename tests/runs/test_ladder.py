@@ -50,6 +50,7 @@ def test_it_foretells_a_loss(climbed):
   assert json.loads(records[-1])['avg_xent'] == found['runs'][-2]['loss']
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_that_it_prints_trains_the_model_that_was_asked_for(climbed, tmp_path):
   _, said = climbed

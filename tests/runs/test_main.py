@@ -408,6 +408,7 @@ def test_a_folder_that_cannot_be_is_named(capsys, tmp_path, kind):
   assert (tmp_path / 'file').read_text() == 'mine'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_vocabulary_rounded_up_samples_known_tokens_only(tmp_path):
   flags = '--fdl.VOCAB_SIZE=65536', '--fdl.MAX_STEPS=1', '--noenable_checkpoint_saving'

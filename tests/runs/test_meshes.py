@@ -65,7 +65,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
 def test_a_mesh_changes_nothing_but_rounding(cases):
@@ -105,7 +105,7 @@ FAMILIES = (
 MOST = {'deepseek_v4': 3e-5}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('case', FAMILIES)
 def test_a_mesh_changes_no_family(case):
@@ -146,7 +146,7 @@ GRID_SLOW = {
 GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('devices', 'arguments'),
   [pytest.param(*value, id=name) for name, value in GRID.items()]
@@ -227,6 +227,7 @@ for room in (0, 1, 2):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_choices_without_room_get_nothing_and_all_others_what_they_get_alone():
   """Of 64 choices, a device has room for 16 (the mean), 32, or all; half choose one device."""

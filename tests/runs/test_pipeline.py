@@ -61,7 +61,7 @@ def test_layers_go_around_twice_and_weights_are_gathered_once():
   assert result['runs']['reduce-scatter data'] == [1]
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('cases', [PAIRS, TRIPLES, FEATURES], ids=['pairs', 'triples', 'features'])
 def test_a_pipeline_changes_nothing_but_rounding(cases):

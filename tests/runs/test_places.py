@@ -158,7 +158,7 @@ def compute_engine(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
     yield environments
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'place',
   [
@@ -204,6 +204,7 @@ def test_one_of_several_places_runs_alone_if_it_is_told_so(tmp_path):
   assert list(runs.losses(tmp_path / 'run')) == [1, 2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_signal_ends_the_wait_for_a_process_0_that_cannot_be_reached(tmp_path):
   """Nobody listens there. Without a signal, the wait ends after five minutes, with the reason."""

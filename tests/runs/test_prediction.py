@@ -8,6 +8,7 @@ TEXT = dict(config='tests.support.experiments.TinyText')
 MODULES = '--fdl.NUM_PREDICTION_MODULES=1'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_and_its_text(tmp_path):
   """The last evaluation has the metrics of the module; no text depends on drafts, drawn or not."""

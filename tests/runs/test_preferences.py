@@ -80,6 +80,7 @@ def losses(folder, *flags, config='SmallPreferences', **kwargs) -> list[float]:
   return list(runs.losses(folder).values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_preferences_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   flags = names(tmp_path)
@@ -141,6 +142,7 @@ def test_labelled_answers_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   assert last['rewards/chosen'] > last['rewards/rejected']
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_reward_model_is_that_of_transformers_and_the_loss_that_of_trl(tmp_path):
   torch, trl = pytest.importorskip('torch'), pytest.importorskip('trl')
@@ -270,7 +272,7 @@ def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_pa
   assert losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=5')[:4] == whole
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
   ['HuggingFaceReward'], ['HuggingFacePreferences', 'REFERENCE_ONCE=True'],

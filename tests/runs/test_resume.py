@@ -65,7 +65,7 @@ def flip_a_bit(path):
   path.write_bytes(data)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'damage',
   ['bit', 'no manifest', 'truncated', 'no file', 'bad manifest', 'empty manifest'],
@@ -125,6 +125,7 @@ def test_another_global_batch_is_refused(uninterrupted):
   assert 'global batch of 4 and this run has 8' in result.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_evaluation_leaves_a_run_in_progress_alone(tmp_path):
   """Records after the checkpoint stay, and so do an unfinished save and a damaged step."""
@@ -143,6 +144,7 @@ def test_evaluation_leaves_a_run_in_progress_alone(tmp_path):
   assert runs.records(tmp_path) == before[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_saving_a_run_still_continues(tmp_path):
   runs.run(tmp_path, *SHORT)

@@ -101,6 +101,7 @@ def made(files, data='prompts', **values):
   return e, fdl.build(e.train_input()), params
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_batch_follows_from_the_parameters_and_its_number(files):
   _, rollouts, params = made(files)
@@ -128,7 +129,7 @@ def test_a_batch_follows_from_the_parameters_and_its_number(files):
     np.testing.assert_allclose(reward, share_of_a(None, answer), atol=1e-6)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('values', [{}, dict(ROLLOUT_TEMPERATURE=0.7), dict(NUM_MICROBATCHES=2)])
 def test_the_trainer_computes_the_log_probabilities_of_the_rollout(files, values):
@@ -189,8 +190,8 @@ def rewards_of(folder):
   return [r['reward'] for r in runs.records(folder) if 'reward' in r]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'more', [[], ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'], ['--fdl.POLICY_RATIO=sequence']]
 )
@@ -215,6 +216,7 @@ def test_a_run_killed_within_a_rollout_goes_on_bit_for_bit(files, tmp_path, more
   assert found[-1] == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_lost_rollout_is_said_and_made_again(files, tmp_path):
   given = [*flags(files), '--fdl.UPDATES_PER_BATCH=3']
@@ -225,6 +227,7 @@ def test_a_lost_rollout_is_said_and_made_again(files, tmp_path):
   assert len(rewards_of(tmp_path / 'run')) == 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_other_prompts_are_noticed(files, tmp_path):
   shown = tmp_path / 'prompts.jsonl'
@@ -237,6 +240,7 @@ def test_other_prompts_are_noticed(files, tmp_path):
   assert 'is not what the checkpoint of step 1 was trained on' in refused.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_prompts_are_drawn_again_where_groups_are_equal(files):
   """A reward of most answers 0: groups with unequal rewards come first, and fill the batch."""
@@ -257,6 +261,7 @@ def test_prompts_are_drawn_again_where_groups_are_equal(files):
     np.testing.assert_array_equal(array, found[name], err_msg=name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
   runs.run(tmp_path / 'one', *flags(files), config=CONFIG)

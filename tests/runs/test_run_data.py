@@ -162,6 +162,7 @@ class TunedBack(Tuned):
     return [Spike()]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(('cls', 'kind'), [(RolledBack, 'documents packed'), (TunedBack, 'sft')])
 def test_a_run_that_rolled_back_and_was_resumed(tmp_path, got, cls, kind):
@@ -391,6 +392,7 @@ def test_the_file_that_a_run_reads_is_not_overwritten(tmp_path, monkeypatch, cap
     assert 'Row 0' in shown(capsys, run, f'--step={step}')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_runs_that_saw_the_same_and_other_things(tmp_path, capsys):
   e = experiment(tmp_path, 'sft', MAX_STEPS=8)  # 30 rows, of which 32 are seen

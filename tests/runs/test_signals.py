@@ -138,6 +138,7 @@ def test_an_interrupt_of_a_notebook_saves_and_handlers_are_back(tmp_path):
   assert ended.stdout.splitlines()[-1] == "['checkpoint_00000004']"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_second_interrupt_of_a_notebook_raises_keyboard_interrupt():
   """It is raised once, in the main thread, and the process continues."""
@@ -169,6 +170,7 @@ def test_listening_in_another_thread_does_nothing():
   assert found == [before]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
   """This holds for any report interval; otherwise a signal would be answered many steps later."""
@@ -204,6 +206,7 @@ def test_ctrl_c_in_one_of_two_makes_both_save_the_same_step(tmp_path):
   assert f'asked to leave at step {int(saved.name[-8:])}: ' in said[0].replace(',', '')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_save_the_same_steps_by_the_clock(tmp_path):
   flags = '--fdl.MAX_STEPS=20', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000', '--fdl.NUM_LAYERS=1'

@@ -151,6 +151,7 @@ def test_a_run_that_lost_its_lease_leaves(tmp_path, s3):
   assert manifests(place, environment) == after
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_wakes_in_the_middle_of_a_copy_writes_no_object(tmp_path, s3):
   place, own = 's3://bkt/woken', s3.environment()
@@ -179,6 +180,7 @@ def test_a_run_that_wakes_in_the_middle_of_a_copy_writes_no_object(tmp_path, s3)
   assert below() == after
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_page_for_each_list_begins_no_run_again(tmp_path):
   with gcs_server('bkt') as gcs, proxy(gcs.endpoint) as between:
@@ -288,6 +290,7 @@ def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
   assert 'holds no weights' in found.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
   place, environment = 's3://bkt/flipped', s3.environment()
@@ -304,7 +307,7 @@ def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
   assert list(stored_losses(place, environment)) == list(range(1, 13))
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('mode', ['silent', '503'])
 def test_a_store_that_is_slow_or_absent_stops_no_step(tmp_path, s3, expected, mode):

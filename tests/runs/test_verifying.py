@@ -46,6 +46,7 @@ def test_a_run_is_replayed_bit_for_bit(tmp_path):
   assert 'equal bit for bit' in found
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('config', ['TinyDocuments', 'TinyMixture'])
 def test_data_with_a_position_are_replayed(config, tmp_path):
@@ -59,6 +60,7 @@ def test_data_with_a_position_are_replayed(config, tmp_path):
   assert 'equal bit for bit' in verified(tmp_path / 'run')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_another_mesh_and_a_run_that_was_killed_in_between(tmp_path):
   flags = [*SHORT, '--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=2']
@@ -81,6 +83,7 @@ def test_another_mesh_and_a_run_that_was_killed_in_between(tmp_path):
   assert 'no recorded loss can be compared' in found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_went_on_elsewhere_or_with_other_values(tmp_path):
   two = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=2']
@@ -127,6 +130,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', CASES)
 def test_the_device_with_other_bits_is_named(devices, tmp_path):
@@ -148,7 +152,7 @@ def test_the_device_with_other_bits_is_named(devices, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('flip', 'message'),
   [
@@ -177,7 +181,7 @@ MESHES = {
 
 
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('name', MESHES)
 def test_verified_steps_change_nothing_and_give_no_false_alarm(name, tmp_path):
   flags = [*SHORT, *MESHES[name], '--fdl.PERCORE_BATCH_SIZE=2']

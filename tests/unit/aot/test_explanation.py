@@ -76,6 +76,7 @@ def test_its_collectives_are_those_of_the_compiled_program(explained):
   assert 'elsewhere' not in blocks
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_pipeline_keeps_what_the_compiler_has_room_for(tmp_path):
   """Each of 5 ticks keeps the input of the layer of each stage, of 2 rows on each of 4 devices."""

@@ -57,6 +57,7 @@ def restored(tmp_path, base, **changes):
   return trainer(tmp_path / 'new', CHECKPOINT_RESTORE_PATH=str(base[0]), **changes).store
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_parameters_alone(base, tmp_path):
   state, step = restored(tmp_path, base).initial()
@@ -283,7 +284,7 @@ def test_state_of_weights_that_have_none(base, tmp_path):
     restored(tmp_path, (weights, None), CHECKPOINT_RESTORE_STATE=True)
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
@@ -367,6 +368,7 @@ def test_peft_loads_the_adapter_and_agrees(case, tmp_path):
   assert (a - plain).abs().max() > 1e-2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):
   """The run goes through main, on 8 devices."""

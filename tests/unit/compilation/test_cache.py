@@ -38,6 +38,7 @@ def home(tmp_path, monkeypatch):
     jax.config.update(name, value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_next_run_reads_what_the_last_has_compiled_unless_it_is_damaged(
   home, tmp_path, monkeypatch

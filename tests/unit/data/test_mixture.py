@@ -154,7 +154,7 @@ def test_streamed_documents_lose_and_double_nothing(rows, files, texts, small_bl
   assert targets(whole) == sorted(i for x in ids for i in x[:limit])
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('rows', 'process'),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
 from paxlite.data import data_summary, packaged
 from paxlite.data.labelled_answers import LabelledRows, nearest_other
 from paxlite.data.preferences import PreferenceRows, pair_of
@@ -52,7 +53,18 @@ def test_formats_of_pairs_are_the_same(tmp_path):
   chat = rows(tmp_path, [dict(prompt=[QUESTION], chosen=GOOD, rejected=BAD)]).read(np.array([0]))
   same = [
     dict(chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
-    dict(prompt='a topic', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(prompt='hello', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(prompt=[QUESTION], chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(prompt='hello', chosen=json.dumps(GOOD), rejected=json.dumps(BAD)),
+    dict(prompt='hello', chosen=GOOD[0], rejected=BAD[0]),
+    dict(question='hello', chosen='good day', rejected='go away'),
+    dict(instruction='hello', input='', chosen='good day', rejected='go away'),
+    dict(messages=[QUESTION], chosen='good day', rejected='go away'),
+    dict(
+      conversations=[{'from': 'human', 'value': 'hello'}],
+      chosen={'from': 'gpt', 'value': 'good day'},
+      rejected={'from': 'gpt', 'value': 'go away'},
+    ),
     dict(prompt=[QUESTION], chosen='good day', rejected='go away'),
     dict(prompt='hello', chosen=GOOD, rejected=BAD),
   ]
@@ -63,7 +75,7 @@ def test_formats_of_pairs_are_the_same(tmp_path):
   record = dict(
     chosen='Human: hello Assistant: good day', rejected='Human: hello Assistant: go off'
   )
-  assert pair_of(record) == [
+  assert pair_of(Fields(record)) == [
     Pair('Human: hello Assistant: ', text) for text in ('good day', 'go off')
   ]
 
@@ -91,6 +103,13 @@ def test_pairs_are_held_out_as_a_whole(tmp_path):
       'one answer is the beginning of the other',
     ),
     (dict(prompt='a', chosen='', rejected=' b'), "'chosen' is empty"),
+    (dict(chosen='b', rejected='c'), 'has no "prompt"'),
+    (dict(prompt='a', system='s', chosen='b', rejected='c'), "'system' of this record"),
+    (dict(prompt='a', margin=2, chosen='b', rejected='c'), 'a pair has no margin'),
+    (
+      dict(prompt='a topic', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+      '"prompt" is not in the messages',
+    ),
     (dict(prompt='a', chosen=' b' * 40, rejected=' c'), 'TOO_LONG=skip'),
   ],
 )

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from paxlite.config.attributes import parse
 from paxlite.core import host_memory
@@ -217,3 +219,27 @@ def test_messages_in_a_table_are_json(tmp_path):
 )
 def test_files_are_named_without_python_quotes(text, files):
   assert parse(SftFiles, 'TRAIN_FILES', text) == files
+
+
+_JSON = st.recursive(
+  st.one_of(st.integers(0, 9), st.text('ab', max_size=3)),
+  lambda inner: st.dictionaries(st.sampled_from('abc'), inner, min_size=1, max_size=3),
+  max_leaves=6,
+)
+
+
+@settings(
+  max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.dictionaries(st.sampled_from(['x', 'y']), _JSON), min_size=2, max_size=4))
+def test_a_table_says_what_json_lines_say_at_every_depth(tmp_path, rows):
+  try:
+    table = pa.Table.from_pylist([{'messages': [row]} for row in rows])
+  except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    assume(False)  # a key has values of several kinds
+  path = tmp_path / 'rows.parquet'
+  try:
+    pq.write_table(table, path)
+  except pa.ArrowNotImplementedError:  # Parquet has no structs without fields
+    assume(False)
+  assert [record['messages'] for _, record in read_records(str(path))] == [[row] for row in rows]

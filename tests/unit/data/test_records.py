@@ -263,6 +263,7 @@ def killed_until_it_ends(*flags: str) -> int:
   raise AssertionError('it never ended')
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('format', ['memmap', 'seqax'])
 def test_killed_it_goes_on_and_loses_nothing(tmp_path, format):

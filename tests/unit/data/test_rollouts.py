@@ -78,6 +78,7 @@ def whole(tmp_path_factory):
   return trained(tmp_path_factory.mktemp('whole'), Own())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_fails_continues_with_the_state_before_the_batch(tmp_path, whole):
   """The source has counted the batch that it could not make."""

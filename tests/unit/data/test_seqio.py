@@ -108,6 +108,7 @@ def targets(found: list) -> list[int]:
   return sorted(int(x) for b in found for x in b['labels'][b['weights'] > 0])
 
 
+@pytest.mark.exhaustive
 def test_one_pass_holds_every_token_once(pile, documents):
   found = list(pile('validation', shuffle=False).eval_batches(slice(0, 4)))
   expected = tokens_of(documents[:7])
@@ -143,6 +144,7 @@ def test_packed_examples_do_not_see_one_another(pile):
       np.testing.assert_array_equal(batch['segment_pos'][r][here], np.arange(here.sum()))
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('processes', [1, 2])
 def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
   for process in range(processes):
@@ -157,6 +159,7 @@ def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
   assert not equal(whole[:5], batches(pile(seed=5), 5))
 
 
+@pytest.mark.exhaustive
 def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   """A user registered two tasks of text files; their rates are 3 to 1."""
   import seqio

@@ -1,16 +1,21 @@
 """Formats of records for fine-tuning, and conversations with tools as transformers writes them."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
 from paxlite.data import packaged
-from paxlite.data.chat_format import ChatFormat, Conversation
+from paxlite.data.chat_format import ChatFormat
+from paxlite.data.conversations import Conversation
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import AnswerRows, SftRows
-from paxlite.data.sft_formats import FORMATS, Pair, format_of
+from paxlite.data.sft_formats import FORMATS, Pair, check_unread, format_of
 from paxlite.data.tokenizer import open_tokenizer
 
 pytest.importorskip('jinja2')
@@ -44,6 +49,11 @@ WITH_TOOLS = """{%- if tools %}
   {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+MARKED = (
+  '{% for m in messages %}{{ m.role }}: {% if m.role == "assistant" %}'
+  '{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}{% endif %}'
+  '\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}'
+)
 # Leaves out roles that it does not know, as many templates do.
 WITHOUT_TOOLS = """{% for m in messages %}{% if m.role != 'tool' %}
 [{{ m.role }}] {{ m.content }}
@@ -91,12 +101,12 @@ def turns(*pairs):
   ],
 )  # fmt: skip
 def test_each_format_is_found_by_its_keys(record, contents):
-  assert format_of(record).read(record) == contents
+  assert format_of(Fields(record)).read(Fields(record)) == contents
 
 
 def test_a_record_of_no_format_names_its_keys_and_all_formats():
   with pytest.raises(UserError, match=r'\(question, answer\)') as e:
-    format_of({'question': 'a', 'answer': 'b', 'messages': None})
+    format_of(Fields({'question': 'a', 'answer': 'b', 'messages': None}))
   for found in FORMATS:
     assert ' and '.join(found.keys) in str(e.value)
 
@@ -116,12 +126,12 @@ def test_a_record_of_no_format_names_its_keys_and_all_formats():
     (dict(messages=[USER], tools=[dict(x=1)]), '"tools" must be a list of'),
     (dict(conversations=turns(('function_call', 'f(x)'))), 'must be the JSON text of'),
     (dict(conversations=turns(('bot', 'x'))), "the role 'bot'; there are system, user"),
-    (dict(instruction='a', output='b', history=[['a', 'b']]), '"history" is not read'),
+    (dict(instruction='a', output='b', history=['a', 'b']), '"history" must be a list of'),
   ],
 )  # fmt: skip
 def test_a_bad_record_is_refused(record, match):
   with pytest.raises(UserError, match=match):
-    format_of(record).read(record)
+    SftRows.contents_of(Fields(record))
 
 
 PLAIN = (
@@ -241,22 +251,99 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
 @pytest.mark.parametrize(
   ('record', 'name'),
   [
-    ({'messages': [USER, {**ANSWER, 'weight': 0}, USER, {**ANSWER, 'weight': 1}]}, 'weight=0'),
-    ({'messages': [USER, {**ANSWER, 'train': False}]}, 'train=False'),
     (
       {'messages': [USER, ANSWER], 'chat_template_kwargs': {'enable_thinking': False}},
       'chat_template_kwargs',
     ),
+    ({'messages': [USER, {**ANSWER, 'weight': 0.5}]}, 'weight=0.5 of an answer is neither'),
+    ({'messages': [USER, {**ANSWER, 'weight': 1, 'train': False}]}, 'contradict each other'),
+    ({'messages': [USER, {**ANSWER, 'train_detail': [{'train': False}]}]}, "'train_detail' of"),
+    ({'messages': [USER, ANSWER], 'loss_mask': [1]}, 'a mark for each of 2 messages'),
+    ({'messages': [USER, ANSWER], 'weight': 0}, "'weight' of this record is not read"),
+    ({'messages': [USER, ANSWER], 'images': ['a.png']}, 'only texts are read'),
+    ({'messages': [USER, {**ANSWER, 'images': ['a.png']}]}, "'images' of messages is not read"),
+    ({'messages': [USER, ANSWER], 'context': 'a book'}, "'context' of this record is not read"),
+    ({'inputs': 'a', 'targets': 'b', 'system': 's'}, "'system' of this record is not read"),
+    ({'prompt': 'a', 'completion': 'b', 'tools': [TOOL]}, "'tools' of this record is not read"),
+    ({'prompt': 'a', 'completion': 'b', 'reasoning': 'r'}, "'reasoning' of this record"),
+    ({'messages': WHOLE, 'system': 'be brief'}, 'begin with another one'),
+    ({'messages': WHOLE, 'system': 'a', 'system_prompt': 'b'}, 'say different things'),
   ],
 )
-def test_what_a_record_says_of_its_learning_is_not_dropped(record, name):
+def test_what_changes_what_is_learned_is_read_or_refused(record, name):
+  fields = Fields(record)
   with pytest.raises(UserError, match=name):
-    format_of(record).read(record)
+    check_unread(fields, SftRows.contents_of(fields))
 
 
-def test_an_answer_that_is_learned_may_say_so():
-  record = {'messages': [USER, {**ANSWER, 'weight': 1}], 'chat_template_kwargs': {}}
-  assert format_of(record).read(record).messages[1]['content'] == 'good day'
+MARKS = [('weight', 0), ('weight', '0'), ('weight', 0.0), ('train', False), ('train', 'false'),
+         ('training', False), ('loss', False), ('trainable', False), ('loss_mask', 0),
+         ('masked', True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(('key', 'value'), MARKS)
+@pytest.mark.parametrize('form', ['messages', 'turns', 'prompt'])
+@pytest.mark.parametrize('template', [WITH_TOOLS, MARKED], ids=['plain', 'generation'])
+def test_an_answer_that_is_marked_is_read_and_not_learned(tmp_path, key, value, form, template):
+  bad = {'role': 'assistant', 'content': 'go away', key: value}
+  chat = [USER, bad, USER, {**ANSWER, 'weight': 1}]
+  turn = lambda m: {k: v for k, v in m.items() if k not in ('role', 'content')} | {
+    'from': {'user': 'human', 'assistant': 'gpt'}[m['role']], 'value': m['content']
+  }  # fmt: skip
+  record = {
+    'messages': lambda: {'messages': chat},
+    'turns': lambda: {'conversations': [turn(m) for m in chat]},
+    'prompt': lambda: {'prompt': chat[:1], 'completion': chat[1:]},
+  }[form]()
+  assert [text.strip().removesuffix('<|im_end|>') for text in learned(tmp_path, record, template)
+          ] == ['good day']  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('record', 'contents'),
+  [
+    (dict(messages=[USER, ANSWER], system='be kind'), Conversation([WHOLE[0], USER, ANSWER])),
+    (dict(messages=[USER, ANSWER], system_prompt='be kind', tools=[]),
+     Conversation([WHOLE[0], USER, ANSWER])),
+    (dict(messages=WHOLE, system='be kind'), Conversation(WHOLE)),
+    (dict(messages=WHOLE, functions=[TOOL]), Conversation(WHOLE, WRAPPED)),
+    (dict(prompt=[USER], completion=[ANSWER], system='be kind'),
+     Conversation([WHOLE[0], USER, ANSWER], None, 2)),
+    (dict(prompt=json.dumps([USER]), completion=json.dumps([ANSWER])),
+     Conversation([USER, ANSWER], None, 1)),
+    (dict(conversations=turns(('Human', 'hello'), ('GPT', 'good day'))),
+     Conversation([USER, ANSWER])),
+    (dict(instruction='hello', response='good day', context=''), Conversation([USER, ANSWER])),
+    (dict(instruction='he', context='llo', output='good day', history=[['a', 'b']]),
+     Conversation([dict(role='user', content='a'), dict(role='assistant', content='b'),
+                   dict(role='user', content='he\n\nllo'), ANSWER])),
+    (dict(messages=[USER, ANSWER, USER, ANSWER], loss_mask=[0, 0, 0, 1]),
+     Conversation([USER, {**ANSWER, 'loss_mask': 0}, USER, {**ANSWER, 'loss_mask': 1}],
+                  masked=frozenset([1]))),
+    (dict(messages=[], instruction='hello', output='good day'), Conversation([USER, ANSWER])),
+    (dict(messages=[dict(role='developer', content='be kind'), USER, ANSWER]),
+     Conversation([WHOLE[0], USER, ANSWER])),
+    (dict(messages=[USER, ANSWER], prompt='hello', weight=1, context='', chat_template_kwargs={}),
+     Conversation([USER, ANSWER])),
+  ],
+)  # fmt: skip
+def test_what_stands_beside_the_messages_is_read(record, contents):
+  fields = Fields(record)
+  (found,) = SftRows.contents_of(fields)
+  if 'loss_mask' in record:
+    found = dataclasses.replace(found, messages=contents.messages)
+  assert found == contents
+  assert check_unread(fields, [found]) == []
+
+
+def test_other_keys_are_counted_and_said_once(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  odd = dict(rating=3, messages=[USER, {**ANSWER, 'stars': 4}], id=7, empty='')
+  records = [odd, odd, dict(messages=[USER, ANSWER], source='x')]
+  path.write_text(''.join(json.dumps(r) + '\n' for r in records))
+  rows = SftRows([str(path)], packaged.VOCAB, 64, 8192, chat_template=PLAIN)
+  (said,) = [w for w in rows.warnings if w.startswith('Keys that are not read')]
+  assert said.endswith('of 3 records have them: rating (2), messages.stars (2)')
 
 
 def test_each_answer_of_a_chat_may_be_an_example(tmp_path):
@@ -293,3 +380,57 @@ def test_labels_that_are_not_read_are_said(tmp_path):
   assert not any(
     'label' in w for w in PreferenceRows([str(pair)], packaged.VOCAB, 64, 8192).warnings
   )
+
+
+_NAMES = st.text('abcdefghij', min_size=3, max_size=12).map('odd_{}'.format)
+_KNOWN = st.sampled_from([
+  'system', 'system_prompt', 'tools', 'functions', 'context', 'input', 'question', 'history',
+  'reasoning', 'thinking', 'weight', 'loss_mask', 'images', 'margin', 'prompt', 'instruction',
+])  # fmt: skip
+_VALUES = st.one_of(
+  st.text('xyz', min_size=4, max_size=9),
+  st.lists(st.text('xyz', min_size=4, max_size=9), min_size=1, max_size=2),
+  st.just([TOOL]),
+  st.integers(2, 9),
+)
+_BASES = [
+  dict(messages=[USER, ANSWER]),
+  dict(conversations=turns(('human', 'hello'), ('gpt', 'good day'))),
+  dict(inputs='hello', targets='good day'),
+  dict(prompt='hello', completion='good day'),
+  dict(prompt=[USER], completion=[ANSWER]),
+  dict(instruction='hello', output='good day'),
+  dict(prompt='hello', chosen='good day', rejected='go away'),
+  dict(chosen=[USER, ANSWER], rejected=[USER, dict(ANSWER, content='go away')]),
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(_BASES), st.one_of(_KNOWN, _NAMES), _VALUES)
+def test_no_key_of_a_record_is_dropped_without_a_word(base, key, value):
+  """It is in what is learned, or it is refused by its name, or counted."""
+  assume(key not in base)
+  fields = Fields(base | {key: value})
+  read = PreferenceRows.contents_of if 'chosen' in base else SftRows.contents_of
+  refusal = ''
+  try:
+    contents = read(fields)
+    counted = check_unread(fields, contents)
+  except UserError as e:
+    refusal = str(e)
+  if refusal:
+    assert key in refusal or (key == 'functions' and '"tools"' in refusal)
+    return
+  said = json.dumps([c if isinstance(c, Pair) else [c.messages, c.tools] for c in contents])
+  told = value if isinstance(value, str) else json.dumps(value)[1:-1]
+  assert key in counted or told in said
+
+
+@settings(max_examples=200, deadline=None)
+@given(_NAMES, _VALUES, st.sampled_from(['messages', 'conversations']))
+def test_no_key_of_a_message_is_dropped_without_a_word(key, value, form):
+  answer = {'messages': ANSWER, 'conversations': {'from': 'gpt', 'value': 'good day'}}[form]
+  fields = Fields({form: [USER, answer | {key: value}]})
+  (contents,) = SftRows.contents_of(fields)
+  assert f'messages.{key}' in check_unread(fields, [contents])
+  assert contents.messages[1][key] == value  # the chat template may read it

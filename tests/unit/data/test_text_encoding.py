@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
 from paxlite.data import packaged
-from paxlite.data.chat_format import ChatFormat, conversation
+from paxlite.data.chat_format import ChatFormat
 from paxlite.data.chat_spans import learned
+from paxlite.data.conversations import conversation
 from paxlite.data.sft import SftRows, held_out
 from paxlite.data.sft_formats import format_of, identity
 from paxlite.data.text_encoding import TextEncoding
@@ -339,7 +341,7 @@ def test_what_is_held_out_is_the_record(tmp_path):
 
 
 def test_the_identity_of_a_record_is_what_it_says():
-  read = lambda record: identity(format_of(record).read(record))
+  read = lambda record: identity(format_of(Fields(record)).read(Fields(record)))
   turns = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
   same = [
     dict(messages=turns),

@@ -68,7 +68,7 @@ def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
   return log_p[np.arange(n), targets].sum(), bool((log_p.argmax(-1) == targets).all())
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name', ['llama', *(pytest.param(n, marks=pytest.mark.slow) for n in ('gpt', 'window'))]
@@ -364,6 +364,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert 'is too long: the model takes ' in result.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   """There are 13 examples, which neither a batch nor 8 devices divide."""

@@ -121,6 +121,7 @@ def test_what_cannot_be(monkeypatch, environment, values, error):
     TinyGPT(**values).validate()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_recomputed_products_are_in_fp8_too():
   """All products of a block are, except its last, which the backward pass does not use."""
@@ -232,6 +233,7 @@ def test_histories_are_replaced_and_not_optimized():
   assert float(metrics['learning/raw_grad_norm'].value) == pytest.approx(float(norm), rel=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_skipped_step_leaves_histories_alone():
   step = Step(experiment(USE_FP8=True))
@@ -393,6 +395,7 @@ class Halved(TinyGPT):
     return task
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_edited_task_is_on_the_backend_too():
   step = Step(Halved(USE_FP8=True, **LEARNING))

@@ -54,7 +54,7 @@ FAMILIES = [
 QUICK = {'TinyGPT'}
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'name',
   [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WITHOUT_FILES + FAMILIES],

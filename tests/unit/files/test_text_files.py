@@ -192,6 +192,7 @@ def test_deep_json_is_an_error_of_its_file(tmp_path, text):
   assert len(list(json_files.read_json_lines(str(path)))) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_json_is_read_where_its_errors_are_known():
   """Every other caller of a parser would have to handle RecursionError, as these modules do."""

@@ -163,7 +163,7 @@ def assert_same(found, wanted) -> None:
         assert a.top.keys() == b.top.keys()
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in MODELS if name != 'states'])
 def test_rows_that_come_and_go_have_the_same_tokens(name):
@@ -186,6 +186,7 @@ def test_rows_that_come_and_go_have_the_same_tokens(name):
   assert any(answer.shared for answer in found) == (name == 'keys')
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['keys', 'states'])
 def test_steps_one_by_one_and_requests_that_are_cancelled(name):
@@ -208,6 +209,7 @@ def test_steps_one_by_one_and_requests_that_are_cancelled(name):
   assert begun == texts[0][: len(begun)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_grammar_and_what_is_written_beside_it():
   """What a grammar allows after a draft is not known, so no draft is taken while there is one."""
@@ -219,6 +221,7 @@ def test_a_grammar_and_what_is_written_beside_it():
   assert_same(drafting.generate(asked()), plain.generate(asked()))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_fixed_number_of_slots_and_a_text_to_the_last_position():
   model, params = model_and_params()
@@ -232,6 +235,7 @@ def test_a_fixed_number_of_slots_and_a_text_to_the_last_position():
     assert [len(p) + len(ids) for p, ids in zip(prompts, found, strict=True)] == [longest] * 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_rows_draw_does_not_depend_on_drafts():
   """The same seeds give the same tokens, so that their distribution is the model's."""
@@ -295,6 +299,7 @@ for name in ('keys', 'states'):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_meshes_give_the_same_tokens():
   result = subprocess.run(

@@ -72,7 +72,7 @@ def log_probs(model, params, ids):
   return np.asarray(jax.nn.log_softmax(logits))
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'name',
   ['window']
@@ -141,6 +141,7 @@ def scores(model, params, prompt):
   return found[np.arange(len(prompt) - 1), prompt[1:]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_row_that_lost_slots_is_shared_no_further():
   """A long answer, then short ones that make the cache smaller, then the long one goes on."""
@@ -161,7 +162,7 @@ def test_a_row_that_lost_slots_is_shared_no_further():
   np.testing.assert_allclose([s.log_prob for s in again.prompt_scores], expected, atol=1e-5)
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['llama', 'states', 'linked'])
 def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):
@@ -252,6 +253,7 @@ def test_what_a_token_sees_does_not_depend_on_the_positions_of_a_layer():
   assert logits[len(PROMPTS[0]) - 1 : -1].argmax(-1).tolist() == row
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bfloat16_takes_the_likeliest_but_for_rounding():
   """Without a cache, each token's logit is the largest, or below it by 2 of its last bits."""
@@ -277,6 +279,7 @@ def test_one_program_for_all_lengths():
   assert engine._compiled.read._cache_size() <= 6
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('sampling', [Sampling(temperature=0.7), SAMPLING])
 def test_a_seed_fixes_a_row_in_any_batch(sampling):
@@ -460,7 +463,7 @@ def test_requests_that_cannot_be_answered(values, match):
     Engine(model, params, 64).generate([Request([1, 2], **values)])
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['gpt', 'llama'])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(name):

@@ -23,6 +23,7 @@ def test_an_exact_law_is_found(limit, exponent):
   assert low <= law.exponent <= high
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_intervals_hold_as_often_as_they_say():
   """Laws and noise are drawn; 300 intervals of 90 % hold 258 to 282 times with 98 %."""

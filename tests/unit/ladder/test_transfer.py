@@ -54,7 +54,7 @@ def growth(e, with_rules: bool, width=256) -> float:
   return change_of_logits(e.replaced(**of)) / change_of_logits(e)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('optimizer', 'values'),

@@ -198,7 +198,7 @@ def test_microbatches_change_rounding_alone():
     assert float(m.value) == pytest.approx(float(metrics[1][name].value), rel=1e-5), name
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'overrides',
@@ -267,6 +267,7 @@ def test_packing_changes_no_token():
   np.testing.assert_allclose(packed[:, 5:13], apply(batch['ids'][:, 5:13]), atol=1e-5)
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('separate', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bfloat16_gradients_add_up_in_float32(separate):
@@ -304,7 +305,7 @@ VARIANTS = {
 QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(

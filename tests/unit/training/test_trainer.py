@@ -206,7 +206,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), after_five_steps)
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(('mesh', 'percore'), [('[2,2,2]', 1), ('[1,1,8]', 0.5)])
 def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):

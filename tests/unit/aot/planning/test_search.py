@@ -155,6 +155,7 @@ def test_the_page_says_that_data_is_missing():
   assert 'Before you train: LLaMA70B has no dataset' in page(LLaMA70B())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_would_fit_is_named():
   """TinyGPT is put on devices whose memory is too small for it."""
@@ -283,6 +284,7 @@ def planned(folder, *flags: str, most: int = 3) -> subprocess.Popen[str]:
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_steps_are_run_here_and_kept(tmp_path):
   """The second time, nothing is run; Ctrl-C prints the best so far."""
