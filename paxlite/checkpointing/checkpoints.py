@@ -253,7 +253,8 @@ class Checkpoints:
     self._callback_error = None
     if error is not None:
       self._note_failure(error)
-      self._agreed(None)  # process 0 may remove files for minutes, and at the end none waits so long
+      # process 0 may remove files for longer than the others wait for it when they end
+      self._agreed(None)
     elif self._saving in self.steps():
       self._failure = self._last = None
       self.note_saved()

@@ -1,6 +1,5 @@
-"""Conversations, and the text that the chat template of a model writes for them."""
+"""The text that the chat template of a model writes for a conversation."""
 
-import dataclasses
 import datetime
 import pathlib
 import re
@@ -10,9 +9,9 @@ from typing import Any, NamedTuple
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.budget import BUDGET, Budget
 from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
+from paxlite.data.conversations import Conversation, Message, Tool, name_of_tool, reasoning_of
 from paxlite.data.tokenizer_files import (
   CHAT_TEMPLATE,
   CONFIGURATION,
@@ -20,146 +19,12 @@ from paxlite.data.tokenizer_files import (
   configuration,
   special_tokens,
 )
-from paxlite.files.json_files import parse_text
 from paxlite.files.text_files import read_text
 from paxlite.stores import object_copies
-
-Message = Mapping[str, Json]  # role and content, and perhaps tool_calls
-Tool = Mapping[str, Json]
-ROLES = ('system', 'user', 'assistant', 'tool')
 
 _MARKS = re.compile('|'.join(map(re.escape, GENERATION)))
 _GENERATION_TAG = re.compile(r'\{%[-+]?\s*generation\s*[-+]?%\}')
 _THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
-# The names of a message's reasoning. Templates get it under the first two, as from transformers.
-_REASONING = ('reasoning_content', 'thinking', 'reasoning')
-# Keys by which OpenAI and axolotl leave an answer out of what is learned.
-_LEARNED = ('weight', 'train', 'training')
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversation:
-  """Messages in the form that chat templates expect.
-
-  Attributes:
-    messages: The messages. Each has a role of ROLES and a text as its content. The tool_calls of an
-      assistant are [{"type": "function", "function": {"name": text, "arguments": object}} …].
-    tools: Descriptions of the functions that the assistant may call; None if there are none.
-    first_learned: Number of the first message that may be learned.
-    as_asked: Whether the last answer follows the prompt that asks for it, also where the template
-      writes a conversation that drops the thinking with which the prompt lets an answer begin.
-  """
-
-  messages: Sequence[Message]
-  tools: Sequence[Tool] | None = None
-  first_learned: int = 0
-  as_asked: bool = False
-
-  @property
-  def has_tools(self) -> bool:
-    return bool(self.tools) or any(m['role'] == 'tool' or 'tool_calls' in m for m in self.messages)
-
-
-def conversation(messages: Json, tools: Json = None, first_learned: int = 0) -> Conversation:
-  """Returns messages and tools as a file has them in the form that chat templates expect.
-
-  A message may have tool_calls, or a function_call as OpenAI had it before. Calls and tools may
-  lack the outer {"type": "function", "function": …}. Arguments, and the list of tools, may be JSON
-  text. The role `function` is read as `tool`.
-
-  Raises:
-    UserError: They are not messages, or have a role that is not in ROLES.
-  """
-  good = isinstance(messages, list | tuple) and all(
-    isinstance(m, Mapping) and isinstance(m.get('role'), str) for m in messages
-  )
-  if not good or not messages:
-    raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
-  return Conversation([_message(m) for m in messages], _tools(tools), first_learned)
-
-
-def _message(given: Message) -> Message:
-  message = {k: v for k, v in given.items() if v is not None}  # Parquet has None for what is absent
-  message['role'] = {'function': 'tool'}.get(message['role'], message['role'])
-  if message['role'] not in ROLES:
-    raise UserError(
-      f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
-    )
-  unread = [k for k in _LEARNED if not message.get(k, True)]
-  if unread and message['role'] == 'assistant':
-    raise UserError(
-      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, and paxlite does not '
-      'leave out single messages: cut the conversation, or use "prompt" and "completion", lists '
-      'of messages of which the second is learned'
-    )
-  call = message.pop('function_call', None)
-  calls = message.pop('tool_calls', None) or ([] if not call else [call])
-  if calls:
-    if not isinstance(calls, list | tuple) or message['role'] != 'assistant':
-      raise UserError('"tool_calls" must be a list, in a message of the assistant')
-    message['tool_calls'] = [_tool_call(call) for call in calls]
-    message.setdefault('content', '')
-  if isinstance(message.get('content'), list | tuple):
-    message['content'] = _joined(message['content'], message['role'])
-  if not isinstance(message.get('content'), str):
-    raise UserError(f'the message of the {message["role"]} has no text "content"')
-  return message
-
-
-def _joined(parts: Sequence[Json], role: str) -> str:
-  """Returns the text of a content that is a list of parts; UserError if one of them is no text."""
-  texts = []
-  for part in parts:
-    kind = part.get('type', 'text') if isinstance(part, Mapping) else type(part).__name__
-    text = part.get('text') if isinstance(part, Mapping) else part
-    if kind not in ('text', 'str') or not isinstance(text, str):
-      raise UserError(
-        f'the message of the {role} has a part of the type {kind!r} in its "content", and only '
-        'texts are read, {"type": "text", "text": …}: leave the part or the row out'
-      )
-    texts.append(text)
-  return ''.join(texts)
-
-
-def _tool_call(given: Json) -> JsonObject:
-  """Returns a call as {"type": "function", "function": …}; other keys, such as its id, are kept."""
-  call = {k: v for k, v in given.items() if v is not None} if isinstance(given, Mapping) else {}
-  function = call.pop('function', call)
-  name = function.get('name') if isinstance(function, Mapping) else None
-  arguments = function.get('arguments') if isinstance(name, str) else None
-  if isinstance(arguments, str) and arguments.strip():
-    arguments = _parsed(arguments, f'"arguments" of the call of {name}')
-  if not isinstance(name, str) or not isinstance(arguments or {}, Mapping):
-    raise UserError(
-      'a tool call must be {"name": text, "arguments": object}, alone or in {"function": …}'
-    )
-  outer = {k: v for k, v in call.items() if k not in ('name', 'arguments')}
-  return outer | {'type': 'function', 'function': {'name': name, 'arguments': arguments or {}}}
-
-
-def _tools(given: Json) -> list[Tool] | None:
-  if isinstance(given, str) and given.strip():
-    given = _parsed(given, '"tools"')
-  if not given or isinstance(given, str):
-    return None
-  found = list(given) if isinstance(given, list | tuple) else []
-  if not found or not all(isinstance(t, Mapping) and _name_of_tool(t) for t in found):
-    raise UserError('"tools" must be a list of {"name": text, "parameters": object, …}, or of '
-                    '{"type": "function", "function": …}')  # fmt: skip
-  return [t if 'function' in t else {'type': 'function', 'function': t} for t in found]
-
-
-def _name_of_tool(tool: Tool) -> str:
-  function = tool.get('function', tool)
-  name = function.get('name') if isinstance(function, Mapping) else None
-  return name if isinstance(name, str) else ''
-
-
-def _parsed(text: str, what: str) -> Json:
-  try:
-    return parse_text(text)
-  except ValueError as e:
-    raise UserError(f'{what} is not valid JSON: {e}') from None
 
 
 class Written(NamedTuple):
@@ -315,7 +180,7 @@ class ChatFormat:
 
     messages = [_marked(m, n, mark) for n, m in enumerate(chat.messages, 1)]
     tools = [
-      {**tool, 'function': {**tool['function'], 'name': mark(f'the tool {_name_of_tool(tool)}')}}
+      {**tool, 'function': {**tool['function'], 'name': mark(f'the tool {name_of_tool(tool)}')}}
       for tool in chat.tools or ()
     ]
     text = self.render(messages, False, tools or None)
@@ -327,18 +192,9 @@ class ChatFormat:
         )
 
 
-def thinking_of(message: Message) -> str:
-  """Returns the thinking of a message, under a key of its own or within its content, or ''."""
-  stated = next((message[k] for k in _REASONING if message.get(k) is not None), None)
-  if stated is None:
-    before, end, _ = message['content'].partition('</think>')
-    stated = before.rpartition('<think>')[2] if end else ''
-  return str(stated).strip()
-
-
 def _with_reasoning(message: Message) -> Message:
   """Returns a message with its reasoning under each name that templates know."""
-  found = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+  found = reasoning_of(message)
   if found is None:
     return message
   return {'thinking': found, **message, 'reasoning_content': found}

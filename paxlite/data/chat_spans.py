@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paxlite.core.errors import UserError
-from paxlite.data.chat_format import ChatFormat, Conversation, Message, thinking_of
+from paxlite.data.chat_format import ChatFormat
+from paxlite.data.conversations import Conversation, Message, thinking_of
 
 Span = tuple[int, int]
 
@@ -44,20 +45,18 @@ def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None =
 
   Args:
     chat_format: Writes the text.
-    chat: The conversation. Messages of the assistant before `first_learned` are not learned.
+    chat: The conversation, whose `learned` answers are learned.
     thinking: See ChatFormat.written.
 
   Raises:
     UserError: The template refuses the conversation, or nothing says where its answers are.
   """
   text, generated = chat_format.written(chat.messages, False, chat.tools, thinking)
-  numbers = [
-    i
-    for i, message in enumerate(chat.messages)
-    if message['role'] == 'assistant' and i >= chat.first_learned
-  ]
+  numbers = chat.learned
   finder = _MessageFinder(chat_format, chat, text, thinking)
   if chat_format.marks_learned(chat.tools):
+    if chat.masked:
+      generated = _unmasked(generated, chat)
     if chat.first_learned and numbers:
       start = finder.prompt(numbers[0])
       if start is None:
@@ -76,6 +75,17 @@ def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None =
     raise _unknown()
   found = Learned(text, spans, missed, finder.without_thinking, finder.is_unprompted)
   return finder.as_asked(found) if chat.as_asked and found.is_unprompted else found
+
+
+def _unmasked(generated: Sequence[Span], chat: Conversation) -> list[Span]:
+  """Returns the blocks of {% generation %} of answers that are not masked; each has one."""
+  answers = [i for i, message in enumerate(chat.messages) if message['role'] == 'assistant']
+  if len(answers) != len(generated):
+    raise UserError(
+      f'the chat template has {len(generated)} blocks of {{% generation %}} for {len(answers)} '
+      'answers, so that nothing says which block is that of an answer that is not learned'
+    )
+  return [span for i, span in zip(answers, generated, strict=True) if i not in chat.masked]
 
 
 def _unknown() -> UserError:

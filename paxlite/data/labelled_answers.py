@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from paxlite.core.errors import UserError, located
-from paxlite.data.chat_format import Conversation
+from paxlite.core.fields import Fields
+from paxlite.data.conversations import Conversation
 from paxlite.data.preferences import KEYS, PreferenceRows
-from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
 from paxlite.data.sft import SftExample
-from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
+from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
 
 # as JSON and as tables have them
 _LABELS = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}
@@ -78,27 +78,29 @@ class LabelledRows(PreferenceRows):
       )
 
   @staticmethod
-  def contents_of(record: Record) -> list[Pair | Conversation]:
+  def contents_of(record: Fields) -> list[Pair | Conversation]:
     return [answer.contents for answer in labelled(record)]
 
   @staticmethod
-  def _format(record: Record) -> str:
-    if all(record.get(key) is not None for key in KEYS):
+  def _format(record: Fields) -> str:
+    if all(key in record for key in KEYS):
       return ' and '.join(KEYS)
-    return ' and '.join((*format_of(record).keys, LABEL))
+    return ' and '.join((*format_of(record).keys, next(key for key in LABELS if key in record)))
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     found: list[tuple[str, Labelled]] = []
     self._said = 0  # a checksum of all answers and labels
     for file in files:
       for place, record in read_records(file):
+        fields = Fields(record)
         with located(place):
-          answers = labelled(record)
+          answers = labelled(fields)
+          self._warnings.note_unread(check_unread(fields, [each.contents for each in answers]))
         found += [(place, answer) for answer in answers]
         for answer in answers:
           said = identity(answer.contents), answer.is_good
           self._said = zlib.crc32(repr(said).encode(), self._said)
-        self.formats[self._format(record)] += 1
+        self.formats[self._format(fields)] += 1
     for kind in (Pair, Conversation):
       same = [each for each in found if isinstance(each[1].contents, kind)]
       yield from self._with_others(same)
@@ -135,16 +137,16 @@ class LabelledRows(PreferenceRows):
       )
 
 
-def labelled(record: Record) -> list[Labelled]:
+def labelled(record: Fields) -> list[Labelled]:
   """Returns the labelled answers of a record: one, or those of a pair.
 
   Raises:
     UserError: It has no label, or one that is neither true nor false, or is in no known format.
   """
-  if all(record.get(key) is not None for key in KEYS):
+  if all(key in record for key in KEYS):
     chosen, rejected = PreferenceRows.contents_of(record)
     return [Labelled(chosen, True), Labelled(rejected, False)]
-  contents, label = format_of(record).read(record), record.get(LABEL)
+  contents, label = format_of(record).read(record), record.one_of(*LABELS)
   if label is None:
     raise UserError(
       'a labelled answer has "prompt", "completion" and "label", which is true or false, and this '

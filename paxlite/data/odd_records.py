@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
-from paxlite.data.chat_format import Conversation
+from paxlite.data.conversations import Conversation
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
 from paxlite.data.sft import SftRows
-from paxlite.data.sft_formats import Pair
+from paxlite.data.sft_formats import Pair, check_unread
 from paxlite.data.tokenizer import Tokenizer
 
 _MOST_RECORDS = 100_000  # that are looked at
@@ -39,7 +40,7 @@ class Oddities:
     self,
     tokenizer: Tokenizer | None,
     field: str = '',
-    contents_of: Callable[[Record], list[Pair | Conversation]] = SftRows.contents_of,
+    contents_of: Callable[[Fields], list[Pair | Conversation]] = SftRows.contents_of,
   ):
     self._field = field
     self._contents_of = contents_of
@@ -78,8 +79,10 @@ class Oddities:
       if not any(text.strip() for text in texts):
         yield EMPTY, ''
       return
+    fields = Fields(record)
     try:
-      examples = self._contents_of(record)
+      examples = self._contents_of(fields)
+      check_unread(fields, examples)
     except UserError as e:
       yield REFUSED, f': {e}'
       return
@@ -91,7 +94,7 @@ class Oddities:
 
 
 def _found_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
-  learned = [m for m in chat.messages[chat.first_learned :] if m['role'] == 'assistant']
+  learned = [chat.messages[i] for i in chat.learned]
   if not learned:
     yield NO_ANSWER, ''
     return

@@ -6,19 +6,19 @@ answers to other prompts beside them: see labelled_answers.py. 0 is padding.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json
+from paxlite.core.fields import Fields, is_empty
 from paxlite.data.base import Batch
-from paxlite.data.chat_format import Conversation, conversation
+from paxlite.data.conversations import Conversation, Message, list_of_messages
 from paxlite.data.record_files import Record
 from paxlite.data.sft import SftExample, SftRows, TooLong
-from paxlite.data.sft_formats import Pair, identity
+from paxlite.data.sft_formats import LABELS, Pair, chat, identity, question_of, texts
 
 KEYS = 'chosen', 'rejected'
+_PROMPTS = 'prompt', 'question', 'query', 'instruction', 'messages', 'conversations'
 _FORMS = (
   '"chosen" and "rejected" must be two answers to "prompt", as strings or as lists of messages, or '
   'two whole conversations or texts with one beginning'
@@ -58,7 +58,7 @@ class PreferenceRows(SftRows):
     return [dataclasses.replace(chosen, preference=1), dataclasses.replace(rejected, preference=-1)]
 
   @staticmethod
-  def contents_of(record: Record) -> list[Pair | Conversation]:
+  def contents_of(record: Fields) -> list[Pair | Conversation]:
     """Returns the chosen and the rejected answer; UserError if there is no difference."""
     for key in KEYS:
       if record.get(key) in ('', []):
@@ -69,8 +69,8 @@ class PreferenceRows(SftRows):
     return answers
 
   @staticmethod
-  def _format(record: Record) -> str:
-    return ' and '.join(key for key in ('prompt', *KEYS) if record.get(key) is not None)
+  def _format(record: Fields) -> str:
+    return ' and '.join(key for key in (*_PROMPTS, *KEYS) if key in record)
 
   def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
     length, most = sum(len(e.ids) - 1 for e in examples), self.seq_len
@@ -84,54 +84,103 @@ class PreferenceRows(SftRows):
     self._examples += examples
 
 
-def pair_of(record: Record) -> list[Pair | Conversation]:
+def pair_of(record: Fields) -> list[Pair | Conversation]:
   """Returns the chosen and the rejected answer of a record, each with its prompt.
 
-  Lists of messages follow the prompt, if that is a list. Otherwise their prompt is what they begin
-  with, or else the message that `prompt` is. Two texts without a prompt have as their prompt what
-  they begin with, up to the last blank before they differ.
+  The prompt is `prompt`, or else a question, an instruction with its input, or messages. Answers
+  that are messages follow it, unless they begin with it. Without a prompt, their prompt is what
+  both begin with: messages, or a text up to the last blank before they differ.
 
   Raises:
-    UserError: The record has another form.
+    UserError: The record has another form, or no prompt.
   """
-  prompt, chosen, rejected = (record.get(key) for key in ('prompt', 'chosen', 'rejected'))
+  chosen, rejected = record.get('chosen'), record.get('rejected')
   if chosen is None or rejected is None:
-    keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
-    hint = '' if record.get('label') is None else '; --method=kto reads labelled answers'
+    hint = '; --method=kto reads labelled answers' if any(k in record for k in LABELS) else ''
+    keys = ', '.join(record.keys()) or 'none'
     raise UserError(
       f'a pair has "chosen" and "rejected", and the keys of this record are {keys}{hint}'
     )
-  if isinstance(chosen, str) and isinstance(rejected, str):
-    if prompt is None:
-      prompt = _common_text(chosen, rejected)
-      chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if isinstance(prompt, str):
-      return [Pair(prompt, chosen), Pair(prompt, rejected)]
-    if isinstance(prompt, list):
-      said = [[{'role': 'assistant', 'content': text}] for text in (chosen, rejected)]
-      return [_chat(record, prompt, answer) for answer in said]
-  if isinstance(chosen, list) and isinstance(rejected, list):
-    if isinstance(prompt, list):
-      return [_chat(record, prompt, answer) for answer in (chosen, rejected)]
-    shared = next(
-      (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
-      min(len(chosen), len(rejected)),
-    )
-    before = chosen[:shared]
-    if isinstance(prompt, str) and not before:
-      before = [{'role': 'user', 'content': prompt}]
-    return [_chat(record, before, answer[shared:]) for answer in (chosen, rejected)]
+  prompt = _prompt_of(record)
+  answers = list_of_messages(chosen), list_of_messages(rejected)
+  if answers[0] is None and answers[1] is None:
+    if isinstance(chosen, str) and isinstance(rejected, str):
+      return _answers_as_texts(record, prompt, chosen, rejected)
+  elif answers[0] is not None and answers[1] is not None:
+    return _answers_as_messages(record, prompt, *answers)
   raise UserError(_FORMS)
 
 
-def _chat(record: Record, prompt: list[Json], answer: list[Json]) -> Conversation:
+def _prompt_of(record: Fields) -> str | list[Message] | None:
+  """Returns the prompt of a pair, as a text that is continued or as messages."""
+  prompt = record.get('prompt')
+  if prompt is not None:
+    messages = list_of_messages(prompt)
+    if messages is None and not isinstance(prompt, str):
+      raise UserError(_FORMS)
+    return prompt if messages is None else messages
+  if question := record.text('question', 'query') or question_of(record):
+    return [{'role': 'user', 'content': question}]
+  for key in ('messages', 'conversations'):
+    if not is_empty(given := record.get(key)):
+      messages = list_of_messages(given)
+      if messages is None:
+        raise UserError(f'{key!r} must be a list of messages')
+      return messages
+  return None
+
+
+def _answers_as_texts(
+  record: Fields, prompt: str | list[Message] | None, chosen: str, rejected: str
+) -> list[Pair | Conversation]:
+  if isinstance(prompt, list):
+    said = [[{'role': 'assistant', 'content': text}] for text in (chosen, rejected)]
+    return [_chat(record, prompt, answer) for answer in said]
+  if prompt is None:
+    prompt = _common_text(chosen, rejected)
+    if not prompt.strip():
+      raise UserError(
+        'the pair has no "prompt", and its answers do not begin with one: "prompt": "" says that '
+        'there is none'
+      )
+    chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+  return [Pair(prompt, chosen), Pair(prompt, rejected)]
+
+
+def _answers_as_messages(
+  record: Fields,
+  prompt: str | list[Message] | None,
+  chosen: list[Message],
+  rejected: list[Message],
+) -> list[Pair | Conversation]:
+  answers = chosen, rejected
+  if isinstance(prompt, list):
+    if all(answer[: len(prompt)] == prompt for answer in answers):
+      answers = chosen[len(prompt) :], rejected[len(prompt) :]
+    return [_chat(record, prompt, answer) for answer in answers]
+  shared = next(
+    (i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b),
+    min(map(len, answers)),
+  )
+  before = chosen[:shared]
+  asked = [m for m in before if m.get('role', m.get('from')) not in ('system', 'developer')]
+  if prompt and not asked:
+    before = [*before, {'role': 'user', 'content': prompt}]
+  elif prompt and not any(prompt.strip() in text for message in asked for text in texts(message)):
+    raise UserError(
+      '"prompt" is not in the messages with which both answers begin: leave one of them out'
+    )
+  return [_chat(record, before, answer[shared:]) for answer in answers]
+
+
+def _chat(record: Fields, prompt: list[Message], answer: list[Message]) -> Conversation:
   """Returns a conversation of which the messages after the prompt are learned."""
   if not answer:
     raise UserError('one answer is the beginning of the other, and nothing of it is left to prefer')
-  last = answer[-1]
-  if not isinstance(last, Mapping) or last.get('role') != 'assistant':
+  found = chat(record, [*prompt, *answer], len(prompt))
+  if found.messages[-1]['role'] != 'assistant':
     raise UserError('an answer of a pair must end with a message of the role "assistant"')
-  return conversation([*prompt, *answer], record.get('tools'), len(prompt))
+  return found
 
 
 def _common_text(one: str, other: str) -> str:

@@ -185,7 +185,7 @@ class Parquet(File):
               f'{self.name} has a row of more than {BATCH_BYTES >> 20} MiB, which cannot be a '
               'record: cut it into several rows'
             )
-          yield from part.to_pylist()
+          yield from map(without_nulls, part.to_pylist())
 
 
 class _Parsed(File):
@@ -283,6 +283,21 @@ def _holds_lines(name: str) -> bool:
   head = head_of(name, 1 << 16).lstrip()
   first, newline, _ = head.partition(b'\n')
   return not head.startswith(b'[') and (not newline or is_json(first))
+
+
+def without_nulls(record: Record) -> Record:
+  """Returns a row of a table without the keys of inner structs that have no value.
+
+  All rows of a table have the same keys at each depth, so that a message, a call or a schema has
+  those of all others, with nulls. JSON lines do not.
+  """
+  return {k: _present(v) if isinstance(v, dict | list) else v for k, v in record.items()}
+
+
+def _present(value: object) -> object:
+  if isinstance(value, dict):
+    return {k: _present(v) for k, v in value.items() if v is not None}
+  return [_present(v) for v in value] if isinstance(value, list) else value
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
-from paxlite.data.record_files import Raw, Record, open_file, read_errors
+from paxlite.data.record_files import Raw, Record, open_file, read_errors, without_nulls
 from paxlite.files.json_files import parse_line
 from paxlite.stores.addresses import is_address
 
@@ -214,7 +214,7 @@ class _HuggingFace(_DatasetSplit):
       found = self._dataset.shard(num_shards=self.num_shards, index=shard)
       for number, record in enumerate(found.skip(start) if start else found, start):
         self.done += 1
-        yield number, record
+        yield number, without_nulls(record)
 
 
 def _plain(value: object) -> object:

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from paxlite.data.chat_format import Conversation
+from paxlite.data.conversations import Conversation
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import SftExample
 from paxlite.data.sft_formats import Pair

@@ -10,12 +10,14 @@ from typing import Literal
 import numpy as np
 
 from paxlite.core.errors import UserError, located
+from paxlite.core.fields import Fields
 from paxlite.data.base import Batch, RowArray, mix
-from paxlite.data.chat_format import Conversation, NoTemplate
+from paxlite.data.chat_format import NoTemplate
+from paxlite.data.conversations import Conversation
 from paxlite.data.places import Place
 from paxlite.data.record_files import Record
 from paxlite.data.records import canonical, read_records
-from paxlite.data.sft_formats import LABEL, Pair, format_of, identity
+from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
@@ -258,23 +260,26 @@ class SftRows:
 
   def _read(self, place: str, record: Record) -> list[SftExample]:
     """Returns the examples of a record, of which there are examples_of_a_record."""
-    self._note_label(place, record)
+    return [self._example(place, contents) for contents in self._contents(place, record)]
+
+  def _contents(self, place: str, record: Record) -> list[Pair | Conversation]:
+    """Returns the examples of a record, not yet encoded, and notes what it has besides."""
+    fields = Fields(record)
+    if fields.one_of(*LABELS) is not None and self.examples_of_a_record == 1:
+      self._warnings.labelled.append(place)
     with located(place):
-      found = self.contents_of(record)
-    self.formats[self._format(record)] += 1
-    return [self._example(place, contents) for contents in found]
+      found = self.contents_of(fields)
+      self._warnings.note_unread(check_unread(fields, found))
+    self.formats[self._format(fields)] += 1
+    return found
 
   @staticmethod
-  def contents_of(record: Record) -> list[Pair | Conversation]:
+  def contents_of(record: Fields) -> list[Pair | Conversation]:
     """Returns the examples of a record, not yet encoded; UserError if it is in no known format."""
     return [format_of(record).read(record)]
 
-  def _note_label(self, place: str, record: Record) -> None:
-    if record.get(LABEL) is not None and self.examples_of_a_record == 1:
-      self._warnings.labelled.append(place)
-
   @staticmethod
-  def _format(record: Record) -> str:
+  def _format(record: Fields) -> str:
     return ' and '.join(format_of(record).keys)
 
   def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
@@ -364,10 +369,7 @@ class AnswerRows(SftRows):
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     for file in files:
       for place, record in read_records(file):
-        self._note_label(place, record)
-        with located(place):
-          (whole,) = self.contents_of(record)
-        self.formats[self._format(record)] += 1
+        (whole,) = self._contents(place, record)
         for part in answers_of(whole):
           example = self._example(place, part)
           # the answers of a conversation are held out together
@@ -378,11 +380,7 @@ def answers_of(contents: Pair | Conversation) -> list[Pair | Conversation]:
   """Returns the beginning of a conversation up to each answer, of which that is to be learned."""
   if isinstance(contents, Pair):
     return [contents]
-  numbers = [
-    i
-    for i, message in enumerate(contents.messages)
-    if message['role'] == 'assistant' and i >= contents.first_learned
-  ]
+  numbers = contents.learned
   if not numbers:
     return [contents]  # which is refused like any conversation without an answer
   cut = lambda i: dataclasses.replace(

@@ -2,16 +2,62 @@
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields, is_empty
 from paxlite.core.json_text import Json
-from paxlite.data.chat_format import Conversation, conversation
-from paxlite.data.record_files import Record
+from paxlite.data.conversations import (
+  Conversation,
+  conversation,
+  list_of_messages,
+  with_marks,
+)
 from paxlite.files.json_files import parse_text
 
-LABEL = 'label'  # the key that says whether an answer is a good one, for KTO
+LABELS = 'label', 'kto_tag'  # the keys that say whether an answer is a good one, for KTO
+SYSTEM = 'system', 'system_prompt'  # the keys of a system message beside the messages
+
+_TEXTS_ONLY = 'only texts are read: leave the record out'
+_NO_WEIGHTS = 'a record has no weight: leave it out, or write it as often as it counts'
+_MARKS = '"weight": 0 in a message leaves that answer out of what is learned'
+_INSIDE = 'write it into the messages or the prompt'
+# What changes what a model learns, and is refused where a format does not read it, unless the
+# record says it in what is read, too. All other keys are counted, and said once.
+_MEANT = {
+  **dict.fromkeys(
+    ('image', 'images', 'video', 'videos', 'audio', 'audios', 'objects'), _TEXTS_ONLY
+  ),
+  **dict.fromkeys(('weight', 'sample_weight', 'loss_weight'), _NO_WEIGHTS),
+  **dict.fromkeys(
+    ('loss_mask', 'completion_mask', 'assistant_masks', 'train', 'trainable', 'masked'), _MARKS
+  ),
+  **dict.fromkeys(
+    (
+      *SYSTEM, 'tools', 'functions', 'context', 'instruction', 'input', 'question', 'query',
+      'prompt', 'history',
+    ),
+    _INSIDE,
+  ),
+  **dict.fromkeys(
+    ('reasoning', 'reasoning_content', 'thinking'),
+    'write it into the answer, or as "reasoning_content" of its message',
+  ),
+  'chat_template_kwargs': (
+    '--fdl.CHAT_THINKING says for all records whether prompts ask for thinking'
+  ),
+  'margin': 'a pair has no margin',
+  'rejected_response': 'rename it to rejected, and the answer of the messages to chosen',
+}  # fmt: skip
+_ONE = '1', '1.0', 'true'  # values of weights and marks that change nothing
+# Keys that describe a record and are not learned, so that nothing is said of them.
+_DESCRIPTIONS = frozenset((
+  'id', 'idx', 'index', 'uuid', 'key', 'hash', 'source', 'dataset', 'origin', 'url', 'license',
+  'lang', 'language', 'split', 'category', 'domain', 'topic', 'tags', 'created', 'created_at',
+  'timestamp', 'date', 'meta', 'metadata', 'num_turns', 'num_tokens', 'score', 'score_chosen',
+  'score_rejected', 'model', 'parallel_tool_calls',
+))  # fmt: skip
 
 
 class Pair(NamedTuple):
@@ -33,30 +79,68 @@ class Format(NamedTuple):
 
   name: str
   keys: tuple[str, ...]
-  read: Callable[[Record], Conversation | Pair]
+  read: Callable[[Fields], Conversation | Pair]
 
 
-def format_of(record: Record) -> Format:
+def format_of(record: Fields) -> Format:
   """Returns the format of a record.
 
-  A key without a value (JSON's null, or a missing value of Parquet) does not count.
+  A key without a value does not count: JSON's null, '' and [], which tables have for what is
+  absent. If there is no other format, '' counts, and the format refuses it.
 
   Raises:
     UserError: The record has none of FORMATS; the message names its keys.
   """
-  if record.get('chat_template_kwargs'):
-    raise UserError(
-      '"chat_template_kwargs" of a record is not read: --fdl.CHAT_THINKING says for all records '
-      'whether prompts ask for thinking'
-    )
-  for found in FORMATS:
-    if all(record.get(key) is not None for key in found.keys):
-      return found
+  given = record.values()
+  for is_there in (lambda value: not is_empty(value), lambda value: value is not None):
+    for found in FORMATS:
+      if all(is_there(given.get(key)) for key in found.keys):
+        return found
   known = '; '.join(f'{" and ".join(f.keys)} ({f.name})' for f in FORMATS)
-  keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
+  keys = ', '.join(given) or 'none'
   raise UserError(
     f'the keys of this record ({keys}) match no format for fine-tuning: rename them to {known}'
   )
+
+
+def check_unread(record: Fields, contents: Sequence[Conversation | Pair]) -> list[str]:
+  """Returns the keys of a record that nobody has read, and that are not known to be harmless.
+
+  Args:
+    record: The record, after it was read.
+    contents: What was read of it.
+
+  Raises:
+    UserError: One of them changes what a model learns; the message says what to do.
+  """
+  unread = [key for key in record.unread() if key not in _DESCRIPTIONS and key[-3:] != '_id']
+  if not unread:
+    return unread
+  given, said = record.values(), ''
+  for key in unread:
+    base, dot, name = key.rpartition('.')
+    if dot and _MEANT.get(name) == _TEXTS_ONLY:
+      raise UserError(f'{name!r} of {base} is not read: {_TEXTS_ONLY}')
+    if key not in _MEANT or str(given[key]).strip().lower() in _ONE:
+      continue
+    said = said or '\n'.join(texts([[c] if isinstance(c, Pair) else c.messages for c in contents]))
+    unsaid = [text for text in texts(given[key]) if text.strip() not in said]
+    if unsaid or not any(texts(given[key])):
+      raise UserError(f'{key!r} of this record is not read: {_MEANT[key]}')
+  return [key for key in unread if key not in _MEANT]
+
+
+def texts(value: Json) -> Iterator[str]:
+  """Yields the texts of messages, or of another value, without roles."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, Mapping):
+    for key, part in value.items():
+      if key not in ('role', 'from'):
+        yield from texts(part)
+  elif isinstance(value, list | tuple):
+    for part in value:
+      yield from texts(part)
 
 
 def identity(contents: Conversation | Pair) -> int:
@@ -68,6 +152,7 @@ def identity(contents: Conversation | Pair) -> int:
     said: Json = list(contents)
   else:
     said = [contents.messages, contents.tools, contents.first_learned]
+    said += [sorted(contents.masked)] if contents.masked else []
   text = json.dumps(_stated(said), sort_keys=True, ensure_ascii=False, default=repr)
   return zlib.crc32(text.encode('utf-8', 'surrogatepass'))
 
@@ -79,89 +164,87 @@ def _stated(value: object) -> object:
   return [_stated(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _pair(inputs: str, targets: str) -> Callable[[Record], Pair]:
+def tools_beside(record: Fields) -> Json:
+  """Returns the tools that a record has beside its messages; OpenAI called them functions."""
+  return record.one_of('tools', 'functions')
+
+
+def chat(record: Fields, messages: Json, first_learned: int = 0) -> Conversation:
+  """Returns messages of a record with its tools and its system message.
+
+  Raises:
+    UserError: They are not as conversation() needs them.
+  """
+  marks, found = record.get('loss_mask'), list_of_messages(messages)
+  if not is_empty(marks) and found is not None:
+    messages = with_marks(found, marks)
+  return conversation(messages, tools_beside(record), first_learned, record, record.text(*SYSTEM))
+
+
+def _chat_under(key: str) -> Callable[[Fields], Conversation]:
+  def read(record: Fields) -> Conversation:
+    messages = record.get(key)
+    if isinstance(messages, str):
+      try:
+        messages = parse_text(messages)
+      except ValueError as e:
+        raise UserError(f'{key!r} is not valid JSON: {e}') from None
+    return chat(record, messages)
+
+  return read
+
+
+def _pair(inputs: str, targets: str) -> Callable[[Fields], Pair]:
   return lambda record: Pair(_text(record, inputs), _text(record, targets))
 
 
-def _prompt_and_completion(record: Record) -> Conversation | Pair:
+def _prompt_and_completion(record: Fields) -> Conversation | Pair:
   """Reads two strings, or two lists of messages; answers within the prompt are not learned."""
-  prompt, completion = record['prompt'], record['completion']
-  if isinstance(prompt, list) and isinstance(completion, list):
-    return conversation([*prompt, *completion], record.get('tools'), len(prompt))
+  prompt, completion = record.get('prompt'), record.get('completion')
+  before, after = list_of_messages(prompt), list_of_messages(completion)
+  if before is not None and after is not None:
+    return chat(record, [*before, *after], len(before))
   if not isinstance(prompt, str) or not isinstance(completion, str):
     raise UserError('"prompt" and "completion" must be two strings, or two lists of messages')
   return Pair(prompt, completion)
 
 
-_SPEAKERS = {'human': 'user', 'gpt': 'assistant', 'observation': 'tool'}
-
-
-def _sharegpt(record: Record) -> Conversation:
-  """Reads turns {"from": speaker, "value": text}, or messages under the key of ShareGPT."""
-  turns = _parsed(record, 'conversations')
-  messages = [_message_of_turn(t) for t in turns] if isinstance(turns, list) else turns
-  if messages and isinstance(messages, list) and (system := _optional(record, 'system')):
-    first = messages[0]
-    if not isinstance(first, Mapping) or first.get('role') != 'system':
-      messages = [{'role': 'system', 'content': system}, *messages]
-  return conversation(messages, record.get('tools'))
-
-
-def _message_of_turn(turn: Json) -> Json:
-  if not isinstance(turn, Mapping) or 'from' not in turn:
-    return turn
-  speaker, value = turn['from'], turn.get('value')
-  if speaker != 'function_call':
-    return {'role': _SPEAKERS.get(str(speaker), speaker), 'content': value}
-  try:
-    calls = parse_text(value or '')
-  except (ValueError, TypeError):
-    raise UserError(
-      'the value of a turn from function_call must be the JSON text of {"name", "arguments"}, or '
-      'of a list of these'
-    ) from None
-  return {'role': 'assistant', 'tool_calls': calls if isinstance(calls, list) else [calls]}
-
-
-def _alpaca(record: Record) -> Conversation:
+def _alpaca(record: Fields) -> Conversation:
   """Reads an instruction and its output; an input is put below the instruction."""
-  if record.get('history'):
-    raise UserError('"history" is not read: write the conversation as messages')
-  question = [text for key in ('instruction', 'input') if (text := _optional(record, key))]
-  contents = {
-    'system': _optional(record, 'system'),
-    'user': '\n\n'.join(question),
-    'assistant': _text(record, 'output'),
-  }
-  return conversation([{'role': role, 'content': text} for role, text in contents.items() if text])
+  history = record.get('history') or []
+  if not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history):
+    raise UserError('"history" must be a list of [question, answer]')
+  earlier = [
+    {'role': role, 'content': text}
+    for turn in history
+    for role, text in zip(('user', 'assistant'), turn, strict=True)
+  ]
+  last = {'user': question_of(record), 'assistant': record.text('output', 'response')}
+  return chat(
+    record, [*earlier, *({'role': role, 'content': text} for role, text in last.items() if text)]
+  )
 
 
-def _parsed(record: Record, key: str) -> Json:
-  """Returns a list, which a table may have as JSON text."""
-  value = record[key]
-  try:
-    return parse_text(value) if isinstance(value, str) else value
-  except ValueError as e:
-    raise UserError(f'{key!r} is not valid JSON: {e}') from None
+def question_of(record: Fields) -> str:
+  """Returns the instruction of a record and, below it, its input, which Dolly calls context."""
+  parts = [record.text('instruction'), record.text('input', 'context')]
+  return '\n\n'.join(part for part in parts if part)
 
 
-def _text(record: Record, key: str) -> str:
-  value = record[key]
+def _text(record: Fields, key: str) -> str:
+  value = record.get(key)
   if not isinstance(value, str):
     raise UserError(f'{key!r} must be a string')
   return value
 
 
-def _optional(record: Record, key: str) -> str:
-  return _text(record, key) if record.get(key) is not None else ''
-
-
 FORMATS = (
-  Format('a chat', ('messages',), lambda r: conversation(_parsed(r, 'messages'), r.get('tools'))),
+  Format('a chat', ('messages',), _chat_under('messages')),
   Format('a prompt and its answer', ('inputs', 'targets'), _pair('inputs', 'targets')),
   Format(
     'a prompt and its answer, as text or messages', ('prompt', 'completion'), _prompt_and_completion
   ),
-  Format('ShareGPT', ('conversations',), _sharegpt),
+  Format('ShareGPT', ('conversations',), _chat_under('conversations')),
   Format('Alpaca', ('instruction', 'output'), _alpaca),
+  Format('Dolly', ('instruction', 'response'), _alpaca),
 )

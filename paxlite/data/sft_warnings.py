@@ -1,6 +1,11 @@
 """What a person should know of the examples of a fine-tuning run before it begins."""
 
+import collections
+from collections.abc import Iterable
+
 from paxlite.data.text_encoding import Encoded
+
+_MOST_KEYS = 12  # that are named
 
 
 class ExampleWarnings:
@@ -18,6 +23,8 @@ class ExampleWarnings:
     self._missed: list[str] = []
     self._unprompted: list[str] = []
     self._without_thinking = self._with_thinking = 0
+    self._records = 0
+    self._unread: collections.Counter[str] = collections.Counter()
 
   def add(self, place: str, encoded: Encoded) -> None:
     """Counts what is odd in an example that was read at `place`."""
@@ -28,6 +35,11 @@ class ExampleWarnings:
     self._missed += [f'{place}, message {number}' for number in encoded.missed]
     self._without_thinking += sum(encoded.without_thinking)
     self._with_thinking += len(encoded.without_thinking) - sum(encoded.without_thinking)
+
+  def note_unread(self, keys: Iterable[str]) -> None:
+    """Counts a record, and the keys of it that nobody has read."""
+    self._records += 1
+    self._unread.update(keys)
 
   @property
   def thinking(self) -> bool | None:
@@ -41,6 +53,13 @@ class ExampleWarnings:
       has_endless_answers: Whether there are prompts with one answer, and no id that ends it.
     """
     found = []
+    if self._unread:
+      keys = ', '.join(f'{key} ({count:,})' for key, count in self._unread.most_common(_MOST_KEYS))
+      more = len(self._unread) - _MOST_KEYS
+      found.append(
+        f'Keys that are not read, with how many of {self._records:,} records have them: {keys}'
+        + (f', and {more:,} more' if more > 0 else '')
+      )
     if self.labelled:
       found.append(
         f'{_counted(self.labelled, "record")} with a label: all answers are learned, good and bad '

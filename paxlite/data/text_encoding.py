@@ -14,8 +14,9 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data import tokenizer_files
-from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool
+from paxlite.data.chat_format import ChatFormat
 from paxlite.data.chat_spans import learned
+from paxlite.data.conversations import Conversation, Message, Tool
 from paxlite.data.tokenizer import Tokenizer, check_ids
 from paxlite.data.tokens import Tokens
 

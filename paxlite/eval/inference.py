@@ -18,11 +18,13 @@ from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import parse
 from paxlite.config.former_names import current
 from paxlite.core.errors import UserError, located
+from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.data.chat_format import Message, Tool, conversation
+from paxlite.data.conversations import Message, Tool
+from paxlite.data.sft_formats import chat
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
@@ -307,8 +309,8 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
         raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
       if 'messages' in record:
         with located(place):
-          chat = conversation(record['messages'], record.get('tools'))
-          ids = inference.encode_chat(chat.messages, chat.tools)
+          found = chat(Fields(record), record['messages'])
+          ids = inference.encode_chat(found.messages, found.tools)
       elif isinstance(record.get('inputs'), str):
         ids = inference.encode(record['inputs'])
       else:

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
-from paxlite.data.chat_format import ROLES
+from paxlite.data.conversations import ROLES
 from paxlite.processes.process_messages import broadcast
 from paxlite.reinforcement.episode import Episode
 from paxlite.reinforcement.user_processes import Call, UserProcesses

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlite.core.errors import UserError, located
+from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
-from paxlite.data.chat_format import conversation
+from paxlite.data.conversations import list_of_messages
+from paxlite.data.sft_formats import SYSTEM, chat, tools_beside
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.files.json_files import read_json_lines
 from paxlite.files.text_files import expanded
@@ -73,17 +75,22 @@ class Prompts:
 
 
 def _prompt(record: JsonObject, encoding: TextEncoding, place: str, most: int) -> Prompt:
-  given = record.get('messages', record.get('prompt'))
+  fields = Fields(record)  # rewards get all of them, so that what is not read here is not lost
+  given = fields.get('messages') or fields.get('prompt')
+  conversation = list_of_messages(given)
   messages: Sequence[Mapping[str, Any]] = []
-  if isinstance(given, str):
-    ids = encoding.prompt(given)
-  elif isinstance(given, list):
-    chat = conversation(given, record.get('tools'))
-    asked = [i for i, m in enumerate(chat.messages) if m['role'] != 'assistant']
+  if conversation is not None:
+    whole = chat(fields, conversation)
+    asked = [i for i, m in enumerate(whole.messages) if m['role'] != 'assistant']
     if not asked:
       raise UserError('the messages are those of the assistant alone')
-    messages = chat.messages[: asked[-1] + 1]  # an answer at the end is one that others gave
-    ids = encoding.chat_prompt(messages, chat.tools)
+    messages = whole.messages[: asked[-1] + 1]  # an answer at the end is one that others gave
+    ids = encoding.chat_prompt(messages, whole.tools)
+  elif isinstance(given, str):
+    if fields.text(*SYSTEM) or tools_beside(fields):
+      raise UserError('a prompt that is a text has no system message and no tools: write "prompt" '
+                      'as messages, or leave them out')  # fmt: skip
+    ids = encoding.prompt(given)
   else:
     raise UserError('it has neither a text or messages "prompt", nor "messages"')
   if not ids:

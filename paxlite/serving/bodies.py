@@ -8,7 +8,7 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.data.chat_format import conversation
+from paxlite.data.conversations import conversation
 from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
 from paxlite.generation.request import Grammar, Request, check_ids

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, cast
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
 from paxlite.stores.addresses import is_address
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   from paxlite.data import preferences
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
-  from paxlite.data.sft_formats import LABEL, format_of
+  from paxlite.data.sft_formats import LABELS, format_of
   from paxlite.experiments import datasets, preference_datasets
   from paxlite.files.text_files import expanded
 
@@ -219,12 +220,13 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
     raise UserError(f'{first} holds no record')
   if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
-  if all(record.get(key) is not None for key in preferences.KEYS):
+  fields = Fields(record)
+  if all(key in fields for key in preferences.KEYS):
     return preference_datasets.PreferenceFiles
-  if record.get(LABEL) is not None:
+  if any(key in fields for key in LABELS):
     return preference_datasets.LabelledFiles
   try:
-    format_of(record)
+    format_of(fields)
   except UserError as e:
     raise UserError(
       f'{place}: {e}; or to text, for pretraining, or name that field with --fdl.TEXT_FIELD'

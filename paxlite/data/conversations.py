@@ -1,0 +1,295 @@
+"""Reads conversations: messages with roles, tool calls, and marks of what is learned."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields, is_empty
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.files.json_files import parse_text
+
+Message = Mapping[str, Json]  # role and content, and perhaps tool_calls
+Tool = Mapping[str, Json]
+ROLES = ('system', 'user', 'assistant', 'tool')
+
+_OTHER_ROLES = {'function': 'tool', 'developer': 'system'}
+# the speakers of ShareGPT's turns, {"from": speaker, "value": text}
+_SPEAKERS = {
+  'human': 'user', 'gpt': 'assistant', 'chatgpt': 'assistant', 'model': 'assistant',
+  'observation': 'tool', 'function_response': 'tool',
+}  # fmt: skip
+_CALLER = 'function_call'
+# The names of a message's reasoning. Templates get it under the first two, as from transformers.
+REASONING = ('reasoning_content', 'thinking', 'reasoning')
+# Keys by which trainers choose the answers that are learned: OpenAI and Mistral, axolotl, ms-swift,
+# verl; and torchtune, whose key says the reverse.
+_LEARNED = ('weight', 'train', 'training', 'loss', 'trainable', 'loss_mask', 'loss_scale')
+_MASKED = ('masked',)
+_NOT_READ = ('mask', 'train_detail', 'training_detail')
+_TRUTH = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}
+# what a message may have besides, for chat templates
+_OF_TEMPLATES = ('name', 'tool_call_id')
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """Messages in the form that chat templates expect.
+
+  Attributes:
+    messages: The messages. Each has a role of ROLES and a text as its content. The tool_calls of an
+      assistant are [{"type": "function", "function": {"name": text, "arguments": object}} …].
+    tools: Descriptions of the functions that the assistant may call; None if there are none.
+    first_learned: Number of the first message that may be learned.
+    as_asked: Whether the last answer follows the prompt that asks for it, also where the template
+      writes a conversation that drops the thinking with which the prompt lets an answer begin.
+    masked: Numbers of answers that are read and not learned.
+  """
+
+  messages: Sequence[Message]
+  tools: Sequence[Tool] | None = None
+  first_learned: int = 0
+  as_asked: bool = False
+  masked: frozenset[int] = frozenset()
+
+  @property
+  def has_tools(self) -> bool:
+    return bool(self.tools) or any(m['role'] == 'tool' or 'tool_calls' in m for m in self.messages)
+
+  @property
+  def learned(self) -> list[int]:
+    """The numbers of the answers that are to be learned."""
+    return [
+      i
+      for i, message in enumerate(self.messages)
+      if message['role'] == 'assistant' and i >= self.first_learned and i not in self.masked
+    ]
+
+
+def conversation(
+  messages: Json,
+  tools: Json = None,
+  first_learned: int = 0,
+  fields: Fields | None = None,
+  system: str = '',
+) -> Conversation:
+  """Returns messages and tools as a file has them in the form that chat templates expect.
+
+  Messages are {"role": …, "content": …} or ShareGPT's {"from": …, "value": …}. A message may have
+  tool_calls, or a function_call as OpenAI had it before. Calls and tools may lack the outer
+  {"type": "function", "function": …}. Arguments, and the lists of tools and messages, may be JSON
+  text. The role `function` is read as `tool`, and `developer` as `system`.
+
+  Args:
+    messages: The messages.
+    tools: The tools.
+    first_learned: Number of the first message that may be learned.
+    fields: The record of the messages; it learns which keys of the messages were not read.
+    system: A system message that the record has beside its messages.
+
+  Raises:
+    UserError: They are not messages, or have a role that is not in ROLES; an answer has a mark that
+      is neither true nor false; or the messages begin with another system message.
+  """
+  whole = Fields({}) if fields is None else fields
+  found = list_of_messages(messages)
+  if not found:
+    raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
+  read = [_message(whole.object(m, f'messages[{i}]')) for i, m in enumerate(found)]
+  masks = [is_learned is False for _, is_learned in read]
+  read_messages = [message for message, _ in read]
+  if system:
+    if read_messages[0]['role'] != 'system':
+      read_messages.insert(0, {'role': 'system', 'content': system})
+      masks.insert(0, False)
+      first_learned += 1 if first_learned else 0
+    elif read_messages[0]['content'] != system:
+      raise UserError(
+        'the record has a system message, and its messages begin with another one: leave one out'
+      )
+  masked = frozenset(
+    i
+    for i, (message, mask) in enumerate(zip(read_messages, masks, strict=True))
+    if mask and message['role'] == 'assistant'
+  )
+  return Conversation(read_messages, tools_of(tools), first_learned, masked=masked)
+
+
+def list_of_messages(value: Json) -> list[Message] | None:
+  """Returns messages as a list: given as a list, as one message, or as the JSON text of these.
+
+  None: they are something else.
+  """
+  if isinstance(value, str) and value.lstrip()[:1] in ('[', '{'):
+    try:
+      value = parse_text(value)
+    except ValueError:
+      return None
+  if isinstance(value, Mapping):
+    value = [value]
+  good = isinstance(value, list | tuple) and all(
+    isinstance(m, Mapping) and isinstance(m.get('role', m.get('from')), str) for m in value
+  )
+  return list(value) if good else None
+
+
+def _message(fields: Fields) -> tuple[Message, bool | None]:
+  """Returns a message, and whether a mark of it says that it is learned."""
+  is_learned = _mark(fields)
+  speaker = fields.get('from') if 'role' not in fields else None
+  if speaker is not None:
+    role = _SPEAKERS.get(speaker.lower(), speaker.lower())
+    value = fields.get('value')
+    rest = {k: v for k, v in fields.values().items() if k not in ('from', 'value')}
+    calls = {'tool_calls': _calls_of_turn(value)} if role == _CALLER else {'content': value}
+    message = {**rest, 'role': 'assistant' if role == _CALLER else role, **calls}
+  else:
+    message = fields.values()
+    message['role'] = _OTHER_ROLES.get(message['role'], message['role'])
+  role = message['role']
+  for key in ('role', 'content', 'tool_calls', _CALLER, *REASONING, *_OF_TEMPLATES):
+    fields.get(key)
+  if role not in ROLES:
+    raise UserError(f'a message has the role {role!r}; there are {", ".join(ROLES)}: rename it')
+  if role == 'assistant':
+    _check_marks(fields)
+  call = message.pop(_CALLER, None)
+  calls = message.pop('tool_calls', None) or ([] if not call else [call])
+  if calls:
+    if not isinstance(calls, list | tuple) or role != 'assistant':
+      raise UserError('"tool_calls" must be a list, in a message of the assistant')
+    message['tool_calls'] = [_tool_call(call) for call in calls]
+    message['content'] = message.get('content') or ''
+  if isinstance(message.get('content'), list | tuple):
+    message['content'] = _joined(message['content'], role)
+  if not isinstance(message.get('content'), str):
+    raise UserError(f'the message of the {role} has no text "content"')
+  return message, is_learned
+
+
+def _mark(fields: Fields) -> bool | None:
+  """Returns whether a message is marked as learned; None if it has no mark.
+
+  Raises:
+    UserError: It has several marks that contradict each other.
+  """
+  found = {}
+  for key in (*_LEARNED, *_MASKED):
+    if key in fields:
+      truth = _TRUTH.get(str(fields.get(key)).strip().lower())
+      found[key] = truth if truth is None else truth != (key in _MASKED)
+  if len({*found.values()}) > 1:
+    raise UserError(f'the marks {", ".join(found)} of a message contradict each other')
+  return next(iter(found.values()), None)
+
+
+def _check_marks(fields: Fields) -> None:
+  """Raises UserError if a mark of an answer says something else than yes or no."""
+  for key in (*_LEARNED, *_MASKED):
+    if key in fields and str(fields.get(key)).strip().lower() not in _TRUTH:
+      raise UserError(
+        f'{key}={fields.get(key)!r} of an answer is neither 0 or false nor 1 or true: an answer is '
+        'learned or not, and has no other weight'
+      )
+  for key in _NOT_READ:
+    if not is_empty(fields.get(key)):
+      raise UserError(
+        f'{key!r} of an answer is not read: "weight": 0 leaves an answer out of what is learned'
+      )
+
+
+def _calls_of_turn(value: Json) -> Json:
+  try:
+    calls = parse_text(value or '')
+  except (ValueError, TypeError):
+    raise UserError(
+      'the value of a turn from function_call must be the JSON text of {"name", "arguments"}, or '
+      'of a list of these'
+    ) from None
+  return calls if isinstance(calls, list) else [calls]
+
+
+def _joined(parts: Sequence[Json], role: str) -> str:
+  """Returns the text of a content that is a list of parts; UserError if one of them is no text."""
+  texts = []
+  for part in parts:
+    kind = part.get('type', 'text') if isinstance(part, Mapping) else type(part).__name__
+    text = part.get('text') if isinstance(part, Mapping) else part
+    if kind not in ('text', 'str') or not isinstance(text, str):
+      raise UserError(
+        f'the message of the {role} has a part of the type {kind!r} in its "content", and only '
+        'texts are read, {"type": "text", "text": …}: leave the part or the row out'
+      )
+    texts.append(text)
+  return ''.join(texts)
+
+
+def _tool_call(given: Json) -> JsonObject:
+  """Returns a call as {"type": "function", "function": …}; other keys, such as its id, are kept."""
+  call = {k: v for k, v in given.items() if v is not None} if isinstance(given, Mapping) else {}
+  function = call.pop('function', call)
+  name = function.get('name') if isinstance(function, Mapping) else None
+  arguments = function.get('arguments') if isinstance(name, str) else None
+  if isinstance(arguments, str) and arguments.strip():
+    arguments = _parsed(arguments, f'"arguments" of the call of {name}')
+  if not isinstance(name, str) or not isinstance(arguments or {}, Mapping):
+    raise UserError(
+      'a tool call must be {"name": text, "arguments": object}, alone or in {"function": …}'
+    )
+  outer = {k: v for k, v in call.items() if k not in ('name', 'arguments')}
+  return outer | {'type': 'function', 'function': {'name': name, 'arguments': arguments or {}}}
+
+
+def tools_of(given: Json) -> list[Tool] | None:
+  """Returns descriptions of tools, each in {"type": "function", "function": …}.
+
+  Raises:
+    UserError: They are something else.
+  """
+  if isinstance(given, str) and given.strip():
+    given = _parsed(given, '"tools"')
+  if not given or isinstance(given, str):
+    return None
+  found = list(given) if isinstance(given, list | tuple) else []
+  if not found or not all(isinstance(t, Mapping) and name_of_tool(t) for t in found):
+    raise UserError('"tools" must be a list of {"name": text, "parameters": object, …}, or of '
+                    '{"type": "function", "function": …}')  # fmt: skip
+  return [t if 'function' in t else {'type': 'function', 'function': t} for t in found]
+
+
+def name_of_tool(tool: Tool) -> str:
+  """Returns the name of the function of a tool; '' if it has none."""
+  function = tool.get('function', tool)
+  name = function.get('name') if isinstance(function, Mapping) else None
+  return name if isinstance(name, str) else ''
+
+
+def _parsed(text: str, what: str) -> Json:
+  try:
+    return parse_text(text)
+  except ValueError as e:
+    raise UserError(f'{what} is not valid JSON: {e}') from None
+
+
+def reasoning_of(message: Message) -> Json:
+  """Returns the reasoning that a message has under a key; None if it has none."""
+  return next((message[k] for k in REASONING if message.get(k) is not None), None)
+
+
+def thinking_of(message: Message) -> str:
+  """Returns the thinking of a message, under a key of its own or within its content, or ''."""
+  stated = reasoning_of(message)
+  if stated is None:
+    before, end, _ = message['content'].partition('</think>')
+    stated = before.rpartition('<think>')[2] if end else ''
+  return str(stated).strip()
+
+
+def with_marks(messages: Sequence[Message], marks: Json) -> list[Message]:
+  """Returns messages with a list of marks, as LLaMA-Factory has them beside the messages.
+
+  Raises:
+    UserError: They are no list, or there is another number of them.
+  """
+  if not isinstance(marks, list | tuple) or len(marks) != len(messages):
+    raise UserError(f'"loss_mask" must be a list with a mark for each of {len(messages)} messages')
+  return [{**m, 'loss_mask': mark} for m, mark in zip(messages, marks, strict=True)]
