@@ -140,8 +140,10 @@ def _message(fields: Fields) -> tuple[Message, bool | None]:
     role = _SPEAKERS.get(speaker.lower(), speaker.lower())
     value = fields.get('value')
     rest = {k: v for k, v in fields.values().items() if k not in ('from', 'value')}
-    calls = {'tool_calls': _calls_of_turn(value)} if role == _CALLER else {'content': value}
-    message = {**rest, 'role': 'assistant' if role == _CALLER else role, **calls}
+    said: JsonObject = {'content': value}
+    if role == _CALLER:
+      role, said = 'assistant', {'tool_calls': _calls_of_turn(value)}
+    message = {**rest, 'role': role, **said}
   else:
     message = fields.values()
     message['role'] = _OTHER_ROLES.get(message['role'], message['role'])

@@ -6,6 +6,7 @@ answers to other prompts beside them: see labelled_answers.py. 0 is padding.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -102,12 +103,12 @@ def pair_of(record: Fields) -> list[Pair | Conversation]:
       f'a pair has "chosen" and "rejected", and the keys of this record are {keys}{hint}'
     )
   prompt = _prompt_of(record)
-  answers = list_of_messages(chosen), list_of_messages(rejected)
-  if answers[0] is None and answers[1] is None:
+  good, bad = list_of_messages(chosen), list_of_messages(rejected)
+  if good is not None and bad is not None:
+    return _answers_as_messages(record, prompt, good, bad)
+  if good is None and bad is None:
     if isinstance(chosen, str) and isinstance(rejected, str):
       return _answers_as_texts(record, prompt, chosen, rejected)
-  elif answers[0] is not None and answers[1] is not None:
-    return _answers_as_messages(record, prompt, *answers)
   raise UserError(_FORMS)
 
 
@@ -173,7 +174,7 @@ def _answers_as_messages(
   return [_chat(record, before, answer[shared:]) for answer in answers]
 
 
-def _chat(record: Fields, prompt: list[Message], answer: list[Message]) -> Conversation:
+def _chat(record: Fields, prompt: Sequence[Message], answer: Sequence[Message]) -> Conversation:
   """Returns a conversation of which the messages after the prompt are learned."""
   if not answer:
     raise UserError('one answer is the beginning of the other, and nothing of it is left to prefer')

@@ -50,6 +50,7 @@ _MEANT = {
   'margin': 'a pair has no margin',
   'rejected_response': 'rename it to rejected, and the answer of the messages to chosen',
 }  # fmt: skip
+_LONG = 12  # characters of a text that is not in another one by chance
 _ONE = '1', '1.0', 'true'  # values of weights and marks that change nothing
 # Keys that describe a record and are not learned, so that nothing is said of them.
 _DESCRIPTIONS = frozenset((
@@ -116,18 +117,30 @@ def check_unread(record: Fields, contents: Sequence[Conversation | Pair]) -> lis
   unread = [key for key in record.unread() if key not in _DESCRIPTIONS and key[-3:] != '_id']
   if not unread:
     return unread
-  given, said = record.values(), ''
+  given, said = record.values(), list[str]()
   for key in unread:
     base, dot, name = key.rpartition('.')
     if dot and _MEANT.get(name) == _TEXTS_ONLY:
       raise UserError(f'{name!r} of {base} is not read: {_TEXTS_ONLY}')
     if key not in _MEANT or str(given[key]).strip().lower() in _ONE:
       continue
-    said = said or '\n'.join(texts([[c] if isinstance(c, Pair) else c.messages for c in contents]))
-    unsaid = [text for text in texts(given[key]) if text.strip() not in said]
-    if unsaid or not any(texts(given[key])):
+    said = said or [
+      text.strip()
+      for c in contents
+      for text in texts(list(c) if isinstance(c, Pair) else c.messages)
+    ]
+    if not _is_said(given[key], said):
       raise UserError(f'{key!r} of this record is not read: {_MEANT[key]}')
   return [key for key in unread if key not in _MEANT]
+
+
+def _is_said(value: Json, said: Sequence[str]) -> bool:
+  """Whether all texts of a value are among others, or long enough to be in them on purpose."""
+  given = [text.strip() for text in texts(value)]
+  whole = '\n'.join(said)
+  return bool(given) and all(
+    text in said or (len(text) >= _LONG and text in whole) for text in given
+  )
 
 
 def texts(value: Json) -> Iterator[str]:

@@ -22,6 +22,7 @@ class ExampleWarnings:
     self._differing: list[str] = []
     self._missed: list[str] = []
     self._unprompted: list[str] = []
+    self._unreasoned: list[str] = []
     self._without_thinking = self._with_thinking = 0
     self._records = 0
     self._unread: collections.Counter[str] = collections.Counter()
@@ -32,6 +33,8 @@ class ExampleWarnings:
       self._differing.append(place)
     if encoded.is_unprompted:
       self._unprompted.append(place)
+    if encoded.is_without_its_thinking:
+      self._unreasoned.append(place)
     self._missed += [f'{place}, message {number}' for number in encoded.missed]
     self._without_thinking += sum(encoded.without_thinking)
     self._with_thinking += len(encoded.without_thinking) - sum(encoded.without_thinking)
@@ -88,6 +91,12 @@ class ExampleWarnings:
         'last answer than in the prompt that asks for it, so that generation begins with what was '
         'not learned. If it ends a prompt with <think> and drops the thinking of answers, '
         '--fdl.CHAT_EXAMPLES=answers puts it there'
+      )
+    if self._unreasoned:
+      found.append(
+        f'{_counted(self._unreasoned, "chat")}: the chat template leaves out the reasoning of the '
+        'last answer, so that it is not learned: write it into the text of the answer, or '
+        '--fdl.CHAT_TEMPLATE=TEMPLATE gives one that writes it'
       )
     if self._missed:
       found.append(

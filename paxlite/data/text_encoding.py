@@ -16,7 +16,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import tokenizer_files
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.chat_spans import learned
-from paxlite.data.conversations import Conversation, Message, Tool
+from paxlite.data.conversations import Conversation, Message, Tool, reasoning_of
 from paxlite.data.tokenizer import Tokenizer, check_ids
 from paxlite.data.tokens import Tokens
 
@@ -34,6 +34,8 @@ class Encoded(NamedTuple):
     missed: Numbers, from 1, of answers that are not learned; see chat_spans.Learned.
     without_thinking: See chat_spans.Learned.
     is_unprompted: See chat_spans.Learned.
+    is_without_its_thinking: Whether the chat template leaves out the reasoning that the last answer
+      of the conversation has.
   """
 
   ids: np.ndarray
@@ -42,6 +44,7 @@ class Encoded(NamedTuple):
   missed: Sequence[int] = ()
   without_thinking: Sequence[bool] = ()
   is_unprompted: bool = False
+  is_without_its_thinking: bool = False
 
 
 class TextEncoding:
@@ -196,9 +199,12 @@ class TextEncoding:
     is_last = is_learned & (tokens.ends > last)
     differs = self._differs(found.text[:last], tokens.ids, is_last, marked=True)
     differs &= not found.is_unprompted  # which says more
+    # templates such as Qwen3's drop that of earlier answers, in training as in use
+    thinking = str(reasoning_of(chat.messages[-1]) or '').strip()
     return Encoded(
-      tokens.ids, is_learned, differs, found.missed, found.without_thinking, found.is_unprompted
-    )
+      tokens.ids, is_learned, differs, found.missed, found.without_thinking, found.is_unprompted,
+      thinking not in found.text,
+    )  # fmt: skip
 
   def _differs(self, prompt: str, ids: np.ndarray, is_answer: np.ndarray, marked: bool) -> bool:
     """Returns whether a prompt alone has other ids than those before the answer in the text."""

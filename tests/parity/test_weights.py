@@ -261,8 +261,8 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
   assert found.model_values == cls().model_values
   other = from_config(config | {'vocab_size': 12345}, tmp_path / 'config.json')
   assert other.VOCAB_SIZE == 12345
-  if cls is not GPT2 and 'rope_parameters' not in config:
-    key = 'rotary_emb_base' if 'rotary_emb_base' in config else 'rope_theta'
+  key = 'rotary_emb_base' if 'rotary_emb_base' in config else 'rope_theta'
+  if 'rope_parameters' not in config and key in config:  # not of models without rotary positions
     assert from_config(config | {key: 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
 
 

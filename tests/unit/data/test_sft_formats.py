@@ -266,6 +266,7 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
     ({'inputs': 'a', 'targets': 'b', 'system': 's'}, "'system' of this record is not read"),
     ({'prompt': 'a', 'completion': 'b', 'tools': [TOOL]}, "'tools' of this record is not read"),
     ({'prompt': 'a', 'completion': 'b', 'reasoning': 'r'}, "'reasoning' of this record"),
+    ({'inputs': 'ab', 'targets': 'c', 'instruction': 'a'}, "'instruction' of this record"),
     ({'messages': WHOLE, 'system': 'be brief'}, 'begin with another one'),
     ({'messages': WHOLE, 'system': 'a', 'system_prompt': 'b'}, 'say different things'),
   ],
@@ -274,6 +275,19 @@ def test_what_changes_what_is_learned_is_read_or_refused(record, name):
   fields = Fields(record)
   with pytest.raises(UserError, match=name):
     check_unread(fields, SftRows.contents_of(fields))
+
+
+def test_reasoning_that_the_template_leaves_out_is_said(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  turn = {'from': 'gpt', 'value': 'good day', 'reasoning_content': 'be polite'}
+  path.write_text(
+    json.dumps(dict(conversations=[*turns(('human', 'hello')), turn])) + '\n'
+    + json.dumps(dict(messages=[USER, ANSWER])) + '\n'
+  )  # fmt: skip
+  writes = PLAIN.replace('{{ m.content }}', "{{ m.reasoning_content or '' }}{{ m.content }}")
+  for template, count in ((PLAIN, 1), (writes, 0)):
+    rows = SftRows([str(path)], packaged.VOCAB, 64, 8192, chat_template=template)
+    assert sum('leaves out the reasoning' in line for line in rows.warnings) == count
 
 
 MARKS = [('weight', 0), ('weight', '0'), ('weight', 0.0), ('train', False), ('train', 'false'),
