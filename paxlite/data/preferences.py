@@ -106,9 +106,8 @@ def pair_of(record: Fields) -> list[Pair | Conversation]:
   good, bad = list_of_messages(chosen), list_of_messages(rejected)
   if good is not None and bad is not None:
     return _answers_as_messages(record, prompt, good, bad)
-  if good is None and bad is None:
-    if isinstance(chosen, str) and isinstance(rejected, str):
-      return _answers_as_texts(record, prompt, chosen, rejected)
+  if good is None and bad is None and isinstance(chosen, str) and isinstance(rejected, str):
+    return _answers_as_texts(record, prompt, chosen, rejected)
   raise UserError(_FORMS)
 
 

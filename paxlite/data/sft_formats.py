@@ -225,7 +225,8 @@ def _prompt_and_completion(record: Fields) -> Conversation | Pair:
 def _alpaca(record: Fields) -> Conversation:
   """Reads an instruction and its output; an input is put below the instruction."""
   history = record.get('history') or []
-  if not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history):
+  is_turn = lambda x: isinstance(x, list | tuple) and len(x) == 2
+  if not isinstance(history, list | tuple) or not all(map(is_turn, history)):
     raise UserError('"history" must be a list of [question, answer]')
   earlier = [
     {'role': role, 'content': text}
