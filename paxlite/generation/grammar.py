@@ -64,11 +64,24 @@ class MatchedGrammar:
     self._matcher = matcher
 
   def allowed(self) -> np.ndarray:
-    bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-    return np.unpackbits(bits, bitorder='little').astype(bool)
+    """Returns which tokens may come next; raises UserError if the matcher has given up."""
+    mask = self._matcher.compute_bitmask()
+    self._check(True)
+    return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder='little').astype(bool)
 
   def accept(self, token: int) -> None:
-    self._matcher.consume_token(token)
+    """Notes the next token; raises UserError if it does not fit, or the matcher has given up."""
+    self._check(self._matcher.consume_token(token))
+
+  def _check(self, fits: bool) -> None:
+    # a matcher that has used up its budget is stopped, as one at the end of the text
+    if self._matcher.is_error() or not fits:
+      why = str(self._matcher.get_error() or 'no token fits').splitlines()[0]
+      raise UserError(f'the grammar failed within the answer: {why}')
+
+  @property
+  def may_end(self) -> bool:
+    return bool(self._matcher.is_accepting())
 
   @property
   def is_complete(self) -> bool:

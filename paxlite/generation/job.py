@@ -48,6 +48,7 @@ class Job:
 
   Attributes:
     answer: The answer; None until there is one.
+    error: Why the answer is cancelled, if something of this request has failed.
     row: The row of the cache.
     source: The row that holds the tokens before those that are read next.
     num_read: How many tokens of the prompt the cache holds.
@@ -59,6 +60,7 @@ class Job:
     self.prompt = [int(i) for i in request.prompt]
     self.phase = Phase.WAITING
     self.answer: Answer | None = None
+    self.error: Exception | None = None
     self.row = self.source = self.num_read = self.number = 0
     self._text = None if tokenizer is None else AnswerText(tokenizer, request.stop)
     self._ids: list[int] = []
@@ -180,6 +182,13 @@ class Job:
       allowed = self.request.grammar.allowed()
       allowed_V[:] = False
       allowed_V[: len(allowed)] = allowed[: len(allowed_V)]
+      if not self.request.grammar.may_end:  # where a grammar has such a token as text
+        allowed_V[[token for token in self.request.ends if token < len(allowed_V)]] = False
+
+  def fail(self, error: Exception) -> None:
+    """Ends the job because something of its request has failed."""
+    self.error, self._text = error, None
+    self.end('cancelled')
 
   def end(self, finish: Finish) -> None:
     """Ends the job with what there is."""

@@ -24,6 +24,11 @@ class Grammar(Protocol):
     ...
 
   @property
+  def may_end(self) -> bool:
+    """Whether the text may end here, so that a token that ends the answer may come next."""
+    ...
+
+  @property
   def is_complete(self) -> bool:
     """Whether nothing can follow."""
     ...

@@ -17,12 +17,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.request import Answer
 from paxlite.serving import errors
 from paxlite.serving.bodies import Asked, Bodies
 from paxlite.serving.errors import ApiError
+from paxlite.serving.fields import body_of
 from paxlite.serving.replies import ChatReply, Reply
 from paxlite.serving.worker import BusyError, Ticket, Worker
 
@@ -133,6 +134,8 @@ class Api:
       if not waiting.done():
         raise ClientDisconnect
       return waiting.result()
+    except UserError as e:  # a grammar that has failed within the answer
+      raise ApiError(str(e), 'response_format') from None
     except TimeoutError:
       raise errors.too_slow(self._seconds) from None
     finally:
@@ -159,6 +162,8 @@ class Api:
       yield 'data: [DONE]\n\n'
     except TimeoutError:
       yield _event(errors.too_slow(self._seconds).body)
+    except UserError as e:
+      yield _event(ApiError(str(e), 'response_format').body)
     except Exception:
       log.exception('a stream has failed')
       yield _event(errors.failed().body)
@@ -178,13 +183,7 @@ class Api:
         raise ApiError(
           f'The body is larger than {_MOST_BYTES >> 20} MiB', code='too_large', status=413
         )
-    try:
-      body = parsed(b''.join(parts))
-    except ValueError as e:
-      raise ApiError(f'The body is not JSON: {str(e)[:200]}') from None
-    if not isinstance(body, dict):
-      raise ApiError('The body must be a JSON object')
-    return body
+    return await asyncio.to_thread(body_of, b''.join(parts))
 
   def _check_key(self, request: HttpRequest) -> None:
     if not self._key:

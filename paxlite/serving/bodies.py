@@ -1,5 +1,6 @@
 """What the bodies of OpenAI's requests ask for."""
 
+import contextlib
 import dataclasses
 import functools
 import secrets
@@ -9,6 +10,7 @@ from typing import Any
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.conversations import conversation
+from paxlite.data.sft_formats import texts
 from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
 from paxlite.generation.request import Grammar, Request, check_ids
@@ -82,6 +84,8 @@ class Bodies:
 
   def __init__(self, inference: Inference, limits: Limits):
     self._inference, self._limits = inference, limits
+    with contextlib.suppress(ApiError):  # the files of the tokenizer may change later
+      _ = self._grammars
 
   def completion(self, body: JsonObject) -> Asked:
     """Returns what a request of /v1/completions asks for; raises ApiError."""
@@ -115,8 +119,10 @@ class Bodies:
     if choice == 'none':
       tools = None
     thinking = self._thinking(fields.get('chat_template_kwargs', {}))
+    messages = _plain(fields.get('messages'))
+    self._check_length('\n'.join(texts(messages)), 'messages', 2)
     try:
-      chat = conversation(_plain(fields.get('messages')), tools)
+      chat = conversation(messages, tools)
       inference = self._inference if thinking is None else self._with_thinking(thinking)
       prompt = inference.encode_chat(chat.messages, chat.tools)
     except UserError as e:
@@ -200,6 +206,8 @@ class Bodies:
     for i, prompt in enumerate(given):
       if not isinstance(prompt, str | list):
         raise ApiError(f'prompt {i} is neither a text nor a list of token ids', 'prompt')
+      if isinstance(prompt, str):
+        self._check_length(prompt, 'prompt', 1)
       try:
         ids = self._inference.encode(prompt) if isinstance(prompt, str) else prompt
         check_ids(ids, self._inference.experiment.VOCAB_SIZE, f'prompt {i}')
@@ -209,6 +217,21 @@ class Bodies:
         raise ApiError(f'prompt {i} is empty, and the model has no start token', 'prompt')
       found.append(ids)
     return found
+
+  def _check_length(self, text: str, name: str, times: int) -> None:
+    """Refuses a text whose beginning alone has `times` as many tokens as the model takes, or more.
+
+    Encoding megabytes takes minutes, in which nothing else is answered.
+    """
+    most, size = times * self._inference.max_length, 0
+    while (size := max(2 * size, 8 * most)) < len(text):
+      count = len(self._inference.encode(text[:size]))
+      if count > most:
+        raise ApiError(
+          f"This model's maximum context length is {self._inference.max_length} tokens, and the "
+          f'first {size:,} of {len(text):,} characters are {count:,} tokens', name,
+          'context_length_exceeded',
+        )  # fmt: skip
 
   def _ends(self, chat: bool) -> list[int]:
     return self._inference.ends(chat)
@@ -254,7 +277,10 @@ class Bodies:
   @functools.cached_property
   def _grammars(self) -> Grammars:
     inference = self._inference
-    return Grammars(inference.tokenizer, inference.experiment.VOCAB_SIZE, self._ends(True))
+    try:
+      return Grammars(inference.tokenizer, inference.experiment.VOCAB_SIZE, self._ends(True))
+    except UserError as e:
+      raise ApiError(str(e), 'response_format', 'unsupported_value') from None
 
   def _thinking(self, given: Any) -> bool | None:
     known = {'enable_thinking', 'thinking'}
@@ -291,15 +317,20 @@ def _is_id(x: object) -> bool:
 
 
 def _plain(messages: Any) -> Any:
-  """Returns messages whose contents are texts: parts of text are joined, other parts refused."""
-  if not isinstance(messages, list):
-    return messages
-  return [
-    {**m, 'content': _joined(m['content'])}
-    if isinstance(m, dict) and isinstance(m.get('content'), list)
-    else m
-    for m in messages
-  ]
+  """Returns messages whose contents are texts.
+
+  Parts of text are joined, and others refused. The content of an assistant may be null.
+  """
+  return [_plain_message(m) for m in messages] if isinstance(messages, list) else messages
+
+
+def _plain_message(message: Any) -> Any:
+  content = message.get('content') if isinstance(message, dict) else None
+  if isinstance(content, list):
+    return {**message, 'content': _joined(content)}
+  if isinstance(message, dict) and content is None and message.get('role') == 'assistant':
+    return {**message, 'content': ''}
+  return message
 
 
 def _joined(parts: list[Any]) -> str:

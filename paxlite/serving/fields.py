@@ -3,9 +3,45 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from paxlite.core.json_text import JsonObject
+import orjson
+
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.near_names import did_you_mean
 from paxlite.serving.errors import ApiError
+
+_MOST_VALUES = 1_000_000  # of a body, with those in lists and objects
+
+
+def body_of(raw: bytes) -> JsonObject:
+  """Returns the object of a body.
+
+  Its texts are Unicode, without halves of surrogate pairs, and its numbers fit into 64 bits.
+
+  Raises:
+    ApiError: It is not JSON, or no object, or far larger than any request.
+  """
+  if raw.count(b',') + raw.count(b'{') + raw.count(b'[') > 8 * _MOST_VALUES:
+    raise ApiError(f'The body has more than {_MOST_VALUES:,} values', code='too_large', status=413)
+  try:
+    body = orjson.loads(raw)
+  except orjson.JSONDecodeError as e:
+    raise ApiError(f'The body is not JSON: {str(e)[:200]}') from None
+  if not isinstance(body, dict):
+    raise ApiError('The body must be a JSON object')
+  if _num_values(body) > _MOST_VALUES:
+    raise ApiError(f'The body has more than {_MOST_VALUES:,} values', code='too_large', status=413)
+  return body
+
+
+def _num_values(value: Json) -> int:
+  """Returns the number of values in a value, or some number above _MOST_VALUES."""
+  count, left = 0, [value]
+  while left and count <= _MOST_VALUES:
+    part = left.pop()
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    count += len(inner)
+    left += [x for x in inner if isinstance(x, dict | list)]
+  return count
 
 
 class Fields:

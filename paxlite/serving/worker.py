@@ -35,6 +35,10 @@ class Progress:
   answer: Answer | None = None
   error: Exception | None = None
 
+  @property
+  def is_last(self) -> bool:
+    return self.answer is not None or self.error is not None
+
 
 class Ticket:
   """A request that the thread works on, for the loop of events that asked for it."""
@@ -130,10 +134,11 @@ class Worker:
       for ticket in self._tickets:
         job = ticket.job
         assert job is not None
-        text, answer = job.piece(), job.answer
-        if text or answer is not None:
-          ticket.tell(Progress(text, answer))
-        if answer is not None:
+        news = _news(job)
+        if news.text or news.is_last:
+          ticket.tell(news)
+        if news.is_last:
+          self.engine.cancel(job)
           done.append(ticket)
       self._forget(done)
     for ticket in self._tickets:
@@ -167,3 +172,14 @@ class Worker:
     self._tickets = [ticket for ticket in self._tickets if id(ticket) not in gone]
     with self._lock:
       self._count -= len(gone)
+
+
+def _news(job: Job) -> Progress:
+  """Returns what is new of a job; an error is that of its request alone."""
+  try:
+    text = job.piece()
+  except Exception as e:
+    return Progress(error=e)
+  if job.error is not None:
+    return Progress(error=job.error)
+  return Progress(text, job.answer)

@@ -32,7 +32,7 @@ PARSER.option('--name', 'of the model in requests (the last part of CHECKPOINT)'
 PARSER.option('--api_key', f'what clients must send (the variable {_KEY})')
 PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
 PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, default=256)
-PARSER.option('--max_tokens', 'most new tokens of an answer (1024)', int, default=1024)
+PARSER.option('--max_tokens', 'most new tokens of an answer (as many as there is room for)', int)
 PARSER.option('--timeout', 'seconds from a request to the end of its answer (600)', float,
               default=600.0)  # fmt: skip
 PARSER.option('--drafts', 'fewer steps, by a prediction module (NUM_PREDICTION_MODULES)', bool)
@@ -43,7 +43,7 @@ add_weights(PARSER)
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
   for name, least in (('most_waiting', 0), ('max_tokens', 1), ('timeout', 0), ('grace', 0)):
-    if getattr(args, name) < least:
+    if getattr(args, name) is not None and getattr(args, name) < least:
       raise UserError(f'--{name}={getattr(args, name):g} must be at least {least}')
   if args.most_rows is not None and args.most_rows < 1:
     raise UserError(f'--most_rows={args.most_rows} must be at least 1')
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
     engine.continuations([[0]], 2)  # compiles
     worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
-    most = min(args.max_tokens, inference.max_length - 1)
+    most = min(args.max_tokens or inference.max_length, inference.max_length - 1)
     api = Api(worker, Bodies(inference, Limits(most)), inference.tokenizer, name, args.timeout, key)
     host, port = place.getsockname()[:2]
     worker.start()

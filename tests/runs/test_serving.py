@@ -163,6 +163,58 @@ def test_what_is_no_request(server):
   assert httpx.get(f'{server.url}/completions').json()['error']['type'] == 'invalid_request_error'
 
 
+FORM = lambda schema: dict(type='json_schema', json_schema=dict(name='x', schema=schema))
+HOSTILE = {
+  'half of a surrogate pair': '{"stop": "\\ud800"}',
+  'the same in a name': '{"\\ud800": 1}',
+  'an endless number': '{"temperature": 1e400}',
+  'a long number': f'{{"max_tokens": 1{"0" * 400}}}',
+  'lists in a field that changes nothing': f'{{"metadata": [[]{",[]" * 2_600_000}]}}',
+  'depth': f'{{"metadata": {"[" * 3000 + "]" * 3000}}}',
+  'a giant prompt': json.dumps(dict(messages=[dict(role='user', content='word ' * 1_500_000)])),
+  'an end as text': json.dumps(
+    dict(response_format=FORM(dict(const='a<|endoftext|>b</s>')), max_tokens=32)
+  ),
+  'a costly pattern': json.dumps(
+    dict(response_format=FORM(dict(type='string', pattern='^(a?){500}a{500}$')), max_tokens=32)
+  ),
+}
+
+
+@pytest.mark.slow
+def test_no_request_changes_the_answer_of_another_one(server):
+  import httpx
+
+  honest = [dict(max_tokens=24, seed=i, text=f'And it came to pass {i}') for i in range(8)]
+  said = lambda values: server.chat(**values).choices[0].message.content
+  alone = [said(values) for values in honest]
+  begin = json.dumps(dict(model=server.name, messages=[dict(role='user', content='a')]))[:-1]
+
+  def ask(fields):
+    found = httpx.post(
+      f'{server.url}/chat/completions', content=f'{begin}, {fields[1:]}'.encode(), timeout=120
+    )
+    start = time.monotonic()
+    httpx.get(server.url.replace('/v1', '/health'), timeout=5)
+    return found, time.monotonic() - start
+
+  with concurrent.futures.ThreadPoolExecutor(12) as pool:
+    odd = {name: pool.submit(ask, fields) for name, fields in HOSTILE.items()}
+    beside = [*pool.map(said, honest * 2)]
+  assert beside == alone * 2
+  for name, asked in odd.items():
+    found, seconds = asked.result()
+    assert seconds < 2, name
+    choice = found.json().get('choices', [{}])[0]
+    if found.status_code == 200 and choice['finish_reason'] == 'stop':
+      assert json.loads(choice['message']['content']) == 'a<|endoftext|>b</s>', name
+    else:
+      assert found.status_code in (200, 400, 413), (name, found.text)
+  messages = [dict(role='developer', content='be kind'), dict(role='user', content='a'),
+              dict(role='assistant', content=None), dict(role='user', content='b')]  # fmt: skip
+  assert server.api.chat.completions.create(model=server.name, messages=messages, max_tokens=2)
+
+
 @pytest.mark.slow
 def test_many_clients_lose_nothing_and_change_nothing(server):
   def ask(i):

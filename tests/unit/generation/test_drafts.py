@@ -122,6 +122,8 @@ class Rising:
   def accept(self, token):
     self.tokens.append(token)
 
+  may_end = True
+
   @property
   def is_complete(self):
     return self.tokens[-1] == V - 1
