@@ -3,9 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import orjson
-
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json, JsonObject, strictly_parsed
 from paxlite.core.near_names import did_you_mean
 from paxlite.serving.errors import ApiError
 
@@ -23,8 +21,8 @@ def body_of(raw: bytes) -> JsonObject:
   if raw.count(b',') + raw.count(b'{') + raw.count(b'[') > 8 * _MOST_VALUES:
     raise ApiError(f'The body has more than {_MOST_VALUES:,} values', code='too_large', status=413)
   try:
-    body = orjson.loads(raw)
-  except orjson.JSONDecodeError as e:
+    body = strictly_parsed(raw)
+  except ValueError as e:
     raise ApiError(f'The body is not JSON: {str(e)[:200]}') from None
   if not isinstance(body, dict):
     raise ApiError('The body must be a JSON object')
