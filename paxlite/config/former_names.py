@@ -15,6 +15,9 @@ FORMER = {
   'MAX_TEXTS_PER_ROW': 'MAX_SEGMENTS_PER_SEQ',
 }
 
+# Attributes that are gone. Files of older runs may have them.
+GONE = frozenset({'EVAL_RUN_CODE'})
+
 log = logging.getLogger('paxlite')
 
 
@@ -31,9 +34,12 @@ def current_values(values: Mapping[str, T], say: bool = True) -> dict[str, T]:
 
   Args:
     values: Values by current and former names.
-    say: Whether a user has written the names, and should know the new ones.
+    say: Whether a user has written the names, and should know the new ones; otherwise they are
+      those of an older run, and what is gone is left out.
   """
-  return {current(name) if say else FORMER.get(name, name): v for name, v in values.items()}
+  if say:
+    return {current(name): value for name, value in values.items()}
+  return {FORMER.get(name, name): value for name, value in values.items() if name not in GONE}
 
 
 @functools.cache

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import orjson
-
 # A value of JSON: None, a bool, a number, a string, a list or an object. A union of these would ask
 # every reader of a file to test the type of each value that it takes out of it.
 Json = Any
@@ -21,13 +19,3 @@ def parsed(text: str | bytes) -> Json:
     return json.loads(text)
   except RecursionError as e:
     raise ValueError('it is nested too deeply') from e
-
-
-def strictly_parsed(text: bytes) -> Json:
-  """Returns the value of a JSON text whose texts are Unicode and whose numbers are finite.
-
-  Raises:
-    ValueError: It is not JSON, is nested more than 1,024 levels deep, or has a half of a surrogate
-      pair or a number that no float64 holds.
-  """
-  return orjson.loads(text)

@@ -23,7 +23,6 @@ from paxlite.data.record_files import Record
 from paxlite.data.records import Raw, open_records, parsed
 from paxlite.eval.task_spec import TaskSpec, as_list, read_specs
 
-GENERATED = '\0generated\0'  # stands for the answer in a program
 _TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
 
 # The first variant of a task whose fields are all in the first record is used.
@@ -311,12 +310,9 @@ def _shots(
 
 def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> TaskExample:
   prompts = tuple(templates(t, record) for t in as_list(spec.doc_to_text))
-  of_program = {'generated': GENERATED} if spec.kind == 'code' else {}
-  target = templates(spec.doc_to_target, {**record, **of_program})
+  target = templates(spec.doc_to_target, record)
   if not target.strip():
     raise UserError(f'the answer {spec.doc_to_target!r} is empty')
-  if spec.kind == 'code' and GENERATED not in target:
-    raise UserError(f'{spec.doc_to_target!r} has no {{{{generated}}}} in it, or changes it')
   if spec.generates:
     if spec.target_pattern and matched(target, spec.target_pattern) is None:
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')

@@ -11,8 +11,12 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import parse_objects
 from paxlite.files.text_files import read_text
 
-Kind = Literal['cloze', 'multiple_choice', 'generate', 'code']
-_KINDS = {'cloze', 'multiple_choice', 'generate', 'code'}
+Kind = Literal['cloze', 'multiple_choice', 'generate']
+_KINDS = {'cloze', 'multiple_choice', 'generate'}
+_NO_CODE = (
+  'programs that a model wrote are not run: the tasks of the harness do so, with paxlite lm-eval '
+  'in a container (docs/evaluation.md)'
+)
 _NUMBERS = 'max_new_tokens', 'num_fewshot', 'repeats'
 
 
@@ -23,14 +27,12 @@ class TaskSpec:
   Attributes:
     kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
       token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
-      compares the text that the model writes with doc_to_target. 'code' runs doc_to_target, a
-      program with that text in it.
+      compares the text that the model writes with doc_to_target.
     files: Sources of the records, named as in data.records.
     doc_to_text: The text that the model reads: a template, or the name of a field. Where each
       choice has a text of its own, it is a list with one template for each choice.
     doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
-      right choice, or its text or label. For code, a program of Python, in which {{generated}} is
-      what the model wrote.
+      right choice, or its text or label.
     doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
     doc_to_label: Name of the field with the choices' labels ("A", "B" …), if doc_to_target is a
       label.
@@ -45,11 +47,9 @@ class TaskSpec:
     system: The message of the system that such a chat begins with; '': none.
     num_fewshot: Number of solved examples before the text; in a chat, earlier turns of it.
     fewshot_files: Their sources, from which the first ones are taken.
-    repeats: Number of answers to each prompt, for generate and code.
+    repeats: Number of answers to each prompt, for generate.
     temperature: Temperature with which they are drawn; None: as the experiment says, or 0.8 where
       there are several.
-    pass_at: For code, each k of the pass@k that is reported.
-    timeout: For code, the most seconds of a program.
   """
 
   kind: Kind
@@ -69,13 +69,11 @@ class TaskSpec:
   fewshot_files: tuple[str, ...] = ()
   repeats: int = 1
   temperature: float | None = None
-  pass_at: tuple[int, ...] = (1,)
-  timeout: float = 10.0
 
   @property
   def generates(self) -> bool:
     """Whether the model writes answers."""
-    return self.kind in ('generate', 'code')
+    return self.kind == 'generate'
 
   @property
   def delimiter(self) -> str:
@@ -123,6 +121,8 @@ def read_specs(path: pathlib.Path) -> list[tuple[str, TaskSpec]]:
 
 
 def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
+  if values.get('kind') == 'code':
+    raise UserError(f'{where}: {_NO_CODE}')
   fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
   for name in values.keys() - fields.keys():
     raise UserError(f'{where}: {name!r} is none of {", ".join(fields)}')
@@ -155,11 +155,8 @@ def _check_type(where: str, name: str, value: Json) -> None:
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if name in _NUMBERS:
     good = is_number and isinstance(value, int) and value >= (name != 'num_fewshot')
-  elif name in ('temperature', 'timeout'):
-    good = is_number and (value > 0 or (name == 'temperature' and value == 0))
-  elif name == 'pass_at':
-    good = isinstance(value, list) and bool(value)
-    good = good and all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in value)
+  elif name == 'temperature':
+    good = is_number and value >= 0
   elif name == 'chat':
     good = isinstance(value, bool)
   elif name in ('files', 'fewshot_files', 'doc_to_text', 'doc_to_choice', 'until'):
@@ -180,17 +177,10 @@ def _check_numbers(where: str, values: JsonObject) -> None:
   if values.get('num_fewshot') and not isinstance(values['doc_to_text'], str):
     raise UserError(f'{where}: num_fewshot needs one doc_to_text')
   kind, repeats = values['kind'], values.get('repeats', 1)
-  if kind not in ('generate', 'code') and (repeats != 1 or 'temperature' in values):
-    raise UserError(f'{where}: repeats and temperature are for generate and code')
-  if kind == 'code' and max(values.get('pass_at', [1])) > repeats:
-    raise UserError(f'{where}: pass_at {max(values["pass_at"])} needs as many repeats')
+  if kind != 'generate' and (repeats != 1 or 'temperature' in values):
+    raise UserError(f'{where}: repeats and temperature are for generate')
   if repeats > 1 and values.get('temperature') == 0:
     raise UserError(f'{where}: with temperature 0 all {repeats} repeats are the same answer')
-  if kind == 'code' and values.get('num_fewshot'):
-    raise UserError(f'{where}: num_fewshot is not for code; doc_to_text can have examples in it')
-  for name in ('pass_at', 'timeout'):
-    if kind != 'code' and name in values:
-      raise UserError(f'{where}: {name} is for code')
 
 
 def as_list(value: str | Sequence[str]) -> list[str]:

@@ -12,7 +12,6 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
-from paxlite.eval import code_answers
 from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
@@ -91,7 +90,6 @@ class ZeroShot:
     batch_tokens: Approximate number of tokens in a batch.
     too_long: What happens to a text that is longer than the model takes: 'truncate' cuts off its
       beginning, 'error' raises UserError.
-    run_code: Whether programs that the model writes are run: see code_sandbox.py.
   """
 
   def __init__(
@@ -99,11 +97,9 @@ class ZeroShot:
     inference: TextModel,
     batch_tokens: int = 4096,
     too_long: TooLong = 'truncate',
-    run_code: bool = False,
   ):
     self._inference = inference
     self._write = AnswerWriter(inference)
-    self._run_code = run_code
     self._too_long = too_long
     self._contexts = contexts_of(inference)
     e = inference.experiment
@@ -142,7 +138,6 @@ class ZeroShot:
   def _generated(
     self, spec: TaskSpec, examples: Sequence[TaskExample], report: Callable[[int, int], None]
   ) -> Found:
-    code_answers.check_allowed(spec, self._run_code)
     prompts = [self._prompt(spec, example) for example in examples]
     each = [prompt for prompt in prompts for _ in range(spec.repeats)]
     texts = self._write(
@@ -150,7 +145,7 @@ class ZeroShot:
     )
     count = spec.repeats
     answers = [texts[i * count : (i + 1) * count] for i in range(len(examples))]
-    metrics, found = (_passing if spec.kind == 'code' else _exact_match)(spec, examples, answers)
+    metrics, found = _exact_match(spec, examples, answers)
     most = self._max_len - spec.max_new_tokens
     for entry, prompt in zip(found, prompts, strict=True):
       entry['truncated'] = len(prompt) > most
@@ -262,22 +257,6 @@ def _exact_match(
       | (dict(predictions=list(texts), are_right=are_right) if len(texts) > 1 else {})
     )
   return {'exact_match': _mean(right)}, found
-
-
-def _passing(
-  spec: TaskSpec, examples: Sequence[TaskExample], answers: Sequence[Sequence[str]]
-) -> Found:
-  failures = code_answers.failures(spec, examples, answers)
-  passed = [sum(failure is None for failure in row) for row in failures]
-  metrics = {
-    f'pass@{k}': _mean([code_answers.pass_at(k, n, spec.repeats) for n in passed])
-    for k in spec.pass_at
-  }
-  found: list[JsonObject] = [
-    dict(predictions=list(texts), failures=row, right=n > 0)
-    for texts, row, n in zip(answers, failures, passed, strict=True)
-  ]
-  return metrics, found
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> Metric:

@@ -107,7 +107,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   e = run.decoding
   tasks = tasks_of(e, names)
   inference, step = load(run)
-  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG, e.EVAL_RUN_CODE)
+  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
   make_folder(run.folder)
   summaries = Summaries(run.folder, max_steps=step or 0)
   try:

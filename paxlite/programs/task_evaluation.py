@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import fiddle as fdl
 
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.eval.code_answers import check_allowed
 from paxlite.eval.eval_tasks import ZeroShotTask, read_tasks
 from paxlite.eval.inference import TextModel
 from paxlite.eval.zero_shot import ZeroShot
@@ -23,15 +22,11 @@ def tasks_of(experiment: LanguageModel, names: Sequence[str]) -> list[ZeroShotTa
   """Returns the tasks of these names, read as the experiment says.
 
   Raises:
-    UserError: There is no such task, one of its records cannot be read, or it runs programs and
-      that is not allowed.
+    UserError: There is no such task, or one of its records cannot be read.
   """
   e = experiment
   dataset_folder = e.TFDS_DATA_DIR if isinstance(e, FromTfds) else ''
-  tasks = read_tasks(names, None, e.EVAL_SKIP_UNREADABLE, dataset_folder, e.EVAL_CHAT)
-  for task in tasks:
-    check_allowed(task.spec, e.EVAL_RUN_CODE)
-  return tasks
+  return read_tasks(names, None, e.EVAL_SKIP_UNREADABLE, dataset_folder, e.EVAL_CHAT)
 
 
 class TaskEvaluation(Callback):
@@ -57,7 +52,7 @@ class TaskEvaluation(Callback):
     model = fdl.build(plain.build_task()).model
     whole = TextModel(plain, model, None, task.mesh, tokenizer, experiment.num_positions)
     e = experiment
-    self._evaluate = ZeroShot(whole, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG, e.EVAL_RUN_CODE)
+    self._evaluate = ZeroShot(whole, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
     self._evaluated = task.task.evaluated
     self._tasks, self._beat = tasks, beat
 

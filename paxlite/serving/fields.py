@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from paxlite.core.json_text import Json, JsonObject, strictly_parsed
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.near_names import did_you_mean
+from paxlite.files.json_files import strictly_parsed
 from paxlite.serving.errors import ApiError
 
 _MOST_VALUES = 1_000_000  # of a body, with those in lists and objects

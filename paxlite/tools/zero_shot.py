@@ -26,7 +26,6 @@ PARSER.option('--batch_tokens', 'tokens of a batch (4096)', int, default=4096)
 PARSER.option('--skip_unreadable', 'leave out bad records', bool)
 _too_long = 'what to do with a text that the model cannot take: cut its beginning off (and say so)'
 PARSER.option('--too_long', _too_long, choices=('truncate', 'error'), default='truncate')
-PARSER.option('--run_code', 'allow tasks that run programs which the model wrote', bool)
 PARSER.option('--output', 'folder for results.json and the examples of each task', stored)
 generate.add_weights(PARSER)
 
@@ -41,18 +40,15 @@ def main(argv: Sequence[str]) -> None:
 
   import jax
 
-  from paxlite.eval.code_answers import check_allowed
   from paxlite.eval.eval_tasks import read_tasks
   from paxlite.eval.inference import load_checkpoint
   from paxlite.eval.zero_shot import ZeroShot, as_json
 
   tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable, chat=args.chat)
-  for task in tasks:
-    check_allowed(task.spec, args.run_code)
   if args.output is not None:
     check_output('--output', f'{args.output}/results.json')
   inference = load_checkpoint(args.checkpoint, args.tokenizer, args.attributes, args.base_weights)
-  evaluate = ZeroShot(inference, args.batch_tokens, args.too_long, args.run_code)
+  evaluate = ZeroShot(inference, args.batch_tokens, args.too_long)
   is_first = jax.process_index() == 0  # only one of several processes prints and writes
   results = {}
   for task in tasks:

@@ -67,14 +67,13 @@ def importers(*modules: str) -> set[str]:
 def test_what_could_run_code_is_in_one_place_or_none():
   assert importers('pickle') == {'compilation/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
-  # Python with a module of paxlite, and nothing else; but for programs of a model, if a user allows
-  # them, which have no network and cannot write
+  # Python with a module of paxlite, and nothing else
   starters = {
     'aot/planning/worker_pool.py',
     'ladder/trainings.py',
     'reinforcement/user_processes.py',
   }
-  assert importers('subprocess') == starters | {'eval/code_sandbox.py'}
+  assert importers('subprocess') == starters
   for path in starters:
     text = (runs.ROOT / 'paxlite' / path).read_text()
     assert text.count('subprocess.Popen(') == 1

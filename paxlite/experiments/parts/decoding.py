@@ -42,7 +42,6 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks'):
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = (
     'truncate'  # what happens to a zero-shot task that is longer than the model's context
   )
-  EVAL_RUN_CODE: Run[bool] = False  # allows tasks that run programs which the model wrote
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records of zero-shot tasks
 
   @property

@@ -1,6 +1,7 @@
 """UPPER_CASE attributes: inheritance, overrides, parsing and messages."""
 
 import functools
+import json
 import shlex
 from typing import Literal
 
@@ -350,7 +351,10 @@ def test_former_names_in_the_file_of_a_run(tmp_path, caplog):
   """They are not said: nobody has written them."""
   write_configuration(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
   path = tmp_path / 'experiment.json'
-  path.write_text(path.read_text().replace('MAX_SEGMENTS_PER_SEQ', 'MAX_TEXTS_PER_ROW'))
+  gone = '"values": {"EVAL_RUN_CODE": false, '
+  text = path.read_text().replace('MAX_SEGMENTS_PER_SEQ', 'MAX_TEXTS_PER_ROW')
+  path.write_text(json.dumps(json.loads(text)).replace('"values": {', gone))
+  assert 'EVAL_RUN_CODE' not in read_experiment(path)['values']
   assert read_experiment(path)['values']['MAX_SEGMENTS_PER_SEQ'] == 8
   refuse_other_experiment(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
   assert not caplog.records

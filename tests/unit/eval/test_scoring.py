@@ -192,6 +192,7 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
   [
     (dict(a='x'), GOOD, r"a.jsonl:1: '{{b}}' cannot be written: 'b' is undefined"),
     (dict(a='x', b='y'), GOOD | dict(kind='guess'), "kind 'guess' is none of"),
+    (dict(a='x', b='y'), GOOD | dict(kind='code', pass_at=[1]), 'programs that a model wrote are'),
     (dict(a='x', b='y'), GOOD | dict(more=1), "'more' is none of kind, files"),
     (dict(a='x', b='y'), {'kind': 'cloze', 'files': 'a.jsonl'}, "has no 'doc_to_text'"),
     (dict(a='x', b='y'), GOOD | dict(files='gone.jsonl'), r'gone\.jsonl is not a file'),

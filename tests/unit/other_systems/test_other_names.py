@@ -99,7 +99,6 @@ UNRELATED = {
   'EVAL_SPLIT': 'split',
   'EVAL_TASKS': 'task',
   'EVAL_TASKS_IN_TRAINING': 'task training in',
-  'EVAL_RUN_CODE': 'run code',
   'DYNAMIC_SAMPLING_ROUNDS': 'dynamic sampling',
   'CLIP_LOW': 'clip',
   'CLIP_HIGH': 'clip',
