@@ -252,7 +252,8 @@ class Checkpoints:
     error = self._agreed(error or self._callback_error)
     self._callback_error = None
     if error is not None:
-      self._note_failure(error)
+      with contextlib.suppress(OSError):  # of the disk on which the save has failed
+        self._note_failure(error)
       # process 0 may remove files for longer than the others wait for it when they end
       self._agreed(None)
     elif self._saving in self.steps():

@@ -19,6 +19,8 @@ _SPEAKERS = {
   'observation': 'tool', 'function_response': 'tool',
 }  # fmt: skip
 _CALLER = 'function_call'
+_ARGUMENTS = 'arguments', 'parameters'  # the second is Llama's
+_CALL = 'a tool call must be {"name": text, "arguments": object}, alone or in {"function": …}'
 # The names of a message's reasoning. Templates get it under the first two, as from transformers.
 REASONING = ('reasoning_content', 'thinking', 'reasoning')
 # Keys by which trainers choose the answers that are learned: OpenAI and Mistral, axolotl, ms-swift,
@@ -27,8 +29,8 @@ _LEARNED = ('weight', 'train', 'training', 'loss', 'trainable', 'loss_mask', 'lo
 _MASKED = ('masked',)
 _NOT_READ = ('mask', 'train_detail', 'training_detail')
 _TRUTH = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}
-# what a message may have besides, for chat templates
-_OF_TEMPLATES = ('name', 'tool_call_id')
+# what a message or a turn may have besides
+_OF_TURNS = ('tool_calls', *REASONING, 'name', 'tool_call_id')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ def conversation(
   first_learned: int = 0,
   fields: Fields | None = None,
   system: str = '',
+  marks: Json = None,
 ) -> Conversation:
   """Returns messages and tools as a file has them in the form that chat templates expect.
 
@@ -85,6 +88,7 @@ def conversation(
     first_learned: Number of the first message that may be learned.
     fields: The record of the messages; it learns which keys of the messages were not read.
     system: A system message that the record has beside its messages.
+    marks: A mark for each message, as LLaMA-Factory has them beside the messages.
 
   Raises:
     UserError: They are not messages, or have a role that is not in ROLES; an answer has a mark that
@@ -96,13 +100,15 @@ def conversation(
     raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
   read = [_message(whole.object(m, f'messages[{i}]')) for i, m in enumerate(found)]
   masks = [is_learned is False for _, is_learned in read]
+  if not is_empty(marks):
+    masks = [a or b for a, b in zip(masks, _masks(marks, len(found)), strict=True)]
   read_messages = [message for message, _ in read]
   if system:
     if read_messages[0]['role'] != 'system':
       read_messages.insert(0, {'role': 'system', 'content': system})
       masks.insert(0, False)
       first_learned += 1 if first_learned else 0
-    elif read_messages[0]['content'] != system:
+    elif read_messages[0]['content'].strip() != system.strip():
       raise UserError(
         'the record has a system message, and its messages begin with another one: leave one out'
       )
@@ -132,6 +138,13 @@ def list_of_messages(value: Json) -> list[Message] | None:
   return list(value) if good else None
 
 
+def role_of(message: Message) -> str:
+  """Returns the role of a message or of a turn, as far as it has a known one."""
+  speaker = message.get('role', message.get('from'))
+  role = _SPEAKERS.get(str(speaker).lower(), str(speaker).lower())
+  return _OTHER_ROLES.get(role, role)
+
+
 def _message(fields: Fields) -> tuple[Message, bool | None]:
   """Returns a message, and whether a mark of it says that it is learned."""
   is_learned = _mark(fields)
@@ -139,7 +152,7 @@ def _message(fields: Fields) -> tuple[Message, bool | None]:
   if speaker is not None:
     role = _SPEAKERS.get(speaker.lower(), speaker.lower())
     value = fields.get('value')
-    rest = {k: v for k, v in fields.values().items() if k not in ('from', 'value')}
+    rest = {k: v for k, v in fields.values().items() if k in _OF_TURNS}
     said: JsonObject = {'content': value}
     if role == _CALLER:
       role, said = 'assistant', {'tool_calls': _calls_of_turn(value)}
@@ -148,18 +161,20 @@ def _message(fields: Fields) -> tuple[Message, bool | None]:
     message = fields.values()
     message['role'] = _OTHER_ROLES.get(message['role'], message['role'])
   role = message['role']
-  for key in ('role', 'content', 'tool_calls', _CALLER, *REASONING, *_OF_TEMPLATES):
+  for key in _OF_TURNS if speaker is not None else ('role', 'content', _CALLER, *_OF_TURNS):
     fields.get(key)
   if role not in ROLES:
     raise UserError(f'a message has the role {role!r}; there are {", ".join(ROLES)}: rename it')
   if role == 'assistant':
     _check_marks(fields)
-  call = message.pop(_CALLER, None)
-  calls = message.pop('tool_calls', None) or ([] if not call else [call])
+  call, calls = message.pop(_CALLER, None), message.pop('tool_calls', None)
+  if call and calls:
+    raise UserError('a message has both "function_call" and "tool_calls": leave one of them out')
+  calls = calls or ([call] if call else [])
   if calls:
     if not isinstance(calls, list | tuple) or role != 'assistant':
       raise UserError('"tool_calls" must be a list, in a message of the assistant')
-    message['tool_calls'] = [_tool_call(call) for call in calls]
+    message['tool_calls'] = [_tool_call(call, fields) for call in calls]
     message['content'] = message.get('content') or ''
   if isinstance(message.get('content'), list | tuple):
     message['content'] = _joined(message['content'], role)
@@ -177,7 +192,7 @@ def _mark(fields: Fields) -> bool | None:
   found = {}
   for key in (*_LEARNED, *_MASKED):
     if key in fields:
-      truth = _TRUTH.get(str(fields.get(key)).strip().lower())
+      truth = _truth(fields.get(key))
       found[key] = truth if truth is None else truth != (key in _MASKED)
   if len({*found.values()}) > 1:
     raise UserError(f'the marks {", ".join(found)} of a message contradict each other')
@@ -187,7 +202,7 @@ def _mark(fields: Fields) -> bool | None:
 def _check_marks(fields: Fields) -> None:
   """Raises UserError if a mark of an answer says something else than yes or no."""
   for key in (*_LEARNED, *_MASKED):
-    if key in fields and str(fields.get(key)).strip().lower() not in _TRUTH:
+    if key in fields and _truth(fields.get(key)) is None:
       raise UserError(
         f'{key}={fields.get(key)!r} of an answer is neither 0 or false nor 1 or true: an answer is '
         'learned or not, and has no other weight'
@@ -225,20 +240,36 @@ def _joined(parts: Sequence[Json], role: str) -> str:
   return ''.join(texts)
 
 
-def _tool_call(given: Json) -> JsonObject:
+def _tool_call(given: Json, message: Fields) -> JsonObject:
   """Returns a call as {"type": "function", "function": …}; other keys, such as its id, are kept."""
   call = {k: v for k, v in given.items() if v is not None} if isinstance(given, Mapping) else {}
-  function = call.pop('function', call)
-  name = function.get('name') if isinstance(function, Mapping) else None
-  arguments = function.get('arguments') if isinstance(name, str) else None
+  inner = call.pop('function', None)
+  if not isinstance(inner, Mapping | None) or (not call and inner is None):
+    raise UserError(_CALL)
+  outer = (
+    {k: v for k, v in call.items() if k not in ('name', *_ARGUMENTS)} if inner is None else call
+  )
+  function = message.object(call if inner is None else inner, 'tool_calls')
+  name, arguments = function.get('name'), function.one_of(*_ARGUMENTS)
+  for key in outer:
+    function.get(key)
   if isinstance(arguments, str) and arguments.strip():
     arguments = _parsed(arguments, f'"arguments" of the call of {name}')
   if not isinstance(name, str) or not isinstance(arguments or {}, Mapping):
-    raise UserError(
-      'a tool call must be {"name": text, "arguments": object}, alone or in {"function": …}'
-    )
-  outer = {k: v for k, v in call.items() if k not in ('name', 'arguments')}
+    raise UserError(_CALL)
   return outer | {'type': 'function', 'function': {'name': name, 'arguments': arguments or {}}}
+
+
+def _masks(marks: Json, count: int) -> list[bool]:
+  """Returns whether each of `count` messages is masked by a list of marks."""
+  truths = [_truth(x) for x in marks] if isinstance(marks, list | tuple) else []
+  if len(truths) != count or None in truths:
+    raise UserError(f'"loss_mask" must be a list with 0 or 1 for each of {count} messages')
+  return [not x for x in truths]
+
+
+def _truth(mark: Json) -> bool | None:
+  return _TRUTH.get(str(mark).strip().lower())
 
 
 def tools_of(given: Json) -> list[Tool] | None:
@@ -249,7 +280,7 @@ def tools_of(given: Json) -> list[Tool] | None:
   """
   if isinstance(given, str) and given.strip():
     given = _parsed(given, '"tools"')
-  if not given or isinstance(given, str):
+  if is_empty(given) or isinstance(given, str):
     return None
   found = list(given) if isinstance(given, list | tuple) else []
   if not found or not all(isinstance(t, Mapping) and name_of_tool(t) for t in found):
@@ -284,14 +315,3 @@ def thinking_of(message: Message) -> str:
     before, end, _ = message['content'].partition('</think>')
     stated = before.rpartition('<think>')[2] if end else ''
   return str(stated).strip()
-
-
-def with_marks(messages: Sequence[Message], marks: Json) -> list[Message]:
-  """Returns messages with a list of marks, as LLaMA-Factory has them beside the messages.
-
-  Raises:
-    UserError: They are no list, or there is another number of them.
-  """
-  if not isinstance(marks, list | tuple) or len(marks) != len(messages):
-    raise UserError(f'"loss_mask" must be a list with a mark for each of {len(messages)} messages')
-  return [{**m, 'loss_mask': mark} for m, mark in zip(messages, marks, strict=True)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
-from paxlite.data.conversations import Conversation
+from paxlite.data.conversations import Conversation, Message
 from paxlite.data.preferences import KEYS, PreferenceRows
 from paxlite.data.records import read_records
 from paxlite.data.sft import SftExample
@@ -46,8 +46,14 @@ class Labelled(NamedTuple):
     own, theirs = self.contents, other.contents if other else None
     if isinstance(own, Pair):
       return Pair(own.inputs, theirs.targets if isinstance(theirs, Pair) else '')
-    answer = theirs.messages[theirs.first_learned :] if isinstance(theirs, Conversation) else []
-    return dataclasses.replace(own, messages=[*own.messages[: own.first_learned], *answer])
+    start, masked = own.first_learned, {i for i in own.masked if i < own.first_learned}
+    answer: Sequence[Message] = []
+    if isinstance(theirs, Conversation):
+      first = theirs.first_learned
+      answer = theirs.messages[first:]
+      masked |= {i - first + start for i in theirs.masked if i >= first}
+    messages = [*own.messages[:start], *answer]
+    return dataclasses.replace(own, messages=messages, masked=frozenset(masked))
 
 
 class LabelledRows(PreferenceRows):

@@ -13,12 +13,13 @@ import numpy as np
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields, is_empty
 from paxlite.data.base import Batch
-from paxlite.data.conversations import Conversation, Message, list_of_messages
+from paxlite.data.conversations import Conversation, Message, list_of_messages, role_of
 from paxlite.data.record_files import Record
 from paxlite.data.sft import SftExample, SftRows, TooLong
 from paxlite.data.sft_formats import LABELS, Pair, chat, identity, question_of, texts
 
 KEYS = 'chosen', 'rejected'
+_SYSTEMS = 'system', 'developer'
 _PROMPTS = 'prompt', 'question', 'query', 'instruction', 'messages', 'conversations'
 _FORMS = (
   '"chosen" and "rejected" must be two answers to "prompt", as strings or as lists of messages, or '
@@ -126,6 +127,10 @@ def _prompt_of(record: Fields) -> str | list[Message] | None:
       messages = list_of_messages(given)
       if messages is None:
         raise UserError(f'{key!r} must be a list of messages')
+      while messages and role_of(messages[-1]) == 'assistant':  # the chosen answer, once more
+        last = [*texts(messages.pop())]
+        if not all(text in [*texts(record.get('chosen'))] for text in last):
+          raise UserError(f'{key!r} ends with an answer that is not the chosen one: leave it out')
       return messages
   return None
 
@@ -154,22 +159,25 @@ def _answers_as_messages(
   rejected: list[Message],
 ) -> list[Pair | Conversation]:
   answers = chosen, rejected
-  if isinstance(prompt, list):
-    if all(answer[: len(prompt)] == prompt for answer in answers):
-      answers = chosen[len(prompt) :], rejected[len(prompt) :]
-    return [_chat(record, prompt, answer) for answer in answers]
   shared = next(
     (i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b),
     min(map(len, answers)),
   )
   before = chosen[:shared]
-  asked = [m for m in before if m.get('role', m.get('from')) not in ('system', 'developer')]
-  if prompt and not asked:
-    before = [*before, {'role': 'user', 'content': prompt}]
-  elif prompt and not any(prompt.strip() in text for message in asked for text in texts(message)):
-    raise UserError(
-      '"prompt" is not in the messages with which both answers begin: leave one of them out'
-    )
+  asked = [text.strip() for m in before if role_of(m) not in _SYSTEMS for text in texts(m)]
+  if not asked:  # the answers do not repeat the prompt
+    stated = [{'role': 'user', 'content': prompt}] if isinstance(prompt, str) else prompt or []
+    before = [*stated, *before] if isinstance(prompt, list) else [*before, *stated]
+  else:
+    told = [prompt] if isinstance(prompt, str) else [*texts(prompt or [])]
+    repeats = [any(text.strip() in each for each in asked) for text in told if text.strip()]
+    if isinstance(record.get('prompt'), list) and not any(repeats):
+      before = [*(prompt or []), *before]
+    elif not all(repeats):
+      keys = ', '.join(key for key in (*_PROMPTS, 'input', 'context') if key in record)
+      raise UserError(
+        f'the prompt ({keys}) is not in the messages with which both answers begin: leave one out'
+      )
   return [_chat(record, before, answer[shared:]) for answer in answers]
 
 

@@ -297,7 +297,11 @@ def without_nulls(record: Record) -> Record:
 def _present(value: object) -> object:
   if isinstance(value, dict):
     return {k: _present(v) for k, v in value.items() if v is not None}
-  return [_present(v) for v in value] if isinstance(value, list) else value
+  # a list of numbers, such as ids, has many of them
+  first = next((v for v in value if v is not None), 0) if isinstance(value, list) else 0
+  if isinstance(value, list) and isinstance(first, dict | list):
+    return [_present(v) for v in value]
+  return value
 
 
 @contextlib.contextmanager

@@ -265,9 +265,9 @@ class SftRows:
   def _contents(self, place: str, record: Record) -> list[Pair | Conversation]:
     """Returns the examples of a record, not yet encoded, and notes what it has besides."""
     fields = Fields(record)
-    if fields.one_of(*LABELS) is not None and self.examples_of_a_record == 1:
-      self._warnings.labelled.append(place)
     with located(place):
+      if self.examples_of_a_record == 1 and fields.one_of(*LABELS) is not None:
+        self._warnings.labelled.append(place)
       found = self.contents_of(fields)
       self._warnings.note_unread(check_unread(fields, found))
     self.formats[self._format(fields)] += 1

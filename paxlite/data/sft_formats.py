@@ -12,7 +12,6 @@ from paxlite.data.conversations import (
   Conversation,
   conversation,
   list_of_messages,
-  with_marks,
 )
 from paxlite.files.json_files import parse_text
 
@@ -51,7 +50,15 @@ _MEANT = {
   'rejected_response': 'rename it to rejected, and the answer of the messages to chosen',
 }  # fmt: skip
 _LONG = 12  # characters of a text that is not in another one by chance
-_ONE = '1', '1.0', 'true'  # values of weights and marks that change nothing
+_REASONING = 'reasoning', 'reasoning_content', 'thinking'
+# values that change nothing, as texts
+_ONE, _ZERO = ('1', '1.0', 'true'), ('0', '0.0', 'false')
+_NEUTRAL = {
+  **dict.fromkeys(('weight', 'sample_weight', 'loss_weight', 'train', 'trainable'), _ONE),
+  'masked': _ZERO,
+}
+_FLAGS = 'on', 'off', 'yes', 'no', *_ONE, *_ZERO  # of a record with or without reasoning
+_MAY_REPEAT = frozenset(k for k, v in _MEANT.items() if v == _INSIDE) | {*_REASONING}
 # Keys that describe a record and are not learned, so that nothing is said of them.
 _DESCRIPTIONS = frozenset((
   'id', 'idx', 'index', 'uuid', 'key', 'hash', 'source', 'dataset', 'origin', 'url', 'license',
@@ -114,7 +121,8 @@ def check_unread(record: Fields, contents: Sequence[Conversation | Pair]) -> lis
   Raises:
     UserError: One of them changes what a model learns; the message says what to do.
   """
-  unread = [key for key in record.unread() if key not in _DESCRIPTIONS and key[-3:] != '_id']
+  describes = lambda name: name in _DESCRIPTIONS or name.endswith('_id')
+  unread = [key for key in record.unread() if not describes(key.rpartition('.')[2])]
   if not unread:
     return unread
   given, said = record.values(), list[str]()
@@ -122,22 +130,35 @@ def check_unread(record: Fields, contents: Sequence[Conversation | Pair]) -> lis
     base, dot, name = key.rpartition('.')
     if dot and _MEANT.get(name) == _TEXTS_ONLY:
       raise UserError(f'{name!r} of {base} is not read: {_TEXTS_ONLY}')
-    if key not in _MEANT or str(given[key]).strip().lower() in _ONE:
+    if key not in _MEANT or str(given[key]).strip().lower() in _NEUTRAL.get(key, ()):
+      continue
+    if _is_flag(key, given[key]):
       continue
     said = said or [
       text.strip()
       for c in contents
       for text in texts(list(c) if isinstance(c, Pair) else c.messages)
     ]
-    if not _is_said(given[key], said):
+    if key not in _MAY_REPEAT or not _is_said(given[key], said):
       raise UserError(f'{key!r} of this record is not read: {_MEANT[key]}')
-  return [key for key in unread if key not in _MEANT]
+  return [key for key in unread if key not in _MEANT or _is_flag(key, given[key])]
+
+
+def _is_flag(key: str, value: Json) -> bool:
+  """Whether a key says only that a record has reasoning, or has none."""
+  return key in _REASONING and str(value).strip().lower() in _FLAGS
 
 
 def _is_said(value: Json, said: Sequence[str]) -> bool:
-  """Whether all texts of a value are among others, or long enough to be in them on purpose."""
+  """Whether the texts of a value and those that were read say the same.
+
+  Each is one of those that were read, or is in them and too long to be so by chance. Or one has all
+  of those in it, as a prompt that was made of an instruction, an input and an output.
+  """
   given = [text.strip() for text in texts(value)]
   whole = '\n'.join(said)
+  if len(given) == 1 and all(text in given[0] for text in said):
+    return True
   return bool(given) and all(
     text in said or (len(text) >= _LONG and text in whole) for text in given
   )
@@ -188,10 +209,8 @@ def chat(record: Fields, messages: Json, first_learned: int = 0) -> Conversation
   Raises:
     UserError: They are not as conversation() needs them.
   """
-  marks, found = record.get('loss_mask'), list_of_messages(messages)
-  if not is_empty(marks) and found is not None:
-    messages = with_marks(found, marks)
-  return conversation(messages, tools_beside(record), first_learned, record, record.text(*SYSTEM))
+  system, marks = record.text(*SYSTEM), record.get('loss_mask')
+  return conversation(messages, tools_beside(record), first_learned, record, system, marks)
 
 
 def _chat_under(key: str) -> Callable[[Fields], Conversation]:
@@ -202,6 +221,8 @@ def _chat_under(key: str) -> Callable[[Fields], Conversation]:
         messages = parse_text(messages)
       except ValueError as e:
         raise UserError(f'{key!r} is not valid JSON: {e}') from None
+    if not list_of_messages(messages):
+      raise UserError(f'"{key}" must be a list of {{"role": text, "content": text}}, at least one')
     return chat(record, messages)
 
   return read

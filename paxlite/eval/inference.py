@@ -24,7 +24,7 @@ from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.data.conversations import Message, Tool
-from paxlite.data.sft_formats import chat
+from paxlite.data.sft_formats import SYSTEM, chat, check_unread
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
@@ -309,9 +309,13 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
         raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
       if 'messages' in record:
         with located(place):
-          found = chat(Fields(record), record['messages'])
+          fields = Fields(record)
+          found = chat(fields, fields.get('messages'))
+          check_unread(fields, [found])
           ids = inference.encode_chat(found.messages, found.tools)
       elif isinstance(record.get('inputs'), str):
+        if any(key in Fields(record) for key in (*SYSTEM, 'tools', 'functions')):
+          raise UserError(f'{place}: a text has no system message and no tools: write "messages"')
         ids = inference.encode(record['inputs'])
       else:
         raise UserError(f'{place} has neither a text "inputs" nor a list "messages"')

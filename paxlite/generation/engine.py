@@ -234,12 +234,12 @@ class Engine:
     if job in self._queue:
       self._queue.remove(job)
     if job.answer is None:
-      job.end('cancelled')
+      job.cancel()
 
   def reset(self) -> None:
     """Ends all jobs and frees the cache, as after a program has failed."""
     for job in [*self._queue, *self._rows.busy]:
-      job.end('cancelled')
+      job.cancel()
     self._queue.clear()
     self._rows.clear(len(self._rows))
     if self._its_room is not None:

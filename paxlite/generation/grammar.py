@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from paxlite.core import shell
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import Json
 from paxlite.data.tokenizer import Tokenizer
+
+
+class GrammarError(UserError):
+  """A grammar gave up within an answer, or let a token come that does not fit."""
 
 
 class Grammars:
@@ -35,7 +39,10 @@ class Grammars:
       raise UserError('no token ends an answer of this model, which a grammar needs')
     self._library = llguidance
     size = max(vocab_size, tokenizer.vocab_size)
-    self._tokenizer = llguidance.LLTokenizer(_described(tokenizer), size, [*ends])
+    try:
+      self._tokenizer = llguidance.LLTokenizer(_described(tokenizer), size, [*ends])
+    except Exception as e:  # the package knows some kinds of tokenizers, and raises several types
+      raise UserError(f'grammars cannot be used with this tokenizer: {line_of(e)}') from None
 
   def json(self, schema: Mapping[str, Json] | None = None) -> 'MatchedGrammar':
     """Returns the grammar of a JSON value that fits a schema; None: of any object."""
@@ -77,7 +84,7 @@ class MatchedGrammar:
     # a matcher that has used up its budget is stopped, as one at the end of the text
     if self._matcher.is_error() or not fits:
       why = str(self._matcher.get_error() or 'no token fits').splitlines()[0]
-      raise UserError(f'the grammar failed within the answer: {why}')
+      raise GrammarError(f'the grammar failed within the answer: {why}')
 
   @property
   def may_end(self) -> bool:

@@ -186,8 +186,13 @@ class Job:
         allowed_V[[token for token in self.request.ends if token < len(allowed_V)]] = False
 
   def fail(self, error: Exception) -> None:
-    """Ends the job because something of its request has failed."""
-    self.error, self._text = error, None
+    """Ends the job, whose text nobody reads, because something of its request has failed."""
+    self.error = error
+    self.cancel()
+
+  def cancel(self) -> None:
+    """Ends the job without its text, which may be what has failed."""
+    self._text = None
     self.end('cancelled')
 
   def end(self, finish: Finish) -> None:

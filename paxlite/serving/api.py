@@ -19,6 +19,7 @@ from starlette.routing import Route
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import Tokenizer
+from paxlite.generation.grammar import GrammarError
 from paxlite.generation.request import Answer
 from paxlite.serving import errors
 from paxlite.serving.bodies import Asked, Bodies
@@ -134,7 +135,7 @@ class Api:
       if not waiting.done():
         raise ClientDisconnect
       return waiting.result()
-    except UserError as e:  # a grammar that has failed within the answer
+    except GrammarError as e:
       raise ApiError(str(e), 'response_format') from None
     except TimeoutError:
       raise errors.too_slow(self._seconds) from None
@@ -162,7 +163,7 @@ class Api:
       yield 'data: [DONE]\n\n'
     except TimeoutError:
       yield _event(errors.too_slow(self._seconds).body)
-    except UserError as e:
+    except GrammarError as e:
       yield _event(ApiError(str(e), 'response_format').body)
     except Exception:
       log.exception('a stream has failed')

@@ -19,7 +19,7 @@ from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import Fields
 
 MOST_TOP = 20  # of top_logprobs
-_MOST_PROMPTS, _MOST_STOPS = 256, 16
+_MOST_PROMPTS, _MOST_STOPS, _MOST_STOP_CHARS = 256, 16, 1000
 _COMPLETION_TOKENS = 16  # new tokens of a completion that does not say how many
 
 # They change nothing here, or nothing at all.
@@ -120,8 +120,8 @@ class Bodies:
       tools = None
     thinking = self._thinking(fields.get('chat_template_kwargs', {}))
     messages = _plain(fields.get('messages'))
-    self._check_length('\n'.join(texts(messages)), 'messages', 2)
     try:
+      self._check_length('\n'.join([*texts(messages), *texts(tools)]), 'messages', 2)
       chat = conversation(messages, tools)
       inference = self._inference if thinking is None else self._with_thinking(thinking)
       prompt = inference.encode_chat(chat.messages, chat.tools)
@@ -161,6 +161,8 @@ class Bodies:
     is_seeded = seed is not None
     seed = seed % (1 << 64) if seed is not None else secrets.randbits(63)
     stop = fields.texts('stop', _MOST_STOPS)
+    if any(len(text) > _MOST_STOP_CHARS for text in stop):
+      raise ApiError(f'a stop text has more than {_MOST_STOP_CHARS} characters', 'stop')
     own_ends = fields.integers('stop_token_ids', MOST_ENDS)
     ends = [*([] if fields.flag('ignore_eos') else ends), *own_ends]
     if len(ends) > MOST_ENDS:
@@ -206,9 +208,9 @@ class Bodies:
     for i, prompt in enumerate(given):
       if not isinstance(prompt, str | list):
         raise ApiError(f'prompt {i} is neither a text nor a list of token ids', 'prompt')
-      if isinstance(prompt, str):
-        self._check_length(prompt, 'prompt', 1)
       try:
+        if isinstance(prompt, str):
+          self._check_length(prompt, 'prompt', 1)
         ids = self._inference.encode(prompt) if isinstance(prompt, str) else prompt
         check_ids(ids, self._inference.experiment.VOCAB_SIZE, f'prompt {i}')
       except UserError as e:

@@ -8,6 +8,7 @@ from paxlite.core.near_names import did_you_mean
 from paxlite.files.json_files import strictly_parsed
 from paxlite.serving.errors import ApiError
 
+_DEPTH = 64  # levels of lists and objects
 _MOST_VALUES = 1_000_000  # of a body, with those in lists and objects
 
 
@@ -27,20 +28,25 @@ def body_of(raw: bytes) -> JsonObject:
     raise ApiError(f'The body is not JSON: {str(e)[:200]}') from None
   if not isinstance(body, dict):
     raise ApiError('The body must be a JSON object')
-  if _num_values(body) > _MOST_VALUES:
-    raise ApiError(f'The body has more than {_MOST_VALUES:,} values', code='too_large', status=413)
+  _check_size(body)
   return body
 
 
-def _num_values(value: Json) -> int:
-  """Returns the number of values in a value, or some number above _MOST_VALUES."""
-  count, left = 0, [value]
-  while left and count <= _MOST_VALUES:
-    part = left.pop()
-    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    count += len(inner)
-    left += [x for x in inner if isinstance(x, dict | list)]
-  return count
+def _check_size(body: JsonObject) -> None:
+  """Raises ApiError if an object has too many values, or too many levels."""
+  count, level, depth = 0, list[Json]([body]), 0
+  while level:
+    below: list[Json] = []
+    for part in level:
+      count += len(part)
+      inner = part.values() if isinstance(part, dict) else part
+      below += [x for x in inner if isinstance(x, dict | list)]
+      if count > _MOST_VALUES:
+        message = f'The body has more than {_MOST_VALUES:,} values'
+        raise ApiError(message, code='too_large', status=413)
+    level, depth = below, depth + 1
+    if depth > _DEPTH:
+      raise ApiError(f'The body has more than {_DEPTH} levels')
 
 
 class Fields:

@@ -176,10 +176,11 @@ class Worker:
 
 def _news(job: Job) -> Progress:
   """Returns what is new of a job; an error is that of its request alone."""
+  text = ''
   try:
     text = job.piece()
   except Exception as e:
-    return Progress(error=e)
+    job.fail(e)
   if job.error is not None:
     return Progress(error=job.error)
   return Progress(text, job.answer)

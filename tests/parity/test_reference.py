@@ -78,7 +78,7 @@ def test_logits_loss_and_every_gradient(name):
     np.testing.assert_allclose(grad, expected[path], atol=2e-5, rtol=1e-4, err_msg=path)
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('name', 'largest'), [('gpt2l', 5.0), ('llama2l_mha', 3**0.5)], ids=['normal', 'uniform']
 )

@@ -197,7 +197,6 @@ def begun(tmp_path_factory):
   return begin
 
 
-@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('te', 'recipe', 'stack'),
   [
@@ -210,6 +209,7 @@ def begun(tmp_path_factory):
     ('layer', 'Float8CurrentScaling', 'scan'),
   ],
 )
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
   """From the same initial values, 24 bfloat16 losses are each within 0.1 % of XLA's.

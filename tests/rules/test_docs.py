@@ -34,6 +34,8 @@ SHORTENED = {
 }
 # Pages whose commands take long; `make test-exhaustive` runs them.
 LONG = (
+  'docs/backends.md', 'docs/data.md', 'docs/explain.md', 'docs/reliability.md',
+  'docs/tutorials/cluster.md', 'docs/tutorials/own_text.md',
   'docs/chaos.md', 'docs/data_of_a_run.md', 'docs/ladder.md', 'docs/library.md',
   'docs/optimizers.md', 'docs/reinforcement_learning.md', 'docs/reports.md', 'docs/scaling.md',
   'docs/verifying.md', 'docs/tutorials/add_dataset.md', 'docs/tutorials/evaluate.md',

@@ -8,7 +8,7 @@ for package in ('gguf', 'hypothesis', 'jinja2', 'safetensors', 'tokenizers'):
 from tests.support import fuzzing  # noqa: E402
 
 
-@pytest.mark.cases(fast=3, slow=1)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('target', fuzzing.TARGETS)
 def test_right_results_or_clear_errors(target):
   right, refused = fuzzing.run(target, cases=20)

@@ -22,7 +22,7 @@ def test_make_demo(tmp_path):
       'make',
       'demo',
       f'PYTHON={sys.executable}',
-      'FLAGS=--fdl.MAX_STEPS=60 --fdl.MAX_EVAL_BATCHES=4',
+      'FLAGS=--fdl.MAX_STEPS=25 --fdl.MAX_EVAL_BATCHES=4',
     ]
     result = subprocess.run(
       command,
@@ -40,7 +40,7 @@ def test_make_demo(tmp_path):
   assert 'Logs, metrics and checkpoints are in' in output
   records = (tmp_path / 'logs' / 'demo' / 'eval_metrics.jsonl').read_text().splitlines()
   last = json.loads(records[-1])
-  assert last['bits_per_byte'] < 3  # 1.69 after all 750 steps
+  assert last['bits_per_byte'] < 3.3  # 1.98 after 60 steps, 1.69 after all 750
   packages = subprocess.run(
     [tmp_path / '.venv' / 'bin' / 'python', '-m', 'pip', 'list', '--format=freeze'],
     capture_output=True,

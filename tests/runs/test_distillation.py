@@ -99,6 +99,7 @@ def test_likely_tokens_of_a_teacher_are_stored_once(tmp_path):
   assert 'cannot hold what the frozen model makes of it' in result.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_teacher_of_other_tokens_is_refused(tmp_path):
   data = text(tmp_path)

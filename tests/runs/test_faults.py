@@ -90,6 +90,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path):
   process.communicate()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_sigterm_to_one_of_two_makes_both_save_the_same_step(tmp_path):
   flags = '--fdl.MAX_STEPS=20', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000'

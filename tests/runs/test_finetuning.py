@@ -97,7 +97,7 @@ QUESTION, ANSWER = dict(role='user', content='hello'), dict(role='assistant', co
       dict(messages=[dict(role='system', content='be short'),
                      dict(role='user', content='say\n\nhello'), ANSWER]),
     ),
-    (dict(prompt='a topic', messages=[QUESTION, ANSWER]), dict(messages=[QUESTION, ANSWER])),
+    (dict(prompt='hello', messages=[QUESTION, ANSWER]), dict(messages=[QUESTION, ANSWER])),
   ],
 )  # fmt: skip
 def test_rows_of_other_formats(record, same, tmp_path):

@@ -47,6 +47,7 @@ def test_lora_beside_int8_weights_of_a_run(tmp_path):
   assert set(again) == {1, 2, 3, 4, 5}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_initial_values_in_int8_are_saved_once(tmp_path):
   lora = dict(USE_LORA=True, LORA_RANK=4)

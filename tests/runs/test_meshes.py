@@ -148,7 +148,6 @@ GRID_SLOW = {
 GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
 
 
-@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('devices', 'arguments'),
   [pytest.param(*value, id=name) for name, value in GRID.items()]

@@ -257,6 +257,7 @@ def test_two_processes_compute_a_reference_once_as_one_does(tmp_path):
   assert list(runs.losses(tmp_path / 'two').values()) == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_path):
   """The run that they come from may go on, or be moved away."""

@@ -74,6 +74,7 @@ def refused(match: str, *argv: object) -> None:
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_exports_are_proven(made, capsys):
   prove.main([str(made / 'hf')])
   out = capsys.readouterr().out

@@ -60,6 +60,13 @@ def test_formats_of_pairs_are_the_same(tmp_path):
     dict(question='hello', chosen='good day', rejected='go away'),
     dict(instruction='hello', input='', chosen='good day', rejected='go away'),
     dict(messages=[QUESTION], chosen='good day', rejected='go away'),
+    dict(messages=[QUESTION, *GOOD], chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(question='hello', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
+    dict(
+      prompt=[{'from': 'human', 'value': 'hello'}],
+      chosen=[QUESTION, *GOOD],
+      rejected=[QUESTION, *BAD],
+    ),
     dict(
       conversations=[{'from': 'human', 'value': 'hello'}],
       chosen={'from': 'gpt', 'value': 'good day'},
@@ -104,11 +111,13 @@ def test_pairs_are_held_out_as_a_whole(tmp_path):
     ),
     (dict(prompt='a', chosen='', rejected=' b'), "'chosen' is empty"),
     (dict(chosen='b', rejected='c'), 'has no "prompt"'),
+    (dict(instruction='x', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]), 'is not in'),
+    (dict(messages=[QUESTION, *BAD], chosen='good day', rejected='no'), 'not the chosen one'),
     (dict(prompt='a', system='s', chosen='b', rejected='c'), "'system' of this record"),
     (dict(prompt='a', margin=2, chosen='b', rejected='c'), 'a pair has no margin'),
     (
       dict(prompt='a topic', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
-      '"prompt" is not in the messages',
+      r'the prompt \(prompt\) is not in',
     ),
     (dict(prompt='a', chosen=' b' * 40, rejected=' c'), 'TOO_LONG=skip'),
   ],

@@ -155,6 +155,7 @@ def json_vocab(tmp_path_factory) -> str:
   return str(folder / 'tokenizer.json')
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_hugging_face_on_all_cores(tmp_path, documents, json_vocab):
   source = as_json_lines(tmp_path / 'c.jsonl', documents)
   for processes in ('1', '2'):

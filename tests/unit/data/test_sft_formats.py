@@ -1,6 +1,5 @@
 """Formats of records for fine-tuning, and conversations with tools as transformers writes them."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -258,7 +257,7 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
     ({'messages': [USER, {**ANSWER, 'weight': 0.5}]}, 'weight=0.5 of an answer is neither'),
     ({'messages': [USER, {**ANSWER, 'weight': 1, 'train': False}]}, 'contradict each other'),
     ({'messages': [USER, {**ANSWER, 'train_detail': [{'train': False}]}]}, "'train_detail' of"),
-    ({'messages': [USER, ANSWER], 'loss_mask': [1]}, 'a mark for each of 2 messages'),
+    ({'messages': [USER, ANSWER], 'loss_mask': [1]}, '0 or 1 for each of 2 messages'),
     ({'messages': [USER, ANSWER], 'weight': 0}, "'weight' of this record is not read"),
     ({'messages': [USER, ANSWER], 'images': ['a.png']}, 'only texts are read'),
     ({'messages': [USER, {**ANSWER, 'images': ['a.png']}]}, "'images' of messages is not read"),
@@ -267,6 +266,22 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
     ({'prompt': 'a', 'completion': 'b', 'tools': [TOOL]}, "'tools' of this record is not read"),
     ({'prompt': 'a', 'completion': 'b', 'reasoning': 'r'}, "'reasoning' of this record"),
     ({'inputs': 'ab', 'targets': 'c', 'instruction': 'a'}, "'instruction' of this record"),
+    ({'inputs': 'a1', 'targets': 'b', 'input': '1'}, "'input' of this record"),
+    ({'messages': [USER, ANSWER], 'masked': True}, "'masked' of this record"),
+    ({'messages': [USER, ANSWER], 'images': ['hello']}, 'only texts are read'),
+    (
+      {'messages': [USER, {**CALLING, 'function_call': {'name': 'f', 'arguments': '{}'}}]},
+      'both "function_call" and "tool_calls"',
+    ),
+    (
+      {
+        'messages': [
+          USER,
+          {**CALLING, 'tool_calls': [dict(name='f', arguments={'a': 1}, parameters={'a': 2})]},
+        ]
+      },
+      'say different things',
+    ),
     ({'messages': WHOLE, 'system': 'be brief'}, 'begin with another one'),
     ({'messages': WHOLE, 'system': 'a', 'system_prompt': 'b'}, 'say different things'),
   ],
@@ -295,6 +310,7 @@ MARKS = [('weight', 0), ('weight', '0'), ('weight', 0.0), ('train', False), ('tr
          ('masked', True)]  # fmt: skip
 
 
+@pytest.mark.cases(fast=12)
 @pytest.mark.parametrize(('key', 'value'), MARKS)
 @pytest.mark.parametrize('form', ['messages', 'turns', 'prompt'])
 @pytest.mark.parametrize('template', [WITH_TOOLS, MARKED], ids=['plain', 'generation'])
@@ -332,8 +348,14 @@ def test_an_answer_that_is_marked_is_read_and_not_learned(tmp_path, key, value, 
      Conversation([dict(role='user', content='a'), dict(role='assistant', content='b'),
                    dict(role='user', content='he\n\nllo'), ANSWER])),
     (dict(messages=[USER, ANSWER, USER, ANSWER], loss_mask=[0, 0, 0, 1]),
-     Conversation([USER, {**ANSWER, 'loss_mask': 0}, USER, {**ANSWER, 'loss_mask': 1}],
-                  masked=frozenset([1]))),
+     Conversation([USER, ANSWER, USER, ANSWER], masked=frozenset([1]))),
+    (dict(conversations=[dict(turns(('human', 'hello'))[0], id=1),
+                         dict(turns(('gpt', 'good day'))[0], weight=1.0)]),
+     Conversation([USER, ANSWER])),
+    (dict(messages=[dict(role='system', content='be kind '), USER, ANSWER], system='be kind'),
+     Conversation([dict(role='system', content='be kind '), USER, ANSWER])),
+    (dict(instruction='hello', output='good day', prompt='### Ask: hello ### Say: good day'),
+     Conversation([USER, ANSWER])),
     (dict(messages=[], instruction='hello', output='good day'), Conversation([USER, ANSWER])),
     (dict(messages=[dict(role='developer', content='be kind'), USER, ANSWER]),
      Conversation([WHOLE[0], USER, ANSWER])),
@@ -344,9 +366,18 @@ def test_an_answer_that_is_marked_is_read_and_not_learned(tmp_path, key, value, 
 def test_what_stands_beside_the_messages_is_read(record, contents):
   fields = Fields(record)
   (found,) = SftRows.contents_of(fields)
-  if 'loss_mask' in record:
-    found = dataclasses.replace(found, messages=contents.messages)
   assert found == contents
+  assert check_unread(fields, [found]) == []
+
+
+@pytest.mark.parametrize('key', ['arguments', 'parameters'])
+@pytest.mark.parametrize('inner', [False, True])
+def test_calls_have_their_arguments_under_two_names(key, inner):
+  call = {'name': 'weather', key: ARGUMENTS}
+  call = {'function': call} if inner else call
+  fields = Fields({'messages': [USER, {'role': 'assistant', 'tool_calls': [call]}]})
+  (found,) = SftRows.contents_of(fields)
+  assert found.messages[1]['tool_calls'] == [CALL]
   assert check_unread(fields, [found]) == []
 
 
@@ -391,21 +422,23 @@ def test_labels_that_are_not_read_are_said(tmp_path):
   assert any('1 record (the first: ' in w and '--method=kto' in w for w in rows.warnings)
   pair = tmp_path / 'b.jsonl'
   pair.write_text(json.dumps(dict(prompt='a', chosen=' b', rejected=' c', label=1)) + '\n')
-  assert not any(
-    'label' in w for w in PreferenceRows([str(pair)], packaged.VOCAB, 64, 8192).warnings
-  )
+  (said,) = PreferenceRows([str(pair)], packaged.VOCAB, 64, 8192).warnings
+  assert said.endswith('of 1 records have them: label (1)')
 
 
 _NAMES = st.text('abcdefghij', min_size=3, max_size=12).map('odd_{}'.format)
 _KNOWN = st.sampled_from([
   'system', 'system_prompt', 'tools', 'functions', 'context', 'input', 'question', 'history',
   'reasoning', 'thinking', 'weight', 'loss_mask', 'images', 'margin', 'prompt', 'instruction',
+  'masked', 'train', 'query', 'messages', 'conversations',
 ])  # fmt: skip
 _VALUES = st.one_of(
   st.text('xyz', min_size=4, max_size=9),
   st.lists(st.text('xyz', min_size=4, max_size=9), min_size=1, max_size=2),
   st.just([TOOL]),
-  st.integers(2, 9),
+  st.integers(0, 9),
+  st.booleans(),
+  st.sampled_from(['1', '0', 'on', 'hello']),
 )
 _BASES = [
   dict(messages=[USER, ANSWER]),
@@ -437,7 +470,11 @@ def test_no_key_of_a_record_is_dropped_without_a_word(base, key, value):
     return
   said = json.dumps([c if isinstance(c, Pair) else [c.messages, c.tools] for c in contents])
   told = value if isinstance(value, str) else json.dumps(value)[1:-1]
-  assert key in counted or told in said
+  # a weight of 1, or a mark that masks nothing
+  changes_nothing = str(value).lower() in (('0', 'false') if key == 'masked' else ('1', 'true'))
+  changes_nothing &= key in ('weight', 'train', 'masked')
+  changes_nothing |= key == 'history' and not value
+  assert key in counted or told in said or changes_nothing
 
 
 @settings(max_examples=200, deadline=None)
@@ -447,4 +484,5 @@ def test_no_key_of_a_message_is_dropped_without_a_word(key, value, form):
   fields = Fields({form: [USER, answer | {key: value}]})
   (contents,) = SftRows.contents_of(fields)
   assert f'messages.{key}' in check_unread(fields, [contents])
-  assert contents.messages[1][key] == value  # the chat template may read it
+  if form == 'messages':
+    assert contents.messages[1][key] == value  # the chat template may read it

@@ -453,6 +453,7 @@ def test_a_chat_has_no_space_before_the_answer_unless_the_task_says_so(tmp_path)
     read_tasks([task(tmp_path, **GOOD | dict(system='Be brief.'))])
 
 
+@pytest.mark.slow
 def test_beginnings_that_rows_share_are_read_once(monkeypatch):
   """The scores are those of whole rows, also where alternatives differ in their last token."""
   model, params = made('llama')

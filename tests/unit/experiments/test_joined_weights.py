@@ -56,6 +56,7 @@ def values(config: fdl.Config) -> PyTree:
   return jax.tree.unflatten(tree, [one(x) for x in leaves])
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize('form', ['', 'int8'])
 @pytest.mark.parametrize('name', MODELS)
 def test_the_logits_are_the_same_and_the_way_back(name, form):
@@ -98,6 +99,7 @@ class OwnAttention(Attention):
   """A user's own layer, with the names of paxlite's."""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
   ('kind', 'own'), [(GatedFeedForward, OwnFeedForward), (Attention, OwnAttention)]
 )

@@ -162,6 +162,7 @@ def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
   assert 'was decoded with other settings: weights ' in result.stderr
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
   ('record', 'match'),
   [

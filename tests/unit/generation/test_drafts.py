@@ -253,6 +253,7 @@ def test_what_rows_draw_does_not_depend_on_drafts():
   assert drafting.num_steps < plain.num_steps
 
 
+@pytest.mark.slow
 def test_ends_and_room():
   """Two engines, which are compiled once each."""
   model, params = model_and_params()

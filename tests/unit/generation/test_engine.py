@@ -72,7 +72,7 @@ def log_probs(model, params, ids):
   return np.asarray(jax.nn.log_softmax(logits))
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   'name',
   ['window']
@@ -114,6 +114,7 @@ def test_log_probabilities_of_prompts_and_answers():
     ]
 
 
+@pytest.mark.slow
 def test_a_beginning_that_prompts_share_is_read_once():
   model, params = made('llama')
   engine = Engine(model, params, 64, SAMPLING)
@@ -195,6 +196,7 @@ def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):
   assert bool(shared) == (name != 'states')  # a state has seen all tokens of its row
 
 
+@pytest.mark.slow
 def test_a_cancelled_row_is_no_source():
   model, params = made('llama')
   engine = Engine(model, params, 64, most_rows=2)
@@ -374,6 +376,44 @@ class Rising:
   @property
   def is_complete(self):
     return self.tokens[-1] >= 50
+
+
+class Failing(Rising):
+  """A grammar that fails after some tokens, when it is asked or when it is told."""
+
+  def __init__(self, method, after):
+    super().__init__()
+    self.method, self.after = method, after
+
+  def _count(self, method):
+    if method == self.method and len(self.tokens) >= self.after:
+      raise RuntimeError('the grammar has failed')
+
+  def allowed(self):
+    self._count('allowed')
+    return super().allowed()
+
+  def accept(self, token):
+    self._count('accept')
+    super().accept(token)
+
+
+@pytest.mark.parametrize(('method', 'after'), [('allowed', 0), ('allowed', 1), ('accept', 0)])
+def test_a_request_that_fails_ends_alone(method, after):
+  model, params = made('window')
+  engine = Engine(model, params, 64, most_rows=2)
+  honest = [Request([5, 6, i], 9) for i in range(3)]
+  alone = [answer.ids for answer in engine.generate(honest)]
+  failing = engine.add(Request([5, 6], 20, grammar=Failing(method, after)))
+  jobs = [engine.add(request) for request in honest]
+  while engine.step(most=2):
+    pass
+  assert [job.answer.ids for job in jobs] == alone
+  assert (str(failing.error), failing.answer.finish) == ('the grammar has failed', 'cancelled')
+  assert engine.num_active == 0
+  with pytest.raises(RuntimeError, match='has failed'):
+    engine.generate([Request([5, 6], 20, grammar=Failing(method, after)), honest[0]])
+  assert engine.generate(honest)[0].ids == alone[0]
 
 
 @pytest.mark.slow

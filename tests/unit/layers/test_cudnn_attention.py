@@ -141,7 +141,7 @@ def segments_of(offsets, lengths, shape):
   return jnp.where(inside.any(1), inside.argmax(1), -1).reshape(B, T)
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', ['', 'bias', 'bounds', 'counted', 'too many'])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'narrow values'])
@@ -310,7 +310,7 @@ def test_what_experiments_ask_for(values, logits, ring):
   assert (e.has_fused_logits, e.has_fused_ring) == (logits, ring)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('window', [0, 6])
@@ -411,6 +411,7 @@ def test_cudnn_is_not_asked_for_what_it_has_not(asked, values):
   np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('sink', [None, 0.0])
 def test_a_bias_that_is_learned(asked, mesh, sink):

@@ -62,6 +62,7 @@ def test_nf4_is_that_of_bitsandbytes(inputs, outputs):
   np.testing.assert_array_equal(ours, F.dequantize_4bit(bytes_, state).numpy().T)
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(('form', 'error'), [(Nf4(), 0.14), (Int4(), 0.19)])
 @pytest.mark.parametrize(('shape', 'summed'), WEIGHTS)
 def test_every_shape_is_kept(form, error, shape, summed):

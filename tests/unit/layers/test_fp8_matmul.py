@@ -20,7 +20,7 @@ EXPERTS = (4, 3, 8, 16), (3, 16, 24), (((3,), (1,)), ((1,), (0,)))
 COMBINED = (4, 8, 16), (16, 3, 2, 8), (((2,), (0,)), ((), ()))
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
   ('case', 'dtype', 'has_bias'),
   [

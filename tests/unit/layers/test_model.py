@@ -78,6 +78,7 @@ def stacked(params):
   return {**params, 'transformer': {'repeat': jax.tree.map(lambda *x: jnp.stack(x), *blocks)}}
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('packed', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_repeated_equals_unrolled(packed):
   unrolled, repeated = make(), make(USE_REPEATED_LAYER=True)
@@ -349,7 +350,7 @@ def test_grouped_heads_equal_repeated_keys():
   np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('repeated', [False, True])
 def test_dropout_is_on_with_an_rng_alone_and_a_function_of_it(repeated):
   task = make(DROPOUT_PROB=0.3, EMBEDDING_DROPOUT_PROB=0.3, USE_REPEATED_LAYER=repeated)
@@ -443,6 +444,7 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
   assert not dots(blocks)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('on_cpu', [True, False])
 @pytest.mark.parametrize('sink_logit', [None, 0.7])
 def test_attention_is_what_is_written(sink_logit, on_cpu, monkeypatch):

@@ -32,6 +32,7 @@ def case(
   )
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize(
   'given',
   [

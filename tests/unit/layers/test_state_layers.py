@@ -82,6 +82,7 @@ def looped(params, x: np.ndarray) -> np.ndarray:
   return np.einsum('tnh,dnh->td', y, p['post']['w']) + p['post']['b']
 
 
+@pytest.mark.slow
 def test_mamba2_is_a_loop_over_tokens():
   x, at, params = made(MAMBA)
   with jax.default_matmul_precision('highest'):
@@ -149,6 +150,7 @@ def test_further_layers_are_loops_over_tokens(layer, loop):
     np.testing.assert_allclose(found[row], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'name',
   [

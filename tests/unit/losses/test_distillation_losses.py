@@ -65,6 +65,7 @@ def of_torch(kind, temperature, student, teacher, weights, count=None):
   return loss.item(), x.grad.numpy(), w.grad.numpy()
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('temperature', [1.0, 2.5])
 @pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
 def test_divergences_equal_torch(kind, temperature):
@@ -78,6 +79,7 @@ def test_divergences_equal_torch(kind, temperature):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
 def test_stored_likely_tokens_equal_torch(kind):
   """All tokens of the vocabulary give the divergence of the whole distributions."""

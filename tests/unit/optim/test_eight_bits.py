@@ -110,6 +110,7 @@ def test_a_skipped_update_changes_no_code():
   assert state.scales[0].nu['w'].shape == (64, 2)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('name', ['adamw', 'lion', 'muon', 'normuon', 'soap'])
 def test_variables_that_are_not_trained_have_no_moments(name):
   """Their places in a state are empty, as those of matrices in Adam's part of Muon."""

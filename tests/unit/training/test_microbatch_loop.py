@@ -35,6 +35,7 @@ def test_it_computes_what_a_scan_does():
   assert len(traces) == 2, 'each of the two traces it once'
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same(monkeypatch):
   e = TinyGPT(NUM_MICROBATCHES=4, PERCORE_BATCH_SIZE=8, DROPOUT_PROB=0.1, NUM_LAYERS=1)
   built = fdl.build(e.build_task())
