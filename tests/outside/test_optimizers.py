@@ -36,7 +36,9 @@ def muon(schedule):
   return contrib.muon(schedule, muon_weight_dimension_numbers=muon_dims)
 
 
-@pytest.mark.parametrize('cls', [Orthogonal, pytest.param(Muon, marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize('cls', [Orthogonal, Muon])
 def test_a_matrix_is_the_same_in_a_repeated_and_in_an_unrolled_stack(cls):
   small = dict(MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, MAX_SEQ_LEN=8)
   unrolled = after_steps(cls(USE_REPEATED_LAYER=False, **small))

@@ -146,7 +146,7 @@ def test_rows_fit_and_hold_each_example_once():
       "a.jsonl:2: a message has the role 'bot'",
     ),
     (dict(conversations='a'), "a.jsonl:2: 'conversations' is not valid JSON"),
-    (dict(conversations=[3]), 'a.jsonl:2: "messages" must be a list'),
+    (dict(conversations=[3]), 'a.jsonl:2: "conversations" must be a list'),
     (dict(instruction='a', output=3), "a.jsonl:2: 'output' must be a string"),
     (dict(instruction='a', input=3, output='b'), "a.jsonl:2: 'input' must be a string"),
     (dict(instruction='a', output=''), 'a.jsonl:2 has no answer'),

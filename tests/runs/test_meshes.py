@@ -148,6 +148,8 @@ GRID_SLOW = {
 GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('devices', 'arguments'),
   [pytest.param(*value, id=name) for name, value in GRID.items()]

@@ -109,6 +109,7 @@ def test_a_long_context_loses_its_beginning():
     Scorer(model, params, 64)([Continuation([1], [2] * 65)])
 
 
+@pytest.mark.slow
 def test_alternatives_of_one_context_share_a_row():
   model, params = made('llama')
   scorer = Scorer(model, params, 64)

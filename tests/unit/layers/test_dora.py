@@ -28,7 +28,7 @@ def expected(equation, shape, p, x, w):
   return product + p['b'].reshape(p['b'].shape)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('equation', CASES)
 @pytest.mark.parametrize('form', [None, Nf4()])
 def test_outputs_and_gradients_are_those_of_the_formula(equation, form):
