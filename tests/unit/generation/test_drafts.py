@@ -165,7 +165,7 @@ def assert_same(found, wanted) -> None:
         assert a.top.keys() == b.top.keys()
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in MODELS if name != 'states'])
 def test_rows_that_come_and_go_have_the_same_tokens(name):

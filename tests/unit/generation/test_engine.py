@@ -592,6 +592,7 @@ for experiment, meshes in (
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_meshes_give_the_same_tokens():
   command = [sys.executable, '-c', ON_MESHES]

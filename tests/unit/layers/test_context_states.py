@@ -46,6 +46,7 @@ def compare(is_packed: bool, has_delta: bool) -> float:
   return max(float(abs(x - y).max() / abs(y).max()) for x, y in zip(split, whole, strict=True))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_devices_pass_on_their_states():
   done = runs.module('tests.unit.layers.test_context_states', devices=8)

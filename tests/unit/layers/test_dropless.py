@@ -19,7 +19,7 @@ def highest_precision():
 SIZES = jnp.array([128, 0, 256])  # the last 128 of 512 rows have no group
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('kernels', [triton_matmul, megablox_matmul])
 def test_kernels_compute_what_ragged_dot_does(kernels):
