@@ -8,7 +8,6 @@ what is asked for.
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -143,7 +142,7 @@ class Engine:
         self.step(while_reading=0)
         for i, job in [*jobs.items()]:
           if job.answer is not None:
-            _check(job)
+            job.check()
             del jobs[i]
             yield i, job.answer
     finally:
@@ -183,7 +182,7 @@ class Engine:
         self.step(most=1)
         for token, _ in job.taken():
           yield token
-      _check(job)
+      job.check()
     finally:
       self.cancel(job)
 
@@ -195,7 +194,7 @@ class Engine:
         self.step(most=1)
         if piece := job.piece():
           yield piece
-      _check(job)
+      job.check()
     finally:
       self.cancel(job)
 
@@ -371,14 +370,14 @@ class Engine:
       tops = max(1, job.request.top_log_probs)
       job.was_read(part, of_prompts.scores(i, tops))
       if job.phase is Phase.WRITING:
-        _alone(job, job.wrote, *found.at(i, job.request.top_log_probs))
+        job.alone(job.wrote, *found.at(i, job.request.top_log_probs))
         self.num_tokens += 1
 
   def _allowed(self, jobs: Sequence[Job], rows: Sequence[int], count: int) -> np.ndarray:
     """Returns which tokens may come next in so many rows, of which jobs have some."""
     allowed = np.ones((count, self._vocab_size), bool)
     for job, row in zip(jobs, rows, strict=True):
-      _alone(job, job.restrict, allowed[row])
+      job.alone(job.restrict, allowed[row])
     return allowed
 
   def _part_length(self, job: Job) -> int:
@@ -413,7 +412,7 @@ class Engine:
     for job in jobs:
       for i in range(int(counts[job.row])):
         if job.answer is None:
-          _alone(job, job.wrote, *tokens.at((job.row, i), job.request.top_log_probs))
+          job.alone(job.wrote, *tokens.at((job.row, i), job.request.top_log_probs))
           self.num_tokens += 1
 
   @property
@@ -453,17 +452,3 @@ class Engine:
         f'{what} has {len(prompt):,} tokens and wants {new:,} new ones: the model takes '
         f'{self.max_length:,}'
       )
-
-
-def _alone(job: Job, call: Callable[..., None], *args: Any) -> None:
-  """Calls a method of a job; what it raises ends this job alone."""
-  try:
-    call(*args)
-  except Exception as e:
-    job.fail(e)
-
-
-def _check(job: Job) -> None:
-  """Raises the error of a job that has failed."""
-  if job.error is not None:
-    raise job.error

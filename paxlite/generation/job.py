@@ -2,8 +2,8 @@
 
 import enum
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -184,6 +184,18 @@ class Job:
       allowed_V[: len(allowed)] = allowed[: len(allowed_V)]
       if not self.request.grammar.may_end:  # where a grammar has such a token as text
         allowed_V[[token for token in self.request.ends if token < len(allowed_V)]] = False
+
+  def alone(self, call: Callable[..., None], *args: Any) -> None:
+    """Calls a method of the job; what it raises ends this job, and no other one."""
+    try:
+      call(*args)
+    except Exception as e:
+      self.fail(e)
+
+  def check(self) -> None:
+    """Raises the error of a job that has failed."""
+    if self.error is not None:
+      raise self.error
 
   def fail(self, error: Exception) -> None:
     """Ends the job, whose text nobody reads, because something of its request has failed."""

@@ -126,21 +126,10 @@ class Worker:
       except Exception as e:  # the next requests may go well
         log.exception('the engine has failed')
         self.engine.reset()
-        for ticket in self._tickets:
-          ticket.tell(Progress(error=e))
-        self._forget(self._tickets)
+        failed = [(ticket, Progress(error=e)) for ticket in self._tickets]
+        self._tell(failed)
         continue
-      done = []
-      for ticket in self._tickets:
-        job = ticket.job
-        assert job is not None
-        news = _news(job)
-        if news.text or news.is_last:
-          ticket.tell(news)
-        if news.is_last:
-          self.engine.cancel(job)
-          done.append(ticket)
-      self._forget(done)
+      self._tell([(ticket, _news(ticket.job)) for ticket in self._tickets if ticket.job])
     for ticket in self._tickets:
       ticket.tell(Progress(error=ConnectionAbortedError('the server ends')))
 
@@ -160,12 +149,22 @@ class Worker:
           ticket.job = self.engine.add(ticket.request)
           self._tickets.append(ticket)
         except Exception as e:
-          ticket.tell(Progress(error=e))
-          self._forget([ticket])
+          self._tell([(ticket, Progress(error=e))])
       elif ticket.job is not None and ticket.job.answer is None:
         self.engine.cancel(ticket.job)
         self._forget([ticket])
     return True
+
+  def _tell(self, news: Sequence[tuple[Ticket, Progress]]) -> None:
+    """Passes news on; who hears the last of an answer finds room for the next request."""
+    done = [ticket for ticket, progress in news if progress.is_last]
+    for ticket in done:
+      if ticket.job is not None:
+        self.engine.cancel(ticket.job)
+    self._forget(done)
+    for ticket, progress in news:
+      if progress.text or progress.is_last:
+        ticket.tell(progress)
 
   def _forget(self, tickets: Sequence[Ticket]) -> None:
     gone = {id(ticket) for ticket in tickets}
