@@ -29,6 +29,7 @@ from paxlite.config.former_names import FORMER, current
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
+from paxlite.files.text_files import text_or_file
 from paxlite.other_systems import other_names
 from paxlite.stores import paths
 
@@ -36,6 +37,7 @@ from paxlite.stores import paths
 StoredPath = Annotated[str, paths.stored]  # on this machine, or gs:// or s3://
 LocalPath = Annotated[str, paths.local]  # on this machine
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
+TextOrFile = Annotated[str, text_or_file]  # the text, or the name of a file that holds it
 
 _types: dict[type, dict[str, object]] = {}  # the results of attribute_types
 _signatures: dict[type, inspect.Signature] = {}
@@ -295,7 +297,9 @@ def _check_attributes(cls: type) -> None:
     for name, value in vars(owner).items():
       if name in known:
         if not isinstance(value, derived | property):
-          convert(cls, name, value)
+          found = convert(cls, name, value)
+          if owner is cls and type(found) is str and found != value:
+            setattr(cls, name, found)  # the path of a home folder, the text of a file
       elif FORMER.get(name) in known:
         continue
       elif _is_attribute(name) or name in FORMER:

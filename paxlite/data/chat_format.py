@@ -1,6 +1,7 @@
 """The text that the chat template of a model writes for a conversation."""
 
 import datetime
+import itertools
 import pathlib
 import re
 import threading
@@ -24,6 +25,7 @@ from paxlite.stores import object_copies
 
 _MARKS = re.compile('|'.join(map(re.escape, GENERATION)))
 _GENERATION_TAG = re.compile(r'\{%[-+]?\s*generation\s*[-+]?%\}')
+_WORD, _MOST_WORDS = re.compile(r'\w+'), 1000
 _THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
 
 
@@ -187,9 +189,28 @@ class ChatFormat:
     for number, what in enumerate(marks):
       if f'Mark{number}ed' not in text:
         raise UserError(
-          f'the chat template leaves out {what}: --fdl.CHAT_TEMPLATE=TEMPLATE gives one that '
+          f'the chat template leaves out {what}: --fdl.CHAT_TEMPLATE=FILE gives one that '
           'writes it; otherwise leave the row out'
         )
+
+
+def check_says_messages(text: str, messages: Sequence[Message]) -> None:
+  """Raises UserError if a text that a template has written has none of the words of the messages.
+
+  The last thousand words are looked at.
+  """
+  contents = (str(m.get('content') or '') for m in reversed(messages))
+  words = itertools.islice((w.group() for c in contents for w in _WORD.finditer(c)), _MOST_WORDS)
+  has_words = False
+  for word in words:
+    if word in text:
+      return
+    has_words = True
+  if has_words:
+    raise UserError(
+      'the chat template writes nothing of the messages: it is not a template of chats, or not one '
+      'for these roles'
+    )
 
 
 def _with_reasoning(message: Message) -> Message:

@@ -124,6 +124,9 @@ def list_of_messages(value: Json) -> list[Message] | None:
   """Returns messages as a list: given as a list, as one message, or as the JSON text of these.
 
   None: they are something else.
+
+  Raises:
+    UserError: It is an object that has messages, whose other keys would be lost.
   """
   if isinstance(value, str) and value.lstrip()[:1] in ('[', '{'):
     try:
@@ -131,6 +134,10 @@ def list_of_messages(value: Json) -> list[Message] | None:
     except ValueError:
       return None
   if isinstance(value, Mapping):
+    for key in ('messages', 'conversations'):
+      if isinstance(value.get(key), list | tuple):
+        raise UserError(f'an object with {key!r} stands where messages should be: write the list '
+                        'of messages itself, and its other keys beside it')  # fmt: skip
     value = [value]
   good = isinstance(value, list | tuple) and all(
     isinstance(m, Mapping) and isinstance(m.get('role', m.get('from')), str) for m in value
@@ -177,7 +184,7 @@ def _message(fields: Fields) -> tuple[Message, bool | None]:
     message['tool_calls'] = [_tool_call(call, fields) for call in calls]
     message['content'] = message.get('content') or ''
   if isinstance(message.get('content'), list | tuple):
-    message['content'] = _joined(message['content'], role)
+    message['content'] = _joined(message['content'], role, fields)
   if not isinstance(message.get('content'), str):
     raise UserError(f'the message of the {role} has no text "content"')
   return message, is_learned
@@ -225,12 +232,14 @@ def _calls_of_turn(value: Json) -> Json:
   return calls if isinstance(calls, list) else [calls]
 
 
-def _joined(parts: Sequence[Json], role: str) -> str:
+def _joined(parts: Sequence[Json], role: str, message: Fields) -> str:
   """Returns the text of a content that is a list of parts; UserError if one of them is no text."""
   texts = []
   for part in parts:
-    kind = part.get('type', 'text') if isinstance(part, Mapping) else type(part).__name__
-    text = part.get('text') if isinstance(part, Mapping) else part
+    kind, text = type(part).__name__, part
+    if isinstance(part, Mapping):
+      fields = message.object(part, 'content')
+      kind, text = fields.get('type') or 'text', fields.get('text')
     if kind not in ('text', 'str') or not isinstance(text, str):
       raise UserError(
         f'the message of the {role} has a part of the type {kind!r} in its "content", and only '

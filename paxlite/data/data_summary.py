@@ -221,7 +221,7 @@ def _left_out(source: SftRows) -> list[str]:
   if source.num_skipped:
     why = 'whose answer begins behind the cut' if source.too_long == 'truncate' else 'too long'
     lines.append(f'Left out  {_counted(source.num_skipped, source.noun)}, {why}')
-  return [*lines, f'          the first: {source.first_long}'] if lines else lines
+  return [*lines, f'          the longest: {source.long.longest}'] if lines else lines
 
 
 def histogram(lengths: np.ndarray) -> list[str]:

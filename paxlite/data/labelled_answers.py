@@ -18,7 +18,8 @@ from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.data.conversations import Conversation, Message
 from paxlite.data.preferences import KEYS, PreferenceRows
-from paxlite.data.records import read_records
+from paxlite.data.record_files import Raw
+from paxlite.data.records import parsed
 from paxlite.data.sft import SftExample
 from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
 
@@ -94,37 +95,41 @@ class LabelledRows(PreferenceRows):
     return ' and '.join((*format_of(record).keys, next(key for key in LABELS if key in record)))
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
-    found: list[tuple[str, Labelled]] = []
+    found: list[tuple[Labelled, SftExample]] = []
     self._said = 0  # a checksum of all answers and labels
-    for file in files:
-      for place, record in read_records(file):
-        fields = Fields(record)
-        with located(place):
-          answers = labelled(fields)
-          self._warnings.note_unread(check_unread(fields, [each.contents for each in answers]))
-        found += [(place, answer) for answer in answers]
-        for answer in answers:
-          said = identity(answer.contents), answer.is_good
-          self._said = zlib.crc32(repr(said).encode(), self._said)
-        self.formats[self._format(fields)] += 1
+    for place, raw in self._raws(files):
+      answers = self.refused.attempt(self._answers, place, raw) or []
+      found += answers
+      for answer, _ in answers:
+        said = identity(answer.contents), answer.is_good
+        self._said = zlib.crc32(repr(said).encode(), self._said)
     for kind in (Pair, Conversation):
-      same = [each for each in found if isinstance(each[1].contents, kind)]
-      yield from self._with_others(same)
+      yield from self._with_others([each for each in found if isinstance(each[0].contents, kind)])
+
+  def _answers(self, place: str, raw: Raw) -> list[tuple[Labelled, SftExample]]:
+    """Returns the labelled answers of a record, and their examples."""
+    fields = Fields(parsed(raw, place))
+    with located(place):
+      answers = labelled(fields)
+      self._warnings.note_unread(check_unread(fields, [each.contents for each in answers]))
+    found = [(answer, self._example(place, answer.contents)) for answer in answers]
+    self.formats[self._format(fields)] += 1
+    return found
 
   def _with_others(
-    self, answers: Sequence[tuple[str, Labelled]]
+    self, answers: Sequence[tuple[Labelled, SftExample]]
   ) -> Iterator[tuple[str, list[SftExample]]]:
     """Yields the place of each answer, its example, and that of its prompt with another answer."""
-    prompts = [answer.prompt for _, answer in answers]
-    own = [self._example(place, answer.contents) for place, answer in answers]
+    prompts = [answer.prompt for answer, _ in answers]
+    own = [example for _, example in answers]
     learned = [int(e.is_answer.sum()) for e in own]
 
     def fits(i: int, other: int) -> bool:
       both = 2 * (len(own[i].ids) - 1) - learned[i] + learned[other]  # but for merged tokens
       return both <= self.seq_len
 
-    for i, (place, answer) in enumerate(answers):
-      number = nearest_other(prompts, i, fits)
+    for i, (answer, example) in enumerate(answers):
+      place, number = example.place, nearest_other(prompts, i, fits)
       if number is None:
         form = 'a text' if isinstance(answer.contents, Pair) else 'messages'
         raise UserError(
@@ -132,12 +137,12 @@ class LabelledRows(PreferenceRows):
           'answer with answers to other prompts: add records'
         )
       sign = 1 if answer.is_good else -1
-      contents = answer.with_answer(answers[number][1])
-      mixed = self._encoded(f'{place}, with the answer of {answers[number][0]}', contents)
+      contents = answer.with_answer(answers[number][0])
+      mixed = self._encoded(f'{place}, with the answer of {own[number].place}', contents)
       yield (
         place,
         [  # the answers to one prompt are held out together
-          dataclasses.replace(own[i], preference=sign, identity=prompts[i]),
+          dataclasses.replace(example, preference=sign, identity=prompts[i]),
           SftExample(mixed.ids, mixed.is_learned, prompts[i], preference=2 * sign, place=place),
         ],
       )

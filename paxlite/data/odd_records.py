@@ -9,8 +9,9 @@ from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
 from paxlite.data.conversations import Conversation
-from paxlite.data.record_files import Record
-from paxlite.data.records import read_records
+from paxlite.data.record_files import Raw, Record
+from paxlite.data.records import parsed, raw_records, text_of
+from paxlite.data.refused_records import RefusedRecords
 from paxlite.data.sft import SftRows
 from paxlite.data.sft_formats import Pair, check_unread
 from paxlite.data.tokenizer import Tokenizer
@@ -24,11 +25,14 @@ BLANK_ANSWER = 'an answer that is empty'
 OPEN = 'a last message that is not an answer, of which nothing is learned'
 SAME = 'the same as an earlier record'
 MARKED = 'a special token of the tokenizer within the text'
-REFUSED = 'refused by a run'
 
 
 class Oddities:
   """Counts oddities by kind, with the place of the first one.
+
+  Attributes:
+    refused: The documents that cannot be read. Those that are examples for fine-tuning are passed
+      over, because SftRows names them.
 
   Args:
     tokenizer: The tokenizer whose special tokens are looked for; None: none is.
@@ -48,12 +52,21 @@ class Oddities:
     self._seen: set[int] = set()
     self._counts: dict[str, int] = {}
     self._first: dict[str, str] = {}
+    self.refused = RefusedRecords()
 
   def read(self, files: Sequence[str]) -> None:
     """Looks at the first records of files."""
-    records = itertools.chain.from_iterable(map(read_records, files))
-    for place, record in itertools.islice(records, _MOST_RECORDS):
-      self.look_at(place, record)
+    records = itertools.chain.from_iterable(map(raw_records, files))
+    for place, raw in itertools.islice(records, _MOST_RECORDS):
+      record = self.refused.attempt(self._record, place, raw)
+      if record is not None:
+        self.look_at(place, record)
+
+  def _record(self, place: str, raw: Raw) -> Record:
+    record = parsed(raw, place)
+    if self._field:
+      text_of(record, self._field, place)
+    return record
 
   def look_at(self, place: str, record: Record) -> None:
     """Counts what is odd in a record."""
@@ -83,8 +96,7 @@ class Oddities:
     try:
       examples = self._contents_of(fields)
       check_unread(fields, examples)
-    except UserError as e:
-      yield REFUSED, f': {e}'
+    except UserError:
       return
     for contents in examples:
       if not isinstance(contents, Pair):

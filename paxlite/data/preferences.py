@@ -14,7 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields, is_empty
 from paxlite.data.base import Batch
 from paxlite.data.conversations import Conversation, Message, list_of_messages, role_of
-from paxlite.data.record_files import Record
+from paxlite.data.record_files import Raw
 from paxlite.data.sft import SftExample, SftRows, TooLong
 from paxlite.data.sft_formats import LABELS, Pair, chat, identity, question_of, texts
 
@@ -39,6 +39,7 @@ class PreferenceRows(SftRows):
 
   examples_of_a_record = 2
   noun = 'pair'
+  _ways_out = '--fdl.TOO_LONG=skip'
   _together = 'both answers with their prompts'  # what a row has to hold
 
   @property
@@ -55,8 +56,8 @@ class PreferenceRows(SftRows):
       preferences[r] = np.array(values, np.int32)[batch['segment_ids'][r]]
     return batch | {'preferences': preferences}
 
-  def _read(self, place: str, record: Record) -> list[SftExample]:
-    chosen, rejected = super()._read(place, record)
+  def _read(self, place: str, raw: Raw) -> list[SftExample]:
+    chosen, rejected = super()._read(place, raw)
     return [dataclasses.replace(chosen, preference=1), dataclasses.replace(rejected, preference=-1)]
 
   @staticmethod
@@ -78,9 +79,7 @@ class PreferenceRows(SftRows):
     length, most = sum(len(e.ids) - 1 for e in examples), self.seq_len
     if length > most:
       long = f'{place}: {self._together} have {length:,} tokens, a row holds {most:,}'
-      self.first_long = self.first_long or long
-      if too_long == 'error':
-        raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip')
+      self.long.add(length, place, long)
       self.num_skipped += 1
       return
     self._examples += examples

@@ -91,11 +91,16 @@ def open_records(name: str, tfds_data_dir: str = '') -> Records:
 
 def read_records(name: str) -> Iterator[tuple[str, Record]]:
   """Yields the location and the record of every record of a source."""
+  for place, raw in raw_records(name):
+    yield place, parsed(raw, place)
+
+
+def raw_records(name: str) -> Iterator[tuple[str, Raw]]:
+  """Yields the location of every record of a source, and what `parsed` makes a record of."""
   source = open_records(name)
   for shard in range(source.num_shards):
     for number, raw in source.read(shard):
-      place = source.place(shard, number)
-      yield place, parsed(raw, place)
+      yield source.place(shard, number), raw
 
 
 def parsed(raw: Raw, place: str) -> Record:

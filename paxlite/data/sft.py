@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.data.base import Batch, RowArray, mix
-from paxlite.data.chat_format import NoTemplate
 from paxlite.data.conversations import Conversation
 from paxlite.data.places import Place
-from paxlite.data.record_files import Record
-from paxlite.data.records import canonical, read_records
+from paxlite.data.record_files import Raw, Record
+from paxlite.data.records import canonical, parsed, raw_records
+from paxlite.data.refused_records import LongRecords, RecordlessError, RefusedRecords
 from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
@@ -68,6 +69,7 @@ class SftRows:
     packed: Whether examples share rows.
     split: 'train' leaves out the examples that 'held_out' reads; 'all' reads every example.
     held_out_share: Share of the examples that is held out, at least one; see held_out.
+    skip_unreadable: Whether records that cannot be read are left out.
     values: Arrays [T, …] of each row that are put into row_values after this, by their names.
 
   Attributes beyond RowSource's:
@@ -78,8 +80,9 @@ class SftRows:
       [n].
     num_learned: Number of tokens that are learned.
     num_cut: Number of examples that are cut.
-    num_skipped: Number of examples of all splits that are left out.
-    first_long: Says which example is the first that is too long; '' if there is none.
+    num_skipped: Number of examples of all splits that are left out, because they are too long.
+    long: Examples of all splits that are too long.
+    refused: Records of all splits that cannot be read.
     formats: Number of records of all splits by the keys of their format.
     has_chats: Whether one of them is a conversation, which a chat template writes.
     fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
@@ -92,12 +95,13 @@ class SftRows:
       although that is not its default; None otherwise.
 
   Raises:
-    UserError: A record is in no known format, has no answer, or is too long. The message names the
-      file and the line.
+    UserError: Records are in no known format, have no answer, or are too long. The message names
+      the file and the line of the first.
   """
 
   examples_of_a_record = 1
   noun = 'example'
+  _ways_out = '--fdl.TOO_LONG=skip or truncate'  # where examples are too long
   left_out: frozenset[int] = frozenset()  # examples that are padding; see left_out.py
 
   def __init__(
@@ -115,6 +119,7 @@ class SftRows:
     packed: bool = True,
     split: Split = 'all',
     held_out_share: float = 0.0,
+    skip_unreadable: bool = False,
     values: Mapping[str, RowArray] | None = None,
   ):
     if not files:
@@ -134,16 +139,20 @@ class SftRows:
     self._has_pairs = self.has_chats = False
     self.files, self.name = files, ', '.join(files)
     self.num_skipped = 0
-    self.first_long = ''
+    self.long, self.refused = LongRecords(), RefusedRecords()
     self.formats: collections.Counter[str] = collections.Counter()
     self._examples: list[SftExample] = []
     for place, examples in self._read_all(files):
       self._add(examples, place, too_long)
+    self.refused.check(self.name, skip_unreadable and bool(self._examples or self.long.count))
+    if too_long == 'error':
+      self._check_lengths()
     if self._examples and split != 'all':
       self._keep(split, held_out_share)
     if not self._examples:
+      long = f'; the longest are {self.long.longest}' if self.long.count else ''
       raise UserError(
-        f'{self.name} holds no {self.noun} of at most {self.longest} tokens: raise '
+        f'{self.name} holds no {self.noun} of at most {self.longest} tokens{long}: raise '
         '--fdl.MAX_SEQ_LEN'
       )
     self.num_cut = sum(e.is_cut for e in self._examples)
@@ -254,13 +263,19 @@ class SftRows:
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
     """Yields the place of each record and its examples."""
-    for file in files:
-      for place, record in read_records(file):
-        yield place, self._read(place, record)
+    for place, raw in self._raws(files):
+      found = self.refused.attempt(self._read, place, raw)
+      if found:
+        yield place, found
 
-  def _read(self, place: str, record: Record) -> list[SftExample]:
+  @staticmethod
+  def _raws(files: Sequence[str]) -> Iterator[tuple[str, Raw]]:
+    return itertools.chain.from_iterable(map(raw_records, files))
+
+  def _read(self, place: str, raw: Raw) -> list[SftExample]:
     """Returns the examples of a record, of which there are examples_of_a_record."""
-    return [self._example(place, contents) for contents in self._contents(place, record)]
+    contents = self._contents(place, parsed(raw, place))
+    return [self._example(place, each) for each in contents]
 
   def _contents(self, place: str, record: Record) -> list[Pair | Conversation]:
     """Returns the examples of a record, not yet encoded, and notes what it has besides."""
@@ -286,16 +301,22 @@ class SftRows:
     (example,) = examples
     length, most = len(example.ids), self.seq_len + 1
     if length > most:
-      long = f'{place} has {length:,} tokens and a row holds {most:,}'
-      self.first_long = self.first_long or long
-      if too_long == 'error':
-        raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip or truncate')
-      if too_long == 'skip' or not example.is_answer[1:most].any():
+      self.long.add(length, place, f'{place} has {length:,} tokens and a row holds {most:,}')
+      if too_long != 'truncate' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
       ids, is_answer = example.ids[:most], example.is_answer[:most]
       example = dataclasses.replace(example, ids=ids, is_answer=is_answer, is_cut=True)
     self._examples.append(example)
+
+  def _check_lengths(self) -> None:
+    """Raises UserError if examples are too long."""
+    if not self.long.count:
+      return
+    others = ''
+    if self.long.count > 1:
+      others = f'; {self.long.count:,} {self.noun}s are too long, the longest {self.long.longest}'
+    raise UserError(f'{self.long.first}{others}: raise --fdl.MAX_SEQ_LEN, or {self._ways_out}')
 
   def _too_long(self) -> str:
     """Says what became of the records that are too long."""
@@ -326,6 +347,8 @@ class SftRows:
     return SftExample(encoded.ids, encoded.is_learned, identity(contents), place=place)
 
   def _encoded(self, place: str, contents: Pair | Conversation) -> Encoded:
+    if isinstance(contents, Conversation):
+      self._check_template(place)
     with located(place):
       if isinstance(contents, Pair):
         self._has_pairs = True
@@ -338,12 +361,15 @@ class SftRows:
       raise UserError(f'{place} has no answer to learn')
     return encoded
 
-  def _chat(self, chat: Conversation) -> Encoded:
+  def _check_template(self, place: str) -> None:
     try:
-      encoded = self._encoding.chat(chat)
-    except NoTemplate as e:
-      hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
-      raise UserError(f'{e}{hint}') from None
+      _ = self._encoding.chat_format
+    except UserError as e:
+      hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=FILE gives one'
+      raise RecordlessError(f'{place}: {e}{hint}') from None
+
+  def _chat(self, chat: Conversation) -> Encoded:
+    encoded = self._encoding.chat(chat)
     ends = encoded.ids[encoded.is_learned]
     if not np.isin(ends, self._encoding.chat_eos_ids).any():
       self._warnings.endless += 1
@@ -367,13 +393,15 @@ class AnswerRows(SftRows):
   noun = 'answer'
 
   def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
-    for file in files:
-      for place, record in read_records(file):
-        (whole,) = self._contents(place, record)
-        for part in answers_of(whole):
-          example = self._example(place, part)
-          # the answers of a conversation are held out together
-          yield place, [dataclasses.replace(example, identity=identity(whole))]
+    for place, raw in self._raws(files):
+      for example in self.refused.attempt(self._read, place, raw) or []:
+        yield place, [example]
+
+  def _read(self, place: str, raw: Raw) -> list[SftExample]:
+    """Returns an example for each answer; those of a conversation are held out together."""
+    (whole,) = self._contents(place, parsed(raw, place))
+    of_answers = [self._example(place, part) for part in answers_of(whole)]
+    return [dataclasses.replace(example, identity=identity(whole)) for example in of_answers]
 
 
 def answers_of(contents: Pair | Conversation) -> list[Pair | Conversation]:

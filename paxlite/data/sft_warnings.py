@@ -96,7 +96,7 @@ class ExampleWarnings:
       found.append(
         f'{_counted(self._unreasoned, "chat")}: the chat template leaves out the reasoning of the '
         'last answer, so that it is not learned: write it into the text of the answer, or '
-        '--fdl.CHAT_TEMPLATE=TEMPLATE gives one that writes it'
+        '--fdl.CHAT_TEMPLATE=FILE gives one that writes it'
       )
     if self._missed:
       found.append(

@@ -14,7 +14,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data import tokenizer_files
-from paxlite.data.chat_format import ChatFormat
+from paxlite.data.chat_format import ChatFormat, check_says_messages
 from paxlite.data.chat_spans import learned
 from paxlite.data.conversations import Conversation, Message, Tool, reasoning_of
 from paxlite.data.tokenizer import Tokenizer, check_ids
@@ -169,7 +169,9 @@ class TextEncoding:
     self, messages: Sequence[Message], prompt: bool, tools: Sequence[Tool] | None = None
   ) -> str:
     """Returns the text of a conversation; with `prompt`, it ends where the answer begins."""
-    return self.chat_format.render(messages, prompt, tools, self._thinking)
+    text = self.chat_format.render(messages, prompt, tools, self._thinking)
+    check_says_messages(text, messages)
+    return text
 
   def marked(self, text: str) -> list[int]:
     """Returns the ids of a text that a chat template has written."""
@@ -192,6 +194,7 @@ class TextEncoding:
     """
     self.chat_format.check_tools(chat)
     found = learned(self.chat_format, chat, self._thinking)
+    check_says_messages(found.text, chat.messages)
     tokens = self.tokenizer.encode_tokens(found.text, marked=True)
     self._check(tokens.ids)
     is_learned = tokens.within(found.spans)

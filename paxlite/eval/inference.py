@@ -307,16 +307,16 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
     for place, record in read_json_lines(file):
       if 'prediction' in record:
         raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
+      fields = Fields(record)
       if 'messages' in record:
         with located(place):
-          fields = Fields(record)
           found = chat(fields, fields.get('messages'))
           check_unread(fields, [found])
           ids = inference.encode_chat(found.messages, found.tools)
-      elif isinstance(record.get('inputs'), str):
-        if any(key in Fields(record) for key in (*SYSTEM, 'tools', 'functions')):
+      elif isinstance(text := fields.get('inputs'), str):
+        if any(key in fields for key in (*SYSTEM, 'tools', 'functions')):
           raise UserError(f'{place}: a text has no system message and no tools: write "messages"')
-        ids = inference.encode(record['inputs'])
+        ids = inference.encode(text)
       else:
         raise UserError(f'{place} has neither a text "inputs" nor a list "messages"')
       if not 0 < len(ids) < inference.max_length:

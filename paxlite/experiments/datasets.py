@@ -252,6 +252,7 @@ class SftFiles(Tokenized, Rows, subject='Data'):
   )
   VOCAB_PATH: Run[StoredPath] = ''  # tokenizer; '': that of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'  # what happens to an example that is longer than a sequence
+  SKIP_UNREADABLE: Run[bool] = False  # leaves out records that cannot be read, and counts them
   CHAT_EXAMPLES: Training[Literal['conversations', 'answers']] = (
     'conversations'  # what of a chat is one example; answers: each with the prompt that asks for it
   )
@@ -324,6 +325,7 @@ class SftFiles(Tokenized, Rows, subject='Data'):
       packed=self.PACKED_INPUT,
       split=split,
       held_out_share=self.EVAL_FRACTION,
+      skip_unreadable=self.SKIP_UNREADABLE,
       values=dict(self.row_values),
     )
 

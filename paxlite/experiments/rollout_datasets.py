@@ -80,6 +80,7 @@ class PromptFiles(SftFiles, Policy):
       files=list(files),
       encoding=self._encoding,
       most_tokens=self.MAX_SEQ_LEN - self.MAX_NEW_TOKENS,
+      skip_unreadable=self.SKIP_UNREADABLE,
     )
 
   @property

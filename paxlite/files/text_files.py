@@ -14,7 +14,7 @@ from typing import IO, cast
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError, naming
 from paxlite.files.zstd import ZstdReader, most_window
-from paxlite.stores import object_blocks
+from paxlite.stores import object_blocks, paths
 from paxlite.stores.addresses import Address, is_address
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
@@ -22,6 +22,7 @@ _BLOCK_BYTES = 1 << 19
 _TEXT_BYTES = 1 << 24
 _LINE_BYTES = 1 << 28  # no record of a dataset is longer
 _XZ_BYTES = 1 << 24  # that xz needs in addition to its window
+_OF_TEXTS = ('.jinja', '.jinja2', '.j2', '.txt', '.md')
 COMPRESSED = ('.gz', '.xz', '.zst')
 BOM = b'\xef\xbb\xbf'  # Windows begins UTF-8 files with it
 _KINDS = {
@@ -162,6 +163,25 @@ def head_of(path: str, size: int) -> bytes:
       return f.read(size).removeprefix(BOM)
   except _DAMAGED as e:
     raise UserError(f'{path} cannot be read: {e}') from None
+
+
+def text_or_file(given: str) -> str:
+  """Returns the text of the file called `given`, or else `given`, which is the text itself.
+
+  Whatever takes a text or a file reads it by this rule: what has no braces and no line breaks, and
+  names an existing file or an object of a store, is that file.
+
+  Raises:
+    UserError: The file cannot be read, or the name ends as that of a file that does not exist.
+  """
+  if not given.strip() or '{' in given or '\n' in given:
+    return given
+  path = paths.stored(given)
+  if is_address(path) or os.path.isfile(path):
+    return read_text(path)
+  if os.path.splitext(path)[1] in _OF_TEXTS:
+    raise UserError(f'the file {given} does not exist: name another one, or give the text itself')
+  return given
 
 
 def read_text(path: str) -> str:

@@ -25,7 +25,7 @@ SFT: dict[str, Answer] = {
   **each('packing_strategy padding_free pad_to_multiple_of pad_token eval_packing', _ROWS),
   **each('completion_only_loss assistant_only_loss train_on_responses_only', _LEARNED),
   'eos_token': needless("EOS_IDS are the tokenizer's unless you set them"),
-  'chat_template_path': renamed('CHAT_TEMPLATE', 'the text of a template'),
+  'chat_template_path': renamed('CHAT_TEMPLATE', 'a file, or the text of a template'),
   'shuffle_dataset': needless('examples are in a random order, which SEED decides'),
   'loss_type': renamed(
     'PREFERENCE_LOSS', 'of preferences; otherwise the loss is the cross-entropy'

@@ -1,6 +1,7 @@
-"""The prompts of rollouts, from JSON lines."""
+"""The prompts of rollouts."""
 
 import dataclasses
+import itertools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -8,11 +9,12 @@ from typing import Any
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
-from paxlite.core.json_text import JsonObject
 from paxlite.data.conversations import list_of_messages
+from paxlite.data.record_files import Raw, Record
+from paxlite.data.records import parsed, raw_records
+from paxlite.data.refused_records import RefusedRecords
 from paxlite.data.sft_formats import SYSTEM, chat, tools_beside
 from paxlite.data.text_encoding import TextEncoding
-from paxlite.files.json_files import read_json_lines
 from paxlite.files.text_files import expanded
 
 
@@ -21,20 +23,20 @@ class Prompt:
   """One prompt.
 
   Attributes:
-    record: Its JSON object, which rewards get.
+    record: The whole record, which rewards get.
     ids: Its token ids.
     messages: Its messages; those of a prompt that is a text are none.
     place: Its file and line, for messages.
   """
 
-  record: JsonObject
+  record: Record
   ids: list[int]
   messages: Sequence[Mapping[str, Any]]
   place: str
 
 
 class Prompts:
-  """The prompts of JSON lines with "prompt": a text, or messages; or with "messages".
+  """The prompts of records with "prompt": a text, or messages; or with "messages".
 
   An answer at the end of the messages is left out.
 
@@ -42,25 +44,33 @@ class Prompts:
     files: The files.
     encoding: Turns texts and conversations to ids.
     most_tokens: The most tokens of a prompt.
+    skip_unreadable: Whether lines without a prompt, or with a longer one, are left out.
 
   Raises:
-    UserError: A line has no prompt, or one that is empty or too long; or there is none.
+    UserError: Lines have no prompt, or one that is empty or too long; or there is none.
   """
 
-  def __init__(self, files: Sequence[str], encoding: TextEncoding, most_tokens: int):
+  def __init__(
+    self,
+    files: Sequence[str],
+    encoding: TextEncoding,
+    most_tokens: int,
+    skip_unreadable: bool = False,
+  ):
     self.name = ', '.join(files)
-    self._prompts: list[Prompt] = []
-    for file in expanded(files):
-      for place, record in read_json_lines(file):
-        with located(place):
-          self._prompts.append(_prompt(record, encoding, place, most_tokens))
+    refused = RefusedRecords()
+    raws = itertools.chain.from_iterable(map(raw_records, expanded(files)))
+    found = [refused.attempt(_prompt, raw, place, encoding, most_tokens) for place, raw in raws]
+    refused.check(self.name, skip_unreadable)
+    self._prompts = [prompt for prompt in found if prompt is not None]
     if not self._prompts:
       raise UserError(f'{self.name or "TRAIN_FILES"}: no prompts')
 
   @property
   def fingerprint(self) -> int:
     """A number of the records; another one if they change."""
-    return zlib.crc32(json.dumps([prompt.record for prompt in self._prompts]).encode())
+    records = json.dumps([prompt.record for prompt in self._prompts], default=str)
+    return zlib.crc32(records.encode())
 
   @property
   def tokens_fingerprint(self) -> int:
@@ -74,7 +84,17 @@ class Prompts:
     return self._prompts[index]
 
 
-def _prompt(record: JsonObject, encoding: TextEncoding, place: str, most: int) -> Prompt:
+def _prompt(raw: Raw, place: str, encoding: TextEncoding, most: int) -> Prompt:
+  record = parsed(raw, place)
+  with located(place):
+    ids, messages = _read(record, encoding, most)
+  return Prompt(record, ids, messages, place)
+
+
+def _read(
+  record: Record, encoding: TextEncoding, most: int
+) -> tuple[list[int], Sequence[Mapping[str, Any]]]:
+  """Returns the ids of a prompt, and its messages."""
   fields = Fields(record)  # rewards get all of them, so that what is not read here is not lost
   given = fields.get('messages') or fields.get('prompt')
   conversation = list_of_messages(given)
@@ -100,4 +120,4 @@ def _prompt(record: JsonObject, encoding: TextEncoding, place: str, most: int) -
       f'the prompt has {len(ids):,} tokens; with MAX_SEQ_LEN and MAX_NEW_TOKENS at most {most:,} '
       'are possible'
     )
-  return Prompt(record, ids, messages, place)
+  return ids, messages

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from paxlite.core import fields
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.near_names import did_you_mean
 from paxlite.files.json_files import strictly_parsed
@@ -49,7 +50,7 @@ def _check_size(body: JsonObject) -> None:
       raise ApiError(f'The body has more than {_DEPTH} levels')
 
 
-class Fields:
+class Fields(fields.Fields):
   """The body of a request.
 
   Args:
@@ -61,13 +62,12 @@ class Fields:
   def __init__(
     self, body: JsonObject, ignored: Collection[str], refused: Mapping[str, Collection[Any]]
   ):
-    self._body, self._ignored, self._refused = body, ignored, refused
-    self._read: set[str] = set()
+    super().__init__(body)
+    self._ignored, self._refused = ignored, refused
 
-  def get(self, name: str, default: Any = None) -> Any:
-    """Returns the value of a field; null is as if it were not there."""
-    self._read.add(name)
-    value = self._body.get(name)
+  def get(self, key: str, default: Any = None) -> Any:
+    """Returns the value of a field, or the default; null is as if it were not there."""
+    value = super().get(key)
     return default if value is None else value
 
   def number(self, name: str, default: float, least: float, most: float) -> float:
@@ -119,8 +119,8 @@ class Fields:
 
   def check_all_read(self) -> None:
     """Raises ApiError if the body has a field that is not known, or not implemented."""
-    for name, value in self._body.items():
-      if name in self._read or name in self._ignored or value is None:
+    for name, value in self.left().items():
+      if name in self._ignored:
         continue
       if name not in self._refused:
         known = [*self._read, *self._ignored, *self._refused]

@@ -3,11 +3,11 @@ paxlite data RUN --step=N|--spike|--counts|--without=RECORDS, or RUN RUN
 
 Shows what a run would see of FILES: the format, examples and tokens, a histogram of lengths, how
 full rows are, what is cut or left out, what is odd (empty answers, chats that end with a question,
-duplicates, special tokens in a text), the steps of an epoch, and examples, in which the learned
-text is green, or in [[ ]] where there is no color. Without FILES, the data are those of the
-experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step has PERCORE_BATCH_SIZE rows,
-and without a tokenizer, that of the demo is used, so that counts are rough. None of this
-writes a file.
+duplicates, special tokens in a text), all records that a run refuses, the steps of an epoch, and
+examples, in which the learned text is green, or in [[ ]] where there is no color. Without FILES,
+the data are those of the experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step
+has PERCORE_BATCH_SIZE rows, and without a tokenizer, that of the demo is used, so that counts are
+rough. None of this writes a file.
 
 RUN is the folder of a run. --step shows the texts that a step was trained on, with their files and
 records, --spike those of the step whose recorded loss is furthest above the steps before it, and
@@ -26,7 +26,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
@@ -36,11 +36,15 @@ from paxlite.stores.addresses import is_address
 
 if TYPE_CHECKING:
   from paxlite.data.base import RowInput
+  from paxlite.data.odd_records import Oddities
+  from paxlite.data.record_files import Raw
+  from paxlite.data.refused_records import RefusedRecords
   from paxlite.data.streams import StreamInput
   from paxlite.experiments.base import Experiment
-  from paxlite.experiments.datasets import SftFiles
 
+_E = TypeVar('_E', bound='Experiment')
 _ROW = '--row is for --step and --spike: leave it out'
+_MOST_LOOKED_AT = 100  # records, for one that has a format
 _MOST_TOKENS, _FEWEST_TOKENS = 1000, 100  # of all examples, and of one
 # shows conversations where there is no model whose template could be used
 _TEMPLATE = (
@@ -83,13 +87,38 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
 
   experiment = _experiment(args, args.attributes)
-  odd = _odd(experiment)  # first, because records that a run refuses end the command
+  oddities = _oddities(experiment)
+  _print_block('Odd', oddities.lines() if oddities else [])
+  if oddities and oddities.refused.is_all:
+    raise UserError(oddities.refused.messages[0])
+  inputs = _inputs(experiment)
+  refused = _refused(inputs, oddities)
+  messages = [message for each in refused for message in each.messages]
+  _print_block('Refused', messages)
+  for data in inputs:
+    _show(data, experiment, args.examples)
+  if messages and not experiment.values().get('SKIP_UNREADABLE'):
+    count = sum(each.count for each in refused)
+    raise UserError(f'a run refuses these data: {count:,} of the records cannot be read; '
+                    'SKIP_UNREADABLE=True leaves them out')  # fmt: skip
+
+
+def _print_block(name: str, lines: Sequence[str]) -> None:
   for start, line in zip(
-    itertools.chain(['Odd       '], itertools.repeat(10 * ' ')), odd, strict=False
+    itertools.chain([f'{name:10}'], itertools.repeat(10 * ' ')), lines, strict=False
   ):
     print(start + line)
-  for data in _inputs(experiment):
-    _show(data, experiment, args.examples)
+
+
+def _refused(
+  inputs: 'Sequence[RowInput | StreamInput]', oddities: 'Oddities | None'
+) -> 'list[RefusedRecords]':
+  """Returns what cannot be read of examples for fine-tuning, or else of documents."""
+  from paxlite.data.sft import SftRows
+
+  sources = [data.source for data in inputs]
+  of_examples = [source.refused for source in sources if isinstance(source, SftRows)]
+  return of_examples or ([oddities.refused] if oddities else [])
 
 
 def _asks_of_run(args: argparse.Namespace) -> bool:
@@ -131,15 +160,13 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
   if len(args.files) == 1 and _is_run(args.files[0]) and not args.fdl_config:
     return _of_run(args.files[0], overrides)
   from paxlite.experiments.registry import find
-  from paxlite.files.text_files import read_text
   from paxlite.programs.weights_model import build_experiment
 
   changes: dict[str, object] = {}
   if args.vocab:
     changes['VOCAB_PATH'] = args.vocab
   if args.chat_template:
-    is_file = is_address(args.chat_template) or os.path.isfile(args.chat_template)
-    changes['CHAT_TEMPLATE'] = read_text(args.chat_template) if is_file else args.chat_template
+    changes['CHAT_TEMPLATE'] = args.chat_template
   if args.fdl_config:
     named = _files_of(find(args.fdl_config), args.files) if args.files else {}
     named_files = {
@@ -204,20 +231,31 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 
 
 def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
-  """Returns the dataset that reads files of this kind, by the first record of the first file."""
-  from paxlite.data import preferences
+  """Returns the dataset that reads files of this kind, by the first record that has a format."""
   from paxlite.data.record_files import Text
-  from paxlite.data.records import open_records, read_records
-  from paxlite.data.sft_formats import LABELS, format_of
-  from paxlite.experiments import datasets, preference_datasets
+  from paxlite.data.records import open_records, raw_records
+  from paxlite.data.refused_records import RefusedRecords
+  from paxlite.experiments import datasets
   from paxlite.files.text_files import expanded
 
   first = expanded(files)[0]
   if isinstance(open_records(first), Text):
     return datasets.TextFiles
-  place, record = next(read_records(first), ('', {}))
-  if not record:
-    raise UserError(f'{first} holds no record')
+  refused = RefusedRecords()
+  for place, raw in itertools.islice(raw_records(first), _MOST_LOOKED_AT):
+    found = refused.attempt(_dataset_of_record, place, raw, overrides)
+    if found is not None:
+      return found
+  raise UserError(refused.messages[0] if refused.count else f'{first} holds no record')
+
+
+def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> type:
+  from paxlite.data import preferences
+  from paxlite.data.records import parsed
+  from paxlite.data.sft_formats import LABELS, format_of
+  from paxlite.experiments import datasets, preference_datasets
+
+  record = parsed(raw, place)
   if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
   fields = Fields(record)
@@ -234,8 +272,8 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   return datasets.SftFiles
 
 
-def _odd(e: 'Experiment') -> list[str]:
-  """Returns lines on records that are odd; [] if there are none, or if the data are no records."""
+def _oddities(e: 'Experiment') -> 'Oddities | None':
+  """Returns what is odd in the records; None if the data are no records."""
   import fiddle as fdl
 
   from paxlite.data.odd_records import Oddities
@@ -254,11 +292,11 @@ def _odd(e: 'Experiment') -> list[str]:
   elif isinstance(e, DocumentFiles):
     files, field, vocab = expanded(e.TRAIN_SOURCES), e.TEXT_FIELD, e.tokenizer_path
   else:
-    return []
+    return None
   files = [f for f in files if kind(f) in OF_RECORDS]
   oddities = Oddities(open_tokenizer(vocab) if vocab else None, field, contents_of)
   oddities.read(files)
-  return oddities.lines()
+  return oddities
 
 
 def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
@@ -276,7 +314,7 @@ def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
     # Fine-tuning asks for weights here, which the data do not need.
     data = fdl.build(SftFiles.train_input(_tolerant(e)))
   else:
-    data = fdl.build(e.train_input())
+    data = fdl.build(_tolerant(e).train_input())
   inputs = list(data.inputs) if isinstance(data, MixtureInput) else [data]
   for each in inputs:
     rows = isinstance(each, RowInput) and isinstance(each.source, SftRows | TokenRows)
@@ -287,9 +325,13 @@ def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
   return inputs
 
 
-def _tolerant(e: 'SftFiles') -> 'SftFiles':
-  """Returns an experiment that leaves out long examples, where a run would refuse them."""
-  return e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
+def _tolerant(e: '_E') -> '_E':
+  """Returns an experiment that leaves out the records that a run would refuse."""
+  values = e.values()
+  left_out: dict[str, object] = {'SKIP_UNREADABLE': True} if 'SKIP_UNREADABLE' in values else {}
+  if values.get('TOO_LONG') == 'error':
+    left_out['TOO_LONG'] = 'skip'
+  return e.replaced(**left_out)
 
 
 def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) -> None:

@@ -28,6 +28,7 @@ except ImportError as e:
 
 from paxlite.cli import command_line
 from paxlite.core.errors import UserError, located
+from paxlite.core.fields import Fields
 from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
@@ -229,25 +230,25 @@ def _generation(
   Raises:
     UserError: An argument is not understood, so that the text might be another than expected.
   """
-  for name, value in arguments.items():
-    if name in (*_LENGTHS, *_UNDERSTOOD) or value is None or value in _HARMLESS.get(name, ()):
-      continue
-    raise UserError(
-      f'generation_kwargs: {name}={value!r} is not implemented; '
-      f'{", ".join((*_LENGTHS[:1], *_UNDERSTOOD))} are'
-    )
-  until = arguments.get('until') or []
+  fields = Fields(arguments, 'generation_kwargs')
+  until = fields.get('until') or []
   until = [until] if isinstance(until, str) else until
-  lengths = [arguments[name] for name in _LENGTHS if arguments.get(name) is not None]
-  most = int(lengths[0]) if lengths else _MAX_GEN_TOKS
-  temperature = float(arguments.get('temperature') or 0.0)
-  is_drawn = arguments.get('do_sample')
+  stated = fields.one_of(*_LENGTHS)
+  most = _MAX_GEN_TOKS if stated is None else int(stated)
+  temperature = float(fields.get('temperature') or 0.0)
+  is_drawn = fields.get('do_sample')
+  penalty = float(fields.get('repetition_penalty') or penalty)
+  top_p, top_k = float(fields.get('top_p') or 1.0), int(fields.get('top_k') or 0)
+  for name, value in fields.left().items():
+    if value not in _HARMLESS.get(name, ()):
+      raise UserError(
+        f'generation_kwargs: {name}={value!r} is not implemented; '
+        f'{", ".join((*_LENGTHS[:1], *_UNDERSTOOD))} are'
+      )
   if is_drawn and not temperature:
     raise UserError('generation_kwargs: do_sample=True needs a temperature above 0')
-  penalty = float(arguments.get('repetition_penalty') or penalty)
   if not (temperature > 0 if is_drawn is None else is_drawn):
     return tuple(until), most, Sampling(repetition_penalty=penalty)
-  top_p, top_k = float(arguments.get('top_p') or 1.0), int(arguments.get('top_k') or 0)
   return tuple(until), most, Sampling(temperature, top_k, top_p, penalty)
 
 

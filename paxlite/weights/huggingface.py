@@ -115,6 +115,13 @@ class Safetensors:
       del self.shapes[name], self.dtypes[name], self._files[name]
       self.left_out[what] += 1
 
+  def put_below(self, prefix: str, outside: tuple[str, ...]) -> None:
+    """Puts `prefix` before the names of all tensors but those that begin with one of `outside`."""
+    new = lambda name: name if name.startswith(outside) else prefix + name
+    self.shapes = {new(name): shape for name, shape in self.shapes.items()}
+    self.dtypes = {new(name): dtype for name, dtype in self.dtypes.items()}
+    self._files = {new(name): file for name, file in self._files.items()}
+
   def read(self, name: str) -> np.ndarray:
     # The file is opened again each time, so that the pages of one tensor do not stay mapped while
     # the next one is read.
@@ -205,6 +212,12 @@ def read_folder(
   family = FAMILIES[family_of(experiment)]
   of_family = family.names
   stored = Safetensors(folder, address, own_prefix(of_family))
+  embedding = of_family.get('embedding', '')
+  root, _, bare = embedding.partition('.')
+  if embedding not in stored.shapes and bare in stored.shapes:
+    # the model was saved without its head, by AutoModel of transformers
+    head = of_family.get('head', _HEAD).partition('.')[0]
+    stored.put_below(f'{root}.', (f'{head}.', *filter(None, [own_prefix(of_family)])))
   if family.unread is not None:
     stored.leave_out(family.unread(experiment), 'what the model does not read')
   if stored.left_out:

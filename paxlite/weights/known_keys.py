@@ -7,7 +7,8 @@ is read (families, gguf_keys, meta) are also those of docs/keys_of_models.md.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, located
+from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
 
 _SHOWN = 200  # characters of a value in a message
@@ -135,10 +136,10 @@ def check_quantization(found: Json) -> None:
   """Raises UserError unless quantization_config says what the import can dequantize."""
   if found is None:
     return
-  method = found.get('quant_method') if isinstance(found, dict) else None
+  fields = Fields(found if isinstance(found, dict) else {})
+  method = fields.get('quant_method')
   if method not in list(QUANTIZATION):
     raise UserError(f'quantization_config={shortened(found)} is not implemented')
-  for name, value in found.items():
-    allowed = (*QUANTIZATION[method].get(name, (None,)), *[method] * (name == 'quant_method'))
-    if ... not in allowed and value not in allowed:
-      raise UserError(f'quantization_config.{name}={shortened(value)} is not implemented')
+  neutral = {name: values for name, values in QUANTIZATION[method].items() if ... not in values}
+  with located('quantization_config'):
+    check_known(fields.left(), QUANTIZATION[method].keys() - neutral, neutral)

@@ -9,6 +9,7 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of, located
+from paxlite.core.fields import Fields
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.files.json_files import read_object
@@ -126,10 +127,11 @@ class MetaTensors:
 def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaTensors]:
   """Returns a Meta folder's experiment, the entries of the tensors it needs, and its tensors."""
   path = folder / 'params.json'
-  params = read_object(path)
+  fields = Fields(read_object(path))
+  params = {name: fields.get(name) for name in READ if name in fields}
   try:
     with located(str(path)):
-      check_known({k: v for k, v in params.items() if k not in READ}, HARMLESS, {})
+      check_known(fields.left(), HARMLESS, {})
       layers = check_count('n_layers', params['n_layers'], _MOST_LAYERS)
       width, heads = (check_count(name, params[name], _MOST) for name in ('dim', 'n_heads'))
       stated = params.get('n_kv_heads')

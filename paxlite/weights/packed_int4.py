@@ -8,22 +8,20 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, located
+from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
-from paxlite.weights.known_keys import shortened
+from paxlite.weights.known_keys import check_known, shortened
 
 METHOD, PACKED, SCALE, SHAPE = 'compressed-tensors', '_packed', '_scale', '_shape'
 _PER_WORD = 8  # numbers of four bits in 32 bits
-# What the groups may say, with the values that are implemented; ... stands for any value.
-_GROUP: Mapping[str, Sequence[Json]] = {
-  'targets': (...,), 'input_activations': (None,), 'output_activations': (None,),
-  'format': ('pack-quantized', None), 'weights': (...,),
+# What must be said of weights, and what may be said besides, with the values that change nothing.
+_WEIGHTS: Mapping[str, Json] = {'num_bits': 4, 'symmetric': True, 'strategy': 'group'}
+_NEUTRAL: Mapping[str, Sequence[Json]] = {
+  'type': ('int',), 'dynamic': (False,), 'format': ('pack-quantized',),
 }  # fmt: skip
-_WEIGHTS: Mapping[str, Sequence[Json]] = {
-  'num_bits': (4,), 'type': ('int', None), 'symmetric': (True,), 'strategy': ('group',),
-  'group_size': (...,), 'dynamic': (False, None), 'actorder': (None,), 'block_structure': (None,),
-  'observer': (...,), 'observer_kwargs': (...,), 'scale_dtype': (...,), 'zp_dtype': (...,),
-}  # fmt: skip
+# The tensors say which weights are packed; observers have chosen the scales.
+_HARMLESS = ('targets', 'observer', 'observer_kwargs', 'scale_dtype', 'zp_dtype')
 
 
 def group_size(config: Mapping[str, Json]) -> int:
@@ -35,23 +33,23 @@ def group_size(config: Mapping[str, Json]) -> int:
   Raises:
     UserError: Its groups say something that is not implemented.
   """
-  groups = config.get('config_groups')
-  if config.get('format') != 'pack-quantized' or not isinstance(groups, dict) or len(groups) != 1:
+  whole = Fields(config, 'quantization_config')
+  groups = whole.get('config_groups')
+  if whole.get('format') != 'pack-quantized' or not isinstance(groups, dict) or len(groups) != 1:
     raise UserError(
       'quantization_config of compressed-tensors must have format pack-quantized, and one group in '
       f'config_groups, not {shortened(groups)}'
     )
-  (group,) = groups.values()
-  weights = group.get('weights') if isinstance(group, dict) else None
-  if not isinstance(weights, dict):
-    raise UserError(f'config_groups={shortened(groups)} says nothing about weights')
-  for found, known in ((group, _GROUP), (weights, _WEIGHTS)):
-    for name, allowed in known.items():
-      if ... not in allowed and found.get(name) not in allowed:
-        raise UserError(f'{name}={shortened(found.get(name))} of config_groups is not implemented')
-    if unknown := [name for name in found if name not in known and found[name] is not None]:
-      raise UserError(f'{unknown[0]}={shortened(found[unknown[0]])} of config_groups is unknown')
-  size = weights.get('group_size')
+  ((name, given),) = groups.items()
+  with located('config_groups'):
+    group = whole.object(given, name)
+    weights = whole.object(group.get('weights'), f'weights of {name}')
+    for key, wanted in _WEIGHTS.items():
+      if (found := weights.get(key)) != wanted:
+        raise UserError(f'{key}={shortened(found)} is not implemented')
+    size = weights.get('group_size')
+    for fields in (group, weights):
+      check_known(fields.left(), _HARMLESS, _NEUTRAL)
   if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
     raise UserError(f'group_size={size!r} of config_groups must be an integer above 0')
   return size

@@ -185,12 +185,12 @@ def test_a_quantization_beside_the_text_model_is_checked(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (dict(num_bits=8), 'num_bits=8 of config_groups is not implemented'),
+    (dict(num_bits=8), 'config_groups: num_bits=8 is not implemented'),
     (dict(symmetric=False), 'symmetric=False'),
     (dict(actorder='group'), "actorder='group'"),
     (dict(group_size=-1), 'group_size=-1'),
     (dict(group_size=16), 'has 24 numbers for each output, and .* 3 scales of 16 each'),
-    (dict(other=1), 'other=1 of config_groups is unknown'),
+    (dict(other=1), 'config_groups: other=1 is not implemented'),
   ],
   ids=str,
 )

@@ -133,6 +133,23 @@ def refused(tmp_path, path, match: str, source: str = 'hf', *flags: str) -> None
   assert {p.name for p in tmp_path.iterdir()} == before
 
 
+def test_a_model_that_was_saved_without_its_head(tmp_path):
+  """transformers' AutoModel saves the names of tensors without the prefix of the base model."""
+  whole, config = their_model('llama_gqa_tied'), 'config.json'
+  whole.save_pretrained(tmp_path / 'hf')
+  whole.model.save_pretrained(tmp_path / 'base')
+  (tmp_path / 'base' / config).write_text((tmp_path / 'hf' / config).read_text())
+  for name in ('hf', 'base'):
+    run_import('hf', tmp_path / name, tmp_path / f'w_{name}')
+  ours, base = (jax.tree.leaves(loaded(tmp_path / f'w_{name}')[2]) for name in ('hf', 'base'))
+  assert len(ours) == len(base)
+  for one, other in zip(ours, base, strict=True):
+    np.testing.assert_array_equal(one, other)
+  untied = json.loads((tmp_path / 'hf' / config).read_text()) | {'tie_word_embeddings': False}
+  (tmp_path / 'base' / config).write_text(json.dumps(untied))
+  refused(tmp_path, tmp_path / 'base', 'lm_head.weight')
+
+
 def test_a_folder_without_weights(tmp_path):
   folder = hf_folder(tmp_path)
   (folder / 'model.safetensors').unlink()

@@ -4,7 +4,7 @@ import datetime
 from typing import Literal
 
 from paxlite.config.attribute_kinds import Count, Generation, NotNegativeInt, Run, Training
-from paxlite.config.attributes import StoredPath
+from paxlite.config.attributes import StoredPath, TextOrFile
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.generation.sampling import Sampling
@@ -25,7 +25,9 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks'):
   TOP_K: Generation[int] = 0  # most likely tokens that sampling chooses from; 0: all
   TOP_P: Generation[float] = 1.0  # probability of the tokens that sampling chooses from; 1: all
   REPETITION_PENALTY: Generation[float] = 1.0  # divisor of the logits of earlier tokens; 1: off
-  CHAT_TEMPLATE: Generation[str] = ''  # Jinja template of chats; '': that of the tokenizer
+  CHAT_TEMPLATE: Generation[TextOrFile] = (
+    ''  # Jinja template of chats, or its file; '': that of the tokenizer
+  )
   CHAT_DATE: Generation[str] = ''  # day that a chat template sees; '': that of a run's first start
   CHAT_THINKING: Generation[bool | None] = (
     None  # enable_thinking of a chat template; None: as in the answers that are learned

@@ -367,3 +367,19 @@ def test_text_that_is_none_is_refused_by_its_attribute():
   with pytest.raises(UserError, match=r"TRAIN_FILES: '\\udd00' has half of a surrogate pair"):
     LLaMA7BSFT(TRAIN_FILES=['a', '\udd00']).check_bounds()
   LLaMA7BSFT(TRAIN_FILES=['\udcff']).check_bounds()
+
+
+def test_a_chat_template_is_its_file_or_its_text(tmp_path):
+  """In a class, in Python and on the command line alike, and kept as a text."""
+  from paxlite.config.attributes import parse
+  from paxlite.experiments.parts.decoding import Decoding
+
+  file, text = tmp_path / 'chat.jinja', '{{ messages[0].content }}'
+  file.write_text(text)
+  stated = type('Stated', (Decoding,), {'CHAT_TEMPLATE': str(file), '__module__': 'mine'})
+  assert text == stated.CHAT_TEMPLATE
+  assert text == Decoding(CHAT_TEMPLATE=str(file)).CHAT_TEMPLATE
+  assert parse(Decoding, 'CHAT_TEMPLATE', str(file)) == text
+  file.unlink()
+  with pytest.raises(UserError, match=r'Decoding.CHAT_TEMPLATE: the file .* does not exist'):
+    Decoding(CHAT_TEMPLATE=str(file))

@@ -75,7 +75,8 @@ def test_examples_that_are_too_long(tmp_path, capsys, too_long, expected, refuse
   path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG, LONG])
   found = shown(capsys, path, VOCAB, '--fdl.MAX_SEQ_LEN=64', f'--fdl.TOO_LONG={too_long}')['out']
   assert re.search(rf'^{expected} +2 examples, too long$', found, re.MULTILINE)
-  assert 'the first: ' + path + ':21 has ' in found
+  assert 'the longest: ' in found
+  assert f' tokens ({path}:21)' in found
   assert ('a run refuses these data' in found) == refused
 
 

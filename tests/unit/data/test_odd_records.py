@@ -26,7 +26,6 @@ def chat(*contents: str) -> dict:
     (chat('Say it', '</s>'), odd_records.MARKED),
     ({'prompt': 'a', 'completion': ' '}, odd_records.BLANK_ANSWER),
     ({'prompt': 'a', 'completion': '</s>'}, odd_records.MARKED),
-    ({'question': 'a', 'answer': 'b'}, odd_records.REFUSED),
   ],
 )
 def test_an_odd_record_is_counted(record, kind):

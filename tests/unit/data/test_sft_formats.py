@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.data import packaged
-from paxlite.data.chat_format import ChatFormat
+from paxlite.data.chat_format import ChatFormat, check_says_messages
 from paxlite.data.conversations import Conversation
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import AnswerRows, SftRows
@@ -240,11 +240,24 @@ def test_a_template_that_leaves_out_tools_is_refused(tmp_path, template, chat, m
 
 
 def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
-  named = [{'name': 'tool_use', 'template': 'tools'}, {'name': 'default', 'template': 'plain'}]
+  said = '{{ messages[0].content }}'
+  texts = {'tool_use': f'tools: {said}', 'default': f'plain: {said}'}
+  named = [{'name': name, 'template': text} for name, text in texts.items()]
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'chat_template': named}))
   chat = ChatFormat('', str(tmp_path / 'tokenizer.json'))
-  assert chat.render([USER], False) == 'plain'
-  assert chat.render([USER], False, WRAPPED) == 'tools'
+  assert chat.render([USER], False) == f'plain: {USER["content"]}'
+  assert chat.render([USER], False, WRAPPED) == f'tools: {USER["content"]}'
+
+
+@pytest.mark.parametrize(
+  'template', ['chat.txt says', '{{ bos_token }}', '{% if no %}a{% endif %}']
+)
+def test_a_template_that_writes_nothing_of_the_messages_is_refused(tmp_path, template):
+  (tmp_path / 'tokenizer_config.json').write_text('{}')
+  text = ChatFormat(template, str(tmp_path / 'tokenizer.json')).render([USER], True)
+  with pytest.raises(UserError, match='writes nothing of the messages'):
+    check_says_messages(text, [USER])
+  check_says_messages(f'{text} {USER["content"]}', [USER])
 
 
 @pytest.mark.parametrize(

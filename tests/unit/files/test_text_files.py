@@ -216,3 +216,24 @@ def test_json_is_read_where_its_errors_are_known():
     'tracking/writers.py',
     'weights/huggingface.py',  # reads what safetensors has read
   }
+
+
+@pytest.mark.parametrize('name', ['chat.jinja', 'template', 'a b.txt', 'ünï.md'])
+def test_what_names_a_file_is_its_text(tmp_path, monkeypatch, name):
+  monkeypatch.chdir(tmp_path)
+  text = '{{ messages }}\n'
+  (tmp_path / name).write_text(text)
+  for given in (name, f'./{name}', str(tmp_path / name)):
+    assert text_files.text_or_file(given) == text
+  assert text_files.text_or_file(text) == text
+
+
+@pytest.mark.parametrize('text', ['', 'You are a helper.', '{{ bos }}', 'a\nb.txt', 'x' * 9999])
+def test_what_names_no_file_is_the_text(text):
+  assert text_files.text_or_file(text) == text
+
+
+@pytest.mark.parametrize('name', ['gone.jinja', 'chats/gone.txt', '~/gone.j2'])
+def test_the_name_of_a_file_that_does_not_exist_is_refused(name):
+  with pytest.raises(UserError, match='does not exist'):
+    text_files.text_or_file(name)

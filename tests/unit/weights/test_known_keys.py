@@ -82,8 +82,8 @@ def test_ids_that_end_a_text_come_from_all_files(caplog):
   ('found', 'match'),
   [
     (dict(quant_method='gptq'), 'is not implemented'),
-    (dict(quant_method='fp8', fmt='e5m2'), "quantization_config.fmt='e5m2' is not"),
-    (dict(quant_method='fp8', tomorrow=1), 'quantization_config.tomorrow=1 is not'),
+    (dict(quant_method='fp8', fmt='e5m2'), "quantization_config: fmt='e5m2' is not"),
+    (dict(quant_method='fp8', tomorrow=1), 'quantization_config: tomorrow=1 is not'),
     ([], 'is not implemented'),
   ],
 )
