@@ -14,6 +14,9 @@ BUDGET = 1 << 27  # characters and steps: a few seconds, and at most half a giga
 
 _ELEMENT = 48  # cost of an element of a list, in characters
 _PIECE = 16  # a character that may become an element, or that Python does more with than copy
+_COMPARED = 16  # pairs of characters that Python compares in a step
+# From this length on, a forward search takes a time that is linear in the text.
+_LINEAR_SEARCH = 30_000
 NODE = 8  # cost of a node of the syntax tree
 _CALL = 64  # cost of a call of a filter, a test or a method
 BODY = 512  # cost of a macro or a block, in addition to its nodes
@@ -38,6 +41,10 @@ METHODS: dict[type[Collection], frozenset[str]] = {
   tuple: _names('count index'),
 }
 _VIEWS = _names('get items keys values')
+# Methods that look for a text, and those that may compare it with every place of a long text:
+# searches from the end have no fast algorithm, and each stripped character is looked up.
+_SEARCHES = _names('count find index partition replace split')
+_QUADRATIC = _names('lstrip rfind rindex rpartition rsplit rstrip strip')
 # Filters that do not copy the contents of their value.
 _BY_REFERENCE = _names('attr count d default first items last length list reverse safe')
 _LAZY = _names('map reject rejectattr select selectattr')
@@ -90,8 +97,28 @@ class Budget:
     return value
 
   def searched(self, value: _T) -> _T:
-    """Pays for a search in `value`; returns `value`. A search in a dictionary is free."""
+    """Pays for a search in `value`; returns `value`. A search in a dictionary is free.
+
+    In a chain of comparisons, which alone calls this, it is not known what is searched for.
+    """
+    if isinstance(value, str):
+      self.pay(_PIECE * _PIECE * len(value))
     return value if isinstance(value, dict) else self.whole(value)
+
+  def contains(self, needle: object, value: Any) -> bool:
+    """Pays for `needle in value`, and returns it."""
+    self.whole(needle)
+    if not isinstance(value, dict):
+      self.whole(value)
+    if isinstance(value, str):
+      self.compared(value, 'find', [needle])
+    return needle in value
+
+  def compared(self, text: str, method: str, given: Iterable[object]) -> None:
+    """Pays for the comparisons of a text with those `given` that `method` looks for in it."""
+    if method in _QUADRATIC or (method in _SEARCHES and len(text) < _LINEAR_SEARCH):
+      longest = max((len(x) for x in given if isinstance(x, str)), default=0)
+      self.pay(len(text) * longest // _COMPARED)
 
   def counted(self, values: Iterable[_T]) -> Iterator[_T]:
     """Yields `values` and pays for each one as it is read."""
@@ -162,6 +189,7 @@ class Budget:
 
   def replaced(self, text: str, old: object, new: object, *_: object) -> None:
     self.pay(len(text))
+    self.compared(text, 'replace', [old])
     self.pay(text.count(str(old)) * len(str(new)))
 
   def method(self, owner: Collection, name: str, args: tuple, kwargs: Mapping[str, object]) -> None:
@@ -172,6 +200,8 @@ class Budget:
     self.pay(_CALL + self.size(owner))
     if args or kwargs:
       self.whole([args, kwargs])
+    if isinstance(owner, str):
+      self.compared(owner, name, [*args, *kwargs.values()])
     if name in ('center', 'ljust', 'rjust', 'zfill'):
       self.pay(max(_integers(args), default=0))
     elif name in ('partition', 'rpartition', 'rsplit', 'split', 'splitlines', 'title'):
@@ -244,11 +274,15 @@ def _pay_for_growth(budget: Budget, name: str, value: Any, given: list[object]) 
     budget.replaced(str(value), *[*given, '', ''][:2])
   elif name == 'round' and any(abs(x) > _MAX_PRECISION for x in _integers(given)):
     raise TooMuch(f'it rounds to more than {_MAX_PRECISION} places')
+  elif name == 'trim':
+    budget.compared(str(value), 'strip', given)
   elif name == 'sum' and any(isinstance(x, Collection) for x in given):
     budget.pay(len(value) * budget.size(value))
 
 
-def _test(budget: Budget, call: Callable[..., object]) -> Callable[..., object]:
+def _test(budget: Budget, name: str, call: Callable[..., object]) -> Callable[..., object]:
+  if name == 'in':
+    return budget.contains
   at = int(hasattr(call, 'jinja_pass_arg'))
 
   def paying(*args: object, **kwargs: object) -> object:
@@ -301,7 +335,7 @@ def tests(
   budget: Budget, known: Mapping[str, Callable[..., object]]
 ) -> dict[str, Callable[..., object]]:
   """Returns Jinja's tests; those that only look at a type cost nothing."""
-  return {k: _test(budget, f) if k in _DEEP_TESTS else f for k, f in known.items()}
+  return {k: _test(budget, k, f) if k in _DEEP_TESTS else f for k, f in known.items()}
 
 
 def added(budget: Budget, first: Any, *others: Any) -> Any:

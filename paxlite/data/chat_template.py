@@ -84,6 +84,9 @@ def environment(budget: Budget, now: Callable[[], datetime.datetime]) -> Any:
       if not searches and len(operands) == 2 and nodes.Const in map(type, operands):
         self.plain_compare(node, frame)  # its cost is bounded by the constant's length
         return
+      if searches and len(operands) == 2:
+        self.search(node, frame)
+        return
       self.write('(')
       self.paid('whole', node.expr, frame, self.visit)
       for operand in node.ops:
@@ -113,6 +116,15 @@ def environment(budget: Budget, now: Callable[[], datetime.datetime]) -> Any:
       self.write(f' {_OPERATORS[operand.op]} ')
       self.visit(operand.expr, frame)
       self.write(')')
+
+    def search(self, node: Any, frame: Any) -> None:
+      (operand,) = node.ops
+      self.write('(not ' if operand.op == 'notin' else '(')
+      self.write('environment.budget.contains(')
+      self.visit(node.expr, frame)
+      self.write(', ')
+      self.visit(operand.expr, frame)
+      self.write('))')
 
     def visit_Concat(self, node: Any, frame: Any) -> None:
       self.write('environment.joined((')

@@ -249,6 +249,40 @@ def test_a_template_costs_no_more_than_its_budget(tmp_path, template, monkeypatc
   assert re.search(r'far more than a conversation|bits$|places$|indents by more', str(error.value))
 
 
+def _arguments(method):
+  """Returns arguments that a method of a text takes, as a template writes them."""
+  for given, written in (('b',), 'y'), ((), ''), ((5,), '9999'), (('b', ''), 'y, ""'):
+    try:
+      getattr('b', method)(*given)
+    except TypeError:
+      continue
+    return written
+  return 'x=1'  # of format_map
+
+
+# of y, nearly all is compared at every place of x; z has one of the letters of x, as the last one
+CALLS = [f'x.{name}({_arguments(name)})' for name in sorted(budget.METHODS[str])]
+CALLS += ['x.split(sep=y)', 'x.rsplit(sep=y)', 'x.strip(z)', 'x.lstrip(z)', 'x.rstrip(z)']
+CALLS += ['x | trim(z)', 'x | replace(y, "")', 'y in x', 'y is in(x)', 'x < y in x']
+LENGTHS = (2_400, 600), (29_000, 48), (200_000, 50_000)  # of x, and of half of y
+SEARCHES = [x for x in CALLS if re.search(r'find|index|part|split|strip|repl|count|trim|in\b', x)]
+DRAWN = [*zip(CALLS, itertools.cycle(LENGTHS), strict=False)]
+DRAWN += [pair for pair in itertools.product(SEARCHES, LENGTHS) if pair not in DRAWN]
+
+
+@pytest.mark.parametrize(('call', 'lengths'), DRAWN)
+def test_every_search_is_paid_for(tmp_path, call, lengths, monkeypatch):
+  """A rendering ends within seconds of the processor, whatever a template looks for."""
+  monkeypatch.setattr('paxlite.data.chat_format.BUDGET', budget.BUDGET // 8)
+  monkeypatch.setattr(budget, 'BUDGET', budget.BUDGET // 8)
+  long, half = lengths
+  values = f'x = "a" * {long}', f'y = "a" * {half} ~ "b" ~ "a" * {half}', f'z = "b" * {half} ~ "a"'
+  template = ''.join(f'{{% set {value} %}}' for value in values)
+  template += f'{{% for i in range(99999) %}}{{% if {call} %}}{{% endif %}}{{% endfor %}}'
+  with limits(), pytest.raises(UserError, match='the chat template'):
+    chat(tmp_path, template).render(MESSAGES, True)
+
+
 def test_a_long_conversation_is_far_within_the_budget(tmp_path):
   """It has a thousand messages of 2,000 characters, and every kind of work that templates do."""
   made = chat(tmp_path, HONEST['macros'])
