@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from paxlite.core.child_processes import terminated_with_parent
 from paxlite.core.errors import EXIT_AGAIN, UserError
 from paxlite.ladder.rungs import Rung
 
@@ -47,6 +48,7 @@ def _train(rung: Rung) -> str:
       stdin=subprocess.DEVNULL,
       stdout=written,
       stderr=subprocess.STDOUT,
+      preexec_fn=terminated_with_parent(),
     )
     try:
       code = process.wait()

@@ -1,6 +1,7 @@
 """Calls functions of a user in processes, each call with a limit of time."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -11,13 +12,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from paxlite.core.child_processes import kill_group
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
 _IMPORT_SECONDS = 300.0
+_END_SECONDS = 1.0  # in which a process that has closed its output tells its exit status
 
 
 class Call(NamedTuple):
@@ -60,7 +63,7 @@ class UserProcesses:
     Raises:
       UserError: A call raised, took too long, or ended its process.
     """
-    return list(self._threads.map(self._result, calls))
+    return self._all(self._result, calls)
 
   def look_up(self, calls: Sequence[Call]) -> None:
     """Has every process import what these calls name, for which there is more time.
@@ -69,8 +72,27 @@ class UserProcesses:
       UserError: It is not there, or its module raises.
     """
     every = [(worker, call) for worker in self._workers for call in calls]
-    for _ in self._threads.map(lambda pair: pair[0].result(pair[1], _IMPORT_SECONDS), every):
-      pass
+    try:
+      self._all(lambda pair: pair[0].result(pair[1], _IMPORT_SECONDS), every)
+    except BaseException:
+      self.close()  # others may import for minutes
+      raise
+
+  def _all(self, function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """Returns the results of calls in threads; the first error ends the calls under way."""
+    futures = [self._threads.submit(function, value) for value in values]
+    try:
+      concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+      for future in futures:
+        if future.done() and (error := future.exception()):
+          raise error
+      return [future.result() for future in futures]
+    except BaseException:
+      for future in futures:
+        future.cancel()
+      for worker in self._workers:
+        worker.interrupt()
+      raise
 
   def _result(self, call: Call) -> Any:
     worker = self._idle.get()
@@ -86,15 +108,21 @@ class _Worker:
   def __init__(self) -> None:
     self._process: subprocess.Popen[bytes] | None = None
     self._lock = threading.Lock()
+    self._interrupted = self._closed = False
 
   def result(self, call: Call, seconds: float) -> Any:
     """Returns the result of a call; see UserProcesses."""
     with self._lock:
+      if self._interrupted:
+        self._end()
+      self._interrupted = self._closed
       return self._result(call, seconds)
 
   def _result(self, call: Call, seconds: float) -> Any:
     name = call.path if call.method is None else f'{call.path}.{call.method}'
     process = self._started()
+    if self._interrupted:  # while it was started
+      kill_group(process)
     assert process.stdin is not None
     try:
       process.stdin.write(json.dumps(call._asdict()).encode() + b'\n')
@@ -103,20 +131,22 @@ class _Worker:
     except BrokenPipeError:
       line = b''
     if line is None:
-      self.end()
+      self._end()
       limit = '' if call.arguments is None else ' (REWARD_TIMEOUT)'
       raise UserError(f'{name} was not done after {seconds:g} seconds{limit}')
     if not line:
-      code = process.wait()
-      self._process = None
-      raise UserError(f'{name} ended its process with the exit status {code}')
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+      raise UserError(f'{name} ended its process with the exit status {self._end()}')
     answer = parsed(line)
     if 'error' in answer:
       raise UserError(f'{name} raised {answer["error"]}')
     return answer['result']
 
   def _started(self) -> subprocess.Popen[bytes]:
-    if self._process is None or self._process.poll() is not None:
+    if self._process is not None and self._process.poll() is not None:
+      self._end()
+    if self._process is None:
       paths = [str(pathlib.Path(__file__).parents[2]), os.environ.get('PYTHONPATH', '')]
       environment = os.environ | {
         'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'JAX_PLATFORMS': 'cpu',
@@ -125,19 +155,34 @@ class _Worker:
       self._process = subprocess.Popen(
         [sys.executable, '-P', '-m', 'paxlite.reinforcement.user_worker'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-        start_new_session=True,  # Ctrl-C is for the run
+        start_new_session=True,  # Ctrl-C is for the run, and what a reward starts ends with it
       )  # fmt: skip
     return self._process
 
-  def end(self) -> None:
-    """Kills the process."""
+  def interrupt(self) -> None:
+    """Kills the process, so that a call under way fails at once."""
+    self._interrupted = True
+    if (process := self._process) is not None:
+      kill_group(process)
+
+  def close(self) -> None:
+    """Ends the process; nothing is called afterwards."""
+    self._closed = True
+    self.interrupt()
+    with self._lock:  # the thread that reads from its pipes has noticed
+      self._end()
+
+  def _end(self) -> int | None:
+    """Kills the process with all that it has started; returns its exit status."""
     process, self._process = self._process, None
-    if process is not None:
-      process.kill()
-      process.wait()
-      for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
+    if process is None:
+      return None
+    kill_group(process)
+    for pipe in (process.stdin, process.stdout):
+      if pipe is not None:
+        with contextlib.suppress(BrokenPipeError):
           pipe.close()
+    return process.wait()
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
@@ -160,4 +205,4 @@ def _end(workers: Sequence[_Worker], threads: concurrent.futures.ThreadPoolExecu
   """Ends the processes of a pool."""
   threads.shutdown(wait=False, cancel_futures=True)
   for worker in workers:
-    worker.end()
+    worker.close()

@@ -11,18 +11,17 @@ import json
 import os
 import pathlib
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from paxlite.cli.user_modules import import_named
+from paxlite.core.child_processes import end_group_with_parent
 from paxlite.core.json_text import parsed
 
 
 def main() -> None:
-  threading.Thread(target=_end_with_parent, daemon=True).start()
+  end_group_with_parent()  # also while a function of the user goes on
   answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
   os.dup2(2, 1)
   known: dict[str, Any] = {}
@@ -45,14 +44,6 @@ def _place(error: BaseException) -> str:
   others = str(pathlib.Path(__file__).parents[1]), os.path.dirname(importlib.__file__), '<frozen'
   own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
   return f' ({os.path.basename(own[-1].filename)}:{own[-1].lineno})' if own else ''
-
-
-def _end_with_parent() -> None:
-  """Ends this process when the run is gone, also while a function of the user goes on."""
-  parent = os.getppid()
-  while os.getppid() == parent:
-    time.sleep(1)
-  os._exit(1)
 
 
 def _function(known: dict[str, Any], path: str, method: str | None) -> Callable[..., Any]:

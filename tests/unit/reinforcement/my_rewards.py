@@ -1,6 +1,9 @@
 """Rewards and environments that tests name by their paths."""
 
 import os
+import pathlib
+import subprocess
+import sys
 import time
 
 
@@ -15,6 +18,19 @@ def raises(record, answer):
 
 def hangs(record, answer):
   time.sleep(60)
+
+
+def starts_a_process(record, answer):
+  """Starts a process of its own, writes its number into a file, and then does as `answer` says."""
+  child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+  path = pathlib.Path(record['file'])
+  path.with_suffix('.tmp').write_text(str(child.pid))
+  path.with_suffix('.tmp').rename(path)
+  if answer == 'ends':
+    os._exit(3)
+  if answer == 'hangs':
+    time.sleep(600)
+  return 1.0
 
 
 def is_nan(record, answer):

@@ -1,11 +1,17 @@
 """Functions of a user run in processes; what goes wrong is one line."""
 
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.reinforcement.user_processes import Call, UserProcesses
+from tests.support import runs
 
 PATH = 'tests.unit.reinforcement.my_rewards'
 
@@ -50,3 +56,75 @@ def test_no_process_is_left(processes):
   time.sleep(0.1)
   assert running
   assert all(process.poll() is not None for process in running)
+
+
+def is_gone(pid):
+  """Waits until a process is gone, or is dead and nobody has asked for its exit status."""
+  stat = pathlib.Path(f'/proc/{pid}/stat')
+  for _ in range(600):
+    if not stat.exists() or stat.read_text().rpartition(')')[2].split()[0] == 'Z':
+      return True
+    time.sleep(0.05)
+  return False
+
+
+@pytest.mark.parametrize('how', ['hangs', 'ends', 'goes on'])
+def test_what_a_reward_has_started_ends_with_it(processes, tmp_path, how):
+  file = tmp_path / 'child'
+  asked = Call(f'{PATH}.starts_a_process', None, [{'file': str(file)}, how])
+  if how == 'goes on':
+    assert processes.results([asked]) == [1.0]
+    processes.close()
+  else:
+    with pytest.raises(UserError):
+      processes.results([asked])
+  assert is_gone(int(file.read_text()))
+
+
+_RUN = """
+from paxlite.reinforcement.user_processes import Call, UserProcesses
+processes = UserProcesses({count}, {seconds})
+{act}
+"""
+
+
+def started(act, path, count=1, seconds=600.0):
+  code = _RUN.format(count=count, seconds=seconds, act=act)
+  environment = runs.environment() | {'PYTHONPATH': f'{path}:{runs.ROOT}'}
+  return subprocess.Popen(
+    [sys.executable, '-c', code], env=environment, stderr=subprocess.PIPE, text=True
+  )
+
+
+def test_a_run_that_is_killed_takes_rewards_and_their_processes_with_it(tmp_path):
+  file = tmp_path / 'child'
+  asked = f"Call('{PATH}.starts_a_process', None, [{{'file': {str(file)!r}}}, 'hangs'])"
+  process = started(f'processes.results([{asked}])', tmp_path)
+  while not file.exists():
+    assert process.poll() is None, process.stderr.read()
+    time.sleep(0.05)
+  child = int(file.read_text())
+  parent = int(pathlib.Path(f'/proc/{child}/stat').read_text().rpartition(')')[2].split()[1])
+  os.kill(process.pid, signal.SIGKILL)
+  process.communicate()
+  assert is_gone(parent)
+  assert is_gone(child)
+
+
+@pytest.mark.parametrize(('calls', 'count'), [(1, 2), (3, 4)])
+def test_a_module_that_is_missing_ends_the_imports_of_others(tmp_path, calls, count):
+  """The first process fails at once, while others import for minutes."""
+  (tmp_path / 'my_slow.py').write_text(
+    'import pathlib, time\n'
+    'try:\n'
+    '  pathlib.Path(__file__).with_name("first").touch(exist_ok=False)\n'
+    'except FileExistsError:\n'
+    '  time.sleep(600)\n'
+    'raise ImportError("it is not there")\n'
+  )
+  calls = ', '.join(f"Call('my_slow.reward_{i}', None, None)" for i in range(calls))
+  process = started(f'processes.look_up([{calls}])', tmp_path, count)
+  said = process.communicate(timeout=60)[1]
+  assert said.splitlines()[-1].endswith(
+    'UserError: my_slow.reward_0 raised ImportError: it is not there (my_slow.py:6)'
+  )
