@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from paxlite.cli.terminal import warn
 from paxlite.core import errors
@@ -94,6 +94,13 @@ def frame_of(error: BaseException) -> Frame | None:
       return found
     current = current.__cause__ or current.__context__
   return None
+
+
+def innermost(frames: Iterable[Frame]) -> Frame | None:
+  """Returns the first of these frames that is the user's, or else paxlite's; None if none is."""
+  known = list(frames)
+  ours = (frame for frame in known if _is_ours(frame.file))
+  return next((frame for frame in known if is_own(frame.file)), next(ours, None))
 
 
 def report(error: BaseException, whole: str = '') -> list[str] | None:

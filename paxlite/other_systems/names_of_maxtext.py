@@ -166,7 +166,9 @@ KEYS: dict[str, Answer] = {
   'collect_stack_trace': renamed('STACK_TRACE_INTERVAL'),
   'stack_trace_interval_seconds': renamed('STACK_TRACE_INTERVAL'),
   'stack_trace_to_cloud': _CLOUD,
-  'max_checkify': absent('JAX_DEBUG_NANS=1 in the environment finds the first NaN'),
+  'max_checkify': absent(
+    'MAX_SKIPPED_STEPS=1 ends a run at the first NaN, and names its operation'
+  ),
   'jax_cache_dir': instead('JAX_COMPILATION_CACHE_DIR in the environment is the same'),
   'compiled_trainstep_file': instead(
     '--compiled_step=FILE loads it; paxlite compile --save writes it'

@@ -126,7 +126,7 @@ ARGUMENTS: dict[str, Answer] = {
     'trackio_space_id trackio_bucket_id trackio_static_space_id',
     absent('TRACKERS=[trackio] writes to a database on this machine'),
   ),
-  'debug': absent('JAX_DEBUG_NANS=1 in the environment finds the first NaN'),
+  'debug': absent('MAX_SKIPPED_STEPS=1 ends a run at the first NaN, and names its operation'),
   'skip_memory_metrics': needless('--dry_run and paxlite compile say what a device needs'),
   # Data
   'seed': renamed('SEED'),

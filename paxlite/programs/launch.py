@@ -9,6 +9,8 @@ import signal
 from collections.abc import Callable
 
 from paxlite.checkpointing.stored_source import folder_of
+from paxlite.cli.command_line import this_command
+from paxlite.cli.terminal import warn
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
@@ -80,6 +82,7 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     start_over=options.start_over,
     check_memory=options.check_memory,
     compiled_step=None if step is None else pathlib.Path(step),
+    command=this_command(),
   )
   peers = join.join(
     options.server_addr,
@@ -88,6 +91,7 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     required=options.multiprocess_gpu,
     statement=lambda: statement(run, mode),
   )
+  _drop_debugging_of_jax()
   if peers.count == 1:
     cache.enable()
     devices.present()
@@ -107,6 +111,19 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
   with peers, join.leaving_together():
     preemption.check()
     modes[mode](dataclasses.replace(run, peers=peers))
+
+
+def _drop_debugging_of_jax() -> None:
+  """Warns of JAX_DEBUG_NANS and JAX_DEBUG_INFS, which would end a run in JAX's own code."""
+  import jax
+
+  for name in ('jax_debug_nans', 'jax_debug_infs'):
+    if getattr(jax.config, name):
+      jax.config.update(name, False)
+      warn(
+        f'{name.upper()} is ignored: MAX_SKIPPED_STEPS=1 ends a run at the first step that is not '
+        'finite, and names the operation, the layer and the line where that began'
+      )
 
 
 def run_in(folder: str) -> JsonObject | None:

@@ -4,7 +4,20 @@ import dataclasses
 from collections.abc import Callable
 
 from paxlite.core.errors import TrainingError
+from paxlite.core.wording import amount
 from paxlite.training.train_state import TrainState
+
+
+class NotFiniteError(TrainingError):
+  """Too many steps in a row were skipped.
+
+  Attributes:
+    step: The last one of them.
+  """
+
+  def __init__(self, message: str, step: int):
+    super().__init__(message)
+    self.step = step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +33,14 @@ class SkippedSteps:
   rows: Callable[[int], str]
 
   def check(self, in_a_row: int, step: int) -> None:
-    """Raises TrainingError if the last `in_a_row` steps, up to `step`, reach the limit."""
+    """Raises NotFiniteError if the last `in_a_row` steps, up to `step`, reach the limit."""
     if in_a_row >= self.limit:
       first = step - in_a_row
-      raise TrainingError(
-        f'{in_a_row} steps in a row had a gradient that is not finite, from step {first} on '
-        f'(MAX_SKIPPED_STEPS={self.limit}). The last good state is that of step {first}; lower '
-        f'LEARNING_RATE, or look at the data of that step: {self.rows(first)}'
+      raise NotFiniteError(
+        f'{amount(in_a_row, "step")} in a row had a gradient that is not finite, from step '
+        f'{first} on (MAX_SKIPPED_STEPS={self.limit}). The last good state is that of step '
+        f'{first}; lower LEARNING_RATE, or look at the data of that step: {self.rows(first)}',
+        step,
       )
 
   def check_all(self, skipped: int, steps: int) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,20 +11,20 @@ import jax
 from jax.stages import Compiled
 
 from paxlite.cli import live_line, user_code
-from paxlite.core.errors import Interrupted, TrainingError, UserError, WrongBitsError
+from paxlite.core.errors import Interrupted, TrainingError, UserError, WrongBitsError, line_of
 from paxlite.core.json_text import JsonObject
 from paxlite.data.rollouts import Batches
 from paxlite.losses.metrics import Metrics
 from paxlite.processes import join, preemption
 from paxlite.tracking.summaries import Summaries
 from paxlite.tracking.writers import Writer
-from paxlite.training import moved_folder
+from paxlite.training import moved_folder, not_finite
 from paxlite.training.callbacks import Callback, Loop, Request
 from paxlite.training.evaluation import Evaluator, StoppedError
 from paxlite.training.goodput import Goodput
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
-from paxlite.training.skipped_steps import SkippedSteps, last_good
+from paxlite.training.skipped_steps import NotFiniteError, SkippedSteps, last_good
 from paxlite.training.spikes import Rollbacks
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
@@ -55,10 +56,11 @@ class Intervals:
   def evaluates(self, step: int) -> bool:
     return step % self.evaluate_every == 0 or step == self.max_steps
 
-  def ahead(self, step: int) -> str:
+  def ahead(self, step: int, evaluates: bool = True) -> str:
     """Returns what comes next after a step, for the terminal: 'eval at 200, save at 500'."""
     after = lambda every: min((step // every + 1) * every, self.max_steps)
-    return f'eval at {after(self.evaluate_every):,}, save at {after(self.save_times.steps):,}'
+    evaluation = f'eval at {after(self.evaluate_every):,}, ' if evaluates else ''
+    return f'{evaluation}save at {after(self.save_times.steps):,}'
 
   def saves(self, step: int) -> bool:
     """Returns whether to save after `step`. Every process calls this once after each step."""
@@ -101,6 +103,7 @@ class Trainer:
 
   def __post_init__(self) -> None:
     self._was_over = False  # at the step that the run continues from
+    self._last_batches: dict[int, dict[str, jax.Array]] = {}  # of the last two steps
 
   def resume(self, step: int) -> None:
     """Moves the data to the batch of `step`; a second call for the same step changes nothing.
@@ -127,9 +130,11 @@ class Trainer:
       Interrupted: There was a signal. The trained state is saved.
     """
     followed = self.store.task.task.followed
-    summaries = Summaries(
-      self.folder, self.schedule.max_steps, self.schedule.ahead, self.trackers, followed
+    asked = [c for c in self.callbacks if type(c).on_evaluation is not Callback.on_evaluation]
+    ahead = functools.partial(
+      self.schedule.ahead, evaluates=bool(self.evaluator.inputs) or bool(asked)
     )
+    summaries = Summaries(self.folder, self.schedule.max_steps, ahead, self.trackers, followed)
     self.goodput.reached(step)
     self.goodput.write()
     try:
@@ -215,6 +220,7 @@ class Trainer:
         batch = self._draw(state, step, batches)
         assert compiled is not None
         step += 1
+        self._last_batches = dict([*self._last_batches.items()][-1:]) | {step: batch}
         state, metrics = self._step(compiled, state, batch, step)
         request = self._stepped(state, step, metrics)
         is_over = request is Request.END
@@ -225,6 +231,9 @@ class Trainer:
         self._leave(state, step, unevaluated=True)
       except WrongBitsError:
         raise  # the state may be wrong, and the step has overwritten it
+      except NotFiniteError as e:
+        self._save_last_good(state, step)
+        raise TrainingError(f'{e}{self._not_finite(state, e.step)}') from None
       except TrainingError:
         self._save_last_good(state, step)
         raise
@@ -327,6 +336,20 @@ class Trainer:
     newest = max(self.store.checkpoints.steps(), default=-1)
     if in_a_row and newest < step - in_a_row:
       self._save(last_good(state), step - in_a_row)
+
+  def _not_finite(self, state: TrainState, step: int) -> str:
+    """Returns what made a number of a skipped step that is not finite; '' if it is not found.
+
+    Skipped steps leave the parameters as they are, so that the step can be done again.
+    """
+    if step not in self._last_batches or jax.process_count() > 1:
+      return ''
+    self.watchdog.pause()
+    try:
+      origin = not_finite.origin_of(self.store.task, state, self._last_batches[step], step)
+    except Exception as e:  # operations one by one need more memory, and kernels a compiler
+      return f'. The operation that began it could not be found: {line_of(e)}'
+    return f'. In step {step} it began with {origin}' if origin else ''
 
   def _leave(self, state: TrainState, step: int, unevaluated: bool) -> None:
     """Saves the trained state, and raises Interrupted."""
