@@ -10,7 +10,7 @@ is written to the path any more, which is the folder of the other run. Records f
 
 import errno
 import pathlib
-from collections.abc import Callable
+from collections.abc import Buffer, Callable
 from typing import IO, Literal, TextIO, overload
 
 from paxlite.core import regular_file
@@ -93,15 +93,24 @@ def make_folder(path: pathlib.Path) -> None:
   _followed(path).mkdir(parents=True, exist_ok=True)
 
 
-def write_file(path: pathlib.Path, content: bytes) -> None:
-  """Writes `content` to the file at `path`. A killed process leaves the old file or the new one.
+def write_file(path: pathlib.Path, *parts: Buffer) -> None:
+  """Writes bytes to the file at `path`. A killed process leaves the old file or the new one.
+
+  Args:
+    path: The file.
+    parts: What it holds, one after the other.
 
   Raises:
-    OSError: The file cannot be written.
+    OSError: The file cannot be written; the old one, if there is one, stays.
   """
   path = _followed(path)
   unfinished = path.with_name(f'{path.name}.tmp')
-  with open_file(unfinished, 'wb') as f, naming(path):
-    f.write(content)
-    f.flush()
+  with naming(path), open_file(unfinished, 'wb') as f:  # closing it may fail, too
+    try:
+      for part in parts:
+        f.write(part)
+      f.flush()
+    except OSError:
+      unfinished.unlink(missing_ok=True)  # it would fill the disk
+      raise
   unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged

@@ -22,12 +22,15 @@ from paxlite.cli.terminal import say
 from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.core.run_files import write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
+from paxlite.core.wording import amount
 from paxlite.data.base import Input, RowInput
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.sft import SftRows
 from paxlite.experiments.parts.stored_values import StoredValues
+from paxlite.files.arrays import write_array
 from paxlite.files.json_files import read_object
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
@@ -139,7 +142,7 @@ class _Model:
     """Returns the arrays [rows, T, …] of all rows, by their names."""
     count = len(data.source)
     if jax.process_index() == 0:
-      say(f'Computing what the frozen model makes of {count:,} rows, once')
+      say(f'Computing what the frozen model makes of {amount(count, "row")}, once')
     whole = dataclasses.replace(data, batch_size=batch_size, max_eval_batches=None)
     batches = DeviceBatches(whole, self._task.batch_sharding, None, self._e.max_segments_per_seq)
     compute = jax.jit(self._of_batch)
@@ -192,8 +195,8 @@ def _write(folder: pathlib.Path, about: JsonObject, arrays: Mapping[str, np.ndar
   folder.mkdir(parents=True, exist_ok=True)
   (folder / ABOUT).unlink(missing_ok=True)  # which says that the others are whole
   for name, array in arrays.items():
-    np.save(folder / f'{name}.npy', array)
-  (folder / ABOUT).write_text(json.dumps(about | {'checksum': _checksum(arrays)}) + '\n')
+    write_array(folder / f'{name}.npy', array)
+  write_file(folder / ABOUT, (json.dumps(about | {'checksum': _checksum(arrays)}) + '\n').encode())
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
