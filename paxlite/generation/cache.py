@@ -5,6 +5,7 @@ without keys have states instead, whose size does not depend on the tokens. Laye
 by a scan have an axis for the layers before that of the rows.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ class CacheLayout:
     self._index, self._count = of_name(INDEX), of_name(COUNT)
     self._arrays = {k: x for k, x in flat.items() if k not in {**self._index, **self._count}}
     self._mesh, self._rules = mesh, rules
+    self._empty: dict[tuple[int, int], Callable[[], Cache]] = {}  # compiled
 
   def empty(self, rows: int, slots: int) -> Cache:
     """Returns a cache without tokens."""
@@ -43,7 +45,9 @@ class CacheLayout:
       shapes = {path: _shape(path, x, rows, slots) for path, x in self._arrays.items()}
       return {path: jnp.zeros(shape, self._arrays[path].dtype) for path, shape in shapes.items()}
 
-    return jax.jit(zeros, out_shardings=self.shardings(rows))()
+    if (rows, slots) not in self._empty:
+      self._empty[rows, slots] = jax.jit(zeros, out_shardings=self.shardings(rows))
+    return self._empty[rows, slots]()
 
   def abstract(self, rows: int, slots: int) -> dict[Path, jax.ShapeDtypeStruct]:
     """Returns the shapes of such a cache."""

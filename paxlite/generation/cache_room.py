@@ -1,8 +1,8 @@
 """The cache on the devices, which grows with what is asked for."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,42 @@ from paxlite.generation.job import Job
 from paxlite.generation.programs import Programs, Rows, State
 from paxlite.generation.row_table import RowTable
 
-_FEWEST_SLOTS = 128
 _SHRINK_FOR = 64  # tokens that are left, for which a smaller program is worth its compilation
+
+
+class Sizes(NamedTuple):
+  """Which sizes a cache may have; each needs programs.
+
+  Attributes:
+    slots: The fewest slots of a row.
+    slot_growth: By which factor their number grows.
+    row_growth: By which factor the number of rows grows, from 1. A CPU takes longer for more rows;
+      elsewhere fewer programs are worth more.
+    most_slots: The most slots of a row.
+  """
+
+  slots: int = 128
+  slot_growth: int = 2
+  row_growth: int = 4
+  most_slots: int = 1 << 62
+
+
+def steady_sizes(
+  max_length: int, most_rows: int, is_cpu: bool, size: Callable[[int], int]
+) -> Sizes:
+  """Returns few sizes, of which the first one has as many slots as cost hardly any time.
+
+  Args:
+    max_length: The most tokens of a row.
+    most_rows: The most rows.
+    is_cpu: Whether it is for a CPU.
+    size: Returns the bytes of a cache of `most_rows` rows with so many slots.
+  """
+  most = max(128, power(2, max_length))
+  slots, free = min(512, most), 1 << 26 if is_cpu else 1 << 31
+  while slots < most and size(min(4 * slots, most)) <= free:
+    slots = min(4 * slots, most)
+  return Sizes(slots, 4, 8 if is_cpu else max(2, most_rows), most)
 
 
 class CacheRoom:
@@ -27,12 +61,13 @@ class CacheRoom:
     most_rows: The most rows.
     multiple: The mesh can divide numbers of rows that are multiples of this.
     slots: The room always has `most_rows` rows of so many slots; None: it grows.
-    growth: By which factor the number of rows grows. A CPU takes longer for more rows; elsewhere
-      fewer programs are worth more.
+    sizes: How it grows.
+    tables: Whether the rows have tables from the start.
 
   Attributes:
     state: The state; None: there is no cache. A program that overwrites it must set it again.
-    extras: The arrays over the vocabulary that the rows have.
+    tables: Whether the rows have tables; see sampling.Tables.
+    least_rows: It has as many rows as for so many answers, even if there are fewer.
   """
 
   def __init__(
@@ -43,13 +78,14 @@ class CacheRoom:
     most_rows: int,
     multiple: int,
     slots: int | None,
-    growth: int = 4,
+    sizes: Sizes,
+    tables: bool = False,
   ):
     self.state: State | None = None
-    self.extras = options.Extras()
+    self.tables, self.least_rows = tables, 1
     self._programs, self._rows, self._vocab_size = programs, rows, vocab_size
     self._most_rows, self._multiple, self._fixed_slots = most_rows, multiple, slots
-    self._slots, self._growth = 0, growth
+    self._slots, self._sizes = 0, sizes
 
   def clear(self) -> None:
     """Frees the memory."""
@@ -68,18 +104,20 @@ class CacheRoom:
       may_shrink: Whether there may be less room than before.
     """
     busy = self._rows.busy
-    extras = self.extras.with_(options.Extras.of([job.request for job in waiting]))
+    tables = self.tables or options.needs_tables([job.request for job in waiting])
     if self._fixed_slots is not None:
-      self._set_size(self._most_rows, self._fixed_slots, extras)
+      self._set_size(self._most_rows, self._fixed_slots, tables)
       return
-    rows = min(self._whole(power(self._growth, len(busy) + len(waiting))), self._most_rows)
+    rows = self._level(len(busy) + len(waiting))
     longest = max((job.slots for job in [*waiting, *busy]), default=0)
-    slots = power(2, max(longest, _FEWEST_SLOTS))
+    fewest = self._sizes.slots
+    slots = fewest * power(self._sizes.slot_growth, -(-longest // fewest))
+    slots = min(slots, self._sizes.most_slots)
     if not may_shrink:
       rows = max(rows, len(self._rows))
     if not may_shrink or 4 * slots > self._slots:
       slots = max(slots, self._slots)
-    self._set_size(rows, slots, extras)
+    self._set_size(rows, slots, tables)
 
   def shrink(self) -> None:
     """Leaves out rows when few answers are left, as a CPU takes longer for more rows.
@@ -88,55 +126,64 @@ class CacheRoom:
     continues generates by the same programs.
     """
     busy = self._rows.busy
-    rows = self._whole(power(self._growth, len(busy)))
+    rows = self._level(len(busy))
     if rows >= len(self._rows) or self._fixed_slots is not None:
       return
     if max(job.num_left for job in busy) >= _SHRINK_FOR:
-      self._set_size(rows, self._slots, self.extras)
+      self._set_size(rows, self._slots, self.tables)
 
   def shapes(self, rows: int, slots: int) -> State:
     """Returns the shapes of a state."""
     layout = self._programs.layout
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.everywhere)
     cache: Any = layout.abstract(rows, slots)
-    return State(cache, jax.tree.map(like, self._no_rows(rows, options.Extras())))
+    return State(cache, jax.tree.map(like, self._no_rows(rows, self.tables)))
+
+  @property
+  def row_levels(self) -> list[int]:
+    """The numbers of rows that there may be."""
+    return sorted({self._level(count) for count in range(1, self._most_rows + 1)})
+
+  def _level(self, count: int) -> int:
+    """Returns the number of rows where there are so many answers."""
+    needed = power(self._sizes.row_growth, max(count, self.least_rows))
+    return min(self._whole(needed), self._most_rows)
 
   def _whole(self, rows: int) -> int:
     return -(-rows // self._multiple) * self._multiple
 
-  def _set_size(self, rows: int, slots: int, extras: options.Extras) -> None:
+  def _set_size(self, rows: int, slots: int, tables: bool) -> None:
     """Makes a cache of this size, which keeps what it can of the tokens."""
-    if self.state and (rows, slots, extras) == (len(self._rows), self._slots, self.extras):
+    if self.state and (rows, slots, tables) == (len(self._rows), self._slots, self.tables):
       return
     if self.state is None or self._rows.is_empty:
       self.state = None  # both at a time may be too much
-      self.state = self._empty(rows, slots, extras)
+      self.state = self._empty(rows, slots, tables)
       self._rows.clear(rows)
     else:
       order, state = self._rows.order(rows), self.state
-      if extras != self.extras:
-        state = state._replace(rows=self._with_extras(state.rows, extras))
+      if tables != self.tables:
+        state = state._replace(rows=self._with_tables(state.rows))
       self.state = self._programs.resize(state, np.array(order, np.int32), slots)
       self._rows.move(order, slots)
-    self._slots, self.extras = slots, extras
+    self._slots, self.tables = slots, tables
 
-  def _empty(self, rows: int, slots: int, extras: options.Extras) -> State:
+  def _empty(self, rows: int, slots: int, tables: bool) -> State:
     layout = self._programs.layout
     everywhere = layout.everywhere
     place = jnp.asarray if everywhere is None else lambda x: jax.device_put(x, everywhere)
-    return State(layout.empty(rows, slots), jax.tree.map(place, self._no_rows(rows, extras)))
+    return State(layout.empty(rows, slots), jax.tree.map(place, self._no_rows(rows, tables)))
 
-  def _no_rows(self, rows: int, extras: options.Extras) -> Rows:
-    nothing = options.choices([None] * rows, extras, self._vocab_size)
+  def _no_rows(self, rows: int, tables: bool) -> Rows:
+    nothing = options.choices([None] * rows, tables, self._vocab_size)
     zeros: Any = lambda: np.zeros(rows, np.int32)
     is_done: Any = np.ones(rows, bool)
     return Rows(zeros(), zeros(), zeros(), is_done, nothing, self._programs.no_ahead(rows))
 
-  def _with_extras(self, rows: Rows, extras: options.Extras) -> Rows:
-    """Returns rows with the arrays of options that no row has needed so far."""
-    new = options.choices([None] * len(self._rows), extras, self._vocab_size)
-    kept = {k: v for k, v in vars(rows.options).items() if v is not None}
-    return dataclasses.replace(rows, options=dataclasses.replace(new, **kept))
+  def _with_tables(self, rows: Rows) -> Rows:
+    """Returns rows with tables, which no row has needed so far."""
+    tables = options.choices([None] * len(self._rows), True, self._vocab_size).tables
+    return dataclasses.replace(rows, options=dataclasses.replace(rows.options, tables=tables))
 
 
 def power(base: int, least: int) -> int:

@@ -21,13 +21,14 @@ from paxlite.core.trees import PyTree
 from paxlite.generation.programs import (
   Ahead,
   Chunk,
+  Limits,
   Programs,
   Rows,
   State,
   is_end,
   nothing_chosen,
 )
-from paxlite.generation.sampling import Choice, Chosen, Features, chosen, likeliest
+from paxlite.generation.sampling import Choice, Chosen, chosen, likeliest
 
 
 class DraftingPrograms(Programs):
@@ -91,22 +92,24 @@ class DraftingPrograms(Programs):
     params: PyTree,
     state: State,
     is_active_B: jax.Array,
-    limits: tuple[jax.Array, jax.Array, jax.Array | None],
+    limits: Limits,
     most: int,
-    features: Features,
+    full: bool,
   ) -> tuple[State, Chosen, jax.Array, jax.Array]:
     """Generates tokens of each active row, of which a step makes one or two; see Programs.
 
     The result has room for 2 · most tokens.
     """
-    steps, until_one_ends, allowed_BV = limits
+    steps, until_one_ends, has_grammar, allowed_BV = limits
     B, has_states = len(is_active_B), self.layout.has_states
     was_done_B = state.rows.is_done
     places_W = jnp.arange(3 if has_states else 2)
 
-    def choose(logits_BV: jax.Array, options: Choice, number_B: jax.Array) -> Chosen:
+    def choose(
+      logits_BV: jax.Array, options: Choice, number_B: jax.Array, is_on_B: jax.Array
+    ) -> Chosen:
       known_V = self._known(logits_BV.shape[-1])
-      return chosen(logits_BV, options, number_B, features, known_V, allowed_BV)
+      return chosen(logits_BV, options, number_B, is_on_B, full, known_V, allowed_BV)
 
     def goes_on(carry: tuple[State, Chosen, jax.Array, jax.Array]) -> jax.Array:
       (_, rows), _, _, i = carry
@@ -135,15 +138,15 @@ class DraftingPrograms(Programs):
         mutable=['cache'],
       )
       logits_B2V = self._logits(params, _taken(x_BWD, latest_B[:, None] + jnp.arange(2)))
-      first = choose(logits_B2V[:, 0], rows.options, rows.number)
-      options = rows.options.after(first.token, is_on_B)
+      after_token = lambda options, *given: options.after(*given) if full else options
+      first = choose(logits_B2V[:, 0], rows.options, rows.number, is_on_B)
+      options = after_token(rows.options, first.token, is_on_B)
       number_B = rows.number + on_B
       ends_B = is_end(first.token, options) | (number_B >= options.max_tokens)
       takes_B = is_on_B & (first.token == ahead.draft) & ~ends_B
-      if features.mask:  # what a grammar allows after the first token is not known
-        takes_B = jnp.zeros(B, bool)
-      second = choose(logits_B2V[:, 1], options, number_B)
-      options = options.after(second.token, takes_B)
+      takes_B &= ~has_grammar  # what it allows after the first token is not known
+      second = choose(logits_B2V[:, 1], options, number_B, takes_B)
+      options = after_token(options, second.token, takes_B)
       more_B = takes_B.astype(jnp.int32)
       number_B = number_B + more_B
       ends_B |= takes_B & (is_end(second.token, options) | (number_B >= options.max_tokens))
@@ -172,7 +175,7 @@ class DraftingPrograms(Programs):
       out = _put(out, second, jnp.where(takes_B, count_B + 1, 2 * most))
       return State(self.layout.of(after['cache']), rows), out, count_B + on_B + more_B, i + 1
 
-    out = nothing_chosen(B, 2 * most, features)
+    out = nothing_chosen((B, 2 * most), self._most_top(params, full))
     carry = state, out, jnp.zeros(B, jnp.int32), jnp.int32(0)
     state, out, count_B, i = jax.lax.while_loop(goes_on, step, carry)
     return self._placed(state), *self._everywhere((out, count_B, i))

@@ -10,6 +10,7 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -17,19 +18,21 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation import options
-from paxlite.generation.cache_room import CacheRoom, power
+from paxlite.generation.cache_room import CacheRoom, Sizes, steady_sizes
+from paxlite.generation.chunks import chunk_of
 from paxlite.generation.drafts import DraftingPrograms
 from paxlite.generation.job import Job, Phase
-from paxlite.generation.programs import Chunk, Programs, layout_of
+from paxlite.generation.programs import Limits, Programs, layout_of, vocab_size
 from paxlite.generation.request import Answer, Request, check_ids
 from paxlite.generation.row_table import RowTable
-from paxlite.generation.sampling import GREEDY, NO_FEATURES, Features, Sampling
+from paxlite.generation.sampling import GREEDY, Sampling
 from paxlite.generation.tokens import Tokens
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
 MOST_ROWS = 32
 _LENGTHS = 16, 64, 128, 256  # of parts of prompts
+STEADY_LENGTHS = 16, 64, 256  # the same of a steady engine
 MOST_STEPS = 32  # tokens of a row in one call
 
 
@@ -52,8 +55,8 @@ class Engine:
     slots: The cache always has so many slots for each of `most_rows` rows, so that the same
       programs compute an answer whatever else is generated, and its numbers are the same to the
       last bit on one device; None: it grows as needed, and numbers differ by rounding.
-    least: What the programs can do even if no request needs it, so that later ones that do need not
-      wait for a compilation.
+    steady: Whether there are few sizes, and rows have tables from the start, so that
+      warm_up.warm_up compiles all programs that requests need, whatever their options.
     drafts: Whether the model's first prediction module proposes tokens; see drafts.
 
   Attributes:
@@ -74,7 +77,7 @@ class Engine:
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
     most_rows: int = MOST_ROWS,
     slots: int | None = None,
-    least: Features = NO_FEATURES,
+    steady: bool = False,
     drafts: bool = False,
   ):
     if drafts and not model.prediction_tpls:
@@ -87,7 +90,7 @@ class Engine:
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
     self.most_rows = self._whole(most_rows)
-    self._fixed_slots, self._least = slots, least
+    self._fixed_slots, self._steady = slots, steady
     self._programs: Programs | None = None
     self._its_room: CacheRoom | None = None
     self._was_idle = True
@@ -95,6 +98,7 @@ class Engine:
     self._rows, self._drafts = RowTable(slots is None, looks_ahead=int(drafts)), drafts
     self.num_steps = self.num_tokens = 0
     self._queue: collections.deque[Job] = collections.deque()
+    self._any_token: dict[int, jax.Array] = {}  # by the number of rows
 
   @property
   def params(self) -> PyTree | None:
@@ -308,9 +312,26 @@ class Engine:
     if self._its_room is None:
       self._its_room = CacheRoom(
         self._compiled, self._rows, self._vocab_size, self.most_rows, self._shards,
-        self._fixed_slots, growth=2 if self._platform == 'cpu' else 4,
+        self._fixed_slots, self._sizes, self._steady,
       )  # fmt: skip
     return self._its_room
+
+  @property
+  def _sizes(self) -> Sizes:
+    is_cpu = self._platform == 'cpu'
+    if not self._steady:
+      return Sizes(row_growth=2 if is_cpu else 4)
+    size = lambda slots: self.cache_bytes(self.most_rows, slots)
+    return steady_sizes(self.max_length, self.most_rows, is_cpu, size)
+
+  @property
+  def row_levels(self) -> list[int]:
+    """The numbers of rows that the cache may have."""
+    return self._room.row_levels
+
+  def hold_rows(self, rows: int) -> None:
+    """Has room for at least so many answers, even if there are fewer."""
+    self._room.least_rows = rows
 
   def lowered(self, rows: int, slots: int) -> jax.stages.Lowered:
     """Returns the loop over the tokens of so many greedy rows, to see what it does.
@@ -319,51 +340,32 @@ class Engine:
     """
     everywhere = self._compiled.layout.everywhere
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
-    limits = like(np.int32(1)), like(np.bool_(False)), None
+    limits = Limits(like(np.int32(1)), like(np.bool_(False)), like(np.bool_(False)), None)
     state, is_active = self._room.shapes(rows, slots), like(np.ones(rows, bool))
-    return self._compiled.decode.lower(
-      self._params, state, is_active, limits, MOST_STEPS, self._least
-    )
+    return self._compiled.decode.lower(self._params, state, is_active, limits, MOST_STEPS, False)
 
   def _read(self, jobs: Sequence[Job]) -> None:
     """Reads the next part of the prompts of some jobs, those that fit into one call."""
     length, is_scored = self._part_length(jobs[0]), jobs[0].is_scored
-    size = min(max(1, self._part_tokens // length), len(self._rows))
+    size = 1 if self._reads_one else min(max(1, self._part_tokens // length), len(self._rows))
     is_alike = lambda j: self._part_length(j) == length and j.is_scored == is_scored
     batch = [job for job in jobs if is_alike(job)][:size]
     is_fixed = self._fixed_slots is not None
-    count = self._whole(1 if len(batch) == 1 and not is_fixed else size)
+    is_single = len(batch) == 1 and not is_fixed
+    count = self._whole(1 if is_single else size)
     parts = [job.part(length) for job in batch]
-    ids = np.zeros((count, length), np.int32)
-    most = max(len(part.places) for part in parts)
-    places, following = np.zeros((2, count, power(2, most) if most else 0), np.int32)
-    for i, part in enumerate(parts):
-      ids[i, : len(part.ids)] = part.ids
-      places[i, : len(part.places)] = part.places
-      following[i, : len(part.places)] = part.next
-    beyond = count - len(batch)
-    padded = lambda values, value: np.array([*values, *[value] * beyond], np.int32)
-    requests = [job.request for job in batch]
-    features = options.features(requests).with_(self._least)
-    chunk = Chunk(
-      ids=ids,
-      count=padded([len(part.ids) for part in parts], 1),
-      source=padded([job.source for job in batch], 0),
-      target=padded([job.row for job in batch], len(self._rows)),
-      start=padded([job.num_read for job in batch], 0),
-      places=places,
-      next=following,
-      follow=padded([part.follow for part in parts], -1),
-      options=options.choices([*requests, *[None] * beyond], self._room.extras, self._vocab_size),
-      allowed=self._allowed(batch, range(len(batch)), count) if features.mask else None,
-    )
-    is_first = not is_fixed and all(job.num_read == 0 for job in batch)
+    # one row costs the same in both variants
+    full = options.needs_full([job.request for job in batch]) or (self._steady and is_single)
+    is_allowed = full and self._room.tables
+    allowed = self._allowed(batch, range(len(batch)), count) if is_allowed else None
+    chunk = chunk_of(batch, parts, (count, length), len(self._rows), self._vocab_size, allowed)
+    is_first = not (is_fixed or self._steady) and all(job.num_read == 0 for job in batch)
     assert self._room.state is not None
     self._room.state, read = self._compiled.read(
-      self._params, self._room.state, chunk, is_first, features
+      self._params, self._room.state, chunk, is_first, full
     )
     chosen, scores = jax.device_get(read)
-    found, of_prompts = Tokens(chosen), Tokens(scores)
+    found, of_prompts = Tokens(chosen), Tokens(scores, int(chunk.num_places))
     for i, (job, part) in enumerate(zip(batch, parts, strict=True)):
       if job.answer is not None:  # its grammar has failed
         continue
@@ -373,16 +375,25 @@ class Engine:
         job.alone(job.wrote, *found.at(i, job.request.top_log_probs))
         self.num_tokens += 1
 
-  def _allowed(self, jobs: Sequence[Job], rows: Sequence[int], count: int) -> np.ndarray:
+  def _allowed(self, jobs: Sequence[Job], rows: Sequence[int], count: int) -> jax.Array:
     """Returns which tokens may come next in so many rows, of which jobs have some."""
+    if all(job.request.grammar is None for job in jobs):
+      if count not in self._any_token:
+        self._any_token[count] = jnp.asarray(np.ones((count, self._vocab_size), bool))
+      return self._any_token[count]
     allowed = np.ones((count, self._vocab_size), bool)
     for job, row in zip(jobs, rows, strict=True):
       job.alone(job.restrict, allowed[row])
-    return allowed
+    return jnp.asarray(allowed)
 
   def _part_length(self, job: Job) -> int:
-    left = job.num_unread
-    return next((n for n in _LENGTHS if n >= left), _LENGTHS[-1])
+    left, lengths = job.num_unread, STEADY_LENGTHS if self._steady else _LENGTHS
+    return next((n for n in lengths if n >= left), lengths[-1])
+
+  @property
+  def _reads_one(self) -> bool:
+    """Whether prompts are read one by one, which on a CPU takes as long, and fewer programs."""
+    return self._steady and self._platform == 'cpu'
 
   @property
   def _part_tokens(self) -> int:
@@ -397,18 +408,18 @@ class Engine:
     rows = [job.row for job in jobs]
     is_active = np.zeros(len(self._rows), bool)
     is_active[rows] = True
-    features = options.features([job.request for job in jobs]).with_(self._least)
-    allowed = self._allowed(jobs, rows, len(self._rows)) if features.mask else None
-    most = 1 if features.mask else most
-    steps = min(most, max(job.num_left for job in jobs))
-    limits = np.int32(steps), np.bool_(len(self._queue) > 0), allowed
+    full = options.needs_full([job.request for job in jobs])
+    has_grammar = any(job.request.grammar is not None for job in jobs)
+    allowed = self._allowed(jobs, rows, len(self._rows)) if full and self._room.tables else None
+    steps = 1 if has_grammar else min(most, max(job.num_left for job in jobs))
+    limits = Limits(np.int32(steps), np.bool_(len(self._queue) > 0), np.bool_(has_grammar), allowed)
     assert self._room.state is not None
     self._room.state, *found = self._compiled.decode(
-      self._params, self._room.state, is_active, limits, 1 if most == 1 else MOST_STEPS, features
+      self._params, self._room.state, is_active, limits, MOST_STEPS, full
     )
     chosen, counts, taken = jax.device_get(found)
     self.num_steps += int(taken)
-    tokens = Tokens(chosen)
+    tokens = Tokens(chosen, int(counts.max()))
     for job in jobs:
       for i in range(int(counts[job.row])):
         if job.answer is None:
@@ -418,7 +429,7 @@ class Engine:
   @property
   def _vocab_size(self) -> int:
     assert self._params is not None
-    return self._params['embedding']['emb_var'].shape[0]
+    return vocab_size(self._params)
 
   # checks
 

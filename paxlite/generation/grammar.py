@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import Json
+from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import Tokenizer
 
 
@@ -97,8 +97,8 @@ class MatchedGrammar:
 
 def _described(tokenizer: Tokenizer) -> Any:
   """Returns what llguidance makes its tokenizer of: the text of a tokenizer.json, or tokens."""
-  if tokenizer.path.endswith('.json'):
-    return pathlib.Path(tokenizer.path).read_text(encoding='utf-8')
+  if isinstance(tokenizer, JsonTokenizer):
+    return json.dumps(tokenizer.pipeline)  # the file may have changed
   import llguidance
 
   return llguidance.TokenizerWrapper(_Tokens(tokenizer))

@@ -1,5 +1,6 @@
 """The compiled programs of generation: reading parts of prompts, and choosing tokens in a loop."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,9 +14,11 @@ from jax.sharding import Mesh
 from paxlite.core.trees import PyTree
 from paxlite.generation import cache as caches
 from paxlite.generation.cache import Cache, CacheLayout
-from paxlite.generation.sampling import Choice, Chosen, Features, chosen
+from paxlite.generation.sampling import Choice, Chosen, Tables, chosen, most_top
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
+
+_BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prompt is scored
 
 
 @struct.dataclass
@@ -70,8 +73,9 @@ class Chunk(NamedTuple):
     source: The rows whose first `start` tokens precede the parts, [R]; mostly those of `target`.
     target: The rows that get the tokens, [R]; one that does not exist: the part is padding.
     start: Number of tokens before the parts, [R].
-    places: The tokens of each part, [R, U], after which log-probabilities are computed.
-    next: The token after each of them, [R, U].
+    places: The tokens of each part, [R, T], after which log-probabilities are computed.
+    next: The token after each of them, [R, T].
+    num_places: How many columns of `places` are computed, [].
     follow: The token of the prompt after each part, [R]; −1: the part is the last one.
     options: How the first token after the part is chosen.
     allowed: Which token may be that, [R, V] bool; None: any.
@@ -84,8 +88,25 @@ class Chunk(NamedTuple):
   start: Any
   places: Any
   next: Any
+  num_places: Any
   follow: Any
   options: Choice
+  allowed: Any
+
+
+class Limits(NamedTuple):
+  """How far a call generates B rows.
+
+  Attributes:
+    steps: The most steps, [].
+    until_one_ends: Whether it ends when a row has ended, [] bool.
+    has_grammar: Whether a row has a grammar, which allows tokens for one step, [] bool.
+    allowed: Which tokens may come, [B, V] bool; None: any.
+  """
+
+  steps: Any
+  until_one_ends: Any
+  has_grammar: Any
   allowed: Any
 
 
@@ -94,7 +115,7 @@ class Read(NamedTuple):
 
   Attributes:
     chosen: The tokens after the parts.
-    scores: What is known of the tokens after `places`, arrays [R, U, …].
+    scores: What is known of the tokens after `places`, arrays [R, T, …].
   """
 
   chosen: Chosen
@@ -103,6 +124,9 @@ class Read(NamedTuple):
 
 class Programs:
   """The programs of a model, each compiled for the sizes that it is called with.
+
+  The options of requests are arrays. There are two variants of each program: `full` computes all
+  options, and the other one only temperatures, ends and lengths, as most requests need.
 
   Args:
     model: The model.
@@ -147,7 +171,7 @@ class Programs:
     state: State,
     chunk: Chunk,
     is_first: bool,
-    features: Features,
+    full: bool,
   ) -> tuple[State, Read]:
     """Reads parts of prompts, and chooses a token after each, which only the last part needs.
 
@@ -156,7 +180,7 @@ class Programs:
       state: Is overwritten.
       chunk: The parts.
       is_first: Whether all parts are the first ones of their rows, which need no cache.
-      features: What the choice of the tokens needs.
+      full: See sampling.chosen.
     """
     R, T = chunk.ids.shape
     if is_first:
@@ -174,23 +198,25 @@ class Programs:
     )
     last_R1D = jnp.take_along_axis(x_RTD, (chunk.count - 1)[:, None, None], 1)
     number_R = jnp.zeros(R, jnp.int32)
-    found = self._choose(params, last_R1D, chunk.options, number_R, features, chunk.allowed)
+    is_on_R, limits = jnp.ones(R, bool), (full, chunk.allowed)
+    found = self._choose(params, last_R1D, chunk.options, number_R, is_on_R, *limits)
     ahead, after = self._read_ahead(params, after, x_RTD, chunk, found)
     cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
-    options = chunk.options
+    options, tables = chunk.options, state.rows.options.tables
+    if options.tables is None and tables is not None:
+      options = dataclasses.replace(options, tables=Tables.empty(R, tables.bias.shape[-1]))
     number_R += 1
     new = Rows(
       length=chunk.start + chunk.count,
       token=found.token,
       number=number_R,
       is_done=is_end(found.token, options) | (number_R >= options.max_tokens),
-      options=options.after(found.token, jnp.ones(R, bool)),
+      options=options.after(found.token, is_on_R),
       ahead=ahead,
     )
     set_rows = lambda x, y: x.at[chunk.target].set(y, mode='drop')
     rows = jax.tree.map(set_rows, state.rows, new)
-    x_RUD = jnp.take_along_axis(x_RTD, chunk.places[..., None], 1)
-    read = Read(found, self._scores(params, x_RUD, chunk.next, features.top))
+    read = Read(found, self._scores(params, x_RTD, chunk, full))
     return self._placed(State(cache, rows)), self._everywhere(read)
 
   def no_ahead(self, rows: int) -> Ahead | None:
@@ -216,9 +242,9 @@ class Programs:
     params: PyTree,
     state: State,
     is_active_B: jax.Array,
-    limits: tuple[jax.Array, jax.Array, jax.Array | None],
+    limits: Limits,
     most: int,
-    features: Features,
+    full: bool,
   ) -> tuple[State, Chosen, jax.Array, jax.Array]:
     """Generates tokens of each active row, in up to `most` steps.
 
@@ -226,16 +252,15 @@ class Programs:
       params: The parameters of the model.
       state: Is overwritten.
       is_active_B: The rows that are generated.
-      limits: The most steps of this call, whether it ends when a row has ended, and the tokens
-        that a grammar allows, [B, V] bool, or None.
+      limits: How far this call goes.
       most: The size of the result.
-      features: What the choice of the tokens needs.
+      full: See sampling.chosen.
 
     Returns:
       The state; the tokens, arrays [B, most, …]; how many of them each row has, [B]; and how many
       times the model was computed.
     """
-    steps, until_one_ends, allowed_BV = limits
+    steps, until_one_ends, _, allowed_BV = limits
     B = len(is_active_B)
     was_done_B = state.rows.is_done
 
@@ -258,7 +283,7 @@ class Programs:
         method='hidden',
         mutable=['cache'],
       )
-      found = self._choose(params, x_B1D, rows.options, rows.number, features, allowed_BV)
+      found = self._choose(params, x_B1D, rows.options, rows.number, is_on_B, full, allowed_BV)
       on = is_on_B.astype(jnp.int32)
       number_B = rows.number + on
       is_end_B = is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
@@ -267,14 +292,14 @@ class Programs:
         token=jnp.where(is_on_B, found.token, rows.token),
         number=number_B,
         is_done=rows.is_done | (is_on_B & is_end_B),
-        options=rows.options.after(found.token, is_on_B),
+        options=rows.options.after(found.token, is_on_B) if full else rows.options,
       )
       out = jax.tree.map(
         lambda whole, x: jax.lax.dynamic_update_slice_in_dim(whole, x[:, None], i, 1), out, found
       )
       return State(self.layout.of(after['cache']), rows), out, i + 1
 
-    out = nothing_chosen(B, most, features)
+    out = nothing_chosen((B, most), self._most_top(params, full))
     state, out, count = jax.lax.while_loop(goes_on, step, (state, out, jnp.int32(0)))
     return self._placed(state), *self._everywhere((out, jnp.full(B, count), count))
 
@@ -289,12 +314,16 @@ class Programs:
     x_B1D: jax.Array,
     options: Choice,
     number_B: jax.Array,
-    features: Features,
+    is_on_B: jax.Array,
+    full: bool,
     allowed_BV: jax.Array | None,
   ) -> Chosen:
     logits_BV = self._logits(params, x_B1D)[:, 0]
     known_V = self._known(logits_BV.shape[-1])
-    return chosen(logits_BV, options, number_B, features, known_V, allowed_BV)
+    return chosen(logits_BV, options, number_B, is_on_B, full, known_V, allowed_BV)
+
+  def _most_top(self, params: PyTree, full: bool) -> int:
+    return most_top(vocab_size(params), full)
 
   def _logits(self, params: PyTree, x_BTD: jax.Array) -> jax.Array:
     logits_BTV: jax.Array = self._model.apply({'params': params}, x_BTD, method='logits')
@@ -308,13 +337,28 @@ class Programs:
     known_V[: len(self._known_V)] = self._known_V[:vocab_size]
     return known_V
 
-  def _scores(self, params: PyTree, x_RUD: jax.Array, next_RU: jax.Array, top: int) -> Chosen:
-    """Returns what is known of the token after each token; the likeliest one is always there."""
-    logits_RUV = self._logits(params, x_RUD).astype(jnp.float32)
-    log_sums = jax.nn.logsumexp(logits_RUV, axis=-1, keepdims=True)
-    of_next = jnp.take_along_axis(logits_RUV, next_RU[..., None], -1) - log_sums
-    largest, ids = jax.lax.top_k(logits_RUV, max(top, 1))
-    return Chosen(next_RU, of_next[..., 0], ids, largest - log_sums)
+  def _scores(self, params: PyTree, x_RTD: jax.Array, chunk: Chunk, full: bool) -> Chosen:
+    """Returns what is known of the tokens after `places`; the likeliest one is always there.
+
+    The columns are computed in blocks, as many as there are, so that one program scores few tokens
+    and many.
+    """
+    width = min(_BLOCK, chunk.places.shape[1])
+
+    def block(i: jax.Array, out: Chosen) -> Chosen:
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * width, width, 1)
+      next_RU = cut(chunk.next)
+      x_RUD = jnp.take_along_axis(x_RTD, cut(chunk.places)[..., None], 1)
+      logits_RUV = self._logits(params, x_RUD).astype(jnp.float32)
+      log_sums = jax.nn.logsumexp(logits_RUV, axis=-1, keepdims=True)
+      of_next = jnp.take_along_axis(logits_RUV, next_RU[..., None], -1) - log_sums
+      largest, ids = jax.lax.top_k(logits_RUV, out.top_ids.shape[-1])
+      found = Chosen(next_RU, of_next[..., 0], ids, largest - log_sums)
+      put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, i * width, 1)
+      return jax.tree.map(put, out, found)
+
+    nothing = nothing_chosen(chunk.places.shape, max(1, self._most_top(params, full)))
+    return jax.lax.fori_loop(0, -(-chunk.num_places // width), block, nothing)
 
   def _placed(self, state: State) -> State:
     """Returns the state with its shardings, which are the same after every program."""
@@ -356,13 +400,19 @@ def layout_of(
   return CacheLayout(jax.eval_shape(trace, params)['cache'], mesh, rules)
 
 
-def nothing_chosen(rows: int, most: int, features: Features) -> Chosen:
-  """Returns arrays [rows, most, …] for tokens that will be chosen."""
+def vocab_size(params: PyTree) -> int:
+  """Returns the number of ids of a model, V."""
+  size: int = params['embedding']['emb_var'].shape[0]
+  return size
+
+
+def nothing_chosen(shape: tuple[int, ...], top: int) -> Chosen:
+  """Returns arrays of this shape for tokens that will be chosen, with the `top` likeliest ones."""
   return Chosen(
-    jnp.zeros((rows, most), jnp.int32),
-    jnp.zeros((rows, most), jnp.float32),
-    jnp.zeros((rows, most, features.top), jnp.int32),
-    jnp.zeros((rows, most, features.top), jnp.float32),
+    jnp.zeros(shape, jnp.int32),
+    jnp.zeros(shape, jnp.float32),
+    jnp.zeros((*shape, top), jnp.int32),
+    jnp.zeros((*shape, top), jnp.float32),
   )
 
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.generation.sampling import GREEDY, MOST_ENDS, Sampling
+from paxlite.generation.sampling import GREEDY, MOST_ENDS, MOST_TOP, Sampling
 
 Finish = Literal['stop', 'length', 'cancelled']
 
@@ -77,6 +77,8 @@ class Request:
       )
     if len(self.ends) > MOST_ENDS:
       raise UserError(f'{len(self.ends)} tokens that end a text; at most {MOST_ENDS} are possible')
+    if not 0 <= self.top_log_probs <= MOST_TOP:
+      raise UserError(f'top_log_probs={self.top_log_probs} must be from 0 to {MOST_TOP}')
     if not 0 <= self.seed < 1 << 64:
       raise UserError(f'seed={self.seed} must be from 0 to 2**64 - 1')
 

@@ -11,6 +11,7 @@ from flax import struct
 from paxlite.core.errors import UserError
 
 MOST_ENDS = 16  # tokens that end a row
+MOST_TOP = 20  # likeliest tokens that are told at each one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Sampling:
         raise UserError(f'{name}={getattr(self, name):g} must be {what}')
 
   @property
+  def has_filters(self) -> bool:
+    """Whether some tokens are never drawn."""
+    return (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
+
+  @property
   def has_penalties(self) -> bool:
     """Whether the choice depends on the tokens before."""
     return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
@@ -61,41 +67,34 @@ class Sampling:
 GREEDY = Sampling()
 
 
-class Features(NamedTuple):
-  """What a program is compiled for, because no row that is generated needs the rest.
+@struct.dataclass
+class Tables:
+  """What B rows have for each token of the vocabulary.
 
   Attributes:
-    draws: Rows with a temperature above 0.
-    top_k: Rows that draw from so many of the likeliest tokens.
-    top_p: Rows that draw from tokens of a share of the probability.
-    penalties: Rows whose choice depends on the tokens before.
-    bias: Rows with biases of logits.
-    mask: Rows with a grammar, so that a call chooses one token.
-    top: How many of the likeliest tokens are returned beside the chosen one.
+    bias: Is added to the logits, [B, V].
+    seen: Whether the row contains a token, [B, V] bool.
+    count: How often a token was generated, [B, V] int32.
   """
 
-  draws: bool = False
-  top_k: bool = False
-  top_p: bool = False
-  penalties: bool = False
-  bias: bool = False
-  mask: bool = False
-  top: int = 0
+  bias: jax.Array
+  seen: jax.Array
+  count: jax.Array
 
-  def with_(self, other: 'Features') -> 'Features':
-    """Returns what either is for."""
-    return Features(
-      self.draws or other.draws,
-      self.top_k or other.top_k,
-      self.top_p or other.top_p,
-      self.penalties or other.penalties,
-      self.bias or other.bias,
-      self.mask or other.mask,
-      max(self.top, other.top),
+  @classmethod
+  def empty(cls, rows: int, vocab_size: int) -> 'Tables':
+    """Returns tables of rows without a bias and without tokens."""
+    of = lambda dtype: jnp.zeros((rows, vocab_size), dtype)
+    return cls(of(jnp.float32), of(bool), of(jnp.int32))
+
+  def after(self, token_B: jax.Array, is_active_B: jax.Array) -> 'Tables':
+    """Returns the tables after the rows that are active got another token each."""
+    rows = jnp.arange(len(token_B))
+    return Tables(
+      self.bias,
+      self.seen.at[rows, token_B].max(is_active_B),
+      self.count.at[rows, token_B].add(is_active_B.astype(jnp.int32)),
     )
-
-
-NO_FEATURES = Features()
 
 
 @struct.dataclass
@@ -109,9 +108,8 @@ class Choice:
     ends: Tokens that end a row, [B, MOST_ENDS]; −1 is none.
     min_tokens: Before so many tokens, none of `ends` is chosen.
     max_tokens: After so many tokens a row ends.
-    bias: Is added to the logits, [B, V]; None: nothing is.
-    seen: Whether the row contains a token, [B, V] bool; None: no row has penalties.
-    count: How often a token was generated, [B, V] int32; None like `seen`.
+    top: How many of the likeliest tokens are told.
+    tables: Biases, and the tokens of the rows; None: no row has needed them.
   """
 
   temperature: jax.Array
@@ -126,20 +124,14 @@ class Choice:
   ends: jax.Array
   min_tokens: jax.Array
   max_tokens: jax.Array
-  bias: jax.Array | None = None
-  seen: jax.Array | None = None
-  count: jax.Array | None = None
+  top: jax.Array
+  tables: Tables | None = None
 
   def after(self, token_B: jax.Array, is_active_B: jax.Array) -> 'Choice':
     """Returns the options after the rows that are active got another token each."""
-    if self.seen is None or self.count is None:
+    if self.tables is None:
       return self
-    rows = jnp.arange(len(token_B))
-    return dataclasses.replace(
-      self,
-      seen=self.seen.at[rows, token_B].max(is_active_B),
-      count=self.count.at[rows, token_B].add(is_active_B.astype(jnp.int32)),
-    )
+    return dataclasses.replace(self, tables=self.tables.after(token_B, is_active_B))
 
 
 class Chosen(NamedTuple):
@@ -159,45 +151,63 @@ class Chosen(NamedTuple):
   top_log_probs: jax.Array
 
 
+def most_top(vocab_size: int, full: bool) -> int:
+  """Returns how many of the likeliest tokens a program returns beside the chosen one."""
+  return min(MOST_TOP, vocab_size) if full else 0
+
+
 def chosen(
   logits_BV: jax.Array,
   options: Choice,
   number_B: jax.Array,
-  features: Features,
+  is_on_B: jax.Array,
+  full: bool,
   known_V: np.ndarray | None = None,
   allowed_BV: jax.Array | None = None,
 ) -> Chosen:
   """Chooses the next token of each row.
 
+  Options are arrays, so that one program serves all requests. What is dear is computed only if a
+  row needs it: to draw, to bound what is drawn, and to find the likeliest tokens.
+
   Args:
     logits_BV: The logits of the model.
     options: The options of the rows.
     number_B: How many tokens each row has generated.
-    features: What the rows need.
+    is_on_B: The rows whose tokens are needed.
+    full: Whether rows may have any options; otherwise all that are needed have a temperature, ends
+      and lengths alone, which saves some passes over the logits.
     known_V: Whether an id has a token; None: all have one.
     allowed_BV: Whether a grammar allows a token; None: there is none.
   """
   logits_BV = logits_BV.astype(jnp.float32)
   log_sums_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
-  rows = jnp.arange(len(logits_BV))
+  rows, V = jnp.arange(len(logits_BV)), logits_BV.shape[-1]
   x_BV = logits_BV if known_V is None else jnp.where(known_V, logits_BV, -jnp.inf)
-  if features.bias and options.bias is not None:
-    x_BV = x_BV + options.bias
-  if features.penalties:
-    x_BV = _penalised(x_BV, options)
+  if full and options.tables is not None:
+    x_BV = _penalised(x_BV + options.tables.bias, options, options.tables)
   banned_BE = jnp.where(number_B[:, None] < options.min_tokens[:, None], options.ends, -1)
-  outside = x_BV.shape[-1]  # indices that a scatter drops
-  banned_BE = jnp.where(banned_BE < 0, outside, banned_BE)
+  banned_BE = jnp.where(banned_BE < 0, V, banned_BE)  # indices that a scatter drops
   x_BV = x_BV.at[rows[:, None], banned_BE].set(-jnp.inf, mode='drop')
-  if features.mask and allowed_BV is not None:
+  if full and allowed_BV is not None:
     x_BV = jnp.where(allowed_BV, x_BV, -jnp.inf)
-  token_B = likeliest(x_BV)
-  if features.draws:
-    token_B = jnp.where(options.temperature > 0, _drawn(x_BV, options, number_B, features), token_B)
-  token_B = token_B.astype(jnp.int32)
+  likeliest_B = likeliest(x_BV)
+  draws_B = options.temperature > 0
+  token_B = jax.lax.cond(
+    (draws_B & is_on_B).any(),
+    lambda: jnp.where(draws_B, _drawn(x_BV, options, number_B, full), likeliest_B),
+    lambda: likeliest_B,
+  )
   log_prob_B = jnp.take_along_axis(logits_BV, token_B[:, None], 1)[:, 0] - log_sums_B1[:, 0]
-  top, top_ids = jax.lax.top_k(logits_BV, features.top)
-  return Chosen(token_B, log_prob_B, top_ids, top - log_sums_B1)
+  shape_BK = len(rows), most_top(V, full)
+  top_BK, ids_BK = jnp.zeros(shape_BK, jnp.float32), jnp.zeros(shape_BK, jnp.int32)
+  if full:
+    top_BK, ids_BK = jax.lax.cond(
+      ((options.top > 0) & is_on_B).any(),
+      lambda: tuple(jax.lax.top_k(logits_BV, shape_BK[1])),
+      lambda: (top_BK, ids_BK),
+    )
+  return Chosen(token_B, log_prob_B, ids_BK, top_BK - log_sums_B1)
 
 
 def likeliest(x_BV: jax.Array) -> jax.Array:
@@ -211,53 +221,52 @@ def likeliest(x_BV: jax.Array) -> jax.Array:
   return jnp.where(is_largest, jnp.arange(V), V - 1).min(-1).astype(jnp.int32)
 
 
-def _penalised(x_BV: jax.Array, options: Choice) -> jax.Array:
-  assert options.seen is not None
-  assert options.count is not None
+def _penalised(x_BV: jax.Array, options: Choice, tables: Tables) -> jax.Array:
   factor_B1 = options.repetition[:, None]
   repeated = jnp.where(x_BV > 0, x_BV / factor_B1, x_BV * factor_B1)
-  x_BV = jnp.where(options.seen, repeated, x_BV)
-  x_BV = x_BV - options.frequency[:, None] * options.count
-  return x_BV - options.presence[:, None] * (options.count > 0)
+  x_BV = jnp.where(tables.seen, repeated, x_BV)
+  x_BV = x_BV - options.frequency[:, None] * tables.count
+  return x_BV - options.presence[:, None] * (tables.count > 0)
 
 
-def _drawn(x_BV: jax.Array, options: Choice, number_B: jax.Array, features: Features) -> jax.Array:
+def _drawn(x_BV: jax.Array, options: Choice, number_B: jax.Array, full: bool) -> jax.Array:
   # rows with temperature 0 are not drawn
   x_BV = x_BV / jnp.where(options.temperature > 0, options.temperature, 1)[:, None]
-  x_BV = filtered(x_BV, options.top_k, options.top_p, options.min_p, features)
+  if full:
+    x_BV = filtered(x_BV, options.top_k, options.top_p, options.min_p)
 
   def draw(seed: jax.Array, sample: jax.Array, number: jax.Array, x_V: jax.Array) -> jax.Array:
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl='threefry2x32'), sample)
-    return jax.random.categorical(jax.random.fold_in(key, number), x_V)
+    return jax.random.categorical(jax.random.fold_in(key, number), x_V).astype(jnp.int32)
 
   return jax.vmap(draw)(options.seed, options.sample, number_B, x_BV)
 
 
 def filtered(
-  x_BV: jax.Array,
-  top_k_B: jax.Array,
-  top_p_B: jax.Array,
-  min_p_B: jax.Array,
-  features: Features,
+  x_BV: jax.Array, top_k_B: jax.Array, top_p_B: jax.Array, min_p_B: jax.Array
 ) -> jax.Array:
   """Returns logits with −inf for tokens that top_k, top_p or min_p excludes; see Sampling.
 
   Nothing is sorted: a bisection finds the least logit that is kept, which takes a tenth of the
   time on a CPU. Of several tokens with this logit, all are kept.
   """
+  V = x_BV.shape[-1]
+  top_k_B, top_p_B, min_p_B = map(jnp.asarray, (top_k_B, top_p_B, min_p_B))
   largest_B1 = x_BV.max(-1, keepdims=True)
-  weights_BV = jnp.exp(x_BV - largest_B1)
-  is_kept_BV = jnp.ones(x_BV.shape, bool)
-  if features.top_k:
-    V = x_BV.shape[-1]
+  all_BV = jnp.ones(x_BV.shape, bool)
+
+  def of_count() -> jax.Array:
     count_B = jnp.where(top_k_B == 0, V, jnp.minimum(top_k_B, V))
-    ones_BV = jnp.ones(x_BV.shape, jnp.int32)
-    is_kept_BV = x_BV >= _least(x_BV, ones_BV, count_B)[:, None]
-  if features.top_p:
-    weights_BV = jnp.where(is_kept_BV, weights_BV, 0)
-    share_B = top_p_B * weights_BV.sum(-1)
-    least_B = jnp.where(top_p_B < 1, _least(x_BV, weights_BV, share_B), -jnp.inf)
-    is_kept_BV &= x_BV >= least_B[:, None]
+    return x_BV >= _least(x_BV, all_BV.astype(jnp.int32), count_B)[:, None]
+
+  is_kept_BV = jax.lax.cond((top_k_B > 0).any(), of_count, lambda: all_BV)
+
+  def of_share() -> jax.Array:
+    weights_BV = jnp.where(is_kept_BV, jnp.exp(x_BV - largest_B1), 0)
+    least_B = _least(x_BV, weights_BV, top_p_B * weights_BV.sum(-1))
+    return x_BV >= jnp.where(top_p_B < 1, least_B, -jnp.inf)[:, None]
+
+  is_kept_BV &= jax.lax.cond((top_p_B < 1).any(), of_share, lambda: all_BV)
   share_B = jnp.where(min_p_B > 0, largest_B1[:, 0] + jnp.log(min_p_B), -jnp.inf)
   return jnp.where(is_kept_BV & (x_BV >= share_B[:, None]), x_BV, -jnp.inf)
 

@@ -7,9 +7,16 @@ from paxlite.generation.sampling import Chosen
 
 
 class Tokens:
-  """Tokens with their log-probabilities. To read elements of arrays one by one would be slower."""
+  """Tokens with their log-probabilities. To read elements of arrays one by one would be slower.
 
-  def __init__(self, chosen: Chosen):
+  Args:
+    chosen: Arrays of numpy, [B, …] or [B, T, …].
+    most: Of arrays [B, T, …], the first columns that are needed.
+  """
+
+  def __init__(self, chosen: Chosen, most: int | None = None):
+    if most is not None:
+      chosen = Chosen(*(x[:, :most] for x in chosen))
     self._token, self._log_prob = chosen.token.tolist(), chosen.log_prob.tolist()
     self._ids, self._top = chosen.top_ids.tolist(), chosen.top_log_probs.tolist()
 

@@ -17,7 +17,7 @@ from paxlite.experiments.mixtral import Mixtral_8x7B
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Features, Sampling
+from paxlite.generation.sampling import Sampling
 from tests.support import runs
 
 V, NEW = 11, 20
@@ -172,11 +172,10 @@ def test_rows_that_come_and_go_have_the_same_tokens(name):
   """Few rows, many requests of all kinds, which accept different numbers of drafts."""
   cls, values = MODELS[name]
   model, params = model_and_params(cls, **values)
-  # a fixed size and what all rows may need make few programs
+  # a fixed size makes few programs
   slots = None if name == 'keys' else 64
-  least = Features(draws=True, top_k=True, top_p=True, bias=True, top=4)
   plain, drafting = (
-    Engine(model, params, 64, tokenizer=Letters(), most_rows=4, slots=slots, least=least, drafts=d)
+    Engine(model, params, 64, tokenizer=Letters(), most_rows=4, slots=slots, drafts=d)
     for d in (False, True)
   )
   for seed, only_greedy in ((0, True), (1, False)):

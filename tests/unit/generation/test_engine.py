@@ -21,7 +21,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Features, Sampling, filtered
+from paxlite.generation.sampling import Sampling, filtered
 from paxlite.layers.attention.attention import Attention
 from tests.support import runs
 
@@ -313,7 +313,7 @@ def test_the_filters_are_those_of_transformers(vocab, top_k, top_p, min_p):
   scores = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32) * 2
   full = lambda x, dtype: np.full(3, x, dtype)
   options = full(top_k, np.int32), full(top_p, np.float32), full(min_p, np.float32)
-  ours = filtered(scores, *options, Features(top_k=True, top_p=True))
+  ours = filtered(scores, *options)
   expected = torch.tensor(scores)
   for process in (
     *([theirs.TopKLogitsWarper(top_k)] if top_k else []),
