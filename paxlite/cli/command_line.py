@@ -56,7 +56,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       check_interpreter()
       main(_import_modules(sys.argv[1:]))
     except UserError as e:
-      print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
+      terminal.warn(f'error: {str(e).splitlines()[0]}')
       sys.exit(2)
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)

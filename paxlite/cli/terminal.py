@@ -7,6 +7,7 @@ import os
 import sys
 
 from paxlite.cli import live_line
+from paxlite.core.foreign_text import printable
 
 
 def say(text: str) -> None:
@@ -16,8 +17,8 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-  """Prints a line on standard error."""
-  _print('stderr', text)
+  """Prints a line on standard error, which may have texts of others."""
+  _print('stderr', printable(text))
 
 
 class _LogLines(logging.Handler):

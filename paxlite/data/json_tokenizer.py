@@ -1,7 +1,7 @@
 """Tokenizers of Hugging Face: a tokenizer.json, read as transformers' AutoTokenizer reads it."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject, parsed
+from paxlite.data.special_guard import SpecialGuard
 from paxlite.data.tokenizer_files import CLASSES, JSON, NAMED, last_resort, published
 from paxlite.data.tokenizer_growth import check_growth
 from paxlite.data.tokens import Tokens
@@ -122,10 +123,20 @@ class JsonTokenizer:
     (encoded,) = self._guarded('encode a text', method, [text], add_special_tokens=False)
     return np.array(encoded.ids, np.uint32)
 
-  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
-    encoded = self._encoding(text)
-    offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
-    return Tokens(np.array(encoded.ids, np.int32), offsets[:, 0], offsets[:, 1])
+  def encode_tokens(
+    self, text: str, marked: bool = False, plain: Sequence[tuple[int, int]] = ()
+  ) -> Tokens:
+    if plain and not self._tokenizer.encode_special_tokens:
+      ids, found = self._guarded('encode a text', self._special_guard.encoded, text, plain)
+    else:
+      encoded = self._encoding(text)
+      ids, found = encoded.ids, encoded.offsets
+    offsets = np.array(found, np.int64).reshape(-1, 2)
+    return Tokens(np.array(ids, np.int32), offsets[:, 0], offsets[:, 1])
+
+  @functools.cached_property
+  def _special_guard(self) -> SpecialGuard:
+    return SpecialGuard(self.pipeline)
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._cleaned(self._guarded('decode ids', self._tokenizer.decode, _plain(ids)))

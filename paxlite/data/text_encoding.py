@@ -17,6 +17,7 @@ from paxlite.data import tokenizer_files
 from paxlite.data.chat_format import ChatFormat, check_says_messages
 from paxlite.data.chat_spans import learned
 from paxlite.data.conversations import Conversation, Message, Tool, reasoning_of
+from paxlite.data.quoted_tokens import QuotedTokens
 from paxlite.data.tokenizer import Tokenizer, check_ids
 from paxlite.data.tokens import Tokens
 
@@ -180,11 +181,31 @@ class TextEncoding:
     return ids.tolist()
 
   def chat_prompt(
-    self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    special: bool = True,
   ) -> list[int]:
-    """Returns the ids of a conversation, up to where the answer begins."""
+    """Returns the ids of a conversation, up to where the answer begins.
+
+    Args:
+      messages: The messages.
+      tools: The tools.
+      special: Whether special tokens may stand in messages; otherwise they are ordinary text there.
+    """
     self.chat_format.check_tools(Conversation(messages, tools))
-    return self.marked(self.chat_text(messages, True, tools))
+    if special:
+      return self.marked(self.chat_text(messages, True, tools))
+    quoted = QuotedTokens(self._special_texts)
+    foreign = [quoted.message(message) for message in messages]
+    text, plain = quoted.restored(self.chat_text(foreign, True, quoted.tools(tools)))
+    ids = self.tokenizer.encode_tokens(text, marked=True, plain=plain).ids
+    self._check(ids)
+    return ids.tolist()
+
+  @functools.cached_property
+  def _special_texts(self) -> list[str]:
+    return [self.tokenizer.decode_marked([i]) for i in sorted(self.tokenizer.special_ids)]
 
   def chat(self, chat: Conversation) -> Encoded:
     """Returns the ids of a conversation. What is learned are the answers with what ends them.

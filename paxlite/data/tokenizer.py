@@ -8,7 +8,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -88,10 +88,13 @@ class Tokenizer(Protocol):
     """Returns the ids of `encode` as an integer array [n]; this is faster."""
     ...
 
-  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+  def encode_tokens(
+    self, text: str, marked: bool = False, plain: Sequence[tuple[int, int]] = ()
+  ) -> Tokens:
     """Returns the tokens of a text and their offsets in it.
 
-    With `marked`, the text is one of a chat template, in which special tokens are spelled out.
+    With `marked`, the text is one of a chat template, in which special tokens are spelled out, but
+    for the parts `plain` (first and last + 1 character), which are ordinary text.
     """
     ...
 
@@ -219,12 +222,13 @@ class SentencePieceTokenizer:
   def encode_array(self, text: str) -> np.ndarray:
     return self._model.Encode(text, return_type='numpy')
 
-  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+  def encode_tokens(
+    self, text: str, marked: bool = False, plain: Sequence[tuple[int, int]] = ()
+  ) -> Tokens:
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     start = 0
-    for part in self._marks.split(text) if marked else [text]:
-      mark = self._mark_ids.get(part) if marked else None
+    for part, mark in self._split(text, plain) if marked else [(text, None)]:
       if mark is not None:
         ids.append(mark)
         offsets.append((start, start + len(part)))
@@ -237,6 +241,18 @@ class SentencePieceTokenizer:
       start += len(part)
     where = np.array(offsets, np.int64).reshape(-1, 2)
     return Tokens(np.array(ids, np.int32), where[:, 0], where[:, 1])
+
+  def _split(self, text: str, plain: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int | None]]:
+    """Yields the parts of a text of a chat template, each with its id if it is a special token."""
+    place, is_plain = 0, np.zeros(len(text), bool)
+    for start, stop in plain:
+      is_plain[start:stop] = True
+    for found in self._marks.finditer(text):
+      if not is_plain[found.start() : found.end()].any():
+        yield text[place : found.start()], None
+        yield found.group(), self._mark_ids[found.group()]
+        place = found.end()
+    yield text[place:], None
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])
@@ -259,7 +275,7 @@ class SentencePieceTokenizer:
   def _without_prefix(self) -> Any:
     import sentencepiece
 
-    changed = pathlib.Path(self.path).read_bytes() + _NO_PREFIX
+    changed = self._model.serialized_model_proto() + _NO_PREFIX
     return sentencepiece.SentencePieceProcessor(model_proto=changed)
 
   @functools.cached_property

@@ -36,7 +36,7 @@ from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer, Request
-from paxlite.generation.sampling import NO_FEATURES, Features, Sampling
+from paxlite.generation.sampling import Sampling
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.weight_forms import Int8
@@ -69,7 +69,7 @@ class TextModel:
     sampling: Sampling | None = None,
     chat: bool = False,
     most_rows: int | None = None,
-    least: Features = NO_FEATURES,
+    steady: bool = False,
     drafts: bool = False,
   ) -> Engine:
     """Returns an engine that continues prompts.
@@ -78,7 +78,7 @@ class TextModel:
       sampling: How tokens are chosen; None: as the experiment says.
       chat: Whether the prompts are those of a chat; see `ends`.
       most_rows: The most answers that are generated at a time; None: as the experiment says.
-      least: See Engine.
+      steady: See Engine.
       drafts: See Engine.
     """
     e = self.experiment
@@ -93,7 +93,7 @@ class TextModel:
       mesh=self.mesh,
       rules=e.rules,
       most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows,
-      least=least,
+      steady=steady,
       drafts=drafts,
     )
 
@@ -106,10 +106,13 @@ class TextModel:
     return self.encoding.prompt(text)
 
   def encode_chat(
-    self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    special: bool = True,
   ) -> list[int]:
-    """Returns the ids of a conversation, up to where the answer begins."""
-    return self.encoding.chat_prompt(messages, tools)
+    """Returns the ids of a conversation; see TextEncoding.chat_prompt."""
+    return self.encoding.chat_prompt(messages, tools, special)
 
   @functools.cached_property
   def encoding(self) -> TextEncoding:

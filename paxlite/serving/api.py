@@ -6,7 +6,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,12 +25,14 @@ from paxlite.serving import errors
 from paxlite.serving.bodies import Asked, Bodies
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import body_of
+from paxlite.serving.gate import Gate, note_usage
 from paxlite.serving.replies import ChatReply, Reply
 from paxlite.serving.worker import BusyError, Ticket, Worker
 
 log = logging.getLogger('paxlite')
 
 _MOST_BYTES = 8 << 20  # of a request's body
+_BODY_SECONDS = 30.0  # to send it
 _LOOK_EVERY = 1.0  # seconds between two looks whether a client is still there
 
 
@@ -44,6 +46,7 @@ class Api:
     model: The name of the model.
     seconds: The most seconds from a request to the end of its answer.
     key: What clients must send; '': nothing.
+    hosts: See gate.Gate.
   """
 
   def __init__(
@@ -54,13 +57,15 @@ class Api:
     model: str,
     seconds: float,
     key: str = '',
+    hosts: Collection[str] = (),
   ):
     self._worker, self._bodies, self._tokenizer = worker, bodies, tokenizer
     self._model, self._seconds, self._key = model, seconds, key
+    self._hosts = hosts
     self._started = int(time.time())
 
   @property
-  def application(self) -> Starlette:
+  def application(self) -> Gate:
     """The application."""
     routes = [
       Route('/health', self._health),
@@ -75,7 +80,7 @@ class Api:
       ClientDisconnect: self._on_disconnect,
       Exception: self._on_failure,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), self._hosts)
 
   async def _health(self, request: HttpRequest) -> Response:
     return JSONResponse(
@@ -122,8 +127,11 @@ class Api:
       raise errors.busy() from None
     reply = kind(asked, self._tokenizer, self._model)
     if asked.stream:
-      return StreamingResponse(self._events(reply, tickets), media_type='text/event-stream')
-    return JSONResponse(reply.whole(await self._answers(request, tickets)))
+      events = self._events(request, reply, tickets)
+      return StreamingResponse(events, media_type='text/event-stream')
+    answers = await self._answers(request, tickets)
+    _note(request, reply, answers)
+    return JSONResponse(reply.whole(answers))
 
   async def _answers(self, request: HttpRequest, tickets: Sequence[Ticket]) -> list[Answer]:
     """Waits for the answers; they are given up when the client goes away, or the time is over."""
@@ -144,7 +152,9 @@ class Api:
       watching.cancel()
       self._give_up(tickets)
 
-  async def _events(self, reply: Reply, tickets: Sequence[Ticket]) -> AsyncIterator[str]:
+  async def _events(
+    self, request: HttpRequest, reply: Reply, tickets: Sequence[Ticket]
+  ) -> AsyncIterator[str]:
     """Yields the chunks of a stream, as server-sent events."""
     answers: dict[int, Answer] = {}
     try:
@@ -158,6 +168,7 @@ class Api:
           chunk = reply.piece(index, progress.text, progress.answer)
           if chunk is not None:
             yield _event(chunk)
+      _note(request, reply, [*answers.values()])
       if reply.asked.usage:
         yield _event(reply.last([answers[i] for i in range(len(tickets))]))
       yield 'data: [DONE]\n\n'
@@ -177,20 +188,24 @@ class Api:
 
   async def _body(self, request: HttpRequest) -> JsonObject:
     parts, size = [], 0
-    async for part in request.stream():
-      parts.append(part)
-      size += len(part)
-      if size > _MOST_BYTES:
-        raise ApiError(
-          f'The body is larger than {_MOST_BYTES >> 20} MiB', code='too_large', status=413
-        )
+    try:
+      async with asyncio.timeout(_BODY_SECONDS):
+        async for part in request.stream():
+          parts.append(part)
+          size += len(part)
+          if size > _MOST_BYTES:
+            raise ApiError(
+              f'The body is larger than {_MOST_BYTES >> 20} MiB', code='too_large', status=413
+            )
+    except TimeoutError:
+      raise errors.too_slow_body(_BODY_SECONDS) from None
     return await asyncio.to_thread(body_of, b''.join(parts))
 
   def _check_key(self, request: HttpRequest) -> None:
     if not self._key:
       return
-    given = request.headers.get('authorization', '')
-    if not hmac.compare_digest(given.encode(), f'Bearer {self._key}'.encode()):
+    given = request.headers.get('authorization', '').encode('latin-1')  # the bytes as they came
+    if not hmac.compare_digest(given, f'Bearer {self._key}'.encode()):
       raise errors.wrong_key()
 
   def _check_model(self, name: object) -> None:
@@ -200,7 +215,9 @@ class Api:
       raise errors.unknown_model(str(name), self._model)
 
   async def _on_error(self, request: HttpRequest, error: ApiError) -> Response:
-    return JSONResponse(error.body, error.status)
+    # what is left of a body that was given up is not read
+    close = {'connection': 'close'} if error.status in (408, 413) else None
+    return JSONResponse(error.body, error.status, close)
 
   async def _on_http_error(self, request: HttpRequest, error: HTTPException) -> Response:
     message = f'{request.method} {request.url.path}: {error.detail}'
@@ -212,6 +229,12 @@ class Api:
   async def _on_failure(self, request: HttpRequest, error: Exception) -> Response:
     failed = errors.failed()
     return JSONResponse(failed.body, failed.status)
+
+
+def _note(request: HttpRequest, reply: Reply, answers: Sequence[Answer]) -> None:
+  """Notes the numbers of tokens for the log."""
+  usage = reply.usage(answers)
+  note_usage(request.scope, usage['prompt_tokens'], usage['completion_tokens'])
 
 
 async def _collected(tickets: Sequence[Ticket]) -> list[Answer]:

@@ -14,11 +14,10 @@ from paxlite.data.sft_formats import texts
 from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
 from paxlite.generation.request import Grammar, Request, check_ids
-from paxlite.generation.sampling import MOST_ENDS, Sampling
+from paxlite.generation.sampling import MOST_ENDS, MOST_TOP, Sampling
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import Fields
 
-MOST_TOP = 20  # of top_logprobs
 _MOST_PROMPTS, _MOST_STOPS, _MOST_STOP_CHARS = 256, 16, 1000
 _COMPLETION_TOKENS = 16  # new tokens of a completion that does not say how many
 
@@ -80,12 +79,21 @@ class Bodies:
   Args:
     inference: The model.
     limits: What a client may ask for.
+    special: Whether special tokens may stand in messages; otherwise they are ordinary text there.
   """
 
-  def __init__(self, inference: Inference, limits: Limits):
-    self._inference, self._limits = inference, limits
-    with contextlib.suppress(ApiError):  # the files of the tokenizer may change later
+  def __init__(self, inference: Inference, limits: Limits, special: bool = False):
+    self._inference, self._limits, self._special = inference, limits, special
+    self._thinking_inferences = {
+      thinking: inference if thinking is None else _with_thinking(inference, thinking)
+      for thinking in (None, False, True)
+    }
+    # the files of the tokenizer may change later
+    with contextlib.suppress(ApiError):
       _ = self._grammars
+    with contextlib.suppress(UserError):  # a model without a chat template
+      for found in self._thinking_inferences.values():
+        _ = found.encoding.chat_format
 
   def completion(self, body: JsonObject) -> Asked:
     """Returns what a request of /v1/completions asks for; raises ApiError."""
@@ -123,8 +131,8 @@ class Bodies:
     try:
       self._check_length('\n'.join([*texts(messages), *texts(tools)]), 'messages', 2)
       chat = conversation(messages, tools)
-      inference = self._inference if thinking is None else self._with_thinking(thinking)
-      prompt = inference.encode_chat(chat.messages, chat.tools)
+      inference = self._thinking_inferences[thinking]
+      prompt = inference.encode_chat(chat.messages, chat.tools, self._special)
     except UserError as e:
       raise ApiError(str(e), 'messages') from None
     has_logprobs = fields.flag('logprobs')
@@ -290,9 +298,10 @@ class Bodies:
       raise ApiError('chat_template_kwargs may have enable_thinking alone', 'chat_template_kwargs')
     return next((bool(value) for value in given.values()), None)
 
-  def _with_thinking(self, thinking: bool) -> Inference:
-    experiment = self._inference.experiment.replaced(CHAT_THINKING=thinking)
-    return dataclasses.replace(self._inference, experiment=experiment)
+
+def _with_thinking(inference: Inference, thinking: bool) -> Inference:
+  experiment = inference.experiment.replaced(CHAT_THINKING=thinking)
+  return dataclasses.replace(inference, experiment=experiment)
 
 
 def _sampling(fields: Fields) -> Sampling:

@@ -47,6 +47,21 @@ def wrong_key() -> ApiError:
   )  # fmt: skip
 
 
+def foreign_host(kind: str, value: str) -> ApiError:
+  """Returns the error that a request is for another server, or from a page of another site."""
+  message = (
+    f'{kind} is {value[:200]!r}: this server answers requests to and from this machine alone; '
+    '--allowed_hosts of `paxlite serve` names further ones'
+  )
+  return ApiError(message, code='host_not_allowed', status=403, type='permission_error')
+
+
+def too_slow_body(seconds: float) -> ApiError:
+  """Returns the error that a request is sent too slowly."""
+  message = f'The body was not complete after {seconds:g} seconds'
+  return ApiError(message, code='timeout', status=408, type='timeout_error')
+
+
 def busy() -> ApiError:
   """Returns the error that too many requests wait."""
   return ApiError(

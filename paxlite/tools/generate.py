@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
+from paxlite.core.foreign_text import printable
 
 if TYPE_CHECKING:
   from paxlite.eval.inference import Inference
@@ -115,11 +116,11 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
   for text in [args.prompt] if args.prompt is not None else _questions():
     asked = [*messages, {'role': 'user', 'content': text}]
     try:
-      answer = show(inference.encode_chat(asked))
+      answer = show(inference.encode_chat(asked, special=False))
     except UserError as e:
       if args.prompt is not None:
         raise
-      print(f'error: {e}', file=sys.stderr)  # the conversation so far is kept
+      warn(f'error: {e}')  # the conversation so far is kept
       continue
     messages = [*asked, {'role': 'assistant', 'content': answer}]
 
@@ -128,7 +129,7 @@ def _show(texts: Iterator[str]) -> str:
   """Prints text while it is generated, and returns all of it."""
   pieces = []
   for piece in texts:
-    print(piece, end='', flush=True)
+    print(printable(piece), end='', flush=True)
     pieces.append(piece)
   print()
   return ''.join(pieces)

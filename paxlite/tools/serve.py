@@ -9,27 +9,34 @@ Example:
   paxlite serve weights/smollm --port=8000
 """
 
+import argparse
+import ipaddress
 import os
 import pathlib
 import signal
 import socket
+import time
 from collections.abc import Sequence
 
-from paxlite.cli.parser import Parser, stored
+from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import say, warn
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.files.text_files import read_text
 from paxlite.tools.generate import add_weights
 
 _KEY = 'PAXLITE_API_KEY'
-_LOOPBACK = ('127.0.0.1', 'localhost', '::1')
 
 PARSER = Parser(__doc__)
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
 PARSER.option('--host', 'the address to listen on (127.0.0.1)', default='127.0.0.1')
 PARSER.option('--port', '0 takes a free one (8000)', int, default=8000)
 PARSER.option('--name', 'of the model in requests (the last part of CHECKPOINT)')
-PARSER.option('--api_key', f'what clients must send (the variable {_KEY})')
+PARSER.option('--api_key', argparse.SUPPRESS)
+PARSER.option('--api_key_file', f'holds what clients must send (the variable {_KEY})', local)
+PARSER.option('--allowed_hosts', 'further names of the server, NAME,NAME', default='',
+              metavar='NAMES')  # fmt: skip
+PARSER.option('--allow_special_tokens', 'in messages; otherwise they are ordinary text', bool)
 PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
 PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, default=256)
 PARSER.option('--max_tokens', 'most new tokens of an answer (as many as there is room for)', int)
@@ -47,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(f'--{name}={getattr(args, name):g} must be at least {least}')
   if args.most_rows is not None and args.most_rows < 1:
     raise UserError(f'--most_rows={args.most_rows} must be at least 1')
+  key = _key(args)
   try:
     import starlette  # noqa: F401
     import uvicorn
@@ -55,37 +63,57 @@ def main(argv: Sequence[str]) -> None:
   if args.dtype is not None:
     args.attributes['FPROP_DTYPE'] = args.dtype
   with _listening(args.host, args.port) as place:  # before the weights are read
+    from paxlite.compilation import cache
     from paxlite.eval.inference import load_checkpoint
-    from paxlite.generation.sampling import Features
+    from paxlite.generation.warm_up import warm_up
     from paxlite.serving.api import Api
     from paxlite.serving.bodies import Bodies, Limits
+    from paxlite.serving.connections import protocol
+    from paxlite.serving.gate import LOOPBACK
     from paxlite.serving.worker import Worker
 
-    key = os.environ.get(_KEY, '') if args.api_key is None else args.api_key
-    if not key and args.host not in _LOOPBACK:
-      warn(f'{args.host} is open to other machines, and there is no --api_key')
+    is_local = ipaddress.ip_address(place.getsockname()[0]).is_loopback
+    more = [host.strip() for host in args.allowed_hosts.split(',') if host.strip()]
+    hosts = [*LOOPBACK, args.host, *more] if is_local or more else []
+    if not key and not is_local:
+      warn(f'{args.host} is open to other machines, and there is no key: set {_KEY}')
+    cache.enable()
     given = args.tokenizer, args.attributes, args.base_weights
     inference = load_checkpoint(args.checkpoint, *given)
-    # every program can draw, so that the first request that does need not wait for it
-    engine = inference.engine(
-      most_rows=args.most_rows, least=Features(draws=True), drafts=args.drafts
-    )
-    engine.continuations([[0]], 2)  # compiles
+    engine = inference.engine(most_rows=args.most_rows, steady=True, drafts=args.drafts)
+    started = time.perf_counter()
+    warm_up(engine)
+    warn(f'Compiled the programs for requests in {time.perf_counter() - started:.1f} s')
     worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
     most = min(args.max_tokens or inference.max_length, inference.max_length - 1)
-    api = Api(worker, Bodies(inference, Limits(most)), inference.tokenizer, name, args.timeout, key)
+    bodies = Bodies(inference, Limits(most), special=args.allow_special_tokens)
+    api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts)
     host, port = place.getsockname()[:2]
     worker.start()
     say(f'{name} answers at http://{host}:{port}/v1')
     config = uvicorn.Config(
       api.application, log_level='warning', lifespan='off', access_log=False,
-      timeout_graceful_shutdown=args.grace,
+      timeout_graceful_shutdown=args.grace, http=protocol(),
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
       signal.signal(number, lambda *_: None)  # uvicorn sends what it was sent once more at its end
     uvicorn.Server(config).run(sockets=[place])
     worker.stop()
+
+
+def _key(args: argparse.Namespace) -> str:
+  """Returns what clients must send; '' if there is nothing."""
+  if args.api_key is not None:
+    raise UserError(
+      f'--api_key shows the key to all who list processes: set {_KEY}, or --api_key_file=FILE'
+    )
+  if args.api_key_file is None:
+    return os.environ.get(_KEY, '')
+  key = read_text(args.api_key_file).strip()
+  if not key:
+    raise UserError(f'--api_key_file={args.api_key_file} is empty')
+  return key
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 
@@ -32,14 +33,19 @@ class Server:
       sys.executable, '-m', 'paxlite', 'serve', str(folder), '--port=0',
       '--import=tests.unit.generation.test_decoding', f'CHAT_TEMPLATE={TEMPLATE}', *flags,
     ]  # fmt: skip
+    self.log = tempfile.TemporaryFile('w+')  # noqa: SIM115
     self.process = subprocess.Popen(
       command, cwd=runs.ROOT, env=runs.environment() | {'PAXLITE_API_KEY': key},
-      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+      stdout=subprocess.PIPE, stderr=self.log, text=True,
     )  # fmt: skip
     line = self.process.stdout.readline()
-    assert ' answers at ' in line, self.process.communicate()[1]
+    assert ' answers at ' in line, self.logged()
     self.name, self.url = line.strip().split(' answers at ')
     self.api = openai.OpenAI(base_url=self.url, api_key=key or 'none', max_retries=0)
+
+  def logged(self) -> str:
+    self.log.seek(0)
+    return self.log.read()
 
   def complete(self, prompt, **values):
     return self.api.completions.create(model=self.name, prompt=prompt, **values)

@@ -1,0 +1,108 @@
+"""Slow, cut and foreign requests, by real sockets."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+import types
+
+import pytest
+
+uvicorn = pytest.importorskip('uvicorn')
+
+from paxlite.serving import api  # noqa: E402
+from paxlite.serving.connections import protocol  # noqa: E402
+from paxlite.serving.gate import LOOPBACK  # noqa: E402
+
+MOST, SECONDS = 8, 0.5
+
+
+@pytest.fixture
+def port(monkeypatch):
+  """The port of a server that has no model."""
+  monkeypatch.setattr(api, '_BODY_SECONDS', SECONDS)
+  worker = types.SimpleNamespace(count=0, engine=types.SimpleNamespace(num_active=0))
+  bodies = types.SimpleNamespace(chat=None)
+  application = api.Api(worker, bodies, None, 'm', 9.0, 'kéy', LOOPBACK).application
+  place = socket.create_server(('127.0.0.1', 0))
+  config = uvicorn.Config(
+    application, log_level='critical', lifespan='off', http=protocol(MOST, SECONDS)
+  )
+  server = uvicorn.Server(config)
+  thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
+  thread.start()
+  yield place.getsockname()[1]
+  server.should_exit = True
+  thread.join(10)
+
+
+def opened(port: int, sent: bytes) -> socket.socket:
+  found = socket.create_connection(('127.0.0.1', port), 10)
+  found.sendall(sent)
+  return found
+
+
+def answer(connection: socket.socket) -> bytes:
+  """Returns all that a server sends until it closes the connection."""
+  parts = []
+  with contextlib.suppress(ConnectionResetError):
+    while part := connection.recv(1 << 16):
+      parts.append(part)
+  return b''.join(parts)
+
+
+def get(port: int, *headers: str) -> bytes:
+  lines = ['GET /health HTTP/1.1', *(headers or ['Host: localhost']), 'Connection: close', '', '']
+  return answer(opened(port, '\r\n'.join(lines).encode()))
+
+
+POST = b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n'
+KEY = 'Authorization: Bearer kéy\r\n'.encode()
+
+
+@pytest.mark.parametrize('sent', [b'', b'POST /v1', POST, b'GET /health HTTP/1.1\r\nHost: localho'])
+def test_a_head_that_is_not_sent_ends(port, sent):
+  connection, start = opened(port, sent), time.monotonic()
+  for _ in range(2):  # single bytes do not help
+    time.sleep(SECONDS / 4)
+    connection.sendall(b'x')
+  assert answer(connection).startswith(b'HTTP/1.1 408 ' if sent else b'HTTP/1.1 4')
+  assert time.monotonic() - start < 9
+
+
+def test_a_body_that_is_not_sent_ends(port):
+  found = answer(opened(port, POST + KEY + b'\r\n{"model"'))
+  assert found.startswith(b'HTTP/1.1 408 ')
+  assert b'The body was not complete after 0.5 seconds' in found
+  assert answer(opened(port, POST + b'\r\n' + b' ' * 99)).startswith(b'HTTP/1.1 401 ')
+
+
+@pytest.mark.parametrize('sent', [b'', b'GET /', POST + KEY + b'\r\n{'])
+def test_slow_clients_do_not_hold_all_connections(port, sent):
+  held = [opened(port, sent) for _ in range(5 * MOST)]
+  start = time.monotonic()
+  assert all(b'"ok"' in get(port) for _ in range(MOST))
+  assert time.monotonic() - start < 2
+  for connection in held:
+    connection.close()
+
+
+@pytest.mark.parametrize(
+  ('headers', 'status'),
+  [
+    (['Host: localhost:8000'], 200),
+    (['Host: [::1]:8000', 'Origin: http://127.0.0.1:3000'], 200),
+    (['Host: LOCALHOST'], 200),
+    (['Host: localhost.evil.example'], 403),
+    (['Host: evil.example:8000'], 403),
+    (['Host: localhost@evil.example'], 403),
+    (['Host: localhost', 'Origin: https://evil.example'], 403),
+    (['Host: localhost', 'Origin: null'], 403),
+    (['Host: [::1'], 403),
+  ],
+)
+def test_requests_of_foreign_sites_are_refused(port, headers, status):
+  found = get(port, *headers)
+  assert found.startswith(f'HTTP/1.1 {status} '.encode())
+  assert (b'--allowed_hosts' in found) == (status == 403)
