@@ -1,10 +1,16 @@
 """The versions of the software and the devices that a run uses."""
 
+import functools
+import pathlib
 import platform
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
+import paxlite
+from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.parallel import devices
 
@@ -28,3 +34,20 @@ def versions() -> JsonObject:
     'processes': jax.process_count(),
     'jax_threefry_partitionable': bool(config.jax_threefry_partitionable),
   }
+
+
+@functools.cache
+def code_of_paxlite() -> str:
+  """Returns a checksum of paxlite's source."""
+  return checksum(sorted(pathlib.Path(paxlite.__file__).parent.rglob('*.py')))
+
+
+def checksum(paths: Iterable[pathlib.Path]) -> str:
+  """Returns a checksum of the names and contents of files; UserError if one cannot be read."""
+  found = 0
+  for path in paths:
+    try:
+      found = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), found))
+    except OSError as e:
+      raise UserError(f'{path} cannot be read: {e.strerror or e}') from None
+  return f'{found:08x}'

@@ -22,12 +22,13 @@ from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
+from paxlite.experiments.user_sources import SOURCES, recorded
 from paxlite.files.json_files import read_object
 from paxlite.stores.addresses import is_address
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
-  """Writes the identity of the run into its folder: values, built config, versions.
+  """Writes the identity of the run into its folder: values, built config, sources, versions.
 
   Raises:
     UserError: A config holds what no file can hold, such as a lambda.
@@ -36,8 +37,8 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
     return
   from fiddle.experimental import serialization
 
-  built = {}
-  for name, cfg in configs(e).items():
+  built, cfgs = {}, configs(e)
+  for name, cfg in cfgs.items():
     try:
       built[name] = parsed(serialization.dump_json(cfg))
     except Exception as error:  # Fiddle has no one class of errors for what it cannot write
@@ -50,6 +51,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
     'experiment.txt': values_text(e),
     'config.txt': configs_text(e),
     'config.json': json.dumps(built, indent=1),
+    SOURCES: json.dumps(recorded(cfgs), indent=1),
     'versions.json': json.dumps(versions(), indent=2),
   }.items():
     write_file(folder / name, (text.rstrip('\n') + '\n').encode())

@@ -5,7 +5,6 @@ Only what belongs to one machine may differ: the number of a process, LOCAL_CHEC
 their contents.
 """
 
-import functools
 import importlib.metadata
 import os
 import pathlib
@@ -20,8 +19,8 @@ import paxlite
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.compilation.compiled_step import versions
 from paxlite.compilation.compiler import environment_of_programs
+from paxlite.compilation.versions import checksum, code_of_paxlite
 from paxlite.config.attributes import attribute_types
-from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.data.fingerprints import fingerprint
 from paxlite.experiments.base import Experiment, full_name
@@ -114,9 +113,9 @@ def compare_data(run: Run, trainer: Trainer) -> None:
     stated['REFERENCE_RESTORE_PATH'] = str(trainer.store.reference_plan.source.fingerprint)
   tokenizer = e.tokenizer_path or e.weights.tokenizer or os.environ.get('VOCAB_PATH')
   if tokenizer and not is_address(str(tokenizer)):
-    stated['the tokenizer'] = _checksum(_tokenizer_files(pathlib.Path(tokenizer)))
+    stated['the tokenizer'] = checksum(_tokenizer_files(pathlib.Path(tokenizer)))
   if run.compiled_step is not None:
-    stated['--compiled_step'] = _checksum([run.compiled_step])
+    stated['--compiled_step'] = checksum([run.compiled_step])
   compare(stated)
 
 
@@ -145,25 +144,10 @@ def _version(package: str) -> str:
 def _code(cls: type[Experiment]) -> dict[str, str]:
   """Returns checksums of paxlite's source, and of the user's modules that define an experiment."""
   package = pathlib.Path(paxlite.__file__).parent
-  found = {'the code of paxlite': _code_of_paxlite(package)}
+  found = {'the code of paxlite': code_of_paxlite()}
   for base in cls.__mro__:
     module = sys.modules.get(base.__module__)
     path = getattr(module, '__file__', None)
     if path and path.endswith('.py') and package not in pathlib.Path(path).parents:
-      found[f'the code of {base.__module__}'] = _checksum([pathlib.Path(path)])
+      found[f'the code of {base.__module__}'] = checksum([pathlib.Path(path)])
   return found
-
-
-@functools.cache
-def _code_of_paxlite(package: pathlib.Path) -> str:
-  return _checksum(sorted(package.rglob('*.py')))
-
-
-def _checksum(paths: list[pathlib.Path]) -> str:
-  checksum = 0
-  for path in paths:
-    try:
-      checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
-    except OSError as e:
-      raise UserError(f'{path} cannot be read: {e.strerror or e}') from None
-  return f'{checksum:08x}'

@@ -10,6 +10,7 @@ from paxlite.core.errors import UserError, line_of, listed
 from paxlite.core.json_text import Json
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
+from paxlite.experiments.code_changes import other_code
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
@@ -39,7 +40,8 @@ def bisect(one: Run, other: Run) -> None:
   of_mesh = tuple(f'{name}:' for name in MESH)
   values, places = _other_values(runs), _other_versions(runs)
   other_places = [line for line in values if line.startswith(of_mesh)] + places
-  before = [*values, *places, *_other_data(runs)]
+  code = [] if values else other_code(one.folder, other.folder)  # values change the config, too
+  before = [*values, *code, *places, *_other_data(runs)]
   same = 'nothing differs: values, versions and devices of the last starts, and data'
   _say_list('Before training', before or [same])
   parted = _first_other_record(runs)

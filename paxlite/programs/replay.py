@@ -128,8 +128,8 @@ class Replay:
   def check_same_course(self, first: int, last: int) -> None:
     """Raises UserError if the steps between two checkpoints cannot be done again as they were.
 
-    After a rollback, batches were left out between them. A start with other values has changed the
-    training since.
+    After a rollback, batches were left out between them. A start with other values, or with other
+    code, has changed the training since.
     """
     changed = lambda start: [
       text
@@ -137,6 +137,12 @@ class Replay:
       if name not in MESH
     ]
     known = starts(self.run.folder)
+    for start in known:
+      if start.code_changes and start.step > first:
+        raise UserError(
+          f'{self.run.place}: the steps up to {start.step:,} were trained with other code: '
+          f'{listed(start.code_changes)}. The steps from {start.step:,} on can be replayed'
+        )
     for start in of_span(self.run.folder, first, last):
       if texts := changed(start):
         since = max(i for i, x in enumerate(known) if changed(x)) + 1

@@ -25,6 +25,7 @@ from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.code_changes import changes, refuse_other_code
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
@@ -155,7 +156,8 @@ class Run:
     measured = MeasuredStep(e, store.task.mesh, self.folder)
     train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq)
     is_first = jax.process_index() == 0
-    records = DataRecords(self.folder, train_data, identity_of(e), is_first)
+    changed = self.code_changes if self.accept_changes else []
+    records = DataRecords(self.folder, train_data, identity_of(e), is_first, changed)
     return Trainer(
       store=store,
       data=train_data,
@@ -300,13 +302,13 @@ class Run:
       return
     if not self.accept_changes:
       refuse_other_experiment(self.experiment, self.folder)
-    stated = (run_values(self.folder) or {'values': {}})['values'], self.experiment.values()
-    before, now = (values.get('ADAM_MOMENTS_DTYPE') for values in stated)
-    if before not in (None, now) and 'int8' in (before, now):
-      raise UserError(
-        f'ADAM_MOMENTS_DTYPE={now}: the moments of {self.folder} are kept in {before}, and those '
-        f'of int8 are not converted. Keep {before}, or choose another --job_log_dir'
-      )
+      refuse_other_code(self.experiment, self.folder)
+    run_checks.check_moments(self.experiment, self.folder)
+
+  @property
+  def code_changes(self) -> list[str]:
+    """Texts on the code that has changed since the run's last start, as code_changes.changes."""
+    return changes(self.experiment, self.folder) if self.checkpoints().steps() else []
 
   def check_present(self) -> None:
     """Raises UserError if the run has saved checkpoints and they are gone."""

@@ -14,6 +14,7 @@ from paxlite.data.base import Input
 from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.identity import run_values
 from paxlite.parallel import partitioning
 from paxlite.training.sharded_task import ShardedTask
 
@@ -59,6 +60,17 @@ def check_trainable(task: ShardedTask) -> None:
     raise UserError(
       f'TRAINABLE_VARIABLES={list(optimizer.trainable)} trains nothing: name other variables, or '
       'leave it out'
+    )
+
+
+def check_moments(e: Experiment, folder: pathlib.Path) -> None:
+  """Raises UserError if the moments of a run would have to be converted from or to int8."""
+  stated = (run_values(folder) or {'values': {}})['values'], e.values()
+  before, now = (values.get('ADAM_MOMENTS_DTYPE') for values in stated)
+  if before not in (None, now) and 'int8' in (before, now):
+    raise UserError(
+      f'ADAM_MOMENTS_DTYPE={now}: the moments of {folder} are kept in {before}, and those of int8 '
+      f'are not converted. Keep {before}, or choose another --job_log_dir'
     )
 
 

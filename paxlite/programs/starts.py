@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from paxlite.config.attribute_kinds import Kind
 from paxlite.core.json_text import JsonObject
@@ -23,11 +24,13 @@ class Start:
     step: The step that it continued from.
     values: The values of the experiment; {} if they are not known.
     versions: Versions and devices; {} if they are not known.
+    code_changes: Texts on what it changed in the code of the run.
   """
 
   step: int
   values: JsonObject
   versions: JsonObject
+  code_changes: Sequence[str] = ()
 
 
 def starts(folder: pathlib.Path) -> list[Start]:
@@ -38,7 +41,7 @@ def starts(folder: pathlib.Path) -> list[Start]:
   for record in read_records(folder / DataRecords.name):
     values = record.get('values', {}).get('values', values)
     versions = record.get('versions', versions)
-    found.append(Start(record['step'], values, versions))
+    found.append(Start(record['step'], values, versions, record.get('code_changes', ())))
   return found
 
 

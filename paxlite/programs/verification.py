@@ -6,7 +6,7 @@ import math
 import jax
 
 from paxlite.compilation.versions import versions
-from paxlite.core.errors import TrainingError, UserError
+from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metrics import to_host
 from paxlite.parallel import devices
@@ -107,6 +107,11 @@ def _verify(replay: Replay, first: int, last: int) -> None:
     raise TrainingError(
       f'the losses of the replay differ by {found.largest:.1e}; {tolerance:.0e} is allowed where '
       'sums have another order'
+    )
+  elif (other or found.steps) and (changed := replay.run.code_changes):
+    raise TrainingError(
+      f'the replay differs from the run, and so does its code: {listed(changed)}. Undo the change '
+      'to verify the devices'
     )
   elif other or found.steps:
     raise TrainingError(

@@ -2,13 +2,14 @@
 
 A start, and a rollback, write a record of the step, the number of its batch, the batch size, what
 identifies the data, and, if they have changed, the values of the experiment, the versions and the
-devices. A save adds the
-position of streams. Records of steps that are trained again are dropped.
+devices, and texts on changes of its code. A save adds the position of streams. Records of steps
+that are trained again are dropped.
 """
 
 import json
 import logging
 import pathlib
+from collections.abc import Sequence
 from typing import ClassVar
 
 from paxlite.compilation.versions import versions
@@ -31,14 +32,22 @@ class DataRecords(Callback):
     data: The training data.
     experiment: What experiment.json holds.
     writes: Whether this process is one that writes.
+    changes: Texts on what has changed in the code of the experiment since the last start.
   """
 
   name: ClassVar[str] = 'data.jsonl'
 
-  def __init__(self, folder: pathlib.Path, data: TrainData, experiment: JsonObject, writes: bool):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    data: TrainData,
+    experiment: JsonObject,
+    writes: bool,
+    changes: Sequence[str] = (),
+  ):
     self._path, self._data, self._writes = folder / self.name, data, writes
     self._experiment = {name: experiment[name] for name in ('experiment', 'values')}
-    self._has_begun = self._has_failed = False
+    self._changes, self._has_begun, self._has_failed = list(changes), False, False
 
   def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
     # after a rollback the data go on where they were, which no checkpoint says
@@ -47,7 +56,8 @@ class DataRecords(Callback):
     if not self._writes:
       return
     record = self._at(step, position) | {'batch_size': self._data.input.batch_size}
-    record |= self._data.identity
+    record |= self._data.identity | ({'code_changes': self._changes} if self._changes else {})
+    self._changes = []  # a rollback changes none
     try:
       drop_later_records(self._path, step)
       before = list(read_records(self._path))

@@ -1,0 +1,147 @@
+"""Fingerprints of the user's functions and classes in the configs of an experiment.
+
+A config names a layer or a loss, and does not hold its code. Comments, docstrings and formatting
+change no fingerprint.
+"""
+
+import ast
+import functools
+import inspect
+import sys
+import textwrap
+import types
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import fiddle as fdl
+from fiddle import daglish
+
+from paxlite.cli.user_code import is_own
+from paxlite.compilation.versions import code_of_paxlite
+from paxlite.config.attributes import Attributes
+from paxlite.core.json_text import JsonObject
+
+SOURCES = 'sources.json'  # in the folder of a run
+COMPARED = 'task', 'train_input'  # the configs that decide what is trained
+
+_Defined = type | types.FunctionType
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def recorded(cfgs: Mapping[str, fdl.Buildable]) -> JsonObject:
+  """Returns what sources.json holds: fingerprints of paxlite's code and of the user's.
+
+  Args:
+    cfgs: The configs of an experiment by name.
+  """
+  found = sources(cfg for name, cfg in cfgs.items() if name in COMPARED)
+  return {'paxlite': code_of_paxlite(), 'user': {name: x for name, (x, _) in found.items()}}
+
+
+def sources(cfgs: Iterable[fdl.Buildable]) -> dict[str, tuple[str, str]]:
+  """Returns a fingerprint of each function, method, class and constant of the user's in configs.
+
+  What they use of the user's modules belongs to them: base classes, helpers, and numbers. A class
+  stands for its fields and the names of its methods. What has no source that can be read, as in an
+  interpreter, is left out.
+
+  Args:
+    cfgs: The configs.
+
+  Returns:
+    (fingerprint, place) by the dotted name; a place is 'FILE, line N', or FILE for a number.
+  """
+  found: dict[str, tuple[str, str]] = {}
+  todo = [x for cfg in cfgs for x in _defined_in(cfg)]
+  seen = set()
+  while todo:
+    x = todo.pop()
+    module = sys.modules.get(x.__module__)
+    file = getattr(module, '__file__', None) or '<'
+    if x in seen or not is_own(file) or (isinstance(x, type) and issubclass(x, Attributes)):
+      continue
+    seen.add(x)
+    try:
+      lines, first = inspect.getsourcelines(x)
+      tree = ast.parse(textwrap.dedent(''.join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError):
+      continue
+    todo += x.__bases__ if isinstance(x, type) else []
+    for name, node in _parts(f'{x.__module__}.{x.__qualname__}', tree):
+      found[name] = _fingerprint(_shape(node)), f'{file}, line {first + node.lineno - 1}'
+    for name, value in _used(tree, vars(module)):
+      if _is_number(value):
+        found[f'{x.__module__}.{name}'] = _fingerprint(value), file
+      else:
+        todo += _definition(value)
+  return found
+
+
+def _defined_in(cfg: fdl.Buildable) -> Iterator[_Defined]:
+  for value, _ in daglish.iterate(cfg):
+    yield from _definition(fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value)
+
+
+def _definition(value: object) -> list[_Defined]:
+  """Returns the class or the function that a value is, or wraps, as jax.jit does; [] if none."""
+  while isinstance(value, functools.partial):
+    value = value.func
+  if callable(value):
+    value = inspect.unwrap(getattr(value, '__func__', value))
+  return [value] if isinstance(value, _Defined) else []
+
+
+def _parts(name: str, tree: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
+  """Yields the methods of a class, and what is left of it; of a function, the function."""
+  if isinstance(tree, ast.ClassDef):
+    methods: dict[str, list[ast.stmt]] = {}
+    for node in tree.body:
+      if isinstance(node, _Function):
+        methods.setdefault(node.name, []).append(node)
+    for method, nodes in methods.items():  # a property has several functions of one name
+      yield f'{name}.{method}', nodes[0] if len(nodes) == 1 else _together(nodes)
+    rest = [node for node in tree.body if not isinstance(node, _Function)]
+    named: list[ast.stmt] = [ast.Expr(ast.Name(method)) for method in methods]
+    tree = ast.ClassDef(**{**vars(tree), 'body': [*rest, *named]})
+  yield name, tree
+
+
+def _together(nodes: list[ast.stmt]) -> ast.stmt:
+  return ast.If(ast.Constant(True), nodes, [], lineno=nodes[0].lineno)
+
+
+def _shape(node: object) -> object:
+  """Returns a syntax tree as nested tuples without docstrings and places.
+
+  Empty fields are left out, because each version of Python has others.
+  """
+  if isinstance(node, list):
+    return tuple(map(_shape, node))
+  if not isinstance(node, ast.AST):
+    return repr(node)
+  fields = dict(ast.iter_fields(node))
+  if isinstance(node, _Function | ast.ClassDef):
+    is_text = lambda x: isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)
+    fields['body'] = [x for x in node.body if not is_text(x)]
+  return type(node).__name__, *((k, _shape(x)) for k, x in fields.items() if x not in (None, []))
+
+
+def _used(tree: ast.stmt, names: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+  """Yields what a definition uses of its module, and of modules that this one has imported."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Name) and node.id in names:
+      yield node.id, names[node.id]
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+      module = names.get(node.value.id)
+      if isinstance(module, types.ModuleType) and hasattr(module, node.attr):
+        yield f'{node.value.id}.{node.attr}', getattr(module, node.attr)
+
+
+def _is_number(value: object) -> bool:
+  if isinstance(value, tuple):
+    return all(map(_is_number, value))
+  return isinstance(value, int | float)
+
+
+def _fingerprint(value: object) -> str:
+  return f'{zlib.crc32(repr(value).encode()):08x}'
