@@ -2,14 +2,15 @@
 
 import dataclasses
 import logging
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError, located
-from paxlite.data.base import mix, permute
+from paxlite.data.base import permute
+from paxlite.data.contents import combined
+from paxlite.data.held_out import is_held_out, text_identity
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
@@ -47,7 +48,8 @@ class DocumentSource:
     eos_ids: The ids that end a text; empty: the tokenizer's EOS.
     split: 'train' leaves out the documents that are held out, 'held_out' reads only those, and
       'all' reads every document.
-    held_out_every: On average, one document of this many is held out; 0: all are read.
+    held_out_every: On average, one document of this many is held out; 0: all are read. Their texts
+      say which: see held_out.py.
     skip_unreadable: Whether records without a text are left out, with a warning that counts them.
     tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
 
@@ -88,10 +90,7 @@ class DocumentSource:
 
 
 def check_once(names: Sequence[str]) -> None:
-  """Raises UserError if a source is listed twice.
-
-  The documents that one copy holds out would be trained on in the other.
-  """
+  """Raises UserError if a source is listed twice."""
   seen: set[str] = set()
   for name in names:
     if canonical(name) in seen:
@@ -117,7 +116,11 @@ class DocumentDataset:
 
   @property
   def fingerprint(self) -> int:
-    return zlib.crc32(repr([source.fingerprint for source in self.sources]).encode())
+    return combined(source.fingerprint for source in self.sources)
+
+  @property
+  def holds_out(self) -> bool:
+    return self.split != 'all' and self.held_out_every > 0
 
   @property
   def tokens_fingerprint(self) -> int:
@@ -139,7 +142,7 @@ class DocumentDataset:
     Raises:
       UserError: A record cannot be read, or has no text.
     """
-    source, inner, offset = self._find(shard)
+    source, inner = self._find(shard)
     first = start // _BLOCK
     records = source.read(inner, first * _BLOCK)
     found = next(records, None)
@@ -152,13 +155,13 @@ class DocumentDataset:
       order = block * _BLOCK + np.arange(_BLOCK, dtype=np.int64)
       numbers = _in_order(order, shard, shuffle, seed)
       for here, number in zip(order.tolist(), numbers.tolist(), strict=True):
-        if here < start or number not in raws or not self._is_wanted(offset + number):
+        if here < start or number not in raws:
           continue
         place = source.place(inner, number)
         if place in self.left_out:
           continue
         text = self._text(raws[number], place)
-        if text:
+        if text and self._is_wanted(text):
           with located(place):
             ids = self.encoding.document(text).astype(np.int32)
           yield here, Document(ids)
@@ -169,18 +172,17 @@ class DocumentDataset:
     return int(_in_order(np.array([number], np.int64), shard, shuffle, seed)[0])
 
   def place_of(self, shard: int, record: int) -> Place:
-    source, inner, _ = self._find(shard)
+    source, inner = self._find(shard)
     return Place.of(source.place(inner, record))
 
   def count_documents(self) -> int:
     """Returns how many records of the split have a text, also those left out; reads all of them."""
     count = 0
     for shard in range(self.num_shards):
-      source, inner, offset = self._find(shard)
+      source, inner = self._find(shard)
       for number, raw in source.read(inner):
-        place = source.place(inner, number)
-        if self._is_wanted(offset + number):
-          count += bool(self._text(raw, place))
+        text = self._text(raw, source.place(inner, number))
+        count += bool(text) and self._is_wanted(text)
     return count
 
   def _text(self, raw: Raw, place: str) -> str:
@@ -194,18 +196,19 @@ class DocumentDataset:
         log.warning('unreadable records left out so far: %d; this one: %s', self.num_skipped, e)
       return ''
 
-  def _find(self, shard: int) -> tuple[Records, int, int]:
-    """Returns a shard's source, its number in the source, and an offset for record numbers."""
-    for s, source in enumerate(self.sources):
+  def _find(self, shard: int) -> tuple[Records, int]:
+    """Returns a shard's source, and its number in the source."""
+    for source in self.sources:
       if shard < source.num_shards:
-        return source, shard, s + shard
+        return source, shard
       shard -= source.num_shards
     raise IndexError(shard)
 
-  def _is_wanted(self, number: int) -> bool:
-    if self.split == 'all' or not self.held_out_every:
+  def _is_wanted(self, text: str) -> bool:
+    if not self.holds_out:
       return True
-    return is_held_out(number, self.held_out_every) == (self.split == 'held_out')
+    here = is_held_out(text_identity(text), 1 / self.held_out_every)
+    return here == (self.split == 'held_out')
 
 
 def _in_order(here: np.ndarray, shard: int, shuffle: bool, seed: int | None) -> np.ndarray:
@@ -214,8 +217,3 @@ def _in_order(here: np.ndarray, shard: int, shuffle: bool, seed: int | None) -> 
     return here
   block, inside = int(here[0]) // _BLOCK, here % _BLOCK
   return block * _BLOCK + permute(inside, _BLOCK, (seed or 0) * 65_537 + shard, block)
-
-
-def is_held_out(number: int, every: int) -> bool:
-  """Whether the document of this number is held out, as one of `every` is at random."""
-  return bool(mix(np.uint64(number + 1)) % np.uint64(every) == 0)

@@ -4,11 +4,12 @@ The data are the records. Their tokens have a number of their own, because a tok
 template or the day that it sees changes the tokens of the same records.
 """
 
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.base import Input, RowInput
+from paxlite.data.contents import can_compare, combined, differ
+from paxlite.data.held_out import RULE
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.streams import StreamInput
 
@@ -36,8 +37,10 @@ def identity(data: Input) -> JsonObject:
   found = fingerprint(data)
   if found is None:
     return {}
-  left_out = getattr(data, 'left_out', None)
   known: JsonObject = {'fingerprint': found, 'tokens': tokens_fingerprint(data)}
+  if any(getattr(part, 'holds_out', False) for part in _parts(data)):
+    known['held_out'] = RULE
+  left_out = getattr(data, 'left_out', None)
   return known | {'left_out': left_out} if left_out else known
 
 
@@ -51,8 +54,13 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
   records, known = now.get('fingerprint'), before.get('fingerprint')
   if records is None or known is None:
     return ''
-  if known != records:
-    return 'its contents have changed since, so that rows would be read twice or never'
+  if now.get('held_out') and not before.get('held_out'):
+    return (
+      'an earlier version chose what is held out in another way, so that part of what is held out '
+      'now has been trained on'
+    )
+  if differ(records, known):
+    return 'its contents have changed since'
   if before['tokens'] != now['tokens']:
     return (
       'its records are the same, but they are encoded in another way: the tokenizer, the chat '
@@ -61,6 +69,32 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
   if set(before.get('left_out', ())) - set(now.get('left_out', ())):
     return 'LEAVE_OUT does not name all of the records any more that were left out'
   return ''
+
+
+def changes_of_evaluations(now: Mapping[str, JsonObject], before: Mapping[str, Json]) -> list[str]:
+  """Says of each input of evaluations, in a line, what has changed in it since a checkpoint.
+
+  Args:
+    now: The identities of the inputs by name.
+    before: The metadata of the checkpoint; in those of earlier versions, nothing is known but which
+      rule chose what is held out.
+  """
+  of_rule = lambda x: {k: v for k, v in x.items() if k != 'held_out'} if before else {}
+  found = []
+  for name, known in now.items():
+    was = before['evaluated'].get(name, {}) if 'evaluated' in before else of_rule(known)
+    if why := change(known, was):
+      found.append(
+        f'{name} is not what the run has evaluated on: {why}. Its numbers cannot be compared with '
+        'earlier ones: put the data back, or evaluate all on the same'
+      )
+  return found
+
+
+def is_unknown(now: Mapping[str, Json], before: Mapping[str, Json]) -> bool:
+  """Returns whether a checkpoint is of an earlier version, which did not look into such data."""
+  records, known = now.get('fingerprint'), before.get('fingerprint')
+  return records is not None and known is not None and not can_compare(records, known)
 
 
 def newly_left_out(now: Mapping[str, Json], before: Mapping[str, Json]) -> int:
@@ -72,11 +106,16 @@ def _of(data: Input, of: Callable[[object], int | None]) -> int | None:
   if isinstance(data, RowInput):
     return of(data.source)
   if isinstance(data, StreamInput):
-    return _combined([of(dataset) for dataset in data.source.datasets])
+    return combined(of(dataset) for dataset in data.source.datasets)
   if isinstance(data, MixtureInput):
-    return _combined([_of(x, of) for x in data.inputs])
+    return combined(_of(x, of) for x in data.inputs)
   return of(data)
 
 
-def _combined(found: list[int | None]) -> int:
-  return zlib.crc32(repr(found).encode())
+def _parts(data: Input) -> Sequence[object]:
+  """Returns the sources and datasets that an input reads."""
+  if isinstance(data, MixtureInput):
+    return [part for each in data.inputs for part in _parts(each)]
+  if isinstance(data, StreamInput):
+    return data.source.datasets
+  return [getattr(data, 'source', data)]

@@ -27,6 +27,7 @@ from paxlite.files.json_files import read_object
 
 _CHUNK = 1 << 20  # tokens in a zarr chunk, and in each step of a check
 _NOTE = 'progress.json'
+HELD_OUT = 'held_out_every', 'held_out'  # the settings that say which documents a split has
 
 
 class FlatTokensWriter:
@@ -147,6 +148,7 @@ class FlatTokensWriter:
       'sequences': self.sequences,
       'max_token_id': self._max,
       'crc32c': self._crc,
+      **{name: self._settings.get(name) for name in HELD_OUT},
     }
     (self._folder / META).write_text(json.dumps(meta, indent=2) + '\n')
     self._check(self._path, self._folder.name)

@@ -13,19 +13,23 @@ A source is read shard by shard. The records of a shard have a fixed order, and 
 any of them.
 """
 
+import abc
+import functools
+import itertools
 import os
 import pathlib
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
+from paxlite.data.contents import checksum, of_files
 from paxlite.data.record_files import Raw, Record, open_file, read_errors, without_nulls
 from paxlite.files.json_files import parse_line
 from paxlite.stores.addresses import is_address
 
 _RECORD_BYTES = 1000  # the size assumed for a record of a dataset that does not state its size
+_SAMPLED = 16  # records of a dataset without files that identify it
 
 
 class Records(Protocol):
@@ -120,8 +124,11 @@ def text_of(record: Record, field: str, place: str) -> str:
   return text
 
 
-class _DatasetSplit:
-  """A source that is a split of a dataset; `done` counts records."""
+class _DatasetSplit(abc.ABC):
+  """A source that is a split of a dataset; `done` counts records.
+
+  Its files identify it, or its first records if it is made of none.
+  """
 
   def __init__(self, name: str):
     self.name = name
@@ -135,15 +142,27 @@ class _DatasetSplit:
   def shard_bytes(self) -> float:
     return _RECORD_BYTES * (self.size or 0) / self.num_shards
 
-  @property
+  @functools.cached_property
   def fingerprint(self) -> int:
-    return zlib.crc32(f'{self._path} {self._split} {self.size} {self.num_shards}'.encode())
+    part = self._split if '[' in self._split else ''  # a slice of the same files
+    if self._files:
+      with read_errors(self.name):
+        return checksum(part, self.num_shards, of_files(self._files))
+    done = self.done
+    first = [record for _, record in itertools.islice(self.read(0), _SAMPLED)]
+    self.done = done
+    return checksum(part, self.num_shards, self.size, first)
 
   def place(self, shard: int, number: int) -> str:
     return f'{self.name}[{shard}]:{number}' if self.num_shards > 1 else f'{self.name}:{number}'
 
+  @abc.abstractmethod
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    """Yields the numbers and records of a shard; see Records."""
+
   num_shards = 1
   size: int | None = None
+  _files: Sequence[str] = ()
 
 
 class _Tfds(_DatasetSplit):
@@ -169,6 +188,7 @@ class _Tfds(_DatasetSplit):
       ) from None
     self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read as one shard
     self.size = info.num_examples
+    self._files = [str(path) for path in info.filepaths]
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     import tensorflow_datasets as tfds
@@ -203,13 +223,14 @@ class _HuggingFace(_DatasetSplit):
           raise UserError(f'{name}: there is no such split; there are {", ".join(saved)}')
         found = saved[self._split] if isinstance(saved, dict) else saved
         self.size = len(found)
-        files = len(found.cache_files)
-        self._dataset = found.to_iterable_dataset(num_shards=max(1, min(files, len(found))))
+        self._files = [file['filename'] for file in found.cache_files]
+        shards = max(1, min(len(self._files), len(found)))
+        self._dataset = found.to_iterable_dataset(num_shards=shards)
       else:
         path, _, configuration = self._path.partition(':')
-        self._dataset = datasets.load_dataset(
-          path, configuration or None, split=self._split, streaming=True
-        )
+        builder = datasets.load_dataset_builder(path, configuration or None)
+        self._files = list((builder.config.data_files or {}).get(self._split, ()))
+        self._dataset = builder.as_streaming_dataset(split=self._split)
         splits = self._dataset.info.splits or {}
         self.size = splits[self._split].num_examples if self._split in splits else None
     self.num_shards = self._dataset.num_shards

@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
+from paxlite.data.contents import checksum, of_files
 from paxlite.data.places import Place
 from paxlite.data.tokenizer import open_tokenizer
 
@@ -24,6 +25,7 @@ _BUILT_IN = {
   'boolq': ('bool_q:1.0.0', lambda x: _question(x), True),
 }
 
+_SAMPLED = 16  # examples of a task without files that identify its data
 _SHARD_BYTES = 1e8  # SeqIO does not say how large a file is; TFDS makes all of them equally large
 
 
@@ -75,7 +77,7 @@ class SeqioDataset:
     task: The seqio.Task.
     split: The split that is read.
     rate: The task's share of a mixture, not normalized.
-    num_shards: Number of files of the split.
+    shards: Names of the shards of the split; files, if the task reads any.
     vocab_size: Number of ids in the task's vocabulary.
     bos_id: BOS id of the task's vocabulary; −1 if it has none.
   """
@@ -84,17 +86,25 @@ class SeqioDataset:
   task: Any
   split: str
   rate: float
-  num_shards: int
+  shards: Sequence[str]
   vocab_size: int
   bos_id: int
+
+  @property
+  def num_shards(self) -> int:
+    return len(self.shards)
 
   @property
   def shard_bytes(self) -> list[float]:
     return [_SHARD_BYTES] * self.num_shards
 
-  @property
+  @functools.cached_property
   def fingerprint(self) -> int:
-    return zlib.crc32(f'{self.name} {self.split} {self.num_shards} {self.vocab_size}'.encode())
+    if all('://' in shard or os.path.isfile(shard) for shard in self.shards):
+      return checksum(self.vocab_size, of_files(self.shards))
+    first = itertools.islice(self.examples(0, False, None, 0), _SAMPLED)
+    tokens = [(x.ids.tolist(), x.is_target.tolist()) for _, x in first]
+    return checksum(self.vocab_size, self.num_shards, tokens)
 
   names_records = False
 
@@ -175,7 +185,7 @@ def _dataset(task: Any, split: str, rate: float, folder: str) -> SeqioDataset:
   """Makes a SeqioDataset of a task; raises UserError if its dataset or the split does not exist."""
   try:
     splits = list(task.splits)
-    shards = len(task.source.list_shards(split)) if split in splits else 0
+    shards = tuple(task.source.list_shards(split)) if split in splits else ()
   except Exception as e:  # TFDS and TensorFlow have dozens of classes
     where = f'in {folder}' if folder else 'where TFDS looks (TFDS_DATA_DIR, --tfds_data_dir)'
     raise UserError(

@@ -12,8 +12,9 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
-from paxlite.data.base import Batch, RowArray, mix
+from paxlite.data.base import Batch, RowArray
 from paxlite.data.conversations import Conversation
+from paxlite.data.held_out import held_out
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import canonical, parsed, raw_records
@@ -68,7 +69,8 @@ class SftRows:
       cut off their end. A cut example without an answer is left out.
     packed: Whether examples share rows.
     split: 'train' leaves out the examples that 'held_out' reads; 'all' reads every example.
-    held_out_share: Share of the examples that is held out, at least one; see held_out.
+    held_out_share: Share of the examples that is held out on average, at least one; see
+      held_out.py.
     skip_unreadable: Whether records that cannot be read are left out.
     values: Arrays [T, …] of each row that are put into row_values after this, by their names.
 
@@ -89,6 +91,7 @@ class SftRows:
     tokens_fingerprint: A checksum of the tokens and of what is learned of them.
     rows_fingerprint: A checksum of which examples each row has, and of its length.
     warnings: What a person should know of the examples, a line each.
+    holds_out: Whether the examples are a part of those in the files.
     row_values: Arrays [rows, T, …] by name, which batches have too; NaN, or −1, until they are
       replaced.
     thinking: False if all answers follow the prompt of a template whose thinking is turned off,
@@ -147,8 +150,8 @@ class SftRows:
     self.refused.check(self.name, skip_unreadable and bool(self._examples or self.long.count))
     if too_long == 'error':
       self._check_lengths()
-    if self._examples and split != 'all':
-      self._keep(split, held_out_share)
+    self.holds_out = split != 'all'
+    share_said = self._keep(split, held_out_share) if self._examples and self.holds_out else []
     if not self._examples:
       long = f'; the longest are {self.long.longest}' if self.long.count else ''
       raise UserError(
@@ -159,6 +162,7 @@ class SftRows:
     if self.num_skipped or self.num_cut:
       log.warning('%s: %s', self.name, self._too_long())
     self.warnings = self._warnings.lines(self._has_pairs and not self._encoding.end_ids)
+    self.warnings += share_said
     self.thinking = self._warnings.thinking
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
     self.fingerprint = zlib.crc32(np.array([e.identity for e in self._examples]).tobytes())
@@ -329,10 +333,15 @@ class SftRows:
         found += f', and {skipped} are left out, whose answers begin behind the cut'
     return f'{found}, {self.num_records:,} stay'
 
-  def _keep(self, split: Split, share: float) -> None:
-    """Keeps the examples of a split; raises UserError if there is none."""
+  def _keep(self, split: Split, share: float) -> list[str]:
+    """Keeps the examples of a split; returns a line if the share is another one than was asked for.
+
+    Raises:
+      UserError: There is none.
+    """
     of_records = self._examples[:: self.examples_of_a_record]
-    here = held_out([e.identity for e in of_records], share) == (split == 'held_out')
+    apart = held_out([e.identity for e in of_records], share)
+    here = apart == (split == 'held_out')
     if here.all() or not here.any():
       raise UserError(
         f'{self.name}: {len(here):,} {self.noun}s are too few, or too similar, to hold out '
@@ -340,6 +349,13 @@ class SftRows:
       )
     here = here.repeat(self.examples_of_a_record)
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
+    count, total = int(apart.sum()), len(apart)
+    if abs(count / total - share) <= share / 4:
+      return []
+    return [
+      f'{count:,} of {total:,} {self.noun}s are held out, {count / total:.1%} instead of '
+      f'{share:.1%} (EVAL_FRACTION), because hashes of their contents choose them'
+    ]
 
   def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
     encoded = self._encoded(place, contents)
@@ -415,18 +431,6 @@ def answers_of(contents: Pair | Conversation) -> list[Pair | Conversation]:
     contents, messages=contents.messages[: i + 1], first_learned=i, as_asked=True
   )
   return [cut(i) for i in numbers]
-
-
-def held_out(identities: Sequence[int], share: float) -> np.ndarray:
-  """Returns whether each example [n] is held out: those with the smallest hashes of their records.
-
-  So the choice depends on neither the tokenizer, the template and the day, nor the order of
-  examples and a seed. Examples that are the same are on one side, and few examples change sides
-  where others are added.
-  """
-  mixed = mix(np.array(identities, np.uint64) + np.uint64(1))
-  count = max(1, round(share * len(mixed)))
-  return mixed <= np.sort(mixed)[count - 1]
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

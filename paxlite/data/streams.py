@@ -59,7 +59,7 @@ class Dataset(Examples, Protocol):
     rate: The dataset's share of the rows, not normalized.
     num_shards: Number of shards; each can be read alone.
     shard_bytes: About how large each shard is [num_shards].
-    fingerprint: A number that identifies the contents of the dataset.
+    fingerprint: A checksum of the contents of the dataset, as in contents.py.
   """
 
   @property

@@ -1,13 +1,17 @@
 """Runs --mode=eval, which evaluates a checkpoint."""
 
 import dataclasses
+import logging
 import pathlib
 import shlex
 import tempfile
 from collections.abc import Sequence
 
+import jax
+
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
+from paxlite.data.fingerprints import changes_of_evaluations, identity
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
@@ -21,6 +25,8 @@ from paxlite.programs.task_evaluation import tasks_of
 from paxlite.tracking.summaries import Summaries
 from paxlite.training.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
+
+log = logging.getLogger('paxlite')
 
 
 def evaluate(run: Run, before: bool = False) -> None:
@@ -92,6 +98,10 @@ def _evaluate(run: Run) -> None:
     MemoryCheck(store.task.mesh, run.check_memory).state(store.task.abstract, ())
     with spent.spent_on('restore'):
       state, step = store.last()
+    if jax.process_index() == 0:
+      now = {name: identity(data) for name, data in evaluator.inputs.items()}
+      for line in changes_of_evaluations(now, store.metadata(step)):
+        log.warning('%s', line)
     summaries = Summaries(run.folder, max_steps=step)
     spent.switch('evaluation')
     try:

@@ -154,7 +154,7 @@ class Run:
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     measured = MeasuredStep(e, store.task.mesh, self.folder)
-    train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq)
+    train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq, eval_data)
     is_first = jax.process_index() == 0
     changed = self.code_changes if self.accept_changes else []
     records = DataRecords(self.folder, train_data, identity_of(e), is_first, changed)

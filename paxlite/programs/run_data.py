@@ -33,7 +33,7 @@ from paxlite.programs.weights_model import build_experiment
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.data_records import DataRecords
 
-_IDENTITY = 'fingerprint', 'tokens', 'left_out'  # what fingerprints.identity returns
+_IDENTITY = 'fingerprint', 'tokens', 'held_out', 'left_out'  # what fingerprints.identity returns
 
 
 @dataclasses.dataclass(frozen=True)

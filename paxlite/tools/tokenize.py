@@ -32,13 +32,15 @@ import numpy as np
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.data.documents import check_once, is_held_out
+from paxlite.data.documents import check_once
 from paxlite.data.flat_tokens import META
-from paxlite.data.flat_tokens_writer import FlatTokensWriter, is_complete
+from paxlite.data.flat_tokens_writer import HELD_OUT, FlatTokensWriter, is_complete
+from paxlite.data.held_out import RULE, is_held_out, text_identity
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
+from paxlite.files.json_files import read_object
 from paxlite.files.stored_output import check_output, exists, resumed_folder
 from paxlite.files.text_files import expanded, lines_of
 from paxlite.stores.addresses import Address, is_address
@@ -71,13 +73,11 @@ class Piece:
     raw: The text, the record, or the block of lines.
     place: Location of the record, or the file of the lines.
     number: Number of the record, or of the first line.
-    shift: Number that is added to `number` to decide whether a document is held out.
   """
 
   raw: Raw | FileRange
   place: str
   number: int
-  shift: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +115,8 @@ class Encoder:
       if text is None:
         skipped += 1
         continue
+      if not self._is_wanted(text):
+        continue
       num_bytes += len(text) if text.isascii() else len(text.encode())
       if text:
         parts.append(encoding.document(text) if self.eos else tokenizer.encode_array(text))
@@ -125,11 +127,11 @@ class Encoder:
       tokens.astype(self.dtype, copy=False), np.array(ends, np.int64), num_bytes, skipped
     )
 
-  def is_wanted(self, number: int) -> bool:
-    """Returns whether the document with this number belongs to the split that is written."""
+  def _is_wanted(self, text: str) -> bool:
+    """Returns whether a document belongs to the split that is written."""
     if not self.held_out_every:
       return True
-    return is_held_out(number, self.held_out_every) == self.held_out
+    return is_held_out(text_identity(text), 1 / self.held_out_every) == self.held_out
 
   def _texts(self, batch: Sequence[Piece]) -> Iterator[str | None]:
     """Yields the text of each document, or None if it cannot be read."""
@@ -139,8 +141,7 @@ class Encoder:
       elif isinstance(piece.raw, bytes | FileRange):
         block = piece.raw if isinstance(piece.raw, bytes) else piece.raw.read()
         for number, line in lines_of(block, piece.number):
-          if self.is_wanted(piece.shift + number):
-            yield self._text(line, f'{piece.place}:{number + 1}')
+          yield self._text(line, f'{piece.place}:{number + 1}')
       else:
         yield self._text(piece.raw, piece.place)
 
@@ -188,8 +189,10 @@ def main(argv: Sequence[str]) -> None:
     'append_eos': args.append_eos,
     'held_out_every': args.held_out_every,
     'held_out': args.held_out,
+    'held_out_by': RULE if args.held_out_every else None,
   }
   if not is_address(args.output):
+    _check_apart(args)
     _write(args, args.output, sources, settings, tokenizer)
     return
   address = Address.parsed(args.output)
@@ -202,6 +205,25 @@ def main(argv: Sequence[str]) -> None:
     if not is_complete(folder, args.split):  # or a copy of it to the store has failed
       _write(args, str(folder), sources, settings, tokenizer)
   print(f'{args.output}/{args.split}: copied')
+
+
+def _check_apart(args: argparse.Namespace) -> None:
+  """Raises UserError if the split would share documents with one that leaves them out."""
+  if not args.held_out_every:
+    return
+  for path in sorted(pathlib.Path(args.output).glob(f'[!.]*/{META}')):
+    every, held_out = map(read_object(path).get, HELD_OUT)
+    if held_out is None:
+      print(
+        f'{path.parent} was written by an earlier version: if it leaves documents out, they are '
+        'others than here. Write it again',
+        file=sys.stderr,
+      )
+    elif every and every != args.held_out_every and held_out != args.held_out:
+      raise UserError(
+        f'--held_out_every={args.held_out_every}: {path.parent} was written with {every}, so that '
+        'both would have some of the same documents. Use the same number'
+      )
 
 
 def _write(
@@ -281,17 +303,15 @@ def _pieces(
       first = start.number if here and shard == start.shard else 0
       if isinstance(source, JsonLines):
         for number, next_number, block in source.ranges(first):
-          yield Piece(block, source.name, number, s + shard), Position(s, shard, next_number)
+          yield Piece(block, source.name, number), Position(s, shard, next_number)
         continue
       for number, raw in source.read(shard, first):
-        if not encoder.is_wanted(s + shard + number):
-          continue
         after = Position(s, shard, number + 1)
         text = raw.get(encoder.field) if isinstance(raw, Mapping) else raw
         if isinstance(text, str):
-          yield Piece(text, source.name, number, s + shard), after
+          yield Piece(text, source.name, number), after
         else:
-          yield Piece(raw, source.place(shard, number), number, s + shard), after
+          yield Piece(raw, source.place(shard, number), number), after
 
 
 Pieces = tuple[list[Piece], Position]

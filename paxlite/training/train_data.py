@@ -12,7 +12,13 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.fingerprints import change, identity, newly_left_out
+from paxlite.data.fingerprints import (
+  change,
+  changes_of_evaluations,
+  identity,
+  is_unknown,
+  newly_left_out,
+)
 from paxlite.data.positions import merged
 from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
 from paxlite.parallel.partitioning import process_rows
@@ -36,10 +42,18 @@ class TrainData:
     input: The training input.
     accept_changes: Whether a run may continue although its data has changed.
     max_segments: The most segments of a packed row, padding included; 0: any number.
+    evaluated: The inputs of evaluations, by name.
   """
 
-  def __init__(self, input: Input, accept_changes: bool = False, max_segments: int = 0):
+  def __init__(
+    self,
+    input: Input,
+    accept_changes: bool = False,
+    max_segments: int = 0,
+    evaluated: Mapping[str, Input] | None = None,
+  ):
     self.input = input
+    self._evaluated = evaluated or {}
     self._accept_changes = accept_changes
     self._max_segments = max_segments
     self.skipped_batches = 0
@@ -84,7 +98,7 @@ class TrainData:
     metadata: JsonObject = {}
     if self.skipped_batches:
       metadata['skipped_batches'] = self.skipped_batches
-    metadata |= self.identity
+    metadata |= self._known
     if self._rollouts is not None:
       state = self._rollouts.state(self.batch_of(step))
       compare({f'the state() of {self.input.name}': state})
@@ -118,11 +132,9 @@ class TrainData:
           'with another --job_log_dir'
         )
       self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
-    count = newly_left_out(self.identity, metadata) if step else 0
-    if count and jax.process_index() == 0:
-      records = f'{count:,} more record{"s are" if count > 1 else " is"} left out'
-      log.warning('from step %d on, %s (LEAVE_OUT)', step + 1, records)
-    why = change(self.identity, metadata)
+    if step and jax.process_index() == 0:
+      self._warn(step, metadata)
+    why = change(self._known, metadata)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
@@ -133,6 +145,21 @@ class TrainData:
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
 
+  def _warn(self, step: int, metadata: Mapping[str, Json]) -> None:
+    """Warns of changes since a checkpoint with which a run may continue."""
+    if count := newly_left_out(self.identity, metadata):
+      records = f'{count:,} more record{"s are" if count > 1 else " is"} left out'
+      log.warning('from step %d on, %s (LEAVE_OUT)', step + 1, records)
+    if is_unknown(self.identity, metadata):
+      log.warning(
+        '%s: the version that saved step %d noted names and sizes alone, so that nothing tells '
+        'whether the contents have changed since',
+        self.input.name,
+        step,
+      )
+    for line in changes_of_evaluations(self._known['evaluated'], metadata):
+      log.warning('%s', line)
+
   def batch_of(self, step: int) -> int:
     """Returns the number of the batch that the step after `step` is trained on."""
     return step + self.skipped_batches
@@ -141,3 +168,9 @@ class TrainData:
   def identity(self) -> JsonObject:
     """What identifies the data; read before the first batch, as files may vanish later."""
     return identity(self.input)
+
+  @functools.cached_property
+  def _known(self) -> JsonObject:
+    """The same with what identifies the inputs of evaluations, as checkpoints hold it."""
+    evaluated = {name: identity(data) for name, data in self._evaluated.items()}
+    return {**self.identity, 'evaluated': evaluated}

@@ -62,6 +62,7 @@ EXTRAS = {
   'starlette',
   'uvicorn',
   'datasets',
+  'fsspec',
   'pyarrow',
   'lm_eval',
   'qwix',

@@ -83,8 +83,9 @@ def test_examples_that_are_too_long(tmp_path, capsys, too_long, expected, refuse
 def test_what_is_held_out(tmp_path, capsys):
   path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG])
   found = shown(capsys, path, VOCAB, '--fdl.MAX_SEQ_LEN=64', '--fdl.EVAL_FRACTION=0.1')
-  assert found['Contents'].startswith('18 examples')
-  assert found['Held'].startswith('out  2 examples')
+  assert found['Contents'].startswith('17 examples')
+  assert found['Held'].startswith('out  3 examples')
+  assert '3 of 20 examples are held out, 15.0% instead of 10.0% (EVAL_FRACTION)' in found['Note']
 
 
 def test_an_experiment_of_fine_tuning_needs_no_weights_for_it(tmp_path, capsys):

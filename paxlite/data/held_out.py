@@ -1,0 +1,33 @@
+"""What is held out of training: documents and examples, chosen by hashes of their contents.
+
+A choice depends on nothing but the contents. So a file that is added, moved, copied or compressed
+again changes the side of no document, and equal documents are on one side.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from paxlite.data.base import mix
+
+RULE = 'contents'  # what checkpoints call this way of choosing; earlier versions had others
+
+
+def text_identity(text: str) -> int:
+  """Returns the checksum of a document by which it is chosen."""
+  return zlib.crc32(text.encode('utf-8', 'surrogatepass'))
+
+
+def is_held_out(identity: int, share: float) -> bool:
+  """Returns whether the contents with this checksum are held out, as a share of all contents is."""
+  return int(mix(np.uint64(identity + 1))) < share * 2**64
+
+
+def held_out(identities: Sequence[int], share: float) -> np.ndarray:
+  """Returns whether each example [n] is held out; of few examples, at least one is."""
+  here = np.array([is_held_out(identity, share) for identity in identities], bool)
+  if here.any():
+    return here
+  mixed = mix(np.array(identities, np.uint64) + np.uint64(1))
+  return mixed == mixed.min()
