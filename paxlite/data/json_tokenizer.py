@@ -147,6 +147,9 @@ class JsonTokenizer:
       self._guarded('decode ids', decode, _plain(ids), skip_special_tokens=False)
     )
 
+  def piece(self, token: int) -> str:
+    return self._tokenizer.id_to_token(int(token)) or ''
+
   def _encoding(self, text: str) -> Any:
     return self._guarded('encode a text', self._tokenizer.encode, text, add_special_tokens=False)
 

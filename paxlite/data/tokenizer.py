@@ -104,6 +104,10 @@ class Tokenizer(Protocol):
     """Returns the text of ids, in which special tokens are spelled out."""
     ...
 
+  def piece(self, token: int) -> str:
+    """Returns a token as the vocabulary writes it; '' if the id has none."""
+    ...
+
 
 def tokenizer_file(path: str) -> pathlib.Path:
   """Returns the file of a tokenizer, which may be named by its folder; see open_tokenizer."""
@@ -261,6 +265,9 @@ class SentencePieceTokenizer:
     parts = itertools.groupby((int(i) for i in ids), self._model.IsControl)
     spelled = lambda part: ''.join(map(self._model.IdToPiece, part))
     return ''.join(spelled(part) if mark else self.decode(part) for mark, part in parts)
+
+  def piece(self, token: int) -> str:
+    return self._model.IdToPiece(token) if 0 <= token < self.vocab_size else ''
 
   @functools.cached_property
   def _mark_ids(self) -> dict[str, int]:

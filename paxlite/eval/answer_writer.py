@@ -6,7 +6,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.eval.inference import TextModel
 from paxlite.generation.engine import Engine
-from paxlite.generation.request import Request
+from paxlite.generation.request import Answer, Request
 from paxlite.generation.sampling import Sampling
 
 
@@ -35,8 +35,10 @@ class AnswerWriter:
     sampling: Sampling | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     chat: bool = False,
-  ) -> list[str]:
-    """Returns the text that the model writes after each prompt, up to one of `until`.
+  ) -> list[Answer]:
+    """Returns what the model writes after each prompt, up to one of `until`.
+
+    Texts are those of the new tokens alone, as in EleutherAI's harness.
 
     Args:
       prompts: Token ids of the prompts. A prompt that leaves no room loses its beginning. One that
@@ -59,14 +61,21 @@ class AnswerWriter:
     engine, seed = self._engine(sampling, chat), self._model.experiment.SEED
     requests = [
       Request(
-        prompt[-room:], max_new_tokens, engine.sampling, seed, i, ends=engine.ends, stop=until
+        prompt[-room:],
+        max_new_tokens,
+        engine.sampling,
+        seed,
+        i,
+        ends=engine.ends,
+        stop=until,
+        continues=False,
       )
       for i, prompt in enumerate(prompts)
     ]
-    return [answer.text for answer in engine.generate(requests, report)]
+    return engine.generate(requests, report)
 
   def _engine(self, sampling: Sampling | None, chat: bool) -> Engine:
-    key = self._model.experiment.sampling() if sampling is None else sampling, chat
+    key = self._model.settings.sampling if sampling is None else sampling, chat
     if key not in self._engines:
       self._engines[key] = self._model.engine(*key)
       self._engines[key].params = self._params

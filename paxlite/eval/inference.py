@@ -37,6 +37,7 @@ from paxlite.files.text_files import expanded
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer, Request
 from paxlite.generation.sampling import Sampling
+from paxlite.generation.settings import GenerationSettings
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.weight_forms import Int8
@@ -86,7 +87,7 @@ class TextModel:
       self.model,
       self.params,
       self.max_length,
-      e.sampling() if sampling is None else sampling,
+      self.settings.sampling if sampling is None else sampling,
       ends=self.ends(chat),
       is_token=self.tokenizer.is_token,
       tokenizer=self.tokenizer,
@@ -99,7 +100,7 @@ class TextModel:
 
   def ends(self, chat: bool) -> list[int]:
     """Returns the tokens that end an answer: in a chat, also that which its template puts there."""
-    return self.experiment.eos_ids(self.tokenizer, chat)
+    return self.settings.ends_of(chat)
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, after the model's start id if it has one."""
@@ -113,6 +114,11 @@ class TextModel:
   ) -> list[int]:
     """Returns the ids of a conversation; see TextEncoding.chat_prompt."""
     return self.encoding.chat_prompt(messages, tools, special)
+
+  @functools.cached_property
+  def settings(self) -> GenerationSettings:
+    """How the model generates where a request does not say it."""
+    return self.experiment.generation(self.tokenizer)
 
   @functools.cached_property
   def encoding(self) -> TextEncoding:

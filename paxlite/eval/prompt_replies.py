@@ -15,6 +15,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import bucket
+from paxlite.generation.spelling import spelled
 from paxlite.parallel import partitioning
 
 PROMPTS = (
@@ -83,15 +84,14 @@ class Replies:
     stated = given.get('top')
     likeliest = np.argsort(-steps_SV, axis=-1, kind='stable')[:, :TOP].tolist()
     tops = likeliest if stated is None else [[token for token, _ in top] for top in stated]
-    spelled = self._inference.tokenizer.decode_marked
-    decode = self._inference.tokenizer.decode
+    told = [piece for piece, _ in spelled(self._inference.tokenizer, continuation, prompt)]
     return {
       'text': given['text'],
       'ids': prompt,
       'log_probabilities': [_short(log_p_TV[i, t]) for i, t in enumerate(prompt[1:])],
       'continuation': continuation,
-      'continued': decode(row)[len(decode(prompt)) :],
-      'tokens': [spelled([token]) for token in continuation],
+      'continued': ''.join(piece.text for piece in told if piece.data is not None),
+      'tokens': [piece.text for piece in told],
       'top': [
         [[token, _short(step_V[token])] for token in top]
         for step_V, top in zip(steps_SV, tops, strict=True)

@@ -140,9 +140,10 @@ class ZeroShot:
   ) -> Found:
     prompts = [self._prompt(spec, example) for example in examples]
     each = [prompt for prompt in prompts for _ in range(spec.repeats)]
-    texts = self._write(
+    written = self._write(
       each, spec.max_new_tokens, spec.until, self._sampling(spec), report, spec.chat
     )
+    texts = [answer.spelled for answer in written]  # of which patterns may have special tokens
     count = spec.repeats
     answers = [texts[i * count : (i + 1) * count] for i in range(len(examples))]
     metrics, found = _exact_match(spec, examples, answers)
@@ -152,7 +153,7 @@ class ZeroShot:
     return metrics, found
 
   def _sampling(self, spec: TaskSpec) -> Sampling:
-    stated = self._inference.experiment.sampling()
+    stated = self._inference.settings.sampling
     if spec.temperature is None and (spec.repeats == 1 or stated.temperature):
       return stated
     temperature = _TEMPERATURE if spec.temperature is None else spec.temperature

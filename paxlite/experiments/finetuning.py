@@ -214,7 +214,8 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
 }
 
 
-_OF_TEXT = 'EOS_IDS', 'START_ID'  # what weights say, whichever class their model has
+# what weights say of texts, whichever class their model has
+_OF_TEXT = 'EOS_IDS', 'START_ID', 'REPETITION_PENALTY', 'GENERATION_CONFIG'
 
 
 class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
@@ -245,7 +246,7 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
   def chosen(cls, weights: WeightsFacts) -> tuple[type[Experiment], dict[str, object]]:
     if cls._has_model:
       default = cls()
-      stated = {k: v for k in _OF_TEXT if (v := weights.values.get(k)) not in (None, [])}
+      stated = {k: v for k in _OF_TEXT if (v := weights.values.get(k)) not in (None, [], {})}
       return cls, {k: v for k, v in stated.items() if not default.is_stated_by_user(k)}
     if not weights.path:
       raise UserError(

@@ -3,6 +3,7 @@
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.parts.backend import Backends
+from paxlite.generation.settings import GenerationSettings
 
 
 class LanguageModel(Backends):
@@ -32,5 +33,11 @@ class LanguageModel(Backends):
 
   def eos_ids(self, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
     """Returns the ids that end a text of the model, or an answer of a chat; any one ends it."""
+    return self.generation(tokenizer).ends_of(chat)
+
+  def generation(self, tokenizer: Tokenizer) -> GenerationSettings:
+    """Returns how the model generates where a request does not say it."""
     encoding = self.encoding(tokenizer)
-    return encoding.chat_eos_ids if chat or self.learns_chats else encoding.eos_ids
+    chat_ends = tuple(encoding.chat_eos_ids)
+    ends = chat_ends if self.learns_chats else tuple(encoding.eos_ids)
+    return GenerationSettings(self.sampling(), ends, chat_ends, self.GENERATION_CONFIG)

@@ -26,6 +26,7 @@ from paxlite.generation.programs import Limits, Programs, layout_of, vocab_size
 from paxlite.generation.request import Answer, Request, check_ids
 from paxlite.generation.row_table import RowTable
 from paxlite.generation.sampling import GREEDY, Sampling
+from paxlite.generation.spelling import Mark
 from paxlite.generation.tokens import Tokens
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
@@ -192,12 +193,16 @@ class Engine:
 
   def texts(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[str]:
     """Yields the pieces of the text of one continuation; see `continuations`."""
+    parts = self.parts(prompt, max_new_tokens, seed)
+    return (part for part in parts if not isinstance(part, Mark))
+
+  def parts(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[str]:
+    """Yields these pieces, with Marks in the places of special tokens."""
     job = self.add(self.request(prompt, max_new_tokens, seed))
     try:
       while job.answer is None:
         self.step(most=1)
-        if piece := job.piece():
-          yield piece
+        yield from job.parts()
       job.check()
     finally:
       self.cancel(job)

@@ -9,6 +9,7 @@ import numpy as np
 
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.request import Answer, Finish, Request, TokenScore
+from paxlite.generation.spelling import shown
 from paxlite.generation.text import AnswerText
 
 _AHEAD = 256  # tokens of an answer that there is room for before they are written
@@ -62,7 +63,7 @@ class Job:
     self.answer: Answer | None = None
     self.error: Exception | None = None
     self.row = self.source = self.num_read = self.number = 0
-    self._text = None if tokenizer is None else AnswerText(tokenizer, request.stop)
+    self._text = None if tokenizer is None else _text(tokenizer, request)
     self._ids: list[int] = []
     self._scores: list[TokenScore] = []
     self._prompt_scores: list[TokenScore | None] = []
@@ -209,10 +210,14 @@ class Job:
 
   def end(self, finish: Finish) -> None:
     """Ends the job with what there is."""
-    text = '' if self._text is None else self._text.text
+    parts: list[str] = []
+    if self._text is not None:
+      self._text.close()
+      parts = self._text.parts
     self.answer = Answer(
-      [*self._ids], self._scores, text, finish, self._prompt_scores, self._shared, self._end
-    )
+      [*self._ids], self._scores, shown(parts), finish, self._prompt_scores, self._shared,
+      self._end, parts,
+    )  # fmt: skip
     self.phase = Phase.DONE
 
   def taken(self) -> list[tuple[int, TokenScore]]:
@@ -220,6 +225,15 @@ class Job:
     start, self._num_taken = self._num_taken, len(self._ids)
     return list(zip(self._ids[start:], self._scores[start:], strict=False))
 
+  def parts(self) -> list[str]:
+    """Returns the parts of the text since the last call that later tokens cannot change."""
+    return [] if self._text is None else self._text.news(self.answer is not None)
+
   def piece(self) -> str:
-    """Returns the text since the last call that later tokens cannot change."""
-    return '' if self._text is None else self._text.piece(self.answer is not None)
+    """Returns the text of these parts, without special tokens."""
+    return shown(self.parts())
+
+
+def _text(tokenizer: Tokenizer, request: Request) -> AnswerText:
+  before = request.prompt if request.continues else ()
+  return AnswerText(tokenizer, request.stop, before, request.min_tokens)

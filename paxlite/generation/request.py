@@ -45,12 +45,14 @@ class Request:
     seed: Of what is drawn at random. The same seed and sample give the same tokens, whatever else
       is generated at the same time.
     sample: The number of this answer among several to one prompt with one seed.
-    min_tokens: So many tokens come before one that ends the answer.
+    min_tokens: So many tokens come before one that ends the answer, or completes a text that does.
     ends: Token ids that end the answer, and are not part of it.
     stop: Texts that end the answer; what comes before the first of them is its text.
     bias: Is added to the logits of tokens, by their ids.
     grammar: Says which tokens may come next; None: all.
     top_log_probs: How many of the likeliest tokens are reported at each token.
+    continues: Whether the text of the answer goes on from that of the prompt, with the space that
+      its first token may begin with; False: it is the text of the new tokens alone.
     scored_from: The log-probabilities of the prompt's tokens from this position on are reported;
       None: those of no token. That of position 0 does not exist.
   """
@@ -67,6 +69,7 @@ class Request:
   grammar: Grammar | None = None
   top_log_probs: int = 0
   scored_from: int | None = None
+  continues: bool = True
 
   def __post_init__(self) -> None:
     if self.max_tokens < 0:
@@ -114,6 +117,7 @@ class Answer:
     prompt_scores: Those of the prompt's tokens from `scored_from` on; None at position 0.
     shared: How many tokens of the prompt were taken from another row.
     end: The token that ended the answer; None: it ended otherwise.
+    parts: The text with the names of special tokens, which are Marks (spelling.py).
   """
 
   ids: list[int]
@@ -123,6 +127,12 @@ class Answer:
   prompt_scores: list[TokenScore | None] = dataclasses.field(default_factory=list)
   shared: int = 0
   end: int | None = None
+  parts: list[str] = dataclasses.field(default_factory=list)
+
+  @property
+  def spelled(self) -> str:
+    """The text with its special tokens, for whatever interprets the answer."""
+    return ''.join(self.parts)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:

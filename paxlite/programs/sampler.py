@@ -9,6 +9,7 @@ from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.engine import Engine
 from paxlite.generation.sampling import Sampling
+from paxlite.generation.spelling import added_text
 from paxlite.tracking.summaries import Summaries
 from paxlite.training.callbacks import Callback, Evaluations
 from paxlite.training.sharded_task import ShardedTask
@@ -100,9 +101,9 @@ class Sampler(Callback):
       found = self._engine.continuations(asked, _MOST_TOKENS, samples=[0] * len(asked))
     finally:
       self._engine.params = None  # the next step overwrites them
-    first = len(self._encoding.start_ids)
+    first, decode = len(self._encoding.start_ids), self.tokenizer.decode
     return [
-      self.tokenizer.decode(new if self._chat else ids[first:] + new)
+      added_text(self.tokenizer, new, ids) if self._chat else decode(ids[first:] + new)
       for ids, new in zip(asked, found, strict=True)
     ]
 

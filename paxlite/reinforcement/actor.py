@@ -101,7 +101,7 @@ class Actor:
     ids = [*answer.ids]
     if answer.finish == 'stop' and answer.end is not None:
       ids.append(answer.end)
-    episode.append(ids, True, {'role': 'assistant', 'content': answer.text})
+    episode.append(ids, True, {'role': 'assistant', 'content': answer.spelled})
     episode.is_cut = answer.finish == 'length'
     full = len(episode.ids) >= self._room
     episode.is_over = episode.is_cut or full or self._max_turns <= 1

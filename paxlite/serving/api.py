@@ -165,7 +165,7 @@ class Api:
         async for index, progress in _merged(tickets):
           if progress.answer is not None:
             answers[index] = progress.answer
-          chunk = reply.piece(index, progress.text, progress.answer)
+          chunk = reply.piece(index, progress.parts, progress.answer)
           if chunk is not None:
             yield _event(chunk)
       _note(request, reply, [*answers.values()])

@@ -9,7 +9,7 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.data.conversations import conversation
+from paxlite.data.conversations import conversation, name_of_tool
 from paxlite.data.sft_formats import texts
 from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
@@ -17,8 +17,10 @@ from paxlite.generation.request import Grammar, Request, check_ids
 from paxlite.generation.sampling import MOST_ENDS, MOST_TOP, Sampling
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import Fields
+from paxlite.serving.speech import opened
 
 _MOST_PROMPTS, _MOST_STOPS, _MOST_STOP_CHARS = 256, 16, 1000
+_MOST_OPENING = 16  # tokens at the end of a prompt that may open the thinking
 _COMPLETION_TOKENS = 16  # new tokens of a completion that does not say how many
 
 # They change nothing here, or nothing at all.
@@ -59,7 +61,8 @@ class Asked:
     logprobs: How many of the likeliest tokens are told at each token; None: no log-probabilities.
     echo: Whether prompts are part of the answers.
     max_tokens: The most new tokens, which may be 0 with echo.
-    tools: Whether the answer may call functions.
+    tools: The names of the functions that the answer may call.
+    thinking: See Speech.
   """
 
   requests: list[Request]
@@ -70,7 +73,8 @@ class Asked:
   logprobs: int | None
   echo: bool = False
   max_tokens: int = 0
-  tools: bool = False
+  tools: frozenset[str] = frozenset()
+  thinking: str | None = None
 
 
 class Bodies:
@@ -146,7 +150,11 @@ class Bodies:
       fields, [prompt], older if most is None else most, room,
       (top or 0) if has_logprobs else None, self._ends(True),
     )  # fmt: skip
-    return dataclasses.replace(asked, tools=bool(tools))
+    if any(request.grammar is not None for request in asked.requests):
+      return asked
+    begun = opened(inference.tokenizer.decode_marked(prompt[-_MOST_OPENING:]))
+    names = frozenset(map(name_of_tool, chat.tools or ()))
+    return dataclasses.replace(asked, tools=names, thinking=begun)
 
   def _asked(
     self,
@@ -164,7 +172,7 @@ class Bodies:
         f'{len(prompts)} prompts with n={n} are more than {self._limits.most_answers} answers', 'n'
       )
     max_tokens = usual if most is None else most
-    sampling = _sampling(fields)
+    sampling = _sampling(fields, self._inference.settings.served)
     seed = fields.integer('seed', None, -(1 << 63), (1 << 63) - 1)
     is_seeded = seed is not None
     seed = seed % (1 << 64) if seed is not None else secrets.randbits(63)
@@ -304,13 +312,13 @@ def _with_thinking(inference: Inference, thinking: bool) -> Inference:
   return dataclasses.replace(inference, experiment=experiment)
 
 
-def _sampling(fields: Fields) -> Sampling:
-  top_k = fields.integer('top_k', 0, -1, 1 << 31) or 0
+def _sampling(fields: Fields, usual: Sampling) -> Sampling:
+  top_k = fields.integer('top_k', usual.top_k, -1, 1 << 31) or 0
   return Sampling(
-    temperature=fields.number('temperature', 1.0, 0, 2),
+    temperature=fields.number('temperature', usual.temperature, 0, 2),
     top_k=max(0, top_k),  # −1 is vLLM's for all
-    top_p=max(fields.number('top_p', 1.0, 0, 1), 1e-6),
-    repetition_penalty=fields.number('repetition_penalty', 1.0, 0.01, 100),
+    top_p=max(fields.number('top_p', usual.top_p, 0, 1), 1e-6),
+    repetition_penalty=fields.number('repetition_penalty', usual.repetition_penalty, 0.01, 100),
     min_p=fields.number('min_p', 0.0, 0, 0.999),
     presence_penalty=fields.number('presence_penalty', 0.0, -2, 2),
     frequency_penalty=fields.number('frequency_penalty', 0.0, -2, 2),

@@ -71,8 +71,10 @@ class Fields(fields.Fields):
     return default if value is None else value
 
   def number(self, name: str, default: float, least: float, most: float) -> float:
-    """Returns a number within bounds."""
-    value = self.get(name, default)
+    """Returns a number within bounds, or the default."""
+    value = self.get(name)
+    if value is None:
+      return default
     if isinstance(value, bool) or not isinstance(value, int | float):
       raise ApiError(f'{name} must be a number', name)
     if not least <= value <= most:

@@ -2,14 +2,15 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.request import Answer, TokenScore
-from paxlite.serving import tool_calls
+from paxlite.generation.spelling import Piece, Spelling, shown, spelled
 from paxlite.serving.bodies import Asked
+from paxlite.serving.speech import Said, Speech
 
 Choices = list[dict[str, Any]]
 
@@ -41,17 +42,18 @@ class Reply:
     """Returns what a stream begins with for one of the answers."""
     if not self.asked.echo:
       return None
-    prompt = self.tokenizer.decode(self.asked.prompts[index // self.asked.n])
-    return self.chunk([dict(index=index, text=prompt, logprobs=None, finish_reason=None)])
+    text = self._prompt_text(index)
+    return self.chunk([dict(index=index, text=text, logprobs=None, finish_reason=None)])
 
-  def piece(self, index: int, text: str, answer: Answer | None) -> JsonObject | None:
+  def piece(self, index: int, parts: Sequence[str], answer: Answer | None) -> JsonObject | None:
     """Returns a chunk of a stream; None if there is nothing to tell.
 
     Args:
       index: The number of the answer.
-      text: Its new text.
+      parts: Its new parts.
       answer: The whole answer, with its last piece.
     """
+    text = shown(parts)
     if not text and answer is None:
       return None
     finish = None if answer is None else finish_reason(answer)
@@ -67,7 +69,7 @@ class Reply:
     """Returns one of the answers."""
     text = answer.text
     if self.asked.echo:
-      text = self.tokenizer.decode(self.asked.prompts[index // self.asked.n]) + text
+      text = self._prompt_text(index) + text
     logprobs = self._logprobs(index, answer, with_prompt=self.asked.echo)
     return dict(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(answer))
 
@@ -98,32 +100,32 @@ class Reply:
     known: list[TokenScore | None] = [*answer.scores]  # with the token that ended it, as in vLLM
     if answer.end is not None:
       ids.append(answer.end)
+    before = self._prompt(index)
     if with_prompt:
-      ids = self.asked.prompts[index // self.asked.n] + ids
+      ids, before = [*before, *ids], []
       known = [*answer.prompt_scores, *known]
-    texts = [self.text_of(i) for i in ids]
+    likeliest = [[] if score is None else [*score.top] for score in known]
+    told = spelled(self.tokenizer, ids, before, likeliest)
     offsets, at = [], 0
-    for text in texts:
+    for piece, _ in told:
       offsets.append(at)
-      at += len(text)
-    tops = [None if score is None else self._by_text(score) for score in known]
+      at += 0 if piece.data is None else len(piece.text)
+    tops = [None if s is None else _by_text(s, o) for s, (_, o) in zip(known, told, strict=True)]
     return dict(
-      tokens=texts,
+      tokens=[piece.text for piece, _ in told],
       token_logprobs=[None if score is None else score.log_prob for score in known],
       top_logprobs=tops if self.asked.logprobs else None,
       text_offset=offsets,
     )
 
-  def _by_text(self, score: TokenScore) -> dict[str, float]:
-    """Returns the likeliest tokens by their texts; of several with one text, the likeliest."""
-    found: dict[str, float] = {}
-    for token, log_prob in score.top.items():
-      found.setdefault(self.text_of(token), log_prob)
-    return found
+  def _prompt(self, index: int) -> list[int]:
+    return self.asked.prompts[index // self.asked.n]
 
-  def text_of(self, token: int) -> str:
-    """Returns the text of one token."""
-    return self.tokenizer.decode_marked([token])
+  def _prompt_text(self, index: int) -> str:
+    """Returns the text of a prompt, without a character that the answer may complete."""
+    spelling = Spelling(self.tokenizer)
+    pieces = [spelling.add(token) for token in self._prompt(index)]
+    return ''.join(piece.text for piece in pieces if piece.data is not None)
 
 
 class ChatReply(Reply):
@@ -133,62 +135,81 @@ class ChatReply(Reply):
   chunk_kind = 'chat.completion.chunk'
   prefix = 'chatcmpl'
 
+  def __init__(self, asked: Asked, tokenizer: Tokenizer, model: str):
+    super().__init__(asked, tokenizer, model)
+    self._speeches: dict[int, Speech] = {}
+
   def opening(self, index: int) -> JsonObject:
     delta = dict(role='assistant', content='')
     return self.chunk([dict(index=index, delta=delta, logprobs=None, finish_reason=None)])
 
-  def piece(self, index: int, text: str, answer: Answer | None) -> JsonObject | None:
-    if self.asked.tools:
-      return self._piece_with_tools(index, answer)
-    if not text and answer is None:
+  def piece(self, index: int, parts: Sequence[str], answer: Answer | None) -> JsonObject | None:
+    said = self._speech(index).add(parts, answer is not None)
+    delta: dict[str, Any] = {}
+    if said.reasoning:
+      delta['reasoning_content'] = said.reasoning
+    if said.content:
+      delta['content'] = said.content
+    if said.calls:
+      delta['tool_calls'] = [{'index': i, **call} for i, call in enumerate(said.calls)]
+    if answer is None and not delta:
       return None
-    delta = dict(content=text) if text else {}
-    return self._delta(index, delta, answer, None if answer is None else finish_reason(answer))
-
-  def _piece_with_tools(self, index: int, answer: Answer | None) -> JsonObject | None:
-    """Returns the whole answer at its end: only then it is known what of it are calls."""
-    if answer is None:
-      return None
-    text, calls = tool_calls.parted(answer.text)
-    delta: dict[str, Any] = dict(content=text) if text else {}
-    if calls:
-      delta['tool_calls'] = [{'index': i, **call} for i, call in enumerate(calls)]
-    return self._delta(index, delta, answer, 'tool_calls' if calls else finish_reason(answer))
-
-  def _delta(
-    self, index: int, delta: Mapping[str, Any], answer: Answer | None, finish: str | None
-  ) -> JsonObject:
     told = None if answer is None else self._logprobs(index, answer, with_prompt=False)
+    finish = None if answer is None else _finish(answer, said)
     return self.chunk([dict(index=index, delta=delta, logprobs=told, finish_reason=finish)])
 
   def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-    text, calls = tool_calls.parted(answer.text) if self.asked.tools else (answer.text, [])
-    message: dict[str, Any] = dict(role='assistant', content=text or (None if calls else ''))
-    if calls:
-      message['tool_calls'] = calls
+    said = self._speech(index).add(answer.parts, True)
+    message: dict[str, Any] = dict(
+      role='assistant', content=said.content or (None if said.calls else '')
+    )
+    if said.reasoning:
+      message['reasoning_content'] = said.reasoning
+    if said.calls:
+      message['tool_calls'] = said.calls
     return dict(
       index=index,
       message=message,
       logprobs=self._logprobs(index, answer, with_prompt=False),
-      finish_reason='tool_calls' if calls else finish_reason(answer),
+      finish_reason=_finish(answer, said),
     )
+
+  def _speech(self, index: int) -> Speech:
+    if index not in self._speeches:
+      self._speeches[index] = Speech(self.asked.thinking, self.asked.tools)
+    return self._speeches[index]
 
   def _logprobs(self, index: int, answer: Answer, with_prompt: bool) -> JsonObject | None:
     if self.asked.logprobs is None:
       return None
+    likeliest = [score.top for score in answer.scores]
+    told = spelled(self.tokenizer, answer.ids, self._prompt(index), likeliest)
     content = [
       {
-        **self._token(token, score.log_prob),
-        'top_logprobs': [self._token(i, p) for i, p in score.top.items()],
+        **_token(piece, score.log_prob),
+        'top_logprobs': [_token(*each) for each in zip(others, score.top.values(), strict=True)],
       }
-      for token, score in zip(answer.ids, answer.scores, strict=False)
+      for (piece, others), score in zip(told, answer.scores, strict=False)
     ]
     return dict(content=content)
 
-  def _token(self, token: int, log_prob: float) -> dict[str, Any]:
-    text = self.text_of(token)
-    whole = '\ufffd' not in text  # a part of a character has no text of its own
-    return dict(token=text, logprob=log_prob, bytes=list(text.encode()) if whole else None)
+
+def _token(piece: Piece, log_prob: float) -> dict[str, Any]:
+  """Returns a token in OpenAI's form; the bytes of all tokens are those of the text."""
+  data = None if piece.data is None else [*piece.data]
+  return dict(token=piece.text, logprob=log_prob, bytes=data)
+
+
+def _by_text(score: TokenScore, pieces: Sequence[Piece]) -> dict[str, float]:
+  """Returns the likeliest tokens by their texts; of several with one text, the likeliest."""
+  found: dict[str, float] = {}
+  for piece, log_prob in zip(pieces, score.top.values(), strict=True):
+    found.setdefault(piece.text, log_prob)
+  return found
+
+
+def _finish(answer: Answer, said: Said) -> str:
+  return 'tool_calls' if said.calls else finish_reason(answer)
 
 
 def finish_reason(answer: Answer) -> str:

@@ -1,35 +1,90 @@
 """The calls of functions in the text of an answer, in the forms that models write them."""
 
 import json
-import re
 import secrets
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.json_text import JsonObject
+from paxlite.files.json_files import strictly_parsed
+from paxlite.generation.spelling import Mark, shown
 
-_TAGGED = re.compile(r'<tool_call>\s*(.*?)\s*(?:</tool_call>|$)', re.DOTALL)
-STARTS = ('<tool_call>', '{')  # an answer with calls begins with one of them, or contains the first
+_OPEN, _CLOSE = '<tool_call>', '</tool_call>'
+
+Span = tuple[int, int]
 
 
-def parted(text: str) -> tuple[str, list[JsonObject]]:
-  """Returns an answer without its calls, and the calls in OpenAI's form.
+def parted(parts: Sequence[str], tools: Collection[str]) -> tuple[str, list[JsonObject]]:
+  """Returns an answer without its calls and special tokens, and the calls in OpenAI's form.
 
   Models of Qwen, Hermes and others write <tool_call>{"name": …, "arguments": {…}}</tool_call>.
-  Llama writes {"name": …, "parameters": {…}} as the whole answer. What cannot be read stays text.
+  Llama writes {"name": …, "parameters": {…}} as the whole answer. What is no call of a tool of the
+  request stays text.
+
+  Args:
+    parts: The parts of the answer; see generation/spelling.py.
+    tools: The names of the tools.
   """
-  found = [_call(part) for part in _TAGGED.findall(text)]
-  if found and None not in found:
-    return _TAGGED.sub('', text).strip(), [call for call in found if call is not None]
-  whole = _call(text)
-  return (text, []) if whole is None else ('', [whole])
+  text, calls, spans = ''.join(parts), [], _marks(parts)
+  for start, end, inner in _tagged(text):
+    call = _call(inner, tools)
+    if call is not None:
+      calls.append(call)
+      spans.append((start, end))
+  if calls:
+    return _without(text, spans).strip(), calls
+  said = shown(parts)
+  whole = _call(said, tools)
+  return (said, []) if whole is None else ('', [whole])
 
 
-def _call(text: str) -> JsonObject | None:
+def _tagged(text: str) -> Iterator[tuple[int, int, str]]:
+  """Yields where a tagged part begins and ends, and what is within its tags.
+
+  It ends before the next one at the latest, so that each character is read a few times at most. The
+  arguments of a call may contain the closing tag. The last part may lack it, where it is a token
+  that ends the answer.
+  """
+  start = text.find(_OPEN)
+  while start >= 0:
+    inner = start + len(_OPEN)
+    following = text.find(_OPEN, inner)
+    limit = len(text) if following < 0 else following
+    first, last = text.find(_CLOSE, inner, limit), text.rfind(_CLOSE, inner, limit)
+    if first < 0:
+      yield start, limit, text[inner:limit]
+    for end in sorted({first, last} - {-1}):
+      yield start, end + len(_CLOSE), text[inner:end]
+    start = following
+
+
+def _marks(parts: Sequence[str]) -> list[Span]:
+  """Returns where special tokens are in the joined parts."""
+  found, at = [], 0
+  for part in parts:
+    if isinstance(part, Mark):
+      found.append((at, at + len(part)))
+    at += len(part)
+  return found
+
+
+def _without(text: str, spans: Sequence[Span]) -> str:
+  """Returns a text without some spans of it, which may overlap."""
+  kept, at = [], 0
+  for start, end in sorted(spans):
+    kept.append(text[at:start])
+    at = max(at, end)
+  return ''.join([*kept, text[at:]])
+
+
+def _call(text: str, tools: Collection[str]) -> JsonObject | None:
+  """Returns the call that a text is; None if it is none of these tools."""
   try:
-    value: Any = parsed(text.strip())
+    value: Any = strictly_parsed(text.strip().encode())
   except ValueError:
     return None
-  if not isinstance(value, dict) or not isinstance(value.get('name'), str):
+  name = value.get('name') if isinstance(value, dict) else None
+  if not isinstance(name, str) or name not in tools:
     return None
   arguments = value.get('arguments', value.get('parameters'))
   if not isinstance(arguments, dict):
@@ -37,8 +92,5 @@ def _call(text: str) -> JsonObject | None:
   return {
     'id': f'call_{secrets.token_hex(12)}',
     'type': 'function',
-    'function': {
-      'name': value['name'],
-      'arguments': json.dumps(arguments, ensure_ascii=False),
-    },
+    'function': {'name': name, 'arguments': json.dumps(arguments, ensure_ascii=False)},
   }

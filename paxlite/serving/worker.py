@@ -26,12 +26,12 @@ class Progress:
   """What is new of an answer.
 
   Attributes:
-    text: Text that later tokens cannot change.
+    parts: Parts of its text that later tokens cannot change.
     answer: The whole answer, if it is complete.
     error: Why there will be none.
   """
 
-  text: str = ''
+  parts: Sequence[str] = ()
   answer: Answer | None = None
   error: Exception | None = None
 
@@ -163,7 +163,7 @@ class Worker:
         self.engine.cancel(ticket.job)
     self._forget(done)
     for ticket, progress in news:
-      if progress.text or progress.is_last:
+      if progress.parts or progress.is_last:
         ticket.tell(progress)
 
   def _forget(self, tickets: Sequence[Ticket]) -> None:
@@ -175,11 +175,11 @@ class Worker:
 
 def _news(job: Job) -> Progress:
   """Returns what is new of a job; an error is that of its request alone."""
-  text = ''
+  parts: Sequence[str] = ()
   try:
-    text = job.piece()
+    parts = job.parts()
   except Exception as e:
     job.fail(e)
   if job.error is not None:
     return Progress(error=job.error)
-  return Progress(text, job.answer)
+  return Progress(parts, job.answer)

@@ -100,7 +100,7 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
 
   def show(ids: list[int]) -> str:
     tokens, steps = engine.num_tokens, engine.num_steps
-    text = _show(engine.texts(ids, args.max_new_tokens, seed=args.seed))
+    text = _show(engine.parts(ids, args.max_new_tokens, seed=args.seed))
     if args.drafts:  # the first token comes with the prompt
       steps = engine.num_steps - steps + 1
       print(f'{engine.num_tokens - tokens} tokens in {steps} steps', file=sys.stderr)
@@ -125,14 +125,16 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
     messages = [*asked, {'role': 'assistant', 'content': answer}]
 
 
-def _show(texts: Iterator[str]) -> str:
-  """Prints text while it is generated, and returns all of it."""
-  pieces = []
-  for piece in texts:
-    print(printable(piece), end='', flush=True)
-    pieces.append(piece)
+def _show(parts: Iterator[str]) -> str:
+  """Prints text while it is generated, and returns all of it, with its special tokens."""
+  from paxlite.generation.spelling import shown
+
+  found = []
+  for part in parts:
+    print(printable(shown([part])), end='', flush=True)
+    found.append(part)
   print()
-  return ''.join(pieces)
+  return ''.join(found)
 
 
 def _questions() -> Iterator[str]:

@@ -160,7 +160,7 @@ class PaxliteLM(TemplateLM):
   def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
     """Returns the text that the model writes after each context."""
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
-    penalty = self._inference.experiment.REPETITION_PENALTY
+    penalty = self._inference.settings.sampling.repetition_penalty
     for number, request in enumerate(requests):
       alike[_generation(request.args[1], penalty)].append(number)
     answers = [''] * len(requests)
@@ -171,8 +171,8 @@ class PaxliteLM(TemplateLM):
       endings = (*until, *(text for text in end if text not in until))
       with command_line.progress('generate_until') as report:
         found = self._write(prompts, max_new_tokens, endings, sampling, report)
-      for number, text in zip(numbers, found, strict=True):
-        answers[number] = text
+      for number, answer in zip(numbers, found, strict=True):
+        answers[number] = answer.text
     return answers
 
   def _prompt(self, context: str) -> list[int]:

@@ -78,6 +78,7 @@ class ExportedModel(NamedTuple):
       'chat_template': template,
       'start_ids': encoding.start_ids,
       'eos_ids': encoding.eos_ids,
+      'chat_eos_ids': encoding.chat_eos_ids,
     }
 
   @contextlib.contextmanager

@@ -56,7 +56,7 @@ def _special(
   encoding: TextEncoding, tokenizer: Tokenizer, tokens: Sequence[str]
 ) -> dict[str, object]:
   """Returns the fields of what begins and ends a text, and of the chat template."""
-  start, ends = encoding.start_ids, encoding.eos_ids
+  start = encoding.start_ids
   if len(start) > 1:
     raise UserError(
       f'{_OTHER} that begins a text with several tokens, as {tokenizer.path} does: --to=hf exports '
@@ -71,6 +71,9 @@ def _special(
   if start:
     found['bos_token_id'] = start[0]
   found |= {'add_bos_token': bool(start), 'add_eos_token': False}
+  # the end of a text, of an answer (turn) and of a call (message), as llama.cpp names them
+  own = encoding.eos_ids
+  ends = list(dict.fromkeys([*own[:1], *encoding.answer_end_ids, *own[1:]]))
   for name, end in zip(('eos', 'eot', 'eom'), ends, strict=False):
     found[f'{name}_token_id'] = end
   if len(ends) > 3:

@@ -328,8 +328,7 @@ def write_folder(
       (folder / model_files.INDEX).write_text(json.dumps(index, indent=2))
     kinds = {d.name for d in as_stored.values()} - {*_INTEGERS}
     config = config_json(experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer)
-    generation = {k: config[k] for k in ('bos_token_id', 'eos_token_id') if config[k] is not None}
-    generation |= written_generation(experiment)
+    generation = written_generation(experiment, config)
     for name, contents in {'config.json': config, 'generation_config.json': generation}.items():
       (folder / name).write_text(json.dumps(contents, indent=2) + '\n')
     copy_tokenizer(tokenizer, folder)

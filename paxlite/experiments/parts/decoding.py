@@ -25,6 +25,9 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks'):
   TOP_K: Generation[int] = 0  # most likely tokens that sampling chooses from; 0: all
   TOP_P: Generation[float] = 1.0  # probability of the tokens that sampling chooses from; 1: all
   REPETITION_PENALTY: Generation[float] = 1.0  # divisor of the logits of earlier tokens; 1: off
+  GENERATION_CONFIG: Generation[
+    dict
+  ] = {}  # generation_config.json of imported weights, for exports
   CHAT_TEMPLATE: Generation[TextOrFile] = (
     ''  # Jinja template of chats, or its file; '': that of the tokenizer
   )
