@@ -74,8 +74,8 @@ class StreamPositions:
       if differ(held, fingerprints).any():
         raise UserError(
           f'{self._name} is not what the checkpoint has read: files, their order or their contents '
-          'have changed, so that reading cannot continue from its position. Put them back, or choose '
-          'another --job_log_dir'
+          'have changed, so that reading cannot continue from its position: put them back, or '
+          'choose another --job_log_dir'
         )
       table[:, Field.FINGERPRINT] = np.tile(fingerprints, len(held))  # by the rule of today
     self._start = step, found

@@ -132,10 +132,10 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
 
   @property
   def stored_arrays(self) -> Mapping[str, RowArray]:
-    dims = (self.TEACHER_TOP_K,)
-    if not self.TEACHER_TOP_K or not self.TEACHER:
+    k = self.TEACHER_TOP_K
+    if not k or not self.TEACHER:
       return {}
-    return {TEACHER_IDS: RowArray('int32', dims), TEACHER_LOG_PROBS: RowArray('float32', dims)}
+    return {TEACHER_IDS: RowArray('int32', (k,)), TEACHER_LOG_PROBS: RowArray('float32', (k + 1,))}
 
   @property
   def made_with(self) -> str:

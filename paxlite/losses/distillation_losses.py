@@ -21,9 +21,11 @@ from paxlite.losses.token_losses import target_sum
 
 Kind = Literal['forward', 'reverse', 'jensen_shannon']
 
-# arrays of a batch [B, T, k]: the most likely tokens of the teacher, and their log-probabilities
+# arrays of a batch: the most likely tokens of the teacher [B, T, k], and their log-probabilities,
+# followed by that of all other tokens together [B, T, k + 1]
 TEACHER_IDS, TEACHER_LOG_PROBS = 'teacher_ids', 'teacher_log_probs'
-_LEAST = 1e-7  # of the probability of all other tokens together, so that it has a logarithm
+_LEAST = -87.0  # the log-probability of no token; its exponential is about the smallest float32
+_NONE = -1e30  # a logit without probability, which has a gradient, as minus infinity has not
 
 
 def divergence(kind: Kind, student: jax.Array, teacher: jax.Array) -> jax.Array:
@@ -112,21 +114,33 @@ class Distillation(Loss):
 def most_likely(
   factors: LogitFactors, count: int, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the ids [B, T, k] of the most likely tokens, and their log-probabilities, float32.
+  """Returns the ids [B, T, k] of the most likely tokens, and what `of_tokens` returns of them.
 
   Args:
     factors: What the logits are computed from.
     count: k.
     temperature: Divides the logits.
   """
-  log_probs, ids = jax.lax.top_k(jax.nn.log_softmax(factors.logits() / temperature), count)
-  return ids, log_probs
+  logits = factors.logits() / temperature
+  _, ids = jax.lax.top_k(logits, count)
+  return ids, of_tokens(logits, ids)
 
 
-def with_rest(log_probs: jax.Array) -> jax.Array:
-  """Returns log-probabilities [..., k], and behind them that of all other tokens together."""
-  rest = jnp.maximum(1 - jnp.exp(log_probs).sum(-1, keepdims=True), _LEAST)
-  return jnp.concatenate([log_probs, jnp.log(rest)], -1)
+def of_tokens(logits: jax.Array, ids: jax.Array) -> jax.Array:
+  """Returns log-probabilities [..., k + 1]: of tokens, and of all others together.
+
+  That of the others is summed up from their logits. One minus the others would lose all digits
+  where little is left.
+
+  Args:
+    logits: Logits [..., V].
+    ids: Ids of different tokens [..., k].
+  """
+  total = jax.nn.logsumexp(logits, -1, keepdims=True)
+  others = jnp.put_along_axis(logits, ids, _NONE, -1, inplace=False)
+  rest = jax.nn.logsumexp(others, -1, keepdims=True) - total
+  kept = jnp.take_along_axis(logits, ids, -1) - total
+  return jnp.concatenate([kept, jnp.maximum(rest, _LEAST)], -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +182,7 @@ class StoredDistillation(Loss):
     def compare(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
       x_BTD, ids_BTK, teacher_BTK = chunk
       ours = student._replace(x_BTD=x_BTD).logits() / self.temperature
-      total = jax.nn.logsumexp(ours, -1, keepdims=True)
-      of_student = jnp.take_along_axis(ours, ids_BTK, -1) - total
-      each = divergence(self.kind, with_rest(of_student), with_rest(teacher_BTK))
+      each = divergence(self.kind, of_tokens(ours, ids_BTK), teacher_BTK)
       return each * self.temperature**2, ours.argmax(-1) == ids_BTK[..., 0]
 
     if self.num_chunks == 1:

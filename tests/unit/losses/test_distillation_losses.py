@@ -11,7 +11,9 @@ from paxlite.losses.distillation_losses import (
   TEACHER_LOG_PROBS,
   Distillation,
   StoredDistillation,
+  divergence,
   most_likely,
+  of_tokens,
 )
 
 B, T, D, V = 2, 6, 5, 11
@@ -94,6 +96,75 @@ def test_stored_likely_tokens_equal_torch(kind):
       found, gradients = jax.value_and_grad(of, (0, 1))(*map(jnp.asarray, student))
       for ours, theirs in zip((found, *gradients), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+def of_float64(kind, ours, teacher, ids):
+  """Returns the divergence and its gradient for float64 logits [n, V] of a student."""
+  n, k = ids.shape
+  is_kept = np.zeros(ours.shape, bool)
+  np.put_along_axis(is_kept, ids, True, -1)
+  groups = np.where(is_kept, 0, k)
+  np.put_along_axis(groups, ids, np.broadcast_to(np.arange(k), (n, k)), -1)
+
+  def together(logits):
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return p, np.stack([(p * (groups == g)).sum(-1) for g in range(k + 1)], -1)
+
+  each, q = together(ours)
+  _, p = together(teacher)
+  m = (p + q) / 2
+  kl = lambda p, q: (p * np.log(p / q)).sum(-1)
+  found, slope = {
+    'forward': lambda: (kl(p, q), -p / q),
+    'reverse': lambda: (kl(q, p), np.log(q / p) + 1),
+    'jensen_shannon': lambda: ((kl(p, m) + kl(q, m)) / 2, np.log(q / m) / 2),
+  }[kind]()
+  of_token = np.take_along_axis(slope, groups, -1)
+  return found, each * (of_token - (each * of_token).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize('rest', [0.3, 1e-3, 1e-5, 1e-7, 1e-12])
+@pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
+def test_what_is_left_beside_likely_tokens_keeps_its_digits(kind, rest):
+  rng = np.random.default_rng(0)
+  n, vocab, k = 8, 40, 4
+  ids = np.stack([rng.permutation(vocab)[:k] for _ in range(n)])
+
+  def drawn(left):
+    logits = rng.normal(size=(n, vocab))
+    p = np.exp(logits)
+    is_kept = np.zeros(p.shape, bool)
+    np.put_along_axis(is_kept, ids, True, -1)
+    share = np.where(is_kept, (1 - left) / (p * is_kept).sum(-1, keepdims=True),
+                     left / (p * ~is_kept).sum(-1, keepdims=True))  # fmt: skip
+    return (np.log(p * share) + 20).astype(np.float32)  # as large as logits are
+
+  ours, theirs = drawn(rest), drawn(3 * rest)
+  wide = [x.astype(np.float64) for x in (ours, theirs)]
+  expected, gradient = of_float64(kind, *wide, ids)
+  teacher = of_tokens(jnp.asarray(theirs), jnp.asarray(ids))
+  of = lambda x: divergence(kind, of_tokens(x, jnp.asarray(ids)), teacher)
+  found, slope = of(jnp.asarray(ours)), jax.grad(lambda x: of(x).sum())(jnp.asarray(ours))
+  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+  others = np.ones(slope.shape, bool)
+  np.put_along_axis(others, ids, False, -1)
+  np.testing.assert_allclose(slope[others], gradient[others], rtol=1e-3, atol=1e-6 * rest)
+  log_rest = np.log(np.exp(wide[0]).sum(-1, where=others) / np.exp(wide[0]).sum(-1))
+  np.testing.assert_allclose(of_tokens(jnp.asarray(ours), ids)[..., -1], log_rest, atol=1e-5)
+
+
+def test_where_nothing_is_left_the_gradient_is_finite():
+  logits = jnp.arange(5.0)[None]
+  ids = jnp.arange(5)[None]
+  teacher = of_tokens(logits[:, ::-1], ids)
+  for kind in ('forward', 'reverse', 'jensen_shannon'):
+    of = lambda x, kind=kind: divergence(kind, of_tokens(x, ids), teacher).sum()
+    whole = lambda x, kind=kind: divergence(
+      kind, jax.nn.log_softmax(x), jax.nn.log_softmax(logits[:, ::-1])
+    ).sum()
+    for f, g in zip(jax.value_and_grad(of)(logits), jax.value_and_grad(whole)(logits), strict=True):
+      np.testing.assert_allclose(f, g, rtol=1e-5, atol=1e-6)
 
 
 def test_ids_that_fill_up_a_vocabulary_do_not_count():
