@@ -73,8 +73,8 @@ class StreamPositions:
       held = table[:, Field.FINGERPRINT].reshape(-1, len(fingerprints))
       if differ(held, fingerprints).any():
         raise UserError(
-          f'{self._name} is not what the checkpoint has read: files, their order or their contents '
-          'have changed, so that reading cannot continue from its position: put them back, or '
+          f'{self._name} is not what the checkpoint has read: files, their order or contents have '
+          'changed, so that reading cannot continue from its position: put them back, or '
           'choose another --job_log_dir'
         )
       table[:, Field.FINGERPRINT] = np.tile(fingerprints, len(held))  # by the rule of today

@@ -5,6 +5,7 @@ import pathlib
 import zlib
 from collections.abc import Iterable, Mapping
 
+import fiddle as fdl
 import jax
 
 from paxlite.compilation.versions import versions
@@ -47,7 +48,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
         f'{line_of(error)}. Use functions and classes of a module, and no lambda or object'
       ) from None
   for name, text in {
-    EXPERIMENT: json.dumps(identity_of(e), indent=2),
+    EXPERIMENT: json.dumps(identity_of(e) | {'losses': _stated_by(cfgs['task'])}, indent=2),
     'experiment.txt': values_text(e),
     'config.txt': configs_text(e),
     'config.json': json.dumps(built, indent=1),
@@ -55,6 +56,13 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
     'versions.json': json.dumps(versions(), indent=2),
   }.items():
     write_file(folder / name, (text.rstrip('\n') + '\n').encode())
+
+
+def _stated_by(task: fdl.Config) -> JsonObject:
+  """Returns, for each loss by its name, the metrics of which it says that larger is better."""
+  losses = getattr(task, 'losses', None) or {}
+  kinds = {k: fdl.get_callable(x) for k, x in losses.items() if isinstance(x, fdl.Buildable)}
+  return {name: list(getattr(kind, 'larger_is_better', ())) for name, kind in kinds.items()}
 
 
 def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:

@@ -205,10 +205,8 @@ class Task:
 
   def larger_is_better(self, metric: str) -> bool:
     """Returns whether a larger value of a metric of evaluations is better; of a loss, it is not."""
-    if metric == TOTAL or metric in self.losses:
-      return False
-    is_stated = any(metric in loss.larger_is_better for loss in self.losses.values())
-    return is_stated or larger_is_better(metric)
+    stated = {name: loss.larger_is_better for name, loss in self.losses.items()}
+    return larger_is_better(metric, {TOTAL: (), **stated})
 
   @property
   def shown(self) -> dict[str, str]:

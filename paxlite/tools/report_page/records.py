@@ -63,6 +63,13 @@ class RunRecords:
     return {'experiment': found.get('experiment'), **rest} if found else {}
 
   @functools.cached_property
+  def losses(self) -> dict[str, list[str]]:
+    """For each loss by its name, its metrics of which larger values are better; {}: not known."""
+    found = self._object('experiment.json').get('losses')
+    known = found.items() if isinstance(found, dict) else ()
+    return {name: names for name, names in known if isinstance(names, list)}
+
+  @functools.cached_property
   def versions(self) -> dict[str, str]:
     """Devices and versions of packages, as texts."""
     found = self._object('versions.json')

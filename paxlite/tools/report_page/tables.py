@@ -55,7 +55,7 @@ def _evaluation(run: RunRecords, name: str, metric: str, has_error: bool) -> str
   found = [r for r in run.evaluations_of.get(name, ()) if number(r.get(metric)) is not None]
   if not found:
     return '–'
-  sign = -1 if larger_is_better(metric) else 1
+  sign = -1 if larger_is_better(metric, run.losses) else 1
   last, best = found[-1], min(found, key=lambda r: sign * r[metric])
   error = number(last.get(f'{metric}_stderr')) if has_error else None
   text = f'{last[metric]:.4g}' + (f' ± {error:.2g}' if error is not None else '')

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import xml.etree.ElementTree
 
+import fiddle as fdl
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.identity import write_configuration
+from paxlite.losses.metric_names import larger_is_better
 from paxlite.tools import report
 from paxlite.tools.report_page import curves, forecasts, page, spike_texts, tables
-from paxlite.tools.report_page.records import read_runs, thinned
+from paxlite.tools.report_page.records import RunRecords, read_runs, thinned
 from paxlite.tools.run_data.spikes import spikes
 from tests.support.gcs_server import gcs_server
 
@@ -65,6 +69,44 @@ def test_the_tables(runs):
   assert rows == [['LEARNING_RATE', '0.001', '0.002']]
   text = tables.markdown(runs)
   assert '| LEARNING_RATE | 0.001 | 0.002 |' in text
+
+
+@pytest.mark.parametrize(
+  ('metric', 'losses', 'larger'),
+  [
+    ('teacher_agreement', None, True),
+    ('rewards/margins', None, True),
+    ('rewards/rejected', None, False),
+    ('pass@1', None, True),
+    ('avg_xent', None, False),
+    ('my_score', None, False),  # of a run that states nothing of it
+    ('my_score', {'mine': ['my_score']}, True),
+    ('accuracy', {'accuracy': []}, False),  # is a loss here
+    ('acc', {'mine': []}, True),
+    ('acc', 'damaged', True),
+  ],
+)
+def test_the_best_value_is_the_one_that_the_loss_calls_better(tmp_path, metric, losses, larger):
+  folder = write_run(tmp_path / 'run', 3)
+  values = [0.25, 0.5, 0.125, 0.375]
+  records = [{'step': s, 'input': 'a', metric: x} for s, x in enumerate(values, 1)]
+  (folder / 'eval_metrics.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  stated = {'experiment': 'my.Experiment', 'values': {}}
+  stated |= {} if losses is None else {'losses': losses}
+  (folder / 'experiment.json').write_text(json.dumps(stated))
+  _, rows = tables.evaluations(read_runs([str(folder)]))
+  best = '0.5 at step 2' if larger else '0.125 at step 3'
+  assert rows == [['a', metric, f'0.375 (best {best})']]
+
+
+def test_the_folder_of_a_run_says_which_metrics_are_better_if_larger(tmp_path):
+  e = TinyGPT()
+  write_configuration(e, tmp_path)
+  assert 'avg_xent' in json.loads((tmp_path / 'experiment.json').read_text())['losses']
+  task = fdl.build(e.build_task())
+  run = RunRecords(tmp_path, 'run')
+  for metric in ('avg_xent', 'total_loss', 'fraction_of_correct_next_step_preds'):
+    assert larger_is_better(metric, run.losses) == task.larger_is_better(metric)
 
 
 def test_curves_over_steps_tokens_and_hours(runs):
