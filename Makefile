@@ -35,7 +35,7 @@ test-slow: $(VENV)/.dev
 test-exhaustive: $(VENV)/.dev
 	$(PYTEST) -m exhaustive --durations=10 $(if $(SHARD),--shard=$(SHARD))
 
-docs site: $(VENV)/.dev
+docs site: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
 
 check: $(VENV)/.dev
@@ -51,6 +51,10 @@ fix: $(VENV)/.dev
 $(VENV)/.core: pyproject.toml $(if $(filter command%,$(origin PYTHON)),always)
 	@sh scripts/make_environment.sh "$(VENV)" "$(PYTHON)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 # Compiling all modules of these packages takes minutes, and tests import a tenth of them.

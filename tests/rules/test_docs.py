@@ -26,8 +26,11 @@ PREPARING = re.compile(
   r"python -m pip install (-e )?('\.\[[a-z0-9,-]+\]'|\.)"
 )
 # What takes long as it is written: the arguments that come after it.
+_SMALL = ['MAX_STEPS=2', 'NUM_LAYERS=1', 'MODEL_DIMS=64', 'MAX_EVAL_BATCHES=1']
 SHORTENED = {
-  'paxlite train DemoGPT': ['MAX_STEPS=2', 'NUM_LAYERS=1', 'MODEL_DIMS=64', 'MAX_EVAL_BATCHES=1'],
+  'paxlite train DemoGPT --folder=logs/teacher MAX_STEPS=60': _SMALL,
+  'paxlite train students.Student --folder=logs/student TEACHER=logs/teacher MAX_STEPS=40': _SMALL,
+  'paxlite train DemoGPT': _SMALL,
   'paxlite train my_experiments.MyGPT --folder=runs/my': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
   'paxlite train sums.SumsGPT --folder=runs/sums': ['MAX_STEPS=30'],
   'python -m tests.support.fuzz --cases=20': ['--cases=2'],
@@ -41,6 +44,31 @@ LONG = (
   'docs/verifying.md', 'docs/tutorials/add_dataset.md', 'docs/tutorials/evaluate.md',
   'docs/tutorials/long_context.md', 'docs/tutorials/write_layer.md',
 )  # fmt: skip
+# Blocks of commands that are not run on an empty folder: the test that runs them, by the word after
+# ```sh and the pages, or why none does.
+ELSEWHERE = {
+  'slow': {
+    'tests/parity/test_smollm.py': (
+      'benchmarks/README.md', 'docs/evaluation.md', 'docs/fine_tuning.md', 'docs/preferences.md',
+      'docs/reinforcement_learning.md', 'docs/tutorials/own_chats.md', 'docs/weights.md',
+    ),
+    'tests/runs/test_meshes.py': ('docs/scaling.md',),
+  },
+  'aot': {
+    'tests/unit/aot/test_compile.py': (
+      'docs/explain.md', 'docs/scaling.md', 'docs/tutorials/cluster.md',
+    ),
+  },
+  'server': {'tests/parity/test_smollm.py': ('docs/serving.md',)},
+  'te': {'tests/parity/test_te.py': ('docs/backends.md',)},
+  'gpu': {'it needs a GPU, or the index of packages': ('benchmarks/README.md',)},
+  'plan': {'it compiles for minutes; tests/unit/aot/planning has small ones': ('docs/scaling.md',)},
+  'slurm': {
+    'it needs a cluster; tests/runs/test_slurm.py starts such jobs on two virtual nodes': (
+      'docs/clusters.md', 'docs/tutorials/cluster.md',
+    ),
+  },
+}  # fmt: skip
 # Characters with a meaning outside of quotes: zsh fails if [ ] ? * match no file.
 SPECIAL = re.compile(r'[][*?(){}<>|&;`~]')
 
@@ -101,6 +129,19 @@ def test_commands(page, tmp_path):
       cwd=runs.ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert {n.rstrip('/') for n in ignored.stdout.split()} == set(written), 'for git status'
+
+
+def test_every_block_of_commands_is_run_or_says_why_not():
+  named = lambda page: page.relative_to(runs.ROOT).as_posix()
+  found = {
+    (word, named(page))
+    for page in PAGES
+    for word in re.findall(r'^```sh +(\S+)', page.read_text(), re.MULTILINE)
+  }
+  told = [(word, page) for word, of in ELSEWHERE.items() for pages in of.values() for page in pages]
+  assert sorted(found) == sorted(told)
+  tests = [test for of in ELSEWHERE.values() for test in of if test.startswith('tests/')]
+  assert [test for test in tests if 'sh ' not in (runs.ROOT / test).read_text()] == []
 
 
 @pytest.mark.parametrize('page', [*PAGES, runs.ROOT / 'CONTRIBUTING.md'], ids=lambda p: p.name)

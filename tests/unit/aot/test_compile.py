@@ -295,7 +295,7 @@ def test_the_commands_of_the_docs(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   pathlib.Path('logs').mkdir()
   commands = []
-  for page in sorted((runs.ROOT / 'docs').glob('*.md')):
+  for page in sorted((runs.ROOT / 'docs').rglob('*.md')):
     for block in re.findall(r'```sh aot\n(.*?)```', page.read_text(), re.DOTALL):
       commands += map(shlex.split, block.splitlines())
   assert {words[1] for words in commands} == {'compile', 'explain', 'read-hlo'}
