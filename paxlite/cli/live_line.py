@@ -4,6 +4,7 @@ Where standard output is not a terminal, no line changes: what takes long is pri
 """
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
@@ -34,6 +35,12 @@ def show(text: str) -> bool:
     return False
   _line = text
   return _apply(lambda live: live.refresh())
+
+
+def cut(text: str) -> str:
+  """Returns a line of a step as it fits into the terminal; the whole text where there is none."""
+  width = shutil.get_terminal_size().columns if is_possible() else len(text)
+  return text if len(text) <= width else f'{text[: width - 1]}…'
 
 
 def print_above(text: str) -> bool:

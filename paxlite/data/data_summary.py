@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from paxlite.core.round_numbers import round_up
+from paxlite.core.wording import amount
+from paxlite.core.wording import number as short
 from paxlite.data import packaged
 from paxlite.data.base import Input, RowInput, RowSource
 from paxlite.data.mixture import MixtureInput
@@ -61,15 +63,17 @@ def _described(data: Input) -> list[str]:
       for each, share in zip(data.inputs, shares, strict=True)
     ]
   if isinstance(data, RolloutInput):
-    return [f'{name}: generated with the newest parameters, {data.batch_size:,} rows a step']
-  return [f'{name}: a stream, {data.batch_size:,} rows a step']
+    return [
+      f'{name}: generated with the newest parameters, {amount(data.batch_size, "row")} a step'
+    ]
+  return [f'{name}: a stream, {amount(data.batch_size, "row")} a step']
 
 
 def _rows(source: RowSource, rows_a_step: float) -> str:
   """Describes the contents of a RowSource, as far as it knows them, and how long they last."""
   count, length = len(source), getattr(source, 'seq_len', None)
   contents = getattr(source, 'contents', '')
-  rows = f'{_counted(count, "row")}' + (f' of {length:,}' if length else '')
+  rows = f'{amount(count, "row")}' + (f' of {length:,}' if length else '')
   if isinstance(source, SftRows):
     contents = examples(source)
     rows += f', {_share_filled(source):.0%} full'
@@ -81,17 +85,17 @@ def _rows(source: RowSource, rows_a_step: float) -> str:
 
 def epoch(rows: int, rows_a_step: float) -> str:
   """Says how many steps an epoch has, or how often a row is read in a step."""
-  step = _counted(rows_a_step, 'row')
+  step = amount(rows_a_step, 'row')
   if rows < rows_a_step:
-    times = _short(rows_a_step / rows)
+    times = short(rows_a_step / rows)
     return f'fewer than the {step} of a step, so each is read {times} times'
-  return f'an epoch is {_counted(rows / rows_a_step, "step")} of {step}'
+  return f'an epoch is {amount(rows / rows_a_step, "step")} of {step}'
 
 
 def examples(source: SftRows) -> str:
   """Returns the numbers of examples and tokens, and of what is too long."""
   parts = [
-    f'{_counted(source.num_records, source.noun)}, {source.lengths.sum():,} tokens',
+    f'{amount(source.num_records, source.noun)}, {source.lengths.sum():,} tokens',
     f'{source.num_learned:,} of them learned',
     f'the longest {source.lengths.max():,}',
   ]
@@ -191,7 +195,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
   half, most = np.quantile(found.lengths, [0.5, 0.9], method='higher')
   learned = f', {found.num_learned:,} learned ({found.num_learned / max(1, total):.0%})'
   lines = [
-    f'Contents  {first}{_counted(len(found.lengths), found.noun)}, {total:,} tokens'
+    f'Contents  {first}{amount(len(found.lengths), found.noun)}, {total:,} tokens'
     + (learned if found.is_whole else ''),
     f'Lengths   from {low:,} to {high:,} tokens; half up to {half:,}, nine of ten up to {most:,}',
     *(f'          {line}' for line in histogram(found.lengths)),
@@ -199,13 +203,13 @@ def report(data: RowInput | StreamInput) -> list[str]:
   is_stream = isinstance(data, StreamInput)
   layout = data if isinstance(data, StreamInput) else data.source
   assert isinstance(layout, StreamInput | SftRows | TokenRows)
-  rows = f'{_counted(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
+  rows = f'{amount(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
   lines.append(f'Rows      {first if is_stream else ""}{rows}')
   cut = int((found.lengths > layout.seq_len).sum())
   if isinstance(layout, SftRows):
     lines += _left_out(layout)
   elif cut and layout.rows == ('packed' if is_stream else 'sequences'):
-    lines.append(f'Cut       {_counted(cut, "document")} of more than {layout.seq_len:,} tokens')
+    lines.append(f'Cut       {amount(cut, "document")} of more than {layout.seq_len:,} tokens')
   if found.share:
     num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
     roughly = 'about: ' if is_stream and not found.is_whole else ''
@@ -217,10 +221,10 @@ def _left_out(source: SftRows) -> list[str]:
   """Says which examples are too long, and what becomes of them."""
   lines = []
   if source.num_cut:
-    lines.append(f'Cut       {_counted(source.num_cut, source.noun)}, too long')
+    lines.append(f'Cut       {amount(source.num_cut, source.noun)}, too long')
   if source.num_skipped:
     why = 'whose answer begins behind the cut' if source.too_long == 'truncate' else 'too long'
-    lines.append(f'Left out  {_counted(source.num_skipped, source.noun)}, {why}')
+    lines.append(f'Left out  {amount(source.num_skipped, source.noun)}, {why}')
   return [*lines, f'          the longest: {source.long.longest}'] if lines else lines
 
 
@@ -277,14 +281,6 @@ def masked_text(
   text_of = lambda part: ''.join(map(escaped, tokenizer.decode_marked(part.tolist())))
   texts = [(text_of(part), here[0]) for part, here in pieces]
   return ''.join(f'{before}{text}{after}' if here else text for text, here in texts)
-
-
-def _counted(count: float, noun: str) -> str:
-  return f'{_short(count)} {noun}{"s" if count != 1 else ""}'
-
-
-def _short(number: float) -> str:
-  return f'{number:,.0f}' if number >= 100 or number == int(number) else f'{number:.1f}'
 
 
 def _shortened(name: str) -> str:

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterable
 
+from paxlite.core.wording import amount
 from paxlite.data.text_encoding import Encoded
 
 _MOST_KEYS = 12  # that are named
@@ -117,4 +118,4 @@ class ExampleWarnings:
 
 
 def _counted(places: list[str], noun: str) -> str:
-  return f'{len(places):,} {noun}{"s" if len(places) > 1 else ""} (the first: {places[0]})'
+  return f'{amount(len(places), noun)} (the first: {places[0]})'

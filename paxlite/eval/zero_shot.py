@@ -12,6 +12,7 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
+from paxlite.core.wording import amount
 from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
@@ -61,7 +62,7 @@ class Result:
 
   def line(self) -> str:
     metrics = [f'{k} {m.value:.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
-    size = f'{len(self.examples):,} examples in {self.seconds:.1f} s'
+    size = f'{amount(len(self.examples), "example")} in {self.seconds:.1f} s'
     return '  '.join([*metrics, size, *self.warnings])
 
   @property
@@ -76,7 +77,7 @@ class Result:
 
   def table(self, name: str) -> str:
     n = len(self.examples)
-    lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
+    lines = [f'{name}: {amount(n, "example")}, {n / self.seconds:,.1f} a second']
     lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
     lines += [f'  {warning}' for warning in self.warnings]
     return '\n'.join(lines)

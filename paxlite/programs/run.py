@@ -88,6 +88,7 @@ class Run:
     data: The training data, if they have been read already.
     address: The job_log_dir, if it is in an object store.
     own_disks: Whether each process has its own folder on this machine for it.
+    command: The command that started it, which its folder keeps; '': there is none.
   """
 
   experiment: Experiment
@@ -102,6 +103,7 @@ class Run:
   data: Input | None = None
   address: Address | None = None
   own_disks: bool = False
+  command: str = ''
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'experiment', knowing_weights(self.experiment))

@@ -1,6 +1,8 @@
 """Runs --mode=train."""
 
 import contextlib
+import os
+import shlex
 from collections.abc import Iterator
 
 import jax
@@ -11,6 +13,8 @@ from paxlite.cli import live_line
 from paxlite.cli.terminal import has_color, say
 from paxlite.compilation.compiled_step import check_options
 from paxlite.core.errors import Interrupted, UserError
+from paxlite.core.run_files import write_file
+from paxlite.core.wording import amount
 from paxlite.data import data_summary
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
@@ -192,6 +196,9 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
       _say(plan.table())
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
+  if run.command and jax.process_index() == 0:
+    command = f'cd {shlex.quote(os.getcwd())}\n{run.command}\n'
+    write_file(run.folder / 'command.txt', command.encode('utf-8', 'replace'))
   preemption.check()
   try:
     return trainer.train(state, step)
@@ -212,7 +219,8 @@ def _say_what_records_lack(run: Run, start: int) -> None:
   if jax.process_index() != 0 or not (steps := [r['step'] for r in read_records(records)]):
     return
   if start == 0:
-    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are trained again')
+    done = amount(max(steps), 'step')
+    say(f'No state of the {done} in {records.name} was saved: training begins again')
   before = [0, 0, *sorted({s for s in steps if s <= start})]
   usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
   first = before[-1] + 1

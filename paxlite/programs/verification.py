@@ -8,6 +8,7 @@ import jax
 from paxlite.compilation.versions import versions
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
+from paxlite.core.wording import amount
 from paxlite.losses.metrics import to_host
 from paxlite.parallel import devices
 from paxlite.processes.process_messages import say_once
@@ -63,7 +64,7 @@ def _verify(replay: Replay, first: int, last: int) -> None:
   reasons = _other_bits(replay, first, last)
   state = replay.state(first)
   begin = 'the beginning' if not first else f'the checkpoint of step {first:,}'
-  say_once(f'Replaying {last - first:,} steps from {begin} to that of step {last:,}.')
+  say_once(f'Replaying {amount(last - first, "step")} from {begin} to that of step {last:,}.')
   for reason in reasons:
     say_once(f'Other bits are expected: {reason}.')
   recorded = {
@@ -185,7 +186,8 @@ def _say_metrics(found: _Found) -> None:
   if not found.compared:
     say_once('No step between them is in metrics.jsonl (SUMMARY_INTERVAL_STEPS says which are).')
   elif not found.steps:
-    say_once(f'Loss and gradients of {found.compared:,} recorded steps: equal bit for bit.')
+    steps = amount(found.compared, 'recorded step')
+    say_once(f'Loss and gradients of {steps}: equal bit for bit.')
   else:
     say_once(f'{len(found.steps):,} of {found.compared:,} recorded steps differ, the first ones:')
     for text in found.steps[:_SHOWN]:

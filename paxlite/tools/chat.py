@@ -1,7 +1,7 @@
 """paxlite chat CHECKPOINT [--prompt=TEXT] [--system=TEXT] [NAME=VALUE …]
 
 Asks for one message after another and answers by the chat template of the model, or answers TEXT
-alone. CHECKPOINT is the folder of a run or of imported weights. Ctrl-D ends it.
+alone. CHECKPOINT is the folder of a run or of imported weights. exit or Ctrl-D ends it.
 
 Example:
   paxlite chat weights/smollm --system="Answer in one sentence."

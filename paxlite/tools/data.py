@@ -32,6 +32,7 @@ from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
+from paxlite.core.wording import amount
 from paxlite.stores.addresses import is_address
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
   for line in data_summary.report(data):
     print(line)
   if e.NUM_EPOCHS is not None:
-    print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {max_steps(e, data):,} steps')
+    print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {amount(max_steps(e, data), "step")}')
   if isinstance(source, SftRows) and isinstance(e, SftFiles):
     if source.num_skipped and e.TOO_LONG == 'error':
       print(

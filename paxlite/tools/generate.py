@@ -48,6 +48,8 @@ def add_options(parser: Parser) -> None:
   add_weights(parser)
 
 
+_ENDS = 'exit', 'quit', '/exit', '/quit', '/bye'  # what ends a conversation
+
 PARSER = Parser(__doc__)
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
 PARSER.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
@@ -138,11 +140,13 @@ def _show(parts: Iterator[str]) -> str:
 
 
 def _questions() -> Iterator[str]:
-  """Yields the lines of the standard input that are not empty, until it ends."""
+  """Yields the lines of the standard input that are not empty, until it ends or says so."""
   while True:
     try:
       text = input('> ' if sys.stdin.isatty() else '')
     except (EOFError, KeyboardInterrupt):
+      return
+    if text.strip().lower() in _ENDS:
       return
     if text.strip():
       yield text

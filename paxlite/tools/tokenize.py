@@ -32,6 +32,7 @@ import numpy as np
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.core.wording import amount
 from paxlite.data.documents import check_once
 from paxlite.data.flat_tokens import META
 from paxlite.data.flat_tokens_writer import HELD_OUT, FlatTokensWriter, is_complete
@@ -259,8 +260,8 @@ def _write(
     raise
   skipped = f', {position.skipped:,} unreadable records left out' if position.skipped else ''
   print(
-    f'{args.output}/{args.split}: {writer.sequences:,} documents, {position.num_bytes:,} bytes, '
-    f'{writer.token_count:,} tokens, read back and checked{skipped}'
+    f'{args.output}/{args.split}: {amount(writer.sequences, "document")}, '
+    f'{position.num_bytes:,} bytes, {writer.token_count:,} tokens, read back and checked{skipped}'
   )
 
 
@@ -270,7 +271,7 @@ def _tokenize(
   """Writes the documents that are not yet done; returns the position at the end."""
   position = Position(**(writer.position or {}))
   if writer.position:
-    print(f'continues after {writer.sequences:,} documents, {writer.token_count:,} tokens')
+    print(f'continues after {amount(writer.sequences, "document")}, {writer.token_count:,} tokens')
   noted = time.monotonic()
   with _progress(sources, position) as report, _workers(encoder, processes) as encode:
     for encoded, end in encode(_batches(_pieces(sources, position, encoder))):

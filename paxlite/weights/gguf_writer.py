@@ -39,6 +39,7 @@ def write_folder(
   kind: str | None,
   tokenizer: pathlib.Path | None,
   report: Callable[[int, int], None],
+  model: str = '',
 ) -> Written:
   """Writes a folder with one GGUF file, which holds the tokenizer and the chat template, too.
 
@@ -49,6 +50,7 @@ def write_folder(
     kind: The type of the tensors, one of gguf_types.TYPES; None: that of the stored dtype.
     tokenizer: The tokenizer's file or folder; None: the file has none.
     report: Called with the number of tensors done and the number of all tensors.
+    model: The name of the model; '': that of the folder.
 
   Raises:
     UserError: llama.cpp has no such model or tokenizer. Nothing is written then.
@@ -66,7 +68,7 @@ def write_folder(
   kind = kind or _stored_kind(by_tensor, variables)
   fields: dict[str, object] = {
     'general.type': 'model',
-    'general.name': type(experiment).__name__,
+    'general.name': model or to.name,
     'general.file_type': int(LlamaFileType[gguf_types.TYPES[kind][1]]),
     'general.quantization_version': GGML_QUANT_VERSION,
     **model_fields(architecture, config),

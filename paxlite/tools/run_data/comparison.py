@@ -9,6 +9,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.core.wording import amount
 from paxlite.data.base import Batch
 from paxlite.data.origins import ORIGIN, Key, names_records, pieces, place_of
 from paxlite.data.tokenizer import Tokenizer
@@ -178,8 +179,8 @@ def lines(one: RunData, other: RunData, found: Comparison) -> Iterator[str]:
   both = f'{one.place} and {other.place}'
   if found.difference is None:
     yield (
-      f'Same      {both} were trained on the same batches in all {found.steps:,} steps that both '
-      f'have done (checksum {found.checksum:08x})'
+      f'Same      {both} were trained on the same batches in all '
+      f'{amount(found.steps, "step")} that both have done (checksum {found.checksum:08x})'
     )
     return
   at = found.difference

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.core.wording import amount
 from paxlite.data.origins import Key, length_of, names_records, num_documents, pieces, place_of
 from paxlite.programs.run_data import RunData
 
@@ -65,7 +66,7 @@ def lines(found: Counts) -> Iterator[str]:
   """Yields the lines that say how often documents were seen."""
   times = sorted(found.times.values())
   every = times if not found.unseen else [*[0.0] * found.unseen, *times]
-  yield f'Counted   {len(times):,} documents in {found.steps:,} steps'
+  yield f'Counted   {amount(len(times), "document")} in {amount(found.steps, "step")}'
   if found.unseen is not None:
     yield f'Never     {found.unseen:,} of {len(every):,}'
   else:

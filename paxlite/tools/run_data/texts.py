@@ -7,6 +7,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.core.wording import amount
 from paxlite.data.base import Batch
 from paxlite.data.data_summary import how_learned, masked_text
 from paxlite.data.origins import Piece, pieces, place_of
@@ -83,7 +84,7 @@ def lines(
   said = '' if loss is None else f', loss {loss:.4f}'
   name = shortened(data.name, _NAME_CHARS)
   yield f'Step {step:,}{said}: batch {run.batch_number(step):,} of {name}'
-  yield f'          {rows:,} rows of {length:,} tokens; {how_learned(color)}'
+  yield f'          {amount(rows, "row")} of {amount(length, "token")}; {how_learned(color)}'
   if run.tokenizer is None:
     yield '          the run names no tokenizer, so that ids are shown'
   for number in range(rows) if row is None else [row]:
@@ -108,7 +109,7 @@ def _extent(piece: Piece, learned: np.ndarray, is_packed: bool) -> str:
   count = int(learned.sum())
   counted = 'all learned' if count == len(learned) else f'{count:,} of them learned'
   begins = '' if piece.token in (None, 0, 1) else f', from token {piece.token:,} of its document'
-  return f'{segment}{len(learned):,} tokens at {piece.start:,}, {counted}{begins}'
+  return f'{segment}{amount(len(learned), "token")} at {piece.start:,}, {counted}{begins}'
 
 
 def shown(
