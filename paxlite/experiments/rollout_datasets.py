@@ -147,4 +147,5 @@ class PromptFiles(SftFiles, Policy):
       updates=self.UPDATES_PER_BATCH,
       rounds=self.DYNAMIC_SAMPLING_ROUNDS,
       log_probs=log_probs if self.steps_per_rollout > 1 else None,
+      kept_episodes=self.KEPT_EPISODES,
     )

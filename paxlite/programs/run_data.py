@@ -30,7 +30,7 @@ from paxlite.experiments.registry import find_known
 from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
 from paxlite.programs.weights_model import build_experiment
-from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.tracking.writers import EpisodeRecords, TrainRecords, read_records
 from paxlite.training.data_records import DataRecords
 
 _IDENTITY = 'fingerprint', 'tokens', 'held_out', 'left_out'  # what fingerprints.identity returns
@@ -160,6 +160,13 @@ class RunData:
     """Returns the number of the batch of a step."""
     stretch = self._stretches[self._number(step)]
     return stretch.batch + step - 1 - stretch.step
+
+  def episodes(self, step: int) -> list[JsonObject]:
+    """Returns the episodes of a step that a run of rollouts has kept; [] if there are none."""
+    self.check_step(step)
+    number = self.batch_number(step)
+    found = read_records(self.folder / EpisodeRecords.name)
+    return [r for r in found if isinstance(r.get('batches'), list) and number in r['batches']]
 
   def batch(self, step: int) -> Batch:
     """Returns the global batch of a step, with origins."""
@@ -301,7 +308,8 @@ class RunData:
       self._built.append((config, data))
     if isinstance(data, RolloutInput):
       raise UserError(
-        f'{self.place} was trained on what the model itself generated: no data hold these texts'
+        f'{self.place} was trained on what the model itself generated, of which it keeps '
+        f'KEPT_EPISODES of each batch in {EpisodeRecords.name}: there is none of this step'
       )
     why = change(now, stretch.identity)
     if not why and stretch.identity and now.get('left_out') != stretch.identity.get('left_out'):

@@ -18,6 +18,7 @@ class Episode:
     messages: What was said after the prompt.
     is_over: Whether the episode has ended.
     is_cut: Whether an answer was as long as it may be.
+    rewards: What each reward gave it, by its name; set when it was judged.
   """
 
   prompt: Prompt
@@ -26,6 +27,7 @@ class Episode:
   messages: list[Mapping[str, Any]]
   is_over: bool = False
   is_cut: bool = False
+  rewards: dict[str, float] = dataclasses.field(default_factory=dict)
 
   @classmethod
   def of(cls, prompt: Prompt) -> Self:

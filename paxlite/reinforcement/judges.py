@@ -73,24 +73,30 @@ class Judges:
   def rewards(self, episodes: Sequence[Episode]) -> np.ndarray:
     """Returns the reward of each episode, float32; each process has a part of them computed.
 
+    The episodes get their `rewards` by name, before they are weighted.
+
     Raises:
       UserError: A reward raised, took too long, or is not a finite number.
     """
     index, count = jax.process_index(), jax.process_count()
     mine = [*range(index, len(episodes), count)]
-    total = np.zeros(len(mine), np.float64)
+    total, found = np.zeros(len(mine), np.float64), {}
     for path, weight in self._named:
       last = lambda episode: episode.messages[-1]['content']
       calls = [Call(path, None, [episodes[i].prompt.record, last(episodes[i])]) for i in mine]
-      total += weight * self._judged(path, [episodes[i] for i in mine], calls)
+      found[path] = self._judged(path, [episodes[i] for i in mine], calls)
+      total += weight * found[path]
     if self._environment:
       calls = [self._call('reward', episodes[i]) for i in mine]
-      total += self._judged(self._environment, [episodes[i] for i in mine], calls)
-    whole = np.zeros(len(episodes), np.float32)
-    whole[mine] = total
+      found[self._environment] = self._judged(self._environment, [episodes[i] for i in mine], calls)
+      total += found[self._environment]
+    whole = np.zeros((1 + len(found), len(episodes)), np.float32)
+    whole[:, mine] = [total, *found.values()]
     if count > 1:
       whole = multihost_utils.process_allgather(whole).sum(0)  # the others' are 0
-    return whole
+    for episode, values in zip(episodes, whole[1:].T, strict=True):
+      episode.rewards = dict(zip(found, values.tolist(), strict=True))
+    return whole[0]
 
   def _call(self, method: str, episode: Episode) -> Call:
     messages = [*episode.prompt.messages, *episode.messages]

@@ -1,7 +1,7 @@
 """Batches of episodes with their rewards, by the parameters that are trained."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from paxlite.reinforcement.episode import Episode
 from paxlite.reinforcement.judges import Judges
 from paxlite.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.reinforcement.prompts import Prompt, Prompts
+from paxlite.tracking.writers import EpisodeRecords
 
 log = logging.getLogger('paxlite')
 
@@ -45,6 +46,7 @@ class PolicyRollouts(RolloutInput):
     rounds: The most times that prompts are drawn for a rollout, until enough groups have unequal
       rewards (https://arxiv.org/abs/2503.14476, section 3.2).
     log_probs: Computes those of the labels before the first of several steps; None: there is one.
+    kept_episodes: How many episodes of each batch are written to episodes.jsonl.
   """
 
   def __init__(
@@ -62,6 +64,7 @@ class PolicyRollouts(RolloutInput):
     updates: int = 1,
     rounds: int = 1,
     log_probs: LabelLogProbs | None = None,
+    kept_episodes: int = 0,
   ):
     self.batch_size, self.seq_len = groups * group_size, seq_len
     self.max_token_id, self.name = max_token_id, prompts.name
@@ -72,6 +75,9 @@ class PolicyRollouts(RolloutInput):
     self._batches, self._steps, self._rounds = batches, batches * updates, rounds
     self._position = 0  # of the next prompt, where they are drawn again
     self._current: tuple[int, Batch] | None = None
+    self._kept_episodes = kept_episodes
+    self._episodes: EpisodeRecords | None = None
+    self._failing = False  # to write files
 
   def state(self) -> JsonObject:
     # without further rounds, the number of the batch says all
@@ -100,10 +106,25 @@ class PolicyRollouts(RolloutInput):
     arrays = self._found(number) if step else None
     if arrays is None:
       arrays = self._made(params, number)
-      if self.run_files is not None:
-        kept_rollouts.write(self.run_files, number, arrays, self._steps)
+      if (files := self.run_files) is not None:
+        made = arrays
+        self._written(lambda: kept_rollouts.write(files, number, made, self._steps))
     self._current = number, arrays
     return arrays
+
+  def _written(self, write: Callable[[], None]) -> None:
+    """Writes files of the run; training goes on if that fails, as on a full disk."""
+    try:
+      write()
+      self._failing = False
+    except OSError as e:
+      if not self._failing:
+        log.warning(
+          'rollouts cannot be written, training continues: %s (%s)',
+          e.strerror or e,
+          e.filename or 'a file of the run',
+        )
+      self._failing = True
 
   def _found(self, number: int) -> Batch | None:
     """Returns a rollout from its file, if all processes have it."""
@@ -123,9 +144,26 @@ class PolicyRollouts(RolloutInput):
   def _made(self, params: PyTree, number: int) -> Batch:
     episodes, rewards_GN = self._played(params, number)
     values = advantages(rewards_GN, self._scale).reshape(-1)
-    made = [self._row(*each) for each in zip(episodes, rewards_GN.reshape(-1), values, strict=True)]
+    each = [*zip(episodes, rewards_GN.reshape(-1).tolist(), values.tolist(), strict=True)]
+    if self.run_files is not None and self.run_files.writes and self._kept_episodes:
+      self._written(lambda: self._note(number, each))
+    made = [self._row(*one) for one in each]
     arrays = {name: np.stack([row[name] for row in made]) for name in made[0]}
     return arrays if self._log_probs is None else {**arrays, OLD: self._log_probs(params, arrays)}
+
+  def _note(self, number: int, made: Sequence[tuple[Episode, float, float]]) -> None:
+    """Writes the first episodes of each batch of a rollout to episodes.jsonl."""
+    assert self.run_files is not None
+    first = number * self._steps
+    if self._episodes is None:
+      self._episodes = EpisodeRecords(self.run_files.folder.parent)
+      self._episodes.rewind(first, first)
+    records = []
+    for batch in range(self._batches):
+      rows = made[batch * self.batch_size :][: min(self._kept_episodes, self.batch_size)]
+      at = [first + i for i in range(batch, self._steps, self._batches)]
+      records += [_record(at, row, *one) for row, one in enumerate(rows)]
+    self._episodes.episodes(records)
 
   def _played(self, params: PyTree, number: int) -> tuple[list[Episode], np.ndarray]:
     """Returns the episodes of a rollout and their rewards, [G, N]."""
@@ -170,3 +208,30 @@ class PolicyRollouts(RolloutInput):
       'advantages': padded(own * np.float32(value), np.float32),
       'rewards': rewards,
     }
+
+
+def _record(
+  batches: Sequence[int], row: int, episode: Episode, reward: float, advantage: float
+) -> JsonObject:
+  """Returns what is kept of an episode.
+
+  Args:
+    batches: The numbers of the batches that it is trained in.
+    row: Its row in them.
+    episode: The episode.
+    reward: The weighted sum of its rewards.
+    advantage: Its advantage.
+  """
+  prompt = episode.prompt
+  return {
+    'step': batches[0] + 1,
+    'batches': list(batches),
+    'row': row,
+    'place': prompt.place,
+    'prompt': list(prompt.messages) or prompt.record.get('prompt'),
+    'answer': list(episode.messages),
+    'is_cut': episode.is_cut,
+    'rewards': episode.rewards,
+    'reward': reward,
+    'advantage': advantage,
+  }

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from paxlite.cli import live_line
@@ -145,6 +145,15 @@ class SampleRecords(_Records):
     )
 
 
+class EpisodeRecords(_Records):
+  """episodes.jsonl: one JSON object for each episode that is kept of a batch of rollouts."""
+
+  name = 'episodes.jsonl'
+
+  def episodes(self, records: Sequence[JsonObject]) -> None:
+    self._write(*records)
+
+
 class TerminalLines(Writer):
   """Lines on the terminal; the last one changes with each step.
 
@@ -171,7 +180,7 @@ class TerminalLines(Writer):
     now = time.monotonic()
     if not live_line.is_possible() or step == self._max_steps or now - self._said_at >= _SECONDS:
       self._said_at = now
-      say(train_line(step, self._max_steps, record, followed=self._followed))
+      say(live_line.cut(train_line(step, self._max_steps, record, followed=self._followed)))
     if live_line.is_possible() and step < self._max_steps:
       self.progress(step, record)
 

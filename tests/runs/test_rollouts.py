@@ -1,5 +1,6 @@
 """Runs that learn from rewards of their own answers."""
 
+import errno
 import json
 
 import fiddle as fdl
@@ -9,10 +10,15 @@ import pytest
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
+from paxlite.data.rollouts import RunFiles
 from paxlite.eval.inference import load_checkpoint
+from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.rollout_datasets import PromptFiles
 from paxlite.reinforcement.episode import Episode
+from paxlite.tools import data
+from paxlite.tools.report_page import tables
+from paxlite.tools.report_page.records import RunRecords
 from tests.support import runs
 from tests.support.processes import on_processes
 
@@ -332,6 +338,57 @@ def test_episodes_of_several_turns(files):
     assert decode(own).count('</s>') >= 2
   batch = rollouts.next_batch(params, 0, slice(0, 16))
   assert {float(x) for x in batch['rewards'].sum(1)} <= {2.0, 4.0, 6.0}
+
+
+@pytest.mark.slow
+def test_episodes_can_be_read_and_a_full_disk_loses_none(
+  files, tmp_path, monkeypatch, caplog, capsys
+):
+  e, rollouts, params = made(files, UPDATES_PER_BATCH=2, KEPT_EPISODES=5)
+  rollouts.run_files = RunFiles(tmp_path / 'rollouts', True, lambda: 0)
+  batch = rollouts.next_batch(params, 0, slice(0, 16))
+  kept = runs.records(tmp_path, 'episodes.jsonl')
+  assert [(r['row'], r['batches']) for r in kept] == [(row, [0, 1]) for row in range(5)]
+  for row, episode in enumerate(kept):
+    (answer,) = episode['answer']
+    found = share_of_a(None, answer['content'])
+    assert list(episode['rewards']) == e.REWARDS
+    np.testing.assert_allclose([*episode['rewards'].values(), episode['reward']], found, rtol=1e-6)
+    assert episode['reward'] == batch['rewards'][row].sum()
+    assert episode['advantage'] in batch['advantages'][row]
+    assert episode['prompt'][:2] in [2 * c for c in 'abcdefgh']
+
+  def full(path, *args, **kwargs):
+    raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+
+  with monkeypatch.context() as patch:
+    patch.setattr('paxlite.core.run_files.open_file', full)
+    patch.setattr('paxlite.tracking.writers.open_file', full)
+    for number in (2, 3, 4):
+      rollouts.next_batch(params, number, slice(0, 16))
+  said = [r.getMessage() for r in caplog.records]
+  assert len(said) == 1
+  assert 'rollouts cannot be written, training continues: No space left on device' in said[0]
+  rollouts.next_batch(params, 6, slice(0, 16))
+  kept = runs.records(tmp_path, 'episodes.jsonl')
+  assert [r['batches'] for r in kept] == [[n, n + 1] for n in (0, 2, 4, 6) for _ in range(5)]
+
+  write_configuration(e, tmp_path)
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 6, "loss": 1.0}\n')
+  data.main([str(tmp_path), '--step=6', '--row=3'])  # the second update with batch 4
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == 'Step 6: 5 of its episodes are kept (KEPT_EPISODES)'
+  shown = kept[13]
+  assert f'Row 3  reward {shown["reward"]:.4g} ({e.REWARDS[0]} ' in lines[2]
+  assert lines[3:] == [
+    f'    prompt: {shown["prompt"]}',
+    f'    assistant: {shown["answer"][0]["content"]}',
+  ]
+  with pytest.raises(UserError, match='--row=9: the rows from 0 to 4 are kept'):
+    data.main([str(tmp_path), '--step=6', '--row=9'])
+  _, rows = tables.episodes([RunRecords(tmp_path, 'letters')])
+  assert len(rows) == 20
+  assert rows[-1][1] == '7'
 
 
 @pytest.mark.cases(fast=3, slow=2)

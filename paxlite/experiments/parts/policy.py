@@ -4,7 +4,14 @@ from collections.abc import Mapping
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, NotNegative, Positive, Run, Training
+from paxlite.config.attribute_kinds import (
+  Count,
+  NotNegative,
+  NotNegativeInt,
+  Positive,
+  Run,
+  Training,
+)
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowArray
@@ -23,6 +30,9 @@ class Policy(Objective, subject='Reinforcement learning'):
   ENVIRONMENT: Training[str] = ''  # class with reply and reward, for episodes of several turns
   MAX_TURNS: Training[Count] = 1  # most answers of an episode
   REWARD_TIMEOUT: Run[Positive] = 10.0  # most seconds that a reward or a reply may take
+  KEPT_EPISODES: Run[NotNegativeInt] = (
+    16  # episodes of each batch that episodes.jsonl keeps, with their rewards; 0: none
+  )
   MAX_NEW_TOKENS: Training[Count] = 256  # most tokens of an answer
   ROLLOUT_TEMPERATURE: Training[Positive] = 1.0  # temperature with which answers are drawn
   ADVANTAGE_SCALE: Training[Scale] = (

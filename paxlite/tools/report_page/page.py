@@ -71,6 +71,7 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
     *(f'<p class="note">{html.escape(text)}</p>' for text in step_blocks.notes(runs)),
     _table('What differs', tables.differences(runs)) if len(runs) > 1 else '',
     _samples(runs),
+    _table('Episodes', tables.episodes(runs)),
     _values(runs),
     _table('Versions and devices', tables.versions(runs)),
   ]

@@ -11,7 +11,13 @@ from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import read_object
-from paxlite.tracking.writers import EvalRecords, SampleRecords, TrainRecords, read_records
+from paxlite.tracking.writers import (
+  EpisodeRecords,
+  EvalRecords,
+  SampleRecords,
+  TrainRecords,
+  read_records,
+)
 from paxlite.training import goodput
 
 Points = list[tuple[float, float]]
@@ -53,6 +59,11 @@ class RunRecords:
   def samples(self) -> list[JsonObject]:
     """The texts that the model has generated: a step, a prompt and a text."""
     return list(read_records(self.folder / SampleRecords.name))
+
+  @functools.cached_property
+  def episodes(self) -> list[JsonObject]:
+    """Episodes of rollouts, with their rewards."""
+    return list(read_records(self.folder / EpisodeRecords.name))
 
   @functools.cached_property
   def values(self) -> JsonObject:

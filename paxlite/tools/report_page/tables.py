@@ -7,11 +7,13 @@ from paxlite.losses.metric_names import larger_is_better
 from paxlite.tools.report_page import forecasts, step_blocks
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing, number
+from paxlite.tools.run_data.episodes import said, worth
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
 # metrics that repeat others, or count
 _LEFT_OUT = ('aux_loss', 'log_pplx', 'num_predictions', 'total_loss')
 _MOST_CHARS = 80  # of a value
+_EPISODES = 32  # of a run: the last ones
 
 
 def summary(runs: Sequence[RunRecords]) -> Table:
@@ -70,6 +72,22 @@ def differences(runs: Sequence[RunRecords]) -> Table:
   """Returns a row for each attribute in which the runs differ."""
   header = ['attribute', *(run.name for run in runs)]
   return header, [[name, *map(_value, values)] for name, values in differing(runs)]
+
+
+def episodes(runs: Sequence[RunRecords]) -> Table:
+  """Returns a row for each of the last episodes of rollouts that the runs have kept."""
+  rows = [
+    [
+      run.name,
+      f'{episode["step"]:,}',
+      '\n'.join(said(episode.get('prompt'))),
+      '\n'.join(said(episode.get('answer'))),
+      worth(episode),
+    ]
+    for run in runs
+    for episode in run.episodes[-_EPISODES:]
+  ]
+  return ['run', 'step', 'prompt', 'answer', 'reward'], rows
 
 
 def goodputs(runs: Sequence[RunRecords]) -> Table:

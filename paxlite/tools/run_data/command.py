@@ -4,8 +4,9 @@ import argparse
 
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.programs.run_data import RunData
-from paxlite.tools.run_data import comparison, counts, texts
+from paxlite.tools.run_data import comparison, counts, episodes, texts
 from paxlite.tools.run_data.planning import planned
 from paxlite.tools.run_data.spikes import Spike, spikes
 
@@ -39,6 +40,9 @@ def show(args: argparse.Namespace) -> None:
         'before it (SUMMARY_INTERVAL_STEPS says how many are recorded): --step=N shows any step'
       )
     step = found_spikes[0].step
+  if kept := run.episodes(step):
+    _show_episodes(run, step, kept, args)
+    return
   batch = run.batch(step)
   if args.json:
     found_json = texts.described(run, step, batch, args.row)
@@ -53,6 +57,21 @@ def show(args: argparse.Namespace) -> None:
   most = None if args.row is not None else _MOST_TOKENS
   for line in texts.lines(run, step, batch, args.row, has_color(), most):
     print(line)
+
+
+def _show_episodes(
+  run: RunData, step: int, kept: list[JsonObject], args: argparse.Namespace
+) -> None:
+  """Shows the episodes of a step, or of one of its rows."""
+  shown = [x for x in kept if args.row in (None, x.get('row'))]
+  if not shown:
+    raise UserError(f'--row={args.row}: the rows from 0 to {len(kept) - 1} are kept')
+  if args.json:
+    texts.print_json({'run': run.place, 'step': step, 'episodes': shown})
+    return
+  print(f'Step {step:,}: {len(kept)} of its episodes are kept (KEPT_EPISODES)')
+  for episode in shown:
+    print('\n'.join(['', *episodes.lines(episode)]))
 
 
 def _compare(args: argparse.Namespace) -> None:
