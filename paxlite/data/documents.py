@@ -14,7 +14,7 @@ from paxlite.data.held_out import is_held_out, text_identity
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
-from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.files.text_files import expanded
 
@@ -44,7 +44,7 @@ class DocumentSource:
     vocab_path: Path of the tokenizer.
     vocab_size: Vocabulary size of the model.
     field: The field of a record that holds the text.
-    start_id: The first input id of a text; None: the tokenizer's BOS, or 0 if it has none.
+    start_id: The first input id of a text; None: the one that TextEncoding.first_id says.
     eos_ids: The ids that end a text; empty: the tokenizer's EOS.
     split: 'train' leaves out the documents that are held out, 'held_out' reads only those, and
       'all' reads every document.
@@ -81,12 +81,17 @@ class DocumentSource:
     self.name = ', '.join(names)
     encoding = TextEncoding(tokenizer, vocab_size, start_id, eos_ids)
     self.max_token_id = min(tokenizer.vocab_size, vocab_size) - 1
-    self.start_id = (encoding.start_ids or [0])[-1]
-    self.warnings = encoding.warnings
+    self.start_id = encoding.first_id
+    self._encoding = encoding
     sources = [open_records(name, tfds_data_dir) for name in names]
     self.datasets = [
       DocumentDataset(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
     ]
+
+  @property
+  def warnings(self) -> list[str]:
+    """What a person should know of the documents that have been read, a line each."""
+    return self._encoding.warnings
 
 
 def check_once(names: Sequence[str]) -> None:
@@ -163,9 +168,18 @@ class DocumentDataset:
         text = self._text(raws[number], place)
         if text and self._is_wanted(text):
           with located(place):
-            ids = self.encoding.document(text).astype(np.int32)
+            ids = self._encoded(text, place).astype(np.int32)
           yield here, Document(ids)
       block += 1
+
+  def _encoded(self, text: str, place: str) -> np.ndarray:
+    encoding = self.encoding
+    tokens, unknown = encoding.num_tokens, encoding.num_unknown
+    ids = encoding.document(text)
+    if not unknown and encoding.num_unknown:
+      log.warning('%s: %s. This is said once', place,
+                  unknown_tokens(encoding.num_unknown, encoding.num_tokens - tokens))  # fmt: skip
+    return ids
 
   def record_of(self, shard: int, shuffle: bool, seed: int | None, number: int) -> int:
     """Returns the number in its shard of the record that `examples` calls `number`."""

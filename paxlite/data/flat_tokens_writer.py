@@ -133,8 +133,11 @@ class FlatTokensWriter:
     unfinished.write_text(json.dumps(note) + '\n')
     os.replace(unfinished, self._folder / _NOTE)
 
-  def close(self) -> None:
+  def close(self, about: JsonObject | None = None) -> None:
     """Completes the split.
+
+    Args:
+      about: Further facts that are stored with it, as the fingerprint of the tokenizer.
 
     Raises:
       UserError: The files on disk are not what was written.
@@ -149,7 +152,7 @@ class FlatTokensWriter:
       'max_token_id': self._max,
       'crc32c': self._crc,
       **{name: self._settings.get(name) for name in HELD_OUT},
-    }
+    } | (about or {})
     (self._folder / META).write_text(json.dumps(meta, indent=2) + '\n')
     self._check(self._path, self._folder.name)
     if self._format == 'memmap':
@@ -157,7 +160,7 @@ class FlatTokensWriter:
       (self._final / _NOTE).unlink(missing_ok=True)
       checked_files.remember(self._final / TOKENS, self._crc)
       return
-    self._convert()
+    self._convert(about or {})
     self._check(self._path, self._split)
     os.rename(self._folder, self._done)
     shutil.rmtree(self._done)
@@ -226,7 +229,7 @@ class FlatTokensWriter:
         'its memory is faulty, or another process has changed it. Remove it and tokenize again'
       )
 
-  def _convert(self) -> None:
+  def _convert(self, about: JsonObject) -> None:
     """Writes the split in seqax's format.
 
     The attribute max_token_id is written last and marks the split as complete.
@@ -262,6 +265,7 @@ class FlatTokensWriter:
       filters=[numcodecs.Delta(dtype='<u8')],
       compressors=compressor,
     )
+    group.attrs.update(about)
     group.attrs['max_token_id'] = self._max
 
 

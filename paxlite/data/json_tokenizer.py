@@ -1,16 +1,28 @@
-"""Tokenizers of Hugging Face: a tokenizer.json, read as transformers' AutoTokenizer reads it."""
+"""Tokenizers of Hugging Face: a folder's files, read as transformers' AutoTokenizer reads them."""
 
 import functools
-from collections.abc import Iterable, Sequence
+import pathlib
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.json_text import Json, JsonObject, parsed
+from paxlite.data import sentencepiece_model
+from paxlite.data.sentencepiece_pipeline import added_pieces, plain_tokenizer, tokenizer_of_class
 from paxlite.data.special_guard import SpecialGuard
-from paxlite.data.tokenizer_files import CLASSES, JSON, NAMED, last_resort, published
+from paxlite.data.tokenizer_files import (
+  CLASSES,
+  JSON,
+  PLAIN,
+  check_model,
+  last_resort,
+  published,
+  say_unread,
+  text_of,
+)
 from paxlite.data.tokenizer_growth import check_growth
 from paxlite.data.tokens import Tokens
 
@@ -27,7 +39,7 @@ _CLEANED = (
 
 
 class JsonTokenizer:
-  """A Tokenizer from a Hugging Face tokenizer.json and the files next to it."""
+  """A Tokenizer from a Hugging Face tokenizer.json or tokenizer.model, and the files next to it."""
 
   def __init__(self, path: str):
     try:
@@ -39,26 +51,32 @@ class JsonTokenizer:
 
     self.path = path
     self._files = published(path)
-    try:
-      self._tokenizer = tokenizers.Tokenizer.from_file(path)
-    except BaseException as e:
-      if _is_of_library(e):
-        raise UserError(f'the tokenizer {path} is not a {JSON} ({e})') from None
-      raise
-    check_growth(path, 'normalizer', self._tokenizer.normalizer)
-    check_growth(path, 'decoder', self._tokenizer.decoder)
+    say_unread(path)
+    if path.endswith('.model'):
+      self._read_pieces()
+    else:
+      try:
+        self._tokenizer = tokenizers.Tokenizer.from_file(path)
+      except BaseException as e:
+        if _is_of_library(e):
+          raise UserError(f'the tokenizer {path} is not a {JSON} ({e})') from None
+        raise
+      check_growth(path, 'normalizer', self._tokenizer.normalizer)
+      check_growth(path, 'decoder', self._tokenizer.decoder)
     # The file may enable truncation or padding, but texts must be encoded in full and unpadded.
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
     # It adds BOS and EOS, which `frame` asks for, and would cut spaces off the offsets of tokens.
     self._post_processor = self._tokenizer.post_processor
     self._tokenizer.post_processor = None
+    if self._files.tokenizer_class in CLASSES:
+      self._become(self._files.tokenizer_class)
     self._tokenizer.encode_special_tokens = bool(
       self._files.configuration.get('split_special_tokens', False)
     )
-    if self._files.tokenizer_class in CLASSES:
-      self._become(self._files.tokenizer_class)
     self._add_special_tokens()
+    if path.endswith('.model'):
+      self._post_processor = self._frame()
 
   @property
   def pipeline(self) -> JsonObject:
@@ -90,8 +108,8 @@ class JsonTokenizer:
     return self._files.special_tokens
 
   @property
-  def bos_id(self) -> int:
-    return self.start_ids[0] if self.start_ids else -1
+  def bos_id(self) -> int | None:
+    return self.start_ids[0] if self.start_ids else None
 
   @functools.cached_property
   def start_ids(self) -> list[int]:
@@ -106,13 +124,19 @@ class JsonTokenizer:
     return framed.ids[: mask.index(0)] if 0 in mask else framed.ids[:1]
 
   @functools.cached_property
-  def eos_id(self) -> int:
+  def eos_id(self) -> int | None:
     return self.special_id('eos_token')
 
-  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int | None:
     token = self._files.special_tokens.get(name) or last_resort(self.path, name)
-    found = None if token is None else self._tokenizer.token_to_id(token)
-    return -1 if found is None else found
+    return None if token is None else self._tokenizer.token_to_id(token)
+
+  @functools.cached_property
+  def unk_id(self) -> int | None:
+    model = self._tokenizer.model
+    if type(model).__name__ == 'Unigram':
+      return parsed(model.__getstate__()).get('unk_id')
+    return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
 
   def encode(self, text: str) -> list[int]:
     return self._encoding(text).ids
@@ -173,11 +197,13 @@ class JsonTokenizer:
 
   def _become(self, name: str) -> None:
     """Gives the tokenizer the pipeline of a class of transformers, instead of that of the file."""
-    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
     if not self._is_bpe:  # such a class takes no other model
       return
     stated = self._files.configuration
+    if isinstance(stated.get('added_tokens_decoder'), dict):  # which lists all tokens
+      self._tokenizer = Tokenizer(self._tokenizer.model)
     tokenizer, model = self._tokenizer, self._tokenizer.model
     space = bool(stated.get('add_prefix_space') or False)
     tokenizer.normalizer, tokenizer.decoder = None, decoders.ByteLevel()
@@ -215,26 +241,74 @@ class JsonTokenizer:
           tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
 
+  def _read_pieces(self) -> None:
+    """Makes the tokenizer of a SentencePiece model, and takes the names of its special pieces."""
+    files, content = self._files, pathlib.Path(self.path).read_bytes()
+    check_model(self.path)
+    model = sentencepiece_model.parsed(content)
+    is_plain = files.tokenizer_class == PLAIN
+    extra, added = files.extra_tokens, files.added_tokens
+    if is_plain:
+      renamed = {i: str(token['content']) for i, token in added.items()}
+      legacy = bool(files.configuration.get('legacy', True))
+      self._tokenizer = plain_tokenizer(model, self.path, renamed, legacy)
+      pieces = {'bos_token': model.bos, 'eos_token': model.eos, 'unk_token': model.unk}
+      own = {
+        name: text for name, text in pieces.items()
+        if text is not None and name not in files.configuration
+      }  # fmt: skip
+      files = files._replace(
+        special_tokens=own | files.special_tokens, named_tokens=own | files.named_tokens
+      )
+      if model.adds_prefix:
+        added = {i: token | {'normalized': False} for i, token in added.items()}
+    else:
+      self._tokenizer = tokenizer_of_class(model)
+    extra = [*added_pieces(model, is_plain)] if extra is None else extra
+    self._files = files._replace(added_tokens=added, extra_tokens=extra)
+
+  def _frame(self) -> Any:
+    """Returns what puts BOS before a text and EOS behind it, where the files ask for them."""
+    from tokenizers import processors
+
+    asked = {n: self._files.configuration.get(f'add_{n}_token') for n in ('bos', 'eos')}
+    tokens = {n: self._files.special_tokens.get(f'{n}_token') for n in asked if asked[n]}
+    bos, eos = ([token] if (token := tokens.get(name)) else [] for name in ('bos', 'eos'))
+    ids = [(token, self._tokenizer.token_to_id(token)) for token in dict.fromkeys([*bos, *eos])]
+    return processors.TemplateProcessing(single=[*bos, '$A', *eos], special_tokens=ids)
+
   def _add_special_tokens(self) -> None:
-    """Adds the tokens that only the files next to the tokenizer know, as transformers does.
+    """Adds the tokens that the files next to the tokenizer know, as transformers does.
 
-    A special token that is an ordinary one in tokenizer.json is found in texts as a whole.
+    A special token that is an ordinary one in tokenizer.json is found in texts as a whole, and what
+    tokenizer_config.json says of a token has the last word.
     """
-    from tokenizers import AddedToken
-
+    files = self._files
     known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-    named = [self._files.special_tokens[k] for k in NAMED if k in self._files.special_tokens]
-    for token in (*self._files.added_tokens, *named):
-      told: JsonObject = dict(token) if isinstance(token, dict) else {'content': token}
-      text = str(told['content'])
-      if text and text not in known:
-        known.add(text)
-        flags = {k: bool(told[k]) for k in ('lstrip', 'rstrip', 'single_word') if k in told}
-        special = bool(told.get('special', not isinstance(token, dict))) or text in named
-        normalized = bool(told.get('normalized', not special))
-        self._tokenizer.add_tokens(
-          [AddedToken(text, special=special, normalized=normalized, **flags)]
-        )
+    names = set(files.special_tokens.values())
+    added = [_added(token, names) for token in files.added_tokens.values()]
+    known |= {token.content for token in added}
+    for token in (*files.named_tokens.values(), *(files.extra_tokens or ())):
+      made = _added(token, names)
+      if made.content and made.content not in known:
+        known.add(made.content)
+        added.append(made)
+    self._tokenizer.add_tokens(added)
+    if files.tokenizer_class == 'Qwen2Tokenizer':  # which adds them again, without their flags
+      special = [*names, *filter(None, map(text_of, files.extra_tokens or ()))]
+      self._tokenizer.add_tokens([_added(text, names) for text in special])
+
+
+def _added(token: Json, names: Container[str]) -> Any:
+  """Returns a token that the library finds in texts; `names` are those of special tokens."""
+  from tokenizers import AddedToken
+
+  told: JsonObject = dict(token) if isinstance(token, dict) else {'content': token}
+  text = str(told['content'])
+  flags = {k: bool(told[k]) for k in ('lstrip', 'rstrip', 'single_word') if k in told}
+  special = bool(told.get('special', not isinstance(token, dict))) or text in names
+  normalized = bool(told.get('normalized', not special))
+  return AddedToken(text, special=special, normalized=normalized, **flags)
 
 
 def _plain(ids: Iterable[int]) -> list[int]:

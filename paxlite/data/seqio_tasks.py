@@ -46,10 +46,11 @@ class SeqioSource:
     split: 'train', 'validation', …
     vocab_path: Path of the SentencePiece model, for paxlite's tasks.
     tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
-    start_id: The first input id of a text; None: the vocabulary's BOS, or 0 if it has none.
+    start_id: The first input id of a text; None: the vocabulary's BOS, or else its EOS.
 
   Raises:
-    UserError: The package seqio is missing, or the task, split or dataset does not exist.
+    UserError: The package seqio is missing, the task, split or dataset does not exist, or no id
+      stands before the first token of a text.
   """
 
   def __init__(
@@ -63,9 +64,13 @@ class SeqioSource:
     self.name = f'{task}/{split}'
     self.datasets = find_datasets(task, split, vocab_path, tfds_data_dir)
     self.max_token_id = max(dataset.vocab_size for dataset in self.datasets) - 1
-    if start_id is None:
-      start_id = self.datasets[0].bos_id
-    self.start_id = max(0, start_id)
+    found = self.datasets[0].first_id if start_id is None else start_id
+    if found is None:
+      raise UserError(
+        f'the vocabulary of {self.name} has neither BOS nor EOS, and the first token of a text '
+        'must follow another: --fdl.START_ID=ID names it'
+      )
+    self.start_id = found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +84,7 @@ class SeqioDataset:
     rate: The task's share of a mixture, not normalized.
     shards: Names of the shards of the split; files, if the task reads any.
     vocab_size: Number of ids in the task's vocabulary.
-    bos_id: BOS id of the task's vocabulary; −1 if it has none.
+    first_id: The id before the first token of a text: BOS, or else EOS; None: there is neither.
   """
 
   name: str
@@ -88,7 +93,7 @@ class SeqioDataset:
   rate: float
   shards: Sequence[str]
   vocab_size: int
-  bos_id: int
+  first_id: int | None
 
   @property
   def num_shards(self) -> int:
@@ -195,7 +200,7 @@ def _dataset(task: Any, split: str, rate: float, folder: str) -> SeqioDataset:
   if split not in splits:
     raise UserError(f'{task.name} has no split {split!r}; there are {", ".join(splits)}')
   vocabulary = task.output_features['targets'].vocabulary
-  bos_id = getattr(vocabulary, 'bos_id', None)
+  ids = (getattr(vocabulary, name, None) for name in ('bos_id', 'eos_id'))
   return SeqioDataset(
     task.name,
     task,
@@ -203,7 +208,7 @@ def _dataset(task: Any, split: str, rate: float, folder: str) -> SeqioDataset:
     rate,
     shards,
     int(vocabulary.vocab_size),
-    -1 if bos_id is None else int(bos_id),
+    next((int(i) for i in ids if i is not None and i >= 0), None),
   )
 
 

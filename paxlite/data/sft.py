@@ -163,6 +163,8 @@ class SftRows:
       log.warning('%s: %s', self.name, self._too_long())
     self.warnings = self._warnings.lines(self._has_pairs and not self._encoding.end_ids)
     self.warnings += share_said
+    if self._encoding.unknown:
+      self.warnings.append(self._encoding.unknown)
     self.thinking = self._warnings.thinking
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
     self.fingerprint = zlib.crc32(np.array([e.identity for e in self._examples]).tobytes())

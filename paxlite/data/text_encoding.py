@@ -54,8 +54,8 @@ class TextEncoding:
   Args:
     tokenizer: The tokenizer.
     vocab_size: Number of ids of the model; None: that of the tokenizer.
-    start_id: The id that every text begins with; None: what the tokenizer puts there. A negative
-      one: nothing. Conversations do not use it, because a chat template writes its own.
+    start_id: The id that every text begins with; None: what the tokenizer puts there.
+      Conversations do not use it, because a chat template writes its own.
     eos_ids: The ids that end a text; empty: the tokenizer's EOS, if it has one.
     chat_template: The Jinja template; '' takes the tokenizer's.
     date: The day that the template sees, as 2026-11-26; '': today.
@@ -76,40 +76,69 @@ class TextEncoding:
     self._vocab_size = vocab_size or tokenizer.vocab_size
     self._start_id, self._eos_ids = start_id, tuple(eos_ids)
     self._template, self._date, self._thinking = chat_template, date, thinking
+    self.num_tokens = self.num_unknown = 0
 
   @property
   def start_ids(self) -> list[int]:
     """The ids that a text begins with."""
-    if self._start_id is None:
-      return self.tokenizer.start_ids
-    return [self._start_id] if self._start_id >= 0 else []
+    return self.tokenizer.start_ids if self._start_id is None else [self._start_id]
+
+  @property
+  def first_id(self) -> int:
+    """The id that stands before the first token of a document.
+
+    Raises:
+      UserError: The tokenizer begins texts with none, and has neither BOS nor EOS.
+    """
+    found = self.start_ids[-1] if self.start_ids else self.stand_in
+    if found is None:
+      raise UserError(
+        f'the tokenizer {self.tokenizer.path} has neither BOS nor EOS, and the first token of a '
+        'document must follow another: --fdl.START_ID=ID names it'
+      )
+    return found
+
+  @property
+  def stand_in(self) -> int | None:
+    """The id that stands for an empty text: BOS, or else EOS; None: there is neither."""
+    named = (self.tokenizer.special_id(name) for name in ('bos_token', 'eos_token'))
+    return next((i for i in (*named, *self.end_ids) if i is not None), None)
 
   @property
   def eos_ids(self) -> list[int]:
     """The ids that end a text; any one of them ends it."""
-    return list(self._eos_ids) or [i for i in (self.tokenizer.eos_id,) if i >= 0]
+    own = self.tokenizer.eos_id
+    return list(self._eos_ids) or ([] if own is None else [own])
 
   @property
   def end_ids(self) -> list[int]:
     """The id that is written after a text that is learned; [] if nothing ends a text."""
     own = self.tokenizer.eos_id
-    return [own] if own in self.eos_ids else self.eos_ids[:1]
+    return [own] if own is not None and own in self.eos_ids else self.eos_ids[:1]
 
   @property
   def warnings(self) -> list[str]:
     """What a person should know before a model learns documents, a line each."""
+    unknown = [self.unknown] if self.unknown else []
     if self.end_ids:
-      return []
+      return unknown
     return [
+      *unknown,
       'Nothing ends a document: the tokenizer has no EOS, so that the model does not learn to '
-      "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
+      "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token",
     ]
+
+  @property
+  def unknown(self) -> str:
+    """Says how much of what has been encoded the tokenizer does not know; '' if it knows all."""
+    return unknown_tokens(self.num_unknown, self.num_tokens) if self.num_unknown else ''
 
   @functools.cached_property
   def fingerprint(self) -> int:
-    """A checksum of the tokenizer and of what begins and ends a text."""
+    """A checksum of the tokenizer and of what begins and ends a document."""
     tokenizer = tokenizer_files.fingerprint(self.tokenizer.path)
-    return zlib.crc32(repr((tokenizer, self.start_ids, self.end_ids)).encode())
+    starts: list[int | None] = [*self.start_ids] or [self.stand_in]
+    return zlib.crc32(repr((tokenizer, starts, self.end_ids)).encode())
 
   @functools.cached_property
   def answer_end_ids(self) -> list[int]:
@@ -145,11 +174,16 @@ class TextEncoding:
     """Returns the ids of a text that the model continues."""
     return self.start_ids + self.text(text)
 
-  def document(self, text: str) -> np.ndarray:
-    """Returns the ids [n] of a document with its end, without the ids that it begins with."""
+  def document(self, text: str, ends: bool = True) -> np.ndarray:
+    """Returns the ids [n] of a document, without the ids that it begins with.
+
+    Args:
+      text: Its text.
+      ends: Whether the document ends with the text, so that what ends it is there.
+    """
     ids = self.tokenizer.encode_array(text)
     self._check(ids)
-    return np.concatenate([ids, np.array(self.end_ids, ids.dtype)])
+    return np.concatenate([ids, np.array(self.end_ids if ends else [], ids.dtype)])
 
   def pair(self, inputs: str, targets: str) -> Encoded:
     """Returns the ids of a prompt and its answer; the answer and its end are learned."""
@@ -238,6 +272,17 @@ class TextEncoding:
 
   def _check(self, ids: np.ndarray) -> None:
     check_ids(self.tokenizer, ids, self._vocab_size)
+    self.num_tokens += len(ids)
+    if self.tokenizer.unk_id is not None:
+      self.num_unknown += int((ids == self.tokenizer.unk_id).sum())
+
+
+def unknown_tokens(count: int, total: int) -> str:
+  """Says that this many tokens of all are unknown."""
+  return (
+    f'{count:,} of {total:,} tokens are unknown: the tokenizer lacks characters of the text, which '
+    'the model cannot learn. Use a tokenizer with byte fallback, or one of this language'
+  )
 
 
 def _end_of_answer(tokenizer: Tokenizer, chat_format: ChatFormat) -> int | None:

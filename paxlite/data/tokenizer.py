@@ -8,6 +8,7 @@ import itertools
 import os
 import pathlib
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.json_tokenizer import JsonTokenizer
-from paxlite.data.tokenizer_files import JSON, MODEL, PLAIN, TOKENIZERS, published
+from paxlite.data.tokenizer_files import JSON, MODEL, TOKENIZERS, check_model, published
 from paxlite.data.tokens import Tokens
 from paxlite.stores import object_copies, paths
 
@@ -62,8 +63,8 @@ class Tokenizer(Protocol):
     ...
 
   @property
-  def bos_id(self) -> int:
-    """The id that is put before the first token of a text; −1: there is none."""
+  def bos_id(self) -> int | None:
+    """The id that is put before the first token of a text; None: there is none."""
     ...
 
   @property
@@ -72,12 +73,17 @@ class Tokenizer(Protocol):
     ...
 
   @property
-  def eos_id(self) -> int:
-    """The end-of-sequence id; −1: the tokenizer has none."""
+  def eos_id(self) -> int | None:
+    """The end-of-sequence id; None: the tokenizer has none."""
     ...
 
-  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
-    """The id of the special token `name`, even if texts do not use it; −1: there is none."""
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int | None:
+    """The id of the special token `name`, even if texts do not use it; None: there is none."""
+    ...
+
+  @property
+  def unk_id(self) -> int | None:
+    """The id of text that the tokenizer does not know; None: there is none."""
     ...
 
   def encode(self, text: str) -> list[int]:
@@ -128,6 +134,9 @@ def tokenizer_file(path: str) -> pathlib.Path:
 def open_tokenizer(path: str) -> Tokenizer:
   """Opens the tokenizer in a file, or in a folder with tokenizer.json or tokenizer.model.
 
+  A tokenizer.model is read as transformers does if a file next to it names a class, and otherwise
+  by SentencePiece.
+
   Args:
     path: Value of `--fdl.VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
       one.
@@ -138,7 +147,11 @@ def open_tokenizer(path: str) -> Tokenizer:
   file = tokenizer_file(path)
   if file.suffix == '.json':
     return JsonTokenizer(str(file))
-  return SentencePieceTokenizer(str(file))
+  plain = SentencePieceTokenizer(str(file))  # raises UserError if it is none
+  if file.name != MODEL:
+    return plain
+  check_model(str(file))
+  return JsonTokenizer(str(file)) if published(str(file)).tokenizer_class else plain
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -156,6 +169,12 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
       f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
       'it is the tokenizer of another model'
     )
+
+
+def vocabulary_fingerprint(tokenizer: Tokenizer) -> int:
+  """Returns a checksum of the token that each id means, wherever the tokenizer's files are."""
+  tokens = (tokenizer.decode_marked([i]) for i in range(tokenizer.vocab_size))
+  return zlib.crc32('\0'.join(tokens).encode())
 
 
 def check_ids(tokenizer: Tokenizer, ids: np.ndarray, vocab_size: int) -> None:
@@ -201,24 +220,31 @@ class SentencePieceTokenizer:
 
   @property
   def named_tokens(self) -> dict[str, str]:
-    ids = {'bos_token': self.bos_id, 'eos_token': self.eos_id, 'unk_token': self._model.unk_id()}
-    own = {name: self._model.IdToPiece(i) for name, i in ids.items() if i >= 0}
+    ids = {'bos_token': self.bos_id, 'eos_token': self.eos_id, 'unk_token': self.unk_id}
+    own = {name: self._model.IdToPiece(i) for name, i in ids.items() if i is not None}
     return own | published(self.path).special_tokens
 
   @property
-  def bos_id(self) -> int:
-    return self._model.bos_id()
+  def bos_id(self) -> int | None:
+    return _if_any(self._model.bos_id())
 
   @property
   def start_ids(self) -> list[int]:
-    return [self.bos_id] if self.bos_id >= 0 else []
+    return [] if self.bos_id is None else [self.bos_id]
+
+  @functools.cached_property
+  def eos_id(self) -> int | None:
+    named = published(self.path).special_tokens.get('eos_token')
+    found = None if named is None else self._model.PieceToId(named)
+    is_piece = found is not None and self._model.IdToPiece(found) == named
+    return found if is_piece else _if_any(self._model.eos_id())
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int | None:
+    return self.bos_id if name == 'bos_token' else self.eos_id
 
   @property
-  def eos_id(self) -> int:
-    return self._model.eos_id()
-
-  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
-    return self.bos_id if name == 'bos_token' else self.eos_id
+  def unk_id(self) -> int | None:
+    return _if_any(self._model.unk_id())
 
   def encode(self, text: str) -> list[int]:
     return self._model.EncodeAsIds(text)
@@ -262,7 +288,7 @@ class SentencePieceTokenizer:
     return self._model.DecodeIds([int(i) for i in ids])
 
   def decode_marked(self, ids: Iterable[int]) -> str:
-    parts = itertools.groupby((int(i) for i in ids), self._model.IsControl)
+    parts = itertools.groupby((int(i) for i in ids), self.special_ids.__contains__)
     spelled = lambda part: ''.join(map(self._model.IdToPiece, part))
     return ''.join(spelled(part) if mark else self.decode(part) for mark, part in parts)
 
@@ -287,5 +313,9 @@ class SentencePieceTokenizer:
 
   @functools.cached_property
   def _is_legacy(self) -> bool:
-    files = published(self.path)
-    return bool(files.configuration.get('legacy', files.tokenizer_class == PLAIN))
+    return bool(published(self.path).configuration.get('legacy', False))
+
+
+def _if_any(found: int) -> int | None:
+  """Returns an id of SentencePiece, for which −1 means that there is none."""
+  return None if found < 0 else found

@@ -5,13 +5,19 @@ tokenizer_config.json, in special_tokens_map.json, or the default of the tokeniz
 class may follow from the model_type in config.json.
 """
 
+import functools
 import json
+import logging
 import pathlib
 import zlib
 from typing import NamedTuple
 
-from paxlite.core.json_text import JsonObject
+from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import read_object
+
+log = logging.getLogger('paxlite')
 
 JSON, MODEL = 'tokenizer.json', 'tokenizer.model'
 CONFIGURATION = 'tokenizer_config.json'
@@ -45,6 +51,8 @@ CLASSES: dict[str, dict[str, str]] = {
 # Special tokens that a class adds, whatever files say.
 _ADDED = {'CodeLlamaTokenizer': ('▁<PRE>', '▁<MID>', '▁<SUF>', '▁<EOT>', '<FILL_ME>')}
 PLAIN = 'TokenizersBackend'  # the class that takes tokenizer.json as it is
+_PLAIN_NAMES = (PLAIN, 'PreTrainedTokenizer', 'LlamaTokenizer')
+OF_PIECES = ('LlamaTokenizer', 'CodeLlamaTokenizer', 'GemmaTokenizer')  # may have a tokenizer.model
 
 # The class that transformers registers for a model_type; None: it takes the one that is stated.
 _REGISTERED = {
@@ -68,8 +76,36 @@ _REGISTERED = {
   'olmo': 'GPTNeoXTokenizer',
   'olmoe': 'GPTNeoXTokenizer',
 }
-# Keys of tokenizer_config.json that change ids; others are for people, templates and padding.
+# Keys of tokenizer_config.json that are read, besides the names of special tokens.
 _OF_IDS = ('add_prefix_space', 'legacy', 'split_special_tokens')
+_ADDS = ('added_tokens_decoder', 'extra_special_tokens', 'additional_special_tokens')
+_FRAMES = ('add_bos_token', 'add_eos_token')  # a tokenizer.json frames texts itself
+_READ = (
+  *_OF_IDS, *_ADDS, *_FRAMES, 'tokenizer_class', 'clean_up_tokenization_spaces', 'chat_template'
+)  # fmt: skip
+# Keys that change no id, by the reason for which they do not.
+_HARMLESS = {
+  'padding, cutting, and what a call returns': (
+    'model_max_length', 'max_length', 'max_len', 'max_len_single_sentence',
+    'max_len_sentences_pair', 'padding', 'padding_side', 'pad_to_multiple_of',
+    'pad_token_type_id', 'truncation', 'truncation_side', 'truncation_strategy', 'stride',
+    'model_input_names', 'return_token_type_ids',
+  ),
+  'names of files, models and classes': (
+    'name_or_path', 'tokenizer_file', 'vocab_file', 'merges_file', 'special_tokens_map_file',
+    'added_tokens_file', 'processor_class', 'image_processor_class', 'auto_map', 'backend',
+    'is_local', 'local_files_only', 'transformers_version', 'device_map', 'trust_remote_code',
+  ),
+  'a choice between implementations with the same ids': ('use_fast', 'from_slow', 'tokenizer_type'),
+  'text of conversations': (
+    'use_default_system_prompt', 'response_template', 'response_schema', 'chat_control_tokens',
+  ),
+  'decoding by classes that are written in Python': ('spaces_between_special_tokens', 'errors'),
+  'settings of SentencePiece, which transformers does not call': ('sp_model_kwargs',),
+  'ids of tokens that are named by their texts': (
+    'bos_token_id', 'eos_token_id', 'pad_token_id', 'unk_token_id',
+  ),
+}  # fmt: skip
 _OVERRULED = ('qwen2', 'phi3')  # a model_type whose stated class is often wrong
 
 
@@ -79,13 +115,17 @@ class Published(NamedTuple):
   Attributes:
     configuration: The contents of tokenizer_config.json; {} if there is none.
     special_tokens: The text of each special token by its name, as in 'eos_token'.
-    added_tokens: Other tokens that are special: their texts, or objects that describe them.
+    named_tokens: The same as the files have them: texts, or objects that describe a token.
+    added_tokens: Objects that describe the tokens which were added to the tokenizer, by their ids.
+    extra_tokens: Other tokens that are special: texts or objects; None: the files do not say.
     tokenizer_class: One of CLASSES, or PLAIN; '' if no file names a class or a model.
   """
 
   configuration: JsonObject
   special_tokens: dict[str, str]
-  added_tokens: list[str | JsonObject]
+  named_tokens: dict[str, Json]
+  added_tokens: dict[int, JsonObject]
+  extra_tokens: list[str | JsonObject] | None
   tokenizer_class: str
 
 
@@ -98,21 +138,40 @@ def published(tokenizer_path: str) -> Published:
   folder = pathlib.Path(tokenizer_path).parent
   found = configuration(tokenizer_path)
   stated = {k: v for k, v in found.items() if k.endswith('_token')}
+  extra = found.get('extra_special_tokens')
+  extra = extra or found.get('additional_special_tokens', extra)  # [] says that there are none
+  if isinstance(extra, dict):
+    stated, extra = stated | extra, None
   decoder = found.get('added_tokens_decoder')
   if isinstance(decoder, dict):
-    added = list(decoder.values())
+    added = _by_id(decoder, folder / CONFIGURATION)
   else:  # an older form, in which the map has the last word
-    stated |= {k: v for k, v in _object(folder / SPECIAL_TOKENS).items() if k.endswith('_token')}
-    added = sorted(ids := _object(folder / ADDED_TOKENS), key=lambda text: ids[text])
-    added = [{'content': text, 'special': False} for text in added]
+    older = _object(folder / SPECIAL_TOKENS)
+    stated |= {k: v for k, v in older.items() if k.endswith('_token')}
+    special = set(map(text_of, extra or ()))
+    if isinstance(more := older.get('extra_special_tokens'), list):
+      extra = [*(extra or ()), *more]
+    elif tokenizer_path.endswith('.json') and extra is None:
+      extra = older.get('additional_special_tokens')
+    added = {
+      i: {'content': text, 'special': text in special}
+      for text, i in sorted(_object(folder / ADDED_TOKENS).items(), key=lambda entry: entry[1])
+    }
   kind = _class_of(folder, found)
-  named = CLASSES.get(kind, {}) | stated
-  tokens = {k: t for k, v in named.items() if (t := _text(v)) is not None}
-  extra = found.get('extra_special_tokens') or found.get('additional_special_tokens') or []
-  more = list(extra.values()) if isinstance(extra, dict) else extra
-  more = [*(more if isinstance(more, list) else ()), *_ADDED.get(kind, ())]
-  added = [t for t in (*added, *more) if _text(t)]
-  return Published(found, tokens, added, kind)
+  named = {k: v for k, v in (CLASSES.get(kind, {}) | stated).items() if text_of(v) is not None}
+  named = {k: named[k] for k in (*NAMED, *named) if k in named}
+  more = [t for t in (*(extra or ()), *_ADDED.get(kind, ())) if text_of(t)]
+  is_said = bool(more) or isinstance(extra, list)
+  texts = {k: str(text_of(v)) for k, v in named.items()}
+  return Published(found, texts, named, added, more if is_said else None, kind)
+
+
+def _by_id(decoder: JsonObject, path: pathlib.Path) -> dict[int, JsonObject]:
+  """Returns the tokens of added_tokens_decoder in the order of their ids."""
+  wrong = [i for i, token in decoder.items() if not i.isdecimal() or not text_of(token)]
+  if wrong:
+    raise UserError(f'{path}: added_tokens_decoder has no token for {wrong[0]!r}')
+  return {int(i): decoder[i] for i in sorted(decoder, key=int)}
 
 
 def fingerprint(tokenizer_path: str) -> int:
@@ -120,8 +179,53 @@ def fingerprint(tokenizer_path: str) -> int:
   contents = zlib.crc32(pathlib.Path(tokenizer_path).read_bytes())
   found = published(tokenizer_path)
   said = {k: v for k, v in found.configuration.items() if k in _OF_IDS}
-  rest = found.tokenizer_class, found.special_tokens, found.added_tokens, said
+  added = [*found.added_tokens.values(), *(found.extra_tokens or ())]
+  rest = found.tokenizer_class, found.special_tokens, added, said
   return zlib.crc32(json.dumps(rest, sort_keys=True).encode(), contents)
+
+
+def say_unread(tokenizer_path: str) -> None:
+  """Warns of keys in tokenizer_config.json that nobody reads, once for each file."""
+  fields = Fields(configuration(tokenizer_path))
+  harmless = [key for keys in _HARMLESS.values() for key in keys]
+  names = [key for key in fields.values() if key.endswith('_token')]
+  for key in (*_READ, *harmless, *names):
+    fields.get(key)
+  if unread := fields.unread():
+    path = pathlib.Path(tokenizer_path).with_name(CONFIGURATION)
+    _say(f'{path}: {", ".join(sorted(unread))}: not read, which may change the ids of texts')
+
+
+@functools.cache
+def _say(warning: str) -> None:
+  log.warning('%s', warning)
+
+
+def check_model(tokenizer_path: str) -> None:
+  """Raises UserError if transformers reads a tokenizer.model in a way that is not implemented."""
+  folder, found = pathlib.Path(tokenizer_path).parent, published(tokenizer_path)
+  way_out = (
+    f'. Let transformers write its {JSON}: '
+    "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')"
+  )
+  if not found.tokenizer_class:
+    changing = [k for k in (*_ADDS, *_FRAMES, 'add_prefix_space') if found.configuration.get(k)]
+    changing += [ADDED_TOKENS] * bool(found.added_tokens and not changing)
+    if changing:
+      raise UserError(
+        f'{folder}: {changing[0]} changes the ids of {MODEL}, and no file names the class of '
+        f'transformers that reads it. Write "tokenizer_class": "LlamaTokenizer" into '
+        f'{CONFIGURATION}, if that is the one'
+      )
+    return
+  stated = str(found.configuration.get('tokenizer_class') or PLAIN).removesuffix('Fast')
+  kind = _object(folder / 'config.json').get('model_type')
+  if found.tokenizer_class == PLAIN and stated not in _PLAIN_NAMES and kind not in _REGISTERED:
+    raise UserError(
+      f'{folder}: the class {stated} of {CONFIGURATION} is not implemented for {MODEL}{way_out}'
+    )
+  if found.tokenizer_class not in (PLAIN, *OF_PIECES):
+    raise UserError(f'{folder}: the class {found.tokenizer_class} reads no {MODEL}{way_out}')
 
 
 def special_tokens(tokenizer_path: str) -> dict[str, str]:
@@ -134,7 +238,7 @@ def last_resort(tokenizer_path: str, name: str) -> str | None:
 
   It does so where tokenizer_config.json lists the added tokens.
   """
-  return _text(_object(pathlib.Path(tokenizer_path).parent / SPECIAL_TOKENS).get(name))
+  return text_of(_object(pathlib.Path(tokenizer_path).parent / SPECIAL_TOKENS).get(name))
 
 
 def configuration(tokenizer_path: str) -> JsonObject:
@@ -168,7 +272,7 @@ def _object(path: pathlib.Path) -> JsonObject:
   return read_object(path) if path.is_file() else {}
 
 
-def _text(token: object) -> str | None:
+def text_of(token: object) -> str | None:
   """Returns the text of a token, which a file has as a text or as an object."""
   text = token.get('content') if isinstance(token, dict) else token
   return text if isinstance(text, str) else None

@@ -20,17 +20,18 @@ class Contexts:
   Attributes:
     encoding: What encodes texts and conversations for the model.
     start: The ids that a text begins with; none if the tokenizer adds none.
-    prefix: The id that stands for an empty context: the start, or else BOS, or else EOS; −1: none.
+    prefix: The id that stands for an empty context: the start, or else BOS, or else EOS; None:
+      there is none.
   """
 
   encoding: TextEncoding
   start: Sequence[int]
-  prefix: int
+  prefix: int | None
 
   @property
   def needed_prefix(self) -> int:
     """The prefix; UserError if there is none."""
-    if self.prefix < 0:
+    if self.prefix is None:
       raise UserError(
         'the context is empty, and the tokenizer has neither BOS nor EOS that could stand for it'
       )
@@ -45,8 +46,8 @@ class Contexts:
         that of most chat templates does.
     """
     if starts is None:
-      mark = self.encoding.tokenizer.decode_marked([self.prefix]) if self.prefix >= 0 else None
-      starts = mark is None or not text.startswith(mark)
+      marks = () if self.prefix is None else (self.encoding.tokenizer.decode_marked([self.prefix]),)
+      starts = not text.startswith(marks)
     return (list(self.start) if starts else []) + self.encoding.marked(text)
 
   def pair(self, context: str, starts: bool | None, continuation: str) -> Continuation:

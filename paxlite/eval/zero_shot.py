@@ -209,13 +209,13 @@ def contexts_of(
     adds_bos: Whether a text begins with BOS; None: as the model and its tokenizer say.
     prefix: The id that stands for an empty context; None: the start of a text, BOS or EOS.
   """
-  encoding, tokenizer = inference.encoding, inference.tokenizer
-  start, bos = encoding.start_ids, tokenizer.special_id('bos_token')
+  encoding = inference.encoding
+  start, bos = encoding.start_ids, inference.tokenizer.special_id('bos_token')
   if adds_bos is not None:
-    start = [bos] if adds_bos and bos >= 0 else []
+    start = [bos] if adds_bos and bos is not None else []
   stated = [] if inference.experiment.START_ID is None else start
-  found = [*stated, bos, tokenizer.eos_id] if prefix is None else [prefix]
-  return Contexts(encoding, start, next((i for i in found if i >= 0), -1))
+  found = [*stated, encoding.stand_in] if prefix is None else [prefix]
+  return Contexts(encoding, start, found[0])
 
 
 def _cloze(examples: Sequence[TaskExample], scores: Sequence[Sequence[Score]]) -> Found:

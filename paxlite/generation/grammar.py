@@ -109,7 +109,7 @@ class _Tokens:
 
   def __init__(self, tokenizer: Tokenizer):
     self._tokenizer = tokenizer
-    self.eos_token_id, self.bos_token_id = tokenizer.eos_id, max(tokenizer.bos_id, 0)
+    self.eos_token_id, self.bos_token_id = tokenizer.eos_id, tokenizer.bos_id
     self.special_token_ids = sorted(tokenizer.special_ids)
 
   @functools.cached_property

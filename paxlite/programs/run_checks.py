@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
 from paxlite.data.rollouts import RolloutInput
-from paxlite.data.tokenizer import open_tokenizer
+from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
 from paxlite.parallel import partitioning
@@ -80,17 +80,12 @@ def check_reference_tokenizer(e: Experiment) -> None:
   ours = e.tokenizer_path or e.weights.tokenizer
   if not theirs or not ours or pathlib.Path(ours).resolve() == theirs.resolve():
     return
-  tokens = _tokens(ours)
-  if tokens != _tokens(str(theirs)):
+  found = [vocabulary_fingerprint(open_tokenizer(path)) for path in (ours, str(theirs))]
+  if found[0] != found[1]:
     raise UserError(
       f'{e.reference_path} has another tokenizer than the run: {theirs} differs from {ours}. Its '
       'ids are those of other tokens, and its probabilities say nothing about this data'
     )
-
-
-def _tokens(path: str) -> list[str]:
-  tokenizer = open_tokenizer(path)
-  return [tokenizer.decode_marked([i]) for i in range(tokenizer.vocab_size)]
 
 
 def check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:

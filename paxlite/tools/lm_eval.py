@@ -107,8 +107,8 @@ class PaxliteLM(TemplateLM):
     )
 
   @property
-  def eot_token_id(self) -> int:
-    """The EOS of the tokenizer; −1 if it has none."""
+  def eot_token_id(self) -> int | None:
+    """The EOS of the tokenizer; None if it has none."""
     return self._inference.tokenizer.eos_id
 
   @property
@@ -165,7 +165,7 @@ class PaxliteLM(TemplateLM):
       alike[_generation(request.args[1], penalty)].append(number)
     answers = [''] * len(requests)
     eos = self.eot_token_id
-    end = (self._inference.tokenizer.decode_marked([eos]),) if eos >= 0 else ()
+    end = () if eos is None else (self._inference.tokenizer.decode_marked([eos]),)
     for (until, max_new_tokens, sampling), numbers in alike.items():
       prompts = [self._prompt(requests[i].args[0]) for i in numbers]
       endings = (*until, *(text for text in end if text not in until))
@@ -178,7 +178,7 @@ class PaxliteLM(TemplateLM):
   def _prompt(self, context: str) -> list[int]:
     tokenizer = self._inference.tokenizer
     bos = tokenizer.special_id('bos_token')  # and not what stands for an empty context
-    has_bos = bos >= 0 and context.startswith(tokenizer.decode_marked([bos]))
+    has_bos = bos is not None and context.startswith(tokenizer.decode_marked([bos]))
     return self.tok_encode(context, not has_bos) or [self.prefix_token_id]
 
   def apply_chat_template(

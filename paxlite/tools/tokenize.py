@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -39,12 +40,14 @@ from paxlite.data.flat_tokens_writer import HELD_OUT, FlatTokensWriter, is_compl
 from paxlite.data.held_out import RULE, is_held_out, text_identity
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
-from paxlite.data.text_encoding import TextEncoding
-from paxlite.data.tokenizer import Tokenizer, open_tokenizer
+from paxlite.data.text_encoding import TextEncoding, unknown_tokens
+from paxlite.data.tokenizer import Tokenizer, open_tokenizer, vocabulary_fingerprint
 from paxlite.files.json_files import read_object
 from paxlite.files.stored_output import check_output, exists, resumed_folder
 from paxlite.files.text_files import expanded, lines_of
 from paxlite.stores.addresses import Address, is_address
+
+log = logging.getLogger('paxlite')
 
 _BATCH_CHARS = 1 << 19  # of the documents that a worker is given at once, or more
 _SECONDS_BETWEEN_NOTES = 5.0
@@ -64,6 +67,7 @@ class Position:
   number: int = 0
   num_bytes: int = 0
   skipped: int = 0
+  unknown: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +90,14 @@ class EncodedBatch:
   """The encoded documents of a batch.
 
   It holds token ids [n], the indices in them at which documents end, the number of bytes of text,
-  and the number of unreadable records.
+  the number of unreadable records, and the number of unknown tokens.
   """
 
   tokens: np.ndarray
   ends: np.ndarray
   num_bytes: int
   skipped: int
+  unknown: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +125,14 @@ class Encoder:
         continue
       num_bytes += len(text) if text.isascii() else len(text.encode())
       if text:
-        parts.append(encoding.document(text) if self.eos else tokenizer.encode_array(text))
+        parts.append(encoding.document(text, self.eos))
         count += len(parts[-1])
       ends.append(count)
     tokens = np.concatenate(parts, dtype=self.dtype, casting='unsafe') if parts else np.zeros(0)
     return EncodedBatch(
-      tokens.astype(self.dtype, copy=False), np.array(ends, np.int64), num_bytes, skipped
-    )
+      tokens.astype(self.dtype, copy=False), np.array(ends, np.int64), num_bytes, skipped,
+      encoding.num_unknown,
+    )  # fmt: skip
 
   def _is_wanted(self, text: str) -> bool:
     """Returns whether a document belongs to the split that is written."""
@@ -173,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
 
   tokenizer = open_tokenizer(args.vocab)
-  if args.append_eos and tokenizer.eos_id < 0:
+  if args.append_eos and tokenizer.eos_id is None:
     raise UserError(f'--append_eos: {args.vocab} has no EOS')
   if args.processes < 1:
     raise UserError(f'--processes={args.processes} must be at least 1')
@@ -249,7 +255,8 @@ def _write(
     position = _tokenize(sources, writer, encoder, args.processes)
     if writer.token_count == 0:
       raise UserError(f'{", ".join(args.sources)}: no text to tokenize')
-    writer.close()
+    about = {'tokenizer': vocabulary_fingerprint(tokenizer), 'unknown_tokens': position.unknown}
+    writer.close(about)
   except OSError as e:  # raised by writing; errors of reading name their file
     writer.abort()
     raise UserError(
@@ -263,6 +270,8 @@ def _write(
     f'{args.output}/{args.split}: {amount(writer.sequences, "document")}, '
     f'{position.num_bytes:,} bytes, {writer.token_count:,} tokens, read back and checked{skipped}'
   )
+  if position.unknown:
+    log.warning('%s', unknown_tokens(position.unknown, writer.token_count))
 
 
 def _tokenize(
@@ -280,6 +289,7 @@ def _tokenize(
         end,
         num_bytes=position.num_bytes + encoded.num_bytes,
         skipped=position.skipped + encoded.skipped,
+        unknown=position.unknown + encoded.unknown,
       )
       if time.monotonic() > noted + _SECONDS_BETWEEN_NOTES:
         writer.note(dataclasses.asdict(position))

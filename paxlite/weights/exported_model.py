@@ -16,12 +16,13 @@ import numpy as np
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.data import sentencepiece_model
 from paxlite.data.chat_format import NoTemplate
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference, experiment_of, load_checkpoint
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, sentencepiece_model
+from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.tensor_entries import Entry

@@ -234,5 +234,4 @@ def _special_ids(e: LanguageModel, tokenizer: pathlib.Path | None) -> tuple[int 
     opened = open_tokenizer(str(tokenizer))
   except UserError:
     return None, list(e.EOS_IDS)
-  bos = opened.special_id('bos_token')
-  return None if bos < 0 else bos, e.eos_ids(opened)
+  return opened.special_id('bos_token'), e.eos_ids(opened)

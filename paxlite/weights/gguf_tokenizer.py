@@ -9,9 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
-from paxlite.data.tokenizer import open_tokenizer
-from paxlite.weights.known_keys import check_known, shortened
-from paxlite.weights.sentencepiece_model import (
+from paxlite.data.sentencepiece_model import (
   BPE,
   BYTE,
   CONTROL,
@@ -24,6 +22,8 @@ from paxlite.weights.sentencepiece_model import (
   SentencePieceModel,
   serialized,
 )
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.weights.known_keys import check_known, shortened
 
 # llama.cpp's names of pre-tokenizers, with their configuration for the package tokenizers.
 _SPLIT = (

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
+from paxlite.data import sentencepiece_model as sentencepiece
 from paxlite.data.chat_format import NoTemplate
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights import sentencepiece_model as sentencepiece
 from paxlite.weights.gguf_tokenizer import PIPELINES, Pipeline
 
 log = logging.getLogger('paxlite')

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from paxlite.core.errors import UserError
 from paxlite.data.conversations import conversation
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
@@ -14,6 +15,7 @@ pytest.importorskip('tokenizers')
 
 from tokenizers import Tokenizer, models, normalizers  # noqa: E402
 
+from tests.support.folder_draws import change_configuration, draw_folder  # noqa: E402
 from tests.support.tokenizer_draws import TEMPLATES, TEXTS, draw_chat, draw_tokenizer  # noqa: E402
 
 TOOL = {'type': 'function', 'function': {'name': 'f', 'parameters': {'x': 'text'}}}
@@ -28,7 +30,7 @@ def check(seed: int, folder) -> None:
   ours = open_tokenizer(str(folder))
   encoding = TextEncoding(ours)
   assert ours.vocab_size == max(theirs.get_vocab().values()) + 1, drawn
-  assert ours.eos_id == (-1 if theirs.eos_token_id is None else theirs.eos_token_id), drawn
+  assert ours.eos_id == theirs.eos_token_id, drawn
   for text in TEXTS:
     plain = theirs(text, add_special_tokens=False)['input_ids']
     framed = theirs(text)['input_ids']
@@ -105,6 +107,43 @@ def check_chat(encoding, theirs, messages, tools, name, drawn) -> None:
   has_last = found.is_learned[len(prompt) :].any()  # white space may have no tokens
   if has_last and not found.prompt_differs and name not in ('think', 'generation'):
     assert found.ids[: starts[-1]].tolist() == prompt, where
+
+
+def check_texts(folder, drawn) -> None:
+  """Compares the ids of texts, what frames them, and their special tokens."""
+  theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+  ours = open_tokenizer(str(folder))
+  assert ours.vocab_size == max(theirs.get_vocab().values()) + 1, drawn
+  assert ours.eos_id == theirs.eos_token_id, drawn
+  assert ours.special_id('bos_token') == theirs.bos_token_id, drawn
+  for text in (*TEXTS, 'a<tool>user b<ctrl>', 'foo_bar  foo_barx\n\nuser <image>'):
+    where = (drawn, text)
+    try:
+      plain = theirs(text, add_special_tokens=False)['input_ids']
+    except BaseException as e:  # added tokens that a normalizer cuts make the library fail
+      if type(e).__name__ != 'PanicException':
+        raise
+      with pytest.raises(UserError, match='cannot encode a text'):
+        ours.encode(text)
+      continue
+    assert ours.encode(text) == ours.encode_array(text).tolist() == plain, where
+    framed = theirs(text)['input_ids']
+    if plain:
+      assert ours.start_ids + plain == framed[: _last(framed, plain)], where
+    assert ours.decode_marked(plain) == theirs.decode(plain), where
+
+
+@pytest.mark.parametrize('seed', range(24))
+def test_all_files_of_a_folder_with_a_model_of_sentencepiece_count(tmp_path, seed):
+  drawn = draw_folder(random.Random(seed), tmp_path)
+  check_texts(tmp_path, (seed, drawn))
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_a_configuration_that_differs_from_tokenizer_json(tmp_path, seed):
+  rng = random.Random(seed)
+  drawn = draw_tokenizer(rng, tmp_path, '')
+  check_texts(tmp_path, (seed, drawn, change_configuration(rng, tmp_path)))
 
 
 @pytest.mark.parametrize('seed', range(24))

@@ -436,7 +436,8 @@ def check_tokenizer(edits: Sequence[tuple]) -> bool:
       tokenizer = open_tokenizer(path)
       chat = ChatFormat('', path).render([{'role': 'user', 'content': 'ab'}], True)
       ids = tokenizer.encode('ab bab')
-      tokenizer.decode([*ids, *range(5), tokenizer.bos_id % 9, tokenizer.eos_id % 9])
+      ends = [i % 9 for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]
+      tokenizer.decode([*ids, *range(5), *ends])
       return ids, chat
 
     found = outcome(read, folder.name, 'the chat template')

@@ -12,7 +12,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
 from paxlite.data.base import Batch
 from paxlite.data.origins import ORIGIN, Key, names_records, pieces, place_of
-from paxlite.data.tokenizer import Tokenizer
+from paxlite.data.tokenizer import Tokenizer, vocabulary_fingerprint
 from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data.texts import shown, tokens_of
 
@@ -86,9 +86,7 @@ def check_tokenizers(one: RunData, other: RunData) -> None:
 def _vocabulary(tokenizer: Tokenizer | None) -> object:
   if tokenizer is None:
     return None
-  ids = range(tokenizer.vocab_size)
-  names = zlib.crc32('\0'.join(tokenizer.decode_marked([i]) for i in ids).encode())
-  return tokenizer.vocab_size, names, sorted(tokenizer.named_tokens.items())
+  return vocabulary_fingerprint(tokenizer), sorted(tokenizer.named_tokens.items())
 
 
 def compared(one: RunData, other: RunData) -> Comparison:

@@ -159,7 +159,7 @@ def test_eos_is_found_wherever_it_is_published(tmp_path, stated):
 def test_what_a_class_of_transformers_has_by_default_is_not_what_a_file_denies(tmp_path):
   written(tmp_path)
   denied = {'eos_token': None, 'tokenizer_class': 'GPT2Tokenizer'}
-  assert open_tokenizer(files(tmp_path, tokenizer_config=denied)).eos_id == -1
+  assert open_tokenizer(files(tmp_path, tokenizer_config=denied)).eos_id is None
 
 
 THINK = """{%- for m in messages %}

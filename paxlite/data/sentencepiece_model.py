@@ -15,6 +15,7 @@ _VARINT, _LONG, _BYTES, _FLOAT = 0, 1, 2, 5  # types of the wire format of proto
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODEL_TYPE, _SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
 _PIECES = {'unk': 45, 'bos': 46, 'eos': 47, 'pad': 48}
+_DEFAULT = {'unk': b'<unk>', 'bos': b'<s>', 'eos': b'</s>'}
 _CHARSMAP, _PREFIX, _EXTRA_SPACES = 2, 3, 4  # of the normalizer
 _MISSING = '\ufdd0'  # names a special piece that there is not
 
@@ -37,6 +38,8 @@ class SentencePieceModel(NamedTuple):
     adds_prefix: Whether a space is put before a text.
     removes_spaces: Whether several spaces become one.
     spaces_behind: Whether a space belongs to the word before it.
+    byte_fallback: Whether bytes stand for characters that no piece has.
+    unk, bos, eos: The special pieces; None: there is none.
   """
 
   pieces: Sequence[Piece]
@@ -45,6 +48,10 @@ class SentencePieceModel(NamedTuple):
   adds_prefix: bool = True
   removes_spaces: bool = True
   spaces_behind: bool = False
+  byte_fallback: bool = False
+  unk: str | None = None
+  bos: str | None = None
+  eos: str | None = None
 
 
 def parsed(content: bytes) -> SentencePieceModel:
@@ -61,6 +68,10 @@ def parsed(content: bytes) -> SentencePieceModel:
       trainer |= dict(_fields(_bytes(value)))
     elif number == _NORMALIZER:
       normalizer |= dict(_fields(_bytes(value)))
+  texts = {piece.text for piece in pieces}
+  special = {
+    name: _bytes(trainer.get(_PIECES[name], text)).decode() for name, text in _DEFAULT.items()
+  }
   return SentencePieceModel(
     pieces,
     int(trainer.get(_MODEL_TYPE, UNIGRAM)),
@@ -68,6 +79,8 @@ def parsed(content: bytes) -> SentencePieceModel:
     bool(normalizer.get(_PREFIX, True)),
     bool(normalizer.get(_EXTRA_SPACES, True)),
     bool(trainer.get(_SUFFIX, False)),
+    bool(trainer.get(_BYTE_FALLBACK, False)),
+    **{name: text if text in texts else None for name, text in special.items()},
   )
 
 

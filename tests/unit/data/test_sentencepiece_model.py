@@ -5,9 +5,8 @@ import pathlib
 import pytest
 import sentencepiece
 
-from paxlite.data import packaged
+from paxlite.data import packaged, sentencepiece_model
 from paxlite.data.tokenizer_training import train
-from paxlite.weights import sentencepiece_model
 
 TEXTS = [
   'In the beginning God created the heaven',
