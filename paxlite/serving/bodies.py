@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields as ObjectFields
 from paxlite.core.json_text import JsonObject
 from paxlite.data.conversations import conversation, name_of_tool
 from paxlite.data.sft_formats import texts
@@ -28,6 +29,9 @@ _IGNORED = (
   'user', 'metadata', 'store', 'service_tier', 'parallel_tool_calls', 'prompt_cache_key',
   'prompt_cache_retention', 'safety_identifier', 'verbosity',
 )  # fmt: skip
+_IGNORED_WITHIN = ('name', 'description', 'strict', 'include_obfuscation')
+# of a message that is to be continued; templates get all other keys
+_CONTINUED = ('prefix', 'partial')
 _REFUSED: Mapping[str, Sequence[Any]] = {
   'best_of': (1,), 'suffix': ('',), 'functions': ([],), 'function_call': ('none', 'auto'),
   'modalities': (['text'],), 'audio': (), 'prediction': (), 'reasoning_effort': (),
@@ -131,7 +135,7 @@ class Bodies:
     if choice == 'none':
       tools = None
     thinking = self._thinking(fields.get('chat_template_kwargs', {}))
-    messages = _plain(fields.get('messages'))
+    messages = _with_contents(fields.get('messages'))
     try:
       self._check_length('\n'.join([*texts(messages), *texts(tools)]), 'messages', 2)
       chat = conversation(messages, tools)
@@ -191,7 +195,9 @@ class Bodies:
     least = fields.integer('min_tokens', 0, 0, max_tokens) or 0
     grammar = self._grammar(fields)
     stream = fields.flag('stream')
-    usage = _usage(fields.get('stream_options', {}))
+    of_stream = _inner(fields, 'stream_options', {})
+    usage = of_stream.flag('include_usage')
+    of_stream.check_all_read()
     fields.get('model')
     fields.check_all_read()
     requests: list[Request] = []
@@ -272,8 +278,8 @@ class Bodies:
 
   def _grammar(self, fields: Fields) -> Callable[[], Grammar | None]:
     """Returns what makes the grammar of each answer."""
-    form = fields.get('response_format', {'type': 'text'})
-    kind = form.get('type') if isinstance(form, dict) else None
+    form = _inner(fields, 'response_format', {'type': 'text'})
+    kind = form.get('type')
     if kind == 'text':
       return lambda: None
     if kind not in ('json_object', 'json_schema'):
@@ -282,10 +288,12 @@ class Bodies:
       )
     schema = None
     if kind == 'json_schema':
-      described = form.get('json_schema')
-      schema = described.get('schema') if isinstance(described, dict) else None
+      described = _inner(form, 'json_schema', {})
+      schema = described.get('schema')
       if not isinstance(schema, dict):
         raise ApiError('response_format.json_schema.schema must be an object', 'response_format')
+      described.check_all_read()
+    form.check_all_read()
     try:
       self._grammars.json(schema)  # says what is wrong before a row is taken
     except UserError as e:
@@ -325,35 +333,34 @@ def _sampling(fields: Fields, usual: Sampling) -> Sampling:
   )
 
 
-def _usage(options: Any) -> bool:
-  if not isinstance(options, dict):
-    raise ApiError('stream_options must be an object', 'stream_options')
-  return bool(options.get('include_usage', False))
+def _inner(fields: Fields, name: str, default: JsonObject) -> Fields:
+  """Returns the fields of an object within a request."""
+  given = fields.get(name, default)
+  if not isinstance(given, dict):
+    raise ApiError(f'{name} must be an object', name)
+  return Fields(given, _IGNORED_WITHIN, {})
 
 
 def _is_id(x: object) -> bool:
   return isinstance(x, int) and not isinstance(x, bool)
 
 
-def _plain(messages: Any) -> Any:
-  """Returns messages whose contents are texts.
+def _with_contents(messages: Any) -> Any:
+  """Returns messages whose contents are not null, as those of an assistant may be.
 
-  Parts of text are joined, and others refused. The content of an assistant may be null.
+  Raises:
+    ApiError: The answer that a message begins is to be continued.
   """
-  return [_plain_message(m) for m in messages] if isinstance(messages, list) else messages
+  return [_with_content(m) for m in messages] if isinstance(messages, list) else messages
 
 
-def _plain_message(message: Any) -> Any:
-  content = message.get('content') if isinstance(message, dict) else None
-  if isinstance(content, list):
-    return {**message, 'content': _joined(content)}
-  if isinstance(message, dict) and content is None and message.get('role') == 'assistant':
+def _with_content(message: Any) -> Any:
+  if not isinstance(message, dict):
+    return message
+  of_message = ObjectFields(message)
+  for key in _CONTINUED:
+    if of_message.get(key):
+      raise ApiError(f'{key}: an answer cannot be continued', 'messages', 'unsupported_value')
+  if of_message.get('role') == 'assistant' and of_message.get('content') is None:
     return {**message, 'content': ''}
   return message
-
-
-def _joined(parts: list[Any]) -> str:
-  for part in parts:
-    if not isinstance(part, dict) or part.get('type') != 'text':
-      raise ApiError('this model reads text alone, no images, sounds or files', 'messages')
-  return ''.join(str(part.get('text', '')) for part in parts)

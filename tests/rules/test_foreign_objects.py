@@ -24,7 +24,7 @@ ELSE = {
   'eval/inference.py': {"source.written_by['values']": 'our own file'},
   'weights/meta.py': {'params': 'all of it is what Fields gave'},
 }  # fmt: skip
-MAKERS = ('Fields', 'object')  # Fields(…), and fields.object(…)
+MAKERS = ('Fields', 'ObjectFields', 'object', '_inner')  # what returns Fields
 
 
 def names_of_fields(function: ast.AST) -> set[str]:
