@@ -3,9 +3,11 @@
 - memmap: <path>/<split>/{tokens.bin, seq_starts.bin, meta.json}. tokens.bin is little-endian uint16
   (uint32 if an id needs it), and seq_starts.bin is uint64 [sequences + 1]. meta.json is written
   last, so a folder without it is unfinished. It holds the CRC-32C of tokens.bin, which is checked
-  when a dataset is first opened.
+  when a dataset is first opened, the vocabulary_fingerprint of the tokenizer, and the number of
+  unknown tokens.
 - seqax: a zarr v2 group with <split>/encoded_tokens uint32 (id·2, +1 where a sequence starts),
-  <split>/seq_starts uint64, and the attribute max_token_id on <split>.
+  <split>/seq_starts uint64, and the attribute max_token_id on <split>, with those of the tokenizer
+  where paxlite wrote it.
 """
 
 import collections
@@ -22,6 +24,8 @@ from paxlite.data import checked_files
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
 from paxlite.data.rows import RowKind, SequenceStarts, TokenArray, TokenRows
+from paxlite.data.text_encoding import TextEncoding, unknown_tokens
+from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.data.zarr_chunks import Chunks
 from paxlite.files.json_files import read_object
 from paxlite.files.text_files import check_file, fingerprint_of, size_of
@@ -37,6 +41,7 @@ Format = Literal['memmap', 'seqax']
 META = 'meta.json'
 TOKENS = 'tokens.bin'
 _STARTS = 'seq_starts.bin'
+_ATTRIBUTES = '.zattrs'  # of a group of zarr
 _CACHE_BYTES = 1 << 30
 _STARTS_IN_MEMORY = 1 << 20  # more are not read into memory but looked up in the file
 
@@ -49,17 +54,52 @@ class FlatTokenRows(TokenRows):
     split: 'train', 'validation', …
     seq_len: Length of a row.
     rows: Kind of row.
+    start_id: The input before the first token of a document; None: the one that
+      TextEncoding.first_id says for the tokenizer.
+    vocab_path: The tokenizer whose ids the model learns; '': not known.
+
+  Attributes beyond TokenRows':
+    fingerprint: A checksum of the tokens.
+    tokenizer_fingerprint: That of the tokenizer which made them; None: not known.
+    warnings: What a person should know of them, a line each.
 
   Raises:
-    UserError: The dataset does not exist, is unfinished, holds no tokens, or is damaged.
+    UserError: The dataset does not exist, is unfinished, holds no tokens, or is damaged; another
+      tokenizer made it; or no id stands before the first token of a document.
   """
 
-  def __init__(self, path: str, split: str, seq_len: int, rows: RowKind = 'stream'):
+  def __init__(
+    self,
+    path: str,
+    split: str,
+    seq_len: int,
+    rows: RowKind = 'stream',
+    start_id: int | None = 0,
+    vocab_path: str = '',
+  ):
     tokens, seq_starts, max_token_id = open_flat_tokens(path, split)
-    super().__init__(tokens, seq_starts, seq_len, rows, max_token_id, name=f'{path}/{split}')
+    name = f'{path}/{split}'
     if not len(tokens):
-      raise UserError(f'{path}/{split} holds no tokens')
+      raise UserError(f'{name} holds no tokens')
     folder = local_folder(path, split)
+    facts = read_object(folder / (META if (folder / META).exists() else _ATTRIBUTES))
+    self.tokenizer_fingerprint, unknown = facts.get('tokenizer'), facts.get('unknown_tokens')
+    if vocab_path:
+      tokenizer = open_tokenizer(vocab_path)
+      if self.tokenizer_fingerprint not in (None, vocabulary_fingerprint(tokenizer)):
+        raise UserError(
+          f'{name} was tokenized with another tokenizer than {tokenizer.path}: its ids are those '
+          'of other tokens. Name the one that made it, or tokenize the text again'
+        )
+      start_id = TextEncoding(tokenizer, None, start_id).first_id
+    elif start_id is None and rows != 'stream':
+      raise UserError(
+        f'{name}: nothing says which id stands before the first token of a document: name the '
+        'tokenizer with --fdl.VOCAB_PATH=PATH, or the id with --fdl.START_ID=ID'
+      )
+    largest = max(max_token_id, start_id or 0)
+    super().__init__(tokens, seq_starts, seq_len, rows, largest, name, start_id)
+    self.warnings = [unknown_tokens(unknown, len(tokens))] if unknown else []
     if isinstance(tokens, FileArray) and not is_address(path):
       check_tokens(folder)
     self.fingerprint = _fingerprint(folder, tokens)

@@ -40,7 +40,8 @@ class MixtureInput:
     seed: Seed of the order of inputs.
 
   Raises:
-    UserError: A weight is missing, not positive, or too small for one row in a block.
+    UserError: A weight is missing, not positive, or too small for one row in a block; or the
+      inputs have different tokenizers.
   """
 
   def __init__(
@@ -60,6 +61,7 @@ class MixtureInput:
         raise UserError(
           f'{data.name} has the weight {weight:g}, less than a row of {_BLOCK}: leave it out'
         )
+    _check_tokenizers(inputs)
     self._has_segments = any(_has_segments(data) for data in inputs)
 
   @property
@@ -159,6 +161,20 @@ class _Drawn:
 
   def read(self, numbers: np.ndarray) -> Batch:
     return self._batch
+
+
+def _check_tokenizers(inputs: Sequence[RowInput | StreamInput]) -> None:
+  """Raises UserError if stored tokens are of several tokenizers.
+
+  Those that are made now are of one tokenizer, which stored ones are compared with.
+  """
+  found = {getattr(data.source, 'tokenizer_fingerprint', None): data.name for data in inputs}
+  found.pop(None, None)
+  if len(found) > 1:
+    one, other, *_ = found.values()
+    raise UserError(
+      f'{one} and {other} have ids of different tokenizers: tokenize the texts with one of them'
+    )
 
 
 def _has_segments(data: RowInput | StreamInput) -> bool:

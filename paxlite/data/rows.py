@@ -4,7 +4,8 @@ Row kinds:
 - stream: consecutive windows of the tokens, so that documents follow each other without padding
   (mark their ends with EOS). The input of a row's first target is the token before it.
 - packed: the same windows with segment ids and positions, so that no token attends to another
-  document. The input is the row shifted right, with 0 at every document start (seqax's layout).
+  document. The input is the row shifted right, with the start id at every document start (seqax's
+  layout, in which it is 0).
 - sequences: one document per row, truncated or padded to the row's length.
 """
 
@@ -56,6 +57,8 @@ class TokenRows:
     rows: Kind of row; the module's docstring describes the kinds.
     max_token_id: The largest id in tokens, as the dataset states it.
     name: Name of the dataset, for messages.
+    start_id: The input before the first token of a document; None: not known, which stream rows
+      allow. The first row of these then follows the last token of the data.
     left_out: Documents whose tokens are padding; see left_out.py.
   """
 
@@ -65,6 +68,7 @@ class TokenRows:
   rows: RowKind
   max_token_id: int
   name: str = 'tokens'
+  start_id: int | None = 0
   left_out = frozenset[int]()  # no field: an input is made without it
 
   def __len__(self) -> int:
@@ -104,7 +108,12 @@ class TokenRows:
     largest = max(int(part.view(np.uint32).max()) for part in looked_at)
     stated = f'token id {largest} and states {self.max_token_id} as its largest'
     self._check(largest <= self.max_token_id, stated)
-    batch = self._with_segments(batch, indices) if self.rows == 'packed' else batch
+    if self.rows == 'packed':
+      batch = self._with_segments(batch, indices)
+    elif self.rows == 'sequences':
+      batch['ids'][:, 0] = self._start
+    else:
+      batch['ids'][indices == 0, 0] = self._start
     if self.left_out:
       return blanked(batch, np.isin(self._origins(indices)[..., 0], list(self.left_out)))
     return batch
@@ -127,8 +136,20 @@ class TokenRows:
       yield from (((name, i), i) for i in range(self.num_documents))
 
   @property
+  def _start(self) -> int:
+    if self.start_id is not None:
+      return self.start_id
+    assert self.rows == 'stream', 'the other kinds need a start id'
+    return int(self.tokens[len(self.tokens) - 1 : len(self.tokens)][0])
+
+  @property
+  def origin_starts(self) -> SequenceStarts:
+    """The first token of each document that origins name, then token_count [documents + 1]."""
+    return self.seq_starts
+
+  @property
   def num_documents(self) -> int:
-    return len(self.seq_starts) - 1
+    return len(self.origin_starts) - 1
 
   def origins(self, indices: np.ndarray) -> np.ndarray:
     """Returns (document, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding."""
@@ -146,22 +167,22 @@ class TokenRows:
         found[r, :length] = np.stack([np.full(length, index), np.arange(length)], axis=1)
         continue
       at = np.arange(index * T, min((index + 1) * T, len(self.tokens)))
-      # With another dtype than that of seq_starts, NumPy would convert all of seq_starts.
-      ends = np.array([at[0] + 1, at[-1] + 1]).astype(self.seq_starts.dtype)
-      first, last = (int(i) - 1 for i in self.seq_starts.searchsorted(ends))
-      starts = np.asarray(self.seq_starts[first : last + 1]).astype(np.int64)
+      # With another dtype than that of the starts, NumPy would convert all of them.
+      ends = np.array([at[0] + 1, at[-1] + 1]).astype(self.origin_starts.dtype)
+      first, last = (int(i) - 1 for i in self.origin_starts.searchsorted(ends))
+      starts = np.asarray(self.origin_starts[first : last + 1]).astype(np.int64)
       document = starts.searchsorted(at, side='right') - 1
       found[r, : len(at)] = np.stack([first + document, at - starts[document]], axis=1)
     return found
 
   def place_of(self, document: int) -> Place:
-    start = int(self.seq_starts[document])
+    start = int(self.origin_starts[document])
     detail = f'document {document}, which begins at token {start:,}'
     why = 'tokens do not keep the names of the files that they were'
     return Place(self.name, document, detail, why)
 
   def length_of(self, document: int) -> int:
-    return int(self.seq_starts[document + 1]) - int(self.seq_starts[document])
+    return int(self.origin_starts[document + 1]) - int(self.origin_starts[document])
 
   def _stream(self, indices: np.ndarray) -> Batch:
     T, count = self.seq_len, len(self.tokens)
@@ -188,7 +209,7 @@ class TokenRows:
       is_start[r, inside] = True
     position = np.arange(T, dtype=np.int32)
     return {
-      'ids': np.where(is_start, 0, batch['ids']),
+      'ids': np.where(is_start, np.int32(self._start), batch['ids']),
       'labels': batch['labels'],
       'weights': batch['weights'],
       'segment_ids': np.cumsum(is_start, axis=1, dtype=np.int32) * (batch['weights'] > 0),

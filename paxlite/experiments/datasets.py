@@ -27,7 +27,7 @@ from paxlite.data.seqio_tasks import SeqioSource
 from paxlite.data.sft import AnswerRows, SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
-from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
+from paxlite.data.text import HELD_OUT_SHARE, Split, TextRows
 from paxlite.data.tokenizer import tokenizer_file
 from paxlite.experiments.rows import FromTfds, Rows, Splits, Tokenized, check_fraction
 from paxlite.files.text_files import kind
@@ -91,7 +91,8 @@ class TextFiles(Tokenized, Rows, subject='Data'):
       seq_len=self.MAX_SEQ_LEN,
       split=split,
       rows=self.row_kind,
-      held_out_every=round(1 / self.EVAL_FRACTION) if self._holds_out else HELD_OUT_EVERY,
+      held_out_share=self.EVAL_FRACTION if self._holds_out else HELD_OUT_SHARE,
+      start_id=self.START_ID,
       eos_ids=list(self.EOS_IDS),
     )
 
@@ -113,7 +114,7 @@ class FlatTokens(Tokenized, Splits, subject='Data'):
 
   DATASET_PATH: Run[StoredPath] = ''  # folder of tokens that paxlite tokenize has written
   ROWS: Training[RowKind | None] = None  # how tokens become sequences; None: as PACKED_INPUT says
-  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer that prints samples
+  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer of the tokens; '': that of CHECKPOINT_RESTORE_PATH
 
   @property
   def dataset(self) -> str:
@@ -140,6 +141,8 @@ class FlatTokens(Tokenized, Splits, subject='Data'):
       split=split,
       seq_len=self.MAX_SEQ_LEN,
       rows=self.row_kind,
+      start_id=self.START_ID,
+      vocab_path=self.VOCAB_PATH or self.weights.tokenizer,
     )
 
 

@@ -1,5 +1,6 @@
 """Evaluation on complete inputs: weighted means in which every example counts exactly once."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +17,8 @@ from paxlite.tracking.summaries import Summaries
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.task import TOTAL
 from paxlite.training.train_state import TrainState
+
+log = logging.getLogger('paxlite')
 
 
 class StoppedError(Exception):
@@ -45,6 +48,9 @@ class Evaluator:
     self._stops = stops
     self._max_segments = max_segments
     self.inputs = inputs
+    for name, data in inputs.items():
+      if lost := getattr(getattr(data, 'source', None), 'lost', ''):
+        log.warning('%s: %s. No bits per byte are computed', name, lost)
     self._sharding = task.batch_sharding
     self._task = task.task
 

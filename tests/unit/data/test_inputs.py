@@ -23,7 +23,7 @@ from paxlite.data.rows import TokenRows
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
-from paxlite.data.text import TextRows, split_blocks, split_files
+from paxlite.data.text import TextRows, split_blocks, split_texts
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.demo import TinyGPT
@@ -186,6 +186,10 @@ def test_the_tokenizer_keeps_every_character():
   assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def split_files(files, share=0.05):
+  return [pair for pairs in split_texts(files, share) for pair in pairs]
+
+
 def test_text_rows_split_hold_out_and_know_their_bytes():
   blocks = [list(split_blocks(path)) for path in packaged.TEXTS]
   for file in blocks:
@@ -195,7 +199,7 @@ def test_text_rows_split_hold_out_and_know_their_bytes():
   held_out = [b for file in blocks for b, h in file if h]
   source = read['held_out']
   tokenizer = open_tokenizer(packaged.VOCAB)
-  assert tokenizer.decode(source.tokens[: source.seq_starts[1] - 1].tolist()) == held_out[0]
+  assert tokenizer.decode(source.tokens[: source.seq_starts[1]].tolist()) == held_out[0]
   total = sum(len(b.encode()) for b in held_out)
   assert source.bytes_per_token == pytest.approx(total / len(source.tokens))
   assert read['train'].max_token_id < 8192
@@ -221,7 +225,7 @@ def test_text_as_people_have_it(tmp_path, name):
   text = TEXTS[name]
   path = tmp_path / 'a.txt'
   path.write_bytes(text.encode())
-  blocks = split_files([str(path)], 20)
+  blocks = split_files([str(path)])
   assert ''.join(block for block, _ in blocks) == text.removeprefix('\ufeff')
   held = sum(len(block) for block, is_held in blocks if is_held)
   assert 0 < held / len(text) < (0.1 if len(text) > 10_000 else 0.6)
@@ -234,34 +238,35 @@ def test_text_as_people_have_it(tmp_path, name):
   assert all(block.endswith(expected.strip(' ')) or block.endswith(expected) for block, _ in blocks)
   if len(text) < 1_000_000:
     read = {s: TextRows([str(path)], packaged.VOCAB, 32, s) for s in ('all', 'train', 'held_out')}
-    tokens = {s: len(rows.tokens) for s, rows in read.items()}
-    assert tokens['all'] == tokens['train'] + tokens['held_out']
+    tokenizer = open_tokenizer(packaged.VOCAB)
+    decoded = {s: tokenizer.decode(rows.tokens.tolist()) for s, rows in read.items()}
+    assert decoded['all'] == text.removeprefix('\ufeff')
+    assert len(decoded['all']) == len(decoded['train']) + len(decoded['held_out'])
+    ends = {s: int((rows.tokens == tokenizer.eos_id).sum()) for s, rows in read.items()}
+    assert ends['all'] == ends['train'] + ends['held_out'] == 1
 
 
 def test_of_many_small_files_whole_ones_are_held_out(tmp_path):
   for i in range(40):
     (tmp_path / f'{i:02}.txt').write_text(f'file {i}\n' * 100)
   files = sorted(map(str, tmp_path.glob('*.txt')))
-  found = split_files(files, 20)
+  found = split_files(files)
   assert [block.split('\n')[0] for block, held in found if held] == ['file 19', 'file 39']
   assert len(found) == 40
 
 
 def test_texts_with_blank_lines_are_split_as_ever(tmp_path):
-  """A run that was started by an older version continues with the same rows."""
-  found = split_files(packaged.TEXTS, 20)
+  """A run that was started by an older version has held out the same texts."""
+  found = split_files(packaged.TEXTS)
   assert found == [pair for path in packaged.TEXTS for pair in split_blocks(path)]
   rows = TextRows(packaged.TEXTS, packaged.VOCAB, 256, 'train')
-  assert (len(rows.tokens), rows.tokens_fingerprint) == (2_382_861, 100_832_392)
+  assert (len(rows.tokens), rows.fingerprint) == (2_382_702, 2_077_129_160)
   small, large = tmp_path / 'small.txt', tmp_path / 'large.txt'
   small.write_text(WORDS * 100)  # is not cut, unlike the other file
   large.write_text(f'{WORDS}\n\n' * 3000)
-  assert [held for _, held in split_files([str(small), str(large)], 20)] == [
-    False,
-    False,
-    False,
-    True,
-  ]
+  one, other = split_texts([str(small), str(large)], 0.05)
+  assert [held for _, held in one] == [False]
+  assert 0.02 < sum(len(b) for b, held in other if held) / len(large.read_text()) < 0.08
 
 
 def test_what_is_held_out_is_chosen(tmp_path):
