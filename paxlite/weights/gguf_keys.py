@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from paxlite.core.errors import UserError, located
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.weights.families import end_ids, experiment_of, published
+from paxlite.weights.generation_keys import read_generation
 from paxlite.weights.gguf_families import (
   ARCHITECTURES,
   PATTERN,
@@ -60,7 +61,7 @@ HARMLESS: Sequence[str] = (
   r'general\.source\.(url|doi|uuid|repo_url|huggingface\.repository|hf_repo)',
   r'general\.(base_model|dataset)\.\d+\.(name|author|version|organization|description|url)',
   r'general\.(base_model|dataset)\.\d+\.(doi|uuid|repo_url)',
-  r'general\.sampling\.\w+',
+  r'general\.sampling\.\w+',  # read_generation reads them
   r'quantize\.imatrix\.\w+', r'imatrix\.\w+', r'mradermacher\.\w+',
   r'\.rope\.scaling\.finetuned',
   r'tokenizer\..*',  # gguf_tokenizer reads them, where the tokenizer is converted
@@ -84,6 +85,8 @@ NEUTRAL: Mapping[str, Sequence[object]] = {
 }  # fmt: skip
 
 IGNORED = ROPE_FREQS.replace('.', r'\.')  # a tensor that is read without an entry
+_SAMPLING = 'general.sampling.'
+_SAMPLED = {'temp': 'temperature', 'penalty_repeat': 'repetition_penalty'}
 _ENDS = ('eos', 'eot', 'eom')
 _STRETCHING = ('.rope.scaling.', '.rope.scale_linear')
 _MOST_LAYERS = 2000
@@ -116,7 +119,15 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
     check_layers(experiment, tensors.shapes, architecture.names)
     entries = architecture.entries(experiment)
   tensors.offset = architecture.offset
+  experiment = read_generation(_generation(tensors.fields), experiment, path)
   return experiment.replaced(EOS_IDS=ends), entries, tensors
+
+
+def _generation(fields: Mapping[str, Json]) -> JsonObject:
+  """Returns how the publisher of a file generates text, as generation_config.json names it."""
+  found = {k.removeprefix(_SAMPLING): v for k, v in fields.items() if k.startswith(_SAMPLING)}
+  named = {_SAMPLED.get(name, name): value for name, value in found.items()}
+  return named | ({'do_sample': bool(named['temperature'])} if 'temperature' in named else {})
 
 
 def _architecture(fields: Mapping[str, object]) -> Architecture:
