@@ -3,6 +3,8 @@
 import errno
 import os
 import pathlib
+import random
+import re
 import subprocess
 import time
 
@@ -138,3 +140,39 @@ def test_a_process_that_cannot_write_its_part_of_a_checkpoint_is_not_waited_for(
   assert 'saving failed, training continues: step 3: OSError: process 0 could not' in said[1]
   saved = sorted(p.name for p in (tmp_path / 'run' / 'checkpoints').iterdir())
   assert saved == ['checkpoint_00000006', 'checkpoint_00000009']
+
+
+SHORT_RUN = '--fdl.MAX_STEPS=6', '--fdl.CHECKPOINT_EVERY_N_STEPS=3', '--fdl.KEEP_BEST=True'
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """A run that nothing disturbed, with an evaluation and a sample."""
+  folder = tmp_path_factory.mktemp('whole') / 'run'
+  runs.run(folder, *SHORT_RUN, '--fdl.EVAL_INTERVAL_STEPS=3', config=TEXT)
+  return folder
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_a_full_disk_at_any_file_is_one_clear_line_and_nothing_is_lost(whole, tmp_path, seed):
+  """A file of a run cannot be written; then the disk has space again, and the run goes on."""
+  names = sorted({p.relative_to(whole).as_posix() for p in whole.rglob('*') if p.is_file()})
+  names = sorted({re.sub(r'checkpoint_\d+', 'checkpoint_', name) for name in names})
+  name = random.Random(seed).choice(names)
+  name = re.sub(r'(events|checkpoint_).*|\.lock', r'\1', name) or '.lock'
+  folder = tmp_path / 'run'
+  env = failing_calls.environment(
+    failing_calls.library(tmp_path), 'write', f'{folder}/{name}', errno.ENOSPC
+  )
+  flags = *SHORT_RUN, '--fdl.EVAL_INTERVAL_STEPS=3'
+  done = runs.ended(runs.command(folder, *flags, config=TEXT), runs.environment() | env)
+  assert done.returncode in (0, 1, 2), done.stderr
+  assert 'Traceback' not in done.stderr, name
+  assert 'defect' not in done.stderr, name
+  if done.returncode:
+    assert re.match('stopped: |error: ', done.stderr.splitlines()[-1]), (name, done.stderr)
+    assert 'No space left on device' in done.stderr
+  runs.run(folder, *flags, config=TEXT)
+  assert runs.losses(folder) == runs.losses(whole), name
+  evaluated = [runs.records(f, 'eval_metrics.jsonl') for f in (folder, whole)]
+  assert [r['avg_xent'] for r in evaluated[0]] == [r['avg_xent'] for r in evaluated[1]], name
