@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paxlite.core.foreign_text import printable
 from paxlite.core.round_numbers import round_up
 from paxlite.core.wording import amount
 from paxlite.core.wording import number as short
@@ -277,8 +278,7 @@ def masked_text(
   before, after = ('\x1b[32m', '\x1b[0m') if color else ('[[', ']]')
   ends = np.flatnonzero(np.diff(is_learned)) + 1
   pieces = zip(np.split(np.asarray(ids), ends), np.split(is_learned, ends), strict=True)
-  escaped = lambda c: c if c.isprintable() or c == '\n' else repr(c)[1:-1]
-  text_of = lambda part: ''.join(map(escaped, tokenizer.decode_marked(part.tolist())))
+  text_of = lambda part: printable(tokenizer.decode_marked(part.tolist()))
   texts = [(text_of(part), here[0]) for part, here in pieces]
   return ''.join(f'{before}{text}{after}' if here else text for text, here in texts)
 

@@ -1,13 +1,14 @@
 """The paths of OpenAI's API, as an application of Starlette."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hmac
 import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,9 +31,12 @@ from paxlite.serving.replies import ChatReply, Reply
 from paxlite.serving.worker import BusyError, Ticket, Worker
 
 log = logging.getLogger('paxlite')
+S = TypeVar('S')
+T = TypeVar('T')
 
 _MOST_BYTES = 8 << 20  # of a request's body
 _BODY_SECONDS = 30.0  # to send it
+_READERS = 2  # threads that read bodies; more of them would let the loop of events wait
 _LOOK_EVERY = 1.0  # seconds between two looks whether a client is still there
 
 
@@ -63,6 +67,7 @@ class Api:
     self._model, self._seconds, self._key = model, seconds, key
     self._hosts = hosts
     self._started = int(time.time())
+    self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, 'reader')
 
   @property
   def application(self) -> Gate:
@@ -115,8 +120,7 @@ class Api:
     self._check_key(request)
     body = await self._body(request)
     self._check_model(body.get('model'))
-    # a chat template may take a while
-    asked = await asyncio.to_thread(read, body)
+    asked = await self._aside(read, body)
     try:
       for one in asked.requests:
         self._worker.engine.check(one)
@@ -199,7 +203,11 @@ class Api:
             )
     except TimeoutError:
       raise errors.too_slow_body(_BODY_SECONDS) from None
-    return await asyncio.to_thread(body_of, b''.join(parts))
+    return await self._aside(body_of, b''.join(parts))
+
+  async def _aside(self, read: Callable[[S], T], given: S) -> T:
+    """Calls what may take a while, such as parsing or a chat template, in a thread of its own."""
+    return await asyncio.get_running_loop().run_in_executor(self._readers, read, given)
 
   def _check_key(self, request: HttpRequest) -> None:
     if not self._key:

@@ -32,6 +32,7 @@ from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
+from paxlite.core.foreign_text import printable
 from paxlite.core.wording import amount
 from paxlite.stores.addresses import is_address
 
@@ -108,7 +109,7 @@ def _print_block(name: str, lines: Sequence[str]) -> None:
   for start, line in zip(
     itertools.chain([f'{name:10}'], itertools.repeat(10 * ' ')), lines, strict=False
   ):
-    print(start + line)
+    print(printable(start + line))
 
 
 def _refused(
@@ -344,12 +345,12 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
   from paxlite.experiments.epochs import max_steps
 
   source = data.source
-  print(f'Data      {data.name}')
+  print(f'Data      {printable(data.name)}')
   if isinstance(source, SftRows):
     formats = (f'{keys} ({count:,})' for keys, count in source.formats.most_common())
-    print(f'Format    {"; ".join(formats)}')
+    print(printable(f'Format    {"; ".join(formats)}'))
   for line in data_summary.report(data):
-    print(line)
+    print(printable(line))
   if e.NUM_EPOCHS is not None:
     print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {amount(max_steps(e, data), "step")}')
   if isinstance(source, SftRows) and isinstance(e, SftFiles):
