@@ -4,22 +4,20 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
 
-def kill_group(process: subprocess.Popen[Any]) -> None:
+def kill_group(pid: int) -> None:
   """Kills a process that was started in a new session, and all that belong to its group.
 
   It waits for none of them: whoever reads from them finds the end of their output.
   """
   with contextlib.suppress(ProcessLookupError, PermissionError):
-    os.killpg(process.pid, signal.SIGKILL)
+    os.killpg(pid, signal.SIGKILL)
 
 
 def end_group_with_parent() -> None:

@@ -122,7 +122,7 @@ class _Worker:
     name = call.path if call.method is None else f'{call.path}.{call.method}'
     process = self._started()
     if self._interrupted:  # while it was started
-      kill_group(process)
+      kill_group(process.pid)
     assert process.stdin is not None
     try:
       process.stdin.write(json.dumps(call._asdict()).encode() + b'\n')
@@ -163,7 +163,7 @@ class _Worker:
     """Kills the process, so that a call under way fails at once."""
     self._interrupted = True
     if (process := self._process) is not None:
-      kill_group(process)
+      kill_group(process.pid)
 
   def close(self) -> None:
     """Ends the process; nothing is called afterwards."""
@@ -177,7 +177,7 @@ class _Worker:
     process, self._process = self._process, None
     if process is None:
       return None
-    kill_group(process)
+    kill_group(process.pid)
     for pipe in (process.stdin, process.stdout):
       if pipe is not None:
         with contextlib.suppress(BrokenPipeError):
