@@ -5,8 +5,6 @@ import resource
 import time
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
 _MOST = 512  # connections
 _HEAD_SECONDS = 10.0  # from a connection, or the end of an answer, to the end of the next head
 
@@ -22,6 +20,8 @@ def protocol(most: int = _MOST, seconds: float = _HEAD_SECONDS) -> type[asyncio.
     most: The most connections; at most half of the files that the process may open.
     seconds: How long the head of a request may take.
   """
+  from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   most = min(most, files // 2) if files != resource.RLIM_INFINITY else most
   base: Any = AutoHTTPProtocol  # of httptools, or of h11

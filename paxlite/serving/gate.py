@@ -1,22 +1,27 @@
 """What every request passes: the check of the names that it is sent to, and the log."""
 
+import json
 import time
 import urllib.parse
-from collections.abc import Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
-
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paxlite.cli.terminal import warn
 from paxlite.serving import errors
+from paxlite.serving.errors import ApiError
+
+# the types of ASGI
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ('localhost', '127.0.0.1', '::1')
 _USAGE = 'paxlite.usage'  # of a scope: the numbers of tokens of the prompts and the answers
 _NOT_LOGGED = '/health'  # is asked every few seconds
 
 
-def note_usage(scope: MutableMapping[str, Any], prompt: int, new: int) -> None:
+def note_usage(scope: Message, prompt: int, new: int) -> None:
   """Notes the numbers of tokens of a request, for the log."""
   scope[_USAGE] = prompt, new
 
@@ -33,38 +38,46 @@ class Gate:
     hosts: The names that the server may be called by; empty: any.
   """
 
-  def __init__(self, app: ASGIApp, hosts: Collection[str] = ()):
+  def __init__(self, app: App, hosts: Collection[str] = ()):
     self._app, self._hosts = app, {host.lower().strip('[]') for host in hosts}
 
-  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+  async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
     if scope['type'] != 'http':
       await self._app(scope, receive, send)
       return
     started, status = time.perf_counter(), 499  # the client went away
 
-    async def noting(message: MutableMapping[str, Any]) -> None:
+    async def noting(message: Message) -> None:
       nonlocal status
       if message['type'] == 'http.response.start':
         status = message['status']
       await send(message)
 
     try:
-      app = self._app if (refused := self._refused(scope)) is None else refused
-      await app(scope, receive, noting)
+      if (error := self._refusal(scope)) is None:
+        await self._app(scope, receive, noting)
+      else:
+        await _refuse(error, noting)
     finally:
       if scope['path'] != _NOT_LOGGED:
         warn(_line(scope, status, time.perf_counter() - started))
 
-  def _refused(self, scope: Scope) -> JSONResponse | None:
-    """Returns the response to a request that is not for this server."""
+  def _refusal(self, scope: Message) -> ApiError | None:
+    """Returns the error of a request that is not for this server; None: it is for it."""
     if not self._hosts:
       return None
     for name, kind in ((b'host', 'Host'), (b'origin', 'Origin')):
       for value in (value for key, value in scope['headers'] if key == name):
         if _host(value.decode('latin-1'), kind == 'Origin') not in self._hosts:
-          error = errors.foreign_host(kind, value.decode('latin-1'))
-          return JSONResponse(error.body, error.status)
+          return errors.foreign_host(kind, value.decode('latin-1'))
     return None
+
+
+async def _refuse(error: ApiError, send: Send) -> None:
+  body = json.dumps(error.body).encode()
+  headers = [(b'content-type', b'application/json'), (b'content-length', b'%d' % len(body))]
+  await send(dict(type='http.response.start', status=error.status, headers=headers))
+  await send(dict(type='http.response.body', body=body))
 
 
 def _host(value: str, is_origin: bool) -> str | None:
@@ -77,7 +90,7 @@ def _host(value: str, is_origin: bool) -> str | None:
   return found.hostname
 
 
-def _line(scope: Scope, status: int, seconds: float) -> str:
+def _line(scope: Message, status: int, seconds: float) -> str:
   client = scope.get('client')
   tokens = '{}+{} tokens '.format(*scope[_USAGE]) if _USAGE in scope else ''
   return (

@@ -357,7 +357,7 @@ def test_an_answer_that_takes_too_long(trained):
     server.process.wait()
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize(
   ('flags', 'match'),
   [
@@ -365,6 +365,7 @@ def test_an_answer_that_takes_too_long(trained):
     (['x', '--max_tokens=0'], '--max_tokens=0 must be at least 1'),
     (['x', '--port=99999'], 'cannot listen there'),
     (['x', '--host=no.such.host.invalid'], 'cannot listen there'),
+    (['x', '--api_key=secret'], 'set PAXLITE_API_KEY, or --api_key_file=FILE'),
   ],
 )
 def test_bad_arguments_are_one_line(flags, match):
