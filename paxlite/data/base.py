@@ -189,6 +189,19 @@ def blanked(batch: Batch, where: np.ndarray) -> Batch:
   return {name: np.where(where, np.zeros((), x.dtype), x) for name, x in batch.items()}
 
 
+def one_segment(weights: np.ndarray) -> Batch:
+  """Returns segment_ids and segment_pos [b, T] that make each row one segment.
+
+  What follows the last target of a row is padding: no target depends on it.
+
+  Args:
+    weights: The weights of the targets [b, T].
+  """
+  is_text = np.logical_or.accumulate((weights != 0)[:, ::-1], axis=1)[:, ::-1]
+  positions = np.broadcast_to(np.arange(weights.shape[1], dtype=np.int32), weights.shape)
+  return {'segment_ids': is_text.astype(np.int32), 'segment_pos': positions}
+
+
 def numbers(step: int, batch_size: int) -> np.ndarray:
   """Returns the numbers of the rows of a step's batch, counted from step 0, int64 [batch_size]."""
   return step * batch_size + np.arange(batch_size, dtype=np.int64)

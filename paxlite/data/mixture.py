@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.data.base import Batch, RowInput, numbers, permute
+from paxlite.data.base import Batch, RowInput, numbers, one_segment, permute
 from paxlite.data.positions import StreamPositions
 from paxlite.data.streams import ProcessRows, StreamInput
 
@@ -112,7 +112,7 @@ class MixtureInput:
       here = order[:, 0] == p
       found = sources[p].read(order[here, 1])
       if self._has_segments and 'segment_ids' not in found:
-        found = found | _one_segment(found['weights'])
+        found = found | one_segment(found['weights'])
       for name, value in found.items():
         whole = batch.setdefault(name, np.zeros((len(order), *value.shape[1:]), value.dtype))
         whole[here] = value
@@ -181,9 +181,3 @@ def _has_segments(data: RowInput | StreamInput) -> bool:
   if isinstance(data, StreamInput):
     return True
   return 'segment_ids' in data.source.read(np.zeros(1, np.int64))
-
-
-def _one_segment(weights: np.ndarray) -> Batch:
-  """Returns segment_ids and segment_pos [b, T] that make each row one segment."""
-  positions = np.broadcast_to(np.arange(weights.shape[1], dtype=np.int32), weights.shape)
-  return {'segment_ids': (weights > 0).astype(np.int32), 'segment_pos': positions}

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
-from paxlite.data.base import Batch, Input
+from paxlite.data.base import Batch, Input, one_segment
 from paxlite.data.batch_check import check
 from paxlite.data.device_batches import DeviceBatches, to_mesh
 from paxlite.parallel import partitioning
@@ -80,9 +80,11 @@ class RolloutInput(abc.ABC):
     """Continues from what `state` has returned."""
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of a global batch's arrays, for which the train step is compiled.
+    """Returns shapes and dtypes of a global batch's arrays, as `next_batch` makes them.
 
-    An override adds arrays [batch_size, …] to ids, labels and weights [batch_size, T].
+    An override adds arrays [batch_size, …] to ids, labels and weights [batch_size, T]. Without
+    segment_ids and segment_pos, each row is one segment, and what follows its last target is
+    padding.
     """
     like = lambda dtype: jax.ShapeDtypeStruct((self.batch_size, self.seq_len), dtype)
     return {'ids': like('int32'), 'labels': like('int32'), 'weights': like('float32')}
@@ -119,7 +121,7 @@ class RolloutBatches:
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, dtypes and shardings of a batch."""
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
-    return {k: like(x) for k, x in self._data.shapes().items()}
+    return {k: like(x) for k, x in drawn_shapes(self._data).items()}
 
   def draw(self, params: PyTree) -> dict[str, jax.Array]:
     """Returns the next batch; raises UserError if it is wrong."""
@@ -132,6 +134,8 @@ class RolloutBatches:
     if found != stated:
       raise UserError(f'the data {self._data.name} yields {found}, and its shapes() say {stated}')
     self._number += 1
+    if 'segment_ids' not in batch:
+      batch |= one_segment(batch['weights'])
     return to_mesh(batch, self._sharding, self._data.batch_size)
 
   def state(self, number: int) -> str:
@@ -153,6 +157,13 @@ class RolloutBatches:
 
 
 Batches = DeviceBatches | RolloutBatches
+
+
+def drawn_shapes(data: RolloutInput) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns shapes and dtypes of the arrays of a global batch that is trained on."""
+  shapes = data.shapes()
+  of_segments = dict.fromkeys(('segment_ids', 'segment_pos'), shapes['ids'])
+  return shapes if 'segment_ids' in shapes else shapes | of_segments
 
 
 def restore(data: Input, step: int, metadata: Mapping[str, Json]) -> None:

@@ -8,6 +8,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite.core.trees import PyTree
+from paxlite.data.base import one_segment
 from paxlite.data.device_batches import to_mesh
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN
@@ -55,6 +56,7 @@ class LabelLogProbs:
     for start in range(0, len(batch['ids']), self._rows):
       rows = slice(start + mine.start, start + mine.stop)
       part = {name: batch[name][rows] for name in ('ids', 'labels')}
+      part |= one_segment(batch['weights'][rows])
       with partitioning.activate(self._mesh, self._rules):
         on_mesh = self._compute(params, to_mesh(part, sharding, self._rows))
       found.append(multihost_utils.process_allgather(on_mesh, tiled=True))

@@ -116,14 +116,19 @@ class SharedExperts(nn.Module):
 def load_balance_loss(routing: Routing) -> jax.Array:
   """Returns E²·mean(mean_M(probability) · mean_M(is the first choice)), GShard's auxiliary loss.
 
-  It is 1 if all experts have equal load and probability. As in Pax, padding counts in the
-  denominators of both inner means, but not in their numerators.
+  It is 1 if all experts have equal load and probability. Padding counts nowhere: means are over
+  the tokens of a group, and groups are weighted by their tokens. In Pax, padding counts in the
+  denominators of both inner means.
   """
-  E = routing.probabilities_JME.shape[-1]
+  J, M, E = routing.probabilities_JME.shape
   tokens_JM1 = routing.is_token_JM[..., None]
-  first_JME = jax.nn.one_hot(routing.experts_JMX[..., 0], E) * tokens_JM1
-  mean = lambda x_JME: (x_JME * tokens_JM1).mean(1)
-  return (mean(routing.probabilities_JME) * mean(first_JME)).mean() * E**2
+  count_J1 = tokens_JM1.sum(1).astype(jnp.float32)
+  # both factors are exactly 1 without padding
+  positions_per_token_J1 = M / jnp.maximum(count_J1, 1)
+  share_J1 = J * count_J1 / jnp.maximum(count_J1.sum(), 1)
+  first_JME = jax.nn.one_hot(routing.experts_JMX[..., 0], E)
+  mean = lambda x_JME: (x_JME * tokens_JM1).mean(1) * positions_per_token_J1
+  return (mean(routing.probabilities_JME) * mean(first_JME) * share_J1).mean() * E**2
 
 
 def assign_slots(routing: Routing, capacity: int) -> Slots:
