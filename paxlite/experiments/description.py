@@ -45,12 +45,17 @@ def warnings(experiment: Experiment, task: Task, state: TrainState) -> list[str]
 
 
 def requirements(experiment: Experiment) -> str:
-  """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and warnings."""
+  """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and warnings.
+
+  Raises:
+    UserError: Nothing is trained, or what cannot be.
+  """
   e = experiment
   task: Task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   specs = partitioning.param_specs(boxed, e.rules)
   state = meta.unbox(boxed)
+  task.optimizer.check(state.params)
   trainable, _ = task.optimizer.split(state.params)
   trainable_specs, _ = task.optimizer.split(specs.params)
   sizes = e.mesh_sizes

@@ -24,6 +24,7 @@ from paxlite.core.variable_names import (
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
 from paxlite.optim.eight_bits import kept_in_eight_bits
+from paxlite.optim.per_layer import per_layer
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
 from paxlite.parallel.encoded_weights import is_encoded
@@ -35,7 +36,8 @@ class Optimizer:
 
   Attributes:
     transformation: Turns gradients into updates, including the learning rate. An update whose
-      gradients are not finite changes nothing: see `skippable`.
+      gradients are not finite changes nothing: see `skippable`. Each layer of a repeated stack is a
+      variable of its own: see `per_layer`.
     schedule: Learning rate by update count, for the summaries; None if it is not known.
     trainable: Regular expressions; a variable trains when one of them matches its full path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
@@ -76,7 +78,8 @@ class Optimizer:
   @functools.cached_property
   def _wrapped(self) -> Skippable:
     """The transformation with moments in their dtype, which can skip an update."""
-    plain = skippable(self.transformation)
+    is_known = self.by_layer or isinstance(self.transformation, Skippable)
+    plain = skippable(self.transformation if is_known else per_layer(self.transformation))
     if self.moments_dtype == 'int8':
       return Skippable(*kept_in_eight_bits(plain))
     return Skippable(*moments.narrow(plain, self.moments_dtype))
@@ -102,6 +105,32 @@ class Optimizer:
     if self.average_decay:
       state = Averaged.of(state, params)
     return state_axes.boxed_like(trainable, state)
+
+  def check(self, params: PyTree) -> None:
+    """Raises UserError unless `trainable` names variables of a model that can be trained.
+
+    Args:
+      params: The parameters, or their shapes.
+    """
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for pattern in self.trainable:
+      if not any(re.fullmatch(pattern, name) for name in names):
+        raise UserError(
+          f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
+          f'there are {", ".join(names[:3])} …'
+        )
+    trained = self.split(params)[0]
+    for path, like in jax.tree_util.tree_leaves_with_path(trained):
+      if not jnp.issubdtype(like.dtype, jnp.floating):
+        raise UserError(
+          f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as '
+          f'{like.dtype}, which is for weights that are not trained: --fdl.USE_LORA=True'
+        )
+    if not jax.tree.leaves(trained):
+      raise UserError(
+        f'TRAINABLE_VARIABLES={list(self.trainable)} trains nothing: name other variables, or '
+        'leave it out'
+      )
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import jax
 
 from paxlite.core.trees import PyTree
-from paxlite.optim import moments
 from paxlite.optim.muon import MuonState
 from paxlite.optim.state_axes import named, parameter_of
 
@@ -13,8 +12,7 @@ from paxlite.optim.state_axes import named, parameter_of
 def described(opt_state: PyTree, params: PyTree) -> list[str]:
   """Returns a sentence on each partitioned or masked state of optax; none for other optimizers.
 
-  optax.contrib.muon, as an example, trains matrices by Muon and all other arrays by Adam, and the
-  stacked layers of a repeated stack are no matrices.
+  optax.contrib.muon, as an example, trains matrices by Muon and all other arrays by Adam.
 
   Args:
     opt_state: The state, or its shapes.
@@ -39,12 +37,6 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
     ]
     if any(held.values()):
       lines.append(f'The parts of the optimizer train: {", ".join(texts)}.')
-  has_mask = any(_is_split(n) and not isinstance(n, MuonState) for n in nodes)
-  if has_mask and (stacked := next(filter(moments.is_repeated, sizes), None)):
-    lines.append(
-      'The optimizer has masks. To one that counts dimensions, an array of the repeated stack has '
-      f'one more, that of its layers: {stacked} has the shape {list(named(params)[stacked].shape)}.'
-    )
   is_averaged = lambda x: type(x).__name__ == 'ScheduleFreeState'
   if any(map(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged))):
     lines.append(

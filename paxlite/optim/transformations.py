@@ -9,7 +9,8 @@ import optax
 from jax.tree_util import KeyPath
 
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import REPEATED, path_name
+from paxlite.core.variable_names import path_name
+from paxlite.parallel.weight_dims import layer_dims
 
 Valid = bool | jax.Array
 
@@ -63,7 +64,7 @@ def scale_by_pax_adam(
       u = m / (jnp.sqrt(v + epsilon_root) + epsilon)
       if update_clip > 0:
         # each layer of a repeated stack counts as a separate variable, as in Pax
-        dims = range(1 if REPEATED in path_name(path).split('/') else 0, u.ndim)
+        dims = range(layer_dims(path_name(path)), u.ndim)
         rms = jnp.sqrt(jnp.square(u).mean(tuple(dims), keepdims=True))
         u = u / jnp.maximum(1.0, rms / update_clip)
       return u

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -108,11 +109,30 @@ def declared(boxed_params: Callable[[], PyTree]) -> Iterator[None]:
     _declared.reset(token)
 
 
+_one_layer = contextvars.ContextVar[bool]('paxlite_one_layer', default=False)
+
+
+@contextlib.contextmanager
+def of_one_layer() -> Iterator[None]:
+  """A context in which arrays of a repeated stack are those of one layer: see optim.per_layer."""
+  token = _one_layer.set(True)
+  try:
+    yield
+  finally:
+    _one_layer.reset(token)
+
+
+def layer_dims(name: str) -> int:
+  """Returns 1 if the first dimension of a variable of this name is that of layers; otherwise 0."""
+  return int(REPEATED in name.split('/') and not _one_layer.get())
+
+
 def weight_dims(params: PyTree) -> PyTree:
   """Returns the WeightDims of each variable, in a tree like `params`.
 
-  It is for the init and the update of an optax transformation. Variables that a layer has declared
-  without `partitioning.param` have no inputs.
+  It is for the init and the update of an optax transformation, which sees the arrays of one layer
+  of a repeated stack. Variables that a layer has declared without `partitioning.param` have no
+  inputs.
 
   Args:
     params: Parameters, or gradients or moments in a tree with the same names. Some may be left out.
@@ -128,9 +148,13 @@ def weight_dims(params: PyTree) -> PyTree:
 
   def one(path: Sequence[object], x: jax.Array) -> WeightDims:
     name = path_name(path)
+    layers, words = layer_dims(name), name.split('/')
+    if _one_layer.get() and REPEATED in words:  # which may be one of several, by its number
+      name = re.sub(rf'(^|/){REPEATED}/\d+/', rf'\1{REPEATED}/', name)
+      if name in boxes:
+        return dims_of(boxes[name].replace(names=boxes[name].names[1:]))
     if name in boxes:
       return dims_of(boxes[name])
-    layers = int(REPEATED in name.split('/'))
     return WeightDims(tuple(range(layers)), (), tuple(range(layers, x.ndim)))
 
   return jax.tree_util.tree_map_with_path(one, params)

@@ -151,7 +151,7 @@ class Run:
     run_checks.check_vocabulary(e, {'training': data, **eval_data})
     run_checks.check_eval_batches(e, eval_data)
     run_checks.check_examples(e, {'training': data, **eval_data})
-    run_checks.check_trainable(store.task)
+    store.task.task.optimizer.check(store.task.abstract.params)
     run_checks.check_reference_tokenizer(e.with_reference if isinstance(e, StoredValues) else e)
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)

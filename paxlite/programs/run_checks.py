@@ -1,22 +1,16 @@
 """Checks of what a run is made of, before anything is compiled or written."""
 
 import pathlib
-import re
 from collections.abc import Collection
-
-import jax
-import jax.numpy as jnp
 
 from paxlite.checkpointing.source import tokenizer_of
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
 from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
 from paxlite.parallel import partitioning
-from paxlite.training.sharded_task import ShardedTask
 
 
 def check_best_metric(metric: str, losses: Collection[str]) -> None:
@@ -37,30 +31,6 @@ def check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
         f'{vocab_size}: '
         f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
       )
-
-
-def check_trainable(task: ShardedTask) -> None:
-  params = task.abstract.params
-  optimizer = task.task.optimizer
-  names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-  for pattern in optimizer.trainable:
-    if not any(re.fullmatch(pattern, name) for name in names):
-      raise UserError(
-        f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
-        f'there are {", ".join(names[:3])} …'
-      )
-  trained = optimizer.split(params)[0]
-  for path, like in jax.tree_util.tree_leaves_with_path(trained):
-    if not jnp.issubdtype(like.dtype, jnp.floating):
-      raise UserError(
-        f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as {like.dtype}, '
-        'which is for weights that are not trained: --fdl.USE_LORA=True'
-      )
-  if not jax.tree.leaves(trained):
-    raise UserError(
-      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} trains nothing: name other variables, or '
-      'leave it out'
-    )
 
 
 def check_moments(e: Experiment, folder: pathlib.Path) -> None:

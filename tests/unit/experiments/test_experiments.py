@@ -14,6 +14,7 @@ from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.description import requirements
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.parts.te_layer import check_supported
@@ -261,3 +262,9 @@ def test_a_former_name_of_a_property_is_refused():
       @property
       def remarks(self):
         return ['unheard']
+
+
+@pytest.mark.parametrize('patterns', [['nothing'], ['.*/lora_[ab]'], ['embedding/.*', 'a/b']])
+def test_a_dry_run_refuses_what_trains_nothing_as_a_run_does(patterns):
+  with pytest.raises(UserError, match=r'TRAINABLE_VARIABLES: .* matches no variable'):
+    requirements(TinyGPT(TRAINABLE_VARIABLES=patterns))

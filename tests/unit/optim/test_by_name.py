@@ -19,6 +19,7 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA7B
 from paxlite.optim import by_name, moments, partition_report
 from paxlite.optim.optimizers import Optimizer
+from paxlite.optim.per_layer import per_layer
 from paxlite.optim.state_axes import unboxed
 from paxlite.parallel.weight_dims import Weight, declared, muon_dims, weight_dims
 from paxlite.tools import show
@@ -90,7 +91,8 @@ OWN = {
   'normuon': lambda: matrices_and_rest(per_neuron()),
   'lion': lambda: optax.lion(0.01, 0.9, 0.99, weight_decay=0.1),
   'sgd': lambda: optax.chain(optax.add_decayed_weights(0.0), optax.sgd(0.01, 0.9)),
-  'adafactor': lambda: optax.adafactor(0.01, weight_decay_rate=0.001),
+  # of each layer; test_per_layer.py compares with the unrolled model
+  'adafactor': lambda: per_layer(optax.adafactor(0.01, weight_decay_rate=0.001)),
   'schedule_free': lambda: contrib.schedule_free_adamw(
     0.01, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1
   ),
