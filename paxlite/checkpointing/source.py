@@ -18,7 +18,7 @@ from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
 from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.variable_names import DORA_VARIABLES, REPEATED
+from paxlite.core.variable_names import REPEATED
 from paxlite.data.tokenizer import TOKENIZERS
 from paxlite.files.json_files import read_object
 from paxlite.stores import object_copies, paths
@@ -57,16 +57,17 @@ class Source:
   def variables(self) -> dict[str, Variable]:
     """All stored variables by name: 'params/embedding/emb_var', 'opt_state/1/m/…', 'step'.
 
-    A LoRA run saves only the parameters that it trains. In this case the frozen parameters of its
-    base checkpoint are included here too.
+    A LoRA run saves only the parameters that it trains, factors and others that were named. In this
+    case the frozen parameters of its base checkpoint are included here too.
     """
     return self._variables(())
 
   def _variables(self, beside: tuple[pathlib.Path, ...]) -> dict[str, Variable]:
     """Returns `variables`; `beside` are the folders of the LoRA checkpoints that led here."""
     own = stored_variables(self.folder / 'state')
-    params = [k for k in own if k.startswith(f'{_PARAMS}/')]
-    if not params or not all(re.fullmatch(DORA_VARIABLES, k) for k in params):
+    weights = {re.sub(r'/w(/.*)?$', '', k) for k in own if re.search(r'/w(/[^/]*)?$', k)}
+    factors = [k for k in own if k.startswith(f'{_PARAMS}/') and k.endswith('/lora_a')]
+    if all(k.removesuffix('/lora_a') in weights for k in factors):
       return own
     path = self.base or self.written_by['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:

@@ -30,7 +30,7 @@ from paxlite.parallel import devices
 from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
-from paxlite.programs import reference_values
+from paxlite.programs import reference_values, untrained_rows
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.first_start import dated, noting, with_positions
 from paxlite.programs.mesh_check import check_mesh
@@ -194,6 +194,10 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
   if begins and not trainer.store.is_local(step):
     for plan in filter(None, (trainer.store.plan, trainer.store.reference_plan)):
       _say(plan.table())
+    if isinstance(e := run.experiment, LanguageModel) and trainer.store.plan is not None:
+      optimizer = trainer.store.task.task.optimizer
+      for line in untrained_rows.warnings(e, optimizer, state.params, trainer.data.input):
+        _say(line)
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
   if run.command and jax.process_index() == 0:

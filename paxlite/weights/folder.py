@@ -7,6 +7,7 @@ TO/tokenizer.json …                   the tokenizer, where there is one
 """
 
 import json
+import logging
 import os
 import pathlib
 import re
@@ -31,6 +32,8 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.text_files import check_file
 from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.tensor_entries import Entry
+
+log = logging.getLogger('paxlite')
 
 
 class Tensors(Protocol):
@@ -74,6 +77,9 @@ def write_weights(
     for ours, parts in by_variable.items():
       value, shape = _variable(parts, tensors)
       name = f'params.{ours.replace("/", ".")}'
+      if has_nan(value):
+        theirs = ', '.join(part.theirs for part in parts)
+        log.warning('%s: has numbers that are NaN, and so has all that the model computes', theirs)
       chunk, sums[chunk] = write_variable(folder / 'state', name, value, shape)
       size += value.nbytes
       done += len(parts)
@@ -85,6 +91,16 @@ def write_weights(
       finish(folder)
     write_checksums(folder, sums)
   return size
+
+
+def has_nan(value: np.ndarray) -> bool:
+  """Returns whether an array of floating-point numbers has one that is NaN."""
+  # NumPy is slow with numbers of 16 bits, so their bits are compared as integers
+  largest = {'bfloat16': 0x7F80, 'float16': 0x7C00}.get(value.dtype.name)  # bits of infinity
+  if largest is None:
+    return value.dtype.kind == 'f' and bool(np.isnan(np.max(value, initial=0)))
+  signed, unsigned = (int(np.max(value.view(x), initial=0)) for x in (np.int16, np.uint16))
+  return signed > largest or unsigned > 0x8000 + largest
 
 
 def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from paxlite.checkpointing.variables import Variable
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, listed
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.families import family_of, hugging_face_entries
@@ -55,6 +56,12 @@ def write_adapter(
   ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
   if not ranks:
     raise UserError('the checkpoint holds nothing of LoRA: train with --fdl.USE_LORA=True')
+  factors = LORA_VARIABLES, DORA_VARIABLES
+  if others := [p for p in experiment.TRAINABLE_VARIABLES if p not in factors]:
+    raise UserError(
+      f'the run trained {listed(others)} beside the factors, and an adapter would leave them out: '
+      'export with --to=hf, which merges all of it'
+    )
   entries = hugging_face_entries(experiment)
   family = family_of(experiment)
   if family == 'gpt2':
