@@ -83,6 +83,11 @@ class JsonTokenizer:
     """The contents of a tokenizer.json that encodes texts as this tokenizer does, without BOS."""
     return parsed(self._tokenizer.to_str())
 
+  @property
+  def follows_model(self) -> bool:
+    """Whether a tokenizer.model says how texts are split, and not the class of transformers."""
+    return self.path.endswith('.model') and self._files.tokenizer_class == PLAIN
+
   @functools.cached_property
   def is_token(self) -> np.ndarray:
     ids = list(self._tokenizer.get_vocab(with_added_tokens=True).values())

@@ -41,11 +41,13 @@ def tokenizer_fields(e: LanguageModel, path: pathlib.Path | None) -> dict[str, o
     return {'tokenizer.ggml.model': 'none'}
   tokenizer = open_tokenizer(str(path))
   check_vocabulary(tokenizer, e.VOCAB_SIZE)
-  if isinstance(tokenizer, JsonTokenizer):
+  if isinstance(tokenizer, JsonTokenizer) and not tokenizer.follows_model:
     found = _of_json(tokenizer, e.VOCAB_SIZE)
   else:
-    content = pathlib.Path(tokenizer.path).read_bytes()
-    found = _of_pieces(sentencepiece.parsed(content), tokenizer.path, e.VOCAB_SIZE)
+    model = sentencepiece.parsed(pathlib.Path(tokenizer.path).read_bytes())
+    if isinstance(tokenizer, JsonTokenizer):
+      model = _with_added(model, tokenizer.pipeline['added_tokens'])
+    found = _of_pieces(model, tokenizer.path, e.VOCAB_SIZE)
   tokens = found['tokens']
   assert isinstance(tokens, list)
   named = {f'tokenizer.ggml.{name}': value for name, value in found.items()}
@@ -174,6 +176,19 @@ def _adds_prefix(pipeline: JsonObject) -> bool | None:
   if steps == [replaced] and (pre is None or is_gemma):
     return False
   return True if steps == [prepended, replaced] and pre is None else None
+
+
+def _with_added(
+  model: sentencepiece.SentencePieceModel, added: Sequence[JsonObject]
+) -> sentencepiece.SentencePieceModel:
+  """Returns a model with the tokens that other files add to it, by their ids."""
+  pieces = dict(enumerate(model.pieces))
+  for token in added:
+    old = pieces.get(token['id'], sentencepiece.Piece('', 0.0, sentencepiece.NORMAL))
+    kind = sentencepiece.CONTROL if token['special'] else sentencepiece.USER_DEFINED
+    kind = old.kind if old.kind == sentencepiece.UNKNOWN else kind
+    pieces[token['id']] = sentencepiece.Piece(token['content'], old.score, kind)
+  return model._replace(pieces=[pieces[i] for i in sorted(pieces)])
 
 
 def _of_pieces(

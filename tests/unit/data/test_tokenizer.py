@@ -1,11 +1,13 @@
 """Tokenizer files from others give right results or one clear error."""
 
 import json
+import pathlib
 
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.data.tokenizer import JsonTokenizer, open_tokenizer
+from paxlite.data import packaged
+from paxlite.data.tokenizer import JsonTokenizer, SentencePieceTokenizer, open_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
 
@@ -85,3 +87,51 @@ def test_a_text_is_neither_cut_off_nor_padded(tmp_path):
   assert tokenizer.encode('ababb') == [2, 2, 1]
   assert tokenizer.encode_array('ababb').tolist() == [2, 2, 1]
   assert tokenizer.bos_id == 3
+
+
+def folder_of_pieces(folder, **files) -> str:
+  """Writes the packaged model as tokenizer.model, and JSON files next to it."""
+  (folder / 'tokenizer.model').write_bytes(pathlib.Path(packaged.VOCAB).read_bytes())
+  for name, contents in files.items():
+    (folder / f'{name}.json').write_text(json.dumps(contents))
+  return str(folder)
+
+
+@pytest.mark.parametrize(
+  ('files', 'message'),
+  [
+    (dict(added_tokens={'<more>': 8192}), 'added_tokens.json changes the ids of tokenizer.model'),
+    (dict(tokenizer_config={'add_bos_token': True}), 'add_bos_token changes the ids'),
+    (dict(tokenizer_config={'tokenizer_class': 'T5TokenizerFast'}), 'the class T5Tokenizer of'),
+    (dict(tokenizer_config={'tokenizer_class': 'Qwen2Tokenizer'}), 'Qwen2Tokenizer reads no'),
+    (dict(tokenizer_config={'tokenizer_class': 'LlamaTokenizer', 'added_tokens_decoder': {'x': 1}}),
+     "added_tokens_decoder has no token for 'x'"),
+  ],
+)  # fmt: skip
+def test_a_folder_of_pieces_that_is_refused(tmp_path, files, message):
+  with pytest.raises(UserError, match=message):
+    open_tokenizer(folder_of_pieces(tmp_path, **files))
+
+
+def test_who_reads_a_folder_of_pieces(tmp_path):
+  found = open_tokenizer(folder_of_pieces(tmp_path))
+  assert isinstance(found, SentencePieceTokenizer)
+  assert found.eos_id == 2
+  names = {'eos_token': '<s>', 'padding_side': 'left'}
+  assert open_tokenizer(folder_of_pieces(tmp_path, tokenizer_config=names)).eos_id == 1
+  of_class = {'tokenizer_class': 'LlamaTokenizer', 'add_bos_token': True}
+  found = open_tokenizer(folder_of_pieces(tmp_path, tokenizer_config=of_class))
+  assert isinstance(found, JsonTokenizer)
+  assert found.start_ids == [1]
+
+
+def test_keys_that_nobody_reads_are_said_once(tmp_path, caplog):
+  known = {'tokenizer_class': 'LlamaTokenizer', 'model_max_length': 8, 'image_token': '<i>'}
+  path = folder_of_pieces(tmp_path, tokenizer_config=known | {'sp_model_kwargs': {}})
+  open_tokenizer(path)
+  assert not caplog.records
+  folder_of_pieces(tmp_path, tokenizer_config=known | {'do_lower_case': True})
+  for _ in range(2):
+    open_tokenizer(path)
+  (record,) = caplog.records
+  assert 'tokenizer_config.json: do_lower_case: not read' in record.message

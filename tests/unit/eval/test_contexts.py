@@ -61,7 +61,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
   with pytest.raises(UserError, match='has no token of its own'):
     Contexts(TextEncoding(tokenizer), [256], 256).pair('', None, '')
   with pytest.raises(UserError, match='neither BOS nor EOS'):
-    Contexts(TextEncoding(tokenizer), [], -1).pair('', None, 'b')
+    Contexts(TextEncoding(tokenizer), [], None).pair('', None, 'b')
 
 
 @pytest.mark.parametrize(
