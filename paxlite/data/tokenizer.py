@@ -293,7 +293,7 @@ class SentencePieceTokenizer:
     return ''.join(spelled(part) if mark else self.decode(part) for mark, part in parts)
 
   def piece(self, token: int) -> str:
-    return self._model.IdToPiece(token) if 0 <= token < self.vocab_size else ''
+    return self._model.IdToPiece(int(token)) if 0 <= token < self.vocab_size else ''
 
   @functools.cached_property
   def _mark_ids(self) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """`paxlite finetune`: from imported weights to an export, over a kill, and runs of former names."""
 
 import json
+import shutil
 import sys
 from itertools import pairwise
 
@@ -107,6 +108,19 @@ def test_a_named_model_ends_its_answers_as_its_weights_do(weights):
   named = {'MODEL': 'LLaMA', 'CHECKPOINT_RESTORE_PATH': weights, 'TRAIN_FILES': 'a.jsonl'}
   assert build_experiment('HuggingFaceSFT', [], named).EOS_IDS == [2]
   assert build_experiment('HuggingFaceSFT', [], named | {'EOS_IDS': '[7]'}).EOS_IDS == [7]
+
+
+def test_a_model_generates_as_its_weights_do(weights, tmp_path):
+  folder = tmp_path / 'weights'
+  shutil.copytree(weights, folder)
+  path = folder / 'experiment.json'
+  found = json.loads(path.read_text())
+  stated = {'REPETITION_PENALTY': 1.3, 'GENERATION_CONFIG': {'top_k': 5}}
+  path.write_text(json.dumps(found | {'values': found['values'] | stated}))
+  for model in ({}, {'MODEL': 'LLaMA'}):
+    given = {'CHECKPOINT_RESTORE_PATH': str(folder), 'TRAIN_FILES': 'a.jsonl', **model}
+    e = build_experiment('HuggingFaceSFT', [], given)
+    assert {name: getattr(e, name) for name in stated} == stated
 
 
 @pytest.mark.exhaustive
