@@ -12,6 +12,7 @@ from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import Json
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import Tokenizer
+from paxlite.generation.spelling import Spelling
 
 
 class GrammarError(UserError):
@@ -114,15 +115,10 @@ class _Tokens:
 
   @functools.cached_property
   def tokens(self) -> list[bytes]:
-    return [self._bytes(i) for i in range(self._tokenizer.vocab_size)]
-
-  def _bytes(self, token: int) -> bytes:
-    if token in self._tokenizer.special_ids:
-      return b''
-    # the second of two tokens keeps the space that it begins with
-    anchor = self._tokenizer.encode('a')[-1]
-    first = self._tokenizer.decode([anchor])
-    return self._tokenizer.decode([anchor, token])[len(first) :].encode()
+    spelling = Spelling(self._tokenizer, self._tokenizer.encode('a'))
+    special = self._tokenizer.special_ids
+    added = lambda i: b'' if i in special else spelling.peek(i).data or b''
+    return [added(i) for i in range(self._tokenizer.vocab_size)]
 
   def __call__(self, text: bytes | str) -> list[int]:
     return self._tokenizer.encode(text if isinstance(text, str) else text.decode())

@@ -7,6 +7,7 @@ import pytest
 
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.generation.grammar import _Tokens
 from paxlite.generation.spelling import Mark, Spelling, added_text, between, shown, spelled
 from paxlite.generation.text import AnswerText
 
@@ -157,6 +158,19 @@ def test_texts_end_an_answer_behind_its_least_tokens(tokenizers, kind):
     answer.close()
     assert answer.text == (whole if at < 0 else whole[:at])
     assert not answer.is_ended or used > least
+
+
+def test_a_grammar_knows_the_bytes_of_pieces(tokenizers):
+  """Those of byte fallback are no characters, and pieces keep the space that they begin with."""
+  tokenizer = tokenizers['sentencepiece']
+  known = _Tokens(tokenizer).tokens
+  pieces = [tokenizer.piece(i) for i in range(tokenizer.vocab_size)]
+  for piece, data in zip(pieces, known, strict=True):
+    if piece.startswith('<0x'):
+      assert data == bytes.fromhex(piece[3:5])
+    elif piece.startswith('▁'):
+      assert data == piece.replace('▁', ' ').encode()
+  assert known[tokenizer.eos_id] == b''
 
 
 def test_special_tokens_are_parts_of_their_own(tokenizers):
