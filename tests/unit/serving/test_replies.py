@@ -8,7 +8,7 @@ from paxlite.generation.job import Job
 from paxlite.generation.request import Request
 from paxlite.generation.sampling import Sampling
 from paxlite.reinforcement.actor import Actor
-from paxlite.serving.bodies import Asked, _sampling
+from paxlite.serving.bodies import Asked, Bodies, Limits, _sampling
 from paxlite.serving.fields import Fields
 from paxlite.serving.replies import ChatReply, Reply
 from tests.unit.generation.test_spelling import KINDS, made
@@ -110,3 +110,26 @@ def test_requests_take_the_settings_of_the_model():
   assert read({}) == usual
   assert read(dict(repetition_penalty=1, temperature=0)) == Sampling()
   assert read(dict(temperature=0)) == Sampling(repetition_penalty=1.5)
+
+
+def test_what_a_request_says_of_its_answer(tokenizers):
+  """Its tools are what it may call, and the end of its prompt may begin the thinking."""
+  tokenizer = tokenizers['byte_level']
+  prompt = tokenizer.encode_tokens('hi<think>\n', marked=True).ids.tolist()
+  bodies = Bodies(
+    types.SimpleNamespace(
+      max_length=99, tokenizer=tokenizer, settings=types.SimpleNamespace(served=Sampling(1.0)),
+      experiment=types.SimpleNamespace(VOCAB_SIZE=tokenizer.vocab_size), encode=tokenizer.encode,
+      encode_chat=lambda messages, tools: prompt, ends=lambda chat: [1],
+    ),
+    Limits(50),
+  )  # fmt: skip
+  tool = dict(type='function', function=dict(name='f', parameters={}))
+  body = dict(messages=[dict(role='user', content='hi')], tools=[tool])
+  of = lambda **more: (lambda asked: ({*asked.tools}, asked.thinking))(bodies.chat(body | more))
+  assert of() == ({'f'}, '</think>')
+  assert of(tool_choice='none') == (set(), '</think>')
+  prompt = prompt[:-3]
+  assert of() == ({'f'}, '')
+  pytest.importorskip('llguidance')
+  assert of(response_format=dict(type='json_object')) == (set(), None)
