@@ -9,6 +9,7 @@ from paxlite.core.errors import UserError
 from paxlite.data.conversations import conversation
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.generation.spelling import added_text
 
 transformers = pytest.importorskip('transformers')
 pytest.importorskip('tokenizers')
@@ -40,7 +41,8 @@ def check(seed: int, folder) -> None:
       text,
     )
     assert ours.encode_array(text).tolist() == plain, (drawn, text)
-    assert ours.decode(plain) == theirs.decode(plain, skip_special_tokens=True), (drawn, text)
+    shown = theirs.decode(plain, skip_special_tokens=True)
+    assert ours.decode(plain) == added_text(ours, plain) == shown, (drawn, text)
     assert ours.decode_marked(plain) == theirs.decode(plain), (drawn, text)
   for first, second in zip(TEXTS, reversed(TEXTS), strict=True):
     pair = encoding.pair(first, second)
