@@ -25,6 +25,9 @@ _INSTALL_TE = (
   'Transformer Engine is not installed, or not for this JAX and Python ({}): docs/backends.md says '
   'how. Without it: --fdl.USE_TE=off, and ENABLE_TE unset'
 )
+# The largest absolute value becomes 127. By qwix itself it becomes 127.5, so that the last bit of a
+# weight would decide between −127 and −128.
+_TO_127 = f'absmax,{127.5 / 127}'
 _INSTALL_QWIX = f'USE_INT8 needs qwix: {shell.install("int8")}'
 
 
@@ -100,6 +103,9 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
     weight_qtype='int8',
     act_qtype='int8',
     bwd_qtype='int8' if backward else None,
+    weight_calibration_method=_TO_127,
+    act_calibration_method=_TO_127,
+    bwd_calibration_method=_TO_127,
   )
   return qwix.quantize_model(model, qwix.QtProvider([rule]), methods=['hidden', 'predicted'])
 

@@ -4,12 +4,14 @@ import re
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.eval import inference
 from paxlite.generation.engine import Engine
+from paxlite.layers.precision import backends
 from paxlite.layers.precision.weight_forms import Int8
 from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.support.decode_program import decode_program
@@ -63,6 +65,18 @@ def test_int8_learns_as_xla_does(how):
   assert xla[-1] < 0.75 * xla[0]
   assert int8[-1] == pytest.approx(xla[-1], rel=0.02)
   assert int8[-1] != xla[-1]
+
+
+def test_the_last_bit_of_a_weight_decides_nothing():
+  """The largest absolute value of a row is 127, and not 127.5, which is rounded by its last bit."""
+  qwix = pytest.importorskip('qwix')
+  rng = np.random.default_rng(0)
+  w = rng.uniform(-3, 3, (2000, 16)).astype(np.float32)
+  w[np.arange(2000), rng.integers(0, 16, 2000)] = -3.5 - rng.random(2000, np.float32)
+  for moved in (w, np.nextafter(w, np.float32(0)), np.nextafter(w, np.float32(-9))):
+    how = dict(channelwise_axes=[0], calibration_method=backends._TO_127)
+    values = np.asarray(qwix.quantize(moved, jnp.int8, **how).qvalue)
+    assert (values.min(1) == -127).all()
 
 
 def test_what_int8_cannot(monkeypatch):
