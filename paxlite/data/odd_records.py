@@ -9,6 +9,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
 from paxlite.data.conversations import Conversation
+from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import parsed, raw_records, text_of
 from paxlite.data.refused_records import RefusedRecords
@@ -24,6 +25,7 @@ NO_ANSWER = 'no answer, which a run refuses'
 BLANK_ANSWER = 'an answer that is empty'
 OPEN = 'a last message that is not an answer, of which nothing is learned'
 SAME = 'the same as an earlier record'
+TWICE = 'the same as a record of another file'
 MARKED = 'a special token of the tokenizer within the text'
 
 
@@ -49,15 +51,17 @@ class Oddities:
     self._field = field
     self._contents_of = contents_of
     self._marks = special_token_strings(tokenizer) if tokenizer is not None else []
-    self._seen: set[int] = set()
+    self._seen: dict[int, str] = {}  # the first place of each record
     self._counts: dict[str, int] = {}
     self._first: dict[str, str] = {}
     self.refused = RefusedRecords()
 
   def read(self, files: Sequence[str]) -> None:
-    """Looks at the first records of files."""
-    records = itertools.chain.from_iterable(map(raw_records, files))
-    for place, raw in itertools.islice(records, _MOST_RECORDS):
+    """Looks at the first records of files, as many of each, so that copies of files are noticed."""
+    most = -(-_MOST_RECORDS // max(1, len(files)))
+    for place, raw in itertools.chain.from_iterable(
+      itertools.islice(raw_records(file), most) for file in files
+    ):
       record = self.refused.attempt(self._record, place, raw)
       if record is not None:
         self.look_at(place, record)
@@ -70,7 +74,7 @@ class Oddities:
 
   def look_at(self, place: str, record: Record) -> None:
     """Counts what is odd in a record."""
-    for kind, detail in self._found(record):
+    for kind, detail in self._found(place, record):
       self._counts[kind] = self._counts.get(kind, 0) + 1
       self._first.setdefault(kind, f'{place}{detail}')
 
@@ -79,13 +83,14 @@ class Oddities:
     kinds = sorted(self._counts, key=lambda kind: -self._counts[kind])
     return [f'{self._counts[kind]:,} × {kind}; the first: {self._first[kind]}' for kind in kinds]
 
-  def _found(self, record: Record) -> Iterator[tuple[str, str]]:
+  def _found(self, place: str, record: Record) -> Iterator[tuple[str, str]]:
     """Yields the kinds of what is odd in a record, with details."""
     texts = list(_texts(record.get(self._field) if self._field else dict(record)))
     identity = zlib.crc32(json.dumps(texts).encode()) << 32 | zlib.adler32(str(texts).encode())
-    if identity in self._seen:
-      yield SAME, ''
-    self._seen.add(identity)
+    first = self._seen.setdefault(identity, place)
+    if first != place:
+      is_other = Place.of(first).source != Place.of(place).source
+      yield (TWICE, f' is {first}') if is_other else (SAME, '')
     if mark := next((m for m in self._marks if any(m in text for text in texts)), ''):
       yield MARKED, f' has {mark}'
     if self._field:

@@ -1,5 +1,6 @@
 """What is odd in data is counted by kind, with the place of the first record."""
 
+import gzip
 import json
 
 import pytest
@@ -55,6 +56,18 @@ def test_documents_that_are_empty_or_the_same():
     f'1 × {odd_records.EMPTY}; the first: a.jsonl:3',
     f'1 × {odd_records.MARKED}; the first: a.jsonl:6 has <s>',
   ]
+
+
+def test_a_file_beside_its_compressed_copy_is_said(tmp_path, capsys, monkeypatch):
+  """Also where the first file has more records than are looked at."""
+  monkeypatch.setattr(odd_records, '_MOST_RECORDS', 20)
+  lines = ''.join(json.dumps({'text': f'number {i}'}) + '\n' for i in range(50))
+  plain, packed = tmp_path / 'a.jsonl', tmp_path / 'a.jsonl.gz'
+  plain.write_text(lines)
+  packed.write_bytes(gzip.compress(lines.encode()))
+  data.main([f'{tmp_path}/*', '--examples=0'])
+  out = capsys.readouterr().out
+  assert f'10 × {odd_records.TWICE}; the first: {packed}:1 is {plain}:1\n' in out
 
 
 @pytest.mark.parametrize('count', [0, 1, 2, 9])
