@@ -112,15 +112,17 @@ def test_requests_take_the_settings_of_the_model():
   assert read(dict(temperature=0)) == Sampling(repetition_penalty=1.5)
 
 
-def test_what_a_request_says_of_its_answer(tokenizers):
+def test_what_a_request_says_of_its_answer(tokenizers, monkeypatch):
   """Its tools are what it may call, and the end of its prompt may begin the thinking."""
   tokenizer = tokenizers['byte_level']
   prompt = tokenizer.encode_tokens('hi<think>\n', marked=True).ids.tolist()
+  monkeypatch.setattr('paxlite.serving.bodies._with_thinking', lambda inference, _: inference)
   bodies = Bodies(
     types.SimpleNamespace(
       max_length=99, tokenizer=tokenizer, settings=types.SimpleNamespace(served=Sampling(1.0)),
       experiment=types.SimpleNamespace(VOCAB_SIZE=tokenizer.vocab_size), encode=tokenizer.encode,
-      encode_chat=lambda messages, tools: prompt, ends=lambda chat: [1],
+      encode_chat=lambda messages, tools, special: prompt, ends=lambda chat: [1],
+      encoding=types.SimpleNamespace(chat_format=None),
     ),
     Limits(50),
   )  # fmt: skip
