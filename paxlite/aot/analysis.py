@@ -144,7 +144,8 @@ def compile_step(
   total = peak(memory, device.platform)
   host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
   fits, verdict = _verdict(total, host, chip)
-  flops = e.flops_per_token * e.batch_size * e.MAX_SEQ_LEN
+  of_token = e.trained_flops(task.task.optimizer, task.boxed_params)
+  flops = of_token * e.batch_size * e.MAX_SEQ_LEN
   text = _text(compiled, notes)
   if write_hlo is not None and text:
     write_hlo.write_text(text)

@@ -20,12 +20,14 @@ from paxlite.config.attribute_kinds import Kind, names_of
 from paxlite.config.attributes import attribute_types, convert, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.experiments.own_methods import check_overrides
 from paxlite.experiments.parts.batches import Batches
 from paxlite.experiments.parts.checkpoints import Checkpointing, Restoring
 from paxlite.experiments.parts.faults import Faults
 from paxlite.experiments.parts.training_loop import TrainingLoop
 from paxlite.layers.precision.backends import Backend
+from paxlite.optim.optimizers import Optimizer
 from paxlite.tracking.trackers import trackers
 from paxlite.tracking.writers import Writer
 from paxlite.training.callbacks import Callback
@@ -149,8 +151,17 @@ class Experiment(Batches, TrainingLoop, Checkpointing, Restoring, Faults):
 
   @property
   def flops_per_token(self) -> float:
-    """Model FLOPs of training per token; 0 if unknown."""
+    """Model FLOPs of training all weights per token; 0 if unknown."""
     return 0.0
+
+  def trained_flops(self, optimizer: Optimizer, boxed: PyTree) -> float:
+    """Returns the model FLOPs of training per token, without the gradients of what is frozen.
+
+    Args:
+      optimizer: Says which variables are trained.
+      boxed: The parameters or their shapes, in the boxes of their layers.
+    """
+    return self.flops_per_token
 
   @property
   def reference_path(self) -> str:

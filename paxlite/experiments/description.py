@@ -63,6 +63,7 @@ def requirements(experiment: Experiment) -> str:
   trained = sum(x.size for x in jax.tree.leaves(trainable))
   per_device = lambda tree, tree_specs: f'{_bytes_per_device(tree, tree_specs, sizes):,} bytes'
   tokens = e.batch_size * e.MAX_SEQ_LEN
+  of_token = e.trained_flops(task.optimizer, boxed.params)
   lines = [
     f'parameters {count:,}',
     f'trainable parameters {trained:,}',
@@ -71,7 +72,7 @@ def requirements(experiment: Experiment) -> str:
     f'per device: optimizer {per_device(state.opt_state, specs.opt_state)}',
     f'per device: gradients {per_device(trainable, trainable_specs)}',
     f'global batch {e.batch_size:,} × {e.MAX_SEQ_LEN:,} = {tokens:,} tokens per step',
-    f'model FLOPs per step {e.flops_per_token * tokens:.4g} (attention counted causally)',
+    f'model FLOPs per step {of_token * tokens:.4g} (attention counted causally)',
     *_on_epochs(e),
     *warnings(e, task, state),
   ]

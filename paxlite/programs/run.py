@@ -174,7 +174,7 @@ class Run:
       ),
       compiler=self._compiler(store.task.mesh, watchdog.pause, foresight, measured),
       folder=self.folder,
-      throughput=self._throughput(store.task.mesh, data.batch_size),
+      throughput=self._throughput(store.task, data.batch_size),
       goodput=spent,
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
@@ -236,10 +236,11 @@ class Run:
     saved.check(mesh)
     return StepCompiler(memory, options, saved, beat, read)
 
-  def _throughput(self, mesh: Mesh, batch_size: int) -> Throughput:
+  def _throughput(self, task: ShardedTask, batch_size: int) -> Throughput:
     tokens = batch_size * self.experiment.MAX_SEQ_LEN
-    flops = tokens * self.experiment.flops_per_token / mesh.size
-    return Throughput(tokens, flops, peak_flops(mesh.devices.flat[0].device_kind))
+    of_token = self.experiment.trained_flops(task.task.optimizer, task.boxed_params)
+    peak = peak_flops(task.mesh.devices.flat[0].device_kind)
+    return Throughput(tokens, tokens * of_token / task.mesh.size, peak)
 
   def store(self) -> StateStore:
     """Returns the states of the run. They are checked early, because reading data takes time.

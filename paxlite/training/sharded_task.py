@@ -54,9 +54,14 @@ class ShardedTask:
     return encodings(self._traced_init.out_info, self.mesh, self.rules)
 
   @property
+  def boxed_params(self) -> PyTree:
+    """The shapes of the parameters, in the boxes of their layers."""
+    return self._traced_init.out_info.params
+
+  @property
   def num_parameters(self) -> int:
     """The number of parameters; a weight in another form has as many as in float32."""
-    return num_parameters(self._traced_init.out_info.params)
+    return num_parameters(self.boxed_params)
 
   @functools.cached_property
   def _traced_init(self) -> jax.stages.Traced:

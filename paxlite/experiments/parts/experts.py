@@ -261,6 +261,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def num_expert_blocks(self) -> int:
     return sum(kind.has_experts for kind in self.block_kinds)
 
+  @property
+  def active_experts(self) -> float:
+    return self.NUM_EXPERTS_PER_TOKEN / self.NUM_EXPERTS
+
   def block_params(self, kind: BlockKind) -> int:
     if not kind.has_experts:
       return super().block_params(kind)

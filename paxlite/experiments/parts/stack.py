@@ -244,6 +244,11 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
     """The number of weights of the blocks that one token is multiplied with."""
     return sum(map(self.block_params, self.block_kinds))
 
+  @property
+  def active_experts(self) -> float:
+    """The share of a block's experts that one token is multiplied with."""
+    return 1.0
+
   def block_params(self, kind: BlockKind) -> int:
     """Returns the number of weights of a block that one token is multiplied with."""
     return self.attention_params_of(kind.attention) + self.ffn_params

@@ -8,6 +8,7 @@ from fiddle import selectors
 
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.experiments import unused_values
 from paxlite.experiments.parts.context_parallelism import ContextParallelism
 from paxlite.experiments.parts.decoding import Decoding
@@ -20,6 +21,9 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.layer_inputs import LayerInputLm
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
+from paxlite.optim.model_flops import Rates, rates
+from paxlite.optim.optimizers import Optimizer
+from paxlite.optim.state_axes import named
 from paxlite.training.task import Task
 
 
@@ -102,14 +106,25 @@ class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding
 
   @property
   def flops_per_token(self) -> float:
-    """Model FLOPs of training per token, with causal attention.
+    """Model FLOPs of training all weights per token, with causal attention.
 
     6 · (parameters in matrix multiplications, the vocabulary's included), and those of attention;
-    see attention_flops_of. Frozen weights need no gradient, so LoRA has 4 instead of 6; its own
-    factors are not counted.
+    see attention_flops_of.
     """
+    return self._flops(Rates())
+
+  def trained_flops(self, optimizer: Optimizer, boxed: PyTree) -> float:
+    return self._flops(rates(named(optimizer.split(boxed)[0]), boxed, self.active_experts))
+
+  def _flops(self, rates: Rates) -> float:
     heads = 1 + self.trained_modules
-    matmul = self.matmul_params + heads * self.VOCAB_SIZE * self.MODEL_DIMS
     kinds = [*self.block_kinds, *[self.prediction_kind] * self.trained_modules]
-    attention = sum(self.attention_flops_of(kind.attention) for kind in kinds)
-    return (4.0 if self.USE_LORA else 6.0) * matmul + attention
+    attention = [self.attention_flops_of(kind.attention) for kind in kinds]
+    first = round((1 - rates.passed) * len(self.block_kinds))
+    return (
+      rates.weights * self.matmul_params
+      + rates.head * heads * self.VOCAB_SIZE * self.MODEL_DIMS
+      + sum(attention)
+      - sum(attention[:first]) * 2 / 3  # a third is forward
+      + rates.factors
+    )
