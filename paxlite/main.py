@@ -22,6 +22,7 @@ from paxlite.cli import command_line, user_code
 from paxlite.cli.parser import HELP
 from paxlite.cli.run_options import RunParser
 from paxlite.cli.terminal import occupy_standard_files, print_logs, settle, warn
+from paxlite.core.child_processes import obey_parent
 from paxlite.core.errors import (
   EXIT_AGAIN,
   NO_SPACE,
@@ -45,6 +46,7 @@ def main(argv: Sequence[str], parser: RunParser = PARSER) -> int:
   continues when it is started again. 130 means Ctrl-C at a time when there was nothing to save.
   """
   occupy_standard_files()
+  obey_parent()
   print_logs()
   folder = ''
   try:

@@ -6,18 +6,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+_PARENT = 'PAXLITE_PARENT'  # a variable of the environment
 
 
-def kill_group(pid: int) -> None:
+def kill_group(leader: int) -> None:
   """Kills a process that was started in a new session, and all that belong to its group.
 
   It waits for none of them: whoever reads from them finds the end of their output.
+
+  Args:
+    leader: The number of that process.
   """
   with contextlib.suppress(ProcessLookupError, PermissionError):
-    os.killpg(pid, signal.SIGKILL)
+    os.killpg(leader, signal.SIGKILL)
 
 
 def end_group_with_parent() -> None:
@@ -32,11 +35,20 @@ def end_group_with_parent() -> None:
   threading.Thread(target=watch, daemon=True).start()
 
 
-def terminated_with_parent() -> Callable[[], None] | None:
-  """Returns a `preexec_fn` of subprocess; the process gets SIGTERM when its parent is gone.
+def terminated_with_parent() -> dict[str, str]:
+  """Returns variables with which a run of paxlite gets SIGTERM when this process is gone.
 
-  Returns None where the kernel is not Linux. The thread that starts the process must be the main
-  one: the signal is sent when that thread ends.
+  The main thread has to start the run: the kernel sends the signal when that thread ends.
   """
+  return {_PARENT: str(os.getpid())}
+
+
+def obey_parent() -> None:
+  """Does in a run what `terminated_with_parent` asks for, if it does; on Linux alone."""
+  parent = os.environ.pop(_PARENT, '')
   prctl = getattr(ctypes.CDLL(None), 'prctl', None)
-  return None if prctl is None else lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+  if not parent or prctl is None:
+    return
+  prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+  if str(os.getppid()) != parent:  # it is gone already
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,5 +1,6 @@
 """Trains the rungs of a ladder, one after the other, each in a process of its own."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def _train(rung: Rung) -> str:
       stdin=subprocess.DEVNULL,
       stdout=written,
       stderr=subprocess.STDOUT,
-      preexec_fn=terminated_with_parent(),
+      env=os.environ | terminated_with_parent(),
     )
     try:
       code = process.wait()

@@ -6,27 +6,28 @@ import sys
 
 import pytest
 
-from paxlite.core.child_processes import terminated_with_parent
 from tests.support import runs
 
 _PARENT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from paxlite.core.child_processes import terminated_with_parent
 child = '''
 import signal, sys, time
+from paxlite.core.child_processes import obey_parent
 def leave(*_):
   print('saved', flush=True)
   sys.exit(75)
 signal.signal(signal.SIGTERM, leave)
+obey_parent()
 print('ready', flush=True)
 time.sleep(600)
 '''
-subprocess.Popen([sys.executable, '-c', child], preexec_fn=terminated_with_parent())
+subprocess.Popen([sys.executable, '-c', child], env=os.environ | terminated_with_parent())
 time.sleep(600)
 """
 
 
-@pytest.mark.skipif(terminated_with_parent() is None, reason='needs prctl of Linux')
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs prctl of Linux')
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSEGV])
 def test_a_run_saves_when_the_process_that_started_it_is_killed(number):
   """As a run of `paxlite ladder`, which may be killed in any way."""
