@@ -58,13 +58,13 @@ def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input
   path = e.tokenizer_path or e.weights.tokenizer
   tokenizer = open_tokenizer(path) if path else None
   spelled = lambda i: repr(tokenizer.decode_marked([i])) if tokenizer else str(i)
-  told = sorted({int(i) for name in names for i in found[name]})
+  tokens = sorted({int(i) for name in names for i in found[name]})
   trained = shell.flag('TRAINABLE_VARIABLES', [*e.TRAINABLE_VARIABLES, *names])
   return [
     'Tokens of the training data have rows that the weights never trained, near zero or equal to '
     f'those of other tokens, and they stay frozen in {" and ".join(names)}: '
-    f'{listed(map(spelled, told))}. The model cannot tell such tokens apart; to train these rows: '
-    f'{trained}'
+    f'{listed(map(spelled, tokens))}. The model cannot tell such tokens apart; to train these '
+    f'rows: {trained}'
   ]
 
 
