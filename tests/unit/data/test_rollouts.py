@@ -181,6 +181,7 @@ def test_a_program_is_planned_for_the_shapes(tmp_path):
   e, notes = OnOwn(), []
   found = abstract_batch(e, e.mesh(jax.devices()[:1]), notes)
   assert {k: x.dtype.name for k, x in found.items()} == {
-    'ids': 'int32', 'labels': 'int32', 'weights': 'float32'
+    'ids': 'int32', 'labels': 'int32', 'weights': 'float32',
+    'segment_ids': 'int32', 'segment_pos': 'int32',
   }  # fmt: skip
   assert notes == []
