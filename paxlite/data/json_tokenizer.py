@@ -16,6 +16,7 @@ from paxlite.data.special_guard import SpecialGuard
 from paxlite.data.tokenizer_files import (
   CLASSES,
   JSON,
+  MODEL,
   PLAIN,
   check_model,
   last_resort,
@@ -52,15 +53,19 @@ class JsonTokenizer:
     self.path = path
     self._files = published(path)
     say_unread(path)
-    if path.endswith('.model'):
-      self._read_pieces()
-    else:
-      try:
+    try:
+      if path.endswith('.model'):
+        self._read_pieces()
+      else:
         self._tokenizer = tokenizers.Tokenizer.from_file(path)
-      except BaseException as e:
-        if _is_of_library(e):
-          raise UserError(f'the tokenizer {path} is not a {JSON} ({e})') from None
-        raise
+    except UserError:
+      raise
+    except BaseException as e:
+      if _is_of_library(e):
+        kind = MODEL if path.endswith('.model') else JSON
+        raise UserError(f'the tokenizer {path} is not a {kind} ({e})') from None
+      raise
+    if path.endswith('.json'):
       check_growth(path, 'normalizer', self._tokenizer.normalizer)
       check_growth(path, 'decoder', self._tokenizer.decoder)
     # The file may enable truncation or padding, but texts must be encoded in full and unpadded.

@@ -168,7 +168,8 @@ def _check_tokenizers(inputs: Sequence[RowInput | StreamInput]) -> None:
 
   Those that are made now are of one tokenizer, which stored ones are compared with.
   """
-  found = {getattr(data.source, 'tokenizer_fingerprint', None): data.name for data in inputs}
+  sources = [(getattr(data, 'source', None), data.name) for data in inputs]
+  found = {getattr(source, 'tokenizer_fingerprint', None): name for source, name in sources}
   found.pop(None, None)
   if len(found) > 1:
     one, other, *_ = found.values()

@@ -80,7 +80,7 @@ _REGISTERED = {
 _OF_IDS = ('add_prefix_space', 'legacy', 'split_special_tokens')
 _ADDS = ('added_tokens_decoder', 'extra_special_tokens', 'additional_special_tokens')
 _FRAMES = ('add_bos_token', 'add_eos_token')  # a tokenizer.json frames texts itself
-_READ = (
+READ = (
   *_OF_IDS, *_ADDS, *_FRAMES, 'tokenizer_class', 'clean_up_tokenization_spaces', 'chat_template'
 )  # fmt: skip
 # Keys that change no id, by the reason for which they do not.
@@ -142,6 +142,7 @@ def published(tokenizer_path: str) -> Published:
   extra = extra or found.get('additional_special_tokens', extra)  # [] says that there are none
   if isinstance(extra, dict):
     stated, extra = stated | extra, None
+  extra = extra if isinstance(extra, list) else None
   decoder = found.get('added_tokens_decoder')
   if isinstance(decoder, dict):
     added = _by_id(decoder, folder / CONFIGURATION)
@@ -152,10 +153,10 @@ def published(tokenizer_path: str) -> Published:
     if isinstance(more := older.get('extra_special_tokens'), list):
       extra = [*(extra or ()), *more]
     elif tokenizer_path.endswith('.json') and extra is None:
-      extra = older.get('additional_special_tokens')
+      more = older.get('additional_special_tokens')
+      extra = more if isinstance(more, list) else None
     added = {
-      i: {'content': text, 'special': text in special}
-      for text, i in sorted(_object(folder / ADDED_TOKENS).items(), key=lambda entry: entry[1])
+      i: {'content': text, 'special': text in special} for text, i in _ids(folder / ADDED_TOKENS)
     }
   kind = _class_of(folder, found)
   named = {k: v for k, v in (CLASSES.get(kind, {}) | stated).items() if text_of(v) is not None}
@@ -168,10 +169,20 @@ def published(tokenizer_path: str) -> Published:
 
 def _by_id(decoder: JsonObject, path: pathlib.Path) -> dict[int, JsonObject]:
   """Returns the tokens of added_tokens_decoder in the order of their ids."""
-  wrong = [i for i, token in decoder.items() if not i.isdecimal() or not text_of(token)]
+  is_wrong = lambda i, token: not (i.isdecimal() and isinstance(token, dict) and text_of(token))
+  wrong = [i for i, token in decoder.items() if is_wrong(i, token)]
   if wrong:
     raise UserError(f'{path}: added_tokens_decoder has no token for {wrong[0]!r}')
   return {int(i): decoder[i] for i in sorted(decoder, key=int)}
+
+
+def _ids(path: pathlib.Path) -> list[tuple[str, int]]:
+  """Returns the tokens of an added_tokens.json and their ids, in the order of these."""
+  found = _object(path)
+  for token, i in found.items():
+    if not isinstance(i, int) or isinstance(i, bool):
+      raise UserError(f'{path}: the id of {token!r} is {i!r}, which is no number')
+  return sorted(found.items(), key=lambda entry: entry[1])
 
 
 def fingerprint(tokenizer_path: str) -> int:
@@ -189,7 +200,7 @@ def say_unread(tokenizer_path: str) -> None:
   fields = Fields(configuration(tokenizer_path))
   harmless = [key for keys in _HARMLESS.values() for key in keys]
   names = [key for key in fields.values() if key.endswith('_token')]
-  for key in (*_READ, *harmless, *names):
+  for key in (*READ, *harmless, *names):
     fields.get(key)
   if unread := fields.unread():
     path = pathlib.Path(tokenizer_path).with_name(CONFIGURATION)

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.data import packaged
+from paxlite.data import packaged, tokenizer_files
 from paxlite.data.tokenizer import JsonTokenizer, SentencePieceTokenizer, open_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
@@ -135,3 +135,32 @@ def test_keys_that_nobody_reads_are_said_once(tmp_path, caplog):
     open_tokenizer(path)
   (record,) = caplog.records
   assert 'tokenizer_config.json: do_lower_case: not read' in record.message
+
+
+@pytest.mark.parametrize('value', [0, 7.5, True, 'text', [], ['a', 3, {}], {}, {'a': {}, '1': 'b'}])
+@pytest.mark.parametrize('of_pieces', [False, True])
+def test_values_of_a_wrong_kind_are_ignored_or_refused(tmp_path, value, of_pieces):
+  """Nothing but UserError comes of them."""
+  if of_pieces:
+    path = folder_of_pieces(tmp_path)
+  else:
+    path = str(pathlib.Path(written(tmp_path, bpe())).parent)
+  stated = {'tokenizer_class': 'LlamaTokenizer'}
+  keys = [*tokenizer_files.READ, 'bos_token', 'eos_token', 'image_token']
+  files = [(key, dict(tokenizer_config=stated | {key: value})) for key in keys]
+  files += [
+    ('added_tokens', dict(tokenizer_config=stated, added_tokens={'a': value})),
+    ('map', dict(tokenizer_config=stated, special_tokens_map={'extra_special_tokens': value})),
+    ('map', dict(tokenizer_config=stated, special_tokens_map={'additional_special_tokens': value})),
+  ]
+  for key, contents in files:
+    for name, content in contents.items():
+      (tmp_path / f'{name}.json').write_text(json.dumps(content))
+    try:
+      tokenizer = open_tokenizer(path)
+      assert isinstance(tokenizer.encode('ab'), list), key
+      assert isinstance(tokenizer.start_ids, list), key
+    except UserError:
+      pass
+    for name in contents:
+      (tmp_path / f'{name}.json').unlink()
