@@ -60,6 +60,7 @@ class FlatTokenRows(TokenRows):
 
   Attributes beyond TokenRows':
     fingerprint: A checksum of the tokens.
+    tokens_fingerprint: The start id; None if it is 0, or hardly matters.
     tokenizer_fingerprint: That of the tokenizer which made them; None: not known.
     warnings: What a person should know of them, a line each.
 
@@ -99,6 +100,8 @@ class FlatTokenRows(TokenRows):
       )
     largest = max(max_token_id, start_id or 0)
     super().__init__(tokens, seq_starts, seq_len, rows, largest, name, start_id)
+    # 0 was the start id of all rows once, so that runs which began with it have no such number.
+    self.tokens_fingerprint = (start_id or None) if rows != 'stream' else None
     self.warnings = [unknown_tokens(unknown, len(tokens))] if unknown else []
     if isinstance(tokens, FileArray) and not is_address(path):
       check_tokens(folder)

@@ -184,7 +184,9 @@ def test_stored_tokens_know_their_tokenizer(tmp_path, format):
   for vocab, folder in zip(vocabularies, folders, strict=True):
     flat_tokens(path, vocab, folder, format=format)
   moved = byte_tokenizer(tmp_path / 'moved', eos_token='<end>', padding_side='left')
-  FlatTokenRows(folders[0], 'train', 8, 'packed', None, moved)
+  packed = FlatTokenRows(folders[0], 'train', 8, 'packed', None, moved)
+  assert packed.tokens_fingerprint == 256  # a run that began with id 0 does not go on silently
+  assert FlatTokenRows(folders[0], 'train', 8, 'packed', 0, moved).tokens_fingerprint is None
   with pytest.raises(UserError, match=r'flat1/train was tokenized with another tokenizer than'):
     FlatTokenRows(folders[1], 'train', 8, 'packed', None, moved)
   inputs = [RowInput(FlatTokenRows(folder, 'train', 8), 1) for folder in folders]
