@@ -17,6 +17,7 @@ from jax.stages import Compiled
 from paxlite.checkpointing import stored_source
 from paxlite.checkpointing.checksums import damage, step_of
 from paxlite.core.errors import AbsentError, UserError, listed
+from paxlite.data.fingerprints import change
 from paxlite.data.rollouts import Batches, RolloutInput
 from paxlite.losses.metrics import Metrics
 from paxlite.processes.process_messages import meet
@@ -129,8 +130,14 @@ class Replay:
     """Raises UserError if the steps between two checkpoints cannot be done again as they were.
 
     After a rollback, batches were left out between them. A start with other values, or with other
-    code, has changed the training since.
+    code, has changed the training since, or the data has changed.
     """
+    data = self.trainer.data
+    if why := change(data.identity, self.trainer.store.metadata(last)):
+      raise UserError(
+        f'{data.input.name} is not what {self.run.place} was trained on up to step {last:,}: '
+        f'{why}. Put it back'
+      )
     changed = lambda start: [
       text
       for name, text in other_values(self.run.experiment, start.values).items()

@@ -2,12 +2,15 @@
 
 import json
 import re
+import types
 
 import pytest
 
+from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.programs.replay import Replay
 from tests.support import runs
 from tests.support.processes import start_processes
 
@@ -243,3 +246,19 @@ def short_run(tmp_path_factory):
 
 def test_a_folder_without_a_checkpoint(tmp_path):
   assert 'EXPERIMENT is missing' in verified(tmp_path, code=2)
+
+
+def test_other_data_are_named_before_a_device_is():
+  """Also where a replay begins at the first step, whose state has no metadata."""
+  before = {'fingerprint': 1, 'tokens': 2}
+  replay = types.SimpleNamespace(
+    trainer=types.SimpleNamespace(
+      data=types.SimpleNamespace(
+        identity={'fingerprint': 3, 'tokens': 2}, input=types.SimpleNamespace(name='a.jsonl')
+      ),
+      store=types.SimpleNamespace(metadata={4: before, 0: {}}.get),
+    ),
+    run=types.SimpleNamespace(place='run'),
+  )
+  with pytest.raises(UserError, match=r'a\.jsonl is not what run was trained on up to step 4'):
+    Replay.check_same_course(replay, 0, 4)
