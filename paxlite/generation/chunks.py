@@ -33,6 +33,7 @@ def chunk_of(
     ids[i, : len(part.ids)] = part.ids
     places[i, : len(part.places)] = part.places
     following[i, : len(part.places)] = part.next
+  most = max(len(part.places) for part in parts)
   beyond = shape[0] - len(jobs)
   padded = lambda values, value: np.array([*values, *[value] * beyond], np.int32)
   requests = [*(job.request for job in jobs), *[None] * beyond]
@@ -44,7 +45,7 @@ def chunk_of(
     start=padded([job.num_read for job in jobs], 0),
     places=places,
     next=following,
-    num_places=np.int32(max(len(part.places) for part in parts)),
+    num_places=np.int32(most) if most else None,
     follow=padded([part.follow for part in parts], -1),
     options=options.choices(requests, allowed is not None, vocab_size),
     allowed=allowed,

@@ -100,7 +100,7 @@ class DraftingPrograms(Programs):
 
     The result has room for 2 · most tokens.
     """
-    steps, until_one_ends, has_grammar, allowed_BV = limits
+    steps, until_one_ends, has_grammar, allowed_BV, _ = limits
     B, has_states = len(is_active_B), self.layout.has_states
     was_done_B = state.rows.is_done
     places_W = jnp.arange(3 if has_states else 2)
@@ -109,7 +109,8 @@ class DraftingPrograms(Programs):
       logits_BV: jax.Array, options: Choice, number_B: jax.Array, is_on_B: jax.Array
     ) -> Chosen:
       known_V = self._known(logits_BV.shape[-1])
-      return chosen(logits_BV, options, number_B, is_on_B, full, known_V, allowed_BV)
+      given = full, known_V, allowed_BV, limits.may_draw(full)
+      return chosen(logits_BV, options, number_B, is_on_B, *given)
 
     def goes_on(carry: tuple[State, Chosen, jax.Array, jax.Array]) -> jax.Array:
       (_, rows), _, _, i = carry

@@ -370,7 +370,7 @@ class Engine:
       self._params, self._room.state, chunk, is_first, full
     )
     chosen, scores = jax.device_get(read)
-    found, of_prompts = Tokens(chosen), Tokens(scores, int(chunk.num_places))
+    found, of_prompts = Tokens(chosen), Tokens(scores, max(len(part.places) for part in parts))
     for i, (job, part) in enumerate(zip(batch, parts, strict=True)):
       if job.answer is not None:  # its grammar has failed
         continue
@@ -417,7 +417,12 @@ class Engine:
     has_grammar = any(job.request.grammar is not None for job in jobs)
     allowed = self._allowed(jobs, rows, len(self._rows)) if full and self._room.tables else None
     steps = 1 if has_grammar else min(most, max(job.num_left for job in jobs))
-    limits = Limits(np.int32(steps), np.bool_(len(self._queue) > 0), np.bool_(has_grammar), allowed)
+    # a steady engine has one program for rows that draw and others
+    draws = full or self._steady or any(job.request.sampling.temperature > 0 for job in jobs)
+    limits = Limits(
+      np.int32(steps), np.bool_(len(self._queue) > 0), np.bool_(has_grammar), allowed,
+      np.bool_(True) if draws else None,
+    )  # fmt: skip
     assert self._room.state is not None
     self._room.state, *found = self._compiled.decode(
       self._params, self._room.state, is_active, limits, MOST_STEPS, full

@@ -75,7 +75,8 @@ class Chunk(NamedTuple):
     start: Number of tokens before the parts, [R].
     places: The tokens of each part, [R, T], after which log-probabilities are computed.
     next: The token after each of them, [R, T].
-    num_places: How many columns of `places` are computed, [].
+    num_places: How many columns of `places` are computed, []; None: none, and the program has no
+      code for it, which makes it faster.
     follow: The token of the prompt after each part, [R]; −1: the part is the last one.
     options: How the first token after the part is chosen.
     allowed: Which token may be that, [R, V] bool; None: any.
@@ -102,12 +103,18 @@ class Limits(NamedTuple):
     until_one_ends: Whether it ends when a row has ended, [] bool.
     has_grammar: Whether a row has a grammar, which allows tokens for one step, [] bool.
     allowed: Which tokens may come, [B, V] bool; None: any.
+    draws: None: no row draws, and the program has no code for it.
   """
 
   steps: Any
   until_one_ends: Any
   has_grammar: Any
   allowed: Any
+  draws: Any = None
+
+  def may_draw(self, full: bool) -> bool | None:
+    """Returns the argument `draws` of sampling.chosen."""
+    return None if full else self.draws is not None
 
 
 class Read(NamedTuple):
@@ -260,7 +267,7 @@ class Programs:
       The state; the tokens, arrays [B, most, …]; how many of them each row has, [B]; and how many
       times the model was computed.
     """
-    steps, until_one_ends, _, allowed_BV = limits
+    steps, until_one_ends, allowed_BV = limits.steps, limits.until_one_ends, limits.allowed
     B = len(is_active_B)
     was_done_B = state.rows.is_done
 
@@ -283,7 +290,8 @@ class Programs:
         method='hidden',
         mutable=['cache'],
       )
-      found = self._choose(params, x_B1D, rows.options, rows.number, is_on_B, full, allowed_BV)
+      given = rows.options, rows.number, is_on_B, full, allowed_BV, limits.may_draw(full)
+      found = self._choose(params, x_B1D, *given)
       on = is_on_B.astype(jnp.int32)
       number_B = rows.number + on
       is_end_B = is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
@@ -317,10 +325,11 @@ class Programs:
     is_on_B: jax.Array,
     full: bool,
     allowed_BV: jax.Array | None,
+    draws: bool | None = None,
   ) -> Chosen:
     logits_BV = self._logits(params, x_B1D)[:, 0]
     known_V = self._known(logits_BV.shape[-1])
-    return chosen(logits_BV, options, number_B, is_on_B, full, known_V, allowed_BV)
+    return chosen(logits_BV, options, number_B, is_on_B, full, known_V, allowed_BV, draws)
 
   def _most_top(self, params: PyTree, full: bool) -> int:
     return most_top(vocab_size(params), full)
@@ -343,6 +352,9 @@ class Programs:
     The columns are computed in blocks, as many as there are, so that one program scores few tokens
     and many.
     """
+    top = max(1, self._most_top(params, full))
+    if chunk.num_places is None:
+      return nothing_chosen((len(x_RTD), 0), top)
     width = min(_BLOCK, chunk.places.shape[1])
 
     def block(i: jax.Array, out: Chosen) -> Chosen:
@@ -357,7 +369,7 @@ class Programs:
       put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, i * width, 1)
       return jax.tree.map(put, out, found)
 
-    nothing = nothing_chosen(chunk.places.shape, max(1, self._most_top(params, full)))
+    nothing = nothing_chosen(chunk.places.shape, top)
     return jax.lax.fori_loop(0, -(-chunk.num_places // width), block, nothing)
 
   def _placed(self, state: State) -> State:

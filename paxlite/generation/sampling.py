@@ -164,6 +164,7 @@ def chosen(
   full: bool,
   known_V: np.ndarray | None = None,
   allowed_BV: jax.Array | None = None,
+  draws: bool | None = None,
 ) -> Chosen:
   """Chooses the next token of each row.
 
@@ -179,6 +180,7 @@ def chosen(
       and lengths alone, which saves some passes over the logits.
     known_V: Whether an id has a token; None: all have one.
     allowed_BV: Whether a grammar allows a token; None: there is none.
+    draws: Whether rows draw; None: the device looks for it, which makes the plain variant slower.
   """
   logits_BV = logits_BV.astype(jnp.float32)
   log_sums_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
@@ -193,11 +195,11 @@ def chosen(
     x_BV = jnp.where(allowed_BV, x_BV, -jnp.inf)
   likeliest_B = likeliest(x_BV)
   draws_B = options.temperature > 0
-  token_B = jax.lax.cond(
-    (draws_B & is_on_B).any(),
-    lambda: jnp.where(draws_B, _drawn(x_BV, options, number_B, full), likeliest_B),
-    lambda: likeliest_B,
-  )
+  either = lambda: jnp.where(draws_B, _drawn(x_BV, options, number_B, full), likeliest_B)
+  if draws is None:
+    token_B = jax.lax.cond((draws_B & is_on_B).any(), either, lambda: likeliest_B)
+  else:
+    token_B = either() if draws else likeliest_B
   log_prob_B = jnp.take_along_axis(logits_BV, token_B[:, None], 1)[:, 0] - log_sums_B1[:, 0]
   shape_BK = len(rows), most_top(V, full)
   top_BK, ids_BK = jnp.zeros(shape_BK, jnp.float32), jnp.zeros(shape_BK, jnp.int32)

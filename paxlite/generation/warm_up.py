@@ -1,5 +1,7 @@
 """Compiles the programs of an engine before it has requests, as for a server."""
 
+import dataclasses
+
 import numpy as np
 
 from paxlite.generation.engine import STEADY_LENGTHS, Engine
@@ -22,7 +24,9 @@ def warm_up(engine: Engine) -> None:
     for number, length in enumerate([] if rows in done else lengths):
       for full in (False, True):
         for count in (1, 2):
-          engine.generate([_request(length, 2 * number + i, full) for i in range(count)])
+          asked = [_request(length, 2 * number + i, full) for i in range(count)]
+          engine.generate(asked)
+          engine.generate([dataclasses.replace(r, scored_from=1) for r in asked])
     done.add(rows)
   engine.hold_rows(1)
 
