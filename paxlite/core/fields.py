@@ -81,15 +81,15 @@ class Fields:
 
     Their names are as 'topic' and 'messages.score', whichever of the messages has it.
     """
-    found = dict.fromkeys(self.left())
+    found = dict.fromkeys(key for key, value in self.left().items() if not is_empty(value))
     for inner in self._inner:
       base = inner._name.partition('[')[0]
       found |= dict.fromkeys(f'{base}.{key}' for key in inner.unread())
     return list(found)
 
   def left(self) -> dict[str, Json]:
-    """Returns the fields with a value that nobody has read, but none within objects."""
-    return {k: v for k, v in self._given.items() if k not in self._read and not is_empty(v)}
+    """Returns the fields that nobody has read, but those that are null, and none within objects."""
+    return {k: v for k, v in self._given.items() if k not in self._read and v is not None}
 
   def _label(self, key: str) -> str:
     return f'{key!r} of {self._name}' if self._name else f'{key!r}'
