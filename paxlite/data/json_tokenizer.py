@@ -17,8 +17,11 @@ from paxlite.data.tokenizer_files import (
   CLASSES,
   JSON,
   MODEL,
+  NAMED,
   PLAIN,
   check_model,
+  fingerprint,
+  former_tokens,
   last_resort,
   published,
   say_unread,
@@ -74,6 +77,7 @@ class JsonTokenizer:
     # It adds BOS and EOS, which `frame` asks for, and would cut spaces off the offsets of tokens.
     self._post_processor = self._tokenizer.post_processor
     self._tokenizer.post_processor = None
+    self._tokens_of_file = list(self._tokenizer.get_added_tokens_decoder().values())
     if self._files.tokenizer_class in CLASSES:
       self._become(self._files.tokenizer_class)
     self._tokenizer.encode_special_tokens = bool(
@@ -92,6 +96,11 @@ class JsonTokenizer:
   def follows_model(self) -> bool:
     """Whether a tokenizer.model says how texts are split, and not the class of transformers."""
     return self.path.endswith('.model') and self._files.tokenizer_class == PLAIN
+
+  @functools.cached_property
+  def fingerprint(self) -> int:
+    is_former = self.path.endswith('.json') and self._finds_former_tokens()
+    return fingerprint(self.path, is_former)
 
   @functools.cached_property
   def is_token(self) -> np.ndarray:
@@ -307,6 +316,32 @@ class JsonTokenizer:
     if files.tokenizer_class == 'Qwen2Tokenizer':  # which adds them again, without their flags
       special = [*names, *filter(None, map(text_of, files.extra_tokens or ()))]
       self._tokenizer.add_tokens([_added(text, names) for text in special])
+
+  def _finds_former_tokens(self) -> bool:
+    """Returns whether the added tokens that are found in texts are those of `former_tokens`.
+
+    Those of tokenizer.json had the last word then.
+    """
+    from tokenizers import Tokenizer
+
+    special, added = former_tokens(self.path)
+    named = [special[name] for name in NAMED if name in special]
+    former, known = Tokenizer(self._tokenizer.model), {t.content for t in self._tokens_of_file}
+    former.add_tokens(self._tokens_of_file)
+    for token in (*added, *named):
+      made = _added(token, named)
+      if made.content not in known:
+        known.add(made.content)
+        former.add_tokens([made])
+    then, now = (t.get_added_tokens_decoder() for t in (former, self._tokenizer))
+    finds = lambda found: {i: self._how_found(token) for i, token in found.items()}
+    return finds(then) == finds(now)
+
+  def _how_found(self, token: Any) -> tuple[object, ...]:
+    """Returns the attributes of an added token that decide where texts have it."""
+    is_normalized = token.normalized and self._tokenizer.normalizer is not None
+    is_text = token.special and self._tokenizer.encode_special_tokens
+    return token.content, token.lstrip, token.rstrip, token.single_word, is_normalized, is_text
 
 
 def _added(token: Json, names: Container[str]) -> Any:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.data import tokenizer_files
 from paxlite.data.chat_format import ChatFormat, check_says_messages
 from paxlite.data.chat_spans import learned
 from paxlite.data.conversations import Conversation, Message, Tool, reasoning_of
@@ -136,9 +135,8 @@ class TextEncoding:
   @functools.cached_property
   def fingerprint(self) -> int:
     """A checksum of the tokenizer and of what begins and ends a document."""
-    tokenizer = tokenizer_files.fingerprint(self.tokenizer.path)
     starts: list[int | None] = [*self.start_ids] or [self.stand_in]
-    return zlib.crc32(repr((tokenizer, starts, self.end_ids)).encode())
+    return zlib.crc32(repr((self.tokenizer.fingerprint, starts, self.end_ids)).encode())
 
   @functools.cached_property
   def answer_end_ids(self) -> list[int]:

@@ -16,7 +16,14 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.json_tokenizer import JsonTokenizer
-from paxlite.data.tokenizer_files import JSON, MODEL, TOKENIZERS, check_model, published
+from paxlite.data.tokenizer_files import (
+  JSON,
+  MODEL,
+  TOKENIZERS,
+  check_model,
+  fingerprint,
+  published,
+)
 from paxlite.data.tokens import Tokens
 from paxlite.stores import object_copies, paths
 
@@ -36,6 +43,11 @@ class Tokenizer(Protocol):
 
   @property
   def path(self) -> str: ...
+
+  @property
+  def fingerprint(self) -> int:
+    """A checksum of the files, which changes wherever the ids of texts may change."""
+    ...
 
   @property
   def vocab_size(self) -> int:
@@ -200,6 +212,10 @@ class SentencePieceTokenizer:
       self._model.LoadFromFile(path)
     except (RuntimeError, OSError) as e:
       raise UserError(f'the tokenizer {path} is not a SentencePiece model ({e})') from None
+
+  @property
+  def fingerprint(self) -> int:
+    return fingerprint(self.path)
 
   @property
   def vocab_size(self) -> int:

@@ -10,6 +10,7 @@ import json
 import logging
 import pathlib
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from paxlite.core.errors import UserError
@@ -106,6 +107,7 @@ _HARMLESS = {
     'bos_token_id', 'eos_token_id', 'pad_token_id', 'unk_token_id',
   ),
 }  # fmt: skip
+_RULE = 2  # of fingerprints: the number of the reader, whose first one had none
 _OVERRULED = ('qwen2', 'phi3')  # a model_type whose stated class is often wrong
 
 
@@ -185,14 +187,39 @@ def _ids(path: pathlib.Path) -> list[tuple[str, int]]:
   return sorted(found.items(), key=lambda entry: entry[1])
 
 
-def fingerprint(tokenizer_path: str) -> int:
-  """Returns a checksum of a tokenizer, and of what the files next to it say on its ids."""
+def fingerprint(tokenizer_path: str, is_former: bool = True) -> int:
+  """Returns a checksum of a tokenizer, and of what the files next to it say on its ids.
+
+  Args:
+    tokenizer_path: The tokenizer.
+    is_former: Whether the first version that had such checksums gave texts the same ids; then it is
+      that version's checksum, so that its runs go on.
+  """
   contents = zlib.crc32(pathlib.Path(tokenizer_path).read_bytes())
   found = published(tokenizer_path)
   said = {k: v for k, v in found.configuration.items() if k in _OF_IDS}
-  added = [*found.added_tokens.values(), *(found.extra_tokens or ())]
-  rest = found.tokenizer_class, found.special_tokens, added, said
-  return zlib.crc32(json.dumps(rest, sort_keys=True).encode(), contents)
+  rest: Sequence[object] = (*former_tokens(tokenizer_path), said)
+  if not is_former:
+    rest = _RULE, found.named_tokens, found.added_tokens, found.extra_tokens, said
+  return zlib.crc32(json.dumps([found.tokenizer_class, *rest], sort_keys=True).encode(), contents)
+
+
+def former_tokens(tokenizer_path: str) -> tuple[dict[str, str], list[Json]]:
+  """Returns the special and the added tokens that the first version with checksums knew."""
+  folder = pathlib.Path(tokenizer_path).parent
+  found = configuration(tokenizer_path)
+  kind = _class_of(folder, found)
+  named = CLASSES.get(kind, {}) | {k: v for k, v in found.items() if k.endswith('_token')}
+  decoder = found.get('added_tokens_decoder')
+  added: list[Json] = list(decoder.values()) if isinstance(decoder, dict) else []
+  if not isinstance(decoder, dict):
+    named |= {k: v for k, v in _object(folder / SPECIAL_TOKENS).items() if k.endswith('_token')}
+    added = [{'content': text, 'special': False} for text, _ in _ids(folder / ADDED_TOKENS)]
+  extra = found.get('extra_special_tokens') or found.get('additional_special_tokens')
+  extra = list(extra.values()) if isinstance(extra, dict) else extra
+  added += [*(extra if isinstance(extra, list) else ()), *_ADDED.get(kind, ())]
+  special = {k: text for k, v in named.items() if (text := text_of(v)) is not None}
+  return special, [token for token in added if text_of(token)]
 
 
 def say_unread(tokenizer_path: str) -> None:
