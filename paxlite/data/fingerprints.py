@@ -65,7 +65,8 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
     return (
       'its records are the same, but they are encoded in another way: the tokenizer, the chat '
       'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since, or the run '
-      "is of an earlier version, which read the tokenizer's files in another way"
+      "is of an earlier version, which read the tokenizer's files in another way, or let documents "
+      'begin with 0'
     )
   if set(before.get('left_out', ())) - set(now.get('left_out', ())):
     return 'LEAVE_OUT does not name all of the records any more that were left out'

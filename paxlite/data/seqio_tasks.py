@@ -71,6 +71,7 @@ class SeqioSource:
         'must follow another: --fdl.START_ID=ID names it'
       )
     self.start_id = found
+    self.datasets = [dataclasses.replace(d, start_id=found) for d in self.datasets]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,7 @@ class SeqioDataset:
     shards: Names of the shards of the split; files, if the task reads any.
     vocab_size: Number of ids in the task's vocabulary.
     first_id: The id before the first token of a text: BOS, or else EOS; None: there is neither.
+    start_id: The id that is there instead.
   """
 
   name: str
@@ -94,6 +96,7 @@ class SeqioDataset:
   shards: Sequence[str]
   vocab_size: int
   first_id: int | None
+  start_id: int = 0
 
   @property
   def num_shards(self) -> int:
@@ -110,6 +113,11 @@ class SeqioDataset:
     first = itertools.islice(self.examples(0, False, None, 0), _SAMPLED)
     tokens = [(x.ids.tolist(), x.is_target.tolist()) for _, x in first]
     return checksum(self.vocab_size, self.num_shards, tokens)
+
+  @property
+  def tokens_fingerprint(self) -> int | None:
+    """The start id; None if it is 0, as it was in all runs once."""
+    return self.start_id or None
 
   names_records = False
 

@@ -64,7 +64,7 @@ class TextRows(TokenRows):
     lost: Says that the tokens do not hold all of the text; '' if they do.
     bytes_per_token: UTF-8 bytes per target token, for bits per byte; None if text is lost.
     fingerprint: A checksum of the text.
-    tokens_fingerprint: A checksum of the tokens and of seq_starts.
+    tokens_fingerprint: A checksum of the tokens, of seq_starts and of the start id of packed rows.
     warnings: What a person should know of the text, a line each.
 
   Raises:
@@ -114,7 +114,9 @@ class TextRows(TokenRows):
       start_id=encoding.first_id,
     )
     self.fingerprint = zlib.crc32(repr([zlib.crc32(b.encode()) for b in blocks]).encode())
-    self.tokens_fingerprint = zlib.crc32(tokens.data, zlib.crc32(starts.data))
+    begins = repr(self.start_id).encode() if self.start_id and rows != 'stream' else b''
+    # 0 was the start id of all rows once, so that runs which began with it go on.
+    self.tokens_fingerprint = zlib.crc32(begins, zlib.crc32(tokens.data, zlib.crc32(starts.data)))
     self.lost = encoding.unknown
     self.warnings = encoding.warnings
     if split == 'train':

@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from paxlite.data.positions import Field
 from paxlite.data.records import open_records
 from paxlite.data.seqio_tasks import SeqioDataset
 from paxlite.data.streams import StreamInput
+from paxlite.data.text import TextRows
 
 DRAWS = pytest.mark.parametrize('draw', range(3))
 
@@ -149,3 +151,16 @@ def test_checksums_of_two_rules_are_not_compared():
   assert differ(narrow, combined([4, None]))
   assert differ(wide, combined([checksum('b'), 3]))
   assert not differ(np.array([narrow, wide]), np.array([wide, wide])).any()
+
+
+@pytest.mark.parametrize('rows', ['stream', 'packed', 'sequences'])
+def test_another_start_id_than_that_of_all_runs_once_is_other_tokens(tmp_path, rows):
+  (tmp_path / 'a.txt').write_text('A short text.\n')
+  text = lambda start: TextRows([f'{tmp_path}/a.txt'], packaged.VOCAB, 8, 'all', rows, 0.5, start)
+  former, begun = text(0), text(None)
+  assert former.tokens_fingerprint == zlib.crc32(
+    former.tokens.data, zlib.crc32(former.seq_starts.data)
+  )
+  assert (begun.tokens_fingerprint == former.tokens_fingerprint) is (rows == 'stream')
+  task = lambda start: SeqioDataset('task', None, 'train', 1.0, [], 100, 1, start)
+  assert [task(start).tokens_fingerprint for start in (0, 1, 2)] == [None, 1, 2]
