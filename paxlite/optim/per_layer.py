@@ -23,8 +23,9 @@ def per_layer(
 
   The transformation is mapped over the layers, and sees arrays without their dimension. What it
   computes of no layer alone, such as a count of updates, is computed once. One that combines
-  variables, such as a clip by the global norm, cannot be mapped: it gets all layers as separate
-  arrays, 'repeat/0/…', which takes copies of the updates and the state, and longer to compile.
+  variables, such as a clip by the global norm, cannot be mapped, and one that draws random numbers
+  would draw the same ones for all layers. These get the layers as separate arrays, 'repeat/0/…',
+  which takes copies of the updates and the state, and longer to compile.
 
   The state has the layers as the first dimension of its arrays for a stack, as the parameters have.
   """
@@ -60,14 +61,27 @@ def per_layer(
 
 
 def _either(mapped: Callable[[], PyTree], separate: Callable[[], PyTree]) -> PyTree:
-  """Returns what the first function computes; the second one's, if it has combined variables."""
+  """Returns what the first function computes; the second one's, if layers cannot be mapped.
+
+  They cannot where it combines variables or draws random numbers.
+  """
   with of_one_layer():
     try:
-      return mapped()
+      if not _is_random(jax.make_jaxpr(mapped)()):
+        return mapped()
     except ValueError as e:
       if 'out_axes' not in str(e):  # an output that should have no axis depends on the layers
         raise
     return separate()
+
+
+def _is_random(traced: Any) -> bool:
+  """Whether a jaxpr has operations of random keys or numbers, in the functions it calls too."""
+  inner = lambda e: (x for x in jax.tree.leaves(list(e.params.values())) if hasattr(x, 'eqns'))
+  return any(
+    e.primitive.name.startswith(('random_', 'rng_', 'threefry')) or any(map(_is_random, inner(e)))
+    for e in traced.eqns
+  )
 
 
 def _layers(tree: PyTree) -> int:

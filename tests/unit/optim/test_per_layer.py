@@ -138,3 +138,40 @@ def test_counts_stay_scalars_and_arrays_have_their_layers_first():
     sizes = {x.shape for x in jax.tree.leaves(state) if x.ndim}
     assert sizes == {x.shape for x in jax.tree.leaves(params)}
     assert (layers, *params['transformer']['repeat']['up'].shape[1:]) in sizes
+
+
+def noise_of_a_count(key: jax.Array):
+  """Returns a transformation that adds noise of a constant key and the count of updates."""
+
+  def update(updates, count, params=None):
+    keys = jax.random.split(jax.random.fold_in(key, count), len(jax.tree.leaves(updates)))
+    tree = jax.tree.unflatten(jax.tree.structure(updates), list(keys))
+    noisy = jax.tree.map(lambda x, k: x + jax.random.normal(k, x.shape), updates, tree)
+    return noisy, count + 1
+
+  return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
+RANDOM = {
+  'a key in the state': lambda seed: optax.add_noise(0.1, 0.5, seed),
+  'with others': lambda seed: optax.chain(optax.trace(0.9), optax.add_noise(0.1, 0.5, seed)),
+  'a constant key': lambda seed: noise_of_a_count(jax.random.key(seed)),
+  'a raw key': lambda seed: noise_of_a_count(jax.random.PRNGKey(seed)),
+}
+
+
+@pytest.mark.parametrize('name', RANDOM)
+def test_layers_draw_their_own_random_numbers(name):
+  """And the same ones as the layers of the unrolled model, as the variables have the same order."""
+  layers, size = (int(n) for n in np.random.default_rng(len(name)).integers(2, 6, 2))
+  transformation = RANDOM[name](layers)
+  params = {'repeat': {'w': jnp.ones((layers, size))}}
+  unrolled = {'repeat': {str(i): {'w': jnp.ones(size)} for i in range(layers)}}
+  ours = per_layer(transformation)
+  state, expected = ours.init(params), transformation.init(unrolled)
+  for _ in range(2):
+    found, state = ours.update(params, state, params)
+    plain, expected = transformation.update(unrolled, expected, unrolled)
+    rows = [plain['repeat'][str(i)]['w'] for i in range(layers)]
+    np.testing.assert_allclose(found['repeat']['w'], jnp.stack(rows), rtol=1e-5)
+    assert len(np.unique(found['repeat']['w'])) == layers * size
