@@ -6,12 +6,14 @@ change no fingerprint.
 
 import ast
 import functools
+import importlib.util
 import inspect
 import sys
 import textwrap
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import fiddle as fdl
 from fiddle import daglish
@@ -28,6 +30,13 @@ _Defined = type | types.FunctionType
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+class _Constant(NamedTuple):
+  """A number of a module, or what a number is computed from."""
+
+  module: str
+  name: str
+
+
 def recorded(cfgs: Mapping[str, fdl.Buildable]) -> JsonObject:
   """Returns what sources.json holds: fingerprints of paxlite's code and of the user's.
 
@@ -42,38 +51,39 @@ def sources(cfgs: Iterable[fdl.Buildable]) -> dict[str, tuple[str, str]]:
   """Returns a fingerprint of each function, method, class and constant of the user's in configs.
 
   What they use of the user's modules belongs to them: base classes, helpers, and numbers. A class
-  stands for its fields and the names of its methods. What has no source that can be read, as in an
-  interpreter, is left out.
+  stands for its fields and the names of its methods. A number stands for the statements that assign
+  it, because values such as a time or a count of cores differ at each start. What has no source
+  that can be read, as in an interpreter, is left out.
 
   Args:
     cfgs: The configs.
 
   Returns:
-    (fingerprint, place) by the dotted name; a place is 'FILE, line N', or FILE for a number.
+    (fingerprint, place) by the dotted name; a place is 'FILE, line N'.
   """
   found: dict[str, tuple[str, str]] = {}
-  todo = [x for cfg in cfgs for x in _defined_in(cfg)]
+  todo: list[_Defined | _Constant] = [x for cfg in cfgs for x in _defined_in(cfg)]
   seen = set()
   while todo:
     x = todo.pop()
-    module = sys.modules.get(x.__module__)
+    module = sys.modules.get(x.module if isinstance(x, _Constant) else x.__module__)
     file = getattr(module, '__file__', None) or '<'
-    if x in seen or not is_own(file) or (isinstance(x, type) and issubclass(x, Attributes)):
+    if module is None or x in seen or not is_own(file):
+      continue
+    if isinstance(x, type) and issubclass(x, Attributes):
       continue
     seen.add(x)
     try:
-      lines, first = inspect.getsourcelines(x)
-      tree = ast.parse(textwrap.dedent(''.join(lines))).body[0]
+      name, tree, before = _read(x, module)
     except (OSError, TypeError, SyntaxError):
       continue
-    todo += x.__bases__ if isinstance(x, type) else []
-    for name, node in _parts(f'{x.__module__}.{x.__qualname__}', tree):
-      found[name] = _fingerprint(_shape(node)), f'{file}, line {first + node.lineno - 1}'
-    for name, value in _used(tree, vars(module)):
-      if _is_number(value):
-        found[f'{x.__module__}.{name}'] = _fingerprint(value), file
-      else:
-        todo += _definition(value)
+    if isinstance(x, _Constant):
+      todo += _imported(x.name, module)
+    elif isinstance(x, type):
+      todo += x.__bases__
+    todo += _used(tree, module, isinstance(x, _Constant))
+    for part, node in _parts(name, tree):
+      found[part] = _fingerprint(_shape(node)), f'{file}, line {before + node.lineno}'
   return found
 
 
@@ -89,6 +99,41 @@ def _definition(value: object) -> list[_Defined]:
   if callable(value):
     value = inspect.unwrap(getattr(value, '__func__', value))
   return [value] if isinstance(value, _Defined) else []
+
+
+def _read(x: _Defined | _Constant, module: types.ModuleType) -> tuple[str, ast.stmt, int]:
+  """Returns the dotted name, the syntax tree, and the number of lines before it."""
+  if isinstance(x, _Constant):
+    return '.'.join(x), _together(_assignments(x.name, module)), 0
+  lines, first = inspect.getsourcelines(x)
+  tree = ast.parse(textwrap.dedent(''.join(lines))).body[0]
+  return f'{x.__module__}.{x.__qualname__}', tree, first - 1
+
+
+def _assignments(name: str, module: types.ModuleType) -> list[ast.stmt]:
+  """Returns the statements of a module, outside functions, that assign a name."""
+  is_stored = lambda n: isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+  return [
+    node
+    for node in _parsed(inspect.getsource(module)).body
+    if not isinstance(node, _Function | ast.ClassDef) and any(map(is_stored, ast.walk(node)))
+  ]
+
+
+def _imported(name: str, module: types.ModuleType) -> Iterator[_Constant]:
+  """Yields what a module may have imported under a name."""
+  nodes = ast.walk(_parsed(inspect.getsource(module)))
+  for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+    for alias in node.names:
+      if name == (alias.asname or alias.name) or alias.name == '*':
+        source = '.' * node.level + (node.module or '')
+        source = importlib.util.resolve_name(source, module.__package__)
+        yield _Constant(source, name if alias.name == '*' else alias.name)
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.Module:
+  return ast.parse(source)
 
 
 def _parts(name: str, tree: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
@@ -107,7 +152,7 @@ def _parts(name: str, tree: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _together(nodes: list[ast.stmt]) -> ast.stmt:
-  return ast.If(ast.Constant(True), nodes, [], lineno=nodes[0].lineno)
+  return ast.If(ast.Constant(True), nodes, [], lineno=nodes[0].lineno if nodes else 1)
 
 
 def _shape(node: object) -> object:
@@ -126,15 +171,27 @@ def _shape(node: object) -> object:
   return type(node).__name__, *((k, _shape(x)) for k, x in fields.items() if x not in (None, []))
 
 
-def _used(tree: ast.stmt, names: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-  """Yields what a definition uses of its module, and of modules that this one has imported."""
+def _used(
+  tree: ast.stmt, module: types.ModuleType, any_value: bool
+) -> Iterator[_Defined | _Constant]:
+  """Yields what a statement uses of its module, and of modules that this one has imported.
+
+  These are functions, classes and numbers, or with `any_value` functions, classes and all values.
+  """
   for node in ast.walk(tree):
-    if isinstance(node, ast.Name) and node.id in names:
-      yield node.id, names[node.id]
+    owner: types.ModuleType | None = module
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+      name = node.id
     elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-      module = names.get(node.value.id)
-      if isinstance(module, types.ModuleType) and hasattr(module, node.attr):
-        yield f'{node.value.id}.{node.attr}', getattr(module, node.attr)
+      owner, name = vars(module).get(node.value.id), node.attr
+    else:
+      continue
+    if not isinstance(owner, types.ModuleType) or not hasattr(owner, name):
+      continue
+    value = getattr(owner, name)
+    yield from (found := _definition(value))
+    if not found and (any_value or _is_number(value)):
+      yield _Constant(owner.__name__, name)
 
 
 def _is_number(value: object) -> bool:

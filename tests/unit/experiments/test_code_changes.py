@@ -18,6 +18,7 @@ from paxlite.programs.starts import starts
 MODULE = '''
 """A user's experiment."""
 import functools
+import time
 
 import jax
 import optax
@@ -26,8 +27,11 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.norms import LayerNorm
 
 import {name}_helpers
+from {name}_helpers import TIMES as MANY
 
 RATE = 0.5
+SIZE = len({name}_helpers.BASE)
+STARTED, CLOCK = time.monotonic_ns(), {name}_helpers.now()
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -46,7 +50,8 @@ class Own(Base):
   """A layer."""
 
   def __call__(self, x):
-    return twice(super().__call__(x)) * RATE + {name}_helpers.three()
+    assert STARTED + CLOCK
+    return twice(super().__call__(x)) * RATE + {name}_helpers.three() + MANY + SIZE
 
 
 def momentum(schedule):
@@ -70,22 +75,32 @@ class Tiny(TinyGPT):
     return config(momentum, schedule=self.schedule())
 '''
 HELPERS = """
+import time
+
+BASE = [4]
+TIMES = 3
+
 def three():
   return 3
+
+def now():
+  return time.monotonic_ns()
 """
 EDITS = {
   'a coefficient': ('1e-3', '1e-1', r'task\.losses\.avg_xent\.coefficient 0\.001 → 0\.1$'),
   'a loss': ("    return found\n", "    del found['aux_loss']\n    return found\n",
              r'task\.losses\.aux_loss paxlite\S*SownLosses → unset$'),
-  'a layer': ('* RATE', '* 2 * RATE', r'NAME\.Own\.__call__ \(\S*NAME\.py, line 31\)$'),
+  'a layer': ('* RATE', '* 2 * RATE', r'NAME\.Own\.__call__ \(\S*NAME\.py, line 35\)$'),
   'a method that is new': ('  """A layer."""\n', '  def setup(self): pass\n',
-                           r'NAME\.Own \(\S+, line 28\)$'),
+                           r'NAME\.Own \(\S+, line 32\)$'),
   'a base class': ('x + 1', 'x + 2', r'NAME\.Base\.shift \('),
   'a helper behind jit': ('times * x', 'times + x', r'NAME\.twice \('),
   'its argument': ('times=2', 'times=3', r'NAME\.twice \('),
-  'a number': ('RATE = 0.5', 'RATE = 0.6', r'NAME\.RATE \(\S*NAME\.py\)$'),
+  'a number': ('RATE = 0.5', 'RATE = 0.6', r'NAME\.RATE \(\S*NAME\.py, line 15\)$'),
+  'a number of a number': ('BASE = [4]', 'BASE = [5]', r'NAME_helpers\.BASE \('),
+  'an imported number': ('TIMES = 3', 'TIMES = 4', r'NAME_helpers\.TIMES \('),
   'a helper elsewhere': ('return 3', 'return 4',
-                         r'NAME_helpers\.three \(\S*NAME_helpers\.py, line 2\)$'),
+                         r'NAME_helpers\.three \(\S*NAME_helpers\.py, line 7\)$'),
   'an optimizer': ('0.9', '0.8', r'NAME\.momentum \('),
   'a class': ('template(Own)', 'template(Base)',
               r'task\.model\.norm_tpl template of NAME\.Own → template of NAME\.Base$'),
