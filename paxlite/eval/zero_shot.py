@@ -18,7 +18,9 @@ from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
 from paxlite.eval.inference import TextModel
 from paxlite.eval.scoring import Continuation, Score, Scorer
+from paxlite.generation.request import Answer
 from paxlite.generation.sampling import Sampling
+from paxlite.generation.spelling import Mark
 
 _TEMPERATURE = 0.8  # of several answers to a prompt
 TooLong = Literal['truncate', 'error']
@@ -144,7 +146,7 @@ class ZeroShot:
     written = self._write(
       each, spec.max_new_tokens, spec.until, self._sampling(spec), report, spec.chat
     )
-    texts = [answer.spelled for answer in written]  # of which patterns may have special tokens
+    texts = [compared_text(answer, spec.generation_pattern) for answer in written]
     count = spec.repeats
     answers = [texts[i * count : (i + 1) * count] for i in range(len(examples))]
     metrics, found = _exact_match(spec, examples, answers)
@@ -242,6 +244,12 @@ def _multiple_choice(examples: Sequence[TaskExample], scores: Sequence[Sequence[
     normalized.append(int((likelihoods / lengths).argmax()) == example.gold)
     found.append(dict(log_likelihoods=likelihoods.tolist(), gold=example.gold, right=raw[-1]))
   return {'acc': _mean(raw), 'acc_norm': _mean(normalized)}, found
+
+
+def compared_text(answer: Answer, pattern: str) -> str:
+  """Returns the text of an answer, with those special tokens alone that a pattern names."""
+  named = pattern.replace('\\', '')  # without escapes, as in <\|end\|>
+  return ''.join(x for x in answer.parts if not isinstance(x, Mark) or x in named)
 
 
 def _exact_match(

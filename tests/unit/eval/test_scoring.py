@@ -16,8 +16,10 @@ from paxlite.core.errors import UserError
 from paxlite.eval import scoring
 from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
-from paxlite.eval.zero_shot import Metric, Result, matched
+from paxlite.eval.zero_shot import Metric, Result, compared_text, matched
 from paxlite.generation.engine import Engine
+from paxlite.generation.request import Answer
+from paxlite.generation.spelling import Mark, shown
 from paxlite.tools import zero_shot as tool
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG
@@ -175,6 +177,23 @@ def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
   ((example,), _) = read_examples(find_tasks(f'boolq:{paxs}')[0][1])
   assert example.prompts == ('Ice is cold.\nquestion: is it?\nanswer:',)
   assert (example.choices, example.gold) == ((' no', ' yes'), 1)
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'compared', 'found'),
+  [
+    ('', ' so  4', 'so  4'),
+    (r'-?\d+', ' so  4', '4'),
+    (r'<\|think\|>(.*)', '<|think|> so  4', 'so  4'),
+    ('<.think.>(.*)|(.*)', ' so  4', ''),
+    (r'<0>(.*)', ' so <0> 4', '4'),
+  ],
+)
+def test_special_tokens_are_compared_only_where_a_pattern_names_them(pattern, compared, found):
+  parts = [Mark('<|think|>'), ' so ', Mark('<0>'), ' 4', Mark('<|end|>')]
+  answer = Answer([], [], shown(parts), 'stop', parts=parts)
+  assert compared_text(answer, pattern) == compared
+  assert matched(compared, pattern) == found
 
 
 def test_patterns():
