@@ -97,6 +97,7 @@ UNRELATED = {
   'STACK_TRACE_INTERVAL': 'interval trace stack',
   'TRAIN_SPLIT': 'split',
   'EVAL_SPLIT': 'split',
+  'GENERATION_CONFIG': 'generation',
   'EVAL_TASKS': 'task',
   'EVAL_TASKS_IN_TRAINING': 'task training in',
   'DYNAMIC_SAMPLING_ROUNDS': 'dynamic sampling',
