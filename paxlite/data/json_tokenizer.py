@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +54,7 @@ class JsonTokenizer:
       ) from None
 
     self.path = path
+    self._guards: dict[frozenset[str], SpecialGuard] = {}  # by the texts of special tokens
     self._files = published(path)
     say_unread(path)
     try:
@@ -114,8 +115,8 @@ class JsonTokenizer:
     return len(self.is_token)
 
   @functools.cached_property
-  def added_ids(self) -> frozenset[int]:
-    return frozenset(self._tokenizer.get_added_tokens_decoder())
+  def added_texts(self) -> dict[int, str]:
+    return {i: x.content for i, x in sorted(self._tokenizer.get_added_tokens_decoder().items())}
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
@@ -166,20 +167,23 @@ class JsonTokenizer:
     (encoded,) = self._guarded('encode a text', method, [text], add_special_tokens=False)
     return np.array(encoded.ids, np.uint32)
 
-  def encode_tokens(
-    self, text: str, marked: bool = False, plain: Sequence[tuple[int, int]] = ()
-  ) -> Tokens:
-    if plain and not self._tokenizer.encode_special_tokens:
-      ids, found = self._guarded('encode a text', self._special_guard.encoded, text, plain)
-    else:
-      encoded = self._encoding(text)
-      ids, found = encoded.ids, encoded.offsets
-    offsets = np.array(found, np.int64).reshape(-1, 2)
-    return Tokens(np.array(ids, np.int32), offsets[:, 0], offsets[:, 1])
+  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+    encoded = self._encoding(text)
+    offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+    return Tokens(np.array(encoded.ids, np.int32), offsets[:, 0], offsets[:, 1])
 
-  @functools.cached_property
-  def _special_guard(self) -> SpecialGuard:
-    return SpecialGuard(self.pipeline)
+  def encode_quoted(
+    self, text: str, plain: Sequence[tuple[int, int]], special: Collection[str]
+  ) -> list[int]:
+    if self._tokenizer.encode_special_tokens:  # they are text everywhere
+      special = [x for x in special if self._tokenizer.token_to_id(x) not in self.special_ids]
+    key = frozenset(special)
+    if key not in self._guards:
+      self._guards[key] = SpecialGuard(self.pipeline, key)
+    encoded = self._encoding(text)
+    if self._guards[key].is_forged(text, plain, encoded.ids, encoded.offsets):
+      return list(self._guarded('encode a text', self._guards[key].encoded, text, plain))
+    return list(encoded.ids)
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._cleaned(self._guarded('decode ids', self._tokenizer.decode, _plain(ids)))

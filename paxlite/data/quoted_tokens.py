@@ -1,10 +1,12 @@
 """Special tokens that stand in the texts of others, and are ordinary text there.
 
 A chat template writes special tokens around messages, and a message may hold the same characters.
-While the template writes, a number that nobody can guess stands for each special token in a
-message; afterwards the places of these numbers are known to be text.
+While the template writes, other characters, which nobody can guess, stand for those that special
+tokens begin and end with, wherever a message has them; afterwards their places are known to be
+text. So a special token is also known that only the template joins from pieces of a message.
 """
 
+import json
 import re
 import secrets
 from collections.abc import Collection, Mapping
@@ -17,47 +19,46 @@ Span = tuple[int, int]
 
 # Models write these in their answers, and templates look for them there.
 _OF_ANSWERS = re.compile(r'</?(?:think|thinking|tool_calls?)>')
+_PRIVATE = range(0xF0000, 0xFFFFE)  # characters without a meaning, other than those of SpecialGuard
 
 
 class QuotedTokens:
   """The special tokens in the messages of one conversation.
 
   Args:
-    texts: The texts of all special tokens.
+    texts: The texts of all special tokens. Those that neither begin nor end with a sign, such as
+      `<`, are found as a whole.
   """
 
   def __init__(self, texts: Collection[str]):
-    self._anywhere = _any_of(texts)
-    self._in_answers = _any_of([text for text in texts if not _OF_ANSWERS.fullmatch(text)])
-    self._nonce = f'{secrets.randbelow(10**24):024}'
-    self._found: list[str] = []
+    signs = {c for text in texts for c in (text[:1], text[-1:]) if _is_sign(c)}
+    words = [text for text in texts if text and not signs.intersection((text[0], text[-1]))]
+    self._anywhere = _any_of([*signs, *words])
+    self._in_answers = re.compile(f'{_OF_ANSWERS.pattern}|{self._anywhere.pattern}')
+    quoted = sorted(signs.union(*words))
+    drawn = map(chr, secrets.SystemRandom().sample(_PRIVATE, len(quoted)))
+    self._quotes = dict(zip(quoted, drawn, strict=True))
 
   def message(self, message: Message) -> Message:
-    """Returns a message with numbers in the place of special tokens."""
+    """Returns a message in which other characters stand for those of special tokens."""
     is_answer = message.get('role') == 'assistant'
     return self._replaced(message, self._in_answers if is_answer else self._anywhere)
 
   def tools(self, tools: T) -> T:
-    """Returns descriptions of tools with numbers in the place of special tokens."""
+    """Returns descriptions of tools in which other characters stand for those of special tokens."""
     found: T = self._replaced(tools, self._anywhere)
     return found
 
   def restored(self, text: str) -> tuple[str, list[Span]]:
-    """Returns what a template has written with the tokens in their places, and these places."""
-    pieces: list[str] = []
-    spans = []
-    length = 0
-    for i, piece in enumerate(re.split(rf'{self._nonce}(\d{{8}})', text)):
-      if i % 2:
-        piece = self._found[int(piece)]
-        spans.append((length, length + len(piece)))
-      pieces.append(piece)
-      length += len(piece)
-    return ''.join(pieces), spans
+    """Returns what a template has written with its own characters, and the places of these."""
+    for quote in self._quotes.values():  # where the template writes JSON in ASCII
+      text = text.replace(json.dumps(quote)[1:-1], quote)
+    spans = [found.span() for found in _any_of(self._quotes.values()).finditer(text)]
+    return text.translate({ord(quote): c for c, quote in self._quotes.items()}), spans
 
   def _replaced(self, value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
-      return pattern.sub(self._number, value)
+      return pattern.sub(self._quote, value)
     if isinstance(value, list | tuple):
       return [self._replaced(x, pattern) for x in value]
     if isinstance(value, Mapping):
@@ -65,9 +66,14 @@ class QuotedTokens:
       return {new(k): new(x) for k, x in value.items()}
     return value
 
-  def _number(self, found: re.Match[str]) -> str:
-    self._found.append(found.group())
-    return f'{self._nonce}{len(self._found) - 1:08}'
+  def _quote(self, found: re.Match[str]) -> str:
+    if _OF_ANSWERS.fullmatch(found.group()):
+      return found.group()
+    return ''.join(self._quotes[c] for c in found.group())
+
+
+def _is_sign(character: str) -> bool:
+  return bool(character) and not character.isalnum() and not character.isspace()
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:

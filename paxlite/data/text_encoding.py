@@ -6,6 +6,7 @@ depend on each other. What is learned are spans of the text, and the tokens in t
 """
 
 import functools
+import re
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from paxlite.data.tokenizer import Tokenizer, check_ids
 from paxlite.data.tokens import Tokens
 
 _ANSWER = 'Answer0Text'
+_MARK = re.compile(r'<([|｜]).+\1>')  # the form of names that templates may put together
 
 
 class Encoded(NamedTuple):
@@ -231,13 +233,19 @@ class TextEncoding:
     quoted = QuotedTokens(self._special_texts)
     foreign = [quoted.message(message) for message in messages]
     text, plain = quoted.restored(self.chat_text(foreign, True, quoted.tools(tools)))
-    ids = self.tokenizer.encode_tokens(text, marked=True, plain=plain).ids
-    self._check(ids)
-    return ids.tolist()
+    ids = self.tokenizer.encode_quoted(text, plain, self._special_texts)
+    self._check(np.asarray(ids, np.int64))
+    return ids
 
   @functools.cached_property
   def _special_texts(self) -> list[str]:
-    return [self.tokenizer.decode_marked([i]) for i in sorted(self.tokenizer.special_ids)]
+    """The texts of the tokens that a template writes around messages, special or not.
+
+    Added tokens that are not special may also be words of ordinary text, as Gemma's for HTML.
+    """
+    special, templates = self.tokenizer.special_ids, '\n'.join(self.chat_format.texts.values())
+    is_mark = lambda text: bool(text.strip()) and (text in templates or _MARK.fullmatch(text))
+    return [text for i, text in self.tokenizer.added_texts.items() if i in special or is_mark(text)]
 
   def chat(self, chat: Conversation) -> Encoded:
     """Returns the ids of a conversation. What is learned are the answers with what ends them.
@@ -293,7 +301,7 @@ def _end_of_answer(tokenizer: Tokenizer, chat_format: ChatFormat) -> int | None:
   for token, start, end in zip(*tokens, strict=True):
     is_blank = not text[start:end].strip()
     # Gemma has added tokens for blank lines, with which an answer may go on
-    if int(token) in (tokenizer.special_ids if is_blank else tokenizer.added_ids):
+    if int(token) in (tokenizer.special_ids if is_blank else tokenizer.added_texts):
       return int(token)
     if not is_blank:
       return None

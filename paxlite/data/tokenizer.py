@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -60,13 +60,13 @@ class Tokenizer(Protocol):
     ...
 
   @property
-  def added_ids(self) -> frozenset[int]:
-    """The ids of tokens that are found in a text before all others, special or not."""
+  def added_texts(self) -> Mapping[int, str]:
+    """The tokens that are found in a text before all others, special or not, by their ids."""
     ...
 
   @property
   def special_ids(self) -> frozenset[int]:
-    """Those of added_ids whose tokens are no text, as BOS."""
+    """Those ids of added_texts whose tokens are no text, as BOS."""
     ...
 
   @property
@@ -106,13 +106,23 @@ class Tokenizer(Protocol):
     """Returns the ids of `encode` as an integer array [n]; this is faster."""
     ...
 
-  def encode_tokens(
-    self, text: str, marked: bool = False, plain: Sequence[tuple[int, int]] = ()
-  ) -> Tokens:
+  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
     """Returns the tokens of a text and their offsets in it.
 
-    With `marked`, the text is one of a chat template, in which special tokens are spelled out, but
-    for the parts `plain` (first and last + 1 character), which are ordinary text.
+    With `marked`, the text is one of a chat template, in which special tokens are spelled out.
+    """
+    ...
+
+  def encode_quoted(
+    self, text: str, plain: Sequence[tuple[int, int]], special: Collection[str]
+  ) -> list[int]:
+    """Returns the ids of a chat template's text, parts of which have no special tokens.
+
+    Args:
+      text: The text, in which special tokens are spelled out.
+      plain: First and last + 1 character of each part that is ordinary text. What has a character
+        in one of them is no special token.
+      special: The texts of the added tokens that count as special.
     """
     ...
 
@@ -174,9 +184,9 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
   """
   spare = vocab_size - tokenizer.vocab_size
   beyond = np.flatnonzero(tokenizer.is_token[vocab_size:]) + vocab_size
-  if spare > max(_SPARE_IDS, vocab_size // 32) or not tokenizer.added_ids.issuperset(
-    beyond.tolist()
-  ):
+  if spare > max(_SPARE_IDS, vocab_size // 32) or not tokenizer.added_texts.keys() >= {
+    *beyond.tolist()
+  }:
     raise UserError(
       f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
       'it is the tokenizer of another model'
@@ -225,9 +235,9 @@ class SentencePieceTokenizer:
   def is_token(self) -> np.ndarray:
     return np.ones(self.vocab_size, bool)
 
-  @property
-  def added_ids(self) -> frozenset[int]:
-    return self.special_ids
+  @functools.cached_property
+  def added_texts(self) -> dict[int, str]:
+    return {i: self._model.IdToPiece(i) for i in sorted(self.special_ids)}
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
@@ -268,13 +278,20 @@ class SentencePieceTokenizer:
   def encode_array(self, text: str) -> np.ndarray:
     return self._model.Encode(text, return_type='numpy')
 
-  def encode_tokens(
-    self, text: str, marked: bool = False, plain: Sequence[tuple[int, int]] = ()
-  ) -> Tokens:
+  def encode_quoted(
+    self, text: str, plain: Sequence[tuple[int, int]], special: Collection[str]
+  ) -> list[int]:
+    ids: list[int] = self._tokens(self._split(text, plain)).ids.tolist()
+    return ids
+
+  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+    return self._tokens(self._split(text, ()) if marked else [(text, None)])
+
+  def _tokens(self, parts: Iterable[tuple[str, int | None]]) -> Tokens:
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     start = 0
-    for part, mark in self._split(text, plain) if marked else [(text, None)]:
+    for part, mark in parts:
       if mark is not None:
         ids.append(mark)
         offsets.append((start, start + len(part)))
@@ -313,7 +330,7 @@ class SentencePieceTokenizer:
 
   @functools.cached_property
   def _mark_ids(self) -> dict[str, int]:
-    return {self._model.IdToPiece(i): i for i in sorted(self.special_ids)}
+    return {text: i for i, text in self.added_texts.items()}
 
   @functools.cached_property
   def _marks(self) -> re.Pattern[str]:

@@ -32,7 +32,7 @@ def test_a_file_that_is_replaced_changes_nothing(tmp_path, kind):
 
   def used(tokenizer):
     grammar = Grammars(tokenizer, tokenizer.vocab_size, ends).json({'const': 5})
-    ids = [tokenizer.encode_tokens(text, True, plain).ids.tolist() for plain in ([], [(1, 5)])]
+    ids = [tokenizer.encode_quoted(text, plain, ['</s>']) for plain in ([], [(1, 5)])]
     return grammar.allowed().tolist(), ids
 
   expected = used(same)
