@@ -194,8 +194,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def vocabulary_fingerprint(tokenizer: Tokenizer) -> int:
-  """Returns a checksum of the token that each id means, wherever the tokenizer's files are."""
-  tokens = (tokenizer.decode_marked([i]) for i in range(tokenizer.vocab_size))
+  """Returns a checksum of the token of each id, wherever the files are and whoever reads them."""
+  tokens = map(tokenizer.piece, range(tokenizer.vocab_size))
   return zlib.crc32('\0'.join(tokens).encode())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from paxlite.data import packaged
 from paxlite.data.text_encoding import TextEncoding
-from paxlite.data.tokenizer import open_tokenizer
+from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 
 ADDED = {'<s>': 3, '</s>': 4, '<fim>': 5}
 FLAGS = {'lstrip': False, 'rstrip': False, 'single_word': False, 'normalized': False}
@@ -95,3 +95,12 @@ def test_a_model_has_another_fingerprint_if_a_class_reads_it(files, former, stay
     files = files | {'tokenizer_class': 'LlamaTokenizer', 'add_bos_token': True}
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps(files))
   assert (fingerprint(str(tmp_path)) == former) is stays
+
+
+@pytest.mark.parametrize('kind', ['LlamaTokenizer', 'PreTrainedTokenizerFast'])
+def test_the_same_pieces_are_the_same_vocabulary_whoever_reads_them(kind, tmp_path):
+  shutil.copyfile(packaged.VOCAB, tmp_path / 'tokenizer.model')
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'tokenizer_class': kind}))
+  found = [open_tokenizer(path) for path in (packaged.VOCAB, str(tmp_path))]
+  assert type(found[0]) is not type(found[1])
+  assert vocabulary_fingerprint(found[0]) == vocabulary_fingerprint(found[1])
