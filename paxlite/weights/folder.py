@@ -20,10 +20,14 @@ import numpy as np
 from paxlite.checkpointing.checksums import Sum, write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
+from paxlite.core.json_text import JsonObject
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.data.tokenizer_files import (
   CONFIGURATION,
   FILES,
   JSON,
+  MODEL,
+  PLAIN,
   TOKENIZERS,
   configuration,
   published,
@@ -160,7 +164,9 @@ def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
   """Copies a tokenizer, with the files next to it for chats and special tokens.
 
   Its class, which may follow from the config.json next to it, is written into
-  tokenizer_config.json, because a copy without config.json must encode texts in the same way.
+  tokenizer_config.json, because a copy without config.json must encode texts in the same way. A
+  config.json next to the copy gives one without a class a plain one, which puts BOS before a text
+  only if tokenizer_config.json says so.
 
   Args:
     source: A tokenizer's file, or a folder that may hold a tokenizer; None copies nothing.
@@ -176,8 +182,13 @@ def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
     return
   beside = source if source.is_dir() else source.parent
   found, copied = (published(str(place / JSON)).tokenizer_class for place in (beside, folder))
-  if found and found != copied:
-    contents = configuration(str(beside / JSON)) | {'tokenizer_class': found}
+  said: JsonObject = {}
+  if (wanted := found or (PLAIN if copied else '')) != copied:
+    said['tokenizer_class'] = wanted
+  if not found and copied and (folder / MODEL).is_file() and not (folder / JSON).is_file():
+    said['add_bos_token'] = open_tokenizer(str(source)).bos_id is not None
+  if said:
+    contents = configuration(str(beside / JSON)) | said
     (folder / CONFIGURATION).write_text(json.dumps(contents, indent=2) + '\n')
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.weights.folder import tokenizer_files
+from paxlite.data import packaged
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.weights.folder import copy_tokenizer, tokenizer_files
 from paxlite.weights.huggingface import Safetensors, read_folder
 from paxlite.weights.model_files import chosen
 
@@ -115,3 +117,14 @@ def test_links_of_hugging_faces_cache_are_copied(tmp_path):
   blob.write_text('{}')
   (snapshot / 'tokenizer.json').symlink_to('../../blobs/f00')
   assert tokenizer_files(snapshot) == {'tokenizer.json': snapshot / 'tokenizer.json'}
+
+
+@pytest.mark.parametrize('kind', ['llama', 'gemma', 'mistral', 'phi3'])
+def test_a_copy_beside_a_config_begins_and_encodes_texts_as_its_source(kind, tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps({'model_type': kind}))
+  copy_tokenizer(pathlib.Path(packaged.VOCAB), tmp_path)
+  source, copy = open_tokenizer(packaged.VOCAB), open_tokenizer(str(tmp_path))
+  assert copy.start_ids == source.start_ids != []
+  assert copy.eos_id == source.eos_id
+  text = 'Once upon a time,\n there was'
+  assert copy.encode(text) == source.encode(text)
