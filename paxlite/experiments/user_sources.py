@@ -5,6 +5,7 @@ change no fingerprint.
 """
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -127,8 +128,9 @@ def _imported(name: str, module: types.ModuleType) -> Iterator[_Constant]:
     for alias in node.names:
       if name == (alias.asname or alias.name) or alias.name == '*':
         source = '.' * node.level + (node.module or '')
-        source = importlib.util.resolve_name(source, module.__package__)
-        yield _Constant(source, name if alias.name == '*' else alias.name)
+        with contextlib.suppress(ImportError):  # one that failed, such as a relative one
+          source = importlib.util.resolve_name(source, module.__package__)
+          yield _Constant(source, name if alias.name == '*' else alias.name)
 
 
 @functools.lru_cache(maxsize=8)

@@ -27,7 +27,10 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.norms import LayerNorm
 
 import {name}_helpers
-from {name}_helpers import TIMES as MANY
+try:
+  from .{name}_helpers import TIMES as MANY
+except ImportError:
+  from {name}_helpers import TIMES as MANY
 
 RATE = 0.5
 SIZE = len({name}_helpers.BASE)
@@ -90,13 +93,13 @@ EDITS = {
   'a coefficient': ('1e-3', '1e-1', r'task\.losses\.avg_xent\.coefficient 0\.001 → 0\.1$'),
   'a loss': ("    return found\n", "    del found['aux_loss']\n    return found\n",
              r'task\.losses\.aux_loss paxlite\S*SownLosses → unset$'),
-  'a layer': ('* RATE', '* 2 * RATE', r'NAME\.Own\.__call__ \(\S*NAME\.py, line 35\)$'),
+  'a layer': ('* RATE', '* 2 * RATE', r'NAME\.Own\.__call__ \(\S*NAME\.py, line 38\)$'),
   'a method that is new': ('  """A layer."""\n', '  def setup(self): pass\n',
-                           r'NAME\.Own \(\S+, line 32\)$'),
+                           r'NAME\.Own \(\S+, line 35\)$'),
   'a base class': ('x + 1', 'x + 2', r'NAME\.Base\.shift \('),
   'a helper behind jit': ('times * x', 'times + x', r'NAME\.twice \('),
   'its argument': ('times=2', 'times=3', r'NAME\.twice \('),
-  'a number': ('RATE = 0.5', 'RATE = 0.6', r'NAME\.RATE \(\S*NAME\.py, line 15\)$'),
+  'a number': ('RATE = 0.5', 'RATE = 0.6', r'NAME\.RATE \(\S*NAME\.py, line 18\)$'),
   'a number of a number': ('BASE = [4]', 'BASE = [5]', r'NAME_helpers\.BASE \('),
   'an imported number': ('TIMES = 3', 'TIMES = 4', r'NAME_helpers\.TIMES \('),
   'a helper elsewhere': ('return 3', 'return 4',
