@@ -92,6 +92,24 @@ class Source:
     return _weights(self.variables)
 
   @property
+  def tokenizer(self) -> pathlib.Path | None:
+    """The tokenizer (a file, or a folder that contains one), or None if there never was one.
+
+    Raises:
+      UserError: It was in a folder that is gone.
+    """
+    found = tokenizer_of(self.folder, self.base)
+    values = self.written_by['values'] if self.experiment.is_file() else {}
+    was_in = values.get('VOCAB_PATH') or values.get('CHECKPOINT_RESTORE_PATH')
+    if found is None and was_in and not is_address(was_in) and not os.path.exists(was_in):
+      raise UserError(
+        f'the tokenizer of {self.folder} was in {was_in}, which is not there: '
+        '--base_weights=FOLDER names the weights there if they were moved, and --tokenizer of '
+        'other commands than export a tokenizer'
+      )
+    return found
+
+  @property
   def frozen(self) -> int | None:
     """The fingerprint of LoRA's frozen base weights, as StateStore writes it."""
     return read_object(self.folder / 'data' / 'metadata').get('frozen')
@@ -155,11 +173,15 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
   raise UserError('; '.join(problems))
 
 
-def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
+def tokenizer_of(path: str | pathlib.Path, base: str = '') -> pathlib.Path | None:
   """Returns the tokenizer of a checkpoint (a file, or a folder that contains one), or None.
 
   The function looks next to the weights, then at the VOCAB_PATH of the run that wrote them,
   then in the same way for the checkpoint from which that run started. For '' it is None.
+
+  Args:
+    path: The checkpoint.
+    base: The weights that the run started from, if they were moved.
 
   Raises:
     UserError: The experiment.json of such a run is damaged.
@@ -168,7 +190,7 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
     for source in _lineage(path):
       if found := _own_tokenizer(source):
         return found
-  return None
+  return tokenizer_of(base) if base else None
 
 
 def weights_facts(path: str) -> WeightsFacts:

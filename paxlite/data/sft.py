@@ -389,7 +389,7 @@ class SftRows:
   def _chat(self, chat: Conversation) -> Encoded:
     encoded = self._encoding.chat(chat)
     ends = encoded.ids[encoded.is_learned]
-    if not np.isin(ends, self._encoding.chat_eos_ids).any():
+    if len(ends) and not np.isin(ends, self._encoding.chat_eos_ids).any():
       self._warnings.endless += 1
     return encoded
 

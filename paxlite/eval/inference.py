@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Restore, RestorePlan
-from paxlite.checkpointing.source import Source, find_source, tokenizer_of
+from paxlite.checkpointing.source import Source, find_source
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import parse
 from paxlite.config.former_names import current
@@ -166,7 +166,7 @@ def load(
     raise UserError(
       f'{source.folder} is of a {type(experiment).__name__}, which gives rewards and no text'
     )
-  tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
+  tokenizer = open_tokenizer(tokenizer_path or str(source.tokenizer or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   unrolled = experiment.plain.replaced(**experiment.decoding_values)
   mesh = experiment.mesh()
@@ -259,7 +259,7 @@ def load_before(
   path = base_weights or run.CHECKPOINT_RESTORE_PATH
   if not path:
     raise UserError(f'{checkpoint} began without weights: there is nothing before it')
-  tokenizer = tokenizer_path or str(tokenizer_of(source.folder) or '')
+  tokenizer = tokenizer_path or str(source.tokenizer or '')
   with located('the weights before the training'):
     found = load_checkpoint(path, tokenizer, overrides)
   names = {'CHAT_TEMPLATE', 'CHAT_DATE', 'CHAT_THINKING', 'START_ID'} - set(overrides or {})

@@ -57,6 +57,11 @@ class PromptFiles(SftFiles, Policy):
           f'would compare other numbers than those of two updates: {name}={value}'
         )
 
+  @property
+  def prompts(self) -> fdl.Config:
+    """The prompts of TRAIN_FILES."""
+    return self._source(self.TRAIN_FILES, 'all')
+
   def train_input(self) -> fdl.Config:
     if not self.REWARDS and not self.ENVIRONMENT:
       example = shell.flag('REWARDS', ['my_rewards.correct'])

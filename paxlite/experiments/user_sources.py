@@ -32,7 +32,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class _Constant(NamedTuple):
-  """A number of a module, or what a number is computed from."""
+  """A value of a module, or what it is made of."""
 
   module: str
   name: str
@@ -51,10 +51,11 @@ def recorded(cfgs: Mapping[str, fdl.Buildable]) -> JsonObject:
 def sources(cfgs: Iterable[fdl.Buildable]) -> dict[str, tuple[str, str]]:
   """Returns a fingerprint of each function, method, class and constant of the user's in configs.
 
-  What they use of the user's modules belongs to them: base classes, helpers, and numbers. A class
-  stands for its fields and the names of its methods. A number stands for the statements that assign
-  it, because values such as a time or a count of cores differ at each start. What has no source
-  that can be read, as in an interpreter, is left out.
+  What they use of the user's modules belongs to them: base classes, helpers, and values such as
+  numbers, dictionaries and objects, with the classes of these. A class stands for its fields and
+  the names of its methods. A value stands for the statements that assign or change it, because a
+  time or a count of cores differs at each start. What has no source that can be read, as in an
+  interpreter, is left out.
 
   Args:
     cfgs: The configs.
@@ -82,7 +83,7 @@ def sources(cfgs: Iterable[fdl.Buildable]) -> dict[str, tuple[str, str]]:
       todo += _imported(x.name, module)
     elif isinstance(x, type):
       todo += x.__bases__
-    todo += _used(tree, module, isinstance(x, _Constant))
+    todo += _used(tree, module)
     for part, node in _parts(name, tree):
       found[part] = _fingerprint(_shape(node)), f'{file}, line {before + node.lineno}'
   return found
@@ -112,13 +113,32 @@ def _read(x: _Defined | _Constant, module: types.ModuleType) -> tuple[str, ast.s
 
 
 def _assignments(name: str, module: types.ModuleType) -> list[ast.stmt]:
-  """Returns the statements of a module, outside functions, that assign a name."""
-  is_stored = lambda n: isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+  """Returns the statements of a module, outside functions, that assign a name or change its value.
+
+  The value changes by `name[…] = …`, `name.x = …` and calls whose result is not used.
+  """
+  body = _parsed(inspect.getsource(module)).body
   return [
     node
-    for node in _parsed(inspect.getsource(module)).body
-    if not isinstance(node, _Function | ast.ClassDef) and any(map(is_stored, ast.walk(node)))
+    for node in body
+    if not isinstance(node, _Function | ast.ClassDef) and name in _changed_names(node)
   ]
+
+
+def _changed_names(statement: ast.stmt) -> set[str]:
+  """Returns the names that a statement, or one within it, assigns, or whose value it may change."""
+  found = set()
+  for node in ast.walk(statement):
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      found.add(node.id)
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+      targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+      targets = [node.value.func]
+    else:
+      continue
+    found |= {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+  return found
 
 
 def _imported(name: str, module: types.ModuleType) -> Iterator[_Constant]:
@@ -173,13 +193,8 @@ def _shape(node: object) -> object:
   return type(node).__name__, *((k, _shape(x)) for k, x in fields.items() if x not in (None, []))
 
 
-def _used(
-  tree: ast.stmt, module: types.ModuleType, any_value: bool
-) -> Iterator[_Defined | _Constant]:
-  """Yields what a statement uses of its module, and of modules that this one has imported.
-
-  These are functions, classes and numbers, or with `any_value` functions, classes and all values.
-  """
+def _used(tree: ast.stmt, module: types.ModuleType) -> Iterator[_Defined | _Constant]:
+  """Yields what a statement uses of its module, and of modules that this one has imported."""
   for node in ast.walk(tree):
     owner: types.ModuleType | None = module
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -192,14 +207,9 @@ def _used(
       continue
     value = getattr(owner, name)
     yield from (found := _definition(value))
-    if not found and (any_value or _is_number(value)):
+    is_assigned = any(x.__qualname__ != name for x in found)  # as what a function has returned
+    if not isinstance(value, types.ModuleType) and (not found or is_assigned):
       yield _Constant(owner.__name__, name)
-
-
-def _is_number(value: object) -> bool:
-  if isinstance(value, tuple):
-    return all(map(_is_number, value))
-  return isinstance(value, int | float)
 
 
 def _fingerprint(value: object) -> str:

@@ -46,6 +46,9 @@ class Prompts:
     most_tokens: The most tokens of a prompt.
     skip_unreadable: Whether lines without a prompt, or with a longer one, are left out.
 
+  Attributes:
+    refused: The records that are left out.
+
   Raises:
     UserError: Lines have no prompt, or one that is empty or too long; or there is none.
   """
@@ -58,10 +61,12 @@ class Prompts:
     skip_unreadable: bool = False,
   ):
     self.name = ', '.join(files)
-    refused = RefusedRecords()
+    self.refused = RefusedRecords()
     raws = itertools.chain.from_iterable(map(raw_records, expanded(files)))
-    found = [refused.attempt(_prompt, raw, place, encoding, most_tokens) for place, raw in raws]
-    refused.check(self.name, skip_unreadable)
+    found = [
+      self.refused.attempt(_prompt, raw, place, encoding, most_tokens) for place, raw in raws
+    ]
+    self.refused.check(self.name, skip_unreadable and not self.refused.is_all)
     self._prompts = [prompt for prompt in found if prompt is not None]
     if not self._prompts:
       raise UserError(f'{self.name or "TRAIN_FILES"}: no prompts')

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
   from paxlite.data.refused_records import RefusedRecords
   from paxlite.data.streams import StreamInput
   from paxlite.experiments.base import Experiment
+  from paxlite.experiments.rollout_datasets import PromptFiles
 
 _E = TypeVar('_E', bound='Experiment')
 _ROW = '--row is for --step and --spike: leave it out'
@@ -89,20 +90,51 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
 
   experiment = _experiment(args, args.attributes)
+  from paxlite.experiments.rollout_datasets import PromptFiles
+
+  if isinstance(experiment, PromptFiles):
+    refused = [_show_prompts(experiment, args.examples)]
+  else:
+    refused = _show_all(experiment, args.examples)
+  count = sum(each.count for each in refused)
+  if count and not experiment.values().get('SKIP_UNREADABLE'):
+    raise UserError(f'a run refuses these data: {count:,} of the records cannot be read; '
+                    'SKIP_UNREADABLE=True leaves them out')  # fmt: skip
+
+
+def _show_prompts(e: 'PromptFiles', num_examples: int) -> 'RefusedRecords':
+  """Shows prompts whose answers the model generates; returns those that a run refuses."""
+  import fiddle as fdl
+  import numpy as np
+
+  from paxlite.data import data_summary
+
+  found = fdl.build(_tolerant(e).prompts)
+  tokenizer = fdl.build(e.prompts.encoding).tokenizer
+  _print_block('Refused', found.refused.messages)
+  lengths = np.array([len(prompt.ids) for prompt in found])
+  print(f'Data      {found.name}')
+  print(f'Contents  {amount(len(lengths), "prompt")}, {lengths.sum():,} tokens')
+  _print_block('Lengths', data_summary.histogram(lengths))
+  for number in range(min(num_examples, len(lengths))):
+    ids = np.array(found[number].ids[:_MOST_TOKENS])
+    text = data_summary.masked_text(tokenizer, ids, np.zeros(len(ids), bool), has_color())
+    print(f'\nExample {number + 1}:\n{text}')
+  return found.refused
+
+
+def _show_all(experiment: 'Experiment', num_examples: int) -> 'list[RefusedRecords]':
+  """Shows all data of an experiment; returns the records that a run refuses."""
   oddities = _oddities(experiment)
   _print_block('Odd', oddities.lines() if oddities else [])
   if oddities and oddities.refused.is_all:
     raise UserError(oddities.refused.messages[0])
   inputs = _inputs(experiment)
   refused = _refused(inputs, oddities)
-  messages = [message for each in refused for message in each.messages]
-  _print_block('Refused', messages)
+  _print_block('Refused', [message for each in refused for message in each.messages])
   for data in inputs:
-    _show(data, experiment, args.examples)
-  if messages and not experiment.values().get('SKIP_UNREADABLE'):
-    count = sum(each.count for each in refused)
-    raise UserError(f'a run refuses these data: {count:,} of the records cannot be read; '
-                    'SKIP_UNREADABLE=True leaves them out')  # fmt: skip
+    _show(data, experiment, num_examples)
+  return refused
 
 
 def _print_block(name: str, lines: Sequence[str]) -> None:
@@ -269,7 +301,8 @@ def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> 
     format_of(fields)
   except UserError as e:
     raise UserError(
-      f'{place}: {e}; or to text, for pretraining, or name that field with --fdl.TEXT_FIELD'
+      f'{place}: {e}; or to text, for pretraining, or name that field with --fdl.TEXT_FIELD; '
+      '--fdl_config=HuggingFacePolicy shows prompts without answers'
     ) from None
   return datasets.SftFiles
 

@@ -41,7 +41,7 @@ PARSER.option('--base_weights', generate.BASE_WEIGHTS, stored, default='')
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
 
-  from paxlite.checkpointing.source import find_source, tokenizer_of
+  from paxlite.checkpointing.source import find_source
   from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.export_proof import proof_of, write_proof
@@ -75,12 +75,12 @@ def main(argv: Sequence[str]) -> None:
       size = lora.write_adapter(folder, experiment, variables, args.base, args.dtype or 'float32')
     elif args.to == 'gguf':
       written = gguf_writer.write_folder(
-        folder, experiment, lora.merged(variables), args.type, tokenizer_of(source.folder), report
+        folder, experiment, lora.merged(variables), args.type, source.tokenizer, report
       )
       size = written.size
     else:
       size = huggingface.write_folder(
-        folder, experiment, lora.merged(variables), args.dtype, tokenizer_of(source.folder), report
+        folder, experiment, lora.merged(variables), args.dtype, source.tokenizer, report
       )
     if proven is not None:
       write_proof(folder, proven)

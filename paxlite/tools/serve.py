@@ -82,6 +82,7 @@ def main(argv: Sequence[str]) -> None:
     inference = load_checkpoint(args.checkpoint, *given)
     engine = inference.engine(most_rows=args.most_rows, steady=True, drafts=args.drafts)
     started = time.perf_counter()
+    warn('Compiling the programs for requests, which takes a minute or more the first time')
     warm_up(engine)
     warn(f'Compiled the programs for requests in {time.perf_counter() - started:.1f} s')
     worker = Worker(engine, args.most_waiting)

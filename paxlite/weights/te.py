@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paxlite.checkpointing.checksums import write_checksums
-from paxlite.checkpointing.source import Source, tokenizer_of
+from paxlite.checkpointing.source import Source
 from paxlite.checkpointing.variables import Variable, write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.eval.inference import experiment_of
@@ -145,7 +145,7 @@ def convert(
       size += value.nbytes
       done += 1
       report(done, len(variables))
-    copy_tokenizer(tokenizer_of(source.folder), folder)
+    copy_tokenizer(source.tokenizer, folder)
     write_identity(folder, after)
     write_checksums(folder)
   return size, after

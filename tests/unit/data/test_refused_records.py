@@ -119,3 +119,23 @@ def test_the_command_lists_documents_that_cannot_be_read(tmp_path, capsys):
   assert f'{file}:2' in out
   assert f'{file}:4' in out
   assert 'Contents ' in out
+
+
+def test_the_command_shows_prompts_whose_answers_are_generated(tmp_path, capsys):
+  from paxlite.experiments.demo import TinyGPT
+  from paxlite.experiments.finetuning import PolicyTraining
+
+  file = tmp_path / 'prompts.jsonl'
+  file.write_text(
+    '{"prompt": "What is 2?"}\n{"question": 3}\n{"prompt": "And 3?", "answer": "3"}\n'
+  )
+  cls = type('Mine', (PolicyTraining, TinyGPT), {'__module__': 'mine'})
+  vocab = open_tokenizer(packaged.VOCAB).vocab_size
+  e = cls(TRAIN_FILES=[str(file)], VOCAB_PATH=packaged.VOCAB, VOCAB_SIZE=vocab)
+  e = e.replaced(MAX_SEQ_LEN=64, MAX_NEW_TOKENS=16)
+  (refused,) = [data._show_prompts(e, 1)]
+  out = capsys.readouterr().out
+  assert refused.count == 1
+  assert f'{file}:2' in out
+  assert 'Contents  2 prompts' in out
+  assert 'Example 1:\n' in out

@@ -54,7 +54,7 @@ class Own(Base):
 
   def __call__(self, x):
     assert STARTED + CLOCK
-    return twice(super().__call__(x)) * RATE + {name}_helpers.three() + MANY + SIZE
+    return twice(super().__call__(x)) * RATE + {name}_helpers.three() + MANY + SIZE + drawn(x)
 
 
 def momentum(schedule):
@@ -76,6 +76,27 @@ class Tiny(TinyGPT):
 
   def transformation(self):
     return config(momentum, schedule=self.schedule())
+
+
+class Curve:
+  def at(self, x):
+    return x * 1
+
+
+def made(power):
+  def inner(x):
+    return x ** power
+  return inner
+
+
+CFG = {'beta': 1}
+CFG['gamma'] = 2
+CURVE = Curve()
+POWER = made(1.0)
+
+
+def drawn(x):
+  return CFG['beta'] * CURVE.at(POWER(x.sum()))
 '''
 HELPERS = """
 import time
@@ -104,6 +125,10 @@ EDITS = {
   'an imported number': ('TIMES = 3', 'TIMES = 4', r'NAME_helpers\.TIMES \('),
   'a helper elsewhere': ('return 3', 'return 4',
                          r'NAME_helpers\.three \(\S*NAME_helpers\.py, line 7\)$'),
+  'a value in a dictionary': ("{'beta': 1}", "{'beta': 2}", r'NAME\.CFG \('),
+  'a change of a dictionary': ("['gamma'] = 2", "['gamma'] = 3", r'NAME\.CFG \('),
+  'a method of an object': ('x * 1', 'x * 2', r'NAME\.Curve\.at \('),
+  'a value in a closure': ('made(1.0)', 'made(2.0)', r'NAME\.POWER \('),
   'an optimizer': ('0.9', '0.8', r'NAME\.momentum \('),
   'a class': ('template(Own)', 'template(Base)',
               r'task\.model\.norm_tpl template of NAME\.Own → template of NAME\.Base$'),
