@@ -7,18 +7,24 @@ from typing import Any
 
 _MOST = 512  # connections
 _HEAD_SECONDS = 10.0  # from a connection, or the end of an answer, to the end of the next head
+_UNREAD_SECONDS = 30.0  # until a client has read enough for the server to write again
+_MOST_PIPELINED = 16  # requests behind one that waits for its answer
 
 
-def protocol(most: int = _MOST, seconds: float = _HEAD_SECONDS) -> type[asyncio.Protocol]:
+def protocol(
+  most: int = _MOST, seconds: float = _HEAD_SECONDS, unread_seconds: float = _UNREAD_SECONDS
+) -> type[asyncio.Protocol]:
   """Returns a protocol of uvicorn that bounds what slow clients can hold.
 
   A connection is closed with status 408 if it does not send the head of a request in time. Above
   `most` connections, the oldest one that has not sent a whole request is closed, or, if all of them
-  wait for an answer, the new one, with status 503.
+  wait for an answer, the new one, with status 503. A connection is aborted if its client does not
+  read, or sends many more requests before it has an answer.
 
   Args:
     most: The most connections; at most half of the files that the process may open.
     seconds: How long the head of a request may take.
+    unread_seconds: How long a client may keep the server from writing.
   """
   from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -33,6 +39,7 @@ def protocol(most: int = _MOST, seconds: float = _HEAD_SECONDS) -> type[asyncio.
       super().connection_made(transport)
       self.since = time.monotonic()
       self._timer: asyncio.TimerHandle | None = None
+      self._reading: asyncio.TimerHandle | None = None
       if len(self.connections) > most:
         others = (c for c in self.connections if c is not self and not c.has_request)
         oldest = min(others, key=lambda c: c.since, default=None)
@@ -53,6 +60,8 @@ def protocol(most: int = _MOST, seconds: float = _HEAD_SECONDS) -> type[asyncio.
       if self.transport.is_closing():
         return
       super().data_received(data)
+      if len(getattr(self, 'pipeline', ())) > _MOST_PIPELINED:  # h11 reads one at a time
+        self.transport.abort()
       if self.cycle is None or self.cycle.response_complete:
         self._wait()
       else:  # the body has a time limit of its own
@@ -60,7 +69,21 @@ def protocol(most: int = _MOST, seconds: float = _HEAD_SECONDS) -> type[asyncio.
 
     def connection_lost(self, exc: Exception | None) -> None:
       self._stop_waiting()
+      self._stop_reading()
       super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+      super().pause_writing()
+      self._reading = self.loop.call_later(unread_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+      self._stop_reading()
+      super().resume_writing()
+
+    def _stop_reading(self) -> None:
+      if self._reading is not None:
+        self._reading.cancel()
+        self._reading = None
 
     def _wait(self) -> None:
       if self._timer is None:

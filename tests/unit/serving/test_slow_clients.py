@@ -18,16 +18,12 @@ from paxlite.serving.gate import LOOPBACK  # noqa: E402
 MOST, SECONDS = 8, 0.5
 
 
-@pytest.fixture
-def port(monkeypatch):
-  """The port of a server that has no model."""
-  monkeypatch.setattr(api, '_BODY_SECONDS', SECONDS)
-  worker = types.SimpleNamespace(count=0, engine=types.SimpleNamespace(num_active=0))
-  bodies = types.SimpleNamespace(chat=None)
-  application = api.Api(worker, bodies, None, 'm', 9.0, 'kéy', LOOPBACK).application
+@contextlib.contextmanager
+def served(application):
+  """Serves an application; yields the port."""
   place = socket.create_server(('127.0.0.1', 0))
   config = uvicorn.Config(
-    application, log_level='critical', lifespan='off', http=protocol(MOST, SECONDS)
+    application, log_level='critical', lifespan='off', http=protocol(MOST, SECONDS, SECONDS)
   )
   server = uvicorn.Server(config)
   thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
@@ -35,6 +31,20 @@ def port(monkeypatch):
   yield place.getsockname()[1]
   server.should_exit = True
   thread.join(10)
+
+
+def application(hosts=LOOPBACK):
+  """The application of a server that has no model."""
+  worker = types.SimpleNamespace(count=0, engine=types.SimpleNamespace(num_active=0))
+  bodies = types.SimpleNamespace(chat=None)
+  return api.Api(worker, bodies, None, 'm', 9.0, 'kéy', hosts).application
+
+
+@pytest.fixture
+def port(monkeypatch):
+  monkeypatch.setattr(api, '_BODY_SECONDS', SECONDS)
+  with served(application()) as found:
+    yield found
 
 
 def opened(port: int, sent: bytes) -> socket.socket:
@@ -86,6 +96,33 @@ def test_slow_clients_do_not_hold_all_connections(port, sent):
   assert time.monotonic() - start < 2
   for connection in held:
     connection.close()
+
+
+async def large(scope, receive, send):
+  """Answers /health, and other paths with more than a socket holds."""
+  body = b'"ok"' if scope['path'] == '/health' else bytes(1 << 25)
+  await send(dict(type='http.response.start', status=200, headers=[]))
+  for start in range(0, len(body), 1 << 16):
+    part = body[start : start + (1 << 16)]
+    await send(dict(type='http.response.body', body=part, more_body=True))
+  await send(dict(type='http.response.body', body=b''))
+
+
+@pytest.mark.parametrize('count', [1, 9, 5000])
+def test_clients_that_do_not_read_do_not_hold_all_connections(count):
+  with served(large) as port:
+    held = [opened(port, b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n') for _ in range(MOST)]
+    for connection in held:
+      with contextlib.suppress(OSError):
+        connection.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n' * (count - 1))
+    time.sleep(3 * SECONDS)
+    assert all(b'"ok"' in get(port) for _ in range(MOST))
+    for connection in held:
+      connection.close()
+  with served(large) as port:  # who reads slowly gets all
+    connection = opened(port, b'GET / HTTP/1.1\r\nConnection: close\r\n\r\n')
+    time.sleep(SECONDS / 2)
+    assert len(answer(connection)) > 1 << 25
 
 
 @pytest.mark.parametrize(
