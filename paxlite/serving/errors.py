@@ -50,7 +50,7 @@ def wrong_key() -> ApiError:
 def foreign_host(kind: str, value: str) -> ApiError:
   """Returns the error that a request is for another server, or from a page of another site."""
   message = (
-    f'{kind} is {value[:200]!r}: this server answers requests to and from this machine alone; '
+    f'{kind} is {value[:200]!r}: this server answers requests to and from its own names alone; '
     '--allowed_hosts of `paxlite serve` names further ones'
   )
   return ApiError(message, code='host_not_allowed', status=403, type='permission_error')

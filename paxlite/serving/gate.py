@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from paxlite.cli.terminal import warn
+from paxlite.core.errors import UserError
 from paxlite.serving import errors
 from paxlite.serving.errors import ApiError
 
@@ -35,7 +36,8 @@ class Gate:
 
   Args:
     app: What answers the requests.
-    hosts: The names that the server may be called by; empty: any.
+    hosts: The names that the server may be called by; empty: any, and then an Origin must be the
+      Host of its request.
   """
 
   def __init__(self, app: App, hosts: Collection[str] = ()):
@@ -64,12 +66,15 @@ class Gate:
 
   def _refusal(self, scope: Message) -> ApiError | None:
     """Returns the error of a request that is not for this server; None: it is for it."""
-    if not self._hosts:
-      return None
-    for name, kind in ((b'host', 'Host'), (b'origin', 'Origin')):
-      for value in (value for key, value in scope['headers'] if key == name):
-        if _host(value.decode('latin-1'), kind == 'Origin') not in self._hosts:
-          return errors.foreign_host(kind, value.decode('latin-1'))
+    headers = [(key, value.decode('latin-1')) for key, value in scope['headers']]
+    hosts = {value: _host(value, False) for key, value in headers if key == b'host'}
+    for value, name in hosts.items():
+      if self._hosts and name not in self._hosts:
+        return errors.foreign_host('Host', value)
+    for value in (value for key, value in headers if key == b'origin'):
+      name = _host(value, True)
+      if name is None or name not in (self._hosts or hosts.values()):
+        return errors.foreign_host('Origin', value)
     return None
 
 
@@ -78,6 +83,19 @@ async def _refuse(error: ApiError, send: Send) -> None:
   headers = [(b'content-type', b'application/json'), (b'content-length', b'%d' % len(body))]
   await send(dict(type='http.response.start', status=error.status, headers=headers))
   await send(dict(type='http.response.body', body=body))
+
+
+def allowed_host(text: str) -> str:
+  """Returns the name in a value of --allowed_hosts, which may have a port, or be an address.
+
+  Raises:
+    UserError: There is none.
+  """
+  address = f'[{text}]' if text.count(':') > 1 and '[' not in text and '//' not in text else text
+  name = _host(address, '//' in text)
+  if not name:
+    raise UserError(f'--allowed_hosts: {text!r} is not the name of a host, such as example.com')
+  return name
 
 
 def _host(value: str, is_origin: bool) -> str | None:

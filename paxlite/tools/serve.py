@@ -62,6 +62,9 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'a server needs more packages ({e}): {shell.install("serve")}') from None
   if args.dtype is not None:
     args.attributes['FPROP_DTYPE'] = args.dtype
+  from paxlite.serving.gate import LOOPBACK, allowed_host
+
+  more = [allowed_host(host.strip()) for host in args.allowed_hosts.split(',') if host.strip()]
   with _listening(args.host, args.port) as place:  # before the weights are read
     from paxlite.compilation import cache
     from paxlite.eval.inference import load_checkpoint
@@ -69,11 +72,9 @@ def main(argv: Sequence[str]) -> None:
     from paxlite.serving.api import Api
     from paxlite.serving.bodies import Bodies, Limits
     from paxlite.serving.connections import protocol
-    from paxlite.serving.gate import LOOPBACK
     from paxlite.serving.worker import Worker
 
     is_local = ipaddress.ip_address(place.getsockname()[0]).is_loopback
-    more = [host.strip() for host in args.allowed_hosts.split(',') if host.strip()]
     hosts = [*LOOPBACK, args.host, *more] if is_local or more else []
     if not key and not is_local:
       warn(f'{args.host} is open to other machines, and there is no key: set {_KEY}')

@@ -11,9 +11,10 @@ import pytest
 
 uvicorn = pytest.importorskip('uvicorn')
 
+from paxlite.core.errors import UserError  # noqa: E402
 from paxlite.serving import api  # noqa: E402
 from paxlite.serving.connections import protocol  # noqa: E402
-from paxlite.serving.gate import LOOPBACK  # noqa: E402
+from paxlite.serving.gate import LOOPBACK, allowed_host  # noqa: E402
 
 MOST, SECONDS = 8, 0.5
 
@@ -143,3 +144,28 @@ def test_requests_of_foreign_sites_are_refused(port, headers, status):
   found = get(port, *headers)
   assert found.startswith(f'HTTP/1.1 {status} '.encode())
   assert (b'--allowed_hosts' in found) == (status == 403)
+
+
+@pytest.mark.parametrize(
+  ('hosts', 'headers', 'status'),
+  [
+    ((), ['Host: any.example:8000'], 200),
+    ((), ['Host: any.example:8000', 'Origin: https://Any.example'], 200),
+    ((), ['Host: any.example', 'Origin: https://evil.example'], 403),
+    ((), ['Host: any.example', 'Origin: null'], 403),
+    ((), ['Host: [::1', 'Origin: null'], 403),
+    (['example.com:8443'], ['Host: example.com:8443', 'Origin: https://example.com:8443'], 200),
+    (['https://Example.com/'], ['Host: example.com'], 200),
+    (['fe80::1', '[fe80::2]:80'], ['Host: [fe80::1]:8000', 'Origin: http://[fe80::2]'], 200),
+    (['example.com:8443'], ['Host: example.com', 'Origin: https://evil.example'], 403),
+  ],
+)
+def test_open_servers_and_allowed_hosts(hosts, headers, status):
+  with served(application([allowed_host(host) for host in hosts])) as port:
+    assert get(port, *headers).startswith(f'HTTP/1.1 {status} '.encode())
+
+
+@pytest.mark.parametrize('host', ['a:b', '[::1', ':80', 'http://'])
+def test_allowed_hosts_that_are_no_names(host):
+  with pytest.raises(UserError, match='is not the name of a host'):
+    allowed_host(host)
