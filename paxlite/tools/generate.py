@@ -128,12 +128,15 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
 
 
 def _show(parts: Iterator[str]) -> str:
-  """Prints text while it is generated, and returns all of it, with its special tokens."""
+  """Prints text while it is generated, and returns all of it, with its special tokens.
+
+  On a terminal, control characters are escaped; a file gets the text itself.
+  """
   from paxlite.generation.spelling import shown
 
-  found = []
+  found, on_screen = [], printable if sys.stdout.isatty() else str
   for part in parts:
-    print(printable(shown([part])), end='', flush=True)
+    print(on_screen(shown([part])), end='', flush=True)
     found.append(part)
   print()
   return ''.join(found)
