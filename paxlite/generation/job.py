@@ -229,10 +229,6 @@ class Job:
     """Returns the parts of the text since the last call that later tokens cannot change."""
     return [] if self._text is None else self._text.news(self.answer is not None)
 
-  def piece(self) -> str:
-    """Returns the text of these parts, without special tokens."""
-    return shown(self.parts())
-
 
 def _text(tokenizer: Tokenizer, request: Request) -> AnswerText:
   before = request.prompt if request.continues else ()

@@ -22,6 +22,7 @@ from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request
 from paxlite.generation.sampling import Sampling, filtered
+from paxlite.generation.spelling import shown
 from paxlite.layers.attention.attention import Attention
 from tests.support import runs
 
@@ -451,8 +452,8 @@ def test_texts_that_end_an_answer_span_tokens():
   pieces = []
   while job.answer is None:
     engine.step(most=1)
-    pieces.append(job.piece())
-  assert job.answer.text == whole.text.split(ending)[0] == ''.join(pieces)
+    pieces += job.parts()
+  assert job.answer.text == whole.text.split(ending)[0] == shown(pieces)
   assert job.answer.finish == 'stop'
   assert len(job.answer.ids) < len(whole.ids)
   assert job.answer.ids == whole.ids[: len(job.answer.ids)]
