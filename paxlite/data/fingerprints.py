@@ -57,7 +57,7 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
   if now.get('held_out') and not before.get('held_out'):
     return (
       'an earlier version chose what is held out in another way, so that part of what is held out '
-      'now has been trained on (EVAL_SOURCES or EVAL_FILES name other data)'
+      'now may have been trained on (EVAL_SOURCES or EVAL_FILES name other data)'
     )
   if differ(records, known):
     return 'its contents have changed since'

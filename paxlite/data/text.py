@@ -66,6 +66,7 @@ class TextRows(TokenRows):
     fingerprint: A checksum of the text.
     tokens_fingerprint: A checksum of the tokens, of seq_starts and of the start id of packed rows.
     warnings: What a person should know of the text, a line each.
+    holds_out: Whether the blocks are a part of those in the files.
 
   Raises:
     UserError: A file cannot be read, there is too little text to hold out a part of it, or no id
@@ -117,6 +118,7 @@ class TextRows(TokenRows):
     begins = repr(self.start_id).encode() if self.start_id and rows != 'stream' else b''
     # 0 was the start id of all rows once, so that runs which began with it go on.
     self.tokens_fingerprint = zlib.crc32(begins, zlib.crc32(tokens.data, zlib.crc32(starts.data)))
+    self.holds_out = split != 'all'
     self.lost = encoding.unknown
     self.warnings = encoding.warnings
     if split == 'train':

@@ -18,6 +18,7 @@ from paxlite.data.held_out import held_out, is_held_out
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
+from paxlite.data.text import TextRows
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
 
@@ -30,6 +31,8 @@ def record(kind: str, rng: random.Random) -> dict:
   match kind:
     case 'documents':
       return {'text': f'The text {number}', 'id': rng.random()}
+    case 'text':
+      return {'text': f'The text {number}' * 40}
     case 'answers':
       return {'prompt': f'{number} is', 'completion': f' {number * number}.'}
     case 'chats':
@@ -154,11 +157,14 @@ def data(path: str, kind: str, split: str) -> StreamInput | RowInput:
   if kind == 'documents':
     source = DocumentSource([path], packaged.VOCAB, 8192, split=split, held_out_every=EVERY)
     return StreamInput(source, 16, 2)
-  rows = SftRows([path], packaged.VOCAB, 64, 8192, split=split, held_out_share=1 / EVERY)
+  share = 1 / EVERY
+  if kind == 'text':
+    return RowInput(TextRows([path], packaged.VOCAB, 16, split, held_out_share=share), 2)
+  rows = SftRows([path], packaged.VOCAB, 64, 8192, split=split, held_out_share=share)
   return RowInput(rows, 2)
 
 
-@pytest.mark.parametrize('kind', ['documents', 'answers'])
+@pytest.mark.parametrize('kind', ['documents', 'answers', 'text'])
 def test_a_run_that_chose_in_another_way_is_told(tmp_path, kind):
   rng = random.Random(kind)
   path = write_shard(tmp_path, 'a.jsonl', [record(kind, rng) for _ in range(60)])
