@@ -172,7 +172,8 @@ def test_tokens_whose_tokenizer_nobody_knows(tmp_path):
   flat_tokens(path, packaged.VOCAB, f'{tmp_path}/flat')
   rows = FlatTokenRows(f'{tmp_path}/flat', 'train', 8, 'stream', None)
   assert rows.read(np.arange(1))['ids'][0, 0] == open_tokenizer(packaged.VOCAB).eos_id  # the last
-  with pytest.raises(UserError, match=r'--fdl\.VOCAB_PATH=PATH, or the id with --fdl\.START_ID'):
+  match = r'--fdl\.VOCAB_PATH=PATH, or .* only --fdl\.START_ID=0 with --accept_changes goes on'
+  with pytest.raises(UserError, match=match):
     FlatTokenRows(f'{tmp_path}/flat', 'train', 8, 'packed', None)
 
 
