@@ -18,7 +18,7 @@ from paxlite.data.held_out import held_out
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import canonical, parsed, raw_records
-from paxlite.data.refused_records import LongRecords, RecordlessError, RefusedRecords
+from paxlite.data.refused_records import LongRecords, RefusedRecords
 from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.data.sft_warnings import ExampleWarnings
 from paxlite.data.text_encoding import Encoded, TextEncoding
@@ -133,7 +133,6 @@ class SftRows:
     self.seq_len = seq_len
     self.tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self.tokenizer, vocab_size)
-    self._chat_template = chat_template
     self.too_long = too_long
     self._encoding = TextEncoding(
       self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
@@ -366,7 +365,7 @@ class SftRows:
 
   def _encoded(self, place: str, contents: Pair | Conversation) -> Encoded:
     if isinstance(contents, Conversation):
-      self._check_template(place)
+      self._encoding.check_template(place)
     with located(place):
       if isinstance(contents, Pair):
         self._has_pairs = True
@@ -378,13 +377,6 @@ class SftRows:
     if empty or not encoded.is_learned[1:].any():
       raise UserError(f'{place} has no answer to learn')
     return encoded
-
-  def _check_template(self, place: str) -> None:
-    try:
-      _ = self._encoding.chat_format
-    except UserError as e:
-      hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=FILE gives one'
-      raise RecordlessError(f'{place}: {e}{hint}') from None
 
   def _chat(self, chat: Conversation) -> Encoded:
     encoded = self._encoding.chat(chat)

@@ -18,6 +18,7 @@ from paxlite.data.chat_format import ChatFormat, check_says_messages
 from paxlite.data.chat_spans import learned
 from paxlite.data.conversations import Conversation, Message, Tool, reasoning_of
 from paxlite.data.quoted_tokens import QuotedTokens
+from paxlite.data.refused_records import RecordlessError
 from paxlite.data.tokenizer import Tokenizer, check_ids
 from paxlite.data.tokens import Tokens
 
@@ -163,6 +164,14 @@ class TextEncoding:
     """What writes conversations; raises UserError if there is no template."""
     tokens = self.tokenizer.named_tokens
     return ChatFormat(self._template, self.tokenizer.path, self._date, tokens)
+
+  def check_template(self, place: str) -> None:
+    """Raises RecordlessError if nothing writes conversations, such as the one at `place`."""
+    try:
+      _ = self.chat_format
+    except UserError as e:
+      hint = '' if self._template else '. --fdl.CHAT_TEMPLATE=FILE gives one'
+      raise RecordlessError(f'{place}: {e}{hint}') from None
 
   def text(self, text: str) -> list[int]:
     """Returns the ids of a text without those that begin and end it."""

@@ -4,14 +4,15 @@ import dataclasses
 import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
-from paxlite.data.conversations import list_of_messages
-from paxlite.data.record_files import Raw, Record
-from paxlite.data.records import parsed, raw_records
+from paxlite.core.json_text import Json
+from paxlite.data.conversations import Message, list_of_messages
+from paxlite.data.record_files import JsonLines, Raw, Record, Text
+from paxlite.data.records import open_records, parsed, raw_records
 from paxlite.data.refused_records import RefusedRecords
 from paxlite.data.sft_formats import SYSTEM, chat, tools_beside
 from paxlite.data.text_encoding import TextEncoding
@@ -62,7 +63,7 @@ class Prompts:
   ):
     self.name = ', '.join(files)
     self.refused = RefusedRecords()
-    raws = itertools.chain.from_iterable(map(raw_records, expanded(files)))
+    raws = itertools.chain.from_iterable(map(_raw_records, expanded(files)))
     found = [
       self.refused.attempt(_prompt, raw, place, encoding, most_tokens) for place, raw in raws
     ]
@@ -89,20 +90,37 @@ class Prompts:
     return self._prompts[index]
 
 
+def _raw_records(name: str) -> Iterator[tuple[str, Raw]]:
+  """Yields the records of a file and their places; one that a text would have has JSON lines."""
+  if not isinstance(open_records(name), Text):
+    yield from raw_records(name)
+    return
+  lines = JsonLines(name)
+  for number, raw in lines.read(0):
+    yield lines.place(0, number), raw
+
+
 def _prompt(raw: Raw, place: str, encoding: TextEncoding, most: int) -> Prompt:
   record = parsed(raw, place)
   with located(place):
-    ids, messages = _read(record, encoding, most)
+    conversation = list_of_messages(_given(Fields(record)))
+  if conversation is not None:
+    encoding.check_template(place)
+  with located(place):
+    ids, messages = _read(record, conversation, encoding, most)
   return Prompt(record, ids, messages, place)
 
 
+def _given(fields: Fields) -> Json:
+  return fields.get('messages') or fields.get('prompt')
+
+
 def _read(
-  record: Record, encoding: TextEncoding, most: int
+  record: Record, conversation: list[Message] | None, encoding: TextEncoding, most: int
 ) -> tuple[list[int], Sequence[Mapping[str, Any]]]:
   """Returns the ids of a prompt, and its messages."""
   fields = Fields(record)  # rewards get all of them, so that what is not read here is not lost
-  given = fields.get('messages') or fields.get('prompt')
-  conversation = list_of_messages(given)
+  given = _given(fields)
   messages: Sequence[Mapping[str, Any]] = []
   if conversation is not None:
     whole = chat(fields, conversation)

@@ -78,6 +78,24 @@ def test_prompts_of_rollouts_likewise(tmp_path, seed):
   assert len(Prompts([str(mixed)], encoding, 64, skip_unreadable=True)) == count
 
 
+@pytest.mark.parametrize('name', ['prompts', 'prompts.txt', 'prompts.jsonl'])
+def test_prompts_are_json_lines_whatever_the_file_is_called(tmp_path, name):
+  (tmp_path / name).write_text('{"prompt": "One"}\n{"prompt": "Two"}\n')
+  prompts = Prompts([f'{tmp_path}/{name}'], TextEncoding(open_tokenizer(packaged.VOCAB)), 64)
+  assert [p.record['prompt'] for p in prompts] == ['One', 'Two']
+  assert prompts[1].place == f'{tmp_path}/{name}:2'
+
+
+@pytest.mark.parametrize('skip', [False, True])
+def test_a_template_that_prompts_lack_is_not_their_fault(tmp_path, skip):
+  chat = json.dumps({'messages': [{'role': 'user', 'content': 'One'}]})
+  (tmp_path / 'a.jsonl').write_text(f'{chat}\n' * 3)
+  encoding = TextEncoding(open_tokenizer(packaged.VOCAB))
+  with pytest.raises(UserError, match=r'a\.jsonl:1: .*--fdl\.CHAT_TEMPLATE=FILE') as error:
+    Prompts([f'{tmp_path}/a.jsonl'], encoding, 64, skip)
+  assert 'cannot be read' not in str(error.value)
+
+
 def test_the_longest_are_named_where_examples_are_too_long(tmp_path):
   file = tmp_path / 'long.jsonl'
   lines = [
