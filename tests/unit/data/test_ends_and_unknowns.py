@@ -98,7 +98,8 @@ def test_an_end_stands_where_a_document_ends_and_nowhere_else(tmp_path, seed):
     held = [pairs[-1][1] for pairs in split_texts(files, share)]
     ended = {'all': len(files), 'held_out': sum(held), 'train': len(held) - sum(held)}
   else:
-    path = written_records(tmp_path / 'a.jsonl', texts * 5)
+    many = [drawn_text(rng, rng.choice([40, 700])) for _ in range(30)]  # so that some are held out
+    path = written_records(tmp_path / 'a.jsonl', [*texts, *many] * 2)
     ended, splits = {}, {}
     for split in ('all', 'train', 'held_out'):
       source = DocumentSource([path], packaged.VOCAB, 8192, split=split, held_out_every=3)
@@ -110,6 +111,7 @@ def test_an_end_stands_where_a_document_ends_and_nowhere_else(tmp_path, seed):
   for split, data in splits.items():
     found = tokens_of(data)
     assert found.count(tokenizer.eos_id) == ended[split], split
+    assert kind == 'files' or ended[split] > 0, split
     if kind == 'files' and split == 'all':
       whole = [[*tokenizer.encode(text), tokenizer.eos_id] for text in texts]
       assert found == [i for document in whole for i in document]
