@@ -42,6 +42,7 @@ from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer, vocabulary_fingerprint
+from paxlite.data.tokenizer_files import fingerprint
 from paxlite.files.json_files import read_object
 from paxlite.files.stored_output import check_output, exists, resumed_folder
 from paxlite.files.text_files import expanded, lines_of
@@ -189,6 +190,7 @@ def main(argv: Sequence[str]) -> None:
   args.sources = expanded(args.sources)
   check_once(args.sources)
   sources = [open_records(s) for s in args.sources]
+  read_anew = tokenizer.fingerprint != fingerprint(tokenizer.path)
   settings = {
     'sources': [[s.name, s.fingerprint] for s in sources],
     'tokenizer': hashlib.sha256(pathlib.Path(tokenizer.path).read_bytes()).hexdigest(),
@@ -196,6 +198,7 @@ def main(argv: Sequence[str]) -> None:
     'append_eos': args.append_eos,
     'held_out_every': args.held_out_every,
     'held_out': args.held_out,
+    'tokenizer_files': tokenizer.fingerprint if read_anew else None,  # of earlier versions: None
     'held_out_by': RULE if args.held_out_every else None,
   }
   if not is_address(args.output):

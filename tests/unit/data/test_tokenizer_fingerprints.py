@@ -9,6 +9,7 @@ import pytest
 from paxlite.data import packaged
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
+from paxlite.tools import tokenize
 
 ADDED = {'<s>': 3, '</s>': 4, '<fim>': 5}
 FLAGS = {'lstrip': False, 'rstrip': False, 'single_word': False, 'normalized': False}
@@ -104,3 +105,15 @@ def test_the_same_pieces_are_the_same_vocabulary_whoever_reads_them(kind, tmp_pa
   found = [open_tokenizer(path) for path in (packaged.VOCAB, str(tmp_path))]
   assert type(found[0]) is not type(found[1])
   assert vocabulary_fingerprint(found[0]) == vocabulary_fingerprint(found[1])
+
+
+@pytest.mark.parametrize('name', ['decoder', 'flags'])
+def test_an_unfinished_tokenization_is_resumed_where_ids_stay(name, monkeypatch, tmp_path):
+  seen = []
+  monkeypatch.setattr(
+    tokenize, '_write', lambda args, path, sources, settings, _: seen.append(settings)
+  )
+  vocab = folder(tmp_path, (SAME | OTHER)[name][0])
+  (tmp_path / 'a.txt').write_text('ab')
+  tokenize.main([f'{tmp_path}/a.txt', f'--vocab={vocab}', f'--output={tmp_path}/out'])
+  assert (seen[0]['tokenizer_files'] is None) is (name in SAME)
