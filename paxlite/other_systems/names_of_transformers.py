@@ -15,7 +15,7 @@ _LOG = needless('a run prints a line at each report, and process 0 prints it')
 _METRICS = absent(
   'evaluation reports the loss, perplexity and accuracy; EVAL_TASKS are zero-shot tasks'
 )
-_COSINE = 'LR_COS_WARMUP of the cosine schedule, which SFT has by default'
+_COSINE = 'LR_COS_WARMUP of the cosine schedule, the default of supervised fine-tuning'
 
 ARGUMENTS: dict[str, Answer] = {
   **each('output_dir logging_dir run_name', _FOLDER),
