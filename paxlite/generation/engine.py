@@ -33,7 +33,7 @@ from paxlite.parallel import partitioning
 
 MOST_ROWS = 32
 _LENGTHS = 16, 64, 128, 256  # of parts of prompts
-STEADY_LENGTHS = 16, 64, 256  # the same of a steady engine
+STEADY_LENGTHS = 64, 256  # the same of a steady engine; prompts that are scored have the last one
 MOST_STEPS = 32  # tokens of a row in one call
 
 
@@ -393,6 +393,8 @@ class Engine:
 
   def _part_length(self, job: Job) -> int:
     left, lengths = job.num_unread, STEADY_LENGTHS if self._steady else _LENGTHS
+    if self._steady and job.is_scored:
+      return lengths[-1]
     return next((n for n in lengths if n >= left), lengths[-1])
 
   @property
