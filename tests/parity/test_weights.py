@@ -236,6 +236,19 @@ def test_tensors_that_are_no_plain_weights(dtype, tmp_path):
   refused(tmp_path, folder, 'model.norm.weight is .*: dequantize them first')
 
 
+def test_a_weight_that_is_nan_is_named(tmp_path, caplog):
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  tensors = load_file(folder / 'model.safetensors')
+  tensors['model.norm.weight'][3] = float('nan')
+  save_file(tensors, folder / 'model.safetensors', {'format': 'pt'})
+  run_import('hf', folder, tmp_path / 'w')
+  named = [message for message in caplog.messages if 'NaN' in message]
+  assert len(named) == 1
+  assert 'model.norm.weight: has numbers that are NaN' in named[0]
+
+
 def test_a_head_that_is_no_copy_of_the_embedding(tmp_path, caplog):
   """transformers then reads both and says so, whatever tie_word_embeddings is."""
   from safetensors.torch import load_file, save_file
