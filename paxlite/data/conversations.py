@@ -243,7 +243,7 @@ def _joined(parts: Sequence[Json], role: str, message: Fields) -> str:
     if kind not in ('text', 'str') or not isinstance(text, str):
       raise UserError(
         f'the message of the {role} has a part of the type {kind!r} in its "content", and only '
-        'texts are read, {"type": "text", "text": …}: leave the part or the row out'
+        'texts are read, {"type": "text", "text": …}: leave it out'
       )
     texts.append(text)
   return ''.join(texts)

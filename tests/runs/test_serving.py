@@ -138,7 +138,11 @@ def test_a_schema_is_kept_to(server):
     (dict(extra_body=dict(reasoning_effort='low')), 400, 'reasoning_effort is not implemented'),
     (dict(messages=[]), 400, '"messages" must be a list'),
     (dict(messages=[dict(role='user', content='word ' * 99)]), 400, 'maximum context length is 64'),
-    (dict(messages=[dict(role='user', content=[dict(type='image_url')])]), 400, 'text alone'),
+    (
+      dict(messages=[dict(role='user', content=[dict(type='image_url')])]),
+      400,
+      'only texts are read',
+    ),
     (dict(logit_bias={'99999': 1}), 400, 'has the id 99999'),
     (dict(top_logprobs=2), 400, 'top_logprobs needs logprobs'),
     (dict(tool_choice='required'), 400, 'a call cannot be forced'),
