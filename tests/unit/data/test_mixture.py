@@ -310,7 +310,7 @@ def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   sources = [flat, str(tmp_path / 'book.txt'), files[1], f'hf:{tmp_path / "saved"}/train']
   flags = [
     f'--fdl.SOURCES={sources}', '--fdl.WEIGHTS=[2,1,1,1]', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
-    '--fdl.HELD_OUT_EVERY=9', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.EVAL_INTERVAL_STEPS=10',
+    '--fdl.HELD_OUT_EVERY=3', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.EVAL_INTERVAL_STEPS=10',
     '--fdl.SUMMARY_INTERVAL_STEPS=1',
   ]  # fmt: skip
   config = 'tests.support.experiments.TinyMixture'
