@@ -20,6 +20,8 @@ from paxlite.files.json_files import read_object
 _CONFIG = 'config.txt'
 _ADDRESS = re.compile(' at 0x[0-9a-f]+')  # of functions that a method makes anew
 
+_LEFT_OUT = 'paxlite.data.left_out.without'
+
 
 def changes(e: Experiment, folder: pathlib.Path) -> list[str]:
   """Returns texts on the code that differs from that of a run's last start.
@@ -51,6 +53,8 @@ def changes(e: Experiment, folder: pathlib.Path) -> list[str]:
     now = '\n'.join(config_text(cfg, name) for name, cfg in built.items())
     fields = differing((folder / _CONFIG).read_text(errors='replace'), now, tuple(built))
   code = sources(built.values())
+  # what is left out is a file's contents, of which checks of its own say more
+  fields = [(path, x, y) for path, x, y in fields if _LEFT_OUT not in (x, y)]
   return [f'{path} {x} → {y}' for path, x, y in fields] + [
     f'{name} ({place})' for name, (x, place) in sorted(code.items()) if theirs.get(name, x) != x
   ]
