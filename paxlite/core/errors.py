@@ -54,7 +54,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as e:
-    raise OSError(e.errno, e.strerror or str(e), os.fspath(path)) from None
+    raise OSError(e.errno, e.strerror or str(e), e.filename or os.fspath(path)) from None
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ def main(argv: Sequence[str]) -> None:
     from paxlite.serving.api import Api
     from paxlite.serving.bodies import Bodies, Limits
     from paxlite.serving.connections import protocol
+    from paxlite.serving.freed_memory import return_regularly
     from paxlite.serving.worker import Worker
 
     is_local = ipaddress.ip_address(place.getsockname()[0]).is_loopback
@@ -93,6 +94,7 @@ def main(argv: Sequence[str]) -> None:
     api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts)
     host, port = place.getsockname()[:2]
     worker.start()
+    return_regularly()
     say(f'{name} answers at http://{host}:{port}/v1')
     config = uvicorn.Config(
       api.application, log_level='warning', lifespan='off', access_log=False,

@@ -132,7 +132,7 @@ def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, t
 
   folder = copied(made, 'gguf', tmp_path / 'template')
   file = next(folder.glob('*.gguf'))
-  changed = TEMPLATE.replace('</s>', '<s> ')
+  changed = TEMPLATE.replace('m.content', 'm.role   ')
   assert len(changed) == len(TEMPLATE)
   file.write_bytes(file.read_bytes().replace(TEMPLATE.encode(), changed.encode()))
   refused('the chat template has changed$', folder)

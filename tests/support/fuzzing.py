@@ -126,8 +126,12 @@ def typed(expected: Any) -> st.SearchStrategy:
     return st.lists(typed(args[0]), max_size=4)
   integers = st.integers(-2, 66) | st.integers(1 - 2**100, 2**100 - 1)
   finite = st.floats(allow_nan=False, allow_infinity=False) | integers.map(float)
-  known = {bool: st.booleans(), int: integers, float: finite, str: _TEXT | st.sampled_from(_ODD)}
-  return known.get(expected, st.none())
+  texts = _TEXT | st.sampled_from(_ODD)
+  known = {
+    bool: st.booleans(), int: integers, float: finite, str: texts, types.NoneType: st.none(),
+    dict: st.dictionaries(texts, finite | texts, max_size=3),
+  }  # fmt: skip
+  return known[expected]
 
 
 _EXPERIMENTS = (

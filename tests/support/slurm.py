@@ -126,9 +126,12 @@ class Cluster:
   def kill_node(self, name: str) -> None:
     """Kills the daemon of a node and all processes that it started, like a power failure."""
     daemon = self._processes.pop(name)
-    for pid in _sharing_namespace(daemon.pid):
-      with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    pids = _sharing_namespace(daemon.pid)
+    # all stop first: else the batch script may see that its tasks are gone, and requeue its job
+    for number in signal.SIGSTOP, signal.SIGKILL:
+      for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(pid, number)
     daemon.wait()
 
   def stop(self) -> None:
