@@ -4,6 +4,7 @@ Trains language models. `paxlite COMMAND --help` explains a command, `paxlite --
 version, and `python -m paxlite COMMAND` is the same as `paxlite COMMAND`.
 """
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -12,7 +13,8 @@ from paxlite.cli import command_line
 from paxlite.cli.parser import HELP
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
-from paxlite.tools.commands import COMMANDS, RUNS, listing
+from paxlite.extensions import missing
+from paxlite.tools.commands import commands, find, listing
 
 _EXAMPLES = """
 Examples:
@@ -24,8 +26,11 @@ Examples:
 
 def main() -> None:
   """Runs the command that the command line names, and ends the process with its exit code."""
-  if sys.argv[1:] and sys.argv[1] in RUNS:
-    COMMANDS[sys.argv[1]].run(sys.argv[2:])
+  command = None
+  with contextlib.suppress(UserError):  # of an extension; _run raises it again, to be reported
+    command = find(sys.argv[1]) if sys.argv[1:] else None
+  if command is not None and command.is_run:
+    command.run(sys.argv[2:])
   else:
     command_line.run(_run)
 
@@ -35,10 +40,12 @@ def _run(argv: Sequence[str]) -> None:
     print(f'paxlite {paxlite.__version__}')
   elif not argv or argv[0] in (*HELP, 'help'):
     print(f'{__doc__.strip()}\n\n{listing()}\n{_EXAMPLES.rstrip()}')
-  elif argv[0] in COMMANDS:
-    COMMANDS[argv[0]].run(argv[1:])
+  elif command := find(argv[0]):
+    command.run(argv[1:])
+  elif absent := missing(argv[0]):
+    raise UserError(f'paxlite {absent}')
   else:
-    meant = did_you_mean(argv[0], COMMANDS, cutoff=0.6, prefix='paxlite ')
+    meant = did_you_mean(argv[0], commands(), cutoff=0.6, prefix='paxlite ')
     hint = ' '.join(filter(None, [meant, 'paxlite --help lists the commands']))
     raise UserError(f'{argv[0]!r} is not a command. {hint}')
 

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Self
 
 import fiddle as fdl
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import Kind, names_of
 from paxlite.config.attributes import attribute_types, convert, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
+from paxlite.core.extension import imported
 from paxlite.core.trees import PyTree
 from paxlite.experiments.own_methods import check_overrides
 from paxlite.experiments.parts.batches import Batches
 from paxlite.experiments.parts.checkpoints import Checkpointing, Restoring
 from paxlite.experiments.parts.faults import Faults
+from paxlite.experiments.parts.part import Part
 from paxlite.experiments.parts.training_loop import TrainingLoop
 from paxlite.layers.precision.backends import Backend
 from paxlite.optim.optimizers import Optimizer
@@ -36,8 +39,17 @@ if TYPE_CHECKING:
   import jax
 
 
-class Experiment(Batches, TrainingLoop, Checkpointing, Restoring, Faults):
+if TYPE_CHECKING:
+  Added = Part
+else:
+  _parts = [imported(name) for extension in extensions.found() for name in extension.parts]
+  Added = type('Added', (*_parts, Part), {}) if _parts else Part
+
+
+class Experiment(Batches, TrainingLoop, Checkpointing, Restoring, Faults, Added):
   """What every run has; subclasses add the parts of a model and a dataset.
+
+  The parts of extensions are parts of every experiment.
 
   Sizes are those of the whole run unless the attribute's name says otherwise.
   """

@@ -11,6 +11,7 @@ import fiddle as fdl
 import jax
 from jax.sharding import Mesh
 
+from paxlite import extensions
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
@@ -20,6 +21,7 @@ from paxlite.compilation.compiled_step import SavedStep
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import UserError
+from paxlite.core.extension import imported
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
@@ -160,7 +162,7 @@ class Run:
     is_first = jax.process_index() == 0
     changed = self.code_changes if self.accept_changes else []
     records = DataRecords(self.folder, train_data, identity_of(e), is_first, changed)
-    return Trainer(
+    trainer = Trainer(
       store=store,
       data=train_data,
       evaluator=Evaluator(
@@ -182,6 +184,10 @@ class Run:
       trackers=e.trackers(self.folder),
       callbacks=[records, *self._callbacks(store, eval_data, measured), foresight, measured],
     )
+    makers = [imported(name) for e in extensions.found() for name in e.callbacks]
+    added = [callback for make in makers for callback in make(self, trainer)]
+    trainer.callbacks = sorted([*trainer.callbacks, *added], key=lambda c: c.rank)
+    return trainer
 
   def _callbacks(
     self, store: StateStore, eval_data: Mapping[str, Input], measured: MeasuredStep

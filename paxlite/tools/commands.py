@@ -1,92 +1,78 @@
-"""The commands of `paxlite`, and the modules that run them."""
+"""The commands of `paxlite`: those of the core, and those that extensions add."""
 
-import dataclasses
-import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from paxlite.cli.parser import Parser
+from paxlite import extensions
+from paxlite.core.extension import Command
 
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-  """One command of `paxlite`.
-
-  Attributes:
-    name: Its name on the command line.
-    purpose: What it does, as a line of the list of commands.
-    module: The module whose function `main` runs it, and whose PARSER reads its arguments.
-  """
-
-  name: str
-  purpose: str
-  module: str
-
-  def run(self, arguments: Sequence[str]) -> None:
-    """Runs the command; errors of the user are raised."""
-    importlib.import_module(f'paxlite.tools.{self.module}').main(arguments)
-
-  @property
-  def parser(self) -> Parser | None:
-    """The parser of its arguments; None for lm-eval, whose arguments are the harness's."""
-    if self.name == 'lm-eval':
-      return None
-    return importlib.import_module(f'paxlite.tools.{self.module}').PARSER
-
-
-GROUPS: dict[str, tuple[Command, ...]] = {
+_CORE = {
   'Runs': (
-    Command('train', 'train an experiment, or continue its run', 'train'),
-    Command('finetune', 'train published weights further, or continue such a run', 'finetune'),
-    Command('eval', 'evaluate the last checkpoint of a run', 'eval'),
-    Command('decode', 'continue the prompts of an experiment', 'decode'),
-    Command('verify', 'replay steps of a run, and compare every bit', 'verify'),
-    Command('bisect', 'the first step and array where two runs part', 'bisect'),
-    Command('report', 'one page about runs: curves, tables, samples', 'report'),
-    Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
+    ('train', 'train an experiment, or continue its run', 'train'),
+    ('finetune', 'train published weights further, or continue such a run', 'finetune'),
+    ('eval', 'evaluate the last checkpoint of a run', 'eval'),
+    ('decode', 'continue the prompts of an experiment', 'decode'),
+    ('verify', 'replay steps of a run, and compare every bit', 'verify'),
+    ('bisect', 'the first step and array where two runs part', 'bisect'),
+    ('report', 'one page about runs: curves, tables, samples', 'report'),
+    ('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
   'Experiments': (
-    Command('list', 'all experiments, with their sizes', 'experiments'),
-    Command('show', 'the values of an experiment and what they mean', 'show'),
-    Command('diff', 'where two experiments differ', 'diff'),
-    Command('attributes', 'what every attribute means', 'attributes'),
-    Command('ladder', 'foretell its loss by small models of its kind', 'ladder'),
-    Command('new', 'write a file with an experiment of your own', 'new'),
+    ('list', 'all experiments, with their sizes', 'experiments'),
+    ('show', 'the values of an experiment and what they mean', 'show'),
+    ('diff', 'where two experiments differ', 'diff'),
+    ('attributes', 'what every attribute means', 'attributes'),
+    ('new', 'write a file with an experiment of your own', 'new'),
   ),
   'Models': (
-    Command('generate', 'continue a text', 'generate'),
-    Command('serve', "answer requests in the form of OpenAI's API", 'serve'),
-    Command('chat', 'talk with a model that was trained on chats', 'chat'),
-    Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'zero_shot'),
-    Command('lm-eval', "evaluate by EleutherAI's harness", 'lm_eval'),
-    Command('import', 'read weights of Hugging Face, Meta, GGUF or Pax', 'import_weights'),
-    Command('export', 'write weights for Hugging Face or llama.cpp', 'export_weights'),
-    Command('prove', 'check that an export or a server has the same model', 'prove'),
-    Command('convert-te', "to and from Transformer Engine's layers", 'convert_te'),
+    ('prove', 'check that an export or a server has the same model', 'prove'),
+    ('convert-te', "to and from Transformer Engine's layers", 'convert_te'),
   ),
   'Data': (
-    Command('data', 'what a run would see of its data', 'data'),
-    Command('tokenize', 'turn text into a dataset of tokens', 'tokenize'),
-    Command('train-tokenizer', 'make a tokenizer of your own text', 'train_tokenizer'),
+    ('data', 'what a run would see of its data', 'data'),
+    ('tokenize', 'turn text into a dataset of tokens', 'tokenize'),
+    ('train-tokenizer', 'make a tokenizer of your own text', 'train_tokenizer'),
   ),
   'Machines': (
-    Command('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
-    Command('plan', 'the fastest mesh and batch that fit a machine', 'plan'),
-    Command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),
-    Command('explain', 'every array, collective and recomputed product of a step', 'explain'),
-    Command('read-hlo', 'the costs of any compiled program', 'read_hlo'),
-    Command('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
+    ('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
+    ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-# they have the signals and exit codes of paxlite.main
-RUNS = 'train', 'finetune', 'eval', 'decode', 'verify'
-COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+_RUNS = 'train', 'finetune', 'eval', 'decode', 'verify'
+_BY_NAME = {
+  name: Command(name, purpose, f'paxlite.tools.{module}', group, name in _RUNS)
+  for group, members in _CORE.items()
+  for name, purpose, module in members
+}
+
+
+def find(name: str) -> Command | None:
+  """Returns the command of a name, or None; extensions are read where the core has none."""
+  return _BY_NAME.get(name) or commands().get(name)
+
+
+def commands() -> Mapping[str, Command]:
+  """Returns all commands by name, as `groups` has them."""
+  return {command.name: command for group in groups().values() for command in group}
+
+
+def groups() -> Mapping[str, Sequence[Command]]:
+  """Returns all commands by the headings below which they are listed.
+
+  In each group those of the core come first, and then those of the extensions in their order. One
+  of an extension with the name of one of the core is left out.
+  """
+  added = [c for e in extensions.found() for c in e.commands if c.name not in _BY_NAME]
+  found: dict[str, list[Command]] = {}
+  for command in (*_BY_NAME.values(), *added):
+    found.setdefault(command.group, []).append(command)
+  return found
 
 
 def listing() -> str:
   """Returns the list of commands by group."""
-  width = max(map(len, COMMANDS))
+  width = max(map(len, commands()))
   blocks = [
-    '\n'.join([f'{group}:', *(f'  {c.name:<{width}}  {c.purpose}' for c in commands)])
-    for group, commands in GROUPS.items()
+    '\n'.join([f'{group}:', *(f'  {c.name:<{width}}  {c.purpose}' for c in members)])
+    for group, members in groups().items()
   ]
   return '\n'.join(blocks)

@@ -19,7 +19,7 @@ from paxlite.cli.parser import Parser
 from paxlite.config.experiment_file import FINE_TUNING
 from paxlite.core.json_text import parsed
 from paxlite.tools import attributes, experiments
-from paxlite.tools.commands import COMMANDS
+from paxlite.tools.commands import commands, find
 
 _SCRIPTS = {
   'bash': """_paxlite() {
@@ -60,8 +60,9 @@ def words(typed: Sequence[str]) -> list[str]:
     method = next((m for m in FINE_TUNING if f'--method={m}' in before), 'sft')
     before[1:] = [FINE_TUNING[method]]
   if not before:
-    return _beginning(last, [*COMMANDS, '--help', '--version'])
-  parser = COMMANDS[before[0]].parser if before[0] in COMMANDS else None
+    return _beginning(last, [*commands(), '--help', '--version'])
+  command = find(before[0])
+  parser = None if command is None else command.parser
   if parser is None:
     return []
   if last.startswith('--fdl.') and parser.takes_attributes:

@@ -49,7 +49,8 @@ class Callback:
 
   An experiment returns its callbacks from `callbacks()`. At each event they are called in this
   order: the records of the data, local states, loss spikes, the best checkpoint, those of
-  `callbacks()`, the profiler, the comparison of a step with its forecast, zero-shot tasks, samples.
+  `callbacks()`, the profiler, the comparison of a step with its forecast, those of extensions,
+  zero-shot tasks, samples. A class whose `rank` is not 0 goes before or after all of these.
 
   Every process calls them, and must get the same requests from them. An exception ends the run with
   the line that raised it. A run of one process first saves its state, except in `resume`, in
@@ -60,6 +61,7 @@ class Callback:
 
   END = Request.END
   ROLL_BACK = Request.ROLL_BACK
+  rank = 0  # callbacks are called by ascending ranks
 
   def resume(self, step: int) -> Request | None:
     """Called with the step that a run continues from, 0 at first; maybe twice with the same step.

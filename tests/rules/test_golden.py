@@ -18,6 +18,7 @@ import fiddle as fdl
 import pytest
 
 from paxlite.config.templates import config_text
+from paxlite.core.extension import Command
 from paxlite.experiments import datasets
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, requirements
@@ -26,7 +27,7 @@ from paxlite.experiments.registry import experiments
 from paxlite.experiments.rows import Rows
 from paxlite.tools import attributes
 from paxlite.tools import experiments as tools
-from paxlite.tools.commands import COMMANDS, GROUPS, Command
+from paxlite.tools.commands import commands, groups
 from tests.support import config_changes, runs
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
@@ -168,9 +169,9 @@ def attributes_text() -> str:
 def commands_text() -> str:
   """Returns docs/commands.md: what every command prints with --help."""
   parts = ['# Commands', '', '`paxlite COMMAND --help` prints the same.']
-  for group, commands in GROUPS.items():
+  for group, members in groups().items():
     parts += ['', f'## {group}']
-    for command in commands:
+    for command in members:
       parts += ['', f'### paxlite {command.name}', '', '```text', help_of(command), '```']
   return '\n'.join(parts) + '\n'
 
@@ -183,7 +184,7 @@ def help_of(command: Command) -> str:
 
 def test_every_command_is_described():
   assert COMMANDS_PAGE.read_text() == commands_text(), UPDATE
-  for command in COMMANDS.values():
+  for command in commands().values():
     lines = help_of(command).splitlines()
     assert max(map(len, lines)) <= 100, f'{command.name}: wider than a screen'
     assert command.name == 'lm-eval' or {'Example:', 'Examples:'} & {*lines}, command.name

@@ -15,6 +15,7 @@ PACKAGE = ROOT / 'paxlite'
 # From the bottom up: a module imports only from its own room and from rooms before it.
 ROOMS = [
   'core',
+  'extensions',
   'stores',
   'files',
   'other_systems',

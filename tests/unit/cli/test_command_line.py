@@ -16,7 +16,7 @@ from paxlite.cli.parser import expanded, local, stored
 from paxlite.core.errors import UserError
 from paxlite.programs import launch
 from paxlite.tools import compile, decode, eval, experiments, goodput, new, show, train
-from paxlite.tools.commands import COMMANDS
+from paxlite.tools.commands import commands
 from tests.support import runs
 
 # Each command prints letters that ASCII does not have.
@@ -223,7 +223,7 @@ def test_object_stores_are_refused_for_code_and_programs(main, argv, flag):
 def test_every_path_of_a_command_is_read_as_one():
   """An address is not taken for the name of a folder here: each has the type of a path."""
   names_a_place = re.compile(r'\b(?:file|folder|where|to write|to make)\b')
-  parsers = [main.PARSER, *(c.parser for c in COMMANDS.values() if c.parser is not None)]
+  parsers = [main.PARSER, *(c.parser for c in commands().values() if c.parser is not None)]
   found = {
     f'{parser.prog} {action.option_strings[0]}': action.type
     for parser in parsers

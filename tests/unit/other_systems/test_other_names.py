@@ -28,7 +28,7 @@ from paxlite.other_systems import (
 )
 from paxlite.other_systems.answers import Answer
 from paxlite.tools import convert_te, import_weights, train
-from paxlite.tools.commands import COMMANDS
+from paxlite.tools.commands import commands
 from tests.support import runs
 
 ATTRIBUTES = {
@@ -206,7 +206,7 @@ def _choices_of(cls: type) -> set[str]:
 
 def _flags_of_commands() -> set[str]:
   """The flags of all commands, with those that are words too, such as --checkpoint."""
-  parsers = filter(None, (command.parser for command in COMMANDS.values()))
+  parsers = filter(None, (command.parser for command in commands().values()))
   return {flag.lstrip('-') for parser in parsers for flag in parser._option_string_actions}
 
 
@@ -222,7 +222,7 @@ def test_what_answers_name_exists(known):
     for flag in re.findall(r'(?<!\w)--([a-z][\w-]*)', said):
       assert flag in flags, (name, flag)
     for command in re.findall(r'\bpaxlite ([a-z][\w-]+)', said):
-      assert command in COMMANDS or command in ('and', 'has', 'knows', 'trains'), (name, command)
+      assert command in commands() or command in ('and', 'has', 'knows', 'trains'), (name, command)
     for path in re.findall(r'[\w./]+(?:/\w+)?\.(?:md|py|sub|sh)\b', said):
       folders = ('', 'paxlite', GPU_FOLDER, 'scripts')
       assert any((runs.ROOT / folder / path).is_file() for folder in folders), (name, path)

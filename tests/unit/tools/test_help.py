@@ -9,10 +9,10 @@ import pytest
 from paxlite import main, tools
 from paxlite.config.attributes import attribute_types
 from paxlite.experiments.registry import experiments
-from paxlite.tools.commands import COMMANDS
+from paxlite.tools.commands import commands
 
 _FOLDER = pathlib.Path(tools.__path__[0])
-PARSERS = {c.name: c.parser for c in COMMANDS.values() if c.parser} | {'main': main.PARSER}
+PARSERS = {c.name: c.parser for c in commands().values() if c.parser} | {'main': main.PARSER}
 OF_OTHERS = {
   'list': 'import',  # which every command takes
   'compile': 'compiled_step',

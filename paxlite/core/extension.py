@@ -1,0 +1,70 @@
+"""What a leaf of paxlite, or an installed package of a user, adds to the core.
+
+What is added is named by text, 'package.module:name', and imported when it is used: modules with
+extensions are read at each start, and import this module alone.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """One command of `paxlite`.
+
+  Attributes:
+    name: Its name on the command line.
+    purpose: What it does, as a line of the list of commands.
+    module: The module whose function `main` runs it, and whose PARSER reads its arguments.
+    group: The heading below which it is listed.
+    is_run: Whether it has the signals and exit codes of `paxlite.main`.
+    has_parser: Whether the module has a PARSER; another program reads the arguments otherwise.
+  """
+
+  name: str
+  purpose: str
+  module: str
+  group: str
+  is_run: bool = False
+  has_parser: bool = True
+
+  def run(self, arguments: Sequence[str]) -> None:
+    """Runs the command; errors of the user are raised."""
+    importlib.import_module(self.module).main(arguments)
+
+  @property
+  def parser(self) -> Any:
+    """The `paxlite.cli.parser.Parser` of its arguments, or None."""
+    return importlib.import_module(self.module).PARSER if self.has_parser else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Extension:
+  """What one leaf or package adds; `paxlite/extensions.py` finds the extensions.
+
+  Attributes:
+    name: The name of the leaf or of the package, for messages.
+    commands: Commands of `paxlite`.
+    schemes: What reads and writes the paths of a scheme, by scheme: {'gs': 'module:name'} for
+      gs://bucket/file. The name is that of a `paxlite.files.schemes.Scheme`.
+    parts: Attributes of all experiments: subclasses of `paxlite.experiments.parts.part.Part`.
+    callbacks: Functions (run, trainer) that return callbacks of a run that trains: lists of
+      `paxlite.Callback`. They get the `programs.run.Run` and its Trainer, before the first step.
+    hints: Answers to users who write the names of other systems: each a
+      `paxlite.config.hints.Hints`.
+  """
+
+  name: str
+  commands: tuple[Command, ...] = ()
+  schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  parts: tuple[str, ...] = ()
+  callbacks: tuple[str, ...] = ()
+  hints: tuple[str, ...] = ()
+
+
+def imported(reference: str) -> Any:
+  """Returns what 'package.module:name' names."""
+  module, _, name = reference.partition(':')
+  return getattr(importlib.import_module(module), name)

@@ -1,0 +1,111 @@
+"""The extensions: leaves of paxlite, and installed packages that add to it.
+
+A package adds its own by an entry point, as in its pyproject.toml:
+
+    [project.entry-points.'paxlite.extensions']
+    mine = 'my_package.extension:EXTENSION'
+
+Nothing else in the core names a leaf. A leaf that is not in the table, or whose folder is not
+there, is absent: nothing but what it adds needs it.
+"""
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+
+from paxlite.core.errors import UserError
+from paxlite.core.extension import Extension, imported
+
+# The leaves, each with a module `paxlite.<leaf>.extension`, and what they add, for messages about
+# one that is absent. Callbacks are called in this order.
+OFFERED = {
+  'generation': ('generate', 'chat'),
+  'serving': ('serve',),
+  'eval': ('zero-shot', 'lm-eval'),
+  'weights': ('import', 'export'),
+  'ladder': ('ladder',),
+  'aot': ('plan', 'compile', 'explain', 'read-hlo'),
+}
+BUILT_IN = [*OFFERED]  # the table: a leaf that is taken out of it is absent
+_GROUP = 'paxlite.extensions'
+
+
+@functools.cache
+def found() -> tuple[Extension, ...]:
+  """Returns the extensions: those of the table in its order, and then those of packages by name.
+
+  Raises:
+    UserError: The extension of a package cannot be imported, or adds what another one has.
+  """
+  extensions = [*_of_leaves(), *_of_packages()]
+  owners: dict[str, str] = {}
+  for extension in extensions:
+    added = [*(c.name for c in extension.commands), *(f'{s}://' for s in extension.schemes)]
+    for name in added:
+      if name in owners:
+        raise UserError(
+          f'the extensions {owners[name]} and {extension.name} both add {name}: uninstall one'
+        )
+      owners[name] = extension.name
+  return tuple(extensions)
+
+
+def missing(name: str) -> str:
+  """Returns a sentence on the absent leaf that adds a command, or a scheme (gs://); '' for others.
+
+  Args:
+    name: What is asked for and was not found.
+  """
+  leaf = next((leaf for leaf, names in OFFERED.items() if name in names), None)
+  return '' if leaf is None else f'{name} needs the extension {leaf}, which is not installed'
+
+
+def _of_leaves() -> Iterator[Extension]:
+  for leaf in BUILT_IN:
+    try:
+      module = importlib.import_module(f'paxlite.{leaf}.extension')
+    except ModuleNotFoundError as e:
+      if e.name not in (f'paxlite.{leaf}', f'paxlite.{leaf}.extension'):
+        raise
+      continue
+    yield module.EXTENSION
+
+
+def _of_packages() -> Iterator[Extension]:
+  if not _any_installed():
+    return
+  from importlib import metadata
+
+  for entry in sorted(metadata.entry_points(group=_GROUP)):
+    try:
+      extension = imported(entry.value)
+    except (ImportError, AttributeError) as e:
+      raise UserError(
+        f'the extension {entry.name} ({entry.value}) cannot be imported: {e}. Repair or uninstall '
+        'its package'
+      ) from None
+    if not isinstance(extension, Extension):
+      raise UserError(
+        f'the extension {entry.name}: {entry.value} is no paxlite.core.extension.Extension'
+      )
+    yield extension
+
+
+def _any_installed() -> bool:
+  """Whether a package has entry points for paxlite; to import importlib.metadata takes 50 ms."""
+  for folder in sys.path:
+    try:
+      names = os.listdir(folder or '.')
+    except OSError:
+      continue
+    for name in names:
+      if name.endswith(('.dist-info', '.egg-info')):
+        try:
+          with open(os.path.join(folder, name, 'entry_points.txt'), 'rb') as f:
+            if f'[{_GROUP}]'.encode() in f.read():
+              return True
+        except OSError:
+          continue
+  return False

@@ -1,0 +1,11 @@
+"""What generation adds: its commands."""
+
+from paxlite.core.extension import Command, Extension
+
+EXTENSION = Extension(
+  'generation',
+  commands=(
+    Command('generate', 'continue a text', 'paxlite.tools.generate', 'Models'),
+    Command('chat', 'talk with a model that was trained on chats', 'paxlite.tools.chat', 'Models'),
+  ),
+)

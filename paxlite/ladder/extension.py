@@ -1,0 +1,8 @@
+"""What the ladder adds: its command."""
+
+from paxlite.core.extension import Command, Extension
+
+_PURPOSE = 'foretell its loss by small models of its kind'
+EXTENSION = Extension(
+  'ladder', commands=(Command('ladder', _PURPOSE, 'paxlite.tools.ladder', 'Experiments'),)
+)

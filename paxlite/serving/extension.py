@@ -1,0 +1,8 @@
+"""What serving adds: its command."""
+
+from paxlite.core.extension import Command, Extension
+
+_PURPOSE = "answer requests in the form of OpenAI's API"
+EXTENSION = Extension(
+  'serving', commands=(Command('serve', _PURPOSE, 'paxlite.tools.serve', 'Models'),)
+)

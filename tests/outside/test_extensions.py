@@ -1,0 +1,94 @@
+"""A package adds to paxlite by being installed: an entry point, and no change of any file."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paxlite import extensions
+from paxlite.core.errors import UserError
+from paxlite.core.extension import Command, Extension
+from tests.support import runs
+
+ENTRY = 'budgets = tests.outside.parts.package.extension:EXTENSION'
+
+
+@pytest.fixture
+def site(tmp_path):
+  """A folder on sys.path in which a package with an entry point is installed."""
+  return installed(tmp_path / 'site', ENTRY)
+
+
+def installed(folder, entry):
+  about = folder / 'budgets-1.0.dist-info'
+  about.mkdir(parents=True)
+  (about / 'METADATA').write_text('Metadata-Version: 2.1\nName: budgets\nVersion: 1.0\n')
+  (about / 'entry_points.txt').write_text(f'[paxlite.extensions]\n{entry}\n')
+  return folder
+
+
+def paxlite(site, *arguments, code=0):
+  env = runs.environment() | {'PYTHONPATH': os.pathsep.join(map(str, (site, runs.ROOT)))}
+  command = [sys.executable, '-m', 'paxlite', *arguments]
+  found = subprocess.run(
+    command, env=env, cwd=runs.ROOT, capture_output=True, text=True, timeout=300, check=False
+  )
+  assert found.returncode == code, found.stderr
+  return found.stdout if code == 0 else found.stderr
+
+
+def test_a_package_adds_a_command(site):
+  assert '\n  budget           the steps that are left\n' in paxlite(site, '--help')
+  assert paxlite(site, 'budget', '--help').startswith('usage: paxlite budget RUN')
+  assert 'Did you mean paxlite budget?' in paxlite(site, 'bugdet', code=2)
+  assert paxlite(site, 'completion', 'words', 'budge') == 'budget\n'
+
+
+@pytest.mark.slow
+def test_a_package_adds_an_attribute_and_a_callback(site, tmp_path):
+  run = tmp_path / 'run'
+  flags = f'--folder={run}', 'NUM_LAYERS=1', 'MAX_STEPS=4'
+  paxlite(site, 'train', 'TinyGPT', *flags, 'STEP_BUDGET=2')
+  assert list(runs.losses(run)) == [1, 2]
+  assert paxlite(site, 'budget', str(run), '--budget=5') == '3\n'
+  paxlite(site, 'train', 'TinyGPT', *flags, 'STEP_BUDGET=3')
+  assert list(runs.losses(run)) == [1, 2, 3]
+  assert 'STEP_BUDGET=-1 must not be negative' in paxlite(
+    site, 'train', 'TinyGPT', 'STEP_BUDGET=-1', code=2
+  )
+
+
+def test_a_package_that_does_not_import_is_named(tmp_path):
+  site = installed(tmp_path, 'broken = tests.outside.parts.absent:EXTENSION')
+  assert paxlite(site, '--help', code=2).startswith(
+    'error: the extension broken (tests.outside.parts.absent:EXTENSION) cannot be imported: No '
+  )
+
+
+def test_what_a_leaf_adds_is_absent_without_it(monkeypatch):
+  monkeypatch.setattr(extensions, 'BUILT_IN', [])
+  monkeypatch.setitem(sys.modules, 'paxlite.aot', None)
+  extensions.found.cache_clear()
+  try:
+    assert extensions.found() == ()
+    assert extensions.missing('plan') == 'plan needs the extension aot, which is not installed'
+  finally:
+    extensions.found.cache_clear()
+
+
+def test_two_extensions_cannot_add_the_same(monkeypatch):
+  twice = Extension('other', commands=(Command('plan', '', '', 'Machines'),))
+  monkeypatch.setattr(extensions, '_of_packages', lambda: [twice])
+  extensions.found.cache_clear()
+  try:
+    with pytest.raises(UserError, match=r'^the extensions aot and other both add plan: uninstall'):
+      extensions.found()
+  finally:
+    extensions.found.cache_clear()
+
+
+def test_the_table_says_what_the_leaves_add():
+  offered = {e.name: (*(c.name for c in e.commands), *(f'{s}://' for s in e.schemes))
+             for e in extensions.found()}  # fmt: skip
+  assert offered == extensions.OFFERED
