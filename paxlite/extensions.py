@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.extension import Extension, imported
@@ -26,6 +27,7 @@ OFFERED = {
   'eval': ('zero-shot', 'lm-eval'),
   'weights': ('import', 'export'),
   'ladder': ('ladder',),
+  'proof': ('verify', 'bisect', 'prove'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
 }
 BUILT_IN = [*OFFERED]  # the table: a leaf that is taken out of it is absent
@@ -42,8 +44,7 @@ def found() -> tuple[Extension, ...]:
   extensions = [*_of_leaves(), *_of_packages()]
   owners: dict[str, str] = {}
   for extension in extensions:
-    added = [*(c.name for c in extension.commands), *(f'{s}://' for s in extension.schemes)]
-    for name in added:
+    for name in extension.added:
       if name in owners:
         raise UserError(
           f'the extensions {owners[name]} and {extension.name} both add {name}: uninstall one'
@@ -52,8 +53,20 @@ def found() -> tuple[Extension, ...]:
   return tuple(extensions)
 
 
+def hook(name: str) -> Any:
+  """Returns the function that an extension has for `name`; see Extension.hooks.
+
+  Raises:
+    UserError: No extension has one.
+  """
+  reference = next((e.hooks[name] for e in found() if name in e.hooks), None)
+  if reference is None:
+    raise UserError(missing(name) or f'no extension has {name}')
+  return imported(reference)
+
+
 def missing(name: str) -> str:
-  """Returns a sentence on the absent leaf that adds a command, or a scheme (gs://); '' for others.
+  """Returns a sentence on the absent leaf that adds a command, a hook or a scheme; '' for others.
 
   Args:
     name: What is asked for and was not found.

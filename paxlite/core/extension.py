@@ -52,6 +52,10 @@ class Extension:
     parts: Attributes of all experiments: subclasses of `paxlite.experiments.parts.part.Part`.
     callbacks: Functions (run, trainer) that return callbacks of a run that trains: lists of
       `paxlite.Callback`. They get the `programs.run.Run` and its Trainer, before the first step.
+    inputs: Functions (run, inputs, beat) that complete the rows of a run's inputs, by their names,
+      before they are read: in training, evaluation and replays. `beat` is called now and then.
+    hooks: Functions that the core calls in one place each, by what asks for them there: a mode of a
+      run, an attribute, a flag. `paxlite.extensions.hook` finds them.
     hints: Answers to users who write the names of other systems: each a
       `paxlite.config.hints.Hints`.
   """
@@ -61,7 +65,15 @@ class Extension:
   schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   parts: tuple[str, ...] = ()
   callbacks: tuple[str, ...] = ()
+  inputs: tuple[str, ...] = ()
+  hooks: Mapping[str, str] = dataclasses.field(default_factory=dict)
   hints: tuple[str, ...] = ()
+
+  @property
+  def added(self) -> tuple[str, ...]:
+    """The names that only one extension may add: commands, schemes and hooks."""
+    commands, schemes = (c.name for c in self.commands), (f'{s}://' for s in self.schemes)
+    return tuple(dict.fromkeys((*commands, *schemes, *self.hooks)))
 
 
 def imported(reference: str) -> Any:

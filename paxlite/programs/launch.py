@@ -8,6 +8,7 @@ import pathlib
 import signal
 from collections.abc import Callable
 
+from paxlite import extensions
 from paxlite.checkpointing.stored_source import folder_of
 from paxlite.cli.command_line import this_command
 from paxlite.cli.terminal import warn
@@ -53,8 +54,7 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     raise UserError('--compiled_step is for training: leave it out')
   if options.before and mode != 'eval':
     raise UserError('--before is for --mode=eval: leave it out')
-  steps = options.from_step, options.to_step
-  if steps != (None, None) and mode != 'verify':
+  if (options.from_step, options.to_step) != (None, None) and mode != 'verify':
     raise UserError('--from_step and --to_step are for --mode=verify: leave them out')
   from paxlite.compilation import cache
   from paxlite.experiments.description import dry_run
@@ -66,12 +66,18 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
   from paxlite.programs.training import train
-  from paxlite.programs.verification import verify
 
   if options.dry_run:
     devices.present()
     print(dry_run(experiment))
     return
+  modes: dict[str, Callable[[Run], object]] = {
+    'train': train,
+    'eval': functools.partial(evaluate, before=options.before),
+    'decode': decode,
+    'decode_once': decode,
+  }
+  act = modes.get(mode) or functools.partial(extensions.hook(mode), options=options)
   folder, address = located_run(options.job_log_dir, options.local_dir)
   run = Run(
     experiment,
@@ -101,16 +107,9 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     import jax
 
     jax.profiler.start_server(options.jax_profiler_port)
-  modes: dict[str, Callable[[Run], object]] = {
-    'train': train,
-    'eval': functools.partial(evaluate, before=options.before),
-    'decode': decode,
-    'decode_once': decode,
-    'verify': lambda run: verify(run, *steps),
-  }
   with peers, join.leaving_together():
     preemption.check()
-    modes[mode](dataclasses.replace(run, peers=peers))
+    act(dataclasses.replace(run, peers=peers))
 
 
 def _drop_debugging_of_jax() -> None:

@@ -50,7 +50,6 @@ from paxlite.programs import run_checks
 from paxlite.programs.foresight import Foresight
 from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.sampler import Sampler
-from paxlite.programs.verified_steps import verifier_of
 from paxlite.programs.weights_model import knowing_weights
 from paxlite.stores.addresses import Address
 from paxlite.stores.runs.stored_run import StoredRun
@@ -180,7 +179,6 @@ class Run:
       goodput=spent,
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
-      verifier=verifier_of(e, store.task, train_data),
       trackers=e.trackers(self.folder),
       callbacks=[records, *self._callbacks(store, eval_data, measured), foresight, measured],
     )
@@ -230,7 +228,7 @@ class Run:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
-    memory = MemoryCheck(mesh, self.check_memory, copies=int(e.VERIFY_EVERY_N_STEPS > 0))
+    memory = MemoryCheck(mesh, self.check_memory)
 
     def read(compiled: jax.stages.Compiled) -> None:
       for reader in readers:

@@ -11,8 +11,6 @@ _CORE = {
     ('finetune', 'train published weights further, or continue such a run', 'finetune'),
     ('eval', 'evaluate the last checkpoint of a run', 'eval'),
     ('decode', 'continue the prompts of an experiment', 'decode'),
-    ('verify', 'replay steps of a run, and compare every bit', 'verify'),
-    ('bisect', 'the first step and array where two runs part', 'bisect'),
     ('report', 'one page about runs: curves, tables, samples', 'report'),
     ('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
@@ -23,10 +21,7 @@ _CORE = {
     ('attributes', 'what every attribute means', 'attributes'),
     ('new', 'write a file with an experiment of your own', 'new'),
   ),
-  'Models': (
-    ('prove', 'check that an export or a server has the same model', 'prove'),
-    ('convert-te', "to and from Transformer Engine's layers", 'convert_te'),
-  ),
+  'Models': (('convert-te', "to and from Transformer Engine's layers", 'convert_te'),),
   'Data': (
     ('data', 'what a run would see of its data', 'data'),
     ('tokenize', 'turn text into a dataset of tokens', 'tokenize'),
@@ -37,7 +32,7 @@ _CORE = {
     ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-_RUNS = 'train', 'finetune', 'eval', 'decode', 'verify'
+_RUNS = 'train', 'finetune', 'eval', 'decode'
 _BY_NAME = {
   name: Command(name, purpose, f'paxlite.tools.{module}', group, name in _RUNS)
   for group, members in _CORE.items()

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
 
   from paxlite.checkpointing.source import find_source
   from paxlite.eval.inference import experiment_of, refuse_te_layers
+  from paxlite.proof.export_proof import proof_of, write_proof
   from paxlite.weights import gguf_writer, huggingface, lora
-  from paxlite.weights.export_proof import proof_of, write_proof
   from paxlite.weights.families import family_of
   from paxlite.weights.family_tables import FAMILIES
   from paxlite.weights.layout import has_modules

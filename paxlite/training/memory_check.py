@@ -27,12 +27,12 @@ class MemoryCheck:
   Attributes:
     mesh: The devices of the run.
     enabled: Whether anything is checked.
-    copies: How many states there are beside the run's own, while a step is repeated.
+    copied_for: The attribute for which steps are done twice, from a copy of the state; '': none.
   """
 
   mesh: Mesh
   enabled: bool = True
-  copies: int = 0
+  copied_for: str = ''
 
   def state(self, abstract: PyTree, trainable: PyTree) -> None:
     """Checks the size of the state and its gradients, before they are allocated.
@@ -46,9 +46,10 @@ class MemoryCheck:
     """
     is_apart = lambda x: partitioning.is_on_host(x) and not _on_cpu(self.mesh)
     leaves = jax.tree.leaves(abstract)
-    state = _bytes_per_device([x for x in leaves if not is_apart(x)]) * (1 + self.copies)
+    states = 2 if self.copied_for else 1
+    state = states * _bytes_per_device([x for x in leaves if not is_apart(x)])
     gradients = _bytes_per_device(trainable)
-    more = ', and a copy of them (VERIFY_EVERY_N_STEPS),' if self.copies else ''
+    more = f', and a copy of them ({self.copied_for}),' if self.copied_for else ''
     self._host(_bytes_per_device([x for x in leaves if is_apart(x)]))
     self._compare(
       state + gradients,

@@ -28,10 +28,13 @@ from paxlite.training.skipped_steps import NotFiniteError, SkippedSteps, last_go
 from paxlite.training.spikes import Rollbacks
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
-from paxlite.training.step_verifier import StepVerifier
 from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
 from paxlite.training.watchdog import Watchdog
+
+StepFunction = Callable[
+  [Compiled, TrainState, dict[str, jax.Array], int], tuple[TrainState, Metrics]
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +85,9 @@ class Trainer:
     goodput: Records what wall time is spent on.
     watchdog: Ends a run that hangs.
     rollbacks: Chooses the checkpoint to continue from after a loss spike.
-    verifier: Does the steps and verifies some of them; None: no step is verified.
     trackers: Receive the metrics, besides the files, TensorBoard and the terminal.
     callbacks: Are called at the events of the loop, in this order.
+    do_step: Does a step with the compiled step, the state, the batch and the number of the step.
   """
 
   store: StateStore
@@ -97,9 +100,9 @@ class Trainer:
   goodput: Goodput
   watchdog: Watchdog
   rollbacks: Rollbacks
-  verifier: StepVerifier | None = None
   trackers: Sequence[Writer] = ()
   callbacks: Sequence[Callback] = ()
+  do_step: StepFunction = lambda compiled, state, batch, step: compiled(state, batch)
 
   def __post_init__(self) -> None:
     self._was_over = False  # at the step that the run continues from
@@ -221,7 +224,7 @@ class Trainer:
         assert compiled is not None
         step += 1
         self._last_batches = dict([*self._last_batches.items()][-1:]) | {step: batch}
-        state, metrics = self._step(compiled, state, batch, step)
+        state, metrics = self.do_step(compiled, state, batch, step)
         request = self._stepped(state, step, metrics)
         is_over = request is Request.END
         if request is Request.ROLL_BACK:
@@ -244,14 +247,6 @@ class Trainer:
         callback.before_step(state, step, self._context)
       with self._reporter.drawing():
         return batches.draw(state.params)
-
-  def _step(
-    self, compiled: Compiled, state: TrainState, batch: dict[str, jax.Array], step: int
-  ) -> tuple[TrainState, Metrics]:
-    if self.verifier is None:
-      done: tuple[TrainState, Metrics] = compiled(state, batch)
-      return done
-    return self.verifier(compiled, state, batch, step)
 
   def _stepped(self, state: TrainState, step: int, metrics: Metrics) -> Request | None:
     """Notes that a step is dispatched; returns what the callbacks request."""

@@ -16,7 +16,8 @@ from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments.llama import LLaMA
-from paxlite.tools import export_weights, prove
+from paxlite.proof import prove
+from paxlite.tools import export_weights
 from paxlite.weights import gguf_tokenizer, gguf_types
 from paxlite.weights.gguf_file import GgufTensors
 from paxlite.weights.gguf_keys import read_file

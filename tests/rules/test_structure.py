@@ -43,6 +43,7 @@ ROOMS = [
   'ladder',
   'serving',
   'main',
+  'proof',
   'tools',
   'contrib',
   '__main__',

@@ -11,7 +11,8 @@ from paxlite.checkpointing.checksums import write_checksums
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.llama import LLaMA
-from paxlite.tools import export_weights, prove
+from paxlite.proof import prove
+from paxlite.tools import export_weights
 from paxlite.weights.folder import write_weights
 from paxlite.weights.gguf_file import GgufTensors
 from paxlite.weights.layout import decoder_entries

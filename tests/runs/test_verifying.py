@@ -10,7 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.programs.replay import Replay
+from paxlite.proof.replay import Replay
 from tests.support import runs
 from tests.support.processes import start_processes
 

@@ -6,7 +6,6 @@ from paxlite.config.attribute_kinds import (
   Count,
   NotNegativeInt,
   OffAtZero,
-  OffAtZeroInt,
   Run,
   at_most,
 )
@@ -15,7 +14,7 @@ from paxlite.experiments.parts.part import Part
 
 
 class Faults(Part, subject='Faults'):
-  """Hangs, loss spikes, wrong bits and updates that are not finite: see docs/reliability.md."""
+  """Hangs, loss spikes and updates that are not finite: see docs/reliability.md."""
 
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = (
@@ -35,9 +34,6 @@ class Faults(Part, subject='Faults'):
   )
   LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = (
     100  # steps in the recent mean that LOSS_SPIKE_FACTOR compares with
-  )
-  VERIFY_EVERY_N_STEPS: Run[OffAtZeroInt] = (
-    0  # steps after which one is repeated, and its bits are compared; 0: never
   )
   MAX_ROLLBACKS: Run[NotNegativeInt] = 3  # rollbacks after which the next loss spike ends a run
 

@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.code_changes import changes, other_code, refuse_other_code
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
-from paxlite.programs.starts import starts
+from paxlite.proof.starts import starts
 
 MODULE = '''
 """A user's experiment."""

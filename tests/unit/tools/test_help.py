@@ -1,17 +1,17 @@
 """The help of the commands names attributes and flags that exist."""
 
 import ast
+import importlib.util
 import pathlib
 import re
 
 import pytest
 
-from paxlite import main, tools
+from paxlite import main
 from paxlite.config.attributes import attribute_types
 from paxlite.experiments.registry import experiments
 from paxlite.tools.commands import commands
 
-_FOLDER = pathlib.Path(tools.__path__[0])
 PARSERS = {c.name: c.parser for c in commands().values() if c.parser} | {'main': main.PARSER}
 OF_OTHERS = {
   'list': 'import',  # which every command takes
@@ -23,7 +23,9 @@ OF_OTHERS = {
 
 
 def test_names_of_attributes_in_help_exist():
-  texts = [ast.get_docstring(ast.parse(p.read_text())) or '' for p in _FOLDER.glob('*.py')]
+  found = [importlib.util.find_spec(command.module) for command in commands().values()]
+  paths = [pathlib.Path(spec.origin) for spec in found]
+  texts = [ast.get_docstring(ast.parse(path.read_text())) or '' for path in paths]
   known = {name for cls in experiments().values() for name in attribute_types(cls)}
   named = {name for text in texts for name in re.findall(r'\b[A-Z]+(?:_[A-Z]+)+\b', text)}
   assert 'DECODE_FILES' in named

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.parallel import devices
   from paxlite.processes import join
   from paxlite.programs.agreement import statement
-  from paxlite.programs.bisection import bisect
+  from paxlite.proof.bisection import bisect
 
   runs = [_run(folder, args.attributes) for folder in (args.first, args.second)]
   peers = join.join(
@@ -64,10 +64,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(folder: str, changes: Mapping[str, str]) -> 'Run':
   from paxlite.programs.launch import run_in
-  from paxlite.programs.replay import copied
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
   from paxlite.programs.weights_model import build_experiment
+  from paxlite.proof.replay import copied
 
   found = run_in(folder)
   if found is None:

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from paxlite.programs.bisection import _other_batches
+from paxlite.proof.bisection import _other_batches
 
 
 def test_zeros_of_two_signs_are_a_difference():

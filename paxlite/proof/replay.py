@@ -24,7 +24,7 @@ from paxlite.processes.process_messages import meet
 from paxlite.programs import reference_values
 from paxlite.programs.first_start import as_begun, dated, with_positions
 from paxlite.programs.run import Run
-from paxlite.programs.starts import MESH, of_span, other_values, starts
+from paxlite.proof.starts import MESH, of_span, other_values, starts
 from paxlite.stores.object_copies import copy_of
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer

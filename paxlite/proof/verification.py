@@ -1,5 +1,6 @@
 """Runs --mode=verify: replays steps of a run, and compares what they give with what it has."""
 
+import argparse
 import dataclasses
 import math
 
@@ -13,12 +14,12 @@ from paxlite.losses.metrics import to_host
 from paxlite.parallel import devices
 from paxlite.processes.process_messages import say_once
 from paxlite.programs.agreement import compare_configs
-from paxlite.programs.replay import Replay, copied
 from paxlite.programs.run import Run
-from paxlite.programs.starts import MESH, last_start, of_span, other_values
+from paxlite.proof.replay import Replay, copied
+from paxlite.proof.starts import MESH, last_start, of_span, other_values
+from paxlite.proof.state_differences import differences
 from paxlite.tracking.summaries import short
 from paxlite.tracking.writers import TrainRecords, read_records
-from paxlite.training.state_differences import differences
 
 _SHOWN = 5  # arrays and steps that differ
 # Of a loss, relative: how sums in another order were seen to change it within hundreds of steps.
@@ -45,6 +46,11 @@ def verify(run: Run, first: int | None = None, last: int | None = None) -> None:
   replay.check(last)
   replay.check_same_course(first, last)
   _verify(replay, first, last)
+
+
+def verify_as_asked(run: Run, options: argparse.Namespace) -> None:
+  """Does what --mode=verify asks for, with the options of a command line."""
+  verify(run, options.from_step, options.to_step)
 
 
 def _chosen(replay: Replay, first: int | None, last: int | None) -> tuple[int, int]:

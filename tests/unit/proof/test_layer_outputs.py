@@ -4,8 +4,8 @@ import jax
 import pytest
 
 import paxlite
-from paxlite.programs.layer_outputs import first_difference, layer_outputs
 from paxlite.programs.run import Run
+from paxlite.proof.layer_outputs import first_difference, layer_outputs
 
 W = 'ffn_layer2'
 

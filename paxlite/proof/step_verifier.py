@@ -24,8 +24,8 @@ from jax.stages import Compiled
 
 from paxlite.core.errors import WrongBitsError
 from paxlite.losses.metrics import Metrics
-from paxlite.parallel.shard_sums import ShardSums, described, minority, odd_copies, on_devices
 from paxlite.processes.process_messages import gathered
+from paxlite.proof.shard_sums import ShardSums, described, minority, odd_copies, on_devices
 from paxlite.training.train_state import TrainState
 
 log = logging.getLogger('paxlite')

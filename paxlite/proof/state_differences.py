@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.parallel.shard_sums import bits
+from paxlite.proof.shard_sums import bits
 
 
 @dataclasses.dataclass(frozen=True)

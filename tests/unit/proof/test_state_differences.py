@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from paxlite.training.state_differences import differences
+from paxlite.proof.state_differences import differences
 
 
 def test_arrays_that_are_not_finite_come_first():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.core.variable_names import REPEATED
-from paxlite.parallel.shard_sums import bits
+from paxlite.proof.shard_sums import bits
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 

@@ -9,10 +9,10 @@ from paxlite.compilation.versions import versions
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.eval.inference import load_checkpoint
-from paxlite.eval.prompt_replies import replies
-from paxlite.eval.proof import FILE, VERSION
 from paxlite.files.json_files import read_object
-from paxlite.weights.exported_model import opened
+from paxlite.proof.exported_model import opened
+from paxlite.proof.model_proof import FILE, VERSION
+from paxlite.proof.prompt_replies import replies
 
 
 def proof_of(checkpoint: str, base_weights: str) -> JsonObject:

@@ -29,7 +29,7 @@ PARSER.option('--proof', 'proof.json (that beside the model)', local)
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
 
-  from paxlite.eval.proof import FILE, read_proof
+  from paxlite.proof.model_proof import FILE, read_proof
 
   is_server = args.model.startswith(('http://', 'https://'))
   if is_server and args.proof is None:
@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _of_server(url: str, proof: JsonObject) -> list[str]:
   """Returns what shows that a server has another model."""
-  from paxlite.eval.completion_server import CompletionServer
-  from paxlite.eval.prompt_replies import STEPS, TOP
-  from paxlite.eval.proof import TOLERANCES, compared_completion, worst
+  from paxlite.proof.completion_server import CompletionServer
+  from paxlite.proof.model_proof import TOLERANCES, compared_completion, worst
+  from paxlite.proof.prompt_replies import STEPS, TOP
 
   server = CompletionServer(url)
   # a server computes in 16 bits, whatever the weights are
@@ -68,9 +68,9 @@ def _of_server(url: str, proof: JsonObject) -> list[str]:
 
 def _of_files(path: pathlib.Path, proof: JsonObject) -> list[str]:
   """Returns what shows that files hold another model."""
-  from paxlite.eval.prompt_replies import judged
-  from paxlite.eval.proof import TOLERANCES, compared_facts, compared_reply, worst
-  from paxlite.weights.exported_model import opened
+  from paxlite.proof.exported_model import opened
+  from paxlite.proof.model_proof import TOLERANCES, compared_facts, compared_reply, worst
+  from paxlite.proof.prompt_replies import judged
 
   expected = proof['facts']
   with opened(path) as model:

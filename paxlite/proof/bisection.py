@@ -16,13 +16,13 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
 from paxlite.losses.metrics import Metrics, to_host
 from paxlite.processes.process_messages import say_once
-from paxlite.programs.layer_outputs import first_difference, layer_outputs
-from paxlite.programs.replay import Replay
 from paxlite.programs.run import Run
-from paxlite.programs.starts import MESH, last_start
+from paxlite.proof.layer_outputs import first_difference, layer_outputs
+from paxlite.proof.replay import Replay
+from paxlite.proof.starts import MESH, last_start
+from paxlite.proof.state_differences import Difference, differences
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.sharded_task import ShardedTask
-from paxlite.training.state_differences import Difference, differences
 from paxlite.training.train_state import TrainState
 
 _SHOWN = 8  # values and arrays

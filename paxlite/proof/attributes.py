@@ -1,0 +1,12 @@
+"""The attribute of runs that verify their own steps."""
+
+from paxlite.config.attribute_kinds import OffAtZeroInt, Run
+from paxlite.experiments.parts.part import Part
+
+
+class Verification(Part, subject='Faults'):
+  """Wrong bits of a device: see docs/verifying.md."""
+
+  VERIFY_EVERY_N_STEPS: Run[OffAtZeroInt] = (
+    0  # steps after which one is repeated, and its bits are compared; 0: never
+  )
