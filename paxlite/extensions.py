@@ -27,6 +27,7 @@ OFFERED = {
   'eval': ('zero-shot', 'lm-eval'),
   'weights': ('import', 'export'),
   'ladder': ('ladder',),
+  'local_checkpoints': (),
   'proof': ('verify', 'bisect', 'prove'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
 }

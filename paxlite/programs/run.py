@@ -31,7 +31,6 @@ from paxlite.experiments.code_changes import changes, refuse_other_code
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
-  fingerprint,
   identity_of,
   is_of,
   refuse_other_experiment,
@@ -42,7 +41,6 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.objective import Objective
 from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.files.folder_lock import FolderLock
-from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.parallel.devices import peak_flops
 from paxlite.processes import preemption
 from paxlite.processes.peers import Peers
@@ -58,7 +56,6 @@ from paxlite.training.callbacks import Callback
 from paxlite.training.data_records import DataRecords
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.goodput import Goodput
-from paxlite.training.local_saves import LocalSaves
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.reporting import Throughput
@@ -192,12 +189,10 @@ class Run:
   ) -> list[Callback]:
     """Returns what is called at the events of the loop; the class Callback states the order."""
     e = self.experiment
-    best, local = self._best(store, eval_data), store.local
-    wait = best.wait if best else lambda: None
+    best = self._best(store, eval_data)
     factor, window = e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW
     first, count, folder = e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, self.folder / 'profile'
     return [
-      *([LocalSaves(store, local, wait)] if local else []),
       *([SpikeDetector(factor, window)] if factor else []),
       *([best] if best else []),
       *e.callbacks(),
@@ -265,18 +260,6 @@ class Run:
       start_over=self.start_over,
       writes=self.save,
       stop_on_failure=e.STOP_ON_FAILED_SAVE,
-      local=self._local(),
-    )
-
-  def _local(self) -> LocalCheckpoints | None:
-    """Returns the local states of the run; None if it keeps none."""
-    e = self.experiment
-    every = e.LOCAL_CHECKPOINT_EVERY_N_STEPS
-    if not every or not self.save or self.read_only:
-      return None
-    identity = fingerprint(e)
-    return LocalCheckpoints(
-      e.LOCAL_CHECKPOINT_DIR, self.folder, every, identity, self.accept_changes
     )
 
   def evaluator(self, beat: Callable[[], None]) -> tuple[StateStore, Evaluator]:

@@ -36,6 +36,7 @@ class DataRecords(Callback):
   """
 
   name: ClassVar[str] = 'data.jsonl'
+  rank = -1  # before what may end the run or roll it back
 
   def __init__(
     self,

@@ -18,7 +18,6 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.files.json_files import read_object
-from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 
@@ -40,7 +39,8 @@ class StateStore:
     start_over: Whether the run may begin again if all of its checkpoints are damaged.
     writes: Whether checkpoints are written.
     stop_on_failure: Whether a checkpoint that cannot be written ends the run.
-    local: The states of recent steps on this host; None if there are none.
+    local: Returns the step, tree and metadata of the newest local state: a state that is not among
+      the checkpoints. It gets a tree of shapes and shardings, and the step that it must be above.
     plan: Says where to read the variables that are not in the run's own checkpoints. It is made
       when the store is made, and raises UserError if the other checkpoint does not fit.
     reference_plan: The same for the variables of the reference.
@@ -55,7 +55,7 @@ class StateStore:
   start_over: bool = False
   writes: bool = True
   stop_on_failure: bool = False
-  local: LocalCheckpoints | None = None
+  local: Callable[[PyTree, int], tuple[int, PyTree, JsonObject] | None] = lambda like, above: None
   plan: RestorePlan | None = dataclasses.field(init=False)
   reference_plan: RestorePlan | None = dataclasses.field(init=False)
 
@@ -188,16 +188,14 @@ class StateStore:
   def described(
     self, state: TrainState, step: int, metadata: Callable[[], JsonObject]
   ) -> tuple[PyTree, int, Callable[[], JsonObject]]:
-    """Returns what LocalCheckpoints.save keeps of a state, whose metadata it completes."""
+    """Returns what a local state holds of a state, whose metadata it completes."""
     described = self._described(step)
     return self._on_disk(self._saved(state)), step, lambda: described | metadata()
 
   def _newest_local(self) -> tuple[int, tuple[TrainState, JsonObject]] | None:
     """Returns the newest local state, unless there is a newer checkpoint."""
-    if self.local is None:
-      return None
     above = max(self.checkpoints.steps(), default=-1)
-    found = self.local.restored(self._on_disk(self._saved(self.task.abstract)), above)
+    found = self.local(self._on_disk(self._saved(self.task.abstract)), above)
     if found is None:
       return None
     step, tree, metadata = found

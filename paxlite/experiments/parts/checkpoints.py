@@ -4,25 +4,21 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Annotated, Self
 
-from paxlite.config.attribute_kinds import Count, OffAtZero, OffAtZeroInt, Run, Training, at_most
-from paxlite.config.attributes import LocalPath, StoredPath
+from paxlite.config.attribute_kinds import Count, OffAtZero, Run, Training, at_most
+from paxlite.config.attributes import StoredPath
 from paxlite.config.experiment_file import UNKNOWN, WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.part import Part
 
 
 class Checkpointing(Part, subject='Checkpoints'):
-  """Checkpoints in the run's folder, and local checkpoints on the disks of its machines."""
+  """Checkpoints in the run's folder."""
 
   CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints
   CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
     10.0  # minutes after which a checkpoint is saved if the steps take longer; 0: only by steps
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # newest checkpoints that are kept
-  LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (
-    0  # most steps that a crash may lose; each host writes a local checkpoint every N / 2; 0: off
-  )
-  LOCAL_CHECKPOINT_DIR: Run[LocalPath] = ''  # folder of local checkpoints; '': /dev/shm
   STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run at the first save after one that failed
 
 

@@ -6,13 +6,13 @@ import pytest
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.experiments.demo import TinyGPT
+from paxlite.local_checkpoints.callbacks import LocalSaves
 from paxlite.programs.foresight import Foresight
 from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.run import Run
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback, Request
 from paxlite.training.data_records import DataRecords
-from paxlite.training.local_saves import LocalSaves
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.spikes import SpikeDetector
 from tests.support import runs

@@ -1,0 +1,9 @@
+"""What local checkpoints add: LOCAL_CHECKPOINT_EVERY_N_STEPS, and the callback that keeps them."""
+
+from paxlite.core.extension import Extension
+
+EXTENSION = Extension(
+  'local_checkpoints',
+  parts=('paxlite.local_checkpoints.attributes:LocalCheckpointing',),
+  callbacks=('paxlite.local_checkpoints.callbacks:callbacks',),
+)
