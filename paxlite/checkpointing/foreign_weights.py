@@ -21,7 +21,6 @@ class Format(NamedTuple):
 
 
 FORMATS = (
-  Format('gguf', 'a GGUF file', ('.gguf',)),
   Format('meta', 'Meta', ('.pth',)),
   Format(
     'hf',
@@ -51,7 +50,19 @@ def formats_at(path: str) -> list[Format]:
       return [f for f in FORMATS if f.source == 'pax']
   else:
     names = [path] if os.path.isfile(path) else []
-  found = [f for f in FORMATS if f.endings and any(name.endswith(f.endings) for name in names)]
-  if not found and names and os.path.isdir(path):  # packages of PyPI have it in a folder below
-    return [f for f in FORMATS if f.source == 'gguf' and any(pathlib.Path(path).rglob('*.gguf'))]
-  return found
+  return [f for f in FORMATS if f.endings and any(name.endswith(f.endings) for name in names)]
+
+
+def way_of_gguf(path: str) -> str:
+  """Returns how a GGUF file is imported by way of transformers; '' if `path` holds none."""
+  files = sorted(pathlib.Path(path).rglob('*.gguf')) if os.path.isdir(path) else []
+  if not files and not (path.endswith('.gguf') and os.path.isfile(path)):
+    return ''
+  file = files[0] if files else pathlib.Path(path)
+  place = f'from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}'
+  return (
+    f'{file} is GGUF, which paxlite does not import. transformers writes it as a folder TO, for '
+    f'paxlite import TO: AutoModelForCausalLM.{place}, quantization_config='
+    'GgufConfig(dequantize=True)).save_pretrained(TO), and '
+    f'AutoTokenizer.{place}).save_pretrained(TO)'
+  )

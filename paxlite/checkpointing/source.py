@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
-from paxlite.checkpointing.foreign_weights import formats_at
+from paxlite.checkpointing.foreign_weights import formats_at, way_of_gguf
 from paxlite.checkpointing.stored_source import checkpoint_folders, complete
 from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
 from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
@@ -277,6 +277,8 @@ def _importing(path: str) -> str:
     name = re.sub(r'\W+', '-', pathlib.Path(path).stem.lower()).strip('-') or 'imported'
     command = f'{tool} --from={source} --path={shlex.quote(path)} --to=weights/{name}'
     return f'. These are weights of {what}, to be imported: {command}'
+  if way := way_of_gguf(path):
+    return f'. {way}'
   if not names and re.fullmatch(_HUB_NAME, path):
     return (
       '. If it is the name of a model on the Hugging Face Hub: download that into a folder (hf '

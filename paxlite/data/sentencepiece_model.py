@@ -14,10 +14,9 @@ UNIGRAM, BPE = 1, 2
 _VARINT, _LONG, _BYTES, _FLOAT = 0, 1, 2, 5  # types of the wire format of protocol buffers
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODEL_TYPE, _SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
-_PIECES = {'unk': 45, 'bos': 46, 'eos': 47, 'pad': 48}
+_PIECES = {'unk': 45, 'bos': 46, 'eos': 47}
 _DEFAULT = {'unk': b'<unk>', 'bos': b'<s>', 'eos': b'</s>'}
 _CHARSMAP, _PREFIX, _EXTRA_SPACES = 2, 3, 4  # of the normalizer
-_MISSING = '\ufdd0'  # names a special piece that there is not
 
 
 class Piece(NamedTuple):
@@ -84,27 +83,6 @@ def parsed(content: bytes) -> SentencePieceModel:
   )
 
 
-def serialized(model: SentencePieceModel, special: dict[str, str]) -> bytes:
-  """Returns the file of a model.
-
-  Args:
-    model: The model.
-    special: The pieces that are unk, bos, eos and pad, for those of them that there are.
-  """
-  content = b''.join(
-    _field(_PIECE, _field(1, p.text.encode()) + _field(2, p.score) + _field(3, p.kind))
-    for p in model.pieces
-  )
-  trainer = _field(_MODEL_TYPE, model.kind) + _field(_SUFFIX, int(model.spaces_behind))
-  trainer += _field(_BYTE_FALLBACK, int(any(p.kind == BYTE for p in model.pieces)))
-  for name, number in _PIECES.items():
-    trainer += _field(number, special.get(name, f'{_MISSING}{name}').encode())
-  normalizer = _field(_CHARSMAP, model.charsmap)
-  normalizer += _field(_PREFIX, int(model.adds_prefix))
-  normalizer += _field(_EXTRA_SPACES, int(model.removes_spaces))
-  return content + _field(_TRAINER, trainer) + _field(_NORMALIZER, normalizer)
-
-
 def _bytes(value: bytes | int) -> bytes:
   assert isinstance(value, bytes)
   return value
@@ -133,20 +111,3 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
     size = varint() if kind == _BYTES else {_LONG: 8, _FLOAT: 4}[kind]
     yield number, content[at : at + size]
     at += size
-
-
-def _field(number: int, value: bytes | int | float) -> bytes:
-  """Returns one field of a message."""
-  if isinstance(value, float):
-    return _varint(number * 8 + _FLOAT) + struct.pack('<f', value)
-  if isinstance(value, int):
-    return _varint(number * 8 + _VARINT) + _varint(value)
-  return _varint(number * 8 + _BYTES) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-  found = bytearray()
-  while value > 0x7F:
-    found.append(value & 0x7F | 0x80)
-    value >>= 7
-  return bytes([*found, value])

@@ -9,8 +9,9 @@ from paxlite.compilation.versions import versions
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.eval.inference import load_checkpoint
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
-from paxlite.proof.exported_model import opened
+from paxlite.proof.exported_model import config_of, opened
 from paxlite.proof.model_proof import FILE, VERSION
 from paxlite.proof.prompt_replies import replies
 
@@ -44,10 +45,9 @@ def proof_of(checkpoint: str, base_weights: str) -> JsonObject:
   }
 
 
-def write_proof(folder: pathlib.Path, proof: JsonObject) -> None:
+def write_proof(folder: pathlib.Path, proof: JsonObject, experiment: LanguageModel) -> None:
   """Writes proof.json into an exported folder, with what identifies the files that are there."""
-  with opened(folder) as model:
-    contents = proof | {'facts': model.facts()}
+  contents = proof | {'facts': opened(folder, config_of(experiment)).facts()}
   write_file(folder / FILE, (json.dumps(contents, indent=1, ensure_ascii=False) + '\n').encode())
 
 

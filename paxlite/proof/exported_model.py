@@ -6,6 +6,7 @@ It is a folder of Hugging Face, a GGUF file, imported weights, or a run.
 import contextlib
 import json
 import pathlib
+import re
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, listed, located
 from paxlite.core.json_text import JsonObject
 from paxlite.data import sentencepiece_model
 from paxlite.data.chat_format import NoTemplate
@@ -22,8 +23,10 @@ from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference, experiment_of, load_checkpoint
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface
+from paxlite.weights import folder, gguf_reader, huggingface
 from paxlite.weights.families import config_json
+from paxlite.weights.families import experiment_of as experiment_of_config
+from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of
 from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.tensor_entries import Entry
 
@@ -43,9 +46,11 @@ class ExportedModel(NamedTuple):
     experiment: Its experiment.
     tensors: The checksum of each tensor; none of paxlite's own weights, which no proof has.
     type: The coarsest type of its matrices.
-    tokenizer: The path of its tokenizer, if it has one.
+    config: The keys of config.json that decide what it computes.
+    tokenizer: The path of its tokenizer, if it has one that texts can be encoded with.
     entries: The entries of its tensors; none of paxlite's own weights.
     stored: Its tensors, which are read one at a time; None for paxlite's own weights.
+    stated: What a GGUF file says of its tokenizer, and of what else it holds.
   """
 
   path: pathlib.Path
@@ -53,19 +58,21 @@ class ExportedModel(NamedTuple):
   experiment: LanguageModel
   tensors: dict[str, int]
   type: str
+  config: JsonObject
   tokenizer: pathlib.Path | None
   entries: Sequence[Entry] = ()
   stored: folder.Tensors | None = None
+  stated: JsonObject | None = None
 
   def facts(self) -> JsonObject:
     """Returns what identifies the model, as a proof has it."""
     found: JsonObject = {
       'format': self.format,
       'type': self.type,
-      'config': _config(self.experiment),
+      'config': self.config,
       'tensors': self.tensors,
       'tokenizer': None,
-    }
+    } | (self.stated or {})
     if self.tokenizer is None:
       return found
     tokenizer = open_tokenizer(str(self.tokenizer))
@@ -92,14 +99,18 @@ class ExportedModel(NamedTuple):
     with tempfile.TemporaryDirectory(prefix='paxlite-proof-') as parent:
       to = pathlib.Path(parent) / 'weights'
       silent = lambda done, total: None
-      source = self.tokenizer
+      source = self.tokenizer or _numbers(pathlib.Path(parent), self.experiment.VOCAB_SIZE)
       folder.write_weights(to, self.experiment, self.entries, self.stored, source, silent)
       yield load_checkpoint(str(to), overrides=overrides)
 
 
-@contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[ExportedModel]:
-  """A context that yields the model at a path.
+def opened(path: pathlib.Path, config: JsonObject) -> ExportedModel:
+  """Returns the model at a path.
+
+  Args:
+    path: A folder or a file.
+    config: The config of the model that is expected, which tells how a GGUF file is read; see
+      `config_of`.
 
   Raises:
     UserError: There is none, or it is damaged or not implemented.
@@ -108,23 +119,50 @@ def opened(path: pathlib.Path) -> Iterator[ExportedModel]:
     raise UserError(f'{path} is not there')
   is_folder = path.is_dir()
   if path.suffix == '.gguf' or (is_folder and any(path.glob('*.gguf'))):
-    with tempfile.TemporaryDirectory(prefix='paxlite-proof-') as parent:
-      yield _of_gguf(path, pathlib.Path(parent))
-  elif is_folder and (path / 'config.json').is_file() and any(path.glob('*.safetensors')):
-    yield _of_hugging_face(path)
-  else:
-    yield _of_paxlite(find_source(path), path)
+    return _of_gguf(path, config)
+  if is_folder and (path / 'config.json').is_file() and any(path.glob('*.safetensors')):
+    return _of_hugging_face(path)
+  return _of_paxlite(find_source(path), path)
 
 
-def _of_gguf(path: pathlib.Path, parent: pathlib.Path) -> ExportedModel:
-  experiment, entries, tensors = gguf_keys.read_file(path)
-  folder.check_tensors(entries, tensors.shapes, gguf_keys.IGNORED)
-  has_one = gguf_tokenizer.write_tokenizer(tensors.fields, parent, experiment.VOCAB_SIZE)
-  matrices = [kind for name, kind in tensors.kinds.items() if len(tensors.shapes[name]) > 1]
-  checksums = {name: zlib.crc32(tensors.stored(name)) for name in tensors.shapes}
-  tokenizer = parent if has_one else None
-  kind = _coarsest(matrices)
-  return ExportedModel(path, 'gguf', experiment, checksums, kind, tokenizer, entries, tensors)
+def _of_gguf(path: pathlib.Path, expected: JsonObject) -> ExportedModel:
+  if path.is_dir():
+    files = sorted(path.glob('*.gguf'))
+    if len(files) > 1:
+      raise UserError(f'{path} holds {len(files)} .gguf files: name one')
+    path = files[0]
+  experiment = experiment_of_config(expected, path)
+  architecture, config = architecture_of(experiment)
+  file = gguf_reader.GgufTensors(path, architecture)
+  with located(str(path)):
+    other = gguf_reader.other_config(architecture, config, file)
+    stated = gguf_reader.text_facts(file.fields)
+    entries = architecture.entries(experiment)
+    if not other:
+      folder.check_tensors(entries, file.shapes, re.escape(ROPE_FREQS))
+  if unread := gguf_reader.unread(architecture, config, file):
+    stated |= {'unproven': [f'the fields {listed(unread)}, which no export writes']}
+  matrices = [kind for name, kind in file.kinds.items() if len(file.shapes[name]) > 1]
+  return ExportedModel(
+    path,
+    'gguf',
+    experiment,
+    {name: zlib.crc32(file.stored(name)) for name in file.shapes},
+    _coarsest(matrices),
+    config_of(experiment) | other,
+    None,
+    entries,
+    file,
+    stated,
+  )
+
+
+def _numbers(parent: pathlib.Path, count: int) -> pathlib.Path:
+  """Writes a tokenizer that has ids alone, for a model without one that can encode texts."""
+  model = {'type': 'WordLevel', 'vocab': {str(i): i for i in range(count)}, 'unk_token': '0'}
+  path = parent / 'tokenizer.json'
+  path.write_text(json.dumps({'version': '1.0', 'added_tokens': [], 'model': model}))
+  return path
 
 
 def _of_hugging_face(path: pathlib.Path) -> ExportedModel:
@@ -139,14 +177,15 @@ def _of_hugging_face(path: pathlib.Path) -> ExportedModel:
       dtypes.add(value.dtype.name)
   tokenizer = path if folder.tokenizer_files(path) else None
   kind = _coarsest(sorted(dtypes))
-  return ExportedModel(path, 'hf', experiment, checksums, kind, tokenizer, entries, tensors)
+  config = config_of(experiment)
+  return ExportedModel(path, 'hf', experiment, checksums, kind, config, tokenizer, entries, tensors)
 
 
 def _of_paxlite(source: Source, path: pathlib.Path) -> ExportedModel:
   variables = source.unrolled_params()
   kind = _coarsest([v.dtype.name for v in variables.values() if len(v.shape) > 1])
-  tokenizer = tokenizer_of(path)
-  return ExportedModel(path, 'paxlite', experiment_of(source), {}, kind, tokenizer)
+  experiment, tokenizer = experiment_of(source), tokenizer_of(path)
+  return ExportedModel(path, 'paxlite', experiment, {}, kind, config_of(experiment), tokenizer)
 
 
 def _checksum(value: np.ndarray) -> int:
@@ -161,7 +200,7 @@ def _coarsest(found: Sequence[str]) -> str:
   return _TYPES[max(numbers, default=0)][0]
 
 
-def _config(e: LanguageModel) -> JsonObject:
+def config_of(e: LanguageModel) -> JsonObject:
   """Returns the keys of config.json that decide what the model computes."""
   config = {k: v for k, v in config_json(e, 'float32', None).items() if k not in HARMLESS}
   window, positions = config.get('sliding_window'), config.get('max_position_embeddings')

@@ -146,7 +146,7 @@ def compared_facts(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Fac
     if key in theirs and theirs[key] != value
   ]
   problems = [f'the config has changed: {text}' for text in changed]
-  facts = Facts([], problems, [], bool(changed))
+  facts = Facts([], problems, [*found.get('unproven', ())], bool(changed))
   if not changed:
     facts.proven.append(f'config ({len(config)} values)')
   _compare_tensors(expected, found, facts)
@@ -200,22 +200,23 @@ def _compare_tensors(expected: Mapping[str, Any], found: Mapping[str, Any], fact
     facts.proven.append(f'all bits of {len(ours)} tensors')
 
 
-def compared_reply(expected: JsonObject, found: JsonObject, ids: Sequence[int]) -> Comparison:
+def compared_reply(
+  expected: JsonObject, found: JsonObject, ids: Sequence[int] | None
+) -> Comparison:
   """Compares the reply of a model, for the continuation of a proof, with the proof's.
 
   Args:
     expected: The reply in the proof.
     found: The reply of the model.
-    ids: The ids that the model's own tokenizer gives the prompt.
+    ids: The ids that the model's own tokenizer gives the prompt; None: it is not at hand.
   """
   of_prompt = zip(expected['log_probabilities'], found['log_probabilities'], strict=True)
   pairs = [(p, q) for p, q in of_prompt if p >= _RARE]
   for top, other in zip(expected['top'], found['top'], strict=True):
     both = zip(top, other, strict=True)
     pairs += [(p, q) for i, ((_, p), (_, q)) in enumerate(both) if i == 0 or p >= _RARE]
-  return _comparison(
-    expected, list(ids) == expected['ids'], found['likeliest'], expected['continuation'], pairs
-  )
+  same = None if ids is None else list(ids) == expected['ids']
+  return _comparison(expected, same, found['likeliest'], expected['continuation'], pairs)
 
 
 def compared_completion(expected: JsonObject, found: JsonObject) -> Comparison:

@@ -73,17 +73,19 @@ def _of_files(path: pathlib.Path, proof: JsonObject) -> list[str]:
   from paxlite.proof.prompt_replies import judged
 
   expected = proof['facts']
-  with opened(path) as model:
-    facts = compared_facts(expected, model.facts())
-    print(f'As in the proof: {", ".join(facts.proven) or "nothing"}')
-    if facts.has_other_config:
-      return facts.problems  # its weights would not fit
-    if model.tokenizer is None:
-      return [*facts.problems, 'it has no tokenizer, without which no prompt can be read']
-    with model.inference() as inference:
-      replies = judged(inference, proof['replies'])
-      ids = [inference.encode(reply['text']) for reply in proof['replies']]
-    tolerance = max(TOLERANCES[model.type], TOLERANCES['f32'])
+  model = opened(path, expected['config'])
+  stated = model.facts()
+  facts = compared_facts(expected, stated)
+  print(f'As in the proof: {", ".join(facts.proven) or "nothing"}')
+  if facts.has_other_config:
+    return facts.problems  # its weights would not fit
+  if stated['tokenizer'] is None:
+    return [*facts.problems, 'it has no tokenizer, without which no prompt can be read']
+  with model.inference() as inference:
+    replies = judged(inference, proof['replies'])
+    reads = model.tokenizer is not None  # or its fields alone say what its tokenizer is
+    ids = [inference.encode(reply['text']) if reads else None for reply in proof['replies']]
+  tolerance = max(TOLERANCES[model.type], TOLERANCES['f32'])
   found = [
     compared_reply(reply, own, i)
     for reply, own, i in zip(proof['replies'], replies, ids, strict=True)

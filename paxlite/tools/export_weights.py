@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
         folder, experiment, lora.merged(variables), args.dtype, source.tokenizer, report
       )
     if proven is not None:
-      write_proof(folder, proven)
+      write_proof(folder, proven, experiment)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
   if experiment.NUM_PREDICTION_MODULES and (
     args.to == 'gguf' or not has_modules(FAMILIES[family_of(experiment)].names)

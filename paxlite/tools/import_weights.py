@@ -6,7 +6,6 @@ format they have, unless --from does.
 
   hf    a Hugging Face folder (config.json, *.safetensors); docs/weights.md lists the families
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
-  gguf  a GGUF file, or a folder with one; it is dequantized; docs/weights.md lists the families
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
 
 The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
@@ -21,7 +20,7 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from paxlite.checkpointing.foreign_weights import formats_at, is_own
+from paxlite.checkpointing.foreign_weights import formats_at, is_own, way_of_gguf
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
@@ -32,7 +31,7 @@ from paxlite.stores import object_copies
 from paxlite.stores.addresses import Address, is_address
 
 PARSER = Parser(__doc__)
-PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'gguf', 'pax'))
+PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax'))
 PARSER.word('path', 'WEIGHTS', 'the weights to read', stored)
 PARSER.option('--to', 'the folder to make', stored, required=True)
 PARSER.option('--tokenizer', 'tokenizer file, or folder with one, to put next to them', stored)
@@ -43,6 +42,8 @@ PARSER.attributes()
 
 def main(argv: Sequence[str]) -> None:
   argv = command_line.translate(argv, names_of_pax.CONVERT_LLAMA | names_of_maxtext.CONVERT_LLAMA)
+  if '--from=gguf' in argv:
+    raise UserError('--from=gguf is gone: paxlite import FILE names the way by transformers')
   args = PARSER.parsed(argv)
 
   if not is_address(args.path) and not os.path.exists(args.path):
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
   if not is_address(args.to) and os.path.exists(args.to):
     raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
   source = args.source or _source_at(args.path)
-  _check_file(source, args.path)
+  _check_folder(args.path)
   if source == 'pax' and args.fdl_config is None:
     raise UserError(
       'a checkpoint of Pax does not say what its model is: name it with --fdl_config=EXPERIMENT'
@@ -81,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
 def _source_at(path: str) -> str:
   """Returns the value of --from that the files at `path` tell."""
   if is_address(path):
-    raise UserError(f'--from=hf|meta|gguf|pax is needed where WEIGHTS is an address: {path}')
+    raise UserError(f'--from=hf|meta|pax is needed where WEIGHTS is an address: {path}')
   found = [f.source for f in formats_at(path)]
   if 'hf' in found and os.path.exists(os.path.join(path, 'config.json')):
     return 'hf'
@@ -95,15 +96,17 @@ def _source_at(path: str) -> str:
       f'{path} is of paxlite already, and needs no import: name it where a command takes a '
       'CHECKPOINT, as in: paxlite generate CHECKPOINT'
     )
+  if way := way_of_gguf(path):
+    raise UserError(way)
   raise UserError(
-    f'{path} has no weights of Hugging Face (.safetensors), Meta (.pth) or GGUF (.gguf), and is no '
-    "folder of a checkpoint of Pax, as in 'checkpoint_00001000'"
+    f'{path} has no weights of Hugging Face (.safetensors) or Meta (.pth), and is no folder of a '
+    "checkpoint of Pax, as in 'checkpoint_00001000'"
   )
 
 
-def _check_file(source: str, path: str) -> None:
-  """Raises UserError where `path` is one file of a format that is a folder."""
-  if source != 'gguf' and os.path.isfile(path):
+def _check_folder(path: str) -> None:
+  """Raises UserError where `path` is one file of a folder."""
+  if os.path.isfile(path):
     folder = os.path.dirname(path) or '.'
     raise UserError(f'{path} is one file of a folder: name the folder, {folder}')
 
@@ -117,22 +120,11 @@ def _import_published(
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
-  from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, meta
+  from paxlite.weights import folder, huggingface, meta
   from paxlite.weights.folder import Tensors
 
-  finish = None
-  ignored = ''
   tensors: Tensors
-  if source == 'gguf':
-    experiment, entries, gguf_tensors = gguf_keys.read_file(path)
-    tensors = gguf_tensors
-    ignored = gguf_keys.IGNORED
-    if tokenizer is None:
-
-      def finish(unfinished: pathlib.Path) -> None:
-        with located(f'{path}: its tokenizer, which --tokenizer can replace'):
-          gguf_tokenizer.write_tokenizer(gguf_tensors.fields, unfinished, experiment.VOCAB_SIZE)
-  elif source == 'meta':
+  if source == 'meta':
     experiment, entries, tensors = meta.read_folder(path)
     ignored = meta.IGNORED
   else:
@@ -146,15 +138,11 @@ def _import_published(
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
   with command_line.progress('importing') as report:
-    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, finish)
+    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report)
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
-    kind = gguf_tokenizer.kind_of(gguf_tensors.fields) if source == 'gguf' else ''
-    reason = (
-      f'A tokenizer of this kind ({kind}) is not converted' if kind else 'There was no tokenizer'
-    )
-    lines.append(f'{reason}: name one with --tokenizer when text is read or written.')
+    lines.append('There was no tokenizer: name one with --tokenizer when text is read or written.')
   weights = shlex.quote(str(to))
   lines += [
     'To continue a text, to train on documents, and to fine-tune all weights or low-rank factors:',

@@ -1,1 +1,1 @@
-"""Weights in other projects' formats: Hugging Face, Meta, GGUF and Pax."""
+"""Weights in other projects' formats: Hugging Face, Meta and Pax, and GGUF to export."""

@@ -7,7 +7,7 @@ EXTENSION = Extension(
   commands=(
     Command(
       'import',
-      'read weights of Hugging Face, Meta, GGUF or Pax',
+      'read weights of Hugging Face, Meta or Pax',
       'paxlite.tools.import_weights',
       'Models',
     ),

@@ -56,7 +56,6 @@ def write_weights(
   tensors: Tensors,
   tokenizer_from: pathlib.Path | None,
   report: Callable[[int, int], None],
-  finish: Callable[[pathlib.Path], object] | None = None,
 ) -> int:
   """Writes the folder, tensor by tensor; a failure leaves no folder behind.
 
@@ -67,7 +66,6 @@ def write_weights(
     tensors: The tensors of the source, which check_tensors must have accepted.
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.
     report: Called with the number of tensors done and the number of all tensors.
-    finish: Adds files to the unfinished folder before it is renamed to `to`.
 
   Returns:
     Bytes of the variables.
@@ -91,8 +89,6 @@ def write_weights(
       report(done, len(entries))
     copy_tokenizer(tokenizer_from, folder)
     write_identity(folder, experiment)
-    if finish is not None:
-      finish(folder)
     write_checksums(folder, sums)
   return size
 

@@ -1,7 +1,7 @@
 """The families that llama.cpp knows, too: the keys of config.json, and the fields of a GGUF file.
 
-One table serves both directions. What llama.cpp computes for each architecture is that of the
-package llama-cpp-python 0.3.36: load_arch_hparams and load_arch_tensors of src/models/NAME.cpp.
+What llama.cpp computes for each architecture is read from the package llama-cpp-python 0.3.36:
+load_arch_hparams and load_arch_tensors of src/models/NAME.cpp.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from paxlite.weights.families import config_json, family_of
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.layout import decoder_entries
-from paxlite.weights.rope_keys import KEYS
 from paxlite.weights.tensor_entries import Entry
 
 ROPE_FREQS = 'rope_freqs.weight'  # what llama3 divides the rates of rotary positions by
@@ -99,12 +98,6 @@ class Architecture:
       if name := known.get_name(first, try_suffixes=('.weight', '.bias')):
         found[role] = name.replace('blk.0.', 'blk.{i}.')
     return found
-
-  @property
-  def read(self) -> list[str]:
-    """The fields that are read; the rotary positions have more, as in llama."""
-    window = 'attention.sliding_window'  # where there is none, a file may say so
-    return [*self.fields, *([PATTERN] if window in self.fields else [window])]
 
   def entries(self, e: LanguageModel) -> list[Entry]:
     """Returns the entries of the tensors of an experiment."""
@@ -261,55 +254,3 @@ def rope_freqs(config: Config) -> np.ndarray | None:
   low, high = rope['low_freq_factor'], rope['high_freq_factor']
   kept = np.clip((turns - low) / (high - low), 0, 1)
   return (1 / (kept + (1 - kept) / rope['factor'])).astype(np.float32)
-
-
-def config_of(
-  architecture: Architecture,
-  given: Mapping[str, float],
-  pattern: object,
-  shapes: Mapping[str, tuple[int, ...]],
-  stretching: Mapping[str, Json],
-) -> JsonObject:
-  """Returns the config.json that the fields of a GGUF file stand for.
-
-  Args:
-    architecture: The architecture.
-    given: The fields that the file has of those of the architecture.
-    pattern: Its sliding_window_pattern: a number, a truth value for each block, or None.
-    shapes: The shapes of its tensors.
-    stretching: The attributes of stretched rotary positions.
-
-  Raises:
-    UserError: A field has a value with which llama.cpp and paxlite differ.
-  """
-  name, names = architecture.name, architecture.names
-  found: JsonObject = {}
-  for field, value in given.items():  # several fields may say the same
-    key = architecture.fields[field]
-    if found.setdefault(key, value) != value:
-      raise UserError(f'{name}.{field}={value:g} is not implemented: {key} is {found[key]:g}')
-  rows = shapes[names['embedding']][0]
-  if found.setdefault('vocab_size', rows) != rows:
-    raise UserError(
-      f'{name}.vocab_size={found["vocab_size"]:g} is not implemented: the number of rows of '
-      f'{names["embedding"]} is {rows}'
-    )
-  if 'rms_norm_eps' in found:
-    found['rms_norm_eps'] = round(found['rms_norm_eps'], 12)  # the file has a float32
-  known = {key for keys in FAMILIES[architecture.kind].keys for key in keys.theirs}
-  fixed = {key: values[0] for key, values in architecture.fixed.items() if key in known}
-  found = fixed | found | {'model_type': architecture.kind}
-  found['tie_word_embeddings'] = names.get('head') not in shapes
-  if isinstance(pattern, list):
-    found['layer_types'] = ['sliding_attention' if on else 'full_attention' for on in pattern]
-  elif pattern is not None:
-    found['sliding_window_pattern'] = pattern
-  if stretching:
-    kind = stretching['ROPE_SCALING']
-    keys = {theirs: stretching[ours] for theirs, ours in KEYS[kind].items() if ours in stretching}
-    found['rope_scaling'] = {'rope_type': kind, **keys}
-  sizes = ('num_hidden_layers', 'hidden_size', 'num_attention_heads')
-  if architecture.scaled_layers and all(found.get(size) for size in sizes):
-    found.setdefault('head_dim', found['hidden_size'] // found['num_attention_heads'])
-    found['query_pre_attn_scalar'] = architecture.scale_width(found)
-  return found

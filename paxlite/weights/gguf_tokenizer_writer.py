@@ -7,6 +7,7 @@ llama.cpp has three kinds of tokenizers that paxlite's can be: `gpt2`, byte-leve
 import logging
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
@@ -16,7 +17,6 @@ from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.gguf_tokenizer import PIPELINES, Pipeline
 
 log = logging.getLogger('paxlite')
 
@@ -25,6 +25,53 @@ _PLAIN: Mapping[str, Sequence[Json]] = {  # options of BPE that llama.cpp does n
   'dropout': (None,), 'continuing_subword_prefix': (None, ''), 'end_of_word_suffix': (None, ''),
 }  # fmt: skip
 _OTHER = 'llama.cpp has no tokenizer'
+# llama.cpp's names of pre-tokenizers, with their configuration for the package tokenizers.
+_SPLIT = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+_DIGIT_SPLIT = _SPLIT.replace(r'\p{N}{1,3}', r'\p{N}')
+
+
+class Pipeline(NamedTuple):
+  """How texts become words, and words tokens.
+
+  Attributes:
+    pre_tokenizers: Configurations for the package tokenizers.
+    normalizer: The type of the normalizer, if there is one; llama.cpp leaves it out.
+    ignores_merges: Whether a word that is a token is not made by merges.
+  """
+
+  pre_tokenizers: list[JsonObject]
+  normalizer: str | None = None
+  ignores_merges: bool = False
+
+  @classmethod
+  def of(cls, tokenizer: JsonObject) -> 'Pipeline':
+    """Returns the pipeline of the contents of a tokenizer.json."""
+    pre, normalizer = tokenizer['pre_tokenizer'] or {}, tokenizer['normalizer']
+    steps = pre.get('pretokenizers', [pre])
+    steps = [{k: v for k, v in step.items() if k != 'trim_offsets'} for step in steps]
+    return cls(steps, normalizer and normalizer['type'], bool(tokenizer['model']['ignore_merges']))
+
+
+def _byte_level(**changes: Json) -> JsonObject:
+  return {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': True, **changes}
+
+
+def _split(pattern: str) -> list[JsonObject]:
+  split = {'type': 'Split', 'pattern': {'Regex': pattern}, 'behavior': 'Isolated', 'invert': False}
+  return [split, _byte_level(use_regex=False)]
+
+
+# By llama.cpp's names of pre-tokenizers.
+PIPELINES: dict[str, Pipeline] = {
+  'gpt-2': Pipeline([_byte_level()]),
+  'smollm': Pipeline([{'type': 'Digits', 'individual_digits': True}, _byte_level()]),
+  'llama-bpe': Pipeline(_split(_SPLIT), ignores_merges=True),
+  'dbrx': Pipeline(_split(_SPLIT)),
+  'qwen2': Pipeline(_split(_DIGIT_SPLIT), 'NFC'),
+}
 
 
 def tokenizer_fields(e: LanguageModel, path: pathlib.Path | None) -> dict[str, object]:

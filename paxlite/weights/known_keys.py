@@ -2,7 +2,7 @@
 
 A key of a file that is not read, and is not known to be harmless, may change what the model
 computes. It is refused, so that tomorrow's keys are not ignored. The tables here and those of what
-is read (families, gguf_keys, meta) are also those of docs/keys_of_models.md.
+is read (families, meta) are also those of docs/keys_of_models.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,8 +27,8 @@ HARMLESS = frozenset((
   'residual_dropout', 'return_dict', 'router_aux_loss_coef', 'router_jitter_noise', 'sep_token_id',
   'seq_aux', 'summary_activation', 'summary_first_dropout', 'summary_proj_to_labels',
   'summary_type', 'summary_use_proj', 'task_specific_params', 'tf_legacy_loss', 'tokenizer_class',
-  'torch_dtype', 'torchscript', 'transformers.js_config', 'transformers_version', 'unsloth_fixed',
-  'unsloth_version', 'use_bfloat16', 'use_cache', 'use_return_dict',
+  'torch_dtype', 'torchscript', 'transformers.js_config', 'transformers_version', 'unk_token_id',
+  'unsloth_fixed', 'unsloth_version', 'use_bfloat16', 'use_cache', 'use_return_dict',
   # dropout of old files
   'attention_probs_dropout_prob', 'hidden_dropout_prob',
   # how an untrained model begins

@@ -34,13 +34,12 @@ from paxlite.weights.tensor_entries import (
   transposed,
   whole,
 )
-from paxlite.weights.tensor_names import GGUF
 
 StateEntries = Callable[[Any, Mapping[str, str], str], list['Entry']]
 
 
 def check_layers(
-  e: LanguageModel, shapes: Mapping[str, Sequence[int]], names: Mapping[str, str] = GGUF
+  e: LanguageModel, shapes: Mapping[str, Sequence[int]], names: Mapping[str, str]
 ) -> None:
   """Raises UserError if there are fewer tensors than layers, or than experts in all layers.
 

@@ -179,7 +179,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
     values['MAX_POSITION_EMBEDDINGS'] = _POSITIONS_OF_SCALED
   with located(str(path)):
     experiment = published(LLaMA, values)
-    check_layers(experiment, tensors.shapes)
+    check_layers(experiment, tensors.shapes, META)
   return experiment, decoder_entries(experiment, META, 'interleaved'), tensors
 
 

@@ -19,7 +19,7 @@ _SHARD = re.compile(r'(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.sa
 _OTHERS = {
   r'.*\.bin(\.index\.json)?': 'convert its .bin files with transformers',
   r'consolidated\.\d+\.pth': 'its .pth files are read with --from=meta',
-  r'.*\.gguf': 'its .gguf file is read with --from=gguf',
+  r'.*\.gguf': 'paxlite import FOLDER names the way of its .gguf file',
 }
 
 

@@ -317,17 +317,3 @@ META = {
   'up': 'layers.{i}.feed_forward.w3.weight',
   'down': 'layers.{i}.feed_forward.w2.weight',
 }
-GGUF = {
-  'embedding': 'token_embd.weight',
-  'final_norm': 'output_norm.weight',
-  'head': 'output.weight',
-  'attention_norm': 'blk.{i}.attn_norm.weight',
-  'ffn_norm': 'blk.{i}.ffn_norm.weight',
-  'query': 'blk.{i}.attn_q.weight',
-  'key': 'blk.{i}.attn_k.weight',
-  'value': 'blk.{i}.attn_v.weight',
-  'post': 'blk.{i}.attn_output.weight',
-  'gate': 'blk.{i}.ffn_gate.weight',
-  'up': 'blk.{i}.ffn_up.weight',
-  'down': 'blk.{i}.ffn_down.weight',
-}

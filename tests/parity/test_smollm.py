@@ -17,7 +17,7 @@ ANSWERS = {  # output of generate, by checkpoint
   'logs/qlora': 'Paris!\n',
 }
 # which take minutes
-LONG = re.compile('lora|gguf|capitals')
+LONG = re.compile('lora|to=gguf|smollm_gguf|capitals')
 OTHER_PAGES = (
   'docs/preferences.md', 'docs/reinforcement_learning.md', 'docs/evaluation.md',
   'docs/tutorials/own_chats.md', 'benchmarks/README.md',
@@ -40,7 +40,7 @@ def test_the_capital_of_france(tmp_path, others):
   for page, script in scripts.items():
     (code,) = blocks(docs / page, 'python')
     (tmp_path / script).write_text(code)
-  for name in ('benchmarks', 'paxlite'):
+  for name in ('benchmarks', 'examples', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
   (rewards, *_) = blocks(docs / 'reinforcement_learning.md', 'python')
   (tmp_path / 'my_rewards.py').write_text(rewards)

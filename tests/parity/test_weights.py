@@ -389,47 +389,6 @@ def test_tokenizers_go_in_and_out(tmp_path):
   refused(tmp_path, folder, 'is not a tokenizer.json', 'hf', f'--tokenizer={file}')
 
 
-def test_gguf(tmp_path):
-  """The file is as llama.cpp's converter writes it, with interleaved rotary pairs."""
-  import gguf
-
-  from paxlite.weights.tensor_names import GGUF, HUGGING_FACE
-
-  theirs = their_model('llama_gqa_tied')
-  state = theirs.state_dict()
-  path = tmp_path / 'model.gguf'
-  writer = gguf.GGUFWriter(str(path), 'llama')
-  writer.add_block_count(2)
-  writer.add_context_length(64)
-  writer.add_embedding_length(32)
-  writer.add_feed_forward_length(56)
-  writer.add_head_count(4)
-  writer.add_head_count_kv(2)
-  writer.add_layer_norm_rms_eps(1e-6)
-  for role, name in GGUF.items():
-    for i in range(2) if '{i}' in name else [None]:
-      if role == 'head':
-        continue
-      tensor = state[HUGGING_FACE[role].format(i=i)].numpy()
-      if role in ('query', 'key'):
-        heads = 4 if role == 'query' else 2
-        tensor = tensor.reshape(heads, 2, 4, 32).swapaxes(1, 2).reshape(tensor.shape)
-      writer.add_tensor(name.format(i=i), np.ascontiguousarray(tensor))
-  writer.write_header_to_file()
-  writer.write_kv_data_to_file()
-  writer.write_tensors_to_file()
-  writer.close()
-  run_import('gguf', path, tmp_path / 'w')
-  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
-  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
-  for name, tensor in back.state_dict().items():
-    assert torch.equal(tensor, state[name]), name
-  whole = path.read_bytes()
-  path.write_bytes(whole[: len(whole) // 2])
-  (tmp_path / 'w').rename(tmp_path / 'before')
-  refused(tmp_path, path, 'is not a GGUF file, or is cut short', 'gguf')
-
-
 @pytest.mark.parametrize('shards', [1, 2])
 def test_meta_shards(shards, tmp_path):
   """The folder is like Meta's, with interleaved rotary pairs, and split into two files."""

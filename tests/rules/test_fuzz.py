@@ -2,7 +2,7 @@
 
 import pytest
 
-for package in ('gguf', 'hypothesis', 'jinja2', 'safetensors', 'tokenizers'):
+for package in ('hypothesis', 'jinja2', 'safetensors', 'tokenizers'):
   pytest.importorskip(package)
 
 from tests.support import fuzzing  # noqa: E402

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from paxlite.weights import gguf_families, gguf_keys, gguf_tokenizer, known_keys, meta, rope_keys
+from paxlite.weights import known_keys, meta, rope_keys
 from paxlite.weights.family_tables import FAMILIES
 from tests.support import runs
 
@@ -76,16 +76,6 @@ def families() -> dict[str, str]:
   return {name: show(by_key[name]) for name in sorted(by_key)}
 
 
-def other_gguf() -> dict[str, str]:
-  """Returns the fields of the architectures of GGUF other than llama, with what they become."""
-  found = {}
-  for a in gguf_families.ARCHITECTURES:
-    if a.kind not in ('llama', 'mistral'):
-      name = a.name if a.kind != 'mixtral' else 'llama with experts'
-      found[name] = ', '.join(f'`{field}` ({key})' for field, key in a.fields.items())
-  return found
-
-
 def harmless(names: Sequence[str] | Collection[str]) -> str:
   return f'\nThese change nothing: {code(sorted(names))}.\n'
 
@@ -100,23 +90,12 @@ def page() -> str:
   }
   yarn = {'yarn': list(rope_keys.MSCALE)}
   kinds = {k: code([*keys, *yarn.get(k, [])]) or '—' for k, keys in rope_keys.KEYS.items()}
-  patterns = [name.replace('\\', '') for name in gguf_keys.HARMLESS]
   parts = [
     TOP, HF, rows(families()),
     harmless(known_keys.HARMLESS), neutral(known_keys.NEUTRAL),
     '\n| key | values |\n|---|---|\n', rows(quantized),
     ROPE, rows(kinds), harmless(rope_keys.HARMLESS),
     SOURCES,
-    '\n## GGUF\n\nA key that begins with a dot has the architecture, llama, before it.\n',
-    '\n| key | becomes |\n|---|---|\n', rows(gguf_keys.READ),
-    '\nFiles of other architectures are read as a config.json, each field as a key. Fields of\n'
-    'stretched rotary positions are those above.\n',
-    '\n| architecture | fields, with the keys that they become |\n|---|---|\n', rows(other_gguf()),
-    '\nThese change nothing (regular expressions):\n\n```text\n', '\n'.join(patterns), '\n```\n',
-    neutral(gguf_keys.NEUTRAL),
-    '\nOf the tokenizer, after `tokenizer.`, these are read: ', code(gguf_tokenizer.READ), '.\n',
-    'Of one that is pieces with scores, these too: ', code(gguf_tokenizer.PIECES), '.\n',
-    harmless(gguf_tokenizer.HARMLESS), neutral(gguf_tokenizer.NEUTRAL),
     "\n## params.json of Meta\n\n| key | becomes |\n|---|---|\n", rows(meta.READ),
     harmless(meta.HARMLESS),
   ]  # fmt: skip

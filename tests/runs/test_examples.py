@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from paxlite.tools import export_weights
 from tests.support import runs
+from tests.support.imported import flat, loaded, run_import
 
 EXAMPLES = runs.ROOT / 'examples'
 ARGUMENTS = {
@@ -35,7 +37,7 @@ def called(name: str, *arguments: str) -> str:
 
 def test_every_script_says_its_command():
   scripts = {path.stem: path.read_text() for path in EXAMPLES.glob('*.py')}
-  assert set(scripts) == {*ARGUMENTS, 'evaluate', 'small_weights'}
+  assert set(scripts) == {*ARGUMENTS, 'evaluate', 'from_gguf', 'small_weights'}
   for name, text in scripts.items():
     command = 'paxlite import' if name == 'small_weights' else f'python examples/{name}.py'
     assert f'\n    {command}' in text, name
@@ -63,3 +65,20 @@ def test_weights_are_tuned(name, tmp_path):
   printed = called(name, *ARGUMENTS[name], f'--folder={tmp_path}')
   first, last = map(float, re.findall(r'(\d+\.\d+) at (?:first|last)', printed))
   assert last < first - 1, printed
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_imported_by_way_of_transformers(tmp_path, monkeypatch):
+  for package in ('gguf', 'torch', 'transformers'):
+    pytest.importorskip(package)
+  monkeypatch.syspath_prepend(EXAMPLES)
+  from small_weights import imported
+
+  weights, back = imported(tmp_path), tmp_path / 'back'
+  export_weights.main([str(weights), '--to=gguf', '--type=f32', f'--path={tmp_path / "gguf"}'])
+  called('from_gguf', str(tmp_path / 'gguf' / 'model-f32.gguf'), f'--to={tmp_path / "hf"}')
+  run_import('hf', tmp_path / 'hf', back)
+  before, after = (flat(loaded(folder)[2]) for folder in (weights, back))
+  assert before.keys() == after.keys()
+  for name, value in before.items():
+    assert (after[name] == value).all(), name

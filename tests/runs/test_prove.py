@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.proof import prove
 from paxlite.tools import export_weights
 from paxlite.weights.folder import write_weights
-from paxlite.weights.gguf_file import GgufTensors
 from paxlite.weights.layout import decoder_entries
 from paxlite.weights.tensor_names import HUGGING_FACE
 from tests.support.completions import serving
 
 for package in ('gguf', 'safetensors', 'tokenizers', 'jinja2'):
   pytest.importorskip(package)
+from gguf import GGUFReader  # noqa: E402
 
 TEMPLATE = '{% for m in messages %}{{ m.content }}</s>{% endfor %}'
 
@@ -115,9 +116,9 @@ def test_a_value_of_a_tensor_that_has_changed_is_found(made, tmp_path):
 
   folder = copied(made, 'gguf', tmp_path)
   file = next(folder.glob('*.gguf'))
-  stored = GgufTensors(file)._tensors['blk.1.ffn_up.weight']
+  (stored,) = (t for t in GGUFReader(file).tensors if t.name == 'blk.1.ffn_up.weight')
   content = bytearray(file.read_bytes())
-  content[stored.start + 2] ^= 1
+  content[stored.data_offset + 2] ^= 1
   file.write_bytes(content)
   refused(r'weights have changed: blk.1.ffn_up.weight$', folder)
 
@@ -137,6 +138,14 @@ def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, t
   assert len(changed) == len(TEMPLATE)
   file.write_bytes(file.read_bytes().replace(TEMPLATE.encode(), changed.encode()))
   refused('the chat template has changed$', folder)
+
+  folder = copied(made, 'gguf', tmp_path / 'config')
+  file = next(folder.glob('*.gguf'))
+  field = lambda base: b'llama.rope.freq_base' + struct.pack('<If', 6, base)
+  content = file.read_bytes()
+  assert content.count(field(1e4)) == 1
+  file.write_bytes(content.replace(field(1e4), field(5e5)))
+  refused('the config has changed: rope_theta is 500000.0, and 10000.0 in the proof$', folder)
 
   folder = copied(made, 'hf', tmp_path / 'template')
   (folder / 'chat_template.jinja').write_text(changed)

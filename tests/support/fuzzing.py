@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from unittest import mock
 
-import gguf
 import hypothesis
 import numpy as np
 import safetensors.numpy
@@ -44,7 +43,7 @@ from paxlite.eval import eval_tasks, inference
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find
 from paxlite.tools import import_weights
-from paxlite.weights.tensor_names import GGUF, HUGGING_FACE
+from paxlite.weights.tensor_names import HUGGING_FACE
 
 Files = Mapping[str, bytes]
 
@@ -468,21 +467,11 @@ _CONFIG = {
   'rope_scaling': {'rope_type': 'llama3', 'rope_theta': 1e4, 'factor': 8.0, 'low_freq_factor': 1.0,
                    'high_freq_factor': 4.0, 'original_max_position_embeddings': 16},
 }  # fmt: skip
-_FIELDS = {
-  'llama.block_count': 1, 'llama.context_length': 32, 'llama.embedding_length': 8,
-  'llama.feed_forward_length': 8, 'llama.attention.head_count': 2, 'llama.rope.freq_base': 1e4,
-  'llama.attention.head_count_kv': 2, 'llama.attention.layer_norm_rms_epsilon': 1e-6,
-  'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'gpt-2', 'tokenizer.ggml.merges': ['a b'],
-  'tokenizer.ggml.tokens': ['a', 'b', 'ab', '<s>'], 'tokenizer.ggml.token_type': [1, 1, 1, 3],
-  'tokenizer.ggml.eos_token_id': 3, 'tokenizer.chat_template': _CHAT,
-}  # fmt: skip
-_FIELD = st.none() | st.booleans() | st.integers(1 - 2**63, 2**63 - 1) | st.floats() | _GOOD
-_FIELD |= st.sampled_from((0, 10**9, -1)) | st.lists(st.integers(-9, 9)) | st.lists(_GOOD)
 
 
-def _tensors(names: Mapping[str, str]) -> dict[str, np.ndarray]:
+def _tensors() -> dict[str, np.ndarray]:
   rng = np.random.default_rng(0)
-  return {names[k].format(i=0): rng.random(s, np.float32) for k, s in _SHAPES.items()}
+  return {HUGGING_FACE[k].format(i=0): rng.random(s, np.float32) for k, s in _SHAPES.items()}
 
 
 def _elements(tensors: Mapping[str, np.ndarray]) -> bytes:
@@ -493,7 +482,7 @@ def _elements(tensors: Mapping[str, np.ndarray]) -> bytes:
 @functools.cache
 def _hugging_face() -> Files:
   """Returns the files of a folder with two shards."""
-  tensors = list(_tensors(HUGGING_FACE).items())
+  tensors = list(_tensors().items())
   index = {name: f'{i % 2}.safetensors' for i, (name, _) in enumerate(tensors)}
   return {
     'config.json': json.dumps(_CONFIG).encode(),
@@ -504,29 +493,11 @@ def _hugging_face() -> Files:
   }
 
 
-def _gguf(changes: Mapping[str, Any]) -> bytes:
-  """Returns a file in which `changes` replaces the values of fields; None omits a field."""
-  writer, kinds = gguf.GGUFWriter(None, 'llama'), gguf.GGUFValueType
-  wide = {kinds.INT32: kinds.INT64, kinds.FLOAT32: kinds.FLOAT64}
-  for name, value in (_FIELDS | changes).items():
-    if value is not None and value != []:
-      kind = kinds.get_type(value)
-      writer.add_key_value(name, value, wide.get(kind, kind))
-  for name, tensor in _tensors(GGUF).items():
-    writer.add_tensor(name, tensor)
-  with _folder() as folder:
-    writer.write_header_to_file(folder / 'model.gguf')
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return (folder / 'model.gguf').read_bytes()
-
-
-def _imported(source: str, files: Files) -> Any:
+def _imported(files: Files) -> Any:
   """Returns (values of the experiment, variables) of an import, or its UserError."""
   with _folder() as folder:
     _write(folder / 'weights', files)
-    flags = [f'--from={source}', f'--path={folder / "weights"}', f'--to={folder / "to"}']
+    flags = ['--from=hf', f'--path={folder / "weights"}', f'--to={folder / "to"}']
     with contextlib.redirect_stdout(io.StringIO()):
       error = outcome(lambda: import_weights.main(flags), folder.name)
     left = sorted(p.name for p in folder.iterdir())
@@ -542,7 +513,7 @@ def _imported(source: str, files: Files) -> Any:
 def check_hugging_face(edits: Sequence[tuple]) -> bool:
   """Reads a damaged folder; the package safetensors gives the expected tensors."""
   files = edited(_hugging_face(), edits)
-  found = _imported('hf', files)
+  found = _imported(files)
   if isinstance(found, UserError):
     return False
   index = files.get('model.safetensors.index.json')
@@ -556,22 +527,7 @@ def check_hugging_face(edits: Sequence[tuple]) -> bool:
   return True
 
 
-def check_gguf(case: tuple) -> bool:
-  """Reads a damaged or unusual file; tensors have no checksum, so their bytes may be anything."""
-  changes, edits = case
-  whole = _gguf(changes)
-  files = edited({'f.gguf': whole}, edits)
-  found = _imported('gguf', files)
-  if isinstance(found, UserError):
-    return False
-  size, file = sum(t.nbytes for t in _tensors(GGUF).values()), files['f.gguf']
-  parts = [np.frombuffer(f, np.uint32) for f in (file[-size:], file[: len(whole)][-size:])]
-  assert _elements(found[1]) in [_elements({'': part}) for part in parts]
-  return True
-
-
 _FORMATS, _KINDS = st.sampled_from(('memmap', 'seqax')), ('stream', 'packed', 'sequences')
-_CHANGES = st.dictionaries(st.sampled_from(sorted(_FIELDS)), _FIELD, max_size=2)
 TARGETS: dict[str, tuple[st.SearchStrategy, Callable[[Any], bool]]] = {
   'flags': (_arguments(), check_flags),
   'values': (_values(), check_values),
@@ -579,7 +535,6 @@ TARGETS: dict[str, tuple[st.SearchStrategy, Callable[[Any], bool]]] = {
   'lines': (_lines(), check_lines),
   'tokenizer': (_EDITS, check_tokenizer),
   'hugging_face': (_EDITS, check_hugging_face),
-  'gguf': (st.tuples(_CHANGES, _EDITS), check_gguf),
 }
 
 

@@ -5,7 +5,7 @@ import pathlib
 
 from paxlite.data import packaged
 from paxlite.data.tokenizer_training import train
-from paxlite.weights import gguf_tokenizer
+from paxlite.weights.gguf_tokenizer_writer import PIPELINES
 from tests.support.tokenizer_draws import LEARNED_FROM, TEXTS
 
 LLAMA3 = dict(
@@ -59,7 +59,7 @@ def write_tokenizer(name: str, folder: pathlib.Path) -> None:
     (folder / 'tokenizer.model').write_bytes(content)
   elif name == 'bpe':
     (folder / 'tokenizer.model').write_bytes(train(_LINES, 500, 'bpe'))
-  elif name in gguf_tokenizer.PIPELINES:
+  elif name in PIPELINES:
     _write_byte_level(name, folder / 'tokenizer.json')
   else:
     _write_pieces(name, folder / 'tokenizer.json')
@@ -69,7 +69,7 @@ def _write_byte_level(name: str, path: pathlib.Path) -> None:
   from tokenizers import Tokenizer, decoders, models, pre_tokenizers
   from tokenizers.trainers import BpeTrainer
 
-  pipeline = gguf_tokenizer.PIPELINES[name]
+  pipeline = PIPELINES[name]
   tokenizer = Tokenizer(models.BPE(ignore_merges=pipeline.ignores_merges))
   tree = json.loads(tokenizer.to_str())
   steps = [{'trim_offsets': True} | step for step in pipeline.pre_tokenizers]

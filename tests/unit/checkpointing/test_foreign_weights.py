@@ -13,10 +13,9 @@ from paxlite.tools import import_weights
     ('hf', ['config.json', 'model.safetensors'], ['hf']),
     ('shards', ['model.safetensors.index.json', 'model-00001-of-00002.safetensors'], ['hf']),
     ('meta', ['params.json', 'consolidated.00.pth'], ['meta']),
-    ('gguf', ['model-Q8_0.gguf'], ['gguf']),
-    ('package', ['some_package/model.gguf', 'some_package/__init__.py'], ['gguf']),
+    ('gguf', ['model-Q8_0.gguf'], []),
     ('checkpoint_00000100', ['metadata', 'state/x'], ['pax']),
-    ('both', ['a.gguf', 'model.safetensors'], ['gguf', 'hf']),
+    ('both', ['a.pth', 'model.safetensors'], ['meta', 'hf']),
     ('text', ['notes.txt'], []),
     ('bin', ['config.json', 'pytorch_model.bin'], ['hf']),
     ('bins', ['pytorch_model.bin.index.json', 'pytorch_model-00001-of-00002.bin'], ['hf']),
@@ -31,8 +30,8 @@ def test_files_tell_the_format(tmp_path, name, files, sources):
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
     (folder / file).touch()
   assert [f.source for f in formats_at(str(folder))] == sources
-  if name == 'gguf':
-    assert [f.source for f in formats_at(str(folder / files[0]))] == sources
+  if name == 'hf':
+    assert [f.source for f in formats_at(str(folder / files[1]))] == sources
 
 
 @pytest.mark.parametrize('path', ['gone', 'x' * 5000, 'a\0b'])
@@ -43,11 +42,11 @@ def test_what_is_not_there_has_no_format(path):
 @pytest.mark.parametrize(
   ('files', 'message'),
   [
-    (['notes.txt'], 'has no weights of Hugging Face .* GGUF'),
-    (['a.gguf', 'b.pth'], 'several formats: choose --from=gguf or --from=meta'),
+    (['notes.txt'], 'has no weights of Hugging Face .* Meta'),
+    (['a.bin', 'a.safetensors', 'b.pth'], 'several formats: choose --from=meta or --from=hf'),
     (['checksums.json', 'state/x'], 'is of paxlite already'),
     (['experiment.json'], 'is of paxlite already'),
-    (['checkpoints/checkpoint_00000100/state/x'], 'has no weights of Hugging Face .* GGUF'),
+    (['checkpoints/checkpoint_00000100/state/x'], 'has no weights of Hugging Face .* Meta'),
   ],
 )
 def test_an_import_says_what_it_looked_for(tmp_path, files, message):
@@ -57,6 +56,22 @@ def test_an_import_says_what_it_looked_for(tmp_path, files, message):
   with pytest.raises(UserError, match=message):
     import_weights.main([str(tmp_path), f'--to={tmp_path / "new"}'])
   assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize('file', ['model.gguf', 'some_package/model.gguf'])
+def test_a_gguf_file_goes_by_way_of_transformers(tmp_path, file):
+  path = tmp_path / file
+  path.parent.mkdir(exist_ok=True)
+  path.touch()
+  for given in (tmp_path, path):
+    with pytest.raises(UserError) as error:
+      import_weights.main([str(given), f'--to={tmp_path / "new"}'])
+    place = f"from_pretrained('{path.parent}', gguf_file='model.gguf'"
+    assert f'AutoModelForCausalLM.{place}' in str(error.value)
+    assert f'AutoTokenizer.{place}' in str(error.value)
+    assert '\n' not in str(error.value)
+  with pytest.raises(UserError, match='--from=gguf is gone: paxlite import FILE names the way'):
+    import_weights.main(['--from=gguf', f'--path={path}', f'--to={tmp_path / "new"}'])
 
 
 @pytest.mark.parametrize('name', ['model.safetensors', 'consolidated.00.pth'])

@@ -429,7 +429,7 @@ def test_what_cannot_be_a_path_is_no_folder(path):
   [
     ([], 'holds no weights: neither checkpoints/ of a run nor state/ of imported ones$'),
     (['config.json', 'model.safetensors'], '--from=hf --path={} --to=weights/of-others'),
-    (['model-Q8_0.gguf'], 'weights of a GGUF file, to be imported: .* --from=gguf --path={}'),
+    (['model-Q8_0.gguf'], 'GGUF, which paxlite does not import. .*from_pretrained.{}'),
     (['params.json', 'consolidated.00.pth'], '--from=meta --path={}'),
     (['notes.txt'], 'Weights of other formats are read by paxlite import'),
   ],

@@ -58,14 +58,3 @@ def test_what_changes_a_text_and_is_not_read_is_named(caplog):
   assert named in caplog.text
   assert 'paxlite does not know tomorrow' in caplog.text
   assert not any(key in caplog.text for key in ('num_beams', 'min_length', 'typical', 'suppress'))
-
-
-def test_sampling_of_a_gguf_file_is_that_of_generation_config(caplog):
-  from paxlite.weights.gguf_keys import _generation
-
-  given = {'general.name': 'x', 'general.sampling.temp': 0.6, 'general.sampling.top_k': 20}
-  assert _generation(given) == {'temperature': 0.6, 'top_k': 20, 'do_sample': True}
-  assert _generation({'general.name': 'x'}) == {}
-  found = _generation({'general.sampling.penalty_repeat': 1.1, 'general.sampling.mirostat': 2})
-  assert read_generation(found, TinyGPT(), PATH).REPETITION_PENALTY == 1.1
-  assert 'does not know mirostat' in caplog.text

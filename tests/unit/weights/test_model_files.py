@@ -46,7 +46,7 @@ def test_files_are_those_that_transformers_reads(names, expected):
     (['a.safetensors', 'b.safetensors'], 'a.safetensors, b.safetensors, and neither'),
     (['pytorch_model.bin'], r'convert its .bin files'),
     (['consolidated.00.pth'], '--from=meta'),
-    (['m.gguf'], '--from=gguf'),
+    (['m.gguf'], 'paxlite import FOLDER names the way'),
   ],
 )
 def test_files_that_are_not_clear_are_refused(names, match):
