@@ -219,6 +219,8 @@ def _attribute(dotted: str, flag: str) -> object:
       hint = other_names.experiment_hint(dotted)
       if attribute in experiments():
         hint = f'It is {flag}={attribute} here.'
+      if not hint and module_name.startswith(_PACKAGES):
+        hint = 'It may be gone from paxlite: the version that began a run continues it.'
       hint = hidden(module_name) or hint
       raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None
     raise  # the module exists, but one of its own imports is missing

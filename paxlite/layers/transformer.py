@@ -82,7 +82,7 @@ def _normed(norm_tpl: Template | None, name: str, x_BTD: jax.Array) -> jax.Array
 
 
 class ParallelBlock(nn.Module):
-  """x += attention(norm(x)) + ffn(norm(x)), [B, T, D] to [B, T, D], as in GPT-J.
+  """x += attention(norm(x)) + ffn(norm(x)), [B, T, D] to [B, T, D], as in Phi-1.
 
   Attributes:
     norm_tpl: Template of the norm before attention.

@@ -73,7 +73,6 @@ from paxlite.weights.family_keys import (
 )
 from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS, GEMMA4_FAMILIES
 from paxlite.weights.gpt2_layout import gpt2_entries
-from paxlite.weights.gpt_tables import GPT_FAMILIES
 from paxlite.weights.hybrid_tables import HYBRID_FAMILIES, QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS
 from paxlite.weights.latent_tables import LATENT_FAMILIES
 from paxlite.weights.llama4_table import LLAMA4_DEFAULTS, LLAMA4_FAMILIES
@@ -335,7 +334,6 @@ FAMILIES: dict[str, Family] = {
   'minimax_m2': Family(
     'MiniMaxM2ForCausalLM', MiniMaxM2, (*GIVEN_HEADS, UNTIED, *MINIMAX_M2), tensor_names.MINIMAX_M2
   ),
-  **GPT_FAMILIES,
   **LATENT_FAMILIES,
   **HYBRID_FAMILIES,
   **STATE_FAMILIES,

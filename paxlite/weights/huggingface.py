@@ -40,12 +40,8 @@ from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')
 
-# Names of tensors that are not weights of the model: buffers, and copies of a tied embedding. The
-# decays of lightning attention are buffers; they follow from the sizes of a model.
-IGNORED = (
-  r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight'
-  r'|.*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)'
-)
+# Names of tensors that are not weights of the model: buffers, and copies of a tied embedding.
+IGNORED = r'.*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)|lm_head\.weight'
 
 # Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
 _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
@@ -294,7 +290,6 @@ def write_folder(
   for entry in hugging_face_entries(experiment):
     by_tensor.setdefault(entry.theirs, []).append(entry)
   prefix = 'transformer.' if 'wte.weight' in by_tensor else ''
-  full = lambda tensor: tensor if tensor.startswith(('lm_head.', 'score.')) else prefix + tensor
   as_stored = {
     name: np.dtype(entries[0].dtype or _dtype(dtype or variables[entries[0].ours].dtype.name))
     for name, entries in by_tensor.items()
@@ -309,7 +304,7 @@ def write_folder(
     for i, shard in enumerate(shards):
       many = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
       name = many if len(shards) > 1 else 'model.safetensors'
-      tensors = {full(t): (by_tensor[t][0].shape, as_stored[t]) for t in shard}
+      tensors = {prefix + t: (by_tensor[t][0].shape, as_stored[t]) for t in shard}
       weight_map |= dict.fromkeys(tensors, name)
       with (folder / name).open('wb') as f:
         f.write(header(tensors))

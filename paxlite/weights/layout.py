@@ -86,9 +86,6 @@ def decoder_entries(
     same(names['embedding'], (V, D), 'embedding/emb_var'),
     *norm_entries(e, names['final_norm'], 'final_ln'),
   ]
-  if e.has_position_table:
-    length = e.MAX_POSITION_EMBEDDINGS
-    entries.append(same(names['positions'], (length, D), 'position_emb/emb_var'))
   if e.SEPARATE_EMBEDDING:
     entries.append(same(names['head'], (V, D), 'softmax/w'))
   if e.USE_SOFTMAX_BIAS:

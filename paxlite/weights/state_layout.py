@@ -20,7 +20,6 @@ from paxlite.experiments.parts.single_blocks import FEED_FORWARD
 from paxlite.weights.layout import StateEntries, decoder_entries
 from paxlite.weights.tensor_entries import (
   Entry,
-  of_heads,
   rows_of,
   same,
   transposed,
@@ -174,37 +173,12 @@ def kimi_delta_entries(e: KimiDeltaLayers, name: Mapping[str, str], ours: str) -
   ]
 
 
-def lightning_entries(e: LanguageModel, name: Mapping[str, str], ours: str) -> list[Entry]:
-  """Returns the entries of lightning attention; the arguments are those of delta_net_entries."""
-  D, N, H = e.MODEL_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
-  packed = [
-    Entry(
-      name['lightning_heads'],
-      (3 * N * H, D),
-      f'{ours}/{role}/w',
-      (D, N, H),
-      to_ours=lambda x: np.moveaxis(x, -1, 0),
-      to_theirs=lambda w: np.moveaxis(w, 0, -1),
-      view=of_heads(N, part),
-    )
-    for part, role in enumerate(('query', 'key', 'value'))
-  ]
-  gate = f'{ours}/gate/projection'
-  return [
-    *packed,
-    same(name['lightning_norm'], (N * H,), f'{ours}/norm/norm/scale'),
-    _rows(name['lightning_gate'], (N * H, D), slice(0, N * H), gate, (N, H)),
-    *_output(name['lightning_post'], f'{ours}/post', (D, N, H), has_bias=False),
-  ]
-
-
 # by the kinds of ATTENTION_PATTERN
 STATE_ENTRIES: dict[str, StateEntries] = {
   'gated_delta': delta_net_entries,
   'short_convolution': short_convolution_entries,
   'mamba2': mamba2_entries,
   'kimi_delta': kimi_delta_entries,
-  'lightning': lightning_entries,
 }
 
 

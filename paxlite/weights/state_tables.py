@@ -4,7 +4,6 @@ from paxlite.experiments.falcon import FalconH1
 from paxlite.experiments.granite import GraniteHybrid
 from paxlite.experiments.kimi import KimiLinear
 from paxlite.experiments.lfm import LFM2
-from paxlite.experiments.minimax import MiniMax
 from paxlite.experiments.nemotron import NemotronH
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import OneOf, Repeated, Same, activation, heads, positions
@@ -17,8 +16,6 @@ from paxlite.weights.falcon_keys import (
 )
 from paxlite.weights.family import Family
 from paxlite.weights.family_keys import (
-  EXPERTS_PER_TOKEN,
-  GIVEN_KV,
   NO_BIAS,
   NO_MLP_BIAS,
   NORMALIZED,
@@ -34,7 +31,6 @@ from paxlite.weights.kimi_keys import (
   SHARED_EXPERTS,
   default_of,
 )
-from paxlite.weights.minimax_keys import MINIMAX_TYPES, ROTARY_DIM
 from paxlite.weights.rope_keys import rope
 from paxlite.weights.state_keys import (
   GRANITE_EXPERTS,
@@ -159,22 +155,6 @@ STATE_FAMILIES: dict[str, Family] = {
     ),
     tensor_names.FALCON_H1,
     entries=lambda e: side_by_side_entries(e, tensor_names.FALCON_H1),
-  ),
-  'minimax': Family(
-    'MiniMaxForCausalLM', MiniMax,
-    (
-      *GIVEN_KV, activation('hidden_act', ours=_BOTH_ACTIVATIONS), UNTIED, rope(theta=1e6),
-      ROTARY_DIM, MINIMAX_TYPES, EXPERTS_PER_TOKEN, Same('num_local_experts', 'NUM_EXPERTS'),
-      number('full_attn_alpha_factor', 'FULL_ATTENTION_ALPHA'),
-      number('full_attn_beta_factor', 'FULL_ATTENTION_BETA'),
-      number('linear_attn_alpha_factor', 'LIGHTNING_ALPHA'),
-      number('linear_attn_beta_factor', 'LIGHTNING_BETA'),
-      number('mlp_alpha_factor', 'FFN_ALPHA'), number('mlp_beta_factor', 'FFN_BETA'),
-      # how many tokens transformers computes at a time, and what it does not read
-      unread('block_size'), only('postnorm', True), only('shared_intermediate_size', 0),
-      unread('shared_moe_mode'),
-    ),
-    tensor_names.MINIMAX,
   ),
   'kimi_linear': Family(
     'KimiLinearForCausalLM', KimiLinear,

@@ -241,13 +241,6 @@ FALCON_H1 = HUGGING_FACE | _MAMBA2 | {
   'up': 'model.layers.{i}.feed_forward.up_proj.weight',
   'down': 'model.layers.{i}.feed_forward.down_proj.weight',
 }  # fmt: skip
-# Of each head of lightning attention, its queries, keys and values stand together.
-MINIMAX = MIXTRAL | {
-  'lightning_heads': 'model.layers.{i}.self_attn.qkv_proj.weight',
-  'lightning_norm': 'model.layers.{i}.self_attn.norm.weight',
-  'lightning_gate': 'model.layers.{i}.self_attn.output_gate.weight',
-  'lightning_post': 'model.layers.{i}.self_attn.out_proj.weight',
-}
 KIMI_LINEAR = DEEPSEEK | {
   'kda_query': 'model.layers.{i}.self_attn.q_proj.weight',
   'kda_key': 'model.layers.{i}.self_attn.k_proj.weight',
@@ -273,36 +266,6 @@ KIMI_LINEAR = DEEPSEEK | {
   'shared_up': 'model.layers.{i}.block_sparse_moe.shared_experts.up_proj.weight',
   'shared_down': 'model.layers.{i}.block_sparse_moe.shared_experts.down_proj.weight',
 }
-_GPT = {
-  'embedding': 'wte.weight',
-  'final_norm': 'ln_f.weight',
-  'head': 'lm_head.weight',
-  'attention_norm': 'h.{i}.ln_1.weight',
-  'ffn_norm': 'h.{i}.ln_2.weight',
-  'up': 'h.{i}.mlp.c_fc.weight',
-  'down': 'h.{i}.mlp.c_proj.weight',
-}
-GPT_BIGCODE = _GPT | {
-  'positions': 'wpe.weight',
-  'query_key_value': 'h.{i}.attn.c_attn.weight',
-  'post': 'h.{i}.attn.c_proj.weight',
-}
-GPT_NEO = _GPT | {
-  'positions': 'wpe.weight',
-  'query': 'h.{i}.attn.attention.q_proj.weight',
-  'key': 'h.{i}.attn.attention.k_proj.weight',
-  'value': 'h.{i}.attn.attention.v_proj.weight',
-  'post': 'h.{i}.attn.attention.out_proj.weight',
-}
-GPTJ = _GPT | {
-  'query': 'h.{i}.attn.q_proj.weight',
-  'key': 'h.{i}.attn.k_proj.weight',
-  'value': 'h.{i}.attn.v_proj.weight',
-  'post': 'h.{i}.attn.out_proj.weight',
-  'up': 'h.{i}.mlp.fc_in.weight',
-  'down': 'h.{i}.mlp.fc_out.weight',
-}
-
 META = {
   'embedding': 'tok_embeddings.weight',
   'final_norm': 'norm.weight',

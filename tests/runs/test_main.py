@@ -35,6 +35,7 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
     (['--fdl_config=Nothing'], 'List them: paxlite list'),
     (['--fdl_config=no.such.module.X'], 'there is no module no'),
+    (['--fdl_config=paxlite.experiments.gptj.GPTJ_6B'], 'It may be gone from paxlite: the version'),
     (
       ['--fdl_config=paxml.contrib.gpu.scripts_gpu.configs.Pile126M'],
       'asks for 64 devices and 1 is present',

@@ -43,14 +43,6 @@ SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
 NEOX = {k: v for k, v in BLOCK.items() if k != 'num_key_value_heads'} | dict(
   layer_norm_eps=1e-3, rotary_pct=0.5
 )
-GPT = dict(
-  vocab_size=96, n_positions=128, n_embd=32, n_layer=4, n_head=4, layer_norm_epsilon=1e-3,
-  bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-GPT_NEO = dict(
-  vocab_size=96, max_position_embeddings=128, hidden_size=32, num_layers=4, num_heads=4,
-  window_size=7, layer_norm_epsilon=1e-3, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
 MAMBA = dict(
   mamba_n_heads=4, mamba_d_state=12, mamba_d_conv=3, mamba_expand=2,
   layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention'],
@@ -65,11 +57,6 @@ FALCON = dict(
   embedding_multiplier=3.0, lm_head_multiplier=0.4, key_multiplier=1.7, attention_in_multiplier=0.8,
   attention_out_multiplier=1.3, ssm_in_multiplier=1.4, ssm_out_multiplier=0.6,
   mlp_multipliers=[1.6, 0.7], ssm_multipliers=[0.5, 1.5, 0.7, 1.3, 1.2],
-)  # fmt: skip
-MINIMAX = EXPERTS | dict(
-  head_dim=10, full_attn_alpha_factor=1.5, full_attn_beta_factor=0.8,
-  linear_attn_alpha_factor=1.3, linear_attn_beta_factor=0.7, mlp_alpha_factor=1.2,
-  mlp_beta_factor=0.9,
 )  # fmt: skip
 KIMI = {k: v for k, v in LATENT.items() if k not in (
   'n_routed_experts', 'first_k_dense_replace', 'rope_parameters'
@@ -271,11 +258,6 @@ CASES = {
   ),
   'gpt_neox': NEOX,
   'gpt_neox in turn': NEOX | dict(use_parallel_residual=False, attention_bias=False),
-  'gpt_bigcode': GPT | dict(n_inner=56),
-  'gpt_neo': GPT_NEO | dict(attention_types=[[['global', 'local'], 2]]),
-  'gpt_neo in a row': GPT_NEO
-  | dict(attention_types=[[['local'], 3], [['global'], 1]], intermediate_size=56),
-  'gptj': GPT | dict(rotary_dim=4, n_inner=56, n_embd=40),
   'lfm2': BLOCK
   | dict(
     conv_bias=True, conv_L_cache=3, block_multiple_of=12, block_ffn_dim_multiplier=1.5,
@@ -316,10 +298,6 @@ CASES = {
     mamba_conv_bias=False, mamba_proj_bias=True, projectors_bias=True, mlp_bias=True,
     tie_word_embeddings=True, rope_parameters=YARN,
   ),
-  'minimax': BLOCK | MINIMAX | dict(layer_types=['linear_attention', 'full_attention'] * 2),
-  'minimax window': BLOCK
-  | MINIMAX
-  | dict(sliding_window=7, tie_word_embeddings=True, rope_parameters=YARN),
   'kimi_linear': BLOCK | KIMI | dict(n_group=4, topk_group=2, q_lora_rank=12),
   'kimi_linear dense': BLOCK
   | KIMI

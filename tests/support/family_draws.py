@@ -46,23 +46,6 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   if kind == 'gpt2':
     return dict(vocab_size=60, n_embd=hidden, n_head=heads, n_layer=layers, n_positions=40,
                 n_inner=pick(None, 24), activation_function=pick('gelu_new', 'relu'))  # fmt: skip
-  if kind in ('gpt_bigcode', 'gptj'):
-    config = dict(
-      vocab_size=60, n_embd=heads * width, n_head=heads, n_layer=layers, n_positions=40,
-      n_inner=pick(None, 24), activation_function=pick('gelu_new', 'relu', 'gelu'),
-      layer_norm_epsilon=pick(1e-5, 1e-3), tie_word_embeddings=kind == 'gpt_bigcode',
-    )  # fmt: skip
-    return config | (dict(rotary_dim=pick(2, 4, width)) if kind == 'gptj' else {})
-  if kind == 'gpt_neo':
-    return dict(
-      vocab_size=60, hidden_size=heads * width, num_heads=heads, num_layers=2 * layers,
-      max_position_embeddings=40, window_size=pick(2, 5, 30), intermediate_size=pick(None, 24),
-      activation_function=pick('gelu_new', 'relu'), layer_norm_epsilon=pick(1e-5, 1e-3),
-      attention_types=pick(
-        [[['global', 'local'], layers]], [[['local'], layers], [['global'], layers]],
-        [[['global'], 2 * layers]],
-      ),
-    )  # fmt: skip
   config: dict[str, Any] = dict(
     vocab_size=pick(50, 61, 96), hidden_size=hidden, intermediate_size=pick(12, 24, 56),
     num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
@@ -223,16 +206,6 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     if chance():
       config |= dict(mamba_d_ssm=None, mamba_expand=2, mamba_d_head='auto', mamba_n_groups=1)
       config['mamba_n_heads'] = pick(1, 2) * heads
-  if kind == 'minimax':
-    factors = {
-      f'{layer}_{name}_factor': pick(1, 0.7, 1.5)
-      for layer in ('full_attn', 'linear_attn', 'mlp') for name in ('alpha', 'beta')
-    }  # fmt: skip
-    config |= factors | dict(
-      num_experts_per_tok=pick(1, 2, 3), num_local_experts=pick(4, 6),
-      sliding_window=pick(None, None, window),
-      layer_types=pick(None, [pick('linear_attention', 'full_attention') for _ in range(layers)]),
-    )  # fmt: skip
   if kind == 'kimi_linear':
     groups, dense = pick(1, 2, 4), pick(*range(layers + 1))
     del config['head_dim'], config['rope_parameters']

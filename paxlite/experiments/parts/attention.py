@@ -42,7 +42,7 @@ from paxlite.parallel.devices import kind
 AttentionKind = Literal[
   'sliding', 'sliding_nope', 'full', 'full_nope', 'chunked',
   # with a state instead of keys
-  'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta', 'lightning',
+  'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta',
   'sparse_windows', 'windows',  # with keys of windows, in DeepSeek-V4
   'feed_forward', 'experts',  # in models whose blocks have one layer each
 ]  # fmt: skip
@@ -72,7 +72,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', the same without rotary positions ('sliding_nope', 'full_nope'), 'chunked' (in
   # CHUNK_LENGTH, in Llama 4), and in hybrid models kinds that have a state instead of keys:
-  # 'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta' and 'lightning'. In DeepSeek-V4,
+  # 'gated_delta', 'short_convolution', 'mamba2' and 'kimi_delta'. In DeepSeek-V4,
   # 'windows' and 'sparse_windows' also see windows of the text by one key each. Where blocks have
   # one layer each, they are the layers, 'feed_forward' and 'experts' among them.
   ATTENTION_PATTERN: Function[

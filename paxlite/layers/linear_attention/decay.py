@@ -52,26 +52,6 @@ class ChannelDecay(nn.Module):
     return -jnp.exp(log_rate_N)[:, None] * steps_BTNK
 
 
-class LayerDecay(nn.Module):
-  """−2^(−8 (n + 1) / N) · (1 − layer / (layers − 1)) for heads n = 0 … N − 1, float32 [N].
-
-  These logarithms of factors are not learned: those of ALiBi (https://arxiv.org/abs/2108.12409,
-  section 3), which become smaller from layer to layer. Lightning attention has them, with two terms
-  1e-5 that transformers adds (https://arxiv.org/abs/2501.08313, section 2).
-
-  Attributes:
-    layer: The number of the layer, from 0.
-    layers: The number of layers of the model.
-  """
-
-  layer: int
-  layers: int
-
-  def __call__(self, heads: int) -> jax.Array:
-    share = 1 - self.layer / (self.layers - 1 + 1e-5) + 1e-5
-    return jnp.asarray([-share * 2 ** (-8 * (n + 1) / heads) for n in range(heads)], jnp.float32)
-
-
 class Steps(nn.Module):
   """δ = softplus(x + bias) within limits, and −exp(log_rate) · δ, [B, T, N] to two of float32.
 

@@ -2,14 +2,12 @@
 
 from paxlite.layers.linear_attention.gated_delta_net import GatedDeltaNet
 from paxlite.layers.linear_attention.kimi_delta import KimiDeltaAttention
-from paxlite.layers.linear_attention.lightning import LightningAttention
 from paxlite.layers.linear_attention.mamba2 import Mamba2
 from paxlite.layers.linear_attention.short_convolution import ShortConvolution
 
 LAYERS_WITH_STATE = (
   GatedDeltaNet,
   KimiDeltaAttention,
-  LightningAttention,
   Mamba2,
   ShortConvolution,
 )

@@ -11,7 +11,6 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.falcon import FalconH1
 from paxlite.experiments.kimi import KimiLinear
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.minimax import MiniMax
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.layers.linear_attention.chunked_scan import _inverse, linear_attention
 
@@ -27,10 +26,9 @@ MAMBA = dict(
   MAMBA_HEADS=2, MAMBA_HEAD_DIMS=6, MAMBA_STATE_DIMS=4, CONVOLUTION_WIDTH=3,
 )  # fmt: skip
 # all experts for each token, because the choice of others is not a gradient
-EXPERTS = dict(NUM_EXPERTS=2, NUM_EXPERTS_PER_TOKEN=2, ATTENTION_PATTERN=['lightning', 'full'])
-KIMI = EXPERTS | dict(
-  NUM_LAYERS=3, KDA_HEADS=2, KDA_HEAD_DIMS=6, LATENT_DIMS=8, ROTARY_DIMS_PER_HEAD=4,
-  VALUE_DIMS_PER_HEAD=6, CONVOLUTION_WIDTH=3, NUM_KV_HEADS=2,
+KIMI = dict(
+  NUM_EXPERTS=2, NUM_EXPERTS_PER_TOKEN=2, NUM_LAYERS=3, KDA_HEADS=2, KDA_HEAD_DIMS=6, LATENT_DIMS=8,
+  ROTARY_DIMS_PER_HEAD=4, VALUE_DIMS_PER_HEAD=6, CONVOLUTION_WIDTH=3, NUM_KV_HEADS=2,
   ATTENTION_PATTERN=['kimi_delta', 'full_nope'],
 )  # fmt: skip
 
@@ -191,7 +189,6 @@ def test_keys_that_are_alike_keep_all_digits():
     (Qwen3_5, DELTA | dict(USE_LORA=True)),
     (Qwen3_5, DELTA | dict(CHECKPOINT_POLICY='SAVE_CONTEXT')),
     (FalconH1, MAMBA),
-    (MiniMax, EXPERTS),
     (KimiLinear, KIMI),
     (KimiLinear, KIMI | dict(USE_LORA=True)),
   ],
@@ -224,5 +221,3 @@ def test_which_kinds_there_are():
     FalconH1(**SMALL | MAMBA | dict(ATTENTION_PATTERN=['full'])).validate()
   with pytest.raises(UserError, match='MAMBA_FACTORS has 2 numbers, and must have one for each'):
     FalconH1(**SMALL | MAMBA | dict(MAMBA_FACTORS=[1.0, 2.0])).validate()
-  with pytest.raises(UserError, match='must be 0 and 1: all blocks of MiniMax have experts'):
-    MiniMax(**SMALL | EXPERTS | dict(NUM_DENSE_BLOCKS=1)).validate()

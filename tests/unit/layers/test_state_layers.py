@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers.attention.output_gate import OutputGate
 from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.decay import LayerDecay, Steps
+from paxlite.layers.linear_attention.decay import Steps
 from paxlite.layers.linear_attention.gated_norm import GateThenRmsNorm
 from paxlite.layers.linear_attention.kimi_delta import KimiDeltaAttention
-from paxlite.layers.linear_attention.lightning import LightningAttention
 from paxlite.layers.linear_attention.mamba2 import Mamba2
 from paxlite.layers.linear_attention.short_convolution import ShortConvolution
 
@@ -25,16 +23,10 @@ MAMBA = Mamba2(
   norm_tpl=functools.partial(GateThenRmsNorm, num_groups=2),
 )  # fmt: skip
 KIMI = KimiDeltaAttention(D, 3, 5, convolution_tpl=CONVOLUTION)
-LIGHTNING = LightningAttention(
-  D, 3, 5,
-  decay_tpl=functools.partial(LayerDecay, layer=1, layers=4),
-  gate_tpl=functools.partial(OutputGate, model_dims=D, num_heads=3, head_dim=5),
-)  # fmt: skip
 LAYERS = {
   'convolution': ShortConvolution(D, convolution_tpl=CONVOLUTION),
   'mamba2': MAMBA,
   'kimi_delta': KIMI,
-  'lightning': LIGHTNING,
 }
 
 
@@ -122,41 +114,20 @@ def looped_kimi(params, x: np.ndarray) -> np.ndarray:
   return np.einsum('tnh,dnh->td', y, p['post']['w']) + p['post']['b']
 
 
-def looped_lightning(params, x: np.ndarray) -> np.ndarray:
-  """What lightning attention computes of a row [T, D], in float64."""
-  p = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
-  project = lambda p: np.einsum('td,dnh->tnh', x, p['w']) + p['b']
-  silu, state, read = lambda y: y / (1 + np.exp(-y)), np.zeros((3, 5, 5)), []
-  query, key, value = (silu(project(p[name])) for name in ('query', 'key', 'value'))
-  share = 1 - 1 / (3 + 1e-5) + 1e-5  # the second of four layers
-  factors = np.exp(-share * 2.0 ** (-8 / 3 * np.arange(1, 4)))
-  for t in range(len(x)):
-    state = state * factors[:, None, None] + key[t][..., None] * value[t][:, None]
-    read.append(np.einsum('nkv,nk->nv', state, query[t]))
-  y = np.array(read).reshape(len(x), -1)
-  y = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + 1e-6) * p['norm']['norm']['scale']
-  y = y.reshape(-1, 3, 5) / (1 + np.exp(-project(p['gate']['projection'])))
-  return np.einsum('tnh,dnh->td', y, p['post']['w']) + p['post']['b']
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(('layer', 'loop'), [(KIMI, looped_kimi), (LIGHTNING, looped_lightning)])
-def test_further_layers_are_loops_over_tokens(layer, loop):
-  x, at, params = made(layer)
+def test_kimi_delta_attention_is_a_loop_over_tokens():
+  x, at, params = made(KIMI)
   with jax.default_matmul_precision('highest'):
-    found = jax.jit(layer.apply)({'params': params}, x, at)
+    found = jax.jit(KIMI.apply)({'params': params}, x, at)
   for row in range(2):
-    expected = loop(params, np.asarray(x[row], np.float64))
+    expected = looped_kimi(params, np.asarray(x[row], np.float64))
     np.testing.assert_allclose(found[row], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'name',
-  [
-    pytest.param(n, marks=[pytest.mark.slow] if n in ('kimi_delta', 'lightning') else [])
-    for n in LAYERS
-  ],
+  [pytest.param(n, marks=[pytest.mark.slow] if n == 'kimi_delta' else []) for n in LAYERS],
 )
 def test_texts_of_a_packed_row_do_not_see_each_other(name):
   layer = LAYERS[name]

@@ -126,9 +126,6 @@ UNRELATED = {
   'USE_QKV_BIAS': 'qkv',
   'ATTENTION_IN_FACTOR': 'in',
   'MAMBA_IN_FACTOR': 'in',
-  'FFN_ALPHA': 'alpha',
-  'FULL_ATTENTION_ALPHA': 'alpha',
-  'LIGHTNING_ALPHA': 'alpha',
 }
 # Names that share a word with attributes which are rightly left out of the answer.
 ANSWERED_OTHERWISE = {
