@@ -131,9 +131,9 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
   import jax.numpy as jnp
 
   from paxlite.checkpointing.checkpoints import Checkpoints
-  from paxlite.checkpointing.step_copies import StepCopies
   from paxlite.stores.addresses import Address
   from paxlite.stores.object_store import ObjectStore
+  from paxlite.stores.step_copies import StepCopies
 
   count = max(1, round(gigabytes * 1e9 / (1 << 26)))
   rng = np.random.default_rng(0)

@@ -22,6 +22,7 @@ from paxlite.core.extension import Extension, imported
 # The leaves, each with a module `paxlite.<leaf>.extension`, and what they add, for messages about
 # one that is absent. Callbacks are called in this order.
 OFFERED = {
+  'stores': ('gs://', 's3://'),
   'generation': ('generate', 'chat'),
   'serving': ('serve',),
   'eval': ('zero-shot', 'lm-eval'),

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import IO
 
 from paxlite.checkpointing.checksums import CHECKSUMS, folder_name, step_of
-from paxlite.checkpointing.step_copies import StepCopies
+from paxlite.programs.run_folder import twin
 from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.runs.stored_run import twin
+from paxlite.stores.step_copies import StepCopies
 from tests.support import failing_calls
 from tests.support.gcs_server import Gcs, gcs_server
 from tests.support.proxy import Proxy, proxy
@@ -128,7 +128,7 @@ class Run:
     """The folder of the run on a machine."""
     if self.place.copies is None:
       return self.parent / 'run'
-    return twin(self.address, str(self.parent / 'run' / machine))
+    return twin(str(self.address), str(self.parent / 'run' / machine))
 
   def start(
     self, machine: str, flags: tuple[str, ...] = (), env: dict[str, str] | None = None

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
-from paxlite.stores import object_copies
-from paxlite.stores.addresses import is_address
+from paxlite.files import schemes
+from paxlite.files.schemes import is_address
 
 FILE = 'calibration.json'  # in a run's folder
 RATIO = 'measured_over_foreseen'  # the key that files with measured speeds of a chip do not have
@@ -82,9 +82,9 @@ def file_of(path: str) -> pathlib.Path:
     UserError: The folder has none, or there is nothing at an address.
   """
   if is_address(path) and not path.endswith('.json'):
-    return pathlib.Path(object_copies.local(f'{path.rstrip("/")}/{FILE}'))
+    return pathlib.Path(schemes.local(f'{path.rstrip("/")}/{FILE}'))
   if not os.path.isdir(path):
-    return pathlib.Path(object_copies.local(path))
+    return pathlib.Path(schemes.local(path))
   found = pathlib.Path(path) / FILE
   if not found.is_file():
     raise UserError(

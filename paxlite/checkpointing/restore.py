@@ -23,8 +23,8 @@ from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import DORA_VARIABLES, REPEATED, path_name
+from paxlite.files import schemes
 from paxlite.parallel.encoded_weights import Encoding
-from paxlite.stores import object_copies
 
 log = logging.getLogger('paxlite')
 
@@ -133,7 +133,7 @@ class RestorePlan:
 
   def table(self) -> str:
     """Returns a short table of the restored, ignored and newly initialized variables."""
-    lines = [f'Restored from {object_copies.shown(self.source.folder)}:']
+    lines = [f'Restored from {schemes.shown(self.source.folder)}:']
     for what, names in (
       ('restored', list(self._found)),
       ('ignored', self.ignored),

@@ -13,16 +13,15 @@ from collections.abc import Iterator, Mapping
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
 from paxlite.checkpointing.foreign_weights import formats_at, way_of_gguf
-from paxlite.checkpointing.stored_source import checkpoint_folders, complete
 from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
 from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.variable_names import REPEATED
 from paxlite.data.tokenizer import TOKENIZERS
+from paxlite.files import paths, schemes
 from paxlite.files.json_files import read_object
-from paxlite.stores import object_copies, paths
-from paxlite.stores.addresses import Address, is_address
+from paxlite.files.schemes import complete, is_address
 
 log = logging.getLogger('paxlite')
 
@@ -237,7 +236,7 @@ def _own_tokenizer(source: Source) -> pathlib.Path | None:
     return source.folder
   vocab = source.written_by['values'].get('VOCAB_PATH') if source.experiment.is_file() else None
   if vocab and (is_address(vocab) or os.path.exists(vocab)):
-    return pathlib.Path(object_copies.local(vocab, object_copies.SMALL))
+    return pathlib.Path(schemes.local(vocab, schemes.SMALL))
   return None
 
 
@@ -251,7 +250,7 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   """Returns the checkpoint folders at `path`, the newest first, without reading their files."""
   given = paths.stored(str(path))
   if is_address(given):
-    return checkpoint_folders(Address.parsed(given))
+    return schemes.scheme_of(given).checkpoints(given)
   path = pathlib.Path(given).absolute()
   if not os.path.isdir(path):  # False also for strings that cannot be a path
     raise UserError(

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
+from paxlite.files.paths import expanded, local, stored
 from paxlite.other_systems import other_names
-from paxlite.stores.paths import expanded, local, stored
 
 Type = Callable[[str], object]  # of an argument's text; its UserError says what is wrong
 HELP = frozenset(('-h', '--help', '-help', '--helpfull', '--helpshort'))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from paxlite.cli.parser import Parser, expanded, experiment_name, local, stored
 from paxlite.core.errors import UserError
+from paxlite.files.schemes import is_address
 from paxlite.other_systems import other_names
-from paxlite.stores.addresses import is_address
 
 _MODES = 'train', 'eval', 'verify', 'decode', 'decode_once'
 _OF_RUN = 'RUN', 'the folder of a run, or an experiment'

@@ -29,12 +29,12 @@ from paxlite.config.former_names import FORMER, current
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
+from paxlite.files import paths
 from paxlite.files.text_files import text_or_file
 from paxlite.other_systems import other_names
-from paxlite.stores import paths
 
 # Types of attributes that are paths, and the functions that read them
-StoredPath = Annotated[str, paths.stored]  # on this machine, or gs:// or s3://
+StoredPath = Annotated[str, paths.stored]  # on this machine, or an address
 LocalPath = Annotated[str, paths.local]  # on this machine
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 TextOrFile = Annotated[str, text_or_file]  # the text, or the name of a file that holds it

@@ -20,8 +20,8 @@ from paxlite.data.tokenizer_files import (
   configuration,
   special_tokens,
 )
+from paxlite.files import schemes
 from paxlite.files.text_files import read_text
-from paxlite.stores import object_copies
 
 _MARKS = re.compile('|'.join(map(re.escape, GENERATION)))
 _GENERATION_TAG = re.compile(r'\{%[-+]?\s*generation\s*[-+]?%\}')
@@ -295,7 +295,7 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
       )
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}
   if not isinstance(template, str):
-    place = object_copies.shown(pathlib.Path(tokenizer_path))
+    place = schemes.shown(pathlib.Path(tokenizer_path))
     raise NoTemplate(
       f'{place} comes with no chat template: neither chat_template.jinja nor '
       f'chat_template in {CONFIGURATION} are next to it'

@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paxlite.files.schemes import is_address
 from paxlite.files.text_files import fingerprint_of
-from paxlite.stores.addresses import is_address
 
 _WIDE = 1 << 56
 _MOST_FILES = 64  # of a dataset that are looked into

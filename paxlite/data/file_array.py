@@ -1,4 +1,4 @@
-"""One-dimensional arrays in files, or in objects of a store. Only the requested values are read.
+"""One-dimensional arrays in files. Only the requested values are read.
 
 The files are read and not memory-mapped. If a mapped file is truncated while it is read, SIGBUS
 ends the process without a message and with nothing saved.
@@ -15,15 +15,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from paxlite.core.errors import UserError, naming
-from paxlite.stores.addresses import Address
-from paxlite.stores.object_blocks import ObjectBytes
+from paxlite.files.schemes import Content, is_address, scheme_of
 
 _BLOCK = 4096  # values of a sorted array that are read together
 _MOST_BLOCKS = 1024  # blocks in the cache: 32 MiB with 8 bytes a value
 
 
 class _FileBytes:
-  """The bytes of a file, which stays open; it is like ObjectBytes."""
+  """The Content of a file on this machine, which stays open."""
 
   read_ahead = 0  # the kernel reads ahead
 
@@ -56,16 +55,20 @@ class FileArray:
   """The values [n] of a file that holds nothing else; the file stays open.
 
   Args:
-    path: Path of the file, or address of the object.
+    path: Path or address of the file.
     dtype: Data type of the values.
 
   Raises:
     UserError: The file has become shorter; raised when the missing part is read.
   """
 
-  def __init__(self, path: pathlib.Path | Address, dtype: DTypeLike):
-    self.path, self.dtype = path, np.dtype(dtype)
-    self._content = ObjectBytes(path) if isinstance(path, Address) else _FileBytes(path)
+  def __init__(self, path: str | pathlib.Path, dtype: DTypeLike):
+    self.path, self.dtype = str(path), np.dtype(dtype)
+    self._content: Content = (
+      scheme_of(self.path).content(self.path)
+      if is_address(self.path)
+      else _FileBytes(pathlib.Path(path))
+    )
     self._width = self.dtype.itemsize
     self._count = self._content.size // self._width
 
@@ -104,7 +107,7 @@ class FileArray:
 class SortedFileArray(FileArray):
   """A FileArray with ascending values; single values and searches read one block at a time."""
 
-  def __init__(self, path: pathlib.Path | Address, dtype: DTypeLike):
+  def __init__(self, path: str | pathlib.Path, dtype: DTypeLike):
     super().__init__(path, dtype)
     self._block = functools.lru_cache(_MOST_BLOCKS)(
       lambda block: self._read(block * _BLOCK, min((block + 1) * _BLOCK, self._count))

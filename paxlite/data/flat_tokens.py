@@ -28,10 +28,8 @@ from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.data.zarr_chunks import Chunks
 from paxlite.files.json_files import read_object
+from paxlite.files.schemes import is_address, place_of, scheme_of
 from paxlite.files.text_files import check_file, fingerprint_of, size_of
-from paxlite.stores.addresses import Address, is_address
-from paxlite.stores.object_copies import copy_of, place_of, reading
-from paxlite.stores.object_store import ObjectStore
 
 if TYPE_CHECKING:
   import zarr
@@ -133,7 +131,7 @@ def open_flat_tokens(path: str, split: str) -> tuple[TokenArray, SequenceStarts,
   if is_seqax:
     tokens, seq_starts, max_token_id = _open_seqax(folder)
   else:
-    place = Address.parsed(path) / split if is_address(path) else folder
+    place = f'{path}/{split}' if is_address(path) else str(folder)
     tokens, seq_starts, max_token_id = _open_memmap(folder, place)
   if not len(seq_starts) or int(seq_starts[-1]) != len(tokens):
     raise UserError(
@@ -149,21 +147,18 @@ def local_folder(path: str, split: str) -> pathlib.Path:
   """
   if not is_address(path):
     return pathlib.Path(path) / split
-  place = Address.parsed(path) / split
-  with reading(place):
-    _, names = ObjectStore.opened(place).names(place.key)
+  scheme, place = scheme_of(path), f'{path}/{split}'
+  names = scheme.names(place)
   if META in names:
-    copy_of(place / META)
+    scheme.copy(f'{place}/{META}')
   elif TOKENS in names:
     raise UserError(f'{place} is unfinished: {META} is missing. Tokenize it again')
   else:
-    copy_of(place)
+    scheme.copy(place)
   return place_of(place)
 
 
-def _open_memmap(
-  folder: pathlib.Path, place: pathlib.Path | Address
-) -> tuple[TokenArray, SequenceStarts, int]:
+def _open_memmap(folder: pathlib.Path, place: str) -> tuple[TokenArray, SequenceStarts, int]:
   """Opens a split whose meta.json is in `folder` and whose arrays are in `place`."""
   if not (folder / META).exists():
     raise UserError(f'{folder} is unfinished: {META} is missing. Tokenize it again')
@@ -174,18 +169,20 @@ def _open_memmap(
   dtype, (count, sequences, max_token_id) = np.dtype(meta['dtype']), (meta[n] for n in names)
   for name, expected in ((TOKENS, count * dtype.itemsize), (_STARTS, (sequences + 1) * 8)):
     size = 0
-    if isinstance(place, Address):
-      size = size_of(str(place / name))
-    elif (place / name).exists():
-      check_file(place / name)
-      size = (place / name).stat().st_size
+    if is_address(place) or os.path.exists(f'{place}/{name}'):
+      check_file(f'{place}/{name}')
+      size = size_of(f'{place}/{name}')
     if size != expected:
-      raise UserError(f'{place / name} has {size:,} bytes and {META} says {expected:,}')
+      raise UserError(f'{place}/{name} has {size:,} bytes and {META} says {expected:,}')
   if count == 0:
     return np.zeros(0, dtype), np.zeros(1, np.uint64), max_token_id
-  seq_starts = SortedFileArray(place / _STARTS, '<u8')
+  seq_starts = SortedFileArray(f'{place}/{_STARTS}', '<u8')
   in_memory = len(seq_starts) <= _STARTS_IN_MEMORY
-  return FileArray(place / TOKENS, dtype), seq_starts[:] if in_memory else seq_starts, max_token_id
+  return (
+    FileArray(f'{place}/{TOKENS}', dtype),
+    seq_starts[:] if in_memory else seq_starts,
+    max_token_id,
+  )
 
 
 def _open_seqax(folder: pathlib.Path) -> tuple['ZarrTokens', np.ndarray, int]:
@@ -233,10 +230,10 @@ def _fingerprint(folder: pathlib.Path, tokens: TokenArray) -> int:
     meta = read_object(folder / META)
     names = ('dtype', 'token_count', 'sequences', 'max_token_id', 'crc32c')
     stated = json.dumps([meta.get(name) for name in names])
-    place = tokens.path.parent
-    looked_at = [str(place / _STARTS)]
+    place = os.path.dirname(tokens.path)
+    looked_at = [f'{place}/{_STARTS}']
     if not _is_count(meta.get('crc32c')):
-      looked_at.append(str(place / TOKENS))
+      looked_at.append(f'{place}/{TOKENS}')
   else:
     with os.scandir(folder / 'encoded_tokens') as entries:
       chunks = sorted((entry.name, entry.stat().st_size) for entry in entries)

@@ -12,6 +12,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of
 from paxlite.data.parquet_bounds import BATCH_BYTES, rows_at_once
 from paxlite.files.json_files import is_json, parse_objects
+from paxlite.files.schemes import is_address
 from paxlite.files.text_files import (
   BOM,
   COMPRESSED,
@@ -26,7 +27,6 @@ from paxlite.files.text_files import (
   read_text,
   size_of,
 )
-from paxlite.stores.addresses import is_address
 
 Record = Mapping[str, object]
 Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record

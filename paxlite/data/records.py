@@ -26,7 +26,7 @@ from paxlite.core.errors import UserError, line_of
 from paxlite.data.contents import checksum, of_files
 from paxlite.data.record_files import Raw, Record, open_file, read_errors, without_nulls
 from paxlite.files.json_files import parse_line
-from paxlite.stores.addresses import is_address
+from paxlite.files.schemes import is_address
 
 _RECORD_BYTES = 1000  # the size assumed for a record of a dataset that does not state its size
 _SAMPLED = 16  # records of a dataset without files that identify it

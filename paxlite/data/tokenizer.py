@@ -25,7 +25,7 @@ from paxlite.data.tokenizer_files import (
   published,
 )
 from paxlite.data.tokens import Tokens
-from paxlite.stores import object_copies, paths
+from paxlite.files import paths, schemes
 
 # A model may have this many more ids than its tokenizer, or a 32nd of its ids where that is more,
 # because vocabulary sizes are rounded up to a multiple.
@@ -141,7 +141,7 @@ def tokenizer_file(path: str) -> pathlib.Path:
   """Returns the file of a tokenizer, which may be named by its folder; see open_tokenizer."""
   if not path:
     raise UserError(f'there is no tokenizer: {_FLAGS}')
-  path = object_copies.local(paths.stored(path), object_copies.SMALL)
+  path = schemes.local(paths.stored(path), schemes.SMALL)
   file = pathlib.Path(path)
   if os.path.isdir(file):
     found = [file / name for name in TOKENIZERS if (file / name).is_file()]

@@ -25,7 +25,7 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.experiments.user_sources import SOURCES, recorded
 from paxlite.files.json_files import read_object
-from paxlite.stores.addresses import is_address
+from paxlite.files.schemes import is_address
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:

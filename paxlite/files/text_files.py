@@ -1,11 +1,13 @@
 """Reading text and JSON lines, compressed or not, with errors that name file and line."""
 
+import fnmatch
 import glob
 import gzip
 import io
 import lzma
 import os
 import pathlib
+import re
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,9 +15,9 @@ from typing import IO, cast
 
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError, naming
+from paxlite.files import paths
+from paxlite.files.schemes import is_address, scheme_of
 from paxlite.files.zstd import ZstdReader, most_window
-from paxlite.stores import object_blocks, paths
-from paxlite.stores.addresses import Address, is_address
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
@@ -54,7 +56,9 @@ def check_file(path: str | pathlib.Path) -> None:
 def fingerprint_of(path: str | pathlib.Path) -> int:
   """A checksum of a file's first and last 64 KiB and its size: cheap, and rarely the same twice."""
   if is_address(str(path)):
-    head, size, tail = object_blocks.ends_of(Address.parsed(str(path)), 1 << 16)
+    content = scheme_of(str(path)).content(str(path))
+    head, size = content.read(0, 1 << 16), content.size
+    tail = content.read(max(0, size - (1 << 16)), 1 << 16)
     return zlib.crc32(tail, zlib.crc32(head + str(size).encode()))
   with naming(path), open(path, 'rb') as f:
     head = f.read(1 << 16)
@@ -63,16 +67,16 @@ def fingerprint_of(path: str | pathlib.Path) -> int:
 
 
 def open_raw(path: str | pathlib.Path) -> IO[bytes]:
-  """Opens a file, or an object in a store, to be read as it is."""
+  """Opens a file, or one at an address, to be read as it is."""
   if is_address(str(path)):
-    return object_blocks.open_object(Address.parsed(str(path)))
+    return scheme_of(str(path)).open(str(path))
   return open(path, 'rb')
 
 
 def size_of(path: str | pathlib.Path) -> int:
-  """Returns the size in bytes of a file, or of an object in a store."""
+  """Returns the size in bytes of a file, or of one at an address."""
   if is_address(str(path)):
-    return object_blocks.size_of(Address.parsed(str(path)))
+    return scheme_of(str(path)).content(str(path)).size
   return os.stat(path).st_size
 
 
@@ -89,7 +93,7 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
   found: list[str] = []
   for name in map(os.path.expanduser, names):  # shells do not expand --fdl.NAME=~/a.txt
     if is_address(name):
-      matches = object_blocks.matches(name)
+      matches = _matches(name)
       if strict and not matches:
         raise UserError(f'{name} matches no object')
       found += matches or [name]
@@ -102,6 +106,21 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
       raise UserError(f'{name} matches no file')
     found += matches or [name]
   return found
+
+
+def _matches(pattern: str) -> list[str]:
+  """Returns the addresses that match a pattern such as s3://bucket/data/*.jsonl, sorted.
+
+  A star matches a slash too, as ** does for files.
+  """
+  if not glob.has_magic(pattern):
+    return [pattern]
+  scheme = scheme_of(pattern)
+  magic = re.search(r'[*?[]', pattern := scheme.checked(pattern))
+  assert magic is not None
+  base = pattern[: pattern.rindex('/', 0, magic.start()) + 1]
+  found = (base + name for name in scheme.names(base))
+  return sorted(address for address in found if fnmatch.fnmatchcase(address, pattern))
 
 
 def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:

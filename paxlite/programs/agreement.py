@@ -25,11 +25,11 @@ from paxlite.core.json_text import Json
 from paxlite.data.fingerprints import fingerprint
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs_text
+from paxlite.files import paths
+from paxlite.files.schemes import is_address
 from paxlite.processes.agreement import Statement, compare
 from paxlite.processes.hosts import check_alike
 from paxlite.programs.run import Run
-from paxlite.stores import paths
-from paxlite.stores.addresses import is_address
 from paxlite.training.trainer import Trainer
 
 _PACKAGES = 'paxlite', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'fiddle', 'numpy'

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable
 
 from paxlite import extensions
-from paxlite.checkpointing.stored_source import folder_of
 from paxlite.cli.command_line import this_command
 from paxlite.cli.terminal import warn
 from paxlite.core.errors import AbsentError, UserError
@@ -17,6 +16,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import find_known
+from paxlite.files.schemes import records_of
 from paxlite.processes import preemption
 from paxlite.programs.weights_model import build_experiment
 
@@ -128,6 +128,6 @@ def _drop_debugging_of_jax() -> None:
 def run_in(folder: str) -> JsonObject | None:
   """Returns the experiment of the run in a folder and its values, or None if there is no run."""
   try:
-    return run_values(folder_of(folder))
+    return run_values(records_of(folder))
   except AbsentError:
     return None

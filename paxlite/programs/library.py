@@ -9,19 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.eval.inference import Inference, load_checkpoint
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
+from paxlite.files import paths
+from paxlite.files.schemes import is_address, records_of
 from paxlite.generation.sampling import Sampling
 from paxlite.programs import training
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import located_run
 from paxlite.programs.weights_model import knowing_weights
-from paxlite.stores import paths
-from paxlite.stores.addresses import is_address
 from paxlite.tracking.writers import read_records
 
 
@@ -52,7 +51,7 @@ def train(
 
   Args:
     experiment: The experiment, such as get('TinyGPT')().
-    folder: Folder for checkpoints and metrics, or an address of gs:// or s3://.
+    folder: Folder for checkpoints and metrics, or an address (gs://, s3://).
     accept_changes: Whether to continue a run that began with other values or data.
 
   Raises:
@@ -77,7 +76,7 @@ def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
     UserError: The folder holds neither.
   """
   place = paths.stored(os.fspath(folder))
-  here = folder_of(place)
+  here = records_of(place)
   if not here.is_dir():
     raise UserError(f'{here} is not a folder')
   return TrainedModel(here, values, place if is_address(place) else '')

@@ -41,6 +41,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.objective import Objective
 from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.files.folder_lock import FolderLock
+from paxlite.files.schemes import scheme_of
 from paxlite.parallel.devices import peak_flops
 from paxlite.processes import preemption
 from paxlite.processes.peers import Peers
@@ -49,8 +50,6 @@ from paxlite.programs.foresight import Foresight
 from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.weights_model import knowing_weights
-from paxlite.stores.addresses import Address
-from paxlite.stores.runs.stored_run import StoredRun
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
 from paxlite.training.data_records import DataRecords
@@ -84,7 +83,7 @@ class Run:
     check_memory: Whether to refuse a program that needs more memory than the devices have.
     peers: The other processes of the run.
     data: The training data, if they have been read already.
-    address: The job_log_dir, if it is in an object store.
+    address: The job_log_dir, if it is an address.
     own_disks: Whether each process has its own folder on this machine for it.
     command: The command that started it, which its folder keeps; '': there is none.
   """
@@ -99,7 +98,7 @@ class Run:
   check_memory: bool = True
   peers: Peers = dataclasses.field(default_factory=Peers)
   data: Input | None = None
-  address: Address | None = None
+  address: str | None = None
   own_disks: bool = False
   command: str = ''
 
@@ -107,7 +106,7 @@ class Run:
     object.__setattr__(self, 'experiment', knowing_weights(self.experiment))
 
   @property
-  def place(self) -> Address | pathlib.Path:
+  def place(self) -> str | pathlib.Path:
     """The job_log_dir, for messages."""
     return self.address or self.folder
 
@@ -430,7 +429,7 @@ def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
     if run.address is None:
       yield run, lock
     else:
-      with StoredRun(run.address, run.folder, keep, lock) as stored:
-        yield dataclasses.replace(run, own_disks=stored.hosts.count > 1), lock
+      with scheme_of(run.address).holding(run.address, run.folder, keep, lock) as folders:
+        yield dataclasses.replace(run, own_disks=folders > 1), lock
   finally:
     lock.release()  # the process of a notebook does not end here

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import fiddle as fdl
 import numpy as np
 
-from paxlite.checkpointing.stored_source import folder_of
 from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
@@ -29,6 +28,7 @@ from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import find_known
 from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
+from paxlite.files.schemes import records_of
 from paxlite.programs.weights_model import build_experiment
 from paxlite.tracking.writers import EpisodeRecords, TrainRecords, read_records
 from paxlite.training.data_records import DataRecords
@@ -87,7 +87,7 @@ class RunData:
   def __init__(self, place: str, vocab: str = ''):
     self.place, self._vocab = place, vocab
     try:
-      self.folder = folder_of(place)
+      self.folder = records_of(place)
       found = run_values(self.folder)
     except AbsentError:
       found = None

@@ -1,17 +1,18 @@
 """The folder of a run: where it is on this machine, and whether it can be written."""
 
+import hashlib
+import os
 import pathlib
 import re
 import sys
 import tempfile
 
 from paxlite.core.errors import UserError
-from paxlite.stores.addresses import Address, is_address
-from paxlite.stores.runs.stored_run import twin
+from paxlite.files.schemes import is_address, scheme_of
 
 
-def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Address | None]:
-  """Returns the folder on this machine of a job_log_dir, and its address in an object store.
+def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, str | None]:
+  """Returns the folder on this machine of a job_log_dir, and its address, if it has one.
 
   Args:
     place: The job_log_dir.
@@ -24,10 +25,23 @@ def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Addres
     folder = pathlib.Path(place).absolute()
     _check_name(folder, '--job_log_dir')
     return folder, None
-  address = Address.parsed(place)
+  address = scheme_of(place).checked(place)
   folder = twin(address, local_dir)
   _check_name(folder, '--local_dir')
   return folder, address
+
+
+def twin(address: str, local_dir: str | None) -> pathlib.Path:
+  """Returns the folder on this machine that belongs to an address.
+
+  Args:
+    address: A job_log_dir.
+    local_dir: The folder in which it is; None: paxlite/runs in XDG_CACHE_HOME or ~/.cache.
+  """
+  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  parent = pathlib.Path(local_dir or f'{cache}/paxlite/runs').expanduser().absolute()
+  digest = hashlib.sha256(address.encode()).hexdigest()[:12]
+  return parent / f'{address.rpartition("/")[2]}-{digest}'
 
 
 def _check_name(folder: pathlib.Path, flag: str) -> None:

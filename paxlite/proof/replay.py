@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping
 import jax
 from jax.stages import Compiled
 
-from paxlite.checkpointing import stored_source
 from paxlite.checkpointing.checksums import damage, step_of
 from paxlite.core.errors import AbsentError, UserError, listed
 from paxlite.data.fingerprints import change
 from paxlite.data.rollouts import Batches, RolloutInput
+from paxlite.files import schemes
+from paxlite.files.schemes import scheme_of
 from paxlite.losses.metrics import Metrics
 from paxlite.processes.process_messages import meet
 from paxlite.programs import reference_values
 from paxlite.programs.first_start import as_begun, dated, with_positions
 from paxlite.programs.run import Run
 from paxlite.proof.starts import MESH, of_span, other_values, starts
-from paxlite.stores.object_copies import copy_of
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
 
@@ -40,11 +40,11 @@ def copied(run: Run) -> Run:
   """
   if run.address is None:
     return run
-  folder = stored_source.folder_of(str(run.address))
+  folder = schemes.records_of(run.address)
   with contextlib.suppress(AbsentError):
-    copy_of(run.address / 'reference')
+    scheme_of(run.address).copy(f'{run.address}/reference')
   with contextlib.suppress(UserError):  # there is none, as a replay says
-    stored_source.checkpoint_folders(run.address)  # what describes the checkpoints
+    scheme_of(run.address).checkpoints(run.address)  # what describes the checkpoints
   return dataclasses.replace(run, folder=folder)
 
 
@@ -61,7 +61,7 @@ class Replay:
   def __init__(self, run: Run):
     self._stored: set[int | None] | None = None  # the steps that are in the store
     if run.address is not None:
-      folders = stored_source.checkpoint_folders(run.address)
+      folders = scheme_of(run.address).checkpoints(run.address)
       self._stored = {step_of(folder.name) for folder in folders}
     run = with_positions(dated(as_begun(run)).in_steps())
     self.run = dataclasses.replace(run, read_only=True, save=False)
@@ -122,7 +122,7 @@ class Replay:
   def _complete(self, step: int) -> pathlib.Path:
     """Returns the folder of a checkpoint, whose files are here then."""
     folder = self.trainer.store.checkpoints.folder(step)
-    stored_source.complete(folder)
+    schemes.complete(folder)
     meet()  # hosts take unlike times to copy it
     return folder
 

@@ -11,12 +11,6 @@ _START = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')
 _BUCKET = re.compile(r'[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]')
 
 
-def is_address(text: str) -> bool:
-  """Returns whether `text` begins as the address of an object store that paxlite knows."""
-  found = _START.match(text)
-  return found is not None and found[1] in SCHEMES
-
-
 @dataclasses.dataclass(frozen=True)
 class Address:
   """A place in an object store: an object, or a prefix, which is like a folder.

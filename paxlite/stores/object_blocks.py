@@ -9,9 +9,7 @@ import collections
 import concurrent.futures
 import contextlib
 import errno
-import fnmatch
 import functools
-import glob
 import hashlib
 import io
 import os
@@ -22,8 +20,9 @@ from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
 from paxlite.core.errors import AbsentError
-from paxlite.stores.addresses import Address, is_address
-from paxlite.stores.object_copies import most_bytes, reading, root
+from paxlite.files.schemes import cache
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_copies import most_bytes, reading
 from paxlite.stores.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class ObjectBytes:
     self.size, self._tag = found.size, found.tag
     self._block = block
     version = hashlib.sha256(f'{address} {found.tag} {found.size} {block}'.encode()).hexdigest()
-    self._folder = root() / 'blocks' / version[:24]
+    self._folder = cache() / 'blocks' / version[:24]
     self._lock = threading.Lock()
     self._coming: dict[int, concurrent.futures.Future] = {}
     self._recent: collections.OrderedDict[int, bytes] = collections.OrderedDict()
@@ -188,38 +187,6 @@ class _InOrder(io.RawIOBase):
     return len(data)
 
 
-def ends_of(address: Address, length: int) -> tuple[bytes, int, bytes]:
-  """Returns the first `length` bytes of an object, its size, and its last `length` bytes."""
-  content = ObjectBytes(address)
-  last = max(0, content.size - length)
-  return content.read(0, length), content.size, content.read(last, length)
-
-
-def size_of(address: Address) -> int:
-  """Returns the size of an object in bytes; raises UserError if there is none."""
-  with reading(address):
-    try:
-      return ObjectStore.opened(address).head(address.key).size
-    except FileNotFoundError:
-      raise AbsentError(f'{address} is not a file: there is no such object') from None
-
-
-def matches(pattern: str) -> list[str]:
-  """Returns the addresses that match a pattern such as s3://bucket/data/*.jsonl, sorted.
-
-  A star matches a slash too, as ** does for files.
-  """
-  if not is_address(pattern) or not glob.has_magic(pattern):
-    return [pattern]
-  address = Address.parsed(pattern)
-  parts = address.key.split('/')
-  first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-  with reading(address):
-    store = ObjectStore.opened(address)
-    found = [o.key for o in store.below('/'.join(parts[:first]))]
-  return sorted(str(store.address(k)) for k in found if fnmatch.fnmatchcase(k, address.key))
-
-
 class _Room:
   """The space that the blocks of all objects take on the disk."""
 
@@ -248,7 +215,7 @@ _room = _Room()
 def _blocks() -> list[tuple[float, int, pathlib.Path]]:
   """Returns the time, the size and the path of each block on the disk."""
   found = []
-  for parent, _, names in os.walk(root() / 'blocks'):
+  for parent, _, names in os.walk(cache() / 'blocks'):
     for name in names:
       with contextlib.suppress(OSError):
         path = pathlib.Path(parent, name)

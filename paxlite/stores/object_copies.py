@@ -20,52 +20,13 @@ from typing import IO
 from paxlite.core.errors import AbsentError, UnreadableError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.run_files import write_file
-from paxlite.stores.addresses import Address, is_address
+from paxlite.files.schemes import cache, place_of
+from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import Object, ObjectStore
 from paxlite.stores.stored_files import files_below
 
-SMALL = 1 << 27  # bytes of the largest file that comes with a tokenizer or describes a run
 _AT_ONCE = 4
 _in_use: dict[pathlib.Path, IO[bytes]] = {}  # locks of the copies that this process uses
-
-
-def local(text: str, largest: int | None = None) -> str:
-  """Returns a path on this machine for `text`, a path or an address, which is copied.
-
-  Args:
-    text: A path, or the address of an object or of what is below a prefix.
-    largest: Larger objects, in bytes, are left out.
-
-  Raises:
-    UserError: There is nothing at the address, or the store cannot be used.
-  """
-  return str(copy_of(Address.parsed(text), largest)) if is_address(text) else text
-
-
-def root() -> pathlib.Path:
-  """Returns the folder of all copies."""
-  return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / (
-    'paxlite/objects'
-  )
-
-
-def place_of(address: Address) -> pathlib.Path:
-  """Returns where the copy of an address is, or would be."""
-  return root() / address.scheme / address.bucket / address.key
-
-
-def address_of(path: pathlib.Path) -> Address | None:
-  """Returns the address that a path is a copy of, or None."""
-  try:
-    scheme, bucket, *key = path.relative_to(root()).parts
-  except ValueError:
-    return None
-  return Address(scheme, bucket, '/'.join(key))
-
-
-def shown(path: pathlib.Path) -> str:
-  """Returns the address that a path is a copy of, or else the path, for messages."""
-  return str(address_of(path) or path)
 
 
 def copy_of(address: Address, largest: int | None = None, deep: bool = True) -> pathlib.Path:
@@ -79,7 +40,7 @@ def copy_of(address: Address, largest: int | None = None, deep: bool = True) -> 
   Raises:
     UserError: There is nothing, or the store cannot be used, or the copies need too much space.
   """
-  place = place_of(address)
+  place = place_of(str(address))
   with reading(address):
     store = ObjectStore.opened(address)
     found: dict[pathlib.Path, list[Object]] = {}
@@ -133,7 +94,7 @@ class _Copy:
   @classmethod
   def of(cls, address: Address) -> '_Copy':
     digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
-    return cls(address, root() / 'notes' / f'{digest}.json')
+    return cls(address, cache() / 'notes' / f'{digest}.json')
 
   def lock(self) -> None:
     """Keeps other processes from removing the copy as long as this process lives."""
@@ -218,7 +179,7 @@ def _make_room(size: int, own: pathlib.Path) -> None:
       used -= sizes[path]
   if size > most or used + size > most:
     raise UserError(
-      f'copies of objects would take {(used + size) / 1e9:,.1f} GB in {root()} and '
+      f'copies of objects would take {(used + size) / 1e9:,.1f} GB in {cache()} and '
       f'PAXLITE_CACHE_GB allows {most / 1e9:,.1f}: set it to more, or XDG_CACHE_HOME to a larger '
       'disk'
     )

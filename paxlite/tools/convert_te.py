@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
-from paxlite.files import stored_output
+from paxlite.files import output
 from paxlite.other_systems import names_of_pax
 
 PARSER = Parser(__doc__)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
   source = find_source(args.checkpoint)
   with (
-    stored_output.output_folder(args.path, last='checksums.json') as path,
+    output.output_folder(args.path, last='checksums.json') as path,
     command_line.progress('converting') as report,
   ):
     size, experiment = te.convert(source, path, args.direction == 'fw2te', report)

@@ -34,7 +34,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.core.foreign_text import printable
 from paxlite.core.wording import amount
-from paxlite.stores.addresses import is_address
+from paxlite.files.schemes import is_address
 
 if TYPE_CHECKING:
   from paxlite.data.base import RowInput

@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 
 from paxlite.cli.parser import Parser, experiment_name, stored
-from paxlite.files.stored_output import check_output, write_output
+from paxlite.files.output import check_output, write_output
 
 PARSER = Parser(__doc__)
 PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)

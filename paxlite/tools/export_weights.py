@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
-from paxlite.files import stored_output
+from paxlite.files import output
 from paxlite.tools import generate
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
   # before anything is written: it may be that there is no tokenizer
   proven = proof_of(args.checkpoint, args.base_weights) if args.proof else None
   with (
-    stored_output.output_folder(args.path, last=_LAST[args.to]) as folder,
+    output.output_folder(args.path, last=_LAST[args.to]) as folder,
     command_line.progress('exporting') as report,
   ):
     if args.to == 'peft':

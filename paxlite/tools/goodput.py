@@ -9,9 +9,9 @@ Example:
 
 from collections.abc import Sequence
 
-from paxlite.checkpointing.stored_source import folder_of
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
+from paxlite.files.schemes import records_of
 from paxlite.training import goodput
 
 PARSER = Parser(__doc__)
@@ -20,7 +20,7 @@ PARSER.option('job_log_dir', 'of the run', stored)
 
 def main(argv: Sequence[str]) -> None:
   given = PARSER.parsed(argv).job_log_dir
-  folder = folder_of(given)
+  folder = records_of(given)
   report = goodput.report(folder)
   if report is None:
     raise UserError(f'{given} holds no run that was trained')

@@ -25,10 +25,9 @@ from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
 from paxlite.core.errors import UserError, located
-from paxlite.files import stored_output
+from paxlite.files import output, schemes
+from paxlite.files.schemes import is_address
 from paxlite.other_systems import names_of_maxtext, names_of_pax
-from paxlite.stores import object_copies
-from paxlite.stores.addresses import Address, is_address
 
 PARSER = Parser(__doc__)
 PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax'))
@@ -64,13 +63,13 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   started = time.perf_counter()
   # Tensors of Hugging Face are read from the store one at a time; other files are copied first.
-  largest = object_copies.SMALL if source == 'hf' else None
-  path = pathlib.Path(object_copies.local(args.path, largest))
-  address = Address.parsed(args.path) if is_address(args.path) else None
+  largest = schemes.SMALL if source == 'hf' else None
+  path = pathlib.Path(schemes.local(args.path, largest))
+  address = args.path if is_address(args.path) else None
   tokenizer = args.tokenizer
   if tokenizer is not None:
-    tokenizer = pathlib.Path(object_copies.local(tokenizer, object_copies.SMALL))
-  with stored_output.output_folder(args.to, last='checksums.json') as to:
+    tokenizer = pathlib.Path(schemes.local(tokenizer, schemes.SMALL))
+  with output.output_folder(args.to, last='checksums.json') as to:
     if source == 'pax':
       lines = _import_pax(path, to, args.fdl_config, args.attributes, args.params_only)
     else:
@@ -116,7 +115,7 @@ def _import_published(
   path: pathlib.Path,
   to: pathlib.Path,
   tokenizer: pathlib.Path | None,
-  address: Address | None,
+  address: str | None,
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2

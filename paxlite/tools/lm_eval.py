@@ -33,8 +33,8 @@ from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import contexts_of
+from paxlite.files import paths
 from paxlite.generation.sampling import Sampling
-from paxlite.stores import paths
 
 _MAX_GEN_TOKS = 256
 _TAG = 'CONTINUE_FINAL_MESSAGE_TAG '  # marks where an unfinished message ends

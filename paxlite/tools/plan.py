@@ -32,8 +32,8 @@ from paxlite.cli.parser import Parser, experiment_name, stored
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.files.stored_output import check_output, write_output
-from paxlite.stores.addresses import is_address
+from paxlite.files.output import check_output, write_output
+from paxlite.files.schemes import is_address
 
 if TYPE_CHECKING:
   import jax

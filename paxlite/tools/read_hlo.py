@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
-from paxlite.files.stored_output import write_output
-from paxlite.stores import object_copies
+from paxlite.files import schemes
+from paxlite.files.output import write_output
 
 PARSER = Parser(__doc__)
 PARSER.option('file', 'the text of a compiled program', stored, metavar='FILE')
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--mesh={args.mesh} has {math.prod(sizes.values())} devices, not {devices}')
   if near.keys() != sizes.keys() or any(sizes[name] % near[name] for name in sizes):
     raise UserError(f'--near={args.near} does not divide the axes of --mesh={args.mesh}')
-  path = pathlib.Path(object_copies.local(args.file))
+  path = pathlib.Path(schemes.local(args.file))
   try:
     text = path.read_text()
     links = roofline.Links(sizes, near)

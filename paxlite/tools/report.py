@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
-from paxlite.files.stored_output import write_output
+from paxlite.files.output import write_output
 
 _POINTS = 2_000  # of a curve of the picture, which is not wider
 

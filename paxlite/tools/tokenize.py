@@ -44,9 +44,9 @@ from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer, vocabulary_fingerprint
 from paxlite.data.tokenizer_files import fingerprint
 from paxlite.files.json_files import read_object
-from paxlite.files.stored_output import check_output, exists, resumed_folder
+from paxlite.files.output import check_output, exists, resumed_folder
+from paxlite.files.schemes import is_address
 from paxlite.files.text_files import expanded, lines_of
-from paxlite.stores.addresses import Address, is_address
 
 log = logging.getLogger('paxlite')
 
@@ -205,13 +205,12 @@ def main(argv: Sequence[str]) -> None:
     _check_apart(args)
     _write(args, args.output, sources, settings, tokenizer)
     return
-  address = Address.parsed(args.output)
   check_output('--output', f'{args.output}/{args.split}')
   last = f'{args.split}/{META if args.format == "memmap" else ".zattrs"}'
   if exists(f'{args.output}/{last}'):
     raise UserError(f'{args.output}/{args.split} exists: choose another --output or remove it')
   about = json.dumps([settings, args.split, args.format])
-  with resumed_folder(address, about, last) as folder:
+  with resumed_folder(args.output, about, last) as folder:
     if not is_complete(folder, args.split):  # or a copy of it to the store has failed
       _write(args, str(folder), sources, settings, tokenizer)
   print(f'{args.output}/{args.split}: copied')

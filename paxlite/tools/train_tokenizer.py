@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.files.stored_output import check_output, exists, write_output
+from paxlite.files.output import check_output, exists, write_output
+from paxlite.files.schemes import is_address
 from paxlite.files.text_files import BOM, expanded, line_blocks
-from paxlite.stores.addresses import is_address
 
 _SAMPLE_CHARS = 20_000_000
 

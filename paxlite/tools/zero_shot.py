@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
-from paxlite.files.stored_output import check_output, write_output
+from paxlite.files.output import check_output, write_output
 from paxlite.tools import generate
 
 PARSER = Parser(__doc__)

@@ -20,11 +20,9 @@ from paxlite.core.json_text import JsonObject, parsed
 from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
+from paxlite.files.schemes import is_address, scheme_of
 from paxlite.files.text_files import check_file
 from paxlite.files.unfinished_folder import UnfinishedFolder
-from paxlite.stores.addresses import Address
-from paxlite.stores.object_copies import reading
-from paxlite.stores.object_store import ObjectStore
 from paxlite.weights import model_files
 from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
@@ -33,7 +31,6 @@ from paxlite.weights.generation_keys import read_generation, written_generation
 from paxlite.weights.layout import check_layers, has_modules
 from paxlite.weights.prediction_keys import own_prefix, with_present_modules
 from paxlite.weights.quantized import Dequantized
-from paxlite.weights.stored_tensors import StoredTensors
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
 from paxlite.weights.written_tensors import VariableReader, written_tensor
@@ -75,16 +72,16 @@ class Safetensors:
       tensor.
   """
 
-  def __init__(self, folder: pathlib.Path, address: Address | None = None, keeps: str = ''):
-    self._files: dict[str, tuple[pathlib.Path | Address, str]] = {}  # and the name in the file
+  def __init__(self, folder: pathlib.Path, address: str | None = None, keeps: str = ''):
+    self._files: dict[str, tuple[str, str]] = {}  # and the name in the file
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
     self.left_out: collections.Counter[str] = collections.Counter()
-    place: pathlib.Path | Address = folder if address is None else address
+    place = str(folder) if address is None else address
     files, stated = model_files.chosen(
       place, names_in(folder, address), lambda: _weight_map(folder / model_files.INDEX)
     )
-    for path in (place / file for file in files):
+    for path in (f'{place}/{file}' for file in files):
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = _PREFIX.sub('', name)
@@ -102,7 +99,7 @@ class Safetensors:
     missing = [n for n in stated if n not in names and not _beside(n, keeps)]
     if missing:
       raise UserError(
-        f'{place / model_files.INDEX} names {missing[0]}, which is in none of its files'
+        f'{place}/{model_files.INDEX} names {missing[0]}, which is in none of its files'
       )
 
   def leave_out(self, names: str, what: str) -> None:
@@ -123,7 +120,7 @@ class Safetensors:
     # the next one is read.
     path, full = self._files[name]
     with _opened(path) as f:
-      if self.dtypes[name] != 'F8_E4M3' or isinstance(path, Address):
+      if self.dtypes[name] != 'F8_E4M3' or is_address(path):
         return f.get_tensor(full)
     return _read_fp8(path, full, self.shapes[name])
 
@@ -140,9 +137,9 @@ def _beside(name: str, keeps: str) -> str:
   return next((what for what, pattern in _BESIDE.items() if pattern.match(name)), '')
 
 
-def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _read_fp8(path: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
   """Reads a tensor in FP8, which safetensors cannot give to numpy, from a file that it can open."""
-  with path.open('rb') as f:
+  with open(path, 'rb') as f:
     length = int.from_bytes(f.read(8), 'little')
     start, _ = parsed(f.read(length))[name]['data_offsets']
     f.seek(8 + length + start)
@@ -150,9 +147,9 @@ def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarr
     return np.fromfile(f, ml_dtypes.float8_e4m3fn, count).reshape(shape)
 
 
-def _opened(path: pathlib.Path | Address) -> Any:
-  if isinstance(path, Address):
-    return StoredTensors(path)
+def _opened(path: str) -> Any:
+  if is_address(path):
+    return scheme_of(path).tensors(path)
   check_file(path)
   try:
     from safetensors import SafetensorError, safe_open
@@ -166,13 +163,11 @@ def _opened(path: pathlib.Path | Address) -> Any:
     raise UserError(f'{path} is damaged or truncated: {e}') from None
 
 
-def names_in(folder: pathlib.Path, address: Address | None) -> set[str]:
+def names_in(folder: pathlib.Path, address: str | None) -> set[str]:
   """Returns the names of the files in a folder, or at an address."""
   if address is None:
     return {path.name for path in folder.iterdir()}
-  with reading(address):
-    _, names = ObjectStore.opened(address).names(address.key)
-  return set(names)
+  return {name for name in scheme_of(address).names(address) if '/' not in name}
 
 
 def _weight_map(index: pathlib.Path) -> dict[str, str]:
@@ -186,7 +181,7 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
 
 
 def read_folder(
-  folder: pathlib.Path, address: Address | None = None
+  folder: pathlib.Path, address: str | None = None
 ) -> tuple[LanguageModel, list[Entry], Tensors]:
   """Returns a folder's experiment, the entries of the tensors it needs, and its tensors.
 

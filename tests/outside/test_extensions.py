@@ -59,6 +59,23 @@ def test_a_package_adds_an_attribute_and_a_callback(site, tmp_path):
   )
 
 
+@pytest.mark.slow
+def test_a_package_adds_a_scheme_of_paths(site, tmp_path, monkeypatch):
+  shelf = tmp_path / 'shelf'
+  shelf.mkdir()
+  monkeypatch.setenv('SHELF', str(shelf))
+  for name in ('one', 'two'):
+    (shelf / f'{name}.txt').write_text(f'This is tale {name}. ' * 3000)
+  flags = 'NUM_LAYERS=1', 'MAX_STEPS=2', 'MAX_SEQ_LEN=32', 'PERCORE_BATCH_SIZE=2'
+  for place, folder in (('shelf:/', 'there'), (shelf, 'here')):
+    files = f'--folder={tmp_path}/{folder}', f'TRAIN_FILES={place}/*.txt'
+    paxlite(site, 'train', 'DemoGPT', *files, *flags)
+  assert runs.losses(tmp_path / 'there') == runs.losses(tmp_path / 'here')
+  assert 'only data are read from shelf://, and nothing is written' in paxlite(
+    site, 'train', 'TinyGPT', '--folder=shelf://run', code=2
+  )
+
+
 def test_a_package_that_does_not_import_is_named(tmp_path):
   site = installed(tmp_path, 'broken = tests.outside.parts.absent:EXTENSION')
   assert paxlite(site, '--help', code=2).startswith(

@@ -13,8 +13,7 @@ import sys
 import time
 
 from paxlite import main
-from paxlite.stores import object_store
-from paxlite.stores.runs import lease, stored_run
+from paxlite.stores import lease, object_store, stored_run
 
 TIMES = lease.Times(
   renew=0.3, expires=float(os.environ.get('LEASE_EXPIRES', '3')), sure=2.0, look=0.1

@@ -9,8 +9,8 @@ from paxlite.aot import step_calibration, targets
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.near_names import did_you_mean
+from paxlite.files import schemes
 from paxlite.files.json_files import read_object
-from paxlite.stores import object_copies
 
 _HOUR = 3600.0
 _BILLION = 1e9
@@ -63,7 +63,7 @@ def read(path: str) -> dict[str, float]:
     UserError: The file cannot be read or has none, a target does not exist, or a price is no number
       of at least 0.
   """
-  found = read_object(pathlib.Path(object_copies.local(path)))
+  found = read_object(pathlib.Path(schemes.local(path)))
   if not found:
     raise UserError(f'--prices={path} has no prices: write {{"h100x8": 21.6, "v5e-16": 19.2}}')
   return {name: _price(path, name, value) for name, value in found.items()}

@@ -13,9 +13,7 @@ from paxlite.compilation.cache import cache_folder, remove_old
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.files.json_files import parse_line
-from paxlite.stores.addresses import Address, is_address
-from paxlite.stores.object_copies import reading
-from paxlite.stores.object_store import ObjectStore
+from paxlite.files.schemes import is_address
 
 _PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict is found anew
 
@@ -77,8 +75,12 @@ class Bucket:
     UserError: The store cannot be used.
   """
 
-  def __init__(self, address: Address):
-    self._address = address
+  def __init__(self, place: str):
+    from paxlite.stores.addresses import Address
+    from paxlite.stores.object_copies import reading
+    from paxlite.stores.object_store import ObjectStore
+
+    self._address = address = Address.parsed(place)
     self._store = ObjectStore.opened(address, patience=_PATIENCE)
     with reading(address):
       self._store.check()
@@ -145,7 +147,7 @@ def place_at(text: str | None) -> Folder | Bucket:
   """
   if text is None:
     return own_place()
-  return Bucket(Address.parsed(text)) if is_address(text) else Folder(pathlib.Path(text))
+  return Bucket(text) if is_address(text) else Folder(pathlib.Path(text))
 
 
 @functools.cache

@@ -7,10 +7,10 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import read_object
+from paxlite.files.schemes import records_of
 from paxlite.tracking.writers import (
   EpisodeRecords,
   EvalRecords,
@@ -196,7 +196,7 @@ def read_runs(folders: Sequence[str]) -> list[RunRecords]:
   Raises:
     UserError: A folder is not that of a run, or is named twice.
   """
-  paths = [folder_of(f) for f in folders]
+  paths = [records_of(f) for f in folders]
   for path in paths:
     if not path.is_dir() or not any((path / name).exists() for name in _OF_RUNS):
       raise UserError(f'{path} is not the folder of a run')

@@ -18,7 +18,7 @@ from paxlite.data.record_files import File
 from paxlite.data.records import canonical
 from paxlite.data.streams import StreamInput
 from paxlite.experiments.rows import Rows
-from paxlite.files.stored_output import write_output
+from paxlite.files.output import write_output
 from paxlite.programs.run_data import RunData
 from paxlite.tools.run_data.texts import check_row
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from paxlite.stores.addresses import Address
-from paxlite.stores.runs.failure_log import FailureLog
+from paxlite.stores.failure_log import FailureLog
 from paxlite.stores.store_errors import StoreError
 
 

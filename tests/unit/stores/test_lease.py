@@ -8,8 +8,8 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.stores.addresses import Address
+from paxlite.stores.lease import Lease, LeaseView, Times
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.runs.lease import Lease, LeaseView, Times
 from tests.support import gcs_server as gcs_server_module
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy

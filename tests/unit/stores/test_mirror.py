@@ -2,9 +2,9 @@
 
 import pytest
 
+from paxlite.stores import mirror
 from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.runs import mirror
 from tests.support.gcs_server import gcs_server
 
 RUN = Address.parsed('gs://bkt/run')

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.files import stored_output
+from paxlite.files import output, paths, schemes
 from paxlite.files.text_files import expanded, lines, read_text
-from paxlite.stores import object_blocks, object_copies, object_store, paths
+from paxlite.stores import object_blocks, object_copies, object_store
 from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.store_errors import StoreError
@@ -182,8 +182,8 @@ def test_copies_follow_the_store(store, gcs, monkeypatch, tmp_path):
   assert not (path / 'deep/b').exists()
   asked = [r for r in gcs.requests[before:] if 'list-type' not in r[1] and r[0] == 'GET']
   assert len(asked) == 1, 'only what has changed is copied'
-  assert object_copies.shown(path / 'a') == 'gs://bkt/w/a'
-  assert object_copies.shown(tmp_path) == str(tmp_path)
+  assert schemes.shown(path / 'a') == 'gs://bkt/w/a'
+  assert schemes.shown(tmp_path) == str(tmp_path)
   monkeypatch.setenv('PAXLITE_CACHE_GB', '1e-9')
   store.write('w/a', b'4444')
   with pytest.raises(UserError, match='PAXLITE_CACHE_GB'):
@@ -250,7 +250,7 @@ def test_markers_of_folders_are_no_files(gcs, store):
   assert store.names('out') == ([], [])
   place = object_copies.copy_of(Address.parsed('gs://bkt/run'))
   assert sorted(p.name for p in place.iterdir()) == ['a', 'empty']
-  assert not stored_output.exists('gs://bkt/out')
+  assert not output.exists('gs://bkt/out')
   store.write('data/x/1.jsonl', b'{}')
   assert expanded(['gs://bkt/data/*']) == ['gs://bkt/data/x/1.jsonl']
   store.delete_below('run')

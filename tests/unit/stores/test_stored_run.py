@@ -11,9 +11,10 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.files.folder_lock import FolderLock
 from paxlite.processes.hosts import Hosts
 from paxlite.programs.run import Run
+from paxlite.programs.run_folder import twin
 from paxlite.programs.training import train
+from paxlite.stores import stored_run
 from paxlite.stores.addresses import Address
-from paxlite.stores.runs import stored_run
 from paxlite.tools.report_page.records import read_runs
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
@@ -36,8 +37,8 @@ def test_a_run_continues_on_another_machine(tmp_path, monkeypatch):
     for name, value in gcs.environment().items():
       monkeypatch.setenv(name, value)
     for machine, steps in (('a', 3), ('b', 4)):
-      folder = stored_run.twin(Address.parsed(PLACE), str(tmp_path / machine))
-      train(Run(experiment(steps), folder, address=Address.parsed(PLACE)))
+      folder = twin(PLACE, str(tmp_path / machine))
+      train(Run(experiment(steps), folder, address=PLACE))
     train(Run(experiment(4), tmp_path / 'folder'))
     (stored,) = read_runs([PLACE])
     assert runs.losses(stored.folder) == runs.losses(tmp_path / 'folder')
@@ -47,7 +48,7 @@ def test_a_run_continues_on_another_machine(tmp_path, monkeypatch):
     assert steps == {f'checkpoint_{step:08d}' for step in (2, 3, 4)}
     assert json.loads(content['lease.json'])['released']
     with pytest.raises(UserError, match='a different experiment: NUM_LAYERS 1 → 2'):
-      train(Run(experiment(7).replaced(NUM_LAYERS=2), folder, address=Address.parsed(PLACE)))
+      train(Run(experiment(7).replaced(NUM_LAYERS=2), folder, address=PLACE))
     assert json.loads(gcs.objects['bkt']['runs/one/lease.json'][1])['released']
 
 

@@ -1,1 +1,1 @@
-"""An installed package that adds a command, an attribute and a callback to paxlite."""
+"""An installed package that adds a command, a scheme of paths, an attribute and a callback."""

@@ -6,6 +6,7 @@ _HERE = 'tests.outside.parts.package'
 EXTENSION = Extension(
   'budgets',
   commands=(Command('budget', 'the steps that are left', f'{_HERE}.command', 'Runs'),),
+  schemes={'shelf': f'{_HERE}.shelf:SHELF'},
   parts=(f'{_HERE}.attributes:Budget',),
   callbacks=(f'{_HERE}.callback:callbacks',),
 )

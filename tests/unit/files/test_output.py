@@ -5,7 +5,7 @@ import os
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.files.stored_output import check_output, exists, write_output
+from paxlite.files.output import check_output, exists, write_output
 from tests.support.gcs_server import gcs_server
 
 

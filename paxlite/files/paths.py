@@ -1,10 +1,11 @@
-"""Paths as users write them: on this machine, or in an object store (gs://, s3://)."""
+"""Paths as users write them: on this machine, or with a scheme that an extension adds."""
 
 import os
 import re
 
 from paxlite.core.errors import UserError
-from paxlite.stores.addresses import SCHEMES, Address
+from paxlite.extensions import missing
+from paxlite.files import schemes
 
 # sft:~/a.jsonl and lambada:~/b.jsonl name a kind of file before its path
 _KIND = re.compile(r'((?:[a-z_]+:)?)(~.*)', re.DOTALL)
@@ -31,7 +32,7 @@ def local(text: str) -> str:
   """Returns `text`, a path on a file system, with `~` expanded.
 
   Raises:
-    UserError: It is the address of an object store (gs://, s3:// …), or names an unknown user.
+    UserError: It has a scheme (gs:// …), or names an unknown user.
   """
   scheme = _SCHEME.match(text)
   if scheme is not None:
@@ -43,17 +44,24 @@ def local(text: str) -> str:
 
 
 def stored(text: str) -> str:
-  """Returns `text`, a path on a file system or an address of gs:// or s3://, with `~` expanded.
+  """Returns `text`, a path on a file system or an address (gs:// …), with `~` expanded.
 
   Raises:
-    UserError: It is an address of another kind, is not a valid address, or names an unknown user.
+    UserError: No extension has its scheme, it is not a valid address, or names an unknown user.
   """
-  scheme = _SCHEME.match(text)
-  if scheme is None:
+  found = _SCHEME.match(text)
+  if found is None:
     return expanded(text)
-  if scheme[2] not in SCHEMES:
+  kind, scheme = found.groups()
+  if f'{scheme}://' not in schemes.known():
     raise UserError(
-      f'{text}: paxlite knows the object stores gs:// and s3://, and not {scheme[2]}://; copy what '
-      'is needed, or mount it, and name a path on this machine'
+      f'{text}: {_unknown(f"{scheme}://")}; copy what is needed, or mount it, and name a path on '
+      'this machine'
     )
-  return f'{scheme[1]}{Address.parsed(text.removeprefix(scheme[1]))}'
+  address = text.removeprefix(kind)
+  return kind + schemes.scheme_of(address).checked(address)
+
+
+def _unknown(scheme: str) -> str:
+  known = ' and '.join(schemes.known()) or 'none'
+  return missing(scheme) or f'paxlite knows the object stores {known}, and not {scheme}'

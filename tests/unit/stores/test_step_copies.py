@@ -5,11 +5,11 @@ import zlib
 
 import pytest
 
-from paxlite.checkpointing import step_copies
 from paxlite.checkpointing.checksums import damage, write_checksums
-from paxlite.checkpointing.step_copies import AbandonedError, StepCopies, StepUploader
+from paxlite.stores import step_copies
 from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
+from paxlite.stores.step_copies import AbandonedError, StepCopies, StepUploader
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 

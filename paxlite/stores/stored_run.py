@@ -6,10 +6,8 @@ machine from its folder, whether it was copied or not, and on another machine fr
 """
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import pathlib
 import threading
 import time
@@ -20,13 +18,6 @@ import jax
 import numpy as np
 
 from paxlite.checkpointing.saved_record import SavedRecord
-from paxlite.checkpointing.step_copies import (
-  StepCopies,
-  StepUploader,
-  local_steps,
-  newest_good,
-  set_aside,
-)
 from paxlite.cli.terminal import say, warn
 from paxlite.core.errors import NO_SPACE, Interrupted, TrainingError, UserError
 from paxlite.core.json_text import parsed
@@ -34,11 +25,18 @@ from paxlite.core.run_files import check_place, write_file
 from paxlite.files.folder_lock import FolderLock
 from paxlite.processes.hosts import Hosts, hosts_of
 from paxlite.processes.process_messages import broadcast, gathered, meet
+from paxlite.stores import lease
 from paxlite.stores.addresses import Address
+from paxlite.stores.failure_log import FailureLog
+from paxlite.stores.mirror import Mirror
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.runs import lease
-from paxlite.stores.runs.failure_log import FailureLog
-from paxlite.stores.runs.mirror import Mirror
+from paxlite.stores.step_copies import (
+  StepCopies,
+  StepUploader,
+  local_steps,
+  newest_good,
+  set_aside,
+)
 
 _METADATA = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -50,19 +48,6 @@ _BEST_STEPS = 4  # of a host: the best, and those that a killed run has not dele
 _PATIENCE = 20.0  # seconds for which a request of the thread is tried again
 
 log = logging.getLogger('paxlite')
-
-
-def twin(address: Address, local_dir: str | None) -> pathlib.Path:
-  """Returns the folder on this machine that belongs to an address.
-
-  Args:
-    address: A job_log_dir.
-    local_dir: The folder in which it is; None: paxlite/runs in XDG_CACHE_HOME or ~/.cache.
-  """
-  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-  parent = pathlib.Path(local_dir or f'{cache}/paxlite/runs').expanduser().absolute()
-  digest = hashlib.sha256(str(address).encode()).hexdigest()[:12]
-  return parent / f'{address.name}-{digest}'
 
 
 class StoredRun:

@@ -6,10 +6,9 @@ import pytest
 import safetensors.numpy
 
 from paxlite.core.errors import UserError
-from paxlite.files.stored_output import output_folder
-from paxlite.stores.addresses import Address
+from paxlite.files.output import output_folder
+from paxlite.stores import stored_tensors
 from paxlite.stores.object_store import ObjectStore
-from paxlite.weights import stored_tensors
 from paxlite.weights.huggingface import Safetensors
 from tests.support.gcs_server import gcs_server
 
@@ -36,7 +35,7 @@ def test_tensors_are_read_by_ranges(store, tmp_path, monkeypatch):
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
   store.upload('w/model.safetensors', tmp_path / 'model.safetensors')
   here = Safetensors(tmp_path)
-  there = Safetensors(tmp_path / 'without', Address.parsed('gs://bkt/w'))
+  there = Safetensors(tmp_path / 'without', 'gs://bkt/w')
   assert (there.shapes, there.dtypes) == (here.shapes, here.dtypes)
   for name, value in tensors.items():
     np.testing.assert_array_equal(there.read(name).view(np.uint8), value.view(np.uint8))
@@ -50,9 +49,9 @@ def test_a_damaged_file_is_named(store, tmp_path):
   for name, content in wrong.items():
     store.write(f'{name}/model.safetensors', content)
     with pytest.raises(UserError, match=rf'gs://bkt/{name}/model\.safetensors is damaged'):
-      Safetensors(tmp_path, Address.parsed(f'gs://bkt/{name}'))
+      Safetensors(tmp_path, f'gs://bkt/{name}')
   with pytest.raises(UserError, match=r'holds no \.safetensors file'):
-    Safetensors(tmp_path, Address.parsed('gs://bkt/nothing'))
+    Safetensors(tmp_path, 'gs://bkt/nothing')
 
 
 def test_a_folder_is_written_with_its_last_file_last(store, tmp_path):
