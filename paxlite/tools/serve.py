@@ -10,13 +10,15 @@ Example:
 """
 
 import argparse
+import concurrent.futures
+import contextlib
 import ipaddress
 import os
 import pathlib
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import say, warn
@@ -81,11 +83,13 @@ def main(argv: Sequence[str]) -> None:
       warn(f'{args.host} is open to other machines, and there is no key: set {_KEY}')
     cache.enable()
     given = args.tokenizer, args.attributes, args.base_weights
-    inference = load_checkpoint(args.checkpoint, *given)
-    engine = inference.engine(most_rows=args.most_rows, steady=True, drafts=args.drafts)
-    started = time.perf_counter()
-    warn('Compiling the programs for requests, which takes a minute or more the first time')
-    warm_up(engine)
+    with _ending_in_order():
+      inference = load_checkpoint(args.checkpoint, *given)
+      engine = inference.engine(most_rows=args.most_rows, steady=True, drafts=args.drafts)
+      started = time.perf_counter()
+      warn('Compiling the programs for requests, which takes a minute or more the first time')
+      # in a thread, because signals are not handled while a program is compiled
+      concurrent.futures.ThreadPoolExecutor(1).submit(warm_up, engine).result()
     warn(f'Compiled the programs for requests in {time.perf_counter() - started:.1f} s')
     worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
@@ -102,8 +106,19 @@ def main(argv: Sequence[str]) -> None:
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
       signal.signal(number, lambda *_: None)  # uvicorn sends what it was sent once more at its end
+    signal.set_wakeup_fd(-1)  # --grace says how long the last answers may take
     uvicorn.Server(config).run(sockets=[place])
     worker.stop()
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+  """A context in which SIGTERM and Ctrl-C end the process as they do later, with the code 0."""
+  try:
+    yield
+  except (KeyboardInterrupt, SystemExit):
+    warn('Asked to end before the first request: nothing was lost')
+    os._exit(0)  # a program may still be compiled
 
 
 def _key(args: argparse.Namespace) -> str:

@@ -17,6 +17,7 @@ from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG
 
 openai = pytest.importorskip('openai')
+httpx = pytest.importorskip('httpx')  # which openai looks for in its threads
 
 TEMPLATE = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:'
 SCHEMA = dict(
@@ -340,8 +341,6 @@ def test_limits_keys_and_an_orderly_end(trained, tmp_path):
 
 
 def _health(port: int) -> str:
-  import httpx
-
   return httpx.get(f'http://127.0.0.1:{port}/health').text
 
 
@@ -357,6 +356,21 @@ def test_an_answer_that_takes_too_long(trained):
   finally:
     server.process.kill()
     server.process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', [signal.SIGTERM, signal.SIGINT])
+def test_an_orderly_end_while_programs_are_compiled(trained, how):
+  command = [sys.executable, '-m', 'paxlite', 'serve', str(trained), '--port=0']
+  process = subprocess.Popen(
+    [*command, '--import=tests.unit.generation.test_decoding'], cwd=runs.ROOT,
+    env=runs.environment(), stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  assert 'Compiling' in process.stderr.readline()
+  process.send_signal(how)
+  said = process.communicate(timeout=60)[1]
+  assert said == 'Asked to end before the first request: nothing was lost\n'
+  assert process.returncode == 0
 
 
 @pytest.mark.cases(fast=1, slow=4)
