@@ -1,7 +1,8 @@
 """Fingerprints of the user's functions and classes in the configs of an experiment.
 
-A config names a layer or a loss, and does not hold its code. Comments, docstrings and formatting
-change no fingerprint.
+A config names a layer or a loss, and does not hold its code. A class whose arguments are dotted
+paths of code, as those of rewards, lists these arguments in `named_code`. Comments, docstrings and
+formatting change no fingerprint.
 """
 
 import ast
@@ -13,13 +14,14 @@ import sys
 import textwrap
 import types
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import fiddle as fdl
 from fiddle import daglish
 
 from paxlite.cli.user_code import is_own
+from paxlite.cli.user_modules import import_named
 from paxlite.compilation.versions import code_of_paxlite
 from paxlite.config.attributes import Attributes
 from paxlite.core.json_text import JsonObject
@@ -89,9 +91,24 @@ def sources(cfgs: Iterable[fdl.Buildable]) -> dict[str, tuple[str, str]]:
   return found
 
 
-def _defined_in(cfg: fdl.Buildable) -> Iterator[_Defined]:
+def _defined_in(cfg: fdl.Buildable) -> Iterator[_Defined | _Constant]:
   for value, _ in daglish.iterate(cfg):
-    yield from _definition(fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value)
+    called = fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value
+    yield from _definition(called)
+    for name in getattr(called, 'named_code', ()) if called is not value else ():
+      named = getattr(value, name)
+      for path in [named] if isinstance(named, str) else named:
+        yield from _named(path)
+
+
+def _named(path: str) -> Sequence[_Defined | _Constant]:
+  """Returns what a dotted path names; [] where that is not there, of which its caller says more."""
+  module, _, name = path.rpartition('.')
+  try:
+    value = getattr(import_named(module), name)
+  except Exception:  # whatever a module of the user raises
+    return []
+  return _definition(value) or [_Constant(module, name)]
 
 
 def _definition(value: object) -> list[_Defined]:

@@ -32,7 +32,12 @@ class Judges:
 
   Raises:
     UserError: One of them is not there, or its module raises.
+
+  Attributes:
+    named_code: The arguments that name functions and classes by dotted paths.
   """
+
+  named_code = 'rewards', 'environment'
 
   def __init__(
     self,
@@ -65,7 +70,7 @@ class Judges:
     is_message = isinstance(reply, Mapping) and isinstance(reply.get('content'), str)
     if reply is not None and not (is_message and reply.get('role') in ROLES):
       raise UserError(
-        f'{self._environment}.reply returned {str(reply)[:60]!r} for {episode.prompt.place}: it '
+        f'{self._environment}.reply returned {str(reply)[:60]!r} for {episode.prompt}: it '
         f'must be a text, a message with a role of {", ".join(ROLES)} and a content, or None'
       )
     return reply
@@ -82,9 +87,10 @@ class Judges:
     mine = [*range(index, len(episodes), count)]
     total, found = np.zeros(len(mine), np.float64), {}
     for path, weight in self._named:
-      last = lambda episode: episode.messages[-1]['content']
-      calls = [Call(path, None, [episodes[i].prompt.record, last(episodes[i])]) for i in mine]
-      found[path] = self._judged(path, [episodes[i] for i in mine], calls)
+      given = lambda episode: [episode.prompt.record, episode.messages[-1]['content']]
+      judged = [episodes[i] for i in mine]
+      calls = [Call(path, None, given(episode), str(episode.prompt)) for episode in judged]
+      found[path] = self._judged(path, judged, calls)
       total += weight * found[path]
     if self._environment:
       calls = [self._call('reward', episodes[i]) for i in mine]
@@ -100,7 +106,7 @@ class Judges:
 
   def _call(self, method: str, episode: Episode) -> Call:
     messages = [*episode.prompt.messages, *episode.messages]
-    return Call(self._environment, method, [episode.prompt.record, messages])
+    return Call(self._environment, method, [episode.prompt.record, messages], str(episode.prompt))
 
   def _judged(self, path: str, episodes: Sequence[Episode], calls: Sequence[Call]) -> np.ndarray:
     found = self._processes.results(calls)
@@ -108,7 +114,7 @@ class Judges:
       if not isinstance(reward, int | float) or not abs(reward) < math.inf:
         answer = episode.messages[-1]['content']
         raise UserError(
-          f'{path} returned {reward!r} for {episode.prompt.place} and the answer {answer[:60]!r}: '
-          'a reward must be a finite number'
+          f'{path} returned {reward!r} for {episode.prompt} and the answer {answer[:60]!r}: a '
+          'reward must be a finite number'
         )
     return np.array(found, np.float64)

@@ -10,6 +10,7 @@ from typing import Any
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
+from paxlite.core.shell import shortened
 from paxlite.data.conversations import Message, list_of_messages
 from paxlite.data.record_files import JsonLines, Raw, Record, Text
 from paxlite.data.records import open_records, parsed, raw_records
@@ -34,6 +35,10 @@ class Prompt:
   ids: list[int]
   messages: Sequence[Mapping[str, Any]]
   place: str
+
+  def __str__(self) -> str:
+    text = self.messages[-1]['content'] if self.messages else self.record['prompt']
+    return f'{self.place} ({shortened(str(text))!r})'
 
 
 class Prompts:

@@ -30,11 +30,13 @@ class Call(NamedTuple):
     path: The dotted path of a function, or of a class, of which one object is made.
     method: The method of the object; None: the function itself.
     arguments: Its arguments, as JSON; None: it is only looked up.
+    about: What the call is about, for messages.
   """
 
   path: str
   method: str | None
   arguments: Sequence[Any] | None
+  about: str = ''
 
 
 class UserProcesses:
@@ -120,6 +122,7 @@ class _Worker:
 
   def _result(self, call: Call, seconds: float) -> Any:
     name = call.path if call.method is None else f'{call.path}.{call.method}'
+    name += f' for {call.about}' if call.about else ''
     process = self._started()
     if self._interrupted:  # while it was started
       kill_group(process.pid)

@@ -407,8 +407,14 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),
     (dict(PACKED_INPUT=True), 'an episode is a row'),
     (dict(MAX_NEW_TOKENS=14), r'prompts\.jsonl:1.*the prompt has 4 tokens'),
-    (dict(REWARDS=[f'{REWARDS}.is_nan']), r'returned nan for .*prompts\.jsonl:\d+ and the answer'),
-    (dict(REWARDS=[f'{REWARDS}.raises']), 'raised ValueError: no reward for'),
+    (
+      dict(REWARDS=[f'{REWARDS}.is_nan']),
+      r"returned nan for .*\.jsonl:\d+ \('..='\) and the answer",
+    ),
+    (
+      dict(REWARDS=[f'{REWARDS}.raises']),
+      r'raises for \S+prompts\.jsonl:\d+ \(\'..=\'\) raised ValueError: no reward for',
+    ),
     (
       dict(REWARDS=[f'{REWARDS}.hangs'], REWARD_TIMEOUT=0.5),
       r'was not done after 0\.5 seconds \(REWARD_TIMEOUT\)',

@@ -14,6 +14,7 @@ from paxlite.experiments.code_changes import changes, other_code, refuse_other_c
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
 from paxlite.proof.starts import starts
+from tests.runs.test_rollouts import Letters
 
 MODULE = '''
 """A user's experiment."""
@@ -97,6 +98,17 @@ POWER = made(1.0)
 
 def drawn(x):
   return CFG['beta'] * CURVE.at(POWER(x.sum()))
+
+class Paid:
+  """An environment."""
+
+  def reward(self, record, messages):
+    return drawn(record) * {name}_helpers.three()
+
+
+def paid(record, answer):
+  # a comment
+  return len(answer) * RATE
 '''
 HELPERS = """
 import time
@@ -187,6 +199,30 @@ def test_an_edit_that_changes_no_number_is_not_named(edit, module, tmp_path):
   write_configuration(module().Tiny(), tmp_path)
   e = module(*SAME[edit]).Tiny(SUMMARY_INTERVAL_STEPS=3, NUM_MICROBATCHES=2)
   assert changes(e, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+  ('edit', 'expected'),
+  [
+    (('len(answer)', '-len(answer)'), r'NAME\.paid \(\S*NAME\.py, line \d+\)'),
+    (('RATE = 0.5', 'RATE = 0.6'), r'NAME\.RATE \('),
+    (('drawn(record) *', 'drawn(record) -'), r'NAME\.Paid\.reward \('),
+    (("{'beta': 1}", "{'beta': 2}"), r'NAME\.CFG \('),
+    (('# a comment', '# another'), None),
+  ],
+)
+def test_rewards_and_environments_that_are_named_by_paths(edit, expected, module, tmp_path):
+  values = dict(ICI_MESH_SHAPE=[1, 1, 1], VOCAB_PATH='v', TRAIN_FILES=['p.jsonl'])
+  name = module().__name__
+  e = Letters(**values, REWARDS=[f'{name}.paid'], ENVIRONMENT=f'{name}.Paid')
+  write_configuration(e, tmp_path)
+  assert changes(e, tmp_path) == []
+  module(*edit)
+  found = changes(e, tmp_path)
+  assert len(found) == bool(expected)
+  assert not expected or re.search(expected.replace('NAME', name), found[0]), found
+  sys.modules[name].__dict__.pop('paid')  # its caller says that it is missing
+  assert not any('.paid' in said for said in changes(e, tmp_path))
 
 
 @pytest.mark.parametrize('seed', range(8))
