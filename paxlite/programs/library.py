@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.eval.inference import Inference, load_checkpoint
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.identity import run_values
 from paxlite.files import paths
 from paxlite.files.schemes import is_address, records_of
 from paxlite.generation.sampling import Sampling
@@ -68,6 +70,8 @@ def train(
 def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
   """Returns the model of a run, or of weights that `paxlite import` has written.
 
+  A run of your own experiment needs its module imported first; a warning says so.
+
   Args:
     folder: The folder or address of the run or of the weights.
     **values: Attributes of the experiment to change, such as FPROP_DTYPE='float32'.
@@ -79,6 +83,11 @@ def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
   here = records_of(place)
   if not here.is_dir():
     raise UserError(f'{here} is not a folder')
+  try:
+    if found := run_values(here):
+      registry.class_of(found)
+  except UserError as e:  # its records can be read
+    warn(f'{place}: {e}')
   return TrainedModel(here, values, place if is_address(place) else '')
 
 

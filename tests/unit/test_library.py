@@ -51,6 +51,15 @@ def test_a_run_from_python(tmp_path):
   assert again.generate(text, 5) == run.generate(text, 5)
 
 
+def test_the_module_of_a_run_is_asked_for_when_it_is_loaded(tmp_path, capsys):
+  (tmp_path / 'experiment.json').write_text('{"experiment": "my_module.Mine", "values": {}}')
+  assert paxlite.load(tmp_path).metrics == {}
+  said = capsys.readouterr().err
+  assert said.startswith(f'{tmp_path}: the checkpoint is of the experiment my_module.Mine')
+  assert '`import my_module` in Python' in said
+  assert said.count('\n') == 1
+
+
 def test_what_there_is_not(tmp_path):
   with pytest.raises(paxlite.UserError, match='Did you mean TinyGPT'):
     paxlite.get('TinyGP')
