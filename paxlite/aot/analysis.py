@@ -92,13 +92,13 @@ def compile_step(
   if e.NUM_EPOCHS is not None:
     raise UserError(
       f'NUM_EPOCHS={e.NUM_EPOCHS:g} depends on data, which are not read here: '
-      '--fdl.NUM_EPOCHS=None and --fdl.MAX_STEPS=N'
+      'NUM_EPOCHS=None and MAX_STEPS=N'
     )
   notes: list[str] = []
   if e.DETERMINISTIC and chip is not None and chip.gpu is not None:
     notes.append('DETERMINISTIC is left out: XLA finds such kernels on the GPU itself alone.')
     if save is not None:
-      raise UserError(f'--save={save}: {notes[0]} Save a step with --fdl.DETERMINISTIC=False')
+      raise UserError(f'--save={save}: {notes[0]} Save a step with DETERMINISTIC=False')
     e = e.replaced(DETERMINISTIC=False)
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')
@@ -160,7 +160,7 @@ def compile_step(
       # an H100 loaded such a step (jax 0.11.2), and XLA did not find the kernels when it began
       raise UserError(
         f"--save={save}: the step calls cuDNN's attention, whose kernels are built on the GPU "
-        'itself alone. Save a step with --fdl.USE_FLASH_ATTENTION=False, or compile it there'
+        'itself alone. Save a step with USE_FLASH_ATTENTION=False, or compile it there'
       )
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')

@@ -93,7 +93,7 @@ class RestorePlan:
     if restore.whole_state and 'step' not in stored:
       raise UserError(
         f'{self.source.folder} holds weights alone, no optimizer state: '
-        'leave --fdl.CHECKPOINT_RESTORE_STATE out'
+        'leave CHECKPOINT_RESTORE_STATE out'
       )
     self._match(stored, abstract)
     if restore.check is not None:
@@ -174,7 +174,7 @@ class RestorePlan:
       hint = f' The checkpoint is of a model with {shell.flags(theirs)}.' if theirs else ''
       raise UserError(
         f'{self.source.folder} does not fit the model: {listed(problems)}.{hint} '
-        "Leave variables out with '--fdl.CHECKPOINT_IGNORE_RULES=[REGEX]' (names after params/), "
+        "Leave variables out with 'CHECKPOINT_IGNORE_RULES=[REGEX]' (names after params/), "
         f'or choose the experiment that it belongs to{conversion_hint(problems)}'
       )
     for attribute, unused in (

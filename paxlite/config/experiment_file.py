@@ -70,7 +70,9 @@ UNKNOWN = WeightsFacts()
 
 
 def read_experiment(path: pathlib.Path) -> JsonObject:
-  """Returns what an experiment.json holds: {'experiment': dotted path, 'values': {…}}.
+  """Returns what an experiment.json holds: {'experiment': dotted path, 'values': {…}, …}.
+
+  'started_in' is the folder from which relative paths among the values are named; '': not known.
 
   Raises:
     UserError: The file is missing or damaged.
@@ -86,7 +88,8 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
     value = values.get(key) or ''
     if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
       raise UserError(f'{path} is damaged: its {key} is not a path')
-  return renewed({'experiment': name, 'values': values})
+  started_in = str(found.get('started_in', ''))
+  return renewed({'experiment': name, 'values': values, 'started_in': started_in})
 
 
 def renewed(found: JsonObject) -> JsonObject:

@@ -10,8 +10,8 @@ _BARE = re.compile(r'(?!(?:True|False|None)$)[A-Za-z_./][A-Za-z0-9_./+=>^$*-]*')
 
 
 def flag(name: str, value: object) -> str:
-  """Returns `--fdl.NAME=VALUE`, in single quotes where a shell would interpret a part of it."""
-  return shlex.quote(f'--fdl.{name}={_text(value)}')
+  """Returns `NAME=VALUE`, in single quotes where a shell would interpret a part of it."""
+  return shlex.quote(f'{name}={_text(value)}')
 
 
 def flags(values: Mapping[str, object]) -> str:

@@ -32,7 +32,7 @@ def check(data: Input, batch: object, num_rows: int, max_segments: int) -> None:
     if most > max_segments:
       raise UserError(
         f'the data {data.name} has a row of {most} segments and padding, and '
-        f'MAX_SEGMENTS_PER_SEQ is {max_segments}: --fdl.MAX_SEGMENTS_PER_SEQ={2 * most}'
+        f'MAX_SEGMENTS_PER_SEQ is {max_segments}: MAX_SEGMENTS_PER_SEQ={2 * most}'
       )
 
 

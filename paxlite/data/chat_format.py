@@ -189,7 +189,7 @@ class ChatFormat:
     for number, what in enumerate(marks):
       if f'Mark{number}ed' not in text:
         raise UserError(
-          f'the chat template leaves out {what}: --fdl.CHAT_TEMPLATE=FILE gives one that '
+          f'the chat template leaves out {what}: CHAT_TEMPLATE=FILE gives one that '
           'writes it; otherwise leave the row out'
         )
 
@@ -291,7 +291,7 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
       names = ', '.join(map(str, template)) or 'none'
       raise UserError(
         f'{where} has no template named default (its names: {names}): choose one and give '
-        'its text, --fdl.CHAT_TEMPLATE'
+        'its text, CHAT_TEMPLATE'
       )
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}
   if not isinstance(template, str):

@@ -10,7 +10,7 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.data.base import permute
 from paxlite.data.contents import combined
-from paxlite.data.held_out import is_held_out, text_identity
+from paxlite.data.held_out import is_held_out, largest_every, text_identity
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
@@ -72,7 +72,7 @@ class DocumentSource:
   ):
     if not names:
       raise UserError(
-        'there are no documents to train on: --fdl.TRAIN_SOURCES=/path/to/a.jsonl names some'
+        'there are no documents to train on: TRAIN_SOURCES=/path/to/a.jsonl names some'
       )
     names = expanded(names)
     check_once(names)
@@ -191,13 +191,18 @@ class DocumentDataset:
 
   def count_documents(self) -> int:
     """Returns how many records of the split have a text, also those left out; reads all of them."""
-    count = 0
+    return sum(map(self._is_wanted, self._texts()))
+
+  def way_out(self) -> str:
+    every = largest_every(map(text_identity, self._texts())) if self.holds_out else 0
+    return f'; HELD_OUT_EVERY={every} holds one of these out, and 0 none' if every > 1 else ''
+
+  def _texts(self) -> Iterator[str]:
     for shard in range(self.num_shards):
       source, inner = self._find(shard)
       for number, raw in source.read(inner):
-        text = self._text(raw, source.place(inner, number))
-        count += bool(text) and self._is_wanted(text)
-    return count
+        if text := self._text(raw, source.place(inner, number)):
+          yield text
 
   def _text(self, raw: Raw, place: str) -> str:
     try:

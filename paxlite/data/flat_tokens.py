@@ -94,8 +94,8 @@ class FlatTokenRows(TokenRows):
     elif start_id is None and rows != 'stream':
       raise UserError(
         f'{name}: nothing says which id stands before the first token of a document: name the '
-        'tokenizer with --fdl.VOCAB_PATH=PATH, or the id with --fdl.START_ID=ID. In runs of an '
-        'earlier version it is 0, and only --fdl.START_ID=0 with --accept_changes goes on as before'
+        'tokenizer with VOCAB_PATH=PATH, or the id with START_ID=ID. In runs of an '
+        'earlier version it is 0, and only START_ID=0 with --accept_changes goes on as before'
       )
     largest = max(max_token_id, start_id or 0)
     super().__init__(tokens, seq_starts, seq_len, rows, largest, name, start_id)

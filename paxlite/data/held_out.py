@@ -5,7 +5,7 @@ again changes the side of no document, and equal documents are on one side.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,6 +22,12 @@ def text_identity(text: str) -> int:
 def is_held_out(identity: int, share: float) -> bool:
   """Returns whether the contents with this checksum are held out, as a share of all contents is."""
   return int(mix(np.uint64(identity + 1))) < share * 2**64
+
+
+def largest_every(identities: Iterable[int]) -> int:
+  """Returns the largest N of which one out of N is held out, and of these at least one; 0: none."""
+  least = min((int(mix(np.uint64(identity + 1))) for identity in identities), default=1 << 64)
+  return (1 << 64) // (least + 1)
 
 
 def held_out(identities: Sequence[int], share: float) -> np.ndarray:

@@ -80,8 +80,8 @@ class LabelledRows(PreferenceRows):
     good, bad = int((signs > 0).sum()), int((signs < 0).sum())
     if not good or not bad or max(good, bad) > 2 * min(good, bad):
       self.warnings.append(
-        f'Of {good + bad:,} labelled answers {good:,} are good: choose --fdl.DESIRABLE_WEIGHT and '
-        '--fdl.UNDESIRABLE_WEIGHT so that weight times number is about the same for both kinds'
+        f'Of {good + bad:,} labelled answers {good:,} are good: choose DESIRABLE_WEIGHT and '
+        'UNDESIRABLE_WEIGHT so that weight times number is about the same for both kinds'
       )
 
   @staticmethod

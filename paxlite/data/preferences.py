@@ -39,7 +39,7 @@ class PreferenceRows(SftRows):
 
   examples_of_a_record = 2
   noun = 'pair'
-  _ways_out = '--fdl.TOO_LONG=skip'
+  _ways_out = 'TOO_LONG=skip'
   _together = 'both answers with their prompts'  # what a row has to hold
 
   @property

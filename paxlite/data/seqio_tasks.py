@@ -68,7 +68,7 @@ class SeqioSource:
     if found is None:
       raise UserError(
         f'the vocabulary of {self.name} has neither BOS nor EOS, and the first token of a text '
-        'must follow another: --fdl.START_ID=ID names it'
+        'must follow another: START_ID=ID names it'
       )
     self.start_id = found
     self.datasets = [dataclasses.replace(d, start_id=found) for d in self.datasets]
@@ -187,7 +187,7 @@ def find_datasets(name: str, split: str, vocab_path: str, tfds_data_dir: str) ->
   except ValueError:
     raise UserError(
       f'there is no SeqIO task or mixture {name!r}: paxlite has {", ".join(_BUILT_IN)}; '
-      "'--fdl.SEQIO_MODULES=[my.tasks]' names modules that register others"
+      "'SEQIO_MODULES=[my.tasks]' names modules that register others"
     ) from None
   if not isinstance(found, seqio.Mixture):
     return [_dataset(found, split, 1.0, folder)]

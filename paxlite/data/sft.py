@@ -104,7 +104,7 @@ class SftRows:
 
   examples_of_a_record = 1
   noun = 'example'
-  _ways_out = '--fdl.TOO_LONG=skip or truncate'  # where examples are too long
+  _ways_out = 'TOO_LONG=skip or truncate'  # where examples are too long
   left_out: frozenset[int] = frozenset()  # examples that are padding; see left_out.py
 
   def __init__(
@@ -126,9 +126,7 @@ class SftRows:
     values: Mapping[str, RowArray] | None = None,
   ):
     if not files:
-      raise UserError(
-        'there are no examples to train on: --fdl.TRAIN_FILES=/path/to/a.jsonl names some'
-      )
+      raise UserError('there are no examples to train on: TRAIN_FILES=/path/to/a.jsonl names some')
     files = expanded(files)
     self.seq_len = seq_len
     self.tokenizer = open_tokenizer(vocab_path)
@@ -155,7 +153,7 @@ class SftRows:
       long = f'; the longest are {self.long.longest}' if self.long.count else ''
       raise UserError(
         f'{self.name} holds no {self.noun} of at most {self.longest} tokens{long}: raise '
-        '--fdl.MAX_SEQ_LEN'
+        'MAX_SEQ_LEN'
       )
     self.num_cut = sum(e.is_cut for e in self._examples)
     if self.num_skipped or self.num_cut:
@@ -321,7 +319,7 @@ class SftRows:
     others = ''
     if self.long.count > 1:
       others = f'; {self.long.count:,} {self.noun}s are too long, the longest {self.long.longest}'
-    raise UserError(f'{self.long.first}{others}: raise --fdl.MAX_SEQ_LEN, or {self._ways_out}')
+    raise UserError(f'{self.long.first}{others}: raise MAX_SEQ_LEN, or {self._ways_out}')
 
   def _too_long(self) -> str:
     """Says what became of the records that are too long."""
@@ -346,7 +344,7 @@ class SftRows:
     if here.all() or not here.any():
       raise UserError(
         f'{self.name}: {len(here):,} {self.noun}s are too few, or too similar, to hold out '
-        f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
+        f'{share:.1%} of them: EVAL_FILES=/path/to/b.jsonl names others'
       )
     here = here.repeat(self.examples_of_a_record)
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]

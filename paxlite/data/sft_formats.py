@@ -44,7 +44,7 @@ _MEANT = {
     'write it into the answer, or as "reasoning_content" of its message',
   ),
   'chat_template_kwargs': (
-    '--fdl.CHAT_THINKING says for all records whether prompts ask for thinking'
+    'CHAT_THINKING says for all records whether prompts ask for thinking'
   ),
   'margin': 'a pair has no margin',
   'rejected_response': 'rename it to rejected, and the answer of the messages to chosen',

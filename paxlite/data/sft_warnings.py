@@ -72,13 +72,13 @@ class ExampleWarnings:
     if has_endless_answers:
       found.append(
         'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
-        "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
+        "stop. 'EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
       )
     if self.endless:
       found.append(
         f'{self.endless:,} chats end no answer with a token that stops generation, so that the '
         'model does not learn to stop: the chat template must write such a token within what is '
-        "learned, or '--fdl.EOS_IDS=[ID]' names it"
+        "learned, or 'EOS_IDS=[ID]' names it"
       )
     if self._differing:
       found.append(
@@ -91,13 +91,13 @@ class ExampleWarnings:
         f'{_counted(self._unprompted, "chat")}: the chat template writes another text before the '
         'last answer than in the prompt that asks for it, so that generation begins with what was '
         'not learned. If it ends a prompt with <think> and drops the thinking of answers, '
-        '--fdl.CHAT_EXAMPLES=answers puts it there'
+        'CHAT_EXAMPLES=answers puts it there'
       )
     if self._unreasoned:
       found.append(
         f'{_counted(self._unreasoned, "chat")}: the chat template leaves out the reasoning of the '
         'last answer, so that it is not learned: write it into the text of the answer, or '
-        '--fdl.CHAT_TEMPLATE=FILE gives one that writes it'
+        'CHAT_TEMPLATE=FILE gives one that writes it'
       )
     if self._missed:
       found.append(
@@ -112,7 +112,7 @@ class ExampleWarnings:
     if self._without_thinking and self._with_thinking:
       found.append(
         f'{self._with_thinking:,} answers begin with thinking and {self._without_thinking:,} do '
-        'not: prompts ask for thinking, and --fdl.CHAT_THINKING=False asks for none'
+        'not: prompts ask for thinking, and CHAT_THINKING=False asks for none'
       )
     return found
 

@@ -85,7 +85,7 @@ class TextRows(TokenRows):
     eos_ids: Sequence[int] = (),
   ):
     if not files:
-      raise UserError('there is no text to train on: --fdl.TRAIN_FILES=/path/to/a.txt names files')
+      raise UserError('there is no text to train on: TRAIN_FILES=/path/to/a.txt names files')
     self.files = files = expanded(files)
     self._encoding = encoding = TextEncoding(open_tokenizer(vocab_path), None, start_id, eos_ids)
     of_files = split_texts(files, held_out_share)
@@ -102,7 +102,7 @@ class TextRows(TokenRows):
     if not len(tokens):
       raise UserError(
         f'{", ".join(files)}: too little text to hold out a part for evaluation. '
-        '--fdl.EVAL_FILES=/path/to/b.txt names other text, --fdl.EVAL_FRACTION=0 does without'
+        'EVAL_FILES=/path/to/b.txt names other text, EVAL_FRACTION=0 does without'
       )
     starts = np.cumsum([0, *map(len, encoded)])
     super().__init__(

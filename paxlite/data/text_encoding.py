@@ -96,7 +96,7 @@ class TextEncoding:
     if found is None:
       raise UserError(
         f'the tokenizer {self.tokenizer.path} has neither BOS nor EOS, and the first token of a '
-        'document must follow another: --fdl.START_ID=ID names it'
+        'document must follow another: START_ID=ID names it'
       )
     return found
 
@@ -127,7 +127,7 @@ class TextEncoding:
     return [
       *unknown,
       'Nothing ends a document: the tokenizer has no EOS, so that the model does not learn to '
-      "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token",
+      "stop. 'EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token",
     ]
 
   @property
@@ -170,7 +170,7 @@ class TextEncoding:
     try:
       _ = self.chat_format
     except UserError as e:
-      hint = '' if self._template else '. --fdl.CHAT_TEMPLATE=FILE gives one'
+      hint = '' if self._template else '. CHAT_TEMPLATE=FILE gives one'
       raise RecordlessError(f'{place}: {e}{hint}') from None
 
   def text(self, text: str) -> list[int]:

@@ -31,7 +31,7 @@ from paxlite.files import paths, schemes
 # because vocabulary sizes are rounded up to a multiple.
 _SPARE_IDS = 1024
 
-_FLAGS = f'--fdl.VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {JSON}'
+_FLAGS = f'VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {JSON}'
 
 # Appended to a SentencePiece model, it makes one that puts no space before a text: the field
 # normalizer_spec (3) with its field add_dummy_prefix (3) set to false. The last value counts.
@@ -160,7 +160,7 @@ def open_tokenizer(path: str) -> Tokenizer:
   by SentencePiece.
 
   Args:
-    path: Value of `--fdl.VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
+    path: Value of `VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
       one.
 
   Raises:

@@ -205,7 +205,7 @@ def load_checkpoint(
   Args:
     checkpoint: The folder of the checkpoint; see source.find_source.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
-    overrides: Values of experiment attributes as text, as in --fdl.NAME=VALUE. MAX_SEQ_LEN is the
+    overrides: Values of experiment attributes as text, as in NAME=VALUE. MAX_SEQ_LEN is the
       most tokens of a text here, which otherwise has as many as the model has positions.
     base_weights: The folder of the base weights of a LoRA run, if they were moved.
   """

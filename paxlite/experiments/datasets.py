@@ -134,7 +134,7 @@ class FlatTokens(Tokenized, Splits, subject='Data'):
 
   def _source(self, split: str) -> fdl.Config:
     if not self.DATASET_PATH:
-      raise UserError('--fdl.DATASET_PATH=/path/to/flat/tokens is missing')
+      raise UserError('DATASET_PATH=/path/to/flat/tokens is missing')
     return config(
       FlatTokenRows,
       path=self.DATASET_PATH,
@@ -170,7 +170,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
 
   def _seqio(self, split: str, batch_size: int) -> fdl.Config:
     if not self.SEQIO_TASK:
-      raise UserError('--fdl.SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
+      raise UserError('SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
     for module in self.SEQIO_MODULES:
       try:
         import_named(module)

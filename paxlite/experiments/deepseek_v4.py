@@ -97,7 +97,7 @@ class DeepSeekV4(
     if self.NUM_HASH_BLOCKS and self.NUM_EXPERTS > 256 and self.FROZEN_DTYPE != 'float32':
       raise UserError(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE} cannot hold the numbers of NUM_EXPERTS='
-        f'{self.NUM_EXPERTS} experts of token ids: --fdl.FROZEN_DTYPE=float32'
+        f'{self.NUM_EXPERTS} experts of token ids: FROZEN_DTYPE=float32'
       )
 
   def model(self) -> fdl.Config:

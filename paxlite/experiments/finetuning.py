@@ -64,7 +64,7 @@ class SFT(SftFiles):
   def train_input(self) -> fdl.Config:
     if not self.CHECKPOINT_RESTORE_PATH:
       raise UserError(
-        '--fdl.CHECKPOINT_RESTORE_PATH=FOLDER is missing: the weights to fine-tune, as '
+        'CHECKPOINT_RESTORE_PATH=FOLDER is missing: the weights to fine-tune, as '
         'paxlite import makes them'
       )
     return super().train_input()
@@ -250,7 +250,7 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
       return cls, {k: v for k, v in stated.items() if not default.is_stated_by_user(k)}
     if not weights.path:
       raise UserError(
-        f'{cls.__name__} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '
+        f'{cls.__name__} needs CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '
         'model it is, as paxlite import makes them; or a model, such as MODEL=LLaMA3_8B'
       )
     if not weights.experiment:
@@ -382,7 +382,7 @@ class HuggingFaceDistillation(_OfAnyModel, DistilledSFT):
 class HuggingFaceDocuments(_OfAnyModel, Documents):
   """python -m paxlite.main --fdl_config=HuggingFaceDocuments --fdl.TRAIN_SOURCES=x.jsonl …
 
-  Trains any imported model on documents. --fdl.CHECKPOINT_IGNORE_RULES=.* starts it from scratch.
+  Trains any imported model on documents. CHECKPOINT_IGNORE_RULES=.* starts it from scratch.
   """
 
   _method = Documents

@@ -1,6 +1,7 @@
 """The identity of a run, which is printed, written into its folder, and compared with it."""
 
 import json
+import os
 import pathlib
 import zlib
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,7 @@ import jax
 
 from paxlite.compilation.versions import versions
 from paxlite.config.attribute_kinds import Kind
-from paxlite.config.attributes import attribute_types, derived
+from paxlite.config.attributes import attribute_types, derived, is_of_paths, placed
 from paxlite.config.experiment_file import (
   EXPERIMENT,
   UNKNOWN,
@@ -18,6 +19,7 @@ from paxlite.config.experiment_file import (
   read_experiment,
   renewed,
 )
+from paxlite.core import shell
 from paxlite.core.errors import UnreadableError, UserError, line_of
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
@@ -26,6 +28,7 @@ from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.experiments.user_sources import SOURCES, recorded
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import is_address
+from paxlite.files.text_files import expanded
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
@@ -47,8 +50,11 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
         f'the config of {full_name(type(e))}.{name} cannot be written into the folder of the run: '
         f'{line_of(error)}. Use functions and classes of a module, and no lambda or object'
       ) from None
+  further = {
+    'losses': _stated_by(cfgs['task']), 'started_in': os.getcwd(), 'files': files_of(e)
+  }  # fmt: skip
   for name, text in {
-    EXPERIMENT: json.dumps(identity_of(e) | {'losses': _stated_by(cfgs['task'])}, indent=2),
+    EXPERIMENT: json.dumps(identity_of(e) | further, indent=2),
     'experiment.txt': values_text(e),
     'config.txt': configs_text(e),
     'config.json': json.dumps(built, indent=1),
@@ -91,13 +97,29 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   changed = [
     f'{name} {old.get(name, "unset")!r} → {new.get(name, "unset")!r}'
     for name in sorted(old.keys() | new.keys())
-    if name not in free and old.get(name, missing) != new.get(name, missing)
+    if name not in free
+    and old.get(name, missing) != new.get(name, missing)
+    and placed(type(e), name, old.get(name), before.get('started_in', '')) != new.get(name)
   ]
   if changed:
     raise UserError(
       f'{folder} holds checkpoints of a different experiment: {"; ".join(changed)}. '
       'Choose another --job_log_dir, or continue with the change: --accept_changes'
     )
+
+
+def files_of(e: Experiment) -> dict[str, list[str]]:
+  """Returns the files that each attribute names which is a list of paths, patterns expanded."""
+  lists = {name: value for name, value in e.values().items() if isinstance(value, list) and value}
+  types = attribute_types(type(e))
+  return {k: expanded(x, strict=False) for k, x in lists.items() if is_of_paths(types[k])}
+
+
+def former_files(e: Experiment, folder: pathlib.Path) -> str:
+  """Returns the flags of the files of a run's last start, of those that are others now; ''."""
+  path = folder / EXPERIMENT
+  before = read_object(path).get('files', {}) if path.is_file() else {}
+  return shell.flags({k: before[k] for k, x in files_of(e).items() if before.get(k, x) != x})
 
 
 def fingerprint(e: Experiment) -> int:

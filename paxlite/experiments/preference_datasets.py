@@ -26,7 +26,7 @@ class PreferenceFiles(SftFiles):
     if self.TOO_LONG == 'truncate':
       raise UserError(
         'TOO_LONG=truncate would cut off answers, and prefer one for what it does not say: '
-        '--fdl.TOO_LONG=skip leaves such pairs out'
+        'TOO_LONG=skip leaves such pairs out'
       )
     if not self.PACKED_INPUT:
       raise UserError(

@@ -127,14 +127,16 @@ def _meant(name: str, known: Iterable[str]) -> str:
   )
 
 
-def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
+def find_known(
+  name: str, way_out: str = '--import={0}, or `import {0}` in Python before'
+) -> type[Experiment]:
   """Returns the experiment that a file names, from paxlite or a module that is imported already.
 
   Checkpoints may come from untrusted sources, and importing a module runs its code.
 
   Args:
     name: A dotted path.
-    way_out: The flag with which the user imports a module; {} means the module's name.
+    way_out: How the user imports a module; {0} is its name.
 
   Raises:
     UserError: There is no such experiment, or its module is not imported.
@@ -267,7 +269,7 @@ def build_experiment(
       all attributes that neither fiddlers nor overrides set.
     facts: Returns what is known of the weights at a path. This function reads no weights.
   """
-  from paxlite.config.attributes import parse
+  from paxlite.config.attributes import parse, placed
 
   overrides = current_values(overrides)
   cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
@@ -292,13 +294,13 @@ def build_experiment(
     began_with = facts(run['values'].get(key) or '')
     for attribute, value in stated_values(cls, run['values'], began_with).items():
       if getattr(cfg, attribute) == getattr(before, attribute):
-        setattr(cfg, attribute, value)
+        setattr(cfg, attribute, placed(cls, attribute, value, run.get('started_in', '')))
   for attribute, text in overrides.items():
     setattr(cfg, attribute, parse(cls, attribute, text))
   if 'MAX_STEPS' in overrides and cfg.NUM_EPOCHS is not None:
     raise UserError(
       f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both say when training ends: '
-      'leave one of them out (--fdl.NUM_EPOCHS=None, if the experiment states it)'
+      'leave one of them out (NUM_EPOCHS=None, if the experiment states it)'
     )
   experiment = fdl.build(cfg)
   experiment = experiment.knowing(*map(facts, experiment.paths_of_weights))

@@ -67,7 +67,7 @@ class RewardModel(LanguageModel, subject='Losses'):
     if self.NUM_PREDICTION_MODULES:
       raise UserError(
         f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES}: a reward model predicts no tokens; '
-        f'leave its modules out: --fdl.NUM_PREDICTION_MODULES=0 '
+        f'leave its modules out: NUM_PREDICTION_MODULES=0 '
         f'{shell.flag("CHECKPOINT_IGNORE_RULES", [PREDICTIONS])}'
       )
     if self.USE_LORA:

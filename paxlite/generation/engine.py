@@ -469,7 +469,7 @@ class Engine:
       if new <= 1:
         raise UserError(
           f'a prompt of {len(prompt)} tokens leaves no room for a new token: the model takes '
-          f'{self.max_length}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are rotary'
+          f'{self.max_length}; shorten it, or raise MAX_SEQ_LEN where positions are rotary'
         )
       raise UserError(
         f'{what} has {len(prompt):,} tokens and wants {new:,} new ones: the model takes '

@@ -112,7 +112,7 @@ class LocalCheckpoints:
       raise UserError(
         f'two local states of this process need {needed / 2**30:,.1f} GiB, and {self._root} has '
         f'room for {free / 2**30:,.1f}: name a folder on a local disk with '
-        '--fdl.LOCAL_CHECKPOINT_DIR'
+        'LOCAL_CHECKPOINT_DIR'
       )
 
   def begin(self, step: int) -> None:

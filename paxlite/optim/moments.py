@@ -98,7 +98,7 @@ def is_narrowed(path: KeyPath, x: jax.Array) -> bool:
 
 def check_moments(state: PyTree, params: PyTree, dtype: str) -> None:
   """Raises UserError if a state holds other arrays like parameters, or does not count updates."""
-  way_out = "--fdl.ADAM_MOMENTS_DTYPE=float32, or an argument of the optimizer's own (mu_dtype)"
+  way_out = "ADAM_MOMENTS_DTYPE=float32, or an argument of the optimizer's own (mu_dtype)"
   shapes = {x.shape for x in jax.tree.leaves(params) if x.ndim}
   for path, x in jax.tree_util.tree_leaves_with_path(state):
     # NorMuon's means of neurons, and SOAP's matrices: float32

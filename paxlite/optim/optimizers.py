@@ -124,7 +124,7 @@ class Optimizer:
       if not jnp.issubdtype(like.dtype, jnp.floating):
         raise UserError(
           f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as '
-          f'{like.dtype}, which is for weights that are not trained: --fdl.USE_LORA=True'
+          f'{like.dtype}, which is for weights that are not trained: USE_LORA=True'
         )
     if not jax.tree.leaves(trained):
       raise UserError(

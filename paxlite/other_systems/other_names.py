@@ -75,9 +75,9 @@ def flag_hint(name: str) -> str:
   if name in names_of_pax.FLAGS:
     return names_of_pax.FLAGS[name].sentence()
   if name.isupper() and not attribute_answers(name):
-    return f'If it is an attribute, write --fdl.{name}=VALUE.'
+    return f'If it is an attribute, write {name}=VALUE.'
   targets = {a.target for a in attribute_answers(name).values()} - {''}
-  written = f'Write --fdl.{min(targets)}=VALUE.' if len(targets) == 1 else ''
+  written = f'Write {min(targets)}=VALUE.' if len(targets) == 1 else ''
   return (attribute_hint(name) + written).rstrip()
 
 

@@ -302,7 +302,7 @@ def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
   elif memories:
     raise UserError(
       f'OFFLOAD_OPTIMIZER=True needs the memory {HOST}, and these devices have '
-      f'{", ".join(memories)}: --fdl.OFFLOAD_OPTIMIZER=False'
+      f'{", ".join(memories)}: OFFLOAD_OPTIMIZER=False'
     )
   else:  # a device that is only described has no memories, and an abstract mesh has no devices
     mesh = sharding.mesh.abstract_mesh
@@ -404,12 +404,12 @@ def reading_probes(names: Collection[str]) -> Iterator[None]:
   missing = sorted(set(names) - read)
   if missing and not read:
     raise UserError(
-      'GRADIENT_DTYPE needs a loss that reads what the model returns: --fdl.GRADIENT_DTYPE=float32'
+      'GRADIENT_DTYPE needs a loss that reads what the model returns: GRADIENT_DTYPE=float32'
     )
   if missing:
     raise UserError(
       f'GRADIENT_DTYPE needs parameters that paxlite.parallel.partitioning.param declares, and '
-      f'{listed(missing, shown=3)} are declared otherwise: --fdl.GRADIENT_DTYPE=float32'
+      f'{listed(missing, shown=3)} are declared otherwise: GRADIENT_DTYPE=float32'
     )
 
 

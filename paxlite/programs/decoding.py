@@ -26,7 +26,7 @@ def _decode(run: Run) -> None:
 
   e = run.decoding
   if not e.DECODE_FILES:
-    raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
+    raise UserError('DECODE_FILES=/path/to/prompts.jsonl is missing')
   compare_configs(run)
   run.check_present()
   run.check_evaluated()

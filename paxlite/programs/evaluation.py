@@ -73,8 +73,8 @@ def _evaluate(run: Run) -> None:
   run.check_present()
   if not run.checkpoints().steps() and run.restore is None:
     raise UserError(
-      f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
-      'with --fdl.CHECKPOINT_RESTORE_PATH'
+      f'{run.place} holds no checkpoint to evaluate: train first, or name weights with '
+      'CHECKPOINT_RESTORE_PATH'
     )
   if tasks := e.EVAL_TASKS if isinstance(e, LanguageModel) else []:
     if run.checkpoints().steps():

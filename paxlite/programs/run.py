@@ -31,6 +31,7 @@ from paxlite.experiments.code_changes import changes, refuse_other_code
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
+  former_files,
   identity_of,
   is_of,
   refuse_other_experiment,
@@ -153,10 +154,10 @@ class Run:
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     measured = MeasuredStep(e, store.task.mesh, self.folder)
-    train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq, eval_data)
-    is_first = jax.process_index() == 0
-    changed = self.code_changes if self.accept_changes else []
-    records = DataRecords(self.folder, train_data, identity_of(e), is_first, changed)
+    former = '' if self.accept_changes else former_files(e, self.folder)
+    train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq, eval_data, former)
+    changed, index = self.code_changes if self.accept_changes else [], jax.process_index()
+    records = DataRecords(self.folder, train_data, identity_of(e), index == 0, changed)
     trainer = Trainer(
       store=store,
       data=train_data,
@@ -270,7 +271,7 @@ class Run:
     e = self.experiment
     inputs = e.eval_inputs()
     if not inputs:
-      names = [f': --fdl.{n} names one' for n in ('EVAL_FILES', 'EVAL_SOURCES') if n in e.values()]
+      names = [f': {n} names one' for n in ('EVAL_FILES', 'EVAL_SOURCES') if n in e.values()]
       raise UserError(f'{type(e).__name__} has no evaluation input{"".join(names)}')
     store = self.store()
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
@@ -401,8 +402,7 @@ def load(run: Run) -> tuple[Inference, int | None]:
   restore = Restore(str(run.folder)) if own else run.restore
   if restore is None:
     raise UserError(
-      f'{run.place} holds no checkpoint: train first, or name weights '
-      'with --fdl.CHECKPOINT_RESTORE_PATH'
+      f'{run.place} holds no checkpoint: train first, or name weights with CHECKPOINT_RESTORE_PATH'
     )
   source = find_source(restore.path)
   vocab = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')

@@ -18,7 +18,7 @@ def check_best_metric(metric: str, losses: Collection[str]) -> None:
   if metric == 'avg_xent' and metric not in losses:
     raise UserError(
       f'BEST_METRIC={metric}, the default, is none of the losses ({", ".join(losses)}): '
-      '--fdl.BEST_METRIC=total_loss, or another metric'
+      'BEST_METRIC=total_loss, or another metric'
     )
 
 
@@ -29,7 +29,7 @@ def check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
       raise UserError(
         f'the {name} data {data.name} has token id {data.max_token_id} and VOCAB_SIZE is '
         f'{vocab_size}: '
-        f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
+        f'VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
       )
 
 

@@ -358,7 +358,7 @@ class RunData:
     values = self._values
     for record in self._records:
       if isinstance(record.get('values'), dict):
-        values = record['values']
+        values = {'started_in': self._values['started_in'], **record['values']}
       if not isinstance(record.get('batch_size'), int):
         continue
       known = {k: record[k] for k in _IDENTITY if k in record}

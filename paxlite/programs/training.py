@@ -58,7 +58,7 @@ def train(run: Run) -> None:
     if held.own_disks and held.experiment.LOSS_SPIKE_FACTOR:
       raise UserError(
         'LOSS_SPIKE_FACTOR needs a folder that all processes share, and each has its own: '
-        '--local_dir on a shared disk, or --fdl.LOSS_SPIKE_FACTOR=0'
+        '--local_dir on a shared disk, or LOSS_SPIKE_FACTOR=0'
       )
     _train(held, lock)
 

@@ -6,7 +6,7 @@ moments are converted bit for bit.
   fw2te  from paxlite's layers (any backend but USE_TE=layer) to USE_TE=layer
   te2fw  from USE_TE=layer to paxlite's layers
 
-A run continues from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
+A run continues from OUT with CHECKPOINT_RESTORE_PATH=OUT CHECKPOINT_RESTORE_STATE=True.
 FP8's scales and histories are not converted, because they belong to the backend that made them:
 they start again. The flags of the converter in JAX-Toolbox are understood, such as --input-path.
 

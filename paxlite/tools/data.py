@@ -301,7 +301,7 @@ def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> 
     format_of(fields)
   except UserError as e:
     raise UserError(
-      f'{place}: {e}; or to text, for pretraining, or name that field with --fdl.TEXT_FIELD; '
+      f'{place}: {e}; or to text, for pretraining, or name that field with TEXT_FIELD; '
       '--fdl_config=HuggingFacePolicy shows prompts without answers'
     ) from None
   return datasets.SftFiles

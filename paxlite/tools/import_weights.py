@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
   if args.fdl_config and source != 'pax':
     raise UserError('--fdl_config is for --from=pax: other weights say what they are')
   if args.attributes and source != 'pax':
-    raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights say what they are')
+    raise UserError('NAME=VALUE is for --from=pax: other weights say what they are')
   if args.params_only and source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   started = time.perf_counter()
@@ -187,6 +187,6 @@ def _import_pax(
   if step is not None:
     lines.append(
       f'With the optimizer state of step {step:,}: {shell.flag("CHECKPOINT_RESTORE_PATH", to)} '
-      '--fdl.CHECKPOINT_RESTORE_STATE=True continues from there.'
+      'CHECKPOINT_RESTORE_STATE=True continues from there.'
     )
   return lines

@@ -60,7 +60,7 @@ class Tracker(Writer, abc.ABC):
       reason = str(e).strip() or type(e).__name__
       raise UserError(
         f'TRACKERS has {self.name}, which cannot start: {reason.rstrip(".")}. {self.way_out}; '
-        "'--fdl.TRACKERS=[]' trains without it"
+        "'TRACKERS=[]' trains without it"
       ) from None
     self._thread = threading.Thread(target=self._send, name=self.name, daemon=True)
     self._thread.start()

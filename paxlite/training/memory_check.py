@@ -90,7 +90,7 @@ class MemoryCheck:
     if self.enabled and available is not None and needed > available:
       raise UserError(
         f'OFFLOAD_OPTIMIZER=True needs {_size(needed)} of the memory of this machine, and '
-        f'{_size(available)} are left. Choose --fdl.ADAM_MOMENTS_DTYPE=bfloat16, or more machines '
+        f'{_size(available)} are left. Choose ADAM_MOMENTS_DTYPE=bfloat16, or more machines '
         f'with a larger axis data in DCN_MESH_SHAPE. {_WAY_OUT}'
       )
 

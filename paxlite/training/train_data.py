@@ -43,6 +43,7 @@ class TrainData:
     accept_changes: Whether a run may continue although its data has changed.
     max_segments: The most segments of a packed row, padding included; 0: any number.
     evaluated: The inputs of evaluations, by name.
+    former: The flags that name the files of the last start, if they are others now.
   """
 
   def __init__(
@@ -51,11 +52,13 @@ class TrainData:
     accept_changes: bool = False,
     max_segments: int = 0,
     evaluated: Mapping[str, Input] | None = None,
+    former: str = '',
   ):
     self.input = input
     self._evaluated = evaluated or {}
     self._accept_changes = accept_changes
     self._max_segments = max_segments
+    self._former = f'. {former} names the files of before' if former else ''
     self.skipped_batches = 0
     self.resumed_position: Json = None
     self._resumed: int | None = None
@@ -131,7 +134,10 @@ class TrainData:
           f'{self.input.name}: the checkpoint of step {step} has no position in it; start again '
           'with another --job_log_dir'
         )
-      self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
+      try:
+        self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
+      except UserError as e:
+        raise UserError(f'{e}{self._former}') from None
     if step and jax.process_index() == 0:
       self._warn(step, metadata)
     why = change(self._known, metadata)
@@ -140,7 +146,7 @@ class TrainData:
       if not self._accept_changes:
         raise UserError(
           f'{changed}: {why}. Put it back, choose another --job_log_dir, or continue with the '
-          'change: --accept_changes'
+          f'change: --accept_changes{self._former}'
         )
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)

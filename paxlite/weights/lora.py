@@ -55,7 +55,7 @@ def write_adapter(
   """
   ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
   if not ranks:
-    raise UserError('the checkpoint holds nothing of LoRA: train with --fdl.USE_LORA=True')
+    raise UserError('the checkpoint holds nothing of LoRA: train with USE_LORA=True')
   factors = LORA_VARIABLES, DORA_VARIABLES
   if others := [p for p in experiment.TRAINABLE_VARIABLES if p not in factors]:
     raise UserError(

@@ -62,7 +62,7 @@ def test_a_bias_is_known_to_the_experiment():
   e = find(f'tests.outside.parts.{ALIBI}')().replaced(
     **values, DCN_MESH_SHAPE=[1] * 4, CONTEXT_ATTENTION='ring'
   )
-  with pytest.raises(UserError, match=r'nor a relative bias: --fdl.CONTEXT_ATTENTION=gather'):
+  with pytest.raises(UserError, match=r'nor a relative bias: CONTEXT_ATTENTION=gather'):
     e.validate()
   gpu = e.attention_case(platform='gpu', capability=9.0)
   assert gpu.bias is not None

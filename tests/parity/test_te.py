@@ -265,7 +265,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     f'--path={there}',
   ).stdout
   goes_on = printed.splitlines()[-1].removeprefix('Continues with ').split()
-  assert goes_on[0] == '--fdl.USE_TE=layer'
+  assert goes_on[0] == 'USE_TE=layer'
   assert run(tmp_path / 'on', '--fdl.MAX_STEPS=12', *goes_on) == 0
   losses, whole = runs.losses(tmp_path / 'on'), runs.losses(tmp_path / 'whole')
   assert min(losses) == 7

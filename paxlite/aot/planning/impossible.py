@@ -149,7 +149,7 @@ def _leaner(machine: Machine) -> Iterator[tuple[str, list[dict[str, object]]]]:
 
 
 def _flags(values: Mapping[str, object]) -> str:
-  return ' '.join(shell.flag(n, v).replace('--fdl.', '', 1) for n, v in values.items())
+  return ' '.join(shell.flag(n, v) for n, v in values.items())
 
 
 def _more_devices(space: Space, model: Model) -> str | None:

@@ -86,7 +86,7 @@ def command(
   for attribute, value in choices.flags(chosen, e).items():
     if attribute == 'PERCORE_BATCH_SIZE' and isinstance(value, float) and value.is_integer():
       value = int(value)
-    words.append(shell.flag(attribute, value).replace('--fdl.', '', 1))
+    words.append(shell.flag(attribute, value))
   share = plan.space.machine.share
   environment = f'XLA_PYTHON_CLIENT_MEM_FRACTION={share} ' if share else ''
   return environment + ' '.join(['paxlite train', name, *words])

@@ -221,7 +221,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
       raise UserError(
         f'{heads} is {self.NUM_HEADS * self.DIMS_PER_HEAD}, not MODEL_DIMS={self.MODEL_DIMS}. '
-        'If you want this: --fdl.HEADS_SPAN_MODEL=False'
+        'If you want this: HEADS_SPAN_MODEL=False'
       )
     if self.NUM_HEADS % self.NUM_KV_HEADS:
       raise UserError(

@@ -76,12 +76,12 @@ class Backends(Transformer, subject='Backends'):
     if len(names) > 1:
       raise UserError(
         f'{" and ".join(map(self._origin, names))} exclude each other: choose one, '
-        f'--fdl.USE_FP8=False, --fdl.USE_TE=off or --fdl.USE_INT8=off leave the others out'
+        f'USE_FP8=False, USE_TE=off or USE_INT8=off leave the others out'
       )
     if self.TE_RECIPE != 'bf16' and self.USE_TE == 'off':
       raise UserError(
         f'{self._origin("TE_RECIPE")} is for Transformer Engine, which is off: set ENABLE_TE=1 or '
-        "--fdl.USE_TE=gemm; or, for XLA's own FP8, unset ENABLE_FP8 and give --fdl.USE_FP8=True"
+        "USE_TE=gemm; or, for XLA's own FP8, unset ENABLE_FP8 and give USE_FP8=True"
       )
     if not names:
       return super().backend

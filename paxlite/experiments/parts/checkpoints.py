@@ -80,4 +80,4 @@ class Restoring(Part, subject='Start from weights or another run'):
     for kind in ('IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'):
       name = f'CHECKPOINT_{kind}'
       if getattr(self, name) and not self.CHECKPOINT_RESTORE_PATH:
-        raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
+        raise UserError(f'{name} needs CHECKPOINT_RESTORE_PATH=FOLDER')

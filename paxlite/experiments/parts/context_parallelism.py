@@ -43,7 +43,7 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
     case = self.attention_case()
     if case.bias is not None or case.softmax.dropout is not None:
       raise UserError(
-        f'{stated} supports neither dropout nor a relative bias: --fdl.CONTEXT_ATTENTION=gather'
+        f'{stated} supports neither dropout nor a relative bias: CONTEXT_ATTENTION=gather'
       )
     for window in self.windows:
       shapes = context_choice.shapes_of(self.attention_case(window))
@@ -52,7 +52,7 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
       if way == 'heads' and not context_choice.has_heads(shapes):
         raise UserError(
           f'{stated} needs NUM_HEADS={self.NUM_HEADS} and NUM_KV_HEADS={self.NUM_KV_HEADS} that '
-          'context × mdl divides: --fdl.CONTEXT_ATTENTION=ring'
+          'context × mdl divides: CONTEXT_ATTENTION=ring'
         )
 
   @property

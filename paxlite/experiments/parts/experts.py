@@ -144,11 +144,11 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if self.USE_DROPLESS_MOE and self.backend.name in ('xla_fp8', 'int8'):
       raise UserError(
         f'{self.backend} needs experts with a capacity, whose matrix multiplications have one '
-        'shape: --fdl.USE_DROPLESS_MOE=False'
+        'shape: USE_DROPLESS_MOE=False'
       )
     super().validate()
     if self.EXPERT_ACTIVATION_CLS == 'clamped_swiglu' and not self.USE_GATED_EXPERTS:
-      raise UserError('EXPERT_ACTIVATION_CLS=clamped_swiglu needs --fdl.USE_GATED_EXPERTS=True')
+      raise UserError('EXPERT_ACTIVATION_CLS=clamped_swiglu needs USE_GATED_EXPERTS=True')
     if self.NUM_EXPERTS_PER_TOKEN > self.NUM_EXPERTS:
       raise UserError(
         f'NUM_EXPERTS_PER_TOKEN={self.NUM_EXPERTS_PER_TOKEN} is more than '
@@ -157,7 +157,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if self.EXPERT_CAPACITY_FACTOR <= 0:
       raise UserError(
         f'EXPERT_CAPACITY_FACTOR={self.EXPERT_CAPACITY_FACTOR:g} must be above 0; for no limit: '
-        '--fdl.USE_DROPLESS_MOE=True'
+        'USE_DROPLESS_MOE=True'
       )
     groups = self.NUM_EXPERT_GROUPS
     if self.NUM_EXPERTS % groups or groups < self.NUM_EXPERT_GROUPS_PER_TOKEN:
@@ -175,12 +175,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       )
     if self.ROUTER == 'top_k' and (groups > 1 or self.EXPERT_WEIGHT_SCALE != 1):
       raise UserError(
-        'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for --fdl.ROUTER=group_top_k and balanced'
+        'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for ROUTER=group_top_k and balanced'
       )
     if self.ROUTER == 'top_k' and self.ROUTER_SCORES != 'softmax':
-      raise UserError(
-        f'ROUTER_SCORES={self.ROUTER_SCORES} is for --fdl.ROUTER=group_top_k and balanced'
-      )
+      raise UserError(f'ROUTER_SCORES={self.ROUTER_SCORES} is for ROUTER=group_top_k and balanced')
     axis = self.EXPERT_AXIS
     if axis not in (None, 'data', 'expert') or (axis is not None and axis not in self.MESH_AXES):
       raise UserError(
@@ -189,7 +187,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if axis is not None and self.NUM_EXPERTS % self.mesh_sizes[axis]:
       raise UserError(
         f'NUM_EXPERTS={self.NUM_EXPERTS} is not divisible by the mesh axis {axis} = '
-        f'{self.mesh_sizes[axis]}: --fdl.EXPERT_AXIS=None gives each device a part of all'
+        f'{self.mesh_sizes[axis]}: EXPERT_AXIS=None gives each device a part of all'
       )
 
   @property

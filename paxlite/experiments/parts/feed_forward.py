@@ -34,7 +34,7 @@ class FeedForwardLayers(WidthAndNorms, subject='Feed-forward layers'):
   def validate(self) -> None:
     super().validate()
     if (self.ACTIVATION_CLS == 'clamped_swiglu') > self.USE_GATED_ACTIVATION:
-      raise UserError('ACTIVATION_CLS=clamped_swiglu needs --fdl.USE_GATED_ACTIVATION=True')
+      raise UserError('ACTIVATION_CLS=clamped_swiglu needs USE_GATED_ACTIVATION=True')
 
   def feed_forward(self, hidden_dims: int) -> fdl.Partial:
     """Returns the template of a feed-forward layer."""

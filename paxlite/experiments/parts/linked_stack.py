@@ -56,7 +56,7 @@ class LinkedStack(LanguageModel):
     super().validate()
     if self.has_links and self.USE_REPEATED_LAYER:
       raise UserError(
-        f'{self.links} needs --fdl.USE_REPEATED_LAYER=False: what goes from block to block does '
+        f'{self.links} needs USE_REPEATED_LAYER=False: what goes from block to block does '
         'not go through a loop'
       )
 

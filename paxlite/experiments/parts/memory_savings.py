@@ -80,16 +80,14 @@ class MemorySavings(Experiment, subject='Memory'):
     if form_named(self.FROZEN_DTYPE) is not None and not is_plain:
       raise UserError(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE} is for plain XLA on a mesh without stages: choose '
-        '--fdl.FROZEN_DTYPE=bfloat16'
+        'FROZEN_DTYPE=bfloat16'
       )
     if self.OFFLOAD_ACTIVATIONS and self.num_stages > 1:
-      raise UserError(
-        "OFFLOAD_ACTIVATIONS needs a mesh without stages: '--fdl.OFFLOAD_ACTIVATIONS=[]'"
-      )
+      raise UserError("OFFLOAD_ACTIVATIONS needs a mesh without stages: 'OFFLOAD_ACTIVATIONS=[]'")
     if self.GRADIENT_DTYPE != 'float32' and self.num_stages > 1:
       raise UserError(
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
-        'pipeline are added up over its ticks. Choose --fdl.GRADIENT_DTYPE=float32'
+        'pipeline are added up over its ticks. Choose GRADIENT_DTYPE=float32'
       )
 
 

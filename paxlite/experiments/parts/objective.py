@@ -96,11 +96,11 @@ class Objective(Optimization, subject='Losses'):
     if not self.REFERENCE_RESTORE_PATH:
       raise UserError(
         f'{type(self).__name__} has a reference model, and nothing says where its weights are: '
-        '--fdl.REFERENCE_RESTORE_PATH=FOLDER, of imported weights or of a run'
+        'REFERENCE_RESTORE_PATH=FOLDER, of imported weights or of a run'
       )
     if self.CHECKPOINT_IGNORE_RULES and self.REFERENCE_RESTORE_PATH == self.CHECKPOINT_RESTORE_PATH:
       raise UserError(
         'CHECKPOINT_IGNORE_RULES leaves variables of the reference model without values: name '
-        'complete weights with --fdl.REFERENCE_RESTORE_PATH=FOLDER'
+        'complete weights with REFERENCE_RESTORE_PATH=FOLDER'
       )
     return self.REFERENCE_RESTORE_PATH

@@ -45,7 +45,7 @@ class Positions(RotaryPositions, subject='Positions'):
       table = ', each with a learned embedding' if self.has_position_table else ''
       raise UserError(
         f'MAX_SEQ_LEN={length} is longer than the model: it has MAX_POSITION_EMBEDDINGS='
-        f'{positions}{table}. Shorten the rows, or set --fdl.MAX_POSITION_EMBEDDINGS={length}'
+        f'{positions}{table}. Shorten the rows, or set MAX_POSITION_EMBEDDINGS={length}'
       )
 
     if self.weights.positions is not None and self.weights.positions < length and is_stretched:
@@ -65,7 +65,7 @@ class Positions(RotaryPositions, subject='Positions'):
     elif stretched_before <= 1 and original > before:
       raise UserError(
         f'ROPE_ORIGINAL_LENGTH={original} is more than the {before} positions of the weights in '
-        f'{self.CHECKPOINT_RESTORE_PATH}: set --fdl.ROPE_ORIGINAL_LENGTH={before}'
+        f'{self.CHECKPOINT_RESTORE_PATH}: set ROPE_ORIGINAL_LENGTH={before}'
       )
     elif self.ROPE_SCALING == 'llama3':  # published models have twice as many positions and more
       return
@@ -73,7 +73,7 @@ class Positions(RotaryPositions, subject='Positions'):
       raise UserError(
         f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is longer than ROPE_FACTOR={self.ROPE_FACTOR:g} × '
         f'{source}={original}, to which ROPE_SCALING={self.ROPE_SCALING} stretches positions: set '
-        f'--fdl.ROPE_FACTOR={self.MAX_SEQ_LEN / original:g}'
+        f'ROPE_FACTOR={self.MAX_SEQ_LEN / original:g}'
       )
 
   @property

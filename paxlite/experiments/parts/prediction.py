@@ -62,7 +62,7 @@ class MultiTokenPrediction(Stack, LowRankFactors, Objective, subject='Multi-toke
     if self.trained_modules and not self.learns_predictions:
       why = 'USE_LORA=True' if self.USE_LORA else f'the losses of {type(self).__name__}'
       raise UserError(
-        f'{stated} cannot be trained beside {why}: --fdl.PREDICTION_LOSS_WEIGHT=0 leaves the '
+        f'{stated} cannot be trained beside {why}: PREDICTION_LOSS_WEIGHT=0 leaves the '
         'modules as they are'
       )
 

@@ -152,9 +152,9 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
           f'{layers // self.num_stages} repeated layers of a stage'
         )
       if not self.USE_REPEATED_LAYER:
-        raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
+        raise UserError('a pipeline (mesh axis stage) needs USE_REPEATED_LAYER=True')
       if self.UNROLL_LAYERS:
-        raise UserError("a pipeline (mesh axis stage) needs '--fdl.UNROLL_LAYERS=[]'")
+        raise UserError("a pipeline (mesh axis stage) needs 'UNROLL_LAYERS=[]'")
 
   def stack(self) -> fdl.Partial:
     """Returns the template of all blocks."""

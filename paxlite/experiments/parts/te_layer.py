@@ -61,7 +61,7 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   if model.transformer_tpl.layer_tpl != Transformer.model(e).transformer_tpl.layer_tpl:
     raise UserError(
       f"{type(e).__name__} changes its blocks, and Transformer Engine's fused layer does not know "
-      'how: --fdl.USE_TE=gemm replaces matrix multiplications alone'
+      'how: USE_TE=gemm replaces matrix multiplications alone'
     )
   return template(
     TeTransformerLayer,

@@ -96,7 +96,7 @@ def _check(
   if not wrong <= _TOLERANCE:
     raise UserError(
       f'{what} by cuDNN (jax {jax.__version__}) differs from the same {other} by {wrong:.1g} of '
-      f'the largest entry. Leave it out: --fdl.{way_out}'
+      f'the largest entry. Leave it out: {way_out}'
     )
 
 

@@ -197,6 +197,6 @@ def _places(leaves: list[jax.Array], context: jax.Array) -> tuple[int, int]:
   if len(found) != 1:
     raise RuntimeError(
       'this version of JAX keeps other arrays for the backward kernel of attention than paxlite '
-      'knows: --fdl.CONTEXT_ATTENTION=heads'
+      'knows: CONTEXT_ATTENTION=heads'
     )
   return found[0]

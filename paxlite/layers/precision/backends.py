@@ -23,7 +23,7 @@ TeRecipe = Literal['bf16', 'DelayedScaling', 'Float8CurrentScaling', 'MXFP8']
 
 _INSTALL_TE = (
   'Transformer Engine is not installed, or not for this JAX and Python ({}): docs/backends.md says '
-  'how. Without it: --fdl.USE_TE=off, and ENABLE_TE unset'
+  'how. Without it: USE_TE=off, and ENABLE_TE unset'
 )
 # The largest absolute value becomes 127. By qwix itself it becomes 127.5, so that the last bit of a
 # weight would decide between −127 and −128.

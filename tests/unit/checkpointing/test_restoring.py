@@ -152,14 +152,14 @@ def test_ignored_and_renamed(base, tmp_path):
     (dict(CHECKPOINT_IGNORE_RULES=['(']), 'is not a regular expression'),
     (dict(CHECKPOINT_RENAME_RULES=[r'(softmax)/w=>\5']), 'invalid group reference 5'),
     (dict(CHECKPOINT_RESTORE_CHANGES=['X']), "CHECKPOINT_RESTORE_CHANGES: 'X' is none of USE_ROTA"),
-    (dict(VOCAB_SIZE=128), 'The checkpoint is of a model with --fdl.VOCAB_SIZE=64'),
+    (dict(VOCAB_SIZE=128), 'The checkpoint is of a model with VOCAB_SIZE=64'),
     (
       dict(ROPE_THETA=5e5, ACTIVATION_CLS='gelu'),
-      r'has --fdl.ROPE_THETA=10000.0 --fdl.ACTIVATION_CLS=silu and this run --fdl.ROPE_THETA=5',
+      r'has ROPE_THETA=10000.0 ACTIVATION_CLS=silu and this run ROPE_THETA=5',
     ),
     (
       dict(ROPE_THETA=5e5, ACTIVATION_CLS='gelu', CHECKPOINT_RESTORE_CHANGES=['ROPE_THETA']),
-      r'has --fdl.ACTIVATION_CLS=silu and this run --fdl.ACTIVATION_CLS=gelu',
+      r'has ACTIVATION_CLS=silu and this run ACTIVATION_CLS=gelu',
     ),
     (dict(HIDDEN_DIMS=32), r'ffn_layer1/w is \[3, 16, 24\] and the model has \[3, 16, 32\]'),
     (dict(SEPARATE_EMBEDDING=False), 'params/softmax/w is not in the model'),
@@ -446,7 +446,7 @@ def test_weights_that_were_not_imported_are_recognized(tmp_path, files, message)
 
 def test_a_model_of_another_size_is_said_before_its_tokenizer(base, tmp_path):
   """The data is not read before that either, because reading takes time."""
-  with pytest.raises(UserError, match=r'does not fit the model: .* of a model with --fdl.NUM_LAY'):
+  with pytest.raises(UserError, match=r'does not fit the model: .* of a model with NUM_LAY'):
     sft(str(base[0]), TRAIN_FILES=['gone.jsonl'], VOCAB_PATH='gone.model')
 
 

@@ -175,7 +175,7 @@ def test_a_row_of_too_many_segments_is_refused(start):
   batches = DeviceBatches(data, sharding, start, max_segments=2)
   assert next(batches)['ids'].shape == (3, 4)
   batches.close()
-  with pytest.raises(UserError, match=r'a row of 2 segments .*--fdl.MAX_SEGMENTS_PER_SEQ=4'):
+  with pytest.raises(UserError, match=r'a row of 2 segments .*MAX_SEGMENTS_PER_SEQ=4'):
     next(DeviceBatches(data, sharding, start, max_segments=1))
 
 

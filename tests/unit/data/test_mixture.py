@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -223,8 +224,12 @@ def test_what_is_trained_on_is_not_evaluated_on(kind, values, match):
 
 def test_nothing_held_out_is_said(files):
   few = streamed(files, split='held_out', held_out_every=1_000_000)
-  with pytest.raises(UserError, match='there is nothing to evaluate on'):
+  with pytest.raises(UserError, match='there is nothing to evaluate on') as refused:
     next(few.eval_batches(slice(0, 4)))
+  every = int(re.search(r'HELD_OUT_EVERY=(\d+) holds one of these out', str(refused.value))[1])
+  of_source = lambda n: streamed(files, split='held_out', held_out_every=n).source.datasets[0]
+  assert of_source(every).count_documents() == 1
+  assert of_source(every + 1).count_documents() == 0
 
 
 def segments_of(batch) -> list[tuple[int, ...]]:

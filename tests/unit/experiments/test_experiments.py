@@ -188,7 +188,7 @@ def test_experts_and_stages_stay_in_a_loop():
   stages = TinyGPT(**values, **axes, ICI_MESH_SHAPE=[2, 1, 1, 1], NUM_LAYERS=2)
   assert stages.UNROLL_LAYERS == []
   stages.validate()
-  with pytest.raises(UserError, match=r"stage\) needs '--fdl.UNROLL_LAYERS=\[\]'"):
+  with pytest.raises(UserError, match=r"stage\) needs 'UNROLL_LAYERS=\[\]'"):
     stages.replaced(UNROLL_LAYERS=['gpu']).validate()
 
 

@@ -79,10 +79,10 @@ STRETCHED = dict(ROPE_FACTOR=4.0, ROPE_ORIGINAL_LENGTH=256, MAX_SEQ_LEN=1024)
   ('weights', 'values', 'message'),
   [
     ({}, dict(ROPE_SCALING='yarn', ROPE_FACTOR=2.0), r'1024 is longer than ROPE_FACTOR=2 × ROPE'),
-    ({}, dict(ROPE_SCALING='yarn', ROPE_ORIGINAL_LENGTH=8192), r'set --fdl.ROPE_ORIGINAL_LENGTH=2'),
+    ({}, dict(ROPE_SCALING='yarn', ROPE_ORIGINAL_LENGTH=8192), r'set ROPE_ORIGINAL_LENGTH=2'),
     ({}, dict(ROPE_SCALING='llama3', ROPE_ORIGINAL_LENGTH=257), r'more than the 256 positions of'),
     ({}, dict(ROPE_SCALING='ntk', ROPE_FACTOR=3.0), r'of the weights=256.*ROPE_FACTOR=4$'),
-    ({}, dict(ROPE_SCALING='linear', MAX_SEQ_LEN=1025), r'set --fdl.ROPE_FACTOR=4.00391$'),
+    ({}, dict(ROPE_SCALING='linear', MAX_SEQ_LEN=1025), r'set ROPE_FACTOR=4.00391$'),
     ({}, dict(ROPE_SCALING='linear', ROPE_FACTOR=0.5), r'ROPE_FACTOR=0.5 must be at least 1'),
     ({}, dict(ROPE_SCALING='longrope', ROPE_SHORT_FACTORS=[1.0] * 4), r'LONG_FACTORS must have 4'),
     ({}, dict(ROPE_SCALING='ntk', DIMS_PER_HEAD=2), r'ntk needs more than 2 rotated dimensions'),
@@ -125,7 +125,7 @@ def test_a_change_of_positions_is_named_without_what_derives_from_it(tmp_path):
   (path / 'experiment.json').write_text(json.dumps(found))
   check_function(e, path, path / 'experiment.json')
   e = e.replaced(CHECKPOINT_RESTORE_CHANGES=named[:2])
-  with pytest.raises(UserError, match=r'it has --fdl\.ROPE_ORIGINAL_LENGTH=8192 '):
+  with pytest.raises(UserError, match=r'it has ROPE_ORIGINAL_LENGTH=8192 '):
     check_function(e, path, path / 'experiment.json')
 
 

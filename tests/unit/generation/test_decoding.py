@@ -189,4 +189,4 @@ def test_decode_without_prompts_or_weights(trained, tmp_path):
   result = runs.run(tmp_path / 'new', '--mode=decode', prompts(tmp_path), config=CONFIG, code=2)
   assert 'holds no checkpoint: train first' in result.stderr
   result = runs.run(trained, '--mode=decode', config=CONFIG, code=2)
-  assert '--fdl.DECODE_FILES' in result.stderr
+  assert 'DECODE_FILES' in result.stderr

@@ -218,7 +218,7 @@ def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
-  with pytest.raises(UserError, match=r'by the bounds of .*: --fdl.MAX_SEGMENTS_PER_SEQ=0'):
+  with pytest.raises(UserError, match=r'by the bounds of .*: MAX_SEGMENTS_PER_SEQ=0'):
     check(gpu_mesh, attention_segments=8)
 
 

@@ -96,14 +96,14 @@ def test_lora_and_what_it_trains():
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    (dict(USE_REPEATED_LAYER=True), 'needs --fdl.USE_REPEATED_LAYER=False'),
+    (dict(USE_REPEATED_LAYER=True), 'needs USE_REPEATED_LAYER=False'),
     (dict(NUM_PREDICTION_MODULES=1), 'NUM_PREDICTION_MODULES=1 is not implemented beside'),
     (dict(NUM_KEY_READERS=6), "leave no block with 'sliding' attention"),
     (dict(NUM_KEY_READERS=5), "leave no block with 'full' attention"),
     (dict(LAYER_INPUT_VOCAB_SIZE=95), 'LAYER_INPUT_VOCAB_SIZE=95 has no rows'),
     (
       dict(MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1]),
-      'needs --fdl.USE_REPEATED_LAYER=True',
+      'needs USE_REPEATED_LAYER=True',
     ),
     (dict(USE_TE='layer'), "Transformer Engine's fused layer does not know"),
   ],

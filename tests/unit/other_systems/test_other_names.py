@@ -372,7 +372,7 @@ def test_key_value_arguments_are_all_answered():
   said = other_names.arguments_hint(['base.yml', 'steps=10', 'ici_fsdp_parallelism=8', 'other=1'])
   assert said == (
     '--fdl_config=EXPERIMENT is used in place of a YAML file. '
-    'steps: It is MAX_STEPS here. Write --fdl.MAX_STEPS=VALUE. '
+    'steps: It is MAX_STEPS here. Write MAX_STEPS=VALUE. '
     "ici_fsdp_parallelism: It is the mesh's axis data here: its number in ICI_MESH_SHAPE."
   )
 

@@ -54,6 +54,6 @@ def test_a_run_that_freezes_them_says_so(seed):
   )
   (said,) = of('.*/lora_[ab]')
   assert 'stay frozen in softmax/w:' in said
-  assert re.search(r'--fdl.TRAINABLE_VARIABLES=.*lora_\[ab\].*softmax/w', said)
+  assert re.search(r'TRAINABLE_VARIABLES=.*lora_\[ab\].*softmax/w', said)
   assert of('.*/lora_[ab]', 'softmax/w') == []
   assert of('.*') == []

@@ -11,8 +11,8 @@ from paxlite.weights.families import hugging_face_entries
 @pytest.mark.parametrize(
   ('experiment', 'message'),
   [
-    (DeepSeekV3(ROPE_LAYOUT='half'), 'latent attention needs --fdl.ROPE_LAYOUT=interleaved'),
-    (Phi(ROPE_LAYOUT='interleaved'), 'ROPE_FRACTION=.* needs --fdl.ROPE_LAYOUT=half'),
+    (DeepSeekV3(ROPE_LAYOUT='half'), 'latent attention needs ROPE_LAYOUT=interleaved'),
+    (Phi(ROPE_LAYOUT='interleaved'), 'ROPE_FRACTION=.* needs ROPE_LAYOUT=half'),
   ],
 )
 def test_pairs_that_cannot_be_reordered_are_refused(experiment, message):
