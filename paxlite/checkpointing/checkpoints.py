@@ -402,7 +402,7 @@ class Checkpoints:
     if (left := damaged + [folder_name(step) for step in self.steps()]) and not accepted:
       raise UserError(
         f'{self._directory} holds checkpoints, and none of them is good: {listed(left, shown=3)}. '
-        'Put a good one back, choose another --job_log_dir, or begin again as a new run does, '
+        'Put a good one back, choose another folder, or begin again as a new run does, '
         'with what is there moved aside: --start_over'
       )
     if left:
@@ -436,5 +436,5 @@ class Checkpoints:
     if differences:
       raise UserError(
         f'{self.folder(step)} does not fit this experiment: {listed(differences)}. '
-        f'Use the experiment that wrote it, or another --job_log_dir{conversion_hint(differences)}'
+        f'Use the experiment that wrote it, or another folder{conversion_hint(differences)}'
       )

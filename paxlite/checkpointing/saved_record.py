@@ -77,6 +77,6 @@ class SavedRecord:
     saved_step = f'the checkpoint of step {saved}' if isinstance(saved, int) else 'checkpoints'
     raise UserError(
       f'this run has saved {saved_step}, and {checkpoints} holds none: put them back, or mount the '
-      'disk that holds them. Or choose another --job_log_dir, or begin again as a new run does: '
+      'disk that holds them. Or choose another folder, or begin again as a new run does: '
       '--start_over'
     )

@@ -75,7 +75,7 @@ class StreamPositions:
         raise UserError(
           f'{self._name} is not what the checkpoint has read: files, their order or contents have '
           'changed, so that reading cannot continue from its position: put them back, or '
-          'choose another --job_log_dir'
+          'choose another folder'
         )
       table[:, Field.FINGERPRINT] = np.tile(fingerprints, len(held))  # by the rule of today
     self._start = step, found

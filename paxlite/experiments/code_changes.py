@@ -76,7 +76,7 @@ def refuse_other_code(e: Experiment, folder: pathlib.Path) -> None:
   if found := changes(e, folder):
     raise UserError(
       f'the code has changed since the last start of {folder}: {listed(found)}. Undo the change, '
-      'choose another --job_log_dir, or continue with the change: --accept_changes'
+      'choose another folder, or continue with the change: --accept_changes'
     )
 
 

@@ -104,7 +104,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   if changed:
     raise UserError(
       f'{folder} holds checkpoints of a different experiment: {"; ".join(changed)}. '
-      'Choose another --job_log_dir, or continue with the change: --accept_changes'
+      'Choose another folder, or continue with the change: --accept_changes'
     )
 
 

@@ -70,7 +70,7 @@ class FolderLock:
       else:
         raise UserError(
           f'{where} is in use by another run{owner}. Wait for it or end it, or choose another '
-          '--job_log_dir'
+          'folder'
         )
     if not _leads_to(self._path, file.fileno()):  # moved or deleted since it was opened
       file.close()

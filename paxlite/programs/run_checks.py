@@ -40,7 +40,7 @@ def check_moments(e: Experiment, folder: pathlib.Path) -> None:
   if before not in (None, now) and 'int8' in (before, now):
     raise UserError(
       f'ADAM_MOMENTS_DTYPE={now}: the moments of {folder} are kept in {before}, and those of int8 '
-      f'are not converted. Keep {before}, or choose another --job_log_dir'
+      f'are not converted. Keep {before}, or choose another folder'
     )
 
 

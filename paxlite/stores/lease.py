@@ -116,7 +116,7 @@ class Lease:
       if not is_free and data != seen:
         raise UserError(
           f'--job_log_dir={self._address} is in use by another run ({_described(content)}). Wait '
-          'for it or end it, or choose another --job_log_dir'
+          'for it or end it, or choose another folder'
         )
       if is_free or asked_at >= until:
         mine = self._content()

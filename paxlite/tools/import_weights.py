@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
 
   if not is_address(args.path) and not os.path.exists(args.path):
-    raise UserError(f'--path={args.path} is not there')
+    raise UserError(f'{args.path} does not exist')
   if not is_address(args.to) and os.path.exists(args.to):
     raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
   source = args.source or _source_at(args.path)

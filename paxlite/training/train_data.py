@@ -132,7 +132,7 @@ class TrainData:
       if 'position' not in metadata:
         raise UserError(
           f'{self.input.name}: the checkpoint of step {step} has no position in it; start again '
-          'with another --job_log_dir'
+          'with another folder'
         )
       try:
         self.input.seek(self.batch_of(step), np.array(metadata['position'], np.int64))
@@ -145,7 +145,7 @@ class TrainData:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
         raise UserError(
-          f'{changed}: {why}. Put it back, choose another --job_log_dir, or continue with the '
+          f'{changed}: {why}. Put it back, choose another folder, or continue with the '
           f'change: --accept_changes{self._former}'
         )
       if jax.process_index() == 0:

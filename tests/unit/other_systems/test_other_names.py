@@ -406,9 +406,9 @@ def test_the_converters_run_with_flags_of_others(tmp_path, capsys):
   with pytest.raises(UserError, match='none is not a folder'):
     convert_te.main([*flags, *sizes.split(), '--weight-only', '--use-gated-activations'])
   assert capsys.readouterr().err.count('does nothing here: ') == 7
-  with pytest.raises(UserError, match=r'--path=.*/llama 7b is not there'):
+  with pytest.raises(UserError, match=r'/llama 7b does not exist'):
     import_weights.main(['--base', f'{tmp_path}/llama 7b', '--pax', 'out', '--model-size', '7b'])
-  with pytest.raises(UserError, match=r'--path=.*/meta is not there'):
+  with pytest.raises(UserError, match=r'/meta does not exist'):
     import_weights.main([f'--base-model-path={tmp_path}/meta', '--maxtext-model-path=out'])
 
 
