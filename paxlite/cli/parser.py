@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
     doc: The docstring of the command's module: its usage, an empty line, and its description.
   """
 
-  _attribute = re.compile(r'--?fdl\.|(?=[A-Z][A-Z0-9_]*=)')
+  _attribute = re.compile(r'--?fdl\.|(?=([A-Z][A-Z0-9_]*|task\.[\w.[\]]+)=)')
 
   def __init__(self, doc: str | None):
     usage, _, description = (doc or '').partition('\n\n')
@@ -100,7 +100,10 @@ class Parser(argparse.ArgumentParser):
     self.option('--host_idx', 'which one of them this is, from 0', int)
 
   def attributes(self) -> None:
-    """Adds NAME=VALUE and --fdl.NAME=VALUE, which set attributes of the experiment."""
+    """Adds NAME=VALUE and --fdl.NAME=VALUE, which set attributes of the experiment.
+
+    A path task.PATH in the place of NAME sets a value of the config that is built.
+    """
     self.takes_attributes = True
     explained = 'sets an attribute; `paxlite show EXPERIMENT` lists them'
     self.add_argument('attributes', nargs=argparse.SUPPRESS, metavar='NAME=VALUE', help=explained)

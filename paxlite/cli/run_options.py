@@ -43,7 +43,8 @@ class RunParser(Parser):
     super().__init__(doc)
     self._mode = mode
     if mode is not None:
-      self._attribute = re.compile(r'--?fdl\.|(?=[A-Za-z]\w*=)')  # small letters get a hint
+      # small letters get a hint
+      self._attribute = re.compile(r'--?fdl\.|(?=([A-Za-z]\w*|task\.[\w.[\]]+)=)')
       self._word, meaning = word or _WORDS[mode]
       self.option('name', meaning, experiment_name, nargs='?', metavar=self._word)
     self.attributes()

@@ -22,7 +22,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from paxlite.config.attribute_kinds import broken_rule, kind_of, with_kind
@@ -207,6 +207,21 @@ def parse(cls: type, name: str, text: str) -> object:
     UserError: The class has no such attribute, or the text is not a value of its type.
   """
   expected = _type_of_attribute(cls, name)
+  try:
+    return read(text, expected)
+  except UserError as e:
+    raise UserError(f'--fdl.{name}: {e}') from None
+  except ValueError:
+    raise UserError(_mismatch(cls, name, text)) from None
+
+
+def read(text: str, expected: object) -> object:
+  """Reads a text as a value of a type; see `parse`.
+
+  Raises:
+    UserError: The function in the type that reads the value refuses it.
+    ValueError: The text is not a value of the type.
+  """
   value = _literal(text)
   attempts = [value]
   if isinstance(value, str):  # a quoted list or number, or the shell's true
@@ -223,11 +238,11 @@ def parse(cls: type, name: str, text: str) -> object:
   for attempt in attempts:
     try:
       return _convert(attempt, expected)
-    except UserError as e:
-      raise UserError(f'{name}: {e}') from None
+    except UserError:
+      raise
     except (TypeError, ValueError, OverflowError):
       continue
-  raise UserError(_mismatch(cls, name, text))
+  raise ValueError(text)
 
 
 def placed(cls: type, name: str, value: object, folder: str) -> object:
@@ -267,8 +282,8 @@ def describe(expected: object) -> str:
     return ' or '.join(describe(a) for a in typing.get_args(expected))
   if origin is Annotated:
     return describe(typing.get_args(expected)[0])
-  if origin is list:
-    return f'list[{", ".join(map(describe, typing.get_args(expected)))}]'
+  if origin in (list, tuple, Sequence):
+    return f'list[{", ".join(map(describe, typing.get_args(expected)[:1]))}]'
   if expected is type(None):
     return 'None'
   if origin is not None:
@@ -416,7 +431,7 @@ def _convert(value: object, expected: object) -> object:
     if value is not None:
       raise TypeError(value)
     return None
-  if expected is list or origin is list:
+  if expected is list or origin in (list, tuple, Sequence):
     if not isinstance(value, (list, tuple)):
       raise TypeError(value)
     return [_convert(v, args[0]) for v in value] if args else list(value)

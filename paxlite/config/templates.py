@@ -19,9 +19,11 @@ would change all configs.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import re
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -76,35 +78,93 @@ def selections_named(where: str) -> Iterator[None]:
     ) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Node:
+  """A value in a config.
+
+  Attributes:
+    path: Where it is, as 'task.model.logit_cap' or 'task.model.prediction_tpls[0]'.
+    value: The value: a config, a template, or what is none.
+    holder: The config, list or dict that holds it; None for the whole config.
+    key: Its name or its index there.
+  """
+
+  path: str
+  value: Any
+  holder: Any = None
+  key: Any = None
+
+  @property
+  def is_config(self) -> bool:
+    return isinstance(self.value, fdl.Buildable)
+
+  @property
+  def annotation(self) -> object:
+    """The type that the class or function of the holder states; Any if it states none."""
+    if not isinstance(self.holder, fdl.Buildable):
+      return Any
+    with contextlib.suppress(NameError, TypeError):  # names that only type checkers import
+      return typing.get_type_hints(fdl.get_callable(self.holder)).get(self.key, Any)
+    return Any
+
+  def set(self, value: object) -> None:
+    """Puts another value in the place of this one."""
+    if isinstance(self.holder, fdl.Buildable):
+      setattr(self.holder, self.key, value)
+    else:
+      self.holder[self.key] = value
+
+  def __str__(self) -> str:
+    if not self.is_config:
+      return f'{self.path} = {self.value!r}'
+    made = fdl.get_callable(self.value)
+    kind = 'template of ' if isinstance(self.value, fdl.Partial) else ''
+    return f'{self.path}: {kind}{made.__module__}.{made.__qualname__}'
+
+
+def nodes(cfg: fdl.Buildable, root: str = 'task') -> Iterator[Node]:
+  """Yields the values of a config, sorted by argument names; each config before what it holds.
+
+  Lists and dicts that hold configs are no values: their items are.
+  """
+
+  def visit(node: Node) -> Iterator[Node]:
+    value, parts = node.value, []
+    if isinstance(value, list | tuple):
+      parts = [Node(f'{node.path}[{i}]', x, value, i) for i, x in enumerate(value)]
+    if isinstance(value, dict):
+      parts = [Node(f'{node.path}.{name}', x, value, name) for name, x in value.items()]
+    if node.is_config:
+      held = value.__arguments__
+      parts = [Node(f'{node.path}.{name}', held[name], value, name) for name in sorted(held)]
+    if node.is_config or not any(part.is_config for part in parts):
+      yield node
+    if node.is_config or any(part.is_config for part in parts):
+      for part in parts:
+        yield from visit(part)
+
+  return visit(Node(root, cfg))
+
+
+def apart(value: Any) -> Any:
+  """Returns a copy of a config in which no two paths share one, so that each is edited alone."""
+  if isinstance(value, fdl.Buildable):
+    copied = copy.copy(value)
+    for name, held in value.__arguments__.items():
+      setattr(copied, str(name), apart(held))
+    return copied
+  if type(value) in (list, tuple):
+    return type(value)(map(apart, value))
+  return {key: apart(x) for key, x in value.items()} if isinstance(value, dict) else value
+
+
 def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   """A config as text: one `path = value` per line, classes included, sorted by argument names.
 
   A run writes this text, and two experiments are compared by it. Fiddle's own flattened print
   leaves out the class that a template makes.
   """
-  lines = []
-
-  def visit(path: str, value: object) -> None:
-    parts = {}
-    if isinstance(value, list | tuple):
-      parts = {f'{path}[{i}]': x for i, x in enumerate(value)}
-    if isinstance(value, dict):
-      parts = {f'{path}.{name}': x for name, x in value.items()}
-    if any(isinstance(x, fdl.Buildable) for x in parts.values()):
-      for of, x in parts.items():
-        visit(of, x)
-      return
-    if not isinstance(value, fdl.Buildable):
-      lines.append(f'{path} = {value!r}')
-      return
-    made = fdl.get_callable(value)
-    kind = 'template of ' if isinstance(value, fdl.Partial) else ''
-    lines.append(f'{path}: {kind}{made.__module__}.{made.__qualname__}')
-    for name in sorted(value.__arguments__):
-      visit(f'{path}.{name}', value.__arguments__[name])
-
-  visit(root, cfg)
-  return '\n'.join(lines)
+  return '\n'.join(map(str, nodes(cfg, root)))
 
 
 def _with_children(cfg: _B, cls: Callable[..., object]) -> _B:

@@ -14,9 +14,8 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import Source, find_source
+from paxlite.config import edits
 from paxlite.config.attribute_kinds import Kind
-from paxlite.config.attributes import parse
-from paxlite.config.former_names import current
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
@@ -205,7 +204,7 @@ def load_checkpoint(
   Args:
     checkpoint: The folder of the checkpoint; see source.find_source.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
-    overrides: Values of experiment attributes as text, as in NAME=VALUE. MAX_SEQ_LEN is the
+    overrides: Values as text, by attribute or path, as in NAME=VALUE. MAX_SEQ_LEN is the
       most tokens of a text here, which otherwise has as many as the model has positions.
     base_weights: The folder of the base weights of a LoRA run, if they were moved.
   """
@@ -217,7 +216,7 @@ def load_checkpoint(
     DCN_MESH_SHAPE=[1, 1, 1],
   )
   cls = type(trained)
-  changes = {current(k): parse(cls, k, text) for k, text in (overrides or {}).items()}
+  changes = edits.parsed(cls, overrides or {}, trained.CONFIG_EDITS)
   without: dict[str, object] = {
     'CHECKPOINT_RESTORE_PATH': '',
     'CHECKPOINT_IGNORE_RULES': [],
@@ -238,6 +237,8 @@ def load_checkpoint(
     more = max(experiment.MAX_POSITION_EMBEDDINGS, longest)
     experiment = experiment.replaced(MAX_POSITION_EMBEDDINGS=more)
   experiment.validate()
+  if edits.EDITS in changes:
+    experiment.check_edits()
   return load(experiment, source, Restore(checkpoint), tokenizer_path, longest)
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Self
 import fiddle as fdl
 
 from paxlite import extensions
-from paxlite.config.attribute_kinds import Kind, names_of
+from paxlite.config import edits
+from paxlite.config.attribute_kinds import Kind, Training, names_of
 from paxlite.config.attributes import attribute_types, convert, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
@@ -46,13 +47,17 @@ else:
   Added = type('Added', (*_parts, Part), {}) if _parts else Part
 
 
-class Experiment(Batches, TrainingLoop, Checkpointing, Restoring, Faults, Added):
+class Experiment(
+  Batches, TrainingLoop, Checkpointing, Restoring, Faults, Added, subject='Built config'
+):
   """What every run has; subclasses add the parts of a model and a dataset.
 
   The parts of extensions are parts of every experiment.
 
   Sizes are those of the whole run unless the attribute's name says otherwise.
   """
+
+  CONFIG_EDITS: Training[list[str]] = []  # values of the built config: 'task.PATH=VALUE'
 
   @classmethod
   def config(cls) -> fdl.Config:
@@ -89,8 +94,22 @@ class Experiment(Batches, TrainingLoop, Checkpointing, Restoring, Faults, Added)
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
   def build_task(self) -> fdl.Config:
-    """Returns the config of the Task on the experiment's backend; programs build this one."""
-    return self.task()
+    """Returns the config of the Task on the experiment's backend, edited; programs build this one.
+
+    Raises:
+      UserError: A value of CONFIG_EDITS has another type than the one in its place.
+    """
+    task = self.task()
+    self.complete(task)
+    return edits.edited(task, self.CONFIG_EDITS)
+
+  def complete(self, task: fdl.Config) -> None:
+    """Edits the config of a task in plain XLA so that it is that of the experiment's backend."""
+
+  def check_edits(self) -> None:
+    """Raises UserError if CONFIG_EDITS names what the built config does not have."""
+    if self.CONFIG_EDITS:
+      edits.check(self.build_task(), self.CONFIG_EDITS)
 
   def train_input(self) -> fdl.Config:
     """Returns the config of the data.base.Input to train on."""

@@ -88,6 +88,21 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
     )
 
 
+def refuse_edited_model(e: Experiment) -> None:
+  """Raises UserError if CONFIG_EDITS change the function of the model.
+
+  Files of other programs say what a model computes, and are written from its attributes.
+  """
+  edited, stated = (
+    function_lines(x.build_task().model) for x in (e.plain, e.plain.replaced(CONFIG_EDITS=[]))
+  )
+  if different := differences(stated, edited):
+    raise UserError(
+      f'CONFIG_EDITS={e.CONFIG_EDITS} change what the model computes, and a file for another '
+      f'program states its attributes alone: {listed(different, shown=3)}'
+    )
+
+
 def _experiment_of(
   name: str, values: dict[str, object], changes: dict[str, object]
 ) -> Experiment | None:

@@ -14,8 +14,8 @@ from typing import TypeVar
 import fiddle as fdl
 
 from paxlite.cli.user_modules import hidden, import_named
+from paxlite.config import edits
 from paxlite.config.experiment_file import FINE_TUNING, WeightsFacts
-from paxlite.config.former_names import current_values
 from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
@@ -264,14 +264,13 @@ def build_experiment(
   Args:
     name: A bare name or a dotted path.
     fiddlers: Names of functions that edit its config.
-    overrides: Values as text, by attribute.
+    overrides: Values as text, by attribute, or by the path of a value of the built config.
     run: identity.run_values of a run. If the run has the same experiment, it gives the values of
       all attributes that neither fiddlers nor overrides set.
     facts: Returns what is known of the weights at a path. This function reads no weights.
   """
   from paxlite.config.attributes import parse, placed
 
-  overrides = current_values(overrides)
   cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
   is_same = run is not None and run['experiment'] == full_name(cls)
   known = dict(run['values']) if run is not None and is_same else {}
@@ -295,8 +294,8 @@ def build_experiment(
     for attribute, value in stated_values(cls, run['values'], began_with).items():
       if getattr(cfg, attribute) == getattr(before, attribute):
         setattr(cfg, attribute, placed(cls, attribute, value, run.get('started_in', '')))
-  for attribute, text in overrides.items():
-    setattr(cfg, attribute, parse(cls, attribute, text))
+  for attribute, value in edits.parsed(cls, overrides, cfg.CONFIG_EDITS).items():
+    setattr(cfg, attribute, value)
   if 'MAX_STEPS' in overrides and cfg.NUM_EPOCHS is not None:
     raise UserError(
       f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both say when training ends: '
@@ -305,4 +304,5 @@ def build_experiment(
   experiment = fdl.build(cfg)
   experiment = experiment.knowing(*map(facts, experiment.paths_of_weights))
   experiment.validate()
+  experiment.check_edits()
   return experiment

@@ -62,6 +62,7 @@ def train(
   """
   experiment = knowing_weights(experiment)
   experiment.validate()
+  experiment.check_edits()
   here, address = located_run(paths.stored(os.fspath(folder)), None)
   training.train(Run(experiment, here, accept_changes=accept_changes, address=address))
   return TrainedModel(here)

@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
   from paxlite.checkpointing.source import find_source
   from paxlite.eval.inference import experiment_of, refuse_te_layers
+  from paxlite.experiments.compatibility import refuse_edited_model
   from paxlite.proof.export_proof import proof_of, write_proof
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.families import family_of
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> None:
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
   refuse_te_layers(source)
+  refuse_edited_model(experiment)
   variables = source.unrolled_params()
   if args.to != 'peft' and any(v.dtype.kind in 'iu' for v in variables.values()):
     raise UserError(

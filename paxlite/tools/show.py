@@ -1,11 +1,11 @@
-"""paxlite show EXPERIMENT [NAME=VALUE …]
+"""paxlite show EXPERIMENT [--path=PATH] [NAME=VALUE …]
 
 Prints the values of an experiment by subject, with their meanings, and the config that is built
-from them.
-EXPERIMENT is a bare name or a dotted path.
+from them; or, with --path, what that config has there. EXPERIMENT is a bare name or a dotted path.
 
-Example:
+Examples:
   paxlite show GPT126M NUM_LAYERS=24
+  paxlite show GPT126M --path=task.optimizer
 """
 
 import ast
@@ -29,12 +29,27 @@ if TYPE_CHECKING:
 
 PARSER = Parser(__doc__)
 PARSER.word('fdl_config', 'EXPERIMENT', 'bare name or dotted path', experiment_name)
+PARSER.option('--path', 'a place in the built config, as task.model')
 PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
-  print(text(args.fdl_config, args.attributes, explained=True))
+  if args.path is None:
+    print(text(args.fdl_config, args.attributes, explained=True))
+  else:
+    print(built(args.fdl_config, args.attributes, args.path))
+
+
+def built(name: str, overrides: dict[str, str], path: str) -> str:
+  """Returns what the built config of an experiment has at a path, one value on each line."""
+  from paxlite.config.edits import find
+  from paxlite.experiments.description import configs
+  from paxlite.programs.weights_model import build_experiment
+
+  cfgs = configs(build_experiment(name, [], overrides))
+  root = next((root for root in cfgs if f'{path}.'.startswith(f'{root}.')), 'task')
+  return '\n'.join(map(str, find(cfgs[root], path, root)))
 
 
 def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:

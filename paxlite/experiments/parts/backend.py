@@ -130,15 +130,9 @@ class Backends(Transformer, subject='Backends'):
       options.setdefault('xla_gpu_enable_triton_gemm', False)
     return options
 
-  def build_task(self) -> fdl.Config:
-    task = self.task()
+  def complete(self, task: fdl.Config) -> None:
     self.check_optimizer(task)
     self.keep_frozen_forms(task)
-    self.put_on_backend(task)
-    return task
-
-  def put_on_backend(self, task: fdl.Config) -> None:
-    """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
     if self.USE_FP8:
       for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
         fdl.update_callable(einsum, Fp8Einsum)

@@ -1,0 +1,126 @@
+"""Edits of a built config: 'task.model.logit_cap=30' sets a value by its path.
+
+`--fdl.task.PATH=VALUE` adds one to CONFIG_EDITS of the experiment, so that experiment.json holds it
+and each program that builds the task sets the value again.
+"""
+
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Never
+
+from paxlite.config.attributes import Attributes, describe, parse, read
+from paxlite.config.former_names import current
+from paxlite.config.templates import Node, apart, nodes
+from paxlite.core.errors import UserError
+from paxlite.core.near_names import near_names
+
+EDITS = 'CONFIG_EDITS'
+_ROOT = 'task.'
+_TEXTS = bool, int, float, str, type(None)
+_MOST = 3
+
+
+def parsed(cls: type[Attributes], given: Mapping[str, str], edits: Any) -> dict[str, Any]:
+  """Returns the values of the attributes that a command line sets.
+
+  Args:
+    cls: The class of the experiment.
+    given: Texts by the names of attributes, and by the paths of values of the built config.
+    edits: Its CONFIG_EDITS, to which paths are added. The last edit of a path counts.
+  """
+  texts = {name: text for name, text in given.items() if '.' not in name}
+  values: dict[str, Any] = {current(n): parse(cls, n, text) for n, text in texts.items()}
+  if paths := {name: text for name, text in given.items() if name not in texts}:
+    before = dict(edit.partition('=')[::2] for edit in values.get(EDITS, edits))
+    values[EDITS] = [f'{path}={text}' for path, text in sorted({**before, **paths}.items())]
+  return values
+
+
+def edited(cfg: Any, edits: Sequence[str]) -> Any:
+  """Returns the config of a task with the values that edits name.
+
+  Paths that are not there are passed over: a model in plain XLA, or with unrolled layers, lacks
+  fields of the one that is trained. `check` refuses them where a user writes them.
+
+  Raises:
+    UserError: A value has another type than the one that is there.
+  """
+  if not edits:
+    return cfg
+  cfg = apart(cfg)
+  known = {node.path: node for node in nodes(cfg)}
+  for edit in edits:
+    path, _, text = edit.partition('=')
+    if path in known:
+      known[path].set(_value(known[path], text))
+  return cfg
+
+
+def check(cfg: Any, edits: Sequence[str]) -> None:
+  """Raises UserError where an edit names a path that the config does not have."""
+  for edit in edits:
+    find(cfg, edit.partition('=')[0])
+
+
+def find(cfg: Any, path: str, root: str = 'task') -> list[Node]:
+  """Returns what a config has at a path: a value, or a config and all that it holds.
+
+  Raises:
+    UserError: There is nothing at this path.
+  """
+  every = list(nodes(cfg, root))
+  if found := [node for node in every if re.match(re.escape(path) + r'(?![^.\[])', node.path)]:
+    return found
+  meant = _meant(path, [node.path for node in every])
+  raise UserError(f'{path} is not in the config of {root}. {meant}')
+
+
+def _meant(path: str, known: Sequence[str]) -> str:
+  """Returns a sentence on what a path may mean that is not there."""
+  parent, _, name = path.rpartition('.')
+  while not any(p.startswith(f'{parent}.') for p in known):
+    if not parent:
+      return f'Paths begin with {known[0]}.'
+    parent, _, name = parent.rpartition('.')
+  within = (re.match(re.escape(parent) + r'\.([^.\[]+)', p) for p in known)
+  there = list(dict.fromkeys(m[1] for m in within if m))
+  near = [f'{parent}.{n}' for n in near_names(name, there, 0.7)]
+  if near := near or [p for p in known if p.endswith('.' + path.rpartition('.')[2])][:_MOST]:
+    return f'Did you mean {" or ".join(near)}?'
+  return f'{parent} has {", ".join(there)}'
+
+
+def _value(node: Node, text: str) -> object:
+  """Returns the value of a text, of the type of what is in its place."""
+  flag = f'--fdl.{node.path}={text}'
+  if text == repr(node.value):
+    return node.value
+  if node.is_config:
+    raise UserError(
+      f'{flag}: it is a config of several values, which no text says: set one of them '
+      f'(paxlite show EXPERIMENT --path={node.path} lists them), or override task() in a class'
+    )
+  expected = _of_texts(node.annotation)
+  if expected is Any and node.value is not None:
+    expected = type(node.value)
+  try:
+    value = read(text, expected)
+  except ValueError:
+    kind = '[]' if expected == list[Never] else describe(expected)
+    raise UserError(f'{flag}: the value must be {kind}, and is {node.value!r} now') from None
+  return tuple(value) if isinstance(node.value, tuple) and isinstance(value, list) else value
+
+
+def _of_texts(annotation: Any) -> Any:
+  """Returns the part of a type that text says, numbers and lists of them too; Never for none."""
+  origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+  if annotation in (Any, list, dict, *_TEXTS) or origin is Literal:
+    return annotation
+  if origin in (typing.Union, types.UnionType):
+    parts = tuple(part for part in map(_of_texts, args) if part is not Never)
+    return typing.Union[parts] if parts else Never  # noqa: UP007
+  if origin in (list, tuple, Sequence):
+    return list[_of_texts(args[0])]  # type: ignore[misc]
+  return Never

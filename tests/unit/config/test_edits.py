@@ -1,0 +1,163 @@
+"""Values of the built config that a command line sets by their paths."""
+
+import json
+import random
+
+import fiddle as fdl
+import pytest
+
+from paxlite import main
+from paxlite.config.edits import edited
+from paxlite.config.templates import config_text, nodes
+from paxlite.core.errors import UserError
+from paxlite.experiments import compatibility, identity
+from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.registry import experiments
+from paxlite.programs.weights_model import build_experiment
+from paxlite.tools import show
+from tests.support import runs
+
+DROPOUT = 'task.model.transformer_tpl.layer_tpl.dropout'
+CAP = 'task.model.logit_cap'
+DECAY = 'task.optimizer.transformation.weight_decay'
+
+
+def built(name: str) -> fdl.Config:
+  return build_experiment(name, [], {}).build_task()
+
+
+def other(value: object) -> object:
+  """Returns another value of the same type; None where there is none that fits surely."""
+  if isinstance(value, bool):
+    return not value
+  return value + 1 if isinstance(value, int | float) else None
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_every_leaf_is_accepted_back_and_changes_nothing_else(seed):
+  rng = random.Random(seed)
+  name = rng.choice([n for n in experiments() if not n.startswith('HuggingFace')])
+  task = built(name)
+  text = config_text(task)
+  leaves = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
+  assert len(leaves) > 50, name
+  words = [f'{rng.choice(["", "--fdl."])}{path}={value}' for path, value in leaves]
+  given = show.PARSER.parsed([name, *words]).attributes
+  assert config_text(build_experiment(name, [], given).build_task()) == text
+  for node in rng.sample(list(nodes(task)), 40):
+    if not node.is_config and (changed := other(node.value)) is not None:
+      lines = [f'{node.path} = {changed!r}' if x == str(node) else x for x in text.splitlines()]
+      assert config_text(edited(task, [f'{node.path}={changed}'])).splitlines() == lines
+  assert config_text(task) == text
+
+
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    ('task.modl.logit_cap=1', r'task\.modl\.logit_cap is not in .* Did you mean task\.model\?'),
+    (f'{DROPOUT[:-1]}=1', rf'Did you mean {DROPOUT}\?'),
+    ('task.dropout=1', rf'Did you mean .* or {DROPOUT} or '),
+    ('task.optimizer.xyz=1', r'task\.optimizer has average_decay, by_layer, clip_gradient_norm'),
+    ('task.losses.avg_xen.coefficient=1', r'Did you mean task\.losses\.avg_xent\?'),
+    ('train_input.seed=1', r'train_input\.seed is not in .* Paths begin with task\.'),
+    (f'{DROPOUT}=much', f'--fdl.{DROPOUT}=much: the value must be float, and is 0.0 now'),
+    (
+      'task.model.norm_tpl=x',
+      r'set one of them \(paxlite show EXPERIMENT --path=task\.mod',
+    ),
+    ('task.model.head_tpl=x', 'the value must be None'),
+    ('task.model.prediction_tpls=[1]', r'the value must be \[\]'),
+    (CAP, 'the value must be float'),
+  ],
+)
+def test_a_path_that_is_not_there_is_refused_in_one_line(edit, message, capsys):
+  path, _, text = edit.partition('=')
+  with pytest.raises(UserError, match=message):
+    build_experiment('TinyGPT', [], {path: text})
+  with pytest.raises(UserError, match=message):
+    build_experiment('TinyGPT', [], {'CONFIG_EDITS': repr([edit])})
+  assert main.main(['paxlite', '--fdl_config=TinyGPT', '--dry_run', f'--fdl.{path}={text}']) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ')
+
+
+def test_values_have_the_types_of_their_fields():
+  e = build_experiment('TinyGPT', [], {
+    CAP: '30', 'task.optimizer.trainable': 'embedding/.*,head/.*',
+    'task.model.transformer_tpl.layer_tpl.attention_tpl.attention_tpl.sink_logit': '1',
+  })  # fmt: skip
+  task = e.build_task()
+  assert (task.model.logit_cap, type(task.model.logit_cap)) == (30.0, float)
+  assert task.optimizer.trainable == ('embedding/.*', 'head/.*')
+  assert task.model.transformer_tpl.layer_tpl.attention_tpl.attention_tpl.sink_logit == 1.0
+  assert fdl.build(task).model.logit_cap == 30.0
+
+
+def test_edits_of_a_class_a_run_and_a_command_are_one_list():
+  class Edited(TinyGPT):
+    CONFIG_EDITS = [f'{CAP}=30', f'{DECAY}=0.5']
+
+  name = f'{__name__}.{Edited.__name__}'
+  globals()[Edited.__name__] = Edited
+  Edited.__qualname__ = Edited.__name__
+  first = build_experiment(name, [], {DECAY: '0.25'})
+  assert list(first.CONFIG_EDITS) == [f'{CAP}=30', f'{DECAY}=0.25']
+  run = json.loads(json.dumps(identity.identity_of(first)))
+  again = build_experiment(name, [], {DROPOUT: '0.1'}, run)
+  assert list(again.CONFIG_EDITS) == [f'{CAP}=30', f'{DROPOUT}=0.1', f'{DECAY}=0.25']
+  assert build_experiment(name, [], {'CONFIG_EDITS': '[]'}, run).CONFIG_EDITS == []
+
+
+def test_a_model_of_other_layers_takes_the_edits_that_it_can():
+  unrolled = {'task.model.transformer_tpl.unrolled_on': '[cpu]', CAP: '20'}
+  e = build_experiment('TinyGPT', [], {'USE_REPEATED_LAYER': 'True', **unrolled})
+  task = e.replaced(**e.decoding_values).build_task()
+  assert 'unrolled_on' not in task.model.transformer_tpl.__arguments__
+  assert task.model.logit_cap == 20.0
+
+
+def test_what_has_no_effect_is_said():
+  e = build_experiment('TinyGPT', [], {DROPOUT: '0.0'})
+  assert any('CONFIG_EDITS=' in w and 'changes nothing' in w for w in e.warnings)
+  e = build_experiment('TinyGPT', [], {CAP: '30', 'SOFTMAX_CAP_LOGITS': '20'})
+  assert any('SOFTMAX_CAP_LOGITS=20.0 changes nothing' in w for w in e.warnings)
+
+
+def test_show_prints_a_part_of_the_built_config(capsys):
+  show.main(['TinyGPT', '--path=task.optimizer', f'{DECAY}=0.5'])
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == 'task.optimizer: paxlite.optim.optimizers.Optimizer'
+  assert all(line.startswith('task.optimizer') for line in lines)
+  assert f'{DECAY} = 0.5' in lines
+  show.main(['TinyGPT', '--path=train_input.source.seed'])
+  assert capsys.readouterr().out == 'train_input.source.seed = 0\n'
+  show.main(['TinyGPT', '--path=task.losses'])
+  assert 'task.losses.avg_xent.coefficient = 1.0' in capsys.readouterr().out
+  for path, meant in {
+    'task.optimzer': 'Did you mean task.optimizer?',
+    'train_input.sorce': 'Did you mean train_input.source?',
+    'model': 'Paths begin with task.',
+  }.items():
+    with pytest.raises(UserError, match=meant.replace('?', r'\?')):
+      show.main(['TinyGPT', f'--path={path}'])
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_edits(tmp_path):
+  edits = f'{CAP}=15', f'{DECAY}=0.5'
+  folder, plain = tmp_path / 'edited', tmp_path / 'plain'
+  runs.run(plain, '--fdl.MAX_STEPS=4')
+  for steps in (2, 4):
+    runs.run(folder, *(f'--fdl.{edit}' for edit in edits), f'--fdl.MAX_STEPS={steps}')
+  assert runs.losses(folder).keys() == runs.losses(plain).keys()
+  assert runs.losses(folder) != runs.losses(plain)
+  values = json.loads((folder / 'experiment.json').read_text())['values']
+  assert values['CONFIG_EDITS'] == list(edits)
+  refused = runs.run(folder, '--fdl.MAX_STEPS=6', code=2).stderr
+  assert f'CONFIG_EDITS {list(edits)} → []' in refused
+  run = identity.run_values(folder)
+  e = build_experiment('TinyGPT', [], {}, run)
+  assert e.build_task().model.logit_cap == 15.0
+  with pytest.raises(UserError, match=r'CONFIG_EDITS=.* change what the model computes.*logit_cap'):
+    compatibility.refuse_edited_model(e)
+  compatibility.refuse_edited_model(e.replaced(CONFIG_EDITS=[f'{DECAY}=0.5', f'{DROPOUT}=0.1']))
