@@ -28,6 +28,7 @@ OFFERED = {
   'eval': ('zero-shot', 'lm-eval'),
   'weights': ('import', 'export'),
   'ladder': ('ladder',),
+  'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),
   'proof': ('verify', 'bisect', 'prove'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),

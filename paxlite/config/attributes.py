@@ -210,7 +210,7 @@ def parse(cls: type, name: str, text: str) -> object:
   try:
     return read(text, expected)
   except UserError as e:
-    raise UserError(f'--fdl.{name}: {e}') from None
+    raise UserError(f'{name}: {e}') from None
   except ValueError:
     raise UserError(_mismatch(cls, name, text)) from None
 

@@ -19,8 +19,7 @@ from paxlite.files.json_files import read_object
 
 _CONFIG = 'config.txt'
 _ADDRESS = re.compile(' at 0x[0-9a-f]+')  # of functions that a method makes anew
-
-_LEFT_OUT = 'paxlite.data.left_out.without'
+_LEFT_OUT = '.left_out.without'  # the function that LEAVE_OUT puts around an input
 
 
 def changes(e: Experiment, folder: pathlib.Path) -> list[str]:
@@ -54,7 +53,7 @@ def changes(e: Experiment, folder: pathlib.Path) -> list[str]:
     fields = differing((folder / _CONFIG).read_text(errors='replace'), now, tuple(built))
   code = sources(built.values())
   # what is left out is a file's contents, of which checks of its own say more
-  fields = [(path, x, y) for path, x, y in fields if _LEFT_OUT not in (x, y)]
+  fields = [f for f in fields if not any(value.endswith(_LEFT_OUT) for value in f[1:])]
   return [f'{path} {x} → {y}' for path, x, y in fields] + [
     f'{name} ({place})' for name, (x, place) in sorted(code.items()) if theirs.get(name, x) != x
   ]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import Count, Run, Training
 from paxlite.config.attributes import AnyPath, StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowInput
-from paxlite.data.left_out import without
 from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind
 from paxlite.data.streams import StreamInput, StreamRows
@@ -37,7 +37,9 @@ class Rows(LanguageModel, subject='Data'):
 
   def leaving_out(self, data: fdl.Config) -> fdl.Config:
     """Returns the config of an input that leaves the records out which LEAVE_OUT names."""
-    return config(without, data=data, path=self.LEAVE_OUT) if self.LEAVE_OUT else data
+    if not self.LEAVE_OUT:
+      return data
+    return config(extensions.hook('LEAVE_OUT'), data=data, path=self.LEAVE_OUT)
 
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
     """Raises UserError if a file is used both for training and for evaluation."""

@@ -32,7 +32,6 @@ from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
   former_files,
-  identity_of,
   is_of,
   refuse_other_experiment,
   refuse_other_model,
@@ -53,7 +52,6 @@ from paxlite.programs.sampler import Sampler
 from paxlite.programs.weights_model import knowing_weights
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
-from paxlite.training.data_records import DataRecords
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
@@ -156,8 +154,6 @@ class Run:
     measured = MeasuredStep(e, store.task.mesh, self.folder)
     former = '' if self.accept_changes else former_files(e, self.folder)
     train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq, eval_data, former)
-    changed, index = self.code_changes if self.accept_changes else [], jax.process_index()
-    records = DataRecords(self.folder, train_data, identity_of(e), index == 0, changed)
     trainer = Trainer(
       store=store,
       data=train_data,
@@ -177,7 +173,7 @@ class Run:
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       trackers=e.trackers(self.folder),
-      callbacks=[records, *self._callbacks(store, eval_data, measured), foresight, measured],
+      callbacks=[*self._callbacks(store, eval_data, measured), foresight, measured],
     )
     makers = [imported(name) for e in extensions.found() for name in e.callbacks]
     added = [callback for make in makers for callback in make(self, trainer)]

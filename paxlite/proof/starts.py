@@ -9,8 +9,8 @@ from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
 from paxlite.files.json_files import read_object
+from paxlite.run_data.data_records import DataRecords
 from paxlite.tracking.writers import read_records
-from paxlite.training.data_records import DataRecords
 
 # They change the order of sums, and nothing else.
 MESH = 'MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE', 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES'

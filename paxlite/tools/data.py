@@ -28,6 +28,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from paxlite import extensions
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
@@ -82,9 +83,7 @@ def main(argv: Sequence[str]) -> None:
   if args.examples < 0:
     raise UserError(f'--examples={args.examples} must be at least 0')
   if _asks_of_run(args):
-    from paxlite.tools.run_data import command
-
-    command.show(args)
+    extensions.hook('data RUN')(args)
     return
   if not args.files and not args.fdl_config:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')

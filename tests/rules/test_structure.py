@@ -38,6 +38,7 @@ ROOMS = [
   'weights',
   'aot',
   'programs',
+  'run_data',
   'local_checkpoints',
   'ladder',
   'serving',
@@ -47,7 +48,9 @@ ROOMS = [
   'contrib',
   '__main__',
 ]
-KNOW_FIDDLE = {'experiments', 'eval', 'weights', 'aot', 'programs', 'ladder', 'tools', 'contrib'}
+KNOW_FIDDLE = {
+  'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'ladder', 'tools', 'contrib',
+}  # fmt: skip
 EXTRAS = {
   'tensorflow',
   'seqio',

@@ -16,7 +16,7 @@ import tests.support.experiments  # noqa: F401  RunData imports no experiments
 from paxlite.data import packaged
 from paxlite.data.positions import Field
 from paxlite.files.text_files import read_text
-from paxlite.programs.run_data import RunData
+from paxlite.run_data.run_data import RunData
 from tests.support import runs
 from tests.support.processes import MESH, on_processes
 

@@ -10,12 +10,12 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.origins import ORIGIN, pieces, place_of
 from paxlite.experiments.datasets import DocumentFiles, FlatTokens, Mixture, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
-from paxlite.programs.run_data import RunData
 from paxlite.programs.training import train
+from paxlite.run_data.origins import ORIGIN, pieces, place_of
+from paxlite.run_data.run_data import RunData
 from paxlite.tools import data as tool
 from paxlite.tools import report, train_tokenizer
 from paxlite.training.callbacks import Callback, Request
@@ -474,7 +474,7 @@ def test_what_may_not_be_read_is_said_in_one_line(small_run, monkeypatch):
   run, words = str(small_run / 'run'), ['--step=2', '--without=1:0', '--counts']
   for name in ('identity', 'run_values'):
     with monkeypatch.context() as patch:
-      patch.setattr(f'paxlite.programs.run_data.{name}', denied)
+      patch.setattr(f'paxlite.run_data.run_data.{name}', denied)
       for word in words:
         with pytest.raises(UserError, match=r'run cannot be read.*Permission denied'):
           tool.main([run, word])

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import JsonObject
 from paxlite.files.html_page import shortened
+from paxlite.run_data.spikes import Spike, spikes
 from paxlite.tools.report_page.records import RunRecords, number
-from paxlite.tools.run_data.spikes import Spike, spikes
 
 _SPIKES = 3  # of a run: the highest ones
 _TOKENS = 120  # of a text
@@ -65,8 +65,8 @@ def _of_run(index: int, run: RunRecords, reads_data: bool) -> list[SpikeTexts]:
 def _texts(run: RunRecords, steps: Sequence[int]) -> list[str]:
   """Returns the texts of steps; that of a step that cannot be read says why."""
   try:
-    from paxlite.programs.run_data import RunData
-    from paxlite.tools.run_data.texts import lines
+    from paxlite.run_data.run_data import RunData
+    from paxlite.run_data.texts import lines
 
     data = RunData(str(run.folder))
     shown = (lines(data, s, data.batch(s), None, color=False, most=_TOKENS) for s in steps)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metric_names import larger_is_better
+from paxlite.run_data.episodes import said, worth
 from paxlite.tools.report_page import forecasts, step_blocks
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing, number
-from paxlite.tools.run_data.episodes import said, worth
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
 # metrics that repeat others, or count

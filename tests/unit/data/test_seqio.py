@@ -10,7 +10,12 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.documents import DocumentSource
-from paxlite.data.origins import (
+from paxlite.data.positions import Field
+from paxlite.data.seqio_tasks import SeqioSource
+from paxlite.data.streams import StreamInput
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.files.text_files import read_text
+from paxlite.run_data.origins import (
   ORIGIN,
   names_records,
   num_documents,
@@ -18,11 +23,6 @@ from paxlite.data.origins import (
   place_of,
   traced,
 )
-from paxlite.data.positions import Field
-from paxlite.data.seqio_tasks import SeqioSource
-from paxlite.data.streams import StreamInput
-from paxlite.data.tokenizer import open_tokenizer
-from paxlite.files.text_files import read_text
 from tests.support import runs
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from paxlite.local_checkpoints.callbacks import LocalSaves
 from paxlite.programs.foresight import Foresight
 from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.run import Run
+from paxlite.run_data.data_records import DataRecords
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback, Request
-from paxlite.training.data_records import DataRecords
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.spikes import SpikeDetector
 from tests.support import runs

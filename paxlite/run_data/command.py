@@ -5,10 +5,10 @@ import argparse
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.programs.run_data import RunData
-from paxlite.tools.run_data import comparison, counts, episodes, texts
-from paxlite.tools.run_data.planning import planned
-from paxlite.tools.run_data.spikes import Spike, spikes
+from paxlite.run_data import comparison, counts, episodes, texts
+from paxlite.run_data.planning import planned
+from paxlite.run_data.run_data import RunData
+from paxlite.run_data.spikes import Spike, spikes
 
 _MOST_TOKENS = 200  # of a text of a step
 _MOST_SPIKES = 5

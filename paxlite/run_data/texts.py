@@ -10,10 +10,10 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
 from paxlite.data.base import Batch
 from paxlite.data.data_summary import how_learned, masked_text
-from paxlite.data.origins import Piece, pieces, place_of
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.files.html_page import shortened
-from paxlite.programs.run_data import RunData
+from paxlite.run_data.origins import Piece, pieces, place_of
+from paxlite.run_data.run_data import RunData
 
 _NAME_CHARS = 120  # a list of files may be long
 

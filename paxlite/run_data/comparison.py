@@ -11,10 +11,10 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
 from paxlite.data.base import Batch
-from paxlite.data.origins import ORIGIN, Key, names_records, pieces, place_of
 from paxlite.data.tokenizer import Tokenizer, vocabulary_fingerprint
-from paxlite.programs.run_data import RunData
-from paxlite.tools.run_data.texts import shown, tokens_of
+from paxlite.run_data.origins import ORIGIN, Key, names_records, pieces, place_of
+from paxlite.run_data.run_data import RunData
+from paxlite.run_data.texts import shown, tokens_of
 
 _SHOWN = 40  # tokens around the first difference
 

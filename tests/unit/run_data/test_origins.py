@@ -11,16 +11,6 @@ from paxlite.data.documents import DocumentSource
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
-from paxlite.data.origins import (
-  ORIGIN,
-  Field,
-  length_of,
-  names_records,
-  num_documents,
-  pieces,
-  place_of,
-  traced,
-)
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.records import read_records
 from paxlite.data.sft import AnswerRows, SftRows
@@ -30,6 +20,16 @@ from paxlite.data.text import TextRows
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import read_text
+from paxlite.run_data.origins import (
+  ORIGIN,
+  Field,
+  length_of,
+  names_records,
+  num_documents,
+  pieces,
+  place_of,
+  traced,
+)
 
 ENCODING = TextEncoding(open_tokenizer(packaged.VOCAB), 8192, None)
 DOCUMENTS = TextEncoding(open_tokenizer(packaged.VOCAB), 8192, 0)

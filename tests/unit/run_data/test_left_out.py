@@ -12,15 +12,15 @@ from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import change, identity, newly_left_out
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.left_out import read, without
-from paxlite.data.origins import ORIGIN, Field, place_of, traced
 from paxlite.data.places import Place
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
-from tests.unit.data.test_origins import made, write
+from paxlite.run_data.left_out import read, without
+from paxlite.run_data.origins import ORIGIN, Field, place_of, traced
+from tests.unit.run_data.test_origins import made, write
 
 STREAMS = ['documents .jsonl 1 stream', 'documents .csv 3 stream', 'documents .jsonl 3 packed']
 ROWS = ['sft packed', 'sft alone', 'flat packed memmap', 'flat sequences memmap', 'text packed']

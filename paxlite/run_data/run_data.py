@@ -1,7 +1,7 @@
 """What a run was trained on: its batches, read again from the data, with their origins.
 
 Nothing here needs an accelerator or the parameters. A step's batch is computed from its number.
-Streams are read from the nearest position that the run has kept: see training.data_records.
+Streams are read from the nearest position that the run has kept: see run_data.data_records.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
 from paxlite.data.base import Batch, Input, Seekable
 from paxlite.data.fingerprints import change, identity
-from paxlite.data.origins import traced
 from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.experiments.base import Experiment
@@ -30,8 +29,9 @@ from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import records_of
 from paxlite.programs.weights_model import build_experiment
+from paxlite.run_data.data_records import DataRecords
+from paxlite.run_data.origins import traced
 from paxlite.tracking.writers import EpisodeRecords, TrainRecords, read_records
-from paxlite.training.data_records import DataRecords
 
 _IDENTITY = 'fingerprint', 'tokens', 'held_out', 'left_out'  # what fingerprints.identity returns
 

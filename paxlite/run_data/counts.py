@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
-from paxlite.data.origins import Key, length_of, names_records, num_documents, pieces, place_of
-from paxlite.programs.run_data import RunData
+from paxlite.run_data.origins import Key, length_of, names_records, num_documents, pieces, place_of
+from paxlite.run_data.run_data import RunData
 
 _MOST = 5  # documents that are named
 

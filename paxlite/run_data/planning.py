@@ -8,19 +8,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from paxlite.core.errors import UserError
-from paxlite.data import left_out
 from paxlite.data.base import Input
 from paxlite.data.documents import DocumentDataset
 from paxlite.data.mixture import MixtureInput
-from paxlite.data.origins import names_records, pieces, place_of
 from paxlite.data.places import Place
 from paxlite.data.record_files import File
 from paxlite.data.records import canonical
 from paxlite.data.streams import StreamInput
 from paxlite.experiments.rows import Rows
 from paxlite.files.output import write_output
-from paxlite.programs.run_data import RunData
-from paxlite.tools.run_data.texts import check_row
+from paxlite.run_data import left_out
+from paxlite.run_data.origins import names_records, pieces, place_of
+from paxlite.run_data.run_data import RunData
+from paxlite.run_data.texts import check_row
 
 _OUTPUT = 'left_out.txt'
 _END = re.compile(r':\d+(?=\s*(?:,|$))')  # of a FILE:RECORD; names of files may have commas
