@@ -12,7 +12,7 @@ that the trainer needs.
 import inspect
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import fiddle as fdl
 
@@ -24,6 +24,7 @@ from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.core.extension import imported
 from paxlite.core.trees import PyTree
+from paxlite.experiments import options
 from paxlite.experiments.own_methods import check_overrides
 from paxlite.experiments.parts.batches import Batches
 from paxlite.experiments.parts.checkpoints import Checkpointing, Restoring
@@ -79,10 +80,20 @@ class Experiment(
 
   @classmethod
   def of_values(cls, values: Mapping[str, object]) -> type['Experiment']:
-    """Returns the class that this one is with these values: another one, if they name its model."""
-    return cls
+    """Returns the class that this one is with these values: another one, if they name its model,
+    or set attributes of parts that this one does not have.
+    """
+    return options.with_parts(cls, values)
+
+  def __new__(cls, **values: object) -> Self:
+    """Returns an object of the class that this one is with these values."""
+    return super().__new__(cast(type[Self], cls.of_values(values)))
+
+  def __init__(self, **values: object) -> None:
+    super().__init__(**options.kept(type(self), values))
 
   def __init_subclass__(cls, **kwargs: str) -> None:
+    options.refuse_attributes(cls)
     super().__init_subclass__(**kwargs)
     check_overrides(cls, Experiment)
 

@@ -11,13 +11,18 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.latent_queries import QueryLatents
+from paxlite.experiments.parts.partial_positions import PartialPositions
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
+from paxlite.experiments.parts.query_growth import QueryGrowth
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.latent_attention import LatentAttention
 
 
-class DeepSeek(QueryLatents, MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
+class DeepSeek(
+  MultiTokenPrediction, QueryLatents, MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'
+):
   """The architecture of both; DIMS_PER_HEAD is the part of queries and keys that is not rotated."""
 
   LATENT_DIMS: Shape[Count] = 512  # width of the latent vector of keys and values
@@ -43,7 +48,7 @@ class DeepSeek(QueryLatents, MixtureOfExperts, LLaMA, subject='Latent attention 
 
   def validate(self) -> None:
     super().validate()
-    if self.ROPE_FRACTION != 1:
+    if isinstance(self, PartialPositions) and self.ROPE_FRACTION != 1:
       raise UserError(
         f'ROPE_FRACTION={self.ROPE_FRACTION:g} must be 1: ROTARY_DIMS_PER_HEAD is what rotates'
       )
@@ -92,9 +97,8 @@ class DeepSeek(QueryLatents, MixtureOfExperts, LLaMA, subject='Latent attention 
       LatentAttention,
       norm_tpl=norm,
       rotary_tpl=self.rotary(),
-      position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
-      **sizes,
+      **sizes | self.further_steps(),
     )
 
   @property
@@ -132,7 +136,7 @@ class DeepSeekV3(DeepSeek):
   AUX_LOSS_COEF = 0.0001
 
 
-class Mistral4(DeepSeek):
+class Mistral4(QueryGrowth, DeepSeek):
   """Mistral Small 4: experts by a softmax, and queries that grow with their positions."""
 
   VOCAB_SIZE = 131_072

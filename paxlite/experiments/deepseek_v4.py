@@ -7,9 +7,12 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router, RouterScores
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.hyper_connections import HyperConnections
+from paxlite.experiments.parts.local_positions import LocalPositions
+from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.parts.window_keys import WindowKeys
@@ -24,6 +27,9 @@ from paxlite.layers.token_ids import TokenIdLm
 class DeepSeekV4(
   HyperConnections,
   WindowKeys,
+  AttentionSinkLogits,
+  PartialPositions,
+  LocalPositions,
   MixtureOfExperts,
   LLaMA,
   subject='Experts by token ids (DeepSeek-V4)',

@@ -5,6 +5,7 @@ from typing import Literal
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.logits_bias import LogitsBias
 from paxlite.experiments.registry import register
 
 
@@ -17,7 +18,7 @@ class Ernie4_5(LLaMA):
   ROPE_THETA = 500_000.0
 
 
-class Ernie4_5Moe(MixtureOfExperts, LLaMA):
+class Ernie4_5Moe(LogitsBias, MixtureOfExperts, LLaMA):
   """ERNIE 4.5 with experts, which a softmax chooses with a bias that balances the load."""
 
   VOCAB_SIZE = 103_424

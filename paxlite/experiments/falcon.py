@@ -9,6 +9,7 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.linear_attention import Mamba2Layers, MambaNorm
 from paxlite.experiments.registry import register
 from paxlite.layers.feedforward import ScaledGatedFeedForward
@@ -18,7 +19,7 @@ from paxlite.layers.scales import Factors
 _PROJECTIONS = ('gate', 'value', 'key', 'query', 'step')
 
 
-class FalconH1(Mamba2Layers, LLaMA, subject='Falcon-H1'):
+class FalconH1(EmbeddingFactors, Mamba2Layers, LLaMA, subject='Falcon-H1'):
   """The architecture: LLaMA's, with Mamba 2 beside attention, and factors of most activations."""
 
   KEY_FACTOR: Function[Positive] = 1.0  # factor of the keys of attention

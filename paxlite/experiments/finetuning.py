@@ -20,6 +20,7 @@ from paxlite.core.errors import UserError
 from paxlite.data.base import RowArray
 from paxlite.data.labelled_answers import LabelledRows
 from paxlite.data.preferences import PreferenceRows
+from paxlite.experiments import options
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.datasets import DocumentFiles, SftFiles
 from paxlite.experiments.distillation import Distillation
@@ -224,27 +225,25 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
   MODEL: Training[str] = ''  # experiment of the model; '': that of the weights
 
   _method: type[LanguageModel]
-  _has_model = False
+  _generic: type['_OfAnyModel'] | None = None  # the class without a model, of one with a model
 
   def __new__(cls, **values: object) -> Self:
-    """Returns an object of the class that has the model which MODEL names."""
-    chosen = cls.of_values(values)
-    if not issubclass(chosen, cls):
+    if not issubclass(cls.of_values(values), cls):
       raise UserError(
         f'MODEL={values["MODEL"]}: the model is a {cls.MODEL}, and another one cannot be put in'
       )
-    return super().__new__(chosen)
+    return super().__new__(cls, **values)
 
   @classmethod
   def of_values(cls, values: Mapping[str, object]) -> type[Experiment]:
     model = str(values.get('MODEL') or cls.MODEL)
-    if not model or (cls._has_model and model == cls.MODEL):
-      return cls
-    return composed(cls.__bases__[0] if cls._has_model else cls, model)
+    if not model or (cls._generic and model == cls.MODEL):
+      return super().of_values(values)
+    return options.with_parts(composed(cls._generic or cls, model), values)
 
   @classmethod
   def chosen(cls, weights: WeightsFacts) -> tuple[type[Experiment], dict[str, object]]:
-    if cls._has_model:
+    if cls._generic:
       default = cls()
       stated = {k: v for k in _OF_TEXT if (v := weights.values.get(k)) not in (None, [], {})}
       return cls, {k: v for k, v in stated.items() if not default.is_stated_by_user(k)}
@@ -275,7 +274,7 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
     values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, longest)  # type: ignore[call-overload]
     if issubclass(variant, Documents):
       values['VOCAB_PATH'] = weights.tokenizer
-    return variant, values
+    return options.with_parts(variant, values), values
 
 
 def _model_of(cls: type[Experiment]) -> type[Experiment] | None:
@@ -310,7 +309,7 @@ def composed(generic: type[_OfAnyModel], name: str) -> type[_OfAnyModel]:
     '__qualname__': generic.__qualname__,
     '__doc__': generic.__doc__,
     'MODEL': name,
-    '_has_model': True,
+    '_generic': generic,
   }
   return type(generic.__name__, bases, values)
 

@@ -5,11 +5,13 @@ from typing import Literal
 from paxlite.config.attribute_kinds import Count, Function
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
+from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
+from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
 
 
-class Gemma(LLaMA):
+class Gemma(EmbeddingFactors, LLaMA):
   """Gemma 1: LLaMA's block with GELU, norms around 1, and a tied, scaled embedding."""
 
   VOCAB_SIZE = 256_128
@@ -42,7 +44,7 @@ class Gemma2(Gemma, subject='Attention'):
     return self.QUERY_PRE_ATTN_SCALAR**-0.5
 
 
-class Gemma3(Gemma2):
+class Gemma3(LocalPositions, Gemma2):
   """Gemma 3's text model: norms of queries and keys, sliding attention in five of six blocks."""
 
   VOCAB_SIZE = 262_208

@@ -6,10 +6,12 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.partial_positions import PartialPositions
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.registry import register
 
 
-class GLM4(LLaMA):
+class GLM4(PartialPositions, LLaMA):
   """GLM-4-0414: norms before and after sublayers, and rotary positions in half of a head."""
 
   VOCAB_SIZE = 151_552
@@ -19,7 +21,7 @@ class GLM4(LLaMA):
   NORM_POLICY: Literal['pre', 'post', 'primer_hybrid'] = 'primer_hybrid'
 
 
-class GLM4Moe(MixtureOfExperts, LLaMA):
+class GLM4Moe(MultiTokenPrediction, PartialPositions, MixtureOfExperts, LLaMA):
   """GLM-4.5: a router that is balanced by a bias, and rotary positions in half of a head."""
 
   VOCAB_SIZE = 151_552

@@ -2,12 +2,13 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.stack import BlockOrder
+from paxlite.experiments.parts.parallel_blocks import BlockOrder, ParallelBlocks
+from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 
 
-class GPTNeoX(LLaMA):
+class GPTNeoX(ParallelBlocks, PartialPositions, LLaMA):
   """GPT-NeoX: attention and feed-forward layers side by side, LayerNorm, biases, and no gates."""
 
   VOCAB_SIZE = 50_432

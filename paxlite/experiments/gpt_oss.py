@@ -2,13 +2,14 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
 
 
-class GptOss(MixtureOfExperts, LLaMA):
+class GptOss(AttentionSinkLogits, MixtureOfExperts, LLaMA):
   """The architecture of both sizes."""
 
   VOCAB_SIZE = 201_088

@@ -3,15 +3,17 @@
 from paxlite.config.attribute_kinds import Function
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.linear_attention import Mamba2Layers
+from paxlite.experiments.parts.residual_factor import ResidualFactor
 from paxlite.experiments.registry import register
 
 _MAMBA: list[AttentionKind] = ['mamba2']
 
 
-class Granite(LLaMA, subject='Attention'):
+class Granite(ResidualFactor, EmbeddingFactors, LLaMA, subject='Attention'):
   """Granite 3: LLaMA with factors of embeddings, attention scores, residual branches and logits."""
 
   VOCAB_SIZE = 49_155

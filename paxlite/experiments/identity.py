@@ -23,6 +23,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UnreadableError, UserError, line_of
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
+from paxlite.experiments import options
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.experiments.user_sources import SOURCES, recorded
@@ -78,7 +79,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     return
   try:
     before = renewed(read_object(path))
-    old = {'experiment': before['experiment'], **before['values']}
+    old = {'experiment': before['experiment'], **options.kept(type(e), before['values'])}
   except UnreadableError:
     raise
   except UserError as error:
@@ -146,14 +147,22 @@ def stated_values(
 ) -> dict[str, object]:
   """Returns the values of a run that were set, without the values that derive from them.
 
-  Attributes that no longer exist are omitted.
+  Attributes that no longer exist are omitted, unless the model would be another one without them.
 
   Args:
     cls: The experiment of the run.
     values: Its values.
     weights: What is known of the weights that it began with, from which values derive too.
+
+  Raises:
+    UserError: The run had a value of an attribute that other models alone have now.
   """
-  known = {k: v for k, v in values.items() if k in attribute_types(cls)}
+  types = attribute_types(cls)
+  if lost := {k: v for k, v in options.kept(cls, values).items() if options.is_lost(types, k)}:
+    raise UserError(
+      f'{cls.__name__} has no {shell.flags(lost)} any more: derive it from a model that has'
+    )
+  known = {k: v for k, v in values.items() if k in types}
   stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
   e = cls(**stated).knowing(weights)
   return stated | {k: v for k, v in known.items() if k not in stated and getattr(e, k) != v}

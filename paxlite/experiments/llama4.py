@@ -11,12 +11,12 @@ from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.chunked_attention import ChunkedLayers
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.query_growth import QueryGrowth
 from paxlite.experiments.registry import register
 from paxlite.layers.moe.moe import InputScaledDispatch
-from paxlite.layers.scales import PositionScale
 
 
-class Llama4(ChunkedLayers, MixtureOfExperts, LLaMA):
+class Llama4(QueryGrowth, ChunkedLayers, MixtureOfExperts, LLaMA):
   """The text model of Llama 4: chunked attention, and full attention without positions, in turns.
 
   What an expert sees is multiplied by the sigmoid of its logit, and one expert sees every token.
@@ -65,12 +65,10 @@ class Llama4(ChunkedLayers, MixtureOfExperts, LLaMA):
     # without experts, blocks are alike from the first one on
     return super().num_first_blocks if self.has_any_experts else 0
 
-  def position_scale(self) -> fdl.Partial | None:
-    if not self.QUERY_GROWTH:
-      return None
-    return template(
-      PositionScale, growth=self.QUERY_GROWTH, length=self.QUERY_GROWTH_LENGTH, first=1
-    )
+  def position_scale(self) -> fdl.Partial:
+    scale = super().position_scale()
+    scale.first = 1
+    return scale
 
   def experts(self) -> fdl.Partial:
     experts = super().experts()

@@ -4,10 +4,11 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.registry import register
 
 
-class MiniMaxM2(MixtureOfExperts, LLaMA):
+class MiniMaxM2(PartialPositions, MixtureOfExperts, LLaMA):
   """The architecture: rotary positions in half of a head, and experts in every block."""
 
   VOCAB_SIZE = 200_064

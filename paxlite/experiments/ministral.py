@@ -1,11 +1,12 @@
 """Ministral 3, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.query_growth import QueryGrowth
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
 
 
-class Ministral3(LLaMA):
+class Ministral3(QueryGrowth, LLaMA):
   """Ministral 3: Mistral with YaRN, and queries that grow with the logarithm of their positions."""
 
   VOCAB_SIZE = 131_072

@@ -9,6 +9,7 @@ from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.linear_attention import DeltaNetLayers
+from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
@@ -25,7 +26,7 @@ class OLMo2(LLaMA):
   QK_NORM: QkNorm = 'all_heads'
 
 
-class OLMo3(OLMo2):
+class OLMo3(LocalPositions, OLMo2):
   """OLMo 3: OLMo 2 with sliding attention in three of four blocks, and YaRN in the fourth."""
 
   VOCAB_SIZE = 100_278

@@ -2,13 +2,16 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.logits_bias import LogitsBias
+from paxlite.experiments.parts.long_positions import LongPositions
+from paxlite.experiments.parts.parallel_blocks import BlockOrder, ParallelBlocks
+from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.stack import BlockOrder
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 
 
-class Phi(LLaMA):
+class Phi(ParallelBlocks, PartialPositions, LogitsBias, LLaMA):
   """Phi-1 and Phi-2: attention and feed-forward layers side by side, after one LayerNorm."""
 
   VOCAB_SIZE = 51_200
@@ -47,7 +50,7 @@ class Phi2(Phi):
   ICI_MESH_SHAPE = [1, 8, 1]
 
 
-class Phi3(LLaMA):
+class Phi3(PartialPositions, LongPositions, LLaMA):
   """Phi-3 and Phi-4: LLaMA's block, whose published weights are packed."""
 
   VOCAB_SIZE = 32064

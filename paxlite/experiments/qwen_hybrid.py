@@ -1,14 +1,23 @@
 """Qwen3-Next and Qwen3.5: three gated delta nets, then a block of gated attention, and so on."""
 
+import fiddle as fdl
+
+from paxlite.config.attribute_kinds import Shape
+from paxlite.config.templates import template
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.linear_attention import DeltaNetLayers
+from paxlite.experiments.parts.partial_positions import PartialPositions
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.qwen import Qwen3, Qwen3Moe
 from paxlite.experiments.registry import register
+from paxlite.layers.attention.output_gate import OutputGate
 
 
-class Qwen3_5(DeltaNetLayers, Qwen3):
+class Qwen3_5(MultiTokenPrediction, PartialPositions, DeltaNetLayers, Qwen3, subject='Attention'):
   """The text model of Qwen3.5."""
+
+  USE_OUTPUT_GATE: Shape[bool] = True  # learned gate of what the heads of attention read
 
   VOCAB_SIZE = 248_320
   MAX_SEQ_LEN = 32_768
@@ -16,8 +25,21 @@ class Qwen3_5(DeltaNetLayers, Qwen3):
   ROPE_THETA = 1e7
   ROPE_FRACTION = 0.25
   NORM_SCALE_OFFSET = 1.0
-  USE_OUTPUT_GATE = True
   ATTENTION_PATTERN: list[AttentionKind] = ['gated_delta', 'gated_delta', 'gated_delta', 'full']
+
+  def further_steps(self) -> dict[str, fdl.Partial | None]:
+    gate = template(
+      OutputGate,
+      model_dims=self.MODEL_DIMS,
+      num_heads=self.NUM_HEADS,
+      head_dim=self.DIMS_PER_HEAD,
+    )
+    return super().further_steps() | {'gate_tpl': gate if self.USE_OUTPUT_GATE else None}
+
+  @property
+  def attention_params(self) -> int:
+    gates = self.MODEL_DIMS * self.DIMS_PER_HEAD * self.NUM_HEADS
+    return super().attention_params + gates * self.USE_OUTPUT_GATE
 
   @property
   def prediction_kind(self) -> BlockKind:

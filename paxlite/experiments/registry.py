@@ -20,6 +20,7 @@ from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
+from paxlite.experiments import options
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.other_systems import other_names
 
@@ -281,6 +282,7 @@ def build_experiment(
   cls = cls.of_values(known)
   path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
   cls, values = cls.chosen(facts(path))
+  cls = options.with_attributes(cls, overrides)
   cfg = cls.config()
   for attribute, value in values.items():
     setattr(cfg, attribute, value)

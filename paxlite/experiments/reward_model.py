@@ -18,6 +18,7 @@ from paxlite.data.base import RowArray
 from paxlite.data.preferences import PreferenceRows
 from paxlite.data.reward_rows import RewardRows
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.registry import class_of
 from paxlite.layers.embeddings import LmHead
 from paxlite.losses.reward_loss import BradleyTerry
@@ -37,7 +38,11 @@ class RewardModel(LanguageModel, subject='Losses'):
   def ignored_variables(self) -> list[str]:
     if not self.CHECKPOINT_RESTORE_PATH or self._starts_from_rewards:
       return super().ignored_variables
-    return [*super().ignored_variables, _HEAD, *['logits_bias/b'] * self.USE_SOFTMAX_BIAS]
+    return [
+      *super().ignored_variables,
+      _HEAD,
+      *['logits_bias/b'] * (self.logits_bias() is not None),
+    ]
 
   @property
   def _starts_from_rewards(self) -> bool:
@@ -64,7 +69,7 @@ class RewardModel(LanguageModel, subject='Losses'):
 
   def validate(self) -> None:
     super().validate()
-    if self.NUM_PREDICTION_MODULES:
+    if isinstance(self, MultiTokenPrediction) and self.NUM_PREDICTION_MODULES:
       raise UserError(
         f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES}: a reward model predicts no tokens; '
         f'leave its modules out: NUM_PREDICTION_MODULES=0 '

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from paxlite.core.errors import UserError
+from paxlite.experiments import options
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes, transfer
@@ -97,7 +98,7 @@ def needed(experiment: LanguageModel, values: Mapping[str, object]) -> dict[str,
   found = dict(values)
   for name, value in values.items():
     rest = {other: x for other, x in found.items() if other != name}
-    if getattr(experiment.replaced(**rest), name) == value:
+    if options.value(experiment.replaced(**rest), name) == value:
       found = rest
   return found
 

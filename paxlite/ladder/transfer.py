@@ -33,6 +33,7 @@ from flax import linen as nn
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes
 from paxlite.ladder.sizes import Parameters, Size
@@ -80,16 +81,17 @@ def base_of(experiment: LanguageModel, of_sizes: Iterable[Size]) -> Size:
   own, depths = Size.of(experiment), {size.layers for size in of_sizes}
   if len(depths) == 1:
     return Size(own.width, *depths)
-  is_for_own = experiment.RESIDUAL_FACTOR != 1
+  is_for_own = options.value(experiment, 'RESIDUAL_FACTOR') != 1
   return own if is_for_own else Size(own.width, sizes.fewest_layers(experiment))
 
 
 def check_depths(experiment: LanguageModel, of_sizes: Iterable[Size]) -> None:
   """Raises UserError if sizes have several depths, and the blocks have no RESIDUAL_FACTOR."""
   own, depths = Size.of(experiment), {size.layers for size in of_sizes}
-  if len(depths) > 1 and (experiment.NORM_POLICY, experiment.BLOCK_ORDER) != ('pre', 'sequential'):
+  if len(depths) > 1 and not experiment.has_plain_blocks:
+    policy, order = experiment.NORM_POLICY, options.value(experiment, 'BLOCK_ORDER')
     raise UserError(
-      f'blocks with NORM_POLICY={experiment.NORM_POLICY} and BLOCK_ORDER={experiment.BLOCK_ORDER} '
+      f'blocks with NORM_POLICY={policy} and BLOCK_ORDER={order} '
       'have no RESIDUAL_FACTOR, which follows the depth: state --rungs that are as deep as the '
       f'model, such as {sizes.step_of_widths(experiment)}x{own.layers}'
     )
@@ -114,21 +116,21 @@ def values_of(experiment: LanguageModel, size: Size, base: Size) -> dict[str, ob
     at = lambda width: experiment.replaced(**sizes.values_of(experiment, Size(width, size.layers)))
     found |= _of_variables(experiment, variables(at(size.width)), variables(at(base.width)))
   if d != 1:
-    found['RESIDUAL_FACTOR'] = experiment.RESIDUAL_FACTOR / d
+    found['RESIDUAL_FACTOR'] = options.value(experiment, 'RESIDUAL_FACTOR') / d
   return {name: float(f'{x:.6g}') if isinstance(x, float) else x for name, x in found.items()}
 
 
 def _of_width(experiment: LanguageModel, m: float) -> dict[str, object]:
   found: dict[str, object] = dict(
     SOFTMAX_INIT_STD=experiment.SOFTMAX_INIT_STD,
-    LOGITS_DIVISOR=experiment.LOGITS_DIVISOR * m,
+    LOGITS_DIVISOR=options.value(experiment, 'LOGITS_DIVISOR') * m,
     ADAM_EPSILON=experiment.ADAM_EPSILON / m,
     ADAM_EPSILON_ROOT=experiment.ADAM_EPSILON_ROOT / m**2,
     INIT_STD=experiment.INIT_STD / math.sqrt(m),
     OUTPUT_INIT_STD=experiment.OUTPUT_INIT_STD / math.sqrt(m),
   )
-  if experiment.SCALE_EMBEDDING:  # by √MODEL_DIMS, which must not grow
-    found['EMBEDDING_FACTOR'] = experiment.EMBEDDING_FACTOR / math.sqrt(m)
+  if options.value(experiment, 'SCALE_EMBEDDING'):  # by √MODEL_DIMS, which must not grow
+    found['EMBEDDING_FACTOR'] = options.value(experiment, 'EMBEDDING_FACTOR') / math.sqrt(m)
   return found
 
 

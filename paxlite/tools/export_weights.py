@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.checkpointing.source import find_source
   from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.experiments.compatibility import refuse_edited_model
+  from paxlite.experiments import options
   from paxlite.proof.export_proof import proof_of, write_proof
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.families import family_of
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
     if proven is not None:
       write_proof(folder, proven, experiment)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
-  if experiment.NUM_PREDICTION_MODULES and (
+  if options.value(experiment, 'NUM_PREDICTION_MODULES') and (
     args.to == 'gguf' or not has_modules(FAMILIES[family_of(experiment)].names)
   ):
     print('Its modules that predict further tokens are left out: the format has no names for them')

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.key_values import interval, is_on
 from paxlite.weights.known_keys import HARMLESS, NEUTRAL, check_known, shortened
@@ -73,7 +74,7 @@ class Same:
     return {self.attribute: self.default}
 
   def write(self, e: LanguageModel) -> JsonObject:
-    value = getattr(e, self.attribute)
+    value = options.value(e, self.attribute)
     return {self.key: None if value == self.null else value}
 
 
@@ -108,7 +109,7 @@ class Cap:
     return {self.attribute: -1.0 if value is None else value}
 
   def write(self, e: LanguageModel) -> JsonObject:
-    value = getattr(e, self.attribute)
+    value = options.value(e, self.attribute)
     return {self.key: value if value > 0 else None}
 
 
@@ -161,7 +162,7 @@ class Repeated:
     return {}
 
   def write(self, e: LanguageModel) -> JsonObject:
-    return {self.key: getattr(e, self.written)} if self.written else {}
+    return {self.key: options.value(e, self.written)} if self.written else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +271,7 @@ def activation(
     return dict.fromkeys(ours, _ACTIVATIONS[name])
 
   def write(e: LanguageModel) -> JsonObject:
-    found = {attribute: getattr(e, attribute) for attribute in ours}
+    found = {attribute: options.value(e, attribute) for attribute in ours}
     names = [theirs for theirs, value in _ACTIVATIONS.items() if {value} == set(found.values())]
     if not names:
       wrong = ' and '.join(f'{attribute}={value}' for attribute, value in found.items())
@@ -287,7 +288,7 @@ def positions(key: str) -> Both:
   def read(config: Config) -> dict[str, object]:
     return dict.fromkeys(ours, Same(key, ours[0]).read(config)[ours[0]])
 
-  return Both((key,), ours, read, lambda e: {key: max(getattr(e, name) for name in ours)})
+  return Both((key,), ours, read, lambda e: {key: max(options.value(e, name) for name in ours)})
 
 
 def tied(default: bool) -> Both:

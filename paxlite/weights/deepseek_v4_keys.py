@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.deepseek_v4 import DeepSeekV4
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config, Key, OneOf, Repeated, Same
@@ -145,7 +146,7 @@ def _read_rope(config: Config) -> dict[str, object]:
 
 def _write_rope(e: LanguageModel) -> JsonObject:
   written, local = _PLAIN.write(e), e.rotary_base(is_local=True)
-  share = {'partial_rotary_factor': e.ROPE_FRACTION}
+  share = {'partial_rotary_factor': options.value(e, 'ROPE_FRACTION')}
   scaling = written.get('rope_scaling') or {'rope_type': 'default'}
   if scaling['rope_type'] == 'yarn':
     scaling |= {'attention_factor': e.rotary_length}  # transformers has another default

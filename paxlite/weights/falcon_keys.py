@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.falcon import FalconH1
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config
@@ -108,10 +109,11 @@ def _read_head(config: Config) -> dict[str, object]:
 
 
 def _write_head(e: LanguageModel) -> JsonObject:
-  factor = 1 / e.LOGITS_DIVISOR
+  divisor = options.value(e, 'LOGITS_DIVISOR')
+  factor = 1 / divisor
   # the shortest number with this reciprocal is the one that the file had
   shorter = (float(f'{factor:.{digits}g}') for digits in range(1, 17))
-  same = (found for found in shorter if 1 / found == e.LOGITS_DIVISOR)
+  same = (found for found in shorter if 1 / found == divisor)
   return {'lm_head_multiplier': next(same, factor)}
 
 

@@ -10,7 +10,9 @@ from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.registry import experiments, has_data
 from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
@@ -170,11 +172,13 @@ def family_of(e: LanguageModel) -> str:
 def _differences(e: LanguageModel, family: Family) -> list[str]:
   """Returns what a family's config.json cannot say about an experiment."""
   cls, stated = family.experiment, family.attributes
-  if not has_modules(family.names):
+  if not has_modules(family.names) and isinstance(e, MultiTokenPrediction):
     e = e.replaced(NUM_PREDICTION_MODULES=0)  # which are left out
   ours: dict[str, Any] = e.values_of(*_MODEL)
   plain = cls(**{name: getattr(e, name) for name in stated if hasattr(e, name)})
   theirs: dict[str, Any] = plain.values_of(*_MODEL)
+  for one, other in ((ours, theirs), (theirs, ours)):  # parts that one of the two does not have
+    one.update({k: options.usual(k, v) for k, v in other.items() if options.is_lost(one, k)})
   missing = object()
   found = [
     f'{name}={ours.get(name)!r}, as {type(e).__name__} has it: there it is {theirs.get(name)!r}'
@@ -185,7 +189,7 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
   ]
   if found:
     return found
-  same = cls(**{name: getattr(e, name) for name in cls().values() if hasattr(e, name)})
+  same = type(plain)(**{name: getattr(e, name) for name in plain.values() if hasattr(e, name)})
   model = e.language_model() if isinstance(e, RewardModel) else e.model()
   if config_text(same.model()) != config_text(model):  # Fiddle's == takes seconds
     return [

@@ -4,6 +4,7 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
@@ -56,7 +57,7 @@ def either(attribute: str, *keys: str) -> Both:
   def read(config: Config) -> dict[str, object]:
     return {attribute: config[next((k for k in keys if k in config), keys[0])]}
 
-  return Both(keys, (attribute,), read, lambda e: {keys[0]: getattr(e, attribute)})
+  return Both(keys, (attribute,), read, lambda e: {keys[0]: options.value(e, attribute)})
 
 
 def number(key: str, attribute: str, default: float = 1.0) -> Both:
@@ -68,7 +69,7 @@ def number(key: str, attribute: str, default: float = 1.0) -> Both:
       raise UserError(f'{key}={value!r} must be a number')
     return {attribute: float(value)}
 
-  return Both((key,), (attribute,), read, lambda e: {key: getattr(e, attribute)})
+  return Both((key,), (attribute,), read, lambda e: {key: options.value(e, attribute)})
 
 
 def choice(key: str, attribute: str, off: object, on: object, default: bool) -> Both:
@@ -83,7 +84,7 @@ def choice(key: str, attribute: str, off: object, on: object, default: bool) -> 
   """
 
   def write(e: LanguageModel) -> JsonObject:
-    value = getattr(e, attribute)
+    value = options.value(e, attribute)
     if value not in (off, on):
       raise UserError(f'Hugging Face has no {attribute}={value} in this family')
     return {key: value == on}
@@ -110,7 +111,7 @@ def unread(*keys: str) -> Both:
 def counted(key: str, attribute: str, null: int) -> Both:
   """Returns a number that some files have as null, which transformers can compute with no more."""
   same = Same(key, attribute, null=null)
-  return Both((key,), (attribute,), same.read, lambda e: {key: getattr(e, attribute)})
+  return Both((key,), (attribute,), same.read, lambda e: {key: options.value(e, attribute)})
 
 
 # Experts of which some see every token, after a few dense blocks.
@@ -235,7 +236,7 @@ def _write_ernie_blocks(e: LanguageModel) -> JsonObject:
 
 
 def _write_ernie_bias(e: LanguageModel) -> JsonObject:
-  if e.USE_BIAS != e.USE_SOFTMAX_BIAS:
+  if options.value(e, 'USE_SOFTMAX_BIAS') != e.USE_BIAS:
     raise UserError('Hugging Face has one key for USE_BIAS and USE_SOFTMAX_BIAS in this family')
   return {'use_bias': e.USE_BIAS}
 

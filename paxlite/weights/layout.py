@@ -12,10 +12,12 @@ from typing import Any
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
+from paxlite.experiments import options
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.weights.indexer_layout import indexer_entries
 from paxlite.weights.packed_experts import packed_tensors
@@ -79,8 +81,9 @@ def decoder_entries(
     UserError: Pairs would have to be reordered in heads that are rotated in part, or in latents.
   """
   D, V = e.MODEL_DIMS, e.VOCAB_SIZE
-  if rotary != e.ROPE_LAYOUT and (e.ROPE_FRACTION != 1 or isinstance(e, DeepSeek)):
-    what = 'latent attention' if isinstance(e, DeepSeek) else f'ROPE_FRACTION={e.ROPE_FRACTION:g}'
+  share = options.value(e, 'ROPE_FRACTION')
+  if rotary != e.ROPE_LAYOUT and (share != 1 or isinstance(e, DeepSeek)):
+    what = 'latent attention' if isinstance(e, DeepSeek) else f'ROPE_FRACTION={share:g}'
     raise UserError(f'{what} needs {shell.flag("ROPE_LAYOUT", rotary)}, as its files have')
   entries = [
     same(names['embedding'], (V, D), 'embedding/emb_var'),
@@ -88,14 +91,15 @@ def decoder_entries(
   ]
   if e.SEPARATE_EMBEDDING:
     entries.append(same(names['head'], (V, D), 'softmax/w'))
-  if e.USE_SOFTMAX_BIAS:
+  if options.value(e, 'USE_SOFTMAX_BIAS'):
     entries.append(same(bias_of(names['head']), (V,), 'logits_bias/b'))
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
     entries += _block(e, name, f'transformer/{block}', kind, rotary, state_entries)
-  for i in range(e.NUM_PREDICTION_MODULES if has_modules(names) else 0):
-    name = _names_of_module(names, e.NUM_LAYERS, i)
-    entries += _prediction_module(e, name, f'predictions_{i}', rotary)
+  if isinstance(e, MultiTokenPrediction) and has_modules(names):
+    for i in range(e.NUM_PREDICTION_MODULES):
+      name = _names_of_module(names, e.NUM_LAYERS, i)
+      entries += _prediction_module(e, name, f'predictions_{i}', rotary)
   return entries
 
 
@@ -110,7 +114,7 @@ def _block(
   """Returns the entries of one block, whose variables are in `layer`."""
   D = e.MODEL_DIMS
   norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
-  if e.BLOCK_ORDER == 'parallel_one_norm':
+  if options.value(e, 'BLOCK_ORDER') == 'parallel_one_norm':
     del norms['ffn_norm']
   post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
   policy = e.norm_policy_of(kind)
@@ -154,7 +158,7 @@ def _names_of_module(names: Mapping[str, str], layers: int, i: int) -> dict[str,
 
 
 def _prediction_module(
-  e: LanguageModel, name: Mapping[str, str], ours: str, rotary: str
+  e: MultiTokenPrediction, name: Mapping[str, str], ours: str, rotary: str
 ) -> list[Entry]:
   """Returns the entries of a module that predicts a further token, whose variables are in `ours`.
 
@@ -204,7 +208,7 @@ def attention_entries(
   ]
   if e.USE_BIAS:
     entries.append(same(bias_of(name['post']), (D,), f'{ours}/post/b'))
-  if e.USE_ATTENTION_SINKS:
+  if options.value(e, 'USE_ATTENTION_SINKS'):
     entries.append(same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'))
   packed = (N + 2 * G) * H
   start = 0
@@ -214,7 +218,7 @@ def attention_entries(
     rows = slice(start, start := start + heads * H)
     theirs, view = name.get(role, ''), whole
     shape: tuple[int, ...] = (heads * H, D)
-    if role == 'query' and e.USE_OUTPUT_GATE:
+    if role == 'query' and 'query_gate' in name:
       theirs, shape, view = name['query_gate'], (2 * N * H, D), of_pairs(N, 0)
       gate = Entry(
         theirs, shape, f'{ours}/gate/projection/w', (D, N, H), *head_transforms(N, H, None)

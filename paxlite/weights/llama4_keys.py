@@ -4,6 +4,7 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config, read_types
 from paxlite.weights.key_values import interval
@@ -75,9 +76,9 @@ LLAMA4_GROWTH = Both(
   ('QUERY_GROWTH', 'QUERY_GROWTH_LENGTH'),
   _read_growth,
   lambda e: {
-    'attn_temperature_tuning': e.QUERY_GROWTH > 0,
-    'attn_scale': e.QUERY_GROWTH,
-    'floor_scale': e.QUERY_GROWTH_LENGTH,
+    'attn_temperature_tuning': options.value(e, 'QUERY_GROWTH') > 0,
+    'attn_scale': options.value(e, 'QUERY_GROWTH'),
+    'floor_scale': options.value(e, 'QUERY_GROWTH_LENGTH'),
   },
 )
 

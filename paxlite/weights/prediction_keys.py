@@ -8,6 +8,7 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config
 
@@ -30,7 +31,7 @@ PREDICTION_MODULES = Both(
   _NUMBERS,
   ('NUM_PREDICTION_MODULES',),
   _read_number,
-  lambda e: {_NUMBERS[0]: e.NUM_PREDICTION_MODULES},
+  lambda e: {_NUMBERS[0]: options.value(e, 'NUM_PREDICTION_MODULES')},
 )
 
 
@@ -47,7 +48,7 @@ def _read_one(config: Config) -> dict[str, object]:
 
 
 def _write_one(e: LanguageModel) -> JsonObject:
-  number = e.NUM_PREDICTION_MODULES
+  number = options.value(e, 'NUM_PREDICTION_MODULES')
   if number > 1:
     raise UserError(
       f'Hugging Face has no NUM_PREDICTION_MODULES={number} in this family: there, several modules '

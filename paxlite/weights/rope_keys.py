@@ -9,6 +9,7 @@ import math
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config
 
@@ -246,7 +247,7 @@ def rope(
       plain = {'rope_type': 'yarn', 'factor': 1.0}
       scaling = (scaling or plain) | {
         'original_max_position_embeddings': e.ROPE_ORIGINAL_LENGTH,
-        _GROWTH: e.QUERY_GROWTH,
+        _GROWTH: options.value(e, 'QUERY_GROWTH'),
       }
     if scaling is not None or is_stretched:
       config['rope_scaling'] = scaling or {'rope_type': 'default'}
@@ -258,7 +259,7 @@ def rope(
         _SLIDING: {'rope_theta': written, 'rope_type': 'default'},
       }
     if fraction:
-      config[names[1]] = e.ROPE_FRACTION
+      config[names[1]] = options.value(e, 'ROPE_FRACTION')
     if scaling is not None and e.ROPE_SCALING == 'longrope':
       config['original_max_position_embeddings'] = e.ROPE_ORIGINAL_LENGTH
       config['max_position_embeddings'] = round(e.ROPE_FACTOR * e.ROPE_ORIGINAL_LENGTH)

@@ -9,7 +9,6 @@ import jax
 from paxlite.config.attribute_kinds import (
   Count,
   Function,
-  NotNegative,
   NotNegativeInt,
   OffAtZeroInt,
   Run,
@@ -23,7 +22,6 @@ from paxlite.experiments.parts.width_and_norms import WidthAndNorms
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import (
   Attention,
-  AttentionSinks,
   CombinedQkv,
   DotProductAttention,
   FullWidthNorm,
@@ -33,9 +31,7 @@ from paxlite.layers.attention.attention import (
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
-from paxlite.layers.attention.output_gate import OutputGate
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
-from paxlite.layers.scales import PositionScale
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
@@ -78,14 +74,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
-  USE_OUTPUT_GATE: Shape[bool] = False  # learned gate of what the heads of attention read
-  USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
   QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
-  QK_NORM_AFTER_ROTATION: Function[bool] = False  # computes QK_NORM after RoPE, not before it
-  # Queries are multiplied by 1 + QUERY_GROWTH · ln(1 + ⌊position / QUERY_GROWTH_LENGTH⌋).
-  QUERY_GROWTH: Function[NotNegative] = (
-    0.0  # growth of queries with the logarithm of their positions, as in Ministral 3; 0: none
-  )
   ATTEN_LOGIT_CAP: Function[float] = 50.0  # soft cap of attention scores; ≤ 0: off
   USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
 
@@ -98,11 +87,6 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   def NUM_KV_HEADS(self) -> Shape[Count]:
     """Heads of keys and values; each serves a group of query heads."""
     return self.NUM_HEADS
-
-  @property
-  def QUERY_GROWTH_LENGTH(self) -> Function[Count]:
-    """Tokens after which QUERY_GROWTH makes queries larger for the first time."""
-    return self.ROPE_ORIGINAL_LENGTH
 
   @property
   def attention_scale(self) -> float:
@@ -135,7 +119,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       asked('query_scale', self.attention_scale),
       asked('logit_cap', self.ATTEN_LOGIT_CAP),
       window,
-      0.0 if self.USE_ATTENTION_SINKS else asked('sink_logit', None),
+      asked('sink_logit', None) if asked('sinks_tpl', None) is None else 0.0,
       (lambda weights: weights) if asked('dropout', self.DROPOUT_PROB) else None,
     )
     return Case(
@@ -204,7 +188,8 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
 
   @property
   def has_fused_logits(self) -> bool:
-    return self.USE_ATTENTION_SINKS and self.has_fused_attention
+    """Whether cuDNN adds learned logits of virtual keys on GPUs."""
+    return False
 
   @property
   def USE_QKV_BIAS(self) -> Shape[bool]:
@@ -213,7 +198,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
 
   @property
   def rotary_dims(self) -> int:
-    return int(self.DIMS_PER_HEAD * self.ROPE_FRACTION)
+    return self.DIMS_PER_HEAD
 
   def validate(self) -> None:
     super().validate()
@@ -254,18 +239,18 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       qkv = template(CombinedQkv, **sizes)
     else:
       qkv = template(SeparateQkv, num_kv_heads=self.NUM_KV_HEADS, **sizes)
-    return template(
-      Attention,
+    fields: dict[str, object] = dict(
       qkv_tpl=qkv,
-      qk_norm_tpl=None if self.QK_NORM_AFTER_ROTATION else self.qk_norm(),
+      qk_norm_tpl=self.qk_norm(),
       query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
       rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
-      rotated_norm_tpl=self.qk_norm() if self.QK_NORM_AFTER_ROTATION else None,
-      position_scale_tpl=self.position_scale(),
       attention_tpl=self.dot_product_attention(),
-      gate_tpl=template(OutputGate, **sizes) if self.USE_OUTPUT_GATE else None,
-      **sizes,
     )
+    return template(Attention, **fields | sizes | self.further_steps())
+
+  def further_steps(self) -> dict[str, fdl.Partial | None]:
+    """Returns fields of Attention in which a model differs from others; parts add theirs."""
+    return {}
 
   def attention_with_state(self, kind: AttentionKind) -> fdl.Partial:
     """Returns the template of attention of one of `state_kinds`."""
@@ -279,12 +264,6 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       return self.norm()
     return template(FullWidthNorm, norm_tpl=self.norm())
 
-  def position_scale(self) -> fdl.Partial | None:
-    """Returns the template of the scale of queries by their positions, or None."""
-    if not self.QUERY_GROWTH:
-      return None
-    return template(PositionScale, growth=self.QUERY_GROWTH, length=self.QUERY_GROWTH_LENGTH)
-
   def dot_product_attention(self) -> fdl.Partial:
     """Returns the template of the attention itself, without its projections."""
     return template(
@@ -292,9 +271,6 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       query_scale=self.attention_scale,
       logit_cap=self.ATTEN_LOGIT_CAP,
       window=self.SLIDING_WINDOW,
-      sinks_tpl=template(AttentionSinks, num_heads=self.NUM_HEADS)
-      if self.USE_ATTENTION_SINKS
-      else None,
       dropout=self.DROPOUT_PROB,
       kernel_tpl=template(
         AttentionKernel,
@@ -307,9 +283,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   @property
   def attention_params(self) -> int:
     """The number of parameters in the matrix multiplications of one attention layer."""
-    gates = self.NUM_HEADS if self.USE_OUTPUT_GATE else 0
-    heads = 2 * (self.NUM_HEADS + self.NUM_KV_HEADS) + gates
-    return self.MODEL_DIMS * self.DIMS_PER_HEAD * heads
+    return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
     """Returns the same of a kind of attention."""

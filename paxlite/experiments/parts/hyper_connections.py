@@ -31,17 +31,16 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
         'the last block of the stack are not like the others'
       )
     super().validate()
-    if self.NUM_PREDICTION_MODULES:
-      raise UserError(
-        f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES} is not implemented beside '
-        'hyper-connections, whose streams the modules would read'
-      )
-    found = self.BLOCK_ORDER, self.NORM_POLICY, self.RESIDUAL_FACTOR
-    if found != ('sequential', 'pre', 1):
-      raise UserError(
-        'blocks with hyper-connections need BLOCK_ORDER=sequential, NORM_POLICY=pre and '
-        f'RESIDUAL_FACTOR=1, not {found[0]}, {found[1]} and {found[2]:g}'
-      )
+    if self.NORM_POLICY != 'pre':
+      raise UserError(f'blocks with hyper-connections need NORM_POLICY=pre, not {self.NORM_POLICY}')
+
+  @property
+  def has_plain_blocks(self) -> bool:
+    return False
+
+  @property
+  def takes_modules(self) -> bool:
+    return False  # which would read several streams
 
   def block(self) -> fdl.Partial:
     return template(

@@ -16,7 +16,7 @@ from paxlite.layers.attention.shared_keys import (
   ReadingAttention,
 )
 from paxlite.layers.embeddings import TokenEmbedding
-from paxlite.layers.layer_inputs import LayerInputs
+from paxlite.layers.layer_inputs import LayerInputLm, LayerInputs
 from paxlite.layers.linked_block import InputGate, LinkedScaledBlock
 
 
@@ -69,11 +69,6 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
     super().validate()
     if not self.has_links:
       return
-    if self.NUM_PREDICTION_MODULES:
-      raise UserError(
-        f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES} is not implemented beside blocks '
-        'that are linked by LAYER_INPUT_DIMS or NUM_KEY_READERS'
-      )
     if self.LAYER_INPUT_VOCAB_SIZE < self.VOCAB_SIZE:
       raise UserError(
         f'LAYER_INPUT_VOCAB_SIZE={self.LAYER_INPUT_VOCAB_SIZE} has no rows for some tokens of '
@@ -110,9 +105,19 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
       )
     return block
 
-  def layer_inputs(self) -> fdl.Partial | None:
-    if not self.LAYER_INPUT_DIMS:
-      return super().layer_inputs()
+  @property
+  def takes_modules(self) -> bool:
+    return not self.has_links
+
+  def decoder(self) -> fdl.Config:
+    lm = super().decoder()
+    if self.LAYER_INPUT_DIMS:
+      fdl.update_callable(lm, LayerInputLm)
+      lm.layer_inputs_tpl = self.layer_inputs()
+    return lm
+
+  def layer_inputs(self) -> fdl.Partial:
+    """Returns the template of the inputs of the blocks beside the activations."""
     return template(
       LayerInputs,
       model_dims=self.MODEL_DIMS,

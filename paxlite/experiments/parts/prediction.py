@@ -6,17 +6,16 @@ from paxlite.config.attribute_kinds import NotNegative, NotNegativeInt, Shape, T
 from paxlite.config.templates import config, template
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import NOT_PREDICTIONS
-from paxlite.experiments.parts.low_rank import LowRankFactors
-from paxlite.experiments.parts.objective import Objective
-from paxlite.experiments.parts.stack import BlockKind, Stack
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.layers.multi_token_prediction import PredictionModule
 from paxlite.losses.prediction_loss import PredictionLoss
 
 
-class MultiTokenPrediction(Stack, LowRankFactors, Objective, subject='Multi-token prediction'):
-  """Modules that predict further tokens, as in DeepSeek-V3: see layers/multi_token_prediction.py.
+class MultiTokenPrediction(LanguageModel, subject='Multi-token prediction'):
+  """A LanguageModel with modules that predict further tokens, as in DeepSeek-V3.
 
-  The logits of the model do not depend on them.
+  See layers/multi_token_prediction.py. The logits of the model do not depend on them.
   """
 
   NUM_PREDICTION_MODULES: Shape[NotNegativeInt] = (
@@ -50,6 +49,10 @@ class MultiTokenPrediction(Stack, LowRankFactors, Objective, subject='Multi-toke
     return self.block_kinds[-1]
 
   @property
+  def trained_kinds(self) -> list[BlockKind]:
+    return [*super().trained_kinds, *[self.prediction_kind] * self.trained_modules]
+
+  @property
   def trained_modules(self) -> int:
     """The number of prediction modules that a step of training computes."""
     return self.NUM_PREDICTION_MODULES if self.PREDICTION_LOSS_WEIGHT else 0
@@ -57,6 +60,8 @@ class MultiTokenPrediction(Stack, LowRankFactors, Objective, subject='Multi-toke
   def validate(self) -> None:
     super().validate()
     stated = f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES}'
+    if self.NUM_PREDICTION_MODULES and not self.takes_modules:
+      raise UserError(f'{stated} is not implemented beside what links blocks of the model')
     if self.NUM_PREDICTION_MODULES and self.num_stages > 1:
       raise UserError(f'{stated} needs a mesh without an axis stage: modules are behind the stack')
     if self.trained_modules and not self.learns_predictions:

@@ -6,15 +6,13 @@ from typing import Annotated, Literal
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Bounds, Count, Fraction, Function, OffAtZero
+from paxlite.config.attribute_kinds import Bounds, Count, Function, OffAtZero
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.layers.rotary import (
   LinearRotaryEmbedding,
   Llama3RotaryEmbedding,
-  LongRopeRotaryEmbedding,
-  PartialRotary,
   RotaryEmbedding,
   YarnRotaryEmbedding,
 )
@@ -32,7 +30,6 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
   ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = (
     'interleaved'  # dimensions that RoPE rotates in pairs: neighbors, or the two halves
   )
-  ROPE_FRACTION: Function[Fraction] = 1.0  # share of a head's dimensions that RoPE rotates
   ROPE_FACTOR: Function[float] = 1.0  # factor by which RoPE stretches positions; 1: none
   ROPE_SCALING: Function[RopeScaling] = 'llama3'  # method of stretching RoPE by ROPE_FACTOR
   ROPE_ORIGINAL_LENGTH: Function[Count] = 8192  # tokens of a sequence before RoPE was stretched
@@ -47,19 +44,9 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
     1.0  # YaRN's beta_slow: waves with fewer turns are stretched fully
   )
   ROPE_WHOLE_PAIRS: Function[bool] = True  # YaRN: rounds both bounds to whole pairs of dimensions
-  ROPE_SHORT_FACTORS: Function[
-    list[float]
-  ] = []  # LongRoPE's factors of the wavelengths, for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
-  ROPE_LONG_FACTORS: Function[
-    list[float]
-  ] = []  # LongRoPE's factors of the wavelengths, for a larger MAX_SEQ_LEN
   ROPE_ATTENTION_FACTOR: Function[OffAtZero] = (
     0.0  # factor of rotated queries and keys, for YaRN and LongRoPE; 0: that of the papers
   )
-  ROPE_LOCAL_THETA: Function[OffAtZero] = (
-    0.0  # base of the wavelengths of RoPE in sliding attention; 0: ROPE_THETA
-  )
-  ROPE_STRETCHES_LOCAL: Function[bool] = True  # stretches RoPE in sliding attention as well
 
   @property
   def stretches_positions(self) -> bool:
@@ -79,6 +66,14 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
       return 0.1 * math.log(self.ROPE_FACTOR) + 1
     return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
 
+  def rotary_theta(self, is_local: bool) -> float:
+    """Returns the base of the wavelengths before scaling, in sliding attention or in full."""
+    return self.ROPE_THETA
+
+  def stretches(self, is_local: bool) -> bool:
+    """Returns whether ROPE_SCALING is for sliding attention (`is_local`), or for full."""
+    return True
+
   def rotary_base(self, is_local: bool = False) -> float:
     """Returns the base of the wavelengths as it is computed with; `is_local`: in sliding attention.
 
@@ -87,8 +82,8 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
     dynamic scaling of transformers has this base for a text of L tokens, with ROPE_FACTOR =
     factor · L / max_position_embeddings − (factor − 1).
     """
-    theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
-    if self.ROPE_SCALING != 'ntk' or (is_local and not self.ROPE_STRETCHES_LOCAL):
+    theta = self.rotary_theta(is_local)
+    if self.ROPE_SCALING != 'ntk' or not self.stretches(is_local):
       return theta
     return theta * self.ROPE_FACTOR ** (self.rotary_dims / max(self.rotary_dims - 2, 1))
 
@@ -104,14 +99,18 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
   def rotary_dims(self) -> int:
     """The number of rotated dimensions of a query or key, which depends on the attention."""
 
+  @property
+  def rotated(self) -> str:
+    """The attributes that decide rotary_dims, for messages."""
+    return 'DIMS_PER_HEAD'
+
   def validate(self) -> None:
     super().validate()
     if not self.USE_ROTARY_POSITION_EMB:
       return
     if self.rotary_dims % 2 or self.rotary_dims == 0:
-      part = '' if self.ROPE_FRACTION == 1 else f' × ROPE_FRACTION={self.ROPE_FRACTION:g}'
       raise UserError(
-        f'rotary positions need an even DIMS_PER_HEAD{part}, above 0, not {self.rotary_dims}'
+        f'rotary positions need an even {self.rotated}, above 0, not {self.rotary_dims}'
       )
     if self.ROPE_SCALING == 'ntk' and self.ROPE_FACTOR != 1 and self.rotary_dims == 2:
       raise UserError('ROPE_SCALING=ntk needs more than 2 rotated dimensions of a head')
@@ -133,34 +132,24 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
         f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '
         'must be above 0'
       )
-    theta = min(self.ROPE_THETA, self.ROPE_LOCAL_THETA or self.ROPE_THETA)
+    theta = min(map(self.rotary_theta, (False, True)))
     if self.ROPE_SCALING == 'yarn' and self.ROPE_FACTOR > 1 and theta <= 1:
       raise UserError(f'ROPE_SCALING=yarn needs ROPE_THETA and its local one above 1: {theta:g}')
-    factors = self.ROPE_SHORT_FACTORS + self.ROPE_LONG_FACTORS
-    is_long = self.ROPE_SCALING == 'longrope' and self.ROPE_FACTOR > 1
-    if is_long and min([self.ROPE_ORIGINAL_LENGTH - 1, *factors]) <= 0:
-      raise UserError(
-        'ROPE_SCALING=longrope needs ROPE_ORIGINAL_LENGTH above 1, and ROPE_SHORT_FACTORS and '
-        'ROPE_LONG_FACTORS above 0'
-      )
     if self.stretches_positions and self.ROPE_SCALING == 'longrope':
-      for name in ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'):
-        if len(getattr(self, name)) != self.rotary_dims // 2:
-          raise UserError(
-            f'{name} must have {self.rotary_dims // 2} numbers, one for each pair of dimensions, '
-            f'and has {len(getattr(self, name))}'
-          )
+      self.long_rotary({})  # raises UserError
 
   def rotary(self, is_local: bool = False) -> fdl.Partial:
     """Returns the template of the rotary embedding; `is_local` means sliding attention."""
     base: dict[str, object] = dict(theta=self.rotary_base(is_local), layout=self.ROPE_LAYOUT)
-    is_plain = not self.stretches_positions or (is_local and not self.ROPE_STRETCHES_LOCAL)
+    is_plain = not self.stretches_positions or not self.stretches(is_local)
     if is_plain or self.ROPE_SCALING == 'ntk':
-      rotary = template(RotaryEmbedding, **base)
-    elif self.ROPE_SCALING == 'linear':
-      rotary = template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)
-    elif self.ROPE_SCALING == 'yarn':
-      rotary = template(
+      return template(RotaryEmbedding, **base)
+    if self.ROPE_SCALING == 'linear':
+      return template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)
+    if self.ROPE_SCALING == 'longrope':
+      return self.long_rotary(base)
+    if self.ROPE_SCALING == 'yarn':
+      return template(
         YarnRotaryEmbedding,
         factor=self.ROPE_FACTOR,
         fast_turns=self.ROPE_FAST_TURNS,
@@ -170,22 +159,19 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
         stretched=self.rotary_length,
         **base,
       )
-    elif self.ROPE_SCALING == 'longrope':
-      rotary = template(
-        LongRopeRotaryEmbedding,
-        factors=self.ROPE_LONG_FACTORS if self.has_long_factors else self.ROPE_SHORT_FACTORS,
-        stretched=self.rotary_length,
-        **base,
-      )
-    else:
-      rotary = template(
-        Llama3RotaryEmbedding,
-        factor=self.ROPE_FACTOR,
-        low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
-        high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
-        original_length=self.ROPE_ORIGINAL_LENGTH,
-        **base,
-      )
-    if self.ROPE_FRACTION == 1:
-      return rotary
-    return template(PartialRotary, dims=self.rotary_dims, rotary_tpl=rotary)
+    return template(
+      Llama3RotaryEmbedding,
+      factor=self.ROPE_FACTOR,
+      low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
+      high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
+      original_length=self.ROPE_ORIGINAL_LENGTH,
+      **base,
+    )
+
+  def long_rotary(self, base: dict[str, object]) -> fdl.Partial:
+    """Returns the template of the rotary embedding with ROPE_SCALING=longrope.
+
+    Args:
+      base: What the templates of all scalings have.
+    """
+    raise UserError('ROPE_SCALING=longrope needs ROPE_SHORT_FACTORS and ROPE_LONG_FACTORS')

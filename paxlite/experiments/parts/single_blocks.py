@@ -30,12 +30,12 @@ class SingleBlocks(LanguageModel):
     if not self.ATTENTION_PATTERN:
       raise UserError(f'{type(self).__name__} needs an ATTENTION_PATTERN')
     super().validate()
-    found = self.BLOCK_ORDER, self.NORM_POLICY, self.RESIDUAL_FACTOR
-    if found != ('sequential', 'pre', 1):
-      raise UserError(
-        'blocks with one layer each need BLOCK_ORDER=sequential, NORM_POLICY=pre and '
-        f'RESIDUAL_FACTOR=1, not {found[0]}, {found[1]} and {found[2]:g}'
-      )
+    if self.NORM_POLICY != 'pre':
+      raise UserError(f'blocks with one layer each need NORM_POLICY=pre, not {self.NORM_POLICY}')
+
+  @property
+  def has_plain_blocks(self) -> bool:
+    return False
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     if kind.attention in FEED_FORWARD:

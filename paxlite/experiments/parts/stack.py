@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import fiddle as fdl
 
-from paxlite.config.attribute_kinds import Count, Function, Run, Shape, Training
+from paxlite.config.attribute_kinds import Count, Run, Shape, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.attention import AttentionKind, AttentionLayers
@@ -14,9 +14,7 @@ from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.layers.block_sequence import BlockSequence
 from paxlite.layers.pipeline.pipeline import PipelinedTransformer
 from paxlite.layers.remat import CheckpointPolicy, keeps_products
-from paxlite.layers.scales import Scale
 from paxlite.layers.transformer import (
-  ParallelBlock,
   RepeatedTransformer,
   TransformerBlock,
   UnrolledTransformer,
@@ -24,7 +22,6 @@ from paxlite.layers.transformer import (
 from paxlite.parallel import devices
 
 DeviceKind = Literal['cpu', 'gpu', 'tpu']
-BlockOrder = Literal['sequential', 'parallel', 'parallel_one_norm']
 
 
 class BlockKind(NamedTuple):
@@ -40,13 +37,6 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
   """The blocks between embeddings and logits."""
 
   NUM_LAYERS: Shape[Count] = 10  # transformer blocks
-  # A parallel block adds what attention and the feed-forward layer make of the same activations.
-  BLOCK_ORDER: Function[BlockOrder] = (
-    'sequential'  # a block's two layers: in turn, or side by side, after two norms or one
-  )
-  RESIDUAL_FACTOR: Function[float] = (
-    1.0  # factor of what attention and feed-forward layers add to the activations between blocks
-  )
   USE_REPEATED_LAYER: Training[bool] = (
     False  # stacks the weights of all layers in arrays [L, …]; a loop computes the layers
   )
@@ -99,6 +89,16 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
     return self.NORM_POLICY
 
   @property
+  def has_plain_blocks(self) -> bool:
+    """Whether a block adds two layers to its activations in turn, each after a norm."""
+    return self.NORM_POLICY == 'pre'
+
+  @property
+  def takes_modules(self) -> bool:
+    """Whether modules behind the stack can read what its last block returns."""
+    return True
+
+  @property
   def has_any_experts(self) -> bool:
     """Whether any block has experts."""
     return any(map(self.has_experts, range(self.NUM_LAYERS)))
@@ -130,15 +130,6 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
 
   def validate(self) -> None:
     super().validate()
-    if self.BLOCK_ORDER != 'sequential' and (self.NORM_POLICY, self.RESIDUAL_FACTOR) != ('pre', 1):
-      raise UserError(
-        f'BLOCK_ORDER={self.BLOCK_ORDER} needs NORM_POLICY=pre and RESIDUAL_FACTOR=1, not '
-        f'{self.NORM_POLICY} and {self.RESIDUAL_FACTOR:g}'
-      )
-    if self.RESIDUAL_FACTOR != 1 and self.NORM_POLICY != 'pre':
-      raise UserError(
-        f'RESIDUAL_FACTOR={self.RESIDUAL_FACTOR:g} needs NORM_POLICY=pre, not {self.NORM_POLICY}'
-      )
     if self.num_stages > 1:
       layers, rest = divmod(self.NUM_LAYERS - self.num_first_blocks, self.blocks_per_layer)
       if rest or self.num_first_blocks or layers % self.num_stages:
@@ -206,22 +197,10 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
 
   def block(self) -> fdl.Partial:
     """Returns the template of one block, as attributes for all blocks describe it."""
-    if self.BLOCK_ORDER != 'sequential':
-      return template(
-        ParallelBlock,
-        norm_tpl=self.norm(),
-        ff_norm_tpl=self.norm() if self.BLOCK_ORDER == 'parallel' else None,
-        attention_tpl=self.attention(),
-        ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
-        dropout=self.DROPOUT_PROB,
-      )
-    after = None if self.NORM_POLICY == 'pre' else self.norm()
-    if self.RESIDUAL_FACTOR != 1:
-      after = template(Scale, factor=self.RESIDUAL_FACTOR)
     return template(
       TransformerBlock,
       norm_tpl=None if self.NORM_POLICY == 'post' else self.norm(),
-      post_norm_tpl=after,
+      post_norm_tpl=None if self.NORM_POLICY == 'pre' else self.norm(),
       attention_tpl=self.attention(),
       ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
       dropout=self.DROPOUT_PROB,

@@ -4,6 +4,7 @@ import fiddle as fdl
 
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError, listed
+from paxlite.experiments import options
 from paxlite.experiments.parts.transformer import Transformer
 from paxlite.layers.te_layer import TeTransformerLayer
 
@@ -85,9 +86,9 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
 def check_supported(e: Transformer) -> None:
   """Raises UserError if Transformer Engine's layer cannot compute what the model's blocks do."""
   problems = [
-    f'{name}={getattr(e, name)} (only {" or ".join(map(str, values))})'
+    f'{name}={found} (only {" or ".join(map(str, values))})'
     for name, values in _ONLY.items()
-    if getattr(e, name) not in values
+    if (found := options.value(e, name)) not in values
   ]
   offsets = (0, 1) if e.NORM_CLS == 'LayerNorm' else (0,)
   if e.NORM_SCALE_OFFSET not in offsets:

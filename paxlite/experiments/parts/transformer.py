@@ -12,13 +12,14 @@ from paxlite.core.trees import PyTree
 from paxlite.experiments import unused_values
 from paxlite.experiments.parts.context_parallelism import ContextParallelism
 from paxlite.experiments.parts.decoding import Decoding
-from paxlite.experiments.parts.prediction import MultiTokenPrediction
+from paxlite.experiments.parts.low_rank import LowRankFactors
+from paxlite.experiments.parts.objective import Objective
 from paxlite.experiments.parts.samples import Samples
+from paxlite.experiments.parts.stack import BlockKind, Stack
 from paxlite.experiments.parts.vocabulary import Vocabulary
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.layer_inputs import LayerInputLm
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.optim.model_flops import Rates, rates
@@ -27,7 +28,9 @@ from paxlite.optim.state_axes import named
 from paxlite.training.task import Task
 
 
-class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding, Samples):
+class Transformer(
+  ContextParallelism, Stack, LowRankFactors, Objective, Vocabulary, Decoding, Samples
+):
   """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
 
   @property
@@ -57,23 +60,7 @@ class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding
     )
 
   def model(self) -> fdl.Config:
-    """Returns the config of the TransformerLm."""
-    lm = config(
-      TransformerLm,
-      embedding_tpl=self.token_embedding(),
-      position_tpl=self.positions(),
-      transformer_tpl=self.stack(),
-      norm_tpl=self.norm(),
-      head_tpl=self.head(),
-      logits_bias_tpl=self.logits_bias(),
-      logit_cap=self.SOFTMAX_CAP_LOGITS,
-      embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
-      num_loss_chunks=self.NUM_LOSS_CHUNKS,
-      prediction_tpls=self.prediction_modules(),
-    )
-    if (inputs := self.layer_inputs()) is not None:
-      fdl.update_callable(lm, LayerInputLm)
-      lm.layer_inputs_tpl = inputs
+    lm = self.decoder()
     selectors.select(lm, Projection).set(
       use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
     )
@@ -88,9 +75,30 @@ class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding
       self._init_outputs(lm)
     return lm
 
-  def layer_inputs(self) -> fdl.Partial | None:
-    """Returns the template of the inputs of the blocks beside the activations, or None."""
-    return None
+  def decoder(self) -> fdl.Config:
+    """Returns the config of the TransformerLm, whose projections `model` completes."""
+    return config(
+      TransformerLm,
+      embedding_tpl=self.token_embedding(),
+      position_tpl=self.positions(),
+      transformer_tpl=self.stack(),
+      norm_tpl=self.norm(),
+      head_tpl=self.head(),
+      logits_bias_tpl=self.logits_bias(),
+      logit_cap=self.SOFTMAX_CAP_LOGITS,
+      embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
+      num_loss_chunks=self.NUM_LOSS_CHUNKS,
+      prediction_tpls=self.prediction_modules(),
+    )
+
+  def prediction_modules(self) -> list[fdl.Partial]:
+    """Returns the templates of modules behind the stack, which predict further tokens."""
+    return []
+
+  @property
+  def trained_kinds(self) -> list[BlockKind]:
+    """The kinds of all blocks that a step of training computes, each module's included."""
+    return self.block_kinds
 
   def _init_outputs(self, lm: fdl.Config) -> None:
     """Gives the projections to the residual stream initial values of their own."""
@@ -117,8 +125,8 @@ class Transformer(ContextParallelism, MultiTokenPrediction, Vocabulary, Decoding
     return self._flops(rates(named(optimizer.split(boxed)[0]), boxed, self.active_experts))
 
   def _flops(self, rates: Rates) -> float:
-    heads = 1 + self.trained_modules
-    kinds = [*self.block_kinds, *[self.prediction_kind] * self.trained_modules]
+    kinds = self.trained_kinds
+    heads = 1 + len(kinds) - len(self.block_kinds)
     attention = [self.attention_flops_of(kind.attention) for kind in kinds]
     first = round((1 - rates.passed) * len(self.block_kinds))
     return (

@@ -1,7 +1,5 @@
 """Embeddings of tokens and positions, and the logits."""
 
-import math
-
 import fiddle as fdl
 from flax import linen as nn
 
@@ -10,7 +8,6 @@ from paxlite.config.attribute_kinds import (
   Count,
   Function,
   NotNegative,
-  Positive,
   Run,
   Shape,
   Training,
@@ -21,7 +18,6 @@ from paxlite.experiments.parts.width_and_norms import WidthAndNorms
 from paxlite.layers.embeddings import (
   LearnedPositions,
   LmHead,
-  LogitsBias,
   SinusoidalPositions,
   TokenEmbedding,
 )
@@ -32,10 +28,6 @@ class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
 
   VOCAB_SIZE: Shape[Count] = 32000  # token ids that the model knows
   SEPARATE_EMBEDDING: Shape[bool] = False  # unties the weight of the logits from the embedding
-  SCALE_EMBEDDING: Function[bool] = False  # multiplies embeddings by √MODEL_DIMS
-  EMBEDDING_FACTOR: Function[float] = 1.0  # factor of the embeddings, beside √MODEL_DIMS
-  LOGITS_DIVISOR: Function[Positive] = 1.0  # number that the logits are divided by
-  USE_SOFTMAX_BIAS: Shape[bool] = False  # bias of the logits
   SOFTMAX_CAP_LOGITS: Function[float] = (
     30.0  # soft cap of the logits, cap · tanh(logits / cap); ≤ 0: off
   )
@@ -59,9 +51,6 @@ class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
       model_dims=self.MODEL_DIMS,
       dtype=self.FPROP_DTYPE,
       emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
-      lookup_scale=self.EMBEDDING_FACTOR
-      * (math.sqrt(self.MODEL_DIMS) if self.SCALE_EMBEDDING else 1.0),
-      attend_scale=1 / self.LOGITS_DIVISOR,
     )
 
   def head(self) -> fdl.Partial | None:
@@ -74,12 +63,11 @@ class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
       model_dims=self.MODEL_DIMS,
       dtype=self.FPROP_DTYPE,
       w_init=self.weight_init(self.SOFTMAX_INIT_STD),
-      attend_scale=1 / self.LOGITS_DIVISOR,
     )
 
   def logits_bias(self) -> fdl.Partial | None:
     """Returns the template of the bias of the logits, or None."""
-    return template(LogitsBias, vocab_size=self.VOCAB_SIZE) if self.USE_SOFTMAX_BIAS else None
+    return None
 
   def positions(self) -> fdl.Partial | None:
     """Returns the template of the position embedding, or None if positions are rotary."""

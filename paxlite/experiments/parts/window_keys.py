@@ -70,14 +70,13 @@ class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
       )
     fixed: dict[str, object] = dict(
       NUM_KV_HEADS=1, USE_ATTENTION_SINKS=True, USE_ROTARY_POSITION_EMB=True, QK_NORM='none',
-      USE_OUTPUT_GATE=False, USE_PER_DIM_SCALE=False, QUERY_GROWTH=0, USE_BIAS=False,
+      USE_PER_DIM_SCALE=False, QUERY_GROWTH=0, USE_BIAS=False,
       USE_QKV_BIAS=False,
     )  # fmt: skip
     for attribute, value in fixed.items():
-      if getattr(self, attribute) != value:
+      if (found := getattr(self, attribute, value)) != value:  # parts may be absent
         raise UserError(
-          f'{attribute}={getattr(self, attribute)} is not implemented for attention of {name}: it '
-          f'must be {value}'
+          f'{attribute}={found} is not implemented for attention of {name}: it must be {value}'
         )
     if self.ATTEN_LOGIT_CAP > 0:
       raise UserError(

@@ -1,0 +1,105 @@
+"""Parts that few models have, and that any experiment gets which sets an attribute of theirs.
+
+`paxlite train LLaMA3_8B QUERY_GROWTH=0.1` trains the class that QueryGrowth(LLaMA3_8B) is. It keeps
+the name of LLaMA3_8B: experiment.json has the values, and the same class follows from them. A class
+in a file names such a part as a base.
+"""
+
+import functools
+import inspect
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, TypeVar
+
+from paxlite.config.attributes import attribute_types, derived
+from paxlite.core.errors import UserError
+from paxlite.core.extension import imported
+
+_PARTS = {
+  'attention_sinks:AttentionSinkLogits': ('USE_ATTENTION_SINKS',),
+  'embedding_factors:EmbeddingFactors': (
+    'SCALE_EMBEDDING', 'EMBEDDING_FACTOR', 'LOGITS_DIVISOR',
+  ),
+  'local_positions:LocalPositions': ('ROPE_LOCAL_THETA', 'ROPE_STRETCHES_LOCAL'),
+  'logits_bias:LogitsBias': ('USE_SOFTMAX_BIAS',),
+  'long_positions:LongPositions': ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'),
+  'parallel_blocks:ParallelBlocks': ('BLOCK_ORDER',),
+  'partial_positions:PartialPositions': ('ROPE_FRACTION',),
+  'prediction:MultiTokenPrediction': ('NUM_PREDICTION_MODULES', 'PREDICTION_LOSS_WEIGHT'),
+  'query_growth:QueryGrowth': ('QUERY_GROWTH', 'QUERY_GROWTH_LENGTH'),
+  'residual_factor:ResidualFactor': ('RESIDUAL_FACTOR',),
+}  # fmt: skip
+_OF = {name: part for part, names in _PARTS.items() for name in names}
+# What one family alone has now, and every language model had; with these values it changes nothing.
+_FORMER = {'USE_OUTPUT_GATE': False, 'QK_NORM_AFTER_ROTATION': False}
+
+T = TypeVar('T', bound=type)
+
+
+def with_parts(cls: T, values: Mapping[str, object]) -> T:
+  """Returns a class with the parts whose attributes these values set, and that it does not have.
+
+  Args:
+    cls: A class of experiments.
+    values: Values by attribute. Those that a part has anyway ask for no part.
+  """
+  return with_attributes(cls, (k for k, v in values.items() if k in _OF and v != usual(k, v)))
+
+
+def with_attributes(cls: T, names: Iterable[str]) -> T:
+  """Returns a class with the parts that have these attributes, and that it does not have."""
+  wanted = {_OF[name] for name in names if name in _OF and not hasattr(cls, name)}
+  return _composed(cls, tuple(part for part in _PARTS if part in wanted)) if wanted else cls
+
+
+def usual(name: str, value: object) -> object:
+  """Returns the value with which an attribute changes nothing in a class that does not have it.
+
+  Args:
+    name: An attribute.
+    value: What is returned for an attribute of no such part, or that follows from others.
+  """
+  if name in _FORMER:
+    return _FORMER[name]
+  if name not in _OF:
+    return value
+  found = getattr(_part(_OF[name]), name)
+  return value if isinstance(found, derived) else found
+
+
+def value(experiment: object, name: str) -> Any:
+  """Returns an attribute of an experiment, or what changes nothing where its class has none."""
+  return getattr(experiment, name) if hasattr(type(experiment), name) else usual(name, None)
+
+
+def kept(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
+  """Returns values without those that change nothing, of attributes that a class does not have."""
+  known = attribute_types(cls)
+  return {k: v for k, v in values.items() if not is_lost(known, k) or v != usual(k, v)}
+
+
+def is_lost(known: Container[str], name: str) -> bool:
+  """Whether an attribute that every language model had is none of the known ones."""
+  return (name in _OF or name in _FORMER) and name not in known
+
+
+def refuse_attributes(cls: type) -> None:
+  """Raises UserError if a class states an attribute of a part that it does not name as a base."""
+  for name in vars(cls).keys() & _OF.keys():
+    if name in inspect.get_annotations(cls) or isinstance(vars(cls)[name], property):
+      continue  # it declares the attribute
+    if not any(name in vars(base) for base in cls.__mro__[1:]):
+      module, _, part = _OF[name].partition(':')
+      raise UserError(
+        f'{cls.__name__} has no attribute {name}, which is that of a part: write class '
+        f'{cls.__name__}({part}, …), with {part} from paxlite.experiments.parts.{module}'
+      )
+
+
+def _part(reference: str) -> Any:
+  return imported(f'paxlite.experiments.parts.{reference}')
+
+
+@functools.cache
+def _composed(cls: Any, references: tuple[str, ...]) -> Any:
+  names = {k: getattr(cls, k) for k in ('__module__', '__qualname__', '__doc__')}
+  return type(cls.__name__, (*map(_part, references), cls), names)

@@ -1,0 +1,19 @@
+"""Rotary positions of sliding attention that differ from those of full attention."""
+
+from paxlite.config.attribute_kinds import Function, OffAtZero
+from paxlite.experiments.language_model import LanguageModel
+
+
+class LocalPositions(LanguageModel, subject='Positions'):
+  """A LanguageModel whose sliding attention may have other positions, or not stretch them."""
+
+  ROPE_LOCAL_THETA: Function[OffAtZero] = (
+    0.0  # base of the wavelengths of RoPE in sliding attention; 0: ROPE_THETA
+  )
+  ROPE_STRETCHES_LOCAL: Function[bool] = True  # stretches RoPE in sliding attention as well
+
+  def rotary_theta(self, is_local: bool) -> float:
+    return (is_local and self.ROPE_LOCAL_THETA) or super().rotary_theta(is_local)
+
+  def stretches(self, is_local: bool) -> bool:
+    return super().stretches(is_local) and not (is_local and not self.ROPE_STRETCHES_LOCAL)
