@@ -102,6 +102,10 @@ class DeepSeek(
     )
 
   @property
+  def attention_classes(self) -> tuple[type, ...]:
+    return (*super().attention_classes, LatentAttention)
+
+  @property
   def attention_params(self) -> int:
     D, N, R, Q = self.MODEL_DIMS, self.NUM_HEADS, self.LATENT_DIMS, self.QUERY_LATENT_DIMS
     key, value = self.DIMS_PER_HEAD + self.ROTARY_DIMS_PER_HEAD, self.VALUE_DIMS_PER_HEAD

@@ -1,10 +1,12 @@
 """DeepSeek-V3.2: DeepSeek-V3 with sparse attention, whose keys an indexer chooses."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import fiddle as fdl
 import jax
+from fiddle import selectors
 
 from paxlite.config.attribute_kinds import Function
 from paxlite.config.templates import template
@@ -17,6 +19,7 @@ from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.sparse_indexer import SparseIndexer
 from paxlite.layers.norms import LayerNorm
+from paxlite.layers.projection import Projection
 
 
 class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
@@ -53,6 +56,12 @@ class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.
       rotary_tpl=rotary,
     )
     return attention
+
+  def without_factors(self, layer: fdl.Buildable) -> Iterable[fdl.Buildable]:
+    """Returns the projections of the indexer too, whose choice has no gradient."""
+    yield from super().without_factors(layer)
+    for indexer in selectors.select(layer, SparseIndexer, check_nonempty=False):
+      yield from selectors.select(indexer, Projection)
 
   def attention_case(self, window: int = 0, platform: str = 'cpu', capability: float = 0.0) -> Case:
     case, T = super().attention_case(window, platform, capability), self.MAX_SEQ_LEN

@@ -1,5 +1,7 @@
 """DeepSeek-V4: hyper-connections, keys of windows, and experts that token ids choose."""
 
+from typing import Literal
+
 import fiddle as fdl
 
 from paxlite.config.attribute_kinds import Function, NotNegativeInt, Positive, Shape
@@ -19,9 +21,11 @@ from paxlite.experiments.parts.window_keys import WindowKeys
 from paxlite.experiments.registry import register
 from paxlite.layers.feedforward import LimitedGatedFeedForward
 from paxlite.layers.hyper_block import TokenHyperBlock
-from paxlite.layers.moe.hash_router import HashRouter
+from paxlite.layers.moe.hash_router import HashRouter, RootSoftplusRouter
 from paxlite.layers.moe.limited_experts import LimitedExperts
 from paxlite.layers.token_ids import TokenIdLm
+
+_Scores = Literal[RouterScores, 'root_softplus']
 
 
 class DeepSeekV4(
@@ -67,7 +71,7 @@ class DeepSeekV4(
   BLOCKS_PER_LAYER = 1
   NUM_SHARED_EXPERTS = 1
   ROUTER: Router = 'balanced'
-  ROUTER_SCORES: RouterScores = 'root_softplus'
+  ROUTER_SCORES: _Scores = 'root_softplus'  # type: ignore[assignment]
   EXPERT_WEIGHT_SCALE = 1.5
   USE_DROPLESS_MOE = True
   EXPERT_ACTIVATION_CLS: Activation = 'silu'
@@ -83,7 +87,7 @@ class DeepSeekV4(
     pattern: list[AttentionKind | None] = [*self.ATTENTION_PATTERN] or [None]
     kinds = [*self.FIRST_ATTENTION, *(pattern[i % len(pattern)] for i in range(self.NUM_LAYERS))]
     return [
-      BlockKind(kind, has_experts=True, by_ids=i < self.NUM_HASH_BLOCKS)
+      BlockKind(kind, has_experts=True, variant='by_ids' if i < self.NUM_HASH_BLOCKS else '')
       for i, kind in enumerate(kinds[: self.NUM_LAYERS])
     ]
 
@@ -114,7 +118,7 @@ class DeepSeekV4(
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     block = super().block_of(kind)
-    if kind.by_ids:
+    if kind.variant == 'by_ids':
       fdl.update_callable(block, TokenHyperBlock)
       block.ffn_tpl.experts_tpl.router_tpl = template(
         HashRouter,
@@ -124,6 +128,11 @@ class DeepSeekV4(
         scale=self.EXPERT_WEIGHT_SCALE,
       )
     return block
+
+  def router(self) -> fdl.Partial:
+    router = super().router()
+    fdl.update_callable(router, RootSoftplusRouter)
+    return router
 
   def experts(self) -> fdl.Partial:
     experts = super().experts()

@@ -10,7 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
-from paxlite.experiments.parts.linear_attention import Mamba2Layers, MambaNorm
+from paxlite.experiments.parts.mamba2 import Mamba2Layers, MambaNorm
 from paxlite.experiments.registry import register
 from paxlite.layers.feedforward import ScaledGatedFeedForward
 from paxlite.layers.linear_attention.side_by_side import SideBySide

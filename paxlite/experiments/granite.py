@@ -6,7 +6,7 @@ from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.linear_attention import Mamba2Layers
+from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.experiments.parts.residual_factor import ResidualFactor
 from paxlite.experiments.registry import register
 

@@ -2,7 +2,7 @@
 
 from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.linear_attention import KimiDeltaLayers
+from paxlite.experiments.parts.kimi_delta import KimiDeltaLayers
 from paxlite.experiments.registry import register
 
 _KDA: list[AttentionKind] = ['kimi_delta', 'kimi_delta', 'kimi_delta', 'full_nope']

@@ -2,7 +2,7 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
-from paxlite.experiments.parts.linear_attention import ShortConvolutionLayers
+from paxlite.experiments.parts.short_convolution import ShortConvolutionLayers
 from paxlite.experiments.registry import register
 
 _THREE: list[AttentionKind] = ['short_convolution', 'short_convolution', 'full']

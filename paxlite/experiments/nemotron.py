@@ -4,7 +4,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.linear_attention import Mamba2Layers
+from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.experiments.parts.single_blocks import SingleBlocks
 
 

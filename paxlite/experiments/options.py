@@ -1,8 +1,8 @@
 """Parts that few models have, and that any experiment gets which sets an attribute of theirs.
 
-`paxlite train LLaMA3_8B QUERY_GROWTH=0.1` trains the class that QueryGrowth(LLaMA3_8B) is. It keeps
-the name of LLaMA3_8B: experiment.json has the values, and the same class follows from them. A class
-in a file names such a part as a base.
+`paxlite train LLaMA3_8B QUERY_GROWTH=0.1` trains LLaMA3_8B with the part QueryGrowth between LLaMA
+and LanguageModel. The class keeps its name: experiment.json has the values, and the same class
+follows from them. A class in a file names such a part as a base.
 """
 
 import functools
@@ -102,4 +102,5 @@ def _part(reference: str) -> Any:
 @functools.cache
 def _composed(cls: Any, references: tuple[str, ...]) -> Any:
   names = {k: getattr(cls, k) for k in ('__module__', '__qualname__', '__doc__')}
-  return type(cls.__name__, (*map(_part, references), cls), names)
+  parts = [part for part in map(_part, references) if issubclass(cls, part.__base__)]
+  return type(cls.__name__, (cls, *parts), names)

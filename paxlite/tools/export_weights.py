@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
 
   from paxlite.checkpointing.source import find_source
   from paxlite.eval.inference import experiment_of, refuse_te_layers
-  from paxlite.experiments.compatibility import refuse_edited_model
   from paxlite.experiments import options
+  from paxlite.experiments.compatibility import refuse_edited_model
   from paxlite.proof.export_proof import proof_of, write_proof
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.families import family_of

@@ -65,7 +65,7 @@ def deepseek_v4_entries(e: LanguageModel) -> list[Entry]:
       entries += _indexer(e, name, f'{attention}/indexer')
     for role in ('connection', 'ff_connection'):
       entries += _connection(e, name[role], f'{ours}/{role}')
-    if kind.by_ids:
+    if kind.variant == 'by_ids':
       router = f'{ours}/ff_layer/experts/router'
       entries = [entry for entry in entries if entry.ours != f'{router}/{LOAD_BIAS}']
       entries.append(_table(e, name['router_table'], f'{router}/{EXPERTS_OF_IDS}'))

@@ -6,7 +6,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.linear_attention import LayersWithState, Mamba2Layers
+from paxlite.experiments.parts.layers_with_state import LayersWithState
+from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.weights.config_keys import Both, Config, read_types, write_types
 from paxlite.weights.key_values import is_on
 

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.linear_attention import (
-  DeltaNetLayers,
-  KimiDeltaLayers,
-  Mamba2Layers,
-  ShortConvolutionLayers,
-)
+from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
+from paxlite.experiments.parts.kimi_delta import KimiDeltaLayers
+from paxlite.experiments.parts.mamba2 import Mamba2Layers
+from paxlite.experiments.parts.short_convolution import ShortConvolutionLayers
 from paxlite.experiments.parts.single_blocks import FEED_FORWARD
 from paxlite.weights.layout import StateEntries, decoder_entries
 from paxlite.weights.tensor_entries import (

@@ -35,13 +35,7 @@ from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
 
-AttentionKind = Literal[
-  'sliding', 'sliding_nope', 'full', 'full_nope', 'chunked',
-  # with a state instead of keys
-  'gated_delta', 'short_convolution', 'mamba2', 'kimi_delta',
-  'sparse_windows', 'windows',  # with keys of windows, in DeepSeek-V4
-  'feed_forward', 'experts',  # in models whose blocks have one layer each
-]  # fmt: skip
+AttentionKind = str  # models have kinds of their own: see state_kinds and chunk_kinds
 _SLIDING: set[AttentionKind] = {'sliding', 'sliding_nope'}  # those that see a window
 QkNorm = Literal['none', 'per_head', 'all_heads']
 
@@ -66,11 +60,8 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   )
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
-  # 'full', the same without rotary positions ('sliding_nope', 'full_nope'), 'chunked' (in
-  # CHUNK_LENGTH, in Llama 4), and in hybrid models kinds that have a state instead of keys:
-  # 'gated_delta', 'short_convolution', 'mamba2' and 'kimi_delta'. In DeepSeek-V4,
-  # 'windows' and 'sparse_windows' also see windows of the text by one key each. Where blocks have
-  # one layer each, they are the layers, 'feed_forward' and 'experts' among them.
+  # 'full', the same without rotary positions ('sliding_nope', 'full_nope'), and what few models
+  # have: kinds with a state instead of keys in hybrid models, such as 'mamba2'.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
   ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike

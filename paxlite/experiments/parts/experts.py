@@ -22,13 +22,12 @@ from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import GroupRouter
-from paxlite.layers.moe.hash_router import RootSoftplusRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
 
 Router = Literal['top_k', 'group_top_k', 'balanced']
-RouterScores = Literal['sigmoid', 'softmax', 'root_softplus']
+RouterScores = Literal['sigmoid', 'softmax']
 
 
 class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
@@ -245,7 +244,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if self.ROUTER == 'top_k':
       return template(TopKRouter, **common)
     return template(
-      RootSoftplusRouter if self.ROUTER_SCORES == 'root_softplus' else GroupRouter,
+      GroupRouter,
       num_groups=self.NUM_EXPERT_GROUPS,
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
       best_per_group=self.BEST_PER_EXPERT_GROUP,

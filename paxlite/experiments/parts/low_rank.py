@@ -1,5 +1,6 @@
 """LoRA and DoRA: low-rank factors beside the weights, which are frozen."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import fiddle as fdl
@@ -9,13 +10,8 @@ from paxlite.config.attribute_kinds import Count, Training
 from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.attention.attention import Attention
-from paxlite.layers.attention.latent_attention import LatentAttention
-from paxlite.layers.attention.shared_key_attention import SharedKeyAttention
-from paxlite.layers.attention.sparse_indexer import SparseIndexer
-from paxlite.layers.attention.window_indexer import WindowIndexer
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.feedforward import FeedForward
-from paxlite.layers.linear_attention.kinds import LAYERS_WITH_STATE
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 
@@ -39,19 +35,21 @@ class LowRankFactors(Optimization, subject='LoRA'):
 
   def add_lora(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers of the stack."""
-    attention, mlp = (
-      (Attention, LatentAttention, SharedKeyAttention, *LAYERS_WITH_STATE),
-      (FeedForward,),
-    )
+    attention, mlp = self.attention_classes, (FeedForward,)
     layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
     for layer in layers[self.LORA_TARGET_LAYERS]:
       for target in selectors.select(lm.transformer_tpl, layer, check_nonempty=False):
-        without = [id(getattr(target, 'groups_tpl', None))]  # of which each group has its own
-        for kind in (SparseIndexer, WindowIndexer):  # what chooses keys has no gradient
-          for indexer in selectors.select(target, kind, check_nonempty=False):
-            without += map(id, selectors.select(indexer, Projection))
+        without = {*map(id, self.without_factors(target))}
         for projection in selectors.select(target, Projection):
-          if id(projection) in without:
-            continue
-          fdl.update_callable(projection, DoraProjection if self.USE_DORA else LoraProjection)
-          projection.rank = self.LORA_RANK
+          if id(projection) not in without:
+            fdl.update_callable(projection, DoraProjection if self.USE_DORA else LoraProjection)
+            projection.rank = self.LORA_RANK
+
+  @property
+  def attention_classes(self) -> tuple[type, ...]:
+    """The classes of layers that a model may have in the place of attention."""
+    return (Attention,)
+
+  def without_factors(self, layer: fdl.Buildable) -> Iterable[fdl.Buildable]:
+    """Returns projections of a layer of attention that have no low-rank factors."""
+    return ()

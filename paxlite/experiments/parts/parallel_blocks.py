@@ -23,7 +23,8 @@ class ParallelBlocks(LanguageModel, subject='Stack of layers'):
 
   def validate(self) -> None:
     super().validate()
-    if self.BLOCK_ORDER != 'sequential' and not super().has_plain_blocks:
+    is_plain = self.replaced(BLOCK_ORDER='sequential').has_plain_blocks
+    if self.BLOCK_ORDER != 'sequential' and not is_plain:
       raise UserError(
         f'BLOCK_ORDER={self.BLOCK_ORDER} needs NORM_POLICY=pre, and blocks as those of LLaMA: '
         f'{type(self).__name__} has others'

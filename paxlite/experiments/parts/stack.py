@@ -29,7 +29,7 @@ class BlockKind(NamedTuple):
 
   attention: AttentionKind | None  # None: as the other attributes say
   has_experts: bool
-  by_ids: bool = False  # whether token ids choose the experts
+  variant: str = ''  # what else distinguishes it, in a family's own words
   number: int | None = None  # in a stack in which no two blocks are alike
 
 

@@ -1,8 +1,10 @@
 """Attention to windows of the text by one key each: its attributes and its templates."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import fiddle as fdl
+from fiddle import selectors
 
 from paxlite.config.attribute_kinds import Count, Function, Shape
 from paxlite.config.templates import template
@@ -14,6 +16,7 @@ from paxlite.layers.attention.compressed_keys import KeyCompressor, OverlappingK
 from paxlite.layers.attention.shared_key_attention import SharedKeyAttention, WindowAttention
 from paxlite.layers.attention.window_indexer import WindowIndexer
 from paxlite.layers.norms import UnscaledRmsNorm
+from paxlite.layers.projection import Projection
 from paxlite.layers.rotary import PartialRotary, TrailingRotary
 
 _WINDOWS: set[AttentionKind] = {'sparse_windows', 'windows'}
@@ -137,6 +140,18 @@ class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
       rotary_tpl=self.rotary(),
     )
     return attention
+
+  @property
+  def attention_classes(self) -> tuple[type, ...]:
+    return (*super().attention_classes, SharedKeyAttention)
+
+  def without_factors(self, layer: fdl.Buildable) -> Iterable[fdl.Buildable]:
+    """Returns the groups of heads too, and the indexer, whose choice has no gradient."""
+    yield from super().without_factors(layer)
+    if isinstance(groups := getattr(layer, 'groups_tpl', None), fdl.Buildable):
+      yield groups
+    for indexer in selectors.select(layer, WindowIndexer, check_nonempty=False):
+      yield from selectors.select(indexer, Projection)
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
     D, N, H, Q = self.MODEL_DIMS, self.NUM_HEADS, self.DIMS_PER_HEAD, self.QUERY_LATENT_DIMS

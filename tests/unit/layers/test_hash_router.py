@@ -48,7 +48,7 @@ REFUSED = {
   'needs a mesh without an axis stage': dict(
     MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1],
   ),
-  'need BLOCK_ORDER=sequential': dict(BLOCK_ORDER='parallel'),
+  'BLOCK_ORDER=parallel needs NORM_POLICY=pre, and blocks as': dict(BLOCK_ORDER='parallel'),
   'NUM_KV_HEADS=2 is not implemented': dict(NUM_KV_HEADS=2),
   'USE_ATTENTION_SINKS=False is not': dict(USE_ATTENTION_SINKS=False),
   'ATTEN_LOGIT_CAP=50 is not': dict(ATTEN_LOGIT_CAP=50.0),

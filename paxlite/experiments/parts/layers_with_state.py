@@ -1,0 +1,44 @@
+"""What the parts of hybrid models share, in which layers with a state stand beside attention."""
+
+import fiddle as fdl
+from fiddle import selectors
+
+from paxlite.config.attribute_kinds import Count, Shape
+from paxlite.config.templates import template
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
+from paxlite.layers.projection import Projection
+
+
+class LayersWithState(LanguageModel, subject='Layers with a state'):
+  """What the layers of all kinds with a state have in common."""
+
+  CONVOLUTION_WIDTH: Shape[Count] = 4  # tokens that a short convolution sees
+  USE_CONVOLUTION_BIAS: Shape[bool] = False  # biases of short convolutions
+
+  @property
+  def USE_STATE_BIAS(self) -> Shape[bool]:
+    """Biases of the projections of layers with a state."""
+    return self.USE_BIAS
+
+  def convolution(self) -> fdl.Partial:
+    """Returns the template of a short convolution."""
+    return template(
+      CausalConvolution, width=self.CONVOLUTION_WIDTH, use_bias=self.USE_CONVOLUTION_BIAS
+    )
+
+  def model(self) -> fdl.Config:
+    lm = super().model()
+    for kind in self.state_classes if self.USE_STATE_BIAS != self.USE_BIAS else ():
+      for layer in selectors.select(lm, kind, check_nonempty=False):
+        selectors.select(layer, Projection).set(use_bias=self.USE_STATE_BIAS)
+    return lm
+
+  @property
+  def state_classes(self) -> tuple[type, ...]:
+    """The classes of layers with a state that a model may have; parts add theirs."""
+    return ()
+
+  @property
+  def attention_classes(self) -> tuple[type, ...]:
+    return super().attention_classes + self.state_classes

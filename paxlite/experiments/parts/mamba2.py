@@ -1,0 +1,94 @@
+"""Blocks with Mamba 2 between blocks of attention."""
+
+from typing import Literal
+
+import fiddle as fdl
+
+from paxlite.config.attribute_kinds import Count, Function, NotNegative, Shape
+from paxlite.config.templates import template
+from paxlite.core.errors import UserError
+from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.layers_with_state import LayersWithState
+from paxlite.layers.linear_attention.decay import Steps
+from paxlite.layers.linear_attention.gated_norm import Gate, GateThenRmsNorm, RmsNormThenGate
+from paxlite.layers.linear_attention.mamba2 import Mamba2
+
+MambaNorm = Literal['after_gate', 'before_gate', 'none']
+
+
+class Mamba2Layers(LayersWithState, subject='Mamba 2'):
+  """A LanguageModel in which ATTENTION_PATTERN may have 'mamba2'."""
+
+  MAMBA_HEADS: Shape[Count] = 128  # heads of a layer of Mamba 2
+  MAMBA_HEAD_DIMS: Shape[Count] = 64  # width of such a head
+  MAMBA_GROUPS: Shape[Count] = 1  # groups of heads, which share what writes and reads their states
+  MAMBA_STATE_DIMS: Shape[Count] = 128  # size of the state of each dimension of a head
+  MAMBA_NORM: Shape[MambaNorm] = 'after_gate'  # norm of what Mamba 2 reads, and its gate's place
+  MAMBA_LEAST_STEP: Function[NotNegative] = 0.0  # smallest step of a token in Mamba 2
+  MAMBA_MOST_STEP: Function[NotNegative] = 0.0  # largest step of a token in Mamba 2; 0: no limit
+
+  @property
+  def MAMBA_ACTIVATION_CLS(self) -> Function[Activation]:
+    """Activation function after the convolutions of Mamba 2."""
+    return self.ACTIVATION_CLS
+
+  @property
+  def state_kinds(self) -> set[AttentionKind]:
+    return super().state_kinds | {'mamba2'}
+
+  def validate(self) -> None:
+    super().validate()
+    if self.MAMBA_HEADS % self.MAMBA_GROUPS:
+      raise UserError(
+        f'MAMBA_HEADS={self.MAMBA_HEADS} is not divisible by MAMBA_GROUPS={self.MAMBA_GROUPS}'
+      )
+    if 0 < self.MAMBA_MOST_STEP < self.MAMBA_LEAST_STEP:
+      raise UserError(
+        f'MAMBA_LEAST_STEP={self.MAMBA_LEAST_STEP:g} is more than '
+        f'MAMBA_MOST_STEP={self.MAMBA_MOST_STEP:g}'
+      )
+
+  @property
+  def state_classes(self) -> tuple[type, ...]:
+    return (*super().state_classes, Mamba2)
+
+  def attention_with_state(self, kind: AttentionKind) -> fdl.Partial:
+    if kind != 'mamba2':
+      return super().attention_with_state(kind)
+    return template(
+      Mamba2,
+      model_dims=self.MODEL_DIMS,
+      num_heads=self.MAMBA_HEADS,
+      head_dims=self.MAMBA_HEAD_DIMS,
+      num_groups=self.MAMBA_GROUPS,
+      state_dims=self.MAMBA_STATE_DIMS,
+      activation=self.MAMBA_ACTIVATION_CLS,
+      convolution_tpl=self.convolution(),
+      steps_tpl=template(Steps, least=self.MAMBA_LEAST_STEP, most=self.MAMBA_MOST_STEP),
+      norm_tpl=self.mamba_norm(),
+    )
+
+  def mamba_norm(self) -> fdl.Partial:
+    """Returns the template of the norm and the gate of what Mamba 2 reads."""
+    if self.MAMBA_NORM == 'none':
+      return template(Gate, dtype=self.FPROP_DTYPE)
+    return template(
+      GateThenRmsNorm if self.MAMBA_NORM == 'after_gate' else RmsNormThenGate,
+      num_groups=self.MAMBA_GROUPS,
+      epsilon=self.LAYERNORM_EPSILON,
+      dtype=self.FPROP_DTYPE,
+    )
+
+  def attention_params_of(self, kind: AttentionKind | None) -> int:
+    if kind != 'mamba2':
+      return super().attention_params_of(kind)
+    inner = self.MAMBA_HEADS * self.MAMBA_HEAD_DIMS
+    of_groups = 2 * self.MAMBA_GROUPS * self.MAMBA_STATE_DIMS
+    return self.MODEL_DIMS * (3 * inner + of_groups + self.MAMBA_HEADS)
+
+  def attention_flops_of(self, kind: AttentionKind | None) -> float:
+    """A state is read once and written once; the backward pass costs twice as much."""
+    if kind != 'mamba2':
+      return super().attention_flops_of(kind)
+    return 12.0 * self.MAMBA_HEADS * self.MAMBA_HEAD_DIMS * self.MAMBA_STATE_DIMS
