@@ -4,7 +4,7 @@ paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.json
 
 HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceReward, HuggingFacePolicy,
 HuggingFaceDistillation and HuggingFaceDocuments take any model: that which MODEL names, or that of
-the weights. The classes of LLaMA 7B, 13B and 70B have the sizes of Pax's.
+the weights.
 """
 
 import functools
@@ -26,11 +26,10 @@ from paxlite.experiments.datasets import DocumentFiles, SftFiles
 from paxlite.experiments.distillation import Distillation
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.llama import LLaMA, LLaMA7B, LLaMA13B, LLaMA70B
 from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.parts.preferences import Preferences
 from paxlite.experiments.preference_datasets import PreferenceFiles
-from paxlite.experiments.registry import class_of, find_model, has_data, register
+from paxlite.experiments.registry import class_of, experiments, find_model, has_data, register
 from paxlite.experiments.reward_model import RewardModel
 from paxlite.experiments.rollout_datasets import PromptFiles
 
@@ -197,7 +196,7 @@ class _OneDeviceLoRA(LoRA):
   LEARNING_RATE = 1e-3
 
 
-class _ShardedLoRA(LoRA):
+class ShardedLoRA(LoRA):
   """What differs for weights that do not fit on one device."""
 
   ICI_MESH_SHAPE = [1, 8, 1]
@@ -211,7 +210,7 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
   (Reward, 'SmolLM135M'): _OneDeviceReward,
   (PolicyTraining, 'SmolLM135M'): _OneDevicePolicy,
   (DistilledSFT, 'SmolLM135M'): _OneDeviceDistillation,
-  (LoRA, 'LLaMA70B'): _ShardedLoRA,
+  (LoRA, 'LLaMA70B'): ShardedLoRA,
 }
 
 
@@ -279,7 +278,9 @@ class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
 
 def _model_of(cls: type[Experiment]) -> type[Experiment] | None:
   """Returns the class of an experiment's model, without its dataset."""
-  return next((c for c in cls.__mro__ if issubclass(c, LLaMA) and not has_data(c)), None)
+  return next(
+    (c for c in cls.__mro__ if getattr(c, '_is_published', False) and not has_data(c)), None
+  )
 
 
 @functools.cache
@@ -296,7 +297,7 @@ def composed(generic: type[_OfAnyModel], name: str) -> type[_OfAnyModel]:
     UserError: There is no such model, or it has a dataset already, or no class to be put into.
   """
   model = find_model(name)
-  if not issubclass(model, LLaMA):
+  if not getattr(model, '_is_published', False):
     raise UserError(f'MODEL={name} is a model that {generic.__name__} does not fine-tune')
   if has_data(model):
     plain = _model_of(model)
@@ -387,31 +388,11 @@ class HuggingFaceDocuments(_OfAnyModel, Documents):
   _method = Documents
 
 
-@register
-class LLaMA7BSFT(SFT, LLaMA7B):
-  """Fine-tunes all weights of LLaMA 7B or Llama 2 7B on prompts and answers."""
-
-
-@register
-class LLaMA13BSFT(SFT, LLaMA13B):
-  """Fine-tunes all weights of LLaMA 13B or Llama 2 13B on prompts and answers."""
-
-
-@register
-class LLaMA70BSFT(SFT, LLaMA70B):
-  """Fine-tunes all weights of Llama 2 70B on prompts and answers."""
-
-
-@register
-class LLaMA7BLoRA(LoRA, LLaMA7B):
-  """Fine-tunes low-rank factors beside the weights of LLaMA 7B or Llama 2 7B."""
-
-
-@register
-class LLaMA13BLoRA(LoRA, LLaMA13B):
-  """Fine-tunes low-rank factors beside the weights of LLaMA 13B or Llama 2 13B."""
-
-
-@register
-class LLaMA70BLoRA(_ShardedLoRA, LLaMA70B):
-  """Fine-tunes low-rank factors beside the weights of Llama 2 70B."""
+def __getattr__(name: str) -> type[Experiment]:
+  """Returns an experiment of Pax's that has its dotted path here, such as LLaMA7BSFT."""
+  if name.startswith('_'):
+    raise AttributeError(name)
+  cls = experiments().get(name)
+  if cls is None or cls.__module__ != __name__:
+    raise AttributeError(f'{__name__} has no {name}')
+  return cls

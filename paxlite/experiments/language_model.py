@@ -9,6 +9,8 @@ from paxlite.generation.settings import GenerationSettings
 class LanguageModel(Backends):
   """A decoder-only transformer on any backend, trained with Pax's Adam."""
 
+  _is_published = False  # whether the experiments that fine-tune any model take it
+
   @property
   def learns_chats(self) -> bool:
     """Whether the model learns answers, so that what ends an answer of a chat always stops it."""

@@ -1,5 +1,6 @@
 """Finds experiments by name."""
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -68,19 +69,34 @@ def experiments() -> dict[str, type[Experiment]]:
   for package in _PACKAGES:
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path):
-      importlib.import_module(f'{package}.{module.name}')
+      with contextlib.suppress(_Absent):
+        _imported(f'{package}.{module.name}')
   return dict(sorted(_REGISTRY.items()))
 
 
 def _modules_of(name: str) -> list[ModuleType]:
   """Imports the modules of paxlite that define a class; to import all takes 0.2 seconds."""
   return [
-    importlib.import_module(f'{package}.{path.stem}')
+    _imported(f'{package}.{path.relative_to(folder).parts[0].removesuffix(".py")}')
     for package in _PACKAGES
     for folder in importlib.import_module(package).__path__
-    for path in sorted(pathlib.Path(folder).glob('*.py'))
+    for pattern in ('*.py', '*/__init__.py')
+    for path in sorted(pathlib.Path(folder).glob(pattern))
     if re.search(rf'^class {re.escape(name)}\b', path.read_text(encoding='utf-8'), re.M)
   ]
+
+
+class _Absent(UserError):
+  """A family is needed by another one, and is not installed."""
+
+
+def _imported(module: str) -> ModuleType:
+  try:
+    return importlib.import_module(module)
+  except ModuleNotFoundError as e:
+    if not (e.name or '').startswith(_PACKAGES):
+      raise
+    raise _Absent(f'{module} needs {e.name}, which is not installed') from None
 
 
 def find(name: str) -> type[Experiment]:

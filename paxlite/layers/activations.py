@@ -41,9 +41,3 @@ def gate_by(activation: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
   if activation == 'clamped_swiglu':
     return _clamped_swiglu
   return lambda gate, up: ACTIVATIONS[activation](gate) * up
-
-
-def gate_within(activation: str, limit: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  """Returns the function of gate_by, with a gate of at most `limit`, and up within ±limit."""
-  gated = gate_by(activation)
-  return lambda gate, up: gated(jnp.minimum(gate, limit), jnp.clip(up, -limit, limit))

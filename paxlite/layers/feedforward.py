@@ -6,10 +6,9 @@ import jax
 from flax import linen as nn
 
 from paxlite.config.templates import Template, template_field
-from paxlite.layers.activations import ACTIVATIONS, gate_by, gate_within
+from paxlite.layers.activations import ACTIVATIONS, gate_by
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import recomputed
-from paxlite.layers.scales import scaled
 from paxlite.parallel.partitioning import shard
 
 
@@ -83,40 +82,6 @@ class GatedFeedForward(FeedForward):
   @property
   def activate(self) -> Callable[..., jax.Array]:
     return gate_by(self.activation)
-
-
-class ScaledGatedFeedForward(GatedFeedForward):
-  """out · w2·(activation(gate · w_gate·x) ⊙ (w1·x)), as in Falcon-H1.
-
-  Attributes:
-    gate_factor: gate.
-    output_factor: out.
-  """
-
-  gate_factor: float = 1.0
-  output_factor: float = 1.0
-
-  @property
-  def activate(self) -> Callable[..., jax.Array]:
-    gated = gate_by(self.activation)
-    return lambda gate, up: gated(scaled(gate, self.gate_factor), up)
-
-  def down(self, hidden_BTF: jax.Array) -> jax.Array:
-    return scaled(super().down(hidden_BTF), self.output_factor)
-
-
-class LimitedGatedFeedForward(GatedFeedForward):
-  """A GatedFeedForward whose activation has limited arguments; see gate_within.
-
-  Attributes:
-    limit: The limit.
-  """
-
-  limit: float = 10.0
-
-  @property
-  def activate(self) -> Callable[..., jax.Array]:
-    return gate_within(self.activation, self.limit)
 
 
 def zero_padding(x: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:

@@ -3,14 +3,8 @@
 import jax
 from flax import linen as nn
 
-from paxlite.config.templates import Template, template_field
-from paxlite.layers.activations import gate_by
-from paxlite.layers.norms import RmsNorm
-from paxlite.layers.projection import Projection
-from paxlite.layers.remat import recomputed
-from paxlite.layers.scaled_block import ScaledBlock
+from paxlite.config.templates import Template
 from paxlite.layers.transformer import TransformerBlock
-from paxlite.parallel.partitioning import shard
 
 
 class LinkedBlock(TransformerBlock):
@@ -45,42 +39,3 @@ class LinkedBlock(TransformerBlock):
   def finished(self, x_BTD: jax.Array) -> jax.Array:
     """Returns the output of the block, from activations with its input."""
     return x_BTD
-
-
-class LinkedScaledBlock(LinkedBlock, ScaledBlock):  # type: ignore[misc]
-  """The same as a ScaledBlock, whose number is also a factor of what the input adds."""
-
-  @nn.nowrap
-  def finished(self, x_BTD: jax.Array) -> jax.Array:
-    return self.scaled(x_BTD)
-
-
-class InputGate(nn.Module):
-  """x + norm(w2·(activation(w1·x) ⊙ input)), [B, T, D] and an input [B, T, P] to [B, T, D].
-
-  Attributes:
-    model_dims: D.
-    input_dims: P.
-    activation: A key of ACTIVATIONS.
-    projection_tpl: Template of the products with w1 and w2.
-    norm_tpl: The norm.
-  """
-
-  model_dims: int
-  input_dims: int
-  activation: str = 'gelu'
-  projection_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(RmsNorm)
-
-  @nn.compact
-  def __call__(self, x_BTD: jax.Array, input_BTP: jax.Array) -> jax.Array:
-    D, P = self.model_dims, self.input_dims
-    gate_BTP = self.projection_tpl(
-      equation='BTD,DP->BTP', shape=(D, P), axes=('embed', 'mlp'), name='gate'
-    )(x_BTD)
-    h_BTP = recomputed(gate_by(self.activation))(gate_BTP, input_BTP)
-    y_BTD = self.projection_tpl(
-      equation='BTP,PD->BTD', shape=(P, D), axes=('mlp', 'embed'), name='projection'
-    )(shard(h_BTP, 'batch', 'length', 'act_mlp'))
-    y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
-    return shard(x_BTD + self.norm_tpl(name='norm')(y_BTD), 'batch', 'residual_length', 'act_embed')

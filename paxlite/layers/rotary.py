@@ -204,35 +204,6 @@ class LongRopeRotaryEmbedding(RotaryEmbedding):
     return self.stretched
 
 
-class ProportionalRotaryEmbedding(RotaryEmbedding):
-  """A rotary embedding of the first pairs of a head, with the wavelengths of the whole head.
-
-  This is rope_type "proportional" in Hugging Face's configs. PartialRotary has the wavelengths of a
-  head that is as wide as its rotated part.
-
-  Attributes:
-    share: The share of the pairs that are rotated; the others stay as they are.
-  """
-
-  share: float = 1.0
-
-  def rates(self, half: int) -> jax.Array:
-    return jnp.where(jnp.arange(half) < int(self.share * half), super().rates(half), 0.0)
-
-
-class TrailingRotary(nn.Module):
-  """Rotates the last `dims` dimensions of a head, and leaves the others as they are."""
-
-  dims: int
-  rotary_tpl: Template = template_field(RotaryEmbedding)
-
-  @nn.compact
-  def __call__(self, x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
-    plain, turned = jnp.split(x_BTNH, [x_BTNH.shape[-1] - self.dims], axis=-1)
-    rotated = self.rotary_tpl(name='rotary')(turned, positions_BT)
-    return jnp.concatenate([plain, rotated], axis=-1)
-
-
 class PartialRotary(nn.Module):
   """Rotates the first `dims` dimensions of a head, and leaves the others as they are."""
 

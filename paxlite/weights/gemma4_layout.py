@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from paxlite.core.variable_names import FIXED
-from paxlite.experiments.gemma4 import Gemma4
+from paxlite.experiments.gemma4 import Gemma4, WideAttention
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.wide_attention import WideAttention
 from paxlite.weights import tensor_names
 from paxlite.weights.layout import attention_entries, decoder_entries
 from paxlite.weights.tensor_entries import Entry, same, transposed

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from paxlite.experiments.kimi import KimiDeltaLayers
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.lfm import ShortConvolutionLayers
+from paxlite.experiments.nemotron import FEED_FORWARD
 from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
-from paxlite.experiments.parts.kimi_delta import KimiDeltaLayers
 from paxlite.experiments.parts.mamba2 import Mamba2Layers
-from paxlite.experiments.parts.short_convolution import ShortConvolutionLayers
-from paxlite.experiments.parts.single_blocks import FEED_FORWARD
 from paxlite.weights.layout import StateEntries, decoder_entries
 from paxlite.weights.tensor_entries import (
   Entry,

@@ -218,7 +218,6 @@ def test_the_map_names_files_that_exist():
 OF_PAX = {
   'contrib': (),
   'experiments.glam': ('contrib.gpu.scripts_gpu.configs',),
-  'layers.relative_bias': ('experiments.glam',),
   'data.seqio_tasks': ('experiments.datasets',),
   'weights.pax': ('tools.import_weights',),
   'weights.te': ('tools.convert_te',),

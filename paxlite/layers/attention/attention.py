@@ -70,34 +70,6 @@ class SeparateQkv(nn.Module):
     return shard(query, 'batch', 'length', 'act_heads', None), key, value
 
 
-class SharedKeyValue(nn.Module):
-  """As SeparateQkv, with the keys also as the values: two weights."""
-
-  model_dims: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  query_tpl: Template = template_field(Projection)
-  key_tpl: Template = template_field(Projection)
-
-  @nn.compact
-  def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    sizes = {'query': (self.num_heads, 'heads'), 'key': (self.num_kv_heads, 'kv_heads')}
-    query, key = (
-      checkpoint_name(
-        projection_tpl(
-          equation='BTD,DNH->BTNH',
-          shape=(self.model_dims, sizes[name][0], self.head_dim),
-          axes=('embed', sizes[name][1], 'head_dim'),
-          name=name,
-        )(x_BTD),
-        f'{name}_proj',
-      )
-      for name, projection_tpl in (('query', self.query_tpl), ('key', self.key_tpl))
-    )
-    return shard(query, 'batch', 'length', 'act_heads', None), key, key
-
-
 class PerDimScale(nn.Module):
   """Queries · softplus(per_dim_scale) / ln 2, [B, T, N, H] to [B, T, N, H].
 

@@ -31,13 +31,6 @@ class GatedRmsNorm(nn.Module):
     return jax.nn.silu(gate)
 
 
-class SigmoidGatedRmsNorm(GatedRmsNorm):
-  """scale · x / √(mean(x²) + epsilon) · σ(gate), [..., H] to [..., H], in float32."""
-
-  def factor(self, gate: jax.Array) -> jax.Array:
-    return jax.nn.sigmoid(gate)
-
-
 class Gate(nn.Module):
   """x · silu(gate), of any shape, in float32: a gated norm's place without a norm.
 

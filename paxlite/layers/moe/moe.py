@@ -232,38 +232,6 @@ class CapacityDispatch:
     return jnp.einsum('JMXD,JMX->JMD', out_JMXD, weights_JMX), kept_JMX
 
 
-@dataclasses.dataclass(frozen=True)
-class InputScaledDispatch:
-  """A dispatch that multiplies what an expert sees by its weight, and not what it returns.
-
-  Each choice of a token is a row of its own for the other dispatch.
-
-  Attributes:
-    dispatch_tpl: The other dispatch.
-  """
-
-  dispatch_tpl: Template
-
-  def __call__(
-    self, x_JMD: jax.Array, routing: Routing, experts: Experts
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns Σ expert(weight · x) [J, M, D], and which choices had a slot [J, M, X]."""
-    J, M, D = x_JMD.shape
-    X = routing.experts_JMX.shape[-1]
-    weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
-    rows_JPD = (x_JMD[:, :, None] * weights_JMX[..., None]).reshape(J, M * X, D)
-    of_rows = lambda x: jnp.repeat(x, X, axis=1)
-    is_token_JP = of_rows(routing.is_token_JM)
-    choices = Routing(
-      routing.experts_JMX.reshape(J, M * X, 1),
-      is_token_JP[..., None].astype(jnp.float32),
-      of_rows(routing.probabilities_JME),
-      is_token_JP,
-    )
-    y_JPD, kept_JP1 = self.dispatch_tpl()(rows_JPD, choices, experts)
-    return y_JPD.reshape(J, M, X, D).sum(2), kept_JP1.reshape(J, M, X)
-
-
 def capacity(group_size: int, num_experts: int, factor: float) -> int:
   """Returns the number of an expert's slots for one group: a multiple of 4, and at least 4."""
   return max(-(-int(group_size * factor / num_experts) // 4) * 4, 4)

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from paxlite.layers.attention.attention import AttentionSinks
-from paxlite.layers.attention.compressed_keys import (
+from paxlite.experiments.deepseek_v4.windows import (
   KeyCompressor,
   OverlappingKeyCompressor,
+  SharedKeyAttention,
+  WindowAttention,
+  WindowIndexer,
   windows,
 )
-from paxlite.layers.attention.shared_key_attention import SharedKeyAttention, WindowAttention
-from paxlite.layers.attention.window_indexer import WindowIndexer
+from paxlite.layers.attention.attention import AttentionSinks
 
 D, H, T, RATE = 6, 4, 24, 3
 CUTS = [(0, 7), (7, 8), (8, 15), (15, 22)]  # no start but the first is a multiple of RATE

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.experiments.registry import find
 from paxlite.layers import remat
 from paxlite.layers.attention import (
@@ -27,7 +28,6 @@ from paxlite.layers.attention.blockwise_attention import Blockwise
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.partial_attention import Partial
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
-from paxlite.layers.relative_bias import RelativeBias
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 

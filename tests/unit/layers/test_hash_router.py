@@ -11,7 +11,7 @@ from flax import linen as nn
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import EXPERTS_OF_IDS
 from paxlite.experiments.deepseek_v4 import DeepSeekV4
-from paxlite.layers.moe.hash_router import HashRouter
+from paxlite.experiments.deepseek_v4.blocks import HashRouter
 from paxlite.optim.optimizers import _is_fixed
 
 V, E, X, D = 11, 6, 2, 5

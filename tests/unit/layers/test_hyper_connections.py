@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from paxlite.layers.hyper_connections import (
+from paxlite.experiments.deepseek_v4.blocks import (
   EqualStreams,
   HyperConnection,
   MergedStreams,

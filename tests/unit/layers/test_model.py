@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
+from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.experiments.gpt import GPT126M
 from paxlite.layers.attention import cpu_attention
 from paxlite.layers.attention.attention import DotProductAttention
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.precision.weight_matmul import summed_product, weight_matmul
-from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.transformer import TransformerBlock
 from paxlite.training.task import Task

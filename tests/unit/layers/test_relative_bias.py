@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite.layers import relative_bias
+from paxlite.experiments.glam import layers as relative_bias
+from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.layers.attention.attention import DotProductAttention
-from paxlite.layers.relative_bias import RelativeBias
 
 
 def buckets(distances, num_buckets, max_distance):

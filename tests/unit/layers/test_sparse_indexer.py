@@ -9,7 +9,7 @@ from fiddle import selectors
 from flax import linen as nn
 
 from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
-from paxlite.layers.attention.sparse_indexer import SparseIndexer
+from paxlite.experiments.deepseek_sparse.layers import SparseIndexer
 from paxlite.layers.lora import LoraProjection
 
 B, T, D, Q, N, H, K = 2, 10, 8, 6, 12, 6, 3

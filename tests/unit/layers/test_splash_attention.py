@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval
 
+from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.layers import remat
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
@@ -17,7 +18,6 @@ from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.softmax_attention import Softmax
 from paxlite.layers.attention.splash_attention import SplashKernel
-from paxlite.layers.relative_bias import RelativeBias
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 

@@ -1,0 +1,126 @@
+"""Kimi Delta Attention, a delta rule with a decay for each channel: https://arxiv.org/abs/2510.26692."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.config.templates import Template, template_field
+from paxlite.layers.activations import ACTIVATIONS
+from paxlite.layers.linear_attention.attend import attend
+from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
+from paxlite.layers.linear_attention.decay import rates_up_to, step_biases
+from paxlite.layers.linear_attention.gated_delta_net import unit_length
+from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm
+from paxlite.layers.linear_attention.row_state import RowState
+from paxlite.layers.projection import Projection
+from paxlite.parallel.partitioning import param, shard
+
+
+class ChannelDecay(nn.Module):
+  """−exp(log_rate) · softplus(x + bias), [B, T, N, K] to float32 [B, T, N, K].
+
+  The factors are those of the channels of a head, with a bias for each channel and one rate for
+  each head (https://arxiv.org/abs/2510.26692, section 4). Initial values are those of Decay.
+
+  Attributes:
+    largest_rate: The largest initial rate.
+  """
+
+  largest_rate: float = 16.0
+
+  @nn.compact
+  def __call__(self, x_BTNK: jax.Array) -> jax.Array:
+    heads = x_BTNK.shape[2:]
+    rates = rates_up_to(self.largest_rate)
+    log_rate_N = param(self, 'log_rate', rates, heads[:1], ['heads']).astype(jnp.float32)
+    bias_NK = param(self, 'bias', step_biases, heads, ['heads', 'head_dim']).astype(jnp.float32)
+    steps_BTNK = jax.nn.softplus(x_BTNK.astype(jnp.float32) + bias_NK)
+    return -jnp.exp(log_rate_N)[:, None] * steps_BTNK
+
+
+class SigmoidGatedRmsNorm(GatedRmsNorm):
+  """scale · x / √(mean(x²) + epsilon) · σ(gate), [..., H] to [..., H], in float32."""
+
+  def factor(self, gate: jax.Array) -> jax.Array:
+    return jax.nn.sigmoid(gate)
+
+
+class KimiDeltaAttention(nn.Module):
+  """N heads with states [H, H], [B, T, D] to [B, T, D].
+
+  Queries, keys and values pass a short convolution and an activation. Queries and keys have
+  length 1. The inputs of decays and gates pass a vector of H numbers that all heads share. What the
+  heads read from their states is normed, gated, and projected.
+
+  Attributes:
+    model_dims: D.
+    num_heads: N.
+    head_dims: H.
+    activation: A key of ACTIVATIONS, of what the convolutions compute.
+    projection_tpl: Template of all projections.
+    convolution_tpl: The convolutions of queries, keys and values.
+    decay_tpl: Computes the logarithms of the factors of the states.
+    norm_tpl: The gated norm of what is read.
+  """
+
+  model_dims: int
+  num_heads: int
+  head_dims: int
+  activation: str = 'silu'
+  projection_tpl: Template = template_field(Projection)
+  convolution_tpl: Template = template_field(CausalConvolution)
+  decay_tpl: Template = template_field(ChannelDecay)
+  norm_tpl: Template = template_field(SigmoidGatedRmsNorm)
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
+  ) -> jax.Array:
+    rows = RowState(self, *x_BTD.shape[:2])
+
+    def inputs(name: str) -> jax.Array:
+      y_BTNH = checkpoint_name(self._project(name, self.model_dims)(x_BTD), f'{name}_proj')
+      convolution = self.convolution_tpl(axes=('heads', 'head_dim'), name=f'{name}_convolution')
+      return ACTIVATIONS[self.activation](convolution(y_BTNH, segment_ids_BT, rows, name))
+
+    query = unit_length(inputs('query')) * self.head_dims**-0.5
+    key, value = unit_length(inputs('key')), inputs('value')
+    log_decay = self.decay_tpl(name='decay')(self._narrowed('decay', x_BTD))
+    beta_projection = self.projection_tpl(
+      equation='BTD,DN->BTN',
+      shape=(self.model_dims, self.num_heads),
+      axes=('embed', 'heads'),
+      name='beta',
+    )
+    beta = jax.nn.sigmoid(beta_projection(x_BTD).astype(jnp.float32))
+
+    context = attend(rows, query, key, value, log_decay, beta, segment_ids_BT)
+    context = checkpoint_name(context, 'context')
+    context = self.norm_tpl(name='norm')(context, self._narrowed('gate', x_BTD))
+    context = shard(context, 'batch', 'length', 'act_heads', None)
+    out_BTD = self.projection_tpl(
+      equation='BTNH,DNH->BTD',
+      shape=(self.model_dims, self.num_heads, self.head_dims),
+      axes=('embed', 'heads', 'head_dim'),
+      name='post',
+    )(context)
+    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
+
+  def _narrowed(self, name: str, x_BTD: jax.Array) -> jax.Array:
+    """Returns a projection to [B, T, N, H] by way of H numbers."""
+    down = self.projection_tpl(
+      equation='BTD,DR->BTR',
+      shape=(self.model_dims, self.head_dims),
+      axes=('embed', None),
+      name=f'{name}_down',
+    )
+    return self._project(f'{name}_up', self.head_dims)(down(x_BTD))
+
+  def _project(self, name: str, inputs: int) -> nn.Module:
+    return self.projection_tpl(
+      equation='BTD,DNH->BTNH',
+      shape=(inputs, self.num_heads, self.head_dims),
+      axes=('embed', 'heads', 'head_dim'),
+      name=name,
+    )
