@@ -1,0 +1,44 @@
+"""python -m tests.support.without PACKAGE FOLDER
+
+Trains a TinyGPT on text for two steps, continues to the third and evaluates, in a process that has
+no PACKAGE: its line is out of the table of extensions, and its folder cannot be imported.
+"""
+
+import sys
+
+from paxlite import extensions, main
+from paxlite.experiments.datasets import EmbeddedText
+from paxlite.experiments.demo import TinyGPT
+
+
+class TinyText(EmbeddedText, TinyGPT):
+  """TinyGPT on the embedded text, evaluated on two batches of it."""
+
+  VOCAB_SIZE = 8192
+  NUM_LAYERS = 1
+  MAX_EVAL_BATCHES = 2
+
+
+class Absent:
+  """A finder for which a package and its modules are not there.
+
+  Args:
+    package: The package's name, such as 'paxlite.serving'; '': nothing is absent.
+  """
+
+  def __init__(self, package: str):
+    self._package = package
+
+  def find_spec(self, name, path=None, target=None):
+    if self._package and f'{name}.'.startswith(f'{self._package}.'):
+      raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+
+
+if __name__ == '__main__':
+  absent, folder = sys.argv[1:]
+  sys.meta_path.insert(0, Absent(absent))
+  extensions.BUILT_IN[:] = [n for n in extensions.BUILT_IN if f'paxlite.{n}' != absent]
+  flags = f'--job_log_dir={folder}', f'--fdl_config={__spec__.name}.TinyText'
+  for more in ('--fdl.MAX_STEPS=2',), ('--fdl.MAX_STEPS=3',), ('--fdl.MAX_STEPS=3', '--mode=eval'):
+    if code := main.main(['main', *flags, *more]):
+      sys.exit(code)
