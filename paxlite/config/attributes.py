@@ -264,7 +264,8 @@ def placed(cls: type, name: str, value: object, folder: str) -> object:
 def _placed(path: str, folder: str) -> str:
   name = path.rpartition(':')[2]  # sft:a.jsonl names a kind of file before its path
   there = os.path.join(folder, name)
-  return path.removesuffix(name) + there if name and glob.glob(there) else path
+  is_there = name and (os.path.exists(there) or glob.glob(there))
+  return path.removesuffix(name) + there if is_there else path
 
 
 def is_of_paths(expected: object) -> bool:

@@ -193,7 +193,9 @@ class DocumentDataset:
     """Returns how many records of the split have a text, also those left out; reads all of them."""
     return sum(map(self._is_wanted, self._texts()))
 
+  @property
   def way_out(self) -> str:
+    """The end of a sentence on what holds a document out, where none is; ''."""
     every = largest_every(map(text_identity, self._texts())) if self.holds_out else 0
     return f'; HELD_OUT_EVERY={every} holds one of these out, and 0 none' if every > 1 else ''
 

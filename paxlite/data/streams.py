@@ -24,7 +24,7 @@ examples. Checkpoints hold the cursors of all readers, so that a run resumes exa
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -76,15 +76,6 @@ class Dataset(Examples, Protocol):
 
   @property
   def shard_bytes(self) -> Sequence[float]: ...
-
-
-@runtime_checkable
-class HoldsOut(Protocol):
-  """A Dataset of which a part may be held out."""
-
-  def way_out(self) -> str:
-    """Returns the end of a sentence: what holds a document out, where none is; ''."""
-    ...
 
 
 class StreamSource(Protocol):
@@ -217,7 +208,7 @@ class StreamInput:
       if not batch and number == 0:
         raise UserError(
           f'{self.name}: there is nothing to evaluate on. EVAL_SOURCES names other documents'
-          + ''.join(x.way_out() for x in self.source.datasets if isinstance(x, HoldsOut))
+          + ''.join(getattr(x, 'way_out', '') for x in self.source.datasets)
         )
       if not batch or number == self._max_eval_batches:
         return

@@ -115,7 +115,7 @@ def find(name: str) -> type[Experiment]:
     if found is None or not found.__module__.startswith('paxlite.'):
       _modules_of(name)
     if name not in _REGISTRY and name not in (known := experiments()):
-      raise UserError(f'--fdl_config={name}: no experiment of that name. {_meant(name, known)}')
+      raise UserError(f'{name}: no experiment of that name. {_meant(name, known)}')
     return _REGISTRY[name]
   if name.startswith(_PAX_CONFIGS):
     name = name.replace('paxml', 'paxlite', 1)
@@ -123,7 +123,7 @@ def find(name: str) -> type[Experiment]:
     return find({'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}.get(name.rpartition('.')[2], name))
   cls = _attribute(name, '--fdl_config')
   if not (isinstance(cls, type) and issubclass(cls, Experiment)):
-    raise UserError(f'--fdl_config={name} is not an Experiment class')
+    raise UserError(f'{name} is not an Experiment class')
   return cls
 
 

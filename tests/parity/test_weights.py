@@ -156,7 +156,7 @@ def test_a_folder_without_weights(tmp_path):
   refused(tmp_path, folder, 'holds no .safetensors')
   (folder / 'config.json').unlink()
   refused(tmp_path, folder, 'config.json is missing')
-  refused(tmp_path, tmp_path / 'nowhere', 'is not there')
+  refused(tmp_path, tmp_path / 'nowhere', 'does not exist')
 
 
 def test_a_missing_and_a_truncated_shard(tmp_path):
@@ -461,7 +461,7 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
     assert issubclass(type(e), LLaMA)
     assert (e.NUM_LAYERS, e.MODEL_DIMS, e.MAX_SEQ_LEN, e.EOS_IDS) == (2, 32, 64, [2])
     assert (kind == 'LoRA') == e.USE_LORA
-  with pytest.raises(UserError, match=r'HuggingFaceSFT needs --fdl\.CHECKPOINT_RESTORE_PATH'):
+  with pytest.raises(UserError, match=r'HuggingFaceSFT needs CHECKPOINT_RESTORE_PATH'):
     build_experiment('HuggingFaceSFT', [], {})
   their_model('gpt2').save_pretrained(tmp_path / 'gpt2')
   run_import('hf', tmp_path / 'gpt2', tmp_path / 'g')

@@ -111,7 +111,7 @@ def test_rows_of_other_formats(record, same, tmp_path):
 
 def test_a_conversation_without_a_template_says_how_to_give_one(tmp_path):
   path = write(tmp_path / 'a.jsonl', [dict(instruction='hello', output='good day')])
-  with pytest.raises(UserError, match=r'no chat template.*--fdl\.CHAT_TEMPLATE=FILE gives one'):
+  with pytest.raises(UserError, match=r'no chat template.*CHAT_TEMPLATE=FILE gives one'):
     rows(path)
 
 

@@ -157,7 +157,7 @@ def test_the_first_input_of_a_document(tmp_path, named, stated):
   ]
   for make in makers:
     if first is None:
-      with pytest.raises(UserError, match=r'neither BOS nor EOS.*--fdl\.START_ID=ID'):
+      with pytest.raises(UserError, match=r'neither BOS nor EOS.*START_ID=ID'):
         make()
       continue
     data = make()
@@ -174,7 +174,7 @@ def test_tokens_whose_tokenizer_nobody_knows(tmp_path):
   flat_tokens(path, packaged.VOCAB, f'{tmp_path}/flat')
   rows = FlatTokenRows(f'{tmp_path}/flat', 'train', 8, 'stream', None)
   assert rows.read(np.arange(1))['ids'][0, 0] == open_tokenizer(packaged.VOCAB).eos_id  # the last
-  match = r'--fdl\.VOCAB_PATH=PATH, or .* only --fdl\.START_ID=0 with --accept_changes goes on'
+  match = r'VOCAB_PATH=PATH, or .* only START_ID=0 with --accept_changes goes on'
   with pytest.raises(UserError, match=match):
     FlatTokenRows(f'{tmp_path}/flat', 'train', 8, 'packed', None)
 

@@ -91,7 +91,7 @@ def test_a_template_that_prompts_lack_is_not_their_fault(tmp_path, skip):
   chat = json.dumps({'messages': [{'role': 'user', 'content': 'One'}]})
   (tmp_path / 'a.jsonl').write_text(f'{chat}\n' * 3)
   encoding = TextEncoding(open_tokenizer(packaged.VOCAB))
-  with pytest.raises(UserError, match=r'a\.jsonl:1: .*--fdl\.CHAT_TEMPLATE=FILE') as error:
+  with pytest.raises(UserError, match=r'a\.jsonl:1: .*CHAT_TEMPLATE=FILE') as error:
     Prompts([f'{tmp_path}/a.jsonl'], encoding, 64, skip)
   assert 'cannot be read' not in str(error.value)
 

@@ -44,7 +44,7 @@ def test_the_same_text_gives_the_same_tokenizer_and_every_text_back(
     assert tokenizer.decode(tokenizer.encode(sentence)) == sentence
   path = re.escape(str(tmp_path / 'b' / 'tok.model'))
   assert re.search(rf'{path}: 500 ids, trained on all 40,000 characters, .* [1-4]\.\d\d bytes', out)
-  assert re.search(rf'--fdl\.VOCAB_PATH={path} --fdl\.VOCAB_SIZE=500', out)
+  assert re.search(rf'VOCAB_PATH={path} VOCAB_SIZE=500', out)
 
 
 def test_sources_of_every_kind_give_the_same_tokenizer(tmp_path, text):

@@ -259,7 +259,7 @@ def test_wrong_kernels_end_a_run(asked, gpu_mesh, monkeypatch, case, way_out, ch
     lambda *operands: change(kind, is_backward, operands, of_call(kind, *args, **kwargs))
   )
   monkeypatch.setattr(cudnn_call, '_call', changed)
-  with pytest.raises(UserError, match=f'by cuDNN .*: --fdl.{way_out}'):
+  with pytest.raises(UserError, match=f'by cuDNN .*: {way_out}'):
     check(gpu_mesh, **{case: True})
 
 

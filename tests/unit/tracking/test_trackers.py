@@ -151,7 +151,7 @@ def test_a_tracker_that_cannot_start_is_an_error_with_the_whole_reason(tmp_path)
     raise AssertionError('the run begins')
   assert str(error.value) == (
     'TRACKERS has wandb, which cannot start: no key is configured. Log in, or set KEY. '
-    "It needs a key; '--fdl.TRACKERS=[]' trains without it"
+    "It needs a key; 'TRACKERS=[]' trains without it"
   )
   assert first.sent == ['start', 'end']
 
