@@ -12,15 +12,16 @@ import json
 import math
 import os
 import pathlib
+import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
 
 from paxlite.checkpointing.checksums import Sum
-from paxlite.checkpointing.zarr_array import ArrayDescription, read_description
 from paxlite.core.errors import UserError
+from paxlite.files.zarr_chunks import EXTENDED, STATING, ZarrChunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,29 +129,31 @@ def transposed(matrix: Variable) -> Variable:
 
 def _open(path: pathlib.Path) -> Variable:
   """Returns a variable after checking its files against its description; reads no elements."""
-  array = read_description(path)
-  present = sum(len(files) for _, _, files in os.walk(path))
-  if array.num_chunks >= present:  # .zarray is counted too.
-    missing = array.num_chunks - present + 1
-    raise UserError(f'{path} is incomplete: {missing:,} of {array.num_chunks:,} chunks are missing')
-  chunks = {p: path / (array.separator.join(map(str, p)) or '0') for p in array.positions()}
-  for chunk in chunks.values():
-    array.check_chunk(chunk)
-  return Variable(array.shape, array.dtype, lambda index: _read(array, chunks, index))
+  array = ZarrChunks(path, (*STATING, 'gzip', 'zlib'))
+  if array.filters:
+    raise UserError(f'{path} has filters, and paxlite reads arrays without filters alone')
+  count, present = math.prod(array.grid), sum(len(files) for _, _, files in os.walk(path))
+  if count >= present:  # .zarray is counted too.
+    missing = count - present + 1
+    raise UserError(f'{path} is incomplete: {missing:,} of {count:,} chunks are missing')
+  for position in itertools.product(*map(range, array.grid)):
+    array.check(*position)
+  dtype = np.dtype(getattr(ml_dtypes, array.dtype) if array.dtype in EXTENDED else array.dtype)
+  if array.codec is None and array.order == 'C':  # only used parts are read
+    return Variable(array.shape, dtype, lambda index: _mapped(array, dtype, index))
+  return Variable(array.shape, dtype, lambda index: _decompressed(path, index))
 
 
-def _read(
-  array: ArrayDescription, chunks: Mapping[tuple[int, ...], pathlib.Path], index: tuple[slice, ...]
-) -> np.ndarray:
-  """Reads the part of an array at an index from its chunks."""
+def _mapped(array: ZarrChunks, dtype: np.dtype, index: tuple[slice, ...]) -> np.ndarray:
+  """Reads the part of an array at an index from its chunks, which are not compressed."""
   bounds = [i.indices(n)[:2] for i, n in zip(index, array.shape, strict=True)]
   grid = [
     range(start // c, math.ceil(stop / c))
     for (start, stop), c in zip(bounds, array.chunks, strict=True)
   ]
-  part = np.empty([stop - start for start, stop in bounds], array.dtype)
+  part = np.empty([stop - start for start, stop in bounds], dtype)
   for position in itertools.product(*grid):
-    chunk = array.open_chunk(chunks[position])
+    chunk = np.memmap(array.path(*position), dtype, 'r', shape=array.chunks)
     here, there = [], []
     for (start, stop), p, c in zip(bounds, position, array.chunks, strict=True):
       low, high = max(start, p * c), min(stop, (p + 1) * c)
@@ -158,3 +161,17 @@ def _read(
       there.append(slice(low - p * c, high - p * c))
     part[tuple(here)] = chunk[tuple(there)]
   return part
+
+
+def _decompressed(path: pathlib.Path, index: tuple[slice, ...]) -> np.ndarray:
+  """Reads the part of an array at an index whose chunks are decompressed as a whole."""
+  import tensorstore
+
+  spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': f'{path}/'}}
+  try:
+    return tensorstore.open(spec, read=True).result()[index].read().result()
+  except (ValueError, MemoryError) as e:
+    text = str(e).partition('\n')[0]
+    if found := re.search('Error reading local file "(.+?)": (.*)', text):  # of one chunk
+      path, text = pathlib.Path(found[1]), found[2]
+    raise UserError(f'{path} cannot be read: {text[:200]}') from None

@@ -26,10 +26,10 @@ from paxlite.data.records import read_errors
 from paxlite.data.rows import RowKind, SequenceStarts, TokenArray, TokenRows
 from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
-from paxlite.data.zarr_chunks import Chunks
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import is_address, place_of, scheme_of
 from paxlite.files.text_files import check_file, fingerprint_of, size_of
+from paxlite.files.zarr_chunks import ZarrChunks
 
 if TYPE_CHECKING:
   import zarr
@@ -205,8 +205,8 @@ def _open_seqax(folder: pathlib.Path) -> tuple['ZarrTokens', np.ndarray, int]:
       if (found := len(list((folder / name).glob('[0-9]*')))) != chunks:
         raise UserError(f'{folder / name} has {found:,} of its {chunks:,} chunks: copy it again')
     starts = group['seq_starts']
-    of_starts = Chunks(folder / 'seq_starts')
-    for number in range(-(-starts.shape[0] // starts.chunks[0])):
+    of_starts = ZarrChunks(folder / 'seq_starts')
+    for number in range(*of_starts.grid):
       of_starts.check(number)
     return ZarrTokens(group['encoded_tokens'], folder), starts[:], max_token_id
 
@@ -251,7 +251,7 @@ class ZarrTokens:
 
   def __init__(self, array: 'zarr.Array', folder: pathlib.Path):
     self._array, self._name = array, str(folder)
-    self._chunks = Chunks(folder / 'encoded_tokens')
+    self._chunks = ZarrChunks(folder / 'encoded_tokens')
     self._chunk = int(array.chunks[0])
     self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
     self._capacity = max(1, _CACHE_BYTES // (4 * self._chunk))
