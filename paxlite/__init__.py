@@ -24,10 +24,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from paxlite.config.generation import Sampling
   from paxlite.core.errors import Interrupted, TrainingError, UserError
   from paxlite.experiments.base import Experiment
   from paxlite.experiments.registry import register
-  from paxlite.generation.sampling import Sampling
   from paxlite.programs.library import TrainedModel, get, list_experiments, load, train
   from paxlite.training.callbacks import Callback
 
@@ -37,7 +37,7 @@ _WHERE = {
   'Callback': 'paxlite.training.callbacks',
   'Experiment': 'paxlite.experiments.base',
   'Interrupted': 'paxlite.core.errors',
-  'Sampling': 'paxlite.generation.sampling',
+  'Sampling': 'paxlite.config.generation',
   'TrainedModel': 'paxlite.programs.library',
   'TrainingError': 'paxlite.core.errors',
   'UserError': 'paxlite.core.errors',

@@ -25,11 +25,12 @@ OFFERED = {
   'stores': ('gs://', 's3://'),
   'generation': ('generate', 'chat'),
   'serving': ('serve',),
-  'eval': ('zero-shot', 'lm-eval'),
+  'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS', 'TrainedModel.inference'),
   'weights': ('import', 'export'),
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),
+  'finetuning': (),
   'proof': ('verify', 'bisect', 'prove'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
 }
@@ -54,6 +55,11 @@ def found() -> tuple[Extension, ...]:
         )
       owners[name] = extension.name
   return tuple(extensions)
+
+
+def added(kind: str) -> list[Any]:
+  """Returns what all extensions add of a kind, imported: 'parts', 'callbacks' or 'inputs'."""
+  return [imported(name) for extension in found() for name in getattr(extension, kind)]
 
 
 def hook(name: str) -> Any:

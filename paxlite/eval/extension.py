@@ -1,4 +1,4 @@
-"""What evaluation by tasks adds: its commands."""
+"""What evaluation by tasks adds: its commands, --mode=decode, and EVAL_TASKS."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -19,4 +19,10 @@ EXTENSION = Extension(
       has_parser=False,  # the arguments are the harness's
     ),
   ),
+  callbacks=('paxlite.eval.task_evaluation:callbacks',),
+  hooks={
+    'decode': 'paxlite.eval.decoding:decode',
+    'EVAL_TASKS': 'paxlite.eval.task_evaluation:evaluate_tasks',
+    'TrainedModel.inference': 'paxlite.eval.inference:load_checkpoint',
+  },
 )

@@ -16,6 +16,7 @@ from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.config import edits
 from paxlite.config.attribute_kinds import Kind
+from paxlite.config.generation import GenerationSettings, Sampling
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
@@ -35,8 +36,6 @@ from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer, Request
-from paxlite.generation.sampling import Sampling
-from paxlite.generation.settings import GenerationSettings
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.weight_forms import Int8

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
@@ -19,7 +20,6 @@ from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
 from paxlite.eval.inference import TextModel
 from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.request import Answer
-from paxlite.generation.sampling import Sampling
 from paxlite.generation.spelling import Mark
 
 _TEMPERATURE = 0.8  # of several answers to a prompt

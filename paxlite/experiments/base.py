@@ -22,7 +22,6 @@ from paxlite.config.attribute_kinds import Kind, Training, names_of
 from paxlite.config.attributes import attribute_types, convert, derived
 from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
-from paxlite.core.extension import imported
 from paxlite.core.trees import PyTree
 from paxlite.experiments import options
 from paxlite.experiments.own_methods import check_overrides
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
   Added = Part
 else:
-  _parts = [imported(name) for extension in extensions.found() for name in extension.parts]
-  Added = type('Added', (*_parts, Part), {}) if _parts else Part
+  Added = type('Added', (*extensions.added('parts'), Part), {})
 
 
 class Experiment(

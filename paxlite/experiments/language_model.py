@@ -1,9 +1,9 @@
 """The base class of experiments with a language model."""
 
+from paxlite.config.generation import GenerationSettings
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.parts.backend import Backends
-from paxlite.generation.settings import GenerationSettings
 
 
 class LanguageModel(Backends):

@@ -2,6 +2,7 @@
 
 import fiddle as fdl
 
+from paxlite.config.generation import Sampling
 from paxlite.config.templates import config
 from paxlite.core import shell
 from paxlite.core.errors import UserError
@@ -10,7 +11,6 @@ from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.parts.policy import Policy
-from paxlite.generation.sampling import Sampling
 from paxlite.parallel import mesh
 from paxlite.reinforcement.actor import Actor
 from paxlite.reinforcement.judges import Judges

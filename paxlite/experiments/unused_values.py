@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import derived
 from paxlite.config.templates import config_text
@@ -18,6 +19,10 @@ _NOT_OF_CONFIGS = {'HEADS_SPAN_MODEL', 'START_ID', 'SEED', 'MAX_SEQ_LEN', 'PACKE
 
 _SPIKES = 'LOSS_SPIKE_FACTOR', lambda e: e.LOSS_SPIKE_FACTOR
 _STAGES = 'an axis stage of the mesh', lambda e: e.mesh_sizes.get('stage', 1) > 1
+_GENERATION, _EVAL = (
+  (f'the extension {leaf}', lambda e, leaf=leaf: leaf in {x.name for x in extensions.found()})
+  for leaf in ('generation', 'eval')
+)
 _EVALUATED = 'data to evaluate on', lambda e: e.eval_inputs()
 # Attributes that decide how a run goes, each with what it needs, and whether that is there.
 _NEEDS: dict[str, tuple[str, Callable[[Any], object]]] = {
@@ -49,6 +54,9 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     'an axis mdl of the mesh',
     lambda e: e.mesh_sizes.get('mdl', 1) > 1,
   ),
+  'SAMPLE_PROMPT': _GENERATION,
+  'SAMPLE_PROMPTS': _GENERATION,
+  'EVAL_TASKS_IN_TRAINING': _EVAL,
   'SAMPLE_CHAT': ('SAMPLE_PROMPTS', lambda e: e.SAMPLE_PROMPT or e.SAMPLE_PROMPTS),
   'EVAL_BATCH_SIZE': _EVALUATED,
   'MAX_EVAL_BATCHES': _EVALUATED,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from paxlite.config.generation import GREEDY, Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
@@ -25,7 +26,6 @@ from paxlite.generation.job import Job, Phase
 from paxlite.generation.programs import Limits, Programs, layout_of, vocab_size
 from paxlite.generation.request import Answer, Request, check_ids
 from paxlite.generation.row_table import RowTable
-from paxlite.generation.sampling import GREEDY, Sampling
 from paxlite.generation.spelling import Mark
 from paxlite.generation.tokens import Tokens
 from paxlite.layers.language_model import TransformerLm

@@ -1,4 +1,4 @@
-"""What generation adds: its commands."""
+"""What generation adds: its commands, and samples of a run."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -8,4 +8,5 @@ EXTENSION = Extension(
     Command('generate', 'continue a text', 'paxlite.tools.generate', 'Models'),
     Command('chat', 'talk with a model that was trained on chats', 'paxlite.tools.chat', 'Models'),
   ),
+  callbacks=('paxlite.generation.samples:callbacks',),
 )

@@ -6,8 +6,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from paxlite.config.generation import GREEDY, Sampling
 from paxlite.core.errors import UserError
-from paxlite.generation.sampling import GREEDY, MOST_ENDS, MOST_TOP, Sampling
+from paxlite.generation.sampling import MOST_ENDS, MOST_TOP
 
 Finish = Literal['stop', 'length', 'cancelled']
 

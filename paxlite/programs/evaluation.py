@@ -5,23 +5,21 @@ import logging
 import pathlib
 import shlex
 import tempfile
-from collections.abc import Sequence
 
 import jax
 
+from paxlite import extensions
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.data.fingerprints import changes_of_evaluations, identity
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
-from paxlite.programs import reference_values
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
 from paxlite.programs.mesh_check import check_mesh
-from paxlite.programs.run import Run, holding, load
+from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
-from paxlite.programs.task_evaluation import tasks_of
 from paxlite.tracking.summaries import Summaries
 from paxlite.training.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
@@ -79,7 +77,7 @@ def _evaluate(run: Run) -> None:
   if tasks := e.EVAL_TASKS if isinstance(e, LanguageModel) else []:
     if run.checkpoints().steps():
       run.check_model()
-    evaluate_zero_shot(run, tasks)
+    extensions.hook('EVAL_TASKS')(run, tasks)
     if not e.eval_inputs():
       return
   run.check_evaluated()
@@ -94,7 +92,8 @@ def _evaluate(run: Run) -> None:
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')
-    reference_values.fill(run, evaluator.inputs, watchdog.beat)
+    for complete in extensions.added('inputs'):
+      complete(run, evaluator.inputs, watchdog.beat)
     MemoryCheck(store.task.mesh, run.check_memory).state(store.task.abstract, ())
     with spent.spent_on('restore'):
       state, step = store.last()
@@ -108,21 +107,3 @@ def _evaluate(run: Run) -> None:
       evaluator.report(state, step, summaries)
     finally:
       summaries.close()
-
-
-def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
-  """Evaluates the tasks of these names; prints tables and writes summaries."""
-  from paxlite.eval import zero_shot
-
-  e = run.decoding
-  tasks = tasks_of(e, names)
-  inference, step = load(run)
-  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
-  make_folder(run.folder)
-  summaries = Summaries(run.folder, max_steps=step or 0)
-  try:
-    for task in tasks:
-      result = evaluate(task)
-      summaries.result(step or 0, task.name, result.values, result.line())
-  finally:
-    summaries.close()

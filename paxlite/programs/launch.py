@@ -61,7 +61,6 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
   from paxlite.parallel import devices
   from paxlite.processes import join
   from paxlite.programs.agreement import statement
-  from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
@@ -74,10 +73,10 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
   modes: dict[str, Callable[[Run], object]] = {
     'train': train,
     'eval': functools.partial(evaluate, before=options.before),
-    'decode': decode,
-    'decode_once': decode,
   }
-  act = modes.get(mode) or functools.partial(extensions.hook(mode), options=options)
+  act = modes.get(mode)
+  if act is None:  # of an extension
+    act = functools.partial(extensions.hook(mode.removesuffix('_once')), options=options)
   folder, address = located_run(options.job_log_dir, options.local_dir)
   run = Run(
     experiment,

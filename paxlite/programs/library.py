@@ -4,21 +4,22 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxlite import extensions
 from paxlite.cli.terminal import warn
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.eval.inference import Inference, load_checkpoint
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
 from paxlite.files import paths
 from paxlite.files.schemes import is_address, records_of
-from paxlite.generation.sampling import Sampling
 from paxlite.programs import training
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import located_run
@@ -123,10 +124,10 @@ class TrainedModel:
     return _columns(self.folder / 'eval_metrics.jsonl')
 
   @functools.cached_property
-  def inference(self) -> Inference:
-    """The model with its parameters and its tokenizer."""
+  def inference(self) -> Any:
+    """The model with its parameters and its tokenizer: a `paxlite.eval.inference.Inference`."""
     overrides = {k: str(v) for k, v in self._values.items()}
-    return load_checkpoint(self._checkpoint, overrides=overrides)
+    return extensions.hook('TrainedModel.inference')(self._checkpoint, overrides=overrides)
 
   @property
   def experiment(self) -> Experiment:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,16 +15,11 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.saved_record import SavedRecord
-from paxlite.checkpointing.source import find_source
 from paxlite.compilation.compiled_step import SavedStep
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import UserError
-from paxlite.core.extension import imported
 from paxlite.data.base import Input
-from paxlite.data.tokenizer import open_tokenizer
-from paxlite.eval.inference import Inference
-from paxlite.eval.inference import load as load_inference
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.code_changes import changes, refuse_other_code
 from paxlite.experiments.compatibility import check_function
@@ -39,7 +33,6 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.objective import Objective
-from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.files.folder_lock import FolderLock
 from paxlite.files.schemes import scheme_of
 from paxlite.parallel.devices import peak_flops
@@ -48,7 +41,6 @@ from paxlite.processes.peers import Peers
 from paxlite.programs import run_checks
 from paxlite.programs.foresight import Foresight
 from paxlite.programs.measured_step import MeasuredStep
-from paxlite.programs.sampler import Sampler
 from paxlite.programs.weights_model import knowing_weights
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
@@ -65,6 +57,8 @@ from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.train_data import TrainData
 from paxlite.training.trainer import Intervals, Trainer
 from paxlite.training.watchdog import Limits, Watchdog
+
+TRAINING = 'training'  # the name of the training data among the inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +138,11 @@ class Run:
     data = fdl.build(inputs[0]) if self.data is None else self.data
     store.batch_size = data.batch_size
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
-    run_checks.check_vocabulary(e, {'training': data, **eval_data})
+    run_checks.check_vocabulary(e, {TRAINING: data, **eval_data})
     run_checks.check_eval_batches(e, eval_data)
-    run_checks.check_examples(e, {'training': data, **eval_data})
+    run_checks.check_examples(e, {TRAINING: data, **eval_data})
     store.task.task.optimizer.check(store.task.abstract.params)
-    run_checks.check_reference_tokenizer(e.with_reference if isinstance(e, StoredValues) else e)
+    run_checks.check_reference_tokenizer(e)
     watchdog = watchdog or self.watchdog(spent)
     foresight = Foresight(e, store.task.mesh, self.folder)
     measured = MeasuredStep(e, store.task.mesh, self.folder)
@@ -175,8 +169,7 @@ class Run:
       trackers=e.trackers(self.folder),
       callbacks=[*self._callbacks(store, eval_data, measured), foresight, measured],
     )
-    makers = [imported(name) for e in extensions.found() for name in e.callbacks]
-    added = [callback for make in makers for callback in make(self, trainer)]
+    added = [c for make in extensions.added('callbacks') for c in make(self, trainer)]
     trainer.callbacks = sorted([*trainer.callbacks, *added], key=lambda c: c.rank)
     return trainer
 
@@ -362,48 +355,12 @@ class Run:
     keep, record = self.experiment.CHECKPOINT_MAX_TO_KEEP, SavedRecord(self.folder)
     return Checkpoints(self.folder / 'checkpoints', keep, self.read_only, self.own_disks, record)
 
-  def sampler(self, task: ShardedTask, has_chats: bool = False) -> Sampler | None:
-    """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
-
-    Args:
-      task: The task of the experiment, on its mesh.
-      has_chats: Whether the training data has conversations.
-
-    Raises:
-      UserError: There is no tokenizer, no chat template, or a prompt is too long.
-    """
-    e = self.experiment
-    if not isinstance(e, LanguageModel) or (e.SAMPLE_PROMPT is None and not e.SAMPLE_PROMPTS):
-      return None
-    tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
-    if not e.continues_text:
-      return None
-    chat = has_chats if e.SAMPLE_CHAT is None else e.SAMPLE_CHAT
-    sampler = Sampler(e, task, tokenizer, e.SAMPLE_PROMPTS, chat)
-    sampler.check(e.SAMPLE_PROMPTS + ([] if e.SAMPLE_PROMPT is None else [e.SAMPLE_PROMPT]))
-    return sampler
-
   @property
   def decoding(self) -> LanguageModel:
     """The experiment; UserError if its model is not a language model."""
     if not isinstance(self.experiment, LanguageModel):
       raise UserError(f'{type(self.experiment).__name__} is not a language model')
     return self.experiment
-
-
-def load(run: Run) -> tuple[Inference, int | None]:
-  """Returns the model of the last good checkpoint and its step, or of restored weights and None."""
-  e = run.decoding
-  own = bool(run.checkpoints().steps())
-  restore = Restore(str(run.folder)) if own else run.restore
-  if restore is None:
-    raise UserError(
-      f'{run.place} holds no checkpoint: train first, or name weights with CHECKPOINT_RESTORE_PATH'
-    )
-  source = find_source(restore.path)
-  vocab = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
-  loaded = load_inference(e, source, restore, vocab)
-  return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
 
 
 @contextlib.contextmanager

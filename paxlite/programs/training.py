@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from paxlite import extensions
 from paxlite.cli import live_line
 from paxlite.cli.terminal import has_color, say
 from paxlite.compilation.compiled_step import check_options
@@ -16,11 +17,9 @@ from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.run_files import write_file
 from paxlite.core.wording import amount
 from paxlite.data import data_summary
-from paxlite.data.base import Input, RowInput
-from paxlite.data.mixture import MixtureInput
+from paxlite.data.base import RowInput
 from paxlite.data.rollouts import RolloutInput, RunFiles
 from paxlite.data.sft import SftRows
-from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
@@ -30,14 +29,12 @@ from paxlite.parallel import devices
 from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
-from paxlite.programs import reference_values, untrained_rows
+from paxlite.programs import untrained_rows
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.first_start import dated, noting, with_positions
 from paxlite.programs.mesh_check import check_mesh
-from paxlite.programs.run import Run, holding
+from paxlite.programs.run import TRAINING, Run, holding
 from paxlite.programs.run_folder import make_folder
-from paxlite.programs.sampler import TEMPERATURE
-from paxlite.programs.task_evaluation import TaskEvaluation, tasks_of
 from paxlite.tracking.trackers import started
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training import goodput
@@ -90,22 +87,6 @@ def _about_data(trainer: Trainer) -> list[str]:
   return lines
 
 
-def _task_evaluations(run: Run, trainer: Trainer) -> list[TaskEvaluation]:
-  e = run.experiment
-  if not isinstance(e, LanguageModel) or not e.EVAL_TASKS_IN_TRAINING:
-    return []
-  if not e.EVAL_TASKS:
-    raise UserError('EVAL_TASKS_IN_TRAINING=True needs EVAL_TASKS: the tasks to evaluate')
-  if not e.continues_text:
-    raise UserError(
-      'EVAL_TASKS_IN_TRAINING=True: a reward model, or layers of Transformer Engine, cannot be '
-      'asked while they are trained'
-    )
-  tasks = tasks_of(e, e.EVAL_TASKS)
-  tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
-  return [TaskEvaluation(e, trainer.store.task, tokenizer, tasks, trainer.watchdog.pause)]
-
-
 def _keep_rollouts(run: Run, trainer: Trainer) -> None:
   data, writes = trainer.data.input, jax.process_index() == 0 or run.own_disks
   if isinstance(data, RolloutInput):
@@ -114,14 +95,10 @@ def _keep_rollouts(run: Run, trainer: Trainer) -> None:
 
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
-  sampler = run.sampler(trainer.store.task, has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
   if isinstance(run.experiment, LanguageModel):
     check_attention(run.experiment, task.mesh)
-  trainer.callbacks = [*trainer.callbacks, *_task_evaluations(run, trainer)]
-  if sampler is not None and run.decoding.SAMPLE_PROMPTS and jax.process_count() == 1:
-    trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
     check_options(trainer.compiler.options)
   make_folder(run.folder)
@@ -131,11 +108,12 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    of_samples = [] if sampler is None else sampler.description
+    of_callbacks = (line for callback in trainer.callbacks for line in callback.description)
     of_experiment = warnings(run.experiment, task.task, task.abstract)
     of_attention = run.experiment.attention_choices(task.mesh.local_devices[0])
     # where rows are split over context, those of the experiment say how attention is computed
-    for line in dict.fromkeys((*_about_data(trainer), *of_experiment, *of_attention, *of_samples)):
+    lines = *_about_data(trainer), *of_experiment, *of_attention, *of_callbacks
+    for line in dict.fromkeys(lines):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS
@@ -144,23 +122,17 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
   trainer.watchdog.pause()
-  inputs = {reference_values.TRAINING: trainer.data.input, **trainer.evaluator.inputs}
-  reference_values.fill(run, inputs, trainer.watchdog.beat)
+  inputs = {TRAINING: trainer.data.input, **trainer.evaluator.inputs}
+  for complete in extensions.added('inputs'):
+    complete(run, inputs, trainer.watchdog.beat)
   _keep_rollouts(run, trainer)
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)
   with _tracked(trainer):
     state = _trained(run, trainer)
-  e = run.experiment
-  prompt = e.SAMPLE_PROMPT if isinstance(e, LanguageModel) else None
-  if prompt is not None and jax.process_count() == 1:
-    if sampler is not None:
-      text = sampler(state, prompt)
-      how = f'at temperature {TEMPERATURE}, {sampler.verb} {prompt!r}'
-      say(f'\nA sample {how}:\n{text}\n')
-    else:
-      say("No sample: Transformer Engine's layers keep no keys and values")
+  for callback in trainer.callbacks:
+    callback.after_training(state)
   if jax.process_index() == 0:
     say(f'Logs, metrics and checkpoints are in {run.place}')
 
@@ -208,13 +180,6 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
     return trainer.train(state, step)
   finally:
     _print_goodput(run)
-
-
-def has_chats(data: Input) -> bool:
-  """Returns whether a source of the data has conversations."""
-  inputs = data.inputs if isinstance(data, MixtureInput) else [data]
-  sources = [each.source for each in inputs if isinstance(each, RowInput)]
-  return any(isinstance(source, SftRows) and source.has_chats for source in sources)
 
 
 def _say_what_records_lack(run: Run, start: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import jax
 from jax.stages import Compiled
 
+from paxlite import extensions
 from paxlite.checkpointing.checksums import damage, step_of
 from paxlite.core.errors import AbsentError, UserError, listed
 from paxlite.data.fingerprints import change
@@ -22,9 +23,8 @@ from paxlite.files import schemes
 from paxlite.files.schemes import scheme_of
 from paxlite.losses.metrics import Metrics
 from paxlite.processes.process_messages import meet
-from paxlite.programs import reference_values
 from paxlite.programs.first_start import as_begun, dated, with_positions
-from paxlite.programs.run import Run
+from paxlite.programs.run import TRAINING, Run
 from paxlite.proof.starts import MESH, of_span, other_values, starts
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
@@ -73,8 +73,8 @@ class Replay:
       raise UserError(
         'a run that generates its own training texts cannot be replayed: they are not kept'
       )
-    inputs = {reference_values.TRAINING: self.trainer.data.input}
-    reference_values.fill(self.run, inputs, lambda: None)
+    for complete in extensions.added('inputs'):
+      complete(self.run, {TRAINING: self.trainer.data.input}, lambda: None)
 
   @property
   def steps(self) -> list[int]:

@@ -5,12 +5,12 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer, Request
-from paxlite.generation.sampling import Sampling
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 from paxlite.reinforcement.episode import Episode

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields as ObjectFields
 from paxlite.core.json_text import JsonObject
@@ -15,7 +16,7 @@ from paxlite.data.sft_formats import texts
 from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
 from paxlite.generation.request import Grammar, Request, check_ids
-from paxlite.generation.sampling import MOST_ENDS, MOST_TOP, Sampling
+from paxlite.generation.sampling import MOST_ENDS, MOST_TOP
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import Fields
 from paxlite.serving.speech import opened

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metrics import Metrics
@@ -63,6 +63,11 @@ class Callback:
   ROLL_BACK = Request.ROLL_BACK
   rank = 0  # callbacks are called by ascending ranks
 
+  @property
+  def description(self) -> Sequence[str]:
+    """Lines on what it does, which a start of training prints."""
+    return ()
+
   def resume(self, step: int) -> Request | None:
     """Called with the step that a run continues from, 0 at first; maybe twice with the same step.
 
@@ -120,3 +125,9 @@ class Callback:
 
   def close(self) -> None:
     """Called last, also after an error or a signal, to free what the callback holds."""
+
+  def after_training(self, state: TrainState) -> None:
+    """Called with the last state of a run that is complete, when all of its files are written.
+
+    A run that was complete before it was started is no exception.
+    """

@@ -49,6 +49,10 @@ class StoredReference:
 
   is_base: bool = True
 
+  @property
+  def model(self) -> None:
+    """None: its outputs are in batches."""
+
   def outputs(self, params: PyTree, batch: Batch) -> 'StoredOutputs':
     """Returns what the reference has made of a batch."""
     return StoredOutputs(batch[LOG_PROBS])

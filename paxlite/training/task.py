@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,25 @@ from paxlite.optim.optimizers import Optimizer
 from paxlite.parallel.partitioning import PROBES, reading_probes
 from paxlite.training import gradient_probes
 from paxlite.training.microbatch_loop import in_microbatches, summed
-from paxlite.training.reference import Reference, StoredReference
 from paxlite.training.train_state import TrainState
 
 Batch = dict[str, jax.Array]
 TOTAL = 'total_loss'  # the metric of the sum of all losses
+
+
+class FrozenModel(Protocol):
+  """A frozen model beside the trained one, as training.reference.Reference."""
+
+  @property
+  def model(self) -> TransformerLm | None:
+    """The model; None if its outputs are in the batches."""
+
+  @property
+  def is_base(self) -> bool:
+    """Whether it has no parameters of its own."""
+
+  def outputs(self, params: PyTree, batch: Batch) -> Any:
+    """Returns what losses read of it for a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +74,7 @@ class Task:
   model: TransformerLm
   optimizer: Optimizer
   losses: Mapping[str, Loss]
-  reference: Reference | StoredReference | None = None
+  reference: FrozenModel | None = None
   num_microbatches: int = 1
   rows_per_example: int = 1
   max_skipped_steps: int = 100
@@ -88,8 +102,9 @@ class Task:
     params = variables['params']
     if type(self).init_params is not Task.init_params:
       params = self.init_params(rng)
-    if isinstance(self.reference, Reference) and not self.reference.is_base:
-      params = {**params, REFERENCE: self._init_variables(rng, self.reference.model)['params']}
+    frozen = self.reference
+    if frozen is not None and frozen.model is not None and not frozen.is_base:
+      params = {**params, REFERENCE: self._init_variables(rng, frozen.model)['params']}
     params = self.optimizer.with_frozen_as(params, self.frozen_dtype)
     trainable, _ = self.optimizer.split(params)
     zero = lambda: jnp.zeros((), jnp.int32)  # arrays of their own, which a step can overwrite

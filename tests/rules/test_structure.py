@@ -34,12 +34,14 @@ ROOMS = [
   'training',
   'reinforcement',
   'experiments',
-  'eval',
-  'weights',
   'aot',
   'programs',
   'run_data',
   'local_checkpoints',
+  'finetuning',
+  'generation.samples',
+  'eval',
+  'weights',
   'ladder',
   'serving',
   'main',
@@ -49,7 +51,8 @@ ROOMS = [
   '__main__',
 ]
 KNOW_FIDDLE = {
-  'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'ladder', 'tools', 'contrib',
+  'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
+  'generation.samples', 'ladder', 'tools', 'contrib',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow',

@@ -11,12 +11,12 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.sft import SftRows, held_out, pack
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.eval.decoding import decode
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.llama import LLaMA
-from paxlite.programs.decoding import decode
+from paxlite.generation.samples import sampler_of
 from paxlite.programs.evaluation import evaluate
 from paxlite.programs.run import Run
-from paxlite.programs.training import has_chats
 from paxlite.programs.training import train as program
 from paxlite.training.sharded_task import ShardedTask
 from tests.support import runs
@@ -252,7 +252,7 @@ def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(
   )  # fmt: skip
   data = fdl.build(e.train_input())
   task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
-  sampler = Run(e, tmp_path).sampler(task, has_chats(data))
+  sampler = sampler_of(e, task, data)
   assert sampler.tokenizer.decode(sampler.ids('a')) == prompt
   assert sampler.verb == verb
   assert len(sampler.description) == (verb == 'answering')
@@ -265,7 +265,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):
   with pytest.raises(
     UserError, match=r'of a sample: it has .* tokens, and the model takes at most 31'
   ):
-    Run(e, tmp_path).sampler(task, True)
+    sampler_of(e, task, fdl.build(e.train_input()))
 
 
 def test_a_folder_of_weights_is_no_run(tmp_path):

@@ -168,7 +168,7 @@ def check_flags(arguments: list[str]) -> bool:
     mock.patch('paxlite.programs.run.Run'),
     mock.patch('paxlite.programs.training.train'),
     mock.patch('paxlite.programs.evaluation.evaluate'),
-    mock.patch('paxlite.programs.decoding.decode'),
+    mock.patch('paxlite.eval.decoding.decode'),
     mock.patch('paxlite.processes.join.join'),
     mock.patch('jax.profiler.start_server'),
     mock.patch.dict(os.environ),

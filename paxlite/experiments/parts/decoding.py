@@ -5,9 +5,9 @@ from typing import Literal
 
 from paxlite.config.attribute_kinds import Count, Generation, NotNegativeInt, Run, Training
 from paxlite.config.attributes import StoredPath, TextOrFile
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
-from paxlite.generation.sampling import Sampling
 
 
 class Decoding(Experiment, subject='Generation and zero-shot tasks'):

@@ -14,7 +14,7 @@ from paxlite.losses.outputs import Outputs
 class StoredValues(Objective):
   """An objective whose losses may read what a frozen model has made of a row before training.
 
-  See programs/reference_values.py, which computes and keeps it.
+  See finetuning/reference_values.py, which computes and keeps it.
   """
 
   @property

@@ -16,8 +16,8 @@ from paxlite.experiments.identity import (
   run_values,
   write_configuration,
 )
-from paxlite.programs.run_data import RunData
 from paxlite.programs.weights_model import build_experiment
+from paxlite.run_data.run_data import RunData
 from paxlite.training.train_data import TrainData
 
 

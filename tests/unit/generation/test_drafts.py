@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.experiments.lfm import LFM2
 from paxlite.experiments.llama import LLaMA
@@ -17,7 +18,6 @@ from paxlite.experiments.mixtral import Mixtral_8x7B
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Sampling
 from tests.support import runs
 
 V, NEW = 11, 20

@@ -10,6 +10,7 @@ import pytest
 from fiddle import selectors
 from flax.linen import meta
 
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
@@ -21,7 +22,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Sampling, filtered
+from paxlite.generation.sampling import filtered
 from paxlite.generation.spelling import shown
 from paxlite.layers.attention.attention import Attention
 from tests.support import runs
@@ -553,7 +554,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.mixtral import Mixtral_8x7B
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
-from paxlite.generation.sampling import Sampling
+from paxlite.config.generation import Sampling
 from paxlite.parallel import partitioning
 
 small = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=96, MAX_SEQ_LEN=64,

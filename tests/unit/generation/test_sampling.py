@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.config.generation import Sampling
 from paxlite.generation import options
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Sampling, chosen, likeliest
+from paxlite.generation.sampling import chosen, likeliest
 
 
 def test_the_likeliest_token_is_that_of_argmax():

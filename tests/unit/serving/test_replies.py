@@ -4,9 +4,9 @@ import types
 
 import pytest
 
+from paxlite.config.generation import Sampling
 from paxlite.generation.job import Job
 from paxlite.generation.request import Request
-from paxlite.generation.sampling import Sampling
 from paxlite.reinforcement.actor import Actor
 from paxlite.serving.bodies import Asked, Bodies, Limits, _sampling
 from paxlite.serving.fields import Fields

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
-from paxlite.generation.sampling import Sampling
 from paxlite.weights.generation_keys import read_generation, written_generation
 
 PATH = pathlib.Path('generation_config.json')

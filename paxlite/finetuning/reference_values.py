@@ -36,12 +36,22 @@ from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
 from paxlite.parallel.encoded_weights import encodings
-from paxlite.programs.run import Run
+from paxlite.programs.run import TRAINING, Run
+from paxlite.programs.run_checks import check_reference_tokenizer
+from paxlite.training.callbacks import Callback
 from paxlite.training.reference import Reference
 from paxlite.training.sharded_task import ShardedTask
+from paxlite.training.trainer import Trainer
 
-TRAINING = 'training'  # the name of the training data
 ABOUT = 'about.json'
+
+
+def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
+  """Returns no callbacks; raises UserError if the frozen model has other tokens than the run."""
+  e = run.experiment
+  if isinstance(e, StoredValues) and e.stored_arrays:
+    check_reference_tokenizer(e.with_reference)
+  return []
 
 
 def fill(run: Run, inputs: Mapping[str, Input], beat: Callable[[], None]) -> None:

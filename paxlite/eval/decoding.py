@@ -1,16 +1,36 @@
 """Runs --mode=decode, which continues prompts."""
 
+import argparse
+import os
 import shlex
 
+from paxlite.checkpointing.restore import Restore
+from paxlite.checkpointing.source import find_source
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
+from paxlite.eval import inference
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
-from paxlite.programs.run import Run, holding, load
+from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
 
 
-def decode(run: Run) -> None:
+def load(run: Run) -> tuple[inference.Inference, int | None]:
+  """Returns the model of the last good checkpoint and its step, or of restored weights and None."""
+  e = run.decoding
+  own = bool(run.checkpoints().steps())
+  restore = Restore(str(run.folder)) if own else run.restore
+  if restore is None:
+    raise UserError(
+      f'{run.place} holds no checkpoint: train first, or name weights with CHECKPOINT_RESTORE_PATH'
+    )
+  source = find_source(restore.path)
+  vocab = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
+  loaded = inference.load(e, source, restore, vocab)
+  return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
+
+
+def decode(run: Run, options: argparse.Namespace | None = None) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
   if run.holds_weights:
     raise UserError(
@@ -22,8 +42,6 @@ def decode(run: Run) -> None:
 
 
 def _decode(run: Run) -> None:
-  from paxlite.eval import inference
-
   e = run.decoding
   if not e.DECODE_FILES:
     raise UserError('DECODE_FILES=/path/to/prompts.jsonl is missing')

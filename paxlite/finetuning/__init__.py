@@ -1,0 +1,1 @@
+"""Fine-tuning: what a frozen model makes of the data, once before training."""
