@@ -131,7 +131,6 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
   import jax.numpy as jnp
 
   from paxlite.checkpointing.checkpoints import Checkpoints
-  from paxlite.stores.addresses import Address
   from paxlite.stores.object_store import ObjectStore
   from paxlite.stores.step_copies import StepCopies
 
@@ -139,16 +138,15 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
   rng = np.random.default_rng(0)
   state = {f'w{i}': jnp.asarray(rng.random((1 << 12, 1 << 12), np.float32)) for i in range(count)}
   size = count * (1 << 26) / 1e6
-  address = Address.parsed('s3://bkt/run/checkpoints')
-  store = ObjectStore.opened(address)
+  store = ObjectStore('s3://bkt/run')
   speeds: dict[str, list[float]] = {}
   for step in range(1, rounds + 1):
     here, there = folder / f'here{step}', folder / f'there{step}'
-    copies, back = StepCopies(store, address, here), StepCopies(store, address, there)
+    copies, back = StepCopies(store, 'checkpoints', here), StepCopies(store, 'checkpoints', there)
     saved, restored = Checkpoints(here), Checkpoints(there)
     steps = {
       'save to the local disk': lambda s=saved, n=step: (s.save(n, state, {'step': n}), s.close()),
-      'copy to the bucket': lambda c=copies, n=step: c.upload(n, lambda: True),
+      'copy to the bucket': lambda c=copies, n=step: c.upload(n),
       'copy from the bucket': lambda c=back, n=step: c.download(n),
       'restore from the local disk': lambda r=restored, n=step: r.restore_latest(
         lambda _: r.restore(n, state)
@@ -176,7 +174,7 @@ def write_tokens(folder: pathlib.Path, tokens: int) -> None:
 def upload(folder: pathlib.Path, key: str) -> None:
   from paxlite.stores.object_store import ObjectStore
 
-  store = ObjectStore.opened('s3://bkt')
+  store = ObjectStore('s3://bkt')
   for path in folder.rglob('*'):
     if path.is_file():
       store.upload(f'{key}/{path.relative_to(folder).as_posix()}', path)

@@ -214,8 +214,8 @@ def flip_file(run: Run, machine: str, step: int, rng: random.Random) -> None:
 def flip_object(run: Run, step: int, rng: random.Random) -> None:
   """Flips a bit of an object of a checkpoint in the bucket, but not of the list of checksums."""
   store = run.store()
-  below = (run.address / 'checkpoints' / run.checkpoint('a', step).name).key
-  keys = sorted(o.key for o in store.below(below) if o.size and '/state/' in o.key)
+  below = f'checkpoints/{run.checkpoint("a", step).name}'
+  keys = sorted(o.name for o in store.below(below) if o.size and '/state/' in o.name)
   key = rng.choice(keys)
   store.write(key, _flipped(store.read(key), rng))
 

@@ -12,7 +12,6 @@ from typing import IO
 
 from paxlite.checkpointing.checksums import CHECKSUMS, folder_name, step_of
 from paxlite.programs.run_folder import twin
-from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.step_copies import StepCopies
 from tests.support import failing_calls
@@ -115,9 +114,9 @@ class Run:
     self.starts = 0
 
   @property
-  def address(self) -> Address:
+  def address(self) -> str:
     """Where it is in the bucket."""
-    return Address.parsed(f'{self.place.name}://{BUCKET}/{self.parent.name}')
+    return f'{self.place.name}://{BUCKET}/{self.parent.name}'
 
   @property
   def is_full(self) -> pathlib.Path:
@@ -128,7 +127,7 @@ class Run:
     """The folder of the run on a machine."""
     if self.place.copies is None:
       return self.parent / 'run'
-    return twin(str(self.address), str(self.parent / 'run' / machine))
+    return twin(self.address, str(self.parent / 'run' / machine))
 
   def start(
     self, machine: str, flags: tuple[str, ...] = (), env: dict[str, str] | None = None
@@ -180,11 +179,10 @@ class Run:
 
   def store(self) -> ObjectStore:
     """The bucket itself, not through the proxy."""
-    return ObjectStore.opened(self.address, environment=self.place.copies or {})
+    return ObjectStore(self.address, environment=self.place.copies or {})
 
   def _copies(self, machine: str) -> StepCopies:
-    folder = self.folder(machine) / 'checkpoints'
-    return StepCopies(self.store(), self.address / 'checkpoints', folder)
+    return StepCopies(self.store(), 'checkpoints', self.folder(machine) / 'checkpoints')
 
   def is_copied(self, machine: str) -> bool:
     """Whether the last checkpoint in the bucket is that of the machine; without a bucket: yes."""

@@ -198,7 +198,8 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from (pathlib.Path(parent, name) for name in names)
 
 
-def _checksum(path: pathlib.Path) -> Sum:
+def checksum(path: pathlib.Path) -> Sum:
+  """Returns the size and the CRC-32 of a file."""
   size = crc = 0
   block = memoryview(bytearray(1 << 20))
   with naming(path), open(path, 'rb', buffering=0, opener=regular_file.opener) as f:
@@ -212,4 +213,4 @@ def _checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Sum]:
   """Returns size and CRC-32 by name; several files are read in parallel, which is faster."""
   names = list(names)
   with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-    return dict(zip(names, pool.map(lambda n: _checksum(folder / n), names), strict=True))
+    return dict(zip(names, pool.map(lambda n: checksum(folder / n), names), strict=True))

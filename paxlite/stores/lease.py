@@ -20,10 +20,9 @@ import time
 import uuid
 from collections.abc import Callable
 
-from paxlite.cli.terminal import warn
+from paxlite.cli.terminal import settle, warn
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.store_errors import reason_of
 
@@ -59,11 +58,10 @@ class Lease:
     times: How often it is renewed.
   """
 
-  def __init__(self, address: Address, lost: Callable[[str], None], times: Times | None = None):
+  def __init__(self, address: str, lost: Callable[[str], None], times: Times | None = None):
     self.attempt = uuid.uuid4().hex
     self._address = address
-    self._key = (address / NAME).key
-    self._store = ObjectStore.opened(address, patience=_REQUEST_SECONDS)
+    self._store = ObjectStore(address, patience=_REQUEST_SECONDS)
     self._lost = lost
     self._times = times or Times()
     self._tag: str | None = None
@@ -103,7 +101,7 @@ class Lease:
     refused_at: float | None = None
     while True:
       asked_at = _now()
-      data, content, tag = self._current()
+      data, content, tag = _read(self._store)
       last = content.get('attempt')
       is_free = tag is None or content.get('released') or (own is not None and last == own)
       if not is_free and seen is None:
@@ -119,12 +117,8 @@ class Lease:
           'for it or end it, or choose another folder'
         )
       if is_free or asked_at >= until:
-        mine = self._content()
-        taken = (
-          self._store.create(self._key, mine)
-          if tag is None
-          else self._store.replace(self._key, mine, tag)
-        )
+        mine, store = self._content(), self._store
+        taken = store.create(NAME, mine) if tag is None else store.replace(NAME, mine, tag)
         if taken is not None:
           self._tag, self._renewed_at = taken, asked_at
           self._check_conditions()
@@ -136,7 +130,7 @@ class Lease:
           refused_at = asked_at
         elif asked_at > refused_at + self._times.expires:
           raise UserError(
-            f'the lease {self._store.address(self._key)} can be read and not replaced: for '
+            f'the lease {self._store.address(NAME)} can be read and not replaced: for '
             f'{self._times.expires:.0f} s the store has answered that another process changes it, '
             'and it is the same. Look for a proxy or a cache between, or for a rule that keeps '
             'objects as they are'
@@ -145,7 +139,7 @@ class Lease:
 
   def _check_conditions(self) -> None:
     """Raises UserError if the store ignores conditions: then a lease keeps nobody out."""
-    if not self._store.enforces_conditions(self._key, self._content(released=True)):
+    if not self._store.enforces_conditions(NAME, self._content(released=True)):
       self._tag = None
       raise UserError(
         f'{self._address}: the store ignores the conditions of writes (If-None-Match, If-Match), '
@@ -159,7 +153,7 @@ class Lease:
       self._thread.join()
     if self._tag is not None:
       with contextlib.suppress(OSError, UserError):
-        self._store.replace(self._key, self._content(released=True), self._tag)
+        self._store.replace(NAME, self._content(released=True), self._tag)
       self._tag = None
 
   def _renew(self) -> None:
@@ -169,9 +163,9 @@ class Lease:
       self._renewals += 1
       pause = self._times.renew
       try:
-        tag = self._store.replace(self._key, self._content(), self._tag or '')
+        tag = self._store.replace(NAME, self._content(), self._tag or '')
         if tag is None:
-          _, content, tag = self._current()
+          _, content, tag = _read(self._store)
           if tag is None or content.get('attempt', self.attempt) != self.attempt:
             self._tag = None
             how = f'was taken over by another run ({_described(content)})'
@@ -187,10 +181,6 @@ class Lease:
         pause = min(self._times.renew, self._times.look)
         continue
       self._tag, self._renewed_at, self._problem = tag, asked_at, ''
-
-  def _current(self) -> tuple[bytes, JsonObject, str | None]:
-    """Returns the lease, what it says, {} if it is damaged, and its tag, None if there is none."""
-    return _read(self._store, self._key)
 
   def _content(self, released: bool = False) -> bytes:
     holder = {
@@ -214,10 +204,9 @@ class LeaseView:
     times: How often its holder renews it.
   """
 
-  def __init__(self, address: Address, attempt: str, times: Times | None = None):
+  def __init__(self, address: str, attempt: str, times: Times | None = None):
     self._address = address
-    self._key = (address / NAME).key
-    self._store = ObjectStore.opened(address, patience=_REQUEST_SECONDS)
+    self._store = ObjectStore(address, patience=_REQUEST_SECONDS)
     self._attempt = attempt
     self._times = times or Times()
     self._seen = b''
@@ -232,7 +221,7 @@ class LeaseView:
     with self._lock:
       now = _now()
       if not self._seen or now > self._looked_at + self._times.renew / 3:
-        data, content, tag = _read(self._store, self._key)
+        data, content, tag = _read(self._store)
         if content.get('attempt') != self._attempt or content.get('released'):
           held = f'the lease is that of {_described(content)}' if content else 'it is damaged'
           raise _unsure(self._address, f' ({held if tag else "there is none any more"})')
@@ -243,14 +232,15 @@ class LeaseView:
         raise _unsure(self._address, '')
 
 
-def _unsure(address: Address, why: str) -> OSError:
+def _unsure(address: str, why: str) -> OSError:
   reason = f'the lease could not be renewed in time{why}'
-  return OSError(errno.EAGAIN, reason, str(address))
+  return OSError(errno.EAGAIN, reason, address)
 
 
-def _read(store: ObjectStore, key: str) -> tuple[bytes, JsonObject, str | None]:
+def _read(store: ObjectStore) -> tuple[bytes, JsonObject, str | None]:
+  """Returns the lease, what it says, {} if it is damaged, and its tag, None if there is none."""
   try:
-    data, tag = store.read_tagged(key)
+    data, tag = store.read_tagged(NAME)
   except FileNotFoundError:
     return b'', {}, None
   try:
@@ -282,8 +272,6 @@ def _described(content: JsonObject) -> str:
 
 def leave(why: str) -> None:
   """Ends the process at once because its lease is lost; what it would write is no longer wanted."""
-  from paxlite.cli.terminal import settle
-
   warn(f'stopped: {why}')
   settle()
   os._exit(1)

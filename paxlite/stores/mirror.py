@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 from paxlite.core.json_text import parsed
 from paxlite.core.run_files import write_file
-from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import Object, ObjectStore
 from paxlite.stores.stored_files import files_below, is_piece, piece_name
 
@@ -29,21 +28,19 @@ _OTHERS = {'lease.json'}  # objects that are no files of the run
 
 
 class Mirror:
-  """Copies files between a folder and the objects below an address.
+  """Copies files between a folder and a store.
 
   Args:
-    store: The bucket of the address.
-    address: The run's job_log_dir.
+    store: The store of the run's job_log_dir.
     folder: The folder on this machine.
-    known: The name of an object that is below the address when files are copied to the folder. A
-      list without it is not believed; '' if there is none.
+    known: The name of an object that is there when files are copied to the folder. A list without
+      it is not believed.
   """
 
-  def __init__(self, store: ObjectStore, address: Address, folder: pathlib.Path, known: str = ''):
+  def __init__(self, store: ObjectStore, folder: pathlib.Path, known: str | None = None):
     self._store = store
-    self._address = address
     self._folder = folder
-    self._known = (address / known).key if known else None
+    self._known = known
     self._pieces: dict[str, list[int]] = {}  # the CRC-32 of each piece that is in the store
     self._tags: dict[str, str] = {}  # of the objects that this process has written
     self._changed: dict[str, tuple[int, int]] = {}  # size and time of change of each file
@@ -91,7 +88,7 @@ class Mirror:
     """Gets the files that are not present."""
     files = {
       name: objects
-      for name, objects in files_below(self._store, self._address.key, self._known).items()
+      for name, objects in files_below(self._store, known=self._known).items()
       if name not in present and _is_of_mirror(name)
     }
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
@@ -106,7 +103,7 @@ class Mirror:
     crcs = []
     with unfinished.open('wb') as f:
       for found in objects:
-        data = self._store.read(found.key, found.size)
+        data = self._store.read(found.name, found.size)
         crcs.append(zlib.crc32(data))
         f.write(data)
     unfinished.replace(path)
@@ -123,7 +120,7 @@ class Mirror:
           data = f.read(_PIECE)
           crc = zlib.crc32(data)
           if number >= len(known) or known[number] != crc:
-            key = self._key(name, number)
+            key = piece_name(name, number)
             self._tags[key] = self._store.write_own(key, data, self._tags.get(key))
             known[number:] = [crc, *known[number + 1 :]]
     except FileNotFoundError:
@@ -133,15 +130,12 @@ class Mirror:
     """Deletes the pieces of a file from number `kept` on, the last one first."""
     known = self._pieces[name]
     while len(known) > kept:
-      key = self._key(name, len(known) - 1)
+      key = piece_name(name, len(known) - 1)
       self._store.delete([key])
       self._tags.pop(key, None)
       known.pop()
     if not kept:
       del self._pieces[name]
-
-  def _key(self, name: str, number: int) -> str:
-    return (self._address / piece_name(name, number)).key
 
   def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yields the names of the files to copy, with their sizes and times of change."""

@@ -21,9 +21,9 @@ from typing import IO, TYPE_CHECKING
 
 from paxlite.core.errors import AbsentError
 from paxlite.files.schemes import cache
-from paxlite.stores.addresses import Address
-from paxlite.stores.object_copies import most_bytes, reading
+from paxlite.stores.object_copies import most_bytes
 from paxlite.stores.object_store import ObjectStore
+from paxlite.stores.store_errors import reading
 
 if TYPE_CHECKING:
   from _typeshed import WriteableBuffer
@@ -33,6 +33,8 @@ AT_RANDOM = 1 << 18  # bytes of a block of a file whose short parts are read in 
 _AHEAD = 4  # blocks that are read ahead of a file that is read in order
 _AT_ONCE = 32
 _IN_MEMORY = 16 << 20  # bytes of the blocks of one object
+_lock = threading.Lock()
+_used: list[int] = []  # the bytes of all blocks on the disk, once they are counted
 
 
 @functools.cache
@@ -41,15 +43,11 @@ def _pool() -> concurrent.futures.ThreadPoolExecutor:
 
 
 class ObjectBytes:
-  """The bytes of an object, which can be read in any order, by several threads.
+  """The Content of an object.
 
   Args:
     address: The object.
     block: Bytes of a block: a request reads one block.
-
-  Attributes:
-    size: Bytes of the object.
-    read_ahead: How many batches of rows should be fetched before they are read.
 
   Raises:
     UserError: There is no such object, or the store cannot be used.
@@ -57,12 +55,12 @@ class ObjectBytes:
 
   read_ahead = 16
 
-  def __init__(self, address: Address, block: int = AT_RANDOM):
+  def __init__(self, address: str, block: int = AT_RANDOM):
     self.address = address
     with reading(address):
-      self._store = ObjectStore.opened(address)
+      self._store = ObjectStore(address)
       try:
-        found = self._store.head(address.key)
+        found = self._store.head('')
       except FileNotFoundError:
         raise AbsentError(f'{address} is not there') from None
     self.size, self._tag = found.size, found.tag
@@ -74,31 +72,18 @@ class ObjectBytes:
     self._recent: collections.OrderedDict[int, bytes] = collections.OrderedDict()
 
   def read(self, offset: int, length: int) -> bytes:
-    """Returns `length` bytes from `offset` on; fewer at the end of the object.
-
-    Raises:
-      UserError: The store cannot be read.
-    """
-    end = min(offset + length, self.size)
-    if offset >= end:
-      return b''
-    first, last = offset // self._block, (end - 1) // self._block
-    if last > first:
-      self._fetch(range(first, last + 1))
-    parts = [self._get(number) for number in range(first, last + 1)]
-    start = offset - first * self._block
-    return b''.join(parts)[start : start + end - offset]
+    numbers = self._numbers(offset, length)
+    if len(numbers) > 1:
+      self._fetch(numbers)
+    start = offset - numbers.start * self._block
+    return b''.join(map(self._get, numbers))[start : start + length]
 
   def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
-    """Begins to fetch parts, (offset, length) each, that will be read soon."""
-    numbers = (
-      number
-      for offset, length in parts
-      for number in range(
-        offset // self._block, (min(offset + length, self.size) - 1) // self._block + 1
-      )
-    )
-    self._fetch(numbers)
+    self._fetch(number for part in parts for number in self._numbers(*part))
+
+  def _numbers(self, offset: int, length: int) -> range:
+    last = (min(offset + length, self.size) - 1) // self._block
+    return range(offset // self._block, last + 1)
 
   def _fetch(self, numbers: Iterable[int]) -> None:
     """Begins to fetch blocks onto the disk; they are not kept in memory."""
@@ -143,14 +128,14 @@ class ObjectBytes:
       if len(data) == length:
         return data
     with reading(self.address):
-      data = self._store.read_range(self.address.key, start, start + length, self._tag)
+      data = self._store.read_range('', start, start + length, self._tag)
       if len(data) != length:
         raise OSError(errno.EIO, f'the store sent {len(data):,} of {length:,} bytes')
     _keep(path, data)
     return data
 
 
-def open_object(address: Address) -> IO[bytes]:
+def open_object(address: str) -> IO[bytes]:
   """Opens an object to be read from its beginning to its end; parts of it are read ahead."""
   return io.BufferedReader(_InOrder(ObjectBytes(address, IN_ORDER)), 1 << 20)
 
@@ -173,9 +158,6 @@ class _InOrder(io.RawIOBase):
     self._at = max(0, start + offset)
     return self._at
 
-  def tell(self) -> int:
-    return self._at
-
   def readinto(self, buffer: 'WriteableBuffer') -> int:
     view = memoryview(buffer)
     end = min(self._at + (_AHEAD + 1) * IN_ORDER, self._content.size)
@@ -185,31 +167,6 @@ class _InOrder(io.RawIOBase):
     view[: len(data)] = data
     self._at += len(data)
     return len(data)
-
-
-class _Room:
-  """The space that the blocks of all objects take on the disk."""
-
-  def __init__(self) -> None:
-    self.lock = threading.Lock()
-    self.used: int | None = None
-
-  def take(self, size: int) -> None:
-    """Counts a new block, and removes the oldest ones if there are too many."""
-    with self.lock:
-      if self.used is None:
-        self.used = sum(s for _, s, _ in _blocks())
-      self.used += size
-      if self.used > most_bytes():
-        self.used = 0
-        for _, s, path in sorted(_blocks(), reverse=True):  # the newest first
-          if self.used + s > 0.9 * most_bytes():
-            path.unlink(missing_ok=True)
-          else:
-            self.used += s
-
-
-_room = _Room()
 
 
 def _blocks() -> list[tuple[float, int, pathlib.Path]]:
@@ -231,4 +188,18 @@ def _keep(path: pathlib.Path, data: bytes) -> None:
     unfinished = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}')
     unfinished.write_bytes(data)
     unfinished.replace(path)
-    _room.take(len(data))
+    _make_room(len(data))
+
+
+def _make_room(size: int) -> None:
+  """Counts a new block, and removes the oldest ones if there are too many."""
+  with _lock:
+    used = (_used[0] if _used else sum(s for _, s, _ in _blocks())) + size
+    if used > most_bytes():
+      used = 0
+      for _, s, path in sorted(_blocks(), reverse=True):  # the newest first
+        if used + s > 0.9 * most_bytes():
+          path.unlink(missing_ok=True)
+        else:
+          used += s
+    _used[:] = [used]

@@ -14,11 +14,10 @@ import os
 import pathlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Self
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.stores.addresses import Address
+from paxlite.stores.addresses import parsed
 from paxlite.stores.store_errors import StoreError, translated
 from paxlite.stores.store_settings import gs_settings, s3_settings
 
@@ -30,6 +29,10 @@ _AT_ONCE = 2  # parts of one upload
 _DELETED_AT_ONCE = {'s3': 1000, 'gs': 20}  # S3 deletes many by one request
 _TRIES = 3  # to write an object that another process seems to have changed
 _PAGE = 1000  # objects of a page of a list
+_EXTRA = {'gs': 'gcs', 's3': 's3'}
+_CONDITION = {'s3': 'if_match', 'gs': 'version'}  # of a read
+_TAG = {'s3': 'e_tag', 'gs': 'version'}  # the condition of a write
+_NO_TAG = {'s3': '"00000000000000000000000000000000"', 'gs': '1'}
 _proven: set[tuple[str, str, str]] = set()  # scheme, bucket and endpoint of what is a store
 # objects of which one is in each folder of a run, a checkpoint, weights or a dataset
 _USUAL = ('lease.json', 'experiment.json', 'checksums.json', 'config.json', 'meta.json')
@@ -40,76 +43,54 @@ class Object:
   """An object of a bucket.
 
   Attributes:
-    key: Its name.
+    name: Its name, relative to the address of the ObjectStore.
     size: Bytes.
     tag: Changes with every write of the object. In lists it may be another one than elsewhere.
   """
 
-  key: str
+  name: str
   size: int
   tag: str
 
 
 class ObjectStore:
-  """Reads and writes the objects of one bucket. It can be used by several threads.
+  """Reads and writes the objects below an address. It can be used by several threads.
+
+  Names are relative to the address; '' is the object at the address itself. Nothing is sent before
+  the first method is called.
 
   Args:
-    scheme: gs or s3.
-    bucket: Name of the bucket.
-    client: obstore's object for the bucket.
-    guard: Is called before each request that writes or deletes; it raises OSError if this process
-      may not do so any more.
-    endpoint: The server; '' for that of the cloud.
+    address: The bucket, or a prefix in it, which is like a folder.
+    patience: Seconds during which a request is tried again.
+    environment: Variables that name the endpoint and the credentials.
+    guard: Called before each request that writes or deletes; it raises OSError if this process may
+      not do so any more.
+
+  Raises:
+    UserError: The package obstore is missing.
   """
 
   def __init__(
     self,
-    scheme: str,
-    bucket: str,
-    client: object,
-    guard: Callable[[], None] | None = None,
-    endpoint: str = '',
-  ):
-    self.scheme, self.bucket = scheme, bucket
-    self._name = scheme, bucket, endpoint
-    self._client = client
-    self._guard = guard or (lambda: None)
-    self._is_guarded = guard is not None
-
-  @classmethod
-  def opened(
-    cls,
-    address: str | Address,
+    address: str,
     patience: float = PATIENCE,
     environment: Mapping[str, str] = os.environ,
     guard: Callable[[], None] | None = None,
-  ) -> Self:
-    """Opens the bucket of an address; nothing is sent yet.
-
-    Args:
-      address: An address in the bucket.
-      patience: Seconds during which a request is tried again.
-      environment: Variables that name the endpoint and the credentials.
-      guard: See the class.
-
-    Raises:
-      UserError: The package obstore is missing.
-    """
-    if isinstance(address, str):
-      address = Address.parsed(address)
+  ):
+    self._scheme, self._bucket, self._prefix = parsed(address)
     try:
       from obstore.store import GCSStore, S3Store
     except ImportError:
-      extra = {'gs': 'gcs', 's3': 's3'}[address.scheme]
-      raise UserError(f'{address} needs the package obstore: {shell.install(extra)}') from None
+      install = shell.install(_EXTRA[self._scheme])
+      raise UserError(f'{address} needs the package obstore: {install}') from None
+    is_s3 = self._scheme == 's3'
     config: Mapping[str, str | bool] = (
-      s3_settings(environment) if address.scheme == 's3' else gs_settings(environment)
+      s3_settings(environment) if is_s3 else gs_settings(environment)
     )
     endpoint = str(config.get('endpoint') or config.get('base_url') or '')
-    make = S3Store if address.scheme == 's3' else GCSStore
     with translated(address):
-      client = make(
-        address.bucket,
+      self._client = (S3Store if is_s3 else GCSStore)(
+        self._bucket,
         config=config,
         client_options={
           'allow_http': endpoint.startswith('http://'),
@@ -127,40 +108,52 @@ class ObjectStore:
           },
         },
       )
-    return cls(address.scheme, address.bucket, client, guard, endpoint)
+    self._server = self._scheme, self._bucket, endpoint
+    self.guard = guard or (lambda: None)
+    self._is_guarded = guard is not None
 
-  def address(self, key: str) -> Address:
-    return Address(self.scheme, self.bucket, key)
+  @property
+  def is_bucket(self) -> bool:
+    """Whether the address is that of a whole bucket, so that there is no object of this name."""
+    return not self._prefix
+
+  def address(self, name: str = '') -> str:
+    """Returns the address of an object, or of what is below a prefix."""
+    return f'{self._scheme}://{self._bucket}/{self._key(name)}'.rstrip('/')
+
+  def _key(self, name: str) -> str:
+    return '/'.join(filter(None, (self._prefix, name)))
 
   def check(self) -> None:
     """Raises StoreError if the bucket is not there or may not be read, OSError if it is silent."""
     import obstore
 
     absent = '.paxlite-does-not-exist'
-    with translated(self.address('')):
+    bucket = f'{self._scheme}://{self._bucket}'
+    with translated(bucket):
       next(iter(obstore.list(self._client, absent)), None)
-    self._check_absent(absent)
+    self._check_absent('')
 
-  def read(self, key: str, size: int | None = None) -> bytes:
+  def read(self, name: str, size: int | None = None) -> bytes:
     """Returns an object; raises FileNotFoundError if there is none.
 
     Args:
-      key: Its name.
+      name: Its name.
       size: Its bytes, as they were listed; an answer of another size raises OSError.
     """
-    content, _ = self.read_tagged(key)
-    self._check_size(key, len(content), size)
+    content, _ = self.read_tagged(name)
+    self._check_size(name, len(content), size)
     return content
 
-  def read_tagged(self, key: str) -> tuple[bytes, str]:
+  def read_tagged(self, name: str) -> tuple[bytes, str]:
     """Returns an object and its tag; raises FileNotFoundError if there is none."""
     import obstore
 
-    with translated(self.address(key)):
-      found = obstore.get(self._client, key)
+    with translated(self.address(name)):
+      found = obstore.get(self._client, self._key(name))
       return found.bytes().to_bytes(), _tag(found.meta)
 
-  def read_range(self, key: str, start: int, stop: int, tag: str) -> bytes:
+  def read_range(self, name: str, start: int, stop: int, tag: str) -> bytes:
     """Returns the bytes from `start` to `stop` of an object; fewer if it is shorter.
 
     Raises:
@@ -168,26 +161,27 @@ class ObjectStore:
     """
     import obstore
 
-    name = {'s3': 'if_match', 'gs': 'version'}[self.scheme]
-    with translated(self.address(key)):
-      options: dict[str, object] = {'range': (start, stop), name: tag}
-      return obstore.get(self._client, key, options=options).bytes().to_bytes()
+    options: dict[str, object] = {'range': (start, stop), _CONDITION[self._scheme]: tag}
+    with translated(self.address(name)):
+      return obstore.get(self._client, self._key(name), options=options).bytes().to_bytes()
 
-  def head(self, key: str) -> Object:
+  def head(self, name: str) -> Object:
     """Returns the size and the tag of an object; raises FileNotFoundError if there is none."""
-    found = self._head(key)
-    if self._name not in _proven:
-      self._check_absent(key.rpartition('/')[0])
+    found = self._head(name)
+    if self._server not in _proven:
+      self._check_absent(name.rpartition('/')[0])
     return found
 
-  def _head(self, key: str) -> Object:
+  def _head(self, name: str) -> Object:
     import obstore
 
-    with translated(self.address(key)):
-      meta = obstore.head(self._client, key)
-    return Object(key, meta['size'], _tag(meta))
+    with translated(self.address(name)):
+      return self._object(obstore.head(self._client, self._key(name)))
 
-  def below(self, prefix: str, known: str | None = None) -> Iterator[Object]:
+  def _object(self, meta: Mapping) -> Object:
+    return Object(meta['path'][len(self._prefix) :].lstrip('/'), meta['size'], _tag(meta))
+
+  def below(self, prefix: str = '', known: str | None = None) -> Iterator[Object]:
     """Yields the objects below a prefix, as those in a folder and its folders.
 
     Markers of folders, which consoles and file systems over stores make, are left out: objects
@@ -195,7 +189,7 @@ class ObjectStore:
 
     Args:
       prefix: The prefix, without a slash at its end.
-      known: The key of an object that is there. A list without it is not believed.
+      known: The name of an object that is there. A list without it is not believed.
 
     Raises:
       OSError: The store does not answer, or the answer is no list.
@@ -204,21 +198,21 @@ class ObjectStore:
     count, is_known = 0, known is None
     for found in self._listed(prefix):
       count += 1
-      is_known |= found.key == known
+      is_known |= found.name == known
       if self._is_file(prefix, found):
         yield found
     if not is_known:
       raise self._no_list(prefix, f'{self.address(known or "")} is missing in its list')
     self._check_end(prefix, count)
 
-  def names(self, prefix: str) -> tuple[list[str], list[str]]:
+  def names(self, prefix: str = '') -> tuple[list[str], list[str]]:
     """Returns the names of the folders and of the objects directly below a prefix.
 
     Markers of folders are no objects, as in `below`, which says what is raised.
     """
     folders, objects = self._names(prefix)
     self._check_end(prefix, len(folders) + len(objects))
-    names = [o.key.rpartition('/')[2] for o in objects if self._is_file(prefix, o)]
+    names = [o.name.rpartition('/')[2] for o in objects if self._is_file(prefix, o)]
     return folders, names
 
   def folders(self, prefix: str, known: str) -> list[str]:
@@ -226,7 +220,7 @@ class ObjectStore:
 
     Args:
       prefix: The prefix.
-      known: The key of an object that is there, in a folder above. It proves that there is nothing
+      known: The name of an object that is there, in a folder above. It proves that there is nothing
         below the prefix: each list must show what the list above it has shown.
 
     Raises:
@@ -234,7 +228,7 @@ class ObjectStore:
     """
     at = known.rpartition('/')[0]
     folders, objects = self._names(at)
-    if known not in {o.key for o in objects}:
+    if known not in {o.name for o in objects}:
       raise self._no_list(at, f'{self.address(known)} is missing in its list')
     for part in prefix[len(at) :].strip('/').split('/'):
       if part not in folders:
@@ -245,33 +239,33 @@ class ObjectStore:
         raise self._no_list(at, 'its list is empty, and the one above it names it')
     return folders
 
-  def write(self, key: str, content: bytes) -> str:
+  def write(self, name: str, content: bytes) -> str:
     """Writes a small object, and replaces one that is there; returns its tag."""
-    return self._put(key, content, 'overwrite')
+    return self._put(name, content, 'overwrite')
 
-  def create(self, key: str, content: bytes) -> str | None:
+  def create(self, name: str, content: bytes) -> str | None:
     """Writes an object unless there is one; returns its tag, or None if there is one.
 
     The content must be unlike that of any other writer: if an answer is lost, a repeated request
     finds the object of the first one.
     """
-    return self._put_if(key, content, 'create')
+    return self._put_if(name, content, 'create')
 
-  def replace(self, key: str, content: bytes, tag: str) -> str | None:
+  def replace(self, name: str, content: bytes, tag: str) -> str | None:
     """Writes an object if it still has `tag`; returns the new tag, or None if it has another one.
 
     The content must be unlike that of any other writer, as for `create`.
     """
-    return self._put_if(key, content, {_TAG_OF[self.scheme]: tag})
+    return self._put_if(name, content, {_TAG[self._scheme]: tag})
 
-  def write_own(self, key: str, content: bytes, tag: str | None = None) -> str:
+  def write_own(self, name: str, content: bytes, tag: str | None = None) -> str:
     """Writes an object that only one process may write, on the condition that it is unchanged.
 
     A request that arrives late, when the process may not write any more, then changes nothing that
     another process has written in the meantime.
 
     Args:
-      key: Its name.
+      name: Its name.
       content: Its content.
       tag: The tag that the object has, if it is known; None for a new object.
 
@@ -282,162 +276,160 @@ class ObjectStore:
       OSError: The store does not answer, or the object changes all the time.
     """
     for _ in range(_TRIES):
-      new = self.create(key, content) if tag is None else self.replace(key, content, tag)
+      new = self.create(name, content) if tag is None else self.replace(name, content, tag)
       if new is not None:
         return new
       try:  # It was left by a process that held the lease before, or by this one.
-        tag = self.head(key).tag
+        tag = self.head(name).tag
       except FileNotFoundError:
         tag = None
     reason = 'the store says at each try that another process has changed it'
-    raise OSError(errno.EBUSY, reason, str(self.address(key)))
+    raise OSError(errno.EBUSY, reason, self.address(name))
 
-  def enforces_conditions(self, key: str, content: bytes) -> bool:
+  def enforces_conditions(self, name: str, content: bytes) -> bool:
     """Returns whether the store refuses a write whose condition does not hold.
 
     Args:
-      key: An object that is there, and that only this process may write.
+      name: An object that is there, and that only this process may write.
       content: What may be written if the store does not refuse it; unlike what is there.
     """
-    wrong = {'s3': '"00000000000000000000000000000000"', 'gs': '1'}[self.scheme]
-    return self.create(key, content) is None and self.replace(key, content, wrong) is None
+    wrong = _NO_TAG[self._scheme]
+    return self.create(name, content) is None and self.replace(name, content, wrong) is None
 
-  def upload(self, key: str, path: pathlib.Path) -> None:
+  def upload(self, name: str, path: pathlib.Path) -> None:
     """Writes a file as an object, which appears when it is complete."""
     import obstore
 
     size = path.stat().st_size
     if size <= _PART:
-      (self.write_own if self._is_guarded else self.write)(key, path.read_bytes())
+      (self.write_own if self._is_guarded else self.write)(name, path.read_bytes())
       return
     length = max(_PART, -(-size // _PARTS))
 
     def parts() -> Iterator[bytes]:
       with path.open('rb') as f:
         while part := f.read(length):
-          self._guard()
+          self.guard()
           yield part
-      self._guard()  # An error here aborts the upload, so that the object does not appear.
+      self.guard()  # An error here aborts the upload, so that the object does not appear.
 
-    with translated(self.address(key)):
-      obstore.put(self._client, key, parts(), chunk_size=length, max_concurrency=_AT_ONCE)
+    with translated(self.address(name)):
+      key, options = self._key(name), {'chunk_size': length, 'max_concurrency': _AT_ONCE}
+      obstore.put(self._client, key, parts(), **options)
 
-  def chunks(self, key: str, size: int | None = None) -> Iterator[bytes]:
+  def chunks(self, name: str, size: int | None = None) -> Iterator[bytes]:
     """Yields the bytes of an object in parts of about 8 MiB; raises as `read` does."""
     import obstore
 
     done = 0
-    with translated(self.address(key)):
-      for part in obstore.get(self._client, key).stream(min_chunk_size=_PART):
+    with translated(self.address(name)):
+      for part in obstore.get(self._client, self._key(name)).stream(min_chunk_size=_PART):
         done += len(part)
         yield bytes(part)
-    self._check_size(key, done, size)
+    self._check_size(name, done, size)
 
-  def delete(self, keys: Sequence[str]) -> None:
+  def delete(self, names: Sequence[str]) -> None:
     """Deletes objects; those that are not there are left out."""
     import obstore
 
-    count = _DELETED_AT_ONCE[self.scheme]
-    for i in range(0, len(keys), count):
-      self._guard()
-      with translated(self.address(keys[i])), contextlib.suppress(FileNotFoundError):
-        obstore.delete(self._client, list(keys[i : i + count]))
+    count = _DELETED_AT_ONCE[self._scheme]
+    for i in range(0, len(names), count):
+      self.guard()
+      with translated(self.address(names[i])), contextlib.suppress(FileNotFoundError):
+        obstore.delete(self._client, list(map(self._key, names[i : i + count])))
 
   def delete_below(self, prefix: str) -> None:
     """Deletes all objects below a prefix."""
-    self.delete([found.key for found in self._listed(prefix) if found.key != prefix])
+    self.delete([found.name for found in self._listed(prefix) if found.name != prefix])
 
   def _listed(self, prefix: str) -> Iterator[Object]:
     """Yields what a list of everything below a prefix has, with markers of folders."""
     import obstore
 
     with translated(self.address(prefix)):
-      for part in obstore.list(self._client, prefix or None, chunk_size=1000):
-        for meta in part:
-          yield Object(meta['path'], meta['size'], _tag(meta))
+      for part in obstore.list(self._client, self._key(prefix) or None, chunk_size=1000):
+        yield from map(self._object, part)
 
   def _names(self, prefix: str) -> tuple[list[str], list[Object]]:
     """Returns the folders and the objects directly below a prefix, with markers of folders."""
     import obstore
 
     with translated(self.address(prefix)):
-      found = obstore.list_with_delimiter(self._client, prefix or None)
+      found = obstore.list_with_delimiter(self._client, self._key(prefix) or None)
     folders = [p.rstrip('/').rpartition('/')[2] for p in found['common_prefixes']]
-    return folders, [Object(meta['path'], meta['size'], _tag(meta)) for meta in found['objects']]
+    return folders, list(map(self._object, found['objects']))
 
   def _is_file(self, prefix: str, found: Object) -> bool:
     """Returns whether a listed object is not the marker of a folder.
 
     The list has lost the slash at the end of a marker's name, so it is asked for by that name.
     """
-    if found.key == prefix or found.size:
-      return found.key != prefix
-    if found.key.endswith('_$folder$'):
+    if found.name == prefix or found.size:
+      return found.name != prefix
+    if found.name.endswith('_$folder$'):
       return False
     try:
-      return not self.head(found.key).size  # or else the marker beside a file of the same name
+      return not self.head(found.name).size  # or else the marker beside a file of the same name
     except FileNotFoundError:
       return False
 
   def _check_end(self, prefix: str, count: int) -> None:
-    """Checks that a list ended because nothing follows: a page of HTML looks like an empty one."""
-    if count % _PAGE == 0:
-      self._check_empty(prefix)
+    """Raises OSError if a list is not to be believed: a page of HTML looks like an empty one.
 
-  def _check_empty(self, prefix: str) -> None:
-    """Raises OSError if an empty list below a prefix is not to be believed."""
+    What ends within a page has an end that the store has sent.
+    """
+    if count % _PAGE:
+      return
     self._check_absent(prefix)
-    for key in (f'{prefix}/{name}'.lstrip('/') for name in _USUAL):
+    for name in (f'{prefix}/{name}'.lstrip('/') for name in _USUAL):
       with contextlib.suppress(FileNotFoundError):
-        self._head(key)
-        if all(o.key != key for o in self._names(prefix)[1]):  # It may have been written just now.
-          raise self._no_list(prefix, f'{self.address(key)} is missing in its list')
+        self._head(name)
+        # It may have been written just now.
+        if all(o.name != name for o in self._names(prefix)[1]):
+          raise self._no_list(prefix, f'{self.address(name)} is missing in its list')
 
   def _check_absent(self, prefix: str) -> None:
     """Raises OSError if there seems to be an object with a random name."""
     try:
       self._head(f'{prefix}/.paxlite-{uuid.uuid4().hex}'.lstrip('/'))
     except (FileNotFoundError, StoreError):  # A store may refuse what is absent to some users.
-      _proven.add(self._name)
+      _proven.add(self._server)
       return
     raise self._no_list(prefix, 'it claims to have an object with a random name')
 
   def _no_list(self, prefix: str, why: str) -> OSError:
     reason = f'the server is not an object store, or hides a part of it ({why}): look for a proxy'
-    return OSError(errno.EIO, reason, str(self.address(prefix)))
+    return OSError(errno.EIO, reason, self.address(prefix))
 
-  def _check_size(self, key: str, size: int, listed: int | None) -> None:
+  def _check_size(self, name: str, size: int, listed: int | None) -> None:
     if listed is not None and size != listed:
       reason = f'the answer has {size:,} bytes, and the list of the store says {listed:,}'
-      raise OSError(errno.EIO, reason, str(self.address(key)))
+      raise OSError(errno.EIO, reason, self.address(name))
 
-  def _put(self, key: str, content: bytes, mode: str | dict[str, str]) -> str:
+  def _put(self, name: str, content: bytes, mode: str | dict[str, str]) -> str:
     import obstore
 
-    self._guard()
-    with translated(self.address(key)):
+    self.guard()
+    with translated(self.address(name)):
       # One request, because a condition cannot be put on several.
-      found = obstore.put(self._client, key, content, mode=mode, use_multipart=False)
-      return _tag(found)
+      key = self._key(name)
+      return _tag(obstore.put(self._client, key, content, mode=mode, use_multipart=False))
 
-  def _put_if(self, key: str, content: bytes, mode: str | dict[str, str]) -> str | None:
+  def _put_if(self, name: str, content: bytes, mode: str | dict[str, str]) -> str | None:
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     try:
-      return self._put(key, content, mode)
+      return self._put(name, content, mode)
     except FileNotFoundError:
       return None  # S3 says so if the object to replace is gone.
     except OSError as e:
       if not isinstance(e.__cause__, AlreadyExistsError | PreconditionError):
         raise
     try:
-      found, tag = self.read_tagged(key)
+      found, tag = self.read_tagged(name)
     except FileNotFoundError:
       return None
     return tag if found == content else None
-
-
-_TAG_OF = {'s3': 'e_tag', 'gs': 'version'}
 
 
 def _tag(meta: Mapping[str, object]) -> str:

@@ -10,16 +10,23 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import pathlib
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from paxlite.checkpointing.checksums import CHECKSUMS, damage, folder_name, step_of
+from paxlite.checkpointing.checksums import (
+  CHECKSUMS,
+  Sum,
+  checksum,
+  damage,
+  folder_name,
+  step_of,
+)
 from paxlite.checkpointing.folders import unused_name
 from paxlite.core.json_text import parsed
-from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import Object, ObjectStore
 from paxlite.stores.stored_files import files_below
 
@@ -32,35 +39,35 @@ log = logging.getLogger('paxlite')
 
 
 class AbandonedError(Exception):
-  """The step is not uploaded: its folder was deleted, or this run may not write any more."""
+  """The step is not uploaded: its folder was deleted, or the store has it already."""
 
 
 class StepCopies:
-  """The checkpoints below an address, and those in a folder on this machine.
+  """The checkpoints of a run in a store, and those in a folder on this machine.
 
   Args:
-    store: The bucket of the address.
-    address: Where the checkpoints are, such as gs://bucket/run/checkpoints.
+    store: The store of the run's job_log_dir.
+    name: What the checkpoints are below, such as best/checkpoints.
     folder: The folder of Orbax's checkpoints.
     host: Number of this host.
     hosts: Number of hosts; each of them has its own folder, with the files that it has written.
-    known: The key of an object that is there, in a folder above the address. It proves that there
-      are no steps; see ObjectStore.folders.
+    known: The name of an object that is there, in a folder above. It proves that there are no
+      steps; see ObjectStore.folders.
   """
 
   def __init__(
     self,
     store: ObjectStore,
-    address: Address,
+    name: str,
     folder: pathlib.Path,
     host: int = 0,
     hosts: int = 1,
     known: str | None = None,
   ):
+    self.folder = folder
     self._known = known
     self._store = store
-    self._address = address
-    self._folder = folder
+    self._name = name
     self._host, self._hosts = host, hosts
     self._done: tuple[tuple[int, int], set[str]] = (0, 0), set()  # a step, and its copied files
 
@@ -83,48 +90,40 @@ class StepCopies:
     self._store.delete([self._key(step, CHECKSUMS)])
     self._store.delete_below(self._key(step))
 
-  def upload(
-    self,
-    step: int,
-    may_write: Callable[[], bool],
-    before_complete: Callable[[], None] = lambda: None,
-  ) -> None:
+  def upload(self, step: int, before_complete: Callable[[], None] = lambda: None) -> None:
     """Copies a step to the store; host 0 waits for the files of the others.
 
     After a failure it can be called again, and continues with the files that are left.
 
     Args:
       step: A step in the folder.
-      may_write: Whether this run still has its lease.
       before_complete: Is called by host 0 before it writes the checksums.
 
     Raises:
-      AbandonedError: The folder was deleted, or the run may not write.
-      OSError: The store does not answer.
+      AbandonedError: The folder was deleted, or the store has the step.
+      OSError: The store does not answer, or the run may not write.
       StoreError: The bucket cannot be used.
     """
     try:
-      own, content = self._copy_files(step, may_write)
+      own, content = self._copy_files(step)
     except (FileNotFoundError, NotADirectoryError) as e:
       raise AbandonedError(f'step {step} was deleted before it was copied ({e})') from None
     if self._host != 0:
       self._store.write(self._key(step, _HOST.format(self._host)), json.dumps(own).encode())
       return
     if self._hosts > 1:
-      content = self._merged(step, own, may_write)
+      content = self._merged(step, own)
     before_complete()
-    if not may_write():
-      raise AbandonedError(f'step {step}: the lease is not sure')
     if self._store.create(self._key(step, CHECKSUMS), content) is None:
       raise AbandonedError(f'step {step} is in the store already')
 
-  def _copy_files(self, step: int, may_write: Callable[[], bool]) -> tuple[dict, bytes]:
+  def _copy_files(self, step: int) -> tuple[dict, bytes]:
     """Copies those files of a step that this host writes and that were not copied before.
 
     Returns:
       The checksums of this host's files, and the content of the folder's file of checksums.
     """
-    folder = self._folder / folder_name(step)
+    folder = self.folder / folder_name(step)
     own = parsed((folder / CHECKSUMS).read_bytes())
     names = [n for n in _files(folder) if n != CHECKSUMS]
     if self._host != 0:
@@ -136,9 +135,13 @@ class StepCopies:
     done = self._done[1]
 
     def copy(name: str) -> None:
-      if not may_write():
-        raise AbandonedError(f'step {step}: the lease is not sure')
-      self._copy_file(folder / name, self._key(step, name))
+      try:
+        self._store.upload(self._key(step, name), folder / name)
+      except FileNotFoundError as e:
+        if not (folder / name).exists():
+          raise
+        # The store does not know its own upload: this may pass.
+        raise OSError(errno.EIO, 'the store has lost an upload', e.filename) from e
       done.add(name)
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -150,44 +153,33 @@ class StepCopies:
           raise error
     return own, (folder / CHECKSUMS).read_bytes()  # raises if the step was deleted meanwhile
 
-  def _copy_file(self, path: pathlib.Path, key: str) -> None:
-    try:
-      self._store.upload(key, path)
-    except FileNotFoundError as e:
-      if path.exists():  # The store does not know its own upload: this may pass.
-        raise OSError(errno.EIO, 'the store has lost an upload', e.filename) from e
-      raise
-
   def is_same(self, step: int) -> bool:
     """Returns whether a complete step in the store is the one in the folder.
 
     Each of several hosts has the checksums of its own files only.
     """
     theirs, mine = self._checksums(step)
-    return bool(mine) and (theirs == mine if self._hosts == 1 else _is_part(mine, theirs))
+    return bool(mine) and (theirs == mine if self._hosts == 1 else mine.items() <= theirs.items())
 
-  def is_newer(self, step: int) -> bool:
+  def _is_newer(self, step: int) -> bool:
     """Returns whether the folder has a good step that is another one than that in the store.
 
     This happens when a run rolled back, saved the step again, and was killed before the upload. A
     folder with the files of one of several hosts is a part of the step in the store.
     """
     theirs, mine = self._checksums(step)
-    if self._hosts > 1 or not mine or _is_part(mine, theirs):
+    if self._hosts > 1 or not mine or mine.items() <= theirs.items():
       return False
-    return damage(self._folder / folder_name(step)) is None
+    return damage(self.folder / folder_name(step)) is None
 
-  def _checksums(self, step: int) -> tuple[dict, dict]:
+  def _checksums(self, step: int) -> tuple[dict[str, Sum], dict[str, Sum]]:
     """Returns the checksums of a step in the store and in the folder; {} where there are none."""
-    found = []
-    path = self._folder / folder_name(step) / CHECKSUMS
-    for read in (lambda: self._store.read(self._key(step, CHECKSUMS)), path.read_bytes):
-      try:
-        value = parsed(read())
-      except (FileNotFoundError, NotADirectoryError, ValueError):
-        value = {}
-      found.append(value if isinstance(value, dict) else {})
-    return found[0], found[1]
+    theirs = mine = b''
+    with contextlib.suppress(FileNotFoundError):
+      theirs = self._store.read(self._key(step, CHECKSUMS))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      mine = (self.folder / folder_name(step) / CHECKSUMS).read_bytes()
+    return _sums(theirs), _sums(mine)
 
   def download(self, step: int) -> bool:
     """Copies a complete step into the folder; files that are there and good are kept.
@@ -199,17 +191,14 @@ class StepCopies:
       OSError: The store does not answer, or the disk is full.
       FileNotFoundError: The step was deleted.
     """
-    final = self._folder / folder_name(step)
+    final = self.folder / folder_name(step)
     folder = final.with_name(f'{final.name}.download')
     manifest = self._store.read(self._key(step, CHECKSUMS))
     if final.exists():
       shutil.rmtree(folder, ignore_errors=True)
       final.rename(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-      expected = {str(k): list(v) for k, v in parsed(manifest).items()}
-    except (ValueError, TypeError, AttributeError):
-      expected = {}
+    expected = _sums(manifest)
     listed = files_below(self._store, self._key(step), self._key(step, CHECKSUMS))
     present = {
       name: found[0]
@@ -229,44 +218,45 @@ class StepCopies:
     folder.rename(final)
     return not bad and bool(expected) and expected.keys() <= present.keys()
 
-  def _get(self, found: Object, path: pathlib.Path, expected: list[int] | None) -> bool:
+  def _get(self, found: Object, path: pathlib.Path, expected: Sum | None) -> bool:
     """Gets a file, a second time if it is not as expected; returns whether it is good."""
-    if path.is_file() and expected is not None and _checksum(path) == expected:
+    if path.is_file() and expected is not None and checksum(path) == expected:
       return True
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
       size = crc = 0
       with path.open('wb') as f:
         if found.size:  # A store answers a range of an empty object with an error.
-          for data in self._store.chunks(found.key, None if expected else found.size):
+          for data in self._store.chunks(found.name, None if expected else found.size):
             size, crc = size + len(data), zlib.crc32(data, crc)
             f.write(data)
-      if expected is None or [size, crc] == expected:
+      if expected is None or (size, crc) == expected:
         return True
     return False
 
-  def _merged(self, step: int, own: dict, may_write: Callable[[], bool]) -> bytes:
+  def _merged(self, step: int, own: dict) -> bytes:
     """Waits for the checksums of all hosts, and returns them as one file."""
     merged = dict(own)
     until = time.monotonic() + _PATIENCE
     for host in range(1, self._hosts):
       key = self._key(step, _HOST.format(host))
       while True:
-        if not may_write() or not (self._folder / folder_name(step)).is_dir():
+        self._store.guard()
+        if not (self.folder / folder_name(step)).is_dir():
           raise AbandonedError(f'step {step}: host {host} has not copied its files')
         with contextlib.suppress(FileNotFoundError):
           merged |= parsed(self._store.read(key))
           break
         if time.monotonic() > until:
           reason = f'host {host} has not copied its part of step {step}'
-          raise TimeoutError(errno.ETIMEDOUT, reason, str(self._address))
+          raise TimeoutError(errno.ETIMEDOUT, reason, self._store.address(self._name))
         time.sleep(_LOOK_SECONDS)
     return json.dumps(dict(sorted(merged.items()))).encode()
 
   def _found(self) -> dict[int, bool]:
     """Returns the steps in the store, and whether each of them is complete."""
-    key = self._address.key
-    folders = self._store.folders(key, self._known) if self._known else self._store.names(key)[0]
+    store, name = self._store, self._name
+    folders = store.folders(name, self._known) if self._known else store.names(name)[0]
     steps = [step for step in map(step_of, folders) if step is not None]
 
     def is_complete(step: int) -> bool:
@@ -279,8 +269,44 @@ class StepCopies:
       return dict(zip(steps, pool.map(is_complete, steps), strict=True))
 
   def _key(self, step: int, name: str = '') -> str:
-    folder = (self._address / folder_name(step)).key
-    return f'{folder}/{name}' if name else folder
+    return '/'.join(filter(None, (self._name, folder_name(step), name)))
+
+  def newest_good(self) -> int | None:
+    """Makes the newest good step of the store and the folder complete in the folder.
+
+    Files of a step in the store that are missing or damaged in the folder are copied into it. A
+    step that is damaged in both places is in the folder afterwards, where Checkpoints finds the
+    damage.
+
+    Returns:
+      The step, or None if no step is good.
+
+    Raises:
+      OSError: The store does not answer, or the disk is full.
+      UserError: The bucket cannot be used, or a step in the folder cannot be read.
+    """
+    stored, local = self.steps(), self.local()
+    for step in sorted({*stored, *local}, reverse=True):
+      if step in stored and self._is_newer(step):
+        return step
+      if step in stored:
+        with contextlib.suppress(FileNotFoundError):  # It was deleted in the meantime.
+          if self.download(step):
+            return step
+      elif damage(self.folder / folder_name(step)) is None:
+        return step
+    return None
+
+  def local(self) -> list[int]:
+    """Returns the steps in the folder in ascending order."""
+    with contextlib.suppress(FileNotFoundError):
+      return sorted(step for step in map(step_of, os.listdir(self.folder)) if step is not None)
+    return []
+
+  def set_aside(self, step: int) -> pathlib.Path:
+    """Renames a step in the folder, so that it no longer counts; returns its new path."""
+    path = self.folder / folder_name(step)
+    return path.rename(unused_name(path.with_name(f'left_{path.name}')))
 
 
 class StepUploader:
@@ -288,9 +314,7 @@ class StepUploader:
 
   Args:
     copies: The steps in both places.
-    folder: The folder of Orbax's checkpoints.
     max_to_keep: Number of steps to keep in the store.
-    may_write: Whether this run still has its lease.
     leads: Whether this process writes the checksums and deletes steps.
     before_complete: Is called by the leading process before a step becomes complete.
   """
@@ -298,16 +322,12 @@ class StepUploader:
   def __init__(
     self,
     copies: StepCopies,
-    folder: pathlib.Path,
     max_to_keep: int,
-    may_write: Callable[[], bool],
     leads: bool = True,
     before_complete: Callable[[], None] = lambda: None,
   ):
     self._copies = copies
-    self._folder = folder
     self._max_to_keep = max_to_keep
-    self._may_write = may_write
     self._leads = leads
     self._before_complete = before_complete
     self._stored: set[int] = set()
@@ -334,7 +354,7 @@ class StepUploader:
     local = self._local()
     if self._copied and not local:  # a run always keeps a step, so something else removed them
       reason = 'its checkpoints are gone; none is deleted in the store'
-      raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
+      raise FileNotFoundError(errno.ENOENT, reason, str(self._copies.folder))
     for step in [s for s, stamp in self._copied.items() if local.get(s) != stamp]:
       self._delete(step)
       del self._copied[step]
@@ -342,10 +362,10 @@ class StepUploader:
       self._delete(step)  # a step of the same number, from another history
       stamp = local.get(step) or self._local().get(step)
       try:
-        self._copies.upload(step, self._may_write, self._before_complete)
+        self._copies.upload(step, self._before_complete)
       except AbandonedError as e:
         log.debug('%s', e)
-        if self._leads and step not in self._local() and self._may_write():
+        if self._leads and step not in self._local():
           self._copies.delete(step)  # It was deleted here while it was copied.
         continue
       if stamp is not None:
@@ -357,78 +377,29 @@ class StepUploader:
   def _delete(self, step: int) -> None:
     """Deletes a step in the store, if it is there and this process leads."""
     if self._leads and step in self._stored:
-      if not self._may_write():  # Another run may have taken over, and saved this step.
-        raise OSError(errno.EAGAIN, 'the lease could not be renewed in time', str(self._folder))
       self._copies.delete(step)
     self._stored.discard(step)
 
   def _local(self) -> dict[int, tuple[int, int]]:
     """Returns the committed steps in the folder, each with a stamp that a new save changes."""
     found = {}
-    for step, path in _step_folders(self._folder):
+    for step in self._copies.local():
+      path = self._copies.folder / folder_name(step)
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found[step] = path.stat().st_ino, _stamp(path)
     return found
 
 
-def _is_part(mine: dict, theirs: dict) -> bool:
-  return all(name in theirs and theirs[name] == sums for name, sums in mine.items())
+def _sums(content: bytes) -> dict[str, Sum]:
+  """Reads checksums.json; {} if it is damaged."""
+  try:
+    return {str(name): (int(size), int(crc)) for name, (size, crc) in parsed(content).items()}
+  except (ValueError, TypeError, AttributeError):
+    return {}
 
 
 def _stamp(folder: pathlib.Path) -> int:
   return (folder / CHECKSUMS).stat().st_mtime_ns
-
-
-def _step_folders(folder: pathlib.Path) -> Iterator[tuple[int, pathlib.Path]]:
-  try:
-    paths = sorted(folder.iterdir())
-  except FileNotFoundError:
-    return
-  for path in paths:
-    step = step_of(path.name)
-    if step is not None:
-      yield step, path
-
-
-def local_steps(folder: pathlib.Path) -> list[int]:
-  """Returns the steps in a folder in ascending order."""
-  return [step for step, _ in _step_folders(folder)]
-
-
-def newest_good(copies: StepCopies, folder: pathlib.Path) -> int | None:
-  """Makes the newest good step of the store and the folder complete in the folder.
-
-  Files of a step in the store that are missing or damaged in the folder are copied into it. A step
-  that is damaged in both places is in the folder afterwards, where Checkpoints finds the damage.
-
-  Args:
-    copies: The steps in both places.
-    folder: The folder of Orbax's checkpoints.
-
-  Returns:
-    The step, or None if no step is good.
-
-  Raises:
-    OSError: The store does not answer, or the disk is full.
-    UserError: The bucket cannot be used, or a step in the folder cannot be read.
-  """
-  stored, local = copies.steps(), local_steps(folder)
-  for step in sorted({*stored, *local}, reverse=True):
-    if step in stored and copies.is_newer(step):
-      return step
-    if step in stored:
-      with contextlib.suppress(FileNotFoundError):  # It was deleted in the meantime.
-        if copies.download(step):
-          return step
-    elif damage(folder / folder_name(step)) is None:
-      return step
-  return None
-
-
-def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
-  """Renames a step in a folder, so that it no longer counts; returns its new path."""
-  path = folder / folder_name(step)
-  return path.rename(unused_name(path.with_name(f'left_{path.name}')))
 
 
 def _is_of_one_host(name: str) -> bool:
@@ -439,11 +410,3 @@ def _is_of_one_host(name: str) -> bool:
 
 def _files(folder: pathlib.Path) -> list[str]:
   return sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file())
-
-
-def _checksum(path: pathlib.Path) -> list[int]:
-  size = crc = 0
-  with path.open('rb') as f:
-    while data := f.read(1 << 20):
-      size, crc = size + len(data), zlib.crc32(data, crc)
-  return [size, crc]

@@ -5,8 +5,7 @@ import errno
 import re
 from collections.abc import Iterator
 
-from paxlite.core.errors import UserError
-from paxlite.stores.addresses import Address
+from paxlite.core.errors import UnreadableError, UserError
 
 _CREDENTIALS = {
   's3': (
@@ -39,7 +38,7 @@ class StoreError(UserError):
     reason: What is wrong. It is the same for all objects, so that it can be said once.
   """
 
-  def __init__(self, address: Address, reason: str):
+  def __init__(self, address: str, reason: str):
     super().__init__(f'{address}: {reason}')
     self.reason = reason
 
@@ -51,7 +50,17 @@ def reason_of(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def translated(address: Address) -> Iterator[None]:
+def reading(address: str) -> Iterator[None]:
+  """A context whose OSErrors become UnreadableErrors that name the address."""
+  try:
+    yield
+  except OSError as e:
+    place = e.filename or address
+    raise UnreadableError(f'{place} cannot be read: {e.strerror or e}') from None
+
+
+@contextlib.contextmanager
+def translated(address: str) -> Iterator[None]:
   """Turns obstore's errors into FileNotFoundError, OSError or StoreError."""
   try:
     yield
@@ -60,19 +69,19 @@ def translated(address: Address) -> Iterator[None]:
   except FileNotFoundError as e:
     if _NO_BUCKET.search(str(e)):
       raise _no_bucket(address) from None
-    raise FileNotFoundError(errno.ENOENT, 'there is no such object', str(address)) from None
+    raise FileNotFoundError(errno.ENOENT, 'there is no such object', address) from None
   except Exception as e:
     if not type(e).__module__.startswith(('obstore', 'builtins')):
       raise
     raise _translation(e, address) from e
 
 
-def _translation(error: Exception, address: Address) -> Exception:
+def _translation(error: Exception, address: str) -> Exception:
   from obstore import exceptions
 
   text = str(error).partition('\n\nDebug source')[0]
   if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
-    return FileExistsError(errno.EEXIST, 'it has been changed by another process', str(address))
+    return FileExistsError(errno.EEXIST, 'it has been changed by another process', address)
   if isinstance(error, OSError) and error.filename is not None:
     return error  # It is of a file on this machine.
   if _NO_BUCKET.search(text):
@@ -81,7 +90,7 @@ def _translation(error: Exception, address: Address) -> Exception:
     error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
   ) or _REFUSED.search(text)
   if _NO_CREDENTIALS.search(text):
-    return StoreError(address, _CREDENTIALS[address.scheme])
+    return StoreError(address, _CREDENTIALS[address.partition(':')[0]])
   if name := _BAD_NAME.search(text):
     return StoreError(
       address,
@@ -98,13 +107,12 @@ def _translation(error: Exception, address: Address) -> Exception:
       f'the store refuses these credentials{said}: they are wrong or expired, or lack the '
       'permission to read, write, list and delete objects there',
     )
-  return OSError(errno.EIO, _reason(text), str(address))
+  return OSError(errno.EIO, _reason(text), address)
 
 
-def _no_bucket(address: Address) -> StoreError:
-  return StoreError(
-    address, f'there is no bucket {address.bucket}: make it first, or correct the name'
-  )
+def _no_bucket(address: str) -> StoreError:
+  bucket = address.split('/')[2]
+  return StoreError(address, f'there is no bucket {bucket}: make it first, or correct the name')
 
 
 def _reason(text: str) -> str:

@@ -20,7 +20,7 @@ def is_piece(name: str) -> bool:
 
 
 def files_below(
-  store: ObjectStore, prefix: str, known: str | None = None
+  store: ObjectStore, prefix: str = '', known: str | None = None
 ) -> dict[str, list[Object]]:
   """Returns the names of files, relative to a prefix, with the objects that they consist of.
 
@@ -29,36 +29,31 @@ def files_below(
   Args:
     store: The bucket.
     prefix: The prefix, without a slash at its end.
-    known: The key of an object that is there; see ObjectStore.below.
+    known: The name of an object that is there; see ObjectStore.below.
 
   Raises:
     OSError: The store does not answer, or the answer is no list.
     UserError: The bucket cannot be used, or an object has a name that no file can have.
   """
-  length = len(prefix) + 1 if prefix else 0
-  listed = {o.key[length:]: o for o in store.below(prefix, known)}
-  folders = {'/'.join(parts[:i]) for parts in map(_parts, listed) for i in range(1, len(parts))}
+  listed = {o.name.removeprefix(f'{prefix}/'): o for o in store.below(prefix, known)}
+  folders = {name[:i] for name in listed for i, c in enumerate(name) if c == '/'}
   found: dict[str, list[Object]] = {}
   for name in sorted(listed):
+    place = store.address(listed[name].name)
     if name in folders:
       if listed[name].size:
         raise UserError(
-          f'{store.address(listed[name].key)} is an object and also a folder of others, which no '
-          'file can be: rename or delete it'
+          f'{place} is an object and also a folder of others, which no file can be: rename or '
+          'delete it'
         )
       continue  # a marker of a folder, without a slash at its end
-    if len(name.encode()) > _MOST_NAME or max(len(p.encode()) for p in _parts(name)) > _MOST_PART:
-      raise UserError(
-        f'{str(store.address(listed[name].key))[:300]}… has a name that is too long for a file: '
-        'rename or delete it'
-      )
+    if (
+      max(len(p.encode()) for p in name.split('/')) > _MOST_PART or len(name.encode()) > _MOST_NAME
+    ):
+      raise UserError(f'{place[:300]}… has a name that is too long for a file: rename or delete it')
     piece = _PIECE.fullmatch(name)
     if piece is None or piece[1] not in found:
       found[name] = [listed[name]]
     elif int(piece[2]) == len(found[piece[1]]):  # sorted: after the pieces before it
       found[piece[1]].append(listed[name])
   return found
-
-
-def _parts(name: str) -> list[str]:
-  return name.split('/')

@@ -26,17 +26,10 @@ from paxlite.files.folder_lock import FolderLock
 from paxlite.processes.hosts import Hosts, hosts_of
 from paxlite.processes.process_messages import broadcast, gathered, meet
 from paxlite.stores import lease
-from paxlite.stores.addresses import Address
 from paxlite.stores.failure_log import FailureLog
 from paxlite.stores.mirror import Mirror
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.step_copies import (
-  StepCopies,
-  StepUploader,
-  local_steps,
-  newest_good,
-  set_aside,
-)
+from paxlite.stores.step_copies import StepCopies, StepUploader
 
 _METADATA = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -63,7 +56,7 @@ class StoredRun:
     lock: The lock of the folder.
   """
 
-  def __init__(self, address: Address, folder: pathlib.Path, max_to_keep: int, lock: FolderLock):
+  def __init__(self, address: str, folder: pathlib.Path, max_to_keep: int, lock: FolderLock):
     self.hosts = Hosts()
     self._address = address
     self._folder = folder
@@ -71,12 +64,12 @@ class StoredRun:
     self._lock = lock
     self._lease = lease.Lease(address, lease.leave)
     self._view: lease.LeaseView | None = None  # of the lease, in a process that does not hold it
-    self._store = ObjectStore.opened(address, _PATIENCE, guard=self._check_lease)
-    self._mirror = Mirror(self._store, address, folder, lease.NAME)
+    self._store = ObjectStore(address, _PATIENCE, guard=self._check_lease)
+    self._mirror = Mirror(self._store, folder, lease.NAME)
     self._uploaders: list[StepUploader] = []
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._copy, name='store', daemon=True)
-    self._failures = FailureLog(str(address))
+    self._failures = FailureLog(address)
 
   def __enter__(self) -> 'StoredRun':
     try:
@@ -126,13 +119,6 @@ class StoredRun:
     """Raises OSError unless this run holds its lease; the store calls it before each write."""
     (self._view or self._lease).check()
 
-  def _may_write(self) -> bool:
-    try:
-      self._check_lease()
-    except OSError:
-      return False
-    return True
-
   def _in_all_processes(self, act: Callable[[], object]) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise an error.
 
@@ -165,7 +151,7 @@ class StoredRun:
     try:
       self._lock.acquire()
     except UserError as e:
-      raise UserError(str(e).replace(str(self._folder), str(self._address))) from None
+      raise UserError(str(e).replace(str(self._folder), self._address)) from None
     self._store.check()
     known = _read_metadata(self._folder)
     last = self._lease.acquire(known)
@@ -178,59 +164,56 @@ class StoredRun:
       (self._folder / 'local_states.json').unlink(missing_ok=True)
       SavedRecord(self._folder).remove()  # the store says what was saved
     for name in ('', 'best/'):
-      copies, folder = self._copies(name)
+      copies = self._copies(name)
       copies.remove_unfinished()
-      for step in local_steps(folder) if last != known or last is None else ():
+      for step in copies.local() if last != known or last is None else ():
         if not copies.is_same(step):
-          aside = set_aside(folder, step)
+          aside = copies.set_aside(step)
           log.warning('checkpoint of step %d is not in %s: moved to %s', step, self._address, aside)
     self._write_metadata()
 
   def _write_metadata(self) -> None:
     """Notes that the folder is that of this attempt to run."""
-    metadata = {'address': str(self._address), 'attempt': self._lease.attempt}
+    metadata = {'address': self._address, 'attempt': self._lease.attempt}
     write_file(self._folder / _METADATA, json.dumps(metadata).encode())
 
   def _leave_parts_of_the_best(self) -> None:
     """Moves a best checkpoint aside that a host lacks; the others would wait for its part."""
-    _, folder = self._copies('best/')
-    steps = local_steps(folder)
+    copies = self._copies('best/')
+    steps = copies.local()
     own = np.full(_BEST_STEPS, -1, np.int32)
     own[: len(steps)] = steps[-_BEST_STEPS:]
     held = gathered(own)()
     for step in steps if self.hosts.leads else ():
       if not (held == step).any(1).all():
-        set_aside(folder, step)
+        copies.set_aside(step)
 
   def _get_checkpoint(self) -> None:
     """Gets the newest good checkpoint into the folder of each host."""
     if not self.hosts.leads:
       return
-    copies, folder = self._copies('')
+    copies = self._copies('')
     if self.hosts.count > 1:  # What one host has on its disk is a part of a checkpoint only.
       stored = set(copies.steps())
-      for step in local_steps(folder):
+      for step in copies.local():
         if step not in stored:
-          set_aside(folder, step)
-    good = newest_good(copies, folder)
+          copies.set_aside(step)
+    good = copies.newest_good()
     if self.hosts.count > 1:  # All hosts must have the same steps.
-      for step in local_steps(folder):
+      for step in copies.local():
         if good is not None and step > good:
-          set_aside(folder, step)
+          copies.set_aside(step)
     # A checkpoint in the store comes with the metrics up to its step, so they are copied before it.
     is_0 = jax.process_index() == 0
     for name, keep in (('', self._max_to_keep), ('best/', 1)):
-      copies, folder = self._copies(name)
-      uploader = StepUploader(copies, folder, keep, self._may_write, is_0, self._mirror.upload)
+      uploader = StepUploader(self._copies(name), keep, is_0, self._mirror.upload)
       uploader.begin()
       self._uploaders.append(uploader)
 
-  def _copies(self, name: str) -> tuple[StepCopies, pathlib.Path]:
-    folder = self._folder / f'{name}checkpoints'
-    address = self._address / f'{name}checkpoints'
-    known = (self._address / lease.NAME).key
-    hosts = self.hosts
-    return StepCopies(self._store, address, folder, hosts.index, hosts.count, known), folder
+  def _copies(self, name: str) -> StepCopies:
+    name, hosts = f'{name}checkpoints', self.hosts
+    folder = self._folder / name
+    return StepCopies(self._store, name, folder, hosts.index, hosts.count, lease.NAME)
 
   def _copy(self) -> None:
     """Copies what appears in the folder until the context ends."""

@@ -2,16 +2,14 @@
 
 import concurrent.futures
 import functools
-from types import TracebackType
 
 import ml_dtypes
 import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.stores.addresses import Address
-from paxlite.stores.object_copies import reading
 from paxlite.stores.object_store import Object, ObjectStore
+from paxlite.stores.store_errors import reading
 
 _HEADER_BYTES = 100 << 20  # the format allows no longer header
 _RANGE = 16 << 20  # bytes of one request
@@ -33,20 +31,9 @@ class StoredTensors:
     UserError: It is not there, or is not a safetensors file.
   """
 
-  def __init__(self, address: Address):
+  def __init__(self, address: str):
     self._address = address
     self._store, self._found, self._start, self._table = _opened(address)
-
-  def __enter__(self) -> 'StoredTensors':
-    return self
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    pass
 
   def keys(self) -> list[str]:
     return list(self._table)
@@ -62,9 +49,7 @@ class StoredTensors:
 
     def read(at: int) -> None:
       stop = min(at + _RANGE, end)
-      data[at - begin : stop - begin] = self._store.read_range(
-        self._found.key, at, stop, self._found.tag
-      )
+      data[at - begin : stop - begin] = self._store.read_range('', at, stop, self._found.tag)
 
     with reading(self._address), concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
       list(pool.map(read, range(begin, end, _RANGE)))
@@ -85,21 +70,21 @@ class _Described:
 
 
 @functools.lru_cache(1024)
-def _opened(address: Address) -> tuple[ObjectStore, Object, int, JsonObject]:
+def _opened(address: str) -> tuple[ObjectStore, Object, int, JsonObject]:
   """Returns the bucket, the object, where its tensors begin, and its table of contents."""
   damaged = f'{address} is damaged or truncated'
   with reading(address):
-    store = ObjectStore.opened(address)
+    store = ObjectStore(address)
     try:
-      found = store.head(address.key)
+      found = store.head('')
     except FileNotFoundError:
       raise UserError(f'{address} is not there') from None
     if found.size < 8:
       raise UserError(damaged)
-    length = int.from_bytes(store.read_range(address.key, 0, 8, found.tag), 'little')
+    length = int.from_bytes(store.read_range('', 0, 8, found.tag), 'little')
     if not 2 <= length <= min(_HEADER_BYTES, found.size - 8):
       raise UserError(damaged)
-    header = store.read_range(address.key, 8, 8 + length, found.tag)
+    header = store.read_range('', 8, 8 + length, found.tag)
   try:
     table = parsed(header)
     table.pop('__metadata__', None)

@@ -49,19 +49,18 @@ def start(place, local_dir, environment, *flags):
 
 
 def store_of(place, environment):
-  return ObjectStore.opened(place, environment=environment)
+  return ObjectStore(place, environment=environment)
 
 
 def stored_losses(place, environment):
-  store = store_of(place, environment)
-  lines = store.read(f'{place.partition("://")[2].partition("/")[2]}/metrics.jsonl').splitlines()
+  lines = store_of(place, environment).read('metrics.jsonl').splitlines()
   return {r['step']: r['loss'] for r in map(json.loads, lines)}
 
 
 def manifests(place, environment):
-  below = store_of(place, environment).below(place.partition('://')[2].partition('/')[2])
-  keys = [o.key for o in below if o.key.endswith('checksums.json')]
-  return sorted(int(key.split('/')[-2][-8:]) for key in keys)
+  names = [o.name for o in store_of(place, environment).below()]
+  steps = [name.split('/')[-2][-8:] for name in names if name.endswith('checksums.json')]
+  return sorted(map(int, steps))
 
 
 @pytest.mark.slow
@@ -162,7 +161,7 @@ def test_a_run_that_wakes_in_the_middle_of_a_copy_writes_no_object(tmp_path, s3)
       (local,) = wait_for_folder(tmp_path / 'a', 'metrics.jsonl')
       for i in range(300):
         (local.parent / f'{i:03d}.txt').write_text(f'{i}')
-      below = lambda: {o.key: o.tag for o in store_of(place, own).below('woken')}
+      below = lambda: {o.name: o.tag for o in store_of(place, own).below()}
       until = time.monotonic() + 60
       while len([key for key in below() if key.endswith('.txt')]) < 20:
         assert time.monotonic() < until
@@ -222,8 +221,8 @@ def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, schem
     bucket = f'{scheme}://bkt/marked'
     for marker in MARKERS:
       server.put(f'/bkt/marked/{marker}')
-    store = ObjectStore.opened(bucket)
-    store.write('marked/data/more/a.txt', b'In the beginning. ' * 3000)
+    store = ObjectStore(bucket)
+    store.write('data/more/a.txt', b'In the beginning. ' * 3000)
     one = f'{bucket}/runs/one'
     small = (
       '--fdl.MODEL_DIMS=64', '--fdl.MAX_SEQ_LEN=32', '--fdl.PERCORE_BATCH_SIZE=2',
@@ -250,7 +249,7 @@ def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, schem
     paxlite('tokenize', f'--vocab={vocab}', f'--output={bucket}/tokens', data)
     paxlite('tokenize', f'--vocab={vocab}', f'--output={tmp_path}/tokens', f'{bucket}/data/more/*')
     assert {p.name for p in (tmp_path / 'tokens/train').iterdir()} == {
-      key.rpartition('/')[2] for key in (o.key for o in store.below('marked/tokens/train'))
+      key.rpartition('/')[2] for key in (o.name for o in store.below('tokens/train'))
     }
 
 
@@ -262,8 +261,8 @@ def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
     run(place, tmp_path / 'a', s3.environment(), f'--fdl.LEARNING_RATE={rate}')
   for name, value in {**s3.environment(), 'XDG_CACHE_HOME': str(tmp_path / 'cache')}.items():
     monkeypatch.setenv(name, value)
-  store = ObjectStore.opened('s3://bkt')
-  held = lambda: {o.key: o.tag for o in store.below('verified')}
+  store = ObjectStore('s3://bkt')
+  held = lambda: {o.name: o.tag for o in store.below('verified')}
   before, one, two = held(), 's3://bkt/verified/one', 's3://bkt/verified/two'
   paxlite = lambda *arguments, code=0: runs.module('paxlite', *arguments, code=code)
   found = paxlite('verify', one).stdout
@@ -296,10 +295,10 @@ def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
   place, environment = 's3://bkt/flipped', s3.environment()
   run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=6')
   store = store_of(place, environment)
-  found = store.below('flipped/checkpoints/checkpoint_00000006/state')
+  found = store.below('checkpoints/checkpoint_00000006/state')
   largest = max(found, key=lambda o: o.size)
-  content = store.read(largest.key)
-  store.write(largest.key, bytes([content[0] ^ 1]) + content[1:])
+  content = store.read(largest.name)
+  store.write(largest.name, bytes([content[0] ^ 1]) + content[1:])
   result = run(place, tmp_path / 'b', environment, '--accept_changes')
   assert 'is damaged (size or CRC-32 differs)' in result.stderr
   assert 'Continuing from the checkpoint of step 3.' in result.stdout

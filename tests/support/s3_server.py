@@ -80,7 +80,7 @@ class Server:
       try:
         request = urllib.request.Request(f'{self._filer}/buckets/{name}/', method='POST')
         urllib.request.urlopen(request, timeout=5).close()
-        store = ObjectStore.opened(f's3://{name}', environment=self.environment())
+        store = ObjectStore(f's3://{name}', environment=self.environment())
         store.write('probe', b'x')
         store.delete(['probe'])
         return name

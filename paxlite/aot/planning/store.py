@@ -76,20 +76,18 @@ class Bucket:
   """
 
   def __init__(self, place: str):
-    from paxlite.stores.addresses import Address
-    from paxlite.stores.object_copies import reading
     from paxlite.stores.object_store import ObjectStore
+    from paxlite.stores.store_errors import reading
 
-    self._address = address = Address.parsed(place)
-    self._store = ObjectStore.opened(address, patience=_PATIENCE)
-    with reading(address):
+    self._store = ObjectStore(place, patience=_PATIENCE)
+    with reading(place):
       self._store.check()
 
   def read(self, name: str) -> bytes:
-    return self._store.read((self._address / name).key)
+    return self._store.read(name)
 
   def write(self, name: str, content: bytes) -> None:
-    self._store.write((self._address / name).key, content)
+    self._store.write(name, content)
 
 
 class Store:

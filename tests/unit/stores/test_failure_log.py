@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from paxlite.stores.addresses import Address
 from paxlite.stores.failure_log import FailureLog
 from paxlite.stores.store_errors import StoreError
 
@@ -17,7 +16,7 @@ def said(caplog):
 
 
 def refused(i):
-  return StoreError(Address.parsed(f'gs://bkt/run/{i}'), 'the store refuses these credentials')
+  return StoreError(f'gs://bkt/run/{i}', 'the store refuses these credentials')
 
 
 def test_a_failure_of_many_objects_is_said_once(said):

@@ -7,14 +7,13 @@ import time
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.stores.addresses import Address
 from paxlite.stores.lease import Lease, LeaseView, Times
 from paxlite.stores.object_store import ObjectStore
 from tests.support import gcs_server as gcs_server_module
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
-RUN = Address.parsed('gs://bkt/run')
+RUN = 'gs://bkt/run'
 QUICK = Times(renew=0.05, expires=0.6, sure=0.4, look=0.02)
 DEAD = Times(renew=1000, expires=0.6, sure=0.4, look=0.02)  # never renews, as if it was killed
 
@@ -52,7 +51,7 @@ def test_an_abandoned_lease_is_taken_over(gcs):
   assert not dead.is_sure
   other.release()
   dead.release()
-  content = json.loads(ObjectStore.opened(RUN).read('run/lease.json'))
+  content = json.loads(ObjectStore(RUN).read('lease.json'))
   assert content['attempt'] == other.attempt, 'a lost lease is not released'
 
 
@@ -101,8 +100,8 @@ def test_a_lost_lease_is_noticed(gcs):
   why = []
   loser = lease(lost=why)
   loser.acquire(None)
-  store = ObjectStore.opened(RUN)
-  store.write('run/lease.json', json.dumps({'attempt': 'x', 'host': 'h', 'process': 3}).encode())
+  store = ObjectStore(RUN)
+  store.write('lease.json', json.dumps({'attempt': 'x', 'host': 'h', 'process': 3}).encode())
   until = time.monotonic() + 10
   while not why and time.monotonic() < until:
     time.sleep(0.01)
@@ -153,7 +152,7 @@ def test_a_store_that_answers_409_to_writes_that_race(gcs, monkeypatch):
 
 def test_a_damaged_lease_is_watched_as_any_other(gcs):
   """It may be a page of a proxy in its place."""
-  ObjectStore.opened(RUN).write('run/lease.json', b'[1')
+  ObjectStore(RUN).write('lease.json', b'[1')
   held, began = lease(), time.monotonic()
   assert held.acquire(None) is None
   assert time.monotonic() - began >= QUICK.expires
@@ -166,7 +165,7 @@ def test_a_damaged_lease_is_watched_as_any_other(gcs):
 def test_a_lease_that_cannot_be_replaced_is_told_after_a_while(gcs, monkeypatch, content):
   """It is tried again with pauses, and not for ever."""
   if content is not None:
-    ObjectStore.opened(RUN).write('run/lease.json', content)
+    ObjectStore(RUN).write('lease.json', content)
   with proxy(gcs.endpoint, mode='412') as between:
     monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
     with pytest.raises(UserError, match=r'gs://bkt/run/lease\.json can be read and not replaced'):
@@ -175,7 +174,7 @@ def test_a_lease_that_cannot_be_replaced_is_told_after_a_while(gcs, monkeypatch,
 
 
 def test_a_lease_that_may_not_be_replaced_is_told_at_once(gcs, monkeypatch):
-  ObjectStore.opened(RUN).write('run/lease.json', b'{"attempt": "a", "released": true}')
+  ObjectStore(RUN).write('lease.json', b'{"attempt": "a", "released": true}')
   with proxy(gcs.endpoint, mode='403') as between:
     monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
     with pytest.raises(UserError, match=r'refuses these credentials \(AccessDenied\)'):

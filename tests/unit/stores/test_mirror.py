@@ -3,11 +3,10 @@
 import pytest
 
 from paxlite.stores import mirror
-from paxlite.stores.addresses import Address
 from paxlite.stores.object_store import ObjectStore
 from tests.support.gcs_server import gcs_server
 
-RUN = Address.parsed('gs://bkt/run')
+RUN = 'gs://bkt/run'
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def gcs(monkeypatch):
 
 def mirror_of(folder):
   folder.mkdir(exist_ok=True)
-  return mirror.Mirror(ObjectStore.opened(RUN), RUN, folder)
+  return mirror.Mirror(ObjectStore(RUN), folder)
 
 
 def files(folder):
@@ -123,6 +122,6 @@ def test_files_are_not_deleted_because_the_folder_is_gone(gcs, tmp_path):
 
 def test_a_list_without_the_lease_is_not_believed(gcs, tmp_path):
   (tmp_path / 'metrics.jsonl').write_bytes(b'1')
-  one = mirror.Mirror(ObjectStore.opened(RUN), RUN, tmp_path, 'lease.json')
+  one = mirror.Mirror(ObjectStore(RUN), tmp_path, 'lease.json')
   with pytest.raises(OSError, match=r'gs://bkt/run/lease\.json is missing in its list'):
     one.download()

@@ -9,9 +9,9 @@ from paxlite.core.errors import UserError
 from paxlite.files import output, paths, schemes
 from paxlite.files.text_files import expanded, lines, read_text
 from paxlite.stores import object_blocks, object_copies, object_store
-from paxlite.stores.addresses import Address
+from paxlite.stores.addresses import checked, parsed
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.store_errors import StoreError
+from paxlite.stores.store_errors import StoreError, reading
 from paxlite.stores.store_settings import s3_settings
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
@@ -28,13 +28,13 @@ def gcs(monkeypatch, tmp_path):
 
 @pytest.fixture
 def store(gcs):
-  return ObjectStore.opened('gs://bkt')
+  return ObjectStore('gs://bkt')
 
 
 def test_addresses():
-  address = Address.parsed('gs://bkt//a/b/')
-  assert (address.bucket, address.key, str(address)) == ('bkt', 'a/b', 'gs://bkt/a/b')
-  assert str(Address.parsed('s3://bkt') / 'x') == 's3://bkt/x'
+  assert parsed('gs://bkt//a/b/') == ('gs', 'bkt', 'a/b')
+  assert checked('gs://bkt//a/b/') == 'gs://bkt/a/b'
+  assert ObjectStore('s3://bkt/a').address('x') == 's3://bkt/a/x'
   assert paths.stored('sft:gs://bkt/a.jsonl') == 'sft:gs://bkt/a.jsonl'
   for wrong in ('gs://', 's3://B/x', 'gs://bkt/../x', 'gs://bkt/a\nb', 'az://bkt/x', 'http://x/y'):
     with pytest.raises(UserError):
@@ -95,7 +95,7 @@ def test_an_object_is_replaced_only_if_it_is_unchanged(store):
 
 def test_faults_that_pass_are_not_seen(gcs):
   with proxy(gcs.endpoint, mode='third') as between:
-    store = ObjectStore.opened('gs://bkt', environment=gcs.environment(between.endpoint))
+    store = ObjectStore('gs://bkt', environment=gcs.environment(between.endpoint))
     for i in range(10):
       store.write(f'k{i}', b'x')
     assert len(list(store.below(''))) == 10
@@ -106,7 +106,7 @@ def test_faults_that_pass_are_not_seen(gcs):
 def test_patience_ends(gcs, mode):
   with proxy(gcs.endpoint, mode=mode) as between:
     environment = gcs.environment(between.endpoint)
-    store = ObjectStore.opened('gs://bkt', patience=0.5, environment=environment)
+    store = ObjectStore('gs://bkt', patience=0.5, environment=environment)
     with pytest.raises(OSError, match='the store') as e:
       store.read('x')
     assert e.value.filename == 'gs://bkt/x'
@@ -115,14 +115,14 @@ def test_patience_ends(gcs, mode):
 
 def test_what_no_repetition_helps(gcs, monkeypatch):
   with pytest.raises(StoreError, match=r'gs://none: there is no bucket none'):
-    ObjectStore.opened('gs://none').check()
+    ObjectStore('gs://none').check()
   monkeypatch.setenv('GOOGLE_BEARER_TOKEN', 'another-secret')
   with pytest.raises(StoreError, match='refuses these credentials') as e:
-    ObjectStore.opened('gs://bkt').check()
+    ObjectStore('gs://bkt').check()
   assert 'secret' not in str(e.value)
   environment = {'AWS_ENDPOINT_URL': gcs.endpoint}  # the metadata server is nowhere, see conftest
   with pytest.raises(StoreError, match='AWS_ACCESS_KEY_ID'):
-    ObjectStore.opened('s3://bkt', patience=0.2, environment=environment).check()
+    ObjectStore('s3://bkt', patience=0.2, environment=environment).check()
 
 
 def test_a_profile_has_the_credentials(tmp_path):
@@ -148,7 +148,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
   monkeypatch.setattr(builtins, '__import__', fail)
   with pytest.raises(UserError, match=r'gs://bkt needs the package obstore: pip install .*gcs\]'):
-    ObjectStore.opened('gs://bkt')
+    ObjectStore('gs://bkt')
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_missing_package_is_named(monkeypatch):
   ],
 )
 def test_an_error_of_reading_names_place_and_reason(error, text):
-  with pytest.raises(UserError) as found, object_copies.reading(Address.parsed('gs://bucket/a')):
+  with pytest.raises(UserError) as found, reading('gs://bucket/a'):
     raise error
   assert str(found.value) == text
 
@@ -170,14 +170,14 @@ def test_copies_follow_the_store(store, gcs, monkeypatch, tmp_path):
   store.write('w/deep/b', b'22')
   store.write('w/m', b'head ')
   store.write('w/m.piece00001', b'tail')
-  path = object_copies.copy_of(Address.parsed('gs://bkt/w'))
+  path = object_copies.copy_of('gs://bkt/w')
   assert {p.name: p.read_bytes() for p in path.rglob('*') if p.is_file()} == {
     'a': b'1', 'b': b'22', 'm': b'head tail',
   }  # fmt: skip
   store.write('w/a', b'3')
   store.delete(['w/deep/b'])
   before = len(gcs.requests)
-  object_copies.copy_of(Address.parsed('gs://bkt/w'))
+  object_copies.copy_of('gs://bkt/w')
   assert (path / 'a').read_bytes() == b'3'
   assert not (path / 'deep/b').exists()
   asked = [r for r in gcs.requests[before:] if 'list-type' not in r[1] and r[0] == 'GET']
@@ -187,9 +187,9 @@ def test_copies_follow_the_store(store, gcs, monkeypatch, tmp_path):
   monkeypatch.setenv('PAXLITE_CACHE_GB', '1e-9')
   store.write('w/a', b'4444')
   with pytest.raises(UserError, match='PAXLITE_CACHE_GB'):
-    object_copies.copy_of(Address.parsed('gs://bkt/w'))
+    object_copies.copy_of('gs://bkt/w')
   with pytest.raises(UserError, match='is not there'):
-    object_copies.copy_of(Address.parsed('gs://bkt/none'))
+    object_copies.copy_of('gs://bkt/none')
 
 
 def test_files_are_read_from_a_bucket(store):
@@ -208,24 +208,24 @@ def test_files_are_read_from_a_bucket(store):
 def test_blocks_are_cached_and_bounded(store, gcs, monkeypatch, tmp_path):
   content = bytes(range(256)) * 400
   store.write('tokens', content)
-  found = object_blocks.ObjectBytes(Address.parsed('gs://bkt/tokens'), block=1000)
+  found = object_blocks.ObjectBytes('gs://bkt/tokens', block=1000)
   assert found.size == len(content)
   assert found.read(1500, 3000) == content[1500:4500]
   assert found.read(len(content) - 10, 100) == content[-10:]
   before = len(gcs.requests)
   found.will_read([(50_000, 2000), (70_000, 10)])
   assert found.read(50_500, 100) == content[50_500:50_600]
-  again = object_blocks.ObjectBytes(Address.parsed('gs://bkt/tokens'), block=1000)
+  again = object_blocks.ObjectBytes('gs://bkt/tokens', block=1000)
   assert again.read(1500, 3000) == content[1500:4500]
   ranges = [r for r in gcs.requests[before:] if r[0] == 'GET']
   assert len(ranges) <= 5, 'the second reader finds the blocks on the disk'
   monkeypatch.setenv('PAXLITE_CACHE_GB', '20e-6')
-  monkeypatch.setattr(object_blocks, '_room', object_blocks._Room())
+  object_blocks._used.clear()
   for start in range(0, len(content), 1000):
     again.read(start, 1000)
   kept = sum(p.stat().st_size for p in (tmp_path / 'cache').rglob('*') if p.is_file())
   assert 0 < kept <= 21_000
-  changed = object_blocks.ObjectBytes(Address.parsed('gs://bkt/tokens'), block=900)
+  changed = object_blocks.ObjectBytes('gs://bkt/tokens', block=900)
   store.write('tokens', content)
   with pytest.raises(UserError, match='gs://bkt/tokens cannot be read'):
     changed.read(90_000, 1000)
@@ -244,11 +244,11 @@ def test_markers_of_folders_are_no_files(gcs, store):
     'data/x/',
   ):
     gcs.put(f'/bkt/{marker}')
-  assert [o.key for o in store.below('run')] == ['run/a', 'run/empty']
+  assert [o.name for o in store.below('run')] == ['run/a', 'run/empty']
   assert store.names('run') == (['a', 'checkpoints', 'old'], ['a', 'empty'])
   assert list(store.below('out')) == []
   assert store.names('out') == ([], [])
-  place = object_copies.copy_of(Address.parsed('gs://bkt/run'))
+  place = object_copies.copy_of('gs://bkt/run')
   assert sorted(p.name for p in place.iterdir()) == ['a', 'empty']
   assert not output.exists('gs://bkt/out')
   store.write('data/x/1.jsonl', b'{}')
@@ -270,7 +270,7 @@ def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
   store.write('run/experiment.json', b'{}')
   with proxy(gcs.endpoint, mode=mode) as between:
     environment = gcs.environment(between.endpoint)
-    portal = ObjectStore.opened('gs://bkt', patience=0.5, environment=environment)
+    portal = ObjectStore('gs://bkt', patience=0.5, environment=environment)
     for read in (
       lambda: list(portal.below('run')),
       lambda: portal.names('run'),
@@ -291,7 +291,7 @@ def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
     monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
     object_store._proven.clear()
     with pytest.raises(UserError, match='the server is not an object store'):
-      object_copies.copy_of(Address.parsed('gs://bkt/run/'))
+      object_copies.copy_of('gs://bkt/run/')
   assert store.folders('run/checkpoints', 'run/experiment.json') == []
   store.write('run/checkpoints/one/x', b'')
   assert store.folders('run/checkpoints', 'run/experiment.json') == ['one']
@@ -306,7 +306,7 @@ def test_the_guard_is_asked_before_each_request_that_writes(gcs, tmp_path):
     if left[0] < 0:
       raise OSError('this process may not write any more')
 
-  store = ObjectStore.opened('gs://bkt', guard=guard)
+  store = ObjectStore('gs://bkt', guard=guard)
   (tmp_path / 'big').write_bytes(bytes(17 << 20))  # three parts
   for writes, act in (
     (0, lambda: store.write('x', b'')),
@@ -326,7 +326,7 @@ def test_the_guard_is_asked_before_each_request_that_writes(gcs, tmp_path):
 
 
 def test_a_late_write_replaces_nothing_of_another_process(gcs, store, monkeypatch):
-  late = ObjectStore.opened('gs://bkt', guard=lambda: None)
+  late = ObjectStore('gs://bkt', guard=lambda: None)
   tag = late.write_own('x', b'1')
   store.write('x', b'of another')
   assert late.replace('x', b'2', tag) is None

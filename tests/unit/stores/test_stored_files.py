@@ -19,8 +19,8 @@ def gcs(monkeypatch):
 def files(gcs, **objects):
   for name, content in objects.items():
     gcs.put(f'/bkt/run/{name}', content)
-  found = files_below(ObjectStore.opened('gs://bkt'), 'run')
-  return {name: [o.key.removeprefix('run/') for o in of] for name, of in found.items()}
+  found = files_below(ObjectStore('gs://bkt'), 'run')
+  return {name: [o.name.removeprefix('run/') for o in of] for name, of in found.items()}
 
 
 def test_pieces_are_one_file(gcs):

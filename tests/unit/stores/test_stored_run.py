@@ -14,7 +14,6 @@ from paxlite.programs.run import Run
 from paxlite.programs.run_folder import twin
 from paxlite.programs.training import train
 from paxlite.stores import stored_run
-from paxlite.stores.addresses import Address
 from paxlite.tools.report_page.records import read_runs
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
@@ -62,7 +61,7 @@ def gcs(monkeypatch):
 
 
 def stored(tmp_path):
-  return stored_run.StoredRun(Address.parsed(PLACE), tmp_path, 2, FolderLock(tmp_path))
+  return stored_run.StoredRun(PLACE, tmp_path, 2, FolderLock(tmp_path))
 
 
 def test_a_full_disk_is_named_and_not_the_bucket(gcs, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ def store(monkeypatch, tmp_path):
     for name, value in server.environment().items():
       monkeypatch.setenv(name, value)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    yield ObjectStore.opened('gs://bkt')
+    yield ObjectStore('gs://bkt')
 
 
 def test_tensors_are_read_by_ranges(store, tmp_path, monkeypatch):
@@ -59,7 +59,7 @@ def test_a_folder_is_written_with_its_last_file_last(store, tmp_path):
     (folder / 'sub').mkdir(parents=True)
     for name in ('a', 'b', 'sub/c'):
       (folder / name).write_text(name)
-  found = sorted((int(store.head(o.key).tag), o.key) for o in store.below('out'))
+  found = sorted((int(store.head(o.name).tag), o.name) for o in store.below('out'))
   assert [key for _, key in found] == ['out/b', 'out/sub/c', 'out/a']
   assert not folder.exists()
   with pytest.raises(UserError, match='holds objects already'), output_folder('gs://bkt/out', 'a'):
