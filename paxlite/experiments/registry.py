@@ -69,15 +69,15 @@ def experiments() -> dict[str, type[Experiment]]:
   for package in _PACKAGES:
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path):
-      with contextlib.suppress(_Absent):
-        _imported(f'{package}.{module.name}')
+      with contextlib.suppress(Absent):
+        imported(f'{package}.{module.name}')
   return dict(sorted(_REGISTRY.items()))
 
 
 def _modules_of(name: str) -> list[ModuleType]:
   """Imports the modules of paxlite that define a class; to import all takes 0.2 seconds."""
   return [
-    _imported(f'{package}.{path.relative_to(folder).parts[0].removesuffix(".py")}')
+    imported(f'{package}.{path.relative_to(folder).parts[0].removesuffix(".py")}')
     for package in _PACKAGES
     for folder in importlib.import_module(package).__path__
     for pattern in ('*.py', '*/__init__.py')
@@ -86,17 +86,17 @@ def _modules_of(name: str) -> list[ModuleType]:
   ]
 
 
-class _Absent(UserError):
+class Absent(UserError):
   """A family is needed by another one, and is not installed."""
 
 
-def _imported(module: str) -> ModuleType:
+def imported(module: str) -> ModuleType:
   try:
     return importlib.import_module(module)
   except ModuleNotFoundError as e:
     if not (e.name or '').startswith(_PACKAGES):
       raise
-    raise _Absent(f'{module} needs {e.name}, which is not installed') from None
+    raise Absent(f'{module} needs {e.name}, which is not installed') from None
 
 
 def find(name: str) -> type[Experiment]:

@@ -387,32 +387,3 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
     read,
     lambda e: {'layer_types': write_types(e), 'sliding_window': e.SLIDING_WINDOW},
   )
-
-
-def _read_qwen_window(config: Config) -> dict[str, object]:
-  first = config.get('max_window_layers', 28)
-  pattern = ['full']
-  if is_on(config, 'use_sliding_window'):
-    pattern = read_types(config, lambda i: 'sliding' if i >= first else 'full')
-  if pattern == ['full']:
-    return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
-  everywhere = pattern == ['sliding']
-  return {
-    'SLIDING_WINDOW': config['sliding_window'],
-    'ATTENTION_PATTERN': [] if everywhere else pattern,
-  }
-
-
-def _write_qwen_window(e: LanguageModel) -> JsonObject:
-  types = write_types(e, 'sliding' if e.SLIDING_WINDOW else 'full')
-  if not e.SLIDING_WINDOW:
-    return {'use_sliding_window': False, 'sliding_window': None}
-  return {'use_sliding_window': True, 'sliding_window': e.SLIDING_WINDOW, 'layer_types': types}
-
-
-QWEN_WINDOW = Both(
-  ('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types'),
-  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
-  _read_qwen_window,
-  _write_qwen_window,
-)

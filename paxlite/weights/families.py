@@ -19,7 +19,6 @@ from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, OTHER_TYPES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
 from paxlite.weights.layout import decoder_entries, has_modules
-from paxlite.weights.state_layout import STATE_ENTRIES
 from paxlite.weights.tensor_entries import Entry, same
 
 log = logging.getLogger('paxlite')
@@ -28,12 +27,6 @@ log = logging.getLogger('paxlite')
 # and an export change.
 _MODEL = (Kind.SHAPE, Kind.FUNCTION)
 _FREE = {'ROPE_LAYOUT'}
-# As of transformers 5.24.
-_WITHOUT_CLASSIFIER = (
-  'olmoe', 'gpt2', 'granite', 'glm4_moe', 'ernie4_5', 'ernie4_5_moe', 'lfm2', 'granitemoehybrid',
-  'nemotron_h', 'olmo_hybrid', 'qwen3_5_moe_text', 'falcon_h1', 'kimi_linear', 'gemma4_text',
-  'llama4_text', 'minimax_m2', 'glm4_moe_lite', 'deepseek_v32', 'glm_moe_dsa',
-)  # fmt: skip
 _MOST_ENDS = 64  # ids that end a text
 
 
@@ -136,7 +129,7 @@ def hugging_face_entries(e: LanguageModel) -> list[Entry]:
   if family.entries is not None:
     entries = family.entries(e)
   else:
-    entries = decoder_entries(e, family.names, family.rotary, STATE_ENTRIES)
+    entries = decoder_entries(e, family.names, family.rotary, family.layers, family.attention)
   if not isinstance(e, RewardModel):
     return entries
   return _with_reward(entries, e.MODEL_DIMS)
@@ -223,11 +216,11 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
 
 def _classifier(kind: str, family: Family) -> str:
   """Returns the class of transformers that reads a reward model of a family."""
-  if kind in _WITHOUT_CLASSIFIER:
+  if family.classifier is None:
     raise UserError(f'transformers has no class for reward models of the family {kind}')
-  texts = {'gemma3_text': 'Gemma3TextForCausalLM', 'qwen3_5_text': 'Qwen3_5TextForCausalLM'}
-  name = texts.get(kind, family.architecture)
-  return name.replace('ForCausalLM', 'ForSequenceClassification')
+  return family.classifier or family.architecture.replace(
+    'ForCausalLM', 'ForSequenceClassification'
+  )
 
 
 def _special_ids(e: LanguageModel, tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:

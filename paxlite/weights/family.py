@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import Key
+from paxlite.weights.layout import LayerEntries
 from paxlite.weights.packed_experts import with_packed
 from paxlite.weights.tensor_entries import Entry
 
@@ -21,7 +22,10 @@ class Family:
     names: Names of the tensors by role; see tensor_names.
     rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
     other_names: Parts of names of tensors, by those that some files have instead.
+    layers: As for decoder_entries.
+    attention: As for decoder_entries.
     entries: Returns the entries of the tensors, where decoder_entries does not.
+    classifier: transformers' class of reward models; '': that of the architecture; None: none.
     unread: Returns a regular expression for the names of tensors that files may have beside those
       of the entries, and that no model reads; None: there are none.
     packs_experts: Whether files may have one tensor for all experts of a block; see with_packed.
@@ -33,7 +37,10 @@ class Family:
   names: Mapping[str, str] = dataclasses.field(default_factory=lambda: tensor_names.HUGGING_FACE)
   rotary: str = 'half'
   other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  layers: Mapping[str, LayerEntries] = dataclasses.field(default_factory=dict)
+  attention: LayerEntries | None = None
   entries: Callable[[LanguageModel], list[Entry]] | None = None
+  classifier: str | None = ''
   unread: Callable[[LanguageModel], str] | None = None
   packs_experts: bool = False
 

@@ -13,13 +13,10 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments import options
-from paxlite.experiments.deepseek import DeepSeek
-from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.weights.indexer_layout import indexer_entries
 from paxlite.weights.packed_experts import packed_tensors
 from paxlite.weights.tensor_entries import (
   Entry,
@@ -37,7 +34,8 @@ from paxlite.weights.tensor_entries import (
   whole,
 )
 
-StateEntries = Callable[[Any, Mapping[str, str], str], list['Entry']]
+# Makes the entries of a layer of an experiment: the names of tensors by role, and the variable's
+LayerEntries = Callable[[Any, Mapping[str, str], str], list['Entry']]
 
 
 def check_layers(
@@ -67,7 +65,8 @@ def decoder_entries(
   e: LanguageModel,
   names: Mapping[str, str],
   rotary: str,
-  state_entries: Mapping[str, StateEntries] = MappingProxyType({}),
+  layers: Mapping[str, LayerEntries] = MappingProxyType({}),
+  attention: LayerEntries | None = None,
 ) -> list[Entry]:
   """Returns the entries of a decoder whose linear layers are [out, in].
 
@@ -75,16 +74,19 @@ def decoder_entries(
     e: The experiment.
     names: Names of the tensors by role; see tensor_names.
     rotary: Layout of the rotary pairs in the published queries and keys; see RotaryEmbedding.
-    state_entries: Makes the entries of layers by the kind of attention, which has a state.
+    layers: Makes the entries of layers in the place of attention, by their kind.
+    attention: Makes the entries of attention of all other kinds; None: attention_entries does.
 
   Raises:
     UserError: Pairs would have to be reordered in heads that are rotated in part, or in latents.
   """
   D, V = e.MODEL_DIMS, e.VOCAB_SIZE
-  share = options.value(e, 'ROPE_FRACTION')
-  if rotary != e.ROPE_LAYOUT and (share != 1 or isinstance(e, DeepSeek)):
-    what = 'latent attention' if isinstance(e, DeepSeek) else f'ROPE_FRACTION={share:g}'
+  share, swaps = options.value(e, 'ROPE_FRACTION'), rotary != e.ROPE_LAYOUT
+  if swaps and (share != 1 or attention is not None):
+    what = 'latent attention' if attention is not None else f'ROPE_FRACTION={share:g}'
     raise UserError(f'{what} needs {shell.flag("ROPE_LAYOUT", rotary)}, as its files have')
+  attention = attention or functools.partial(attention_entries, swap=swaps)
+  entries_of = lambda kind: layers.get(str(kind), attention)
   entries = [
     same(names['embedding'], (V, D), 'embedding/emb_var'),
     *norm_entries(e, names['final_norm'], 'final_ln'),
@@ -95,11 +97,11 @@ def decoder_entries(
     entries.append(same(bias_of(names['head']), (V,), 'logits_bias/b'))
   for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
     name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
-    entries += _block(e, name, f'transformer/{block}', kind, rotary, state_entries)
+    entries += _block(e, name, f'transformer/{block}', kind, entries_of)
   if isinstance(e, MultiTokenPrediction) and has_modules(names):
     for i in range(e.NUM_PREDICTION_MODULES):
       name = _names_of_module(names, e.NUM_LAYERS, i)
-      entries += _prediction_module(e, name, f'predictions_{i}', rotary)
+      entries += _prediction_module(e, name, f'predictions_{i}', attention)
   return entries
 
 
@@ -108,8 +110,7 @@ def _block(
   name: Mapping[str, str],
   layer: str,
   kind: BlockKind,
-  rotary: str,
-  state_entries: Mapping[str, StateEntries],
+  entries_of: Callable[[str | None], LayerEntries],
 ) -> list[Entry]:
   """Returns the entries of one block, whose variables are in `layer`."""
   D = e.MODEL_DIMS
@@ -122,15 +123,7 @@ def _block(
   entries = []
   for role, ours in norms.items():
     entries += norm_entries(e, name[role], f'{layer}/{ours}')
-  attention = f'{layer}/self_attention'
-  if kind.attention is not None and kind.attention in state_entries:
-    entries += state_entries[kind.attention](e, name, attention)
-  elif isinstance(e, DeepSeek):
-    entries += _latent_attention(e, name, attention)
-    if isinstance(e, DeepSeekV3_2) and e.has_indexer(kind):
-      entries += indexer_entries(e, name, f'{attention}/indexer')
-  else:
-    entries += attention_entries(e, name, attention, rotary != e.ROPE_LAYOUT)
+  entries += entries_of(kind.attention)(e, name, f'{layer}/self_attention')
   ours = f'{layer}/ff_layer'
   if not kind.has_experts:
     return entries + _feed_forward(e, name, e.hidden_dims_of(kind), ours)
@@ -158,7 +151,7 @@ def _names_of_module(names: Mapping[str, str], layers: int, i: int) -> dict[str,
 
 
 def _prediction_module(
-  e: MultiTokenPrediction, name: Mapping[str, str], ours: str, rotary: str
+  e: MultiTokenPrediction, name: Mapping[str, str], ours: str, attention: LayerEntries
 ) -> list[Entry]:
   """Returns the entries of a module that predicts a further token, whose variables are in `ours`.
 
@@ -173,7 +166,7 @@ def _prediction_module(
   head = 'softmax/w' if e.SEPARATE_EMBEDDING else 'embedding/emb_var'
   copies = {'prediction_embedding': 'embedding/emb_var', 'prediction_head': head}
   return [
-    *_block(e, name, f'{ours}/block', e.prediction_kind, rotary, {}),
+    *_block(e, name, f'{ours}/block', e.prediction_kind, lambda kind: attention),
     *(same(name[role], (D,), f'{ours}/{norm}/scale') for role, norm in norms.items()),
     Entry(
       name['prediction_projection'],
@@ -250,39 +243,6 @@ def attention_entries(
       for entry in norm_entries(e, name[f'{role}_norm'], f'{ours}/{norm}', heads * H)
     ]
   return entries
-
-
-def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[Entry]:
-  """Returns the entries of one layer of latent attention."""
-  D, N, R, Q = e.MODEL_DIMS, e.NUM_HEADS, e.LATENT_DIMS, e.QUERY_LATENT_DIMS
-  plain, rotated, value = e.DIMS_PER_HEAD, e.ROTARY_DIMS_PER_HEAD, e.VALUE_DIMS_PER_HEAD
-
-  def heads(role: str, width: int, inputs: int, ours: str) -> Entry:
-    return Entry(
-      name[role], (N * width, inputs), ours, (inputs, N, width), *head_transforms(N, width, None)
-    )
-
-  entries = [
-    transposed(name['latent'], (R + rotated, D), f'{ours}/latent/w'),
-    same(name['latent_norm'], (R,), f'{ours}/latent_norm/scale'),
-    heads('key_value', plain + value, R, f'{ours}/key_value/w'),
-    Entry(
-      name['post'],
-      (D, N * value),
-      f'{ours}/post/w',
-      (D, N, value),
-      to_ours=whole,
-      to_theirs=lambda w: w.reshape(len(w), -1),
-    ),
-  ]
-  if not Q:
-    return [*entries, heads('query', plain + rotated, D, f'{ours}/query/w')]
-  return [
-    *entries,
-    transposed(name['query_down'], (Q, D), f'{ours}/query_latent/w'),
-    same(name['query_down_norm'], (Q,), f'{ours}/query_latent_norm/scale'),
-    heads('query_up', plain + rotated, Q, f'{ours}/query/w'),
-  ]
 
 
 def _feed_forward(e: LanguageModel, name: Mapping[str, str], F: int, ours: str) -> list[Entry]:

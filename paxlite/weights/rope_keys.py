@@ -4,7 +4,6 @@ Old files have rope_scaling, with rope_theta beside it; new files have rope_para
 both. A file that has both means what transformers makes of it: rope_scaling comes first.
 """
 
-import dataclasses
 import math
 
 from paxlite.core.errors import UserError
@@ -282,23 +281,3 @@ def _growth(full: Config) -> tuple[JsonObject, JsonObject]:
   if full.get('rope_type', full.get('type')) not in ('yarn', 'llama3'):
     raise UserError(f'{_GROWTH} is implemented for rope_type yarn and llama3')
   return {'QUERY_GROWTH': float(growth)}, {k: v for k, v in full.items() if k != _GROWTH}
-
-
-def with_alpha(plain: Both) -> Both:
-  """Returns keys in which rope_type dynamic with an alpha means another base, as in Hunyuan.
-
-  Nothing else of such a dictionary is read. An export writes the base that it means.
-  """
-
-  def read(config: Config) -> dict[str, object]:
-    given = config.get('rope_scaling') or config.get('rope_parameters') or {}
-    kind, alpha = given.get('rope_type', given.get('type')), given.get('alpha')
-    if kind != 'dynamic' or not alpha:
-      return plain.read(config)
-    width = config['head_dim']
-    theta = _number(given.get('rope_theta', config.get('rope_theta', 10_000.0)), 'rope_theta')
-    theta *= _number(alpha, 'alpha') ** (width / (width - 2))
-    others = {k: v for k, v in config.items() if k not in plain.theirs}
-    return plain.read(others | {'rope_theta': theta})
-
-  return dataclasses.replace(plain, read=read)

@@ -3,24 +3,16 @@
 Families pack the same weights in different ways: each way has roles of its own in tensor_names.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paxlite.experiments.kimi import KimiDeltaLayers
-from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.lfm import ShortConvolutionLayers
-from paxlite.experiments.nemotron import FEED_FORWARD
 from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
 from paxlite.experiments.parts.mamba2 import Mamba2Layers
-from paxlite.weights.layout import StateEntries, decoder_entries
 from paxlite.weights.tensor_entries import (
   Entry,
   rows_of,
-  same,
-  transposed,
   whole,
 )
 
@@ -55,52 +47,36 @@ def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> 
     for role, heads in sizes.items():
       if 'delta_joined' in name:
         entries.append(
-          _rows(name['delta_joined'], (channels, D), rows[role], f'{ours}/{role}', heads)
+          row_entry(name['delta_joined'], (channels, D), rows[role], f'{ours}/{role}', heads)
         )
       else:
         size = heads[0] * heads[1]
         entries.append(
-          _rows(name[f'delta_{role}'], (size, D), slice(0, size), f'{ours}/{role}', heads)
+          row_entry(name[f'delta_{role}'], (size, D), slice(0, size), f'{ours}/{role}', heads)
         )
-    entries.append(_rows(name['delta_gate'], (M * V, D), slice(0, M * V), f'{ours}/gate', (M, V)))
+    entries.append(
+      row_entry(name['delta_gate'], (M * V, D), slice(0, M * V), f'{ours}/gate', (M, V))
+    )
     for role in ('beta', 'decay_input'):
-      entries.append(_rows(name[f'delta_{role}'], (M, D), slice(0, M), f'{ours}/{role}', (M,)))
+      entries.append(row_entry(name[f'delta_{role}'], (M, D), slice(0, M), f'{ours}/{role}', (M,)))
   for role, heads in sizes.items():
     of_role = f'{ours}/{role}_convolution'
     if 'delta_convolution' in name:
-      entries.append(_rows(name['delta_convolution'], (channels, 1, W), rows[role], of_role, heads))
+      entries.append(
+        row_entry(name['delta_convolution'], (channels, 1, W), rows[role], of_role, heads)
+      )
     else:
       size = heads[0] * heads[1]
       theirs = name[f'delta_{role}_convolution']
-      entries.append(_rows(theirs, (size, 1, W), slice(0, size), of_role, heads))
+      entries.append(row_entry(theirs, (size, 1, W), slice(0, size), of_role, heads))
   vectors = {
     'delta_rate': ('decay/log_rate', M), 'delta_bias': ('decay/bias', M),
     'delta_norm': ('norm/scale', V),
   }  # fmt: skip
   return [
     *entries,
-    *(_vector(name[role], f'{ours}/{of}', (size,)) for role, (of, size) in vectors.items()),
-    *_output(name['delta_post'], f'{ours}/post', (D, M, V), has_bias=False),
-  ]
-
-
-def short_convolution_entries(
-  e: ShortConvolutionLayers, name: Mapping[str, str], ours: str
-) -> list[Entry]:
-  """Returns the entries of a short convolution; the arguments are those of delta_net_entries."""
-  D, W = e.MODEL_DIMS, e.CONVOLUTION_WIDTH
-  rows = {role: slice(i * D, (i + 1) * D) for i, role in enumerate(('gate', 'after', 'value'))}
-  of_rows = [(part, f'{ours}/{role}', (D,)) for role, part in rows.items()]
-  channels = slice(0, D)
-  return [
-    *_parts(name['convolution_in'], (3 * D, D), of_rows, e.USE_STATE_BIAS),
-    *_parts(
-      name['convolution'],
-      (D, 1, W),
-      [(channels, f'{ours}/convolution', (D,))],
-      e.USE_CONVOLUTION_BIAS,
-    ),
-    *_output(name['convolution_post'], f'{ours}/post', (D, D), e.USE_STATE_BIAS),
+    *(vector_entry(name[role], f'{ours}/{of}', (size,)) for role, (of, size) in vectors.items()),
+    *output_entries(name['delta_post'], f'{ours}/post', (D, M, V), has_bias=False),
   ]
 
 
@@ -131,91 +107,14 @@ def mamba2_entries(e: Mamba2Layers, name: Mapping[str, str], ours: str) -> list[
   if e.MAMBA_NORM == 'none':
     del vectors['mamba_norm']
   return [
-    *_parts(name['mamba_in'], (end, D), of_rows, e.USE_STATE_BIAS),
-    *_parts(name['mamba_convolution'], (channels, 1, W), convolved, e.USE_CONVOLUTION_BIAS),
-    *(_vector(name[role], f'{ours}/{of}', shape) for role, (of, shape) in vectors.items()),
-    *_output(name['mamba_post'], f'{ours}/post', (D, *heads), e.USE_STATE_BIAS),
+    *row_entries(name['mamba_in'], (end, D), of_rows, e.USE_STATE_BIAS),
+    *row_entries(name['mamba_convolution'], (channels, 1, W), convolved, e.USE_CONVOLUTION_BIAS),
+    *(vector_entry(name[role], f'{ours}/{of}', shape) for role, (of, shape) in vectors.items()),
+    *output_entries(name['mamba_post'], f'{ours}/post', (D, *heads), e.USE_STATE_BIAS),
   ]
 
 
-def kimi_delta_entries(e: KimiDeltaLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
-  """Returns the entries of Kimi Delta Attention; the arguments are those of delta_net_entries."""
-  D, W, (N, H) = e.MODEL_DIMS, e.CONVOLUTION_WIDTH, (e.KDA_HEADS, e.KDA_HEAD_DIMS)
-  whole = slice(0, N * H)
-
-  def heads(role: str, inputs: int, shape: tuple[int, ...] = ()) -> Entry:
-    made = (N * H, *shape, inputs)
-    return _rows(name[f'kda_{role}'], made, whole, f'{ours}/{role}', (N, H))
-
-  entries = []
-  for role in ('query', 'key', 'value'):
-    entries += [heads(role, D), heads(f'{role}_convolution', W, (1,))]
-  for role in ('decay', 'gate'):
-    down = transposed(name[f'kda_{role}_down'], (H, D), f'{ours}/{role}_down/w')
-    entries += [down, heads(f'{role}_up', H)]
-  rate = Entry(
-    name['kda_rate'],
-    (1, 1, N, 1),
-    f'{ours}/decay/log_rate',
-    (N,),
-    to_ours=lambda x: x.reshape(N),
-    to_theirs=lambda w: w.reshape(1, 1, N, 1),
-  )
-  return [
-    *entries,
-    rate,
-    _vector(name['kda_bias'], f'{ours}/decay/bias', (N, H)),
-    transposed(name['kda_beta'], (N, D), f'{ours}/beta/w'),
-    same(name['kda_norm'], (H,), f'{ours}/norm/scale'),
-    *_output(name['kda_post'], f'{ours}/post', (D, N, H), has_bias=False),
-  ]
-
-
-# by the kinds of ATTENTION_PATTERN
-STATE_ENTRIES: dict[str, StateEntries] = {
-  'gated_delta': delta_net_entries,
-  'short_convolution': short_convolution_entries,
-  'mamba2': mamba2_entries,
-  'kimi_delta': kimi_delta_entries,
-}
-
-
-def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
-  """Returns the entries of a decoder whose blocks have one layer each.
-
-  Args:
-    e: The experiment.
-    names: Names of the tensors by role; see tensor_names.
-  """
-  none: StateEntries = lambda e, name, ours: []
-  every = decoder_entries(e, names, 'half', STATE_ENTRIES | dict.fromkeys(FEED_FORWARD, none))
-  absent = tuple(
-    f'transformer/{block}/{layer}'
-    for block, kind in zip(e.block_names, e.block_kinds, strict=True)
-    for layer in (('layer_norm/',) if kind.attention in FEED_FORWARD else ('ff_layer',))
-  )
-  return [entry for entry in every if not entry.ours.startswith(absent)]
-
-
-def side_by_side_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
-  """Returns the entries of a decoder each of whose blocks has attention and Mamba 2.
-
-  The arguments are those of single_block_entries.
-  """
-  entries = [
-    dataclasses.replace(
-      entry, ours=entry.ours.replace('/self_attention/', '/self_attention/attention/')
-    )
-    for entry in decoder_entries(e, names, 'half')
-  ]
-  assert isinstance(e, Mamba2Layers)
-  for i, block in enumerate(e.block_names):
-    name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
-    entries += mamba2_entries(e, name, f'transformer/{block}/self_attention/state')
-  return entries
-
-
-def _parts(
+def row_entries(
   theirs: str,
   shape: tuple[int, ...],
   parts: Sequence[tuple[slice, str, tuple[int, ...]]],
@@ -230,14 +129,16 @@ def _parts(
       rows are there.
     has_bias: Whether there is a bias.
   """
-  entries = [_rows(theirs, shape, rows, ours, made) for rows, ours, made in parts]
+  entries = [row_entry(theirs, shape, rows, ours, made) for rows, ours, made in parts]
   if not has_bias:
     return entries
   bias = theirs.removesuffix('weight') + 'bias'
-  return entries + [_vector(bias, f'{ours}/b', made, rows, shape[0]) for rows, ours, made in parts]
+  return entries + [
+    vector_entry(bias, f'{ours}/b', made, rows, shape[0]) for rows, ours, made in parts
+  ]
 
 
-def _vector(
+def vector_entry(
   theirs: str,
   ours: str,
   made: tuple[int, ...],
@@ -264,7 +165,7 @@ def _vector(
   )
 
 
-def _output(theirs: str, ours: str, shape: tuple[int, ...], has_bias: bool) -> list[Entry]:
+def output_entries(theirs: str, ours: str, shape: tuple[int, ...], has_bias: bool) -> list[Entry]:
   """Returns the entries of a projection back to the width of the model.
 
   Args:
@@ -282,10 +183,10 @@ def _output(theirs: str, ours: str, shape: tuple[int, ...], has_bias: bool) -> l
     to_theirs=lambda w: w.reshape(len(w), -1),
   )
   bias = theirs.removesuffix('weight') + 'bias'
-  return [w, _vector(bias, f'{ours}/b', shape[:1])] if has_bias else [w]
+  return [w, vector_entry(bias, f'{ours}/b', shape[:1])] if has_bias else [w]
 
 
-def _rows(
+def row_entry(
   theirs: str, shape: tuple[int, ...], rows: slice, ours: str, made: tuple[int, ...]
 ) -> Entry:
   """Returns the entry of some rows of a tensor, whose last dimension comes first in the variable.

@@ -7,10 +7,9 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.gemma4 import Gemma4_31B, Gemma4E4B
+from paxlite.experiments.gemma4.weights import GEMMA4_DEFAULTS, unread_by_gemma4
+from paxlite.experiments.llama4.weights import LLAMA4_DEFAULTS
 from paxlite.weights.families import config_json, experiment_of
-from paxlite.weights.gemma4_layout import unread_by_gemma4
-from paxlite.weights.gemma4_table import GEMMA4_DEFAULTS
-from paxlite.weights.llama4_table import LLAMA4_DEFAULTS
 
 GEMMA4 = GEMMA4_DEFAULTS | dict(hidden_size_per_layer_input=0)
 

@@ -1,10 +1,22 @@
-"""The keys of config.json that SmolLM3 has: layers without positions, and layers with a window."""
+"""How the published models of LLaMA, Mistral and SmolLM are stored; see weights.family."""
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.config_keys import Both, Config, read_types, shortest, write_types
+from paxlite.experiments.llama import LLaMA, SmolLM3
+from paxlite.weights.config_keys import (
+  Both,
+  Config,
+  OneOf,
+  read_types,
+  shortest,
+  window,
+  write_types,
+)
+from paxlite.weights.family import Family
+from paxlite.weights.family_keys import COMMON, GIVEN_KV, NO_BIAS, NO_MLP_BIAS, PLAIN, SILU, TIED
 from paxlite.weights.key_values import interval, is_on
+from paxlite.weights.rope_keys import rope
 
 
 def _read(config: Config) -> dict[str, object]:
@@ -46,3 +58,21 @@ SMOLLM3_LAYERS = Both(
   _read,
   _write,
 )  # fmt: skip
+
+
+TEXT_DEFAULTS: dict[str, JsonObject] = {'mistral3': dict(model_type='mistral')}
+
+FAMILIES: dict[str, Family] = {
+  'llama': Family(
+    'LlamaForCausalLM', LLaMA,
+    (*PLAIN, NO_BIAS, NO_MLP_BIAS, OneOf('rope_interleaved', False)),
+  ),
+  'mistral': Family(
+    'MistralForCausalLM', LLaMA,
+    (*GIVEN_KV, *COMMON, window(missing=4096)),
+  ),
+  'smollm3': Family(
+    'SmolLM3ForCausalLM', SmolLM3,
+    (*GIVEN_KV, SILU, TIED, rope(theta=2e6), NO_BIAS, NO_MLP_BIAS, SMOLLM3_LAYERS),
+  ),
+}  # fmt: skip

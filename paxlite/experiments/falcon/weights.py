@@ -1,14 +1,34 @@
-"""The keys of config.json of Falcon-H1: sizes of Mamba 2, and factors of activations."""
+"""How the published models of Falcon-H1 are stored; see weights.family."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments import options
 from paxlite.experiments.falcon import FalconH1
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.config_keys import Both, Config
+from paxlite.experiments.parts.mamba2 import Mamba2Layers
+from paxlite.weights import tensor_names
+from paxlite.weights.config_keys import Both, Config, Same, activation, heads
+from paxlite.weights.family import Family
+from paxlite.weights.family_keys import MODEL_COUNTS, UNTIED, number, only, unread
 from paxlite.weights.key_values import is_on
+from paxlite.weights.layout import decoder_entries
+from paxlite.weights.mamba_keys import STEP_LIMITS
+from paxlite.weights.rope_keys import rope
+from paxlite.weights.state_layout import mamba2_entries
+from paxlite.weights.tensor_entries import Entry
+
+# Each block has attention and Mamba 2.
+FALCON_H1 = tensor_names.HUGGING_FACE | tensor_names.MAMBA2 | {
+  'final_norm': 'model.final_layernorm.weight',
+  'ffn_norm': 'model.layers.{i}.pre_ff_layernorm.weight',
+  'gate': 'model.layers.{i}.feed_forward.gate_proj.weight',
+  'up': 'model.layers.{i}.feed_forward.up_proj.weight',
+  'down': 'model.layers.{i}.feed_forward.down_proj.weight',
+}  # fmt: skip
+
 
 _SIZES = ('mamba_n_heads', 'mamba_d_head', 'mamba_d_ssm', 'mamba_expand')
 
@@ -118,3 +138,52 @@ def _write_head(e: LanguageModel) -> JsonObject:
 
 
 LM_HEAD_FACTOR = Both(('lm_head_multiplier',), ('LOGITS_DIVISOR',), _read_head, _write_head)
+
+
+def side_by_side_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:
+  """Returns the entries of a decoder each of whose blocks has attention and Mamba 2.
+
+  The arguments are those of single_block_entries.
+  """
+  entries = [
+    dataclasses.replace(
+      entry, ours=entry.ours.replace('/self_attention/', '/self_attention/attention/')
+    )
+    for entry in decoder_entries(e, names, 'half')
+  ]
+  assert isinstance(e, Mamba2Layers)
+  for i, block in enumerate(e.block_names):
+    name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
+    entries += mamba2_entries(e, name, f'transformer/{block}/self_attention/state')
+  return entries
+
+
+FAMILIES: dict[str, Family] = {
+  'falcon_h1': Family(
+    'FalconH1ForCausalLM', FalconH1,
+    (
+      *MODEL_COUNTS, heads('num_key_value_heads'), Same('intermediate_size', 'HIDDEN_DIMS'),
+      Same('rms_norm_eps', 'LAYERNORM_EPSILON', default=1e-5), UNTIED, rope(),
+      activation('hidden_act', ours=('ACTIVATION_CLS', 'MAMBA_ACTIVATION_CLS')),
+      Same('attention_bias', 'USE_BIAS', default=False),
+      Same('mlp_bias', 'USE_FFN_BIAS', default=False),
+      number('embedding_multiplier', 'EMBEDDING_FACTOR'), LM_HEAD_FACTOR,
+      number('key_multiplier', 'KEY_FACTOR'),
+      number('attention_in_multiplier', 'ATTENTION_IN_FACTOR'),
+      number('attention_out_multiplier', 'ATTENTION_OUT_FACTOR'),
+      number('ssm_in_multiplier', 'MAMBA_IN_FACTOR'),
+      number('ssm_out_multiplier', 'MAMBA_OUT_FACTOR'), *FALCON_FACTORS,
+      FALCON_HEADS, FALCON_NORM, FALCON_BIAS, STEP_LIMITS,
+      Same('mamba_n_groups', 'MAMBA_GROUPS', default=1),
+      Same('mamba_d_state', 'MAMBA_STATE_DIMS', default=256),
+      Same('mamba_d_conv', 'CONVOLUTION_WIDTH', default=4),
+      Same('mamba_conv_bias', 'USE_CONVOLUTION_BIAS', default=True),
+      # in published files, which transformers does not read
+      only('mamba_use_mlp', True), only('attn_layer_indices', None),
+      unread('num_logits_to_keep', 'mlp_expansion_factor'),
+    ),
+    FALCON_H1,
+    entries=lambda e: side_by_side_entries(e, FALCON_H1),
+    classifier=None,
+  ),
+}  # fmt: skip

@@ -1,13 +1,32 @@
-"""The keys of config.json of families with latent attention that do not write DeepSeek's own."""
+"""How the published models of DeepSeek-V3.2 are stored; see weights.family."""
+
+from collections.abc import Mapping
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments.deepseek.weights import (
+  DEEPSEEK_V3,
+  LATENT_ATTENTION,
+  latent_attention_entries,
+)
+from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.weights.config_keys import Both, Config, Key, OneOf, Repeated, Same
-from paxlite.weights.family_keys import LATENT_ATTENTION, ROUTED_EXPERTS, only
+from paxlite.weights.family import Family
+from paxlite.weights.family_keys import GROUPS, NO_MLP_BIAS, NORMALIZED, ROUTED_EXPERTS, only
 from paxlite.weights.known_keys import shortened
+from paxlite.weights.layout import decoder_entries
+from paxlite.weights.prediction_keys import PREDICTION_MODULES
 from paxlite.weights.rope_keys import rope
+from paxlite.weights.tensor_entries import Entry, bias_of, head_transforms, same, transposed
+
+DEEPSEEK_V32 = DEEPSEEK_V3 | {
+  'index_query': 'model.layers.{i}.self_attn.indexer.wq_b.weight',
+  'index_key': 'model.layers.{i}.self_attn.indexer.wk.weight',
+  'index_norm': 'model.layers.{i}.self_attn.indexer.k_norm.weight',
+  'index_weights': 'model.layers.{i}.self_attn.indexer.weights_proj.weight',
+}
 
 
 def dense_blocks(missing: int) -> Both:
@@ -136,3 +155,49 @@ def indexer(interleaved: bool, shares: bool = False) -> tuple[Key, ...]:
 
 
 INTERLEAVED = OneOf('rope_interleave', True)
+
+
+SPARSE = (
+  *LATENT_EXPERTS, *GROUPS, NORMALIZED, NO_MLP_BIAS, dense_blocks(missing=3), PREDICTION_MODULES,
+  only('rope_interleave', True),
+)  # fmt: skip
+
+
+def indexer_entries(e: DeepSeekV3_2, name: Mapping[str, str], ours: str) -> list[Entry]:
+  """Returns the entries of the indexer of one layer of attention, whose variables are in `ours`."""
+  D, Q, N, H = e.MODEL_DIMS, e.QUERY_LATENT_DIMS, e.INDEXER_HEADS, e.INDEXER_DIMS_PER_HEAD
+  query = Entry(
+    name['index_query'], (N * H, Q), f'{ours}/query/w', (Q, N, H), *head_transforms(N, H, None)
+  )
+  return [
+    query,
+    transposed(name['index_key'], (H, D), f'{ours}/key/w'),
+    same(name['index_norm'], (H,), f'{ours}/key_norm/scale'),
+    same(bias_of(name['index_norm']), (H,), f'{ours}/key_norm/bias'),
+    transposed(name['index_weights'], (N, D), f'{ours}/weights/w'),
+  ]
+
+
+def sparse_entries(e: LanguageModel) -> list[Entry]:
+  """Returns the entries of a model whose attention has indexers, or those of earlier blocks."""
+  assert isinstance(e, DeepSeekV3_2)
+
+  def attention(e: DeepSeekV3_2, name: Mapping[str, str], ours: str) -> list[Entry]:
+    return latent_attention_entries(e, name, ours) + indexer_entries(e, name, f'{ours}/indexer')
+
+  without = tuple(
+    f'transformer/{block}/self_attention/indexer/'
+    for block, kind in zip(e.block_names, e.block_kinds, strict=True)
+    if not e.has_indexer(kind)
+  )
+  entries = decoder_entries(e, DEEPSEEK_V32, 'interleaved', attention=attention)
+  return [entry for entry in entries if not entry.ours.startswith(without)]
+
+
+FAMILIES: dict[str, Family] = {
+  'deepseek_v32': Family(
+    'DeepseekV32ForCausalLM', DeepSeekV3_2, (*SPARSE, *indexer(interleaved=False)),
+    DEEPSEEK_V32, rotary='interleaved', entries=sparse_entries,
+    classifier=None,
+  ),
+}  # fmt: skip

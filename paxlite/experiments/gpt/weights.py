@@ -1,6 +1,9 @@
-"""The tensors of GPT-2, whose layers are [in, out]."""
+"""How the published models of GPT-2 are stored; see weights.family."""
 
+from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights.config_keys import Both, OneOf, Same, activation, positions
+from paxlite.weights.family import Family
 from paxlite.weights.tensor_entries import Entry, same
 
 
@@ -49,3 +52,29 @@ def gpt2_entries(e: LanguageModel) -> list[Entry]:
       same(f'{theirs}.mlp.c_proj.bias', (D,), f'{layer}/ff_layer/ffn_layer2/b'),
     ]
   return entries
+
+
+FAMILIES: dict[str, Family] = {
+  'gpt2': Family(
+    'GPT2LMHeadModel', GPT2,
+    (
+      Same('n_layer', 'NUM_LAYERS'), Same('n_head', 'NUM_HEADS'), Same('n_embd', 'MODEL_DIMS'),
+      Same('vocab_size', 'VOCAB_SIZE'), positions('n_positions'),
+      Same('layer_norm_epsilon', 'LAYERNORM_EPSILON'),
+      activation('activation_function', written='gelu_new'),
+      Both(
+        ('n_inner', 'n_ctx'),
+        ('HIDDEN_DIMS',),
+        lambda c: {'HIDDEN_DIMS': c.get('n_inner') or 4 * c['n_embd']},
+        lambda e: {'n_inner': e.HIDDEN_DIMS},
+      ),
+      OneOf('tie_word_embeddings', True), OneOf('scale_attn_weights', True),
+      OneOf('scale_attn_by_inverse_layer_idx', False), OneOf('add_cross_attention', False),
+      # the softmax is in float32 whatever this says
+      OneOf('reorder_and_upcast_attn', False, True),
+    ),
+    {},
+    entries=gpt2_entries,
+    classifier=None,
+  ),
+}  # fmt: skip

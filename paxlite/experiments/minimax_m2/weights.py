@@ -1,12 +1,27 @@
-"""The keys of config.json that MiniMax-M2 has, many of which transformers does not read."""
+"""How the published models of MiniMax-M2 are stored; see weights.family."""
 
 import dataclasses
 
 from paxlite.core.errors import UserError
+from paxlite.experiments.minimax_m2 import MiniMaxM2
+from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import Both, Config
-from paxlite.weights.family_keys import EXPERT_SILU, EXPERTS_PER_TOKEN, either, only, unread
+from paxlite.weights.family import Family
+from paxlite.weights.family_keys import (
+  EXPERT_SILU,
+  EXPERTS_PER_TOKEN,
+  GIVEN_HEADS,
+  UNTIED,
+  either,
+  only,
+  unread,
+)
 from paxlite.weights.known_keys import shortened
 from paxlite.weights.rope_keys import rope
+
+MINIMAX_M2_NAMES = tensor_names.MIXTRAL | {
+  'router_balance': 'model.layers.{i}.block_sparse_moe.e_score_correction_bias',
+}
 
 
 def _rotated() -> Both:
@@ -52,3 +67,11 @@ MINIMAX_M2 = (
     'use_mtp',
   ),
 )  # fmt: skip
+
+
+FAMILIES: dict[str, Family] = {
+  'minimax_m2': Family(
+    'MiniMaxM2ForCausalLM', MiniMaxM2, (*GIVEN_HEADS, UNTIED, *MINIMAX_M2), MINIMAX_M2_NAMES,
+    classifier=None,
+  ),
+}  # fmt: skip
