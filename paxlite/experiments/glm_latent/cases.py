@@ -1,0 +1,25 @@
+"""Tiny models of the family; see experiments.cases."""
+
+from paxlite.experiments.cases import BLOCK
+from paxlite.experiments.deepseek.cases import LATENT
+from paxlite.experiments.deepseek_sparse.cases import INDEXER
+
+CASES = {
+  'glm4_moe_lite': BLOCK
+  | {k: v for k, v in LATENT.items() if k != 'first_k_dense_replace'}
+  | dict(
+    q_lora_rank=12, n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=1.5,
+    mlp_layer_types=['dense', 'dense', 'sparse', 'sparse'],
+  ),
+  'glm_moe_dsa': BLOCK
+  | LATENT
+  | INDEXER
+  | dict(q_lora_rank=12, n_group=1, topk_group=1, index_topk=9),
+  'glm_moe_dsa linked': BLOCK
+  | LATENT
+  | INDEXER
+  | dict(
+    q_lora_rank=12, n_group=1, topk_group=1, index_topk=9,
+    indexer_types=['full', 'shared', 'full', 'shared'],
+  ),
+}  # fmt: skip
