@@ -27,10 +27,10 @@ def _tables() -> Iterator[ModuleType]:
 
 _TABLES = [table for table in _tables() if hasattr(table, 'FAMILIES')]
 TEXT_DEFAULTS: dict[str, JsonObject] = {
-  name: values for t in _TABLES for name, values in getattr(t, 'TEXT_DEFAULTS', {}).items()
+  name: values for t in _TABLES for name, values in vars(t).get('TEXT_DEFAULTS', {}).items()
 }
 OTHER_TYPES: dict[str, str] = {
-  name: usual for t in _TABLES for name, usual in getattr(t, 'OTHER_TYPES', {}).items()
+  name: usual for t in _TABLES for name, usual in vars(t).get('OTHER_TYPES', {}).items()
 }
 _every = {name: family for t in _TABLES for name, family in t.FAMILIES.items()}
 # those with the fewest classes first: the simplest that an experiment fits is the one to export it

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.experiments.cases import BLOCK, YARN
 from paxlite.weights.config_keys import read_keys
 from paxlite.weights.families import config_json, experiment_of
 from paxlite.weights.family_tables import FAMILIES
-from tests.support.families import BLOCK, CASES, YARN
+from tests.support.families import CASES
 
 SMALL = {'llama': BLOCK, 'gemma': BLOCK, 'gpt2': dict(n_embd=32, n_head=4, n_layer=3)} | CASES
 

@@ -1,6 +1,6 @@
 """Tiny models of every family in transformers, with all options of the family in use."""
 
-import importlib
+import importlib.util
 import pkgutil
 
 from paxlite import experiments

@@ -363,8 +363,8 @@ class DeepSeekV4(
         f'{self.NUM_EXPERTS} experts of token ids: FROZEN_DTYPE=float32'
       )
 
-  def model(self) -> fdl.Config:
-    lm = super().model()
+  def decoder(self) -> fdl.Config:
+    lm = super().decoder()
     if self.NUM_HASH_BLOCKS:
       fdl.update_callable(lm, TokenIdLm)
     return lm
