@@ -36,7 +36,6 @@ from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer, Request
-from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.weight_forms import Int8
 from paxlite.parallel import devices, mesh, partitioning
@@ -168,7 +167,6 @@ def load(
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   unrolled = experiment.plain.replaced(**experiment.decoding_values)
   mesh = experiment.mesh()
-  check_attention(unrolled, mesh)
   config = unrolled.build_task()
   if unrolled.INT8_WEIGHTS:
     put_form(config.model, Int8)

@@ -13,11 +13,9 @@ from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.data.fingerprints import changes_of_evaluations, identity
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
-from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
 from paxlite.tracking.summaries import Summaries
@@ -86,9 +84,6 @@ def _evaluate(run: Run) -> None:
   with watchdog:
     store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
-    check_mesh(store.task.mesh, store.task.rules)
-    if isinstance(e, LanguageModel):
-      check_attention(e, store.task.mesh)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')

@@ -24,7 +24,6 @@ from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.folder_lock import FolderLock
-from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
 from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
@@ -32,7 +31,6 @@ from paxlite.processes.process_messages import meet
 from paxlite.programs import untrained_rows
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.first_start import dated, noting, with_positions
-from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import TRAINING, Run, holding
 from paxlite.programs.run_folder import make_folder
 from paxlite.tracking.trackers import started
@@ -96,9 +94,6 @@ def _keep_rollouts(run: Run, trainer: Trainer) -> None:
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   task = trainer.store.task
-  check_mesh(task.mesh, task.rules)
-  if isinstance(run.experiment, LanguageModel):
-    check_attention(run.experiment, task.mesh)
   if run.compiled_step is None:
     check_options(trainer.compiler.options)
   make_folder(run.folder)

@@ -3,8 +3,12 @@
 Prints what is on this machine: Python, JAX, devices, drivers, extras, memory and disk. It names
 known conflicts and what to do about them. The exit code is 1 if there is one.
 
+With --kernels, it compares what runs on these devices compute with, kernels of attention and a mesh
+of eight devices or more, with plain XLA on one device. Do so after an update of JAX, cuDNN or a
+driver.
+
 Example:
-  paxlite doctor > machine.txt
+  paxlite doctor --kernels > machine.txt
 """
 
 import dataclasses
@@ -29,19 +33,36 @@ _CUDA_12, _CUDA_13 = 525, 580  # the oldest drivers that JAX's packages for them
 _SMALLEST_DISK = 5 << 30  # bytes; a checkpoint of 124M parameters with Adam's state has 1.5 GB
 
 PARSER = Parser(__doc__)
+PARSER.option('--kernels', 'compare kernels of attention, and a mesh, with plain XLA', bool)
 
 
 def main(argv: Sequence[str]) -> None:
-  PARSER.parsed(argv)
+  args = PARSER.parsed(argv)
   machine = examine()
   print(machine)
   problems = list(machine.problems())
+  if args.kernels and not machine.failure:
+    problems += _wrong_kernels()
   print()
   for problem in problems:
     print(f'Problem: {problem}')
   if problems:
     sys.exit(1)
   print('No problem found.')
+
+
+def _wrong_kernels() -> Iterator[str]:
+  """Prints how the kernels of these devices compare; yields what is wrong, and the way out."""
+  from paxlite.programs.kernel_check import comparisons
+
+  print()
+  for found in comparisons():
+    print(f'{found.what}: {found.difference:.1g} of the largest entry', flush=True)
+    if found.is_wrong:
+      yield (
+        f'{found.what}: results or gradients differ from those of plain XLA on one device by '
+        f'{found.difference:.1g} of the largest entry. Do without: {found.way_out}'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ import pytest
 from paxlite.aot.analysis import abstract_batch, sharded_task
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import find
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from tests.outside.trained import EIGHT, trained, trained_on_one
 from tests.support import runs
 
@@ -66,7 +68,7 @@ def test_a_bias_is_known_to_the_experiment():
     e.validate()
   gpu = e.attention_case(platform='gpu', capability=9.0)
   assert gpu.bias is not None
-  assert not e.has_fused_attention
+  assert attention_kernels.refusal(CudnnKernel(), gpu.of_one_device()) is not None
 
 
 def count(**values: object) -> int:

@@ -19,7 +19,6 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.positions import Positions
 from paxlite.experiments.parts.width_and_norms import WidthAndNorms
-from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import (
   Attention,
   CombinedQkv,
@@ -30,7 +29,6 @@ from paxlite.layers.attention.attention import (
 )
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
-from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import kind
@@ -147,40 +145,8 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return set()
 
   @property
-  def attention_segments(self) -> int | None:
-    """The most segments whose bounds cuDNN gets on GPUs from Hopper on; 0 if it gets none.
-
-    Rows of generation have segments too, their padding.
-    """
-    has_bounds = lambda case: case is not None and CudnnKernel().bounds(case) > 0
-    has_any = any(has_bounds(self._fused_case(window)) for window in self.windows)
-    return self.MAX_SEGMENTS_PER_SEQ if has_any else 0
-
-  def _fused_case(self, window: int = 0) -> Case | None:
-    """Returns what cuDNN computes on a GPU from Hopper on; None if it does not compute it."""
-    case = self.attention_case(window, platform='gpu', capability=9.0)
-    if case.shards('length') > 1:
-      case = case.of_one_device()
-    return case if attention_kernels.refusal(CudnnKernel(), case) is None else None
-
-  @property
   def max_segments_per_seq(self) -> int:
     return self.MAX_SEGMENTS_PER_SEQ or 0
-
-  @property
-  def has_fused_attention(self) -> bool:
-    """Whether cuDNN computes the attention on GPUs from Hopper on, or parts of it over context."""
-    return self._fused_case() is not None
-
-  @property
-  def has_fused_bias(self) -> bool:
-    """Whether cuDNN adds a learned bias on GPUs."""
-    return self.attention_case().bias is not None and self.has_fused_attention
-
-  @property
-  def has_fused_logits(self) -> bool:
-    """Whether cuDNN adds learned logits of virtual keys on GPUs."""
-    return False
 
   @property
   def USE_QKV_BIAS(self) -> Shape[bool]:

@@ -13,10 +13,6 @@ class AttentionSinkLogits(LanguageModel, subject='Attention'):
 
   USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
 
-  @property
-  def has_fused_logits(self) -> bool:
-    return self.USE_ATTENTION_SINKS and self.has_fused_attention
-
   def dot_product_attention(self) -> fdl.Partial:
     attention = super().dot_product_attention()
     if self.USE_ATTENTION_SINKS:

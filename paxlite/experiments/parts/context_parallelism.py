@@ -24,11 +24,6 @@ class ContextParallelism(AttentionLayers, subject='Attention'):
     'auto'  # attention over the mesh axis context: all-gather, ring, or heads (Ulysses)
   )
 
-  @property
-  def has_fused_ring(self) -> bool:
-    is_split = self.mesh_sizes.get('context', 1) > 1 and self.CONTEXT_ATTENTION in ('auto', 'ring')
-    return is_split and self.has_fused_attention
-
   def dot_product_attention(self) -> fdl.Partial:
     attention = super().dot_product_attention()
     attention.kernel_tpl.context = self.CONTEXT_ATTENTION

@@ -99,19 +99,6 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_kernels_are_checked_before_weights_are_read(trained, monkeypatch):
-  from paxlite.eval import inference
-
-  def refuse(experiment, mesh):
-    assert mesh.size == 1
-    raise UserError(f'wrong for {experiment.MODEL_DIMS}')
-
-  monkeypatch.setattr(inference, 'check_attention', refuse)
-  with pytest.raises(UserError, match='wrong for'):
-    inference.load_checkpoint(str(trained))
-
-
-@pytest.mark.slow
 def test_generate_streams_the_same_text(trained, tmp_path):
   runs_as = lambda *flags: runs.module(
     'paxlite', 'generate', f'--checkpoint={trained}', *flags,

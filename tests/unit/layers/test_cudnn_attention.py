@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.core.errors import UserError
 from paxlite.experiments.glam.layers import RelativeBias
-from paxlite.experiments.registry import find
 from paxlite.layers import remat
 from paxlite.layers.attention import (
   attention_case,
-  attention_check,
   attention_kernels,
   cudnn_attention,
   cudnn_call,
@@ -30,6 +27,7 @@ from paxlite.layers.attention.partial_attention import Partial
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
+from paxlite.programs import kernel_check
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
 PLAIN = Softmax(0.5)
@@ -195,31 +193,31 @@ def test_more_segments_than_there_is_room_for(asked):
   assert jnp.isnan(attend(2)).all()
 
 
-@pytest.fixture
-def gpu_mesh(monkeypatch):
-  monkeypatch.setattr(jax, 'default_device', lambda device: contextlib.nullcontext())
-  gpu = types.SimpleNamespace(platform='gpu', compute_capability='9.0')
-  return types.SimpleNamespace(local_devices=[gpu])
+def compared(monkeypatch, *names: str) -> list[kernel_check.Comparison]:
+  """Returns some of the comparisons of `paxlite doctor --kernels`."""
+  chosen = {}
+  for function in ('_cases', '_parts'):
+    found = list(getattr(kernel_check, function)())
+    chosen[function] = [case for case in found if case[0] in names]
+  with monkeypatch.context() as patched:
+    for function, cases in chosen.items():
+      patched.setattr(kernel_check, function, lambda cases=cases: iter(cases))
+    return list(kernel_check.comparisons())
 
 
-def check(mesh, **asked):
-  nothing = dict(attention_segments=0) | dict.fromkeys(
-    ('has_fused_logits', 'has_fused_bias', 'has_fused_ring'), False
-  )
-  attention_check.check_attention(types.SimpleNamespace(**nothing | asked), mesh)
+BOUNDS = 'packed rows, bounds', 'packed rows, counted'
 
 
 @pytest.mark.slow
-def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
-  check(gpu_mesh)
-  assert not asked
-  check(gpu_mesh, attention_segments=8)
+def test_bounds_that_differ_from_a_mask_are_found(asked, monkeypatch):
+  assert not any(c.is_wrong for c in compared(monkeypatch, *BOUNDS))
   assert {a['max_seg_per_batch'] for a in asked} == {1, 2, 4}
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
-  with pytest.raises(UserError, match=r'by the bounds of .*: MAX_SEGMENTS_PER_SEQ=0'):
-    check(gpu_mesh, attention_segments=8)
+  (found, _) = compared(monkeypatch, *BOUNDS)
+  assert found.is_wrong
+  assert (found.what, found.way_out) == (f'cuDNN, {BOUNDS[0]}', 'MAX_SEGMENTS_PER_SEQ=0')
 
 
 def in_base_2(kind, is_backward, operands, call):
@@ -246,68 +244,44 @@ def with_a_nan(kind, is_backward, operands, call):
 @pytest.mark.parametrize(
   ('case', 'way_out'),
   [
-    ('has_fused_logits', 'USE_FLASH_ATTENTION=False'),
-    ('has_fused_bias', 'USE_FLASH_ATTENTION=False'),
-    ('has_fused_ring', 'CONTEXT_ATTENTION=heads'),
+    ('a sink', 'USE_FLASH_ATTENTION=False'),
+    ('a bias with a sink', 'USE_FLASH_ATTENTION=False'),
+    ('512 keys, packed rows', 'CONTEXT_ATTENTION=heads'),
   ],
 )
-def test_wrong_kernels_end_a_run(asked, gpu_mesh, monkeypatch, case, way_out, change, is_backward):
-  check(gpu_mesh, **{case: True})
+def test_wrong_kernels_end_a_run(asked, monkeypatch, case, way_out, change, is_backward):
+  assert not any(c.is_wrong for c in compared(monkeypatch, case))
   assert {a['target'].endswith('Backward') for a in asked} == {False, True}
   of_call = cudnn_call._call
   changed = lambda kind, *args, **kwargs: (
     lambda *operands: change(kind, is_backward, operands, of_call(kind, *args, **kwargs))
   )
   monkeypatch.setattr(cudnn_call, '_call', changed)
-  with pytest.raises(UserError, match=f'by cuDNN .*: {way_out}'):
-    check(gpu_mesh, **{case: True})
+  (found,) = compared(monkeypatch, case)
+  assert found.is_wrong
+  assert found.way_out == way_out
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_what_the_check_computes(asked, gpu_mesh):
-  check(gpu_mesh, has_fused_logits=True)
+def test_what_the_check_computes(asked, monkeypatch):
+  sinks = 'a sink', 'a sink in packed rows', 'a sink in a window'
+  assert len(compared(monkeypatch, *sinks)) == 3
   calls = {(a['target'].split('fmha')[1], a['sliding_window_length']) for a in asked}
   softmax = 'Softmax', 'SoftmaxBackward', 'ScaleBiasSoftmax', 'ScaleBiasSoftmaxBackward'
   assert calls == {(name, 0) for name in softmax} | {(name, 64) for name in softmax[2:]}
   asked.clear()
-  check(gpu_mesh, has_fused_ring=True)
+  assert len(compared(monkeypatch, '256 keys', '512 keys', '128 keys, packed rows')) == 3
   shapes = {tuple(a['intermediate_tensor_shape']['dimensions'][2:]) for a in asked}
   assert shapes == {('256', '256'), ('256', '512'), ('256', '128')}
   assert {a['mask_type'] for a in asked} == {'CAUSAL', 'NO_MASK'}
 
 
-def test_gpus_without_the_kernels_are_not_asked(asked, gpu_mesh):
-  gpu_mesh.local_devices[0].compute_capability = '7.5'
-  check(
-    gpu_mesh,
-    attention_segments=None,
-    has_fused_logits=True,
-    has_fused_bias=True,
-    has_fused_ring=True,
-  )
+def test_gpus_without_the_kernels_are_not_asked(asked, monkeypatch):
+  monkeypatch.setattr(attention_case, 'active_capability', lambda: 7.5)
+  (found,) = compared(monkeypatch, 'a sink')
   assert not asked
-
-
-SPLIT = dict(MESH_AXES=['replica', 'data', 'mdl', 'context'], ICI_MESH_SHAPE=[1, 1, 1, 2])
-
-
-@pytest.mark.parametrize(
-  ('values', 'logits', 'ring'),
-  [
-    (dict(), False, False),
-    (dict(USE_ATTENTION_SINKS=True), True, False),
-    (dict(USE_ATTENTION_SINKS=True, USE_FLASH_ATTENTION=False), False, False),
-    (dict(USE_ATTENTION_SINKS=True, FPROP_DTYPE='float32'), False, False),
-    (SPLIT, False, True),
-    (SPLIT | dict(CONTEXT_ATTENTION='heads'), False, False),
-    (SPLIT | dict(ATTEN_LOGIT_CAP=30.0), False, False),
-  ],
-)
-def test_what_experiments_ask_for(values, logits, ring):
-  dcn = [1] * len(values.get('MESH_AXES', 'xyz'))
-  e = find('LLaMA3_8B')().replaced(DCN_MESH_SHAPE=dcn, **values)
-  assert (e.has_fused_logits, e.has_fused_ring) == (logits, ring)
+  assert not found.is_wrong
 
 
 @pytest.mark.cases(fast=1)
@@ -485,21 +459,3 @@ def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segme
   program = str(jax.make_jaxpr(jax.grad(body))(q_BTNH))
   forms = 1 + bias_for_more
   assert program.count('target_name=__cudnn') == forms * (runs + 1)  # one is the backward kernel
-
-
-@pytest.mark.parametrize(
-  ('name', 'values', 'expected'),
-  [
-    ('LLaMA7B', {}, None),
-    ('LLaMA7B', dict(MAX_SEGMENTS_PER_SEQ=8, PACKED_INPUT=False), 8),
-    ('LLaMA7B', dict(MAX_SEQ_LEN=32_768), 0),
-    ('LLaMA7B', dict(USE_FLASH_ATTENTION=False), 0),
-    ('LLaMA7B', dict(FPROP_DTYPE='float32'), 0),
-    ('Gemma2_2B', {}, 0),
-    ('GptOss20B', {}, 0),
-  ],
-)
-def test_what_is_checked_of_bounds(name, values, expected):
-  """None: the device counts the segments. A cap, sinks and long rows without a number have none."""
-  one = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], FPROP_DTYPE='bfloat16')
-  assert find(name)(**one | values).attention_segments == expected

@@ -1,7 +1,7 @@
 """A NaN or an infinity in an argument reaches all that depends on it: no kernel hides it.
 
 A kernel's own maximum may take the other number of two, as Triton's does. cuDNN's kernels run on
-GPUs alone: the check of attention_check compares them there.
+GPUs alone: `paxlite doctor --kernels` compares them there.
 """
 
 import functools

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import paxlite
+from paxlite.programs import kernel_check
 from paxlite.tools import doctor
 
 GPU = dict(has_gpu=True, platform='gpu', devices='1 × NVIDIA H100 (gpu)', driver='580.65.06')
@@ -53,3 +54,24 @@ def test_a_problem_and_the_way_out(healthy, plugins, values, said):
   assert all(
     f'{name} {version}' in str(machine) for name, version in names.items() if 'cuda' in name
   )
+
+
+def test_wrong_kernels_are_problems(monkeypatch, capsys):
+  found = [
+    kernel_check.Comparison('cuDNN, a sink', 0.004, 'USE_FLASH_ATTENTION=False'),
+    kernel_check.Comparison('cuDNN, a bias', float('nan'), 'USE_FLASH_ATTENTION=False'),
+  ]
+  monkeypatch.setattr(kernel_check, 'comparisons', lambda: iter(found))
+  with pytest.raises(SystemExit) as end:
+    doctor.main(['--kernels'])
+  assert end.value.code == 1
+  out = capsys.readouterr().out
+  assert 'cuDNN, a sink: 0.004 of the largest entry' in out
+  assert 'Problem: cuDNN, a sink' not in out
+  assert 'Problem: cuDNN, a bias: results or gradients differ' in out
+  assert 'Do without: USE_FLASH_ATTENTION=False' in out
+
+
+@pytest.mark.slow
+def test_the_kernels_of_this_machine_are_right():
+  assert not [c for c in kernel_check.comparisons() if c.is_wrong]
