@@ -6,7 +6,6 @@ ends the process without a message and with nothing saved.
 
 import bisect
 import functools
-import os
 import pathlib
 from collections.abc import Iterable
 from typing import overload
@@ -14,41 +13,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paxlite.core.errors import UserError, naming
-from paxlite.files.schemes import Content, is_address, scheme_of
+from paxlite.files.schemes import content_of
 
 _BLOCK = 4096  # values of a sorted array that are read together
 _MOST_BLOCKS = 1024  # blocks in the cache: 32 MiB with 8 bytes a value
-
-
-class _FileBytes:
-  """The Content of a file on this machine, which stays open."""
-
-  read_ahead = 0  # the kernel reads ahead
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    self._file = path.open('rb', buffering=0)  # closed when this object is deleted
-    self._descriptor = self._file.fileno()
-    self.size = os.fstat(self._descriptor).st_size
-
-  def read(self, offset: int, length: int) -> bytes:
-    with naming(self._path):
-      data = os.pread(self._descriptor, length, offset)
-    while len(data) < length:  # the kernel reads at most 2 GiB at once
-      with naming(self._path):
-        part = os.pread(self._descriptor, length - len(data), offset + len(data))
-      if not part:
-        size = os.fstat(self._descriptor).st_size
-        raise UserError(
-          f'{self._path} has {size:,} bytes and had {self.size:,} when it was opened: it was '
-          'changed while it was read. Put it back and start the run again'
-        )
-      data += part
-    return data
-
-  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
-    pass
 
 
 class FileArray:
@@ -64,11 +32,7 @@ class FileArray:
 
   def __init__(self, path: str | pathlib.Path, dtype: DTypeLike):
     self.path, self.dtype = str(path), np.dtype(dtype)
-    self._content: Content = (
-      scheme_of(self.path).content(self.path)
-      if is_address(self.path)
-      else _FileBytes(pathlib.Path(path))
-    )
+    self._content = content_of(self.path)
     self._width = self.dtype.itemsize
     self._count = self._content.size // self._width
 

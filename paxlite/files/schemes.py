@@ -9,37 +9,18 @@ import contextlib
 import os
 import pathlib
 import re
-import threading
-from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING
 
 from paxlite import extensions
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.extension import imported
+from paxlite.files.content import Content, FileContent, OpenedContent
 
 if TYPE_CHECKING:
   from paxlite.files.folder_lock import FolderLock
 
 SMALL = 1 << 27  # bytes of the largest file that comes with a tokenizer or describes a run
 _START = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')
-
-
-class Content(Protocol):
-  """The bytes of a file, which can be read in any order, by several threads.
-
-  Attributes:
-    size: Bytes of the file.
-    read_ahead: How many batches of rows should be requested before they are read.
-  """
-
-  size: int
-  read_ahead: int
-
-  def read(self, offset: int, length: int) -> bytes:
-    """Returns `length` bytes from `offset` on; fewer at the end. Raises UserError."""
-
-  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
-    """Begins to fetch parts, (offset, length) each, that will be read soon."""
 
 
 class Scheme:
@@ -62,9 +43,14 @@ class Scheme:
     """Returns the names of all files below an address, relative to it; [] if there is none."""
     raise NotImplementedError
 
-  def content(self, address: str) -> Content:
-    """Returns the bytes of a file that is read in any order."""
-    return _Opened(self.open(address))
+  def content(self, address: str, kept: bool = True) -> Content:
+    """Returns the bytes of a file that is read in any order.
+
+    Args:
+      address: The file.
+      kept: Whether what was read may be kept on this machine, because it is read again.
+    """
+    return OpenedContent(self.open(address))
 
   def exists(self, address: str) -> bool:
     """Returns whether there is a file, or files below the address."""
@@ -100,10 +86,6 @@ class Scheme:
     """
     raise _refusal(address)
 
-  def tensors(self, address: str) -> contextlib.AbstractContextManager[Any]:
-    """Opens a safetensors file; has the interface of safetensors.safe_open."""
-    raise _refusal(address)
-
   def checkpoints(self, address: str) -> list[pathlib.Path]:
     """Returns the copies of the checkpoints of a run, or of imported weights, the newest first.
 
@@ -135,24 +117,6 @@ def _refusal(address: str) -> UserError:
   )
 
 
-class _Opened:
-  """The content of an open file."""
-
-  read_ahead = 0
-
-  def __init__(self, file: IO[bytes]):
-    self._file, self._lock = file, threading.Lock()
-    self.size = file.seek(0, os.SEEK_END)
-
-  def read(self, offset: int, length: int) -> bytes:
-    with self._lock:
-      self._file.seek(offset)
-      return self._file.read(length)
-
-  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
-    pass
-
-
 def _known() -> dict[str, str]:
   return {name: where for e in extensions.found() for name, where in e.schemes.items()}
 
@@ -171,6 +135,13 @@ def is_address(text: str) -> bool:
 def scheme_of(address: str) -> Scheme:
   """Returns what reads and writes the paths of an address's scheme."""
   return imported(_known()[address.partition(':')[0]])
+
+
+def content_of(path: str, kept: bool = True) -> Content:
+  """Returns the bytes of a file at a path or an address, as `Scheme.content` does."""
+  if is_address(path):
+    return scheme_of(path).content(path, kept)
+  return FileContent(pathlib.Path(path))
 
 
 def local(text: str, largest: int | None = None) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import IO, cast
 
 from paxlite.core import host_memory
-from paxlite.core.errors import UserError, naming
+from paxlite.core.errors import UserError
 from paxlite.files import paths
-from paxlite.files.schemes import is_address, scheme_of
+from paxlite.files.schemes import content_of, is_address, scheme_of
 from paxlite.files.zstd import ZstdReader, most_window
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
@@ -55,15 +55,10 @@ def check_file(path: str | pathlib.Path) -> None:
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
   """A checksum of a file's first and last 64 KiB and its size: cheap, and rarely the same twice."""
-  if is_address(str(path)):
-    content = scheme_of(str(path)).content(str(path))
-    head, size = content.read(0, 1 << 16), content.size
-    tail = content.read(max(0, size - (1 << 16)), 1 << 16)
-    return zlib.crc32(tail, zlib.crc32(head + str(size).encode()))
-  with naming(path), open(path, 'rb') as f:
-    head = f.read(1 << 16)
-    f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
-    return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))
+  content = content_of(str(path))
+  head, size = content.read(0, 1 << 16), content.size
+  tail = content.read(max(0, size - (1 << 16)), 1 << 16)
+  return zlib.crc32(tail, zlib.crc32(head + str(size).encode()))
 
 
 def open_raw(path: str | pathlib.Path) -> IO[bytes]:
@@ -76,7 +71,7 @@ def open_raw(path: str | pathlib.Path) -> IO[bytes]:
 def size_of(path: str | pathlib.Path) -> int:
   """Returns the size in bytes of a file, or of one at an address."""
   if is_address(str(path)):
-    return scheme_of(str(path)).content(str(path)).size
+    return content_of(str(path)).size
   return os.stat(path).st_size
 
 

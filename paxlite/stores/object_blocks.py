@@ -32,6 +32,8 @@ IN_ORDER = 4 << 20  # bytes of a block of a file that is read from its beginning
 AT_RANDOM = 1 << 18  # bytes of a block of a file whose short parts are read in any order
 _AHEAD = 4  # blocks that are read ahead of a file that is read in order
 _AT_ONCE = 32
+_RANGE = 16 << 20  # bytes of a request of what is not kept
+_RANGES_AT_ONCE = 8
 _IN_MEMORY = 16 << 20  # bytes of the blocks of one object
 _lock = threading.Lock()
 _used: list[int] = []  # the bytes of all blocks on the disk, once they are counted
@@ -42,8 +44,53 @@ def _pool() -> concurrent.futures.ThreadPoolExecutor:
   return concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix='objects')
 
 
-class ObjectBytes:
-  """The Content of an object.
+class ObjectRanges:
+  """The Content of an object, of which nothing is kept: it is read once.
+
+  Args:
+    address: The object.
+
+  Raises:
+    UserError: There is no such object, or the store cannot be used.
+  """
+
+  read_ahead = 0
+
+  def __init__(self, address: str):
+    self.address = address
+    with reading(address):
+      self._store = ObjectStore(address)
+      try:
+        found = self._store.head('')
+      except FileNotFoundError:
+        raise AbsentError(f'{address} is not there') from None
+    self.size, self._tag = found.size, found.tag
+
+  def read(self, offset: int, length: int) -> bytes | bytearray:
+    data = bytearray(max(0, min(length, self.size - offset)))
+
+    def get(at: int) -> None:
+      part = min(_RANGE, len(data) - at)
+      data[at : at + part] = self._range(offset + at, part)
+
+    with concurrent.futures.ThreadPoolExecutor(_RANGES_AT_ONCE) as pool:
+      list(pool.map(get, range(0, len(data), _RANGE)))
+    return data
+
+  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
+    pass
+
+  def _range(self, offset: int, length: int) -> bytes:
+    """Returns the bytes of one request."""
+    with reading(self.address):
+      data = self._store.read_range('', offset, offset + length, self._tag)
+      if len(data) != length:
+        raise OSError(errno.EIO, f'the store sent {len(data):,} of {length:,} bytes')
+      return data
+
+
+class ObjectBytes(ObjectRanges):
+  """The Content of an object, of which blocks are kept.
 
   Args:
     address: The object.
@@ -56,16 +103,9 @@ class ObjectBytes:
   read_ahead = 16
 
   def __init__(self, address: str, block: int = AT_RANDOM):
-    self.address = address
-    with reading(address):
-      self._store = ObjectStore(address)
-      try:
-        found = self._store.head('')
-      except FileNotFoundError:
-        raise AbsentError(f'{address} is not there') from None
-    self.size, self._tag = found.size, found.tag
+    super().__init__(address)
     self._block = block
-    version = hashlib.sha256(f'{address} {found.tag} {found.size} {block}'.encode()).hexdigest()
+    version = hashlib.sha256(f'{address} {self._tag} {self.size} {block}'.encode()).hexdigest()
     self._folder = cache() / 'blocks' / version[:24]
     self._lock = threading.Lock()
     self._coming: dict[int, concurrent.futures.Future] = {}
@@ -127,10 +167,7 @@ class ObjectBytes:
       data = path.read_bytes()
       if len(data) == length:
         return data
-    with reading(self.address):
-      data = self._store.read_range('', start, start + length, self._tag)
-      if len(data) != length:
-        raise OSError(errno.EIO, f'the store sent {len(data):,} of {length:,} bytes')
+    data = self._range(start, length)
     _keep(path, data)
     return data
 

@@ -11,11 +11,10 @@ from paxlite.core.errors import AbsentError, UserError
 from paxlite.files.folder_lock import FolderLock
 from paxlite.files.schemes import SMALL, Scheme, place_of
 from paxlite.stores import addresses
-from paxlite.stores.object_blocks import ObjectBytes, open_object
+from paxlite.stores.object_blocks import ObjectBytes, ObjectRanges, open_object
 from paxlite.stores.object_copies import copy_of
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.store_errors import reading
-from paxlite.stores.stored_tensors import StoredTensors
 
 _METADATA = 'data/metadata'
 _OF_RUN = re.compile(r'(\w+://[^/]+(?:/.+)?)/checkpoints/[^/]+')
@@ -34,8 +33,8 @@ class Stores(Scheme):
     with reading(address):
       return [found.name for found in ObjectStore(address).below()]
 
-  def content(self, address: str) -> ObjectBytes:
-    return ObjectBytes(address)
+  def content(self, address: str, kept: bool = True) -> ObjectRanges:
+    return ObjectBytes(address) if kept else ObjectRanges(address)
 
   def exists(self, address: str) -> bool:
     with reading(address):
@@ -68,9 +67,6 @@ class Stores(Scheme):
         raise UserError(
           f'{address} cannot be written: {e.strerror or e}; run the command again'
         ) from None
-
-  def tensors(self, address: str) -> contextlib.AbstractContextManager[StoredTensors]:
-    return contextlib.nullcontext(StoredTensors(address))
 
   def checkpoints(self, address: str) -> list[pathlib.Path]:
     from paxlite.stores.step_copies import StepCopies

@@ -7,20 +7,18 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
 from paxlite.checkpointing.variables import Variable, blocks
-from paxlite.core import shell
 from paxlite.core.errors import UserError, located
-from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
-from paxlite.files.schemes import is_address, scheme_of
+from paxlite.files.schemes import scheme_of
 from paxlite.files.text_files import check_file
 from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights import model_files
@@ -31,6 +29,7 @@ from paxlite.weights.generation_keys import read_generation, written_generation
 from paxlite.weights.layout import check_layers, has_modules
 from paxlite.weights.prediction_keys import own_prefix, with_present_modules
 from paxlite.weights.quantized import Dequantized
+from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
 from paxlite.weights.written_tensors import VariableReader, written_tensor
@@ -73,7 +72,7 @@ class Safetensors:
   """
 
   def __init__(self, folder: pathlib.Path, address: str | None = None, keeps: str = ''):
-    self._files: dict[str, tuple[str, str]] = {}  # and the name in the file
+    self._tensors: dict[str, FileTensor] = {}
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
     self.left_out: collections.Counter[str] = collections.Counter()
@@ -82,20 +81,20 @@ class Safetensors:
       place, names_in(folder, address), lambda: _weight_map(folder / model_files.INDEX)
     )
     for path in (f'{place}/{file}' for file in files):
-      with _opened(path) as f:
-        for name in f.keys():  # noqa: SIM118 - not a dict
-          short = _PREFIX.sub('', name)
-          if beside := _beside(name, keeps):
-            self.left_out[beside] += 1
-            continue
-          if short in self._files:
-            first, other = self._files[short]
-            raise UserError(f'{short} is there twice: {other} of {first}, and {name} of {path}')
-          described = f.get_slice(name)
-          self.dtypes[short] = described.get_dtype()
-          self._files[short] = path, name
-          self.shapes[short] = tuple(described.get_shape())
-    names = {name for _, name in self._files.values()}
+      check_file(path)
+      for tensor in tensors_in(path):
+        name = tensor.name
+        short = _PREFIX.sub('', name)
+        if beside := _beside(name, keeps):
+          self.left_out[beside] += 1
+          continue
+        if other := self._tensors.get(short):
+          raise UserError(
+            f'{short} is there twice: {other.name} of {other.path}, and {name} of {path}'
+          )
+        self._tensors[short] = tensor
+        self.dtypes[short], self.shapes[short] = tensor.dtype, tensor.shape
+    names = {tensor.name for tensor in self._tensors.values()}
     missing = [n for n in stated if n not in names and not _beside(n, keeps)]
     if missing:
       raise UserError(
@@ -105,7 +104,7 @@ class Safetensors:
   def leave_out(self, names: str, what: str) -> None:
     """Leaves out the tensors whose names match a regular expression; `what` says what they are."""
     for name in [name for name in self.shapes if re.fullmatch(names, name)]:
-      del self.shapes[name], self.dtypes[name], self._files[name]
+      del self.shapes[name], self.dtypes[name], self._tensors[name]
       self.left_out[what] += 1
 
   def put_below(self, prefix: str, outside: tuple[str, ...]) -> None:
@@ -113,16 +112,10 @@ class Safetensors:
     new = lambda name: name if name.startswith(outside) else prefix + name
     self.shapes = {new(name): shape for name, shape in self.shapes.items()}
     self.dtypes = {new(name): dtype for name, dtype in self.dtypes.items()}
-    self._files = {new(name): file for name, file in self._files.items()}
+    self._tensors = {new(name): tensor for name, tensor in self._tensors.items()}
 
   def read(self, name: str) -> np.ndarray:
-    # The file is opened again each time, so that the pages of one tensor do not stay mapped while
-    # the next one is read.
-    path, full = self._files[name]
-    with _opened(path) as f:
-      if self.dtypes[name] != 'F8_E4M3' or is_address(path):
-        return f.get_tensor(full)
-    return _read_fp8(path, full, self.shapes[name])
+    return self._tensors[name].read()
 
 
 def _beside(name: str, keeps: str) -> str:
@@ -135,32 +128,6 @@ def _beside(name: str, keeps: str) -> str:
   if keeps and name.startswith(keeps):
     return ''
   return next((what for what, pattern in _BESIDE.items() if pattern.match(name)), '')
-
-
-def _read_fp8(path: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """Reads a tensor in FP8, which safetensors cannot give to numpy, from a file that it can open."""
-  with open(path, 'rb') as f:
-    length = int.from_bytes(f.read(8), 'little')
-    start, _ = parsed(f.read(length))[name]['data_offsets']
-    f.seek(8 + length + start)
-    count = int(np.prod(shape, dtype=np.int64))
-    return np.fromfile(f, ml_dtypes.float8_e4m3fn, count).reshape(shape)
-
-
-def _opened(path: str) -> Any:
-  if is_address(path):
-    return scheme_of(path).tensors(path)
-  check_file(path)
-  try:
-    from safetensors import SafetensorError, safe_open
-  except ImportError:
-    raise UserError(
-      f'safetensors files need the package safetensors: {shell.install("weights")}'
-    ) from None
-  try:
-    return safe_open(path, framework='np')
-  except (SafetensorError, OSError) as e:
-    raise UserError(f'{path} is damaged or truncated: {e}') from None
 
 
 def names_in(folder: pathlib.Path, address: str | None) -> set[str]:

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files in a bucket, and folders that commands write there."""
+"""Tensors of safetensors files here and in a bucket, and folders that commands write there."""
 
 import ml_dtypes
 import numpy as np
@@ -7,7 +7,7 @@ import safetensors.numpy
 
 from paxlite.core.errors import UserError
 from paxlite.files.output import output_folder
-from paxlite.stores import stored_tensors
+from paxlite.stores import object_blocks
 from paxlite.stores.object_store import ObjectStore
 from paxlite.weights.huggingface import Safetensors
 from tests.support.gcs_server import gcs_server
@@ -15,7 +15,6 @@ from tests.support.gcs_server import gcs_server
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-  stored_tensors._opened.cache_clear()
   with gcs_server('bkt') as server:
     for name, value in server.environment().items():
       monkeypatch.setenv(name, value)
@@ -24,7 +23,7 @@ def store(monkeypatch, tmp_path):
 
 
 def test_tensors_are_read_by_ranges(store, tmp_path, monkeypatch):
-  monkeypatch.setattr(stored_tensors, '_RANGE', 1000)
+  monkeypatch.setattr(object_blocks, '_RANGE', 1000)
   rng = np.random.default_rng(0)
   tensors = {
     'a': rng.standard_normal((30, 20)).astype(np.float32),
