@@ -1,6 +1,6 @@
 """python -m benchmarks.aot [NAME…] [--table]: compiles large models for machines that are absent.
 
-Compiles each NAME of CASES, or all of them, with `paxlite.tools.compile` in a separate process.
+Compiles each NAME of CASES, or all of them, with `paxlite compile` in a separate process.
 Reports go to benchmarks/results/aot/NAME.json. Needs the extras tpu and cuda, no device, and an
 hour on two cores. --table prints the existing reports as a table.
 """

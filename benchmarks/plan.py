@@ -5,6 +5,7 @@ with a small budget: its choice is compared with the best of all, and its predic
 the compiler. `order` measures steps of DemoGPTAdam on the devices of this machine, in turn, and
 compares the order that the planner predicts without compiling anything. Results go to
 benchmarks/results/plan/. Verdicts are kept in the cache folder: a second call takes seconds.
+`--replay` asks no compiler, and takes the verdicts of the results instead.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import os
 import pathlib
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,18 +41,37 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('names', nargs='*', default=[*GRIDS, 'order'])
   parser.add_argument('--workers', type=int, default=len(os.sched_getaffinity(0)))
+  parser.add_argument('--replay', action='store_true', help='takes the verdicts of the results')
   args = parser.parse_args()
   RESULTS.mkdir(parents=True, exist_ok=True)
   if 'order' in args.names and (changes := cpu_memory.environment()):  # as a run has them
     command = [sys.executable, '-m', 'benchmarks.plan', *sys.argv[1:]]
     os.execve(sys.executable, command, {**os.environ, **changes})
   for name in args.names:
-    result = order() if name == 'order' else grid(name, args.workers)
+    result = order() if name == 'order' else grid(name, args.workers, args.replay)
     (RESULTS / f'{name}.json').write_text(json.dumps(result, indent=1) + '\n')
     print(json.dumps({k: v for k, v in result.items() if not isinstance(v, list)}), flush=True)
 
 
-def grid(name: str, workers: int) -> dict[str, Any]:
+class Replayed:
+  """Says of each candidate what was said in an earlier call, by its attributes."""
+
+  size = 1
+
+  def __init__(self, name: str, candidates: Sequence[Any]):
+    found = json.loads((RESULTS / f'{name}.json').read_text())['judged']
+    said = {j['candidate']: (j['memory'], j['seconds']) for j in found}
+    self._said = [(c.attributes, said[str(c)]) for c in candidates]
+
+  def judge(self, questions: Sequence[Any]) -> Any:
+    from paxlite.aot.planning.verdicts import Verdict
+
+    for i, (_, values, _) in enumerate(questions):
+      same = (said for made, said in self._said if made.items() <= values.items())
+      yield i, Verdict(*next(same))
+
+
+def grid(name: str, workers: int, replays: bool) -> dict[str, Any]:
   """Judges all candidates of a grid, and compares the planner's choice with the best."""
   environment = dict(os.environ)
   here = name == 'here'
@@ -62,20 +83,20 @@ def grid(name: str, workers: int) -> dict[str, Any]:
 
   import jax
 
-  from paxlite.aot.planning import machine, store
-  from paxlite.aot.planning.candidates import Space
+  from paxlite.aot.planning import machine, verdicts
   from paxlite.aot.planning.estimate import Estimator
   from paxlite.aot.planning.model import Model
-  from paxlite.aot.planning.search import Search
-  from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.aot.planning.search import Plan, Search
+  from paxlite.aot.planning.space import Space
+  from paxlite.aot.planning.workers import WorkerPool
   from paxlite.compilation import compiled_step
   from paxlite.experiments.registry import find
 
   experiment_name, changes, rows, memory, policies, chunks = GRIDS[name]
   experiment = find(experiment_name)().replaced(**changes)
-  with WorkerPool([f'--target={name}'], 1 if here else workers, environment) as pool:
+  with WorkerPool(name, None, 1 if here else workers, environment) as workers_pool:
     if here:
-      where = machine.of_description(pool.describe(), None)
+      where = machine.of_description(workers_pool.describe())
       device = jax.devices('cpu')[0]
     else:
       where = machine.of_target(targets.parse(name))
@@ -89,20 +110,23 @@ def grid(name: str, workers: int) -> dict[str, Any]:
     kept = frozenset({'NUM_MICROBATCHES'})
     space = Space(experiment, where, kept, frozenset(), rows, combinations)
     everything = list(space)
+    pool: Any = Replayed(name, everything) if replays else workers_pool
     print(f'{name}: {len(everything)} candidates', flush=True)
-    about = dict(versions=compiled_step.versions(where.platform), code=store.code(), grid=name)
-    kept_verdicts = store.Store(store.own_place(), about)
-    make = lambda budget: Search(
-      space, Estimator(Model(experiment, device), where), pool, kept_verdicts, budget,
-      1 if here else workers, lambda text: print(text, flush=True),
-    )  # fmt: skip
-    true = make(len(everything)).everything()
-    search = make(max(len(everything) // SHARE, 6))
-    plan = search.run()
+    about = dict(versions=compiled_step.versions(where.platform), code=verdicts.code(), grid=name)
+    about |= dict(replayed=replays)
+    store = verdicts.Store(None, about)
+    estimator = Estimator(Model(experiment, device), where)
+    make = lambda most: Search(space, estimator, pool, store, most, lambda text: print(text))
+    true, every = Plan(space), make(len(everything))
+    asked = [(*one, one[0].of(experiment)) for one in every.estimated(true)]
+    every.ask(true, asked, time.monotonic())
+    plan = make(max(len(everything) // SHARE, 6)).run()
   best, chosen = true.best[0], plan.best[0]
   judged = {str(j.candidate): j for j in true.judged}
-  later = [j.off for j in plan.judged[4:] if j.verdict.memory and not j.verdict.error]
-  after = corrected_errors(search, judged)
+  known = [j for j in true.judged if j.verdict.memory]
+  later = [abs(j.predicted / j.verdict.memory - 1) for j in plan.judged[4:] if j.verdict.memory]
+  first = min((j for j in true.judged if j.fits), key=lambda j: j.estimate.seconds)
+  timed = [j for j in true.judged if j.verdict.seconds]
   return dict(
     target=name,
     candidates=len(everything),
@@ -114,16 +138,14 @@ def grid(name: str, workers: int) -> dict[str, Any]:
     chosen_memory=chosen.verdict.memory,
     memory_limit=memory,
     worse_by=judged[str(chosen.candidate)].verdict.seconds / best.verdict.seconds - 1,
-    estimated_only_worse_by=first_guess(true) / best.verdict.seconds - 1,
+    estimated_only_worse_by=first.verdict.seconds / best.verdict.seconds - 1,
     memory_off_before_compiling_median=statistics.median(later) if later else None,
     memory_off_before_compiling_most=max(later, default=None),
-    memory_off_of_the_others_median=statistics.median(after) if after else None,
     memory_off_of_the_uncorrected_median=statistics.median(
-      abs(j.estimate.memory / j.verdict.memory - 1) for j in true.judged if j.verdict.memory
+      abs(j.estimate.memory / j.verdict.memory - 1) for j in known
     ),
     order_of_time=spearman(
-      [j.estimate.seconds for j in true.judged if j.verdict.seconds],
-      [j.verdict.seconds for j in true.judged if j.verdict.seconds],
+      [j.estimate.seconds for j in timed], [j.verdict.seconds for j in timed]
     ),
     judged=[
       dict(
@@ -136,22 +158,6 @@ def grid(name: str, workers: int) -> dict[str, Any]:
   )  # fmt: skip
 
 
-def corrected_errors(search: Any, judged: dict[str, Any]) -> list[float]:
-  """How far the corrected estimates of memory are off for candidates that were not compiled."""
-  found = []
-  for candidate, memory in search.corrected():
-    j = judged.get(str(candidate))
-    if j is not None and j.verdict.memory:
-      found.append(abs(memory / j.verdict.memory - 1))
-  return found
-
-
-def first_guess(true: Any) -> float:
-  """Seconds of the candidate that is estimated to be the fastest and fits."""
-  fitting = [j for j in true.judged if j.fits]
-  return float(min(fitting, key=lambda j: j.estimate.seconds).verdict.seconds)
-
-
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
   """The correlation of the ranks of two lists."""
   import numpy as np
@@ -162,17 +168,16 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 def order() -> dict[str, Any]:
   """Measures steps of DemoGPTAdam in turn, and compares their order with the predicted one."""
-  from paxlite.aot.planning import machine, worker
-  from paxlite.aot.planning.candidates import Candidate
+  from paxlite.aot.planning import machine, workers
   from paxlite.aot.planning.estimate import Estimator
-  from paxlite.aot.planning.layouts import own_layout
   from paxlite.aot.planning.model import Model
+  from paxlite.aot.planning.space import Candidate, own_layout
   from paxlite.experiments.registry import find
 
   experiment = find('DemoGPTAdam')()
   import jax
 
-  where = machine.of_description(worker.described(), None)
+  where = machine.of_description(workers.described())
   estimator = Estimator(Model(experiment, jax.devices()[0]), where)
   layout = own_layout(experiment)
   cases = [
@@ -188,7 +193,7 @@ def order() -> dict[str, Any]:
   ]  # fmt: skip
   steps = []
   for case in cases:
-    steps.append(worker.LocalStep(case.of(experiment)))
+    steps.append(workers.LocalStep(case.of(experiment)))
     print(f'compiled {case}', file=sys.stderr, flush=True)
   for step in steps:
     step.run()

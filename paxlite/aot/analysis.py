@@ -320,9 +320,8 @@ def page(report: Report) -> str:
     lines += ['', *cost_lines(r.costs, chip)]
   if r.mfu is not None:
     low, high = r.mfu
-    is_measured = chip is not None and (chip.rates.source or chip.step)
+    how = 'predicted at' if chip is not None and chip.rates.source else 'at most'
     lines.append(
-      f'  MFU is {"foreseen at" if is_measured else "at most"} {low:.0%}; {high:.0%} if computing, '
-      'memory and collectives all overlapped.'
+      f'  MFU is {how} {low:.0%}; {high:.0%} if computing, memory and collectives all overlapped.'
     )
   return '\n'.join([*lines, *([''] if r.notes else []), *r.notes])

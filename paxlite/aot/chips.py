@@ -1,15 +1,15 @@
 """Chips by their data sheets, and what kernels reach of them."""
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from paxlite.aot import step_calibration
-from paxlite.aot.step_calibration import StepCalibration
 from paxlite.core.errors import UserError
 from paxlite.files.json_files import read_object
 from paxlite.parallel.devices import peak_flops
+from paxlite.stores import object_copies
 
 GIB = 1 << 30
 
@@ -91,7 +91,6 @@ class Chip:
     host_bandwidth: Bytes/s between a device and its host, each way; 0 where it is not known.
     gpu: What XLA has to know of a GPU; None for TPUs.
     rates: What kernels reach of these numbers.
-    step: How long steps of a run took beside what all this says; None if that is not known.
   """
 
   name: str
@@ -107,12 +106,6 @@ class Chip:
   measured_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
   gpu: Gpu | None = None
   rates: Rates = dataclasses.field(default_factory=Rates)
-  step: StepCalibration | None = None
-
-  @property
-  def slower(self) -> float:
-    """The factor by which a step is slower than the other numbers say; it may be below 1."""
-    return 1.0 if self.step is None else self.step.ratio
 
   @property
   def platform(self) -> Literal['gpu', 'tpu']:
@@ -247,10 +240,9 @@ def chip_of_kind(kind: str) -> Chip | None:
 
 
 def calibrated(chip: Chip, path: str) -> Chip:
-  """Returns a chip with the measured speeds of a file, or the step calibration of a run.
+  """Returns a chip with the measured speeds of a file.
 
-  A run writes the latter into its folder, which may be named instead. A file of speeds is a JSON
-  object: `chip` is the name of the chip, `flops` has FLOP/s by the types of the
+  It is a JSON object: `chip` is the name of the chip, `flops` has FLOP/s by the types of the
   operands in HLO (bf16, f32, f8e4m3fn …). memory_bandwidth, ici_bandwidth, dcn_bandwidth, and
   host_bandwidth between a device and its host (each way) are in bytes/s. What it does not have
   stays as the data sheet says. Its FLOP/s are those of one large matrix multiplication, and its
@@ -259,18 +251,17 @@ def calibrated(chip: Chip, path: str) -> Chip:
   Raises:
     UserError: The file cannot be read, is of another chip, or has a speed that is none.
   """
-  found = read_object(step_calibration.file_of(path))
-  if step_calibration.RATIO in found:
-    step = step_calibration.of_object(found, path)
-    _check_chip(chip, step.chip, path)
-    return dataclasses.replace(chip, step=step)
+  found = read_object(pathlib.Path(object_copies.local(path)))
   speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth', 'host_bandwidth')
   if unknown := sorted(found.keys() - {'chip', 'flops', 'source', *speeds}):
     raise UserError(
       f'--calibration={path}: {unknown[0]} is not a key of this file: use chip, flops, '
       f'{", ".join(speeds)}'
     )
-  _check_chip(chip, found.get('chip'), path)
+  if found.get('chip') != chip.name:
+    raise UserError(
+      f'--calibration={path} is of {found.get("chip")}, and the target of {chip.name}'
+    )
   flops = found.get('flops', {})
   numbers = {**(flops if isinstance(flops, dict) else {'flops': None})}
   numbers |= {name: found[name] for name in speeds if name in found}
@@ -284,8 +275,3 @@ def calibrated(chip: Chip, path: str) -> Chip:
     rates = dataclasses.replace(rates, memory=rates.memory / rates.copy)
   source = f'{path}; otherwise {chip.source}'
   return dataclasses.replace(chip, measured_flops=measured, rates=rates, source=source, **changes)
-
-
-def _check_chip(chip: Chip, of_file: object, path: str) -> None:
-  if of_file != chip.name:
-    raise UserError(f'--calibration={path} is of {of_file}, and the target of {chip.name}')

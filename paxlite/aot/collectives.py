@@ -1,25 +1,19 @@
 """The collectives of a compiled program: how often each one runs, and along which mesh axes."""
 
-import collections
 import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from paxlite.aot.hlo import Computation, Instruction, Program, arrays_of, elements
 
 KINDS = (
-  'all-gather',
-  'all-reduce',
-  'reduce-scatter',
-  'all-to-all',
-  'ragged-all-to-all',
-  'collective-permute',
-  'collective-broadcast',
-)
+  'all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all',
+  'collective-permute', 'collective-broadcast',
+)  # fmt: skip
 BETWEEN_SLICES = 'dcn'  # the name for traffic between TPU slices, which goes through hosts
 
 
@@ -110,24 +104,6 @@ def collective(
   elif kind == 'reduce-scatter':
     total *= size
   return Collective(kind, total, axes, size, count, shape, *where)
-
-
-def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:
-  """Returns (kind, axes, runs, bytes, sent bytes) by kind and axes, the most sent first."""
-  groups = collections.defaultdict(list)
-  for c in found:
-    groups[c.kind, c.axes].append(c)
-  rows = [
-    (
-      kind,
-      axes,
-      sum(c.count for c in group),
-      sum(c.bytes * c.count for c in group),
-      sum(c.sent_bytes for c in group),
-    )
-    for (kind, axes), group in groups.items()
-  ]
-  return sorted(rows, key=lambda row: -row[4])
 
 
 def _instructions(program: Program) -> Iterator[tuple[Computation, Instruction, int, bool]]:

@@ -16,6 +16,7 @@ from paxlite.aot.traffic import Traffic
 from paxlite.layers.attention.cudnn_call import MORE_SEGMENTS
 
 Platform = Literal['cpu', 'gpu', 'tpu']
+_HOST = 5  # XLA's number of the memory of the host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,3 +130,29 @@ def part_of(source: str) -> str:
   if not names:  # methods of the model itself, such as TransformerLm.losses
     names = [p.rpartition('.')[2] for p in re.findall(r'[A-Z]\w*\.\w+', source)][-1:]
   return '/'.join(names[-2:]) or 'elsewhere'
+
+
+def host_copy(instruction: Instruction) -> tuple[int, bool] | None:
+  """Returns (bytes, whether they go to the host) of the copy that an instruction starts, or None.
+
+  The shape of such an instruction is a tuple of its operands, its result and a number. An
+  instruction that reads a slice has (array on the host, slice, number). One that writes a slice has
+  (array on the host, slice, the same array, number).
+  """
+  if not instruction.opcode.endswith('-start'):
+    return None
+  there = [a for a in instruction.arrays if a.space == _HOST]
+  moved = max((a.bytes for a in instruction.arrays if a.space != _HOST and a.dims), default=0)
+  if not there or not moved:
+    return None
+  is_copy = instruction.opcode == 'copy-start'  # (result, operand, number)
+  return moved, instruction.arrays[0].space == _HOST if is_copy else len(there) > 1
+
+
+def host_traffic(costs: Costs) -> tuple[int, int]:
+  """Returns the bytes that a run of a program reads from the host, and those that it writes."""
+  moved = [0, 0]
+  for _, instruction, count in costs.instructions():
+    if copy := host_copy(instruction):
+      moved[copy[1]] += copy[0] * count
+  return moved[0], moved[1]

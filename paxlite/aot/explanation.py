@@ -7,22 +7,21 @@ the collectives and products from the compiled program.
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fiddle as fdl
 import jax
 from flax.linen import meta
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from paxlite.aot import analysis, collectives, saved_activations
-from paxlite.aot.analysis import Report
 from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
-from paxlite.aot.origins import RECOMPUTED, Origin, Paths, origins
+from paxlite.aot.origins import Origin, Paths
 from paxlite.aot.roofline import Links, speed_of
-from paxlite.aot.schedule import StepSchedule
-from paxlite.aot.step_blocks import Block, blocks_of
+from paxlite.aot.schedule import Speed, StepSchedule
+from paxlite.aot.step_blocks import blocks_of
 from paxlite.aot.targets import Target
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
@@ -88,102 +87,18 @@ class BlockCollective:
   exposed: float | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Products:
-  """The matrix products of a module in one pass of a step, on one device.
-
-  Attributes:
-    block: The part of the model.
-    module: The module in it, such as 'qkv/query'.
-    of: One of forward, recomputed, backward and update.
-    runs: Number of kernels that run.
-    flops: FLOPs of all runs.
-  """
-
-  block: str
-  module: str
-  of: str
-  runs: int
-  flops: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Totals:
-  """Bytes of one device.
-
-  Attributes:
-    parameters: All parameters.
-    optimizer: The optimizer's state.
-    others: Counters, and the statistics of FP8.
-    batch: The arrays of a batch.
-    gradients: The gradients of the trainable parameters.
-    activations: The saved activations of one microbatch.
-    temporaries: What the compiler allocates beside its arguments, gradients and activations
-      included; 0 where the program did not compile.
-    code: The compiled program itself.
-    peak: The most bytes in use at a time.
-    memory: The bytes of a device that programs can use; None where that is not known.
-  """
-
-  parameters: int
-  optimizer: int
-  others: int
-  batch: int
-  gradients: int
-  activations: int
-  temporaries: int
-  code: int
-  peak: int
-  memory: int | None
-
-  @property
-  def state(self) -> int:
-    return self.parameters + self.optimizer + self.others
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-  """The parts of a train step.
-
-  Attributes:
-    report: What `paxlite compile` says of the step.
-    weights: One row for each parameter.
-    activations: One row for each array that the forward pass keeps for the backward pass.
-    collectives: Collectives by block and pass.
-    products: Matrix products by module and pass.
-    totals: Bytes of one device.
-    blocks: FLOPs, traffic and foreseen seconds of each block of a step, by its name.
-  """
-
-  report: Report
-  weights: tuple[ArrayRow, ...]
-  activations: tuple[ArrayRow, ...]
-  collectives: tuple[BlockCollective, ...]
-  products: tuple[Products, ...]
-  totals: Totals
-  blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)
-
-  @property
-  def recomputed(self) -> tuple[Products, ...]:
-    """The products of the forward pass that the backward pass computes again."""
-    return tuple(p for p in self.products if p.of == RECOMPUTED)
-
-  def as_json(self) -> JsonObject:
-    """Returns the explanation; `report` is what `paxlite compile --json` writes."""
-    rows = lambda found: [dataclasses.asdict(row) for row in found]
-    return {
-      'report': self.report.as_json(),
-      'totals': dataclasses.asdict(self.totals) | {'state': self.totals.state},
-      'weights': rows(self.weights),
-      'activations': rows(self.activations),
-      'collectives': rows(self.collectives),
-      'products': rows(self.products),
-      'blocks': {name: dataclasses.asdict(block) for name, block in self.blocks.items()},
-    }
-
-
-def explain(experiment: Experiment, target: Target) -> Explanation:
+def explain(experiment: Experiment, target: Target) -> JsonObject:
   """Compiles the train step of an experiment for a target, and explains it.
+
+  Returns:
+    An object for JSON. `report` is what `paxlite compile --json` writes. `weights` and
+    `activations` have an ArrayRow for each parameter, and for each array that the forward pass
+    keeps for the backward pass; `collectives` a BlockCollective by block, pass, kind and axes;
+    `products` the runs and FLOPs of matrix products by block, module and pass; `blocks` what
+    step_blocks.blocks_of returns. `totals` are bytes of one device: parameters, optimizer, others
+    (counters, statistics of FP8), state (these three), batch, gradients, activations (of one
+    microbatch), temporaries (what the compiler allocates beside its arguments), code, peak, and
+    memory (of the chip; None where that is not known).
 
   Raises:
     UserError: The errors of analysis.compile_step.
@@ -195,41 +110,44 @@ def explain(experiment: Experiment, target: Target) -> Explanation:
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   abstract = partitioning.sharded_shapes(boxed, mesh, e.rules)
   trainable, _ = task.optimizer.split(abstract.params)
-  gradients = jax.tree.map(lambda w: w.update(dtype=task.gradient_dtype), trainable)
   on_host = lambda x: task.optimizer.on_host and is_moment(x)
-  optimizer = [x for x in jax.tree.leaves(abstract.opt_state) if not on_host(x)]
   rows = e.batch_size // task.num_microbatches
   activations = [
     _row(s.source or 'loss', s.shape, s.dtype, s.names, mesh, e, s.label or s.operation)
     for s in saved_activations.saved_by_loss(e, mesh, rows)
   ]
-  found: tuple[BlockCollective, ...] = ()
-  products: tuple[Products, ...] = ()
-  blocks: dict[str, Block] = {}
+  state = {
+    'parameters': _bytes(abstract.params),
+    'optimizer': _bytes([x for x in jax.tree.leaves(abstract.opt_state) if not on_host(x)]),
+    'others': _bytes(abstract.replace(params=(), opt_state=())),
+  }
+  found: JsonObject = {
+    'report': report.as_json(),
+    'totals': state | {
+      'state': sum(state.values()),
+      'batch': _bytes(analysis.abstract_batch(e, mesh, [])),
+      'gradients': _bytes(jax.tree.map(lambda w: w.update(dtype=task.gradient_dtype), trainable)),
+      'activations': sum(row.bytes for row in activations),
+      'temporaries': report.temporaries,
+      'code': report.generated_code,
+      'peak': report.total,
+      'memory': None if report.chip is None else report.chip.memory,
+    },
+    'weights': [dataclasses.asdict(row) for row in _weights(boxed, mesh, e)],
+    'activations': [dataclasses.asdict(row) for row in activations],
+    'collectives': [], 'products': [], 'blocks': {},
+  }  # fmt: skip
   if report.program:
-    program = Program(report.program)
-    costs = Costs(program, analysis.platform_of(mesh.devices.flat[0]))
-    paths = Paths(program)
-    links = analysis.links_of(e, mesh)
-    found = tuple(_collectives(program, costs, paths, links, report))
-    products = tuple(_products(costs, paths))
+    costs = Costs(Program(report.program), analysis.platform_of(mesh.devices.flat[0]))
+    paths, links = Paths(costs.program), analysis.links_of(e, mesh)
     speed = None if report.chip is None else speed_of(report.chip, links)
     blocks = blocks_of(costs, links.sizes, speed)
-  chip = report.chip
-  totals = Totals(
-    parameters=_bytes(abstract.params),
-    optimizer=_bytes(optimizer),
-    others=_bytes(abstract.replace(params=(), opt_state=())),
-    batch=_bytes(analysis.abstract_batch(e, mesh, [])),
-    gradients=_bytes(gradients),
-    activations=sum(row.bytes for row in activations),
-    temporaries=report.temporaries,
-    code=report.generated_code,
-    peak=report.total,
-    memory=None if chip is None else chip.memory,
-  )
-  weights = tuple(_weights(boxed, mesh, e))
-  return Explanation(report, weights, tuple(activations), found, products, totals, blocks)
+    found |= {
+      'collectives': [dataclasses.asdict(c) for c in _collectives(costs, paths, links, speed)],
+      'products': list(_products(costs, paths)),
+      'blocks': {name: dataclasses.asdict(block) for name, block in blocks.items()},
+    }
+  return found
 
 
 def _weights(boxed: TrainState, mesh: Mesh, e: Experiment) -> Iterator[ArrayRow]:
@@ -251,19 +169,11 @@ def _row(
 ) -> ArrayRow:
   sizes = dict(mesh.shape)
   partition = partitioning.fitting(partitioning.spec(axes, e.rules), shape, sizes)
-  mesh_axes = tuple(
-    tuple(a for a in partitioning.axes_of(entry) if sizes[a] > 1) for entry in partition
-  )
-  shape = tuple(shape)
-  size = _device_bytes(shape, dtype, partition, sizes)
-  return ArrayRow(name, shape, dtype, tuple(axes), mesh_axes, size, made_by)
-
-
-def _device_bytes(
-  shape: Sequence[int], dtype: str, partition: PartitionSpec, sizes: Mapping[str, int]
-) -> int:
-  shards = math.prod(sizes[a] for entry in partition for a in partitioning.axes_of(entry))
-  return math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards
+  split = [partitioning.axes_of(entry) for entry in partition]
+  shards = math.prod(sizes[a] for axes in split for a in axes)
+  size = math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards
+  mesh_axes = tuple(tuple(a for a in axes if sizes[a] > 1) for axes in split)
+  return ArrayRow(name, tuple(shape), dtype, tuple(axes), mesh_axes, size, made_by)
 
 
 def _bytes(tree: PyTree) -> int:
@@ -277,10 +187,10 @@ def _bytes(tree: PyTree) -> int:
 
 
 def _collectives(
-  program: Program, costs: Costs, paths: Paths, links: Links, report: Report
-) -> Iterator[BlockCollective]:
-  """Yields the collectives by block and pass, the most sent first."""
-  speed = None if report.chip is None else speed_of(report.chip, links)
+  costs: Costs, paths: Paths, links: Links, speed: Speed | None
+) -> list[BlockCollective]:
+  """Returns the collectives by block and pass, the most sent first."""
+  program = costs.program
   waits: dict[str, float] = {}
   if speed is not None:
     waits = StepSchedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
@@ -288,52 +198,38 @@ def _collectives(
   for one in collectives.collectives(program, links.sizes):
     computation = program.computations[one.computation]
     instruction = computation.get(one.instruction)
-    path = paths.path(computation, instruction)
-    parts = origins(path) if path else (Origin('elsewhere', '', 'elsewhere'),)
+    parts = paths.origins(computation, instruction)
     near, far = links.split(one.axes, one.sent_bytes)
     starts = instruction.opcode.endswith('-start') or 'async_collective' in instruction.attributes
-    row = BlockCollective(
-      blocks=tuple(dict.fromkeys(p.block for p in parts)),
-      passes=tuple(dict.fromkeys(p.of for p in parts)),
-      kind=one.kind,
-      axes=one.axes,
-      runs=one.count,
-      bytes=one.bytes * one.count,
-      near_bytes=near,
-      far_bytes=far,
-      asynchronous_runs=one.count if starts else 0,
-      seconds=None
-      if speed is None
-      else sum(speed.links(dataclasses.replace(one, count=1))) * one.count,
+    seconds = exposed = None
+    if speed is not None:
+      seconds = sum(speed.links(dataclasses.replace(one, count=1))) * one.count
       # Copies of an instruction share a channel. The time spent waiting for it is counted once.
-      exposed=None
-      if speed is None
-      else waits.pop(one.instruction, 0.0) + waits.pop(f'channel {one.channel}', 0.0),
-    )
+      exposed = waits.pop(one.instruction, 0.0) + waits.pop(f'channel {one.channel}', 0.0)
+    row = BlockCollective(
+      tuple(dict.fromkeys(p.block for p in parts)), tuple(dict.fromkeys(p.of for p in parts)),
+      one.kind, one.axes, one.count, one.bytes * one.count, near, far, one.count * starts, seconds,
+      exposed,
+    )  # fmt: skip
     groups[row.blocks, row.passes, row.kind, row.axes].append(row)
-  merged = [added(rows) for rows in groups.values()]
-  yield from sorted(merged, key=lambda row: -(row.near_bytes + row.far_bytes))
+  return sorted(map(_added, groups.values()), key=lambda row: -(row.near_bytes + row.far_bytes))
 
 
-def added(rows: Sequence[BlockCollective]) -> BlockCollective:
-  """Returns collectives of one kind and the same axes as one, with the blocks and passes of all."""
+def _added(rows: Sequence[BlockCollective]) -> BlockCollective:
   names = ['runs', 'bytes', 'near_bytes', 'far_bytes', 'asynchronous_runs']
   if rows[0].seconds is not None:
     names += ['seconds', 'exposed']
   # Any, because dataclasses.replace is declared with one type for each field.
-  values: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
-  for name in ('blocks', 'passes'):
-    values[name] = tuple(dict.fromkeys(part for row in rows for part in getattr(row, name)))
-  return dataclasses.replace(rows[0], **values)
+  sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
+  return dataclasses.replace(rows[0], **sums)
 
 
-def _products(costs: Costs, paths: Paths) -> Iterator[Products]:
+def _products(costs: Costs, paths: Paths) -> Iterator[JsonObject]:
   groups: dict[Origin, list[float]] = collections.defaultdict(lambda: [0, 0.0])
   for kernel, count in costs.kernels():
     if flops := sum(kernel.flops.values()):
-      path = paths.path(kernel.computation, kernel.instruction)
-      parts = origins(path) if path else (Origin('elsewhere', '', 'elsewhere'),)
-      groups[parts[0]][0] += count
-      groups[parts[0]][1] += count * flops
+      origin = paths.origins(kernel.computation, kernel.instruction)[0]
+      groups[origin][0] += count
+      groups[origin][1] += count * flops
   for origin, (runs, flops) in sorted(groups.items()):
-    yield Products(origin.block, origin.module, origin.of, int(runs), flops)
+    yield dataclasses.asdict(origin) | {'runs': int(runs), 'flops': flops}

@@ -1,10 +1,10 @@
-"""What compilation for other machines adds: its commands."""
+"""What compilation for other machines adds: commands, and what runs and reports say of a step."""
 
 from paxlite.core.extension import Command, Extension
 
 
 def _command(name: str, purpose: str, module: str) -> Command:
-  return Command(name, purpose, f'paxlite.tools.{module}', 'Machines')
+  return Command(name, purpose, f'paxlite.aot.commands.{module}', 'Machines')
 
 
 EXTENSION = Extension(
@@ -15,4 +15,6 @@ EXTENSION = Extension(
     _command('explain', 'every array, collective and recomputed product of a step', 'explain'),
     _command('read-hlo', 'the costs of any compiled program', 'read_hlo'),
   ),
+  callbacks=('paxlite.aot.run_callbacks:callbacks',),
+  sections=('paxlite.aot.report_sections:sections',),
 )

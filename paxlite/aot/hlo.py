@@ -8,8 +8,9 @@ the loop's counter.
 import dataclasses
 import functools
 import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _BITS = {
   'pred': 8, 's2': 2, 'u2': 2, 's4': 4, 'u4': 4, 's8': 8, 'u8': 8, 's16': 16, 'u16': 16,
@@ -150,7 +151,13 @@ class Computation:
     return self.get(operand).arrays
 
 
-_SWAPPED = {'LT': 'GT', 'GT': 'LT', 'LE': 'GE', 'GE': 'LE'}
+_COMPARED = {
+  'LT': operator.lt, 'LE': operator.le, 'GT': operator.gt, 'GE': operator.ge, 'EQ': operator.eq,
+  'NE': operator.ne,
+}  # fmt: skip
+_MOST_TRIPS = 100_000  # a loop that runs longer has a counter that is not understood
+# the value of a parameter of a computation, or of an element of one
+_Given = Callable[[int, int | None], int | None]
 
 
 class Program:
@@ -189,126 +196,71 @@ class Program:
       return int(known[1])
     condition = self.computations.get(loop.attribute('condition') or '')
     bodies = self.called(loop)
-    if condition is None or not bodies:
+    if condition is None or not bodies or bodies[0].root.opcode != 'tuple':
       return 1
-    test = self._comparison(condition)
-    if test is None:
-      return 1
-    counter, direction, bound = test
-    if any(x.opcode == 'get-tuple-element' and not _is_carried(condition, x) for x in test[::2]):
-      return 1
-    step = self._step(bodies[0], counter)
-    if not step:
-      counter, direction, bound = bound, _SWAPPED.get(direction, direction), counter
-      step = self._step(bodies[0], counter)
-    start = self._start(within, loop, counter)
-    end = _constant(bound)
-    if self._step(bodies[0], bound) == 0:
-      end = self._start(within, loop, bound)
-    if not step or start is None or end is None:
-      return 1
-    distance = {'LT': end - start, 'LE': end - start + 1}
-    distance['NE'] = end - start if step > 0 else start - end
-    distance |= {'GT': start - end, 'GE': start - end + 1}
-    return max(-(-distance.get(direction, 1) // abs(step)), 0)
+    body = bodies[0]
 
-  def _comparison(self, condition: Computation) -> tuple[Instruction, str, Instruction] | None:
-    """Returns (left, direction, right) of a loop's condition, a comparison of two values."""
-    test = condition.root
-    inside, values = condition, dict[str, str]()
-    if test.opcode in ('fusion', 'call') and (called := self.called(test)):
-      inside = called[0]
-      values = {p.name: o for p, o in zip(inside.parameters, test.operands, strict=False)}
-      test = inside.root
-    if test.opcode != 'compare' or len(test.operands) != 2:
-      return None
-    left, right = (self._origin(inside, name) for name in test.operands)
-    left, right = (
-      self._origin(condition, values[i.name]) if i.name in values else i for i in (left, right)
-    )
-    return left, test.attribute('direction') or '', right
+    @functools.cache
+    def state(trip: int, index: int) -> int | None:
+      """Returns a number of the loop's state after so many trips."""
+      if trip == 0:
+        return self._element(within, loop.operands[0], index, _nothing)
+      return self._value(body, body.root.operands[index], after(trip - 1))
 
-  def _step(self, body: Computation, value: Instruction) -> int | None:
-    """Returns what the body of a loop adds to a part of the loop's state; None: not known."""
-    if value.opcode != 'get-tuple-element' or body.root.opcode != 'tuple':
+    def after(trip: int) -> _Given:
+      return lambda _, index: None if index is None else state(trip, index)
+
+    for trip in range(_MOST_TRIPS):
+      goes_on = self._value(condition, condition.root.name, after(trip))
+      if not goes_on:
+        return 1 if goes_on is None else trip
+    return 1
+
+  def _value(self, computation: Computation, name: str, given: _Given) -> int | None:
+    """Returns the number that an instruction makes; None where that is not known."""
+    i = computation.get(name)
+    value = lambda operand: self._value(computation, operand, given)
+    if i.opcode == 'constant':
+      return int(i.operands[0]) if re.fullmatch(r'-?\d+', i.operands[0]) else None
+    if i.opcode == 'parameter':
+      return given(int(i.operands[0]), None)
+    if i.opcode == 'copy-done':
+      return value(computation.get(i.operands[0]).operands[0])
+    if i.opcode in _SAME_VALUE:
+      return value(i.operands[0])
+    if i.opcode == 'get-tuple-element':
+      return self._element(computation, i.operands[0], i.index, given)
+    if i.opcode in ('fusion', 'call') and (called := self.called(i)):
+      arguments: _Given = lambda n, index: value(i.operands[n]) if index is None else None
+      return self._value(called[0], called[0].root.name, arguments)
+    if i.opcode not in ('add', 'subtract', 'compare') or any(a.size > 1 for a in i.arrays):
       return None
-    counter = value.index
-    if counter >= len(body.root.operands):
+    left, right = map(value, i.operands)
+    if left is None or right is None:
       return None
-    added = self._origin(body, body.root.operands[counter])
-    total, inside, values = 0, body, dict[str, str]()
-    if added.opcode in ('fusion', 'call') and (called := self.called(added)):
-      inside = called[0]
-      values = {p.name: o for p, o in zip(inside.parameters, added.operands, strict=False)}
-      added = self._origin(inside, inside.root.name)
-    for _ in range(8):  # i + 1 + 1 is two instructions
-      if added.name in values:
-        added, inside, values = self._origin(body, values[added.name]), body, {}
-      if added.opcode == 'get-tuple-element':
-        return total if added.index == counter and _is_carried(body, added) else None
-      if added.opcode not in ('add', 'subtract'):
+    if i.opcode == 'compare':
+      return int(_COMPARED[i.attribute('direction') or ''](left, right))
+    return left + right if i.opcode == 'add' else left - right
+
+  def _element(self, computation: Computation, name: str, index: int, given: _Given) -> int | None:
+    """Returns a number of a tuple, past copies and loops that keep it; None: not known."""
+    i = computation.get(name)
+    if i.opcode == 'tuple':
+      return self._value(computation, i.operands[index], given)
+    if i.opcode == 'parameter':
+      return given(int(i.operands[0]), index)
+    if i.opcode == 'while' and (bodies := self.called(i)):
+      body = bodies[0]
+      kept = body.get(body.root.operands[index]) if body.root.opcode == 'tuple' else _UNKNOWN
+      if kept.opcode != 'get-tuple-element' or kept.index != index:
         return None
-      one, other = (self._origin(inside, name) for name in added.operands)
-      amounts = [
-        _constant(self._origin(body, values[i.name]) if i.name in values else i)
-        for i in (one, other)
-      ]
-      if amounts[1] is not None:
-        total += amounts[1] if added.opcode == 'add' else -amounts[1]
-        added = one
-      elif amounts[0] is not None and added.opcode == 'add':
-        total += amounts[0]
-        added = other
-      else:
-        return None
-    return None
-
-  def _start(self, within: Computation, loop: Instruction, value: Instruction) -> int | None:
-    """Returns the first value of a part of a loop's state; None: not known."""
-    state = self._origin(within, loop.operands[0])
-    if state.opcode != 'tuple' or value.opcode != 'get-tuple-element':
+    elif i.opcode not in _SAME_VALUE:
       return None
-    return _constant(self._origin(within, state.operands[value.index]))
-
-  def _origin(self, computation: Computation, name: str) -> Instruction:
-    """Returns the instruction that a value comes from, past copies and loops that keep it."""
-    instruction = computation.get(name)
-    while True:
-      if instruction.opcode in _SAME_VALUE:
-        operand = instruction.operands[0]
-        if instruction.opcode == 'copy-done':
-          operand = computation.get(operand).operands[0]
-      elif instruction.opcode == 'get-tuple-element':
-        made = computation.get(instruction.operands[0])
-        if made.opcode == 'tuple':
-          operand = made.operands[instruction.index]
-        elif made.opcode == 'while' and (bodies := self.called(made)):
-          kept = bodies[0].root
-          value = kept.opcode == 'tuple' and bodies[0].get(kept.operands[instruction.index])
-          unchanged = (
-            value and value.opcode == 'get-tuple-element' and value.index == instruction.index
-          )
-          state = computation.get(made.operands[0])
-          if not unchanged or state.opcode != 'tuple':
-            return instruction
-          operand = state.operands[instruction.index]
-        else:
-          return instruction
-      else:
-        return instruction
-      instruction = computation.get(operand)
+    return self._element(computation, i.operands[0], index, given)
 
 
-def _is_carried(computation: Computation, part: Instruction) -> bool:
-  """Returns whether a get-tuple-element reads the state of a loop, and no other tuple."""
-  state = computation.instructions.get(part.operands[0])
-  return state is not None and state.opcode == 'parameter'
-
-
-def _constant(instruction: Instruction) -> int | None:
-  if instruction.opcode != 'constant' or not instruction.operands:
-    return None
-  return int(instruction.operands[0]) if re.fullmatch(r'-?\d+', instruction.operands[0]) else None
+def _nothing(position: int, index: int | None) -> None:
+  """What is known of the parameters of a computation that holds a loop."""
 
 
 def arrays_of(shape: str) -> tuple[Array, ...]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from paxlite.aot.costs import SCOPE
+from paxlite.aot.explanation_tables import ELSEWHERE
 from paxlite.aot.hlo import Computation, Instruction, Program, split
 
 FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'update'
@@ -44,15 +45,6 @@ def origins(path: str) -> tuple[Origin, ...]:
   return tuple(dict.fromkeys(_origin(one) for one in _alternatives(path)))
 
 
-def label(parts: tuple[str, ...]) -> str:
-  """Returns the names of several blocks as one: those of a layer, or of parts of the model."""
-  unique = list(dict.fromkeys(parts))
-  if len(unique) == 1:
-    return unique[0]
-  heads = {part.partition('/')[0] for part in unique}
-  return f'{heads.pop()} (several)' if len(heads) == 1 else 'several'
-
-
 class Paths:
   """The paths of the instructions of a program.
 
@@ -69,6 +61,11 @@ class Paths:
         if instruction.opcode in ('fusion', 'call', 'async-start'):
           for called in program.called(instruction):
             self._callers.setdefault(called.name, (computation, instruction))
+
+  def origins(self, computation: Computation, instruction: Instruction) -> tuple[Origin, ...]:
+    """Returns the origins of an instruction; one called 'elsewhere' where no path is near."""
+    path = self.path(computation, instruction)
+    return origins(path) if path else (Origin(ELSEWHERE, '', ELSEWHERE),)
 
   def path(self, computation: Computation, instruction: Instruction) -> str:
     """Returns the path of an instruction; '' where none is near."""

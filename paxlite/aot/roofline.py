@@ -1,16 +1,18 @@
 """What bounds a compiled step: its costs, read from its program, at the speeds of a chip."""
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from paxlite.aot import collectives
 from paxlite.aot.chips import Chip
-from paxlite.aot.collectives import Collective
-from paxlite.aot.costs import Costs, Platform
+from paxlite.aot.collectives import Collective, collective
+from paxlite.aot.costs import Costs, Platform, host_traffic
 from paxlite.aot.hlo import Program
-from paxlite.aot.host_copies import host_traffic
+from paxlite.aot.origins import UPDATE, Paths
 from paxlite.aot.schedule import Speed, StepSchedule, seconds_of
-from paxlite.aot.step_parts import kernel_seconds
+
+PRODUCTS, ATTENTION, TRAFFIC, OPTIMIZER = PARTS = 'products', 'attention', 'traffic', 'optimizer'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,21 @@ class Communication:
   dcn_bytes: float
 
 
+def communication(found: Sequence[Collective], links: Links) -> list[Communication]:
+  """Returns collectives by kind and axes, the most sent first."""
+  groups = collections.defaultdict(list)
+  for c in found:
+    groups[c.kind, c.axes].append(c)
+  sent = {key: sum(c.sent_bytes for c in group) for key, group in groups.items()}
+  return [
+    Communication(
+      *key, sum(c.count for c in groups[key]), sum(c.bytes * c.count for c in groups[key]),
+      *links.split(key[1], sent[key]),
+    )
+    for key in sorted(groups, key=lambda key: -sent[key])
+  ]  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Roofline:
   """Seconds of a step.
@@ -103,15 +120,19 @@ class Roofline:
     return max(self.compute, self.memory, self.ici, self.dcn, self.host)
 
   @property
-  def bound(self) -> str:
-    """What most of the step waits for."""
-    parts = {
+  def parts(self) -> dict[str, float]:
+    """The seconds of the schedule by what they wait for."""
+    return {
       'matrix multiplications': self.compute_bound,
       'memory traffic': self.memory_bound,
       'collectives': self.exposed,
       'copies from and to the host': self.exposed_host,
     }
-    return max(parts, key=lambda name: parts[name])
+
+  @property
+  def bound(self) -> str:
+    """What most of the step waits for."""
+    return max(self.parts, key=lambda name: self.parts[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +147,7 @@ class ProgramCosts:
     communication: Collectives by kind and mesh axes.
     roofline: Seconds; None where the chip is not known.
     host_traffic: Bytes that are read from the host, and bytes that are written to it.
-    kernel_seconds: Seconds of the kernels by their part, one of step_parts.PARTS; empty where the
+    kernel_seconds: Seconds of the kernels by their part, one of PARTS; empty where the
       chip is not known.
   """
 
@@ -141,21 +162,15 @@ class ProgramCosts:
 
 
 def speed_of(chip: Chip, links: Links) -> Speed:
-  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links.
-
-  All are divided by the measured ratio of a run, if the chip has one.
-  """
-  slower = chip.slower
-  each = lambda speeds: {dtype: flops / slower for dtype, flops in speeds.items()}
+  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links."""
 
   def seconds(one: Collective) -> tuple[float, float]:
     near, far = links.split(one.axes, one.sent_bytes)
-    return slower * near / chip.ici_bandwidth, slower * far / chip.dcn_bandwidth
+    return near / chip.ici_bandwidth, far / chip.dcn_bandwidth
 
   return Speed(
-    each(chip.reached_flops), chip.reached_bandwidth / slower, seconds,
-    chip.host_bandwidth / slower, peak=each(chip.sheet_flops) if chip.rates.source else {},
-    launch=slower * chip.rates.launch,
+    chip.reached_flops, chip.reached_bandwidth, seconds, chip.host_bandwidth,
+    peak=chip.sheet_flops if chip.rates.source else {}, launch=chip.rates.launch,
   )  # fmt: skip
 
 
@@ -173,11 +188,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
   """
   program = Program(text)
   costs = Costs(program, platform)
-  found = []
-  for kind, axes, runs, total, sent in collectives.totals(
-    collectives.collectives(program, links.sizes)
-  ):
-    found.append(Communication(kind, axes, runs, total, *links.split(axes, sent)))
+  found = communication(collectives.collectives(program, links.sizes), links)
   flops, traffic, host = costs.flops(), costs.traffic(), host_traffic(costs)
   roofline, of_kernels = None, dict[str, float]()
   if chip is not None:
@@ -200,74 +211,83 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
   return ProgramCosts(flops, traffic, by_source, count, tuple(found), roofline, host, of_kernels)
 
 
-def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
-  """Returns the costs as lines of text, with the parts of the model that move most."""
+def kernel_seconds(costs: Costs, speed: Speed, mesh_sizes: Mapping[str, int]) -> dict[str, float]:
+  """Returns the seconds of the kernels of a step by their part, one of PARTS.
+
+  Together they are the kernels of `StepSchedule`'s timeline. Attention that is no kernel of its own
+  is in the products and in the traffic. A kernel of the optimizer comes from the update of the
+  weights alone, and has no product: a compiler may fuse the update with that of a gradient.
+  """
+  paths = Paths(costs.program)
+  # another program, such as one that writes text, has no update of weights
+  is_training = any('jvp(' in kernel.instruction.source for kernel, _ in costs.kernels())
+  found: dict[str, float] = collections.defaultdict(float)
+  for kernel, count in costs.kernels():
+    if collective(kernel.computation, kernel.instruction, mesh_sizes) is not None:
+      continue  # what it reads and writes takes no time of its own
+    origins = paths.origins(kernel.computation, kernel.instruction)
+    part = PRODUCTS if kernel.flops else TRAFFIC
+    if kernel.peak_share is not None:
+      part = ATTENTION
+    elif not kernel.flops and is_training and all(o.of == UPDATE for o in origins):
+      part = OPTIMIZER
+    found[part] += count * speed.kernel(kernel)
+  return {name: found[name] for name in PARTS if name in found}
+
+
+def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> Iterator[str]:
+  """Yields the costs as lines of text, with the parts of the model that move most."""
   flops = ', '.join(f'{n:.4g} {dtype}' for dtype, n in costs.flops.items()) or 'none'
-  found = [
-    'What the program does in a step, on one device',
-    f'  FLOPs           {flops}, of matrix multiplications',
-    f'  memory traffic  {costs.traffic / 1e9:,.2f} GB by {costs.kernels:,} kernels:',
-  ]
+  yield 'What the program does in a step, on one device'
+  yield f'  FLOPs           {flops}, of matrix multiplications'
+  yield f'  memory traffic  {costs.traffic / 1e9:,.2f} GB by {costs.kernels:,} kernels:'
   shown = list(costs.traffic_by_part.items())[:parts]
-  found += [f'    {moved / 1e9:10,.2f} GB  {name}' for name, moved in shown]
-  rest = costs.traffic - sum(moved for _, moved in shown)
-  if rest > 0:
-    found.append(f'    {rest / 1e9:10,.2f} GB  in {len(costs.traffic_by_part) - parts} other parts')
+  for name, moved in shown:
+    yield f'    {moved / 1e9:10,.2f} GB  {name}'
+  if (rest := costs.traffic - sum(moved for _, moved in shown)) > 0:
+    yield f'    {rest / 1e9:10,.2f} GB  in {len(costs.traffic_by_part) - parts} other parts'
   if any(costs.host_traffic):
-    read, written = costs.host_traffic
-    found.append(
-      f'  host            {read / 1e9:,.2f} GB are read, {written / 1e9:,.2f} GB written'
-    )
+    read, written = (moved / 1e9 for moved in costs.host_traffic)
+    yield f'  host            {read:,.2f} GB are read, {written:,.2f} GB written'
   if costs.communication:
-    found += ['', 'Collectives of a step', '  kind                 axes              runs']
-    found[-1] += '    array bytes   sent within    sent between'
+    yield from ('', 'Collectives of a step')
+    yield f'  {"kind":20} {"axes":16} {"runs":>5}    array bytes   sent within    sent between'
     for c in costs.communication:
-      found.append(
+      yield (
         f'  {c.kind:20} {"+".join(c.axes):16} {c.runs:5,} {c.bytes:14,} {c.ici_bytes:13,.0f} '
         f'{c.dcn_bytes:15,.0f}'
       )
-    found.append('  within and between slices or hosts, by one device, in rings')
-  if (t := costs.roofline) is not None and chip is not None:
-    found += [
-      '',
-      f'Seconds of each resource in a step, by {chip.source}, and of the whole step',
-      f'  compute  {t.compute:9.4f}   at {_peaks(costs, chip)} TFLOP/s',
-      f'  memory   {t.memory:9.4f}   at {chip.memory_bandwidth / 1e9:,.0f} GB/s',
-      f'  within   {t.ici:9.4f}   at {chip.ici_bandwidth / 1e9:,.0f} GB/s a device and axis',
-      f'  between  {t.dcn:9.4f}   at {chip.dcn_bandwidth / 1e9:,.1f} GB/s a device',
-      f'  a step   {t.step:9.4f}   in the order of the schedule: {t.compute_bound:.4f} of matrix '
-      'multiplications,',
-      f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
-      f'{t.exposed:.4f} of collectives that nothing hides',
-      '  Its kernels by their parts: '
-      + ', '.join(f'{part} {seconds:.4f}' for part, seconds in costs.kernel_seconds.items()),
-      f'  Most of the step is {t.bound}.',
-      *_rates(chip),
-    ]
-    if t.host:
-      at = -5 - len(_rates(chip))
-      found[at:at] = [
-        f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, '
-        f'of which nothing hides {t.exposed_host:.4f}'
-      ]
-  return found
-
-
-def _rates(chip: Chip) -> list[str]:
-  """Says what a step assumes of kernels beside the data sheet."""
-  measured = [] if chip.step is None else [f'  {chip.step.sentence()}']
-  if not (rates := chip.rates).source:
-    return measured
-  share = chip.reached_flops[''] / chip.flops_by_type['']  # more of what was measured
-  return [
-    f'  A step assumes {share:.0%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
-    f'{rates.launch * 1e6:g} µs a kernel,',
-    f'  as measured on {rates.source}; links are those of the data sheet.',
-    *measured,
-  ]
-
-
-def _peaks(costs: ProgramCosts, chip: Chip) -> str:
+    yield '  within and between slices or hosts, by one device, in rings'
+  if (t := costs.roofline) is None or chip is None:
+    return
   peaks = chip.flops_by_type
   used = {peaks.get(dtype, peaks['']) for dtype in costs.flops} or {chip.peak_flops}
-  return ' and '.join(f'{peak / 1e12:,.0f}' for peak in sorted(used))
+  at = ' and '.join(f'{peak / 1e12:,.0f}' for peak in sorted(used))
+  yield from ('', f'Seconds of each resource in a step, by {chip.source}, and of the whole step')
+  yield f'  compute  {t.compute:9.4f}   at {at} TFLOP/s'
+  yield f'  memory   {t.memory:9.4f}   at {chip.memory_bandwidth / 1e9:,.0f} GB/s'
+  yield f'  within   {t.ici:9.4f}   at {chip.ici_bandwidth / 1e9:,.0f} GB/s a device and axis'
+  yield f'  between  {t.dcn:9.4f}   at {chip.dcn_bandwidth / 1e9:,.1f} GB/s a device'
+  if t.host:
+    yield (
+      f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, of which '
+      f'nothing hides {t.exposed_host:.4f}'
+    )
+  yield (
+    f'  a step   {t.step:9.4f}   in the order of the schedule: {t.compute_bound:.4f} of matrix '
+    'multiplications,'
+  )
+  yield (
+    f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
+    f'{t.exposed:.4f} of collectives that nothing hides'
+  )
+  named = ', '.join(f'{part} {seconds:.4f}' for part, seconds in costs.kernel_seconds.items())
+  yield f'  Its kernels by their parts: {named}'
+  yield f'  Most of the step is {t.bound}.'
+  if (rates := chip.rates).source:
+    share = chip.reached_flops[''] / peaks['']  # more of what was measured
+    yield (
+      f'  A step assumes {share:.0%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
+      f'{rates.launch * 1e6:g} µs a kernel,'
+    )
+    yield f'  as measured on {rates.source}; links are those of the data sheet.'

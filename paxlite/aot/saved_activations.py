@@ -6,6 +6,7 @@ less: it can compute a cheap array again.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +42,7 @@ class Saved:
     source: The modules that make it, such as 'transformer/x_layers_0/self_attention/qkv'.
     label: The name by which checkpoint policies know it, such as 'out_proj'; '' for most arrays.
     names: The logical axis of each dimension, by its size; None where it has none.
+    on_host: Whether the memory of the host has it.
   """
 
   shape: tuple[int, ...]
@@ -49,16 +51,12 @@ class Saved:
   source: str
   label: str = ''
   names: tuple[str | None, ...] = ()
+  on_host: bool = False
 
   @property
   def bytes(self) -> int:
     """The bytes for all devices together."""
-    return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype)).size * self.itemsize
-
-  @property
-  def itemsize(self) -> int:
-    """The bytes of one element."""
-    return jnp.dtype(self.dtype).itemsize
+    return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyTree) -> list[Saved]:
@@ -69,17 +67,30 @@ def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyT
     variables: A tree of arrays or of jax.ShapeDtypeStruct, for which there is a gradient.
     *others: Further trees, for which there is none.
   """
+  return traced(function, variables, *others)[0]
 
-  def backward(variables: PyTree, *others: PyTree) -> PyTree:
-    return jax.vjp(lambda v: function(v, *others), variables)[1]
 
-  traced = jax.make_jaxpr(backward)(variables, *others).jaxpr
+def traced(
+  function: Callable[..., jax.Array], variables: PyTree, *others: PyTree
+) -> 'tuple[list[Saved], Jaxpr]':
+  """Returns what `saved_by` does, and the function and its gradient as a jaxpr."""
+  count = 0
+
+  def both(variables: PyTree, *others: PyTree) -> tuple[list[jax.Array], PyTree]:
+    nonlocal count
+    value, backward = jax.vjp(lambda v: function(v, *others), variables)
+    kept = jax.tree.leaves(backward)
+    count = len(kept)
+    return kept, backward(jnp.ones_like(value))
+
+  program = jax.make_jaxpr(both)(variables, *others).jaxpr
   found = []
-  for kept in dict.fromkeys(v for v in traced.outvars if not is_literal(v)):
-    if (origin := _origin(traced, kept)) is not None:
+  for kept in dict.fromkeys(v for v in program.outvars[:count] if not is_literal(v)):
+    if (origin := _origin(program, kept)) is not None:
       array: Any = kept.aval  # which every version of JAX types in another way
-      found.append(Saved(tuple(array.shape), str(array.dtype), *origin))
-  return found
+      on_host = getattr(array, 'memory_space', None) is jax.memory.Space.Host
+      found.append(Saved(tuple(array.shape), str(array.dtype), *origin, on_host=on_host))
+  return found, program
 
 
 def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
@@ -91,10 +102,7 @@ def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
       sizes matter only where they decide which kernel computes attention.
     rows: Rows of the batch, or of a microbatch, on all devices together.
   """
-  traceable = loss_of(experiment, mesh, rows)
-  names = Names(experiment, rows, traceable.state.params)
-  found = saved_by(traceable.function, *traceable.arguments)
-  return [dataclasses.replace(s, names=names.of(s)) for s in found]
+  return loss_of(experiment, mesh, rows).saved[0]
 
 
 class TracedLoss(NamedTuple):
@@ -104,11 +112,19 @@ class TracedLoss(NamedTuple):
     function: Maps (trainable parameters, frozen ones, FP8 statistics, batch) to the loss.
     arguments: The shapes and types of its arguments.
     state: The shapes and types of the train state, boxed with their logical axes.
+    names: The logical axes of its arrays.
   """
 
   function: Callable[..., jax.Array]
   arguments: tuple[PyTree, ...]
   state: TrainState
+  names: 'Names'
+
+  @property
+  def saved(self) -> 'tuple[list[Saved], Jaxpr]':
+    """What its backward pass keeps, with logical axes, and its jaxpr with the gradient."""
+    found, program = traced(self.function, *self.arguments)
+    return [dataclasses.replace(s, names=self.names.of(s)) for s in found], program
 
 
 def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
@@ -124,16 +140,12 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
       rng = jax.random.key(e.SEED)
       return task.loss_and_metrics(merged(trainable, frozen), batch, rng, overwritten)[0]
 
-  return TracedLoss(loss, (trainable, frozen, state.overwritten, rows_of(e, rows)), boxed)
-
-
-def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the shapes and types of a batch of so many rows."""
-  shape = (rows, experiment.MAX_SEQ_LEN)
-  return {
-    name: jax.ShapeDtypeStruct((*shape, *array.dims), array.dtype)
-    for name, array in assumed_arrays(experiment).items()
+  batch = {
+    name: jax.ShapeDtypeStruct((rows, e.MAX_SEQ_LEN, *array.dims), array.dtype)
+    for name, array in assumed_arrays(e).items()
   }
+  arguments = trainable, frozen, state.overwritten, batch
+  return TracedLoss(loss, arguments, boxed, Names(e, rows, boxed.params))
 
 
 def assumed_arrays(e: Experiment) -> dict[str, RowArray]:

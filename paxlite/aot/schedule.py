@@ -11,9 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from paxlite.aot.collectives import Collective, collective
-from paxlite.aot.costs import Costs, DeviceKernel
+from paxlite.aot.costs import Costs, DeviceKernel, host_copy
 from paxlite.aot.hlo import Computation, Instruction
-from paxlite.aot.host_copies import host_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +146,10 @@ class StepSchedule:
         clock = max(clock, end)
         continue
       if speed.host and (copy := host_copy(instruction)):
-        begin = max(clock, host_free[copy.to_host])
-        copied[instruction.name] = host_free[copy.to_host] = begin + copy.bytes / speed.host
+        moved, to_host = copy
+        copied[instruction.name] = host_free[to_host] = (
+          max(clock, host_free[to_host]) + moved / speed.host
+        )
         continue
       kernel = self._costs.kernel(computation, instruction)
       if kernel and collective(computation, instruction, self._mesh_sizes) is None:

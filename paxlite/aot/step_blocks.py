@@ -1,4 +1,4 @@
-"""What the blocks of a model have of a step: FLOPs, traffic, and seconds, foreseen and measured.
+"""FLOPs, memory traffic and time of a training step by blocks of the model, predicted and measured.
 
 Each kernel of the compiled program belongs to one block, by the path that JAX has noted for it. The
 names are those of origins.py, which explanations have, too. A trace of the profiler says how long
@@ -13,12 +13,11 @@ from typing import Any
 
 from paxlite.aot.collectives import collective
 from paxlite.aot.costs import Costs
-from paxlite.aot.hlo import Computation, Instruction, Program
-from paxlite.aot.origins import Paths, label, origins
+from paxlite.aot.explanation_tables import COLLECTIVES, UNKNOWN, label
+from paxlite.aot.hlo import Computation, Instruction
+from paxlite.aot.origins import Paths
 from paxlite.aot.schedule import Speed
 
-COLLECTIVES, ELSEWHERE = 'collectives', 'elsewhere'
-UNKNOWN = 'not in the program'  # measured instructions that the compiled program does not have
 _CONTAINERS = 'while', 'call', 'conditional'  # they take as long as what they run, which counts
 
 
@@ -29,14 +28,14 @@ class Block:
   Attributes:
     flops: FLOPs of its kernels.
     bytes: Bytes that its kernels read from and write to main memory.
-    foreseen: Seconds of its kernels, one after the other, at the speeds of the chip; None where
+    predicted: Seconds of its kernels, one after the other, at the speeds of the chip; None where
       these are not known, and for collectives, which kernels may hide.
     measured: Seconds of its instructions in a trace, one after the other; None where there is none.
   """
 
   flops: float = 0.0
   bytes: int = 0
-  foreseen: float | None = None
+  predicted: float | None = None
   measured: float | None = None
 
 
@@ -57,47 +56,34 @@ def blocks_of(
     speed: The speeds of the device.
     measured: Seconds in a step by the name of the instruction, as `traced_seconds` returns them.
   """
-  naming = _Naming(costs.program, mesh_sizes)
-  flops: dict[str, float] = collections.defaultdict(float)
+  paths = Paths(costs.program)
+
+  def name_of(computation: Computation, instruction: Instruction) -> str:
+    if collective(computation, instruction, mesh_sizes) is not None:
+      return COLLECTIVES
+    return label([origin.block for origin in paths.origins(computation, instruction)])
+
+  flops, predicted, took = (collections.defaultdict[str, float](float) for _ in range(3))
   moved: dict[str, int] = collections.defaultdict(int)
-  foreseen: dict[str, float] = collections.defaultdict(float)
-  took: dict[str, float] = collections.defaultdict(float)
   for kernel, count in costs.kernels():
-    name = naming.block(kernel.computation, kernel.instruction)
+    name = name_of(kernel.computation, kernel.instruction)
     moved[name] += 0 if name == COLLECTIVES else count * kernel.bytes
     flops[name] += count * sum(kernel.flops.values())
-    foreseen[name] += 0.0 if speed is None else count * speed.kernel(kernel)
+    predicted[name] += 0.0 if speed is None else count * speed.kernel(kernel)
+  places = {i.name: (c, i) for c in costs.program.computations.values() for i in c}
   for instruction, seconds in (measured or {}).items():
-    place = naming.instructions.get(instruction)
+    place = places.get(instruction)
     if place is None or place[1].opcode not in _CONTAINERS:
-      took[UNKNOWN if place is None else naming.block(*place)] += seconds
+      took[UNKNOWN if place is None else name_of(*place)] += seconds
   return {
     name: Block(
       flops[name],
       moved[name],
-      None if speed is None or name in (COLLECTIVES, UNKNOWN) else foreseen[name],
+      None if speed is None or name in (COLLECTIVES, UNKNOWN) else predicted[name],
       None if measured is None else took[name],
     )
     for name in {**moved, **took}
   }
-
-
-class _Naming:
-  """The blocks of the instructions of a program."""
-
-  def __init__(self, program: Program, mesh_sizes: Mapping[str, int]):
-    self._paths, self._sizes = Paths(program), mesh_sizes
-    self.instructions = {
-      instruction.name: (computation, instruction)
-      for computation in program.computations.values()
-      for instruction in computation
-    }
-
-  def block(self, computation: Computation, instruction: Instruction) -> str:
-    if collective(computation, instruction, self._sizes) is not None:
-      return COLLECTIVES
-    path = self._paths.path(computation, instruction)
-    return label(tuple(part.block for part in origins(path))) if path else ELSEWHERE
 
 
 def traced_seconds(folder: pathlib.Path, module: str, runs: int) -> dict[str, float]:

@@ -135,8 +135,7 @@ def parse(name: str, calibration: str | None = None) -> Target:
 
   Args:
     name: The name.
-    calibration: A file with measured speeds of its chip, which replace those of the data sheet; or
-      a run, or its file, whose steps say by how much these are off.
+    calibration: A file with measured speeds of its chip, which replace those of the data sheet.
 
   Raises:
     UserError: There is no such machine, or the file is of another one.

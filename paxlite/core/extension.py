@@ -56,6 +56,8 @@ class Extension:
       before they are read: in training, evaluation and replays. `beat` is called now and then.
     hooks: Functions that the core calls in one place each, by what asks for them there: a mode of a
       run, an attribute, a flag. `paxlite.extensions.hook` finds them.
+    sections: Functions of the records of runs (`tools.report_page.records.RunRecords`) that return
+      tables of `paxlite report`: each a (title, header, rows, sentences below the table) of texts.
     hints: Answers to users who write the names of other systems: each a
       `paxlite.config.hints.Hints`.
   """
@@ -67,6 +69,7 @@ class Extension:
   callbacks: tuple[str, ...] = ()
   inputs: tuple[str, ...] = ()
   hooks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  sections: tuple[str, ...] = ()
   hints: tuple[str, ...] = ()
 
   @property

@@ -1,6 +1,7 @@
 """Parses a JSON text, which another program may have written."""
 
 import json
+import math
 from typing import Any
 
 # A value of JSON: None, a bool, a number, a string, a list or an object. A union of these would ask
@@ -19,3 +20,10 @@ def parsed(text: str | bytes) -> Json:
     return json.loads(text)
   except RecursionError as e:
     raise ValueError('it is nested too deeply') from e
+
+
+def number(value: object) -> float | None:
+  """Returns a finite number as float; None for anything else."""
+  if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    return None
+  return float(value)

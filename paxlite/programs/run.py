@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
-import jax
 from jax.sharding import Mesh
 
 from paxlite import extensions
@@ -39,8 +38,6 @@ from paxlite.parallel.devices import peak_flops
 from paxlite.processes import preemption
 from paxlite.processes.peers import Peers
 from paxlite.programs import run_checks
-from paxlite.programs.foresight import Foresight
-from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.weights_model import knowing_weights
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
@@ -144,8 +141,6 @@ class Run:
     store.task.task.optimizer.check(store.task.abstract.params)
     run_checks.check_reference_tokenizer(e)
     watchdog = watchdog or self.watchdog(spent)
-    foresight = Foresight(e, store.task.mesh, self.folder)
-    measured = MeasuredStep(e, store.task.mesh, self.folder)
     former = '' if self.accept_changes else former_files(e, self.folder)
     train_data = TrainData(data, self.accept_changes, e.max_segments_per_seq, eval_data, former)
     trainer = Trainer(
@@ -160,22 +155,20 @@ class Run:
         evaluate_every=e.EVAL_INTERVAL_STEPS,
         save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       ),
-      compiler=self._compiler(store.task.mesh, watchdog.pause, foresight, measured),
+      compiler=self._compiler(store.task.mesh, watchdog.pause),
       folder=self.folder,
       throughput=self._throughput(store.task, data.batch_size),
       goodput=spent,
       watchdog=watchdog,
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       trackers=e.trackers(self.folder),
-      callbacks=[*self._callbacks(store, eval_data, measured), foresight, measured],
+      callbacks=self._callbacks(store, eval_data),
     )
     added = [c for make in extensions.added('callbacks') for c in make(self, trainer)]
     trainer.callbacks = sorted([*trainer.callbacks, *added], key=lambda c: c.rank)
     return trainer
 
-  def _callbacks(
-    self, store: StateStore, eval_data: Mapping[str, Input], measured: MeasuredStep
-  ) -> list[Callback]:
+  def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:
     """Returns what is called at the events of the loop; the class Callback states the order."""
     e = self.experiment
     best = self._best(store, eval_data)
@@ -185,7 +178,7 @@ class Run:
       *([SpikeDetector(factor, window)] if factor else []),
       *([best] if best else []),
       *e.callbacks(),
-      StepProfiler(folder, first, count, e.MAX_STEPS, measured.traced),
+      StepProfiler(folder, first, count, e.MAX_STEPS),
     ]
 
   def _best(self, store: StateStore, eval_data: Mapping[str, Input]) -> Best | None:
@@ -206,23 +199,16 @@ class Run:
       larger=task.larger_is_better(metric),
     )  # fmt: skip
 
-  def _compiler(
-    self, mesh: Mesh, beat: Callable[[], None], *readers: Foresight | MeasuredStep
-  ) -> StepCompiler:
+  def _compiler(self, mesh: Mesh, beat: Callable[[], None]) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
     memory = MemoryCheck(mesh, self.check_memory)
-
-    def read(compiled: jax.stages.Compiled) -> None:
-      for reader in readers:
-        reader.compiled(compiled)
-
     if self.compiled_step is None:
-      return StepCompiler(memory, options, beat=beat, on_compiled=read)
+      return StepCompiler(memory, options, beat=beat)
     saved = SavedStep(self.compiled_step, e.values(), options)
     saved.check(mesh)
-    return StepCompiler(memory, options, saved, beat, read)
+    return StepCompiler(memory, options, saved, beat)
 
   def _throughput(self, task: ShardedTask, batch_size: int) -> Throughput:
     tokens = batch_size * self.experiment.MAX_SEQ_LEN

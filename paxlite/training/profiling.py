@@ -19,19 +19,14 @@ class StepProfiler(Callback):
     first: The first step to trace; None traces nothing.
     count: Number of steps to trace.
     last: The last step of the run, after which no trace starts.
+
+  Attributes:
     on_traced: Called with the folder and the number of steps when a trace has them all.
   """
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    first: int | None,
-    count: int,
-    last: int,
-    on_traced: Callable[[pathlib.Path, int], None] = lambda folder, steps: None,
-  ):
+  def __init__(self, folder: pathlib.Path, first: int | None, count: int, last: int):
+    self.on_traced: Callable[[pathlib.Path, int], None] = lambda folder, steps: None
     self._folder = folder
-    self._on_traced = on_traced
     self._first = first if jax.process_index() == 0 and first != last else None
     self._count = count
     self._running = False
@@ -59,7 +54,7 @@ class StepProfiler(Callback):
     """Starts or stops the trace."""
     if self._running:
       self.close()
-      self._on_traced(self._folder, self._count)
+      self.on_traced(self._folder, self._count)
       return
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Its hook in all calls slows a run and can crash it.

@@ -69,7 +69,6 @@ def test_what_could_run_code_is_in_one_place_or_none():
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
   # Python with a module of paxlite, and nothing else
   starters = {
-    'aot/planning/worker_pool.py',
     'ladder/trainings.py',
     'reinforcement/user_processes.py',
   }

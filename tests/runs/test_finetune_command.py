@@ -10,7 +10,7 @@ import pytest
 
 import paxlite
 from paxlite.aot.planning.search import stated
-from paxlite.aot.planning.worker import restored
+from paxlite.aot.planning.workers import restored
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.base import full_name

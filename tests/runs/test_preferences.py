@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.aot.commands import compile as compile_tool
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.reward_rows import RewardRows
@@ -24,7 +25,6 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.losses.reward_loss import BradleyTerry
-from paxlite.tools import compile as compile_tool
 from paxlite.tools import export_weights, generate
 from tests.support import runs
 from tests.support.imported import loaded

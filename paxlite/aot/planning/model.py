@@ -1,35 +1,84 @@
-"""A model as the planner sees it: its train state, and the work of a layer and of the rest."""
+"""A model as the planner sees it: its train state, and what a layer computes and keeps.
 
-import collections
+The loss and its gradient are traced for one device, with a prime number of rows that divides no
+other size. Nothing is compiled.
+"""
+
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+import fiddle as fdl
 import jax
 import jax.numpy as jnp
 from flax.linen import meta
 
 from paxlite.aot import saved_activations
-from paxlite.aot.planning import choices
-from paxlite.aot.planning.extents import Amounts, Sizes, sizes_of
-from paxlite.aot.planning.traced import Work, read
+from paxlite.aot.flops import grouped_rows_in
+from paxlite.aot.planning.space import Values, attributes, num_units
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention_case import Call, call_name
+from paxlite.layers.moe.grouped_matmul import is_call
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import mesh, partitioning
 
-_Array = tuple[tuple[int, ...], str, tuple[str | None, ...]]  # shape, type, logical axes
+ROWS = 1009  # of the traced batch
+_HLO_TYPES = {'int8': 's8', 'float8_e4m3fn': 'f8e4m3fn', 'float8_e5m2': 'f8e5m2', 'float32': 'f32'}
+_NUMBERS = ('float', 'bfloat', 'int8')  # types of the operands of products
+_OF_STACK = ('USE_REPEATED_LAYER', 'NUM_PIPELINE_REPEATS', 'OFFLOAD_OPTIMIZER')  # not of a layer
+
+
+class Array(NamedTuple):
+  """Arrays of the same kind, shape, type and logical axes."""
+
+  kind: str
+  shape: tuple[int, ...]
+  dtype: str
+  axes: tuple[str | None, ...]
+
+  def on_a_device(
+    self, rules: partitioning.Rules, sizes: Mapping[str, int], whole: str = ''
+  ) -> float:
+    """Returns the bytes of one device of a mesh.
+
+    Args:
+      rules: The mesh axes of the logical axes.
+      sizes: The sizes of the mesh axes.
+      whole: The type of products, in which the array is gathered over data and context; '': it is
+        as it is stored.
+    """
+    partition = partitioning.fitting(partitioning.spec(self.axes, rules), self.shape, sizes)
+    split = [a for entry in partition for a in partitioning.axes_of(entry)]
+    shards = math.prod(sizes[a] for a in split if not (whole and a in ('data', 'context')))
+    return math.prod(self.shape) * jnp.dtype(whole or self.dtype).itemsize / shards
 
 
 @dataclasses.dataclass(frozen=True)
-class StateBytes:
+class Work:
+  """What a part of a model does in a step with ROWS rows.
+
+  Attributes:
+    flops: FLOPs of its products by the type of the operands in HLO, of forward and backward pass.
+    saved: The arrays that its backward pass reads, of kind 'host' or 'device', and how many.
+  """
+
+  flops: Counter[str]
+  saved: Counter[Array]
+
+  def minus(self, other: 'Work') -> 'Work':
+    return Work(self.flops - other.flops, self.saved - other.saved)
+
+
+class StateBytes(NamedTuple):
   """Bytes of the train state on one device.
 
   Attributes:
     all: Parameters, moments and counters.
     trained: The parameters that have gradients.
-    gathered: The parameters of one repeated unit in the type of products, whole over data.
-    layers: The parameters of all units in the type of products, whole over data.
+    layers: The parameters of all units in the type of products, whole over data and context.
     others: The other parameters, in the same way.
     moments: The optimizer's moments, which are a part of `all`.
     streamed: The most moments that are on the device at a time if they are kept on the host.
@@ -37,7 +86,6 @@ class StateBytes:
 
   all: float
   trained: float
-  gathered: float
   layers: float
   others: float
   moments: float
@@ -55,11 +103,11 @@ class Model:
       device: A device of the target, which decides the kernels.
     """
     self.experiment = experiment
-    self.sizes: Sizes = sizes_of(experiment)
+    self.units = num_units(experiment)
     self._device = device
-    self._works: dict[tuple[object, ...], Work] = {}
-    self._states: dict[tuple[object, ...], StateBytes] = {}
-    self._counts: dict[tuple[object, ...], tuple[collections.Counter, collections.Counter]] = {}
+    self._works = dict[tuple[object, ...], Work]()
+    self._arrays = dict[tuple[object, ...], Counter[Array]]()
+    self._states = dict[tuple[object, ...], StateBytes]()
 
   def saving(self, experiment: LanguageModel) -> 'Model':
     """Returns the same model with other values of MemorySavings; traces of layers are shared."""
@@ -67,161 +115,141 @@ class Model:
     found._works = self._works
     return found
 
-  @property
-  def units(self) -> int:
-    """Repetitions of the unit of blocks that the stack repeats."""
-    return choices.num_units(self.experiment)
+  def unit(self, values: Values) -> Work:
+    """Returns the work of one unit of the stack."""
+    return self._cached('unit', {k: v for k, v in values.items() if k != 'NUM_LOSS_CHUNKS'})
 
-  def unit(self, values: Mapping[str, object]) -> Work:
-    """Returns the work of one unit of the stack, with these attributes."""
-    layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
-    return self._cached(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
-
-  def rest(self, values: Mapping[str, object]) -> Work:
+  def rest(self, values: Values) -> Work:
     """Returns the work of embeddings, logits and loss, and of blocks that are not repeated."""
-    layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
-    chunks = {k: v for k, v in values.items() if k == 'NUM_LOSS_CHUNKS'}
-    if not chunks:
-      return self._rest(layer)
-    like = _reference(layer)
-    key = ('rest', like | chunks)
-    return self._cached(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
+    return self._cached('rest', _leanest(values))
 
-  def _rest(self, layer: Mapping[str, object]) -> Work:
-    like = _reference(layer)
+  def everything(self, values: Values) -> Work:
+    """Returns the work of one unit without recomputation, and with all activations on devices."""
+    return self.unit(_leanest(values) | {'CHECKPOINT_POLICY': 'SAVE_EVERYTHING'})
 
-    def work() -> Work:
-      one, two = self._traced(1, like), self._traced(2, like)
-      return one.minus(two.minus(one))
+  def _cached(self, part: str, values: Values) -> Work:
+    """Returns a part; the difference of models of two units and of one is the leanest unit."""
+    values = {k: v for k, v in values.items() if k not in _OF_STACK}
+    key = (part, *sorted(values.items()))
+    if key not in self._works:
+      if part == 'rest':
+        self._works[key] = self._traced(1, values).minus(self.unit(values))
+      elif values == (lean := _leanest(values)):
+        self._works[key] = self._traced(2, lean).minus(self._traced(1, lean))
+      else:
+        rest = self._traced(1, lean).minus(self.unit(lean))
+        self._works[key] = self._traced(1, values).minus(rest)
+    return self._works[key]
 
-    return self._cached(('rest', like), work)
+  def _traced(self, units: int, values: Values) -> Work:
+    key = (str(units), *sorted(values.items()))
+    if key not in self._works:
+      saved, program = self._loss(units, values).saved
+      flops = Counter[str]()
+      for dtype, n in product_flops(program):
+        flops[dtype] += round(n)
+      kind = {True: 'host', False: 'device'}
+      arrays = (Array(kind[s.on_host], s.shape, s.dtype, s.names) for s in saved)
+      self._works[key] = Work(flops, Counter(arrays))
+    return self._works[key]
 
-  def everything_saved(self, values: Mapping[str, object]) -> Amounts:
-    """Returns the activations of one unit without recomputation: memory of its backward pass."""
-    return self.unit(_reference(values, 'SAVE_EVERYTHING')).saved
-
-  def _cached(self, key: tuple[str, Mapping[str, object]], make: Callable[[], Work]) -> Work:
-    what = key[0], tuple(sorted(key[1].items()))
-    if what not in self._works:
-      self._works[what] = make()
-    return self._works[what]
-
-  def _traced(self, units: int, values: Mapping[str, object]) -> Work:
-    def trace() -> Work:
-      loss = self._loss(units, values)
-      return read(loss.function, self.sizes, *loss.arguments)
-
-    return self._cached((f'traced {units}', values), trace)
-
-  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.TracedLoss:
-    e = self.small(units, values)
-    return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
-
-  def small(self, units: int, values: Mapping[str, object]) -> LanguageModel:
-    """Returns the experiment with so many units of blocks, for one device."""
+  def _loss(self, units: int, values: Values) -> saved_activations.TracedLoss:
+    """Returns the loss of the experiment with so many units of blocks, for one device."""
     e = self.experiment
-    axes = list(mesh.MESH_AXES)
-    ones = [1] * len(axes)
-    changes = dict(
-      MESH_AXES=axes, ICI_MESH_SHAPE=ones, DCN_MESH_SHAPE=ones, PERCORE_BATCH_SIZE=1.0,
-      NUM_MICROBATCHES=1, USE_REPEATED_LAYER=False,
+    ones = [1] * len(mesh.MESH_AXES)
+    changes: dict[str, Any] = dict(
+      MESH_AXES=list(mesh.MESH_AXES), ICI_MESH_SHAPE=ones, DCN_MESH_SHAPE=ones,
+      PERCORE_BATCH_SIZE=1.0, NUM_MICROBATCHES=1, USE_REPEATED_LAYER=False,
       NUM_LAYERS=e.num_first_blocks + units * e.blocks_per_layer,
     )  # fmt: skip
     if vars(e).get('EXPERT_AXIS') is not None:
       changes['EXPERT_AXIS'] = None
-    return e.replaced(**choices.attributes({**values, **changes}))
+    small = e.replaced(**attributes({**values, **changes}))
+    return saved_activations.loss_of(small, small.mesh([self._device]), ROWS)
 
-  def state(self, values: Mapping[str, object], laid_out: LanguageModel) -> StateBytes:
+  def state(self, values: Values, laid_out: LanguageModel) -> StateBytes:
     """Returns the bytes of the train state on a mesh.
 
     Args:
-      values: Attributes that decide the variables, such as USE_FP8.
+      values: Attributes, of which USE_FP8 decides the variables.
       laid_out: The experiment on that mesh.
     """
     sizes, rules = laid_out.mesh_sizes, laid_out.rules
-    variables = {k: v for k, v in values.items() if k in _OF_VARIABLES}
-    key = tuple(sorted(variables.items())), tuple(sizes.items()), tuple(sorted(rules.items()))
+    key = values.get('USE_FP8'), tuple(sizes.items()), tuple(sorted(rules.items()))
     if key not in self._states:
-      first, one = self._state_arrays(variables)
-      self._states[key] = self._state(first, one, sizes, rules)
+      arrays = self._state_arrays({k: v for k, v in values.items() if k == 'USE_FP8'})
+      computed = str(jnp.dtype(self.experiment.FPROP_DTYPE))
+
+      def count(*kinds: str, stacked: tuple[bool, ...] = (False, True), whole: str = '') -> float:
+        found = (a for a in arrays if a.kind in kinds and (a.axes[:1] == ('layers',)) in stacked)
+        return sum(arrays[a] * a.on_a_device(rules, sizes, whole) for a in found)
+
+      parameters, units = ('trained', 'frozen'), self.units / sizes.get('stage', 1)
+      layers, others = (count(*parameters, stacked=(s,), whole=computed) for s in (True, False))
+      of_layers, of_others = (count('moment', stacked=(s,)) for s in (True, False))
+      self._states[key] = StateBytes(
+        count(*parameters, 'moment', 'other'), count('trained'), layers, others,
+        of_layers + of_others, max(of_layers / units, of_others),
+      )  # fmt: skip
     return self._states[key]
 
-  def _state_arrays(
-    self, variables: Mapping[str, object]
-  ) -> tuple[collections.Counter, collections.Counter]:
-    """Returns the arrays of a model with one unit, and those that one more adds, by kind."""
-    key = tuple(sorted(variables.items()))
-    if key not in self._counts:
-      one, two = (_arrays(self._loss(n, variables)) for n in (1, 2))
-      self._counts[key] = one, two - one
-    return self._counts[key]
-
-  def _state(
-    self,
-    first: collections.Counter,
-    unit: collections.Counter,
-    sizes: Mapping[str, int],
-    rules: partitioning.Rules,
-  ) -> StateBytes:
-    stages = sizes.get('stage', 1)
-    others = first - unit
-    computed = jnp.dtype(self.experiment.FPROP_DTYPE).itemsize
-
-    def count(arrays: collections.Counter, kind: str, whole: bool = False) -> float:
-      found = 0.0
-      for (of, (shape, dtype, names)), number in arrays.items():
-        if of == kind or kind == 'all':
-          partition = partitioning.fitting(partitioning.spec(names, rules), shape, sizes)
-          shards = math.prod(
-            sizes[a]
-            for entry in partition
-            for a in partitioning.axes_of(entry)
-            if not (whole and a in ('data', 'context'))
-          )
-          itemsize = computed if whole else jnp.dtype(dtype).itemsize
-          found += number * math.prod(shape) * itemsize / shards
-      return found
-
-    units = self.units / stages
-    moments = count(others, 'moment'), count(unit, 'moment')
-    return StateBytes(
-      all=count(others, 'all') + units * count(unit, 'all'),
-      trained=count(others, 'trained') + units * count(unit, 'trained'),
-      gathered=count(unit, 'trained', whole=True) + count(unit, 'frozen', whole=True),
-      layers=units * (count(unit, 'trained', whole=True) + count(unit, 'frozen', whole=True)),
-      others=count(others, 'trained', whole=True) + count(others, 'frozen', whole=True),
-      moments=moments[0] + units * moments[1],
-      streamed=max(moments),
-    )
+  def _state_arrays(self, values: Values) -> Counter[Array]:
+    """Returns the arrays of the train state; those of repeated layers are stacked."""
+    key = tuple(values.items())
+    if key not in self._arrays:
+      e = self.experiment.replaced(**values, USE_REPEATED_LAYER=True)
+      task = fdl.build(e.build_task())
+      boxed = jax.eval_shape(task.init, jax.random.key(0))
+      trained = {id(x) for x in jax.tree.leaves(task.optimizer.split(meta.unbox(boxed.params))[0])}
+      found = self._arrays[key] = Counter[Array]()
+      is_box = lambda x: isinstance(x, meta.AxisMetadata)
+      for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=is_box):
+        value: Any = leaf.value if is_box(leaf) else leaf
+        kind = 'trained' if id(value) in trained else 'frozen'
+        if path[0] != jax.tree_util.GetAttrKey('params'):
+          kind = 'moment' if is_moment(value) else 'other'
+        axes = tuple(getattr(leaf, 'names', ()))
+        found[Array(kind, tuple(value.shape), str(value.dtype), axes)] += 1
+    return self._arrays[key]
 
 
-def _reference(values: Mapping[str, object], policy: str = 'SAVE_NOTHING') -> dict[str, object]:
-  """Returns the values with one policy for all layers, and all activations on the device."""
+def _leanest(values: Values) -> dict[str, Any]:
+  """Returns the values with the least activations, all on the device."""
   offloaded = {'OFFLOAD_ACTIVATIONS': ()} if 'OFFLOAD_ACTIVATIONS' in values else {}
-  return {**values, 'CHECKPOINT_POLICY': policy, **offloaded}
+  return {**values, 'CHECKPOINT_POLICY': 'SAVE_NOTHING', **offloaded}
 
 
-_NOT_OF_A_LAYER = frozenset({
-  'USE_REPEATED_LAYER', 'NUM_LOSS_CHUNKS', 'NUM_PIPELINE_REPEATS', 'OFFLOAD_OPTIMIZER',
-})  # fmt: skip
-_OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
+def product_flops(
+  program: Any, times: float = 1.0, scopes: str = ''
+) -> Iterator[tuple[str, float]]:
+  """Yields (type of operands in HLO, FLOPs) of the products and attention kernels of a jaxpr."""
+  shape = lambda v: tuple(v.aval.shape)
+  dtype = lambda v: str(getattr(v.aval, 'dtype', ''))
+  for equation in program.eqns:
+    name, params, flops = equation.primitive.name, equation.params, 0.0
+    source = f'{scopes}/{equation.source_info.name_stack}'
+    operands = [v for v in equation.invars if dtype(v).startswith(_NUMBERS)]
+    call = call_name(name, params)
+    if name == 'dot_general':
+      dims = (shape(operands[0])[d] for d in params['dimension_numbers'][0][0])
+      flops = 2.0 * math.prod(shape(equation.outvars[0])) * math.prod(dims)
+    elif kernel := attention_kernels.of_call(call):
+      configured = {key: x for key, x in params.items() if key != 'jaxpr'}
+      floats = [shape(v) for v in operands if dtype(v) != 'int8' and len(shape(v)) >= 3]
+      flops = kernel.flops(Call(call, f'{configured} {source}', floats))
+    elif is_call(name) and (rows := grouped_rows_in(source)):
+      arrays = [shape(v) for v in (*operands, *equation.outvars)]
+      flops = 2.0 * rows[0] * math.prod(next(s for s in arrays if len(s) == 3)[1:])
+    elif name != 'pallas_call':
+      for inner in _inner(params):
+        yield from product_flops(inner, times * params.get('length', 1), source)
+    if flops:
+      yield _HLO_TYPES.get(dtype(operands[0]), 'bf16'), flops * times
 
 
-def _arrays(loss: saved_activations.TracedLoss) -> collections.Counter:
-  """Returns how many arrays of each kind, shape, type and logical axes a train state has."""
-  found: collections.Counter = collections.Counter()
-  is_box = lambda x: isinstance(x, meta.AxisMetadata)
-  trained = {id(x) for x in jax.tree.leaves(loss.arguments[0])}
-
-  def add(kind: str, leaf: Any) -> None:
-    names: tuple[str | None, ...] = tuple(getattr(leaf, 'names', ()))
-    value = leaf.value if is_box(leaf) else leaf
-    kind = 'trained' if kind == 'params' and id(value) in trained else kind
-    kind = 'frozen' if kind == 'params' else kind
-    found[kind, (tuple(value.shape), str(value.dtype), names)] += 1
-
-  for leaf in jax.tree.leaves(loss.state.params, is_leaf=is_box):
-    add('params', leaf)
-  for leaf in jax.tree.leaves(dataclasses.replace(loss.state, params=None), is_leaf=is_box):
-    add('moment' if is_moment(leaf.value if is_box(leaf) else leaf) else 'other', leaf)
-  return found
+def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
+  """Yields the jaxpr that an operation calls, or the body of a loop."""
+  names = ('jaxpr', 'call_jaxpr', 'fun_jaxpr', 'body_jaxpr', 'call')
+  found = [params[n] for n in names if n in params and not callable(params[n])][:1]
+  for jaxpr in found or params.get('branches', ())[-1:]:
+    yield getattr(jaxpr, 'jaxpr', jaxpr)

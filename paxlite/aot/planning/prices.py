@@ -1,23 +1,22 @@
 """What machines cost: the prices of a user, and what a training run costs on each machine."""
 
-import dataclasses
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from paxlite.aot import step_calibration, targets
+from paxlite.aot import targets
+from paxlite.aot.explanation_tables import columns
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.near_names import did_you_mean
 from paxlite.files import schemes
 from paxlite.files.json_files import read_object
 
-_HOUR = 3600.0
-_BILLION = 1e9
+_HOUR, _BILLION = 3600.0, 1e9
 
 
-@dataclasses.dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
   """A machine with its price, and what its plan says.
 
   Attributes:
@@ -40,8 +39,7 @@ class Offer:
   @property
   def tokens_per_second(self) -> float:
     """Tokens of all devices in a second."""
-    best = self.plan['best'][0]
-    return float(best['rows'] * self.plan['seq_len'] / best['seconds'])
+    return float(self.plan['best'][0]['rows'] * self.plan['seq_len'] / self.seconds)
 
   @property
   def cost_per_billion(self) -> float:
@@ -66,27 +64,21 @@ def read(path: str) -> dict[str, float]:
   found = read_object(pathlib.Path(schemes.local(path)))
   if not found:
     raise UserError(f'--prices={path} has no prices: write {{"h100x8": 21.6, "v5e-16": 19.2}}')
-  return {name: _price(path, name, value) for name, value in found.items()}
+  return {name: _price(f'--prices={path}: {name}', name, value) for name, value in found.items()}
 
 
-def calibrated(names: Iterable[str], calibration: str | None) -> list[str]:
-  """Returns the targets whose chip a calibration is of; none without one.
-
-  Raises:
-    UserError: The calibration cannot be read, or is of another chip than all targets.
-  """
-  if calibration is None:
+def calibrated(names: Iterable[str], path: str | None) -> list[str]:
+  """Returns the targets whose chip a file of measured speeds is of; UserError if there is none."""
+  if path is None:
     return []
-  chip = read_object(step_calibration.file_of(calibration)).get('chip')
+  chip = read_object(pathlib.Path(schemes.local(path))).get('chip')
   found = [name for name in names if targets.parse(name).name_of_chip == chip]
   if not found:
-    raise UserError(f'--calibration={calibration} is of {chip}, and no machine in --prices has it')
-  targets.parse(found[0], calibration)
+    raise UserError(f'--calibration={path} is of {chip}, and no machine in --prices has it')
   return found
 
 
-def _price(path: str, name: str, value: Json) -> float:
-  place = f'--prices={path}: {name}'
+def _price(place: str, name: str, value: Json) -> float:
   if name == 'here':
     raise UserError(f'{place} is no machine to rent: `paxlite plan --target=here` plans for it')
   try:
@@ -103,13 +95,9 @@ def _price(path: str, name: str, value: Json) -> float:
 
 
 def offer(target: str, price: float, plan: JsonObject, page: str) -> Offer:
-  """Returns the offer of a machine for which a plan was made.
+  """Returns the offer of a machine with the JSON of its plan.
 
-  Args:
-    target: Its name.
-    price: What it costs for an hour.
-    plan: The plan as JSON.
-    page: Its page; where nothing fits, it says why, and then what would fit.
+  Its page says why nothing fits, if so, and then what would fit.
   """
   if plan['best']:
     return Offer(target, price, plan)
@@ -118,8 +106,7 @@ def offer(target: str, price: float, plan: JsonObject, page: str) -> Offer:
 
 def refused(target: str, price: float, why: str) -> Offer:
   """Returns the offer of a machine for which no plan was made."""
-  reason = why.removeprefix(f'--target={target}').removeprefix(':').strip()
-  return Offer(target, price, {}, reason)
+  return Offer(target, price, {}, why.removeprefix(f'--target={target}').removeprefix(':').strip())
 
 
 def ordered(offers: Sequence[Offer]) -> list[Offer]:
@@ -137,67 +124,52 @@ def page(offers: Sequence[Offer], name: str, steps: int | None, rows: int | None
     steps: The steps of the whole run; None if they are not known.
     rows: The rows of the batch; None if each machine has a batch of its own.
   """
-  in_order = ordered(offers)
-  first = in_order[0]
+  return '\n'.join(_page(ordered(offers), name, steps, rows))
+
+
+def _page(offers: list[Offer], name: str, steps: int | None, rows: int | None) -> Iterator[str]:
+  first, reasons = offers[0], [f'  {o.target}: {o.reason}' for o in offers if not o.plan]
   if not first.plan:
-    return '\n'.join([f'{name} fits none of these machines', *map(_reason, in_order)])
-  whole = steps is not None and rows is not None
-  head = f'{name}, the cheapest machine first'
-  if steps is not None and rows is not None:
+    yield from (f'{name} fits none of these machines', *reasons)
+    return
+  head, whole = f'{name}, the cheapest machine first', steps if rows is not None else None
+  header = [
+    'target',
+    'fastest mesh',
+    '#s a step',
+    '#tokens/s',
+    '#price/hour',
+    '#cost of 10⁹ tokens',
+  ]
+  if whole is None or rows is None:
+    header.append('#rows')
+  else:
     length = first.plan['seq_len']
-    tokens = f'{steps * rows * length / _BILLION:,.3g}'
-    head += f': {steps:,} steps of {rows:,} rows of {length:,} tokens, {tokens} · 10⁹ tokens in all'
-  header = ['target', 'fastest mesh', 's a step', 'tokens/s', 'price/hour', 'cost of 10⁹ tokens']
-  header += ['hours', 'cost of the run'] if whole else ['rows']
-  fit = [o for o in in_order if o.plan]
-  lines = _columns([header, *(_row(o, steps if whole else None) for o in fit)])
-  lines += map(_reason, in_order[len(fit) :])
-  lines += ['', f'On {first.target}:', '  ' + first.plan['best'][0]['command'], '']
+    tokens = f'{whole * rows * length / _BILLION:,.3g}'
+    head += f': {whole:,} steps of {rows:,} rows of {length:,} tokens, {tokens} · 10⁹ tokens in all'
+    header += ['#hours', '#cost of the run']
+  yield from (head, '')
+  yield from columns(header, [_row(o, whole) for o in offers if o.plan])
+  yield from (*reasons, '', f'On {first.target}:', '  ' + first.plan['best'][0]['command'], '')
   if rows is None:
-    lines.append(
-      'Each machine has a batch of its own. With --global_batch, all train the same run.'
-    )
+    yield 'Each machine has a batch of its own. With --global_batch, all train the same run.'
   elif steps is None:
-    lines.append('The number of steps depends on data (NUM_EPOCHS): MAX_STEPS=N gives the cost.')
-  lines.append('Steps alone are counted: no compiling, evaluations, checkpoints, idle hours.')
-  said = dict.fromkeys(o.plan.get('calibration') for o in fit)
-  lines += filter(None, said)
-  if len(said) > 1 and None in said:
-    lines.append('Seconds of the other chips are as foreseen.')
-  return '\n'.join([head, '', *lines])
+    yield 'The number of steps depends on data (NUM_EPOCHS): MAX_STEPS=N gives the cost.'
+  yield 'Steps alone are counted: no compiling, evaluations, checkpoints, idle hours.'
 
 
-def _reason(offer: Offer) -> str:
-  return f'  {offer.target}: {offer.reason}'
-
-
-def _row(offer: Offer, steps: int | None) -> list[str]:
-  best = offer.plan['best'][0]
-  cells = [
-    offer.target, best['mesh'] or 'one device', f'{offer.seconds:.4g}',
-    f'{offer.tokens_per_second:,.0f}', _money(offer.price), _money(offer.cost_per_billion),
-  ]  # fmt: skip
+def _row(o: Offer, steps: int | None) -> list[str]:
+  best = o.plan['best'][0]
+  speeds = f'{o.seconds:.4g}', f'{o.tokens_per_second:,.0f}'
+  cells = [o.target, best['mesh'], *speeds, _money(o.price), _money(o.cost_per_billion)]
   if steps is None:
     return [*cells, f'{best["rows"]:,}']
-  hours = offer.hours(steps)
-  return [*cells, f'{hours:,.1f}' if hours >= 10 else f'{hours:.3g}', _money(hours * offer.price)]
+  hours = o.hours(steps)
+  return [*cells, f'{hours:,.1f}' if hours >= 10 else f'{hours:.3g}', _money(hours * o.price)]
 
 
 def _money(amount: float) -> str:
   return f'{amount:,.2f}' if amount >= 1 or not amount else f'{amount:.3g}'
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Returns lines whose first two columns are aligned to the left, and the others to the right."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = []
-  for row in rows:
-    cells = [
-      cell.ljust(width) if i < 2 else cell.rjust(width)
-      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    lines.append('  ' + '  '.join(cells).rstrip())
-  return lines
 
 
 def as_json(
@@ -206,24 +178,15 @@ def as_json(
   """Returns the offers as an object for JSON, the cheapest first; see `page` for the arguments."""
 
   def one(o: Offer) -> JsonObject:
+    found: JsonObject = {'target': o.target, 'price': o.price, 'fits': bool(o.plan)}
     if not o.plan:
-      return {'target': o.target, 'price': o.price, 'fits': False, 'reason': o.reason}
-    whole = steps if rows is not None else None
-    return {
-      'target': o.target,
-      'price': o.price,
-      'fits': True,
-      'seconds': o.seconds,
-      'tokens_per_second': o.tokens_per_second,
-      'cost_per_billion_tokens': o.cost_per_billion,
-      'hours': None if whole is None else o.hours(whole),
-      'cost': None if whole is None else o.hours(whole) * o.price,
-      'plan': o.plan,
-    }
+      return found | {'reason': o.reason}
+    hours = None if steps is None or rows is None else o.hours(steps)
+    return found | {
+      'seconds': o.seconds, 'tokens_per_second': o.tokens_per_second,
+      'cost_per_billion_tokens': o.cost_per_billion, 'hours': hours,
+      'cost': None if hours is None else hours * o.price, 'plan': o.plan,
+    }  # fmt: skip
 
-  return {
-    'experiment': name,
-    'steps': steps,
-    'rows': rows,
-    'targets': [one(o) for o in ordered(offers)],
-  }
+  offered = [one(o) for o in ordered(offers)]
+  return {'experiment': name, 'steps': steps, 'rows': rows, 'targets': offered}

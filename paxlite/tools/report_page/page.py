@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from paxlite.core.json_text import JsonObject
 from paxlite.files import html_page
 from paxlite.files.html_page import shortened
-from paxlite.tools.report_page import forecasts, spike_texts, step_blocks, tables
+from paxlite.tools.report_page import spike_texts, tables
 from paxlite.tools.report_page.curves import stroke
 from paxlite.tools.report_page.records import Points, RunRecords, thinned
 
@@ -65,10 +65,7 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
     spike_texts.section(spikes, runs),
     _table('Evaluations', tables.evaluations(runs)),
     _table('What the time was spent on', tables.goodputs(runs)),
-    _table('A step, foreseen and measured', forecasts.table(runs)),
-    *(f'<p class="note">{html.escape(text)}</p>' for text in forecasts.notes(runs)),
-    _table('The blocks of a step', step_blocks.table(runs)),
-    *(f'<p class="note">{html.escape(text)}</p>' for text in step_blocks.notes(runs)),
+    *_added(runs),
     _table('What differs', tables.differences(runs)) if len(runs) > 1 else '',
     _samples(runs),
     _table('Episodes', tables.episodes(runs)),
@@ -81,6 +78,12 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
     'data': html_page.script_value(data),
   }
   return html_page.filled(_HERE / 'page.html', parts)
+
+
+def _added(runs: Sequence[RunRecords]) -> Iterator[str]:
+  for title, header, rows, notes in tables.sections(runs):
+    yield _table(title, (header, rows))
+    yield from (f'<p class="note">{html.escape(text)}</p>' for text in notes)
 
 
 def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]]]]:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json, JsonObject, number
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import records_of
 from paxlite.tracking.writers import (
@@ -68,7 +68,7 @@ class RunRecords:
   @functools.cached_property
   def values(self) -> JsonObject:
     """The experiment and its attributes; empty if they cannot be read."""
-    found = self._object('experiment.json')
+    found = self.read('experiment.json')
     values = found.get('values')
     rest = values if isinstance(values, dict) else {}
     return {'experiment': found.get('experiment'), **rest} if found else {}
@@ -76,14 +76,14 @@ class RunRecords:
   @functools.cached_property
   def losses(self) -> dict[str, list[str]]:
     """For each loss by its name, its metrics of which larger values are better; {}: not known."""
-    found = self._object('experiment.json').get('losses')
+    found = self.read('experiment.json').get('losses')
     known = found.items() if isinstance(found, dict) else ()
     return {name: names for name, names in known if isinstance(names, list)}
 
   @functools.cached_property
   def versions(self) -> dict[str, str]:
     """Devices and versions of packages, as texts."""
-    found = self._object('versions.json')
+    found = self.read('versions.json')
     packages = found.get('packages')
     texts = {'devices': found.get('devices'), 'processes': found.get('processes')}
     texts |= {'python': found.get('python')}
@@ -93,16 +93,6 @@ class RunRecords:
   @functools.cached_property
   def goodput(self) -> goodput.GoodputReport | None:
     return goodput.report(self.folder)
-
-  @functools.cached_property
-  def foreseen(self) -> JsonObject:
-    """What the program of a step was foreseen to take, and what it took; see programs.foresight."""
-    return self._object('foreseen.json')
-
-  @functools.cached_property
-  def step_blocks(self) -> JsonObject:
-    """What the blocks of the model have of a traced step; see programs.measured_step."""
-    return self._object('step_blocks.json')
 
   @property
   def warnings(self) -> list[str]:
@@ -182,7 +172,8 @@ class RunRecords:
     }
     return list(found)
 
-  def _object(self, name: str) -> JsonObject:
+  def read(self, name: str) -> JsonObject:
+    """Returns what a JSON file of the folder holds; {} if it cannot be read."""
     path = self.folder / name
     try:
       return read_object(path) if path.is_file() else {}
@@ -226,10 +217,3 @@ def differing(runs: Sequence[RunRecords]) -> list[tuple[str, list[Json]]]:
   names = sorted({name for run in runs for name in run.values})
   rows = [(name, [run.values.get(name) for run in runs]) for name in names]
   return [(name, values) for name, values in rows if any(v != values[0] for v in values)]
-
-
-def number(value: object) -> float | None:
-  """Returns a finite number as float; None for anything else."""
-  if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-    return None
-  return float(value)

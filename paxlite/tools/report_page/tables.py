@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from paxlite.core.json_text import JsonObject
+from paxlite import extensions
+from paxlite.core.extension import imported
+from paxlite.core.json_text import JsonObject, number
 from paxlite.losses.metric_names import larger_is_better
 from paxlite.run_data.episodes import said, worth
-from paxlite.tools.report_page import forecasts, step_blocks
 from paxlite.tools.report_page.curves import short
-from paxlite.tools.report_page.records import RunRecords, differing, number
+from paxlite.tools.report_page.records import RunRecords, differing
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
 # metrics that repeat others, or count
@@ -114,11 +115,17 @@ def versions(runs: Sequence[RunRecords]) -> Table:
   return ['', *(run.name for run in runs)], rows
 
 
+def sections(runs: Sequence[RunRecords]) -> list[tuple[str, list[str], list[list[str]], list[str]]]:
+  """Returns what extensions add: (title, header, rows, sentences below the table) of each table."""
+  makers = [imported(name) for e in extensions.found() for name in e.sections]
+  return [section for make in makers for section in make(runs)]
+
+
 def markdown(runs: Sequence[RunRecords]) -> str:
   """Returns the summary, the evaluations, the steps and the differences as Markdown."""
   parts = [_markdown(summary(runs)), _markdown(evaluations(runs))]
-  for part in (forecasts, step_blocks):
-    parts += [_markdown(part.table(runs)), '\n\n'.join(part.notes(runs))]
+  for title, header, rows, notes in sections(runs):
+    parts += [f'**{title}**' if rows else '', _markdown((header, rows)), '\n\n'.join(notes)]
   if len(runs) > 1:
     parts.append(_markdown(differences(runs)))
   return '\n\n'.join(filter(None, parts)) + '\n'

@@ -10,14 +10,13 @@ import pathlib
 import pytest
 
 from paxlite.aot import collectives
-from paxlite.aot.costs import Costs, part_of
+from paxlite.aot.commands import read_hlo
+from paxlite.aot.costs import Costs, host_traffic, part_of
 from paxlite.aot.flops import convolution_flops
 from paxlite.aot.hlo import Array, Instruction, Program
-from paxlite.aot.host_copies import host_traffic
 from paxlite.aot.schedule import Speed, StepSchedule, Timeline
 from paxlite.core.errors import UserError
 from paxlite.layers.attention import splash_attention
-from paxlite.tools import read_hlo
 
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'
 MIB = 1 << 20

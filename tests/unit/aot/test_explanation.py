@@ -1,19 +1,16 @@
 """An explanation's figures are those of the compiler, and rows of it are counted by hand."""
 
 import collections
-import html.parser
 import json
 import math
-import re
 
 import pytest
 
-from paxlite.aot import origins
-from paxlite.aot.explanation import ArrayRow
-from paxlite.aot.explanation_page import squares
-from paxlite.aot.explanation_text import collapsed, dims_text, short_name, size_text
+from paxlite.aot import explanation_tables, origins
+from paxlite.aot.explanation_tables import dims_text, short_name
 from paxlite.aot.hlo import Program
 from paxlite.aot.origins import Origin
+from paxlite.aot.texts import size
 from tests.support import runs
 
 # two repeated layers of which the backward pass keeps the input alone, on mesh 2 × 2 × 2
@@ -32,11 +29,9 @@ class Explained:
   """What one run of the command has written."""
 
   def __init__(self, folder):
-    files = [f'--json={folder / "step.json"}', f'--html={folder / "step.html"}']
-    command = ['TinyGPT', *MODEL, *SIZES, *files]
+    command = ['TinyGPT', *MODEL, *SIZES, f'--json={folder / "step.json"}']
     self.text = runs.module('paxlite', 'explain', *command, devices=8).stdout
     self.data = json.loads((folder / 'step.json').read_text())
-    self.page = (folder / 'step.html').read_text()
 
 
 @pytest.fixture(scope='module')
@@ -134,23 +129,12 @@ def test_the_text_fits_a_terminal(explained):
 
 
 @pytest.mark.slow
-def test_the_page_is_complete_and_needs_no_network(explained):
-  class Reader(html.parser.HTMLParser):
-    opened, closed = collections.Counter(), collections.Counter()
-
-    def handle_starttag(self, tag, attributes):
-      self.opened[tag] += 1
-
-    def handle_endtag(self, tag):
-      self.closed[tag] += 1
-
-  reader = Reader()
-  reader.feed(explained.page)
-  for tag in ('div', 'svg', 'g', 'table', 'details', 'span'):
-    assert reader.opened[tag] == reader.closed[tag] > 0, tag
-  assert not re.search(r'https?://|src=|<link|<script', explained.page)
-  assert '2 layers' in explained.page
-  assert 'embed/data' in explained.page
+@pytest.mark.parametrize('width', [100, 70])
+def test_tables_fit_any_terminal(explained, monkeypatch, width):
+  monkeypatch.setenv('COLUMNS', str(width))
+  lines = explanation_tables.text(explained.data).splitlines()
+  assert max(map(len, lines)) <= width
+  assert 'layer/self_attention/qkv/combined/w' in ''.join(line[2:36].strip() for line in lines)
 
 
 ONE = 'jit(step)/transpose(jvp(Lm.losses))/Lm.hidden/transformer/transformer.layers/x_layers_3'
@@ -226,26 +210,81 @@ def test_collectives_without_a_path():
   assert path(program.computations['fused'], 'inside') == 'jit(step)/out'
 
 
-def test_equal_layers_are_one_row():
-  one = lambda name: ArrayRow(name, (6, 4), 'float32', ('embed', None), (('data', 'mdl'), ()), 24)
-  rows = [one(f'transformer/x_layers_{i}/ff_layer/w') for i in range(3)]
-  (found,) = collapsed(rows)
-  assert (found.row.name, found.count, found.bytes) == ('layer/ff_layer/w', 3, 72)
-  assert dims_text(found.row).split() == ['[6', 'embed/data+mdl,', '4]']
+def array(name: str, made_by: str = '') -> dict:
+  about = dict(axes=['embed', None], mesh_axes=[['data', 'mdl'], []], bytes=24, made_by=made_by)
+  return dict(name=name, shape=[6, 4], dtype='float32', **about)
+
+
+def collective(**values) -> dict:
+  about = dict(
+    blocks=['layer/ff_layer'], passes=['forward'], kind='all-gather', axes=['data'], runs=2,
+    bytes=400, near_bytes=300.0, far_bytes=0.0, asynchronous_runs=0, seconds=2.0, exposed=0.5,
+  )  # fmt: skip
+  return about | values
+
+
+TOTALS = dict.fromkeys(
+  ('parameters', 'optimizer', 'others', 'batch', 'gradients', 'activations', 'temporaries', 'code'),
+  2048,
+)
+EXPLAINED = {
+  'report': {
+    'experiment': 'X', 'target': 'h100x8', 'mesh': {'data': 8, 'mdl': 1}, 'verdict': 'fits',
+    'parameters': 24, 'notes': ['A note.'],
+  },
+  'totals': TOTALS | {'peak': 4096, 'memory': 1 << 30},
+  'weights': [array(f'transformer/x_layers_{i}/ff_layer/w') for i in range(3)],
+  'activations': [array('loss', 'add')],
+  'collectives': [
+    collective(), collective(exposed=0.0, kind='all-reduce'),
+    collective(blocks=['update', 'layer/ff_layer'], passes=['update', 'backward'], exposed=2.0),
+    collective(near_bytes=1.0, bytes=4),
+  ],
+  'products': [
+    dict(block='layer', module='w', of='forward', runs=1, flops=30.0),
+    dict(block='layer', module='w', of='recomputed', runs=1, flops=10.0),
+  ],
+  'blocks': {
+    'update': dict(flops=0.0, bytes=75, predicted=None),
+    'layer/ff_layer': dict(flops=9.0, bytes=25, predicted=0.25),
+  },
+}  # fmt: skip
+
+
+def test_the_tables():
+  """Equal layers are one row; blocks come in the order of the model, small collectives together."""
+  memory, weights, activations, blocks, collectives, products = explanation_tables.tables(EXPLAINED)
+  assert [row[0] for row in memory.rows][:2] == ['parameters', 'optimizer']
+  assert weights.rows[0][0] == 'layer/ff_layer/w'
+  assert weights.rows[0][2:] == ('float32', '3x', '72 B')
+  assert activations.rows[0][0] == 'loss: add'
+  assert [row[0] for row in blocks.rows] == ['layer/ff_layer', 'update']
+  assert blocks.rows[0][1:] == ('100.0%', '25.0%', '250.0 ms')
+  assert [(*row[:3], row[6]) for row in collectives.rows] == [
+    ('layer/ff_layer', 'forward', 'all-gather', '25% exposed'),
+    ('layer/ff_layer', 'forward', 'all-reduce', 'overlapped'),
+    ('several', 'several', 'all-gather', 'exposed'),
+    ('all', '', '', ''),
+  ]
+  assert 'sending takes 8,000.00 ms. The schedule hides 5,000.00 ms of it' in collectives.notes[0]
+  assert products.title.endswith('computes again: 25.0% of all FLOPs')
+  assert products.rows == [('layer/w', '1', '10')]
+  text = explanation_tables.text(EXPLAINED)
+  assert text.startswith('X on h100x8, mesh data 8: fits\n')
+  assert text.endswith('A note.')
+
+
+def test_what_is_not_known_or_not_there_is_said():
+  unknown = EXPLAINED | {'collectives': [], 'products': [], 'blocks': {}}
+  assert 'The program is not known' in explanation_tables.text(unknown)
+  alone = explanation_tables.text(EXPLAINED | {'collectives': [], 'products': []})
+  assert 'There are no collectives' in alone
+  assert 'No matrix product of the forward pass runs again' in alone
+
+
+def test_names_and_sizes():
+  assert dims_text(array('x')).split() == ['[6', 'embed/data+mdl,', '4]']
   assert short_name('transformer/repeat/x_layers_1/ff_layer/w') == 'layer/1/ff_layer/w'
   assert short_name('transformer/first_0/ff_layer/w') == 'first_0/ff_layer/w'
   sizes = {3: '3 B', 1536: '1.50 KiB', 40 << 20: '40.0 MiB', 700 << 40: '700 TiB'}
-  assert {n: size_text(n) for n in sizes} == sizes
-
-
-def test_a_treemap_fills_its_rectangle():
-  sizes = [50, 20, 20, 7, 2, 1]
-  tiles = squares(sizes, 0, 0, 200, 100)
-  for size, (left, top, width, height) in zip(sizes, tiles, strict=True):
-    assert width * height == pytest.approx(200 * 100 * size / sum(sizes))
-    assert left + width <= 200 + 1e-6
-    assert top + height <= 100 + 1e-6
-  centers = [(left + w / 2, top + h / 2) for left, top, w, h in tiles]
-  for i, (x, y) in enumerate(centers):  # no tile covers another one's center
-    covering = [n for n, (le, to, w, h) in enumerate(tiles) if le < x < le + w and to < y < to + h]
-    assert covering == [i]
+  assert {n: size(n) for n in sizes} == sizes

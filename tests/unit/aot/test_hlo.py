@@ -61,7 +61,7 @@ def test_trips(start, body, condition, trips):
 @pytest.mark.parametrize('condition', ['%i, %end), direction=LT', '%end, %i), direction=GT'])
 @pytest.mark.parametrize(
   ('end', 'trips'),
-  [('%end', 4), ('%j', 1), ('%less', 1), ('%part', 1)],
+  [('%end', 4), ('%j', 1), ('%less', 2), ('%part', 1)],
   ids=['kept', 'the counter', 'changed', 'computed anew'],
 )
 def test_trips_to_a_bound_that_the_loop_carries(condition, end, trips):

@@ -11,11 +11,12 @@ import sys
 import pytest
 
 from paxlite import main
+from paxlite.aot.commands import compile
 from paxlite.cli import command_line
 from paxlite.cli.parser import expanded, local, stored
 from paxlite.core.errors import UserError
 from paxlite.programs import launch
-from paxlite.tools import compile, decode, eval, experiments, goodput, new, show, train
+from paxlite.tools import decode, eval, experiments, goodput, new, show, train
 from paxlite.tools.commands import commands
 from tests.support import runs
 

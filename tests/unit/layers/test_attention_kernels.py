@@ -10,8 +10,7 @@ from jax.experimental import pallas as pl
 
 from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
-from paxlite.aot.planning import traced
-from paxlite.aot.planning.extents import Sizes
+from paxlite.aot.planning.model import product_flops
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers import remat
 from paxlite.layers.attention import attention_kernels
@@ -148,9 +147,8 @@ ENTRY %main (q: bf16[2,16,4,8]) -> bf16[2,16,4,8] {
   assert Costs(Program(text), 'gpu').flops() == {'bf16': 8000.0}
   loss = lambda w, x: w * jax.lax.stop_gradient(attention()(x)).sum()
   array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-  sizes = Sizes(rows=13, length=16, widths=frozenset({4, 8}), experts=1)
-  work = traced.read(loss, sizes, array(), array(13, 16, 4, 8))
-  assert sum(p.flops for p in work.products) == 8000.0
+  traced = jax.make_jaxpr(jax.grad(loss))(array(), array(13, 16, 4, 8)).jaxpr
+  assert sum(flops for _, flops in product_flops(traced)) == 8000.0
 
 
 def test_a_further_product_of_groups(monkeypatch):

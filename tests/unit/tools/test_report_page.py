@@ -16,7 +16,7 @@ from paxlite.experiments.identity import write_configuration
 from paxlite.losses.metric_names import larger_is_better
 from paxlite.run_data.spikes import spikes
 from paxlite.tools import report
-from paxlite.tools.report_page import curves, forecasts, page, spike_texts, tables
+from paxlite.tools.report_page import curves, page, spike_texts, tables
 from paxlite.tools.report_page.records import RunRecords, read_runs, thinned
 from tests.support.gcs_server import gcs_server
 
@@ -368,42 +368,3 @@ def test_in_a_browser(runs, tmp_path, width):
   assert done.stdout.count('class="run"') == 2
   wide, inner = map(int, re.search(r'<output>(\d+) of (\d+)</output>', done.stdout).groups())
   assert wide <= inner
-
-
-def test_a_step_is_shown_as_foreseen_and_as_measured(tmp_path):
-  """Of a run of an earlier version there are fewer parts; of one on a CPU, there is a sentence."""
-  parts = dict(compute_bound=0.4, memory_bound=0.1, exposed=0.02, exposed_host=0.0)
-  old = dict(step=60, measured_seconds=0.624, foreseen_seconds=0.52, chip='h200', parts=parts)
-  kernels = dict(products=0.3, attention=0.1, traffic=0.06, optimizer=0.04)
-  memory = dict(foreseen_bytes=50 * 2**30, measured_bytes=55 * 2**30)
-  new = {**old, 'measured_steps': 39, 'kernels': kernels, 'memory': memory}
-  cpu = json.dumps({'devices': '8 × cpu', 'processes': 1, 'packages': {}})
-  runs = read_runs([
-    str(write_run(tmp_path / 'new', 5, foreseen_json=json.dumps(new))),
-    str(write_run(tmp_path / 'old', 5, foreseen_json=json.dumps(old))),
-    str(write_run(tmp_path / 'cpu', 5, versions_json=cpu)),
-    str(write_run(tmp_path / 'short', 5, foreseen_json='{"parts": 3}')),
-  ])  # fmt: skip
-  header, rows = forecasts.table(runs)
-  assert header == ['run', 'part of a step', 'foreseen', 'measured', 'measured / foreseen']
-  assert rows == [
-    ['new', 'matrix products', '300.0 ms', '–', '–'],
-    ['new', 'fused attention', '100.0 ms', '–', '–'],
-    ['new', 'memory traffic of other kernels', '60.0 ms', '–', '–'],
-    ['new', 'optimizer and metrics', '40.0 ms', '–', '–'],
-    ['new', 'collectives that nothing hides', '20.0 ms', '–', '–'],
-    ['new', 'the whole step, the median of 39 (h200)', '520.0 ms', '624.0 ms', '1.20'],
-    ['new', 'memory of a device', '50.00 GiB', '55.00 GiB', '1.10'],
-    ['old', 'matrix products and attention', '400.0 ms', '–', '–'],
-    ['old', 'other kernels', '100.0 ms', '–', '–'],
-    ['old', 'collectives that nothing hides', '20.0 ms', '–', '–'],
-    ['old', 'the whole step (h200)', '520.0 ms', '624.0 ms', '1.20'],
-  ]
-  about, of_cpu, of_short = forecasts.notes(runs)
-  assert 'A step is measured as a whole' in about
-  assert of_cpu == 'Seconds on a CPU cannot be foreseen, as its speeds are unknown: cpu.'
-  assert of_short.endswith(': short.')
-  text = page.page(runs, 'steps')
-  assert of_cpu in text
-  assert '624.0 ms' in text
-  assert '624.0 ms' in tables.markdown(runs)

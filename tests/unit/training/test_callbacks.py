@@ -3,12 +3,11 @@
 import jax
 import pytest
 
+from paxlite.aot.run_callbacks import MeasuredBlocks, PredictedStep
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.local_checkpoints.callbacks import LocalSaves
-from paxlite.programs.foresight import Foresight
-from paxlite.programs.measured_step import MeasuredStep
 from paxlite.programs.run import Run
 from paxlite.run_data.data_records import DataRecords
 from paxlite.training.best import Best
@@ -103,7 +102,7 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   values = dict(LOSS_SPIKE_FACTOR=2.0, KEEP_BEST=True, LOCAL_CHECKPOINT_EVERY_N_STEPS=2)
   e = Whole(**VALUES, **values, LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'))
   kinds = [type(c) for c in Run(e, tmp_path).trainer().callbacks]
-  last = [StepProfiler, Foresight, MeasuredStep]
+  last = [StepProfiler, PredictedStep, MeasuredBlocks]
   assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, *last]
 
 

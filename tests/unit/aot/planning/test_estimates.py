@@ -4,24 +4,24 @@ import dataclasses
 import math
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 
 from paxlite.aot.analysis import sharded_task
-from paxlite.aot.planning import layouts
-from paxlite.aot.planning.candidates import Candidate, Space
-from paxlite.aot.planning.correction import Correction
-from paxlite.aot.planning.estimate import Estimator
-from paxlite.aot.planning.extents import Amounts, Extent, Shares
-from paxlite.aot.planning.features import Features
-from paxlite.aot.planning.layouts import Layout
-from paxlite.aot.planning.machine import Machine
-from paxlite.aot.planning.model import Model
+from paxlite.aot.planning import space
+from paxlite.aot.planning.estimate import Estimator, Step
+from paxlite.aot.planning.model import ROWS, Model, product_flops
+from paxlite.aot.planning.space import Candidate, Layout, Space
 from paxlite.experiments.demo import TinyGPT
+from paxlite.layers.attention import cudnn_call
+from paxlite.layers.moe import triton_matmul
 from paxlite.optim.moments import is_moment
+from tests.unit.aot.planning.machines import machine
 
-HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+HOST = machine(platform='gpu')
 VALUES = {'CHECKPOINT_POLICY': 'SAVE_EVERYTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
+AXES = ('replica', 'data', 'mdl')
+DATA = Layout(AXES, (1, 8, 1), (1, 1, 1))
 
 
 @pytest.fixture(scope='module')
@@ -34,9 +34,8 @@ def model() -> Model:
 
 def flops(model, values) -> float:
   """FLOPs of a step for each token."""
-  unit, rest = model.unit(values), model.rest(values)
-  total = model.units * sum(p.flops for p in unit.products) + sum(p.flops for p in rest.products)
-  return total / model.sizes.rows / model.sizes.length
+  unit, rest = (sum(work(values).flops.values()) for work in (model.unit, model.rest))
+  return (model.units * unit + rest) / ROWS / model.experiment.MAX_SEQ_LEN
 
 
 def test_flops(model):
@@ -51,13 +50,54 @@ def test_flops(model):
   )
 
 
+@pytest.mark.parametrize('has_logit', [False, True])
+def test_flops_of_cudnn(has_logit):
+  """Two products forward and five backward; the causal mask leaves out half of each."""
+  B, T, N, K, H = 13, 64, 4, 2, 8
+  array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+  options = cudnn_call.Options(0.5)
+
+  def loss(qkv, ids):
+    logit = jnp.zeros((B, N)) if has_logit else None
+    return cudnn_call.attend(*qkv, ids, logit, None, options).astype(jnp.float32).sum()
+
+  qkv = array(B, T, N, H), array(B, T, K, H), array(B, T, K, H)
+  ids = jax.ShapeDtypeStruct((B, T), jnp.int32)
+  found = list(product_flops(jax.make_jaxpr(jax.grad(loss))(qkv, ids).jaxpr))
+  assert sum(n for _, n in found) == 7 * B * N * T * T * H
+  assert {dtype for dtype, _ in found} == {'bf16'}
+
+
+def test_flops_of_groups_of_rows():
+  """One forward and two backward, of the rows at equal load, in a kernel that has room for more."""
+  D, F, E, rows, room = 128, 64, 4, 13 * 64, 1280
+  array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+  def loss(arrays):
+    w_EDF, x = arrays
+    with jax.named_scope(f'rows_{rows}_of_{room}'):
+      sizes_E = jnp.full(E, 256, jnp.int32)
+      return triton_matmul.product(jnp.sin(x), w_EDF, sizes_E).astype(jnp.float32).sum()
+
+  traced = jax.make_jaxpr(jax.grad(loss))((array(E, D, F), array(room, D))).jaxpr
+  assert sum(n for _, n in product_flops(traced)) == 3 * 2 * rows * D * F
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+  w = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+  loop = lambda w: jax.lax.scan(lambda x, _: (x @ w, None), w, length=5)[0]
+  assert list(product_flops(jax.make_jaxpr(loop)(w).jaxpr)) == [('f32', 5 * 2 * 8**3)]
+
+
 def test_policies_keep_less(model):
+  one_device = Layout(AXES, (1, 1, 1), (1, 1, 1))
+  estimator = Estimator(model, HOST)
   kept = [
-    sum(model.unit(VALUES | {'CHECKPOINT_POLICY': p}).saved.values())
+    estimator.bytes(model.unit(VALUES | {'CHECKPOINT_POLICY': p}), one_device)
     for p in ('SAVE_NOTHING', 'SAVE_OUT_PROJ', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_EVERYTHING')
   ]
   assert kept == sorted(kept)
-  row = model.experiment.MODEL_DIMS * 4 * model.sizes.length * model.sizes.rows
+  row = model.experiment.MODEL_DIMS * 4 * model.experiment.MAX_SEQ_LEN * ROWS
   assert kept[:2] == [row, 2 * row]
 
 
@@ -66,10 +106,7 @@ def test_policies_keep_less(model):
 def test_bytes_of_the_state(model, shape, repeated):
   """They equal those of the abstract state on the mesh, to the byte."""
   e = model.experiment.replaced(ICI_MESH_SHAPE=list(shape), USE_REPEATED_LAYER=repeated)
-  devices = jax.devices()[0]
-  abstract = jax.sharding.AbstractMesh(shape, ('replica', 'data', 'mdl'))
-  del devices
-  task = sharded_task(e, abstract)
+  task = sharded_task(e, jax.sharding.AbstractMesh(shape, AXES))
   sizes = [
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(task.abstract)
@@ -80,44 +117,48 @@ def test_bytes_of_the_state(model, shape, repeated):
 def test_candidates_differ_as_they_should(model):
   """More rows take more memory and time, recomputing less memory, more devices less of both."""
   estimator = Estimator(model, HOST)
-  layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
-  one = estimator.estimate(Candidate(layout, 64, 1, VALUES))
-  more = estimator.estimate(Candidate(layout, 128, 1, VALUES))
+  one = estimator.estimate(Candidate(DATA, 64, 1, VALUES))
+  more = estimator.estimate(Candidate(DATA, 128, 1, VALUES))
   assert more.memory > one.memory
   assert more.seconds > one.seconds
-  again = estimator.estimate(
-    Candidate(layout, 64, 1, VALUES | {'CHECKPOINT_POLICY': 'SAVE_NOTHING'})
-  )
-  assert again.memory < one.memory
-  assert again.products > one.products
-  parts = estimator.estimate(Candidate(layout, 64, 4, VALUES))
-  assert parts.saved == pytest.approx(one.saved / 4)
-  copies = estimator.estimate(Candidate(layout._replace(near=(8, 1, 1)), 64, 1, VALUES))
+  lean = Candidate(DATA, 64, 1, VALUES | {'CHECKPOINT_POLICY': 'SAVE_NOTHING'})
+  assert estimator.estimate(lean).memory < one.memory
+  whole = Step(Candidate(DATA, 64, 1, VALUES), estimator)
+  assert Step(lean, estimator).products > whole.products
+  parts = Step(Candidate(DATA, 64, 4, VALUES), estimator)
+  assert parts.kept == pytest.approx(whole.kept / 4)
+  copies = estimator.estimate(Candidate(DATA._replace(near=(8, 1, 1)), 64, 1, VALUES))
   assert copies.state == pytest.approx(8 * one.state, rel=0.1)
+
+
+def test_what_a_device_has_of_an_activation(model):
+  """Its rows, and its part of heads or units: of four times the rows, a quarter."""
+  estimator = Estimator(model, HOST)
+  kept = lambda near: Step(Candidate(Layout(AXES, near, (1, 1, 1)), 64, 1, VALUES), estimator).kept
+  assert kept((8, 1, 1)) == kept((1, 8, 1)) == kept((1, 2, 4)) == kept((1, 1, 1)) / 8
 
 
 def test_repeats_make_a_pipeline_wait_less(model):
   """Each of 3 stages has 2 layers: there are 6 + 2 ticks of both, or 12 + 2 ticks of one."""
   estimator = Estimator(model, HOST)
-  layout = Layout(('stage', 'replica', 'data', 'mdl'), (3, 1, 1, 1), (1, 1, 1, 1))
+  layout = Layout(('stage', *AXES), (3, 1, 1, 1), (1, 1, 1, 1))
   values = VALUES | {'USE_REPEATED_LAYER': True}
   one, two = (
-    estimator.estimate(Candidate(layout, 6, 6, values | {'NUM_PIPELINE_REPEATS': r}))
-    for r in (1, 2)
+    Step(Candidate(layout, 6, 6, values | {'NUM_PIPELINE_REPEATS': r}), estimator) for r in (1, 2)
   )
-  assert two.saved / one.saved == pytest.approx((14 / 2) / 8)
+  assert two.kept / one.kept == pytest.approx((14 / 2) / 8)
   assert 7 / 8 < two.products / one.products < 1
-  assert two.sent > one.sent
+  assert sum(two.sent) > sum(one.sent)
 
 
 def test_gpus_have_no_loop_over_layers_that_keep_their_products(model):
   """Copies of a loop count where the program has one; the experiment decides that for each mesh."""
-  data, mdl = (Layout(('replica', 'data', 'mdl'), shape, shape) for shape in ((1, 8, 1), (1, 4, 2)))
+  data, mdl = (Layout(AXES, shape, shape) for shape in ((1, 8, 1), (1, 4, 2)))
 
   def traffic(platform: str, layout: Layout, repeated: bool, policy: str) -> float:
-    estimator = Estimator(model, dataclasses.replace(HOST, platform=platform))
+    estimator = Estimator(model, machine(platform=platform))
     values = VALUES | {'CHECKPOINT_POLICY': policy, 'USE_REPEATED_LAYER': repeated}
-    return estimator.estimate(Candidate(layout, 16, 1, values)).traffic
+    return Step(Candidate(layout, 16, 1, values), estimator).traffic
 
   for platform, layout, policy, has_loop in (
     ('gpu', data, 'SAVE_DOT_WITH_NO_BATCH_DIM', False),
@@ -135,7 +176,7 @@ def test_a_pipeline_that_gathers_once_holds_the_weights_of_its_stage():
     NUM_LAYERS=12, MODEL_DIMS=512, HIDDEN_DIMS=2048, MAX_SEQ_LEN=16, VOCAB_SIZE=1024,
     USE_REPEATED_LAYER=True,
   )  # fmt: skip
-  layout = Layout(('stage', 'replica', 'data', 'mdl'), (2, 1, 4, 1), (1, 1, 1, 1))
+  layout = Layout(('stage', *AXES), (2, 1, 4, 1), (1, 1, 1, 1))
   one = Candidate(layout, 16, 4, VALUES | {'USE_REPEATED_LAYER': True})
   memory = {}
   for changes in ((), ('GATHER_STAGES_ONCE', False), ('DROPOUT_PROB', 0.1)):
@@ -149,55 +190,47 @@ def test_a_pipeline_that_gathers_once_holds_the_weights_of_its_stage():
 @pytest.mark.slow
 def test_what_is_on_the_host(model):
   """Moments and inputs of layers leave the device, and cross the bus once each way in a step."""
-  machine = dataclasses.replace(HOST, host=1e9)
-  estimator = Estimator(model, machine)
+  estimator = Estimator(model, machine(platform='gpu', host_bandwidth=1e9))
   values = VALUES | {'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'USE_REPEATED_LAYER': True}
   values |= {'OFFLOAD_ACTIVATIONS': ()}
-  layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
-  plain = estimator.estimate(Candidate(layout, 64, 1, values | {'OFFLOAD_OPTIMIZER': False}))
-  on_host = Candidate(layout, 64, 1, values | {'OFFLOAD_OPTIMIZER': True})
-  estimate = estimator.estimate(on_host)
+  plain = Candidate(DATA, 64, 1, values | {'OFFLOAD_OPTIMIZER': False})
+  before = estimator.estimate(plain)
+  estimate = estimator.estimate(Candidate(DATA, 64, 1, values | {'OFFLOAD_OPTIMIZER': True}))
   task = sharded_task(
     model.experiment.replaced(ICI_MESH_SHAPE=[1, 8, 1]),
-    jax.sharding.AbstractMesh((1, 8, 1), ('replica', 'data', 'mdl')),
+    jax.sharding.AbstractMesh((1, 8, 1), AXES),
   )
   moments = sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(task.abstract.replace(params=None))
     if is_moment(x)
   )
-  assert plain.state - estimate.state == moments > 0
-  assert estimate.memory < plain.memory
-  assert estimate.seconds - plain.seconds == pytest.approx(2 * moments / machine.host)
+  assert before.state - estimate.state == moments > 0
+  assert estimate.memory < before.memory
+  assert estimate.seconds - before.seconds == pytest.approx(2 * moments / 1e9)
 
   inputs = values | {'OFFLOAD_ACTIVATIONS': ('iteration_input',)}
-  assert not model.unit(inputs).saved
-  assert model.unit(inputs).offloaded == model.unit(values).saved
-  fewer = estimator.estimate(Candidate(layout, 64, 1, inputs))
-  assert fewer.copied == pytest.approx(2 * plain.saved / machine.host)
-  assert fewer.memory < plain.memory
+  assert {a._replace(kind='device') for a in model.unit(inputs).saved} == {
+    *model.unit(values).saved
+  }
+  assert {a.kind for a in model.unit(inputs).saved} == {'host'}
+  fewer = Candidate(DATA, 64, 1, inputs)
+  copied = Step(fewer, estimator).copied
+  assert copied == (0.0, pytest.approx(2 * Step(plain, estimator).kept / 1e9))
+  assert estimator.estimate(fewer).memory < before.memory
 
 
 def test_gradients_in_bfloat16_take_half_of_the_memory(model):
   narrow = model.saving(model.experiment.replaced(GRADIENT_DTYPE='bfloat16'))
-  layout = Layout(('replica', 'data', 'mdl'), (8, 1, 1), (1, 1, 1))
+  layout = Layout(AXES, (8, 1, 1), (1, 1, 1))
   one = Candidate(layout, 8, 1, VALUES | {'NUM_LOSS_CHUNKS': 4})
   wide, less = (Estimator(m, HOST).estimate(one).memory for m in (model, narrow))
   trained = model.state(VALUES, model.experiment.replaced(**layout.values)).trained
   assert 0.4 * trained < wide - less <= 0.5 * trained
 
 
-def test_shares_of_an_array():
-  """A device has its rows, its part of a length, and its part of a width that can be split."""
-  shares = Shares(rows=0.5, context=2, mdl=4, experts=1)
-  assert shares.of(Extent(rows=1, length=True, width=8)) == 0.5 / 2 / 4
-  assert shares.of(Extent(rows=2, width=6)) == 0.25
-  amounts = Amounts({Extent(rows=1): 10.0, Extent(): 3.0})
-  assert amounts.on_a_device(shares) == 8.0
-
-
 def test_layouts_are_those_that_the_model_can_use(model):
-  found = layouts.layouts(model.experiment, HOST)
+  found = space.layouts(model.experiment, HOST)
   assert len(set(found)) == len(found)
   for layout in found:
     assert math.prod(layout.sizes.values()) == 8
@@ -205,7 +238,7 @@ def test_layouts_are_those_that_the_model_can_use(model):
     assert 6 % layout.sizes.get('stage', 1) == 0
   assert {layout.sizes['mdl'] for layout in found} == {1, 2, 4}
   hosts = dataclasses.replace(HOST, devices=32)
-  for layout in layouts.layouts(model.experiment, hosts):
+  for layout in space.layouts(model.experiment, hosts):
     assert math.prod(layout.near) == 8
     by_axis = dict(zip(layout.axes, layout.far, strict=True))
     assert by_axis['mdl'] == 1, 'activations of every layer stay within a host'
@@ -218,22 +251,3 @@ def test_what_is_kept_does_not_change(model):
   assert {c.values['CHECKPOINT_POLICY'] for c in found} == {e.CHECKPOINT_POLICY}
   assert {(c.rows, c.microbatches) for c in found} == {(16, 1)}
   assert len({c.values['NUM_LOSS_CHUNKS'] for c in found}) > 1
-
-
-def test_a_correction_is_exact_where_it_knows_and_near_where_it_is_alike(model):
-  """Estimates that are wrong by a factor for each policy are right after one verdict of each."""
-  candidates = list(Space(model.experiment, HOST, frozenset({'NUM_MICROBATCHES'}), global_batch=8))
-  points = Features(candidates)
-  numbers = points.of(candidates)
-  policies = sorted({c.values['CHECKPOINT_POLICY'] for c in candidates})
-  true = np.array([0.1 + 0.1 * policies.index(c.values['CHECKPOINT_POLICY']) for c in candidates])
-  rng = np.random.default_rng(0)
-  known = rng.choice(len(candidates), 4 * len(policies), replace=False)
-  correction = Correction()
-  parts = np.full((len(candidates), 2), 0.5)
-  before = np.abs(correction.predict(numbers, parts)[0] - true).mean()
-  correction.learn(numbers[known], parts[known], true[known], points.groups)
-  mean, error = correction.predict(numbers, parts)
-  assert np.abs(mean[known] - true[known]).max() < 0.01
-  assert np.abs(mean - true).mean() < before / 8
-  assert error[known].max() < 0.01 < error.max()

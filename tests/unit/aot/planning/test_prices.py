@@ -6,9 +6,9 @@ import json
 import pytest
 
 from paxlite.aot import targets
+from paxlite.aot.commands import plan as tool
 from paxlite.aot.planning import prices
 from paxlite.core.errors import UserError
-from paxlite.tools import plan as tool
 from tests.support import runs
 
 
@@ -41,6 +41,16 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, text, message):
 def test_one_machine_or_a_file_of_prices_is_named(flags):
   with pytest.raises(UserError, match='name a machine with --target, or several with --prices'):
     tool.main(['TinyGPT', *flags])
+
+
+def test_measured_speeds_are_of_the_machines_with_their_chip(tmp_path):
+  path = tmp_path / 'speeds.json'
+  path.write_text('{"chip": "h100"}')
+  names = ['v5e-8', 'h100x8', 'h100x16']
+  assert prices.calibrated(names, str(path)) == ['h100x8', 'h100x16']
+  assert prices.calibrated(names, None) == []
+  with pytest.raises(UserError, match='is of h100, and no machine in --prices has it'):
+    prices.calibrated(['v5e-8'], str(path))
 
 
 def best(seconds: float, rows: int = 512) -> dict[str, object]:

@@ -31,9 +31,7 @@ PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
 PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
 PARSER.option('--target', 'the machine: see above', required=True)
 PARSER.option('--network', 'GB/s that a host of GPUs sends to others')
-PARSER.option(
-  '--calibration', 'a run whose steps say how far forecasts are off, or measured speeds', stored
-)
+PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
 PARSER.option('--save', 'where the compiled step goes', local)
 PARSER.option('--json', 'where the report goes as JSON', stored)
 PARSER.option('--write_hlo', 'where the text of the compiled program goes', local)

@@ -1,7 +1,7 @@
-"""python -m benchmarks.foreseen RESULTS.json [CASE …]
+"""python -m benchmarks.predicted RESULTS.json [CASE …]
 
 Compiles the steps that `python -m benchmarks.gpu` has measured for the same kind of device, which
-need not be there, and prints the foreseen beside the measured milliseconds. Needs the extra cuda.
+need not be there, and prints the predicted beside the measured milliseconds. Needs the extra cuda.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
   found = {_NOW.get(c, c): found for c, found in measured['cases'].items()}
   for case in args.cases or [c for c in found if c and _is_step(c, found[c])]:
     row = _compared(case, found[case], targets.one_of(chip))
-    errors.append(abs(row['foreseen_ms'] / row['measured_ms'] - 1))
+    errors.append(abs(row['predicted_ms'] / row['measured_ms'] - 1))
     print(json.dumps(row), flush=True)
   print(json.dumps({'median_error': round(statistics.median(errors), 3), 'steps': len(errors)}))
 
@@ -58,7 +58,7 @@ def _compared(case: str, found: dict[str, float], target: str) -> dict[str, obje
   line = report.costs.roofline
   return {
     'case': case,
-    'foreseen_ms': round(1e3 * line.step, 1),
+    'predicted_ms': round(1e3 * line.step, 1),
     'measured_ms': round(1e3 * found['queued_seconds'], 1),
     'matmul_and_attention_ms': round(1e3 * line.compute_bound, 1),
     'other_kernels_ms': round(1e3 * line.memory_bound, 1),

@@ -1,15 +1,16 @@
-"""paxlite explain EXPERIMENT [--target=v5e-256] [NAME=VALUE …] [--html=step.html]
+"""paxlite explain EXPERIMENT [--target=v5e-256] [NAME=VALUE …] [--json=RUN/explanation.json]
 
 Compiles the train step of an experiment, and says what it is made of: every weight and every saved
 activation with its logical axes, the mesh axes that split it, and its bytes on a device; the share
-of every block in FLOPs, memory traffic and foreseen seconds; the collectives of every block, with
+of every block in FLOPs, memory traffic and predicted seconds; the collectives of every block, with
 their bytes, and whether the schedule hides them; the matrix products that run again in the backward
 pass; the memory of a device. NAME=VALUE sets an attribute.
 
 The targets are those of paxlite compile. The default is here: as many devices as the mesh has.
+`paxlite report` shows the explanation.json in the folder of a run.
 
 Examples:
-  paxlite explain TinyGPT --html=step.html
+  paxlite explain TinyGPT
   paxlite explain LLaMA3_8B --target=h100x64 'ICI_MESH_SHAPE=[1,8,1]' 'DCN_MESH_SHAPE=[1,8,1]'
 """
 
@@ -25,14 +26,12 @@ PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
 PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
 PARSER.option('--target', 'the machine (here)', default='here')
 PARSER.option('--json', 'where the explanation goes as JSON', stored)
-PARSER.option('--html', 'where the explanation goes as a page with pictures', stored)
 PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
   check_output('--json', args.json)
-  check_output('--html', args.html)
 
   from paxlite.aot import targets
 
@@ -44,15 +43,13 @@ def main(argv: Sequence[str]) -> None:
   # a program from JAX's cache may lack its text
   jax.config.update('jax_enable_compilation_cache', False)
 
-  from paxlite.aot import explanation, explanation_page, explanation_text
+  from paxlite.aot import explanation, explanation_tables
   from paxlite.programs.weights_model import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   if args.target == 'here' and 'device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', experiment.num_devices)
   found = explanation.explain(experiment, targets.parse(args.target))
-  print(explanation_text.text(found))
+  print(explanation_tables.text(found))
   if args.json is not None:
-    write_output(args.json, (json.dumps(found.as_json(), indent=1) + '\n').encode())
-  if args.html is not None:
-    write_output(args.html, explanation_page.page(found).encode())
+    write_output(args.json, (json.dumps(found, indent=1) + '\n').encode())

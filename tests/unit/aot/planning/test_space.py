@@ -1,23 +1,20 @@
 """The candidates of a plan: batches that a mesh can hold, and their names."""
 
-import dataclasses
-
-from paxlite.aot.planning import choices
-from paxlite.aot.planning.candidates import Candidate, Space
-from paxlite.aot.planning.layouts import Layout
-from paxlite.aot.planning.machine import Machine
+from paxlite.aot.planning import space
+from paxlite.aot.planning.space import Candidate, Layout, Space
 from paxlite.experiments.demo import TinyGPT
+from tests.unit.aot.planning.machines import machine
 
 AXES = ('replica', 'data', 'mdl')
 VALUES = {'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
 
 
-def microbatches(fixed=(), **changes) -> list[int]:
-  arguments = dict(devices=8, shards=4, global_batch=16, stages=1) | changes
-  found = choices.batches(TinyGPT(NUM_MICROBATCHES=2), fixed=frozenset(fixed), **arguments)
-  if rows := arguments['global_batch']:
-    assert {b['PERCORE_BATCH_SIZE'] for b in found} <= {rows / 8}
-  return [b['NUM_MICROBATCHES'] for b in found]
+def microbatches(fixed=(), shards=4, global_batch=16, stages=1) -> list[int]:
+  experiment = TinyGPT(NUM_MICROBATCHES=2)
+  candidates = Space(experiment, machine(), frozenset(fixed), global_batch=global_batch)
+  found = list(candidates.batches(shards, stages))
+  assert {rows for rows, _ in found} <= {global_batch}
+  return [parts for _, parts in found]
 
 
 def test_each_shard_has_equal_parts_of_a_batch():
@@ -33,74 +30,67 @@ def test_a_pipeline_has_a_microbatch_for_each_stage():
 
 
 def test_only_a_pipeline_with_enough_microbatches_repeats():
-  machine = Machine('here', 'cpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
   experiment = TinyGPT(NUM_LAYERS=16, USE_REPEATED_LAYER=True)
   fixed = frozenset({'CHECKPOINT_POLICY', 'NUM_LOSS_CHUNKS', 'ATTENTION_BLOCK_SIZE'})
   repeats: dict[int, set[object]] = {}
-  for c in Space(experiment, machine, fixed, global_batch=16):
+  for c in Space(experiment, machine(), fixed, global_batch=16):
     stages = c.layout.sizes.get('stage', 1)
     repeats.setdefault(stages, set()).add(c.values['NUM_PIPELINE_REPEATS'])
     if stages > 1:
       c.of(experiment)
   assert repeats == {1: {1}, 2: {1, 2, 4}, 4: {1, 2, 4}, 8: {1, 2}}  # 8 stages of two layers
-  one_part = Space(experiment, machine, fixed | {'NUM_MICROBATCHES'}, global_batch=16)
+  one_part = Space(experiment, machine(), fixed | {'NUM_MICROBATCHES'}, global_batch=16)
   assert {c.values['NUM_PIPELINE_REPEATS'] for c in one_part} == {1}
 
 
 def test_what_an_experiment_has_is_a_candidate():
   """Two microbatches in four stages of two groups, and the other value that is possible."""
-  machine = Machine('here', 'cpu', 4, 4, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
   experiment = TinyGPT(
     NUM_LAYERS=8, USE_REPEATED_LAYER=True, NUM_MICROBATCHES=2, NUM_PIPELINE_REPEATS=2,
     MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[4, 1, 1, 1],
     DCN_MESH_SHAPE=[1, 1, 1, 1],
   )  # fmt: skip
-  fixed = frozenset({*choices.MESH, 'NUM_MICROBATCHES'})
+  fixed = frozenset({*space.MESH, 'NUM_MICROBATCHES'})
   of = lambda *more: {
     c.values['NUM_PIPELINE_REPEATS']
-    for c in Space(experiment, machine, fixed | {*more}, global_batch=8)
+    for c in Space(experiment, machine(devices=4), fixed | {*more}, global_batch=8)
   }
   assert of('NUM_PIPELINE_REPEATS') == {2}
   assert of() == {1, 2}
 
 
 def test_repeats_of_three_stages():
-  machine = Machine('here', 'cpu', 3, 3, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
   experiment = TinyGPT(NUM_LAYERS=12, USE_REPEATED_LAYER=True)
   repeats = {
     c.values['NUM_PIPELINE_REPEATS']
-    for c in Space(experiment, machine, global_batch=12)
+    for c in Space(experiment, machine(devices=3), global_batch=12)
     if c.layout.sizes.get('stage', 1) == 3
   }
   assert repeats == {1, 2, 4}
 
 
 def test_batches_are_tried_where_none_is_given():
-  found = choices.batches(TinyGPT(), 8, 4, frozenset(), None, 1)
-  assert [b['PERCORE_BATCH_SIZE'] * 8 for b in found] == [4, 8, 16, 32, 64, 128, 256]
-  assert {b['NUM_MICROBATCHES'] for b in found} == {1}
-  assert len(choices.batches(TinyGPT(), 8, 2, frozenset(), None, 4)) == 1 + 2 + 3 + 4 + 4
+  candidates = Space(TinyGPT(), machine())
+  found = candidates.batches(shards=4, stages=1)
+  assert list(found) == [(rows, 1) for rows in (4, 8, 16, 32, 64, 128, 256)]
+  assert len(list(candidates.batches(shards=2, stages=4))) == 1 + 2 + 3 + 4 + 4
 
 
 def test_the_host_and_other_backends_are_tried_where_they_can_be():
   """Host memory only where its distance is known, FP8 and int8 only if asked, and never both."""
-  machine = Machine('h100x8', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9, host=1e9)
-  named = lambda where, tried, name: {
-    c[name] for c in choices.combinations(TinyGPT(), where, frozenset(), frozenset(tried))
-  }
-  far = dataclasses.replace(machine, host=0.0)
-  assert named(machine, (), 'OFFLOAD_OPTIMIZER') == {False, True}
-  assert named(machine, (), 'OFFLOAD_ACTIVATIONS') == {(), ('iteration_input',)}
-  assert named(far, (), 'OFFLOAD_OPTIMIZER') == {False}
-  assert named(far, (), 'OFFLOAD_ACTIVATIONS') == {()}
-  assert named(machine, (), 'USE_INT8') == {'off'}
-  both = ('USE_FP8', 'USE_INT8')
-  pairs = {
-    (c['USE_FP8'], c['USE_INT8'])
-    for c in choices.combinations(TinyGPT(), far, frozenset(), frozenset(both))
-  }
+  near, far = machine(host_bandwidth=1e9), machine()
+  combinations = lambda where, tried=(): Space(
+    TinyGPT(), where, tried=frozenset(tried)
+  ).combinations()
+  named = lambda name, *about: {c[name] for c in combinations(*about)}
+  assert named('OFFLOAD_OPTIMIZER', near) == {False, True}
+  assert named('OFFLOAD_ACTIVATIONS', near) == {(), ('iteration_input',)}
+  assert named('OFFLOAD_OPTIMIZER', far) == {False}
+  assert named('OFFLOAD_ACTIVATIONS', far) == {()}
+  assert named('USE_INT8', near) == {'off'}
+  pairs = {(c['USE_FP8'], c['USE_INT8']) for c in combinations(far, ('USE_FP8', 'USE_INT8'))}
   assert pairs == {(True, 'off'), (False, 'off'), (False, 'forward'), (False, 'forward_backward')}
-  for found in choices.combinations(TinyGPT(), machine, frozenset()):
+  for found in combinations(near):
     attributes = Candidate(Layout(AXES, (1, 8, 1), (1, 1, 1)), 8, 1, found).attributes
     assert TinyGPT().replaced(**attributes).OFFLOAD_ACTIVATIONS in ([], ['iteration_input'])
 

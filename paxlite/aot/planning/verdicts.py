@@ -1,13 +1,13 @@
 """Verdicts about candidates, kept in files so that the same question is answered at once."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from paxlite.compilation.cache import cache_folder, remove_old
 from paxlite.core.errors import UserError
@@ -15,11 +15,18 @@ from paxlite.core.json_text import JsonObject
 from paxlite.files.json_files import parse_line
 from paxlite.files.schemes import is_address
 
+if TYPE_CHECKING:
+  from paxlite.stores.object_store import ObjectStore
+
 _PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict is found anew
+# the packages that decide compiled programs
+_COMPILED = (
+  'aot', 'compilation', 'config', 'core', 'experiments', 'layers', 'losses', 'optim', 'parallel',
+  'training',
+)  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
   """The memory and the time of a candidate, from the compiler or from a run.
 
   Attributes:
@@ -39,7 +46,7 @@ class Verdict:
   seconds: float = 0.0
   bound: str = ''
   mfu: tuple[float, ...] = ()
-  parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  parts: Mapping[str, float] = {}
   error: str = ''
   spent: float = 0.0
   host: float = 0.0
@@ -50,102 +57,68 @@ class Verdict:
     return not self.error and self.seconds > 0 and self.memory <= memory
 
 
-class Folder:
-  """Files of verdicts in a folder, which is made; old ones are removed."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    with contextlib.suppress(OSError):
-      path.mkdir(parents=True, exist_ok=True)
-      remove_old(path)
-
-  def read(self, name: str) -> bytes:
-    return (self._path / name).read_bytes()
-
-  def write(self, name: str, content: bytes) -> None:
-    unfinished = self._path / f'{name}.{os.getpid()}.unfinished'
-    unfinished.write_bytes(content)
-    unfinished.replace(self._path / name)
-
-
-class Bucket:
-  """Files of verdicts in an object store, where several people and machines share them.
-
-  Raises:
-    UserError: The store cannot be used.
-  """
-
-  def __init__(self, place: str):
-    from paxlite.stores.object_store import ObjectStore
-    from paxlite.stores.store_errors import reading
-
-    self._store = ObjectStore(place, patience=_PATIENCE)
-    with reading(place):
-      self._store.check()
-
-  def read(self, name: str) -> bytes:
-    return self._store.read(name)
-
-  def write(self, name: str, content: bytes) -> None:
-    self._store.write(name, content)
-
-
 class Store:
   """One file for each verdict; a file that cannot be read counts as missing.
 
   Args:
-    place: Where the files are; a folder is made.
+    place: A folder, or an address in an object store, which several people and machines may share;
+      None: the folder of this user. Old files are removed from a folder.
     about: What all verdicts depend on: versions, machine.
+
+  Raises:
+    UserError: The object store cannot be used.
   """
 
-  def __init__(self, place: Folder | Bucket, about: Mapping[str, object]):
-    self._place = place
+  def __init__(self, place: str | None, about: Mapping[str, object]):
     self._about = about
+    self._objects = _shared(place) if place is not None and is_address(place) else None
+    if self._objects is not None:
+      return
+    self._folder = cache_folder() / 'plans' if place is None else pathlib.Path(place)
+    with contextlib.suppress(OSError):
+      self._folder.mkdir(parents=True, exist_ok=True)
+      remove_old(self._folder)
 
   def get(self, values: Mapping[str, object]) -> Verdict | None:
     """Returns the verdict about an experiment with these values; None if there is none."""
     found = self.read(values)
-    try:
+    with contextlib.suppress(TypeError, KeyError):
       return None if found is None else Verdict(**{**found, 'mfu': tuple(found['mfu'])})
-    except (TypeError, KeyError):
-      return None
-
-  def put(self, values: Mapping[str, object], verdict: Verdict) -> None:
-    """Keeps a verdict; if it cannot be written, it is not kept."""
-    self.write(values, dataclasses.asdict(verdict))
+    return None
 
   def read(self, question: Mapping[str, object]) -> JsonObject | None:
     """Returns the answer to a question; None if there is none."""
     name = self._name(question)
-    try:
-      return parse_line(self._place.read(name), name)
-    except (OSError, UserError):
-      return None
+    with contextlib.suppress(OSError, UserError):
+      if self._objects is None:
+        return parse_line((self._folder / name).read_bytes(), name)
+      return parse_line(self._objects.read(name), name)
+    return None
 
   def write(self, question: Mapping[str, object], answer: Mapping[str, object]) -> None:
-    """Keeps the answer to a question; if it cannot be written, it is not kept."""
+    """Keeps the answer to a question, or a verdict; if it cannot be written, it is not kept."""
+    name, content = self._name(question), (json.dumps(answer) + '\n').encode()
     with contextlib.suppress(OSError, UserError):
-      self._place.write(self._name(question), (json.dumps(answer) + '\n').encode())
+      if self._objects is not None:
+        self._objects.write(name, content)
+        return
+      unfinished = self._folder / f'{name}.{os.getpid()}.unfinished'
+      unfinished.write_bytes(content)
+      unfinished.replace(self._folder / name)
 
   def _name(self, question: Mapping[str, object]) -> str:
     text = json.dumps([self._about, dict(question)], sort_keys=True, default=str)
     return f'{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
 
 
-def own_place() -> Folder:
-  """Returns the folder of the verdicts of this user."""
-  return Folder(cache_folder() / 'plans')
+def _shared(place: str) -> 'ObjectStore':
+  from paxlite.stores.object_store import ObjectStore
+  from paxlite.stores.store_errors import reading
 
-
-def place_at(text: str | None) -> Folder | Bucket:
-  """Returns the place at a path or an address; None: that of this user.
-
-  Raises:
-    UserError: The store cannot be used.
-  """
-  if text is None:
-    return own_place()
-  return Bucket(text) if is_address(text) else Folder(pathlib.Path(text))
+  found = ObjectStore(place, patience=_PATIENCE)
+  with reading(place):
+    found.check()
+  return found
 
 
 @functools.cache
@@ -157,9 +130,3 @@ def code(*packages: str) -> str:
     for path in sorted((package / name).rglob('*.py')):
       found.update(path.read_bytes())
   return found.hexdigest()[:16]
-
-
-_COMPILED = (
-  'aot', 'compilation', 'config', 'core', 'experiments', 'layers', 'losses', 'optim', 'parallel',
-  'training',
-)  # fmt: skip

@@ -38,12 +38,10 @@ from paxlite.files.schemes import is_address
 if TYPE_CHECKING:
   import jax
 
-  from paxlite.aot.planning.candidates import Space
-  from paxlite.aot.planning.estimate import Estimator
   from paxlite.aot.planning.machine import Machine
-  from paxlite.aot.planning.search import Plan
-  from paxlite.aot.planning.store import Store
-  from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.aot.planning.space import Space
+  from paxlite.aot.planning.verdicts import Store
+  from paxlite.aot.planning.workers import WorkerPool
   from paxlite.experiments.language_model import LanguageModel
 
 
@@ -59,12 +57,14 @@ PARSER.option('--keep', 'do not choose these', **_names)
 PARSER.option('--try', 'also choose these: USE_FP8, USE_INT8', dest='tried', **_names)
 PARSER.option('--most', 'candidates to compile or run (24)', int, default=24)
 PARSER.option('--workers', 'processes that compile (one a core)', int)
-PARSER.option(
-  '--calibration', 'a run whose steps say how far forecasts are off, or measured speeds', stored
-)
+PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
 PARSER.option('--json', 'where the plan goes as JSON', stored)
 PARSER.option('--verdicts', "where verdicts are kept (the user's cache)", stored)
 PARSER.attributes()
+# what the answer depends on, with the values of the experiment
+_QUESTION = ('fdl_config', 'fiddler', 'target', 'global_batch', 'keep', 'tried', 'most')
+# environment variables that decide which devices a process sees
+_DEVICES = ('JAX_PLATFORMS', 'XLA_FLAGS', 'CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -105,23 +105,20 @@ def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
       offers.append(prices.refused(name, price, 'not judged before the interrupt'))
       continue
     say(f'{name}, {i + 1} of {len(of_targets)} machines')
-    calibration = args.calibration if name in calibrated else None
-    changed = {'target': name, 'calibration': calibration}
-    of_target = argparse.Namespace(**{**vars(args), **changed})
     try:
-      answer = planned(of_target, overrides)
+      calibration = args.calibration if name in calibrated else None
+      about = {**vars(args), 'target': name, 'calibration': calibration}
+      answer = planned(argparse.Namespace(**about), overrides)
     except UserError as e:
       offers.append(prices.refused(name, price, str(e)))
       continue
     offers.append(prices.offer(name, price, answer['json'], answer['page']))
     interrupted = answer['interrupted']
-  about = offers, args.fdl_config, steps, args.global_batch
+  asked = offers, args.fdl_config, steps, args.global_batch
   end = '\nInterrupted: the same command continues from here' if interrupted else ''
+  fits = any(o.plan for o in offers)
   return dict(
-    page=prices.page(*about) + end,
-    json=prices.as_json(*about),
-    fits=any(o.plan for o in offers),
-    interrupted=interrupted,
+    page=prices.page(*asked) + end, json=prices.as_json(*asked), fits=fits, interrupted=interrupted
   )
 
 
@@ -131,21 +128,18 @@ def experiment_of(args: argparse.Namespace, overrides: dict[str, str]) -> 'Langu
   Raises:
     UserError: There is none, it is no language model, or --keep and --try name other attributes.
   """
-  from paxlite.aot.planning import impossible
+  from paxlite.aot.planning import ways_out
   from paxlite.experiments.language_model import LanguageModel
   from paxlite.programs.weights_model import build_experiment
 
-  given = dict(overrides)
-  if args.seq_len is not None:
-    given['MAX_SEQ_LEN'] = str(args.seq_len)
-  experiment = build_experiment(args.fdl_config, args.fiddler, given)
+  length = {} if args.seq_len is None else {'MAX_SEQ_LEN': str(args.seq_len)}
+  experiment = build_experiment(args.fdl_config, args.fiddler, {**overrides, **length})
   if not isinstance(experiment, LanguageModel):
     raise UserError(
       f'{args.fdl_config} is not a language model, and paxlite plan takes only these: paxlite '
       'compile judges one mesh'
     )
-  impossible.check('keep', args.keep)
-  impossible.check('try', args.tried)
+  ways_out.check_names({'keep': args.keep, 'try': args.tried})
   return experiment
 
 
@@ -154,149 +148,110 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   from paxlite.aot import targets
   from paxlite.processes import cpu_memory
 
+  measures = args.target == 'here'
   # the environment of the workers, which see the devices and run steps as `paxlite train` would
   environment = {**os.environ, **cpu_memory.environment()}
+  targets.prepare_environment()  # this process leaves the devices to the worker
+  if not measures:
+    environment = dict(os.environ)
 
-  targets.prepare_environment()
-  if args.target == 'here':
-    os.environ['JAX_PLATFORMS'] = 'cpu'  # this process leaves the devices to the worker
-
-  from paxlite.aot.planning import impossible, machine, store
-  from paxlite.aot.planning.candidates import Space
-  from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.aot.planning import machine, space, verdicts, ways_out
+  from paxlite.aot.planning.workers import WorkerPool
   from paxlite.compilation import compiled_step
 
   experiment = experiment_of(args, overrides)
   if experiment.NUM_EPOCHS is not None:
     experiment = experiment.replaced(NUM_EPOCHS=None)
-  command = [f'--target={args.target}']
-  if args.calibration is not None:
-    command.append(f'--calibration={args.calibration}')
-  measures = args.target == 'here'
   if measures and args.calibration is not None:
     raise UserError(targets.NOT_HERE)
   workers = 1 if measures else args.workers or len(os.sched_getaffinity(0))
-  place = store.place_at(args.verdicts)
-  with WorkerPool(command, workers, environment if measures else dict(os.environ)) as pool:
+  with WorkerPool(args.target, args.calibration, workers, environment) as pool:
     if measures:
       where = described(pool, environment)
     else:
       where = machine.of_target(targets.parse(args.target, args.calibration))
-    impossible.check_counted(experiment, where)
+    ways_out.check_counted(experiment, where)
     about = dict(
-      versions=compiled_step.versions(where.platform), code=store.code(), machine=where.identity,
+      versions=compiled_step.versions(where.platform), code=verdicts.code(), machine=where.identity,
       flags=environment.get('XLA_FLAGS', ''), python=sys.version_info[:2],
     )  # fmt: skip
-    answers = store.Store(place, about)
+    store = verdicts.Store(args.verdicts, about)
     question = {name: getattr(args, name) for name in _QUESTION}
-    question |= dict(
-      given=overrides, values=experiment.values(), planner=store.code('aot/planning')
-    )
-    question |= dict(calibration=where.calibration)
-    if (kept := answers.read(question)) is not None:
+    question |= dict(given=overrides, values=experiment.values())
+    question |= dict(planner=verdicts.code('aot/planning'))
+    if (kept := store.read(question)) is not None:
       return kept
-    keep = frozenset({*args.keep, *(name for name in overrides if name in impossible.NAMES)})
-    space = Space(experiment, where, keep, frozenset(args.tried), args.global_batch)
-    answer = searched(space, args, overrides, pool, workers, answers)
+    keep = frozenset({*args.keep, *(name for name in overrides if name in space.NAMES)})
+    candidates = space.Space(experiment, where, keep, frozenset(args.tried), args.global_batch)
+    answer = searched(candidates, args, overrides, pool, store)
   if not answer['interrupted']:
-    answers.write(question, answer)
+    store.write(question, answer)
   return answer
 
 
-_QUESTION = ('fdl_config', 'fiddler', 'target', 'global_batch', 'keep', 'tried', 'most')
-
-
 def searched(
-  space: 'Space',
-  args: argparse.Namespace,
-  overrides: dict[str, str],
-  pool: 'WorkerPool',
-  workers: int,
-  answers: 'Store',
-) -> JsonObject:
+  space: 'Space', args: argparse.Namespace, overrides: dict[str, str], pool: 'WorkerPool',
+  store: 'Store',
+) -> JsonObject:  # fmt: skip
   """The answer of a search; nothing is compiled if the state alone is too large for the devices.
 
   Raises:
     UserError: No mesh can split the batch.
   """
-  from paxlite.aot.planning import impossible, report
+  from paxlite.aot.planning import pages, ways_out
   from paxlite.aot.planning.estimate import Estimator
   from paxlite.aot.planning.model import Model
-  from paxlite.aot.planning.search import Search
+  from paxlite.aot.planning.search import Plan, Search
 
   device = traced_device(space.machine)
   estimator = Estimator(Model(space.experiment, device), space.machine)
-  lean = impossible.leanest(space, estimator)
+  lean = ways_out.leanest(space, estimator)
   if lean is None:
-    raise UserError(impossible.nothing_valid(space))
-  search = Search(space, estimator, pool, answers, args.most, workers, say)
-  found = search.plan if lean[1].state > space.machine.memory else search.run()
+    raise UserError(ways_out.nothing_valid(space))
+  search = Search(space, estimator, pool, store, args.most, say)
+  found = Plan(space) if lean[1].state > space.machine.memory else search.run()
   if found.best or found.interrupted:
-    page = report.page(found, args.fdl_config, overrides, args.fiddler)
-    if on_devices_alone := only_on_host(found, space, estimator, device):
-      page = f'{on_devices_alone}\n\n{page}'
+    page = pages.page(found, args.fdl_config, overrides, args.fiddler)
+    if found.best and all(j.candidate.on_host for j in found.best):
+      on_devices = ways_out.without_host(space)
+      lean = ways_out.leanest(on_devices, estimator)
+      if lean is None or lean[1].memory > space.machine.memory:  # they need the host
+        page = f'{ways_out.message(on_devices, estimator, device)}\n\n{page}'
   else:
     needed = [j.verdict.memory for j in found.judged if j.verdict.memory]
-    page = impossible.message(space, estimator, device, min(needed, default=None))
+    page = ways_out.message(space, estimator, device, min(needed, default=None))
   return dict(
-    page=page,
-    json=report.as_json(found, args.fdl_config, overrides),
-    fits=bool(found.best),
+    page=page, json=pages.as_json(found, args.fdl_config, overrides), fits=bool(found.best),
     interrupted=found.interrupted,
-  )
-
-
-def only_on_host(
-  found: 'Plan', space: 'Space', estimator: 'Estimator', device: 'jax.Device'
-) -> str | None:
-  """The reason why the best candidates use the memory of the host; None if they need not."""
-  from paxlite.aot.planning import choices, impossible
-
-  if not found.best or not all(
-    any(map(j.candidate.values.get, choices.ON_HOST)) for j in found.best
-  ):
-    return None
-  on_devices = impossible.without_host(space)
-  lean = impossible.leanest(on_devices, estimator)
-  if lean is not None and lean[1].memory <= space.machine.memory:
-    return None
-  return impossible.message(on_devices, estimator, device)
+  )  # fmt: skip
 
 
 def described(pool: 'WorkerPool', environment: Mapping[str, str]) -> 'Machine':
   """The machine that is here. The first call measures its speed, and keeps it."""
   import jax
 
-  from paxlite.aot import chips
-  from paxlite.aot.planning import machine, store
+  from paxlite.aot.planning import machine, verdicts
   from paxlite.core import host_memory
 
   variables = {name: environment.get(name, '') for name in _DEVICES}
   about = dict(devices=variables, node=platform.node(), versions=jax.__version__)
-  kept = store.Store(store.own_place(), about)
-  said = kept.read({'question': 'devices'})
+  store, question = verdicts.Store(None, about), {'question': 'devices'}
+  said = store.read(question)
   if said is None:
     said = pool.describe()
-    kept.write({'question': 'devices'}, said)
+    store.write(question, said)
   if said['platform'] == 'cpu' and (available := host_memory.available()):
     said['memory'] = available / said['devices']
-  chip = chips.chip_of_kind(said['kind'])
-  if said['platform'] != 'cpu' and chip is None:
-    raise UserError(f'--target=here: {said["kind"]} is not known, so that nothing can be estimated')
-  return machine.of_description(said, chip)
+  return machine.of_description(said)
 
 
 def traced_device(where: 'Machine') -> 'jax.Device':
   """A device of a machine's kind, which need not be there, for which a model is traced."""
   import jax
 
-  from paxlite.aot import chips, targets
+  from paxlite.aot import targets
 
   if where.platform == 'cpu':
     return jax.devices('cpu')[0]
-  name = targets.one_of(chips.CHIPS[where.chip]) if where.measured else where.name
+  name = targets.one_of(where.chip) if where.measured else where.name
   return targets.parse(name).topology()[0]
-
-
-# environment variables that decide which devices a process sees
-_DEVICES = ('JAX_PLATFORMS', 'XLA_FLAGS', 'CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS')

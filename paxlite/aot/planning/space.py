@@ -1,0 +1,303 @@
+"""The candidates of a search: a mesh, a batch, and a value for every attribute to choose.
+
+Each entry of CHOICES is one axis of the search. A new attribute needs one entry.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from paxlite.aot.planning.machine import Machine
+from paxlite.config.attributes import attribute_types
+from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.parallel import partitioning
+from paxlite.parallel.mesh import MESH_AXES
+
+Values = Mapping[str, Any]  # of CHOICES, with tuples for lists
+
+_POLICIES = (
+  'SAVE_NOTHING', 'SAVE_ATTENTION', 'SAVE_OUT_PROJ', 'SAVE_QKV_OUT_PROJ_SEPARATE',
+  'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_DOT_AND_ATTENTION', 'SAVE_EVERYTHING',
+)  # fmt: skip
+_MOST_UNROLLED = 16  # layers: an unrolled stack of many takes TPUs hours to compile
+_LONG = 8192  # tokens of a row from which splitting rows can pay
+_DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
+
+# the values to try beside the experiment's own
+CHOICES: Mapping[str, Callable[[LanguageModel, Machine], Sequence[Any]]] = {
+  'CHECKPOINT_POLICY': lambda e, machine: _POLICIES,
+  'NUM_LOSS_CHUNKS': lambda e, machine: (1, 4) if e.VOCAB_SIZE < 1 << 17 else (1, 4, 16),
+  'ATTENTION_BLOCK_SIZE': lambda e, machine: [
+    0, *(b for b in (512, 1024) if e.MAX_SEQ_LEN % b == 0 and 2 * b <= e.MAX_SEQ_LEN)
+  ],
+  'USE_REPEATED_LAYER': lambda e, machine: [True, False][: 1 + (e.NUM_LAYERS <= _MOST_UNROLLED)],
+  'NUM_PIPELINE_REPEATS': lambda e, machine: [r for r in (1, 2, 4) if num_units(e) % r == 0],
+  'OFFLOAD_OPTIMIZER': lambda e, machine: (False, True) if machine.host else (),
+  'OFFLOAD_ACTIVATIONS': lambda e, machine: ((), ('iteration_input',)) if machine.host else (),
+  'USE_FP8': lambda e, machine: (False, True),
+  'USE_INT8': lambda e, machine: ('off', 'forward', 'forward_backward'),
+}  # fmt: skip
+_ASKED = ('USE_FP8', 'USE_INT8')  # they round differently: only with --try
+# what may be on the host, and the values that keep it on the devices
+OFF_HOST: Values = {'OFFLOAD_OPTIMIZER': False, 'OFFLOAD_ACTIVATIONS': ()}
+MESH = ('MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE')
+NAMES = (*MESH, 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES', *CHOICES)
+
+
+class Layout(NamedTuple):
+  """A mesh.
+
+  Attributes:
+    axes: The mesh axes.
+    near: Their sizes within a host or slice.
+    far: Their sizes between hosts or slices.
+  """
+
+  axes: tuple[str, ...]
+  near: tuple[int, ...]
+  far: tuple[int, ...]
+
+  @property
+  def values(self) -> dict[str, list[Any]]:
+    """The attributes of an experiment that make this mesh."""
+    return dict(zip(MESH, map(list, self), strict=True))
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    return {a: n * f for a, n, f in zip(*self, strict=True)}
+
+  def __str__(self) -> str:
+    parts = [
+      f'{axis} {near}' if far == 1 else f'{axis} {near}·{far}'
+      for axis, near, far in zip(*self, strict=True)
+      if near * far > 1
+    ]
+    return ' × '.join(parts) or 'one device'
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """One way to run an experiment.
+
+  Attributes:
+    layout: The mesh.
+    rows: Rows of a batch of all devices.
+    microbatches: Parts of a batch.
+    values: The values of CHOICES.
+  """
+
+  layout: Layout
+  rows: int
+  microbatches: int
+  values: Values = dataclasses.field(hash=False)
+
+  @property
+  def attributes(self) -> dict[str, Any]:
+    """The attributes with which an experiment runs in this way."""
+    rows = self.rows / math.prod(self.layout.sizes.values())
+    batch = {'PERCORE_BATCH_SIZE': rows, 'NUM_MICROBATCHES': self.microbatches}
+    return {**self.layout.values, **batch, **attributes(self.values)}
+
+  @property
+  def on_host(self) -> bool:
+    """Whether it uses the memory of the host."""
+    return any(map(self.values.get, OFF_HOST))
+
+  def of(self, experiment: LanguageModel) -> LanguageModel:
+    """Returns the experiment with these attributes; UserError if it refuses them."""
+    made = experiment.replaced(**self.attributes)
+    made.validate()
+    return made
+
+  def __str__(self) -> str:
+    parts = [str(self.layout), f'{self.rows} rows']
+    if self.microbatches > 1:
+      parts.append(f'in {self.microbatches} parts')
+    for name, value in self.values.items():
+      if name == 'CHECKPOINT_POLICY':
+        parts.append(str(value))
+      elif name == 'USE_REPEATED_LAYER':
+        parts.append('repeated' if value else 'unrolled')
+      elif name in _NUMBERS:
+        parts += [f'{_NUMBERS[name]} {value}'] if value > 1 else []
+      elif value not in (False, '', 'off', ()):
+        parts.append(f'{name} {value}' if isinstance(value, str) else name)
+    return ', '.join(parts)
+
+
+_NUMBERS = {
+  'NUM_LOSS_CHUNKS': 'loss chunks', 'ATTENTION_BLOCK_SIZE': 'blocks of',
+  'NUM_PIPELINE_REPEATS': 'repeats',
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+  """The candidates of an experiment on a machine.
+
+  Attributes:
+    experiment: The experiment, validated, with the user's values.
+    machine: The machine.
+    fixed: Attributes that stay as the experiment has them.
+    tried: Attributes of choices that the user allows to try.
+    global_batch: Rows of a batch of all devices; None tries several.
+    values: Combinations of values of the choices; None for all.
+  """
+
+  experiment: LanguageModel
+  machine: Machine
+  fixed: frozenset[str] = frozenset()
+  tried: frozenset[str] = frozenset()
+  global_batch: int | None = None
+  values: tuple[Values, ...] | None = None
+
+  @property
+  def layouts(self) -> list[Layout]:
+    """The meshes to try.
+
+    Raises:
+      UserError: The experiment's mesh is to be kept and is not that of the machine.
+    """
+    if self.fixed.isdisjoint(MESH):
+      return layouts(self.experiment, self.machine)
+    e, devices = self.experiment, self.machine.devices
+    if e.num_devices != devices:
+      raise UserError(
+        f'ICI_MESH_SHAPE={e.ICI_MESH_SHAPE} × DCN_MESH_SHAPE={e.DCN_MESH_SHAPE} is a mesh of '
+        f'{e.num_devices} devices, and {self.machine.name} has {devices}: leave it out'
+      )
+    return [own_layout(e)]
+
+  def combinations(self) -> Sequence[Values]:
+    """Returns the combinations of the values of CHOICES that are worth a look."""
+    if self.values is not None:
+      return self.values
+    e, options = self.experiment, dict[str, list[Any]]()
+    for name in (n for n in CHOICES if n in attribute_types(type(e))):
+      own = getattr(e, name)
+      own = tuple(own) if isinstance(own, list) else own
+      is_kept = name in self.fixed or (name in _ASKED and name not in self.tried)
+      others = [] if is_kept else CHOICES[name](e, self.machine)
+      has_own = not others or name != 'USE_REPEATED_LAYER'
+      options[name] = list(dict.fromkeys([*([own] if has_own else []), *others]))
+    found = (
+      dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
+    )
+    return [values for values in found if self._is_sensible(values)]
+
+  def _is_sensible(self, values: Values) -> bool:
+    if values.get('USE_FP8') and values.get('USE_INT8', 'off') != 'off':
+      return False  # they exclude each other
+    if not values.get('OFFLOAD_ACTIVATIONS') or self.experiment.OFFLOAD_ACTIVATIONS:
+      return True
+    # a policy that keeps more on the device is not for memory that is short
+    lean = 'SAVE_NOTHING', 'SAVE_ATTENTION', self.experiment.CHECKPOINT_POLICY
+    return values['CHECKPOINT_POLICY'] in lean
+
+  def __iter__(self) -> Iterator[Candidate]:
+    combinations = self.combinations()
+    for layout in self.layouts:
+      sizes = layout.sizes
+      rules = self.experiment.replaced(**layout.values).rules
+      shards, stages = partitioning.num_shards(sizes, rules, 'batch'), sizes.get('stage', 1)
+      for rows, parts in self.batches(shards, stages):
+        for values in combinations:
+          if self._is_possible(values, stages, parts):
+            yield Candidate(layout, rows, parts, values)
+
+  def batches(self, shards: int, stages: int) -> Iterator[tuple[int, int]]:
+    """Yields (rows, microbatches) that a mesh can hold.
+
+    Args:
+      shards: Parts that the rows of a batch are split into.
+      stages: Stages of a pipeline, which works on microbatches.
+    """
+    e, given = self.experiment, self.global_batch
+    sizes = [given] if given else [shards * 2**i for i in range(_DOUBLINGS)]
+    if 'PERCORE_BATCH_SIZE' in self.fixed and not given:
+      sizes = [round(e.PERCORE_BATCH_SIZE * self.machine.devices)]
+    parts = [1, 2, 4, 8, 16, 32]
+    if 'NUM_MICROBATCHES' in self.fixed:
+      parts = [e.NUM_MICROBATCHES]
+    elif len(sizes) > 1 and stages == 1:
+      parts = [1]  # microbatches save memory for a larger batch, which is always faster by token
+    for rows, part in itertools.product(sizes, parts):
+      if rows % (shards * part) == 0 and (stages == 1 or part >= stages or part == parts[-1]):
+        yield rows, part
+
+  def _is_possible(self, values: Values, stages: int, microbatches: int) -> bool:
+    """Returns whether values are possible on a mesh, and others do not do the same."""
+    own = self.experiment.values().get('NUM_PIPELINE_REPEATS', 1)
+    repeats = values.get('NUM_PIPELINE_REPEATS', 1)
+    if stages == 1:
+      return 'NUM_PIPELINE_REPEATS' not in values or repeats == own
+    if not values.get('USE_REPEATED_LAYER', True):
+      return False
+    if num_units(self.experiment) // stages % repeats:
+      return False
+    return repeats in (own, 1) or microbatches > 1
+
+
+def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
+  """Returns all meshes of the machine whose axes the model can use, and the experiment's own."""
+  heads = math.gcd(e.NUM_HEADS, e.HIDDEN_DIMS)
+  # the axes that the model can use, and whether one can have a size
+  usable: dict[str, Callable[[int], bool]] = {'replica': lambda size: True}
+  usable |= {'data': lambda size: True, 'mdl': lambda size: heads % size == 0}
+  if isinstance(e, MixtureOfExperts) and e.num_expert_blocks:
+    usable['expert'] = lambda size: e.NUM_EXPERTS % size == 0
+  if e.MAX_SEQ_LEN >= _LONG:
+    usable['context'] = lambda size: e.MAX_SEQ_LEN % (128 * size) == 0
+  units, rest = divmod(e.NUM_LAYERS - e.num_first_blocks, e.blocks_per_layer)
+  # axes that send the activations of every layer stay within a host or slice
+  within, between = list(usable), ['replica', 'data']
+  if not rest and not e.num_first_blocks:
+    usable['stage'] = lambda size: units % size == 0
+    (within if machine.hosts == 1 else between).append('stage')
+  found = dict[tuple[object, ...], Layout]()
+  for near, far in itertools.product(
+    _splits(machine.near, within), _splits(machine.hosts, between)
+  ):
+    sizes = {a: near.get(a, 1) * far.get(a, 1) for a in usable}
+    if not all(usable[a](size) for a, size in sizes.items()):
+      continue
+    if sizes.get('stage', 1) > 1 and max(sizes.get('context', 1), sizes.get('expert', 1)) > 1:
+      continue
+    order = ('stage', *MESH_AXES, 'expert', 'context')
+    axes = tuple(a for a in order if a in MESH_AXES or sizes.get(a, 1) > 1)
+    layout = Layout(axes, *(tuple(of.get(a, 1) for a in axes) for of in (near, far)))
+    found.setdefault(layout, layout)
+  if e.num_devices == machine.devices:
+    found.setdefault(own_layout(e), own_layout(e))
+  return list(found.values())
+
+
+def own_layout(e: LanguageModel) -> Layout:
+  """Returns the mesh of the experiment itself."""
+  ones = (1,) * len(e.MESH_AXES)
+  far = ones if all(n == 1 for n in e.DCN_MESH_SHAPE) else tuple(e.DCN_MESH_SHAPE)
+  return Layout(tuple(e.MESH_AXES), tuple(e.ICI_MESH_SHAPE), far)
+
+
+def _splits(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
+  """Yields every way to write a number of devices as a product over axes."""
+  if len(axes) == 1:
+    yield {axes[0]: devices}
+    return
+  for size in (d for d in range(1, devices + 1) if devices % d == 0):
+    for rest in _splits(devices // size, axes[1:]):
+      yield {axes[0]: size, **rest}
+
+
+def num_units(e: LanguageModel) -> int:
+  """Returns how often an experiment's stack repeats its unit of blocks."""
+  return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
+
+
+def attributes(values: Values) -> dict[str, Any]:
+  """Returns the values as an experiment has them: lists instead of tuples."""
+  return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
