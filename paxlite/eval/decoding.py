@@ -9,17 +9,32 @@ from paxlite.checkpointing.source import find_source
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.eval import inference
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
-from paxlite.programs.run import Run, holding
-from paxlite.programs.run_folder import make_folder
+from paxlite.programs.run import Run
+from paxlite.programs.run_folder import (
+  check_evaluated,
+  check_present,
+  holding,
+  holds_weights,
+  make_folder,
+)
+from paxlite.programs.weights_model import restore_of
+
+
+def language_model(run: Run) -> LanguageModel:
+  """Returns the experiment of a run; UserError if its model is not a language model."""
+  if not isinstance(run.experiment, LanguageModel):
+    raise UserError(f'{type(run.experiment).__name__} is not a language model')
+  return run.experiment
 
 
 def load(run: Run) -> tuple[inference.Inference, int | None]:
   """Returns the model of the last good checkpoint and its step, or of restored weights and None."""
-  e = run.decoding
+  e = language_model(run)
   own = bool(run.checkpoints().steps())
-  restore = Restore(str(run.folder)) if own else run.restore
+  restore = Restore(str(run.folder)) if own else restore_of(e)
   if restore is None:
     raise UserError(
       f'{run.place} holds no checkpoint: train first, or name weights with CHECKPOINT_RESTORE_PATH'
@@ -32,7 +47,7 @@ def load(run: Run) -> tuple[inference.Inference, int | None]:
 
 def decode(run: Run, options: argparse.Namespace | None = None) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
-  if run.holds_weights:
+  if holds_weights(run):
     raise UserError(
       f'{run.place} holds weights and no run: paxlite generate {shlex.quote(str(run.place))} '
       '"Once upon a time" continues a text with them'
@@ -42,12 +57,12 @@ def decode(run: Run, options: argparse.Namespace | None = None) -> None:
 
 
 def _decode(run: Run) -> None:
-  e = run.decoding
+  e = language_model(run)
   if not e.DECODE_FILES:
     raise UserError('DECODE_FILES=/path/to/prompts.jsonl is missing')
   compare_configs(run)
-  run.check_present()
-  run.check_evaluated()
+  check_present(run)
+  check_evaluated(run)
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)
   make_folder(run.folder)

@@ -6,7 +6,7 @@ import fiddle as fdl
 
 from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
-from paxlite.eval.decoding import load
+from paxlite.eval.decoding import language_model, load
 from paxlite.eval.eval_tasks import ZeroShotTask, read_tasks
 from paxlite.eval.inference import TextModel
 from paxlite.eval.zero_shot import ZeroShot
@@ -58,7 +58,7 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
 
 def evaluate_tasks(run: Run, names: Sequence[str]) -> None:
   """Evaluates the tasks of these names; prints tables and writes summaries."""
-  e = run.decoding
+  e = language_model(run)
   tasks = tasks_of(e, names)
   inference, step = load(run)
   evaluate = ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)

@@ -209,6 +209,11 @@ class Experiment(
     return ''
 
   @property
+  def saves_trainable_only(self) -> bool:
+    """Whether checkpoints lack frozen variables, because the weights that they are of stay."""
+    return False
+
+  @property
   def model_values(self) -> tuple[dict[str, object], dict[str, object]]:
     """Attributes that decide the variables' shapes, and others that decide the function."""
     return self.values_of(Kind.SHAPE), self.values_of(Kind.FUNCTION)

@@ -36,8 +36,9 @@ from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
 from paxlite.parallel.encoded_weights import encodings
-from paxlite.programs.run import TRAINING, Run
-from paxlite.programs.run_checks import check_reference_tokenizer
+from paxlite.programs.run import Run
+from paxlite.programs.run_checks import TRAINING, check_reference_tokenizer
+from paxlite.programs.weights_model import reference_of, restore_of
 from paxlite.training.callbacks import Callback
 from paxlite.training.reference import Reference
 from paxlite.training.sharded_task import ShardedTask
@@ -107,7 +108,7 @@ def _source(run: Run, frozen: int | None = None) -> Source:
 
 
 def _restore(run: Run) -> Restore:
-  restore = run.reference or run.restore
+  restore = reference_of(run.experiment) or restore_of(run.experiment)
   assert restore is not None, 'which train_input has refused'
   return restore
 

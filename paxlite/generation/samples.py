@@ -179,8 +179,7 @@ class LastSample(Callback):
   sampler: Sampler | None
   prompts: Sequence[str]
 
-  @property
-  def description(self) -> Sequence[str]:
+  def start_lines(self) -> Sequence[str]:
     return [] if self.sampler is None else self.sampler.description
 
   def after_training(self, state: TrainState) -> None:

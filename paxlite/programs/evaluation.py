@@ -5,7 +5,9 @@ import logging
 import pathlib
 import shlex
 import tempfile
+from collections.abc import Callable
 
+import fiddle as fdl
 import jax
 
 from paxlite import extensions
@@ -16,11 +18,22 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
-from paxlite.programs.run import Run, holding
-from paxlite.programs.run_folder import make_folder
+from paxlite.programs.run import Run
+from paxlite.programs.run_checks import check_inputs
+from paxlite.programs.run_folder import (
+  check_evaluated,
+  check_model,
+  check_present,
+  holding,
+  holds_weights,
+  make_folder,
+)
+from paxlite.programs.weights_model import restore_of
 from paxlite.tracking.summaries import Summaries
+from paxlite.training.evaluation import Evaluator
 from paxlite.training.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
+from paxlite.training.state_store import StateStore
 
 log = logging.getLogger('paxlite')
 
@@ -36,7 +49,7 @@ def evaluate(run: Run, before: bool = False) -> None:
   Raises:
     UserError: There is nothing to evaluate.
   """
-  if run.holds_weights:
+  if holds_weights(run):
     where = shlex.quote(str(run.place))
     raise UserError(
       f'{run.place} holds weights and no run: paxlite zero-shot {where} --tasks=task.json asks '
@@ -56,7 +69,7 @@ def _evaluate_before(run: Run) -> None:
   if not path or not run.checkpoints().steps():
     why = 'holds no checkpoint' if path else 'began without weights'
     raise UserError(f'--before: {run.place} {why}, so that there is no before and after')
-  run.check_evaluated()
+  check_evaluated(run)
   say(f'Before, {path}:')
   with tempfile.TemporaryDirectory() as folder:
     _evaluate(dataclasses.replace(run, folder=pathlib.Path(folder), address=None))
@@ -66,23 +79,23 @@ def _evaluate_before(run: Run) -> None:
 def _evaluate(run: Run) -> None:
   e = run.experiment
   compare_configs(run)
-  run.check_present()
-  if not run.checkpoints().steps() and run.restore is None:
+  check_present(run)
+  if not run.checkpoints().steps() and restore_of(run.experiment) is None:
     raise UserError(
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights with '
       'CHECKPOINT_RESTORE_PATH'
     )
   if tasks := e.EVAL_TASKS if isinstance(e, LanguageModel) else []:
     if run.checkpoints().steps():
-      run.check_model()
+      check_model(run)
     extensions.hook('EVAL_TASKS')(run, tasks)
     if not e.eval_inputs():
       return
-  run.check_evaluated()
+  check_evaluated(run)
   spent = Goodput(None)
   watchdog = run.watchdog(spent)
   with watchdog:
-    store, evaluator = run.evaluator(watchdog.beat)
+    store, evaluator = _evaluator(run, watchdog.beat)
     watchdog.pause()
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
@@ -102,3 +115,20 @@ def _evaluate(run: Run) -> None:
       evaluator.report(state, step, summaries)
     finally:
       summaries.close()
+
+
+def _evaluator(run: Run, beat: Callable[[], None]) -> tuple[StateStore, Evaluator]:
+  """Returns the states of the run and an evaluator; training data is not read.
+
+  Args:
+    beat: Called after each batch.
+  """
+  e = run.experiment
+  inputs = e.eval_inputs()
+  if not inputs:
+    names = [f': {n} names one' for n in ('EVAL_FILES', 'EVAL_SOURCES') if n in e.values()]
+    raise UserError(f'{type(e).__name__} has no evaluation input{"".join(names)}')
+  store = run.store()
+  data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
+  check_inputs(e, data)
+  return store, Evaluator(store.task, data, beat, e.max_segments_per_seq)

@@ -3,12 +3,14 @@
 import dataclasses
 import datetime
 
+import fiddle as fdl
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from paxlite.data.base import Input
 from paxlite.data.data_summary import thinking
+from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.programs.run import Run
@@ -37,7 +39,7 @@ def dated(run: Run) -> Run:
   e = run.experiment
   if not isinstance(e, LanguageModel) or e.CHAT_DATE or not e.reads_clock:
     return run
-  day = as_begun(run).decoding.CHAT_DATE
+  day = as_begun(run).experiment.values()['CHAT_DATE']
   if not day:
     today = np.int32(datetime.datetime.now().toordinal())
     if jax.process_count() > 1:
@@ -63,3 +65,25 @@ def with_positions(run: Run) -> Run:
     return run
   positions = max(values[name], e.MAX_SEQ_LEN)
   return dataclasses.replace(run, experiment=e.replaced(**{name: positions}))
+
+
+def in_steps(run: Run) -> Run:
+  """Returns the run with the MAX_STEPS that NUM_EPOCHS means, and so with its whole schedule.
+
+  A run that continues keeps the number that it began with. Otherwise the training data are read,
+  before anything is written or compiled. Without NUM_EPOCHS, the run is returned as it is.
+
+  Raises:
+    UserError: The number of rows is not known.
+  """
+  e = run.experiment
+  if e.NUM_EPOCHS is None:
+    return run
+  before = run_values(run.folder) if run.checkpoints().steps() else None
+  values = before['values'] if before else {}
+  if values.get('NUM_EPOCHS') == e.NUM_EPOCHS and 'MAX_STEPS' in values:
+    return dataclasses.replace(run, experiment=e.replaced(MAX_STEPS=values['MAX_STEPS']))
+  data = fdl.build(e.train_input())
+  counted = e.replaced(MAX_STEPS=max_steps(e, data))
+  counted.validate()
+  return dataclasses.replace(run, experiment=counted, data=data)

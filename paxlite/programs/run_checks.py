@@ -1,7 +1,7 @@
 """Checks of what a run is made of, before anything is compiled or written."""
 
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from paxlite.checkpointing.source import tokenizer_of
 from paxlite.core.errors import UserError
@@ -11,6 +11,8 @@ from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
 from paxlite.parallel import partitioning
+
+TRAINING = 'training'  # the name of the training data among the inputs
 
 
 def check_best_metric(metric: str, losses: Collection[str]) -> None:
@@ -22,7 +24,21 @@ def check_best_metric(metric: str, losses: Collection[str]) -> None:
     )
 
 
-def check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
+def check_inputs(e: Experiment, evaluated: Mapping[str, Input], data: Input | None = None) -> None:
+  """Raises UserError if inputs do not fit the experiment.
+
+  Args:
+    e: The experiment.
+    evaluated: The evaluation inputs, by name.
+    data: The training data; None: they are not read.
+  """
+  inputs = {**evaluated} if data is None else {TRAINING: data, **evaluated}
+  check_vocabulary(e, inputs)
+  check_eval_batches(e, evaluated)
+  check_examples(e, inputs)
+
+
+def check_vocabulary(e: Experiment, inputs: Mapping[str, Input]) -> None:
   vocab_size = e.vocab_size
   for name, data in inputs.items():
     if vocab_size is not None and data.max_token_id >= vocab_size:
@@ -58,7 +74,7 @@ def check_reference_tokenizer(e: Experiment) -> None:
     )
 
 
-def check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
+def check_eval_batches(e: Experiment, inputs: Mapping[str, Input]) -> None:
   for name, data in inputs.items():
     if isinstance(data, RolloutInput):
       data.eval_batches(slice(0))  # raises UserError
@@ -71,7 +87,7 @@ def check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
       )
 
 
-def check_examples(e: Experiment, inputs: dict[str, Input]) -> None:
+def check_examples(e: Experiment, inputs: Mapping[str, Input]) -> None:
   for name, data in inputs.items():
     rows = getattr(data, 'rows_per_example', 1)
     if rows != e.ROWS_PER_EXAMPLE:

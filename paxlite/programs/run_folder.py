@@ -1,14 +1,25 @@
-"""The folder of a run: where it is on this machine, and whether it can be written."""
+"""The folder of a run: where it is on this machine, and whether a program may use it."""
 
+import contextlib
+import dataclasses
 import hashlib
 import os
 import pathlib
 import re
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 
+from paxlite.checkpointing.folders import refuse_dangling
+from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import UserError
+from paxlite.experiments.code_changes import changes, refuse_other_code
+from paxlite.experiments.compatibility import check_function
+from paxlite.experiments.identity import is_of, refuse_other_experiment, refuse_other_model
+from paxlite.files.folder_lock import FolderLock
 from paxlite.files.schemes import is_address, scheme_of
+from paxlite.programs.run import Run
+from paxlite.programs.run_checks import check_moments
 
 
 def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, str | None]:
@@ -68,3 +79,77 @@ def make_folder(folder: pathlib.Path) -> None:
       pass
   except OSError as e:
     raise UserError(f'--job_log_dir={folder} cannot be written: {e.strerror or e}') from None
+
+
+def check_folder(run: Run) -> None:
+  """Raises UserError if the checkpoints are gone, or are those of another experiment."""
+  check_present(run)
+  if not run.checkpoints().steps():
+    return
+  if not run.accept_changes:
+    refuse_other_experiment(run.experiment, run.folder)
+    refuse_other_code(run.experiment, run.folder)
+  check_moments(run.experiment, run.folder)
+
+
+def code_changes(run: Run) -> list[str]:
+  """Texts on the code that has changed since the run's last start, as code_changes.changes."""
+  return changes(run.experiment, run.folder) if run.checkpoints().steps() else []
+
+
+def check_present(run: Run) -> None:
+  """Raises UserError if the run has saved checkpoints and they are gone."""
+  refuse_dangling(run.folder, f'--job_log_dir={run.folder}')
+  if not run.start_over:
+    run.checkpoints().refuse_missing()
+
+
+def holds_weights(run: Run) -> bool:
+  """Whether the folder holds imported weights, and no run."""
+  return (run.folder / 'state').is_dir() and not run.checkpoints().steps()
+
+
+def check_evaluated(run: Run) -> None:
+  """Raises UserError if the folder's checkpoints are those of another experiment or model.
+
+  Attributes that affect neither the model nor its backend may differ from those of training.
+  """
+  if not run.accept_changes and run.checkpoints().steps():
+    check_model(run, also=run.experiment.plain_backend)
+    if not is_of(run.experiment, run.folder):
+      refuse_other_experiment(run.experiment, run.folder)
+
+
+def check_model(run: Run, also: Iterable[str] = ()) -> None:
+  """Raises UserError if the folder's checkpoints are those of another model.
+
+  Args:
+    also: Further attributes that must equal the run's, if the experiment has them.
+  """
+  refuse_other_model(run.experiment, run.folder, also)
+  check_function(run.experiment, run.folder, run.folder / EXPERIMENT)
+
+
+@contextlib.contextmanager
+def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
+  """A context in which a run may use its folder; yields the run and the folder's lock.
+
+  A run in an object store has its lease, and its folder is copied to the store.
+
+  Args:
+    run: The run.
+    deletes: Whether checkpoints in a store that are more than CHECKPOINT_MAX_TO_KEEP are deleted.
+
+  Raises:
+    UserError: Another run has it, or the store cannot be used.
+  """
+  lock = FolderLock(run.folder)
+  keep = run.experiment.CHECKPOINT_MAX_TO_KEEP if deletes else sys.maxsize
+  try:
+    if run.address is None:
+      yield run, lock
+    else:
+      with scheme_of(run.address).holding(run.address, run.folder, keep, lock) as folders:
+        yield dataclasses.replace(run, own_disks=folders > 1), lock
+  finally:
+    lock.release()  # the process of a notebook does not end here

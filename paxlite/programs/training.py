@@ -30,9 +30,10 @@ from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
 from paxlite.programs import untrained_rows
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
-from paxlite.programs.first_start import dated, noting, with_positions
-from paxlite.programs.run import TRAINING, Run, holding
-from paxlite.programs.run_folder import make_folder
+from paxlite.programs.first_start import dated, in_steps, noting, with_positions
+from paxlite.programs.run import Run
+from paxlite.programs.run_checks import TRAINING
+from paxlite.programs.run_folder import check_folder, holding, make_folder
 from paxlite.tracking.trackers import started
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training import goodput
@@ -64,11 +65,11 @@ def _train(run: Run, lock: FolderLock) -> None:
     watchdog.pause()  # before each wait for others, so that they are named if they do not come
     compare_configs(run)
     compare_folders(run)
-    run = with_positions(dated(run).in_steps())
-    run.check_folder()
+    run = with_positions(in_steps(dated(run)))
+    check_folder(run)
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
-      trainer = run.trainer(spent, watchdog)
+      trainer = run.trainer(watchdog)
       watchdog.pause()
       compare_data(run, trainer)
     watchdog.pause()
@@ -103,7 +104,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    of_callbacks = (line for callback in trainer.callbacks for line in callback.description)
+    of_callbacks = (line for callback in trainer.callbacks for line in callback.start_lines())
     of_experiment = warnings(run.experiment, task.task, task.abstract)
     of_attention = run.experiment.attention_choices(task.mesh.local_devices[0])
     # where rows are split over context, those of the experiment say how attention is computed

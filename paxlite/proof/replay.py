@@ -23,8 +23,10 @@ from paxlite.files import schemes
 from paxlite.files.schemes import scheme_of
 from paxlite.losses.metrics import Metrics
 from paxlite.processes.process_messages import meet
-from paxlite.programs.first_start import as_begun, dated, with_positions
-from paxlite.programs.run import TRAINING, Run
+from paxlite.programs.first_start import as_begun, dated, in_steps, with_positions
+from paxlite.programs.run import Run
+from paxlite.programs.run_checks import TRAINING
+from paxlite.programs.run_folder import check_folder
 from paxlite.proof.starts import MESH, of_span, other_values, starts
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
@@ -63,9 +65,9 @@ class Replay:
     if run.address is not None:
       folders = scheme_of(run.address).checkpoints(run.address)
       self._stored = {step_of(folder.name) for folder in folders}
-    run = with_positions(dated(as_begun(run)).in_steps())
+    run = with_positions(in_steps(dated(as_begun(run))))
     self.run = dataclasses.replace(run, read_only=True, save=False)
-    self.run.check_folder()
+    check_folder(self.run)
     if not self.run.checkpoints().steps():
       raise UserError(f'{run.place} holds no checkpoint, so that there is nothing to replay')
     self.trainer: Trainer = self.run.trainer()

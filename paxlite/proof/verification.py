@@ -15,6 +15,7 @@ from paxlite.parallel import devices
 from paxlite.processes.process_messages import say_once
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.run import Run
+from paxlite.programs.run_folder import code_changes
 from paxlite.proof.replay import Replay, copied
 from paxlite.proof.starts import MESH, last_start, of_span, other_values
 from paxlite.proof.state_differences import differences
@@ -115,7 +116,7 @@ def _verify(replay: Replay, first: int, last: int) -> None:
       f'the losses of the replay differ by {found.largest:.1e}; {tolerance:.0e} is allowed where '
       'sums have another order'
     )
-  elif (other or found.steps) and (changed := replay.run.code_changes):
+  elif (other or found.steps) and (changed := code_changes(replay.run)):
     raise TrainingError(
       f'the replay differs from the run, and so does its code: {listed(changed)}. Undo the change '
       'to verify the devices'

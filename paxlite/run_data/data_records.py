@@ -20,6 +20,7 @@ from paxlite.core.run_files import open_file
 from paxlite.data.base import Seekable
 from paxlite.experiments.identity import identity_of
 from paxlite.programs.run import Run
+from paxlite.programs.run_folder import code_changes
 from paxlite.tracking.writers import drop_later_records, read_records
 from paxlite.training.callbacks import Callback, Loop
 from paxlite.training.train_data import TrainData
@@ -31,7 +32,7 @@ log = logging.getLogger('paxlite')
 
 def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
   """Returns what writes data.jsonl of a run."""
-  changed = run.code_changes if run.accept_changes else []
+  changed = code_changes(run) if run.accept_changes else []
   is_first = jax.process_index() == 0
   return [DataRecords(run.folder, trainer.data, identity_of(run.experiment), is_first, changed)]
 

@@ -47,10 +47,10 @@ class Loop:
 class Callback:
   """Listens to the events of the training loop; a subclass overrides the methods that it needs.
 
-  An experiment returns its callbacks from `callbacks()`. At each event they are called in this
-  order: the records of the data, local states, loss spikes, the best checkpoint, those of
-  `callbacks()`, the profiler, the comparison of a step with its forecast, those of extensions,
-  zero-shot tasks, samples. A class whose `rank` is not 0 goes before or after all of these.
+  An experiment returns its callbacks from `callbacks()`. At each event the order is: loss spikes,
+  the best checkpoint, those of `callbacks()`, the profiler, those of extensions. A class whose
+  `rank` is not 0 goes before or after all of these: the records of the data and local states have
+  -1, samples have 1.
 
   Every process calls them, and must get the same requests from them. An exception ends the run with
   the line that raised it. A run of one process first saves its state, except in `resume`, in
@@ -63,9 +63,8 @@ class Callback:
   ROLL_BACK = Request.ROLL_BACK
   rank = 0  # callbacks are called by ascending ranks
 
-  @property
-  def description(self) -> Sequence[str]:
-    """Lines on what it does, which a start of training prints."""
+  def start_lines(self) -> Sequence[str]:
+    """Returns lines that a start of training prints."""
     return ()
 
   def resume(self, step: int) -> Request | None:

@@ -73,6 +73,9 @@ class Watchdog:
     limits: The time limits.
     goodput: Knows what the process spends its time on; a change of the kind counts as progress.
     peers: The other processes.
+
+  Attributes:
+    goodput: The same.
   """
 
   def __init__(
@@ -80,7 +83,7 @@ class Watchdog:
   ):
     self._path = folder / 'stacks' / f'process_{jax.process_index():05d}.txt'
     self._limits = limits
-    self._goodput = goodput
+    self.goodput = goodput
     self._peers = peers or Peers()
     self._beats = 0  # equal in all processes that are equally far
     self._in_steps = False
@@ -120,7 +123,7 @@ class Watchdog:
       if limits.stacks and now - last_stacks >= limits.stacks:
         last_stacks = now
         self._write_stacks(f'every {limits.stacks:g} s')
-      state = self._beats, self._goodput.kind, self._in_steps
+      state = self._beats, self.goodput.kind, self._in_steps
       if state != seen:
         seen, last_change, said = state, now, now
         self._peers.report(self._progress, self._phase)
@@ -134,7 +137,7 @@ class Watchdog:
 
   @property
   def _phase(self) -> str:
-    return KINDS[self._goodput.kind]
+    return KINDS[self.goodput.kind]
 
   @property
   def _progress(self) -> int:

@@ -10,6 +10,7 @@ from paxlite.data import packaged
 from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import build_experiment, find
+from paxlite.programs.first_start import in_steps
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from tests.support import runs
@@ -52,12 +53,12 @@ def test_epochs_become_steps_and_the_schedule_follows(tmp_path, capsys):
   assert [values[k] for k in ('MAX_STEPS', 'LR_COS_WARMUP', 'LR_COS_DECAY_END')] == [5, 2, 5]
   # The run keeps its number, without reading data again; with other epochs it is counted again.
   (tmp_path / 'a.jsonl').unlink()
-  kept = Run(e, folder).in_steps()
+  kept = in_steps(Run(e, folder))
   assert (kept.experiment.MAX_STEPS, kept.data) == (5, None)
   assert kept.experiment.LR_COS_DECAY_END == 5
   write(tmp_path / 'a.jsonl', 5)
-  assert Run(e.replaced(NUM_EPOCHS=3), folder).in_steps().experiment.MAX_STEPS == 8
-  assert Run(e.replaced(NUM_EPOCHS=None), folder).in_steps().experiment.MAX_STEPS == 1000
+  assert in_steps(Run(e.replaced(NUM_EPOCHS=3), folder)).experiment.MAX_STEPS == 8
+  assert in_steps(Run(e.replaced(NUM_EPOCHS=None), folder)).experiment.MAX_STEPS == 1000
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_epochs_become_steps_and_the_schedule_follows(tmp_path, capsys):
 )
 def test_steps_are_rounded_up(tmp_path, epochs, rows, steps):
   path = write(tmp_path / 'a.jsonl', rows)
-  run = Run(Scheduled(TRAIN_FILES=[path], NUM_EPOCHS=epochs), tmp_path / 'run').in_steps()
+  run = in_steps(Run(Scheduled(TRAIN_FILES=[path], NUM_EPOCHS=epochs), tmp_path / 'run'))
   assert run.experiment.MAX_STEPS == steps == max(1, math.ceil(round(epochs * rows / 2, 6)))
   assert len(run.data.source) == rows
   assert run.trainer().data.input is run.data
@@ -74,9 +75,8 @@ def test_steps_are_rounded_up(tmp_path, epochs, rows, steps):
 
 def test_a_run_of_one_step_has_a_valid_schedule(tmp_path):
   path = write(tmp_path / 'a.jsonl', 1)
-  Run(
-    Scheduled(TRAIN_FILES=[path], NUM_EPOCHS=1), tmp_path / 'run'
-  ).in_steps().experiment.validate()
+  e = Scheduled(TRAIN_FILES=[path], NUM_EPOCHS=1)
+  in_steps(Run(e, tmp_path / 'run')).experiment.validate()
 
 
 @pytest.mark.parametrize('cls', [TinyDocuments, TinyMixture])
@@ -87,7 +87,7 @@ def test_data_of_unknown_length_are_refused(tmp_path, cls):
   )
   e = cls(VOCAB_PATH=packaged.VOCAB, NUM_EPOCHS=1, **names)
   with pytest.raises(UserError, match=r'is a stream or a mixture, whose length is not known'):
-    Run(e, tmp_path / 'run').in_steps()
+    in_steps(Run(e, tmp_path / 'run'))
 
 
 def test_steps_and_epochs_together_are_refused():

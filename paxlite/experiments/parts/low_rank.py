@@ -33,6 +33,10 @@ class LowRankFactors(Optimization, subject='LoRA'):
       return ['.*']
     return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES]
 
+  @property
+  def saves_trainable_only(self) -> bool:
+    return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
+
   def add_lora(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers of the stack."""
     attention, mlp = self.attention_classes, (FeedForward,)
