@@ -23,6 +23,10 @@ if sys.argv[:1] == ['-m'] and not sys.flags.safe_path:
 import importlib
 from typing import TYPE_CHECKING
 
+from paxlite.core import former_modules
+
+sys.meta_path.append(former_modules.Finder())
+
 if TYPE_CHECKING:
   from paxlite.config.generation import Sampling
   from paxlite.core.errors import Interrupted, TrainingError, UserError

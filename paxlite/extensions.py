@@ -30,7 +30,7 @@ OFFERED = {
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),
-  'finetuning': (),
+  'finetuning': ('finetune', 'SftFiles', 'examples', 'reference model'),
   'proof': ('verify', 'bisect', 'prove'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
 }

@@ -25,8 +25,7 @@ from paxlite.compilation import compiled_step, compiler
 from paxlite.compilation.compiler import Option
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.data.base import RowArray
-from paxlite.data.rollouts import RolloutInput, drawn_shapes
+from paxlite.data.base import OnPolicyInput, RowArray
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.training.sharded_task import ShardedTask
@@ -200,8 +199,8 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   found = assumed_arrays(e)
   try:
     data = fdl.build(e.train_input())
-    is_drawn = isinstance(data, RolloutInput)
-    row = drawn_shapes(data) if is_drawn else next(iter(data.train_batches(0, slice(0, 1))))
+    is_drawn = isinstance(data, OnPolicyInput)
+    row = data.drawn_shapes() if is_drawn else next(iter(data.train_batches(0, slice(0, 1))))
     found = {k: RowArray(v.dtype.name, v.shape[2:]) for k, v in row.items()}
   except (UserError, OSError, ImportError):
     notes.append(

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from paxlite.core.errors import UserError
+from paxlite.files import schemes
 from paxlite.files.json_files import read_object
 from paxlite.parallel.devices import peak_flops
-from paxlite.stores import object_copies
 
 GIB = 1 << 30
 
@@ -251,7 +251,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
   Raises:
     UserError: The file cannot be read, is of another chip, or has a speed that is none.
   """
-  found = read_object(pathlib.Path(object_copies.local(path)))
+  found = read_object(pathlib.Path(schemes.local(path)))
   speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth', 'host_bandwidth')
   if unknown := sorted(found.keys() - {'chip', 'flops', 'source', *speeds}):
     raise UserError(

@@ -8,12 +8,13 @@ number of processes nor on the batch size at which earlier rows were read.
 import dataclasses
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json
 
 Batch = dict[str, np.ndarray]
 T = TypeVar('T')
@@ -60,6 +61,32 @@ class Seekable(Protocol):
 
   def seek(self, step: int, position: np.ndarray) -> None:
     """Makes train_batches(step, …) resume at a position in which all numbers are known."""
+    ...
+
+
+@runtime_checkable
+class OnPolicyInput(Protocol):
+  """An Input whose batches the newest parameters make, so that none is drawn ahead, or again."""
+
+  def device_batches(self, sharding: Any, number: int, max_segments: int) -> Any:
+    """Returns the batches on a mesh, of this number and later ones.
+
+    They are `device_batches.Batches`, and have a method `state(number)`: the text that checkpoints
+    hold.
+
+    Args:
+      sharding: The sharding of the batches' arrays [B, T].
+      number: The number of the first batch.
+      max_segments: The most segments of a packed row, padding included; 0: any number.
+    """
+    ...
+
+  def drawn_shapes(self) -> Mapping[str, Any]:
+    """Returns shapes and dtypes of the arrays of a global batch that is trained on."""
+    ...
+
+  def resume(self, step: int, state: Json) -> None:
+    """Continues from the state in the checkpoint of `step`; None: it has none."""
     ...
 
 

@@ -11,12 +11,11 @@ from paxlite.core.round_numbers import round_up
 from paxlite.core.wording import amount
 from paxlite.core.wording import number as short
 from paxlite.data import packaged
-from paxlite.data.base import Input, RowInput, RowSource
+from paxlite.data.base import Input, OnPolicyInput, RowInput, RowSource
+from paxlite.data.example_rows import ExampleRows
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.records import share_done
-from paxlite.data.rollouts import RolloutInput
 from paxlite.data.rows import TokenRows
-from paxlite.data.sft import SftRows
 from paxlite.data.stream_rows import Example
 from paxlite.data.streams import Examples, StreamInput
 from paxlite.data.tokenizer import Tokenizer
@@ -41,7 +40,7 @@ def warnings(data: Input) -> list[str]:
 
 def thinking(data: Input) -> bool | None:
   """Returns False if answers follow prompts without thinking; None: as the chat template has it."""
-  found = {source.thinking for source in _sources(data) if isinstance(source, SftRows)}
+  found = {source.thinking for source in _sources(data) if isinstance(source, ExampleRows)}
   return False if found == {False} else None
 
 
@@ -63,7 +62,7 @@ def _described(data: Input) -> list[str]:
       + (_rows(each.source, share * data.batch_size) if isinstance(each, RowInput) else 'a stream')
       for each, share in zip(data.inputs, shares, strict=True)
     ]
-  if isinstance(data, RolloutInput):
+  if isinstance(data, OnPolicyInput):
     return [
       f'{name}: generated with the newest parameters, {amount(data.batch_size, "row")} a step'
     ]
@@ -75,7 +74,7 @@ def _rows(source: RowSource, rows_a_step: float) -> str:
   count, length = len(source), getattr(source, 'seq_len', None)
   contents = getattr(source, 'contents', '')
   rows = f'{amount(count, "row")}' + (f' of {length:,}' if length else '')
-  if isinstance(source, SftRows):
+  if isinstance(source, ExampleRows):
     contents = examples(source)
     rows += f', {_share_filled(source):.0%} full'
   elif not contents and isinstance(source, TokenRows):
@@ -93,7 +92,7 @@ def epoch(rows: int, rows_a_step: float) -> str:
   return f'an epoch is {amount(rows / rows_a_step, "step")} of {step}'
 
 
-def examples(source: SftRows) -> str:
+def examples(source: ExampleRows) -> str:
   """Returns the numbers of examples and tokens, and of what is too long."""
   parts = [
     f'{amount(source.num_records, source.noun)}, {source.lengths.sum():,} tokens',
@@ -105,7 +104,7 @@ def examples(source: SftRows) -> str:
   return ', '.join(parts)
 
 
-def _share_filled(source: SftRows) -> float:
+def _share_filled(source: ExampleRows) -> float:
   return source.lengths.sum() / (len(source) * source.seq_len)
 
 
@@ -137,7 +136,7 @@ def contents_of(data: RowInput | StreamInput) -> Contents:
   if isinstance(data, StreamInput):
     return _contents_of_stream(data)
   source = data.source
-  if isinstance(source, SftRows):
+  if isinstance(source, ExampleRows):
     lengths, learned = source.lengths, source.num_learned
     return Contents(source.noun, lengths, learned, len(source), _share_filled(source))
   assert isinstance(source, TokenRows)
@@ -203,11 +202,11 @@ def report(data: RowInput | StreamInput) -> list[str]:
   ]
   is_stream = isinstance(data, StreamInput)
   layout = data if isinstance(data, StreamInput) else data.source
-  assert isinstance(layout, StreamInput | SftRows | TokenRows)
+  assert isinstance(layout, StreamInput | ExampleRows | TokenRows)
   rows = f'{amount(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
   lines.append(f'Rows      {first if is_stream else ""}{rows}')
   cut = int((found.lengths > layout.seq_len).sum())
-  if isinstance(layout, SftRows):
+  if isinstance(layout, ExampleRows):
     lines += _left_out(layout)
   elif cut and layout.rows == ('packed' if is_stream else 'sequences'):
     lines.append(f'Cut       {amount(cut, "document")} of more than {layout.seq_len:,} tokens')
@@ -218,7 +217,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
   return lines + [f'Note      {line}' for line in warnings(data)]
 
 
-def _left_out(source: SftRows) -> list[str]:
+def _left_out(source: ExampleRows) -> list[str]:
   """Says which examples are too long, and what becomes of them."""
   lines = []
   if source.num_cut:
@@ -246,7 +245,7 @@ def histogram(lengths: np.ndarray) -> list[str]:
   ]
 
 
-def first_look(source: SftRows, color: bool) -> list[str]:
+def first_look(source: ExampleRows, color: bool) -> list[str]:
   """Returns lines on the examples of a new run: how long they are, and the first one."""
   return [
     'Tokens of an example, and how many examples have so many:',
@@ -261,7 +260,7 @@ def how_learned(color: bool) -> str:
   return f'{"in green" if color else "in [[ ]]"} what is learned'
 
 
-def example_text(source: SftRows, number: int, color: bool, most: int) -> str:
+def example_text(source: ExampleRows, number: int, color: bool, most: int) -> str:
   """Returns the text of at most `most` tokens of an example."""
   example = source.example(number)
   text = masked_text(source.tokenizer, example.ids[:most], example.is_answer[:most], color)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -11,6 +12,22 @@ from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch, Input, prefetch
 from paxlite.data.batch_check import check
 from paxlite.parallel import partitioning
+
+
+class Batches(Protocol):
+  """Global batches on a mesh, of which a step draws one."""
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes, dtypes and shardings of the next batch, without consuming it."""
+    ...
+
+  def draw(self, params: PyTree) -> dict[str, jax.Array]:
+    """Returns the next batch, for these parameters."""
+    ...
+
+  def close(self) -> None:
+    """Ends what reads ahead."""
+    ...
 
 
 class DeviceBatches:

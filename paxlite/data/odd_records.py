@@ -13,7 +13,6 @@ from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import parsed, raw_records, text_of
 from paxlite.data.refused_records import RefusedRecords
-from paxlite.data.sft import SftRows
 from paxlite.data.sft_formats import Pair, check_unread
 from paxlite.data.tokenizer import Tokenizer
 
@@ -34,19 +33,20 @@ class Oddities:
 
   Attributes:
     refused: The documents that cannot be read. Those that are examples for fine-tuning are passed
-      over, because SftRows names them.
+      over, because their rows name them.
 
   Args:
     tokenizer: The tokenizer whose special tokens are looked for; None: none is.
     field: The field of documents; '' if the records are examples for fine-tuning.
-    contents_of: Returns the examples of a record for fine-tuning, or raises UserError.
+    contents_of: Returns the examples of a record for fine-tuning, or raises UserError;
+      None: the records are documents.
   """
 
   def __init__(
     self,
     tokenizer: Tokenizer | None,
     field: str = '',
-    contents_of: Callable[[Fields], list[Pair | Conversation]] = SftRows.contents_of,
+    contents_of: Callable[[Fields], list[Pair | Conversation]] | None = None,
   ):
     self._field = field
     self._contents_of = contents_of
@@ -97,6 +97,7 @@ class Oddities:
       if not any(text.strip() for text in texts):
         yield EMPTY, ''
       return
+    assert self._contents_of is not None
     fields = Fields(record)
     try:
       examples = self._contents_of(fields)

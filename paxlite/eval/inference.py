@@ -31,7 +31,6 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.joined_weights import JoinedWeights
 from paxlite.experiments.parts.memory_savings import put_form
 from paxlite.experiments.registry import class_of
-from paxlite.experiments.reward_model import RewardModel
 from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation.engine import Engine
@@ -159,7 +158,7 @@ def load(
       shape.
   """
   refuse_te_layers(source)
-  if isinstance(experiment, RewardModel):
+  if experiment.gives_rewards:
     raise UserError(
       f'{source.folder} is of a {type(experiment).__name__}, which gives rewards and no text'
     )

@@ -112,6 +112,10 @@ class Experiment(
     self.complete(task)
     return edits.edited(task, self.CONFIG_EDITS)
 
+  def model_of(self, writer: 'Experiment') -> fdl.Config:
+    """Returns the config of the model that takes the weights of what `writer` has trained."""
+    return self.build_task().model
+
   def complete(self, task: fdl.Config) -> None:
     """Edits the config of a task in plain XLA so that it is that of the experiment's backend."""
 

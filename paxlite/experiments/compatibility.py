@@ -17,7 +17,6 @@ from paxlite.core.errors import UserError, listed
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.registry import class_of
-from paxlite.experiments.reward_model import RewardModel
 
 # Fields of layers that change the result only by rounding: how a layer is initialized,
 # regularized, recomputed and split up; and modules that the logits do not depend on.
@@ -81,7 +80,7 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
   if writer is None:
     return
   lines = function_lines(writer.plain.build_task().model)
-  if different := differences(lines, function_lines(_model_for(e.plain, writer))):
+  if different := differences(lines, function_lines(e.plain.model_of(writer))):
     raise UserError(
       f'{folder} is of {found["experiment"]}, whose model computes something else than that '
       f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
@@ -112,13 +111,6 @@ def _experiment_of(
   except UserError:
     return None
   return cls(**stated_values(cls, values) | changes)
-
-
-def _model_for(e: Experiment, writer: Experiment) -> fdl.Config:
-  """Returns the config of the model that takes the weights of what `writer` has trained."""
-  if isinstance(e, RewardModel) and not isinstance(writer, RewardModel):
-    return e.language_model()  # its head is new
-  return e.build_task().model
 
 
 def function_lines(model: fdl.Config) -> list[str]:

@@ -3,8 +3,7 @@
 import math
 
 from paxlite.core.errors import UserError
-from paxlite.data.base import Input, RowInput
-from paxlite.data.rollouts import RolloutInput
+from paxlite.data.base import Input, OnPolicyInput, RowInput
 from paxlite.experiments.base import Experiment
 
 
@@ -16,7 +15,7 @@ def max_steps(e: Experiment, data: Input) -> int:
   """
   assert e.NUM_EPOCHS is not None
   if not isinstance(data, RowInput):
-    kind = 'has rollouts' if isinstance(data, RolloutInput) else 'is a stream or a mixture'
+    kind = 'has rollouts' if isinstance(data, OnPolicyInput) else 'is a stream or a mixture'
     raise UserError(
       f'NUM_EPOCHS={e.NUM_EPOCHS:g}: {data.name} {kind}, whose length is not '
       'known: NUM_EPOCHS=None and MAX_STEPS=N'

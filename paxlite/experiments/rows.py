@@ -41,6 +41,18 @@ class Rows(LanguageModel, subject='Data'):
       return data
     return config(extensions.hook('LEAVE_OUT'), data=data, path=self.LEAVE_OUT)
 
+  def example_input(self) -> fdl.Config | None:
+    """Returns the config of training data that are examples, which need no weights here.
+
+    None: they are documents.
+    """
+    return None
+
+  @property
+  def prompts(self) -> fdl.Config | None:
+    """The prompts whose answers the model generates; None: the data are no such prompts."""
+    return None
+
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
     """Raises UserError if a file is used both for training and for evaluation."""
     apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]

@@ -1,1 +1,1 @@
-"""Fine-tuning: what a frozen model makes of the data, once before training."""
+"""Fine-tuning: on chats, preferences, a teacher, and rewards of a model's own answers."""

@@ -1,9 +1,26 @@
-"""What fine-tuning adds: values of frozen models in the rows of a run."""
+"""What fine-tuning adds: its command, SftFiles, rollouts, and values of frozen models in rows."""
 
-from paxlite.core.extension import Extension
+from paxlite.core.extension import Command, Extension
 
 EXTENSION = Extension(
   'finetuning',
-  callbacks=('paxlite.finetuning.reference_values:callbacks',),
+  commands=(
+    Command(
+      'finetune',
+      'train published weights further, or continue such a run',
+      'paxlite.finetuning.command',
+      'Runs',
+      is_run=True,
+    ),
+  ),
+  callbacks=(
+    'paxlite.finetuning.reference_values:callbacks',
+    'paxlite.finetuning.reinforcement.rollouts:callbacks',
+  ),
+  hooks={
+    'examples': 'paxlite.finetuning.datasets:dataset_of',
+    'reference model': 'paxlite.finetuning.reference:Reference',
+    'SftFiles': 'paxlite.finetuning.chats.datasets:SftFiles',
+  },
   inputs=('paxlite.finetuning.reference_values:fill',),
 )

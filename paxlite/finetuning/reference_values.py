@@ -28,10 +28,11 @@ from paxlite.core.variable_names import path_name
 from paxlite.core.wording import amount
 from paxlite.data.base import Input, RowInput
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.sft import SftRows
-from paxlite.experiments.parts.stored_values import StoredValues
 from paxlite.files.arrays import write_array
 from paxlite.files.json_files import read_object
+from paxlite.finetuning.chats.sft import SftRows
+from paxlite.finetuning.reference import Reference
+from paxlite.finetuning.stored_values import StoredValues
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
@@ -40,7 +41,6 @@ from paxlite.programs.run import Run
 from paxlite.programs.run_checks import TRAINING, check_reference_tokenizer
 from paxlite.programs.weights_model import reference_of, restore_of
 from paxlite.training.callbacks import Callback
-from paxlite.training.reference import Reference
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.trainer import Trainer
 

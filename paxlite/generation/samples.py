@@ -10,8 +10,8 @@ from paxlite.cli.terminal import say
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError, located
 from paxlite.data.base import Input, RowInput
+from paxlite.data.example_rows import ExampleRows
 from paxlite.data.mixture import MixtureInput
-from paxlite.data.sft import SftRows
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.engine import Engine
@@ -196,4 +196,4 @@ def _has_chats(data: Input) -> bool:
   """Returns whether a source of the data has conversations."""
   inputs = data.inputs if isinstance(data, MixtureInput) else [data]
   sources = [each.source for each in inputs if isinstance(each, RowInput)]
-  return any(isinstance(source, SftRows) and source.has_chats for source in sources)
+  return any(isinstance(source, ExampleRows) and source.has_chats for source in sources)

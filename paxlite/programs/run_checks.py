@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 
 from paxlite.checkpointing.source import tokenizer_of
 from paxlite.core.errors import UserError
-from paxlite.data.base import Input
-from paxlite.data.rollouts import RolloutInput
+from paxlite.data.base import Input, OnPolicyInput
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
@@ -76,7 +75,7 @@ def check_reference_tokenizer(e: Experiment) -> None:
 
 def check_eval_batches(e: Experiment, inputs: Mapping[str, Input]) -> None:
   for name, data in inputs.items():
-    if isinstance(data, RolloutInput):
+    if isinstance(data, OnPolicyInput):
       data.eval_batches(slice(0))  # raises UserError
     if data.batch_size % (e.batch_shards * e.ROWS_PER_EXAMPLE):
       axes = ' × '.join(partitioning.axes_of(e.rules['batch']))

@@ -18,8 +18,7 @@ from paxlite.core.run_files import write_file
 from paxlite.core.wording import amount
 from paxlite.data import data_summary
 from paxlite.data.base import RowInput
-from paxlite.data.rollouts import RolloutInput, RunFiles
-from paxlite.data.sft import SftRows
+from paxlite.data.example_rows import ExampleRows
 from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
@@ -81,16 +80,9 @@ def _about_data(trainer: Trainer) -> list[str]:
   data = trainer.data.input
   lines = data_summary.lines(data)
   is_new = not trainer.store.checkpoints.steps()
-  if is_new and isinstance(data, RowInput) and isinstance(data.source, SftRows):
+  if is_new and isinstance(data, RowInput) and isinstance(data.source, ExampleRows):
     lines += data_summary.first_look(data.source, has_color())
   return lines
-
-
-def _keep_rollouts(run: Run, trainer: Trainer) -> None:
-  data, writes = trainer.data.input, jax.process_index() == 0 or run.own_disks
-  if isinstance(data, RolloutInput):
-    oldest_step = lambda: min(trainer.store.checkpoints.steps(), default=0)
-    data.run_files = RunFiles(run.folder / 'rollouts', writes, oldest_step)
 
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
@@ -121,7 +113,6 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   inputs = {TRAINING: trainer.data.input, **trainer.evaluator.inputs}
   for complete in extensions.added('inputs'):
     complete(run, inputs, trainer.watchdog.beat)
-  _keep_rollouts(run, trainer)
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)

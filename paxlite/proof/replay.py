@@ -17,8 +17,9 @@ from jax.stages import Compiled
 from paxlite import extensions
 from paxlite.checkpointing.checksums import damage, step_of
 from paxlite.core.errors import AbsentError, UserError, listed
+from paxlite.data.base import OnPolicyInput
+from paxlite.data.device_batches import Batches
 from paxlite.data.fingerprints import change
-from paxlite.data.rollouts import Batches, RolloutInput
 from paxlite.files import schemes
 from paxlite.files.schemes import scheme_of
 from paxlite.losses.metrics import Metrics
@@ -71,7 +72,7 @@ class Replay:
     if not self.run.checkpoints().steps():
       raise UserError(f'{run.place} holds no checkpoint, so that there is nothing to replay')
     self.trainer: Trainer = self.run.trainer()
-    if isinstance(self.trainer.data.input, RolloutInput):
+    if isinstance(self.trainer.data.input, OnPolicyInput):
       raise UserError(
         'a run that generates its own training texts cannot be replayed: they are not kept'
       )

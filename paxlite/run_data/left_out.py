@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from paxlite.core.errors import UserError
 from paxlite.data.base import Input, RowInput
 from paxlite.data.documents import DocumentDataset
+from paxlite.data.example_rows import ExampleRows
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.places import Place
 from paxlite.data.records import canonical
 from paxlite.data.rows import TokenRows
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows
 from paxlite.files.text_files import lines
@@ -132,7 +132,7 @@ def _sources(data: Input) -> Sequence[str]:
     datasets = [each for each in data.source.datasets if isinstance(each, DocumentDataset)]
     return [source.name for dataset in datasets for source in dataset.sources]
   source = getattr(data, 'source', None)
-  return source.files if isinstance(source, SftRows | TextRows) else [data.name]
+  return source.files if isinstance(source, ExampleRows | TextRows) else [data.name]
 
 
 def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
@@ -148,7 +148,7 @@ def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
       dataset.left_out |= {f'{own[p]}{p.source[len(_file(p)) :]}:{p.record}' for p in own}
       found += own
     return found
-  if isinstance(data, RowInput) and isinstance(source, SftRows):
+  if isinstance(data, RowInput) and isinstance(source, ExampleRows):
     if source.examples_of_a_record != 1:
       raise _refusal(source.name, 'the answers of a row are compared with each other')
     return _left_out_of(source, places)
@@ -160,7 +160,7 @@ def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
   raise _refusal(str(getattr(data, 'name', data)), 'its texts are no records of files')
 
 
-def _left_out_of(source: SftRows | TokenRows, places: Sequence[Place]) -> list[Place]:
+def _left_out_of(source: ExampleRows | TokenRows, places: Sequence[Place]) -> list[Place]:
   found = source.leave_out(places)
   if len(source.left_out) >= source.num_documents:
     raise UserError(f'LEAVE_OUT: no record of {source.name[:200]} is left: name fewer records')

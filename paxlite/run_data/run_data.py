@@ -17,12 +17,10 @@ import numpy as np
 from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
-from paxlite.data.base import Batch, Input, Seekable
+from paxlite.data.base import Batch, Input, OnPolicyInput, Seekable
 from paxlite.data.fingerprints import change, identity
-from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.experiments.base import Experiment
-from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import find_known
 from paxlite.experiments.rows import Rows
@@ -306,7 +304,7 @@ class RunData:
       now = identity(data)
     if not same:  # other values of the experiment, as MAX_STEPS, change no data
       self._built.append((config, data))
-    if isinstance(data, RolloutInput):
+    if isinstance(data, OnPolicyInput):
       raise UserError(
         f'{self.place} was trained on what the model itself generated, of which it keeps '
         f'KEPT_EPISODES of each batch in {EpisodeRecords.name}: there is none of this step'
@@ -390,4 +388,5 @@ def _continued_another(values: JsonObject) -> bool:
 
 def _config(e: Experiment) -> fdl.Config:
   """Returns the config of the training data, without the weights that fine-tuning asks for."""
-  return SftFiles.train_input(e) if isinstance(e, SftFiles) else e.train_input()
+  examples = e.example_input() if isinstance(e, Rows) else None
+  return examples or e.train_input()

@@ -8,7 +8,6 @@ from paxlite.core.extension import Command
 _CORE = {
   'Runs': (
     ('train', 'train an experiment, or continue its run', 'train'),
-    ('finetune', 'train published weights further, or continue such a run', 'finetune'),
     ('eval', 'evaluate the last checkpoint of a run', 'eval'),
     ('decode', 'continue the prompts of an experiment', 'decode'),
     ('report', 'one page about runs: curves, tables, samples', 'report'),
@@ -32,7 +31,7 @@ _CORE = {
     ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-_RUNS = 'train', 'finetune', 'eval', 'decode'
+_RUNS = 'train', 'eval', 'decode'
 _BY_NAME = {
   name: Command(name, purpose, f'paxlite.tools.{module}', group, name in _RUNS)
   for group, members in _CORE.items()

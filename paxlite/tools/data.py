@@ -26,12 +26,12 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paxlite import extensions
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import has_color
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.foreign_text import printable
 from paxlite.core.wording import amount
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
   from paxlite.data.refused_records import RefusedRecords
   from paxlite.data.streams import StreamInput
   from paxlite.experiments.base import Experiment
-  from paxlite.experiments.rollout_datasets import PromptFiles
+  from paxlite.experiments.rows import Rows
 
 _E = TypeVar('_E', bound='Experiment')
 _ROW = '--row is for --step and --spike: leave it out'
@@ -89,9 +89,9 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
 
   experiment = _experiment(args, args.attributes)
-  from paxlite.experiments.rollout_datasets import PromptFiles
+  from paxlite.experiments.rows import Rows
 
-  if isinstance(experiment, PromptFiles):
+  if isinstance(experiment, Rows) and experiment.prompts is not None:
     refused = [_show_prompts(experiment, args.examples)]
   else:
     refused = _show_all(experiment, args.examples)
@@ -101,15 +101,17 @@ def main(argv: Sequence[str]) -> None:
                     'SKIP_UNREADABLE=True leaves them out')  # fmt: skip
 
 
-def _show_prompts(e: 'PromptFiles', num_examples: int) -> 'RefusedRecords':
+def _show_prompts(e: 'Rows', num_examples: int) -> 'RefusedRecords':
   """Shows prompts whose answers the model generates; returns those that a run refuses."""
   import fiddle as fdl
   import numpy as np
 
   from paxlite.data import data_summary
 
-  found = fdl.build(_tolerant(e).prompts)
-  tokenizer = fdl.build(e.prompts.encoding).tokenizer
+  prompts = _tolerant(e).prompts
+  assert prompts is not None
+  found = fdl.build(prompts)
+  tokenizer = fdl.build(prompts.encoding).tokenizer
   _print_block('Refused', found.refused.messages)
   lengths = np.array([len(prompt.ids) for prompt in found])
   print(f'Data      {found.name}')
@@ -147,10 +149,10 @@ def _refused(
   inputs: 'Sequence[RowInput | StreamInput]', oddities: 'Oddities | None'
 ) -> 'list[RefusedRecords]':
   """Returns what cannot be read of examples for fine-tuning, or else of documents."""
-  from paxlite.data.sft import SftRows
+  from paxlite.data.example_rows import ExampleRows
 
   sources = [data.source for data in inputs]
-  of_examples = [source.refused for source in sources if isinstance(source, SftRows)]
+  of_examples = [source.refused for source in sources if isinstance(source, ExampleRows)]
   return of_examples or ([oddities.refused] if oddities else [])
 
 
@@ -245,6 +247,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
   from paxlite.data import packaged
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments import datasets
+  from paxlite.experiments.rows import Rows
 
   cls = _dataset_of(files, overrides)
   values = {name: parse(cls, name, text) for name, text in overrides.items()}
@@ -255,7 +258,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
   if not vocab:
     print("Counts    by the demo's tokenizer; --vocab or --fdl_config gives those of a model")
     needed['VOCAB_PATH'] = vocab = packaged.VOCAB
-    if issubclass(cls, datasets.SftFiles):
+    if cls.example_input is not Rows.example_input:
       needed['CHAT_TEMPLATE'] = _TEMPLATE
   needed['VOCAB_SIZE'] = open_tokenizer(vocab).vocab_size
   if cls is datasets.TextFiles:
@@ -283,27 +286,16 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
 
 
 def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> type:
-  from paxlite.data import preferences
   from paxlite.data.records import parsed
-  from paxlite.data.sft_formats import LABELS, format_of
-  from paxlite.experiments import datasets, preference_datasets
+  from paxlite.experiments import datasets
 
   record = parsed(raw, place)
   if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
-  fields = Fields(record)
-  if all(key in fields for key in preferences.KEYS):
-    return preference_datasets.PreferenceFiles
-  if any(key in fields for key in LABELS):
-    return preference_datasets.LabelledFiles
-  try:
-    format_of(fields)
-  except UserError as e:
-    raise UserError(
-      f'{place}: {e}; or to text, for pretraining, or name that field with TEXT_FIELD; '
-      '--fdl_config=HuggingFacePolicy shows prompts without answers'
-    ) from None
-  return datasets.SftFiles
+  dataset_of = extensions.hook('examples')
+  with located(place):
+    found: type[Rows] = dataset_of(Fields(record))
+  return found
 
 
 def _oddities(e: 'Experiment') -> 'Oddities | None':
@@ -312,17 +304,17 @@ def _oddities(e: 'Experiment') -> 'Oddities | None':
 
   from paxlite.data.odd_records import Oddities
   from paxlite.data.record_files import OF_RECORDS
-  from paxlite.data.sft import SftRows
   from paxlite.data.tokenizer import open_tokenizer
-  from paxlite.experiments.datasets import DocumentFiles, SftFiles
+  from paxlite.experiments.datasets import DocumentFiles
+  from paxlite.experiments.rows import Rows
   from paxlite.files.text_files import expanded, kind
 
-  contents_of = SftRows.contents_of
-  if isinstance(e, SftFiles):
-    files, field = expanded(e.TRAIN_FILES), ''
-    source = SftFiles.train_input(e.replaced(LEAVE_OUT='')).source
-    rows = cast('type[SftRows]', fdl.get_callable(source))
-    vocab, contents_of = source.vocab_path, rows.contents_of
+  contents_of = None
+  examples = e.replaced(LEAVE_OUT='').example_input() if isinstance(e, Rows) else None
+  if examples is not None:
+    source = examples.source
+    files, field, vocab = expanded(source.files), '', source.vocab_path
+    contents_of = cast(Any, fdl.get_callable(source)).contents_of
   elif isinstance(e, DocumentFiles):
     files, field, vocab = expanded(e.TRAIN_SOURCES), e.TEXT_FIELD, e.tokenizer_path
   else:
@@ -338,20 +330,18 @@ def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
   import fiddle as fdl
 
   from paxlite.data.base import RowInput
+  from paxlite.data.example_rows import ExampleRows
   from paxlite.data.mixture import MixtureInput
   from paxlite.data.rows import TokenRows
-  from paxlite.data.sft import SftRows
   from paxlite.data.streams import StreamInput
-  from paxlite.experiments.datasets import SftFiles
+  from paxlite.experiments.rows import Rows
 
-  if isinstance(e, SftFiles):
-    # Fine-tuning asks for weights here, which the data do not need.
-    data = fdl.build(SftFiles.train_input(_tolerant(e)))
-  else:
-    data = fdl.build(_tolerant(e).train_input())
+  tolerant = _tolerant(e)
+  examples = tolerant.example_input() if isinstance(tolerant, Rows) else None
+  data = fdl.build(examples or tolerant.train_input())
   inputs = list(data.inputs) if isinstance(data, MixtureInput) else [data]
   for each in inputs:
-    rows = isinstance(each, RowInput) and isinstance(each.source, SftRows | TokenRows)
+    rows = isinstance(each, RowInput) and isinstance(each.source, ExampleRows | TokenRows)
     if not rows and not isinstance(each, StreamInput):
       raise UserError(
         f'{type(e).__name__} trains on {e.dataset}, and paxlite data cannot show such data'
@@ -372,21 +362,20 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
   import fiddle as fdl
 
   from paxlite.data import data_summary
-  from paxlite.data.sft import SftRows
-  from paxlite.experiments.datasets import SftFiles
+  from paxlite.data.example_rows import ExampleRows
   from paxlite.experiments.epochs import max_steps
 
   source = data.source
   print(f'Data      {printable(data.name)}')
-  if isinstance(source, SftRows):
+  if isinstance(source, ExampleRows):
     formats = (f'{keys} ({count:,})' for keys, count in source.formats.most_common())
     print(printable(f'Format    {"; ".join(formats)}'))
   for line in data_summary.report(data):
     print(printable(line))
   if e.NUM_EPOCHS is not None:
     print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {amount(max_steps(e, data), "step")}')
-  if isinstance(source, SftRows) and isinstance(e, SftFiles):
-    if source.num_skipped and e.TOO_LONG == 'error':
+  if isinstance(source, ExampleRows) and (too_long := e.values().get('TOO_LONG')):
+    if source.num_skipped and too_long == 'error':
       print(
         '          TOO_LONG=error: a run refuses these data; skip and truncate are other values'
       )
@@ -406,13 +395,13 @@ def _examples(
 
   from paxlite.data import data_summary
   from paxlite.data.base import RowInput
-  from paxlite.data.sft import SftRows
+  from paxlite.data.example_rows import ExampleRows
   from paxlite.data.tokenizer import open_tokenizer
 
   if not count:
     return
   most = max(_FEWEST_TOKENS, _MOST_TOKENS // count)
-  if isinstance(data, RowInput) and isinstance(data.source, SftRows):
+  if isinstance(data, RowInput) and isinstance(data.source, ExampleRows):
     for number in range(min(count, data.source.num_examples)):
       yield data_summary.example_text(data.source, number, color, most)
     return

@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -10,8 +11,8 @@ from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, parsed
-from paxlite.data.base import Input, Seekable, place
-from paxlite.data.device_batches import DeviceBatches
+from paxlite.data.base import Input, OnPolicyInput, Seekable, place
+from paxlite.data.device_batches import Batches, DeviceBatches
 from paxlite.data.fingerprints import (
   change,
   changes_of_evaluations,
@@ -20,7 +21,6 @@ from paxlite.data.fingerprints import (
   newly_left_out,
 )
 from paxlite.data.positions import merged
-from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
 from paxlite.parallel.partitioning import process_rows
 from paxlite.processes.agreement import compare
 from paxlite.processes.process_messages import gathered
@@ -62,14 +62,14 @@ class TrainData:
     self.skipped_batches = 0
     self.resumed_position: Json = None
     self._resumed: int | None = None
-    self._rollouts: RolloutBatches | None = None
+    self._rollouts: Any = None
 
   def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
     number, most = self.batch_of(step), self._max_segments
-    if isinstance(self.input, RolloutInput):
-      self._rollouts = RolloutBatches(self.input, sharding, number, most)
-      return self._rollouts
+    if isinstance(self.input, OnPolicyInput):
+      self._rollouts = self.input.device_batches(sharding, number, most)
+      return cast(Batches, self._rollouts)
     return DeviceBatches(self.input, sharding, number, most)
 
   def redrawn(self, step: int, sharding: NamedSharding) -> Mapping[str, np.ndarray] | None:
@@ -77,7 +77,7 @@ class TrainData:
 
     None where the data has a position, or is made by the model, so that it cannot be drawn twice.
     """
-    if isinstance(self.input, Seekable | RolloutInput):
+    if isinstance(self.input, Seekable | OnPolicyInput):
       return None
     rows = process_rows(sharding, self.input.batch_size)
     return next(iter(self.input.train_batches(self.batch_of(step - 1), rows)))
@@ -127,7 +127,8 @@ class TrainData:
     self._resumed = step
     self.resumed_position = metadata.get('position')
     self.skipped_batches = int(metadata.get('skipped_batches', 0))
-    restore(self.input, step, metadata)
+    if isinstance(self.input, OnPolicyInput) and metadata:
+      self.input.resume(step, metadata.get('rollouts'))
     if isinstance(self.input, Seekable) and step:
       if 'position' not in metadata:
         raise UserError(

@@ -13,7 +13,7 @@ from jax.stages import Compiled
 from paxlite.cli import live_line, user_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError, WrongBitsError, line_of
 from paxlite.core.json_text import JsonObject
-from paxlite.data.rollouts import Batches
+from paxlite.data.device_batches import Batches
 from paxlite.losses.metrics import Metrics
 from paxlite.processes import join, preemption
 from paxlite.tracking.summaries import Summaries

@@ -14,7 +14,6 @@ from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.registry import experiments, has_data
-from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, OTHER_TYPES, TEXT_DEFAULTS, Family
 from paxlite.weights.known_keys import check_counts, check_quantization
@@ -130,7 +129,7 @@ def hugging_face_entries(e: LanguageModel) -> list[Entry]:
     entries = family.entries(e)
   else:
     entries = decoder_entries(e, family.names, family.rotary, family.layers, family.attention)
-  if not isinstance(e, RewardModel):
+  if not e.gives_rewards:
     return entries
   return _with_reward(entries, e.MODEL_DIMS)
 
@@ -183,7 +182,7 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
   if found:
     return found
   same = type(plain)(**{name: getattr(e, name) for name in plain.values() if hasattr(e, name)})
-  model = e.language_model() if isinstance(e, RewardModel) else e.model()
+  model = e.language_model()
   if config_text(same.model()) != config_text(model):  # Fiddle's == takes seconds
     return [
       f'the layers of {type(e).__name__}: it changes them beyond what attributes say (its methods '
@@ -207,7 +206,7 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   }
   for key in family.keys:
     config |= key.write(e)
-  if isinstance(e, RewardModel):
+  if e.gives_rewards:
     # transformers reads the reward at the last token that is no padding
     labels = {'id2label': {'0': 'REWARD'}, 'label2id': {'REWARD': 0}}
     config |= {'architectures': [_classifier(kind, family)], **labels}

@@ -13,7 +13,6 @@ import numpy as np
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.reward_model import RewardModel
 from paxlite.weights.config_keys import Config
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.family_tables import FAMILIES
@@ -167,8 +166,8 @@ def architecture_of(e: LanguageModel) -> tuple[Architecture, JsonObject]:
   """
   kind = family_of(e)
   found = next((a for a in ARCHITECTURES if a.kind == kind), None)
-  if found is None or isinstance(e, RewardModel):
-    what = 'reward models' if isinstance(e, RewardModel) else f'the family {kind}'
+  if found is None or e.gives_rewards:
+    what = 'reward models' if e.gives_rewards else f'the family {kind}'
     known = ', '.join(a.kind for a in ARCHITECTURES)
     raise UserError(f'there is no export of {what} to GGUF: --to=hf writes it; GGUF has {known}')
   config = config_json(e, 'float32', None)

@@ -7,7 +7,7 @@ import pytest
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.chat_spans import learned
 from paxlite.data.conversations import conversation
-from paxlite.data.sft import answers_of
+from paxlite.finetuning.chats.sft import answers_of
 
 trl = pytest.importorskip('trl')
 FOLDER = pathlib.Path(trl.__file__).parent / 'chat_templates'

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite.losses.policy_loss import OLD, PolicyLoss
+from paxlite.finetuning.reinforcement.policy_loss import OLD, PolicyLoss
 
 torch = pytest.importorskip('torch')
 

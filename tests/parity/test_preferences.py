@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.data.labelled_answers import nearest_other
+from paxlite.finetuning.preferences.kto_loss import Kto
+from paxlite.finetuning.preferences.labelled_answers import nearest_other
+from paxlite.finetuning.preferences.preference_losses import ChosenLoss, Dpo, OddsRatio, SimPo
 from paxlite.layers.sown import SOWN
-from paxlite.losses.kto_loss import Kto
 from paxlite.losses.outputs import Outputs
-from paxlite.losses.preference_losses import ChosenLoss, Dpo, OddsRatio, SimPo
 from tests.parity.test_families import _their_gradients
 from tests.support.families import theirs
 from tests.support.imported import flat, loaded, run_import, unrolled
@@ -50,7 +50,7 @@ def answers():
 
 
 def packed(answers):
-  """Returns the batch that data/preferences.py would make of these pairs, two of them in a row."""
+  """Returns the batch that preference_rows.py would make of these pairs, two of them in a row."""
   rows = [[*answers[0], *answers[1]], answers[2]]
   keys = 'ids', 'labels', 'segment_ids', 'segment_pos', 'preferences'
   batch = {key: np.zeros((2, 40), np.int32) for key in keys}

@@ -9,10 +9,10 @@ PAXLITE = pathlib.Path(__file__).parents[2] / 'paxlite'
 
 # Modules that take values out of records, requests and settings of others.
 READERS = (
-  'data/conversations.py', 'data/labelled_answers.py', 'data/odd_records.py',
-  'data/preferences.py', 'data/sft.py', 'data/sft_formats.py', 'eval/inference.py',
-  'reinforcement/prompts.py', 'serving/bodies.py', 'serving/fields.py', 'tools/lm_eval.py',
-  'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
+  'data/conversations.py', 'finetuning/preferences/labelled_answers.py', 'data/odd_records.py',
+  'finetuning/preferences/preference_rows.py', 'finetuning/chats/sft.py', 'data/sft_formats.py',
+  'eval/inference.py', 'finetuning/reinforcement/prompts.py', 'serving/bodies.py',
+  'serving/fields.py', 'tools/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
 )  # fmt: skip
 # What has been read, or is only looked at: names that stand for it.
 ELSE = {

@@ -70,7 +70,7 @@ def test_what_could_run_code_is_in_one_place_or_none():
   # Python with a module of paxlite, and nothing else
   starters = {
     'ladder/trainings.py',
-    'reinforcement/user_processes.py',
+    'finetuning/reinforcement/user_processes.py',
   }
   assert importers('subprocess') == starters
   for path in starters:

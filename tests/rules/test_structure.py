@@ -32,12 +32,12 @@ ROOMS = [
   'tracking',
   'generation',
   'training',
-  'reinforcement',
   'experiments',
   'programs',
   'run_data',
   'local_checkpoints',
   'finetuning',
+  'experiments.finetuning',
   'generation.samples',
   'eval',
   'weights',
@@ -45,6 +45,7 @@ ROOMS = [
   'ladder',
   'serving',
   'main',
+  'finetuning.command',
   'proof',
   'tools',
   'contrib',
@@ -52,7 +53,7 @@ ROOMS = [
 ]
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
-  'generation.samples', 'ladder', 'tools', 'contrib',
+  'experiments.finetuning', 'generation.samples', 'ladder', 'tools', 'contrib',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow',

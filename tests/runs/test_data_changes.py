@@ -17,7 +17,6 @@ from paxlite.data.fingerprints import fingerprint
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
@@ -25,6 +24,7 @@ from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
 from paxlite.files.text_files import read_text
+from paxlite.finetuning.chats.sft import SftRows
 from paxlite.programs.first_start import as_begun, dated
 from paxlite.programs.run import Run
 from paxlite.programs.training import train

@@ -17,8 +17,8 @@ from paxlite.experiments.base import full_name
 from paxlite.experiments.finetuning import HuggingFaceLoRA
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import class_of, find
+from paxlite.finetuning import command as finetune
 from paxlite.programs.weights_model import build_experiment
-from paxlite.tools import finetune
 from tests.support import runs
 from tests.support.imported import run_import
 

@@ -9,11 +9,11 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.sft import SftRows, held_out, pack
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.decoding import decode
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.llama import LLaMA
+from paxlite.finetuning.chats.sft import SftRows, held_out, pack
 from paxlite.generation.samples import sampler_of
 from paxlite.programs.evaluation import evaluate
 from paxlite.programs.run import Run

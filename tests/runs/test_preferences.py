@@ -13,7 +13,6 @@ import pytest
 from paxlite.aot.commands import compile as compile_tool
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.reward_rows import RewardRows
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.finetuning import (
   HuggingFacePreferences,
@@ -22,9 +21,10 @@ from paxlite.experiments.finetuning import (
   Reward,
 )
 from paxlite.experiments.llama import LLaMA
+from paxlite.finetuning.preferences.reward_loss import BradleyTerry
+from paxlite.finetuning.preferences.reward_rows import RewardRows
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
-from paxlite.losses.reward_loss import BradleyTerry
 from paxlite.tools import export_weights, generate
 from tests.support import runs
 from tests.support.imported import loaded

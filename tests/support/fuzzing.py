@@ -36,12 +36,13 @@ from paxlite.checkpointing.source import find_source
 from paxlite.checkpointing.variables import stored_variables
 from paxlite.config.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
-from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, sft, streams
+from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, streams
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval import eval_tasks, inference
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find
+from paxlite.finetuning.chats import sft
 from paxlite.tools import import_weights
 from paxlite.weights.tensor_names import HUGGING_FACE
 

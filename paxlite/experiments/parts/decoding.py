@@ -50,6 +50,11 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks'):
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records of zero-shot tasks
 
   @property
+  def gives_rewards(self) -> bool:
+    """Whether the model gives a number for a text, and none for its next token."""
+    return False
+
+  @property
   def continues_text(self) -> bool:
     """Whether the trained model can continue text, because its layers keep keys and values."""
     return True

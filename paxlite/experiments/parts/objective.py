@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import fiddle as fdl
 from fiddle import selectors
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import Fraction, NotNegative, Run, Training
 from paxlite.config.attributes import StoredPath
 from paxlite.config.templates import config
@@ -16,7 +17,6 @@ from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
-from paxlite.training.reference import Reference
 
 
 class Objective(Optimization, subject='Losses'):
@@ -50,6 +50,10 @@ class Objective(Optimization, subject='Losses'):
     """Returns the config of the model that is trained."""
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
+  def language_model(self) -> fdl.Config:
+    """Returns the config of the language model that the model is made of."""
+    return self.model()
+
   def losses(self) -> dict[str, fdl.Config]:
     """Returns the configs of the losses, by the names of their metrics: see losses/loss.py."""
     smoothing = self.LABEL_SMOOTHING
@@ -76,7 +80,9 @@ class Objective(Optimization, subject='Losses'):
       del projection.rank
       fdl.update_callable(projection, Projection)
     is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
-    return config(Reference, model=model, is_base=bool(factors) and is_frozen)
+    return config(
+      extensions.hook('reference model'), model=model, is_base=bool(factors) and is_frozen
+    )
 
   @property
   def warnings(self) -> list[str]:

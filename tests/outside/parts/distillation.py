@@ -6,8 +6,8 @@ import jax
 
 from paxlite.config.templates import config
 from paxlite.experiments.demo import TinyGPT
+from paxlite.finetuning.reference import Reference
 from paxlite.losses.loss import Loss
-from paxlite.training.reference import Reference
 
 
 @dataclasses.dataclass(frozen=True)

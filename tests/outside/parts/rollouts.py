@@ -6,8 +6,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from paxlite.config.templates import config
-from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.demo import TinyGPT
+from paxlite.finetuning.reinforcement.rollouts import RolloutInput
 
 
 class EvenRows(RolloutInput):

@@ -9,8 +9,8 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import data_summary, packaged
 from paxlite.data.base import RowInput
-from paxlite.data.sft import SftRows
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning.chats.sft import SftRows
 from paxlite.tools import data as tool
 from paxlite.tools import tokenize
 

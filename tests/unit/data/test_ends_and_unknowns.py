@@ -15,11 +15,11 @@ from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows, split_texts
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
+from paxlite.finetuning.chats.sft import SftRows
 from paxlite.tools import tokenize
 
 tokenizers = pytest.importorskip('tokenizers')

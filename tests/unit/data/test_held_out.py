@@ -15,11 +15,11 @@ from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import change, changes_of_evaluations, identity
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.held_out import held_out, is_held_out
-from paxlite.data.preferences import PreferenceRows
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning.chats.sft import SftRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 from paxlite.tools import tokenize
 
 EVERY = 4

@@ -20,7 +20,6 @@ from paxlite.data.documents import DocumentSource
 from paxlite.data.mixture import mixture_of
 from paxlite.data.records import open_records
 from paxlite.data.rows import TokenRows
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows, split_blocks, split_texts
@@ -29,6 +28,7 @@ from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.files.json_files import read_json_lines
 from paxlite.files.text_files import expanded, read_text
+from paxlite.finetuning.chats.sft import SftRows
 from paxlite.parallel.mesh import make_mesh
 
 ALL = slice(None)

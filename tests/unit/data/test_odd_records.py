@@ -7,6 +7,7 @@ import pytest
 
 from paxlite.data import odd_records, packaged
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning.chats.sft import SftRows
 from paxlite.tools import data
 
 
@@ -30,7 +31,7 @@ def chat(*contents: str) -> dict:
   ],
 )
 def test_an_odd_record_is_counted(record, kind):
-  found = odd_records.Oddities(open_tokenizer(packaged.VOCAB))
+  found = odd_records.Oddities(open_tokenizer(packaged.VOCAB), contents_of=SftRows.contents_of)
   found.look_at('a.jsonl:1', chat('Hi', 'Hello'))
   assert found.lines() == []
   found.look_at('a.jsonl:2', record)
@@ -42,7 +43,7 @@ def test_a_tool_call_is_an_answer():
   call = {'type': 'function', 'function': {'name': 'f', 'arguments': {}}}
   record = chat('Hi', '')
   record['messages'][1]['tool_calls'] = [call]
-  found = odd_records.Oddities(None)
+  found = odd_records.Oddities(None, contents_of=SftRows.contents_of)
   found.look_at('a.jsonl:1', record)
   assert found.lines() == []
 

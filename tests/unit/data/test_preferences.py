@@ -8,11 +8,11 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.data import data_summary, packaged
-from paxlite.data.labelled_answers import LabelledRows, nearest_other
-from paxlite.data.preferences import PreferenceRows, pair_of
-from paxlite.data.reward_rows import RewardRows
 from paxlite.data.sft_formats import Pair
-from paxlite.experiments.preference_datasets import PreferenceFiles
+from paxlite.finetuning.preferences.datasets import PreferenceFiles
+from paxlite.finetuning.preferences.labelled_answers import LabelledRows, nearest_other
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows, pair_of
+from paxlite.finetuning.preferences.reward_rows import RewardRows
 
 TEMPLATE = (
   '{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}'

@@ -18,9 +18,9 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged, parquet_bounds, record_files
 from paxlite.data.documents import DocumentSource
 from paxlite.data.records import open_records, read_records
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.experiments.datasets import SftFiles
+from paxlite.finetuning.chats.sft import SftRows
 
 RECORDS = [{'inputs': f'a, "{i}"\n\nß;', 'targets': f' {i}\t.'} for i in range(3)]
 PRETTY = [json.dumps(r, indent=2, ensure_ascii=False) for r in RECORDS]

@@ -8,12 +8,12 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.labelled_answers import LabelledRows
-from paxlite.data.preferences import PreferenceRows
-from paxlite.data.sft import AnswerRows, SftRows
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.reinforcement.prompts import Prompts
+from paxlite.finetuning.chats.sft import AnswerRows, SftRows
+from paxlite.finetuning.preferences.labelled_answers import LabelledRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows
+from paxlite.finetuning.reinforcement.prompts import Prompts
 from paxlite.tools import data
 
 TEMPLATE = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}'

@@ -9,11 +9,11 @@ import pytest
 from paxlite.aot.analysis import abstract_batch
 from paxlite.config.templates import config
 from paxlite.core.errors import TrainingError, UserError
-from paxlite.data.rollouts import RolloutInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.epochs import max_steps
 from paxlite.files.json_files import read_object
+from paxlite.finetuning.reinforcement.rollouts import RolloutInput
 from paxlite.programs.run import Run
 from paxlite.training.callbacks import Callback
 from tests.support import runs

@@ -12,10 +12,10 @@ from paxlite.core.fields import Fields
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat, check_says_messages
 from paxlite.data.conversations import Conversation
-from paxlite.data.preferences import PreferenceRows
-from paxlite.data.sft import AnswerRows, SftRows
 from paxlite.data.sft_formats import FORMATS, Pair, check_unread, format_of
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning.chats.sft import AnswerRows, SftRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 
 pytest.importorskip('jinja2')
 

@@ -13,13 +13,13 @@ from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.chat_spans import learned
 from paxlite.data.conversations import conversation
-from paxlite.data.sft import SftRows, held_out
 from paxlite.data.sft_formats import format_of, identity
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.experiments import finetuning
 from paxlite.experiments.llama import SmolLM135M
 from paxlite.files.text_files import read_text
+from paxlite.finetuning.chats.sft import SftRows, held_out
 from paxlite.weights.families import config_json
 from paxlite.weights.folder import copy_tokenizer
 

@@ -9,11 +9,11 @@ from flax.linen import meta
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.compatibility import differences, function_lines
-from paxlite.experiments.distillation import Distillation
 from paxlite.experiments.finetuning import HuggingFacePreferences
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.reward_model import RewardModel
+from paxlite.finetuning.distillation.experiment import Distillation
+from paxlite.finetuning.preferences.reward_model import RewardModel
 from paxlite.layers.multi_token_prediction import following
 
 V, T = 61, 12

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers.language_model import LogitFactors
-from paxlite.losses.distillation_losses import (
+from paxlite.finetuning.distillation.distillation_losses import (
   TEACHER_IDS,
   TEACHER_LOG_PROBS,
   Distillation,
@@ -15,6 +14,7 @@ from paxlite.losses.distillation_losses import (
   most_likely,
   of_tokens,
 )
+from paxlite.layers.language_model import LogitFactors
 
 B, T, D, V = 2, 6, 5, 11
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.losses.preference_losses import ChosenLoss, SimPo, of_pairs
+from paxlite.finetuning.preferences.preference_losses import ChosenLoss, SimPo, of_pairs
 
 
 class Answers:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paxlite.reinforcement.advantages import advantages
+from paxlite.finetuning.reinforcement.advantages import advantages
 
 
 @pytest.mark.parametrize('scale', ['group', 'batch', 'none'])

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.reinforcement.user_processes import Call, UserProcesses
+from paxlite.finetuning.reinforcement.user_processes import Call, UserProcesses
 from tests.support import runs
 
 PATH = 'tests.unit.reinforcement.my_rewards'
@@ -82,7 +82,7 @@ def test_what_a_reward_has_started_ends_with_it(processes, tmp_path, how):
 
 
 _RUN = """
-from paxlite.reinforcement.user_processes import Call, UserProcesses
+from paxlite.finetuning.reinforcement.user_processes import Call, UserProcesses
 processes = UserProcesses({count}, {seconds})
 {act}
 """

@@ -13,11 +13,11 @@ from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import change, identity, newly_left_out
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.places import Place
-from paxlite.data.preferences import PreferenceRows
-from paxlite.data.sft import SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
+from paxlite.finetuning.chats.sft import SftRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 from paxlite.run_data.left_out import read, without
 from paxlite.run_data.origins import ORIGIN, Field, place_of, traced
 from tests.unit.run_data.test_origins import made, write

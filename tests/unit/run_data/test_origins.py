@@ -11,15 +11,15 @@ from paxlite.data.documents import DocumentSource
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
-from paxlite.data.preferences import PreferenceRows
 from paxlite.data.records import read_records
-from paxlite.data.sft import AnswerRows, SftRows
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import read_text
+from paxlite.finetuning.chats.sft import AnswerRows, SftRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 from paxlite.run_data.origins import (
   ORIGIN,
   Field,

@@ -5,9 +5,9 @@ import types
 import pytest
 
 from paxlite.config.generation import Sampling
+from paxlite.finetuning.reinforcement.actor import Actor
 from paxlite.generation.job import Job
 from paxlite.generation.request import Request
-from paxlite.reinforcement.actor import Actor
 from paxlite.serving.bodies import Asked, Bodies, Limits, _sampling
 from paxlite.serving.fields import Fields
 from paxlite.serving.replies import ChatReply, Reply

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning on prompts and answers, and on chats."""

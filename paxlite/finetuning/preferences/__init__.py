@@ -1,0 +1,1 @@
+"""Training on preferences: pairs of answers, labelled ones, and reward models."""

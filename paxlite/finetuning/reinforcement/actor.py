@@ -1,0 +1,132 @@
+"""The model that answers prompts, in one turn or in several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from paxlite.config.generation import Sampling
+from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.finetuning.reinforcement.episode import Episode
+from paxlite.finetuning.reinforcement.judges import Judges
+from paxlite.finetuning.reinforcement.prompts import Prompt
+from paxlite.generation.engine import Engine
+from paxlite.generation.request import Answer, Request
+from paxlite.layers.language_model import TransformerLm
+from paxlite.parallel import partitioning
+
+_MOST_ROWS = 128  # that are generated at a time
+
+
+class Actor:
+  """Plays episodes.
+
+  Args:
+    encoding: Turns texts and conversations to ids, and says which tokens end an answer.
+    model: The model that is trained.
+    mesh, rules, max_length, sampling: See Engine.
+    rows: The number of episodes that are played at a time.
+    room: The most tokens of an episode.
+    max_tokens: The most new tokens of an answer.
+    max_turns: The most answers of an episode.
+  """
+
+  def __init__(
+    self,
+    encoding: TextEncoding,
+    model: TransformerLm,
+    mesh: Mesh,
+    rules: partitioning.Rules,
+    max_length: int,
+    sampling: Sampling,
+    rows: int,
+    room: int,
+    max_tokens: int,
+    max_turns: int = 1,
+  ):
+    tokenizer = encoding.tokenizer
+    self.engine = Engine(
+      model,
+      None,
+      max_length,
+      sampling,
+      ends=encoding.chat_eos_ids,
+      is_token=tokenizer.is_token,
+      tokenizer=tokenizer,
+      mesh=mesh,
+      rules=rules,
+      most_rows=min(rows, _MOST_ROWS),
+    )
+    self._encoding, self._max_tokens, self._max_turns = encoding, max_tokens, max_turns
+    self._room = min(room, max_length)
+
+  def play(
+    self, params: PyTree, prompts: Sequence[Prompt], judges: Judges, seed: int, first: int = 0
+  ) -> list[Episode]:
+    """Returns an episode for each prompt.
+
+    Args:
+      params: The parameters, which the engine forgets afterwards: the next step overwrites them.
+      prompts: The prompts.
+      judges: What replies.
+      seed: Of what is drawn.
+      first: The number of the first episode among those of this seed.
+    """
+    found = [Episode.of(prompt) for prompt in prompts]
+    self.engine.params = params
+    try:
+      for turn in range(self._max_turns):
+        open_ = [i for i, episode in enumerate(found) if not episode.is_over]
+        if not open_:
+          break
+        samples = [(first + i) * self._max_turns + turn for i in open_]
+        asked = [self.request(found[i], seed, k) for i, k in zip(open_, samples, strict=True)]
+        for i, answer in zip(open_, self.engine.generate(asked), strict=True):
+          self._said(found[i], answer)
+        if turn + 1 < self._max_turns:
+          self._replied([found[i] for i in open_ if not found[i].is_over], judges)
+    finally:
+      self.engine.params = None
+    return found
+
+  def request(self, episode: Episode, seed: int, sample: int) -> Request:
+    """Returns what the engine is asked for the next answer of an episode."""
+    room = min(self._max_tokens, self._room - len(episode.ids))
+    return Request(episode.ids, room, self.engine.sampling, seed, sample, ends=self.engine.ends)
+
+  def _said(self, episode: Episode, answer: Answer) -> None:
+    """Appends an answer with the token that ended it, which is learned too."""
+    ids = [*answer.ids]
+    if answer.finish == 'stop' and answer.end is not None:
+      ids.append(answer.end)
+    episode.append(ids, True, {'role': 'assistant', 'content': answer.spelled})
+    episode.is_cut = answer.finish == 'length'
+    full = len(episode.ids) >= self._room
+    episode.is_over = episode.is_cut or full or self._max_turns <= 1
+
+  def _replied(self, episodes: Sequence[Episode], judges: Judges) -> None:
+    """Appends what the environment replies, or ends episodes."""
+    for episode, message in zip(episodes, judges.replies(episodes), strict=True):
+      new = [] if message is None else self._after(episode, message)
+      if message is None or len(episode.ids) + len(new) >= self._room - 1:
+        episode.is_over = True
+      else:
+        episode.append(new, False, message)
+
+  def _after(self, episode: Episode, message: Mapping[str, Any]) -> list[int]:
+    """Returns the ids between the end of an answer and the beginning of the next one."""
+    before = [*episode.prompt.messages, *episode.messages]
+    whole = self._encoding.chat_text([*before, message], True)
+    start = self._encoding.chat_text(before, False)
+    # the answer has the token that ended it already, and not what the template puts behind that
+    end = self._encoding.tokenizer.decode_marked(episode.ids[-1:])
+    if end in start:
+      start = start[: start.rfind(end) + len(end)]
+    if not whole.startswith(start):
+      raise UserError(
+        'the chat template changes earlier messages when another one follows, so that a '
+        'conversation cannot go on token by token: choose another CHAT_TEMPLATE'
+      )
+    return self._encoding.marked(whole[len(start) :])

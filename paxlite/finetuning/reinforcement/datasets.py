@@ -1,0 +1,155 @@
+"""Prompts whose answers the model generates: `class Mine(PromptFiles, Policy, SmolLM135M)`."""
+
+import fiddle as fdl
+
+from paxlite.config.generation import Sampling
+from paxlite.config.templates import config
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.data.text import Split
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning.chats.datasets import SftFiles
+from paxlite.finetuning.reinforcement.actor import Actor
+from paxlite.finetuning.reinforcement.attributes import Policy
+from paxlite.finetuning.reinforcement.judges import Judges
+from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
+from paxlite.finetuning.reinforcement.policy_rollouts import PolicyRollouts
+from paxlite.finetuning.reinforcement.prompts import Prompts
+from paxlite.parallel import mesh
+
+
+class PromptFiles(SftFiles, Policy):
+  """Prompts in TRAIN_FILES: JSON lines with "prompt" or "messages" (see prompts.py)."""
+
+  PACKED_INPUT = False
+
+  @property
+  def dataset(self) -> str:
+    return 'prompts with rewards'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.PACKED_INPUT:
+      raise UserError('PACKED_INPUT=True: an episode is a row; leave PACKED_INPUT as it is')
+    for name, value in self.generating_values.items():
+      if getattr(self, name) != value:
+        raise UserError(
+          f'{name}={getattr(self, name)}: an answer would depend on others beside it, and training '
+          f'would see other numbers: {name}={value}'
+        )
+    self._check_updates()
+    if self.EVAL_FILES or self.EVAL_FRACTION:
+      raise UserError(
+        'EVAL_FILES and EVAL_FRACTION: rollouts are for training, and each step tells its rewards; '
+        'paxlite zero-shot evaluates a checkpoint on a task'
+      )
+
+  def _check_updates(self) -> None:
+    """Raises UserError if a ratio would compare other numbers than those of two updates."""
+    plain: dict[str, object] = {'DROPOUT_PROB': 0.0, 'EMBEDDING_DROPOUT_PROB': 0.0}
+    plain |= {'USE_FP8': False, 'USE_TE': 'off', 'USE_INT8': 'off'}
+    for name, value in plain.items():
+      found = getattr(self, name, value)
+      if self.steps_per_rollout > 1 and found != value:
+        raise UserError(
+          f'{name}={found}: with several updates of an answer, the ratio of its probabilities '
+          f'would compare other numbers than those of two updates: {name}={value}'
+        )
+
+  @property
+  def prompts(self) -> fdl.Config:
+    return self._source(self.TRAIN_FILES, 'all')
+
+  def train_input(self) -> fdl.Config:
+    if not self.REWARDS and not self.ENVIRONMENT:
+      example = shell.flag('REWARDS', ['my_rewards.correct'])
+      raise UserError(f'{example} is missing: what an answer is worth; or an ENVIRONMENT')
+    # a command that only loads the model has other batches and lengths
+    if self.batch_size % self.GROUP_SIZE:
+      raise UserError(
+        f'a batch of {self.batch_size} answers is not divisible by GROUP_SIZE={self.GROUP_SIZE}: '
+        'change it, or PERCORE_BATCH_SIZE'
+      )
+    if self.MAX_NEW_TOKENS >= self.MAX_SEQ_LEN:
+      raise UserError(
+        f'MAX_NEW_TOKENS={self.MAX_NEW_TOKENS} leaves no room for a prompt in MAX_SEQ_LEN='
+        f'{self.MAX_SEQ_LEN}'
+      )
+    return super().train_input()
+
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
+    return config(
+      Prompts,
+      files=list(files),
+      encoding=self._encoding,
+      most_tokens=self.MAX_SEQ_LEN - self.MAX_NEW_TOKENS,
+      skip_unreadable=self.SKIP_UNREADABLE,
+    )
+
+  @property
+  def _encoding(self) -> fdl.Config:
+    return config(
+      TextEncoding,
+      tokenizer=config(open_tokenizer, path=self.VOCAB_PATH or self._restored_tokenizer),
+      vocab_size=self.VOCAB_SIZE,
+      start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
+      chat_template=self.CHAT_TEMPLATE,
+      date=self.CHAT_DATE,
+      thinking=self.CHAT_THINKING,
+    )
+
+  def input(self, source: fdl.Config) -> fdl.Config:
+    judges = config(
+      Judges,
+      rewards=list(self.REWARDS),
+      weights=list(self.REWARD_WEIGHTS) or [1.0] * len(self.REWARDS),
+      environment=self.ENVIRONMENT,
+      seconds=self.REWARD_TIMEOUT,
+    )
+    model = self.plain.build_task().model
+    devices = config(
+      mesh.make_mesh,
+      ici=list(self.ICI_MESH_SHAPE),
+      dcn=list(self.DCN_MESH_SHAPE),
+      axes=list(self.MESH_AXES),
+    )
+    actor = config(
+      Actor,
+      encoding=source.encoding,
+      model=model,
+      mesh=devices,
+      rules=self.rules,
+      max_length=self.num_positions,
+      sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
+      rows=self.batch_size * self.BATCHES_PER_ROLLOUT,
+      room=self.MAX_SEQ_LEN + 1,
+      max_tokens=self.MAX_NEW_TOKENS,
+      max_turns=self.MAX_TURNS,
+    )
+    log_probs = config(
+      LabelLogProbs,
+      model=model,
+      mesh=devices,
+      rules=self.rules,
+      temperature=self.ROLLOUT_TEMPERATURE,
+      rows=self.batch_size // self.NUM_MICROBATCHES,
+    )
+    return config(
+      PolicyRollouts,
+      prompts=source,
+      actor=actor,
+      judges=judges,
+      groups=self.batch_size // self.GROUP_SIZE,
+      group_size=self.GROUP_SIZE,
+      seq_len=self.MAX_SEQ_LEN,
+      seed=self.SEED,
+      scale=self.ADVANTAGE_SCALE,
+      max_token_id=self.VOCAB_SIZE - 1,
+      batches=self.BATCHES_PER_ROLLOUT,
+      updates=self.UPDATES_PER_BATCH,
+      rounds=self.DYNAMIC_SAMPLING_ROUNDS,
+      log_probs=log_probs if self.steps_per_rollout > 1 else None,
+      kept_episodes=self.KEPT_EPISODES,
+    )

@@ -1,0 +1,33 @@
+"""What a model acts in: what answers it, and what its episodes are worth.
+
+A reward is a function of (record, answer) that returns a number. An environment is a class with two
+methods, for episodes of several turns. Both are named by dotted paths, and run in processes of
+their own (user_processes.py). They know the record of a prompt and what was said, and
+nothing else: so an episode can be repeated.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Record = Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]  # with a role and a content each
+
+
+class Environment(Protocol):
+  """Answers a model, and says what its episode is worth."""
+
+  def reply(self, record: Record, messages: Messages) -> str | Mapping[str, Any] | None:
+    """Returns what follows the model's last message.
+
+    Args:
+      record: The record of the prompt.
+      messages: The conversation so far, which ends with a message of the assistant.
+
+    Returns:
+      A text of the user, or a message with a role, as of a tool; None: the episode has ended.
+    """
+    ...
+
+  def reward(self, record: Record, messages: Messages) -> float:
+    """Returns the reward of a whole episode, a finite number."""
+    ...

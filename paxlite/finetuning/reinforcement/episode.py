@@ -1,0 +1,41 @@
+"""An episode: a prompt, and the answers of a model with what was replied to them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from paxlite.finetuning.reinforcement.prompts import Prompt
+
+
+@dataclasses.dataclass
+class Episode:
+  """One prompt and what followed.
+
+  Attributes:
+    prompt: The prompt.
+    ids: All tokens.
+    is_own: Whether the model wrote each token.
+    messages: What was said after the prompt.
+    is_over: Whether the episode has ended.
+    is_cut: Whether an answer was as long as it may be.
+    rewards: What each reward gave it, by its name; set when it was judged.
+  """
+
+  prompt: Prompt
+  ids: list[int]
+  is_own: list[bool]
+  messages: list[Mapping[str, Any]]
+  is_over: bool = False
+  is_cut: bool = False
+  rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def of(cls, prompt: Prompt) -> Self:
+    """Returns an episode in which nothing was answered yet."""
+    return cls(prompt, [*prompt.ids], [False] * len(prompt.ids), [])
+
+  def append(self, ids: list[int], is_own: bool, message: Mapping[str, Any]) -> None:
+    """Appends what was said, and its tokens."""
+    self.ids += ids
+    self.is_own += [is_own] * len(ids)
+    self.messages.append(message)

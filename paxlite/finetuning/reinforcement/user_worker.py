@@ -1,0 +1,60 @@
+"""Calls a user's functions in a process of its own.
+
+It reads a JSON line {"path": …, "method": … or null, "arguments": […]} after another from its
+input, and answers each with {"result": …} or {"error": …}. Without arguments, a function is found
+and not called. What the functions print goes to the
+standard error, because answers are written where the standard output was.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from paxlite.cli.user_modules import import_named
+from paxlite.core.child_processes import end_group_with_parent
+from paxlite.core.json_text import parsed
+
+
+def main() -> None:
+  end_group_with_parent()  # also while a function of the user goes on
+  answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
+  os.dup2(2, 1)
+  known: dict[str, Any] = {}
+  for line in sys.stdin:
+    call = parsed(line)
+    try:
+      function = _function(known, call['path'], call['method'])
+      given = call['arguments']
+      text = json.dumps({'result': None if given is None else function(*given)}, default=float)
+    except BaseException as e:
+      if isinstance(e, KeyboardInterrupt):
+        return
+      text = json.dumps({'error': f'{type(e).__name__}: {e}{_place(e)}'})
+    answers.write(text + '\n')
+    answers.flush()
+
+
+def _place(error: BaseException) -> str:
+  """Returns the file and line of the user's code where an error comes from; '' if of none."""
+  others = str(pathlib.Path(__file__).parents[1]), os.path.dirname(importlib.__file__), '<frozen'
+  own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+  return f' ({os.path.basename(own[-1].filename)}:{own[-1].lineno})' if own else ''
+
+
+def _function(known: dict[str, Any], path: str, method: str | None) -> Callable[..., Any]:
+  """Returns a function, or a method of an object of a class, by its dotted path."""
+  if path not in known:
+    module, _, name = path.rpartition('.')
+    found = getattr(import_named(module), name)
+    known[path] = found() if isinstance(found, type) else found
+  function: Callable[..., Any] = known[path] if method is None else getattr(known[path], method)
+  return function
+
+
+if __name__ == '__main__':
+  main()
