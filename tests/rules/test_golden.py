@@ -28,6 +28,7 @@ from paxlite.experiments.rows import Rows
 from paxlite.tools import attributes
 from paxlite.tools import experiments as tools
 from paxlite.tools.commands import commands, groups
+from paxlite.weights.family_tables import FAMILIES
 from tests.support import config_changes, runs
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
@@ -46,7 +47,9 @@ def parent(cls: type[Experiment]) -> type[Experiment]:
   models = [c for c in cls.__mro__[1:] if issubclass(c, LanguageModel)]
   sizes = lambda c: set(c.__mro__) - set(LanguageModel.__mro__)
   of_sizes = (c for c in models if any('MODEL_DIMS' in vars(b) for b in sizes(c)))
-  families = (c for c in models if '.parts.' not in c.__module__ and not issubclass(c, Rows))
+  is_part = lambda c: '.parts.' in c.__module__ or c._is_published < cls._is_published
+  families = (c for c in models if not is_part(c) and not issubclass(c, Rows))
+  families = itertools.chain(families, [LanguageModel])
   return next(itertools.chain(of_sizes, families))
 
 
@@ -162,7 +165,8 @@ def is_source(value: object) -> bool:
 
 def attributes_text() -> str:
   sources = filter(is_source, vars(datasets).values())
-  rows = attributes.describe([*experiments().values(), *sources])
+  published = (family.experiment for family in FAMILIES.values())  # some have no sizes
+  rows = attributes.describe([*experiments().values(), *published, *sources])
   return '[\n' + ',\n'.join(json.dumps(row, ensure_ascii=False) for row in rows) + '\n]\n'
 
 
