@@ -266,7 +266,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
   return cls(**needed | values | _files_of(cls, files))
 
 
-def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
+def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> 'type[Rows]':
   """Returns the dataset that reads files of this kind, by the first record that has a format."""
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, raw_records
@@ -285,7 +285,7 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   raise UserError(refused.messages[0] if refused.count else f'{first} holds no record')
 
 
-def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> type:
+def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> 'type[Rows]':
   from paxlite.data.records import parsed
   from paxlite.experiments import datasets
 

@@ -6,17 +6,7 @@ no PACKAGE: its line is out of the table of extensions, and its folder cannot be
 
 import sys
 
-from paxlite import extensions, main
-from paxlite.experiments.datasets import EmbeddedText
-from paxlite.experiments.demo import TinyGPT
-
-
-class TinyText(EmbeddedText, TinyGPT):
-  """TinyGPT on the embedded text, evaluated on two batches of it."""
-
-  VOCAB_SIZE = 8192
-  NUM_LAYERS = 1
-  MAX_EVAL_BATCHES = 2
+from paxlite import extensions
 
 
 class Absent:
@@ -34,10 +24,25 @@ class Absent:
       raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 
 
-if __name__ == '__main__':
+if __name__ == '__main__':  # before the extensions are read, as experiments are imported
   absent, folder = sys.argv[1:]
   sys.meta_path.insert(0, Absent(absent))
   extensions.BUILT_IN[:] = [n for n in extensions.BUILT_IN if f'paxlite.{n}' != absent]
+
+from paxlite import main  # noqa: E402
+from paxlite.experiments.datasets import EmbeddedText  # noqa: E402
+from paxlite.experiments.demo import TinyGPT  # noqa: E402
+
+
+class TinyText(EmbeddedText, TinyGPT):
+  """TinyGPT on the embedded text, evaluated on two batches of it."""
+
+  VOCAB_SIZE = 8192
+  NUM_LAYERS = 1
+  MAX_EVAL_BATCHES = 2
+
+
+if __name__ == '__main__':
   flags = f'--job_log_dir={folder}', f'--fdl_config={__spec__.name}.TinyText'
   for more in ('--fdl.MAX_STEPS=2',), ('--fdl.MAX_STEPS=3',), ('--fdl.MAX_STEPS=3', '--mode=eval'):
     if code := main.main(['main', *flags, *more]):
