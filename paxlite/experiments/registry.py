@@ -87,14 +87,14 @@ def _modules_of(name: str) -> list[ModuleType]:
 
 
 class Absent(UserError):
-  """A family is needed by another one, and is not installed."""
+  """A family or a leaf is needed by a module of experiments, and is not installed."""
 
 
 def imported(module: str) -> ModuleType:
   try:
     return importlib.import_module(module)
   except ModuleNotFoundError as e:
-    if not (e.name or '').startswith(_PACKAGES):
+    if not (e.name or '').startswith('paxlite.'):
       raise
     raise Absent(f'{module} needs {e.name}, which is not installed') from None
 
@@ -242,6 +242,8 @@ def _attribute(dotted: str, flag: str) -> object:
         hint = 'It may be gone from paxlite: the version that began a run continues it.'
       hint = hidden(module_name) or hint
       raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None
+    if (e.name or '').startswith('paxlite.'):
+      raise UserError(f'{flag}={dotted} needs {e.name}, which is not installed') from None
     raise  # the module exists, but one of its own imports is missing
   if not hasattr(module, attribute):
     meant = did_you_mean(attribute, dir(module), cutoff=0.7)

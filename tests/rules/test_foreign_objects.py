@@ -12,7 +12,8 @@ READERS = (
   'data/conversations.py', 'finetuning/preferences/labelled_answers.py', 'data/odd_records.py',
   'finetuning/preferences/preference_rows.py', 'finetuning/chats/sft.py', 'data/sft_formats.py',
   'eval/inference.py', 'finetuning/reinforcement/prompts.py', 'serving/bodies.py',
-  'serving/fields.py', 'tools/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
+  'serving/fields.py', 'tools/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py',
+  'weights/packed_int4.py',
 )  # fmt: skip
 # What has been read, or is only looked at: names that stand for it.
 ELSE = {

@@ -5,10 +5,17 @@ import pathlib
 import pytest
 
 from paxlite import extensions
+from tests.rules.test_structure import MODULES, imports
 from tests.support import runs
 
 PACKAGE = runs.ROOT / 'paxlite'
 LEAVES = [f'paxlite.{name}' for name in extensions.BUILT_IN]
+
+# Modules of leaves that are not yet in a folder.
+NOT_YET = (
+  'paxlite.programs.foresight', 'paxlite.programs.measured_step', 'paxlite.tools.convert_te',
+  'paxlite.tools.report_page',
+)  # fmt: skip
 
 
 def families() -> list[str]:
@@ -21,6 +28,22 @@ def results(folder: pathlib.Path) -> list:
   """Returns the losses of all steps, and those of the evaluations."""
   evaluated = [r['avg_xent'] for r in runs.records(folder, 'eval_metrics.jsonl')]
   return [*runs.losses(folder).values(), *evaluated]
+
+
+def test_the_core_imports_no_leaf():
+  """A command of a leaf, in tools or eval, is of the leaf; so are folders of experiments."""
+  commands = {command.module for e in extensions.found() for command in e.commands}
+  of_leaf = lambda module: f'{module}.'.startswith(tuple(f'{leaf}.' for leaf in LEAVES))
+  of_family = lambda module: f'{module}.'.startswith(tuple(f'{f}.' for f in families()))
+  wrong = {
+    f'{name} imports {module}'
+    for name, path in MODULES.items()
+    if not of_leaf(name) and not of_family(name) and name not in commands
+    if not name.startswith(NOT_YET)
+    for module, _ in imports(path)
+    if of_leaf(module)
+  }
+  assert wrong == set()
 
 
 @pytest.fixture(scope='module')
