@@ -346,11 +346,9 @@ def _dataset_of(source: str) -> tuple[type[Rows], dict[str, object]]:
 
 def __getattr__(name: str) -> Any:
   """Returns a dataset that is a hook of an extension, such as SftFiles."""
-  why = ''
-  if not name.startswith('_'):
+  if missing := extensions.missing(name):
     try:
-      if isinstance(found := extensions.hook(name), type):
-        return found
-    except UserError as e:
-      why = f': {e}'
-  raise AttributeError(f'module {__name__} has no attribute {name!r}{why}')
+      return extensions.hook(name)
+    except UserError:
+      raise ImportError(missing) from None
+  raise AttributeError(f'module {__name__} has no attribute {name!r}')

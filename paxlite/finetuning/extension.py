@@ -18,8 +18,8 @@ EXTENSION = Extension(
     'paxlite.finetuning.reinforcement.rollouts:callbacks',
   ),
   hooks={
-    'examples': 'paxlite.finetuning.datasets:dataset_of',
-    'reference model': 'paxlite.finetuning.reference:Reference',
+    'data of examples': 'paxlite.finetuning.datasets:dataset_of',
+    'a reference model': 'paxlite.finetuning.reference:Reference',
     'SftFiles': 'paxlite.finetuning.chats.datasets:SftFiles',
   },
   inputs=('paxlite.finetuning.reference_values:fill',),

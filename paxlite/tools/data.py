@@ -292,7 +292,7 @@ def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> 
   record = parsed(raw, place)
   if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
-  dataset_of = extensions.hook('examples')
+  dataset_of = extensions.hook('data of examples')
   with located(place):
     found: type[Rows] = dataset_of(Fields(record))
   return found

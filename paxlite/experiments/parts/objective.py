@@ -81,7 +81,7 @@ class Objective(Optimization, subject='Losses'):
       fdl.update_callable(projection, Projection)
     is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
     return config(
-      extensions.hook('reference model'), model=model, is_base=bool(factors) and is_frozen
+      extensions.hook('a reference model'), model=model, is_base=bool(factors) and is_frozen
     )
 
   @property
