@@ -68,7 +68,7 @@ def test_a_run_of_before_continues_and_one_that_used_what_is_gone_does_not(tmp_p
   with pytest.raises(UserError, match=r"QUERY_GROWTH 0\.1 → 'unset'"):
     refuse_other_experiment(TinyGPT(), tmp_path)
   refuse_other_experiment(TinyGPT(QUERY_GROWTH=0.1), tmp_path)
-  with pytest.raises(UserError, match=r'TinyGPT has no --fdl\.USE_OUTPUT_GATE=True any more'):
+  with pytest.raises(UserError, match=r'TinyGPT has no USE_OUTPUT_GATE=True any more'):
     stated_values(TinyGPT, before(USE_OUTPUT_GATE=True)['values'])
 
 
