@@ -152,7 +152,7 @@ def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
     (['--target=h100x12'], 'hosts have 8 GPUs'),
     (['--target=z100x8'], 'write v5e-256, 2xv5e-256'),
     (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'asks for 2 devices and 1 is present'),
-    (['--target=h100x8', '--fdl.DETERMINISTIC=True', '--save=x'], '--fdl.DETERMINISTIC=False'),
+    (['--target=h100x8', '--fdl.DETERMINISTIC=True', '--save=x'], 'with DETERMINISTIC=False'),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[fast]'], "'fast' must be xla_NAME=VALUE"),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], 'xla_cpu_nonsense'),
   ],
