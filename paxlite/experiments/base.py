@@ -12,7 +12,7 @@ that the trainer needs.
 import inspect
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import fiddle as fdl
 
@@ -90,7 +90,7 @@ class Experiment(
   def __init__(self, **values: object) -> None:
     super().__init__(**options.kept(type(self), values))
 
-  def __init_subclass__(cls, **kwargs: str) -> None:
+  def __init_subclass__(cls, **kwargs: Any) -> None:
     options.refuse_attributes(cls)
     super().__init_subclass__(**kwargs)
     check_overrides(cls, Experiment)

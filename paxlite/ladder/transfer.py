@@ -25,6 +25,7 @@ import math
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import fiddle as fdl
 import jax
@@ -187,10 +188,11 @@ def _rate_factor(
   if dims.is_table or not dims.inputs:
     return 1.0
   if experiment.OPTIMIZER in _BY_MATRIX and dims.is_matrix:
-    if experiment.MUON_SPLIT_HEADS:
+    values: Mapping[str, Any] = experiment.values()
+    if values['MUON_SPLIT_HEADS']:
       dims = muon.by_heads(dims)
     wanted = lambda s: math.sqrt(_product(s, dims.outputs) / _product(s, dims.inputs))
-    made = lambda s: muon.spectral_norm(s, dims, experiment.MUON_UPDATE_RMS)
+    made = lambda s: muon.spectral_norm(s, dims, values['MUON_UPDATE_RMS'])
     return wanted(shape) / made(shape) * made(base) / wanted(base)
   return _product(base, dims.inputs) / _product(shape, dims.inputs)
 

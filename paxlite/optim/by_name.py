@@ -1,23 +1,34 @@
 """Optimizers by name, for the attribute OPTIMIZER.
 
-Each is a function that returns an optax transformation. Its parameters are attributes of the
-experiment in small letters, and `schedule` is the learning rate by update count. So the function
-itself says which attributes have a meaning for the optimizer.
+Each is a dataclass. Its fields are attributes of the experiment in small letters, so that they say
+which attributes have a meaning for the optimizer, and `transformation` makes an optax
+transformation of them. `schedule` is the learning rate by update count.
 
     @register('momentum')
-    def momentum(schedule, adam_beta1):
-      return optax.sgd(schedule, adam_beta1)
+    class momentum:
+      adam_beta1: float
 
-What holds for every optimizer, such as clipping, is in optimizers.Optimizer.
+      def transformation(self, schedule):
+        return optax.sgd(schedule, self.adam_beta1)
+
+Configs name the function that `register` puts in the place of the class: momentum(schedule,
+adam_beta1). A field of paxlite's that has a kind declares its attribute, and those of several
+optimizers are declared in experiments/parts/optimization.py. What holds for every optimizer, such
+as clipping, is in optimizers.Optimizer.
 """
 
+import dataclasses
+import functools
+import inspect
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, dataclass_transform
 
 import optax
 from optax import contrib
 
 from paxlite.cli.user_code import place_of
+from paxlite.config.attribute_kinds import Below1, Count, NotNegative, Training
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.optim.muon import scale_by_muon
@@ -25,210 +36,242 @@ from paxlite.optim.soap import scale_by_soap
 from paxlite.optim.transformations import Skippable, scale_by_learning_rate, scale_by_pax_adam
 from paxlite.optim.variable_groups import decayed
 
-_F = TypeVar('_F', bound=Callable[..., optax.GradientTransformation])
-_MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {}
-_BY_LAYER: set[Callable[..., object]] = set()
+Make = Callable[..., optax.GradientTransformation]
 
 
-def register(name: str, by_layer: bool = False) -> Callable[[_F], _F]:
+class Named(NamedTuple):
+  """An optimizer that has a name.
+
+  Attributes:
+    make: The function of the schedule and of the fields.
+    fields: The dataclass.
+    by_layer: Whether each number is updated by itself.
+  """
+
+  make: Make
+  fields: Any
+  by_layer: bool
+
+  @property
+  def place(self) -> str:
+    code = inspect.unwrap(self.make)
+    return place_of(getattr(code, 'transformation', code))
+
+
+NAMED: dict[str, Named] = {}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def register(name: str, by_layer: bool = False) -> Callable[[Any], Any]:
   """Returns a decorator that makes OPTIMIZER=name an optimizer, once its module is imported.
 
   Args:
-    name: The name; UserError if another function has it.
+    name: The name; UserError if another optimizer has it.
     by_layer: Whether each number is updated by itself, so that with OFFLOAD_OPTIMIZER the layers of
       a repeated stack are fetched and updated one by one: see moments.streamed.
   """
 
-  def add(make: _F) -> _F:
-    other = _MAKERS.get(name, make)
-    if place_of(other) != place_of(make):  # a module may be imported again
-      raise UserError(f'{place_of(make)}: the optimizer {name!r} is registered already')
-    _MAKERS[name] = make
-    _BY_LAYER.update([make] if by_layer else [])
-    return make
+  def add(cls: Any) -> Make:
+    new = Named(*(_of_class(cls) if isinstance(cls, type) else _of_function(name, cls)), by_layer)
+    if NAMED.get(name, new).place != new.place:  # a module may be imported again
+      raise UserError(f'{new.place}: the optimizer {name!r} is registered already')
+    NAMED[name] = new
+    return new.make
 
   return add
 
 
-def maker(name: str) -> Callable[..., optax.GradientTransformation]:
-  """Returns the function of an optimizer; UserError if there is none of this name."""
-  if name in _MAKERS:
-    return _MAKERS[name]
+def _of_class(cls: type) -> tuple[Make, type]:
+  if not hasattr(cls, 'transformation'):
+    raise UserError(f'{cls.__qualname__} needs a method transformation(schedule)')
+  fields: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+  @functools.wraps(cls, updated=())
+  def make(schedule: optax.Schedule, **values: Any) -> optax.GradientTransformation:
+    return fields(**values).transformation(schedule)
+
+  schedule = inspect.Parameter('schedule', inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  values = inspect.signature(fields).parameters.values()
+  make.__signature__ = inspect.Signature([schedule, *values])  # type: ignore[attr-defined]
+  return make, fields
+
+
+def _of_function(name: str, make: Make) -> tuple[Make, type]:
+  """Takes the parameters of a function as fields, as paxlite 0.2 did."""
+  said = '%s: OPTIMIZER=%s is a function, which 0.4 refuses: write a class, as docs/library.md says'
+  logging.getLogger('paxlite').warning(said, place_of(make), name)
+  values = [p for p in inspect.signature(make).parameters.values() if p.name != 'schedule']
+  default = lambda p: dataclasses.MISSING if p.default is p.empty else p.default
+  fields = [(p.name, Any, dataclasses.field(default=default(p))) for p in values]
+  return make, dataclasses.make_dataclass(make.__name__, fields, kw_only=True)
+
+
+def find(name: str) -> Named:
+  """Returns the optimizer of a name; UserError if there is none."""
+  if name in NAMED:
+    return NAMED[name]
   raise UserError(
-    f'OPTIMIZER={name!r}: the optimizers are {", ".join(_MAKERS)}, and those that imported modules '
-    f'register. {did_you_mean(name, _MAKERS, 0.5)}'.rstrip()
+    f'OPTIMIZER={name!r}: the optimizers are {", ".join(NAMED)}, and those that imported modules '
+    f'register. {did_you_mean(name, NAMED, 0.5)}'.rstrip()
   )
 
 
 def is_by_layer(make: Callable[..., object]) -> bool:
   """Whether a function is that of an optimizer which is registered with `by_layer`."""
-  return make in _BY_LAYER
+  return any(named.by_layer and named.make is make for named in NAMED.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Decayed:
+  weight_decay: float = 1e-3
+  weight_decay_factors: Sequence[str] = ()
+
+  def chained(
+    self, scaled: optax.GradientTransformation, rate: optax.GradientTransformation
+  ) -> optax.GradientTransformation:
+    return optax.chain(scaled, decayed(self.weight_decay, self.weight_decay_factors), rate)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Moments(_Decayed):
+  adam_beta1: float = 0.9
+  adam_beta2: float = 0.99
+  adam_epsilon: float = 1e-6
+  adam_epsilon_root: float = 0.0
+
+  @property
+  def of_adam(self) -> tuple[float, float, float, float]:
+    return self.adam_beta1, self.adam_beta2, self.adam_epsilon, self.adam_epsilon_root
 
 
 @register('adam', by_layer=True)
-def adam(
-  schedule: optax.Schedule,
-  adam_beta1: float = 0.9,
-  adam_beta2: float = 0.99,
-  adam_epsilon: float = 1e-6,
-  adam_epsilon_root: float = 0.0,
-  adam_clip_threshold: float = 1.0,
-  weight_decay: float = 1e-3,
-  clip_gradient_norm_to_value: float = 5.0,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns Pax's Adam: scale_by_pax_adam, decay of all trainable variables, and −schedule.
+class adam(_Moments):
+  """Pax's Adam: scale_by_pax_adam, decay of all trainable variables, and −schedule.
 
   Biases, norms and embeddings decay too. If gradients are clipped, which Optimizer.clip does, the
   state has an empty entry for it, as in older checkpoints.
   """
-  scaled = scale_by_pax_adam(
-    adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold
-  )
-  parts = scaled, decayed(weight_decay, weight_decay_factors), scale_by_learning_rate(schedule)
-  clipping = [optax.identity()] if clip_gradient_norm_to_value > 0 else []
-  return Skippable(*optax.chain(*clipping, *parts))
+
+  adam_clip_threshold: Training[float] = 1.0  # largest RMS of a variable's update; ≤ 0: off
+  clip_gradient_norm_to_value: float = 5.0
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    clipping = [optax.identity()] if self.clip_gradient_norm_to_value > 0 else []
+    scaled = scale_by_pax_adam(*self.of_adam, self.adam_clip_threshold)
+    decay = decayed(self.weight_decay, self.weight_decay_factors)
+    return Skippable(*optax.chain(*clipping, scaled, decay, scale_by_learning_rate(schedule)))
 
 
 @register('adamw', by_layer=True)
-def adamw(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  adam_beta2: float,
-  adam_epsilon: float,
-  adam_epsilon_root: float,
-  weight_decay: float,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns optax's AdamW (https://arxiv.org/abs/1711.05101)."""
-  betas, epsilons = (adam_beta1, adam_beta2), (adam_epsilon, adam_epsilon_root)
-  scaled = optax.scale_by_adam(*betas, *epsilons)
-  return optax.chain(
-    scaled, decayed(weight_decay, weight_decay_factors), optax.scale_by_learning_rate(schedule)
+class adamw(_Moments):
+  """optax's AdamW (https://arxiv.org/abs/1711.05101)."""
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    scaled = optax.scale_by_adam(*self.of_adam)
+    return self.chained(scaled, optax.scale_by_learning_rate(schedule))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Muon(_Moments):
+  muon_momentum: Training[Below1] = 0.95  # decay rate of the mean gradient of Muon's matrices
+  muon_update_rms: Training[NotNegative] = (
+    0.2  # root mean square of Muon's updates, as of AdamW's; 0: Keller Jordan's scale
   )
+  muon_split_heads: Training[bool] = (
+    False  # whether Muon takes each head of queries, keys and values as a matrix
+  )
+
+  def updates(self, schedule: optax.Schedule, neuron_decay: float | None = None) -> Skippable:
+    own = self.muon_momentum, self.muon_update_rms, self.muon_split_heads, neuron_decay
+    scaled = scale_by_muon(*own, scale_by_pax_adam(*self.of_adam))
+    return Skippable(*self.chained(scaled, scale_by_learning_rate(schedule)))
 
 
 @register('muon')
-def muon(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  adam_beta2: float,
-  adam_epsilon: float,
-  adam_epsilon_root: float,
-  muon_momentum: float,
-  muon_update_rms: float,
-  muon_split_heads: bool,
-  weight_decay: float,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns Muon for matrices, and Adam for embeddings, norms, biases and the output head."""
-  adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
-  scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam=adam)
-  return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
+class muon(_Muon):
+  """Muon for matrices, and Adam for embeddings, norms, biases and the output head."""
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return self.updates(schedule)
 
 
 @register('normuon')
-def normuon(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  adam_beta2: float,
-  adam_epsilon: float,
-  adam_epsilon_root: float,
-  muon_momentum: float,
-  muon_update_rms: float,
-  muon_split_heads: bool,
-  weight_decay: float,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns Muon whose outputs have updates of one size (https://arxiv.org/abs/2510.05491)."""
-  adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root)
-  scaled = scale_by_muon(muon_momentum, muon_update_rms, muon_split_heads, adam_beta2, adam)
-  return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
+class normuon(_Muon):
+  """Muon whose outputs have updates of one size (https://arxiv.org/abs/2510.05491)."""
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return self.updates(schedule, self.adam_beta2)
 
 
 @register('soap')
-def soap(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  adam_beta2: float,
-  adam_epsilon: float,
-  soap_frequency: int,
-  soap_max_size: int,
-  weight_decay: float,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns SOAP for matrices, and Adam for embeddings, norms, biases and the output head."""
-  adam = scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon)
-  scaled = scale_by_soap(adam_beta1, adam_beta2, adam_epsilon, soap_frequency, soap_max_size, adam)
-  return _muon(scaled, decayed(weight_decay, weight_decay_factors), schedule)
+class soap(_Decayed):
+  """SOAP for matrices, and Adam for embeddings, norms, biases and the output head."""
 
+  adam_beta1: float
+  adam_beta2: float
+  adam_epsilon: float
+  soap_frequency: Training[Count] = 10  # updates between two changes of SOAP's bases
+  soap_max_size: Training[Count] = 10_000  # most inputs, or outputs, that have a basis in SOAP
 
-def _muon(
-  scaled: optax.GradientTransformation,
-  decay: optax.GradientTransformation,
-  schedule: optax.Schedule,
-) -> Skippable:
-  return Skippable(*optax.chain(scaled, decay, scale_by_learning_rate(schedule)))
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    of_adam = self.adam_beta1, self.adam_beta2, self.adam_epsilon
+    own = self.soap_frequency, self.soap_max_size
+    scaled = scale_by_soap(*of_adam, *own, scale_by_pax_adam(*of_adam))
+    return Skippable(*self.chained(scaled, scale_by_learning_rate(schedule)))
 
 
 @register('lion', by_layer=True)
-def lion(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  adam_beta2: float,
-  weight_decay: float,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns optax's Lion (https://arxiv.org/abs/2302.06675)."""
-  return optax.chain(
-    optax.scale_by_lion(adam_beta1, adam_beta2),
-    decayed(weight_decay, weight_decay_factors),
-    optax.scale_by_learning_rate(schedule),
-  )
+class lion(_Decayed):
+  """optax's Lion (https://arxiv.org/abs/2302.06675)."""
+
+  adam_beta1: float
+  adam_beta2: float
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    scaled = optax.scale_by_lion(self.adam_beta1, self.adam_beta2)
+    return self.chained(scaled, optax.scale_by_learning_rate(schedule))
 
 
 @register('sgd', by_layer=True)
-def sgd(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  weight_decay: float,
-  weight_decay_factors: Sequence[str] = (),
-) -> optax.GradientTransformation:
-  """Returns gradient descent with the momentum `adam_beta1`, and decoupled weight decay."""
-  decay, rate = decayed(weight_decay, weight_decay_factors), optax.scale_by_learning_rate(schedule)
-  return optax.chain(optax.trace(adam_beta1), decay, rate)
+class sgd(_Decayed):
+  """Gradient descent with the momentum `adam_beta1`, and decoupled weight decay."""
+
+  adam_beta1: float
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return self.chained(optax.trace(self.adam_beta1), optax.scale_by_learning_rate(schedule))
 
 
 @register('adafactor')
-def adafactor(
-  schedule: optax.Schedule, weight_decay: float, weight_decay_factors: Sequence[str] = ()
-) -> optax.GradientTransformation:
-  """Returns optax's Adafactor (https://arxiv.org/abs/1804.04235) without momentum.
+class adafactor(_Decayed):
+  """optax's Adafactor (https://arxiv.org/abs/1804.04235) without momentum.
 
   The decay is multiplied by the learning rate, as that of all others here. In optax it is not.
   """
-  decay = decayed(-weight_decay, weight_decay_factors)  # the updates before it are negative
-  return optax.chain(
-    optax.adafactor(None), decay, optax.scale_by_learning_rate(schedule, flip_sign=False)
-  )
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    # the updates before the decay are negative
+    decay = decayed(-self.weight_decay, self.weight_decay_factors)
+    rate = optax.scale_by_learning_rate(schedule, flip_sign=False)
+    return optax.chain(optax.adafactor(None), decay, rate)
 
 
 @register('schedule_free')
-def schedule_free(
-  schedule: optax.Schedule,
-  adam_beta1: float,
-  adam_beta2: float,
-  adam_epsilon: float,
-  weight_decay: float,
-) -> optax.GradientTransformation:
-  """Returns optax's schedule-free AdamW (https://arxiv.org/abs/2405.15682).
+class schedule_free:
+  """optax's schedule-free AdamW (https://arxiv.org/abs/2405.15682).
 
   The parameters are those at which gradients are computed, y. Their average x, which the paper
   evaluates, is optax.contrib.schedule_free_eval_params of the state and the parameters.
   """
-  if adam_beta1 <= 0:
-    raise UserError('OPTIMIZER=schedule_free needs ADAM_BETA1 above 0')
-  rate: Any = schedule  # which optax declares as a number
-  return contrib.schedule_free_adamw(
-    rate, None, adam_beta1, adam_beta2, adam_epsilon, weight_decay=weight_decay
-  )
+
+  adam_beta1: float
+  adam_beta2: float
+  adam_epsilon: float
+  weight_decay: float
+
+  def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
+    if self.adam_beta1 <= 0:
+      raise UserError('OPTIMIZER=schedule_free needs ADAM_BETA1 above 0')
+    rate: Any = schedule  # which optax declares as a number
+    of_adam = self.adam_beta1, self.adam_beta2, self.adam_epsilon
+    return contrib.schedule_free_adamw(rate, None, *of_adam, weight_decay=self.weight_decay)

@@ -59,7 +59,7 @@ def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
   subjects: list[str] = []
   for cls in classes:
     subjects += [s for s in cls.subjects() if s not in subjects]
-    meanings = show.meanings(cls.__mro__)
+    meanings = show.meanings(cls.declaring())
     for owner in reversed(cls.__mro__):
       for name, annotation in _declared(owner).items():
         if name in rows:

@@ -96,11 +96,14 @@ def _names_of(word: str) -> list[str]:
   if name not in classes:
     return []
   found: set[str] = set()
-  left = [name]
-  while left:
-    bases, attributes_of_class = classes.get(left.pop(), ([], []))
+  owners = [name]
+  for owner in owners:
+    bases, attributes_of_class = classes.get(owner, ([], []))
     found.update(attributes_of_class)
-    left += bases
+    owners += bases
+  # those of an extension, or of an optimizer, are in no class of these modules
+  where = {row['name']: row['where'].rpartition('.')[2] for row in attributes.described()}
+  found |= {name for name, cls in where.items() if cls in owners or cls not in classes}
   return sorted(found)
 
 

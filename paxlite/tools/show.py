@@ -60,7 +60,7 @@ def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
   experiment = build_experiment(name, [], overrides)
   values = values_text(experiment)
   if explained:
-    known = meanings(type(experiment).__mro__)
+    known = meanings(type(experiment).declaring())
     values = _by_subject(type(experiment), values, lambda line: _explained(line, known))
   found = values + '\n' + configs_text(experiment)
   return '\n'.join([found, *(f'# {r}' for r in _warnings(experiment))]) if explained else found
@@ -127,7 +127,7 @@ def _own_meanings(cls: type) -> dict[str, str]:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
       lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
       if comment := _comment('\n'.join(lines)):
-        found.setdefault(node.target.id, comment)
+        found.setdefault(node.target.id.upper(), comment)
   return found
 
 

@@ -1,6 +1,7 @@
 """Attributes of the optimizer and the schedule, and the configs that they make."""
 
-import inspect
+import copy
+import dataclasses
 import re
 from typing import Literal
 
@@ -15,9 +16,8 @@ from paxlite.config.attribute_kinds import (
   Run,
   Training,
 )
-from paxlite.config.attribute_reads import reads_of
 from paxlite.config.attributes import derived
-from paxlite.config.templates import config, config_text
+from paxlite.config.templates import config, config_text, nodes
 from paxlite.core.errors import UserError, compiled
 from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.optim import by_name, schedules, variable_groups
@@ -33,6 +33,26 @@ Schedule = Literal[
   'linear_rampup_exponential_decay',
 ]
 
+_of_pax = lambda kind: {
+  **{n: f'LR_{kind}_{n.upper()}' for n in ('warmup', 'decay_start', 'decay_end', 'min_ratio')},
+  'peak': f'LR_{kind}_MAX',
+}
+# The arguments of each schedule, and the attributes that they are.
+_SCHEDULES: dict[Schedule, dict[str, str]] = {
+  'constant': {},
+  'inverse_sqrt': {'warmup': 'LR_WARMUP'},
+  'linear': {'warmup': 'LR_WARMUP', 'min_ratio': 'LR_MIN_RATIO'},
+  'warmup_stable_decay': {
+    'warmup': 'LR_WARMUP',
+    'decay_steps': 'LR_DECAY_STEPS',
+    'decay_ends': 'LR_DECAY_ENDS',
+    'min_ratio': 'LR_MIN_RATIO',
+    'shape': 'LR_DECAY_SHAPE',
+  },
+  'linear_rampup_cosine_decay': _of_pax('COS'),
+  'linear_rampup_exponential_decay': _of_pax('LRED'),
+}
+
 # attributes that hold for any transformation
 _ALWAYS_HELD = {
   'TRAINABLE_VARIABLES',
@@ -42,8 +62,15 @@ _ALWAYS_HELD = {
 }
 
 
-class Optimization(MemorySavings, subject='Optimizer and learning rate'):
-  """An optimizer and its learning rate schedule. The defaults are those of Pax's base class."""
+class Optimization(
+  MemorySavings,
+  subject='Optimizer and learning rate',
+  fields=[named.fields for named in by_name.NAMED.values()],
+):
+  """An optimizer and its learning rate schedule. The defaults are those of Pax's base class.
+
+  Attributes of one optimizer alone are fields of its class in optim/by_name.py.
+  """
 
   OPTIMIZER: Training[str] = 'adam'  # name of the optimizer: adam (Pax's), adamw, muon, lion, …
   LEARNING_RATE: Training[NotNegative] = 1e-3  # learning rate that the schedule multiplies
@@ -51,18 +78,8 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   ADAM_BETA2: Training[Below1] = 0.99  # decay rate of the mean squared gradient (second moment)
   ADAM_EPSILON: Training[NotNegative] = 1e-6  # ε beside the root of the mean squared gradient
   ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # ε under the root of the mean squared gradient
-  ADAM_CLIP_THRESHOLD: Training[float] = 1.0  # largest RMS of a variable's update; ≤ 0: off
   CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = (
     5.0  # largest norm of all gradients together; ≤ 0: off
-  )
-  SOAP_FREQUENCY: Training[Count] = 10  # updates between two changes of SOAP's bases
-  SOAP_MAX_SIZE: Training[Count] = 10_000  # most inputs, or outputs, that have a basis in SOAP
-  MUON_MOMENTUM: Training[Below1] = 0.95  # decay rate of the mean gradient of Muon's matrices
-  MUON_UPDATE_RMS: Training[NotNegative] = (
-    0.2  # root mean square of Muon's updates, as of AdamW's; 0: Keller Jordan's scale
-  )
-  MUON_SPLIT_HEADS: Training[bool] = (
-    False  # whether Muon takes each head of queries, keys and values as a matrix
   )
   WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled weight decay, times the learning rate
 
@@ -133,8 +150,8 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   def validate(self) -> None:
     self._check_decays()
     super().validate()
-    reads_epsilon = 'ADAM_EPSILON' in self._read_by_optimizer
-    if reads_epsilon and not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT:
+    self.transformation()  # refuses what no optimizer can be made of
+    if not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT and self._decides('ADAM_EPSILON'):
       raise UserError(
         'ADAM_EPSILON=0 and ADAM_EPSILON_ROOT=0: the update of a variable without gradient is '
         'not a number; one of them must be positive'
@@ -207,7 +224,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
         f'{", ".join(unread)}: the optimizer of {type(self).__name__} does not read '
         f'{"it, and it has" if len(unread) == 1 else "them, and they have"} no effect.'
       )
-    if 'schedule' not in self._read_by_optimizer:
+    if not self._has_schedule(self.transformation()):
       return found
     ramps = self.LR_SCHEDULE in ('linear', 'warmup_stable_decay', 'inverse_sqrt')
     if ramps and self.LR_WARMUP >= self.MAX_STEPS:
@@ -248,31 +265,40 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
 
   def check_optimizer(self, task: fdl.Config) -> None:
     """Raises UserError if the config of a task has another optimizer than that of optimizer()."""
-    # functions that a method makes anew differ by their addresses alone
-    text = lambda cfg: re.sub(' at 0x[0-9a-f]+', '', config_text(cfg))
-    if text(task.optimizer) != text(self.optimizer()):
+    if _text(task.optimizer) != _text(self.optimizer()):
       raise UserError(
         f'{type(self).__qualname__}.task() changes the optimizer of the task: override '
         'transformation() instead, and set attributes such as CLIP_GRADIENT_NORM_TO_VALUE'
       )
 
-  def _known_schedule(self) -> fdl.Config | None:
-    """Returns the schedule that transformation() has read; None if it has read none."""
-    read = self._read_by_optimizer
-    if 'schedule' in read:
+  def _has_schedule(self, transformation: fdl.Config) -> bool:
+    """Whether a transformation has the learning rate of schedule()."""
+    schedule = _text(self.schedule())
+    return any(n.is_config and _text(n.value) == schedule for n in nodes(transformation))
+
+  def _known_schedule(self, transformation: fdl.Config) -> fdl.Config | None:
+    """Returns the schedule that a transformation has; None if it has none of the attributes."""
+    if self._has_schedule(transformation):
       return self.schedule()
-    if 'LEARNING_RATE' in read:
+    if self._decides('LEARNING_RATE'):
       return config(schedules.constant, learning_rate=self.LEARNING_RATE)
     return None
 
-  @property
-  def _read_by_optimizer(self) -> set[str]:
-    """The attributes and methods that transformation() reads."""
-    return reads_of(self, lambda e: e.transformation())
+  def _decides(self, name: str) -> bool:
+    """Whether transformation() returns something else for another value of an attribute."""
+    other = copy.copy(self)
+    value = getattr(self, name)
+    changed = value + 1 if isinstance(value, int | float) else ['.*=2'] if value == [] else None
+    vars(other)[name] = not value if isinstance(value, bool) else changed
+    try:
+      return _text(other.transformation()) != _text(self.transformation())
+    except Exception:  # it has read the value, which is none
+      return True
 
   @property
   def unread_attributes(self) -> set[str]:
-    return {n for n in vars(Optimization) if n.isupper()} - _ALWAYS_HELD - self._read_by_optimizer
+    names = {name for name in vars(Optimization) if name.isupper()} - _ALWAYS_HELD
+    return {name for name in names if not self._decides(name)}
 
   @property
   def unread_by_optimizer(self) -> list[str]:
@@ -293,18 +319,17 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
 
     A subclass may override it. All else that concerns an optimizer holds for any transformation.
     """
-    make, values = by_name.maker(self.OPTIMIZER), {}
-    for name, parameter in inspect.signature(make).parameters.items():
-      if name == 'schedule':
-        values[name] = self.schedule()
-      elif hasattr(type(self), name.upper()):
-        values[name] = getattr(self, name.upper())
-      elif parameter.default is parameter.empty:
+    named, values = by_name.find(self.OPTIMIZER), {}
+    for field in dataclasses.fields(named.fields):
+      name = field.name.upper()
+      if hasattr(type(self), name):
+        values[field.name] = getattr(self, name)
+      elif field.default is dataclasses.MISSING:
         raise UserError(
-          f'OPTIMIZER={self.OPTIMIZER} needs the attribute {name.upper()}, which '
+          f'OPTIMIZER={self.OPTIMIZER} needs the attribute {name}, which '
           f'{type(self).__qualname__} does not declare'
         )
-    return config(make, **values)
+    return config(named.make, schedule=self.schedule(), **values)
 
   def optimizer(self) -> fdl.Config:
     """Returns the config of the Optimizer, in which the attributes hold for any transformation."""
@@ -312,7 +337,7 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
     return config(
       Optimizer,
       transformation=transformation,
-      schedule=self._known_schedule(),
+      schedule=self._known_schedule(transformation),
       trainable=tuple(self.TRAINABLE_VARIABLES),
       rate_factors=tuple(self.LEARNING_RATE_FACTORS),
       clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
@@ -323,37 +348,14 @@ class Optimization(MemorySavings, subject='Optimizer and learning rate'):
     )
 
   def schedule(self) -> fdl.Config:
-    if self.LR_SCHEDULE == 'constant':
-      return config(schedules.constant, learning_rate=self.LEARNING_RATE)
-    rate, warmup = self.LEARNING_RATE, self.LR_WARMUP
-    if self.LR_SCHEDULE == 'inverse_sqrt':
-      return config(schedules.inverse_sqrt, learning_rate=rate, warmup=warmup)
+    """Returns the config of the learning rate by update count."""
+    values = {n: getattr(self, name) for n, name in _SCHEDULES[self.LR_SCHEDULE].items()}
     if self.LR_SCHEDULE == 'linear':
-      return config(
-        schedules.linear,
-        learning_rate=rate,
-        warmup=warmup,
-        decay_end=self.LR_DECAY_ENDS[-1],
-        min_ratio=self.LR_MIN_RATIO,
-      )
-    if self.LR_SCHEDULE == 'warmup_stable_decay':
-      return config(
-        schedules.warmup_stable_decay,
-        learning_rate=rate,
-        warmup=warmup,
-        decay_steps=self.LR_DECAY_STEPS,
-        decay_ends=self.LR_DECAY_ENDS,
-        min_ratio=self.LR_MIN_RATIO,
-        shape=self.LR_DECAY_SHAPE,
-      )
-    get = lambda name: getattr(self, f'LR_{self.schedule_kind}_{name}')
-    warmup, start, end = self._schedule_steps
-    return config(
-      getattr(schedules, self.LR_SCHEDULE),
-      learning_rate=rate,
-      warmup=warmup,
-      decay_start=start,
-      decay_end=end,
-      min_ratio=get('MIN_RATIO'),
-      peak=get('MAX'),
-    )
+      values['decay_end'] = self.LR_DECAY_ENDS[-1]
+    made = getattr(schedules, self.LR_SCHEDULE)
+    return config(made, learning_rate=self.LEARNING_RATE, **values)
+
+
+def _text(cfg: fdl.Config) -> str:
+  """Returns a config as text, without the addresses of functions that a method makes anew."""
+  return re.sub(' at 0x[0-9a-f]+', '', config_text(cfg))

@@ -1,5 +1,10 @@
 """A part of an experiment: the attributes on one subject, and what is made of them."""
 
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from paxlite.config.attribute_kinds import kind_of
 from paxlite.config.attributes import Attributes, attribute_types
 
 
@@ -17,9 +22,23 @@ class Part(Attributes):
   """
 
   _subject = ''
+  _fields: ClassVar[tuple[Any, ...]] = ()
 
-  def __init_subclass__(cls, subject: str = '', **kwargs: object) -> None:
-    """Takes the heading below which `paxlite show` and docs/attributes.md list the attributes."""
+  def __init_subclass__(
+    cls, subject: str = '', fields: Iterable[type] = (), **kwargs: object
+  ) -> None:
+    """Takes what else describes a part.
+
+    Args:
+      subject: The heading below which `paxlite show` and docs/attributes.md list the attributes.
+      fields: Dataclasses whose fields with a kind are attributes, by their names in capitals.
+      **kwargs: For other base classes.
+    """
+    cls._fields = tuple(fields)
+    for field in (field for owner in cls._fields for field in dataclasses.fields(owner)):
+      if kind_of(field.type) is not None:
+        setattr(cls, field.name.upper(), field.default)
+        cls.__annotations__[field.name.upper()] = field.type
     super().__init_subclass__(**kwargs)
     if subject:
       cls._subject = subject
@@ -35,6 +54,12 @@ class Part(Attributes):
     inherits = owner.__module__.partition('.')[0] == 'paxlite'
     subject = getattr(owner, '_subject', '') if inherits else vars(owner).get('_subject', '')
     return subject or f'Attributes of {owner.__name__}'
+
+  @classmethod
+  def declaring(cls) -> list[type]:
+    """Returns the classes in which attributes are declared: parts, and dataclasses of `fields`."""
+    fields = (owner for part in cls.__mro__ for owner in vars(part).get('_fields', ()))
+    return [*cls.__mro__, *(base for owner in fields for base in owner.__mro__)]
 
   @classmethod
   def subjects(cls) -> list[str]:

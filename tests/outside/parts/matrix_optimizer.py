@@ -34,23 +34,22 @@ def of_matrices(g: jax.Array, dims: WeightDims) -> jax.Array:
   return scale * found.reshape(moved.shape).transpose([order.index(i) for i in range(g.ndim)])
 
 
-def orthogonalize() -> optax.GradientTransformation:
-  return optax.stateless(lambda grads, _: jax.tree.map(of_matrices, grads, weight_dims(grads)))
-
-
-def kinds(params):
-  return jax.tree.map(lambda d: 'matrix' if d.is_matrix else 'rest', weight_dims(params))
-
-
 @register('orthogonal')
-def orthogonal_momentum(schedule, adam_beta2, weight_decay, momentum=0.9):
-  matrices = optax.chain(optax.trace(momentum, nesterov=True), orthogonalize())
-  rest = optax.scale_by_adam(momentum, adam_beta2)
-  return optax.chain(
-    optax.partition({'matrix': matrices, 'rest': rest}, kinds),
-    optax.add_decayed_weights(weight_decay),
-    optax.scale_by_learning_rate(schedule),
-  )
+class orthogonal_momentum:
+  adam_beta2: float
+  weight_decay: float
+  momentum: float = 0.9
+
+  def transformation(self, schedule):
+    found = lambda grads, _: jax.tree.map(of_matrices, grads, weight_dims(grads))
+    kind = lambda dims: 'matrix' if dims.is_matrix else 'rest'
+    matrices = optax.chain(optax.trace(self.momentum, nesterov=True), optax.stateless(found))
+    both = {'matrix': matrices, 'rest': optax.scale_by_adam(self.momentum, self.adam_beta2)}
+    return optax.chain(
+      optax.partition(both, lambda params: jax.tree.map(kind, weight_dims(params))),
+      optax.add_decayed_weights(self.weight_decay),
+      optax.scale_by_learning_rate(schedule),
+    )
 
 
 class Orthogonal(TinyGPT):

@@ -35,7 +35,7 @@ _MEANT = {'≤ 0': [0, -1], 'empty': [[]]}
 
 def named_values(cls):
   """Returns the attributes and values that the meanings or the types of a class name."""
-  meanings, found = show.meanings(cls.__mro__), {}
+  meanings, found = show.meanings(cls.declaring()), {}
   for name, annotation in attribute_types(cls).items():
     for text in _NAMED.findall(meanings.get(name, '')):
       found |= {

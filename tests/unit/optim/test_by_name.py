@@ -1,6 +1,6 @@
 """Optimizers by name: the attribute OPTIMIZER, what it reads, and that each is what optax has."""
 
-import inspect
+import dataclasses
 import math
 import subprocess
 import sys
@@ -230,9 +230,9 @@ def test_where_moments_are_changes_nothing(name):
 def test_show_prints_what_the_optimizer_reads_alone(name):
   text = show.text('TinyGPT', {'OPTIMIZER': name}, explained=True)
   shown = {line.split(' = ')[0] for line in text.splitlines() if ' = ' in line}
-  read = {p.upper() for p in inspect.signature(by_name.maker(name)).parameters}
-  of_optimizers = {p.upper() for n in NAMES for p in inspect.signature(by_name.maker(n)).parameters}
-  of_optimizers -= {'CLIP_GRADIENT_NORM_TO_VALUE', 'SCHEDULE'}
+  fields = {n: {f.name.upper() for f in dataclasses.fields(by_name.find(n).fields)} for n in NAMES}
+  read, of_optimizers = fields[name], set().union(*fields.values())
+  of_optimizers -= {'CLIP_GRADIENT_NORM_TO_VALUE'}
   assert shown & of_optimizers == read & of_optimizers
   assert {'LEARNING_RATE', 'LR_SCHEDULE', 'LR_COS_WARMUP', 'OPTIMIZER'} <= shown
   assert not any(s.startswith('LR_LRED') for s in shown)  # of the other schedule
@@ -251,18 +251,31 @@ def test_wrong_names_are_refused_in_one_line():
     TinyGPT(OPTIMIZER='loin').validate()
   with pytest.raises(UserError, match="optimizer 'lion' is registered already"):
     by_name.register('lion')(lambda schedule: optax.sgd(schedule))
+  with pytest.raises(UserError, match=r'Empty needs a method transformation\(schedule\)'):
+    by_name.register('empty')(type('Empty', (), {}))
   with pytest.raises(UserError, match='would move at another rate'):
     TinyGPT(OPTIMIZER='schedule_free', LEARNING_RATE_FACTORS=['.*=2']).validate()
   with pytest.raises(UserError, match='schedule_free needs ADAM_BETA1 above 0'):
     optimizer_of('schedule_free', ADAM_BETA1=0.0)
 
 
-def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(monkeypatch):
-  monkeypatch.setattr(by_name, '_MAKERS', dict(by_name._MAKERS))
+@pytest.mark.parametrize('is_function', [False, True])
+def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(is_function, monkeypatch, caplog):
+  """It is a class; until 0.4 it may be a function, which is said."""
+  monkeypatch.setattr(by_name, 'NAMED', dict(by_name.NAMED))
 
-  @by_name.register('own')
-  def own(schedule, trust, momentum=0.7):
+  class own:
+    trust: float
+    momentum: float = 0.7
+
+    def transformation(self, schedule):
+      return optax.chain(optax.scale(self.trust), optax.sgd(schedule, self.momentum))
+
+  def function(schedule, trust, momentum=0.7):
     return optax.chain(optax.scale(trust), optax.sgd(schedule, momentum))
+
+  by_name.register('own')(function if is_function else own)
+  assert ('OPTIMIZER=own is a function, which 0.4 refuses' in caplog.text) == is_function
 
   with pytest.raises(UserError, match='OPTIMIZER=own needs the attribute TRUST, which TinyGPT'):
     TinyGPT(OPTIMIZER='own').validate()
@@ -272,6 +285,7 @@ def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(monkeypatch):
     TRUST: float = 0.5
 
   made = Trusting().build_task().optimizer.transformation
+  assert isinstance(fdl.build(made), optax.GradientTransformation)
   assert (made.trust, 'momentum' in made.__arguments__) == (0.5, False)
   assert 'TRUST' not in Trusting().unread_attributes
 

@@ -52,7 +52,7 @@ OWN = {
 # SOAP's eigenvectors are not unique, and test_soap.py compares stacks
 OFFERED = [
   name
-  for name, make in by_name._MAKERS.items()
+  for name, (make, *_) in by_name.NAMED.items()
   if make.__module__ == by_name.__name__ and name != 'soap'
 ]
 

@@ -36,7 +36,7 @@ def test_factors_of_rates_and_decays(name):
   if name == 'adamw':
     values |= dict(adam_epsilon=1e-8, adam_epsilon_root=0.0)
   values['weight_decay_factors'] = ['.*/b=0', 'table=3', '.*=1']
-  decay, step = update(by_name.maker(name), ['table=0.1'], **values)
+  decay, step = update(by_name.find(name).make, ['table=0.1'], **values)
   close = lambda x, y: np.testing.assert_allclose(x, np.full(x.shape, y), rtol=1e-5)
   close(decay['head']['w'], -0.5 * 0.1 * 2)
   close(decay['head']['b'], 0)
@@ -54,4 +54,4 @@ def test_wrong_factors_are_refused():
   ):
     Optimizer(optax.sgd(0.1), rate_factors=['embed=2']).init(PARAMS)
   with pytest.raises(UserError, match=r"WEIGHT_DECAY_FACTORS: '.*/bais' matches the whole name"):
-    update(by_name.maker('sgd'), adam_beta1=0.9, weight_decay_factors=['.*/bais=0'])
+    update(by_name.find('sgd').make, adam_beta1=0.9, weight_decay_factors=['.*/bais=0'])

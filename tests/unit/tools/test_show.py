@@ -23,7 +23,7 @@ def test_a_comment_for_tools_is_no_meaning(code, meaning):
 
 def test_every_attribute_has_a_meaning_for_people():
   for cls in experiments().values():
-    meanings = show.meanings(cls.__mro__)
+    meanings = show.meanings(cls.declaring())
     assert not [n for n in attribute_types(cls) if 'ignore[' in meanings.get(n, '')]
 
 
