@@ -11,10 +11,6 @@ COUNT = 'count'  # in a cache: how many tokens of each row of a call count
 STATE = '_state'  # the end of the names of arrays of a cache that have no slots for tokens
 PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
 NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables
-FIXED = 'fixed_scale'  # a number that a model was published with, and that training leaves alone
-INDEXER = 'indexer'  # the module of an indexer, whose choice of keys has no gradient
-EXPERTS_OF_IDS = 'fixed_experts'  # a table of the experts of token ids, which training leaves alone
-LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 
 def path_name(path: Sequence[object]) -> str:

@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Collection
 
+from paxlite.core.training_rules import is_never_trained
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import DORA_VARIABLES, INDEXER, PREDICTIONS, REFERENCE
+from paxlite.core.variable_names import DORA_VARIABLES, PREDICTIONS, REFERENCE
 from paxlite.optim.state_axes import is_box, named
 from paxlite.parallel.encoded_weights import is_encoded, num_parameters
 from paxlite.parallel.weight_dims import dims_of
@@ -77,7 +78,7 @@ def _numbers(boxed: PyTree, active: float) -> dict[str, float]:
   for name, box in named(boxed).items():
     if not is_box(box) or name.startswith((*_TABLES, f'{REFERENCE}/')):
       continue
-    if INDEXER in name.split('/'):  # counted with attention
+    if is_never_trained(name):  # an indexer, which is counted with attention
       continue
     if is_encoded(box):  # in several arrays
       found[name.rpartition('/')[0]] = float(num_parameters(box))

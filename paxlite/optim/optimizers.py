@@ -12,15 +12,9 @@ import optax
 
 from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
+from paxlite.core.training_rules import is_never_trained, rule_of
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import (
-  EXPERTS_OF_IDS,
-  FIXED,
-  INDEXER,
-  LOAD_BIAS,
-  REFERENCE,
-  path_name,
-)
+from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
 from paxlite.optim.eight_bits import kept_in_eight_bits
@@ -134,23 +128,20 @@ class Optimizer:
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
-    return _split(
-      params,
-      lambda name: self._matches(name) and not _is_load_bias(name) and not _is_fixed(name),
-    )
+    by_gradient = lambda name: not is_never_trained(name) and rule_of(name) is None
+    return _split(params, lambda name: self._matches(name) and by_gradient(name))
 
-  def split_load_biases(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
-    """Splits frozen variables into biases for the load of experts, and all others.
+  def split_ruled(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits frozen variables into those that a rule moves in each step, and all others.
 
-    A step moves the former by a rule: group_router.balanced. They are the variables with the name
-    LOAD_BIAS that `trainable` matches; others with this name stay as they are.
+    The former are variables that `trainable` matches: see core/training_rules.py.
     """
-    return _split(frozen, lambda name: self._matches(name) and _is_load_bias(name))
+    return _split(frozen, lambda name: self._matches(name) and rule_of(name) is not None)
 
   def with_frozen_as(self, params: PyTree, dtype: str) -> PyTree:
     """Returns parameters with the frozen ones of float32 in another dtype, but for encoded ones."""
     _, others = self.split(params)
-    _, frozen = self.split_load_biases(others)
+    _, frozen = self.split_ruled(others)
     names = {path_name(p) for p, _ in jax.tree.leaves_with_path(frozen, is_leaf=state_axes.is_box)}
     narrowed = lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x
     is_narrowed = lambda path, leaf: path_name(path) in names and not is_encoded(leaf)
@@ -229,15 +220,6 @@ class Optimizer:
 def _split(params: PyTree, first: Callable[[str], bool]) -> tuple[PyTree, PyTree]:
   select = lambda wanted: moments.selected(params, lambda name, _: first(name) == wanted)
   return select(True), select(False)
-
-
-def _is_load_bias(name: str) -> bool:
-  return name.rpartition('/')[2] == LOAD_BIAS
-
-
-def _is_fixed(name: str) -> bool:
-  is_number = name.rpartition('/')[2] in (FIXED, EXPERTS_OF_IDS)
-  return INDEXER in name.split('/') or is_number
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.layers.moe.group_router import balanced
 from paxlite.losses.metrics import Metrics, Weighted
 from paxlite.optim.moments import merged
 from paxlite.parallel.weight_dims import declared
@@ -30,7 +29,7 @@ def train_step(
     The next state, and scalars by their TensorBoard names.
   """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
-  grads, (overwritten, loads), metrics = task.grads(state.params, batch, rng, state.overwritten)
+  grads, (overwritten, counts), metrics = task.grads(state.params, batch, rng, state.overwritten)
   grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
   # after the limit the state stays as it is, so that the run can stop with its last good state
   seen = [
@@ -41,10 +40,11 @@ def train_step(
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
 
   trainable, others = task.optimizer.split(state.params)
-  biases, frozen = task.optimizer.split_load_biases(others)
-  moved = jax.tree.map(lambda b, load: balanced(b, load, task.load_bias_rate), biases, loads)
-  overwritten, biases = jax.tree.map(
-    lambda new, old: jnp.where(valid, new, old), (overwritten, moved), (state.overwritten, biases)
+  ruled, frozen = task.optimizer.split_ruled(others)
+  overwritten, ruled = jax.tree.map(
+    lambda new, old: jnp.where(valid, new, old),
+    (overwritten, task.moved(ruled, counts)),
+    (state.overwritten, ruled),
   )
   with declared(task.boxed_params):
     trainable, opt_state = task.optimizer.update(
@@ -52,7 +52,7 @@ def train_step(
     )
   new_state = TrainState(
     step=state.step + 1,
-    params=merged(trainable, merged(biases, frozen)),
+    params=merged(trainable, merged(ruled, frozen)),
     opt_state=opt_state,
     overwritten=overwritten,
     skipped=state.skipped + ~valid,

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.core.errors import UserError
+from paxlite.core.training_rules import Rule, rule_of
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import REFERENCE
+from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.layers.sown import SOWN
@@ -66,7 +67,8 @@ class Task:
     gradient_dtype: The dtype that the gradients of one microbatch are kept in. Their sum over
       several microbatches is float32.
     frozen_dtype: The dtype that frozen parameters are kept in.
-    load_bias_rate: How much a step moves the biases for the load of experts; 0: not at all.
+    rules: What moves variables that no gradient trains, by the last part of their names, in place
+      of the rules that their layers declare: see core/training_rules.py.
     context: Returns a context in which the model is traced, forward and backward.
     begin_step: Turns a state's `overwritten` into what the model reads in this step.
   """
@@ -80,7 +82,7 @@ class Task:
   max_skipped_steps: int = 100
   gradient_dtype: str = 'float32'
   frozen_dtype: str = 'float32'
-  load_bias_rate: float = 0.001
+  rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
   begin_step: Callable[[Mapping[str, PyTree]], Mapping[str, PyTree]] = dict
 
@@ -245,6 +247,23 @@ class Task:
     """Formats of the metrics that the lines of training steps show, by their names."""
     return {name: text for loss in self.losses.values() for name, text in loss.followed.items()}
 
+  def moved(self, ruled: PyTree, counts: PyTree) -> PyTree:
+    """Returns the parameters that rules move, after a step.
+
+    Args:
+      ruled: These parameters.
+      counts: What stands for their gradients, of the whole batch.
+    """
+
+    def one(path: jax.tree_util.KeyPath, x: jax.Array, count: jax.Array) -> jax.Array:
+      name = path_name(path)
+      rule = self.rules.get(name.rpartition('/')[2]) or rule_of(name)
+      assert rule is not None
+      moved: jax.Array = rule(x, count)
+      return moved
+
+    return jax.tree_util.tree_map_with_path(one, ruled, counts)
+
   def grads(
     self,
     params: PyTree,
@@ -254,8 +273,8 @@ class Task:
   ) -> tuple[PyTree, tuple[PyTree, PyTree], Metrics]:
     """Returns the gradients for the trainable parameters, what others become, and the metrics.
 
-    The second result is what replaces `overwritten`, and the loads of the whole batch for the
-    parameters that Optimizer.split_load_biases selects: see group_router.balanced.
+    The second result is what replaces `overwritten`, and the counts of the whole batch for the
+    parameters that Optimizer.split_ruled selects: see `moved`.
 
     Each loss is divided by its weight in the whole batch. Therefore the number of microbatches
     changes the result only by rounding, dropout masks and FP8, if the loss is a sum over rows. Each
@@ -263,7 +282,7 @@ class Task:
     the same for all microbatches of a step.
     """
     trainable, others = self.optimizer.split(params)
-    biases, frozen = self.optimizer.split_load_biases(others)
+    ruled, frozen = self.optimizer.split_ruled(others)
     has_probes = self.gradient_dtype != 'float32'
     like = lambda w: jnp.zeros(w.shape, self.gradient_dtype)
     probes = jax.tree.map(like, trainable) if has_probes else None
@@ -274,18 +293,18 @@ class Task:
     def share(
       varied: PyTree, changed: PyTree, microbatch: Batch, rng: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-      (weights, probes), (overwritten, biases) = varied, changed
-      params = merged(trainable if weights is None else weights, merged(biases, frozen))
+      (weights, probes), (overwritten, ruled) = varied, changed
+      params = merged(trainable if weights is None else weights, merged(ruled, frozen))
       return self._share(whole, params, microbatch, rng, overwritten, probes)
 
     def part(i: jax.Array | None, microbatch: Batch, overwritten: PyTree) -> PyTree:
       rng_i = rng if i is None or rng is None else jax.random.fold_in(rng, i)
       with self.context():
         gradient = jax.grad(share, argnums=(0, 1), has_aux=True)
-        (grads, after), metrics = gradient(varied, (overwritten, biases), microbatch, rng_i)
+        (grads, after), metrics = gradient(varied, (overwritten, ruled), microbatch, rng_i)
       return (gradient_probes.gradients_of(*grads), after[1]), after[0], metrics
 
-    zeros = jax.tree.map(jnp.zeros_like, (trainable, biases))
-    (grads, loads), after, found = summed(part, zeros, dict(overwritten or {}), parts)
+    zeros = jax.tree.map(jnp.zeros_like, (trainable, ruled))
+    (grads, counts), after, found = summed(part, zeros, dict(overwritten or {}), parts)
     metrics = {k: over_microbatches(k, m) for k, m in found.items()}
-    return grads, (after, loads), self._with_total(metrics, batch)
+    return grads, (after, counts), self._with_total(metrics, batch)

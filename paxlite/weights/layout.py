@@ -11,12 +11,12 @@ from typing import Any
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
+from paxlite.layers.moe.group_router import LOAD_BIAS
 from paxlite.weights.packed_experts import packed_tensors
 from paxlite.weights.tensor_entries import (
   Entry,

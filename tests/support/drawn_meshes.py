@@ -118,7 +118,7 @@ def trained(e: Any, state: Any, packed: bool) -> tuple[list[float], Any, Any]:
   state, metrics = jax.device_get(compiled(jax.jit(three), state, batch)(state, batch))
   losses = metrics['Metrics/total_loss'].value.tolist()
   learned, others = task.optimizer.split(state.params)
-  return losses, learned, task.optimizer.split_load_biases(others)[0]
+  return losses, learned, task.optimizer.split_ruled(others)[0]
 
 
 def check(seed: str) -> dict[str, Any]:

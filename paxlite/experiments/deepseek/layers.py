@@ -11,12 +11,14 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
-from paxlite.core.variable_names import INDEXER
+from paxlite.core.training_rules import never_trained
 from paxlite.layers.attention.attention import DotProductAttention, append_to_cache, is_decoding
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.layers.rotary import RotaryEmbedding
 from paxlite.parallel.partitioning import shard
+
+INDEXER = never_trained('indexer')  # the module whose choice of keys has no gradient
 
 
 class LatentAttention(nn.Module):

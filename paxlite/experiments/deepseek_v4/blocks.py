@@ -18,7 +18,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
-from paxlite.core.variable_names import EXPERTS_OF_IDS
+from paxlite.core.training_rules import never_trained
 from paxlite.layers.activations import gate_by
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
@@ -28,6 +28,8 @@ from paxlite.layers.moe.moe import MoeFeedForward, Routing, TopKRouter
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.rotary import RotaryEmbedding
 from paxlite.parallel.partitioning import param, shard
+
+EXPERTS_OF_IDS = never_trained('fixed_experts')  # a table of the experts of token ids
 
 
 class Connection(NamedTuple):

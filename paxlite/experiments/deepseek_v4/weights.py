@@ -7,10 +7,11 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.variable_names import EXPERTS_OF_IDS, LOAD_BIAS
 from paxlite.experiments import options
 from paxlite.experiments.deepseek_v4 import DeepSeekV4
+from paxlite.experiments.deepseek_v4.blocks import EXPERTS_OF_IDS
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.moe.group_router import LOAD_BIAS
 from paxlite.weights.config_keys import Both, Config, Key, OneOf, Repeated, Same, activation
 from paxlite.weights.family import Family
 from paxlite.weights.family_keys import (

@@ -18,6 +18,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
+from paxlite.core.training_rules import never_trained
 from paxlite.layers.attention.attention import (
   AttentionSinks,
   DotProductAttention,
@@ -30,6 +31,7 @@ from paxlite.layers.projection import Projection
 from paxlite.layers.rotary import RotaryEmbedding
 from paxlite.parallel.partitioning import param, shard, shards_of
 
+INDEXER = never_trained('indexer')  # the module whose choice of keys has no gradient
 _HIDDEN = -1e30  # as where a mask hides a key
 
 
@@ -338,7 +340,7 @@ class SharedKeyAttention(nn.Module):
       of_windows_BWH = self.keys_tpl(model_dims=D, head_dim=H, name='window_keys')(x_BTD, of)
       visible_BTW = of.visible(T, start)
       if self.selection_tpl is not None:
-        select = self.selection_tpl(name='indexer')
+        select = self.selection_tpl(name=INDEXER)
         visible_BTW = select(x_BTD, latent_BTQ, positions_BT, of, visible_BTW)
       context_BTNH = attention(
         query_BTNH, key_BS1H, of_windows_BWH, of, visible_BTW, segment_ids_BT, start

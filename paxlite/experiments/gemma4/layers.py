@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
-from paxlite.core.variable_names import FIXED
+from paxlite.core.training_rules import never_trained
 from paxlite.layers.activations import gate_by
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.embeddings import TokenEmbedding
@@ -29,6 +29,8 @@ from paxlite.layers.remat import recomputed
 from paxlite.layers.rotary import RotaryEmbedding
 from paxlite.layers.transformer import TransformerBlock
 from paxlite.parallel.partitioning import param, shard
+
+FIXED = never_trained('fixed_scale')  # a number that a model was published with
 
 
 class ScaledBlock(TransformerBlock):

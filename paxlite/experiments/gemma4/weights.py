@@ -6,8 +6,8 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.variable_names import FIXED
 from paxlite.experiments.gemma4 import Gemma4, WideAttention
+from paxlite.experiments.gemma4.layers import FIXED
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (

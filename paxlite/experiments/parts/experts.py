@@ -21,7 +21,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
-from paxlite.layers.moe.group_router import GroupRouter
+from paxlite.layers.moe.group_router import LOAD_BIAS, GroupRouter, balanced
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
@@ -197,7 +197,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def task(self) -> fdl.Config:
     task = super().task()
     if self.ROUTER == 'balanced':
-      task.load_bias_rate = self.ROUTER_BIAS_RATE
+      task.rules = {LOAD_BIAS: template(balanced, rate=self.ROUTER_BIAS_RATE)}
     return task
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from paxlite.core.variable_names import LOAD_BIAS
+from paxlite.core.training_rules import moved_by
 from paxlite.layers.moe.moe import Routing, TopKRouter
 from paxlite.parallel.partitioning import param
 
@@ -65,7 +65,7 @@ class GroupRouter(TopKRouter):
     return jax.nn.sigmoid(logits_JME) if self.use_sigmoid else jax.nn.softmax(logits_JME)
 
 
-def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
+def balanced(bias: jax.Array, load: jax.Array, rate: float = 0.001) -> jax.Array:
   """Returns the bias of the next step, by DeepSeek-V3's rule, [..., E].
 
   It grows by `rate` for experts with less than the mean load, and shrinks by as much for those with
@@ -78,6 +78,9 @@ def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
     rate: How much the bias changes.
   """
   return bias + rate * jnp.sign(load.mean(-1, keepdims=True) - load)
+
+
+LOAD_BIAS = moved_by('replaced_bias', balanced)
 
 
 @jax.custom_vjp

@@ -10,8 +10,9 @@ from flax import linen as nn
 from flax.core.scope import LazyRng
 from jax.tree_util import keystr
 
+from paxlite.core.training_rules import rule_of
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import LOAD_BIAS, path_name
+from paxlite.core.variable_names import path_name
 from paxlite.layers.sown import SOWN
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class LayerFacts(NamedTuple):
     axes: The logical axes of each variable, in the order of jax.tree.leaves.
     dtypes: The dtype in which the layer reads each variable. It is narrower than the variable's own
       dtype if the layer only casts the variable to it.
-    combine: How the results of microbatches for a variable are combined: gradients are added, loads
-      of experts are counted, and new values of an FP8 state are combined by their maximum.
+    combine: How the results of microbatches for a variable are combined: gradients are added, what
+      a rule moves a variable by is counted, and of new values of an FP8 state there is the maximum.
     draws: Whether the layer draws random numbers.
     sows: Whether it sows losses or summaries.
     has_experts: Whether it has experts.
@@ -127,4 +128,4 @@ def _combine(names: list[str]) -> Combine:
   collection, *_, variable = names
   if collection != 'params':
     return 'max'
-  return 'count' if variable == LOAD_BIAS else 'add'
+  return 'add' if rule_of(variable) is None else 'count'

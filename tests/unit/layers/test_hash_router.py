@@ -9,10 +9,9 @@ import pytest
 from flax import linen as nn
 
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import EXPERTS_OF_IDS
+from paxlite.core.training_rules import is_never_trained
 from paxlite.experiments.deepseek_v4 import DeepSeekV4
-from paxlite.experiments.deepseek_v4.blocks import HashRouter
-from paxlite.optim.optimizers import _is_fixed
+from paxlite.experiments.deepseek_v4.blocks import EXPERTS_OF_IDS, HashRouter
 
 V, E, X, D = 11, 6, 2, 5
 
@@ -40,7 +39,7 @@ def test_ids_choose_and_activations_weigh():
   grads = jax.jit(jax.grad(total))(params)['params']
   assert np.asarray(grads['gate']).any()
   assert not np.asarray(grads[EXPERTS_OF_IDS]).any()
-  assert _is_fixed(f'transformer/first_1/ff_layer/experts/router/{EXPERTS_OF_IDS}')
+  assert is_never_trained(f'transformer/first_1/ff_layer/experts/router/{EXPERTS_OF_IDS}')
 
 
 REFUSED = {

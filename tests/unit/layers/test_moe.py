@@ -11,12 +11,11 @@ from flax import traverse_util
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.layers.moe import moe
 from paxlite.layers.moe.dropless import DroplessDispatch
-from paxlite.layers.moe.group_router import GroupRouter, balanced
+from paxlite.layers.moe.group_router import LOAD_BIAS, GroupRouter, balanced
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
 from paxlite.losses.metrics import Mean, Weighted
@@ -418,7 +417,7 @@ def test_a_step_moves_the_bias_once_by_the_load_of_all_microbatches():
   task, batch = balanced_task(NUM_MICROBATCHES=4)
   before = initial(task)
   step = compiled(jax.jit(functools.partial(train_step, task, 0)), before, batch)
-  bias = lambda state: by_layer(task.optimizer.split_load_biases(state.params)[0])
+  bias = lambda state: by_layer(task.optimizer.split_ruled(state.params)[0])
   load = loads_of()
   after, _ = step(before, batch)
   expected = 0.25 * np.sign(load.mean(-1, keepdims=True) - load)
@@ -434,4 +433,4 @@ def test_a_step_moves_the_bias_once_by_the_load_of_all_microbatches():
 def test_a_bias_that_is_not_among_the_trainable_variables_stays():
   task, _ = balanced_task(USE_LORA=True)
   names = jax.eval_shape(task.init_params, jax.random.key(0))
-  assert not jax.tree.leaves(task.optimizer.split_load_biases(names)[0])
+  assert not jax.tree.leaves(task.optimizer.split_ruled(names)[0])

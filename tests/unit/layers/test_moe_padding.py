@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.data.base import one_segment
 from paxlite.experiments.deepseek_v4.blocks import HashRouter, RootSoftplusRouter
 from paxlite.experiments.gemma4.layers import ScaledRouter
 from paxlite.finetuning.reinforcement.rollouts import RolloutBatches, RolloutInput
 from paxlite.layers.moe import moe
 from paxlite.layers.moe.dropless import DroplessDispatch
-from paxlite.layers.moe.group_router import GroupRouter
+from paxlite.layers.moe.group_router import LOAD_BIAS, GroupRouter
 from paxlite.layers.sown import SOWN
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.parallel import partitioning
