@@ -12,10 +12,7 @@ PACKAGE = runs.ROOT / 'paxlite'
 LEAVES = [f'paxlite.{name}' for name in extensions.BUILT_IN]
 
 # Modules of leaves that are not yet in a folder.
-NOT_YET = (
-  'paxlite.programs.foresight', 'paxlite.programs.measured_step', 'paxlite.tools.convert_te',
-  'paxlite.tools.report_page',
-)  # fmt: skip
+NOT_YET = 'paxlite.tools.convert_te', 'paxlite.tools.report_page'
 
 
 def families() -> list[str]:
