@@ -30,7 +30,7 @@ OFFERED = {
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),
-  'finetuning': ('finetune', 'SftFiles', 'data of examples', 'a reference model'),
+  'finetuning': ('finetune', 'data of examples', 'a reference model', 'SftFiles'),
   'proof': ('verify', 'bisect', 'prove'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
 }
