@@ -12,11 +12,7 @@ log = logging.getLogger('paxlite')
 
 
 class FailureLog:
-  """Says failures of copies to a place, and counts those that it does not say.
-
-  Args:
-    place: Where the copies go.
-  """
+  """Says failures of copies to `place`, and counts those that it does not say."""
 
   def __init__(self, place: str):
     self._place = place

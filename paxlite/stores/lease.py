@@ -94,7 +94,6 @@ class Lease:
 
     Raises:
       UserError: Another run holds it and renews it, or it cannot be replaced.
-      OSError: The store does not answer.
     """
     seen: bytes | None = None
     until = 0.0
@@ -121,7 +120,13 @@ class Lease:
         taken = store.create(NAME, mine) if tag is None else store.replace(NAME, mine, tag)
         if taken is not None:
           self._tag, self._renewed_at = taken, asked_at
-          self._check_conditions()
+          if not store.enforces_conditions(NAME, self._content(released=True)):
+            self._tag = None  # a lease keeps nobody out
+            raise UserError(
+              f'{self._address}: the store ignores the conditions of writes (If-None-Match, '
+              'If-Match), so that two runs could write here at the same time. Use a store that has '
+              'them'
+            )
           self._thread.start()
           return last if isinstance(last, str) else None
         # Another process was faster, and the next look shows which one; or it is not so.
@@ -130,21 +135,12 @@ class Lease:
           refused_at = asked_at
         elif asked_at > refused_at + self._times.expires:
           raise UserError(
-            f'the lease {self._store.address(NAME)} can be read and not replaced: for '
+            f'the lease {store.address(NAME)} can be read and not replaced: for '
             f'{self._times.expires:.0f} s the store has answered that another process changes it, '
             'and it is the same. Look for a proxy or a cache between, or for a rule that keeps '
             'objects as they are'
           )
       time.sleep(self._times.look)
-
-  def _check_conditions(self) -> None:
-    """Raises UserError if the store ignores conditions: then a lease keeps nobody out."""
-    if not self._store.enforces_conditions(NAME, self._content(released=True)):
-      self._tag = None
-      raise UserError(
-        f'{self._address}: the store ignores the conditions of writes (If-None-Match, If-Match), '
-        'so that two runs could write here at the same time. Use a store that has them'
-      )
 
   def release(self) -> None:
     """Gives the lease back; a store that does not answer is left alone."""
@@ -161,37 +157,30 @@ class Lease:
     while not self._stop.wait(pause):
       asked_at = _now()
       self._renewals += 1
-      pause = self._times.renew
+      pause = min(self._times.renew, self._times.look)
       try:
         tag = self._store.replace(NAME, self._content(), self._tag or '')
-        if tag is None:
-          _, content, tag = _read(self._store)
-          if tag is None or content.get('attempt', self.attempt) != self.attempt:
-            self._tag = None
-            how = f'was taken over by another run ({_described(content)})'
-            self._lost(f'{self._address} {how if tag else "has no lease any more: it was removed"}')
-            return
-          # The answer to an earlier renewal was lost, or the store could not decide (409 of S3).
-          self._tag, pause = tag, min(self._times.renew, self._times.look)
-          self._problem = 'the store says that another process changes it'
+        if tag is not None:
+          self._tag, self._renewed_at, self._problem = tag, asked_at, ''
+          pause = self._times.renew
           continue
+        _, content, tag = _read(self._store)
+        if tag is None or content.get('attempt', self.attempt) != self.attempt:
+          self._tag = None
+          how = f'was taken over by another run ({_described(content)})'
+          self._lost(f'{self._address} {how if tag else "has no lease any more: it was removed"}')
+          return
+        # The answer to an earlier renewal was lost, or the store could not decide (409 of S3).
+        self._tag, self._problem = tag, 'the store says that another process changes it'
       except (OSError, UserError) as e:
         log.debug('the lease of %s could not be renewed: %s', self._address, e)
         self._problem = reason_of(e)
-        pause = min(self._times.renew, self._times.look)
-        continue
-      self._tag, self._renewed_at, self._problem = tag, asked_at, ''
 
   def _content(self, released: bool = False) -> bytes:
     holder = {
-      'attempt': self.attempt,
-      'host': socket.gethostname(),
-      'process': os.getpid(),
-      'user': _user(),
-      'since': self._since,
-      'renewals': self._renewals,
-      'released': released,
-    }
+      'attempt': self.attempt, 'host': socket.gethostname(), 'process': os.getpid(),
+      'user': _user(), 'since': self._since, 'renewals': self._renewals, 'released': released,
+    }  # fmt: skip
     return json.dumps(holder, indent=1).encode()
 
 
@@ -214,12 +203,9 @@ class LeaseView:
     self._lock = threading.Lock()
 
   def check(self) -> None:
-    """Raises OSError unless the holder has renewed its lease lately, as `Lease.check` does.
-
-    The lease is read once for each third of the time between two renewals.
-    """
+    """Raises OSError unless the holder has renewed its lease lately, as `Lease.check` does."""
     with self._lock:
-      now = _now()
+      now = _now()  # the lease is read once for each third of the time between two renewals
       if not self._seen or now > self._looked_at + self._times.renew / 3:
         data, content, tag = _read(self._store)
         if content.get('attempt') != self._attempt or content.get('released'):

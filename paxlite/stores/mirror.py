@@ -24,7 +24,7 @@ CHECKPOINTS = 'checkpoints'  # folders of this name are left out, in the run's f
 _PIECE = 8 << 20
 _CHECKSUMS = '.mirrored.json'
 _READERS = 8
-_OTHERS = {'lease.json'}  # objects that are no files of the run
+_LEASE = 'lease.json'  # is no file of the run
 
 
 class Mirror:
@@ -45,23 +45,8 @@ class Mirror:
     self._tags: dict[str, str] = {}  # of the objects that this process has written
     self._changed: dict[str, tuple[int, int]] = {}  # size and time of change of each file
 
-  def resume(self) -> None:
-    """Keeps the files of the last run, which was in this folder, and gets those that are absent.
-
-    Raises as `upload` does.
-    """
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-      found = parsed((self._folder / _CHECKSUMS).read_text())
-      self._pieces = {str(k): list(map(int, v)) for k, v in found.items()}
-    self._download_all({name for name, _ in self._files()})
-
   def upload(self) -> None:
-    """Copies the files that have changed to the store, and deletes the objects of absent ones.
-
-    Raises:
-      OSError: The store does not answer.
-      StoreError: The bucket cannot be used.
-    """
+    """Copies the files that have changed to the store, and deletes the objects of absent ones."""
     files = dict(self._files())
     if self._pieces and not files:  # a run always has files, so something else removed them
       reason = 'its files are gone; none is deleted in the store'
@@ -77,20 +62,24 @@ class Mirror:
       with contextlib.suppress(OSError):  # A full disk is reported where checkpoints are written.
         write_file(self._folder / _CHECKSUMS, json.dumps(self._pieces).encode())
 
-  def download(self) -> None:
-    """Replaces the files in the folder by those in the store; raises as `upload` does."""
-    for name, _ in list(self._files()):
-      (self._folder / name).unlink()
-    self._pieces = {}
-    self._download_all(set())
+  def download(self, resumes: bool = False) -> None:
+    """Replaces the files in the folder by those in the store.
 
-  def _download_all(self, present: set[str]) -> None:
-    """Gets the files that are not present."""
-    files = {
-      name: objects
-      for name, objects in files_below(self._store, known=self._known).items()
-      if name not in present and _is_of_mirror(name)
-    }
+    Args:
+      resumes: Whether the last run was in this folder: then its files are kept, and only those that
+        are absent come from the store.
+    """
+    self._pieces = {}
+    if resumes:
+      with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        found = parsed((self._folder / _CHECKSUMS).read_text())
+        self._pieces = {str(k): list(map(int, v)) for k, v in found.items()}
+    else:
+      for name, _ in list(self._files()):
+        (self._folder / name).unlink()
+    present = {name for name, _ in self._files()}
+    below = files_below(self._store, known=self._known)
+    files = {k: v for k, v in below.items() if k not in present and _is_of_mirror(k)}
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
       for name, crcs in zip(files, pool.map(self._download, files.items()), strict=True):
         self._pieces[name] = crcs
@@ -158,7 +147,5 @@ def _raise_unless_absent(error: OSError) -> None:
 
 def _is_of_mirror(name: str) -> bool:
   """Returns whether the file of a run is one that `upload` copies."""
-  parts = name.split('/')
-  return not (
-    name in _OTHERS or CHECKPOINTS in parts or parts[-1].startswith('.') or is_piece(name)
-  )
+  *folders, last = name.split('/')
+  return not (name == _LEASE or CHECKPOINTS in folders or last[:1] == '.' or is_piece(name))

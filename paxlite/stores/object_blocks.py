@@ -5,7 +5,6 @@ PAXLITE_CACHE_GB (100). If it is full, the blocks that were fetched first are re
 object that has changed have other names, so they are never mixed.
 """
 
-import collections
 import concurrent.futures
 import contextlib
 import errno
@@ -37,22 +36,11 @@ _RANGES_AT_ONCE = 8
 _IN_MEMORY = 16 << 20  # bytes of the blocks of one object
 _lock = threading.Lock()
 _used: list[int] = []  # the bytes of all blocks on the disk, once they are counted
-
-
-@functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
-  return concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix='objects')
+_pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix='objects')
 
 
 class ObjectRanges:
-  """The Content of an object, of which nothing is kept: it is read once.
-
-  Args:
-    address: The object.
-
-  Raises:
-    UserError: There is no such object, or the store cannot be used.
-  """
+  """The Content of an object, of which nothing is kept: it is read once."""
 
   read_ahead = 0
 
@@ -90,15 +78,7 @@ class ObjectRanges:
 
 
 class ObjectBytes(ObjectRanges):
-  """The Content of an object, of which blocks are kept.
-
-  Args:
-    address: The object.
-    block: Bytes of a block: a request reads one block.
-
-  Raises:
-    UserError: There is no such object, or the store cannot be used.
-  """
+  """The Content of an object, of which blocks are kept; a request reads `block` bytes."""
 
   read_ahead = 16
 
@@ -109,7 +89,7 @@ class ObjectBytes(ObjectRanges):
     self._folder = cache() / 'blocks' / version[:24]
     self._lock = threading.Lock()
     self._coming: dict[int, concurrent.futures.Future] = {}
-    self._recent: collections.OrderedDict[int, bytes] = collections.OrderedDict()
+    self._get = functools.lru_cache(_IN_MEMORY // block)(self._fetched)
 
   def read(self, offset: int, length: int) -> bytes:
     numbers = self._numbers(offset, length)
@@ -129,8 +109,8 @@ class ObjectBytes(ObjectRanges):
     """Begins to fetch blocks onto the disk; they are not kept in memory."""
     with self._lock:
       for number in numbers:
-        if number not in self._coming and number not in self._recent:
-          self._coming[number] = _pool().submit(self._bring, number)
+        if number not in self._coming:
+          self._coming[number] = _pool.submit(self._bring, number)
 
   def _bring(self, number: int) -> None:
     try:
@@ -140,20 +120,12 @@ class ObjectBytes(ObjectRanges):
       with self._lock:
         del self._coming[number]
 
-  def _get(self, number: int) -> bytes:
+  def _fetched(self, number: int) -> bytes:
     with self._lock:
-      if number in self._recent:
-        self._recent.move_to_end(number)
-        return self._recent[number]
       coming = self._coming.get(number)
     if coming is not None:
       coming.result()
-    data = self._load(number)
-    with self._lock:
-      self._recent[number] = data
-      while len(self._recent) > _IN_MEMORY // self._block:
-        self._recent.popitem(last=False)
-    return data
+    return self._load(number)
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f'{number // 1000:06d}' / f'{number:09d}'
@@ -209,12 +181,10 @@ class _InOrder(io.RawIOBase):
 def _blocks() -> list[tuple[float, int, pathlib.Path]]:
   """Returns the time, the size and the path of each block on the disk."""
   found = []
-  for parent, _, names in os.walk(cache() / 'blocks'):
-    for name in names:
-      with contextlib.suppress(OSError):
-        path = pathlib.Path(parent, name)
-        stat = path.stat()
-        found.append((stat.st_mtime, stat.st_size, path))
+  for path in (cache() / 'blocks').glob('*/*/*'):
+    with contextlib.suppress(OSError):
+      stat = path.stat()
+      found.append((stat.st_mtime, stat.st_size, path))
   return found
 
 

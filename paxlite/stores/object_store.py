@@ -2,8 +2,9 @@
 
 This is the only module that calls obstore. Requests that fail for a reason that may pass (429, 5xx,
 a reset, a timeout) are tried again with growing pauses until `patience` is used up. Then they raise
-OSError. Failures that a repetition cannot mend (credentials, permission, a missing bucket) raise
-StoreError at once.
+OSError, as does an answer that is none of a store, and FileNotFoundError for an absent object.
+Failures that a repetition cannot mend (credentials, permission, a missing bucket, a name that no
+path can have) raise StoreError at once.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from paxlite.stores.store_settings import gs_settings, s3_settings
 
 PATIENCE = 120.0  # seconds during which a request is tried again
 _CONNECT_SECONDS, _SILENT_SECONDS, _REQUEST_SECONDS = 5, 30, 300
+_FIRST_PAUSE, _LAST_PAUSE = datetime.timedelta(seconds=0.1), datetime.timedelta(seconds=10)
 _PART = 8 << 20  # bytes of a part of a large upload
 _PARTS = 9000  # S3 allows 10,000
 _AT_ONCE = 2  # parts of one upload
@@ -98,14 +100,10 @@ class ObjectStore:
           'read_timeout': f'{_SILENT_SECONDS}s',
           'timeout': f'{_REQUEST_SECONDS}s',
         },
-        retry_config={
-          'max_retries': 1000,  # The time is the limit.
+        retry_config={  # The time is the limit.
+          'max_retries': 1000,
           'retry_timeout': datetime.timedelta(seconds=patience),
-          'backoff': {
-            'init_backoff': datetime.timedelta(milliseconds=100),
-            'max_backoff': datetime.timedelta(seconds=10),
-            'base': 2,
-          },
+          'backoff': {'init_backoff': _FIRST_PAUSE, 'max_backoff': _LAST_PAUSE, 'base': 2},
         },
       )
     self._server = self._scheme, self._bucket, endpoint
@@ -135,12 +133,7 @@ class ObjectStore:
     self._check_absent('')
 
   def read(self, name: str, size: int | None = None) -> bytes:
-    """Returns an object; raises FileNotFoundError if there is none.
-
-    Args:
-      name: Its name.
-      size: Its bytes, as they were listed; an answer of another size raises OSError.
-    """
+    """Returns an object, and raises OSError unless it has the `size` that was listed."""
     content, _ = self.read_tagged(name)
     self._check_size(name, len(content), size)
     return content
@@ -154,11 +147,7 @@ class ObjectStore:
       return found.bytes().to_bytes(), _tag(found.meta)
 
   def read_range(self, name: str, start: int, stop: int, tag: str) -> bytes:
-    """Returns the bytes from `start` to `stop` of an object; fewer if it is shorter.
-
-    Raises:
-      OSError: The object no longer has `tag`.
-    """
+    """Returns the bytes from `start` to `stop`; raises OSError if the object has another tag."""
     import obstore
 
     options: dict[str, object] = {'range': (start, stop), _CONDITION[self._scheme]: tag}
@@ -190,10 +179,6 @@ class ObjectStore:
     Args:
       prefix: The prefix, without a slash at its end.
       known: The name of an object that is there. A list without it is not believed.
-
-    Raises:
-      OSError: The store does not answer, or the answer is no list.
-      StoreError: The bucket cannot be used, or has a name that no path can have.
     """
     count, is_known = 0, known is None
     for found in self._listed(prefix):
@@ -205,27 +190,18 @@ class ObjectStore:
       raise self._no_list(prefix, f'{self.address(known or "")} is missing in its list')
     self._check_end(prefix, count)
 
-  def names(self, prefix: str = '') -> tuple[list[str], list[str]]:
-    """Returns the names of the folders and of the objects directly below a prefix.
-
-    Markers of folders are no objects, as in `below`, which says what is raised.
-    """
-    folders, objects = self._names(prefix)
-    self._check_end(prefix, len(folders) + len(objects))
-    names = [o.name.rpartition('/')[2] for o in objects if self._is_file(prefix, o)]
-    return folders, names
-
-  def folders(self, prefix: str, known: str) -> list[str]:
+  def folders(self, prefix: str = '', known: str | None = None) -> list[str]:
     """Returns the names of the folders directly below a prefix, which need not be there.
 
     Args:
       prefix: The prefix.
       known: The name of an object that is there, in a folder above. It proves that there is nothing
         below the prefix: each list must show what the list above it has shown.
-
-    Raises:
-      As `below` does.
     """
+    if known is None:
+      folders, objects = self._names(prefix)
+      self._check_end(prefix, len(folders) + len(objects))
+      return folders
     at = known.rpartition('/')[0]
     folders, objects = self._names(at)
     if known not in {o.name for o in objects}:
@@ -243,37 +219,22 @@ class ObjectStore:
     """Writes a small object, and replaces one that is there; returns its tag."""
     return self._put(name, content, 'overwrite')
 
-  def create(self, name: str, content: bytes) -> str | None:
-    """Writes an object unless there is one; returns its tag, or None if there is one.
+  # The content must be unlike that of any other writer in these two: if an answer is lost, a
+  # repeated request finds the object of the first one.
 
-    The content must be unlike that of any other writer: if an answer is lost, a repeated request
-    finds the object of the first one.
-    """
+  def create(self, name: str, content: bytes) -> str | None:
+    """Writes an object unless there is one; returns its tag, or None if there is one."""
     return self._put_if(name, content, 'create')
 
   def replace(self, name: str, content: bytes, tag: str) -> str | None:
-    """Writes an object if it still has `tag`; returns the new tag, or None if it has another one.
-
-    The content must be unlike that of any other writer, as for `create`.
-    """
+    """Writes an object if it still has `tag`; returns its new tag, or None if it has another."""
     return self._put_if(name, content, {_TAG[self._scheme]: tag})
 
   def write_own(self, name: str, content: bytes, tag: str | None = None) -> str:
-    """Writes an object that only one process may write, on the condition that it is unchanged.
+    """Writes an object that only one process may write, if it is unchanged; returns its new tag.
 
     A request that arrives late, when the process may not write any more, then changes nothing that
-    another process has written in the meantime.
-
-    Args:
-      name: Its name.
-      content: Its content.
-      tag: The tag that the object has, if it is known; None for a new object.
-
-    Returns:
-      Its new tag.
-
-    Raises:
-      OSError: The store does not answer, or the object changes all the time.
+    another process has written in the meantime. `tag` is the present one, if it is known.
     """
     for _ in range(_TRIES):
       new = self.create(name, content) if tag is None else self.replace(name, content, tag)
@@ -287,12 +248,7 @@ class ObjectStore:
     raise OSError(errno.EBUSY, reason, self.address(name))
 
   def enforces_conditions(self, name: str, content: bytes) -> bool:
-    """Returns whether the store refuses a write whose condition does not hold.
-
-    Args:
-      name: An object that is there, and that only this process may write.
-      content: What may be written if the store does not refuse it; unlike what is there.
-    """
+    """Returns whether the store refuses to write `content` to an object that is there already."""
     wrong = _NO_TAG[self._scheme]
     return self.create(name, content) is None and self.replace(name, content, wrong) is None
 
@@ -360,10 +316,7 @@ class ObjectStore:
     return folders, list(map(self._object, found['objects']))
 
   def _is_file(self, prefix: str, found: Object) -> bool:
-    """Returns whether a listed object is not the marker of a folder.
-
-    The list has lost the slash at the end of a marker's name, so it is asked for by that name.
-    """
+    """Returns whether a listed object is no marker, whose name has lost its slash in the list."""
     if found.name == prefix or found.size:
       return found.name != prefix
     if found.name.endswith('_$folder$'):
@@ -374,11 +327,8 @@ class ObjectStore:
       return False
 
   def _check_end(self, prefix: str, count: int) -> None:
-    """Raises OSError if a list is not to be believed: a page of HTML looks like an empty one.
-
-    What ends within a page has an end that the store has sent.
-    """
-    if count % _PAGE:
+    """Raises OSError if a list is not to be believed: a page of HTML looks like an empty one."""
+    if count % _PAGE:  # The store has sent the end of the list.
       return
     self._check_absent(prefix)
     for name in (f'{prefix}/{name}'.lstrip('/') for name in _USUAL):

@@ -74,7 +74,7 @@ class Stores(Scheme):
     with reading(address):
       store = ObjectStore(address)
       store.check()
-      folders, _ = store.names()
+      folders = store.folders()
       name = 'checkpoints' if 'checkpoints' in folders else ''
       if name or any(step_of(folder) is not None for folder in folders):
         steps = reversed(StepCopies(store, name, place_of(address) / name).steps())

@@ -1,4 +1,4 @@
-"""Checkpoints of a run in an object store.
+"""Checkpoints of a run in an object store. The methods raise what those of ObjectStore raise.
 
 A store has no folders that could be renamed, so a checkpoint is complete when its checksums.json is
 there. This file is written last, and only if there is none. When a checkpoint is deleted, this file
@@ -13,20 +13,15 @@ import logging
 import os
 import pathlib
 import shutil
+import sys
 import time
 import zlib
 from collections.abc import Callable
 
-from paxlite.checkpointing.checksums import (
-  CHECKSUMS,
-  Sum,
-  checksum,
-  damage,
-  folder_name,
-  step_of,
-)
+from paxlite.checkpointing.checksums import CHECKSUMS, Sum, checksum, damage, folder_name, step_of
 from paxlite.checkpointing.folders import unused_name
 from paxlite.core.json_text import parsed
+from paxlite.processes.hosts import Hosts
 from paxlite.stores.object_store import Object, ObjectStore
 from paxlite.stores.stored_files import files_below
 
@@ -34,6 +29,7 @@ _AT_ONCE = 4  # files that are copied at the same time
 _HOST = '.host-{:05d}.json'  # checksums of the files that one of several hosts has written
 _LOOK_SECONDS = 1.0
 _PATIENCE = 60.0  # seconds for which host 0 waits for the files of the others, each time
+_ONE_HOST = Hosts()
 
 log = logging.getLogger('paxlite')
 
@@ -49,10 +45,11 @@ class StepCopies:
     store: The store of the run's job_log_dir.
     name: What the checkpoints are below, such as best/checkpoints.
     folder: The folder of Orbax's checkpoints.
-    host: Number of this host.
-    hosts: Number of hosts; each of them has its own folder, with the files that it has written.
+    hosts: The hosts; each of several has its own folder, with the files that it has written.
     known: The name of an object that is there, in a folder above. It proves that there are no
       steps; see ObjectStore.folders.
+    max_to_keep: Number of steps to keep in the store.
+    before_complete: Is called by host 0 before a step that it copies becomes complete.
   """
 
   def __init__(
@@ -60,16 +57,17 @@ class StepCopies:
     store: ObjectStore,
     name: str,
     folder: pathlib.Path,
-    host: int = 0,
-    hosts: int = 1,
+    hosts: Hosts = _ONE_HOST,
     known: str | None = None,
+    max_to_keep: int = sys.maxsize,
+    before_complete: Callable[[], None] = lambda: None,
   ):
-    self.folder = folder
-    self._known = known
-    self._store = store
-    self._name = name
-    self._host, self._hosts = host, hosts
+    self._store, self._name, self._folder, self._known = store, name, folder, known
+    self._hosts, self._leads = hosts, hosts.index == 0  # writes the checksums and deletes steps
+    self._max_to_keep, self._before_complete = max_to_keep, before_complete
     self._done: tuple[tuple[int, int], set[str]] = (0, 0), set()  # a step, and its copied files
+    self._stored: set[int] = set()
+    self._copied: dict[int, tuple[int, int]] = {}  # a stamp of the local folder of each copied step
 
   def steps(self) -> list[int]:
     """Returns the complete steps in the store in ascending order."""
@@ -85,51 +83,44 @@ class StepCopies:
       self._store.delete_below(self._key(step))
 
   def delete(self, step: int) -> None:
-    """Deletes a step."""
+    """Deletes a step in the store."""
     self._done = (0, 0), set()
     self._store.delete([self._key(step, CHECKSUMS)])
     self._store.delete_below(self._key(step))
 
-  def upload(self, step: int, before_complete: Callable[[], None] = lambda: None) -> None:
+  def upload(self, step: int) -> None:
     """Copies a step to the store; host 0 waits for the files of the others.
 
     After a failure it can be called again, and continues with the files that are left.
 
-    Args:
-      step: A step in the folder.
-      before_complete: Is called by host 0 before it writes the checksums.
-
     Raises:
       AbandonedError: The folder was deleted, or the store has the step.
-      OSError: The store does not answer, or the run may not write.
-      StoreError: The bucket cannot be used.
     """
     try:
       own, content = self._copy_files(step)
     except (FileNotFoundError, NotADirectoryError) as e:
       raise AbandonedError(f'step {step} was deleted before it was copied ({e})') from None
-    if self._host != 0:
-      self._store.write(self._key(step, _HOST.format(self._host)), json.dumps(own).encode())
+    if not self._leads:
+      self._store.write(self._key(step, _HOST.format(self._hosts.index)), json.dumps(own).encode())
       return
-    if self._hosts > 1:
+    if self._hosts.count > 1:
       content = self._merged(step, own)
-    before_complete()
+    self._before_complete()
     if self._store.create(self._key(step, CHECKSUMS), content) is None:
       raise AbandonedError(f'step {step} is in the store already')
 
   def _copy_files(self, step: int) -> tuple[dict, bytes]:
     """Copies those files of a step that this host writes and that were not copied before.
 
-    Returns:
-      The checksums of this host's files, and the content of the folder's file of checksums.
+    Returns the checksums of this host's files, and the content of the folder's checksums.json.
     """
-    folder = self.folder / folder_name(step)
+    folder = self._folder / folder_name(step)
     own = parsed((folder / CHECKSUMS).read_bytes())
     names = [n for n in _files(folder) if n != CHECKSUMS]
-    if self._host != 0:
+    if not self._leads:
       names = list(filter(_is_of_one_host, names))
       own = {name: own[name] for name in names if name in own}
-    version = step, _stamp(folder)
+    version = step, (folder / CHECKSUMS).stat().st_mtime_ns
     if self._done[0] != version:
       self._done = version, set()
     done = self._done[1]
@@ -145,12 +136,7 @@ class StepCopies:
       done.add(name)
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-      copies = [pool.submit(copy, name) for name in names if name not in done]
-      for ended in concurrent.futures.as_completed(copies):
-        if error := ended.exception():
-          for waiting in copies:
-            waiting.cancel()
-          raise error
+      list(pool.map(copy, [name for name in names if name not in done]))  # a failure cancels others
     return own, (folder / CHECKSUMS).read_bytes()  # raises if the step was deleted meanwhile
 
   def is_same(self, step: int) -> bool:
@@ -159,7 +145,9 @@ class StepCopies:
     Each of several hosts has the checksums of its own files only.
     """
     theirs, mine = self._checksums(step)
-    return bool(mine) and (theirs == mine if self._hosts == 1 else mine.items() <= theirs.items())
+    return bool(mine) and (
+      theirs == mine if self._hosts.count == 1 else mine.items() <= theirs.items()
+    )
 
   def _is_newer(self, step: int) -> bool:
     """Returns whether the folder has a good step that is another one than that in the store.
@@ -168,9 +156,9 @@ class StepCopies:
     folder with the files of one of several hosts is a part of the step in the store.
     """
     theirs, mine = self._checksums(step)
-    if self._hosts > 1 or not mine or mine.items() <= theirs.items():
+    if self._hosts.count > 1 or not mine or mine.items() <= theirs.items():
       return False
-    return damage(self.folder / folder_name(step)) is None
+    return damage(self._folder / folder_name(step)) is None
 
   def _checksums(self, step: int) -> tuple[dict[str, Sum], dict[str, Sum]]:
     """Returns the checksums of a step in the store and in the folder; {} where there are none."""
@@ -178,7 +166,7 @@ class StepCopies:
     with contextlib.suppress(FileNotFoundError):
       theirs = self._store.read(self._key(step, CHECKSUMS))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-      mine = (self.folder / folder_name(step) / CHECKSUMS).read_bytes()
+      mine = (self._folder / folder_name(step) / CHECKSUMS).read_bytes()
     return _sums(theirs), _sums(mine)
 
   def download(self, step: int) -> bool:
@@ -186,12 +174,8 @@ class StepCopies:
 
     Returns:
       Whether all files are as their checksums say. Damaged files stay in the folder, too.
-
-    Raises:
-      OSError: The store does not answer, or the disk is full.
-      FileNotFoundError: The step was deleted.
     """
-    final = self.folder / folder_name(step)
+    final = self._folder / folder_name(step)
     folder = final.with_name(f'{final.name}.download')
     manifest = self._store.read(self._key(step, CHECKSUMS))
     if final.exists():
@@ -200,11 +184,8 @@ class StepCopies:
     folder.mkdir(parents=True, exist_ok=True)
     expected = _sums(manifest)
     listed = files_below(self._store, self._key(step), self._key(step, CHECKSUMS))
-    present = {
-      name: found[0]
-      for name, found in listed.items()
-      if name != CHECKSUMS and not name.startswith('.host-')
-    }
+    is_of_step = lambda name: name != CHECKSUMS and not name.startswith('.host-')
+    present = {name: found[0] for name, found in listed.items() if is_of_step(name)}
     for name in set(_files(folder)) - present.keys():
       (folder / name).unlink()
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -238,11 +219,11 @@ class StepCopies:
     """Waits for the checksums of all hosts, and returns them as one file."""
     merged = dict(own)
     until = time.monotonic() + _PATIENCE
-    for host in range(1, self._hosts):
+    for host in range(1, self._hosts.count):
       key = self._key(step, _HOST.format(host))
       while True:
         self._store.guard()
-        if not (self.folder / folder_name(step)).is_dir():
+        if not (self._folder / folder_name(step)).is_dir():
           raise AbandonedError(f'step {step}: host {host} has not copied its files')
         with contextlib.suppress(FileNotFoundError):
           merged |= parsed(self._store.read(key))
@@ -255,8 +236,7 @@ class StepCopies:
 
   def _found(self) -> dict[int, bool]:
     """Returns the steps in the store, and whether each of them is complete."""
-    store, name = self._store, self._name
-    folders = store.folders(name, self._known) if self._known else store.names(name)[0]
+    folders = self._store.folders(self._name, self._known)
     steps = [step for step in map(step_of, folders) if step is not None]
 
     def is_complete(step: int) -> bool:
@@ -276,14 +256,7 @@ class StepCopies:
 
     Files of a step in the store that are missing or damaged in the folder are copied into it. A
     step that is damaged in both places is in the folder afterwards, where Checkpoints finds the
-    damage.
-
-    Returns:
-      The step, or None if no step is good.
-
-    Raises:
-      OSError: The store does not answer, or the disk is full.
-      UserError: The bucket cannot be used, or a step in the folder cannot be read.
+    damage. Returns None if no step is good.
     """
     stored, local = self.steps(), self.local()
     for step in sorted({*stored, *local}, reverse=True):
@@ -293,100 +266,71 @@ class StepCopies:
         with contextlib.suppress(FileNotFoundError):  # It was deleted in the meantime.
           if self.download(step):
             return step
-      elif damage(self.folder / folder_name(step)) is None:
+      elif damage(self._folder / folder_name(step)) is None:
         return step
     return None
 
   def local(self) -> list[int]:
     """Returns the steps in the folder in ascending order."""
     with contextlib.suppress(FileNotFoundError):
-      return sorted(step for step in map(step_of, os.listdir(self.folder)) if step is not None)
+      return sorted(step for step in map(step_of, os.listdir(self._folder)) if step is not None)
     return []
 
   def set_aside(self, step: int) -> pathlib.Path:
     """Renames a step in the folder, so that it no longer counts; returns its new path."""
-    path = self.folder / folder_name(step)
+    path = self._folder / folder_name(step)
     return path.rename(unused_name(path.with_name(f'left_{path.name}')))
-
-
-class StepUploader:
-  """Makes the steps in a store equal to those in a folder, whenever `look` is called.
-
-  Args:
-    copies: The steps in both places.
-    max_to_keep: Number of steps to keep in the store.
-    leads: Whether this process writes the checksums and deletes steps.
-    before_complete: Is called by the leading process before a step becomes complete.
-  """
-
-  def __init__(
-    self,
-    copies: StepCopies,
-    max_to_keep: int,
-    leads: bool = True,
-    before_complete: Callable[[], None] = lambda: None,
-  ):
-    self._copies = copies
-    self._max_to_keep = max_to_keep
-    self._leads = leads
-    self._before_complete = before_complete
-    self._stored: set[int] = set()
-    self._copied: dict[int, tuple[int, int]] = {}  # a stamp of the local folder of each copied step
 
   def begin(self) -> None:
     """Compares the store with the folder; must be called before `look`."""
-    self._stored = set(self._copies.steps())
-    for step, stamp in self._local().items():
-      if step in self._stored and (not self._leads or self._copies.is_same(step)):
+    self._stored = set(self.steps())
+    for step, stamp in self._stamps().items():
+      if step in self._stored and (not self._leads or self.is_same(step)):
         self._copied[step] = stamp
 
   def pending(self) -> list[int]:
-    """Returns the steps in the folder that are not in the store yet."""
-    return [step for step, stamp in self._local().items() if self._copied.get(step) != stamp]
+    """Returns the steps in the folder that are not in the store yet, in ascending order."""
+    return [step for step, stamp in self._stamps().items() if self._copied.get(step) != stamp]
 
   def look(self) -> None:
     """Copies new steps, and deletes those that the run has deleted, moved aside or replaced.
 
-    Raises:
-      OSError: The store does not answer, or this run may not write now. Nothing is deleted then.
-      StoreError: The bucket cannot be used.
+    Nothing is deleted while the run may not write: the guard of the store raises OSError.
     """
-    local = self._local()
+    local = self._stamps()
     if self._copied and not local:  # a run always keeps a step, so something else removed them
       reason = 'its checkpoints are gone; none is deleted in the store'
-      raise FileNotFoundError(errno.ENOENT, reason, str(self._copies.folder))
+      raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
     for step in [s for s, stamp in self._copied.items() if local.get(s) != stamp]:
-      self._delete(step)
+      self._drop(step)
       del self._copied[step]
-    for step in sorted(self.pending()):
-      self._delete(step)  # a step of the same number, from another history
-      stamp = local.get(step) or self._local().get(step)
+    for step in [s for s, stamp in local.items() if self._copied.get(s) != stamp]:
+      self._drop(step)  # a step of the same number, from another history
       try:
-        self._copies.upload(step, self._before_complete)
+        self.upload(step)
       except AbandonedError as e:
         log.debug('%s', e)
-        if self._leads and step not in self._local():
-          self._copies.delete(step)  # It was deleted here while it was copied.
+        if self._leads and step not in self._stamps():
+          self.delete(step)  # It was deleted here while it was copied.
         continue
-      if stamp is not None:
-        self._copied[step] = stamp
+      self._copied[step] = local[step]
       self._stored.add(step)
     for step in sorted(self._stored)[: -self._max_to_keep] if self._leads else ():
-      self._delete(step)
+      self._drop(step)
 
-  def _delete(self, step: int) -> None:
-    """Deletes a step in the store, if it is there and this process leads."""
+  def _drop(self, step: int) -> None:
+    """Deletes a step in the store, if it is there and this host leads."""
     if self._leads and step in self._stored:
-      self._copies.delete(step)
+      self.delete(step)
     self._stored.discard(step)
 
-  def _local(self) -> dict[int, tuple[int, int]]:
+  def _stamps(self) -> dict[int, tuple[int, int]]:
     """Returns the committed steps in the folder, each with a stamp that a new save changes."""
     found = {}
-    for step in self._copies.local():
-      path = self._copies.folder / folder_name(step)
+    for step in self.local():
+      path = self._folder / folder_name(step)
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found[step] = path.stat().st_ino, _stamp(path)
+        found[step] = path.stat().st_ino, (path / CHECKSUMS).stat().st_mtime_ns
     return found
 
 
@@ -396,10 +340,6 @@ def _sums(content: bytes) -> dict[str, Sum]:
     return {str(name): (int(size), int(crc)) for name, (size, crc) in parsed(content).items()}
   except (ValueError, TypeError, AttributeError):
     return {}
-
-
-def _stamp(folder: pathlib.Path) -> int:
-  return (folder / CHECKSUMS).stat().st_mtime_ns
 
 
 def _is_of_one_host(name: str) -> bool:

@@ -64,12 +64,6 @@ def translated(address: str) -> Iterator[None]:
   """Turns obstore's errors into FileNotFoundError, OSError or StoreError."""
   try:
     yield
-  except (UserError, GeneratorExit, KeyboardInterrupt):
-    raise
-  except FileNotFoundError as e:
-    if _NO_BUCKET.search(str(e)):
-      raise _no_bucket(address) from None
-    raise FileNotFoundError(errno.ENOENT, 'there is no such object', address) from None
   except Exception as e:
     if not type(e).__module__.startswith(('obstore', 'builtins')):
       raise
@@ -80,15 +74,15 @@ def _translation(error: Exception, address: str) -> Exception:
   from obstore import exceptions
 
   text = str(error).partition('\n\nDebug source')[0]
+  if _NO_BUCKET.search(text):
+    bucket = address.split('/')[2]
+    return StoreError(address, f'there is no bucket {bucket}: make it first, or correct the name')
+  if isinstance(error, FileNotFoundError):
+    return FileNotFoundError(errno.ENOENT, 'there is no such object', address)
   if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
     return FileExistsError(errno.EEXIST, 'it has been changed by another process', address)
   if isinstance(error, OSError) and error.filename is not None:
     return error  # It is of a file on this machine.
-  if _NO_BUCKET.search(text):
-    return _no_bucket(address)
-  refused = isinstance(
-    error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
-  ) or _REFUSED.search(text)
   if _NO_CREDENTIALS.search(text):
     return StoreError(address, _CREDENTIALS[address.partition(':')[0]])
   if name := _BAD_NAME.search(text):
@@ -100,7 +94,8 @@ def _translation(error: Exception, address: str) -> Exception:
   code = _CODE.search(text)
   if code and code[1] == _SKEWED:
     return StoreError(address, f'the clock of this machine is wrong ({_SKEWED}): set it')
-  if refused:
+  denied = exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+  if isinstance(error, denied) or _REFUSED.search(text):
     said = f' ({code[1]})' if code else ''
     return StoreError(
       address,
@@ -110,19 +105,12 @@ def _translation(error: Exception, address: str) -> Exception:
   return OSError(errno.EIO, _reason(text), address)
 
 
-def _no_bucket(address: str) -> StoreError:
-  bucket = address.split('/')[2]
-  return StoreError(address, f'there is no bucket {bucket}: make it first, or correct the name')
-
-
 def _reason(text: str) -> str:
   """Returns the reason in an error of obstore, which names the request and the whole answer."""
-  first = text.strip().splitlines()[0] if text.strip() else 'it failed'
-  status = re.search(r'status code: (\d{3} [A-Za-z ]+)', first)
-  if status:
+  first = (text.strip() or 'it failed').splitlines()[0]
+  if status := re.search(r'status code: (\d{3} [A-Za-z ]+)', first):
     return f'the store answered {status[1].strip()}'
   if _NO_STORE.search(first):
-    return (
-      f'the server is not an object store ({first.rpartition(": ")[2][:200]}): look for a proxy'
-    )
+    said = first.rpartition(': ')[2][:200]
+    return f'the server is not an object store ({said}): look for a proxy'
   return f'the store does not answer ({first.rpartition(" - ")[2][:200]})'

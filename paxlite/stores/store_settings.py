@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from paxlite.core.errors import UserError
 
+_KEYS = 'access_key_id', 'secret_access_key', 'session_token'
+
 
 def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
   """Returns the settings in the profiles of ~/.aws, which obstore does not read itself."""
@@ -16,28 +18,23 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
     'session_token': ('AWS_SESSION_TOKEN',),
     'region': ('AWS_REGION', 'AWS_DEFAULT_REGION'),
   }
-  config = {
-    name: next(environment[v] for v in variables if environment.get(v))
-    for name, variables in names.items()
-    if any(environment.get(v) for v in variables)
-  }
+  stated = ((name, next(filter(None, map(environment.get, names[name])), '')) for name in names)
+  config = {name: value for name, value in stated if value}
   profile = environment.get('AWS_PROFILE', 'default')
-  home = pathlib.Path('~/.aws').expanduser()
-  credentials = environment.get('AWS_SHARED_CREDENTIALS_FILE', str(home / 'credentials'))
-  settings = environment.get('AWS_CONFIG_FILE', str(home / 'config'))
-  section = _section(credentials, profile)
-  if 'access_key_id' not in config and 'aws_access_key_id' in section:
-    keys = {'access_key_id', 'secret_access_key', 'session_token'}
-    config |= {k: section[f'aws_{k}'] for k in keys if f'aws_{k}' in section}
-  section = _section(settings, profile if profile == 'default' else f'profile {profile}')
-  for name, setting in (('region', 'region'), ('endpoint', 'endpoint_url')):
-    if name not in config and setting in section:
-      config[name] = section[setting]
-  return config
+  in_config = profile if profile == 'default' else f'profile {profile}'
+  keys = _section(environment, 'AWS_SHARED_CREDENTIALS_FILE', 'credentials', profile)
+  settings = _section(environment, 'AWS_CONFIG_FILE', 'config', in_config)
+  found = {'region': settings.get('region'), 'endpoint': settings.get('endpoint_url')}
+  if 'access_key_id' not in config and 'aws_access_key_id' in keys:
+    config |= {name: keys[f'aws_{name}'] for name in _KEYS if f'aws_{name}' in keys}
+  return {**{name: value for name, value in found.items() if value}, **config}
 
 
-def _section(path: str, name: str) -> Mapping[str, str]:
+def _section(
+  environment: Mapping[str, str], variable: str, file: str, name: str
+) -> Mapping[str, str]:
   """Returns a section of a file of settings; it is empty if there is none."""
+  path = environment.get(variable, str(pathlib.Path('~/.aws').expanduser() / file))
   parser = configparser.ConfigParser(interpolation=None)
   try:
     parser.read(path)

@@ -12,7 +12,6 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import jax
 import numpy as np
@@ -29,7 +28,7 @@ from paxlite.stores import lease
 from paxlite.stores.failure_log import FailureLog
 from paxlite.stores.mirror import Mirror
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.step_copies import StepCopies, StepUploader
+from paxlite.stores.step_copies import StepCopies
 
 _METADATA = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -66,7 +65,7 @@ class StoredRun:
     self._view: lease.LeaseView | None = None  # of the lease, in a process that does not hold it
     self._store = ObjectStore(address, _PATIENCE, guard=self._check_lease)
     self._mirror = Mirror(self._store, folder, lease.NAME)
-    self._uploaders: list[StepUploader] = []
+    self._steps: list[StepCopies] = []
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._copy, name='store', daemon=True)
     self._failures = FailureLog(address)
@@ -93,12 +92,7 @@ class StoredRun:
       self._thread.start()
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     problem = ''
     # All processes have these.
     together = kind is None or issubclass(kind, Interrupted | TrainingError)
@@ -120,12 +114,7 @@ class StoredRun:
     (self._view or self._lease).check()
 
   def _in_all_processes(self, act: Callable[[], object]) -> None:
-    """Calls `act` in every process; if it fails in one, all processes raise an error.
-
-    Raises:
-      UserError: `act` failed in a process.
-      TrainingError: The disk of this process is full.
-    """
+    """Calls `act` in every process; if it fails in one, all processes raise an error."""
     problem: Exception | None = None
     meet()
     try:
@@ -157,7 +146,7 @@ class StoredRun:
     last = self._lease.acquire(known)
     if last is not None and last == known:
       self._write_metadata()  # first: a start that fails after this is still of this machine
-      self._mirror.resume()
+      self._mirror.download(resumes=True)
     else:
       self._mirror.download()
       # the metrics of the store are older than local states, which would continue after them
@@ -192,28 +181,25 @@ class StoredRun:
     """Gets the newest good checkpoint into the folder of each host."""
     if not self.hosts.leads:
       return
-    copies = self._copies('')
+    copies = self._copies()
     if self.hosts.count > 1:  # What one host has on its disk is a part of a checkpoint only.
-      stored = set(copies.steps())
-      for step in copies.local():
-        if step not in stored:
-          copies.set_aside(step)
+      for step in {*copies.local()} - {*copies.steps()}:
+        copies.set_aside(step)
     good = copies.newest_good()
-    if self.hosts.count > 1:  # All hosts must have the same steps.
+    if self.hosts.count > 1 and good is not None:  # All hosts must have the same steps.
       for step in copies.local():
-        if good is not None and step > good:
+        if step > good:
           copies.set_aside(step)
     # A checkpoint in the store comes with the metrics up to its step, so they are copied before it.
-    is_0 = jax.process_index() == 0
-    for name, keep in (('', self._max_to_keep), ('best/', 1)):
-      uploader = StepUploader(self._copies(name), keep, is_0, self._mirror.upload)
-      uploader.begin()
-      self._uploaders.append(uploader)
+    self._steps = [copies, self._copies('best/', 1)]
+    for each in self._steps:
+      each.begin()
 
-  def _copies(self, name: str) -> StepCopies:
-    name, hosts = f'{name}checkpoints', self.hosts
-    folder = self._folder / name
-    return StepCopies(self._store, name, folder, hosts.index, hosts.count, lease.NAME)
+  def _copies(self, prefix: str = '', keep: int = 0) -> StepCopies:
+    name, keep = f'{prefix}checkpoints', keep or self._max_to_keep
+    upload = self._mirror.upload
+    folder, known = self._folder / name, lease.NAME
+    return StepCopies(self._store, name, folder, self.hosts, known, keep, upload)
 
   def _copy(self) -> None:
     """Copies what appears in the folder until the context ends."""
@@ -230,20 +216,16 @@ class StoredRun:
         self._failures.passed()
 
   def _look(self, mirrors: bool) -> None:
-    """Copies what is new; what fails does not keep the rest waiting.
+    """Copies what is new, and raises the first failure, which does not keep the rest waiting.
 
     Args:
       mirrors: Whether metrics and other files are copied as well.
-
-    Raises:
-      Exception: The first failure.
     """
-    is_0 = jax.process_index() == 0
     check_place(self._folder)
     self._check_lease()  # The objects may be those of another run by now.
     failures: list[Exception] = []
-    acts = [uploader.look for uploader in self._uploaders]
-    for act in [*acts, self._mirror.upload] if mirrors and is_0 else acts:
+    acts = [copies.look for copies in self._steps]
+    for act in [*acts, self._mirror.upload] if mirrors and jax.process_index() == 0 else acts:
       try:
         act()
       except Exception as e:
@@ -254,7 +236,7 @@ class StoredRun:
   def _finish(self, seconds: float) -> str:
     """Copies what is left, for at most so many seconds; returns what is wrong, or ''."""
     until = time.monotonic() + seconds
-    pending = sum(len(uploader.pending()) for uploader in self._uploaders)
+    pending = sum(len(copies.pending()) for copies in self._steps)
     if pending and jax.process_index() == 0:
       say(f'Copying {pending} checkpoints to {self._address}' if pending > 1 else
           f'Copying the last checkpoint to {self._address}')  # fmt: skip
@@ -264,7 +246,7 @@ class StoredRun:
         self._look(mirrors=True)
       except Exception as e:
         reason = self._failures.failed(e)
-      left = [step for uploader in self._uploaders for step in uploader.pending()]
+      left = [step for copies in self._steps for step in copies.pending()]
       if not reason and not left:
         return ''
       if time.monotonic() > until:

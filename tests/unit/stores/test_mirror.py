@@ -83,7 +83,7 @@ def test_the_next_start_continues_with_its_own_files(gcs, tmp_path):
   (tmp_path / 'a').write_bytes(b'newer, and not copied yet')
   (tmp_path / 'b').unlink()  # by its user
   again = mirror_of(tmp_path)
-  again.resume()
+  again.download(resumes=True)
   assert files(tmp_path) == {'a': b'newer, and not copied yet', 'b': b'2'}
   again.upload()
   assert objects(gcs)['run/a'] == b'newer, and'

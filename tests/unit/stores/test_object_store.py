@@ -46,7 +46,7 @@ def test_reading_and_writing(store, tmp_path):
     store.write(f'a/b{i}/c d+%é', b'x' * i)
   store.write('a/top', b'0123456789')
   assert len(list(store.below('a'))) == 13  # more than a page
-  assert store.names('a') == (sorted(f'b{i}' for i in range(12)), ['top'])
+  assert store.folders('a') == sorted(f'b{i}' for i in range(12))
   tag = store.head('a/top').tag
   assert store.read_range('a/top', 3, 6, tag) == b'345'
   assert store.read_range('a/top', 8, 99, tag) == b'89'
@@ -245,9 +245,9 @@ def test_markers_of_folders_are_no_files(gcs, store):
   ):
     gcs.put(f'/bkt/{marker}')
   assert [o.name for o in store.below('run')] == ['run/a', 'run/empty']
-  assert store.names('run') == (['a', 'checkpoints', 'old'], ['a', 'empty'])
+  assert store.folders('run') == ['a', 'checkpoints', 'old']
   assert list(store.below('out')) == []
-  assert store.names('out') == ([], [])
+  assert store.folders('out') == []
   place = object_copies.copy_of('gs://bkt/run')
   assert sorted(p.name for p in place.iterdir()) == ['a', 'empty']
   assert not output.exists('gs://bkt/out')
@@ -260,7 +260,7 @@ def test_markers_of_folders_are_no_files(gcs, store):
 @pytest.mark.parametrize('name', ['run//b', 'run/../b', 'run/a\x01b'])
 def test_a_name_that_is_no_path_is_told(gcs, store, name):
   gcs.put(f'/bkt/{name}')
-  for read in (lambda: list(store.below('run')), lambda: store.names('run')):
+  for read in (lambda: list(store.below('run')), lambda: store.folders('run')):
     with pytest.raises(StoreError, match=r'gs://bkt/run: an object below it is called .*: rename'):
       read()
 
@@ -273,7 +273,7 @@ def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
     portal = ObjectStore('gs://bkt', patience=0.5, environment=environment)
     for read in (
       lambda: list(portal.below('run')),
-      lambda: portal.names('run'),
+      lambda: portal.folders('run'),
       lambda: list(portal.below('other', known='run/experiment.json')),
       lambda: portal.folders('run/checkpoints', 'run/experiment.json'),
     ):

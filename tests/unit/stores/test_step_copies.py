@@ -6,8 +6,9 @@ import zlib
 import pytest
 
 from paxlite.checkpointing.checksums import damage, write_checksums
+from paxlite.processes.hosts import Hosts
 from paxlite.stores.object_store import ObjectStore
-from paxlite.stores.step_copies import AbandonedError, StepCopies, StepUploader
+from paxlite.stores.step_copies import AbandonedError, StepCopies
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
@@ -22,8 +23,8 @@ def gcs(monkeypatch):
     yield server
 
 
-def copies(folder, guard=None, **hosts):
-  return StepCopies(ObjectStore(PLACE, guard=guard), 'checkpoints', folder, **hosts)
+def copies(folder, guard=None, **more):
+  return StepCopies(ObjectStore(PLACE, guard=guard), 'checkpoints', folder, **more)
 
 
 def save(folder, step, content=b'weights'):
@@ -141,7 +142,7 @@ def test_what_is_missing_here_is_copied(gcs, tmp_path):
 
 
 def test_the_uploader_follows_the_folder(gcs, tmp_path):
-  uploader = StepUploader(copies(tmp_path), 2)
+  uploader = copies(tmp_path, max_to_keep=2)
   uploader.begin()
   for step in (3, 6, 9):
     save(tmp_path, step)
@@ -164,14 +165,14 @@ def test_the_uploader_follows_the_folder(gcs, tmp_path):
 def test_a_later_start_does_not_copy_again(gcs, tmp_path):
   save(tmp_path, 3)
   copies(tmp_path).upload(3)
-  again = StepUploader(copies(tmp_path), 2)
+  again = copies(tmp_path, max_to_keep=2)
   again.begin()
   assert again.pending() == []
 
 
 def test_a_step_that_is_deleted_while_it_is_copied(gcs, tmp_path):
   path = save(tmp_path, 3)
-  uploader = StepUploader(copies(tmp_path, guard=lambda: gone(path)), 2)
+  uploader = copies(tmp_path, guard=lambda: gone(path), max_to_keep=2)
   uploader.begin()
   uploader.look()
   assert not below(gcs, 3)
@@ -185,8 +186,7 @@ def gone(path):
 def test_a_store_that_has_lost_an_upload_is_asked_again(gcs, tmp_path, monkeypatch):
   """Its 404 does not mean that the step was deleted here."""
   save(tmp_path, 3)
-  one = copies(tmp_path)
-  uploader = StepUploader(one, 2)
+  uploader = one = copies(tmp_path, max_to_keep=2)
   uploader.begin()
   upload = one._store.upload
 
@@ -205,7 +205,7 @@ def test_a_store_that_has_lost_an_upload_is_asked_again(gcs, tmp_path, monkeypat
 def test_nothing_is_deleted_without_a_lease(gcs, tmp_path):
   """The step may be that of the run which has taken the lease over."""
   leases = [lambda: None]
-  uploader = StepUploader(copies(tmp_path, guard=lambda: leases[-1]()), 2)
+  uploader = copies(tmp_path, guard=lambda: leases[-1](), max_to_keep=2)
   for step in (3, 6):
     save(tmp_path, step)
   uploader.begin()
@@ -228,12 +228,12 @@ def test_two_hosts_write_one_step(gcs, tmp_path):
     path = save(folder, 3)
     (path / 'state/w/0.0').rename(path / f'state/w/0.{host}')
     write_checksums(path)
-  copies(folders[1], host=1, hosts=2).upload(3)
+  copies(folders[1], hosts=Hosts(1, 2)).upload(3)
   assert copies(folders[0]).steps() == []
-  copies(folders[0], host=0, hosts=2).upload(3)
+  copies(folders[0], hosts=Hosts(0, 2)).upload(3)
   assert copies(folders[0]).steps() == [3]
   for host, folder in enumerate(folders):  # a later start; each folder has one host's checksums
-    later = StepUploader(copies(folder, host=host, hosts=2), 2, leads=host == 0)
+    later = copies(folder, hosts=Hosts(host, 2), max_to_keep=2)
     later.begin()
     assert later.pending() == []
   for folder in folders:
@@ -247,7 +247,7 @@ def test_two_hosts_write_one_step(gcs, tmp_path):
 def test_a_folder_that_vanishes_deletes_nothing_in_the_store(gcs, tmp_path):
   here = tmp_path / 'here'
   save(here, 3)
-  uploader = StepUploader(copies(here), 2)
+  uploader = copies(here, max_to_keep=2)
   uploader.begin()
   uploader.look()
   here.rename(tmp_path / 'cleaned')

@@ -89,7 +89,7 @@ def test_a_checkpoint_that_cannot_be_copied_holds_nothing_else_up(gcs, tmp_path,
 
   with stored(tmp_path) as run:
     with monkeypatch.context() as m:
-      m.setattr(run._uploaders[0], 'look', fail)
+      m.setattr(run._steps[0], 'look', fail)
       (tmp_path / 'metrics.jsonl').write_text('{}')
       with pytest.raises(TimeoutError, match='host 1'):
         run._look(mirrors=True)
