@@ -23,6 +23,8 @@ def site(tmp_path_factory):
     'pyproject.toml',
     'README.md',
     'paxlite/__init__.py',
+    'paxlite/core/__init__.py',
+    'paxlite/core/former_modules.py',
     'paxlite/data/packaged/__init__.py',
   ):
     (clone / name).parent.mkdir(parents=True, exist_ok=True)

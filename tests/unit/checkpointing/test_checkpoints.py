@@ -106,7 +106,7 @@ def test_another_structure_is_refused_by_name(tmp_path, change, message):
 
 def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, caplog):
   """A disk is full for a while. No error is raised during training; the end reports it."""
-  real = checksums._checksum
+  real = checksums.checksum
 
   def full(path):
     raise OSError(28, 'No space left on device')
@@ -114,13 +114,13 @@ def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, c
   c = Checkpoints(tmp_path)
   c.save(1, state(1.0), {})
   c.wait()
-  monkeypatch.setattr(checksums, '_checksum', full)
+  monkeypatch.setattr(checksums, 'checksum', full)
   c.save(2, state(2.0), {})
   c.wait()
   assert 'saving failed, training continues: step 2: No space left on device' in caplog.text
   with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
     c.raise_failure()
-  monkeypatch.setattr(checksums, '_checksum', real)
+  monkeypatch.setattr(checksums, 'checksum', real)
   c.save(3, state(3.0), {})
   c.close()
   c.raise_failure()
