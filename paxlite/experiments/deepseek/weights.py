@@ -31,18 +31,12 @@ DEEPSEEK_NAMES = tensor_names.SHARED_EXPERTS | {
   'latent_norm': 'model.layers.{i}.self_attn.kv_a_layernorm.weight',
   'key_value': 'model.layers.{i}.self_attn.kv_b_proj.weight',
 }
-
-
 # The experts of a block are one tensor, [E, out, in], in which all gates come first.
 MISTRAL4 = DEEPSEEK_NAMES | {
   'expert_gate_up': 'model.layers.{i}.mlp.experts.gate_up_proj',
   'expert_down': 'model.layers.{i}.mlp.experts.down_proj',
 }
-
-
 DEEPSEEK_V3 = DEEPSEEK_NAMES | tensor_names.PREDICTIONS
-
-
 LATENT_ATTENTION = (
   *LENGTHS,
   Same('num_attention_heads', 'NUM_HEADS'),
@@ -56,8 +50,6 @@ LATENT_ATTENTION = (
   UNTIED,
   NO_BIAS,
 )
-
-
 DEEPSEEK = (
   *LATENT_ATTENTION,
   *ROUTED_EXPERTS,

@@ -73,8 +73,6 @@ LATENT_EXPERTS = (
   only('topk_method', 'noaux_tc'),
   only('scoring_func', 'sigmoid'),
 )
-
-
 _SCHEDULE = (
   'layer_types', 'indexer_types', 'index_topk_pattern', 'index_topk_freq', 'index_skip_topk_offset',
 )  # fmt: skip
@@ -155,8 +153,6 @@ def indexer(interleaved: bool, shares: bool = False) -> tuple[Key, ...]:
 
 
 INTERLEAVED = OneOf('rope_interleave', True)
-
-
 SPARSE = (
   *LATENT_EXPERTS, *GROUPS, NORMALIZED, NO_MLP_BIAS, dense_blocks(missing=3), PREDICTION_MODULES,
   only('rope_interleave', True),

@@ -221,8 +221,6 @@ V4_KEYS: tuple[Key, ...] = (
     _write_rope,
   ),
 )
-
-
 _LAYER = 'model.layers.{i}.'
 DEEPSEEK_V4 = {
   'embedding': 'model.embed_tokens.weight',

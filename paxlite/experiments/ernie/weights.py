@@ -73,7 +73,6 @@ ERNIE_EXPERTS = (
   ),
 )
 
-
 FAMILIES: dict[str, Family] = {
   'ernie4_5': Family(
     'Ernie4_5ForCausalLM', Ernie4_5,

@@ -34,8 +34,6 @@ def _write_exaone(e: LanguageModel) -> JsonObject:
 
 
 _NOPE = {'sliding_attention': 'sliding', 'full_attention': 'full_nope'}
-
-
 # Without a window, full attention has rotary positions; beside sliding attention, it has none.
 EXAONE_LAYERS = Both(
   ('layer_types', 'sliding_window', 'sliding_window_pattern'),
@@ -43,7 +41,6 @@ EXAONE_LAYERS = Both(
   _read_exaone,
   _write_exaone,
 )
-
 
 FAMILIES: dict[str, Family] = {
   'exaone4': Family(

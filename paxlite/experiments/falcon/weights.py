@@ -28,8 +28,6 @@ FALCON_H1 = tensor_names.HUGGING_FACE | tensor_names.MAMBA2 | {
   'up': 'model.layers.{i}.feed_forward.up_proj.weight',
   'down': 'model.layers.{i}.feed_forward.down_proj.weight',
 }  # fmt: skip
-
-
 _SIZES = ('mamba_n_heads', 'mamba_d_head', 'mamba_d_ssm', 'mamba_expand')
 
 

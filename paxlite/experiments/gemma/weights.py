@@ -9,14 +9,8 @@ from paxlite.weights.family_keys import GIVEN_HEADS, NO_BIAS, TIED
 from paxlite.weights.rope_keys import rope
 
 GEMMA = (*GIVEN_HEADS, TIED, NO_BIAS, OneOf('use_bidirectional_attention', False))
-
-
 GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
-
-
 GEMMA2 = (*GEMMA, GELU, Same('query_pre_attn_scalar', 'QUERY_PRE_ATTN_SCALAR'))
-
-
 # What text_config of models with images leaves out, because these are transformers' defaults.
 TEXT_DEFAULTS: dict[str, JsonObject] = {
   'gemma3': dict(

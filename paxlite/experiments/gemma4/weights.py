@@ -113,7 +113,6 @@ GEMMA4_WIDTHS = Both(
   _read_widths,
   _write_widths,
 )
-
 _STRETCHED = rope(theta=1e6, local_theta=1e4)
 
 
@@ -142,7 +141,6 @@ def _write_rope(e: LanguageModel) -> JsonObject:
 GEMMA4_ROPE = Both(
   ('rope_parameters',), (*_STRETCHED.ours, 'FULL_ROPE_SHARE'), _read_rope, _write_rope
 )
-
 _EXPERTS = {
   'num_experts': 'NUM_EXPERTS',
   'top_k_experts': 'NUM_EXPERTS_PER_TOKEN',
@@ -215,8 +213,6 @@ GEMMA4_SMALL = Both(
   _read_small,
   _write_small,
 )  # fmt: skip
-
-
 _LAYER = 'model.layers.{i}.'
 GEMMA4 = tensor_names.GEMMA2 | {
   'shared_gate': tensor_names.GEMMA2['gate'],

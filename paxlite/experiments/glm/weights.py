@@ -22,10 +22,7 @@ GLM4_NAMES = tensor_names.OLMO2 | {
   'ffn_post_norm': 'model.layers.{i}.post_mlp_layernorm.weight',
   'gate_up': 'model.layers.{i}.mlp.gate_up_proj.weight',
 }
-
-
 GLM4_MOE = tensor_names.SHARED_EXPERTS | tensor_names.PREDICTIONS
-
 
 FAMILIES: dict[str, Family] = {
   'glm4': Family(

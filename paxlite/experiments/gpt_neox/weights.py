@@ -19,7 +19,6 @@ GPT_NEOX = {
   'down': 'gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight',
 }
 
-
 FAMILIES: dict[str, Family] = {
   'gpt_neox': Family(
     'GPTNeoXForCausalLM', GPTNeoX,

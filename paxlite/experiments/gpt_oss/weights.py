@@ -18,7 +18,6 @@ GPT_OSS = tensor_names.HUGGING_FACE | {
   'experts_down_bias': 'model.layers.{i}.mlp.experts.down_proj_bias',
 }
 
-
 FAMILIES: dict[str, Family] = {
   'gpt_oss': Family(
     'GptOssForCausalLM', GptOss,

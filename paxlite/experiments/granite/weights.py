@@ -28,11 +28,7 @@ _SHARED_MLP = {
   'gate_up': 'model.layers.{i}.shared_mlp.input_linear.weight',
   'down': 'model.layers.{i}.shared_mlp.output_linear.weight',
 }
-
-
 _OWN_EXPERTS = ('gate', 'up', 'down', 'expert_gate', 'expert_up')
-
-
 _OTHERS = {k: v for k, v in tensor_names.HUGGING_FACE.items() if k not in _OWN_EXPERTS}
 GRANITE_HYBRID = _OTHERS | tensor_names.MAMBA2 | {
   **_SHARED_MLP,
@@ -139,15 +135,12 @@ MAMBA_HEADS = Both(
   _read_heads,
   _write_heads,
 )
-
-
 _FACTORS = (
   number('embedding_multiplier', 'EMBEDDING_FACTOR'),
   number('residual_multiplier', 'RESIDUAL_FACTOR'),
   number('attention_multiplier', 'ATTENTION_FACTOR'),
   number('logits_scaling', 'LOGITS_DIVISOR'),
 )
-
 
 FAMILIES: dict[str, Family] = {
   'granite': Family(

@@ -47,8 +47,6 @@ KIMI_LINEAR = DEEPSEEK_NAMES | {
   'shared_up': 'model.layers.{i}.block_sparse_moe.shared_experts.up_proj.weight',
   'shared_down': 'model.layers.{i}.block_sparse_moe.shared_experts.down_proj.weight',
 }
-
-
 _KINDS = {'linear_attention': 'kimi_delta', 'full_attention': 'full_nope'}
 _PARTS = 'linear_attn_config'
 _LISTS = {'kda_layers': 'linear_attention', 'full_attn_layers': 'full_attention'}

@@ -39,8 +39,6 @@ LFM2_NAMES = tensor_names.HUGGING_FACE | {
   'convolution': 'model.layers.{i}.conv.conv.weight',
   'convolution_post': 'model.layers.{i}.conv.out_proj.weight',
 }
-
-
 _CONVOLUTIONS = {'conv': 'short_convolution', 'full_attention': 'full'}
 
 
@@ -106,8 +104,6 @@ def _write_lfm2_bias(e: LanguageModel) -> JsonObject:
 
 
 _BIASES = ('USE_CONVOLUTION_BIAS', 'USE_STATE_BIAS')
-
-
 LFM2_BIAS = Both(
   ('conv_bias',),
   _BIASES,

@@ -58,8 +58,6 @@ SMOLLM3_LAYERS = Both(
   _read,
   _write,
 )  # fmt: skip
-
-
 TEXT_DEFAULTS: dict[str, JsonObject] = {'mistral3': dict(model_type='mistral')}
 
 FAMILIES: dict[str, Family] = {

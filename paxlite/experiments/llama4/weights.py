@@ -140,11 +140,7 @@ LLAMA4_WIDTHS = Both(
   _read_widths,
   _write_widths,
 )
-
-
 _FEED_FORWARD = 'model.layers.{i}.feed_forward.'
-
-
 _LLAMA4 = tensor_names.HUGGING_FACE | {
   'gate': _FEED_FORWARD + 'gate_proj.weight',
   'up': _FEED_FORWARD + 'up_proj.weight',

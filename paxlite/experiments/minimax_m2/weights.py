@@ -68,7 +68,6 @@ MINIMAX_M2 = (
   ),
 )  # fmt: skip
 
-
 FAMILIES: dict[str, Family] = {
   'minimax_m2': Family(
     'MiniMaxM2ForCausalLM', MiniMaxM2, (*GIVEN_HEADS, UNTIED, *MINIMAX_M2), MINIMAX_M2_NAMES,

@@ -28,8 +28,6 @@ _MIXER = {
   role: name.replace('.mamba.', '.mixer.').replace('model.', 'backbone.')
   for role, name in tensor_names.MAMBA2.items()
 }
-
-
 NEMOTRON_H = _MIXER | {
   'embedding': 'backbone.embeddings.weight',
   'final_norm': 'backbone.norm_f.weight',
@@ -49,11 +47,7 @@ NEMOTRON_H = _MIXER | {
   'expert_up': 'backbone.layers.{i}.mixer.experts.{x}.up_proj.weight',
   'expert_down': 'backbone.layers.{i}.mixer.experts.{x}.down_proj.weight',
 }
-
-
 _SINGLE = {'mlp': 'feed_forward', 'moe': 'experts'}
-
-
 _LETTERS = {'M': 'linear_attention', 'E': 'moe', '*': 'full_attention', '-': 'mlp'}
 
 

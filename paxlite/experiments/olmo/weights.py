@@ -93,7 +93,6 @@ BETA_SCALE = Both(
   ('linear_allow_neg_eigval',), ('DELTA_BETA_SCALE',), _beta_scale, _allows_negative
 )
 
-
 FAMILIES: dict[str, Family] = {
   'olmo2': Family('Olmo2ForCausalLM', OLMo2, (*PLAIN, NO_BIAS), tensor_names.OLMO2),
   'olmo3': Family(

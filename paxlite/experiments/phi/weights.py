@@ -20,8 +20,6 @@ PHI3 = tensor_names.HUGGING_FACE | {
   'query_key_value': 'model.layers.{i}.self_attn.qkv_proj.weight',
   'gate_up': 'model.layers.{i}.mlp.gate_up_proj.weight',
 }
-
-
 PHI = tensor_names.HUGGING_FACE | {
   'final_norm': 'model.final_layernorm.weight',
   'post': 'model.layers.{i}.self_attn.dense.weight',
@@ -30,7 +28,6 @@ PHI = tensor_names.HUGGING_FACE | {
   'query_norm': 'model.layers.{i}.self_attn.q_layernorm.weight',
   'key_norm': 'model.layers.{i}.self_attn.k_layernorm.weight',
 }
-
 
 FAMILIES: dict[str, Family] = {
   'phi3': Family(

@@ -48,7 +48,6 @@ QWEN_WINDOW = Both(
   _write_qwen_window,
 )
 
-
 FAMILIES: dict[str, Family] = {
   'qwen2': Family(
     'Qwen2ForCausalLM', Qwen2, (*GIVEN_KV, *COMMON, QWEN_WINDOW, OneOf('use_mrope', False))

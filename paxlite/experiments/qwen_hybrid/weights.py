@@ -30,20 +30,14 @@ DELTA_NET_NAMES = {
   'delta_norm': 'model.layers.{i}.linear_attn.norm.weight',
   'delta_post': 'model.layers.{i}.linear_attn.out_proj.weight',
 }
-
-
 # Queries and gates of a head of attention follow each other in one tensor.
 _GATED = {'query_gate': 'model.layers.{i}.self_attn.q_proj.weight'}
-
-
 _SHARED = {
   'shared_gate': 'model.layers.{i}.mlp.shared_expert.gate_proj.weight',
   'shared_up': 'model.layers.{i}.mlp.shared_expert.up_proj.weight',
   'shared_down': 'model.layers.{i}.mlp.shared_expert.down_proj.weight',
   'shared_factor': 'model.layers.{i}.mlp.shared_expert_gate.weight',
 }
-
-
 # The blocks of modules that predict further tokens have other names than those of the model.
 _MTP = {
   'prediction_layer': 'mtp.layers.{i}.',
@@ -52,22 +46,14 @@ _MTP = {
   'prediction_projection': 'mtp.fc.weight',
   'prediction_norm': 'mtp.norm.weight',
 }
-
-
 QWEN3_5 = tensor_names.HUGGING_FACE | DELTA_NET_NAMES | _GATED | _SHARED | _MTP | {
   'delta_joined': 'model.layers.{i}.linear_attn.in_proj_qkv.weight',
 }  # fmt: skip
-
-
 QWEN3_NEXT = tensor_names.HUGGING_FACE | DELTA_NET_NAMES | _GATED | _SHARED | _MTP | {
   'delta_packed': 'model.layers.{i}.linear_attn.in_proj_qkvz.weight',
   'delta_packed_gates': 'model.layers.{i}.linear_attn.in_proj_ba.weight',
 }  # fmt: skip
-
-
 DELTA_TYPES = hybrid_types(DELTA_KINDS)
-
-
 SHARED_EXPERT = Same('shared_expert_intermediate_size', 'SHARED_EXPERT_HIDDEN_DIMS')
 
 
@@ -101,20 +87,12 @@ _HYBRID = (
   only('use_sliding_window', False), only('sliding_window', None),
   unread('mamba_ssm_dtype'), ONE_PREDICTION_MODULE,
 )  # fmt: skip
-
-
 _SIZES = tuple(key for key in GIVEN_HEADS if 'intermediate_size' not in key.theirs)
-
-
 _SILU = activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS'))
-
-
 _EXPERTS = (
   *_SIZES, *_HYBRID, _SILU, EXPERTS_PER_TOKEN, SHARED_EXPERT,
   either('NUM_EXPERTS', 'num_experts', 'num_local_experts'),
 )  # fmt: skip
-
-
 # What text_config of models with images leaves out, because these are transformers' defaults.
 _DEFAULTS: JsonObject = dict(
   vocab_size=248_320, num_attention_heads=16, head_dim=256, hidden_act='silu',
