@@ -22,18 +22,16 @@ import numpy as np
 from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
   CHECKSUMS,
+  ITEMS,
   PREFIX,
   check_metadata,
   damage,
-  folder_name,
-  step_of,
-  unreadable,
   write_checksums,
 )
-from paxlite.checkpointing.folders import refuse_dangling, remove, unused_name
-from paxlite.checkpointing.manager import new_manager
+from paxlite.checkpointing.folders import remove
 from paxlite.checkpointing.save_barrier import SaveBarrier
 from paxlite.checkpointing.saved_record import SavedRecord
+from paxlite.checkpointing.step_folders import DAMAGED, StepFolders
 from paxlite.checkpointing.structure import conversion_hint, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
@@ -45,14 +43,13 @@ if TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
 _T = TypeVar('_T')
-_DAMAGED = 'damaged'  # prefix of the names of damaged checkpoints that were moved aside
 _DESCRIPTION = 1 << 20  # bytes; files that describe the arrays are smaller
 _PAUSES = 0.5, 1.0, 2.0  # seconds before each new attempt of the last save
 
 log = logging.getLogger('paxlite')
 
 
-class Checkpoints:
+class Checkpoints(StepFolders):
   """The checkpoints of one run, in `directory`/checkpoint_%08d.
 
   Args:
@@ -71,45 +68,14 @@ class Checkpoints:
     own_disks: bool = False,
     record: SavedRecord | None = None,
   ):
-    self._directory = pathlib.Path(directory).absolute()
+    super().__init__(directory, read_only, own_disks, record)
     self._max_to_keep = max_to_keep
     self._manager_: ocp.CheckpointManager | None = None
-    self._read_only = read_only
-    self._own_disks = own_disks
-    self._record = record
     self._saving: int | None = None
     self._last: tuple[int, PyTree, JsonObject] | None = None  # the arguments of the last save()
     self._failure: str | None = None
     self._callback_error: Exception | None = None
     self._barrier = SaveBarrier()
-
-  def steps(self) -> list[int]:
-    """Returns the committed steps on disk in ascending order; they may be damaged.
-
-    Raises:
-      UserError: The folder cannot be read.
-    """
-    return sorted(step for step in map(step_of, self._names()) if step is not None)
-
-  def latest_good_step(self, below: float = math.inf) -> int | None:
-    """Returns the newest undamaged step below `below`, or None if there is no such step.
-
-    Damaged steps after it are moved aside. If no step is good, none is moved.
-
-    Raises:
-      UserError: A checkpoint cannot be read, which does not count as damage.
-    """
-    step = as_process_0(lambda: self._verified_latest(below), self._directory)
-    if step < 0:
-      return None
-    if self._is_alone_with_disk:
-      self._set_aside(after=step, below=below)
-    return step
-
-  def refuse_missing(self) -> None:
-    """Raises UserError if the run has saved checkpoints, and they are gone."""
-    if self._record is not None:
-      self._record.refuse_missing(self._directory, self.steps())
 
   def note_saved(self) -> None:
     """Notes the newest checkpoint in the run's record."""
@@ -157,20 +123,6 @@ class Checkpoints:
         self._set_aside(after=step)
         return step, restored[0]
     return None
-
-  def start_over(self, accepted: bool) -> None:
-    """Moves all steps aside; called if no step is good, before the run starts from the beginning.
-
-    Args:
-      accepted: Whether the user allowed this with --start_over.
-
-    Raises:
-      UserError: The user did not allow it, and there are steps, or damaged ones that were moved
-        aside before.
-    """
-    as_process_0(lambda: self._start_over(accepted), self._directory)
-    if self._is_alone_with_disk:
-      self._set_aside(after=-1)
 
   def roll_back(self, before: int) -> int | None:
     """Returns the newest good step below `before`, or None; later steps are moved aside."""
@@ -294,11 +246,6 @@ class Checkpoints:
       self._manager_ = None
 
   @property
-  def _is_alone_with_disk(self) -> bool:
-    """Whether what process 0 does to its files must be done here too."""
-    return self._own_disks and jax.process_index() != 0
-
-  @property
   def _can_be_saved_again(self) -> bool:
     """Whether the last save failed, and its arrays were not deleted or donated since."""
     if self._failure is None or self._last is None:
@@ -346,20 +293,41 @@ class Checkpoints:
     if self._manager_ is None:
       if self._directory.is_dir():
         check_metadata(self._directory)
-      self._manager_ = new_manager(
-        self._directory,
-        self._max_to_keep,
-        # The files of a failed save of this process are removed already, see _note_failure.
-        cleans=not self._read_only and self._failure is None,
-        own_disks=self._own_disks,
-        before_commit=self._write_checksums,
-        barrier=self._barrier,
-      )
+      self._manager_ = self._new_manager()
     return self._manager_
 
-  def folder(self, step: int) -> pathlib.Path:
-    """Returns the folder of a step, which may not exist."""
-    return self._directory / folder_name(step)
+  def _new_manager(self) -> 'ocp.CheckpointManager':
+    import orbax.checkpoint as ocp
+
+    # Orbax logs dozens of lines per save, and hundreds for a failed one, which we log ourselves.
+    logging.getLogger('absl').setLevel(logging.CRITICAL)
+    save_errors.quieten()
+    processes = ocp.options.MultiprocessingOptions(primary_host=None if self._own_disks else 0)
+    # Weights do not compress, and without OCDBT a variable is a plain zarr folder.
+    state = ocp.PyTreeCheckpointHandler(
+      use_ocdbt=False, use_compression=False, multiprocessing_options=processes
+    )
+    data = ocp.JsonCheckpointHandler(multiprocessing_options=processes)
+    return ocp.CheckpointManager(
+      self._directory,
+      item_names=ITEMS,
+      item_handlers={'state': state, 'data': data},
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=self._max_to_keep,
+        step_name_format=ocp.path.step.standard_name_format(
+          step_prefix=PREFIX, step_format_fixed_length=8
+        ),
+        # The files of a failed save of this process are removed already, see _note_failure.
+        cleanup_tmp_directories=not self._read_only and self._failure is None,
+        multiprocessing_options=processes,
+        async_options=ocp.AsyncOptions(
+          post_finalization_callback=self._write_checksums,
+          barrier_sync_fn=self._barrier,
+          # Otherwise a process writes as soon as any process has made its folders, not only itself.
+          create_directories_asynchronously=not self._own_disks,
+        ),
+      ),
+    )
 
   def _write_checksums(self) -> None:
     """Called by Orbax when all files of a step are written, before its folder is renamed."""
@@ -374,59 +342,11 @@ class Checkpoints:
         raise  # Then the step is not committed.
       self._callback_error = e  # The others wait for the commit; wait() removes the step after it.
 
-  def _names(self) -> list[str]:
-    """Returns the names of the entries in the directory."""
-    try:
-      refuse_dangling(self._directory)
-      return os.listdir(self._directory)
-    except (FileNotFoundError, NotADirectoryError):
-      return []
-    except OSError as e:
-      raise unreadable(self._directory, e) from None
-
-  def _verified_latest(self, below: float) -> int:
-    for step in reversed([s for s in self.steps() if s < below]):
-      if self._is_good(step, damage(self.folder(step))):
-        self._set_aside(after=step, below=below)
-        return step
-    return -1
-
-  def _is_good(self, step: int, problem: str | None) -> bool:
-    """Returns whether a step has no problem; a problem is logged."""
-    if problem is not None:
-      log.warning('checkpoint of step %d: %s', step, problem)
-    return problem is None
-
-  def _start_over(self, accepted: bool) -> int:
-    damaged = [n for n in self._names() if n.startswith(f'{_DAMAGED}_{PREFIX}_')]
-    if (left := damaged + [folder_name(step) for step in self.steps()]) and not accepted:
-      raise UserError(
-        f'{self._directory} holds checkpoints, and none of them is good: {listed(left, shown=3)}. '
-        'Put a good one back, choose another folder, or begin again as a new run does, '
-        'with what is there moved aside: --start_over'
-      )
-    if left:
-      log.warning('no checkpoint is good: the run starts over, because of --start_over')
-    if self._record is not None and not self._read_only:
-      self._record.remove()
-    return self._set_aside(after=-1)
-
-  def _set_aside(self, after: int, why: str = _DAMAGED, below: float = math.inf) -> int:
-    """Renames the steps between `after` and `below`, so that they no longer count as steps.
-
-    Returns the number of renamed steps.
-    """
-    steps = [] if self._read_only else [s for s in self.steps() if after < s < below]
-    for step in steps:
-      aside = unused_name(self._directory / f'{why}_{folder_name(step)}')
-      try:
-        self.folder(step).rename(aside)
-      except OSError as e:
-        raise UserError(f'{self.folder(step)} cannot be moved aside: {e.strerror}') from None
-      log.warning('checkpoint of step %d: moved to %s', step, aside)
-    if steps and self._manager_ is not None:
+  def _set_aside(self, after: int, why: str = DAMAGED, below: float = math.inf) -> int:
+    count = super()._set_aside(after, why, below)
+    if count and self._manager_ is not None:
       self._manager_.reload()  # Otherwise it would refuse to save steps up to the removed ones.
-    return len(steps)
+    return count
 
   def _check_structure(self, step: int, abstract: PyTree, surplus: str) -> None:
     found = self.shapes(step)

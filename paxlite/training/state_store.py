@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 
 import jax
@@ -11,13 +12,15 @@ from jax.tree_util import KeyPath
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import OVERWRITTEN, Restore, RestorePlan
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import shapes_of
-from paxlite.core.errors import UserError
+from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.files.json_files import read_object
+from paxlite.training import moved_folder
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 
@@ -135,6 +138,9 @@ class StateStore:
   ) -> None:
     """Saves a state in the background, unless there is a checkpoint of the step.
 
+    If the run's folder is not at its path any more, the state is saved where the folder is now, or,
+    where it was deleted, in a new one beside it, and the run ends.
+
     Args:
       state: The state after `step` steps.
       step: The step.
@@ -142,14 +148,25 @@ class StateStore:
       to: Checkpoints to add it to; None for those of the run.
 
     Raises:
-      TrainingError: A checkpoint could not be written, and stop_on_failure is set.
+      TrainingError: A checkpoint could not be written, and stop_on_failure is set. Or the folder of
+        the run was moved, deleted or replaced.
     """
     if not self.writes:
       return
+    folder, how, place = self.checkpoints.of_run, '', pathlib.Path()
+    if to is None:
+      how, place = moved_folder.seen_by_first_process(folder)
+    if how:
+      to = Checkpoints(place / 'checkpoints', sys.maxsize, record=SavedRecord(place))
     checkpoints = to or self.checkpoints
     checkpoints.save(
       step, self._on_disk(self._saved(state)), self._described(step) | dict(metadata)
     )
+    if how:
+      checkpoints.close()
+      checkpoints.raise_failure()
+      way_on = f'step {step:,} is saved in {place}: continue with --job_log_dir={place}'
+      raise TrainingError(f'--job_log_dir={folder}: {how}; {way_on}')
     if self.stop_on_failure:
       checkpoints.raise_failure()
 

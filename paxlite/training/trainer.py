@@ -301,7 +301,6 @@ class Trainer:
     metadata = self._metadata(step)()
     if unevaluated:
       metadata['unevaluated'] = True
-    moved_folder.save_there(self.folder, self.store, state, step, metadata)
     self.store.save(state, step, metadata)
 
   def _metadata(self, step: int) -> Callable[[], JsonObject]:
