@@ -15,6 +15,7 @@ import functools
 import pathlib
 from collections.abc import Iterable, Sequence
 
+from paxlite import extensions
 from paxlite.cli.parser import Parser
 from paxlite.config.experiment_file import FINE_TUNING
 from paxlite.core.json_text import parsed
@@ -101,10 +102,10 @@ def _names_of(word: str) -> list[str]:
     bases, attributes_of_class = classes.get(owner, ([], []))
     found.update(attributes_of_class)
     owners += bases
-  # those of an extension, or of an optimizer, are in no class of these modules
+  # those of an optimizer, or of an extension, are in no class of these modules
+  owners += [part.rpartition(':')[2] for e in extensions.found() for part in e.parts]
   where = {row['name']: row['where'].rpartition('.')[2] for row in attributes.described()}
-  found |= {name for name, cls in where.items() if cls in owners or cls not in classes}
-  return sorted(found)
+  return sorted(found | {name for name, cls in where.items() if cls in owners})
 
 
 @functools.cache
@@ -112,9 +113,11 @@ def _published() -> dict[str, tuple[list[str], list[str]]]:
   """Returns the bases and the attributes of each class in the modules of experiments, by name."""
   found = {}
   package = pathlib.Path(__file__).parent.parent
-  folders = (package / 'experiments', package / 'contrib/gpu/scripts_gpu')
-  for path in (path for folder in folders for path in folder.rglob('*.py')):
-    for node in ast.parse(path.read_bytes()).body:
+  folders = 'experiments', 'contrib/gpu/scripts_gpu', *extensions.OFFERED
+  paths = (path for folder in folders for path in (package / folder).rglob('*.py'))
+  codes = (path.read_bytes() for path in paths)
+  for code in (code for code in codes if b'paxlite.experiments' in code):
+    for node in ast.parse(code).body:
       if isinstance(node, ast.ClassDef):
         bases = [ast.unparse(base).rpartition('.')[2] for base in node.bases]
         found[node.name] = bases, [n for n in map(_declared, node.body) if n.isupper()]
