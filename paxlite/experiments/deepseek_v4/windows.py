@@ -1,10 +1,7 @@
 """DeepSeek-V4's attention: one key, which is the value too, for all heads, and keys of windows.
 
-A query sees the latest tokens, and windows of the text before it, each by one key, and a sink for
-each head. Windows have `rate` tokens and begin with their text, at any slot of a packed row: a row
-of T tokens has at most T / rate of them, found by the positions of the tokens, and seen by their
-text alone. The cache keeps what the windows are made of, for each token. So it has as many slots
-as other caches, and windows may be completed token by token, by drafts, or not at all.
+A query sees the latest tokens, and by one key each windows of `rate` tokens, which begin with its
+text and are found by positions. Caches keep what they are made of: tokens or drafts complete them.
 """
 
 import dataclasses
