@@ -56,10 +56,10 @@ def model_of(name: str) -> tuple[type, dict[str, Any]]:
   """Returns the class and the values of a model: one of MODELS, or a tiny one of a family."""
   if name in MODELS:
     return MODELS[name]
-  from tests.support.families import WINDOW, experiment
+  from tests.support.families import experiment
 
   # two layers of each kind: the pattern of Gemma 3 has six, and with a remainder eight
-  four = dict(num_hidden_layers=4, layer_types=WINDOW)
+  four = dict(num_hidden_layers=4, layer_types=['sliding_attention', 'full_attention'] * 2)
   # one layer of each: of four layers, rows that are split over devices alone, of which each is
   # computed as before, have gradients that differ by 1.4e-5 of the largest
   two = dict(
