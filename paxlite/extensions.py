@@ -84,15 +84,23 @@ def missing(name: str) -> str:
   return '' if leaf is None else f'{name} needs the extension {leaf}, which is not installed'
 
 
-def _of_leaves() -> Iterator[Extension]:
-  for leaf in BUILT_IN:
-    try:
-      module = importlib.import_module(f'paxlite.{leaf}.extension')
-    except ModuleNotFoundError as e:
-      if e.name not in (f'paxlite.{leaf}', f'paxlite.{leaf}.extension'):
-        raise
-      continue
-    yield module.EXTENSION
+def _of_leaves() -> list[Extension]:
+  leaves = [*filter(None, map(_leaf, BUILT_IN))]
+  names = {leaf.name for leaf in leaves}
+  while lacking := {leaf.name for leaf in leaves if not names.issuperset(leaf.needs)}:
+    leaves = [leaf for leaf in leaves if leaf.name not in lacking]
+    names -= lacking
+  return leaves
+
+
+def _leaf(name: str) -> Extension | None:
+  try:
+    found: Extension = importlib.import_module(f'paxlite.{name}.extension').EXTENSION
+  except ModuleNotFoundError as e:
+    if e.name not in (f'paxlite.{name}', f'paxlite.{name}.extension'):
+      raise
+    return None
+  return found
 
 
 def _of_packages() -> Iterator[Extension]:

@@ -46,6 +46,7 @@ class Extension:
 
   Attributes:
     name: The name of the leaf or of the package, for messages.
+    needs: Names of leaves without which it is absent too.
     commands: Commands of `paxlite`.
     schemes: What reads and writes the paths of a scheme, by scheme: {'gs': 'module:name'} for
       gs://bucket/file. The name is that of a `paxlite.files.schemes.Scheme`.
@@ -63,6 +64,7 @@ class Extension:
   """
 
   name: str
+  needs: tuple[str, ...] = ()
   commands: tuple[Command, ...] = ()
   schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   parts: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from paxlite.core.extension import Command, Extension
 
 EXTENSION = Extension(
   'eval',
+  needs=('generation',),
   commands=(
     Command(
       'zero-shot',

@@ -4,5 +4,7 @@ from paxlite.core.extension import Command, Extension
 
 _PURPOSE = "answer requests in the form of OpenAI's API"
 EXTENSION = Extension(
-  'serving', commands=(Command('serve', _PURPOSE, 'paxlite.tools.serve', 'Models'),)
+  'serving',
+  needs=('generation', 'eval'),
+  commands=(Command('serve', _PURPOSE, 'paxlite.tools.serve', 'Models'),),
 )

@@ -11,6 +11,7 @@ device's part is flipped
 Without FLIPS it is paxlite.main. The exit code is that of the last run.
 """
 
+import functools
 import os
 import sys
 
@@ -20,7 +21,7 @@ import numpy as np
 from paxlite import main
 from paxlite.training.trainer import Trainer
 
-_do_step = Trainer._step
+_train = Trainer._train
 
 
 def flipped(x: jax.Array, device: int) -> jax.Array:
@@ -53,9 +54,13 @@ def in_field(state, field: str, device: int):
 
 
 def broken(what: str, device: int, at: int):
-  """Returns Trainer._step with a fault."""
+  """Returns Trainer._train, with steps that have a fault."""
 
-  def do_step(self, compiled, state, batch, step):
+  def train(self, *arguments):
+    self.do_step = functools.partial(do_step, self.do_step)
+    return _train(self, *arguments)
+
+  def do_step(whole_step, compiled, state, batch, step):
     bad = lambda batch: {**batch, 'ids': flipped(batch['ids'], device)}
     if step == at:
       print(f'{what} flipped on device {device} at step {step}', flush=True)
@@ -69,9 +74,9 @@ def broken(what: str, device: int, at: int):
       compiled = lambda state, batch: whole(state, bad(batch))
     elif step == at:
       state = in_field(state, what, device)
-    return _do_step(self, compiled, state, batch, step)
+    return whole_step(compiled, state, batch, step)
 
-  return do_step
+  return train
 
 
 if __name__ == '__main__':
@@ -79,7 +84,7 @@ if __name__ == '__main__':
     main.run(sys.argv[1:])
   for number, flip in enumerate(os.environ['FLIPS'].split(',')):
     what, device, at = flip.split(':')
-    Trainer._step = broken(what, int(device), int(at))
+    Trainer._train = broken(what, int(device), int(at))
     arguments = [a.replace('RUN', str(number)) for a in sys.argv]
     code = main.main(arguments)
     print(f'{flip} ended with {code}', flush=True)
