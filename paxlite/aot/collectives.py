@@ -21,28 +21,19 @@ BETWEEN_SLICES = 'dcn'  # the name for traffic between TPU slices, which goes th
 class Collective:
   """One collective instruction.
 
-  Attributes:
-    kind: One of KINDS.
-    bytes: Bytes of the complete array on one device: the result of an all-gather, the operand of a
-      reduce-scatter.
-    axes: Mesh axes along which devices take part together.
-    size: Number of devices that take part together.
-    count: Number of runs in one call of the program.
-    shape: Shape of the result, in the text of the program.
-    computation: Name of the computation that it is in.
-    instruction: Name of the instruction.
-    channel: Number that its copies share: a TPU repeats a collective in several fusions.
+  Its bytes are those of the complete array on one device: the result of an all-gather, the operand
+  of a reduce-scatter. The axes are those of the mesh along which devices take part together.
   """
 
-  kind: str
+  kind: str  # one of KINDS
   bytes: int
   axes: tuple[str, ...]
-  size: int
-  count: int
-  shape: str
+  size: int  # devices that take part together
+  count: int  # runs in one call of the program
+  shape: str  # of the result, in the text of the program
   computation: str = ''
   instruction: str = ''
-  channel: str | None = None
+  channel: str | None = None  # its copies share it: a TPU repeats a collective in several fusions
 
   @property
   def sent_bytes(self) -> float:
@@ -53,12 +44,7 @@ class Collective:
 
 
 def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collective]:
-  """Returns the collectives of a program for CPU, GPU or TPU.
-
-  Args:
-    program: The compiled program.
-    mesh_sizes: Sizes by axis of the mesh that the program was compiled for.
-  """
+  """Returns the collectives of a program that was compiled for a mesh with these sizes."""
   found: list[Collective] = []
   seen: set[str] = set()
   for computation, instruction, count, in_fusion in _instructions(program):

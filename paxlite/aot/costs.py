@@ -21,33 +21,20 @@ _HOST = 5  # XLA's number of the memory of the host
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKernel:
-  """One instruction that takes time.
-
-  Attributes:
-    instruction: The instruction.
-    computation: The computation that it is in.
-    flops: FLOPs of one run by the type of the operands, such as bf16.
-    bytes: Bytes that one run reads from and writes to main memory.
-    peak_share: Share of the peak FLOP/s that it reaches; None for all but kernels of attention.
-  """
+  """One instruction that takes time, in its computation."""
 
   instruction: Instruction
   computation: Computation
-  flops: Mapping[str, float]
-  bytes: int
-  peak_share: float | None = None
+  flops: Mapping[str, float]  # of one run, by the type of the operands, such as bf16
+  bytes: int  # that one run reads from and writes to main memory
+  peak_share: float | None = None  # of the peak FLOP/s that a kernel of attention reaches
 
 
 class Costs:
   """The costs of a program."""
 
   def __init__(self, program: Program, platform: Platform):
-    """Reads nothing yet.
-
-    Args:
-      program: The compiled program.
-      platform: The kind of device that it was compiled for.
-    """
+    """Reads nothing yet of a program that was compiled for a kind of device."""
     self.program = program
     self._platform = platform
     self._traffic = Traffic(program, platform == 'gpu')

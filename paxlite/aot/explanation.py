@@ -34,57 +34,35 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRow:
-  """An array of the model on the mesh.
+  """An array of the model on the mesh."""
 
-  Attributes:
-    name: The name of the variable, or the modules that make the activation.
-    shape: Its shape for all devices together.
-    dtype: Its type, such as 'float32'.
-    axes: The logical axis of each dimension; None where it has none.
-    mesh_axes: The mesh axes that split each dimension.
-    bytes: Bytes of one device.
-    made_by: The JAX operation that makes an activation, or the name that a checkpoint policy knows
-      it by; '' for weights.
-  """
-
-  name: str
-  shape: tuple[int, ...]
+  name: str  # of the variable, or the modules that make the activation
+  shape: tuple[int, ...]  # for all devices together
   dtype: str
-  axes: tuple[str | None, ...]
-  mesh_axes: tuple[tuple[str, ...], ...]
-  bytes: int
-  made_by: str = ''
+  axes: tuple[str | None, ...]  # the logical axis of each dimension
+  mesh_axes: tuple[tuple[str, ...], ...]  # that split each dimension
+  bytes: int  # of one device
+  made_by: str = ''  # the JAX operation of an activation, or its name in checkpoint policies
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockCollective:
   """The collectives of one kind along the same mesh axes, in one pass over one block, in a step.
 
-  Attributes:
-    blocks: The parts of the model; several where the compiler has merged their collectives.
-    passes: The passes that they belong to, of forward, recomputed, backward and update.
-    kind: One of collectives.KINDS.
-    axes: Mesh axes along which devices communicate.
-    runs: Number of runs in a step.
-    bytes: Bytes of the arrays, of all runs together.
-    near_bytes: Bytes that a device sends within its slice or host.
-    far_bytes: Bytes that it sends to other slices or hosts.
-    asynchronous_runs: Runs that start in one instruction and end in another.
-    seconds: Seconds at the speeds of the data sheet; None where the chip is not known.
-    exposed: The part of `seconds` that no kernel of the schedule hides.
+  There are several blocks and passes where the compiler has merged their collectives.
   """
 
   blocks: tuple[str, ...]
   passes: tuple[str, ...]
-  kind: str
+  kind: str  # one of collectives.KINDS
   axes: tuple[str, ...]
   runs: int
-  bytes: int
-  near_bytes: float
-  far_bytes: float
-  asynchronous_runs: int
-  seconds: float | None
-  exposed: float | None
+  bytes: int  # of the arrays, of all runs together
+  near_bytes: float  # that a device sends within its slice or host
+  far_bytes: float  # that it sends to others
+  asynchronous_runs: int  # that start in one instruction and end in another
+  seconds: float | None  # at the speeds of the data sheet, if the chip is known
+  exposed: float | None  # the part of `seconds` that no kernel of the schedule hides
 
 
 def explain(experiment: Experiment, target: Target) -> JsonObject:

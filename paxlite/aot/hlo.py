@@ -29,17 +29,11 @@ _SAME_VALUE = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done', 'opt-barrie
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """The shape of an array.
+  """The shape of an array."""
 
-  Attributes:
-    dtype: The type of an element, in HLO's words.
-    dims: The dimensions.
-    space: The memory that the array is in. 0 is the device's main memory.
-  """
-
-  dtype: str
+  dtype: str  # in HLO's words
   dims: tuple[int, ...]
-  space: int
+  space: int  # the memory that it is in; 0 is the device's main memory
 
   @property
   def size(self) -> int:
@@ -52,21 +46,13 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One instruction.
+  """One instruction, as text."""
 
-  Attributes:
-    name: The name, which is unique in the computation.
-    opcode: The operation, such as fusion or all-gather-start.
-    shape: The shape of the result in the text of the program.
-    operands: Names of the operands.
-    attributes: The text after the operands.
-  """
-
-  name: str
-  opcode: str
-  shape: str
+  name: str  # unique in the computation
+  opcode: str  # such as fusion or all-gather-start
+  shape: str  # of the result
   operands: tuple[str, ...]
-  attributes: str
+  attributes: str  # the text after the operands
 
   @functools.cached_property
   def arrays(self) -> tuple[Array, ...]:

@@ -23,17 +23,11 @@ _FARTHEST = 40  # instructions that are searched for a path
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Origin:
-  """A part of a model, and which pass over it.
+  """A part of a model, and which pass over it."""
 
-  Attributes:
-    block: The part: 'embedding', 'layer/self_attention', 'logits', 'loss', 'update', …
-    module: The module in the block, such as 'qkv/query'; '' for the block itself.
-    of: One of forward, recomputed, backward and update.
-  """
-
-  block: str
-  module: str
-  of: str
+  block: str  # 'embedding', 'layer/self_attention', 'logits', 'loss', 'update', …
+  module: str  # in the block, such as 'qkv/query'; '' for the block itself
+  of: str  # forward, recomputed, backward or update
 
 
 def origins(path: str) -> tuple[Origin, ...]:

@@ -17,12 +17,7 @@ PRODUCTS, ATTENTION, TRAFFIC, OPTIMIZER = PARTS = 'products', 'attention', 'traf
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-  """The mesh of a program, and which of its devices are near each other.
-
-  Attributes:
-    sizes: Devices by mesh axis.
-    near: Of these, the devices within one slice or host.
-  """
+  """The devices by mesh axis of a program, and how many of them are within one slice or host."""
 
   sizes: Mapping[str, int]
   near: Mapping[str, int]
@@ -45,23 +40,14 @@ class Links:
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-  """All collectives of one kind along the same mesh axes, in one step of one device.
-
-  Attributes:
-    kind: One of collectives.KINDS.
-    axes: Mesh axes along which devices communicate.
-    runs: Number of runs in a step.
-    bytes: Bytes of the arrays, of all runs together.
-    ici_bytes: Bytes sent within a slice or host.
-    dcn_bytes: Bytes sent to other slices or hosts.
-  """
+  """All collectives of one kind along the same mesh axes, in one step of one device."""
 
   kind: str
   axes: tuple[str, ...]
   runs: int
-  bytes: int
-  ici_bytes: float
-  dcn_bytes: float
+  bytes: int  # of the arrays, of all runs together
+  ici_bytes: float  # sent within a slice or host
+  dcn_bytes: float  # sent to other slices or hosts
 
 
 def communication(found: Sequence[Collective], links: Links) -> list[Communication]:
@@ -86,28 +72,17 @@ class Roofline:
   compute, memory, ici, dcn and host are those of each resource by itself, by the data sheet of the
   chip. The others are the parts of the schedule, one after the other, at the rates that kernels
   reach where these were measured.
-
-  Attributes:
-    compute: Seconds for the FLOPs of the program, recomputation and padding included.
-    memory: Seconds for its traffic to and from main memory.
-    ici: Seconds to send the bytes within slices or hosts.
-    dcn: Seconds to send the bytes between slices or hosts.
-    compute_bound: Seconds of kernels whose FLOPs take longer than their traffic.
-    memory_bound: Seconds of the other kernels.
-    exposed: Seconds in which only collectives run.
-    host: Seconds for the copies between the device and its host, in the busier direction.
-    exposed_host: Seconds in which only such copies run.
   """
 
-  compute: float
-  memory: float
-  ici: float
-  dcn: float
-  compute_bound: float
-  memory_bound: float
-  exposed: float
-  host: float = 0.0
-  exposed_host: float = 0.0
+  compute: float  # FLOPs, recomputation and padding included
+  memory: float  # traffic to and from main memory
+  ici: float  # bytes sent within slices or hosts
+  dcn: float  # bytes sent between slices or hosts
+  compute_bound: float  # kernels whose FLOPs take longer than their traffic
+  memory_bound: float  # other kernels
+  exposed: float  # only collectives run
+  host: float = 0.0  # copies between the device and its host, in the busier direction
+  exposed_host: float = 0.0  # only such copies run
 
   @property
   def step(self) -> float:
@@ -137,28 +112,16 @@ class Roofline:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCosts:
-  """What one run of a program does on one device.
+  """What one run of a program does on one device; seconds are known where the chip is."""
 
-  Attributes:
-    flops: FLOPs of matrix multiplications by the type of their operands.
-    traffic: Bytes that are read from and written to main memory.
-    traffic_by_part: The same by the part of the model, most first.
-    kernels: Number of kernels that run.
-    communication: Collectives by kind and mesh axes.
-    roofline: Seconds; None where the chip is not known.
-    host_traffic: Bytes that are read from the host, and bytes that are written to it.
-    kernel_seconds: Seconds of the kernels by their part, one of PARTS; empty where the
-      chip is not known.
-  """
-
-  flops: dict[str, float]
-  traffic: int
-  traffic_by_part: dict[str, int]
-  kernels: int
+  flops: dict[str, float]  # of matrix multiplications, by the type of their operands
+  traffic: int  # bytes that are read from and written to main memory
+  traffic_by_part: dict[str, int]  # the same by the part of the model, most first
+  kernels: int  # that run
   communication: tuple[Communication, ...]
   roofline: Roofline | None
-  host_traffic: tuple[int, int] = (0, 0)
-  kernel_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  host_traffic: tuple[int, int] = (0, 0)  # bytes that are read from the host, and written to it
+  kernel_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by PARTS
 
 
 def speed_of(chip: Chip, links: Links) -> Speed:
@@ -175,13 +138,13 @@ def speed_of(chip: Chip, links: Links) -> Speed:
 
 
 def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> ProgramCosts:
-  """Reads the costs of a program.
+  """Reads the costs of a program at the speeds of a chip.
 
   Args:
     text: Optimized HLO, from `compiled.as_text()` or a file that XLA has dumped.
     platform: The kind of device that it was compiled for.
     links: The mesh that it was compiled for.
-    chip: The chip whose speeds are taken.
+    chip: The chip, if it is known.
 
   Raises:
     ValueError: The text is no program.

@@ -5,7 +5,9 @@ gives their shapes and the operations that make them, and computes nothing. The 
 less: it can compute a cheap array again.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -25,7 +27,6 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.optim.moments import merged
 from paxlite.parallel import partitioning
-from paxlite.training.train_state import TrainState
 
 if TYPE_CHECKING:
   from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -33,24 +34,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """An array that is kept.
+  """An array that is kept."""
 
-  Attributes:
-    shape: Its shape for all devices together.
-    dtype: Its type, such as 'bfloat16'.
-    operation: The JAX operation that makes it, such as 'dot_general'.
-    source: The modules that make it, such as 'transformer/x_layers_0/self_attention/qkv'.
-    label: The name by which checkpoint policies know it, such as 'out_proj'; '' for most arrays.
-    names: The logical axis of each dimension, by its size; None where it has none.
-    on_host: Whether the memory of the host has it.
-  """
-
-  shape: tuple[int, ...]
+  shape: tuple[int, ...]  # for all devices together
   dtype: str
-  operation: str
-  source: str
-  label: str = ''
-  names: tuple[str | None, ...] = ()
+  operation: str  # of JAX, that makes it, such as 'dot_general'
+  source: str  # the modules that make it, such as 'transformer/x_layers_0/self_attention/qkv'
+  label: str = ''  # by which checkpoint policies know it, such as 'out_proj'
+  names: tuple[str | None, ...] = ()  # the logical axis of each dimension, by its size
   on_host: bool = False
 
   @property
@@ -59,21 +50,17 @@ class Saved:
     return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
-def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyTree) -> list[Saved]:
+def saved_by(
+  function: Callable[..., jax.Array], variables: PyTree, *others: PyTree, gradient: bool = False
+) -> 'tuple[list[Saved], Jaxpr]':
   """Returns the arrays that the derivative of a function keeps, without the function's arguments.
 
   Args:
     function: Maps (variables, *others) to one number.
     variables: A tree of arrays or of jax.ShapeDtypeStruct, for which there is a gradient.
     *others: Further trees, for which there is none.
+    gradient: Whether the jaxpr of the function, which is returned as well, has the gradient.
   """
-  return traced(function, variables, *others)[0]
-
-
-def traced(
-  function: Callable[..., jax.Array], variables: PyTree, *others: PyTree
-) -> 'tuple[list[Saved], Jaxpr]':
-  """Returns what `saved_by` does, and the function and its gradient as a jaxpr."""
   count = 0
 
   def both(variables: PyTree, *others: PyTree) -> tuple[list[jax.Array], PyTree]:
@@ -81,7 +68,7 @@ def traced(
     value, backward = jax.vjp(lambda v: function(v, *others), variables)
     kept = jax.tree.leaves(backward)
     count = len(kept)
-    return kept, backward(jnp.ones_like(value))
+    return kept, backward(jnp.ones_like(value)) if gradient else ()
 
   program = jax.make_jaxpr(both)(variables, *others).jaxpr
   found = []
@@ -102,28 +89,25 @@ def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
       sizes matter only where they decide which kernel computes attention.
     rows: Rows of the batch, or of a microbatch, on all devices together.
   """
-  return loss_of(experiment, mesh, rows).saved[0]
+  return loss_of(experiment, mesh, rows).saved()[0]
 
 
 class TracedLoss(NamedTuple):
   """The loss of an experiment as a function that can be traced.
 
-  Attributes:
-    function: Maps (trainable parameters, frozen ones, FP8 statistics, batch) to the loss.
-    arguments: The shapes and types of its arguments.
-    state: The shapes and types of the train state, boxed with their logical axes.
-    names: The logical axes of its arrays.
+  It maps (trainable parameters, frozen ones, FP8 statistics, batch), of which there are the shapes
+  and types, to a number. It is traced in the context of a mesh.
   """
 
   function: Callable[..., jax.Array]
   arguments: tuple[PyTree, ...]
-  state: TrainState
   names: 'Names'
+  context: Callable[[], contextlib.AbstractContextManager[None]]
 
-  @property
-  def saved(self) -> 'tuple[list[Saved], Jaxpr]':
-    """What its backward pass keeps, with logical axes, and its jaxpr with the gradient."""
-    found, program = traced(self.function, *self.arguments)
+  def saved(self, gradient: bool = False) -> 'tuple[list[Saved], Jaxpr]':
+    """Returns what `saved_by` does, with the logical axes of the arrays."""
+    with self.context():
+      found, program = saved_by(self.function, *self.arguments, gradient=gradient)
     return [dataclasses.replace(s, names=self.names.of(s)) for s in found], program
 
 
@@ -136,16 +120,16 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
   trainable, frozen = task.optimizer.split(state.params)
 
   def loss(trainable: PyTree, frozen: PyTree, overwritten: PyTree, batch: PyTree) -> jax.Array:
-    with partitioning.activate(mesh, e.rules):
-      rng = jax.random.key(e.SEED)
-      return task.loss_and_metrics(merged(trainable, frozen), batch, rng, overwritten)[0]
+    rng = jax.random.key(e.SEED)
+    return task.loss_and_metrics(merged(trainable, frozen), batch, rng, overwritten)[0]
 
   batch = {
     name: jax.ShapeDtypeStruct((rows, e.MAX_SEQ_LEN, *array.dims), array.dtype)
     for name, array in assumed_arrays(e).items()
   }
   arguments = trainable, frozen, state.overwritten, batch
-  return TracedLoss(loss, arguments, boxed, Names(e, rows, boxed.params))
+  context = functools.partial(partitioning.activate, mesh, e.rules)
+  return TracedLoss(loss, arguments, Names(e, rows, boxed.params), context)
 
 
 def assumed_arrays(e: Experiment) -> dict[str, RowArray]:
@@ -172,14 +156,11 @@ class Names:
     """
     self._rows, self._length = rows, experiment.MAX_SEQ_LEN
     values = experiment.values()
-    self._widths: dict[int, str] = {}
-    for attribute, name in _WIDTHS:
-      size = values.get(attribute)
-      if isinstance(size, int) and size > 1:
-        self._widths.setdefault(size, name)
-    self._ticks: _Ticks | None = None
+    sizes = ((values.get(attribute), name) for attribute, name in reversed(_WIDTHS))
+    self._widths = {size: name for size, name in sizes if isinstance(size, int) and size > 1}
+    self._pipeline: LanguageModel | None = None
     if isinstance(experiment, LanguageModel) and experiment.num_stages > 1:
-      self._ticks = _Ticks.of(experiment, rows)
+      self._pipeline = experiment
     self._weights: dict[tuple[int, ...], tuple[str | None, ...]] = {}
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)):
       if isinstance(leaf, meta.AxisMetadata):
@@ -190,7 +171,7 @@ class Names:
     """Returns the names; those of a weight where the array is a weight in another type."""
     if saved.shape in self._weights and saved.operation in _CASTS:
       return self._weights[saved.shape]
-    names: list[str | None] = self._ticks.names(saved) if self._ticks else []
+    names = self._of_a_pipeline(saved) if self._pipeline else []
     left = saved.shape[len(names) :]
     if not names and saved.operation == 'scan' and left and left[0] != self._rows:
       names.append('layers')
@@ -209,68 +190,35 @@ class Names:
         names.append(None if is_second else name)  # a mesh axis splits one dimension
     return tuple(names)
 
+  def _of_a_pipeline(self, saved: Saved) -> list[str | None]:
+    """Returns the names of the dimensions that a pipeline puts before those of an activation.
 
-class _Ticks(NamedTuple):
-  """The dimensions that a pipeline puts before those of an activation.
-
-  Attributes:
-    ticks: Number of ticks.
-    repeats: Groups of layers in a stage.
-    stages: Number of stages.
-    parts: Devices that each compute a part of a microbatch.
-    rows: Rows of such a part.
-  """
-
-  ticks: int
-  repeats: int
-  stages: int
-  parts: int
-  rows: int
-
-  @classmethod
-  def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
-    """Returns the dimensions in the pipeline of an experiment, for a batch of so many rows."""
-    schedule = PipelineSchedule(e.num_stages, e.NUM_MICROBATCHES, e.NUM_PIPELINE_REPEATS)
-    parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
-    return cls(
-      ticks=schedule.ticks,
-      repeats=e.NUM_PIPELINE_REPEATS,
-      stages=e.num_stages,
-      parts=parts,
-      rows=rows // e.NUM_MICROBATCHES // parts,
-    )
-
-  def names(self, saved: Saved) -> list[str | None]:
-    """Returns the names of an array's first dimensions: (ticks, stages, parts, rows).
-
+    These are (ticks, stages, devices that compute a part of a microbatch, rows of such a part).
     Those of a weight, which is kept for all ticks, are (stages, repeats).
     """
-    shape = saved.shape
-    if saved.operation == 'stop_gradient' and shape[:2] == (self.stages, self.repeats):
+    e, shape, is_scan = self._pipeline, saved.shape, saved.operation == 'scan'
+    assert e is not None
+    stages, repeats = e.num_stages, e.NUM_PIPELINE_REPEATS
+    ticks = PipelineSchedule(stages, e.NUM_MICROBATCHES, repeats).ticks
+    parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
+    rows = self._rows // e.NUM_MICROBATCHES // parts
+    if saved.operation == 'stop_gradient' and shape[:2] == (stages, repeats):
       return ['layers', None]
-    if saved.operation != 'scan' or shape[:2] != (self.ticks, self.stages):
-      return [None] if saved.operation == 'scan' and shape[:1] == (self.ticks,) else []
-    names: list[str | None] = [None, 'layers']
-    left = shape[len(names) :]
-    if left[:1] == (self.parts,):
-      names += ['batch', None] if left[1:2] == (self.rows,) else ['batch']
-    elif left[:1] == (self.parts * self.rows,):
-      names += ['batch']
-    return names
+    if not is_scan or shape[:2] != (ticks, stages):
+      return [None] if is_scan and shape[:1] == (ticks,) else []
+    if shape[2:3] == (parts,):
+      return [None, 'layers', 'batch', *([None] if shape[3:4] == (rows,) else [])]
+    return [None, 'layers', *(['batch'] if shape[2:3] == (parts * rows,) else [])]
 
 
 # operations that give a weight another type or layout
 _CASTS = ('convert_element_type', 'sharding_constraint', 'transpose', 'scan', 'name', 'copy')
 # the first of two attributes with the same value names the dimension
 _WIDTHS = (
-  ('NUM_HEADS', 'act_heads'),
-  ('NUM_KV_HEADS', 'act_kv_heads'),
-  ('MODEL_DIMS', 'act_embed'),
-  ('HIDDEN_DIMS', 'act_mlp'),
-  ('EXPERT_HIDDEN_DIMS', 'act_mlp'),
-  ('VOCAB_SIZE', 'act_vocab'),
+  ('NUM_HEADS', 'act_heads'), ('NUM_KV_HEADS', 'act_kv_heads'), ('MODEL_DIMS', 'act_embed'),
+  ('HIDDEN_DIMS', 'act_mlp'), ('EXPERT_HIDDEN_DIMS', 'act_mlp'), ('VOCAB_SIZE', 'act_vocab'),
   ('NUM_EXPERTS', 'experts'),
-)
+)  # fmt: skip
 _WIDTH_NAMES = {name for _, name in _WIDTHS if name.startswith('act_')}
 
 

@@ -17,23 +17,15 @@ from paxlite.aot.hlo import Computation, Instruction
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """What the device does in a second.
+  """What the device does in a second; '' is a type of operands that is not listed."""
 
-  Attributes:
-    flops: FLOP/s by the type of the operands; '' is the type that is not listed.
-    memory: Bytes/s of main memory.
-    links: Seconds that a collective takes within slices or hosts, and then between them.
-    host: Bytes/s to the host, and from it; 0 where it is not known.
-    peak: The FLOP/s of which kernels of attention reach a share; empty: those of `flops`.
-    launch: Seconds that a kernel takes beside its work.
-  """
-
-  flops: Mapping[str, float]
-  memory: float
-  links: Callable[[Collective], tuple[float, float]]
-  host: float = 0.0
+  flops: Mapping[str, float]  # FLOP/s by the type of the operands
+  memory: float  # bytes/s of main memory
+  links: Callable[[Collective], tuple[float, float]]  # seconds within slices or hosts, and between
+  host: float = 0.0  # bytes/s to the host, and from it; 0 where it is not known
+  # FLOP/s of which kernels of attention reach a share; empty: those of `flops`
   peak: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  launch: float = 0.0
+  launch: float = 0.0  # seconds that a kernel takes beside its work
 
   def compute(self, kernel: DeviceKernel) -> float:
     """Returns seconds for the FLOPs of a kernel."""
@@ -55,37 +47,25 @@ def seconds_of(flops: Mapping[str, float], speeds: Mapping[str, float]) -> float
 class Timeline:
   """Seconds of a program, or of a part of it.
 
-  Attributes:
-    compute_bound: Seconds of kernels whose FLOPs take longer than their memory traffic.
-    memory_bound: Seconds of the other kernels.
-    exposed: Seconds in which only collectives run.
-    exposed_host: Seconds in which only copies from or to the host run.
-    collectives: Seconds of all collectives, hidden or exposed.
-    exposed_by: The exposed seconds by the name of the instruction that starts the collective, or by
-      'channel N' where it starts in a fusion.
+  `exposed_by` is by the name of the instruction that starts a collective, or by 'channel N' where
+  it starts in a fusion.
   """
 
-  compute_bound: float = 0.0
-  memory_bound: float = 0.0
-  exposed: float = 0.0
-  exposed_host: float = 0.0
-  collectives: float = 0.0
+  compute_bound: float = 0.0  # kernels whose FLOPs take longer than their memory traffic
+  memory_bound: float = 0.0  # other kernels
+  exposed: float = 0.0  # only collectives run
+  exposed_host: float = 0.0  # only copies from or to the host run
+  collectives: float = 0.0  # all of them, hidden or exposed
   exposed_by: dict[str, float] = dataclasses.field(default_factory=dict)
 
   @property
-  def kernels(self) -> float:
-    return self.compute_bound + self.memory_bound
-
-  @property
   def seconds(self) -> float:
-    return self.kernels + self.exposed + self.exposed_host
+    return self.compute_bound + self.memory_bound + self.exposed + self.exposed_host
 
   def add(self, other: 'Timeline', times: int = 1) -> None:
-    self.compute_bound += times * other.compute_bound
-    self.memory_bound += times * other.memory_bound
-    self.exposed += times * other.exposed
-    self.exposed_host += times * other.exposed_host
-    self.collectives += times * other.collectives
+    names = 'compute_bound', 'memory_bound', 'exposed', 'exposed_host', 'collectives'
+    for name in names:
+      setattr(self, name, getattr(self, name) + times * getattr(other, name))
     for key, seconds in other.exposed_by.items():
       self.exposed_by[key] = self.exposed_by.get(key, 0.0) + times * seconds
 

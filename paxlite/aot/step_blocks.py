@@ -23,18 +23,14 @@ _CONTAINERS = 'while', 'call', 'conditional'  # they take as long as what they r
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A part of a step on one device.
+  """A part of a step on one device; its seconds are those of kernels one after the other.
 
-  Attributes:
-    flops: FLOPs of its kernels.
-    bytes: Bytes that its kernels read from and write to main memory.
-    predicted: Seconds of its kernels, one after the other, at the speeds of the chip; None where
-      these are not known, and for collectives, which kernels may hide.
-    measured: Seconds of its instructions in a trace, one after the other; None where there is none.
+  They are predicted at the speeds of the chip; None where these are not known, and for collectives,
+  which kernels may hide. They are measured in a trace, if there is one.
   """
 
   flops: float = 0.0
-  bytes: int = 0
+  bytes: int = 0  # that its kernels read from and write to main memory
   predicted: float | None = None
   measured: float | None = None
 

@@ -1,1 +1,1 @@
-"""Small models of an experiment's kind, and what they foretell about the experiment."""
+"""Small models of an experiment's kind, and what they predict of the experiment."""

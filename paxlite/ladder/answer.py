@@ -1,4 +1,4 @@
-"""What the runs of a ladder say: the foreseen loss, how sure it is, and which learning rate."""
+"""What the runs of a ladder say: the predicted loss, how sure it is, and which learning rate."""
 
 import dataclasses
 import math
@@ -72,7 +72,7 @@ class Answer:
     return ScalingLaw(*zip(*points, strict=True))
 
   @property
-  def foreseen(self) -> Prediction:
+  def predicted(self) -> Prediction:
     """The loss of the size that was asked for."""
     return self.law().predict(self.parameters.blocks, CONFIDENCE)
 
@@ -91,19 +91,19 @@ class Answer:
   @property
   def text(self) -> str:
     """The answer as lines for a terminal."""
-    law, rate, foreseen = self.law(), self.rate, self.foreseen
+    law, rate, predicted = self.law(), self.rate, self.predicted
     rows = [('size', 'parameters', 'in blocks', 'loss', 'by the law')]
     for size, parameters in self.sizes:
       cells = f'{self.mean(size, rate):.4f}', f'{law.predict(parameters.blocks).loss:.4f}'
       rows.append((str(size), *_counts(parameters), *cells))
-    between = f'{foreseen.low:.4f} and {foreseen.high:.4f}'
-    rows.append((str(self.asked), *_counts(self.parameters), '', f'{foreseen.loss:.4f}'))
+    between = f'{predicted.low:.4f} and {predicted.high:.4f}'
+    rows.append((str(self.asked), *_counts(self.parameters), '', f'{predicted.loss:.4f}'))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = lambda row: '  '.join(f'{x:>{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
     lines = [
       *map(line, rows),
       '',
-      f'{self.asked} is foreseen to reach {foreseen.loss:.4f}, and with {CONFIDENCE:.0%} between '
+      f'{self.asked} is predicted to reach {predicted.loss:.4f}, and with {CONFIDENCE:.0%} between '
       f'{between}.',
       self._law_line(law),
       *self._check_lines,
@@ -129,7 +129,7 @@ class Answer:
     size, loss, said = found
     verdict = 'which holds' if said.holds(loss) else 'which does not hold'
     return [
-      f'Without {size}, the law foresees between {said.low:.4f} and {said.high:.4f} for it; it '
+      f'Without {size}, the law predicts between {said.low:.4f} and {said.high:.4f} for it; it '
       f'reached {loss:.4f}, {verdict}.'
     ]
 
@@ -156,7 +156,7 @@ class Answer:
   @property
   def json(self) -> JsonObject:
     """The answer as JSON."""
-    law, foreseen, check = self.law(), self.foreseen, self.check
+    law, predicted, check = self.law(), self.predicted, self.check
     runs = [
       dict(
         size=str(rung.size), **_json(rung.parameters), rate=rung.rate, seed=rung.seed,
@@ -172,9 +172,9 @@ class Answer:
         limit=law.limit, amplitude=law.amplitude, exponent=law.exponent,
         exponent_interval=list(law.exponent_interval(CONFIDENCE)),
       ),
-      foreseen=dict(
+      predicted=dict(
         size=str(self.asked), **_json(self.parameters), confidence=CONFIDENCE,
-        **interval(foreseen),
+        **interval(predicted),
       ),
     )  # fmt: skip
     if check is not None:

@@ -2,7 +2,7 @@
 
 from paxlite.core.extension import Command, Extension
 
-_PURPOSE = 'foretell its loss by small models of its kind'
+_PURPOSE = 'predict its loss by small models of its kind'
 EXTENSION = Extension(
   'ladder', commands=(Command('ladder', _PURPOSE, 'paxlite.tools.ladder', 'Experiments'),)
 )

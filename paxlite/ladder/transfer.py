@@ -55,7 +55,7 @@ def check(experiment: LanguageModel) -> None:
       f'widths: choose one of {", ".join(sorted(_BY_ENTRY | _BY_MATRIX))}'
     )
   if experiment.USE_LORA or not experiment.trains_all or experiment.CHECKPOINT_RESTORE_PATH:
-    raise UserError(f'{name} starts from weights; a ladder foretells training from the beginning')
+    raise UserError(f'{name} starts from weights; a ladder predicts training from the beginning')
   if experiment.WEIGHT_INIT != 'normal':
     raise UserError(
       f'WEIGHT_INIT={experiment.WEIGHT_INIT} does not follow the width as a ladder needs it: set '

@@ -38,10 +38,10 @@ def test_it_foretells_a_loss(climbed):
   assert [run['size'] for run in found['runs']] == [
     size for size in ('8x1', '16x1', '24x1', '32x2') for _ in range(2)
   ]
-  foreseen = found['foreseen']
-  assert foreseen['size'] == '64x2'
-  assert foreseen['low'] < foreseen['loss'] < foreseen['high']
-  assert f'64x2 is foreseen to reach {foreseen["loss"]:.4f}' in said
+  predicted = found['predicted']
+  assert predicted['size'] == '64x2'
+  assert predicted['low'] < predicted['loss'] < predicted['high']
+  assert f'64x2 is predicted to reach {predicted["loss"]:.4f}' in said
   assert 'Losses by the factor of LEARNING_RATE' in said
   diverged = [run['loss'] for run in found['runs'] if run['rate'] == 1e30]
   assert diverged == 4 * [None]

@@ -24,26 +24,15 @@ _BACKWARD, _FORWARD_TRAFFIC, _BACKWARD_TRAFFIC = 1.6, 1.5, 2.5
 
 
 class Estimate(NamedTuple):
-  """What a step needs on one device.
+  """What a step needs on one device."""
 
-  Attributes:
-    memory: The most bytes that are in use at a time.
-    seconds: Seconds of a step.
-    state: Bytes of the train state that are not on the host.
-  """
-
-  memory: float
+  memory: float  # the most bytes that are in use at a time
   seconds: float
-  state: float
+  state: float  # bytes of the train state that are not on the host
 
 
 class Estimator:
-  """Estimates candidates of one experiment on one machine.
-
-  Args:
-    model: The model, traced for a device of the machine.
-    machine: The machine.
-  """
+  """Estimates candidates of one experiment on one machine, with what many of them share."""
 
   def __init__(self, model: Model, machine: Machine):
     self.model, self.machine = model, machine

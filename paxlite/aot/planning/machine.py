@@ -18,33 +18,19 @@ _OF_GPUS = 0.92  # share of a GPU's memory; CUDA, NCCL and the allocator need th
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """Devices and their speeds.
+  """Devices and their speeds."""
 
-  Attributes:
-    name: The target as the user wrote it; for 'here', steps are run instead of compiled.
-    platform: cpu, gpu or tpu.
-    devices: Number of devices.
-    near: Devices of one host or slice.
-    memory: Bytes of a device that a step may use.
-    chip: The speeds of a device.
-  """
-
-  name: str
-  platform: str
+  name: str  # as the user wrote it
+  platform: str  # cpu, gpu or tpu
   devices: int
-  near: int
-  memory: float
+  near: int  # devices of one host or slice
+  memory: float  # bytes of a device that a step may use
   chip: Chip
 
   @functools.cached_property
   def flops(self) -> Mapping[str, float]:
     """FLOP/s that a device reaches by the type of the operands in HLO; '' is every other type."""
     return self.chip.reached_flops
-
-  @property
-  def hosts(self) -> int:
-    """Number of hosts or slices."""
-    return self.devices // self.near
 
   @property
   def host(self) -> float:

@@ -42,13 +42,9 @@ class Array(NamedTuple):
   def on_a_device(
     self, rules: partitioning.Rules, sizes: Mapping[str, int], whole: str = ''
   ) -> float:
-    """Returns the bytes of one device of a mesh.
+    """Returns the bytes of one device of a mesh with these sizes, by the rules of shardings.
 
-    Args:
-      rules: The mesh axes of the logical axes.
-      sizes: The sizes of the mesh axes.
-      whole: The type of products, in which the array is gathered over data and context; '': it is
-        as it is stored.
+    If `whole` is the type of products, the array is gathered over data and context in this type.
     """
     partition = partitioning.fitting(partitioning.spec(self.axes, rules), self.shape, sizes)
     split = [a for entry in partition for a in partitioning.axes_of(entry)]
@@ -58,50 +54,31 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What a part of a model does in a step with ROWS rows.
+  """What a part of a model computes and keeps in a step with ROWS rows."""
 
-  Attributes:
-    flops: FLOPs of its products by the type of the operands in HLO, of forward and backward pass.
-    saved: The arrays that its backward pass reads, of kind 'host' or 'device', and how many.
-  """
-
-  flops: Counter[str]
-  saved: Counter[Array]
+  flops: Counter[str]  # of products, by the type of the operands in HLO
+  saved: Counter[Array]  # for the backward pass, of kind 'host' or 'device'
 
   def minus(self, other: 'Work') -> 'Work':
     return Work(self.flops - other.flops, self.saved - other.saved)
 
 
 class StateBytes(NamedTuple):
-  """Bytes of the train state on one device.
+  """Bytes of the train state on one device."""
 
-  Attributes:
-    all: Parameters, moments and counters.
-    trained: The parameters that have gradients.
-    layers: The parameters of all units in the type of products, whole over data and context.
-    others: The other parameters, in the same way.
-    moments: The optimizer's moments, which are a part of `all`.
-    streamed: The most moments that are on the device at a time if they are kept on the host.
-  """
-
-  all: float
-  trained: float
-  layers: float
-  others: float
+  all: float  # parameters, moments and counters
+  trained: float  # parameters that have gradients
+  layers: float  # parameters of all units in the type of products, whole over data and context
+  others: float  # other parameters, in the same way
   moments: float
-  streamed: float
+  streamed: float  # the most moments that are on the device at a time if the host keeps them
 
 
 class Model:
   """Traces an experiment for one kind of device; each combination of attributes only once."""
 
   def __init__(self, experiment: LanguageModel, device: jax.Device):
-    """Traces nothing yet.
-
-    Args:
-      experiment: A validated experiment.
-      device: A device of the target, which decides the kernels.
-    """
+    """Traces nothing yet; a device of the target decides the kernels."""
     self.experiment = experiment
     self.units = num_units(experiment)
     self._device = device
@@ -144,7 +121,7 @@ class Model:
   def _traced(self, units: int, values: Values) -> Work:
     key = (str(units), *sorted(values.items()))
     if key not in self._works:
-      saved, program = self._loss(units, values).saved
+      saved, program = self._loss(units, values).saved(gradient=True)
       flops = Counter[str]()
       for dtype, n in product_flops(program):
         flops[dtype] += round(n)
@@ -168,12 +145,7 @@ class Model:
     return saved_activations.loss_of(small, small.mesh([self._device]), ROWS)
 
   def state(self, values: Values, laid_out: LanguageModel) -> StateBytes:
-    """Returns the bytes of the train state on a mesh.
-
-    Args:
-      values: Attributes, of which USE_FP8 decides the variables.
-      laid_out: The experiment on that mesh.
-    """
+    """Returns the bytes of the train state of an experiment that is laid out on a mesh."""
     sizes, rules = laid_out.mesh_sizes, laid_out.rules
     key = values.get('USE_FP8'), tuple(sizes.items()), tuple(sorted(rules.items()))
     if key not in self._states:

@@ -12,14 +12,7 @@ from paxlite.core.json_text import JsonObject
 
 
 def page(plan: Plan, name: str, given: Mapping[str, str], fiddlers: Sequence[str] = ()) -> str:
-  """Returns the page.
-
-  Args:
-    plan: The plan.
-    name: The experiment as the user wrote it.
-    given: The attributes that the user set, as text.
-    fiddlers: Functions that edit the config, as the user wrote them.
-  """
+  """Returns the page about a plan for what the user wrote: experiment, attributes, fiddlers."""
   machine = plan.space.machine
   how = 'measured' if machine.measured else "by the compiler's schedule"
   found = f'the fastest for each row of a batch, {how}' if plan.best else 'no candidate fits so far'

@@ -17,19 +17,12 @@ _HOUR, _BILLION = 3600.0, 1e9
 
 
 class Offer(NamedTuple):
-  """A machine with its price, and what its plan says.
-
-  Attributes:
-    target: Its name.
-    price: What it costs for an hour, all devices together.
-    plan: The JSON of its plan, with at least one candidate that fits; empty if none does.
-    reason: Why there is none; '' if there is one.
-  """
+  """A machine with its price, and the JSON of its plan."""
 
   target: str
-  price: float
-  plan: JsonObject
-  reason: str = ''
+  price: float  # for an hour, all devices together
+  plan: JsonObject  # empty if no candidate fits
+  reason: str = ''  # why none fits
 
   @property
   def seconds(self) -> float:

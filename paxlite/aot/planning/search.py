@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.space import OFF_HOST, Candidate, Space
@@ -23,19 +24,11 @@ _ALIKE = 0.02  # each candidate with the same mesh and policy waits as if slower
 # the search may end after so many verdicts, if no other candidate can be faster than the best one,
 # though it gained on its estimate by this factor more than the one that has gained most
 _LEAST, _GAIN = 8, 0.9
+Estimated = tuple[Candidate, Estimate]
 
 
-@dataclasses.dataclass(frozen=True)
-class Judged:
-  """A candidate about which there is a verdict.
-
-  Attributes:
-    candidate: The candidate.
-    estimate: What was estimated.
-    verdict: What the compiler or a run says.
-    predicted: Bytes that were predicted just before, by this estimate and the verdicts so far.
-    fits: Whether it fits.
-  """
+class Judged(NamedTuple):
+  """A candidate with its verdict, and the bytes that were predicted for it just before."""
 
   candidate: Candidate
   estimate: Estimate
@@ -58,22 +51,13 @@ class Judged:
 
 @dataclasses.dataclass
 class Plan:
-  """What a search has found.
-
-  Attributes:
-    space: What was searched.
-    considered: Number of candidates that were estimated.
-    estimating: Seconds that this took.
-    judged: The verdicts, in the order in which they came.
-    spent: Seconds of the whole search.
-    interrupted: Whether the user ended it.
-  """
+  """What a search has found; `judged` is in the order in which the verdicts came."""
 
   space: Space
-  considered: int = 0
-  estimating: float = 0.0
+  considered: int = 0  # candidates that were estimated
+  estimating: float = 0.0  # seconds that this took
   judged: list[Judged] = dataclasses.field(default_factory=list)
-  spent: float = 0.0
+  spent: float = 0.0  # seconds of the whole search
   interrupted: bool = False
 
   @property
@@ -95,16 +79,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Search:
-  """Searches a space.
-
-  Attributes:
-    space: What is searched.
-    estimator: Its estimates.
-    pool: The processes that judge.
-    store: What was judged earlier.
-    most: The most verdicts to ask for, beside those about the best ones without the host.
-    say: Prints a line of progress.
-  """
+  """Searches a space by at most so many verdicts, and those about the best without the host."""
 
   space: Space
   estimator: Estimator
@@ -132,13 +107,13 @@ class Search:
     plan.spent = time.monotonic() - begun
     return plan
 
-  def estimated(self, plan: Plan) -> list[tuple[Candidate, Estimate]]:
+  def estimated(self, plan: Plan) -> list[Estimated]:
     """Returns all candidates with their estimates in the order in which to ask about them.
 
     The fastest a row is first. Alike ones are off by the same factor, and do not all come at once.
     """
     begun = time.monotonic()
-    found = dict[tuple[object, ...], tuple[Candidate, Estimate]]()
+    found = dict[tuple[object, ...], Estimated]()
     for plan.considered, candidate in enumerate(self.space, 1):
       estimate = self.estimator.estimate(candidate)
       if plan.considered % 5000 == 0:
@@ -148,23 +123,22 @@ class Search:
       found.setdefault(same, (candidate, estimate))
     plan.estimating = time.monotonic() - begun
     self.say(f'{plan.considered:,} candidates estimated in {plan.estimating:.0f} s')
-    by_time = sorted(found.values(), key=lambda x: (x[1].seconds / x[0].rows, x[1].memory))
-    alike, order = collections.Counter[object](), list[tuple[float, int]]()
-    for i, (candidate, estimate) in enumerate(by_time):
-      key = candidate.layout, candidate.values.get('CHECKPOINT_POLICY')
-      order.append((estimate.seconds / candidate.rows * (1 + _ALIKE * alike[key]), i))
-      alike[key] += 1
-    return [by_time[i] for _, i in sorted(order)]
+    alike, order = collections.Counter[object](), list[tuple[float, float, int, Estimated]]()
+    for i, one in enumerate(sorted(found.values(), key=_row_seconds)):
+      kind = one[0].layout, one[0].values.get('CHECKPOINT_POLICY')
+      order.append((_row_seconds(one) * (1 + _ALIKE * alike[kind]), one[1].memory, i, one))
+      alike[kind] += 1
+    return [one for *_, one in sorted(order)]
 
-  def _is_over(self, plan: Plan, waiting: list[tuple[Candidate, Estimate]]) -> bool:
+  def _is_over(self, plan: Plan, waiting: list[Estimated]) -> bool:
     gains = [j.verdict.seconds / j.estimate.seconds for j in plan.judged if j.verdict.seconds]
     if not plan.best or len(plan.judged) < _LEAST:
       return False
-    least = min((e.seconds / c.rows for c, e in waiting), default=math.inf)
+    least = min(map(_row_seconds, waiting), default=math.inf)
     return least * min(gains) * _GAIN >= plan.best[0].row_seconds
 
   def _next(
-    self, waiting: list[tuple[Candidate, Estimate]], ratio: float, number: int
+    self, waiting: list[Estimated], ratio: float, number: int
   ) -> list[tuple[Candidate, Estimate, LanguageModel]]:
     """Takes the fastest candidates that may fit, or the ones that need least if none may."""
     limit = _NEAR * self.space.machine.memory
@@ -181,9 +155,7 @@ class Search:
         break
     return found
 
-  def _judge_on_devices(
-    self, plan: Plan, waiting: list[tuple[Candidate, Estimate]], begun: float
-  ) -> None:
+  def _judge_on_devices(self, plan: Plan, waiting: list[Estimated], begun: float) -> None:
     """Asks about the best candidate with everything on the devices instead, while one may fit."""
     while plan.best and plan.best[0].candidate.on_host:
       best = plan.best[0].candidate
@@ -202,9 +174,8 @@ class Search:
     ratio, memory = plan.ratio, self.space.machine.memory
     for i, verdict in self._verdicts([experiment for *_, experiment in chosen]):
       candidate, estimate, _ = chosen[i]
-      fits = verdict.fits(memory)
-      judged = Judged(candidate, estimate, verdict, ratio * estimate.memory, fits)
-      plan.judged.append(judged)
+      predicted, fits = ratio * estimate.memory, verdict.fits(memory)
+      plan.judged.append(judged := Judged(candidate, estimate, verdict, predicted, fits))
       most = max(self.most, len(plan.judged))
       spent = statistics.mean(j.verdict.spent for j in plan.judged)
       left = (most - len(plan.judged)) * spent / self.pool.size
@@ -242,9 +213,13 @@ class Search:
     for position, verdict in self.pool.judge([self._question(e) for e in made]):
       old = best[position]
       if not verdict.error and verdict.seconds < old.verdict.seconds:
-        plan.judged[plan.judged.index(old)] = dataclasses.replace(old, verdict=verdict)
+        plan.judged[plan.judged.index(old)] = old._replace(verdict=verdict)
 
 
 def stated(experiment: Experiment) -> dict[str, object]:
   """Returns the values that an experiment does not derive from others."""
   return {name: value for name, value in vars(experiment).items() if name.isupper()}
+
+
+def _row_seconds(one: Estimated) -> float:
+  return one[1].seconds / one[0].rows

@@ -49,13 +49,7 @@ NAMES = (*MESH, 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES', *CHOICES)
 
 
 class Layout(NamedTuple):
-  """A mesh.
-
-  Attributes:
-    axes: The mesh axes.
-    near: Their sizes within a host or slice.
-    far: Their sizes between hosts or slices.
-  """
+  """A mesh: its axes with their sizes within (near) and between (far) hosts or slices."""
 
   axes: tuple[str, ...]
   near: tuple[int, ...]
@@ -81,14 +75,7 @@ class Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """One way to run an experiment.
-
-  Attributes:
-    layout: The mesh.
-    rows: Rows of a batch of all devices.
-    microbatches: Parts of a batch.
-    values: The values of CHOICES.
-  """
+  """One way to run an experiment, with the rows of a batch of all devices."""
 
   layout: Layout
   rows: int
@@ -140,8 +127,6 @@ class Space:
   """The candidates of an experiment on a machine.
 
   Attributes:
-    experiment: The experiment, validated, with the user's values.
-    machine: The machine.
     fixed: Attributes that stay as the experiment has them.
     tried: Attributes of choices that the user allows to try.
     global_batch: Rows of a batch of all devices; None tries several.
@@ -210,11 +195,9 @@ class Space:
             yield Candidate(layout, rows, parts, values)
 
   def batches(self, shards: int, stages: int) -> Iterator[tuple[int, int]]:
-    """Yields (rows, microbatches) that a mesh can hold.
+    """Yields (rows, microbatches) that a mesh with so many stages can hold.
 
-    Args:
-      shards: Parts that the rows of a batch are split into.
-      stages: Stages of a pipeline, which works on microbatches.
+    Its devices split the rows of a batch into `shards` parts.
     """
     e, given = self.experiment, self.global_batch
     sizes = [given] if given else [shards * 2**i for i in range(_DOUBLINGS)]
@@ -244,7 +227,7 @@ class Space:
 
 def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
   """Returns all meshes of the machine whose axes the model can use, and the experiment's own."""
-  heads = math.gcd(e.NUM_HEADS, e.HIDDEN_DIMS)
+  heads, hosts = math.gcd(e.NUM_HEADS, e.HIDDEN_DIMS), machine.devices // machine.near
   # the axes that the model can use, and whether one can have a size
   usable: dict[str, Callable[[int], bool]] = {'replica': lambda size: True}
   usable |= {'data': lambda size: True, 'mdl': lambda size: heads % size == 0}
@@ -257,11 +240,9 @@ def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
   within, between = list(usable), ['replica', 'data']
   if not rest and not e.num_first_blocks:
     usable['stage'] = lambda size: units % size == 0
-    (within if machine.hosts == 1 else between).append('stage')
+    (within if hosts == 1 else between).append('stage')
   found = dict[tuple[object, ...], Layout]()
-  for near, far in itertools.product(
-    _splits(machine.near, within), _splits(machine.hosts, between)
-  ):
+  for near, far in itertools.product(_splits(machine.near, within), _splits(hosts, between)):
     sizes = {a: near.get(a, 1) * far.get(a, 1) for a in usable}
     if not all(usable[a](size) for a, size in sizes.items()):
       continue

@@ -27,30 +27,17 @@ _COMPILED = (
 
 
 class Verdict(NamedTuple):
-  """The memory and the time of a candidate, from the compiler or from a run.
+  """The memory and the time of a candidate, from the compiler or from a run."""
 
-  Attributes:
-    memory: The most bytes that a device needs at a time; 0 if that is not known.
-    seconds: Seconds of a step; 0 if the compiler refuses it or it was not run.
-    bound: The part of the machine that most of the step waits for.
-    mfu: Bounds of the model FLOPs utilization, (of its schedule, of full overlap); empty if they
-      are not known.
-    parts: Seconds of the parts of the step, by name.
-    error: Why there is no verdict; '' if there is one.
-    spent: Seconds that the verdict took.
-    host: Bytes of the memory of the host that each device needs.
-    note: What the figures do not show; '' if there is nothing.
-  """
-
-  memory: float = 0.0
-  seconds: float = 0.0
-  bound: str = ''
-  mfu: tuple[float, ...] = ()
-  parts: Mapping[str, float] = {}
-  error: str = ''
-  spent: float = 0.0
-  host: float = 0.0
-  note: str = ''
+  memory: float = 0.0  # the most bytes that a device needs at a time; 0 if that is not known
+  seconds: float = 0.0  # of a step; 0 if the compiler refuses it or it was not run
+  bound: str = ''  # what most of the step waits for
+  mfu: tuple[float, ...] = ()  # of its schedule, and if everything overlapped
+  parts: Mapping[str, float] = {}  # seconds by name
+  error: str = ''  # why there is no verdict
+  spent: float = 0.0  # seconds that the verdict took
+  host: float = 0.0  # bytes of the memory of the host that each device needs
+  note: str = ''  # what the figures do not show
 
   def fits(self, memory: float) -> bool:
     """Returns whether the step runs with so many bytes on a device."""
@@ -60,10 +47,8 @@ class Verdict(NamedTuple):
 class Store:
   """One file for each verdict; a file that cannot be read counts as missing.
 
-  Args:
-    place: A folder, or an address in an object store, which several people and machines may share;
-      None: the folder of this user. Old files are removed from a folder.
-    about: What all verdicts depend on: versions, machine.
+  They are in a folder, from which old ones are removed, or in an object store; by default in the
+  folder of this user. `about` is what all verdicts depend on: versions, machine.
 
   Raises:
     UserError: The object store cannot be used.

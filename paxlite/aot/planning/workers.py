@@ -34,14 +34,7 @@ class WorkerPool:
   def __init__(
     self, target: str, calibration: str | None, size: int, environment: Mapping[str, str]
   ):
-    """Starts nothing yet.
-
-    Args:
-      target: The machine, as for targets.parse.
-      calibration: Measured speeds of its chip.
-      size: Number of processes.
-      environment: Their environment.
-    """
+    """Starts nothing yet; target and calibration are those of targets.parse."""
     self.size = size
     self._about = target, calibration, dict(environment)
     self._pool: futures.ProcessPoolExecutor | None = None
@@ -60,7 +53,11 @@ class WorkerPool:
       os.environ['PYTHONSAFEPATH'] = '1'  # no json.py in the current folder must be imported
       spawn = multiprocessing.get_context('spawn')
       self._pool = futures.ProcessPoolExecutor(self.size, spawn, _begin, self._about)
-    return self._pool.submit(function, *arguments)
+    try:
+      return self._pool.submit(function, *arguments)
+    except BrokenProcessPool:
+      self._pool = None
+      return self._submit(function, *arguments)
 
   def describe(self) -> JsonObject:
     """Returns what the first process says of its devices."""
@@ -79,14 +76,11 @@ class WorkerPool:
         yield waiting[done], done.result()
       except BrokenProcessPool:
         lost.append(waiting[done])
-    if lost:
-      self._pool = None
     for i in lost:  # with one process, all others end; which one was it?
       verdict = Verdict(error=_DEAD)
       if len(lost) > 1:
         with contextlib.suppress(BrokenProcessPool):
           verdict = self._submit(judged, *asked[i]).result()
-        self._pool = None if verdict.error == _DEAD else self._pool
       yield i, verdict
 
 
@@ -115,10 +109,7 @@ _worker: 'Callable[[], Target]'  # returns the target of this process
 def judged(name: str, values: Mapping[str, Json], memory: float) -> Verdict:
   """Returns the verdict about the experiment of a class with these values.
 
-  Args:
-    name: The class.
-    values: Its values.
-    memory: Bytes of a device, for steps that are run. What the compiler says holds for any memory.
+  A step is run only if it fits the memory of a device. What the compiler says holds for any.
   """
   before = time.perf_counter()
   try:

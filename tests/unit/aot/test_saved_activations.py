@@ -11,7 +11,7 @@ from paxlite.experiments.demo import TinyGPT
 def test_of_a_function():
   """exp keeps its result, sin the cosine of its argument; arguments are not counted."""
   x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
-  kept = saved_by(lambda x, y: (jnp.sin(jnp.exp(x)) * y).sum(), x, x)
+  kept, _ = saved_by(lambda x, y: (jnp.sin(jnp.exp(x)) * y).sum(), x, x)
   assert sorted(k.operation for k in kept) == ['cos', 'exp']
   assert {(k.shape, k.dtype, k.bytes) for k in kept} == {((3, 5), 'float32', 60)}
 

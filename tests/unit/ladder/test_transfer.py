@@ -109,7 +109,7 @@ def test_patterns_match_the_variables_whose_inputs_grow_and_no_others():
   ('experiment', 'said'),
   [
     (DemoGPT(OPTIMIZER='sgd'), 'OPTIMIZER=sgd: no rule is known'),
-    (DemoGPT(USE_LORA=True), 'a ladder foretells training from the beginning'),
+    (DemoGPT(USE_LORA=True), 'a ladder predicts training from the beginning'),
     (DemoGPT(WEIGHT_INIT='xavier_uniform', OUTPUT_INIT_STD=0.023), 'set WEIGHT_INIT=normal, and'),
     (GPT126M(), 'GPT126M learns an embedding of positions'),
   ],

@@ -8,6 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 
 import jax
 import pytest
@@ -21,6 +23,7 @@ from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import Judged, Plan, Search
 from paxlite.aot.planning.space import Candidate, Layout, Space
 from paxlite.aot.planning.verdicts import Store, Verdict
+from paxlite.aot.planning.workers import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import TinyGPT
@@ -191,6 +194,38 @@ def test_what_is_on_the_host_is_also_judged_without(tmp_path, memory):
   )  # fmt: skip
   judged = [j.candidate.values for j in plan.judged]
   assert judged == ([offloaded, plain] if memory > 1e6 else [offloaded])
+
+
+class Executor:
+  """Ends with all its questions at the one that kills a process, the first time with others."""
+
+  def __init__(self):
+    self.asked = 0
+
+  def submit(self, function, name, values, memory):
+    self.asked += 1
+    found = futures.Future()
+    if name == 'kills' or self.asked <= 3:
+      found.set_exception(BrokenProcessPool())
+    else:
+      found.set_result(Verdict(memory, 1.0))
+    return found
+
+
+def test_a_process_that_ends_fails_its_own_candidate_alone():
+  pool = WorkerPool('here', None, 2, {})
+  pool._pool = Executor()
+  verdicts = dict(pool.judge([('a', {}, 1.0), ('kills', {}, 2.0), ('b', {}, 3.0)]))
+  assert [verdicts[i].memory for i in range(3)] == [1.0, 0.0, 3.0]
+  assert 'too little memory' in verdicts[1].error
+
+
+@pytest.mark.slow
+def test_a_pool_goes_on_after_a_process_has_ended():
+  with WorkerPool('here', None, 1, dict(os.environ)) as pool:
+    with pytest.raises(BrokenProcessPool):
+      pool._submit(os._exit, 1).result()
+    assert pool._submit(os.getpid).result() != os.getpid()
 
 
 def test_the_page_says_that_data_is_missing():
