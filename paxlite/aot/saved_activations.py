@@ -73,8 +73,10 @@ def saved_by(
   program = jax.make_jaxpr(both)(variables, *others).jaxpr
   found = []
   for kept in dict.fromkeys(v for v in program.outvars[:count] if not is_literal(v)):
+    array: Any = kept.aval  # which every version of JAX types in another way
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a key of random numbers
+      continue
     if (origin := _origin(program, kept)) is not None:
-      array: Any = kept.aval  # which every version of JAX types in another way
       on_host = getattr(array, 'memory_space', None) is jax.memory.Space.Host
       found.append(Saved(tuple(array.shape), str(array.dtype), *origin, on_host=on_host))
   return found, program
