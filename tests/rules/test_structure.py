@@ -7,7 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from paxlite import layers
+from paxlite import extensions, layers
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / 'paxlite'
@@ -231,6 +231,18 @@ def test_shape_letters_are_those_of_the_legend():
     if len(letters) <= 6 and set(filter(str.isupper, letters)) - legend
   }
   assert wrong == set()
+
+
+def test_the_map_is_short_and_has_every_room_and_leaf():
+  page = (ROOT / 'docs/architecture.md').read_text()
+  assert len(page.split()) <= 2500
+  first = lambda heading: re.findall(
+    r'^\| `(\w+)/`', page.split(heading)[1].split('\n## ')[0], re.M
+  )
+  assert sorted(first('## The leaves\n')) == sorted(extensions.BUILT_IN)
+  others = {*extensions.BUILT_IN, 'other_systems', 'contrib', 'tools'}
+  rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  assert {*first('## The core\n')} == rooms - others
 
 
 def test_the_map_names_files_that_exist():
