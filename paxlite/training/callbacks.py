@@ -126,7 +126,7 @@ class Callback:
     """Called last, also after an error or a signal, to free what the callback holds."""
 
   def after_training(self, state: TrainState) -> None:
-    """Called with the last state of a run that is complete, when all of its files are written.
+    """Called with the last state when training has ended, and all files of the run are written.
 
-    A run that was complete before it was started is no exception.
+    This is also called if nothing was left to do; not after an error or a signal.
     """

@@ -49,8 +49,11 @@ def test_a_package_adds_a_command(site):
 def test_a_package_adds_an_attribute_and_a_callback(site, tmp_path):
   run = tmp_path / 'run'
   flags = f'--folder={run}', 'NUM_LAYERS=1', 'MAX_STEPS=4'
-  paxlite(site, 'train', 'TinyGPT', *flags, 'STEP_BUDGET=2')
+  printed = paxlite(site, 'train', 'TinyGPT', *flags, 'STEP_BUDGET=2')
   assert list(runs.losses(run)) == [1, 2]
+  assert '\nSTEP_BUDGET: 2 steps\n' in printed
+  assert '\n2 steps of the budget are used\n' in printed
+  assert '\n2 steps of the budget' in paxlite(site, 'train', 'TinyGPT', *flags, 'STEP_BUDGET=2')
   assert paxlite(site, 'budget', str(run), '--budget=5') == '3\n'
   paxlite(site, 'train', 'TinyGPT', *flags, 'STEP_BUDGET=3')
   assert list(runs.losses(run)) == [1, 2, 3]
@@ -90,6 +93,8 @@ def test_what_a_leaf_adds_is_absent_without_it(monkeypatch):
   try:
     assert extensions.found() == ()
     assert extensions.missing('plan') == 'plan needs the extension aot, which is not installed'
+    with pytest.raises(UserError, match=r'^LEAVE_OUT needs the extension run_data, which is not'):
+      extensions.hook('LEAVE_OUT')
   finally:
     extensions.found.cache_clear()
 

@@ -9,11 +9,17 @@ class StepBudget(paxlite.Callback):
   def __init__(self, steps):
     self._steps = steps
 
+  def start_lines(self):
+    return [f'STEP_BUDGET: {self._steps} steps']
+
   def resume(self, step):
     return self.END if step >= self._steps else None
 
   def after_step(self, state, step, metrics, loop):
     return self.END if step >= self._steps else None
+
+  def after_training(self, state):
+    print(f'{int(state.step)} steps of the budget are used')
 
 
 def callbacks(run, trainer):
