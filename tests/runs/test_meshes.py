@@ -20,7 +20,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.parallel import mesh
-from tests.support import runs
+from tests.support import families, runs
 
 # The collectives that the program of a mesh must contain.
 MUST = {
@@ -91,35 +91,20 @@ def test_a_mesh_changes_nothing_but_rounding(cases):
     assert max(gathered, default=0) < r['activation'], r
 
 
-# What the other families compute is in one of these, too.
-FAMILIES = (
-  'qwen3_5_text', 'deepseek_v3', 'gemma3_text', 'gpt_oss', 'qwen3_next', 'qwen2 window', 'olmo2',
-  'phi3 longrope', 'qwen3_moe', 'granite', 'ministral3', 'gpt_neox', 'glm4_moe', 'lfm2',
-  'granitemoehybrid', 'nemotron_h', 'falcon_h1', 'kimi_linear', 'gemma4_text',
-  'gemma4_text experts', 'llama4_text', 'llama4_text experts', 'gemma4_text linked',
-  'glm_moe_dsa linked', 'deepseek_v32', 'minimax_m2', 'deepseek_v4',
-)  # fmt: skip
-# Scales and biases of hyper-connections are few numbers, each with a gradient that adds up terms of
-# all tokens and streams. Most of these cancel: on one device, rows in another order change some of
-# these gradients by 6e-6 of the largest.
-# Gemma 4 does not divide scores by the root of the head's size: with two ulps more or less in each
-# parameter, gradients on one device change by up to 2.3e-5, as they do with experts.
-MOST = {'deepseek_v4': 3e-5, 'gemma4_text': 3e-5, 'gemma4_text experts': 3e-5}
-
-
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize('case', FAMILIES)
+@pytest.mark.parametrize('case', families.ON_MESHES)
 def test_a_mesh_changes_no_family(case):
   """On data 2 × mdl 2 × expert 2 where there are experts, otherwise data 2 × mdl 2 × context 2."""
   pytest.importorskip('transformers')
-  experts = 'moe|mixtral|deepseek|oss|next|nemotron|minimax|kimi|experts'
-  name = f'{case}/{"expert_tp" if re.search(experts, case) else "context_tp"}'
+  has_experts = any('experts' in key for key in families.CASES[case])
+  over_context = not has_experts or case in families.OVER_CONTEXT
+  name = f'{case}/{"context_tp" if over_context else "expert_tp"}'
   done = runs.module('tests.support.meshes', name, devices=8)
   (result,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{'))
   assert result['case'] == name
   assert result['loss'] < 1e-5, result
-  assert result['gradient'] < MOST.get(case, 1e-5), result
+  assert result['gradient'] < families.TOLERANCES.get(case, 1e-5), result
 
 
 EXPERT = 'MESH_AXES=["replica","data","mdl","expert"]'

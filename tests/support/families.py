@@ -6,13 +6,24 @@ import pkgutil
 from paxlite import experiments
 from paxlite.weights.family_tables import FAMILIES
 
-_FOUND: dict[str, dict] = {}
+# The package of each family, by model_type, and what its module `cases` has.
+PACKAGES: dict[str, str] = {}
+ON_MESHES: dict[str, dict] = {}
+TOLERANCES: dict[str, float] = {}
+OVER_CONTEXT: set[str] = set()
+_found: dict[str, dict] = {}
 for found in pkgutil.iter_modules(experiments.__path__, 'paxlite.experiments.'):
   if found.ispkg and importlib.util.find_spec(f'{found.name}.cases'):
-    _FOUND |= importlib.import_module(f'{found.name}.cases').CASES
-_PLACES = [*FAMILIES]
+    cases = importlib.import_module(f'{found.name}.cases')
+    tables = importlib.import_module(f'{found.name}.weights')
+    PACKAGES |= dict.fromkeys(tables.FAMILIES, found.name)
+    _found |= cases.CASES
+    ON_MESHES |= getattr(cases, 'ON_MESHES', {})
+    TOLERANCES |= getattr(cases, 'TOLERANCES', {})
+    OVER_CONTEXT.add(getattr(cases, 'OVER_CONTEXT', ''))
+_places = [*FAMILIES]
 # The first word is the model_type.
-CASES = dict(sorted(_FOUND.items(), key=lambda case: _PLACES.index(case[0].partition(' ')[0])))
+CASES = dict(sorted(_found.items(), key=lambda case: _places.index(case[0].partition(' ')[0])))
 
 
 def register_mistral4() -> None:

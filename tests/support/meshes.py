@@ -56,34 +56,9 @@ def model_of(name: str) -> tuple[type, dict[str, Any]]:
   """Returns the class and the values of a model: one of MODELS, or a tiny one of a family."""
   if name in MODELS:
     return MODELS[name]
-  from tests.support.families import experiment
+  from tests.support.families import ON_MESHES, experiment
 
-  # two layers of each kind: the pattern of Gemma 3 has six, and with a remainder eight
-  four = dict(num_hidden_layers=4, layer_types=['sliding_attention', 'full_attention'] * 2)
-  # one layer of each: of four layers, rows that are split over devices alone, of which each is
-  # computed as before, have gradients that differ by 1.4e-5 of the largest
-  two = dict(
-    num_hidden_layers=2,
-    layer_types=['linear_attention', 'full_attention'],
-    mlp_layer_types=['dense', 'sparse'],
-  )
-  # of 6 instead of 32 dimensions, all may be near 0, and then the norm behind them divides by next
-  # to nothing: an ulp of the weights changes gradients by 1e-3
-  linked = four | dict(num_kv_shared_layers=2, hidden_size_per_layer_input=32)
-  # one layer of each kind, and a limit that no token reaches: where one is on the limit itself,
-  # rounding decides whether its gradient is 0
-  kinds = 'sliding', 'heavily_compressed', 'compressed_sparse'
-  three = dict(
-    num_hidden_layers=3, layer_types=[f'{kind}_attention' for kind in kinds], swiglu_limit=10.0
-  )
-  short = {
-    'gemma3_text': four,
-    'gemma4_text': four,
-    'gemma4_text linked': linked,
-    'kimi_linear': two,
-    'deepseek_v4': three,
-  }
-  e = experiment(name, **short.get(name, {}))
+  e = experiment(name, **ON_MESHES[name])
   sizes = e.values_of(Kind.SHAPE, Kind.FUNCTION)
   kept = {k: v for k, v in SMALL.items() if k not in sizes}
   if not e.USE_REPEATED_LAYER:  # blocks that are linked, of which no layer is repeated

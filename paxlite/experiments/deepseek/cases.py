@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK, YARN
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, YARN, Draw
 
 LATENT = dict(
   num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10,
@@ -31,3 +33,39 @@ CASES = {
     rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8, llama_4_scaling_beta=0.7),
   ),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'deepseek_v3': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  config, draw = drawn_latent(kind, seed)
+  if kind == 'deepseek_v2':
+    config |= dict(topk_method=draw.pick('greedy', 'group_limited_greedy'))
+  return config
+
+
+def drawn_latent(kind: str, seed: int) -> tuple[dict[str, Any], Draw]:
+  """Returns a config of a model with latent attention, and the draw."""
+  draw = Draw(kind, seed)
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  groups, rope = pick(1, 2, 4), draw.rope
+  del config['head_dim']
+  config |= dict(
+    num_key_value_heads=draw.heads, q_lora_rank=pick(None, 12), kv_lora_rank=pick(8, 20),
+    qk_nope_head_dim=pick(4, 10), qk_rope_head_dim=pick(4, 6), v_head_dim=pick(4, 10),
+    n_routed_experts=8, num_experts_per_tok=pick(1, 2), moe_intermediate_size=pick(8, 20),
+    n_shared_experts=pick(1, 2), first_k_dense_replace=pick(0, 1, draw.layers),
+    routed_scaling_factor=pick(1.0, 2.5), n_group=groups, topk_group=pick(1, groups),
+    norm_topk_prob=chance() if kind != 'deepseek_v2' else False,
+  )  # fmt: skip
+  if kind == 'mistral4' and rope['rope_type'] != 'yarn':
+    rope = dict(rope_type='yarn', **draw.stretched)
+  if rope['rope_type'] not in ('default', 'yarn'):
+    config['rope_parameters'] = dict(rope_type='default', rope_theta=draw.theta)
+  elif rope['rope_type'] == 'yarn':
+    scales = dict(mscale=pick(1.0, 0.7), mscale_all_dim=pick(0.0, 1.0, 0.7))
+    config['rope_parameters'] = rope | scales
+    config['rope_parameters'].pop('attention_factor', None)
+  if kind == 'mistral4':
+    config['rope_parameters']['llama_4_scaling_beta'] = pick(0.0, 0.1, 0.9)
+  return config, draw

@@ -1,7 +1,9 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
-from paxlite.experiments.deepseek.cases import LATENT
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
+from paxlite.experiments.deepseek.cases import LATENT, drawn_latent
 
 # with few heads, many scores would be 0, and transformers may take any of them
 INDEXER = dict(index_topk=5, index_head_dim=6, index_n_heads=24)
@@ -12,3 +14,18 @@ CASES = {
   | INDEXER
   | dict(q_lora_rank=12, n_group=4, topk_group=2),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'deepseek_v32': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  config, draw = drawn_latent(kind, seed)
+  return config | drawn_indexer(draw)
+
+
+def drawn_indexer(draw: Draw) -> dict[str, Any]:
+  """Returns the keys of an indexer of keys."""
+  index_topk, index_head_dim = draw.pick(3, 8, 30), draw.pick(6, 12)
+  return dict(
+    q_lora_rank=12, index_topk=index_topk, index_head_dim=index_head_dim, index_n_heads=24
+  )

@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 
 _V4 = dict(
   num_hidden_layers=6, num_key_value_heads=1, head_dim=16, q_lora_rank=12, moe_intermediate_size=24,
@@ -26,3 +28,45 @@ CASES = {
     layer_types=['compressed_sparse_attention', 'sliding_attention'] * 3, index_topk=50,
   ),
 }  # fmt: skip
+# one layer of each kind, and a limit that no token reaches: where one is on the limit itself,
+# rounding decides whether its gradient is 0
+_KINDS = 'sliding', 'heavily_compressed', 'compressed_sparse'
+ON_MESHES: dict[str, dict[str, Any]] = {
+  'deepseek_v4': dict(
+    num_hidden_layers=3, layer_types=[f'{kind}_attention' for kind in _KINDS], swiglu_limit=10.0
+  )
+}
+# Scales and biases of hyper-connections are few numbers, each with a gradient that adds up terms of
+# all tokens and streams. Most of these cancel: on one device, rows in another order change some of
+# these gradients by 6e-6 of the largest.
+TOLERANCES = {'deepseek_v4': 3e-5}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed)
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  layers, width, rope = pick(1, 2, 3, 4, 6), pick(8, 12, 16), draw.rope
+  kinds = 'sliding_attention', 'compressed_sparse_attention', 'heavily_compressed_attention'
+  del config['intermediate_size']
+  config |= dict(
+    num_hidden_layers=layers, num_key_value_heads=1, head_dim=width, q_lora_rank=pick(8, 12),
+    moe_intermediate_size=pick(8, 20), n_routed_experts=8, num_experts_per_tok=pick(1, 2, 3),
+    routed_scaling_factor=pick(1.0, 2.5), partial_rotary_factor=pick(0.5, 1.0),
+    layer_types=pick(None, [pick(*kinds) for _ in range(layers)]),
+    compress_rates=pick(None, dict(zip(kinds[1:], (pick(2, 3, 4), pick(1, 5, 7)), strict=True))),
+    num_hash_layers=pick(0, 1, 3), hc_mult=pick(1, 2, 4), hc_sinkhorn_iters=pick(1, 3, 20),
+    hc_eps=pick(1e-6, 1e-2), sliding_window=pick(3, 7, 30), swiglu_limit=pick(0.3, 10.0),
+    o_groups=pick(*(n for n in (1, 2, 3) if draw.heads % n == 0)), o_lora_rank=pick(4, 10),
+    index_n_heads=24, index_head_dim=pick(16, 20), index_topk=pick(1, 2, 4, 30),
+    rope_theta=rope['rope_theta'], compress_rope_theta=pick(100.0, 1e4),
+  )  # fmt: skip
+  if config['num_hash_layers'] == 0:
+    config['mlp_layer_types'] = ['moe'] * layers
+  if chance():
+    share = dict(partial_rotary_factor=config['partial_rotary_factor'])
+    main = dict(rope_type='default', rope_theta=pick(50.0, 1e4), **share)
+    config['rope_parameters'] = dict(main=main, compress=rope | share)
+  else:
+    del rope['rope_theta']
+  return config

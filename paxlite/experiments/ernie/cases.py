@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 
 CASES = {
   'ernie4_5': BLOCK | dict(head_dim=10, use_bias=True, tie_word_embeddings=False),
@@ -11,3 +13,17 @@ CASES = {
     moe_layer_interval=2,
   ),
 }  # fmt: skip
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed)
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  config['use_bias'] = chance()
+  if kind == 'ernie4_5_moe':
+    config |= dict(
+      moe_num_experts=pick(4, 8), moe_k=pick(1, 3), moe_layer_interval=pick(1, 2),
+      moe_num_shared_experts=pick(0, 1, 2), moe_intermediate_size=pick(8, 20),
+      moe_layer_start_index=pick(0, 1, draw.layers), moe_layer_end_index=-1,
+    )  # fmt: skip
+  return config

@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 
 CASES = {
   'exaone4': BLOCK
@@ -11,3 +13,14 @@ CASES = {
   'exaone4 full': BLOCK
   | dict(sliding_window=None, sliding_window_pattern=None, layer_types=['full_attention'] * 4),
 }  # fmt: skip
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed)
+  config, chance = draw.block(), draw.chance
+  config |= dict(sliding_window=draw.window, layer_types=draw.types)
+  if chance():
+    full = ['full_attention'] * draw.layers
+    config |= dict(sliding_window=None, sliding_window_pattern=None, layer_types=full)
+  return config

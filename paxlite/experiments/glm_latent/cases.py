@@ -1,8 +1,10 @@
 """Tiny models of the family; see experiments.cases."""
 
+from typing import Any
+
 from paxlite.experiments.cases import BLOCK
-from paxlite.experiments.deepseek.cases import LATENT
-from paxlite.experiments.deepseek_sparse.cases import INDEXER
+from paxlite.experiments.deepseek.cases import LATENT, drawn_latent
+from paxlite.experiments.deepseek_sparse.cases import INDEXER, drawn_indexer
 
 CASES = {
   'glm4_moe_lite': BLOCK
@@ -23,3 +25,19 @@ CASES = {
     indexer_types=['full', 'shared', 'full', 'shared'],
   ),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'glm_moe_dsa linked': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  config, draw = drawn_latent(kind, seed)
+  if kind == 'glm_moe_dsa':
+    config |= drawn_indexer(draw)
+    config['indexer_types'] = [
+      'full',
+      *(draw.pick('full', 'shared') for _ in range(draw.layers - 1)),
+    ]
+  if kind == 'glm4_moe_lite':
+    dense = config.pop('first_k_dense_replace')
+    config['mlp_layer_types'] = ['dense'] * dense + ['sparse'] * (draw.layers - dense)
+  return config

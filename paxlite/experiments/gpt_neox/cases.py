@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 
 _NEOX = {k: v for k, v in BLOCK.items() if k != 'num_key_value_heads'} | dict(
   layer_norm_eps=1e-3, rotary_pct=0.5
@@ -10,3 +12,16 @@ CASES = {
   'gpt_neox': _NEOX,
   'gpt_neox in turn': _NEOX | dict(use_parallel_residual=False, attention_bias=False),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'gpt_neox': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed, spans=True)
+  config = draw.block()
+  config['rope_parameters'] = draw.partial_rope()
+  config['attention_bias'] = draw.chance()
+  config['layer_norm_eps'] = config.pop('rms_norm_eps')
+  del config['num_key_value_heads']
+  config['use_parallel_residual'] = draw.chance()
+  return config

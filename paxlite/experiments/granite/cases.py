@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK, EXPERTS, YARN
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, EXPERTS, YARN, Draw
 
 _MAMBA = dict(
   mamba_n_heads=4, mamba_d_state=12, mamba_d_conv=3, mamba_expand=2,
@@ -29,3 +31,31 @@ CASES = {
     rope_parameters=YARN,
   ),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'granite': {}, 'granitemoehybrid': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed, spans=kind == 'granite')
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  if kind == 'granitemoehybrid':
+    inner = pick(1, 2) * draw.hidden
+    groups = pick(*(n for n in (1, 2, 3) if inner % n == 0))
+    per_group = pick(*(n for n in (1, 2, 4) if inner % (n * groups) == 0))
+    config |= dict(
+      shared_intermediate_size=pick(8, 20), num_local_experts=pick(0, 4, 6),
+      num_experts_per_tok=pick(1, 2, 3), position_embedding_type=pick(None, 'nope', 'rope'),
+      mamba_n_groups=groups, mamba_n_heads=groups * per_group, mamba_d_state=pick(4, 6, 16),
+      mamba_expand=inner // draw.hidden, mamba_d_conv=pick(2, 3, 4), mamba_chunk_size=pick(4, 32),
+      mamba_conv_bias=chance(), mamba_proj_bias=chance(),
+      time_step_limit=pick((0.0, float('inf')), (0.2, 0.8), (0.4, float('inf'))),
+      layer_types=[pick('linear_attention', 'linear_attention', 'full_attention')
+                   for _ in range(draw.layers - 1)] + ['full_attention'],
+    )  # fmt: skip
+  config |= dict(
+    embedding_multiplier=pick(1.0, 3), residual_multiplier=pick(1.0, 0.3),
+    attention_multiplier=pick(1.0, 0.2), logits_scaling=pick(1.0, 6), attention_bias=chance(),
+  )  # fmt: skip
+  if kind == 'granite':
+    config['mlp_bias'] = chance()
+  return config

@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 
 CASES = {
   'hunyuan_v1_dense': BLOCK
@@ -9,3 +11,15 @@ CASES = {
     rope_parameters=dict(rope_type='dynamic', rope_theta=1e4, alpha=1000.0, factor=1.0),
   ),
 }  # fmt: skip
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed)
+  config, chance = draw.block(), draw.chance
+  config['attention_bias'] = chance()
+  if chance():
+    config['rope_parameters'] = dict(
+      rope_type='dynamic', rope_theta=draw.theta, factor=1.0, alpha=9.0
+    )
+  return config

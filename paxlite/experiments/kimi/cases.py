@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 from paxlite.experiments.deepseek.cases import LATENT
 
 _KIMI = {k: v for k, v in LATENT.items() if k not in (
@@ -19,3 +21,35 @@ CASES = {
     mlp_layer_types=['dense', 'dense', 'sparse', 'sparse'],
   ),
 }  # fmt: skip
+# one layer of each kind: of four layers, rows that are split over devices alone, of which each is
+# computed as before, have gradients that differ by 1.4e-5 of the largest
+ON_MESHES: dict[str, dict[str, Any]] = {
+  'kimi_linear': dict(
+    num_hidden_layers=2,
+    layer_types=['linear_attention', 'full_attention'],
+    mlp_layer_types=['dense', 'sparse'],
+  )
+}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed)
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  groups, dense = pick(1, 2, 4), pick(*range(draw.layers + 1))
+  del config['head_dim'], config['rope_parameters']
+  config |= dict(
+    num_key_value_heads=draw.heads, q_lora_rank=pick(None, 12), kv_lora_rank=pick(8, 20),
+    qk_nope_head_dim=pick(4, 10), qk_rope_head_dim=pick(4, 6), v_head_dim=pick(4, 10),
+    num_experts=8, num_experts_per_token=pick(1, 2), moe_intermediate_size=pick(8, 20),
+    num_shared_experts=pick(1, 2), routed_scaling_factor=pick(1.0, 2.5), num_expert_group=groups,
+    topk_group=pick(1, groups), moe_renormalize=chance(), tie_word_embeddings=False,
+    # of 4 numbers, a norm may be almost 0, and what transformers rounds is then seen
+    linear_head_dim=pick(8, 12, 16), linear_num_heads=pick(1, 2, 3),
+    linear_conv_kernel_dim=pick(2, 3, 4),
+    num_hidden_layers=draw.layers + 1,
+    mlp_layer_types=['dense'] * dense + ['sparse'] * (draw.layers + 1 - dense),
+    layer_types=['linear_attention', *(pick('linear_attention', 'full_attention')
+                 for _ in range(draw.layers - 1)), 'full_attention'],  # transformers needs both
+  )  # fmt: skip
+  return config

@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, Draw
 
 _LLAMA4 = dict(
   head_dim=10, intermediate_size_mlp=40, num_local_experts=8, attention_chunk_size=7,
@@ -21,3 +23,20 @@ CASES = {
     ),
   ),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'llama4_text': {}, 'llama4_text experts': {}}
+OVER_CONTEXT = 'llama4_text'  # its chunks, too, and not only its experts
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed)
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  every = pick(1, 2, 3)
+  config |= dict(
+    intermediate_size_mlp=pick(12, 40), num_local_experts=pick(4, 6),
+    num_experts_per_tok=pick(1, 1, 3), interleave_moe_layer_step=every,
+    no_rope_layers=[int(chance()) for _ in range(draw.layers)], use_qk_norm=chance(),
+    attention_chunk_size=pick(3, 8, 30), attn_temperature_tuning=chance(), floor_scale=pick(3, 8),
+    attn_scale=pick(0.1, 0.9), attention_bias=chance(),
+  )  # fmt: skip
+  return config

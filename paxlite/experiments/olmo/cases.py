@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK, DELTA, YARN
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, DELTA, YARN, Draw, drawn_delta
 
 # transformers saves convolutions in three parts of one size, whatever their sizes are
 _OLMO_DELTA = {k: v for k, v in DELTA.items() if k != 'head_dim'} | dict(linear_key_head_dim=20)
@@ -23,3 +25,29 @@ CASES = {
   | _OLMO_DELTA
   | dict(rope_parameters=YARN, linear_allow_neg_eigval=False),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'olmo2': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  widths = (4, 8, 16) if kind == 'olmoe' else (4, 6, 10, 16)  # its product of experts needs them
+  draw = Draw(kind, seed, widths, spans=kind in ('olmo2', 'olmoe'))
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  if kind == 'olmo3':
+    config |= dict(sliding_window=draw.window, layer_types=draw.types)
+    local = dict(rope_type='default', rope_theta=pick(100.0, 1e4))
+    config['rope_parameters'] = {'full_attention': draw.rope, 'sliding_attention': local}
+  if kind == 'olmoe':
+    config |= dict(
+      num_experts_per_tok=pick(1, 2, 3), num_experts=pick(4, 6), norm_topk_prob=chance()
+    )
+  if kind == 'olmo_hybrid':
+    del config['head_dim']
+    config['rope_parameters'] = pick(draw.rope, dict(rope_type='default', rope_theta=None))
+    config |= drawn_delta(draw)
+    config['layer_types'] = ['linear_attention', *config['layer_types']]
+    config |= dict(num_hidden_layers=draw.layers + 1, linear_allow_neg_eigval=chance())
+    # transformers saves convolutions in three parts of one size, whatever their sizes are
+    shares = config['linear_num_value_heads'] // config['linear_num_key_heads']
+    config['linear_key_head_dim'] = config['linear_value_head_dim'] * shares
+  return config

@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK, YARN
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, YARN, Draw
 
 CASES = {
   'phi3': BLOCK | dict(sliding_window=9),
@@ -18,3 +20,27 @@ CASES = {
     rope_parameters=YARN | dict(partial_rotary_factor=0.5),
   ),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'phi3 longrope': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed, spans=True)
+  config, pick = draw.block(), draw.pick
+  if kind == 'phi':
+    config['rope_parameters'] = draw.partial_rope()
+    config['layer_norm_eps'] = config.pop('rms_norm_eps')
+    config['qk_layernorm'] = draw.chance()
+    return config
+  config['sliding_window'] = pick(None, draw.window)
+  config |= dict(original_max_position_embeddings=pick(16, 40))
+  share = pick(1.0, 0.5) if draw.width in (4, 16) else 1.0
+  pairs = int(draw.width * share) // 2
+  factors = dict(
+    short_factor=list(draw.rng.uniform(1, 3, pairs)),
+    long_factor=list(draw.rng.uniform(1, 9, pairs)),
+  )
+  plain = dict(rope_type='default', rope_theta=draw.theta)
+  long = dict(rope_type='longrope', rope_theta=draw.theta, **factors)
+  config['rope_parameters'] = pick(plain, long) | dict(partial_rotary_factor=share)
+  return config

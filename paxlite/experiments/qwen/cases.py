@@ -1,6 +1,8 @@
 """Tiny models of the family; see experiments.cases."""
 
-from paxlite.experiments.cases import BLOCK, EXPERTS
+from typing import Any
+
+from paxlite.experiments.cases import BLOCK, EXPERTS, Draw
 
 CASES = {
   'qwen2': BLOCK,
@@ -9,3 +11,20 @@ CASES = {
   'qwen3': BLOCK | dict(head_dim=10),
   'qwen3_moe': BLOCK | EXPERTS | dict(head_dim=10, moe_intermediate_size=24, norm_topk_prob=True),
 }  # fmt: skip
+ON_MESHES: dict[str, dict[str, Any]] = {'qwen2 window': {}, 'qwen3_moe': {}}
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+  """Returns a config.json of a model_type of the family with random options."""
+  draw = Draw(kind, seed, spans=kind == 'qwen2')
+  config, pick, chance = draw.block(), draw.pick, draw.chance
+  if kind == 'qwen3_moe':
+    config |= dict(
+      num_experts_per_tok=pick(1, 2, 3), num_local_experts=pick(4, 6),
+      moe_intermediate_size=pick(8, 20), norm_topk_prob=chance(),
+    )  # fmt: skip
+  else:
+    config |= dict(use_sliding_window=chance(), sliding_window=draw.window, layer_types=draw.types)
+    if not config['use_sliding_window']:
+      config |= dict(sliding_window=None, layer_types=['full_attention'] * draw.layers)
+  return config
