@@ -78,6 +78,8 @@ class ChatFormat:
       import jinja2  # noqa: F401
     except ImportError:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
+    if template and '{' not in template:
+      raise UserError(f'CHAT_TEMPLATE={template[:80]!r} is no template, and no file has that name')
     self._budget = Budget()
     self._now: Callable[[], datetime.datetime] = datetime.datetime.now
     if date:

@@ -1,7 +1,8 @@
 """Records that a run leaves out from some step on, named in a file: FILE:RECORD, a line each.
 
 The places are those of error messages and of `paxlite data`. A file may have any of its names: two
-spellings of a record are one record. Lines that begin with # say something to people. Nothing
+spellings of a record are one record, and a relative name may begin at another folder, where it is
+the end of one file's name alone. Lines that begin with # say something to people. Nothing
 else of the data moves: the order of records and rows, and the positions of streams, stay as they
 are, so that a run may begin to leave records out at any step.
 
@@ -10,6 +11,8 @@ are, so that a run may begin to leave records out at any step.
   rows without segments   are refused: a later text in the row would still see the record
 """
 
+import dataclasses
+import os
 import re
 import zlib
 from collections.abc import Sequence
@@ -42,7 +45,8 @@ def without(data: Input, path: str, flag: str = '') -> Input:
   Raises:
     UserError: The file names none, or one that is not in the data, or they cannot leave it out.
   """
-  places = read(path)
+  names = sources(data)
+  places = [_as_in(names, place) for place in read(path)]
   left = dict.fromkeys(places, True)
   parts = data.inputs if isinstance(data, MixtureInput) else [data]
   for part in parts:
@@ -54,7 +58,7 @@ def without(data: Input, path: str, flag: str = '') -> Input:
       f'{said}: {first} is no record of {data.name[:200]}: a record is named FILE:RECORD, as '
       'paxlite data shows it'
     )
-  data.left_out = checksums(places, sources(data))  # type: ignore[attr-defined]
+  data.left_out = checksums(places, names)  # type: ignore[attr-defined]
   return data
 
 
@@ -165,6 +169,20 @@ def _left_out_of(source: ExampleRows | TokenRows, places: Sequence[Place]) -> li
   if len(source.left_out) >= source.num_documents:
     raise UserError(f'LEAVE_OUT: no record of {source.name[:200]} is left: name fewer records')
   return found
+
+
+def _as_in(names: Sequence[str], place: Place) -> Place:
+  """Returns a place with the name that the data have for its file, if one file alone ends so."""
+  file = _file(place)
+  keys = canonical(place.source), canonical(file)
+  if os.path.isabs(file) or any(canonical(name) in keys for name in names):
+    return place
+  end = f'/{os.path.normpath(file)}'
+  found = {canonical(name): name for name in names if canonical(name).endswith(end)}
+  if len(found) != 1:
+    return place
+  (name,) = found.values()
+  return dataclasses.replace(place, source=name + place.source[len(file) :])
 
 
 def _file(place: Place) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import fiddle as fdl
 import numpy as np
 
+from paxlite.config.attributes import placed
 from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
@@ -143,7 +144,9 @@ class RunData:
   def files_left_out(self) -> set[str]:
     """The files that LEAVE_OUT has named so far."""
     values = [self._values, *(stretch.values for stretch in self._stretches)]
-    return {v['values']['LEAVE_OUT'] for v in values if v['values'].get('LEAVE_OUT')}
+    named = {str(v['values']['LEAVE_OUT']) for v in values if v['values'].get('LEAVE_OUT')}
+    folder = self._values['started_in']
+    return {str(placed(type(self.experiment), 'LEAVE_OUT', name, folder)) for name in named}
 
   @property
   def first_steps(self) -> list[int]:

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.serving.gate import LOOPBACK, allowed_host
 
   more = [allowed_host(host.strip()) for host in args.allowed_hosts.split(',') if host.strip()]
-  with _listening(args.host, args.port) as place:  # before the weights are read
+  with _bound(args.host, args.port) as place:  # before the weights are read
     from paxlite.compilation import cache
     from paxlite.eval.inference import load_checkpoint
     from paxlite.generation.warm_up import warm_up
@@ -97,6 +97,8 @@ def main(argv: Sequence[str]) -> None:
     bodies = Bodies(inference, Limits(most), special=args.allow_special_tokens)
     api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts)
     host, port = place.getsockname()[:2]
+    with _own_port(args.host, args.port):
+      place.listen(2048)  # until now connections are refused: no client waits for the programs
     worker.start()
     return_regularly()
     say(f'{name} answers at http://{host}:{port}/v1')
@@ -135,16 +137,21 @@ def _key(args: argparse.Namespace) -> str:
   return key
 
 
-def _listening(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; raises UserError if the port is taken."""
-  try:
+def _bound(host: str, port: int) -> socket.socket:
+  """Returns a socket that has the port and does not listen yet; raises UserError if it is taken."""
+  with _own_port(host, port):
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     place = socket.socket(family, socket.SOCK_STREAM)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind((host, port))
-    place.listen(2048)
+  return place
+
+
+@contextlib.contextmanager
+def _own_port(host: str, port: int) -> Iterator[None]:
+  try:
+    yield
   except (OSError, OverflowError) as e:
     raise UserError(
       f'--host={host} --port={port}: cannot listen there ({e}). --port=0 takes a free port'
     ) from None
-  return place

@@ -81,6 +81,12 @@ def tensors_in(path: str) -> list[FileTensor]:
       found.append(FileTensor(path, name, dtype, shape, start + begin, end - begin, again))
   except (ValueError, LookupError, TypeError, AttributeError) as e:
     raise UserError(f'{damaged} ({e!r})') from None
-  if max((t.offset + t.size for t in found), default=start) != content.size:
-    raise UserError(damaged)
+  end, last = start, 'the header'
+  for tensor in sorted(found, key=lambda t: (t.offset, t.size)):  # one behind the other, as written
+    if tensor.offset != end:
+      what = 'overlap' if tensor.offset < end else 'have a hole between them'
+      raise UserError(f'{damaged}: {last} and {tensor.name} {what}')
+    end, last = tensor.offset + tensor.size, tensor.name
+  if end != content.size:
+    raise UserError(f'{damaged}: it has {content.size:,} bytes, and its tensors end at {end:,}')
   return found

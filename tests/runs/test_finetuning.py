@@ -183,7 +183,7 @@ def test_long_examples_are_left_out_or_cut(tmp_path, caplog):
   path = write(tmp_path / 'a.jsonl', records)
   skipped, cut = rows(path, too_long='skip'), rows(path, too_long='truncate')
   assert (skipped.num_examples, skipped.num_skipped) == (1, 1)
-  assert '1 examples of more than 33 tokens are left out, 1 stay' in caplog.text
+  assert '1 example of more than 33 tokens is left out, 1 stays' in caplog.text
   assert (cut.num_examples, cut.num_skipped) == (2, 0)
   assert cut.read(np.arange(len(cut)))['weights'].sum() > 30
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
+from paxlite.core.wording import amount
 from paxlite.data.base import Batch, RowArray
 from paxlite.data.conversations import Conversation
 from paxlite.data.example_rows import ExampleRows
@@ -307,14 +308,16 @@ class SftRows(ExampleRows):
 
   def _too_long(self) -> str:
     """Says what became of the records that are too long."""
-    most, skipped = self.longest, f'{self.num_skipped:,}'
+    most = f'of more than {self.longest:,} tokens'
+    are = lambda n: 'is' if n == 1 else 'are'
+    left_out = f'{are(self.num_skipped)} left out'
     if not self.num_cut:
-      found = f'{skipped} {self.noun}s of more than {most:,} tokens are left out'
+      found = f'{amount(self.num_skipped, self.noun)} {most} {left_out}'
     else:
-      found = f'{self.num_cut:,} examples of more than {most:,} tokens are cut'
+      found = f'{amount(self.num_cut, self.noun)} {most} {are(self.num_cut)} cut'
       if self.num_skipped:
-        found += f', and {skipped} are left out, whose answers begin behind the cut'
-    return f'{found}, {self.num_records:,} stay'
+        found += f', and {self.num_skipped:,} {left_out}, as the answer begins behind the cut'
+    return f'{found}, {self.num_records:,} {"stays" if self.num_records == 1 else "stay"}'
 
   def _keep(self, split: Split, share: float) -> list[str]:
     """Keeps the examples of a split; returns a line if the share is another one than was asked for.

@@ -129,6 +129,11 @@ def test_templates_that_are_none(tmp_path, template, match):
     chat(tmp_path, template)
 
 
+def test_a_name_of_no_file_is_no_template(tmp_path):
+  with pytest.raises(UserError, match="CHAT_TEMPLATE='t2' is no template, and no file has that"):
+    ChatFormat('t2', str(tmp_path))
+
+
 def test_a_template_that_is_not_utf_8(tmp_path):
   (tmp_path / 'chat_template.jinja').write_bytes(b'{{ "\xff" }}')
   with pytest.raises(UserError, match=r'chat_template\.jinja:1 is not UTF-8'):

@@ -171,6 +171,8 @@ def test_two_spellings_of_a_record_are_one_record(tmp_path, kind):
   plain = identity(without(made(tmp_path, kind), file_of(tmp_path, name)))
   assert identity(without(made(tmp_path, kind), file_of(tmp_path, *spelled))) == plain
   assert len(plain['left_out']) == 1
+  elsewhere = f'{pathlib.Path(file).name}:{number}'  # relative to the folder of the data
+  assert identity(without(made(tmp_path, kind), file_of(tmp_path, elsewhere))) == plain
 
 
 def test_a_name_may_look_like_a_record(tmp_path):

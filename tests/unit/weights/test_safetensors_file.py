@@ -1,5 +1,8 @@
 """Tensors of safetensors files here and in a bucket, and folders that commands write there."""
 
+import json
+import random
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -51,6 +54,23 @@ def test_a_damaged_file_is_named(store, tmp_path):
       Safetensors(tmp_path, f'gs://bkt/{name}')
   with pytest.raises(UserError, match=r'holds no \.safetensors file'):
     Safetensors(tmp_path, 'gs://bkt/nothing')
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_tensors_that_overlap_or_leave_a_hole_are_refused(tmp_path, seed):
+  draw = random.Random(seed)
+  tensors = {f't{i}': np.ones(draw.randint(1, 9), np.float32) for i in range(draw.randint(1, 5))}
+  whole = safetensors.numpy.save(tensors)
+  length = int.from_bytes(whole[:8], 'little')
+  table = json.loads(whole[8 : 8 + length])
+  moved = table[draw.choice([*tensors])]
+  shift = draw.choice([-8, -4, 4, 8, 400])
+  moved['data_offsets'] = [x + shift for x in moved['data_offsets']]
+  text = json.dumps(table).encode()
+  path = tmp_path / 'model.safetensors'
+  path.write_bytes(len(text).to_bytes(8, 'little') + text + whole[8 + length :])
+  with pytest.raises(UserError, match=r'model\.safetensors is damaged'):
+    Safetensors(tmp_path)
 
 
 def test_a_folder_is_written_with_its_last_file_last(store, tmp_path):
