@@ -23,6 +23,7 @@ from paxlite.core.extension import Extension, imported
 # one that is absent. Callbacks are called in this order.
 OFFERED = {
   'stores': ('gs://', 's3://'),
+  'chats': (),
   'generation': ('generate', 'chat'),
   'serving': ('serve',),
   'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS', 'TrainedModel.inference'),

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 _TUNING = 'paxlite.finetuning'
 # Names of modules and packages. What is in a package has moved with it.
 FORMER = {
+  'paxlite.data.chat_format': 'paxlite.chats.chat_format',
+  'paxlite.data.conversations': 'paxlite.chats.conversations',
   'paxlite.data.labelled_answers': f'{_TUNING}.preferences.labelled_answers',
   'paxlite.data.preferences': f'{_TUNING}.preferences.preference_rows',
   'paxlite.data.rollouts': f'{_TUNING}.reinforcement.rollouts',
   'paxlite.data.sft': f'{_TUNING}.chats.sft',
+  'paxlite.data.sft_formats': 'paxlite.chats.sft_formats',
   'paxlite.experiments.distillation': f'{_TUNING}.distillation.experiment',
   'paxlite.experiments.parts.policy': f'{_TUNING}.reinforcement.attributes',
   'paxlite.experiments.parts.preferences': f'{_TUNING}.preferences.attributes',

@@ -5,24 +5,18 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
-from paxlite.data.conversations import Conversation
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import parsed, raw_records, text_of
 from paxlite.data.refused_records import RefusedRecords
-from paxlite.data.sft_formats import Pair, check_unread
 from paxlite.data.tokenizer import Tokenizer
 
 _MOST_RECORDS = 100_000  # that are looked at
 _SHORTEST_MARK = 3  # characters of a special token that no text has by chance
 
 EMPTY = 'a text that is empty'
-NO_ANSWER = 'no answer, which a run refuses'
-BLANK_ANSWER = 'an answer that is empty'
-OPEN = 'a last message that is not an answer, of which nothing is learned'
 SAME = 'the same as an earlier record'
 TWICE = 'the same as a record of another file'
 MARKED = 'a special token of the tokenizer within the text'
@@ -38,18 +32,18 @@ class Oddities:
   Args:
     tokenizer: The tokenizer whose special tokens are looked for; None: none is.
     field: The field of documents; '' if the records are examples for fine-tuning.
-    contents_of: Returns the examples of a record for fine-tuning, or raises UserError;
-      None: the records are documents.
+    odd_in: Yields the kinds of what is odd in the examples of a record, with details; None: the
+      records are documents.
   """
 
   def __init__(
     self,
     tokenizer: Tokenizer | None,
     field: str = '',
-    contents_of: Callable[[Fields], list[Pair | Conversation]] | None = None,
+    odd_in: Callable[[Fields], Iterator[tuple[str, str]]] | None = None,
   ):
     self._field = field
-    self._contents_of = contents_of
+    self._odd_in = odd_in
     self._marks = special_token_strings(tokenizer) if tokenizer is not None else []
     self._seen: dict[int, str] = {}  # the first place of each record
     self._counts: dict[str, int] = {}
@@ -85,7 +79,7 @@ class Oddities:
 
   def _found(self, place: str, record: Record) -> Iterator[tuple[str, str]]:
     """Yields the kinds of what is odd in a record, with details."""
-    texts = list(_texts(record.get(self._field) if self._field else dict(record)))
+    texts = list(texts_in(record.get(self._field) if self._field else dict(record)))
     identity = zlib.crc32(json.dumps(texts).encode()) << 32 | zlib.adler32(str(texts).encode())
     first = self._seen.setdefault(identity, place)
     if first != place:
@@ -97,30 +91,8 @@ class Oddities:
       if not any(text.strip() for text in texts):
         yield EMPTY, ''
       return
-    assert self._contents_of is not None
-    fields = Fields(record)
-    try:
-      examples = self._contents_of(fields)
-      check_unread(fields, examples)
-    except UserError:
-      return
-    for contents in examples:
-      if not isinstance(contents, Pair):
-        yield from _found_in_chat(contents)
-      elif not contents.targets.strip():
-        yield BLANK_ANSWER, ''
-
-
-def _found_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
-  learned = [chat.messages[i] for i in chat.learned]
-  if not learned:
-    yield NO_ANSWER, ''
-    return
-  if any(not any(t.strip() for t in _texts(m.get('content'))) and not m.get('tool_calls')
-         for m in learned):  # fmt: skip
-    yield BLANK_ANSWER, ''
-  if chat.messages[-1]['role'] != 'assistant':
-    yield OPEN, f' ends with a message of the {chat.messages[-1]["role"]}'
+    assert self._odd_in is not None
+    yield from self._odd_in(Fields(record))
 
 
 def special_token_strings(tokenizer: Tokenizer) -> list[str]:
@@ -129,13 +101,13 @@ def special_token_strings(tokenizer: Tokenizer) -> list[str]:
   return [text for text in texts if len(text) >= _SHORTEST_MARK]
 
 
-def _texts(value: Json | Mapping[str, Json]) -> Iterator[str]:
+def texts_in(value: Json | Mapping[str, Json]) -> Iterator[str]:
   """Yields all texts in a value of JSON."""
   if isinstance(value, str):
     yield value
   elif isinstance(value, Mapping):
     for part in value.values():
-      yield from _texts(part)
+      yield from texts_in(part)
   elif isinstance(value, list):
     for part in value:
-      yield from _texts(part)
+      yield from texts_in(part)

@@ -8,8 +8,8 @@ likelihoods can be compared.
 import dataclasses
 from collections.abc import Sequence
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.core.errors import UserError
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.eval.scoring import Continuation
 
 
@@ -24,7 +24,7 @@ class Contexts:
       there is none.
   """
 
-  encoding: TextEncoding
+  encoding: ChatEncoding
   start: Sequence[int]
   prefix: int | None
 

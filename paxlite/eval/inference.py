@@ -12,20 +12,21 @@ import fiddle as fdl
 import jax
 from jax.sharding import Mesh
 
+from paxlite.chats.chat_encoding import ChatEncoding
+from paxlite.chats.conversations import Message, Tool
+from paxlite.chats.model_texts import GenerationSettings, encoding_of, generation_of
+from paxlite.chats.sft_formats import SYSTEM, chat, check_unread
 from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.config import edits
 from paxlite.config.attribute_kinds import Kind
-from paxlite.config.generation import GenerationSettings, Sampling
+from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.data.conversations import Message, Tool
-from paxlite.data.sft_formats import SYSTEM, chat, check_unread
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.joined_weights import JoinedWeights
@@ -108,18 +109,18 @@ class TextModel:
     tools: Sequence[Tool] | None = None,
     special: bool = True,
   ) -> list[int]:
-    """Returns the ids of a conversation; see TextEncoding.chat_prompt."""
+    """Returns the ids of a conversation; see ChatEncoding.chat_prompt."""
     return self.encoding.chat_prompt(messages, tools, special)
 
   @functools.cached_property
   def settings(self) -> GenerationSettings:
     """How the model generates where a request does not say it."""
-    return self.experiment.generation(self.tokenizer)
+    return generation_of(self.experiment, self.tokenizer)
 
   @functools.cached_property
-  def encoding(self) -> TextEncoding:
+  def encoding(self) -> ChatEncoding:
     """What encodes texts and conversations for the model."""
-    return self.experiment.encoding(self.tokenizer)
+    return encoding_of(self.experiment, self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Which dataset reads a record that is an example for fine-tuning."""
 
+from paxlite.chats.sft_formats import LABELS, format_of
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
-from paxlite.data.sft_formats import LABELS, format_of
 from paxlite.experiments.rows import Rows
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.preferences.datasets import LabelledFiles, PreferenceFiles

@@ -4,6 +4,7 @@ from paxlite.core.extension import Command, Extension
 
 EXTENSION = Extension(
   'finetuning',
+  needs=('chats', 'generation'),
   commands=(
     Command(
       'finetune',

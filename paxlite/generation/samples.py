@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import fiddle as fdl
 import jax
 
+from paxlite.chats.model_texts import encoding_of, generation_of
 from paxlite.cli.terminal import say
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError, located
@@ -84,7 +85,7 @@ class Sampler:
   ):
     self._experiment = experiment
     self.tokenizer = tokenizer
-    self._encoding = experiment.encoding(tokenizer)
+    self._encoding = encoding_of(experiment, tokenizer)
     self._chat = chat
     self._evaluated = task.task.evaluated
     plain = experiment.plain.replaced(**experiment.generating_values)
@@ -93,7 +94,7 @@ class Sampler:
       None,
       experiment.num_positions,
       Sampling(temperature=_TEMPERATURE),
-      ends=experiment.eos_ids(tokenizer, chat),
+      ends=generation_of(experiment, tokenizer).ends_of(chat),
       is_token=tokenizer.is_token,
       mesh=task.mesh,
       rules=task.rules,

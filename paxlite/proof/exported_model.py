@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paxlite.chats.chat_format import NoTemplate
+from paxlite.chats.model_texts import encoding_of
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.errors import UserError, listed, located
 from paxlite.core.json_text import JsonObject
 from paxlite.data import sentencepiece_model
-from paxlite.data.chat_format import NoTemplate
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference, experiment_of, load_checkpoint
@@ -76,7 +77,7 @@ class ExportedModel(NamedTuple):
     if self.tokenizer is None:
       return found
     tokenizer = open_tokenizer(str(self.tokenizer))
-    encoding = self.experiment.encoding(tokenizer)
+    encoding = encoding_of(self.experiment, tokenizer)
     try:
       template = zlib.crc32(json.dumps(encoding.chat_format.texts, sort_keys=True).encode())
     except NoTemplate:

@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paxlite.chats.conversations import conversation, name_of_tool
+from paxlite.chats.sft_formats import texts
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields as ObjectFields
 from paxlite.core.json_text import JsonObject
-from paxlite.data.conversations import conversation, name_of_tool
-from paxlite.data.sft_formats import texts
 from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
 from paxlite.generation.request import Grammar, Request, check_ids

@@ -309,18 +309,18 @@ def _oddities(e: 'Experiment') -> 'Oddities | None':
   from paxlite.experiments.rows import Rows
   from paxlite.files.text_files import expanded, kind
 
-  contents_of = None
+  odd_in = None
   examples = e.replaced(LEAVE_OUT='').example_input() if isinstance(e, Rows) else None
   if examples is not None:
     source = examples.source
     files, field, vocab = expanded(source.files), '', source.vocab_path
-    contents_of = cast(Any, fdl.get_callable(source)).contents_of
+    odd_in = cast(Any, fdl.get_callable(source)).odd_in
   elif isinstance(e, DocumentFiles):
     files, field, vocab = expanded(e.TRAIN_SOURCES), e.TEXT_FIELD, e.tokenizer_path
   else:
     return None
   files = [f for f in files if kind(f) in OF_RECORDS]
-  oddities = Oddities(open_tokenizer(vocab) if vocab else None, field, contents_of)
+  oddities = Oddities(open_tokenizer(vocab) if vocab else None, field, odd_in)
   oddities.read(files)
   return oddities
 

@@ -4,6 +4,7 @@ from paxlite.core.extension import Command, Extension
 
 EXTENSION = Extension(
   'weights',
+  needs=('chats',),
   commands=(
     Command(
       'import',

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paxlite.chats.model_texts import generation_of
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError, located
@@ -230,4 +231,4 @@ def _special_ids(e: LanguageModel, tokenizer: pathlib.Path | None) -> tuple[int 
     opened = open_tokenizer(str(tokenizer))
   except UserError:
     return None, list(e.EOS_IDS)
-  return opened.special_id('bos_token'), e.eos_ids(opened)
+  return opened.special_id('bos_token'), generation_of(e, opened).ends_of(chat=False)

@@ -9,12 +9,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from paxlite.chats.chat_encoding import ChatEncoding
+from paxlite.chats.chat_format import NoTemplate
+from paxlite.chats.model_texts import encoding_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data import sentencepiece_model as sentencepiece
-from paxlite.data.chat_format import NoTemplate
 from paxlite.data.json_tokenizer import JsonTokenizer
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 
@@ -98,11 +99,11 @@ def tokenizer_fields(e: LanguageModel, path: pathlib.Path | None) -> dict[str, o
   tokens = found['tokens']
   assert isinstance(tokens, list)
   named = {f'tokenizer.ggml.{name}': value for name, value in found.items()}
-  return named | _special(e.encoding(tokenizer), tokenizer, tokens)
+  return named | _special(encoding_of(e, tokenizer), tokenizer, tokens)
 
 
 def _special(
-  encoding: TextEncoding, tokenizer: Tokenizer, tokens: Sequence[str]
+  encoding: ChatEncoding, tokenizer: Tokenizer, tokens: Sequence[str]
 ) -> dict[str, object]:
   """Returns the fields of what begins and ends a text, and of the chat template."""
   start = encoding.start_ids

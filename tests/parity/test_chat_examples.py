@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from paxlite.data.chat_format import ChatFormat
-from paxlite.data.chat_spans import learned
-from paxlite.data.conversations import conversation
+from paxlite.chats.chat_format import ChatFormat
+from paxlite.chats.chat_spans import learned
+from paxlite.chats.conversations import conversation
 from paxlite.finetuning.chats.sft import answers_of
 
 trl = pytest.importorskip('trl')

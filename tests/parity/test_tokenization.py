@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from paxlite.chats.chat_encoding import ChatEncoding
+from paxlite.chats.conversations import conversation
 from paxlite.core.errors import UserError
-from paxlite.data.conversations import conversation
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.generation.spelling import added_text
 
@@ -29,7 +29,7 @@ def check(seed: int, folder) -> None:
   drawn = f'seed {seed}: {name} {draw_tokenizer(rng, folder, TEMPLATES[name])}'
   theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
   ours = open_tokenizer(str(folder))
-  encoding = TextEncoding(ours)
+  encoding = ChatEncoding(ours)
   assert ours.vocab_size == max(theirs.get_vocab().values()) + 1, drawn
   assert ours.eos_id == theirs.eos_token_id, drawn
   for text in TEXTS:

@@ -9,19 +9,19 @@ PAXLITE = pathlib.Path(__file__).parents[2] / 'paxlite'
 
 # Modules that take values out of records, requests and settings of others.
 READERS = (
-  'data/conversations.py', 'finetuning/preferences/labelled_answers.py', 'data/odd_records.py',
-  'finetuning/preferences/preference_rows.py', 'finetuning/chats/sft.py', 'data/sft_formats.py',
-  'eval/inference.py', 'finetuning/reinforcement/prompts.py', 'serving/bodies.py',
-  'serving/fields.py', 'tools/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py',
-  'weights/packed_int4.py',
+  'chats/conversations.py', 'finetuning/preferences/labelled_answers.py',
+  'finetuning/chats/odd_examples.py', 'finetuning/preferences/preference_rows.py',
+  'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/inference.py',
+  'finetuning/reinforcement/prompts.py', 'serving/bodies.py', 'serving/fields.py',
+  'tools/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
 )  # fmt: skip
 # What has been read, or is only looked at: names that stand for it.
 ELSE = {
-  'data/conversations.py': {
+  'chats/conversations.py': {
     'm': 'tells messages from other lists', 'message': 'a message that is read, or its role',
     'tool': 'a tool, which templates get as a whole', 'function': 'of such a tool',
   },
-  'data/odd_records.py': {'m': 'a message that is read'},
+  'finetuning/chats/odd_examples.py': {'m': 'a message that is read'},
   'eval/inference.py': {"source.written_by['values']": 'our own file'},
   'weights/meta.py': {'params': 'all of it is what Fields gave'},
 }  # fmt: skip

@@ -36,6 +36,7 @@ ROOMS = [
   'programs',
   'run_data',
   'local_checkpoints',
+  'chats',
   'finetuning',
   'experiments.finetuning',
   'generation.samples',

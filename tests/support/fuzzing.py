@@ -32,12 +32,12 @@ import zstandard
 from hypothesis import strategies as st
 
 from paxlite import main
+from paxlite.chats.chat_format import ChatFormat
 from paxlite.checkpointing.source import find_source
 from paxlite.checkpointing.variables import stored_variables
 from paxlite.config.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, streams
-from paxlite.data.chat_format import ChatFormat
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval import eval_tasks, inference
 from paxlite.experiments import registry

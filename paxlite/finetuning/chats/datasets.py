@@ -5,12 +5,12 @@ from typing import Literal
 
 import fiddle as fdl
 
+from paxlite.chats.chat_format import ChatFormat
 from paxlite.config.attribute_kinds import Run, Training
 from paxlite.config.attributes import StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowArray
-from paxlite.data.chat_format import ChatFormat
 from paxlite.data.text import Split
 from paxlite.data.tokenizer import tokenizer_file
 from paxlite.experiments.rows import Rows, Tokenized, check_fraction

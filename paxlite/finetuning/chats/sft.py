@@ -10,21 +10,22 @@ from typing import Literal
 
 import numpy as np
 
+from paxlite.chats.chat_encoding import ChatEncoding, Encoded
+from paxlite.chats.conversations import Conversation
+from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.wording import amount
 from paxlite.data.base import Batch, RowArray
-from paxlite.data.conversations import Conversation
 from paxlite.data.example_rows import ExampleRows
 from paxlite.data.held_out import held_out
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import canonical, parsed, raw_records
 from paxlite.data.refused_records import LongRecords, RefusedRecords
-from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
-from paxlite.data.text_encoding import Encoded, TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.files.text_files import expanded
+from paxlite.finetuning.chats import odd_examples
 from paxlite.finetuning.chats.sft_warnings import ExampleWarnings
 
 log = logging.getLogger('paxlite')
@@ -117,7 +118,7 @@ class SftRows(ExampleRows):
     self.tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self.tokenizer, vocab_size)
     self.too_long: TooLong = too_long
-    self._encoding = TextEncoding(
+    self._encoding = ChatEncoding(
       self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
     )
     self._warnings = ExampleWarnings()
@@ -275,6 +276,16 @@ class SftRows(ExampleRows):
       self._warnings.note_unread(check_unread(fields, found))
     self.formats[self._format(fields)] += 1
     return found
+
+  @classmethod
+  def odd_in(cls, record: Fields) -> Iterator[tuple[str, str]]:
+    """Yields the kinds of what is odd in a record, with details; none if a run refuses it."""
+    try:
+      examples = cls.contents_of(record)
+      check_unread(record, examples)
+    except UserError:
+      return
+    yield from odd_examples.odd_in(examples)
 
   @staticmethod
   def contents_of(record: Fields) -> list[Pair | Conversation]:

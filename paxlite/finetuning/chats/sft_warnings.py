@@ -3,8 +3,8 @@
 import collections
 from collections.abc import Iterable
 
+from paxlite.chats.chat_encoding import Encoded
 from paxlite.core.wording import amount
-from paxlite.data.text_encoding import Encoded
 
 _MOST_KEYS = 12  # that are named
 

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paxlite.chats.conversations import Conversation, Message
+from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
-from paxlite.data.conversations import Conversation, Message
 from paxlite.data.record_files import Raw
 from paxlite.data.records import parsed
-from paxlite.data.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.finetuning.chats.sft import SftExample
 from paxlite.finetuning.preferences.preference_rows import KEYS, PreferenceRows
 

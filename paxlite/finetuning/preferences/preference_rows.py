@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paxlite.chats.conversations import Conversation, Message, list_of_messages, role_of
+from paxlite.chats.sft_formats import LABELS, Pair, chat, identity, question_of, texts
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields, is_empty
 from paxlite.data.base import Batch
-from paxlite.data.conversations import Conversation, Message, list_of_messages, role_of
 from paxlite.data.record_files import Raw
-from paxlite.data.sft_formats import LABELS, Pair, chat, identity, question_of, texts
 from paxlite.finetuning.chats.sft import SftExample, SftRows, TooLong
 
 KEYS = 'chosen', 'rejected'

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from paxlite.data.conversations import Conversation
-from paxlite.data.sft_formats import Pair
+from paxlite.chats.conversations import Conversation
+from paxlite.chats.sft_formats import Pair
 from paxlite.finetuning.chats.sft import SftExample
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
@@ -35,7 +35,7 @@ class Actor:
 
   def __init__(
     self,
-    encoding: TextEncoding,
+    encoding: ChatEncoding,
     model: TransformerLm,
     mesh: Mesh,
     rules: partitioning.Rules,

@@ -2,12 +2,12 @@
 
 import fiddle as fdl
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.config.generation import Sampling
 from paxlite.config.templates import config
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.data.text import Split
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.reinforcement.actor import Actor
@@ -90,7 +90,7 @@ class PromptFiles(SftFiles, Policy):
   @property
   def _encoding(self) -> fdl.Config:
     return config(
-      TextEncoding,
+      ChatEncoding,
       tokenizer=config(open_tokenizer, path=self.VOCAB_PATH or self._restored_tokenizer),
       vocab_size=self.VOCAB_SIZE,
       start_id=self.START_ID,

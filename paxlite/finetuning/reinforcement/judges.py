@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from paxlite.chats.conversations import ROLES
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
-from paxlite.data.conversations import ROLES
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.user_processes import Call, UserProcesses
 from paxlite.processes.process_messages import broadcast

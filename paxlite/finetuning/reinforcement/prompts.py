@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paxlite.chats.chat_encoding import ChatEncoding
+from paxlite.chats.conversations import Message, list_of_messages
+from paxlite.chats.sft_formats import SYSTEM, chat, tools_beside
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json
 from paxlite.core.shell import shortened
-from paxlite.data.conversations import Message, list_of_messages
 from paxlite.data.record_files import JsonLines, Raw, Record, Text
 from paxlite.data.records import open_records, parsed, raw_records
 from paxlite.data.refused_records import RefusedRecords
-from paxlite.data.sft_formats import SYSTEM, chat, tools_beside
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.files.text_files import expanded
 
 
@@ -62,7 +62,7 @@ class Prompts:
   def __init__(
     self,
     files: Sequence[str],
-    encoding: TextEncoding,
+    encoding: ChatEncoding,
     most_tokens: int,
     skip_unreadable: bool = False,
   ):
@@ -105,7 +105,7 @@ def _raw_records(name: str) -> Iterator[tuple[str, Raw]]:
     yield lines.place(0, number), raw
 
 
-def _prompt(raw: Raw, place: str, encoding: TextEncoding, most: int) -> Prompt:
+def _prompt(raw: Raw, place: str, encoding: ChatEncoding, most: int) -> Prompt:
   record = parsed(raw, place)
   with located(place):
     conversation = list_of_messages(_given(Fields(record)))
@@ -121,7 +121,7 @@ def _given(fields: Fields) -> Json:
 
 
 def _read(
-  record: Record, conversation: list[Message] | None, encoding: TextEncoding, most: int
+  record: Record, conversation: list[Message] | None, encoding: ChatEncoding, most: int
 ) -> tuple[list[int], Sequence[Mapping[str, Any]]]:
   """Returns the ids of a prompt, and its messages."""
   fields = Fields(record)  # rewards get all of them, so that what is not read here is not lost

@@ -7,6 +7,7 @@ import pytest
 
 from paxlite.data import odd_records, packaged
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning.chats import odd_examples
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.tools import data
 
@@ -20,18 +21,18 @@ def chat(*contents: str) -> dict:
 @pytest.mark.parametrize(
   ('record', 'kind'),
   [
-    (chat('Hi', ''), odd_records.BLANK_ANSWER),
-    (chat('Hi', ' \n'), odd_records.BLANK_ANSWER),
-    (chat('Hi', 'Yes', 'And?'), odd_records.OPEN),
-    (chat('Hi'), odd_records.NO_ANSWER),
+    (chat('Hi', ''), odd_examples.BLANK_ANSWER),
+    (chat('Hi', ' \n'), odd_examples.BLANK_ANSWER),
+    (chat('Hi', 'Yes', 'And?'), odd_examples.OPEN),
+    (chat('Hi'), odd_examples.NO_ANSWER),
     (chat('Say </s>', 'No'), odd_records.MARKED),
     (chat('Say it', '</s>'), odd_records.MARKED),
-    ({'prompt': 'a', 'completion': ' '}, odd_records.BLANK_ANSWER),
+    ({'prompt': 'a', 'completion': ' '}, odd_examples.BLANK_ANSWER),
     ({'prompt': 'a', 'completion': '</s>'}, odd_records.MARKED),
   ],
 )
 def test_an_odd_record_is_counted(record, kind):
-  found = odd_records.Oddities(open_tokenizer(packaged.VOCAB), contents_of=SftRows.contents_of)
+  found = odd_records.Oddities(open_tokenizer(packaged.VOCAB), odd_in=SftRows.odd_in)
   found.look_at('a.jsonl:1', chat('Hi', 'Hello'))
   assert found.lines() == []
   found.look_at('a.jsonl:2', record)
@@ -43,7 +44,7 @@ def test_a_tool_call_is_an_answer():
   call = {'type': 'function', 'function': {'name': 'f', 'arguments': {}}}
   record = chat('Hi', '')
   record['messages'][1]['tool_calls'] = [call]
-  found = odd_records.Oddities(None, contents_of=SftRows.contents_of)
+  found = odd_records.Oddities(None, odd_in=SftRows.odd_in)
   found.look_at('a.jsonl:1', record)
   assert found.lines() == []
 

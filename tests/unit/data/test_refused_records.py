@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.sft import AnswerRows, SftRows
 from paxlite.finetuning.preferences.labelled_answers import LabelledRows
@@ -71,7 +71,7 @@ def test_all_refused_records_are_named_or_left_out(tmp_path, reader, seed):
 def test_prompts_of_rollouts_likewise(tmp_path, seed):
   _, mixed, numbers = drawn_files(tmp_path, 'chat', seed)
   tokenizer = open_tokenizer(packaged.VOCAB)
-  encoding = TextEncoding(tokenizer, tokenizer.vocab_size, None, (), TEMPLATE)
+  encoding = ChatEncoding(tokenizer, tokenizer.vocab_size, None, (), TEMPLATE)
   with pytest.raises(UserError, match=f'3 of .* the first: .*mixed.jsonl:{numbers[0]}'):
     Prompts([str(mixed)], encoding, 64)
   count = len(mixed.read_text().splitlines()) - 3
@@ -81,7 +81,7 @@ def test_prompts_of_rollouts_likewise(tmp_path, seed):
 @pytest.mark.parametrize('name', ['prompts', 'prompts.txt', 'prompts.jsonl'])
 def test_prompts_are_json_lines_whatever_the_file_is_called(tmp_path, name):
   (tmp_path / name).write_text('{"prompt": "One"}\n{"prompt": "Two"}\n')
-  prompts = Prompts([f'{tmp_path}/{name}'], TextEncoding(open_tokenizer(packaged.VOCAB)), 64)
+  prompts = Prompts([f'{tmp_path}/{name}'], ChatEncoding(open_tokenizer(packaged.VOCAB)), 64)
   assert [p.record['prompt'] for p in prompts] == ['One', 'Two']
   assert prompts[1].place == f'{tmp_path}/{name}:2'
 
@@ -90,7 +90,7 @@ def test_prompts_are_json_lines_whatever_the_file_is_called(tmp_path, name):
 def test_a_template_that_prompts_lack_is_not_their_fault(tmp_path, skip):
   chat = json.dumps({'messages': [{'role': 'user', 'content': 'One'}]})
   (tmp_path / 'a.jsonl').write_text(f'{chat}\n' * 3)
-  encoding = TextEncoding(open_tokenizer(packaged.VOCAB))
+  encoding = ChatEncoding(open_tokenizer(packaged.VOCAB))
   with pytest.raises(UserError, match=r'a\.jsonl:1: .*CHAT_TEMPLATE=FILE') as error:
     Prompts([f'{tmp_path}/a.jsonl'], encoding, 64, skip)
   assert 'cannot be read' not in str(error.value)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.core.errors import UserError
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.contexts import Contexts
 from paxlite.generation.text import AnswerText
@@ -46,22 +46,22 @@ def tokenizer(tmp_path_factory):
   ],
 )
 def test_pairs(tokenizer, context, continuation, before, after):
-  found = Contexts(TextEncoding(tokenizer), [256], 256).pair(context, None, continuation)
+  found = Contexts(ChatEncoding(tokenizer), [256], 256).pair(context, None, continuation)
   assert tokenizer.decode_marked(found.context) == before
   assert tokenizer.decode_marked(found.continuation) == after
 
 
 def test_a_text_that_a_template_wrote_gets_no_start(tokenizer):
-  contexts = Contexts(TextEncoding(tokenizer), [256], 256)
+  contexts = Contexts(ChatEncoding(tokenizer), [256], 256)
   assert tokenizer.decode_marked(contexts.pair('<|end|>a', False, 'b').context) == '<|end|>a'
   assert contexts.encode('<s>a').count(256) == 1
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer):
   with pytest.raises(UserError, match='has no token of its own'):
-    Contexts(TextEncoding(tokenizer), [256], 256).pair('', None, '')
+    Contexts(ChatEncoding(tokenizer), [256], 256).pair('', None, '')
   with pytest.raises(UserError, match='neither BOS nor EOS'):
-    Contexts(TextEncoding(tokenizer), [], None).pair('', None, 'b')
+    Contexts(ChatEncoding(tokenizer), [], None).pair('', None, 'b')
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
   ],
 )
 def test_a_text_ends_at_the_first_ending_even_if_that_is_a_token(tokenizer, until, text):
-  ids = TextEncoding(tokenizer).marked('one two<|end|>three')
+  ids = ChatEncoding(tokenizer).marked('one two<|end|>three')
   answer = AnswerText(tokenizer, until)
   for i in ids:
     if not answer.is_ended:

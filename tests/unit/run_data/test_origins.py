@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
@@ -15,7 +16,6 @@ from paxlite.data.records import read_records
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import read_text
 from paxlite.finetuning.chats.sft import AnswerRows, SftRows
@@ -31,8 +31,8 @@ from paxlite.run_data.origins import (
   traced,
 )
 
-ENCODING = TextEncoding(open_tokenizer(packaged.VOCAB), 8192, None)
-DOCUMENTS = TextEncoding(open_tokenizer(packaged.VOCAB), 8192, 0)
+ENCODING = ChatEncoding(open_tokenizer(packaged.VOCAB), 8192, None)
+DOCUMENTS = ChatEncoding(open_tokenizer(packaged.VOCAB), 8192, 0)
 SENTENCE = 'once upon a time there lived the king of all rivers, who had no crown'
 WORDS = SENTENCE.split(' ')
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paxlite.data.text_encoding import TextEncoding
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.weights.gguf_tokenizer_writer import _special
 from tests.unit.generation.test_spelling import made
 
@@ -28,7 +28,7 @@ CALLS = (
 def test_the_ends_of_texts_answers_and_calls(tmp_path, template, ends, expected):
   tokenizer = made('byte_level', tmp_path)
   ids = {tokenizer.piece(i): i for i in sorted(tokenizer.special_ids)}
-  encoding = TextEncoding(tokenizer, eos_ids=[ids[e] for e in ends], chat_template=template)
+  encoding = ChatEncoding(tokenizer, eos_ids=[ids[e] for e in ends], chat_template=template)
   fields = _special(encoding, tokenizer, [tokenizer.piece(i) for i in range(tokenizer.vocab_size)])
   names = [f'tokenizer.ggml.{name}_token_id' for name in ('eos', 'eot', 'eom')]
   assert [fields[name] for name in names if name in fields] == [ids[e] for e in expected]

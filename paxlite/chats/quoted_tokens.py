@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from paxlite.data.conversations import Message
+from paxlite.chats.conversations import Message
 
 T = TypeVar('T')
 Span = tuple[int, int]

@@ -10,9 +10,9 @@ looked for where the template puts a mark in place of it.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from paxlite.chats.chat_format import ChatFormat
+from paxlite.chats.conversations import Conversation, Message, thinking_of
 from paxlite.core.errors import UserError
-from paxlite.data.chat_format import ChatFormat
-from paxlite.data.conversations import Conversation, Message, thinking_of
 
 Span = tuple[int, int]
 

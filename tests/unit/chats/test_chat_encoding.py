@@ -7,14 +7,14 @@ import pathlib
 import numpy as np
 import pytest
 
+from paxlite.chats.chat_encoding import ChatEncoding
+from paxlite.chats.chat_format import ChatFormat
+from paxlite.chats.chat_spans import learned
+from paxlite.chats.conversations import conversation
+from paxlite.chats.sft_formats import format_of, identity
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.data import packaged
-from paxlite.data.chat_format import ChatFormat
-from paxlite.data.chat_spans import learned
-from paxlite.data.conversations import conversation
-from paxlite.data.sft_formats import format_of, identity
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.experiments import finetuning
 from paxlite.experiments.llama import SmolLM135M
@@ -61,7 +61,7 @@ def texts(found) -> list[str]:
 def test_a_long_document_is_encoded_as_a_whole():
   tokenizer = open_tokenizer(packaged.VOCAB)
   text = read_text(packaged.TEXTS[1])[:70_000] + '\n\n\n\n' + read_text(packaged.TEXTS[1])[:70_000]
-  assert TextEncoding(tokenizer).document(text).tolist() == [
+  assert ChatEncoding(tokenizer).document(text).tolist() == [
     *tokenizer.encode(text),
     tokenizer.eos_id,
   ]
@@ -73,7 +73,7 @@ def test_a_blank_line_is_no_end_of_an_answer_though_it_is_an_added_token(tmp_pat
   tokenizer = open_tokenizer(written(tmp_path, template, **blank))
   assert tokenizer.decode(tokenizer.encode('a\n\n')[1:]) == '\n\n'
   assert len(tokenizer.encode('a\n\n')) == 2
-  assert TextEncoding(tokenizer).answer_end_ids == []
+  assert ChatEncoding(tokenizer).answer_end_ids == []
 
 
 def test_what_is_beside_a_tokenizer_is_a_part_of_its_fingerprint(tmp_path):
@@ -84,7 +84,7 @@ def test_what_is_beside_a_tokenizer_is_a_part_of_its_fingerprint(tmp_path):
     'another token': {'extra_special_tokens': ['<more>']},
   }
   found = {
-    name: TextEncoding(open_tokenizer(written(tmp_path / name, **stated))).fingerprint
+    name: ChatEncoding(open_tokenizer(written(tmp_path / name, **stated))).fingerprint
     for name, stated in variants.items()
   }
   assert found.pop('another template') == found['as it is']
@@ -93,7 +93,7 @@ def test_what_is_beside_a_tokenizer_is_a_part_of_its_fingerprint(tmp_path):
 
 def test_a_pair_is_one_text_and_its_prompt_may_differ():
   tokenizer = open_tokenizer(packaged.VOCAB)
-  encoding = TextEncoding(tokenizer)
+  encoding = ChatEncoding(tokenizer)
   good, bad = encoding.pair('The king', ' is dead'), encoding.pair('The king ', 'is dead')
   whole = [tokenizer.bos_id, *tokenizer.encode('The king is dead'), tokenizer.eos_id]
   assert good.ids.tolist() == bad.ids.tolist() == whole
@@ -103,7 +103,7 @@ def test_a_pair_is_one_text_and_its_prompt_may_differ():
 
 
 def test_an_end_that_the_answer_has_itself_is_not_doubled(tmp_path):
-  encoding = TextEncoding(open_tokenizer(written(tmp_path)))
+  encoding = ChatEncoding(open_tokenizer(written(tmp_path)))
   assert encoding.pair('a', 'b<|endoftext|>').ids.tolist() == encoding.pair('a', 'b').ids.tolist()
 
 
@@ -121,17 +121,17 @@ def test_an_end_that_the_answer_has_itself_is_not_doubled(tmp_path):
 )  # fmt: skip
 def test_what_ends_an_answer(tmp_path, template, eos_ids, ends):
   tokenizer = open_tokenizer(written(tmp_path, template))
-  assert TextEncoding(tokenizer, eos_ids=eos_ids).chat_eos_ids == ends
+  assert ChatEncoding(tokenizer, eos_ids=eos_ids).chat_eos_ids == ends
 
 
 def test_the_end_of_a_text_is_one_that_stops_generation(tmp_path):
   tokenizer = open_tokenizer(written(tmp_path))
   for stated, end in (([], [256]), ([7, 256], [256]), ([7, 9], [7])):
-    assert TextEncoding(tokenizer, eos_ids=stated).end_ids == end
+    assert ChatEncoding(tokenizer, eos_ids=stated).end_ids == end
   nothing = open_tokenizer(written(tmp_path / 'b', eos_token=None))
-  assert TextEncoding(nothing).document('a').tolist() == nothing.encode('a')
-  assert 'the tokenizer has no EOS' in TextEncoding(nothing).warnings[0]
-  assert TextEncoding(nothing, eos_ids=[256]).warnings == []
+  assert ChatEncoding(nothing).document('a').tolist() == nothing.encode('a')
+  assert 'the tokenizer has no EOS' in ChatEncoding(nothing).warnings[0]
+  assert ChatEncoding(nothing, eos_ids=[256]).warnings == []
 
 
 def files(folder, **contents) -> str:
@@ -194,7 +194,7 @@ def test_prompts_of_a_run_that_learned_no_thinking_ask_for_none(tmp_path):
   assert rows.thinking is False
   assert 'CHAT_THINKING=False' in rows.warnings[0]
   example = rows.example(0)
-  prompt = TextEncoding(rows.tokenizer, thinking=False).chat_prompt(chat('a').messages)
+  prompt = ChatEncoding(rows.tokenizer, thinking=False).chat_prompt(chat('a').messages)
   assert example.ids[: len(prompt)].tolist() == prompt
   assert not example.is_answer[: len(prompt)].any()
   assert example.is_answer[len(prompt) :].all()
@@ -231,7 +231,7 @@ def test_every_answer_is_learned_where_eos_stands_behind_the_conversation(tmp_pa
   template = CHATML.replace('{% endif %}', '{% else %}{{ eos_token }}{% endif %}')
   assert template.count('{{ eos_token }}') == 1
   tokenizer = open_tokenizer(written(tmp_path, template))
-  encoded = TextEncoding(tokenizer).chat(chat('a', 'b', 'c', 'd'))
+  encoded = ChatEncoding(tokenizer).chat(chat('a', 'b', 'c', 'd'))
   assert not encoded.missed
   learned = tokenizer.decode_marked(encoded.ids[encoded.is_learned].tolist())
   assert learned == 'b<|im_end|>\nd<|im_end|>\n<|endoftext|>'
@@ -264,7 +264,7 @@ def test_a_template_for_tools_may_be_a_file(tmp_path):
   copy_tokenizer(folder, tmp_path / 'b')
   said, tool = [{'role': 'user', 'content': 'hi'}], {'type': 'function', 'function': {'name': 'f'}}
   for place in (folder, tmp_path / 'b'):
-    encoding = TextEncoding(open_tokenizer(str(place)))
+    encoding = ChatEncoding(open_tokenizer(str(place)))
     assert encoding.chat_text(said, False, [tool]) == 'hi with f'
     assert encoding.chat_text(said, False) == 'hiNone'
 
@@ -284,7 +284,7 @@ def test_ids_without_tokens_and_tokens_without_rows(tmp_path):
     check_vocabulary(tokenizer, rows)
   with pytest.raises(UserError, match='another model'):
     check_vocabulary(tokenizer, 299)
-  encoding = TextEncoding(tokenizer, 302)
+  encoding = ChatEncoding(tokenizer, 302)
   assert encoding.text('a<|im_start|>')
   for encode in (encoding.text, encoding.prompt, encoding.document, encoding.marked):
     with pytest.raises(UserError, match=r"the token '<\|im_end\|>', whose id 302 the model does"):

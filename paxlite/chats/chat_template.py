@@ -18,8 +18,8 @@ import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
-from paxlite.data import budget as costs
-from paxlite.data.budget import Budget
+from paxlite.chats import budget as costs
+from paxlite.chats.budget import Budget
 
 MAX_TEMPLATE_CHARS = 1 << 18
 

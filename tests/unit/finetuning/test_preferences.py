@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from paxlite.chats.sft_formats import Pair
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.data import data_summary, packaged
-from paxlite.data.sft_formats import Pair
 from paxlite.finetuning.preferences.datasets import PreferenceFiles
 from paxlite.finetuning.preferences.labelled_answers import LabelledRows, nearest_other
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows, pair_of

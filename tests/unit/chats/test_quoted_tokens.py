@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.core.foreign_text import printable
 from paxlite.data import packaged
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 
 WORDS = ['Hello', ' there', '\n', ' ', 'x', '<|im', 'end|>']
@@ -36,7 +36,7 @@ def encoding(request, tmp_path_factory):
     f'{{% for m in messages %}}{begin}{{{{ m.role }}}}\n{{{{ m.content | trim }}}}{end}\n'
     f'{{% endfor %}}{begin}assistant\n'
   )
-  return TextEncoding(tokenizer, chat_template=template), marks
+  return ChatEncoding(tokenizer, chat_template=template), marks
 
 
 @pytest.mark.parametrize('seed', range(8))
@@ -59,7 +59,7 @@ def test_special_tokens_in_messages_are_text(encoding, seed):
 def test_tools_and_calls_cannot_write_special_tokens(encoding):
   encoding, marks = encoding
   template = f'{marks[0]}{{{{ messages[0].content }}}}{{{{ tools | tojson }}}}{marks[1]}'
-  other = TextEncoding(encoding.tokenizer, chat_template=template)
+  other = ChatEncoding(encoding.tokenizer, chat_template=template)
   tools = [{'type': 'function', 'function': {'name': 'f', 'description': marks[1] * 3}}]
   ids = other.chat_prompt([{'role': 'user', 'content': marks[0]}], tools, special=False)
   assert [i in encoding.tokenizer.special_ids for i in ids].count(True) == 2
@@ -102,7 +102,7 @@ def test_messages_cannot_forge_what_a_template_writes(tmp_path, case, special):
   )
   made.save(str(tmp_path / 'tokenizer.json'))
   tokenizer = open_tokenizer(str(tmp_path / 'tokenizer.json'))
-  encoding = TextEncoding(tokenizer, chat_template='{% set x = messages[0].content %}' + template)
+  encoding = ChatEncoding(tokenizer, chat_template='{% set x = messages[0].content %}' + template)
   ask = lambda text, special: encoding.chat_prompt(
     [{'role': 'user', 'content': text}], None, special
   )
@@ -125,7 +125,7 @@ def test_templates_see_messages_as_they_are():
     "{{ m.content.split('</think>')[-1] }}"
     "{{ 'soft' if '/no_think' in m.content }}{% endfor %}"
   )
-  encoding = TextEncoding(tokenizer, chat_template=template)
+  encoding = ChatEncoding(tokenizer, chat_template=template)
   chat = [('user', '<s>1 < 2 /no_think'), ('assistant', '<think>1<s></think>so')]
   messages = [{'role': role, 'content': content} for role, content in chat]
   ids = encoding.chat_prompt(messages, special=False)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from paxlite.chats.chat_format import ChatFormat, check_says_messages
+from paxlite.chats.conversations import Conversation
+from paxlite.chats.sft_formats import FORMATS, Pair, check_unread, format_of
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.data import packaged
-from paxlite.data.chat_format import ChatFormat, check_says_messages
-from paxlite.data.conversations import Conversation
-from paxlite.data.sft_formats import FORMATS, Pair, check_unread, format_of
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.sft import AnswerRows, SftRows
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from paxlite.chats import budget
+from paxlite.chats.chat_format import ChatFormat
 from paxlite.core.errors import UserError
-from paxlite.data import budget
-from paxlite.data.chat_format import ChatFormat
 from tests.support.fuzzing import limits
 
 pytest.importorskip('jinja2')
@@ -246,7 +246,7 @@ def test_whatever_a_template_raises_is_one_clear_error(tmp_path, template):
 @pytest.mark.parametrize('template', COSTLY)
 def test_a_template_costs_no_more_than_its_budget(tmp_path, template, monkeypatch):
   """Memory is measured; time is counted in steps and characters, so that a hang is noticed."""
-  monkeypatch.setattr('paxlite.data.chat_format.BUDGET', budget.BUDGET // 8)
+  monkeypatch.setattr('paxlite.chats.chat_format.BUDGET', budget.BUDGET // 8)
   monkeypatch.setattr(budget, 'BUDGET', budget.BUDGET // 8)
   made = chat(tmp_path, template)
   with limits(), pytest.raises(UserError, match='cannot write these messages: it ') as error:
@@ -278,7 +278,7 @@ DRAWN += [pair for pair in itertools.product(SEARCHES, LENGTHS) if pair not in D
 @pytest.mark.parametrize(('call', 'lengths'), DRAWN)
 def test_every_search_is_paid_for(tmp_path, call, lengths, monkeypatch):
   """A rendering ends within seconds of the processor, whatever a template looks for."""
-  monkeypatch.setattr('paxlite.data.chat_format.BUDGET', budget.BUDGET // 8)
+  monkeypatch.setattr('paxlite.chats.chat_format.BUDGET', budget.BUDGET // 8)
   monkeypatch.setattr(budget, 'BUDGET', budget.BUDGET // 8)
   long, half = lengths
   values = f'x = "a" * {long}', f'y = "a" * {half} ~ "b" ~ "a" * {half}', f'z = "b" * {half} ~ "a"'

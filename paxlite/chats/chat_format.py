@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from paxlite.chats.budget import BUDGET, Budget
+from paxlite.chats.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
+from paxlite.chats.conversations import Conversation, Message, Tool, name_of_tool, reasoning_of
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.data.budget import BUDGET, Budget
-from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
-from paxlite.data.conversations import Conversation, Message, Tool, name_of_tool, reasoning_of
 from paxlite.data.tokenizer_files import (
   CHAT_TEMPLATE,
   CONFIGURATION,

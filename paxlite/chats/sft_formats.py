@@ -5,14 +5,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from paxlite.chats.conversations import Conversation, conversation, list_of_messages
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields, is_empty
 from paxlite.core.json_text import Json
-from paxlite.data.conversations import (
-  Conversation,
-  conversation,
-  list_of_messages,
-)
 from paxlite.files.json_files import parse_text
 
 LABELS = 'label', 'kto_tag'  # the keys that say whether an answer is a good one, for KTO

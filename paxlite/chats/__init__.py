@@ -1,0 +1,1 @@
+"""Conversations and their templates, and records of prompts and answers: how a model reads them."""

@@ -1,0 +1,5 @@
+"""What chats add: nothing by themselves, but other leaves need them."""
+
+from paxlite.core.extension import Extension
+
+EXTENSION = Extension('chats')
