@@ -110,7 +110,7 @@ def of_transformers(checkpoint: str) -> Callable[[Prompts, list[int]], float]:
   import torch
   import transformers
 
-  from paxlite.tools import export_weights
+  from paxlite.weights.commands import export_weights
 
   with tempfile.TemporaryDirectory() as folder:
     path = f'{folder}/hf'

@@ -24,7 +24,7 @@ def main() -> None:
 
   from lm_eval.api.instance import Instance
 
-  from paxlite.tools.lm_eval import PaxliteLM
+  from paxlite.eval.commands.lm_eval import PaxliteLM
 
   model = PaxliteLM(checkpoint=args.checkpoint, dtype='float32')
   words = args.text.read_text().split()

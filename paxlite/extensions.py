@@ -32,7 +32,7 @@ OFFERED = {
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),
   'finetuning': ('finetune', 'data of examples', 'a reference model', 'SftFiles'),
-  'proof': ('verify', 'bisect', 'prove'),
+  'proof': ('verify', 'bisect', 'prove', 'export --proof'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
 }
 BUILT_IN = [*OFFERED]  # the table: a leaf that is taken out of it is absent

@@ -30,6 +30,7 @@ FORMER = {
   'paxlite.losses.preference_losses': f'{_TUNING}.preferences.preference_losses',
   'paxlite.losses.reward_loss': f'{_TUNING}.preferences.reward_loss',
   'paxlite.reinforcement': f'{_TUNING}.reinforcement',
+  'paxlite.tools.lm_eval': 'paxlite.eval.commands.lm_eval',
   'paxlite.training.reference': f'{_TUNING}.reference',
 }
 

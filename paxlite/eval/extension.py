@@ -9,15 +9,22 @@ EXTENSION = Extension(
     Command(
       'zero-shot',
       'evaluate on LAMBADA, BoolQ and tasks of your own',
-      'paxlite.tools.zero_shot',
+      'paxlite.eval.commands.zero_shot',
       'Models',
     ),
     Command(
       'lm-eval',
       "evaluate by EleutherAI's harness",
-      'paxlite.tools.lm_eval',
+      'paxlite.eval.commands.lm_eval',
       'Models',
       has_parser=False,  # the arguments are the harness's
+    ),
+    Command(
+      'decode',
+      'continue the prompts of an experiment',
+      'paxlite.eval.commands.decode',
+      'Runs',
+      is_run=True,
     ),
   ),
   callbacks=('paxlite.eval.task_evaluation:callbacks',),

@@ -2,12 +2,17 @@
 
 from paxlite.core.extension import Command, Extension
 
+
+def _command(name: str, purpose: str) -> Command:
+  return Command(name, purpose, f'paxlite.generation.commands.{name}', 'Models')
+
+
 EXTENSION = Extension(
   'generation',
   needs=('chats',),
   commands=(
-    Command('generate', 'continue a text', 'paxlite.tools.generate', 'Models'),
-    Command('chat', 'talk with a model that was trained on chats', 'paxlite.tools.chat', 'Models'),
+    _command('generate', 'continue a text'),
+    _command('chat', 'talk with a model that was trained on chats'),
   ),
   callbacks=('paxlite.generation.samples:callbacks',),
 )

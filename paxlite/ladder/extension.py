@@ -4,5 +4,5 @@ from paxlite.core.extension import Command, Extension
 
 _PURPOSE = 'predict its loss by small models of its kind'
 EXTENSION = Extension(
-  'ladder', commands=(Command('ladder', _PURPOSE, 'paxlite.tools.ladder', 'Experiments'),)
+  'ladder', commands=(Command('ladder', _PURPOSE, 'paxlite.ladder.command', 'Experiments'),)
 )

@@ -1,8 +1,10 @@
 """The proof that is written beside an export."""
 
+import functools
 import json
 import pathlib
 import zlib
+from collections.abc import Callable
 
 import paxlite
 from paxlite.compilation.versions import versions
@@ -16,8 +18,8 @@ from paxlite.proof.model_proof import FILE, VERSION
 from paxlite.proof.prompt_replies import replies
 
 
-def proof_of(checkpoint: str, base_weights: str) -> JsonObject:
-  """Returns what a proof says of the weights that are exported.
+def proof_of(checkpoint: str, base_weights: str) -> Callable[[pathlib.Path, LanguageModel], None]:
+  """Returns what writes the proof of weights into the folder of their export; see _write.
 
   Args:
     checkpoint: The run or the weights.
@@ -32,7 +34,7 @@ def proof_of(checkpoint: str, base_weights: str) -> JsonObject:
   source = inference.source
   written = source.written_by
   data = source.folder / 'data' / 'metadata'
-  return {
+  proof = {
     'proof': VERSION,
     'model': written['experiment'].rpartition('.')[2],
     'experiment': written,
@@ -43,9 +45,10 @@ def proof_of(checkpoint: str, base_weights: str) -> JsonObject:
     'code': _code(),
     'replies': replies(inference),
   }
+  return functools.partial(_write, proof)
 
 
-def write_proof(folder: pathlib.Path, proof: JsonObject, experiment: LanguageModel) -> None:
+def _write(proof: JsonObject, folder: pathlib.Path, experiment: LanguageModel) -> None:
   """Writes proof.json into an exported folder, with what identifies the files that are there."""
   contents = proof | {'facts': opened(folder, config_of(experiment)).facts()}
   write_file(folder / FILE, (json.dumps(contents, indent=1, ensure_ascii=False) + '\n').encode())

@@ -16,5 +16,8 @@ EXTENSION = Extension(
   ),
   parts=('paxlite.proof.attributes:Verification',),
   callbacks=('paxlite.proof.callbacks:callbacks',),
-  hooks={'verify': 'paxlite.proof.verification:verify_as_asked'},
+  hooks={
+    'verify': 'paxlite.proof.verification:verify_as_asked',
+    'export --proof': 'paxlite.proof.export_proof:proof_of',
+  },
 )

@@ -6,5 +6,5 @@ _PURPOSE = "answer requests in the form of OpenAI's API"
 EXTENSION = Extension(
   'serving',
   needs=('generation', 'eval'),
-  commands=(Command('serve', _PURPOSE, 'paxlite.tools.serve', 'Models'),),
+  commands=(Command('serve', _PURPOSE, 'paxlite.serving.command', 'Models'),),
 )

@@ -9,7 +9,6 @@ _CORE = {
   'Runs': (
     ('train', 'train an experiment, or continue its run', 'train'),
     ('eval', 'evaluate the last checkpoint of a run', 'eval'),
-    ('decode', 'continue the prompts of an experiment', 'decode'),
     ('report', 'one page about runs: curves, tables, samples', 'report'),
     ('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
@@ -31,7 +30,7 @@ _CORE = {
     ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-_RUNS = 'train', 'eval', 'decode'
+_RUNS = 'train', 'eval'
 _BY_NAME = {
   name: Command(name, purpose, f'paxlite.tools.{module}', group, name in _RUNS)
   for group, members in _CORE.items()

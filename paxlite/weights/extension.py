@@ -2,21 +2,16 @@
 
 from paxlite.core.extension import Command, Extension
 
+
+def _command(name: str, purpose: str) -> Command:
+  return Command(name, purpose, f'paxlite.weights.commands.{name}_weights', 'Models')
+
+
 EXTENSION = Extension(
   'weights',
-  needs=('chats',),
+  needs=('chats', 'eval'),
   commands=(
-    Command(
-      'import',
-      'read weights of Hugging Face, Meta or Pax',
-      'paxlite.tools.import_weights',
-      'Models',
-    ),
-    Command(
-      'export',
-      'write weights for Hugging Face or llama.cpp',
-      'paxlite.tools.export_weights',
-      'Models',
-    ),
+    _command('import', 'read weights of Hugging Face, Meta or Pax'),
+    _command('export', 'write weights for Hugging Face or llama.cpp'),
   ),
 )

@@ -14,7 +14,7 @@ from paxlite.experiments.deepseek_v4.blocks import EXPERTS_OF_IDS
 from paxlite.experiments.gemma4.layers import FIXED
 from paxlite.generation.engine import Engine
 from paxlite.layers.moe.group_router import LOAD_BIAS
-from paxlite.tools import export_weights
+from paxlite.weights.commands import export_weights
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from tests.support import family_draws

@@ -18,8 +18,8 @@ from paxlite.eval.inference import load_checkpoint
 from paxlite.proof import prove
 from paxlite.proof.exported_model import ExportedModel, config_of, opened
 from paxlite.proof.model_proof import compared_facts
-from paxlite.tools import export_weights
 from paxlite.weights import gguf_types
+from paxlite.weights.commands import export_weights
 from paxlite.weights.gguf_tokenizer_writer import PIPELINES
 from tests.support import runs
 from tests.support.completions import serving

@@ -90,7 +90,7 @@ def both(folder, tmp_path_factory):
   from lm_eval.models.huggingface import HFLM
   from lm_eval.tasks import TaskManager
 
-  from paxlite.tools.lm_eval import PaxliteLM
+  from paxlite.eval.commands.lm_eval import PaxliteLM
 
   datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp('cache')
   ours = PaxliteLM(checkpoint=str(folder / 'w'), batch_tokens=256, DECODE_BATCH_SIZE=4)
@@ -143,7 +143,7 @@ def models(folder, name: str):
   """Returns paxlite's and the harness's model of the same random weights, with a tokenizer."""
   from lm_eval.models.huggingface import HFLM
 
-  from paxlite.tools.lm_eval import PaxliteLM
+  from paxlite.eval.commands.lm_eval import PaxliteLM
 
   draws.write_tokenizer(folder / 'hf', name, read_text(packaged.TEXTS[0])[:50_000])
   torch.manual_seed(0)

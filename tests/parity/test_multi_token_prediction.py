@@ -10,8 +10,8 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.generation.engine import Engine
-from paxlite.tools import export_weights
 from paxlite.weights import huggingface
+from paxlite.weights.commands import export_weights
 from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.folder import write_weights
 from tests.support.families import theirs

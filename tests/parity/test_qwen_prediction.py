@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.tools import export_weights
 from paxlite.weights import huggingface
+from paxlite.weights.commands import export_weights
 from paxlite.weights.families import hugging_face_entries
 from tests.support.families import theirs
 from tests.support.imported import flat, loaded, run_import, unrolled, variables_of

@@ -13,8 +13,8 @@ from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import class_of, experiments
 from paxlite.programs.weights_model import build_experiment
-from paxlite.tools import export_weights
 from paxlite.tools.experiments import num_parameters
+from paxlite.weights.commands import export_weights
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.families import experiment_of as from_config
 from tests.support.families import register_mistral4, theirs

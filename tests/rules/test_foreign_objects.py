@@ -13,7 +13,7 @@ READERS = (
   'finetuning/chats/odd_examples.py', 'finetuning/preferences/preference_rows.py',
   'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/inference.py',
   'finetuning/reinforcement/prompts.py', 'serving/bodies.py', 'serving/fields.py',
-  'tools/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
+  'eval/commands/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
 )  # fmt: skip
 # What has been read, or is only looked at: names that stand for it.
 ELSE = {

@@ -182,7 +182,7 @@ def commands_text() -> str:
 
 def help_of(command: Command) -> str:
   if command.parser is None:  # the harness has its own options
-    return ast.get_docstring(ast.parse((PACKAGE / 'tools' / 'lm_eval.py').read_text()))
+    return ast.get_docstring(ast.parse((PACKAGE / 'eval/commands/lm_eval.py').read_text()))
   return command.parser.format_help().strip().removeprefix('usage: ')
 
 

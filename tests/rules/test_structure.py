@@ -34,6 +34,7 @@ ROOMS = [
   'training',
   'experiments',
   'programs',
+  'main',
   'run_data',
   'local_checkpoints',
   'chats',
@@ -41,14 +42,13 @@ ROOMS = [
   'experiments.finetuning',
   'generation.samples',
   'eval',
+  'generation.commands',
   'weights',
   'aot',
-  'ladder',
   'serving',
-  'main',
-  'finetuning.command',
   'proof',
   'tools',
+  'ladder',
   'contrib',
   '__main__',
 ]
@@ -140,7 +140,7 @@ def test_imports_go_downward():
 
 # Besides Pax's scripts: what reads files of LLaMA's that are not Hugging Face's, and Pax's GPT
 KNOW_FAMILIES = {
-  'weights.meta', 'weights.gguf_keys', 'tools.import_weights',
+  'weights.meta', 'weights.gguf_keys', 'weights.commands.import_weights',
   'experiments.gpt_bigcode', 'experiments.gpt_neo', 'experiments.gptj', 'experiments.minimax',
 }  # fmt: skip
 
@@ -213,9 +213,9 @@ def test_extras_are_imported_inside_functions():
   ]
   # A model of the harness is a subclass of the harness's class. No module imports it, and none but
   # the command imports the application of the server, inside a function.
-  assert set(wrong) == {'paxlite.tools.lm_eval', 'paxlite.serving.api'}
+  assert set(wrong) == {'paxlite.eval.commands.lm_eval', 'paxlite.serving.api'}
   importing = [m for m, p in MODULES.items() if ('paxlite.serving.api', True) in imports(p)]
-  assert importing == ['paxlite.tools.serve']
+  assert importing == ['paxlite.serving.command']
 
 
 def test_shape_letters_are_those_of_the_legend():
@@ -264,12 +264,12 @@ OF_PAX = {
   'contrib': (),
   'experiments.glam': ('contrib.gpu.scripts_gpu.configs',),
   'data.seqio_tasks': ('experiments.datasets',),
-  'weights.pax': ('tools.import_weights',),
+  'weights.pax': ('weights.commands.import_weights',),
   'weights.te': ('tools.convert_te',),
   'layers.te_layer': ('experiments.parts.te_layer',),
   'experiments.parts.te_layer': ('experiments.parts.backend', 'weights.te'),
   'other_systems.names_of_pax': (
-    'other_systems.other_names', 'tools.import_weights', 'tools.convert_te',
+    'other_systems.other_names', 'weights.commands.import_weights', 'tools.convert_te',
   ),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paxlite.tools import export_weights
+from paxlite.weights.commands import export_weights
 from tests.support import runs
 from tests.support.imported import flat, loaded, run_import
 

@@ -10,7 +10,7 @@ import paxlite
 from paxlite.checkpointing.structure import conversion_hint
 from paxlite.checkpointing.variables import stored_variables
 from paxlite.core.errors import UserError
-from paxlite.tools import export_weights
+from paxlite.weights.commands import export_weights
 from tests.support.experiments import TinyText
 from tests.support.runs import losses
 

@@ -23,9 +23,10 @@ from paxlite.experiments.finetuning import (
 from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.preferences.reward_loss import BradleyTerry
 from paxlite.finetuning.preferences.reward_rows import RewardRows
+from paxlite.generation.commands import generate
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
-from paxlite.tools import export_weights, generate
+from paxlite.weights.commands import export_weights
 from tests.support import runs
 from tests.support.imported import loaded
 from tests.support.processes import MESH, on_processes

@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.llama import LLaMA
 from paxlite.proof import prove
-from paxlite.tools import export_weights
+from paxlite.weights.commands import export_weights
 from paxlite.weights.folder import write_weights
 from paxlite.weights.layout import decoder_entries
 from paxlite.weights.tensor_names import HUGGING_FACE

@@ -242,7 +242,7 @@ def test_the_harness_scores_by_the_server_as_by_the_checkpoint(server, trained):
   pytest.importorskip('lm_eval')
   from lm_eval.api.instance import Instance
 
-  from paxlite.tools.lm_eval import PaxliteLM
+  from paxlite.eval.commands.lm_eval import PaxliteLM
 
   texts = [('And it came', ' to pass'), ('In the beginning', ' God created the heaven')]
   asked = lambda: [Instance('loglikelihood', {}, pair, i) for i, pair in enumerate(texts)]
@@ -281,7 +281,7 @@ def test_the_api_model_of_the_harness(server, trained, monkeypatch):
   from lm_eval.api.instance import Instance
   from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-  from paxlite.tools.lm_eval import PaxliteLM
+  from paxlite.eval.commands.lm_eval import PaxliteLM
 
   ours = PaxliteLM(str(trained), CHAT_TEMPLATE=TEMPLATE)
   monkeypatch.setattr(

@@ -43,7 +43,7 @@ from paxlite.eval import eval_tasks, inference
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find
 from paxlite.finetuning.chats import sft
-from paxlite.tools import import_weights
+from paxlite.weights.commands import import_weights
 from paxlite.weights.tensor_names import HUGGING_FACE
 
 Files = Mapping[str, bytes]

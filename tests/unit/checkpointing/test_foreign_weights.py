@@ -4,7 +4,7 @@ import pytest
 
 from paxlite.checkpointing.foreign_weights import formats_at
 from paxlite.core.errors import UserError
-from paxlite.tools import import_weights
+from paxlite.weights.commands import import_weights
 
 
 @pytest.mark.parametrize(

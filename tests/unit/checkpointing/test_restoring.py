@@ -245,7 +245,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
 @pytest.mark.slow
 def test_lora_continues_when_its_base_continued_or_moved(tmp_path, monkeypatch):
   """The path is relative, and the frozen checkpoint is found among all checkpoints of the base."""
-  from paxlite.tools import export_weights
+  from paxlite.weights.commands import export_weights
 
   monkeypatch.chdir(tmp_path)
   train(tmp_path / 'base')
@@ -340,7 +340,7 @@ def test_peft_loads_the_adapter_and_agrees(case, tmp_path):
   from peft import PeftModel
 
   from paxlite.eval.inference import experiment_of
-  from paxlite.tools import export_weights
+  from paxlite.weights.commands import export_weights
   from tests.parity.test_weights import their_model
 
   name, values_of_lora = case

@@ -15,8 +15,9 @@ from paxlite.aot.commands import compile
 from paxlite.cli import command_line
 from paxlite.cli.parser import expanded, local, stored
 from paxlite.core.errors import UserError
+from paxlite.eval.commands import decode
 from paxlite.programs import launch
-from paxlite.tools import decode, eval, experiments, goodput, new, show, train
+from paxlite.tools import eval, experiments, goodput, new, show, train
 from paxlite.tools.commands import commands
 from tests.support import runs
 

@@ -14,13 +14,13 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.eval import scoring
+from paxlite.eval.commands import zero_shot as tool
 from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import Metric, Result, compared_text, matched
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Answer
 from paxlite.generation.spelling import Mark, shown
-from paxlite.tools import zero_shot as tool
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG
 from tests.unit.generation.test_engine import made
@@ -423,9 +423,10 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   result = evaluate(trained, '--tasks', f'lambada:{lambada}', '--limit=3')
   assert 'lambada: 3 examples' in result.stdout
   processes = distributed(
-    2, 'paxlite.tools.zero_shot', f'--checkpoint={trained}', '--tasks', f'lambada:{lambada}',
-    f'boolq:{boolq}', spec, '--fdl.ICI_MESH_SHAPE=[1,2,1]', '--batch_tokens=80',
-    f'--output={tmp_path / "distributed"}', '--import=tests.unit.generation.test_decoding',
+    2, 'paxlite.eval.commands.zero_shot', f'--checkpoint={trained}', '--tasks',
+    f'lambada:{lambada}', f'boolq:{boolq}', spec, '--fdl.ICI_MESH_SHAPE=[1,2,1]',
+    '--batch_tokens=80', f'--output={tmp_path / "distributed"}',
+    '--import=tests.unit.generation.test_decoding',
   )  # fmt: skip
   assert 'lambada: 13 examples' in processes[0].stdout
   assert 'lambada' not in processes[1].stdout

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from paxlite.tools import generate
+from paxlite.generation.commands import generate
 
 
 @pytest.mark.parametrize('word', ['exit', 'quit', ' EXIT ', '/bye', '/exit'])

@@ -12,7 +12,7 @@ import pytest
 
 from paxlite.checkpointing.checksums import damage, write_checksums
 from paxlite.checkpointing.variables import stacked, stored_variables, write_variable
-from paxlite.tools import import_weights
+from paxlite.weights.commands import import_weights
 from paxlite.weights.huggingface import header
 from tests.support import runs
 
@@ -21,7 +21,7 @@ LAYER_BYTES = 4 * (4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512)
 LARGEST = 4 * 16000 * 512
 PEAK = """
 import sys
-from paxlite.tools import {tool}
+from paxlite.weights.commands import {tool}
 {tool}.main(sys.argv[1:])
 status = open('/proc/self/status').read()
 print('peak', int(status.split('VmHWM:')[1].split()[0]) * 1024)

@@ -24,8 +24,8 @@ from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import say, warn
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.eval.checkpoint_options import add_weights
 from paxlite.files.text_files import read_text
-from paxlite.tools.generate import add_weights
 
 _KEY = 'PAXLITE_API_KEY'
 

@@ -17,11 +17,12 @@ Examples:
 import time
 from collections.abc import Sequence
 
+from paxlite import extensions
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
+from paxlite.eval.checkpoint_options import BASE_WEIGHTS
 from paxlite.files import output
-from paxlite.tools import generate
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
 
@@ -35,7 +36,7 @@ PARSER.option(
 )
 PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
 PARSER.option('--base', 'base model that a PEFT adapter names', default='')
-PARSER.option('--base_weights', generate.BASE_WEIGHTS, stored, default='')
+PARSER.option('--base_weights', BASE_WEIGHTS, stored, default='')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,7 +46,6 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.experiments import options
   from paxlite.experiments.compatibility import refuse_edited_model
-  from paxlite.proof.export_proof import proof_of, write_proof
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.families import family_of
   from paxlite.weights.family_tables import FAMILIES
@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> None:
     )
   started = time.perf_counter()
   # before anything is written: it may be that there is no tokenizer
-  proven = proof_of(args.checkpoint, args.base_weights) if args.proof else None
+  prove = extensions.hook('export --proof') if args.proof else None
+  write_proof = prove and prove(args.checkpoint, args.base_weights)
   with (
     output.output_folder(args.path, last=_LAST[args.to]) as folder,
     command_line.progress('exporting') as report,
@@ -85,8 +86,8 @@ def main(argv: Sequence[str]) -> None:
       size = huggingface.write_folder(
         folder, experiment, lora.merged(variables), args.dtype, source.tokenizer, report
       )
-    if proven is not None:
-      write_proof(folder, proven, experiment)
+    if write_proof:
+      write_proof(folder, experiment)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
   if options.value(experiment, 'NUM_PREDICTION_MODULES') and (
     args.to == 'gguf' or not has_modules(FAMILIES[family_of(experiment)].names)

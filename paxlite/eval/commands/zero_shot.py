@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
+from paxlite.eval.checkpoint_options import add_weights
 from paxlite.files.output import check_output, write_output
-from paxlite.tools import generate
 
 PARSER = Parser(__doc__)
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
@@ -27,7 +27,7 @@ PARSER.option('--skip_unreadable', 'leave out bad records', bool)
 _too_long = 'what to do with a text that the model cannot take: cut its beginning off (and say so)'
 PARSER.option('--too_long', _too_long, choices=('truncate', 'error'), default='truncate')
 PARSER.option('--output', 'folder for results.json and the examples of each task', stored)
-generate.add_weights(PARSER)
+add_weights(PARSER)
 
 
 def main(argv: Sequence[str]) -> None:

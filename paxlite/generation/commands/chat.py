@@ -10,7 +10,7 @@ Example:
 from collections.abc import Sequence
 
 from paxlite.cli.parser import Parser, stored
-from paxlite.tools import generate
+from paxlite.generation.commands import generate
 
 PARSER = Parser(__doc__)
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)

@@ -17,21 +17,10 @@ from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
 from paxlite.core.foreign_text import printable
+from paxlite.eval.checkpoint_options import add_weights
 
 if TYPE_CHECKING:
   from paxlite.eval.inference import Inference
-
-
-BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
-
-
-def add_weights(parser: Parser) -> None:
-  """Declares what is read besides a checkpoint to run its model, and how."""
-  tokenizer = 'file or folder, if it is not next to the weights'
-  parser.option('--tokenizer', tokenizer, stored, default='')
-  parser.option('--base_weights', BASE_WEIGHTS, stored, default='')
-  parser.option('--dtype', 'of weights (as trained)', choices=('float32', 'bfloat16'))
-  parser.attributes()
 
 
 def add_options(parser: Parser) -> None:

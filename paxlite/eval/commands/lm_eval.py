@@ -21,10 +21,9 @@ try:
   from lm_eval.api.registry import register_model
   from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as e:
-  missing = f'the evaluation harness is missing ({e}): {shell.install("lm-eval")}'
-  if __name__ == '__main__':
-    raise SystemExit(f'error: {missing}') from None
-  raise ImportError(missing) from None
+  raise ImportError(
+    f'the evaluation harness is missing ({e}): {shell.install("lm-eval")}'
+  ) from None
 
 from paxlite.cli import command_line
 from paxlite.config.generation import Sampling
@@ -263,7 +262,3 @@ def main(argv: Sequence[str]) -> None:
         paths.local(value if equals else after)  # the harness would make a folder called gs:
   sys.argv[1:] = argv  # which the harness reads
   cli_evaluate()
-
-
-if __name__ == '__main__':
-  command_line.run(main)
