@@ -28,6 +28,7 @@ OFFERED = {
   'serving': ('serve',),
   'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS', 'TrainedModel.inference'),
   'weights': ('import', 'export'),
+  'report': ('report', 'goodput', 'diff'),
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),

@@ -29,7 +29,7 @@ _ABOUT_BLOCKS = (
 
 
 def sections(runs: Sequence[Any]) -> list[Table]:
-  """Returns the tables about runs, each a tools.report_page.records.RunRecords."""
+  """Returns the tables about runs, each a report.records.RunRecords."""
   explained = [table for run in runs for table in _read(_explanation, run)]
   return [_prediction(runs), _blocks(runs), *explained]
 

@@ -57,7 +57,7 @@ class Extension:
       before they are read: in training, evaluation and replays. `beat` is called now and then.
     hooks: Functions that the core calls in one place each, by what asks for them there: a mode of a
       run, an attribute, a flag. `paxlite.extensions.hook` finds them.
-    sections: Functions of the records of runs (`tools.report_page.records.RunRecords`) that return
+    sections: Functions of the records of runs (`report.records.RunRecords`) that return
       tables of `paxlite report`: each a (title, header, rows, sentences below the table) of texts.
     hints: Answers to users who write the names of other systems: each a
       `paxlite.config.hints.Hints`.

@@ -31,6 +31,7 @@ FORMER = {
   'paxlite.losses.reward_loss': f'{_TUNING}.preferences.reward_loss',
   'paxlite.reinforcement': f'{_TUNING}.reinforcement',
   'paxlite.tools.lm_eval': 'paxlite.eval.commands.lm_eval',
+  'paxlite.tools.report_page': 'paxlite.report',
   'paxlite.training.reference': f'{_TUNING}.reference',
 }
 

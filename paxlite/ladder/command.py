@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
 def picture(answer: 'Answer') -> str:
   """The losses by size, the law, and its interval up to the size that was asked for, as SVG."""
   from paxlite.ladder.answer import CONFIDENCE
-  from paxlite.tools.report_page import curves
+  from paxlite.report import curves
 
   law = answer.law()
   sizes = [*(n.blocks for _, n in answer.sizes), answer.parameters.blocks]

@@ -7,11 +7,10 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.wording import amount
+from paxlite.core.wording import amount, shortened
 from paxlite.data.base import Batch
 from paxlite.data.data_summary import how_learned, masked_text
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.files.html_page import shortened
 from paxlite.run_data.origins import Piece, pieces, place_of
 from paxlite.run_data.run_data import RunData
 

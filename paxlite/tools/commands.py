@@ -9,13 +9,10 @@ _CORE = {
   'Runs': (
     ('train', 'train an experiment, or continue its run', 'train'),
     ('eval', 'evaluate the last checkpoint of a run', 'eval'),
-    ('report', 'one page about runs: curves, tables, samples', 'report'),
-    ('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
   'Experiments': (
     ('list', 'all experiments, with their sizes', 'experiments'),
     ('show', 'the values of an experiment and what they mean', 'show'),
-    ('diff', 'where two experiments differ', 'diff'),
     ('attributes', 'what every attribute means', 'attributes'),
     ('new', 'write a file with an experiment of your own', 'new'),
   ),

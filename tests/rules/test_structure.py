@@ -48,6 +48,7 @@ ROOMS = [
   'serving',
   'proof',
   'tools',
+  'report',
   'ladder',
   'contrib',
   '__main__',

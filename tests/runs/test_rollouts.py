@@ -16,9 +16,9 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.reinforcement.datasets import PromptFiles
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.rollouts import RunFiles
+from paxlite.report import tables
+from paxlite.report.records import RunRecords
 from paxlite.tools import data
-from paxlite.tools.report_page import tables
-from paxlite.tools.report_page.records import RunRecords
 from tests.support import runs
 from tests.support.processes import on_processes
 

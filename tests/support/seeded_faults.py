@@ -61,7 +61,6 @@ TESTS = {
     'parity',
     'runs',
   ],
-  'tools/report_page': ['unit/tools/test_report_page.py'],
 }
 _COMPARISONS = {
   ast.Lt: '<=', ast.LtE: '<', ast.Gt: '>=', ast.GtE: '>', ast.Eq: '!=', ast.NotEq: '==',

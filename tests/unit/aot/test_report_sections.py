@@ -3,10 +3,10 @@
 import json
 
 from paxlite.aot import report_sections
-from paxlite.tools.report_page import page, tables
-from paxlite.tools.report_page.records import read_runs
+from paxlite.report import page, tables
+from paxlite.report.records import read_runs
 from tests.unit.aot.test_explanation import EXPLAINED
-from tests.unit.tools.test_report_page import write_run
+from tests.unit.report.test_page import write_run
 
 
 def test_a_step_is_shown_as_predicted_and_as_measured(tmp_path):

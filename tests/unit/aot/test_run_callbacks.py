@@ -9,8 +9,8 @@ from jax.profiler import ProfileData
 import paxlite
 from paxlite.aot import chips, explanation_tables, report_sections, roofline, run_callbacks
 from paxlite.aot.texts import milliseconds
-from paxlite.tools.report_page import tables
-from paxlite.tools.report_page.records import read_runs
+from paxlite.report import tables
+from paxlite.report.records import read_runs
 from tests.support import runs
 
 SHORT = dict(SUMMARY_INTERVAL_STEPS=25, EVAL_INTERVAL_STEPS=100, CHECKPOINT_EVERY_N_STEPS=100)

@@ -17,7 +17,8 @@ from paxlite.cli.parser import expanded, local, stored
 from paxlite.core.errors import UserError
 from paxlite.eval.commands import decode
 from paxlite.programs import launch
-from paxlite.tools import eval, experiments, goodput, new, show, train
+from paxlite.report.commands import goodput
+from paxlite.tools import eval, experiments, new, show, train
 from paxlite.tools.commands import commands
 from tests.support import runs
 

@@ -13,8 +13,8 @@ from paxlite.processes.hosts import Hosts
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import twin
 from paxlite.programs.training import train
+from paxlite.report.records import read_runs
 from paxlite.stores import stored_run
-from paxlite.tools.report_page.records import read_runs
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy

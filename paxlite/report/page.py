@@ -6,11 +6,10 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from paxlite.core.json_text import JsonObject
-from paxlite.files import html_page
-from paxlite.files.html_page import shortened
-from paxlite.tools.report_page import spike_texts, tables
-from paxlite.tools.report_page.curves import stroke
-from paxlite.tools.report_page.records import Points, RunRecords, thinned
+from paxlite.core.wording import shortened
+from paxlite.report import html_page, spike_texts, tables
+from paxlite.report.curves import stroke
+from paxlite.report.records import Points, RunRecords, thinned
 
 _POINTS = 40_000  # of all curves of the page together
 _FEWEST = 100  # points of a curve

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-from paxlite.tools.report_page.records import Points
+from paxlite.report.records import Points
 
 # eight colors that people with any kind of color vision can tell apart, by Okabe and Ito
 COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#666666', '#b8a800')

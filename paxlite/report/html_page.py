@@ -27,10 +27,3 @@ def filled(template: pathlib.Path, parts: Mapping[str, str]) -> str:
 def script_value(value: Json) -> str:
   """Returns a value as JavaScript that cannot end the script it is in."""
   return json.dumps(value, separators=(',', ':')).replace('<', '\\u003c')
-
-
-def shortened(text: str, most: int) -> str:
-  """Returns a text, or its first `most` characters and how many follow."""
-  if len(text) <= most:
-    return text
-  return f'{text[:most]} … ({len(text) - most:,} more characters)'

@@ -6,9 +6,9 @@ from paxlite import extensions
 from paxlite.core.extension import imported
 from paxlite.core.json_text import JsonObject, number
 from paxlite.losses.metric_names import larger_is_better
+from paxlite.report.curves import short
+from paxlite.report.records import RunRecords, differing
 from paxlite.run_data.episodes import said, worth
-from paxlite.tools.report_page.curves import short
-from paxlite.tools.report_page.records import RunRecords, differing
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
 # metrics that repeat others, or count

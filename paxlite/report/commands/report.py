@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> None:
   if args.curves is not None and not args.curves.endswith('.svg'):
     raise UserError(f'--curves={args.curves} must end with .svg, which browsers and papers take')
 
-  from paxlite.tools.report_page import curves, page, tables
-  from paxlite.tools.report_page.records import read_runs, thinned
+  from paxlite.report import curves, page, tables
+  from paxlite.report.records import read_runs, thinned
 
   runs = read_runs(args.runs)
   title = args.title or f'paxlite: {", ".join(run.name for run in runs)}'

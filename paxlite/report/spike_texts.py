@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import JsonObject, number
-from paxlite.files.html_page import shortened
+from paxlite.core.wording import shortened
+from paxlite.report.records import RunRecords
 from paxlite.run_data.spikes import Spike, spikes
-from paxlite.tools.report_page.records import RunRecords
 
 _SPIKES = 3  # of a run: the highest ones
 _TOKENS = 120  # of a text

@@ -14,10 +14,10 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
 from paxlite.losses.metric_names import larger_is_better
+from paxlite.report import curves, page, spike_texts, tables
+from paxlite.report.commands import report
+from paxlite.report.records import RunRecords, read_runs, thinned
 from paxlite.run_data.spikes import spikes
-from paxlite.tools import report
-from paxlite.tools.report_page import curves, page, spike_texts, tables
-from paxlite.tools.report_page.records import RunRecords, read_runs, thinned
 from tests.support.gcs_server import gcs_server
 
 EVIL = '</script><img src=x onerror=alert(1)>'

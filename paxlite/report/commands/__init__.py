@@ -1,0 +1,1 @@
+"""Commands that tell of runs and experiments."""
