@@ -1,6 +1,7 @@
 """Does what `paxlite data RUN` asks for."""
 
 import argparse
+from collections.abc import Sequence
 
 from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
@@ -14,8 +15,14 @@ _MOST_TOKENS = 200  # of a text of a step
 _MOST_SPIKES = 5
 
 
-def show(args: argparse.Namespace) -> None:
-  """Shows a step of a run, its counts, or how two runs compare."""
+def show(args: argparse.Namespace, runs: Sequence[str]) -> None:
+  """Shows a step of a run, its counts, or how two runs compare.
+
+  Args:
+    args: The arguments of `paxlite data`.
+    runs: Those of its files that are folders of runs.
+  """
+  _check(args, runs)
   if len(args.files) == 2:
     _compare(args)
     return
@@ -57,6 +64,28 @@ def show(args: argparse.Namespace) -> None:
   most = None if args.row is not None else _MOST_TOKENS
   for line in texts.lines(run, step, batch, args.row, has_color(), most):
     print(line)
+
+
+def _check(args: argparse.Namespace, runs: Sequence[str]) -> None:
+  """Raises UserError if the arguments do not fit."""
+  modes = {'step': args.step is not None, 'spike': args.spike, 'counts': args.counts}
+  modes['without'] = args.without is not None
+  asked = [f'--{name}' for name, is_asked in modes.items() if is_asked]
+  if args.row is not None and args.step is None and not args.spike and len(asked) < 2:
+    raise UserError('--row is for --step and --spike: leave it out')
+  if not asked and len(runs) < 2:
+    raise UserError('--json is for --step, --spike, --counts or two runs: leave it out')
+  if len(asked) > 1:
+    raise UserError(f'{" and ".join(asked)}: leave one of them out')
+  if args.fdl_config or args.attributes or args.chat_template:
+    raise UserError(
+      'the values of a run are those in its folder: leave --fdl_config, --chat_template and '
+      'NAME=VALUE out'
+    )
+  most = 1 if asked else 2
+  if len(args.files) != most:
+    what = f'{asked[0]} is for one run' if asked else 'two runs are compared'
+    raise UserError(f'{what}, and {len(args.files)} names are given')
 
 
 def _show_episodes(

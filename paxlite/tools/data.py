@@ -47,7 +47,6 @@ if TYPE_CHECKING:
   from paxlite.experiments.rows import Rows
 
 _E = TypeVar('_E', bound='Experiment')
-_ROW = '--row is for --step and --spike: leave it out'
 _MOST_LOOKED_AT = 100  # records, for one that has a format
 _MOST_TOKENS, _FEWEST_TOKENS = 1000, 100  # of all examples, and of one
 # shows conversations where there is no model whose template could be used
@@ -82,8 +81,11 @@ def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
   if args.examples < 0:
     raise UserError(f'--examples={args.examples} must be at least 0')
-  if _asks_of_run(args):
-    extensions.hook('data RUN')(args)
+  runs = [name for name in args.files if _is_run(name)]
+  of_run = args.step, args.row, args.without
+  is_of_run = args.spike or args.counts or args.json or any(x is not None for x in of_run)
+  if is_of_run or len(runs) > 1:
+    extensions.hook('data RUN')(args, runs)
     return
   if not args.files and not args.fdl_config:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
@@ -154,34 +156,6 @@ def _refused(
   sources = [data.source for data in inputs]
   of_examples = [source.refused for source in sources if isinstance(source, ExampleRows)]
   return of_examples or ([oddities.refused] if oddities else [])
-
-
-def _asks_of_run(args: argparse.Namespace) -> bool:
-  """Returns whether the arguments ask what a run was trained on; UserError if they do not fit."""
-  modes = {'step': args.step is not None, 'spike': args.spike, 'counts': args.counts}
-  modes['without'] = args.without is not None
-  asked = [f'--{name}' for name, is_asked in modes.items() if is_asked]
-  runs = [name for name in args.files if _is_run(name)]
-  if not asked and len(runs) < 2:
-    if args.row is not None:
-      raise UserError(_ROW)
-    if args.json:
-      raise UserError('--json is for --step, --spike, --counts or two runs: leave it out')
-    return False
-  if len(asked) > 1:
-    raise UserError(f'{" and ".join(asked)}: leave one of them out')
-  if args.row is not None and args.step is None and not args.spike:
-    raise UserError(_ROW)
-  if args.fdl_config or args.attributes or args.chat_template:
-    raise UserError(
-      'the values of a run are those in its folder: leave --fdl_config, --chat_template and '
-      'NAME=VALUE out'
-    )
-  most = 1 if asked else 2
-  if len(args.files) != most:
-    what = f'{asked[0]} is for one run' if asked else 'two runs are compared'
-    raise UserError(f'{what}, and {len(args.files)} names are given')
-  return True
 
 
 def _is_run(name: str) -> bool:
