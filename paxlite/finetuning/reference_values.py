@@ -28,8 +28,8 @@ from paxlite.core.variable_names import path_name
 from paxlite.core.wording import amount
 from paxlite.data.base import Input, RowInput
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.files.arrays import write_array
 from paxlite.files.json_files import read_object
+from paxlite.finetuning.arrays import write_array
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.finetuning.reference import Reference
 from paxlite.finetuning.stored_values import StoredValues

@@ -34,8 +34,8 @@ from paxlite.data.tokenizer_files import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.text_files import check_file
-from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.tensor_entries import Entry
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 
 log = logging.getLogger('paxlite')
 

@@ -10,11 +10,11 @@ from paxlite.checkpointing.variables import Variable
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights import gguf_types
 from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of, model_fields, rope_freqs
 from paxlite.weights.gguf_tokenizer_writer import tokenizer_fields
 from paxlite.weights.tensor_entries import Entry
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 

@@ -20,7 +20,6 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import scheme_of
 from paxlite.files.text_files import check_file
-from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights import model_files
 from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
@@ -32,6 +31,7 @@ from paxlite.weights.quantized import Dequantized
 from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')

@@ -13,11 +13,11 @@ from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.huggingface import header
 from paxlite.weights.tensor_entries import to_halves, to_pairs
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 
 
 def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:

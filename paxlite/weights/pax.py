@@ -21,9 +21,9 @@ from paxlite.checkpointing.variables import Variable, stored_variables, transpos
 from paxlite.core.errors import UserError, listed
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.training.train_state import TrainState
 from paxlite.weights.folder import write_identity
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 
 _PARAMS = 'mdl_vars.params.'
 _HEAD = 'lm.softmax.logits_ffn.linear.w'  # [D, V] in Pax, [V, D] in paxlite

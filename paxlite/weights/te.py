@@ -22,9 +22,9 @@ from paxlite.core.errors import UserError, listed
 from paxlite.eval.inference import experiment_of
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.te_layer import check_supported
-from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.parallel.mesh import MESH_AXES
 from paxlite.weights.folder import copy_tokenizer, write_identity
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 
 Arrays = Mapping[str, np.ndarray]
 Transform = Callable[[np.ndarray], np.ndarray]

@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.files.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 from tests.support import runs
 
 # Writes 300 files, waits for a line, and writes 300 more.
 WRITER = """
 import pathlib, sys
 from paxlite.core.errors import UserError
-from paxlite.files.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import UnfinishedFolder
 try:
   with UnfinishedFolder(pathlib.Path(sys.argv[1])) as folder:
     for i in range(600):
