@@ -37,7 +37,7 @@ def main() -> None:
   parser.add_argument('--json', help='append the result to this file')
   args = parser.parse_args()
 
-  from paxlite.eval.inference import load_checkpoint
+  from paxlite.generation.inference import load_checkpoint
 
   inference = load_checkpoint(args.checkpoint, overrides={'FPROP_DTYPE': 'float32'})
   sides = {'paxlite': of_paxlite(inference), 'transformers': of_transformers(args.checkpoint)}

@@ -20,9 +20,9 @@ from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
 from paxlite.config.attributes import parse
 from paxlite.core.trees import PyTree
-from paxlite.experiments.parts.joined_weights import JoinedWeights
 from paxlite.experiments.parts.memory_savings import put_form
 from paxlite.generation.engine import Engine
+from paxlite.generation.joined_weights import JoinedWeights
 from paxlite.layers.precision.weight_forms import Int8
 
 

@@ -14,9 +14,9 @@ import time
 import jax
 
 from paxlite.eval.eval_tasks import read_tasks
-from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Scorer
 from paxlite.eval.zero_shot import contexts_of
+from paxlite.generation.inference import load_checkpoint
 
 
 class PaddedScorer(Scorer):

@@ -24,9 +24,9 @@ from paxlite.core.extension import Extension, imported
 OFFERED = {
   'stores': ('gs://', 's3://'),
   'chats': (),
-  'generation': ('generate', 'chat'),
+  'generation': ('generate', 'chat', 'TrainedModel.inference'),
   'serving': ('serve',),
-  'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS', 'TrainedModel.inference'),
+  'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS'),
   'weights': ('import', 'export'),
   'report': ('report', 'goodput', 'diff'),
   'ladder': ('ladder',),

@@ -16,9 +16,9 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   import jax
   import numpy as np
 
-  from paxlite.experiments.parts.joined_weights import JoinedWeights
   from paxlite.experiments.parts.memory_savings import put_form
   from paxlite.generation.engine import Engine
+  from paxlite.generation.joined_weights import JoinedWeights
   from paxlite.generation.request import Request
   from paxlite.layers.precision.weight_forms import Int8
 

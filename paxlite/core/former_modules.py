@@ -17,6 +17,7 @@ FORMER = {
   'paxlite.data.rollouts': f'{_TUNING}.reinforcement.rollouts',
   'paxlite.data.sft': f'{_TUNING}.chats.sft',
   'paxlite.data.sft_formats': 'paxlite.chats.sft_formats',
+  'paxlite.eval.inference': 'paxlite.generation.inference',
   'paxlite.experiments.distillation': f'{_TUNING}.distillation.experiment',
   'paxlite.experiments.parts.policy': f'{_TUNING}.reinforcement.attributes',
   'paxlite.experiments.parts.preferences': f'{_TUNING}.preferences.attributes',

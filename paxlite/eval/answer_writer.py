@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.eval.inference import TextModel
 from paxlite.generation.engine import Engine
+from paxlite.generation.inference import TextModel
 from paxlite.generation.request import Answer, Request
 
 

@@ -8,8 +8,9 @@ from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.source import find_source
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
-from paxlite.eval import inference
+from paxlite.eval.decoded_files import decode_file, read_prompts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.generation import inference
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
 from paxlite.programs.run import Run
@@ -64,9 +65,9 @@ def _decode(run: Run) -> None:
   check_present(run)
   check_evaluated(run)
   loaded, step = load(run)
-  prompts = inference.read_prompts(e.DECODE_FILES, loaded)
+  prompts = read_prompts(e.DECODE_FILES, loaded)
   make_folder(run.folder)
   name = 'restored' if step is None else f'{step:08d}'
   output = run.folder / f'decoded_{name}.jsonl'
-  count = inference.decode_file(loaded, prompts, output)
+  count = decode_file(loaded, prompts, output)
   say(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now')

@@ -31,6 +31,5 @@ EXTENSION = Extension(
   hooks={
     'decode': 'paxlite.eval.decoding:decode',
     'EVAL_TASKS': 'paxlite.eval.task_evaluation:evaluate_tasks',
-    'TrainedModel.inference': 'paxlite.eval.inference:load_checkpoint',
   },
 )

@@ -8,10 +8,10 @@ from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.eval.decoding import language_model, load
 from paxlite.eval.eval_tasks import ZeroShotTask, read_tasks
-from paxlite.eval.inference import TextModel
 from paxlite.eval.zero_shot import ZeroShot
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.rows import FromTfds
+from paxlite.generation.inference import TextModel
 from paxlite.processes import preemption
 from paxlite.programs.first_start import noting
 from paxlite.programs.run import Run

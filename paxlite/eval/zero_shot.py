@@ -17,8 +17,8 @@ from paxlite.core.wording import amount
 from paxlite.eval.answer_writer import AnswerWriter
 from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
-from paxlite.eval.inference import TextModel
 from paxlite.eval.scoring import Continuation, Score, Scorer
+from paxlite.generation.inference import TextModel
 from paxlite.generation.request import Answer
 from paxlite.generation.spelling import Mark
 

@@ -1,1 +1,1 @@
-"""The cache of keys and values, and sampling."""
+"""The engine that generates, and the model of a checkpoint that it generates with."""

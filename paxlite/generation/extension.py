@@ -15,4 +15,5 @@ EXTENSION = Extension(
     _command('chat', 'talk with a model that was trained on chats'),
   ),
   callbacks=('paxlite.generation.samples:callbacks',),
+  hooks={'TrainedModel.inference': 'paxlite.generation.inference:load_checkpoint'},
 )

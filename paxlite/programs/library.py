@@ -125,7 +125,7 @@ class TrainedModel:
 
   @functools.cached_property
   def inference(self) -> Any:
-    """The model with its parameters and its tokenizer: a `paxlite.eval.inference.Inference`."""
+    """The model with its parameters and its tokenizer; see generation.inference.Inference."""
     overrides = {k: str(v) for k, v in self._values.items()}
     return extensions.hook('TrainedModel.inference')(self._checkpoint, overrides=overrides)
 

@@ -10,9 +10,9 @@ import paxlite
 from paxlite.compilation.versions import versions
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
-from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
+from paxlite.generation.inference import load_checkpoint
 from paxlite.proof.exported_model import config_of, opened
 from paxlite.proof.model_proof import FILE, VERSION
 from paxlite.proof.prompt_replies import replies

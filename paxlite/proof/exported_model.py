@@ -22,8 +22,8 @@ from paxlite.core.json_text import JsonObject
 from paxlite.data import sentencepiece_model
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.eval.inference import Inference, experiment_of, load_checkpoint
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.generation.inference import Inference, experiment_of, load_checkpoint
 from paxlite.weights import folder, gguf_reader, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.families import experiment_of as experiment_of_config

@@ -13,8 +13,8 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import bucket
+from paxlite.generation.inference import Inference
 from paxlite.generation.spelling import spelled
 from paxlite.parallel import partitioning
 

@@ -13,8 +13,8 @@ from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields as ObjectFields
 from paxlite.core.json_text import JsonObject
-from paxlite.eval.inference import Inference
 from paxlite.generation.grammar import Grammars
+from paxlite.generation.inference import Inference
 from paxlite.generation.request import Grammar, Request, check_ids
 from paxlite.generation.sampling import MOST_ENDS, MOST_TOP
 from paxlite.serving.errors import ApiError

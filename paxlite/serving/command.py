@@ -24,8 +24,8 @@ from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import say, warn
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.eval.checkpoint_options import add_weights
 from paxlite.files.text_files import read_text
+from paxlite.generation.checkpoint_options import add_weights
 
 _KEY = 'PAXLITE_API_KEY'
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
   more = [allowed_host(host.strip()) for host in args.allowed_hosts.split(',') if host.strip()]
   with _bound(args.host, args.port) as place:  # before the weights are read
     from paxlite.compilation import cache
-    from paxlite.eval.inference import load_checkpoint
+    from paxlite.generation.inference import load_checkpoint
     from paxlite.generation.warm_up import warm_up
     from paxlite.serving.api import Api
     from paxlite.serving.bodies import Bodies, Limits

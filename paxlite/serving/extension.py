@@ -5,6 +5,6 @@ from paxlite.core.extension import Command, Extension
 _PURPOSE = "answer requests in the form of OpenAI's API"
 EXTENSION = Extension(
   'serving',
-  needs=('generation', 'eval'),
+  needs=('generation',),
   commands=(Command('serve', _PURPOSE, 'paxlite.serving.command', 'Models'),),
 )

@@ -9,7 +9,7 @@ def _command(name: str, purpose: str) -> Command:
 
 EXTENSION = Extension(
   'weights',
-  needs=('chats', 'eval'),
+  needs=('generation',),
   commands=(
     _command('import', 'read weights of Hugging Face, Meta or Pax'),
     _command('export', 'write weights for Hugging Face or llama.cpp'),

@@ -9,7 +9,7 @@ import pytest
 
 from paxlite.checkpointing.source import find_source
 from paxlite.core.errors import UserError
-from paxlite.eval.inference import load_checkpoint
+from paxlite.generation.inference import load_checkpoint
 from paxlite.programs import library
 from paxlite.programs.run_checks import check_best_metric
 from tests.outside.parts.distillation import Teacher

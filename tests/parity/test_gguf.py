@@ -14,7 +14,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.eval.inference import load_checkpoint
+from paxlite.generation.inference import load_checkpoint
 from paxlite.proof import prove
 from paxlite.proof.exported_model import ExportedModel, config_of, opened
 from paxlite.proof.model_proof import compared_facts

@@ -11,7 +11,7 @@ PAXLITE = pathlib.Path(__file__).parents[2] / 'paxlite'
 READERS = (
   'chats/conversations.py', 'finetuning/preferences/labelled_answers.py',
   'finetuning/chats/odd_examples.py', 'finetuning/preferences/preference_rows.py',
-  'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/inference.py',
+  'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/decoded_files.py',
   'finetuning/reinforcement/prompts.py', 'serving/bodies.py', 'serving/fields.py',
   'eval/commands/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
 )  # fmt: skip
@@ -22,7 +22,6 @@ ELSE = {
     'tool': 'a tool, which templates get as a whole', 'function': 'of such a tool',
   },
   'finetuning/chats/odd_examples.py': {'m': 'a message that is read'},
-  'eval/inference.py': {"source.written_by['values']": 'our own file'},
   'weights/meta.py': {'params': 'all of it is what Fields gave'},
 }  # fmt: skip
 MAKERS = ('Fields', 'ObjectFields', 'object', '_inner')  # what returns Fields

@@ -30,7 +30,6 @@ ROOMS = [
   'layers',
   'losses',
   'tracking',
-  'generation',
   'training',
   'experiments',
   'programs',
@@ -38,11 +37,10 @@ ROOMS = [
   'run_data',
   'local_checkpoints',
   'chats',
+  'generation',
   'finetuning',
   'experiments.finetuning',
-  'generation.samples',
   'eval',
-  'generation.commands',
   'weights',
   'aot',
   'serving',
@@ -55,7 +53,7 @@ ROOMS = [
 ]
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
-  'experiments.finetuning', 'generation.samples', 'ladder', 'tools', 'contrib',
+  'experiments.finetuning', 'generation', 'ladder', 'tools', 'contrib',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow',

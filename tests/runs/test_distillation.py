@@ -7,11 +7,11 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.finetuning import DistilledSFT, HuggingFaceDistillation
 from paxlite.finetuning.distillation import experiment as distillation
 from paxlite.finetuning.distillation.distillation_losses import Distillation
+from paxlite.generation.inference import load_checkpoint
 from paxlite.losses.outputs import Outputs
 from paxlite.programs.weights_model import knowing_weights
 from tests.runs.test_preferences import Small, names

@@ -10,12 +10,12 @@ import pytest
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
-from paxlite.eval.inference import load_checkpoint
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.reinforcement.datasets import PromptFiles
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.rollouts import RunFiles
+from paxlite.generation.inference import load_checkpoint
 from paxlite.report import tables
 from paxlite.report.records import RunRecords
 from paxlite.tools import data

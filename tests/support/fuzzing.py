@@ -39,10 +39,11 @@ from paxlite.config.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, streams
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.eval import eval_tasks, inference
+from paxlite.eval import decoded_files, eval_tasks
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find
 from paxlite.finetuning.chats import sft
+from paxlite.generation import inference
 from paxlite.weights.commands import import_weights
 from paxlite.weights.tensor_names import HUGGING_FACE
 
@@ -377,7 +378,7 @@ def _read_lines(reader: str, file: str, spec: str) -> Any:
     assert rows.read(np.arange(len(rows)))['weights'].any(1).all()
     return rows.num_examples + rows.num_skipped
   if reader.startswith('prompts'):
-    return len(inference.read_prompts([file], _model()))
+    return len(decoded_files.read_prompts([file], _model()))
   (task,) = eval_tasks.read_tasks([spec if reader == 'task' else f'lambada:{file}'])
   return len(task.examples)
 

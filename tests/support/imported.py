@@ -12,7 +12,7 @@ from flax.linen import meta
 from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import find_source
 from paxlite.core.variable_names import path_name
-from paxlite.eval.inference import experiment_of
+from paxlite.generation.inference import experiment_of
 from paxlite.weights.commands import import_weights
 from paxlite.weights.tensor_entries import Entry
 

@@ -30,10 +30,10 @@ from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.eval.answer_writer import AnswerWriter
-from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import contexts_of
 from paxlite.files import paths
+from paxlite.generation.inference import load_checkpoint
 
 _MAX_GEN_TOKS = 256
 _TAG = 'CONTINUE_FINAL_MESSAGE_TAG '  # marks where an unfinished message ends

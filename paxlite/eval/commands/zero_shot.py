@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
-from paxlite.eval.checkpoint_options import add_weights
 from paxlite.files.output import check_output, write_output
+from paxlite.generation.checkpoint_options import add_weights
 
 PARSER = Parser(__doc__)
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> None:
   import jax
 
   from paxlite.eval.eval_tasks import read_tasks
-  from paxlite.eval.inference import load_checkpoint
   from paxlite.eval.zero_shot import ZeroShot, as_json
+  from paxlite.generation.inference import load_checkpoint
 
   tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable, chat=args.chat)
   if args.output is not None:

@@ -17,10 +17,10 @@ from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
 from paxlite.core.foreign_text import printable
-from paxlite.eval.checkpoint_options import add_weights
+from paxlite.generation.checkpoint_options import add_weights
 
 if TYPE_CHECKING:
-  from paxlite.eval.inference import Inference
+  from paxlite.generation.inference import Inference
 
 
 def add_options(parser: Parser) -> None:
@@ -73,7 +73,7 @@ def answer(args: argparse.Namespace) -> None:
     if getattr(args, flag) is not None:
       overrides[name] = str(getattr(args, flag))
 
-  from paxlite.eval.inference import load_before, load_checkpoint
+  from paxlite.generation.inference import load_before, load_checkpoint
 
   given = args.tokenizer, overrides, args.base_weights
   if args.before:

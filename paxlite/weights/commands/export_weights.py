@@ -21,8 +21,8 @@ from paxlite import extensions
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
-from paxlite.eval.checkpoint_options import BASE_WEIGHTS
 from paxlite.files import output
+from paxlite.generation.checkpoint_options import BASE_WEIGHTS
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
 
@@ -43,9 +43,9 @@ def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
 
   from paxlite.checkpointing.source import find_source
-  from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.experiments import options
   from paxlite.experiments.compatibility import refuse_edited_model
+  from paxlite.generation.inference import experiment_of, refuse_te_layers
   from paxlite.weights import gguf_writer, huggingface, lora
   from paxlite.weights.families import family_of
   from paxlite.weights.family_tables import FAMILIES

@@ -339,7 +339,7 @@ def test_peft_loads_the_adapter_and_agrees(case, tmp_path):
   import transformers
   from peft import PeftModel
 
-  from paxlite.eval.inference import experiment_of
+  from paxlite.generation.inference import experiment_of
   from paxlite.weights.commands import export_weights
   from tests.parity.test_weights import their_model
 

@@ -106,7 +106,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
   )  # fmt: skip
   result = runs_as('--prompt=And it came to pass ', '--max_new_tokens=6')
   assert result.returncode == 0, result.stderr
-  from paxlite.eval.inference import load_checkpoint
+  from paxlite.generation.inference import load_checkpoint
 
   inference = load_checkpoint(str(trained))
   ids = inference.encode('And it came to pass ')
@@ -164,7 +164,8 @@ def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
   ],
 )
 def test_a_bad_prompt_is_named(record, match, trained, tmp_path):
-  from paxlite.eval.inference import load_checkpoint, read_prompts
+  from paxlite.eval.decoded_files import read_prompts
+  from paxlite.generation.inference import load_checkpoint
 
   path = tmp_path / 'p.jsonl'
   path.write_text(json.dumps(dict(inputs='a', index=3)) + '\n' + json.dumps(record) + '\n')

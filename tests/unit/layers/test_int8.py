@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.eval import inference
+from paxlite.generation import inference
 from paxlite.generation.engine import Engine
 from paxlite.layers.precision import backends
 from paxlite.layers.precision.weight_forms import Int8

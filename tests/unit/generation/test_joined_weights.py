@@ -15,12 +15,12 @@ from flax.linen import meta
 from paxlite.core.trees import PyTree
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.joined_weights import JoinedWeights
 from paxlite.experiments.parts.memory_savings import put_form
 from paxlite.generation.engine import Engine
+from paxlite.generation.joined_products import JoinedQkv
+from paxlite.generation.joined_weights import JoinedWeights
 from paxlite.layers.attention.attention import Attention, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
-from paxlite.layers.joined_products import JoinedQkv
 from paxlite.layers.precision.weight_forms import Int8, WeightForm
 from paxlite.layers.transformer import TransformerBlock, UnrolledTransformer
 from paxlite.parallel.partitioning import DEFAULT_RULES

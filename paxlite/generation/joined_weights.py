@@ -1,4 +1,4 @@
-"""Lays the weights of a model out for decoding: see layers.joined_products."""
+"""Lays the weights of a model out for decoding: see generation.joined_products."""
 
 import dataclasses
 import functools
@@ -14,14 +14,14 @@ from jax.sharding import Mesh, NamedSharding
 from paxlite.config.templates import template
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.layers.attention.attention import Attention, CombinedQkv, SeparateQkv
-from paxlite.layers.feedforward import GatedFeedForward
-from paxlite.layers.joined_products import (
+from paxlite.generation.joined_products import (
   JOINED,
   JoinedGatedFeedForward,
   JoinedQkv,
   MergedHeads,
 )
+from paxlite.layers.attention.attention import Attention, CombinedQkv, SeparateQkv
+from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.precision.einsum import Einsum
 from paxlite.layers.precision.encoded_projection import EncodedProjection
 from paxlite.layers.precision.weight_forms import Int8
