@@ -35,7 +35,7 @@ from paxlite.data.tokenizer_files import (
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.text_files import check_file
 from paxlite.weights.tensor_entries import Entry
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 
 log = logging.getLogger('paxlite')
 
@@ -75,7 +75,7 @@ def write_weights(
     by_variable.setdefault(entry.ours, []).append(entry)
   size = done = 0
   sums: dict[str, Sum] = {}
-  with UnfinishedFolder(to) as folder:
+  with unfinished_folder(to) as folder:
     for ours, parts in by_variable.items():
       value, shape = _variable(parts, tensors)
       name = f'params.{ours.replace("/", ".")}'

@@ -14,7 +14,7 @@ from paxlite.weights import gguf_types
 from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of, model_fields, rope_freqs
 from paxlite.weights.gguf_tokenizer_writer import tokenizer_fields
 from paxlite.weights.tensor_entries import Entry
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 
@@ -80,7 +80,7 @@ def write_folder(
   kinds = {name: gguf_types.chosen(name, shape, kind) for name, shape in shapes.items()}
   name = f'model-{kind}.gguf'
   read = VariableReader(variables)
-  with UnfinishedFolder(to) as folder:
+  with unfinished_folder(to) as folder:
     writer = GGUFWriter(folder / name, architecture.name)
     try:
       _add_fields(writer, fields)

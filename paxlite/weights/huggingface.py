@@ -31,7 +31,7 @@ from paxlite.weights.quantized import Dequantized
 from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 from paxlite.weights.written_tensors import VariableReader, written_tensor
 
 log = logging.getLogger('paxlite')
@@ -262,7 +262,7 @@ def write_folder(
   read = VariableReader(variables)
   done = size = 0
   weight_map: dict[str, str] = {}
-  with UnfinishedFolder(to) as folder:
+  with unfinished_folder(to) as folder:
     for i, shard in enumerate(shards):
       many = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
       name = many if len(shards) > 1 else 'model.safetensors'

@@ -17,7 +17,7 @@ from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.huggingface import header
 from paxlite.weights.tensor_entries import to_halves, to_pairs
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 
 
 def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:
@@ -114,7 +114,7 @@ def write_adapter(
     'use_dora': any(n.endswith('.lora_magnitude_vector') for n in tensors),
     'target_modules': sorted({n.split('.')[-3] for n in tensors if n.endswith('lora_A.weight')}),
   }
-  with UnfinishedFolder(to) as folder:
+  with unfinished_folder(to) as folder:
     (folder / 'adapter_config.json').write_text(json.dumps(config, indent=2) + '\n')
     with (folder / 'adapter_model.safetensors').open('wb') as f:
       f.write(header({n: (t.shape, t.dtype) for n, t in tensors.items()}))

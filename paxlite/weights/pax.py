@@ -23,7 +23,7 @@ from paxlite.core.variable_names import path_name
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.training.train_state import TrainState
 from paxlite.weights.folder import write_identity
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 
 _PARAMS = 'mdl_vars.params.'
 _HEAD = 'lm.softmax.logits_ffn.linear.w'  # [D, V] in Pax, [V, D] in paxlite
@@ -99,7 +99,7 @@ def import_checkpoint(
   sources = _matched(found | moments, abstract, experiment)
   scalars = _scalars(stored, abstract) if moments else {}
   size = 0
-  with UnfinishedFolder(to) as folder:
+  with unfinished_folder(to) as folder:
     for i, (ours, variable) in enumerate(sources.items()):
       value = variable.whole()
       write_variable(folder / 'state', ours.replace('/', '.'), value)

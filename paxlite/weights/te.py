@@ -24,7 +24,7 @@ from paxlite.experiments.parts.te_layer import check_supported
 from paxlite.generation.inference import experiment_of
 from paxlite.parallel.mesh import MESH_AXES
 from paxlite.weights.folder import copy_tokenizer, write_identity
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 
 Arrays = Mapping[str, np.ndarray]
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -139,7 +139,7 @@ def convert(
     raise UserError(f'{to} lies in what is converted: choose another folder')
   variables = {k: v for k, v in source.variables.items() if not k.startswith('overwritten/')}
   size = done = 0
-  with UnfinishedFolder(to) as folder:
+  with unfinished_folder(to) as folder:
     for name, value in _converted(variables, block_rules(before), to_te_layer):
       write_variable(folder / 'state', name.replace('/', '.'), value)
       size += value.nbytes

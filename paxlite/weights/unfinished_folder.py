@@ -5,13 +5,14 @@ import fcntl
 import os
 import pathlib
 import shutil
-from types import TracebackType
+from collections.abc import Iterator
 
 from paxlite.core.errors import UserError
 
 
-class UnfinishedFolder:
-  """Makes a folder under a temporary name, and renames it to `path` at the end of the context.
+@contextlib.contextmanager
+def unfinished_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A context that yields a folder of a temporary name, which is renamed to `path` at its end.
 
   A lock file keeps a second process from writing the same folder. The kernel releases the lock
   when a process ends. The folder that a killed process left is removed and made again.
@@ -22,67 +23,45 @@ class UnfinishedFolder:
   Raises:
     UserError: The path exists, another process is writing it, or it cannot be made.
   """
-
-  def __init__(self, path: pathlib.Path):
-    self._final = path.absolute()
-    self._refuse_existing()
-    self.path = self._final.with_name(f'.{self._final.name}.unfinished')
-    self._lock_path = self._final.with_name(f'.{self._final.name}.lock')
-    self._lock = -1
-
-  def __enter__(self) -> pathlib.Path:
+  final = path.absolute()
+  folder, lock_path = (final.with_name(f'.{final.name}.{end}') for end in ('unfinished', 'lock'))
+  _refuse_existing(final)
+  with contextlib.ExitStack() as at_end:
     try:
-      self._final.parent.mkdir(parents=True, exist_ok=True)
-      self._take_lock()
-      self._refuse_existing()  # the last owner of the lock may have made it
-      shutil.rmtree(self.path, ignore_errors=True)
-      self.path.mkdir()
+      final.parent.mkdir(parents=True, exist_ok=True)
+      at_end.callback(os.close, _locked(lock_path, final))
+      _refuse_existing(final)  # the last owner of the lock may have made it
+      shutil.rmtree(folder, ignore_errors=True)
+      folder.mkdir()
     except OSError as e:
-      self._release()
-      raise UserError(f'{self.path} cannot be written: {e.strerror or e}') from None
-    except UserError:
-      self._release()
-      raise
-    return self.path
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+      raise UserError(f'{folder} cannot be written: {e.strerror or e}') from None
+    # while the lock is held: later it may be another process's
+    at_end.callback(lock_path.unlink, missing_ok=True)
     try:
-      if kind is None:
-        self.path.rename(self._final)
-      else:
-        shutil.rmtree(self.path, ignore_errors=True)
-    finally:
-      self._release(remove=True)
+      yield folder
+    except BaseException:
+      shutil.rmtree(folder, ignore_errors=True)
+      raise
+    folder.rename(final)
 
-  def _refuse_existing(self) -> None:
-    if os.path.exists(self._final):
-      raise UserError(f'{self._final} exists already: choose another folder, or remove it')
 
-  def _take_lock(self) -> None:
-    while True:
-      flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-      self._lock = os.open(self._lock_path, flags, 0o666)
-      try:
-        fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except (BlockingIOError, PermissionError):
-        raise UserError(
-          f'{self._final} is being written by another process: wait for it, or choose another '
-          'folder'
-        ) from None
-      with contextlib.suppress(FileNotFoundError):  # its last owner may have removed it
-        if os.path.samestat(os.fstat(self._lock), self._lock_path.stat()):
-          return
-      os.close(self._lock)
+def _refuse_existing(path: pathlib.Path) -> None:
+  if os.path.exists(path):
+    raise UserError(f'{path} exists already: choose another folder, or remove it')
 
-  def _release(self, remove: bool = False) -> None:
-    if self._lock < 0:
-      return
-    if remove:  # while the lock is held: later it may be another process's
-      self._lock_path.unlink(missing_ok=True)
-    os.close(self._lock)
-    self._lock = -1
+
+def _locked(path: pathlib.Path, of: pathlib.Path) -> int:
+  """Returns the open lock file of a folder; UserError if another process has locked it."""
+  while True:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+      fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+      os.close(lock)
+      raise UserError(
+        f'{of} is being written by another process: wait for it, or choose another folder'
+      ) from None
+    with contextlib.suppress(FileNotFoundError):  # its last owner may have removed it
+      if os.path.samestat(os.fstat(lock), path.stat()):
+        return lock
+    os.close(lock)

@@ -7,16 +7,16 @@ import sys
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 from tests.support import runs
 
 # Writes 300 files, waits for a line, and writes 300 more.
 WRITER = """
 import pathlib, sys
 from paxlite.core.errors import UserError
-from paxlite.weights.unfinished_folder import UnfinishedFolder
+from paxlite.weights.unfinished_folder import unfinished_folder
 try:
-  with UnfinishedFolder(pathlib.Path(sys.argv[1])) as folder:
+  with unfinished_folder(pathlib.Path(sys.argv[1])) as folder:
     for i in range(600):
       if i == 300:
         print('half', flush=True)
@@ -74,7 +74,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
   os.symlink(victim, tmp_path / '.weights.lock')
   with (
     pytest.raises(UserError, match='cannot be written'),
-    UnfinishedFolder(tmp_path / 'weights'),
+    unfinished_folder(tmp_path / 'weights'),
   ):
     pass
   assert victim.read_text() == 'precious'
@@ -82,7 +82,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
 
 def test_a_failure_leaves_nothing(tmp_path):
   def fail():
-    with UnfinishedFolder(tmp_path / 'weights') as folder:
+    with unfinished_folder(tmp_path / 'weights') as folder:
       (folder / 'x').touch()
       raise KeyError
 
