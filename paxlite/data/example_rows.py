@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paxlite.data.base import Batch
+from paxlite.data.base import RowSource
 from paxlite.data.places import Place
 from paxlite.data.refused_records import LongRecords, RefusedRecords
 from paxlite.data.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ class TokenExample(Protocol):
   def is_answer(self) -> np.ndarray: ...
 
 
-class ExampleRows(abc.ABC):
+class ExampleRows(RowSource):
   """A RowSource of examples, which says what a run and `paxlite data` tell of them.
 
   Attributes beyond RowSource's:
@@ -50,8 +50,6 @@ class ExampleRows(abc.ABC):
       although that is not its default; None otherwise.
   """
 
-  name: str
-  max_token_id: int
   seq_len: int
   files: list[str]
   tokenizer: Tokenizer
@@ -70,13 +68,6 @@ class ExampleRows(abc.ABC):
   left_out: frozenset[int] = frozenset()
 
   @abc.abstractmethod
-  def __len__(self) -> int: ...
-
-  @abc.abstractmethod
-  def read(self, indices: np.ndarray) -> Batch:
-    """Returns rows `indices` [b]: ids, labels, weights, segment_ids and segment_pos [b, T]."""
-
-  @abc.abstractmethod
   def example(self, number: int) -> TokenExample:
     """Returns an example by its number."""
 
@@ -93,5 +84,5 @@ class ExampleRows(abc.ABC):
   def num_records(self) -> int: ...
 
   @property
-  @abc.abstractmethod
-  def num_documents(self) -> int: ...
+  def num_documents(self) -> int:
+    return self.num_examples

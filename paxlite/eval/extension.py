@@ -2,30 +2,18 @@
 
 from paxlite.core.extension import Command, Extension
 
+_COMMANDS = 'paxlite.eval.commands'
+_ZERO_SHOT = 'evaluate on LAMBADA, BoolQ and tasks of your own'
+_LM_EVAL = "evaluate by EleutherAI's harness"
+_DECODE = 'continue the prompts of an experiment'
 EXTENSION = Extension(
   'eval',
   needs=('generation',),
   commands=(
-    Command(
-      'zero-shot',
-      'evaluate on LAMBADA, BoolQ and tasks of your own',
-      'paxlite.eval.commands.zero_shot',
-      'Models',
-    ),
-    Command(
-      'lm-eval',
-      "evaluate by EleutherAI's harness",
-      'paxlite.eval.commands.lm_eval',
-      'Models',
-      has_parser=False,  # the arguments are the harness's
-    ),
-    Command(
-      'decode',
-      'continue the prompts of an experiment',
-      'paxlite.eval.commands.decode',
-      'Runs',
-      is_run=True,
-    ),
+    Command('zero-shot', _ZERO_SHOT, f'{_COMMANDS}.zero_shot', 'Models'),
+    # its arguments are the harness's
+    Command('lm-eval', _LM_EVAL, f'{_COMMANDS}.lm_eval', 'Models', has_parser=False),
+    Command('decode', _DECODE, f'{_COMMANDS}.decode', 'Runs', is_run=True),
   ),
   callbacks=('paxlite.eval.task_evaluation:callbacks',),
   hooks={

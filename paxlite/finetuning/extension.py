@@ -2,18 +2,11 @@
 
 from paxlite.core.extension import Command, Extension
 
+_PURPOSE = 'train published weights further, or continue such a run'
 EXTENSION = Extension(
   'finetuning',
   needs=('chats', 'generation'),
-  commands=(
-    Command(
-      'finetune',
-      'train published weights further, or continue such a run',
-      'paxlite.finetuning.command',
-      'Runs',
-      is_run=True,
-    ),
-  ),
+  commands=(Command('finetune', _PURPOSE, 'paxlite.finetuning.command', 'Runs', is_run=True),),
   callbacks=(
     'paxlite.finetuning.reference_values:callbacks',
     'paxlite.finetuning.reinforcement.rollouts:callbacks',

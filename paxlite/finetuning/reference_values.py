@@ -5,6 +5,7 @@ The values are kept in the folder of the run, so that a restart reads them.
 
 import dataclasses
 import functools
+import io
 import json
 import pathlib
 import zlib
@@ -29,7 +30,6 @@ from paxlite.core.wording import amount
 from paxlite.data.base import Input, RowInput
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.files.json_files import read_object
-from paxlite.finetuning.arrays import write_array
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.finetuning.reference import Reference
 from paxlite.finetuning.stored_values import StoredValues
@@ -219,3 +219,17 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
 
 def _all_agree(is_there: bool) -> bool:
   return bool(np.all(multihost_utils.process_allgather(np.int32(is_there))))
+
+
+def write_array(path: pathlib.Path, array: np.ndarray) -> None:
+  """Writes the file of np.save, whole or not at all.
+
+  np.save itself says of a full disk how many values are missing, and not why.
+
+  Raises:
+    OSError: The file cannot be written; it is named, and the error has its number.
+  """
+  array = np.ascontiguousarray(array)
+  head = io.BytesIO()
+  np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+  write_file(path, head.getvalue(), array.reshape(-1).view(np.uint8).data)

@@ -2,12 +2,14 @@
 
 import html
 import itertools
+import json
 import pathlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.wording import shortened
-from paxlite.report import html_page, spike_texts, tables
+from paxlite.report import spike_texts, tables
 from paxlite.report.curves import stroke
 from paxlite.report.records import Points, RunRecords, thinned
 
@@ -74,9 +76,9 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
   parts = {
     'title': html.escape(title),
     'body': '\n'.join(filter(None, sections)),
-    'data': html_page.script_value(data),
+    'data': _script_value(data),
   }
-  return html_page.filled(_HERE / 'page.html', parts)
+  return _filled(_HERE / 'page.html', parts)
 
 
 def _added(runs: Sequence[RunRecords]) -> Iterator[str]:
@@ -169,3 +171,24 @@ def _values(runs: Sequence[RunRecords]) -> str:
         '</details>'
       )
   return f'<section><h2>Values</h2>{"".join(blocks)}</section>' if blocks else ''
+
+
+def _filled(template: pathlib.Path, parts: Mapping[str, str]) -> str:
+  """Returns a template with each marker, <!--name--> or /*name*/, replaced by its part.
+
+  What looks like a marker in a part stays as it is.
+
+  Args:
+    template: A file of the package.
+    parts: HTML or JavaScript by the names of the markers.
+  """
+  names = '|'.join(map(re.escape, parts))
+  marker = re.compile(rf'<!--({names})-->|/\*({names})\*/')
+  text = template.read_text(encoding='utf-8')
+  assert {a or b for a, b in marker.findall(text)} == set(parts), f'{template} lacks markers'
+  return marker.sub(lambda found: parts[found[1] or found[2]], text)
+
+
+def _script_value(value: Json) -> str:
+  """Returns a value as JavaScript that cannot end the script it is in."""
+  return json.dumps(value, separators=(',', ':')).replace('<', '\\u003c')

@@ -10,8 +10,8 @@ PAXLITE = pathlib.Path(__file__).parents[2] / 'paxlite'
 # Modules that take values out of records, requests and settings of others.
 READERS = (
   'chats/conversations.py', 'finetuning/preferences/labelled_answers.py',
-  'finetuning/chats/odd_examples.py', 'finetuning/preferences/preference_rows.py',
-  'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/decoded_files.py',
+  'finetuning/chats/sft_warnings.py', 'finetuning/preferences/preference_rows.py',
+  'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/decoding.py',
   'finetuning/reinforcement/prompts.py', 'serving/bodies.py', 'serving/fields.py',
   'eval/commands/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
 )  # fmt: skip
@@ -21,7 +21,7 @@ ELSE = {
     'm': 'tells messages from other lists', 'message': 'a message that is read, or its role',
     'tool': 'a tool, which templates get as a whole', 'function': 'of such a tool',
   },
-  'finetuning/chats/odd_examples.py': {'m': 'a message that is read'},
+  'finetuning/chats/sft_warnings.py': {'m': 'a message that is read'},
   'weights/meta.py': {'params': 'all of it is what Fields gave'},
 }  # fmt: skip
 MAKERS = ('Fields', 'ObjectFields', 'object', '_inner')  # what returns Fields

@@ -39,7 +39,7 @@ from paxlite.config.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, streams
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.eval import decoded_files, eval_tasks
+from paxlite.eval import decoding, eval_tasks
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find
 from paxlite.finetuning.chats import sft
@@ -378,7 +378,7 @@ def _read_lines(reader: str, file: str, spec: str) -> Any:
     assert rows.read(np.arange(len(rows)))['weights'].any(1).all()
     return rows.num_examples + rows.num_skipped
   if reader.startswith('prompts'):
-    return len(decoded_files.read_prompts([file], _model()))
+    return len(decoding.read_prompts([file], _model()))
   (task,) = eval_tasks.read_tasks([spec if reader == 'task' else f'lambada:{file}'])
   return len(task.examples)
 

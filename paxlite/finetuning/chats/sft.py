@@ -25,7 +25,7 @@ from paxlite.data.records import canonical, parsed, raw_records
 from paxlite.data.refused_records import LongRecords, RefusedRecords
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.files.text_files import expanded
-from paxlite.finetuning.chats import odd_examples
+from paxlite.finetuning.chats import sft_warnings
 from paxlite.finetuning.chats.sft_warnings import ExampleWarnings
 
 log = logging.getLogger('paxlite')
@@ -207,10 +207,6 @@ class SftRows(ExampleRows):
         start = end
     return batch | {'weights': weights} | {k: v[indices] for k, v in self.row_values.items()}
 
-  @property
-  def num_documents(self) -> int:
-    return len(self._examples)
-
   def origins(self, indices: np.ndarray) -> np.ndarray:
     """Returns (example, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding.
 
@@ -285,7 +281,7 @@ class SftRows(ExampleRows):
       check_unread(record, examples)
     except UserError:
       return
-    yield from odd_examples.odd_in(examples)
+    yield from sft_warnings.odd_in(examples)
 
   @staticmethod
   def contents_of(record: Fields) -> list[Pair | Conversation]:

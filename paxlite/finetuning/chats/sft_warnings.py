@@ -1,11 +1,17 @@
 """What a person should know of the examples of a fine-tuning run before it begins."""
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from paxlite.chats.chat_encoding import Encoded
+from paxlite.chats.conversations import Conversation
+from paxlite.chats.sft_formats import Pair
 from paxlite.core.wording import amount
+from paxlite.data.odd_records import texts_in
 
+NO_ANSWER = 'no answer, which a run refuses'
+BLANK_ANSWER = 'an answer that is empty'
+OPEN = 'a last message that is not an answer, of which nothing is learned'
 _MOST_KEYS = 12  # that are named
 
 
@@ -119,3 +125,24 @@ class ExampleWarnings:
 
 def _counted(places: list[str], noun: str) -> str:
   return f'{amount(len(places), noun)} (the first: {places[0]})'
+
+
+def odd_in(examples: Sequence[Pair | Conversation]) -> Iterator[tuple[str, str]]:
+  """Yields the kinds of what is odd in the examples of a record, with details."""
+  for contents in examples:
+    if not isinstance(contents, Pair):
+      yield from _odd_in_chat(contents)
+    elif not contents.targets.strip():
+      yield BLANK_ANSWER, ''
+
+
+def _odd_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
+  learned = [chat.messages[i] for i in chat.learned]
+  if not learned:
+    yield NO_ANSWER, ''
+    return
+  if any(not any(t.strip() for t in texts_in(m.get('content'))) and not m.get('tool_calls')
+         for m in learned):  # fmt: skip
+    yield BLANK_ANSWER, ''
+  if chat.messages[-1]['role'] != 'assistant':
+    yield OPEN, f' ends with a message of the {chat.messages[-1]["role"]}'

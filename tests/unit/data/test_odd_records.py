@@ -7,7 +7,7 @@ import pytest
 
 from paxlite.data import odd_records, packaged
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.finetuning.chats import odd_examples
+from paxlite.finetuning.chats import sft_warnings
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.tools import data
 
@@ -21,13 +21,13 @@ def chat(*contents: str) -> dict:
 @pytest.mark.parametrize(
   ('record', 'kind'),
   [
-    (chat('Hi', ''), odd_examples.BLANK_ANSWER),
-    (chat('Hi', ' \n'), odd_examples.BLANK_ANSWER),
-    (chat('Hi', 'Yes', 'And?'), odd_examples.OPEN),
-    (chat('Hi'), odd_examples.NO_ANSWER),
+    (chat('Hi', ''), sft_warnings.BLANK_ANSWER),
+    (chat('Hi', ' \n'), sft_warnings.BLANK_ANSWER),
+    (chat('Hi', 'Yes', 'And?'), sft_warnings.OPEN),
+    (chat('Hi'), sft_warnings.NO_ANSWER),
     (chat('Say </s>', 'No'), odd_records.MARKED),
     (chat('Say it', '</s>'), odd_records.MARKED),
-    ({'prompt': 'a', 'completion': ' '}, odd_examples.BLANK_ANSWER),
+    ({'prompt': 'a', 'completion': ' '}, sft_warnings.BLANK_ANSWER),
     ({'prompt': 'a', 'completion': '</s>'}, odd_records.MARKED),
   ],
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.finetuning.arrays import write_array
+from paxlite.finetuning.reference_values import write_array
 from tests.support import runs
 
 SHAPES = [(), (0, 3), (5,), (3, 4), (2, 3, 4)]

@@ -164,7 +164,7 @@ def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
   ],
 )
 def test_a_bad_prompt_is_named(record, match, trained, tmp_path):
-  from paxlite.eval.decoded_files import read_prompts
+  from paxlite.eval.decoding import read_prompts
   from paxlite.generation.inference import load_checkpoint
 
   path = tmp_path / 'p.jsonl'
