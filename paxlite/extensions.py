@@ -35,6 +35,7 @@ OFFERED = {
   'finetuning': ('finetune', 'data of examples', 'a reference model', 'SftFiles'),
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
+  'other_systems': (),
 }
 BUILT_IN = [*OFFERED]  # the table: a leaf that is taken out of it is absent
 _GROUP = 'paxlite.extensions'
@@ -74,6 +75,17 @@ def hook(name: str) -> Any:
   if reference is None:
     raise UserError(missing(name) or f'no extension has {name}')
   return imported(reference)
+
+
+def hint(kind: str, *written: object) -> Any:
+  """Returns what an extension answers to what a user has written; '' if none knows it.
+
+  Args:
+    kind: What it is; see Extension.hints.
+    written: The arguments of such a function.
+  """
+  answers = (imported(e.hints[kind])(*written) for e in found() if kind in e.hints)
+  return next(filter(None, answers), '')
 
 
 def missing(name: str) -> str:

@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from paxlite import extensions
 from paxlite.cli import terminal, user_code
 from paxlite.cli.user_modules import import_named
 from paxlite.core.errors import NO_SPACE, UserError, check_interpreter
-from paxlite.other_systems import other_names
-from paxlite.other_systems.answers import Names
 
 _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
@@ -177,12 +176,12 @@ def import_asked(name: str) -> None:
     raise UserError(f'--import={name}: {e}') from None
 
 
-def translate(argv: Sequence[str], names: Names) -> list[str]:
-  """Replaces the flags of another converter; prints warnings about those that are left out."""
-  kept, warnings = other_names.translated(argv, names)
+def translate(command: str, argv: Sequence[str]) -> list[str]:
+  """Replaces the flags of other converters; prints warnings about those that are left out."""
+  kept, warnings = extensions.hint('command line', command, argv) or (argv, [])
   for warning in warnings:
     print(warning, file=sys.stderr)
-  return kept
+  return [*kept]
 
 
 @contextlib.contextmanager

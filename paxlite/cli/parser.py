@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from paxlite import extensions
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.files.paths import expanded, local, stored
-from paxlite.other_systems import other_names
 
 Type = Callable[[str], object]  # of an argument's text; its UserError says what is wrong
 HELP = frozenset(('-h', '--help', '-help', '--helpfull', '--helpshort'))
@@ -180,7 +180,7 @@ class Parser(argparse.ArgumentParser):
   def hint(self, name: str) -> str:
     """Returns what a flag that does not exist may mean."""
     known = [flag[2:] for flag in self._option_string_actions if flag.startswith('--')]
-    other = other_names.flag_hint(name) if self.takes_attributes else ''
+    other = extensions.hint('flag', name) if self.takes_attributes else ''
     return other or did_you_mean(name, known, prefix='--') or f'See {self.prog} --help'
 
   def excess(self, words: Sequence[str]) -> str:

@@ -5,10 +5,10 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from paxlite import extensions
 from paxlite.cli.parser import Parser, expanded, experiment_name, local, stored
 from paxlite.core.errors import UserError
 from paxlite.files.schemes import is_address
-from paxlite.other_systems import other_names
 
 _MODES = 'train', 'eval', 'verify', 'decode', 'decode_once'
 _OF_RUN = 'RUN', 'the folder of a run, or an experiment'
@@ -80,10 +80,9 @@ class RunParser(Parser):
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
     """Returns the options; `warnings` are about flags of Pax that do nothing here."""
     given = list(_with_files(argv))
-    warnings = [other_names.warning_about(argument) for argument in given]
-    kept = [argument for argument, r in zip(given, warnings, strict=True) if r is None]
+    kept, warnings = extensions.hint('command line', 'main', given) or (given, [])
     options = super().parsed(kept)
-    options.warnings = list(filter(None, warnings))
+    options.warnings = warnings
     if self._mode is not None:
       self.apply_name(options)
     return options
@@ -106,13 +105,13 @@ class RunParser(Parser):
   def excess(self, words: Sequence[str]) -> str:
     if self._mode is not None:
       return super().excess(words)
-    hint = other_names.arguments_hint(words)
+    hint = extensions.hint('words', words)
     return f'unexpected argument {words[0]!r}: flags are written --name=value. {hint}'
 
 
 def _mode(text: str) -> str:
   if text not in _MODES:
-    hint = other_names.mode_hint(text) or 'See python -m paxlite.main --help'
+    hint = extensions.hint('mode', text) or 'See python -m paxlite.main --help'
     raise UserError(f'{text}: value should be one of <{"|".join(_MODES)}>. {hint}')
   return text
 

@@ -25,6 +25,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import broken_rule, kind_of, with_kind
 from paxlite.config.former_names import FORMER, current
 from paxlite.core.errors import UserError
@@ -32,7 +33,6 @@ from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
 from paxlite.files import paths
 from paxlite.files.text_files import text_or_file
-from paxlite.other_systems import other_names
 
 # Types of attributes that are paths, and the functions that read them
 StoredPath = Annotated[str, paths.stored]  # on this machine, or an address
@@ -368,7 +368,7 @@ def _is_text(text: str) -> bool:
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
   """The message for a name that is not in `known`, with the nearest known names and a way out."""
-  hint = other_names.attribute_hint(name).strip() or did_you_mean(name, known)
+  hint = extensions.hint('attribute', name).strip() or did_you_mean(name, known)
   return ' '.join(filter(None, [f'{cls.__name__} has no attribute {name}.', hint, way_out]))
 
 

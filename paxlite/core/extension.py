@@ -59,8 +59,10 @@ class Extension:
       run, an attribute, a flag. `paxlite.extensions.hook` finds them.
     sections: Functions of the records of runs (`report.records.RunRecords`) that return
       tables of `paxlite report`: each a (title, header, rows, sentences below the table) of texts.
-    hints: Answers to users who write the names of other systems: each a
-      `paxlite.config.hints.Hints`.
+    hints: Functions that answer users who write the names of other systems, by what they write.
+      That of an 'attribute', an 'experiment', a 'flag', a 'mode' or the 'words' of a command line
+      returns a sentence, or ''. That of a 'command line' gets the name of the command, or 'main',
+      and the arguments; it returns those that the command understands, and warnings.
   """
 
   name: str
@@ -72,7 +74,7 @@ class Extension:
   inputs: tuple[str, ...] = ()
   hooks: Mapping[str, str] = dataclasses.field(default_factory=dict)
   sections: tuple[str, ...] = ()
-  hints: tuple[str, ...] = ()
+  hints: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def added(self) -> tuple[str, ...]:

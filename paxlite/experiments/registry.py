@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import fiddle as fdl
 
+from paxlite import extensions
 from paxlite.cli.user_modules import hidden, import_named
 from paxlite.config import edits
 from paxlite.config.experiment_file import FINE_TUNING, WeightsFacts
@@ -23,7 +24,6 @@ from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
 from paxlite.experiments import options
 from paxlite.experiments.base import Experiment, full_name
-from paxlite.other_systems import other_names
 
 _REGISTRY: dict[str, type[Experiment]] = {}
 
@@ -137,7 +137,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
       f'{FINE_TUNING[method]} with MODEL={model} is its experiment'
     )
   return (
-    other_names.experiment_hint(name)
+    extensions.hint('experiment', name)
     or did_you_mean(_HUB_ENDING.sub('', last), known, cutoff=0.7)
     or (f'paxlite list {last} lists some' if any(last.lower() in n.lower() for n in known) else '')
     or 'List them: paxlite list'
@@ -235,7 +235,7 @@ def _attribute(dotted: str, flag: str) -> object:
     module = import_named(module_name)
   except ModuleNotFoundError as e:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
-      hint = other_names.experiment_hint(dotted)
+      hint = extensions.hint('experiment', dotted)
       if attribute in experiments():
         hint = f'It is {flag}={attribute} here.'
       if not hint and module_name.startswith(_PACKAGES):
@@ -249,7 +249,7 @@ def _attribute(dotted: str, flag: str) -> object:
     meant = did_you_mean(attribute, dir(module), cutoff=0.7)
     if flag == '--fdl_config' and finetuning_of(attribute):
       meant = _meant(attribute, ())
-    hint = other_names.experiment_hint(dotted) or meant
+    hint = extensions.hint('experiment', dotted) or meant
     raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}. {hint}'.rstrip())
   return getattr(module, attribute)
 
@@ -268,7 +268,7 @@ def _dotted(path: str, flag: str) -> str:
     return _meant(path, known)
   if not is_name:
     name = 'package.module.Name'
-  return other_names.experiment_hint(name) or f'Write {flag}={name}'
+  return extensions.hint('experiment', name) or f'Write {flag}={name}'
 
 
 def build_experiment(

@@ -35,6 +35,10 @@ _ATTRIBUTES = {
   library: {name.upper(): answer for name, answer in names.items()}
   for library, names in _LIBRARIES.items()
 }
+_CONVERTERS: dict[str, Names] = {  # by the command that takes their flags
+  'import': {**names_of_pax.CONVERT_LLAMA, **names_of_maxtext.CONVERT_LLAMA},
+  'convert-te': names_of_pax.CONVERT_TE,
+}
 _FALSE = {'false', 'f', '0', 'no', 'n', 'off'}
 
 
@@ -126,6 +130,15 @@ def warning_about(argument: str) -> str | None:
   if answer is None or not answer.accepted or (answer.accepted == 'false' and not off):
     return None
   return '' if answer.accepted == 'false' else f'--{name} does nothing here: {answer.text}.'
+
+
+def understood(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Returns the arguments that a command, or 'main', understands, and warnings; see Extension."""
+  if command != 'main':
+    return translated(arguments, _CONVERTERS.get(command, {}))
+  warnings = [warning_about(argument) for argument in arguments]
+  kept = [argument for argument, w in zip(arguments, warnings, strict=True) if w is None]
+  return kept, [*filter(None, warnings)]
 
 
 def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]:

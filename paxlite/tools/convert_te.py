@@ -20,7 +20,6 @@ from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
 from paxlite.core import shell
 from paxlite.files import output
-from paxlite.other_systems import names_of_pax
 
 PARSER = Parser(__doc__)
 PARSER.option('--direction', '', required=True, choices=('fw2te', 'te2fw'))
@@ -29,7 +28,7 @@ PARSER.option('--path', 'the folder to make', stored, required=True)
 
 
 def main(argv: Sequence[str]) -> None:
-  argv = command_line.translate(argv, names_of_pax.CONVERT_TE)
+  argv = command_line.translate('convert-te', argv)
   args = PARSER.parsed(argv)
 
   from paxlite.checkpointing.source import find_source

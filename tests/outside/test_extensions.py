@@ -92,6 +92,7 @@ def test_what_a_leaf_adds_is_absent_without_it(monkeypatch):
   extensions.found.cache_clear()
   try:
     assert extensions.found() == ()
+    assert extensions.hint('flag', 'num_train_epochs') == ''
     assert extensions.missing('plan') == 'plan needs the extension aot, which is not installed'
     with pytest.raises(UserError, match=r'^LEAVE_OUT needs the extension run_data, which is not'):
       extensions.hook('LEAVE_OUT')

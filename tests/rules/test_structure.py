@@ -17,7 +17,6 @@ ROOMS = [
   'core',
   'extensions',
   'files',
-  'other_systems',
   'config',
   'cli',
   'parallel',
@@ -38,6 +37,7 @@ ROOMS = [
   'local_checkpoints',
   'chats',
   'generation',
+  'other_systems',
   'finetuning',
   'experiments.finetuning',
   'eval',
@@ -240,7 +240,7 @@ def test_the_map_is_short_and_has_every_room_and_leaf():
     r'^\| `(\w+)/`', page.split(heading)[1].split('\n## ')[0], re.M
   )
   assert sorted(first('## The leaves\n')) == sorted(extensions.BUILT_IN)
-  others = {*extensions.BUILT_IN, 'other_systems', 'contrib', 'tools'}
+  others = {*extensions.BUILT_IN, 'contrib', 'tools'}
   rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
   assert {*first('## The core\n')} == rooms - others
 
@@ -267,9 +267,7 @@ OF_PAX = {
   'weights.te': ('tools.convert_te',),
   'layers.te_layer': ('experiments.parts.te_layer',),
   'experiments.parts.te_layer': ('experiments.parts.backend', 'weights.te'),
-  'other_systems.names_of_pax': (
-    'other_systems.other_names', 'weights.commands.import_weights', 'tools.convert_te',
-  ),
+  'other_systems.names_of_pax': ('other_systems.other_names',),
 }  # fmt: skip
 
 

@@ -27,7 +27,6 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError, located
 from paxlite.files import output, schemes
 from paxlite.files.schemes import is_address
-from paxlite.other_systems import names_of_maxtext, names_of_pax
 
 PARSER = Parser(__doc__)
 PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax'))
@@ -40,7 +39,7 @@ PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
-  argv = command_line.translate(argv, names_of_pax.CONVERT_LLAMA | names_of_maxtext.CONVERT_LLAMA)
+  argv = command_line.translate('import', argv)
   if '--from=gguf' in argv:
     raise UserError('--from=gguf is gone: paxlite import FILE names the way by transformers')
   args = PARSER.parsed(argv)

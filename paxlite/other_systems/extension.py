@@ -1,0 +1,16 @@
+"""What names of Pax, MaxText, transformers, TRL and seqax add: answers to users who write them."""
+
+from paxlite.core.extension import Extension
+
+_NAMES = 'paxlite.other_systems.other_names'
+EXTENSION = Extension(
+  'other_systems',
+  hints={
+    'attribute': f'{_NAMES}:attribute_hint',
+    'experiment': f'{_NAMES}:experiment_hint',
+    'flag': f'{_NAMES}:flag_hint',
+    'mode': f'{_NAMES}:mode_hint',
+    'words': f'{_NAMES}:arguments_hint',
+    'command line': f'{_NAMES}:understood',
+  },
+)
