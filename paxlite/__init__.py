@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING
 
 from paxlite.core import former_modules
 
-sys.meta_path.append(former_modules.Finder())
+sys.meta_path.append(
+  former_modules.Finder(lambda: importlib.import_module('paxlite.extensions').former_modules())
+)
 
 if TYPE_CHECKING:
   from paxlite.config.generation import Sampling

@@ -88,6 +88,11 @@ def hint(kind: str, *written: object) -> Any:
   return next(filter(None, answers), '')
 
 
+def former_modules() -> dict[str, str]:
+  """Returns the present names of modules of leaves by their former ones."""
+  return {former: now for leaf in _of_leaves() for former, now in leaf.former_modules.items()}
+
+
 def missing(name: str) -> str:
   """Returns a sentence on the absent leaf that adds a command, a hook or a scheme; '' for others.
 

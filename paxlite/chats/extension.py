@@ -2,4 +2,10 @@
 
 from paxlite.core.extension import Extension
 
-EXTENSION = Extension('chats')
+EXTENSION = Extension(
+  'chats',
+  former_modules={
+    f'paxlite.data.{name}': f'paxlite.chats.{name}'
+    for name in ('chat_format', 'conversations', 'sft_formats')
+  },
+)

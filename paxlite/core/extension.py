@@ -63,6 +63,8 @@ class Extension:
       That of an 'attribute', an 'experiment', a 'flag', a 'mode' or the 'words' of a command line
       returns a sentence, or ''. That of a 'command line' gets the name of the command, or 'main',
       and the arguments; it returns those that the command understands, and warnings.
+    former_modules: Of a leaf: the present names of modules and packages, by their former ones. What
+      is in a package has moved with it.
   """
 
   name: str
@@ -75,6 +77,7 @@ class Extension:
   hooks: Mapping[str, str] = dataclasses.field(default_factory=dict)
   sections: tuple[str, ...] = ()
   hints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  former_modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def added(self) -> tuple[str, ...]:

@@ -5,51 +5,35 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import types
-from collections.abc import Sequence
-
-_TUNING = 'paxlite.finetuning'
-# Names of modules and packages. What is in a package has moved with it.
-FORMER = {
-  'paxlite.data.chat_format': 'paxlite.chats.chat_format',
-  'paxlite.data.conversations': 'paxlite.chats.conversations',
-  'paxlite.data.labelled_answers': f'{_TUNING}.preferences.labelled_answers',
-  'paxlite.data.preferences': f'{_TUNING}.preferences.preference_rows',
-  'paxlite.data.rollouts': f'{_TUNING}.reinforcement.rollouts',
-  'paxlite.data.sft': f'{_TUNING}.chats.sft',
-  'paxlite.data.sft_formats': 'paxlite.chats.sft_formats',
-  'paxlite.eval.inference': 'paxlite.generation.inference',
-  'paxlite.experiments.distillation': f'{_TUNING}.distillation.experiment',
-  'paxlite.experiments.parts.policy': f'{_TUNING}.reinforcement.attributes',
-  'paxlite.experiments.parts.preferences': f'{_TUNING}.preferences.attributes',
-  'paxlite.experiments.parts.stored_values': f'{_TUNING}.stored_values',
-  'paxlite.experiments.preference_datasets': f'{_TUNING}.preferences.datasets',
-  'paxlite.experiments.reward_model': f'{_TUNING}.preferences.reward_model',
-  'paxlite.experiments.rollout_datasets': f'{_TUNING}.reinforcement.datasets',
-  'paxlite.losses.distillation_losses': f'{_TUNING}.distillation.distillation_losses',
-  'paxlite.losses.kto_loss': f'{_TUNING}.preferences.kto_loss',
-  'paxlite.losses.policy_loss': f'{_TUNING}.reinforcement.policy_loss',
-  'paxlite.losses.preference_losses': f'{_TUNING}.preferences.preference_losses',
-  'paxlite.losses.reward_loss': f'{_TUNING}.preferences.reward_loss',
-  'paxlite.reinforcement': f'{_TUNING}.reinforcement',
-  'paxlite.tools.lm_eval': 'paxlite.eval.commands.lm_eval',
-  'paxlite.tools.report_page': 'paxlite.report',
-  'paxlite.training.reference': f'{_TUNING}.reference',
-}
-
-
-def current(name: str) -> str | None:
-  """Returns the name that a module has now; None if no such module has moved."""
-  package = next((p for p in FORMER if f'{name}.'.startswith(f'{p}.')), None)
-  return package and FORMER[package] + name.removeprefix(package)
+from collections.abc import Callable, Mapping, Sequence
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds a module by its former name, behind all other finders: it is the same module."""
+  """Finds a module by its former name, behind all other finders: it is the same module.
+
+  Args:
+    read: Returns the present names of modules and packages by their former ones. What is in a
+      package has moved with it. It is called for the first module that no other finder finds.
+  """
+
+  def __init__(self, read: Callable[[], Mapping[str, str]]):
+    self._read = read
+    self._present: Mapping[str, str] | None = None
+
+  def _current(self, name: str) -> str | None:
+    """Returns the name that a module has now; None if no such module has moved."""
+    if not name.startswith('paxlite.'):
+      return None
+    if self._present is None:
+      self._present = {}  # reading looks for modules too
+      self._present = self._read()
+    package = next((p for p in self._present if f'{name}.'.startswith(f'{p}.')), None)
+    return package and self._present[package] + name.removeprefix(package)
 
   def find_spec(
     self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
   ) -> importlib.machinery.ModuleSpec | None:
-    now = current(name)
+    now = self._current(name)
     found = now and importlib.util.find_spec(now)
     if not found:
       return None
@@ -61,7 +45,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
     if spec.submodule_search_locations is not None:
       return None
-    now = current(spec.name)
+    now = self._current(spec.name)
     assert now is not None
     module = importlib.import_module(now)
     spec.loader_state = module.__spec__

@@ -20,4 +20,5 @@ EXTENSION = Extension(
     'decode': 'paxlite.eval.decoding:decode',
     'EVAL_TASKS': 'paxlite.eval.task_evaluation:evaluate_tasks',
   },
+  former_modules={'paxlite.tools.lm_eval': f'{_COMMANDS}.lm_eval'},
 )

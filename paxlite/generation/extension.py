@@ -16,4 +16,5 @@ EXTENSION = Extension(
   ),
   callbacks=('paxlite.generation.samples:callbacks',),
   hooks={'TrainedModel.inference': 'paxlite.generation.inference:load_checkpoint'},
+  former_modules={'paxlite.eval.inference': 'paxlite.generation.inference'},
 )

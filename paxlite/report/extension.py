@@ -15,4 +15,5 @@ EXTENSION = Extension(
     _command('goodput', "what a run's time was spent on, over all restarts", 'Runs'),
     _command('diff', 'where two experiments differ', 'Experiments'),
   ),
+  former_modules={'paxlite.tools.report_page': 'paxlite.report'},
 )

@@ -4,12 +4,12 @@ import importlib
 
 import pytest
 
-from paxlite.core import former_modules
+from paxlite import extensions
 
 
-@pytest.mark.parametrize('name', former_modules.FORMER)
-def test_a_former_name_is_that_of_the_same_module(name):
-  now = importlib.import_module(former_modules.FORMER[name])
+@pytest.mark.parametrize(('name', 'present'), extensions.former_modules().items())
+def test_a_former_name_is_that_of_the_same_module(name, present):
+  now = importlib.import_module(present)
   spec = now.__spec__
   former = importlib.import_module(name)
   if not hasattr(now, '__path__'):  # a package is another one, with the same modules
