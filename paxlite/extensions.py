@@ -29,6 +29,7 @@ OFFERED = {
   'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS'),
   'weights': ('import', 'export'),
   'report': ('report', 'goodput', 'diff'),
+  'transformer_engine': ('convert-te', 'USE_TE'),
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),

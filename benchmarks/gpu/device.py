@@ -71,9 +71,9 @@ def version(package: str) -> str | None:
 
 def load_transformer_engine(tiny: bool) -> Result:
   del tiny
-  from paxlite.layers.precision import backends
+  from paxlite.transformer_engine import products
 
-  backends.transformer_engine()
+  products.transformer_engine()
   return {}
 
 

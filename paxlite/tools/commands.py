@@ -16,7 +16,7 @@ _CORE = {
     ('attributes', 'what every attribute means', 'attributes'),
     ('new', 'write a file with an experiment of your own', 'new'),
   ),
-  'Models': (('convert-te', "to and from Transformer Engine's layers", 'convert_te'),),
+  'Models': (),  # extensions have them
   'Data': (
     ('data', 'what a run would see of its data', 'data'),
     ('tokenize', 'turn text into a dataset of tokens', 'tokenize'),
@@ -52,10 +52,10 @@ def groups() -> Mapping[str, Sequence[Command]]:
   of an extension with the name of one of the core is left out.
   """
   added = [c for e in extensions.found() for c in e.commands if c.name not in _BY_NAME]
-  found: dict[str, list[Command]] = {}
+  found: dict[str, list[Command]] = {group: [] for group in _CORE}
   for command in (*_BY_NAME.values(), *added):
     found.setdefault(command.group, []).append(command)
-  return found
+  return {group: members for group, members in found.items() if members}
 
 
 def listing() -> str:

@@ -20,17 +20,16 @@ from fiddle import selectors
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paxlite.layers.precision import backends
 from paxlite import main
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M, GPT2
 from paxlite.experiments.llama import LLaMA, Mistral7B
-from paxlite.experiments.parts.te_layer import te_block
 from paxlite.layers.transformer import TransformerBlock
 from paxlite.checkpointing.source import find_source
-from paxlite.tools import convert_te
-from paxlite.weights.te import block_rules, from_te, to_te
+from paxlite.transformer_engine import command as convert_te, products
+from paxlite.transformer_engine.conversion import block_rules, from_te, to_te
+from paxlite.transformer_engine.templates import te_block
 from tests.support import runs
 
 flat = functools.partial(flatten_dict, sep='/')
@@ -359,9 +358,9 @@ def test_on_a_mesh(tmp_path, te, recipe):
 def test_mesh_axes_reach_transformer_engine():
   sizes = {'replica': 2, 'data': 4, 'mdl': 1, 'context': 2, 'expert': 2}
   axes = dict(dp_resource='replica', fsdp_resource='data', cp_resource='context')
-  assert backends.mesh_resources(sizes) == axes
-  backends.transformer_engine().MeshResource(**axes)
-  assert backends.mesh_resources({'replica': 1, 'data': 1, 'mdl': 2}) == {'tp_resource': 'mdl'}
+  assert products.mesh_resources(sizes) == axes
+  products.transformer_engine().MeshResource(**axes)
+  assert products.mesh_resources({'replica': 1, 'data': 1, 'mdl': 2}) == {'tp_resource': 'mdl'}
 
 
 @pytest.mark.exhaustive

@@ -42,6 +42,7 @@ ROOMS = [
   'experiments.finetuning',
   'eval',
   'weights',
+  'transformer_engine',
   'aot',
   'serving',
   'proof',
@@ -54,6 +55,7 @@ ROOMS = [
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
   'experiments.finetuning', 'generation', 'ladder', 'tools', 'contrib',
+  'transformer_engine',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow',
@@ -264,9 +266,6 @@ OF_PAX = {
   'experiments.glam': ('contrib.gpu.scripts_gpu.configs',),
   'data.seqio_tasks': ('experiments.datasets',),
   'weights.pax': ('weights.commands.import_weights',),
-  'weights.te': ('tools.convert_te',),
-  'layers.te_layer': ('experiments.parts.te_layer',),
-  'experiments.parts.te_layer': ('experiments.parts.backend', 'weights.te'),
   'other_systems.names_of_pax': ('other_systems.other_names',),
 }  # fmt: skip
 

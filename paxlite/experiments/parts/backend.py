@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Literal
 import fiddle as fdl
 from fiddle import selectors
 
+from paxlite import extensions
 from paxlite.compilation.compiler import Option, is_known_here
 from paxlite.config.attribute_kinds import Run, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.stack import DeviceKind
-from paxlite.experiments.parts.te_layer import te_block
 from paxlite.experiments.parts.transformer import Transformer
-from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.precision import backends
 from paxlite.layers.precision.backends import Backend, TeRecipe
-from paxlite.layers.precision.dot_general_einsum import DotGeneralEinsum
 from paxlite.layers.precision.einsum import Einsum, JnpEinsum
 from paxlite.layers.precision.fp8_matmul import Fp8Einsum, begin_step
 
@@ -137,13 +135,8 @@ class Backends(Transformer, subject='Backends'):
       for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
         fdl.update_callable(einsum, Fp8Einsum)
       task.begin_step = template(begin_step)
-    if self.USE_TE == 'gemm':
-      _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)
-      # Transformer Engine's dot_general has no batch dimensions, which experts need.
-      for experts in selectors.select(task.model, MoeFeedForward, check_nonempty=False):
-        experts.einsum_tpl = template(Einsum)
-    if self.USE_TE == 'layer':
-      task.model.transformer_tpl.layer_tpl = te_block(self, task.model)
+    if self.USE_TE != 'off':
+      extensions.hook('USE_TE')(self, task)
     if self.USE_INT8 != 'off':
       for einsum in selectors.select(
         task.model, Einsum, match_subclasses=False, check_nonempty=False
@@ -151,11 +144,3 @@ class Backends(Transformer, subject='Backends'):
         fdl.update_callable(einsum, JnpEinsum)
       backward = self.USE_INT8 == 'forward_backward'
       task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
-    if self.USE_TE != 'off':
-      task.context = template(backends.te_context, recipe=self.TE_RECIPE)
-
-
-def _multiply_by(model: fdl.Config, dot_general: Callable[..., object], **kwargs: object) -> None:
-  for einsum in selectors.select(model, Einsum, check_nonempty=False):
-    fdl.update_callable(einsum, DotGeneralEinsum)
-    einsum.dot_general_tpl = template(dot_general, **kwargs)

@@ -17,7 +17,6 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.description import requirements
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
-from paxlite.experiments.parts.te_layer import check_supported
 from paxlite.experiments.registry import experiments, find, register
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.programs.run import Run
@@ -190,21 +189,6 @@ def test_experts_and_stages_stay_in_a_loop():
   stages.validate()
   with pytest.raises(UserError, match=r"stage\) needs 'UNROLL_LAYERS=\[\]'"):
     stages.replaced(UNROLL_LAYERS=['gpu']).validate()
-
-
-def test_te_refuses_blocks_that_it_does_not_know():
-  """It also refuses a method that is overridden deep in the block, where no attribute differs."""
-  plain = dict(ATTEN_LOGIT_CAP=-1.0, PACKED_INPUT=False)
-  check_supported(TinyGPT(**plain))
-
-  class Mine(TinyGPT):
-    def dot_product_attention(self):
-      attention = super().dot_product_attention()
-      attention.sink_logit = 0.0
-      return attention
-
-  with pytest.raises(UserError, match='the blocks of Mine, which compute something else'):
-    check_supported(Mine(**plain))
 
 
 def test_a_selection_of_nothing_is_an_error():

@@ -27,8 +27,9 @@ from paxlite.other_systems import (
   other_names,
 )
 from paxlite.other_systems.answers import Answer
-from paxlite.tools import convert_te, train
+from paxlite.tools import train
 from paxlite.tools.commands import commands
+from paxlite.transformer_engine import command as convert_te
 from paxlite.weights.commands import import_weights
 from tests.support import runs
 

@@ -32,14 +32,14 @@ def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
 
   from paxlite.checkpointing.source import find_source
-  from paxlite.weights import te
+  from paxlite.transformer_engine import conversion
 
   source = find_source(args.checkpoint)
   with (
     output.output_folder(args.path, last='checksums.json') as path,
     command_line.progress('converting') as report,
   ):
-    size, experiment = te.convert(source, path, args.direction == 'fw2te', report)
+    size, experiment = conversion.convert(source, path, args.direction == 'fw2te', report)
   print(f'{args.path}: {size:,} bytes of {type(experiment).__name__}')
   values = {k: getattr(experiment, k) for k in ('USE_TE', 'PACKED_INPUT')}
   values['CHECKPOINT_RESTORE_PATH'] = args.path

@@ -1,7 +1,7 @@
 """Transformer Engine's fused block, which replaces a TransformerBlock.
 
 It fuses norms with the products that follow them, and uses cuDNN's attention. Under te.autocast its
-products are in FP8. It has other parameters than a TransformerBlock; weights.te converts them.
+products are in FP8. It has other parameters than a TransformerBlock; conversion.py converts them.
 """
 
 import jax

@@ -1,12 +1,18 @@
-"""The template of Transformer Engine's block for an experiment, and the block's limits."""
+"""Transformer Engine in the config of a task: its products, or its block and the block's limits."""
 
 import fiddle as fdl
+from fiddle import selectors
 
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError, listed
 from paxlite.experiments import options
+from paxlite.experiments.parts.backend import Backends
 from paxlite.experiments.parts.transformer import Transformer
-from paxlite.layers.te_layer import TeTransformerLayer
+from paxlite.layers.moe.moe import MoeFeedForward
+from paxlite.layers.precision.dot_general_einsum import DotGeneralEinsum
+from paxlite.layers.precision.einsum import Einsum
+from paxlite.transformer_engine import products
+from paxlite.transformer_engine.layer import TeTransformerLayer
 
 # Attributes, with the only values that Transformer Engine's layer supports.
 _ONLY = {
@@ -20,31 +26,31 @@ _ONLY = {
   'NUM_PREDICTION_MODULES': (0,),
 }
 
-
 # Attributes that are passed to the layer, or that do not change its result.
 _KNOWN = (
-  'MODEL_DIMS',
-  'HIDDEN_DIMS',
-  'DIMS_PER_HEAD',
-  'NUM_HEADS',
-  'NUM_KV_HEADS',
-  'ACTIVATION_CLS',
-  'USE_GATED_ACTIVATION',
-  'USE_BIAS',
-  'USE_FFN_BIAS',
-  'NORM_CLS',
-  'LAYERNORM_EPSILON',
-  'NORM_SCALE_OFFSET',
-  'USE_ROTARY_POSITION_EMB',
-  'ROPE_LAYOUT',
-  'ROPE_THETA',
-  'DROPOUT_PROB',
-  'INIT_STD',
-  'WEIGHT_INIT',
-  'FPROP_DTYPE',
-  'ATTEN_LOGIT_CAP',
-  'USE_FLASH_ATTENTION',
-)
+  'MODEL_DIMS', 'HIDDEN_DIMS', 'DIMS_PER_HEAD', 'NUM_HEADS', 'NUM_KV_HEADS', 'ACTIVATION_CLS',
+  'USE_GATED_ACTIVATION', 'USE_BIAS', 'USE_FFN_BIAS', 'NORM_CLS', 'LAYERNORM_EPSILON',
+  'NORM_SCALE_OFFSET', 'USE_ROTARY_POSITION_EMB', 'ROPE_LAYOUT', 'ROPE_THETA', 'DROPOUT_PROB',
+  'INIT_STD', 'WEIGHT_INIT', 'FPROP_DTYPE', 'ATTEN_LOGIT_CAP', 'USE_FLASH_ATTENTION',
+)  # fmt: skip
+
+
+def complete(e: Backends, task: fdl.Config) -> None:
+  """Edits the config of a task in plain XLA, as USE_TE and TE_RECIPE of its experiment say.
+
+  Raises:
+    UserError: As te_block does.
+  """
+  if e.USE_TE == 'layer':
+    task.model.transformer_tpl.layer_tpl = te_block(e, task.model)
+  else:
+    for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
+      fdl.update_callable(einsum, DotGeneralEinsum)
+      einsum.dot_general_tpl = template(products.te_dot_general, recipe=e.TE_RECIPE)
+    # Transformer Engine's dot_general has no batch dimensions, which experts need.
+    for experts in selectors.select(task.model, MoeFeedForward, check_nonempty=False):
+      experts.einsum_tpl = template(Einsum)
+  task.context = template(products.te_context, recipe=e.TE_RECIPE)
 
 
 def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:

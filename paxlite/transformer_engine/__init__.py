@@ -1,0 +1,1 @@
+"""NVIDIA's Transformer Engine: its products and its fused layers, and their weights."""
