@@ -37,6 +37,7 @@ OFFERED = {
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
   'other_systems': (),
+  'contrib': ('SeqioTask',),
 }
 BUILT_IN = [*OFFERED]  # the table: a leaf that is taken out of it is absent
 _GROUP = 'paxlite.extensions'

@@ -1,1 +1,1 @@
-"""Pax's scripts for GPUs, and their experiments."""
+"""The world of Pax: its GPU scripts, their experiments, and SeqIO tasks."""

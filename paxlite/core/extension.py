@@ -61,8 +61,10 @@ class Extension:
       tables of `paxlite report`: each a (title, header, rows, sentences below the table) of texts.
     hints: Functions that answer users who write the names of other systems, by what they write.
       That of an 'attribute', an 'experiment', a 'flag', a 'mode' or the 'words' of a command line
-      returns a sentence, or ''. That of a 'command line' gets the name of the command, or 'main',
-      and the arguments; it returns those that the command understands, and warnings.
+      returns a sentence, or ''; that of the 'path' of a class returns its path or name here, or ''.
+      That of a 'command line' gets the name of the command, or 'main', and the arguments; it
+      returns those that the command understands, and warnings.
+    experiments: Packages whose modules register experiments.
     former_modules: Of a leaf: the present names of modules and packages, by their former ones. What
       is in a package has moved with it.
   """
@@ -77,6 +79,7 @@ class Extension:
   hooks: Mapping[str, str] = dataclasses.field(default_factory=dict)
   sections: tuple[str, ...] = ()
   hints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  experiments: tuple[str, ...] = ()
   former_modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property

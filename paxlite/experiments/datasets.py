@@ -10,7 +10,6 @@ from typing import Any
 import fiddle as fdl
 
 from paxlite import extensions
-from paxlite.cli.user_modules import import_named
 from paxlite.config.attribute_kinds import NotNegativeInt, Run, Training
 from paxlite.config.attributes import StoredPath, attribute_types
 from paxlite.config.templates import config
@@ -22,8 +21,6 @@ from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
 from paxlite.data.record_files import OF_RECORDS
 from paxlite.data.rows import RowKind
-from paxlite.data.seqio_tasks import SeqioSource
-from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_SHARE, Split, TextRows
 from paxlite.experiments.rows import FromTfds, Rows, Splits, Tokenized, check_fraction
@@ -141,47 +138,6 @@ class FlatTokens(Tokenized, Splits, subject='Data'):
       start_id=self.START_ID,
       vocab_path=self.VOCAB_PATH or self.weights.tokenizer,
     )
-
-
-class SeqioTask(FromTfds, Splits, subject='Data'):
-  """A SeqIO task or mixture over TFDS datasets (needs the extra seqio).
-
-  If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
-  """
-
-  SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
-  SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
-  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how documents of a SeqIO task become sequences
-
-  @property
-  def dataset(self) -> str:
-    return f'SeqIO {self.SEQIO_TASK}'
-
-  def train_input(self) -> fdl.Config:
-    return self.leaving_out(self._seqio(self.TRAIN_SPLIT, self.batch_size))
-
-  def eval_inputs(self) -> dict[str, fdl.Config]:
-    if self.EVAL_SPLIT is None:
-      return {}
-    return {self.EVAL_SPLIT: self._seqio(self.EVAL_SPLIT, self.eval_batch_size)}
-
-  def _seqio(self, split: str, batch_size: int) -> fdl.Config:
-    if not self.SEQIO_TASK:
-      raise UserError('SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
-    for module in self.SEQIO_MODULES:
-      try:
-        import_named(module)
-      except ImportError as e:
-        raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
-    source = config(
-      SeqioSource,
-      task=self.SEQIO_TASK,
-      split=split,
-      vocab_path=self.VOCAB_PATH or os.environ.get('VOCAB_PATH', ''),
-      tfds_data_dir=self.TFDS_DATA_DIR,
-      start_id=self.START_ID,
-    )
-    return self.stream(source, self.SEQIO_ROWS, batch_size)
 
 
 class DocumentFiles(FromTfds, Rows, subject='Data'):
@@ -306,7 +262,7 @@ class Mixture(FromTfds, Rows, subject='Data'):
 
   def _experiment(self, source: str) -> Rows:
     dataset, attributes = _dataset_of(source)
-    if dataset is SeqioTask:
+    if 'SEQIO_TASK' in attributes:
       attributes['SEQIO_ROWS'] = self.stream_rows
     if dataset is TextFiles and not self.HELD_OUT_EVERY:
       attributes['EVAL_FRACTION'] = 0.0
@@ -334,7 +290,7 @@ def _dataset_of(source: str) -> tuple[type[Rows], dict[str, object]]:
   """Returns the mixin that reads a source, and the attributes that name the source."""
   name = source.partition(':')[2]
   if source.startswith('seqio:'):
-    return SeqioTask, {'SEQIO_TASK': name}
+    return extensions.hook('SeqioTask'), {'SEQIO_TASK': name}
   if source.startswith('sft:'):
     return extensions.hook('SftFiles'), {'TRAIN_FILES': [name]}
   if source.startswith(('hf:', 'tfds:')) or kind(source) in OF_RECORDS:

@@ -28,10 +28,8 @@ from paxlite.experiments.base import Experiment, full_name
 _REGISTRY: dict[str, type[Experiment]] = {}
 
 
-_PACKAGES = ('paxlite.experiments', 'paxlite.contrib.gpu.scripts_gpu')
 # what models of the hub end in, which decides neither sizes nor layers
 _HUB_ENDING = re.compile(r'[-_](hf|base|it|instruct|chat)$', re.I)
-_PAX_CONFIGS = 'paxml.contrib.gpu.scripts_gpu.configs.'
 
 
 E = TypeVar('E', bound=type[Experiment])
@@ -64,9 +62,14 @@ def register(cls: E) -> E:
   return cls
 
 
+def _packages() -> tuple[str, ...]:
+  """The packages in which experiments of paxlite, and of extensions, are."""
+  return 'paxlite.experiments', *(name for e in extensions.found() for name in e.experiments)
+
+
 def experiments() -> dict[str, type[Experiment]]:
   """Returns all registered experiments of paxlite and of the modules imported so far."""
-  for package in _PACKAGES:
+  for package in _packages():
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path):
       with contextlib.suppress(Absent):
@@ -78,7 +81,7 @@ def _modules_of(name: str) -> list[ModuleType]:
   """Imports the modules of paxlite that define a class; to import all takes 0.2 seconds."""
   return [
     imported(f'{package}.{path.relative_to(folder).parts[0].removesuffix(".py")}')
-    for package in _PACKAGES
+    for package in _packages()
     for folder in importlib.import_module(package).__path__
     for pattern in ('*.py', '*/__init__.py')
     for path in sorted(pathlib.Path(folder).glob(pattern))
@@ -102,7 +105,7 @@ def imported(module: str) -> ModuleType:
 def find(name: str) -> type[Experiment]:
   """Returns the experiment with a bare registered name or a dotted path.
 
-  The path of a class in Pax's configs.py is that of the same class in paxlite's.
+  The path of a class of another system is that of the same class here.
 
   Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
 
@@ -117,10 +120,8 @@ def find(name: str) -> type[Experiment]:
     if name not in _REGISTRY and name not in (known := experiments()):
       raise UserError(f'{name}: no experiment of that name. {_meant(name, known)}')
     return _REGISTRY[name]
-  if name.startswith(_PAX_CONFIGS):
-    name = name.replace('paxml', 'paxlite', 1)
-    # In Pax, these two names are older ones of experiments with data.
-    return find({'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}.get(name.rpartition('.')[2], name))
+  if here := extensions.hint('path', name):
+    return find(here)
   cls = _attribute(name, '--fdl_config')
   if not (isinstance(cls, type) and issubclass(cls, Experiment)):
     raise UserError(f'{name} is not an Experiment class')
@@ -159,7 +160,7 @@ def find_known(
     UserError: There is no such experiment, or its module is not imported.
   """
   module = name.rpartition('.')[0]
-  if module and not module.startswith(_PACKAGES) and module not in sys.modules:
+  if module and not module.startswith(_packages()) and module not in sys.modules:
     raise UserError(
       f'the checkpoint is of the experiment {name}, and checkpoints do not import modules: if this '
       f'one is yours, {way_out.format(module)}'
@@ -238,7 +239,7 @@ def _attribute(dotted: str, flag: str) -> object:
       hint = extensions.hint('experiment', dotted)
       if attribute in experiments():
         hint = f'It is {flag}={attribute} here.'
-      if not hint and module_name.startswith(_PACKAGES):
+      if not hint and module_name.startswith(_packages()):
         hint = 'It may be gone from paxlite: the version that began a run continues it.'
       hint = hidden(module_name) or hint
       raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None

@@ -10,6 +10,7 @@ EXTENSION = Extension(
     'experiment': f'{_NAMES}:experiment_hint',
     'flag': f'{_NAMES}:flag_hint',
     'mode': f'{_NAMES}:mode_hint',
+    'path': f'{_NAMES}:path_here',
     'words': f'{_NAMES}:arguments_hint',
     'command line': f'{_NAMES}:understood',
   },

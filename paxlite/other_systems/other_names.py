@@ -39,6 +39,7 @@ _CONVERTERS: dict[str, Names] = {  # by the command that takes their flags
   'import': {**names_of_pax.CONVERT_LLAMA, **names_of_maxtext.CONVERT_LLAMA},
   'convert-te': names_of_pax.CONVERT_TE,
 }
+_PAX_CONFIGS = 'paxml.contrib.gpu.scripts_gpu.configs.'
 _FALSE = {'false', 'f', '0', 'no', 'n', 'off'}
 
 
@@ -112,6 +113,15 @@ def experiment_hint(name: str) -> str:
   if module.startswith(('paxml', 'praxis', 'paxlite.tasks')):
     return "paxlite has the experiments of Pax's GPU scripts: docs/migrating_from_pax.md."
   return ''
+
+
+def path_here(path: str) -> str:
+  """The path or name of the class of Pax's configs.py that `path` names; '' for other paths."""
+  if not path.startswith(_PAX_CONFIGS):
+    return ''
+  # In Pax, these two names are older ones of experiments with data.
+  older = {'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}
+  return older.get(path.removeprefix(_PAX_CONFIGS), path.replace('paxml', 'paxlite', 1))
 
 
 def warning_about(argument: str) -> str | None:

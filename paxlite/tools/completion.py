@@ -113,7 +113,7 @@ def _published() -> dict[str, tuple[list[str], list[str]]]:
   """Returns the bases and the attributes of each class in the modules of experiments, by name."""
   found = {}
   package = pathlib.Path(__file__).parent.parent
-  folders = 'experiments', 'contrib/gpu/scripts_gpu', *extensions.OFFERED
+  folders = 'experiments', *extensions.OFFERED
   paths = (path for folder in folders for path in (package / folder).rglob('*.py'))
   codes = (path.read_bytes() for path in paths)
   for code in (code for code in codes if b'paxlite.experiments' in code):

@@ -242,7 +242,7 @@ def test_the_map_is_short_and_has_every_room_and_leaf():
     r'^\| `(\w+)/`', page.split(heading)[1].split('\n## ')[0], re.M
   )
   assert sorted(first('## The leaves\n')) == sorted(extensions.BUILT_IN)
-  others = {*extensions.BUILT_IN, 'contrib', 'tools'}
+  others = {*extensions.BUILT_IN, 'tools'}
   rooms = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
   assert {*first('## The core\n')} == rooms - others
 
@@ -264,7 +264,6 @@ def test_the_map_names_files_that_exist():
 OF_PAX = {
   'contrib': (),
   'experiments.glam': ('contrib.gpu.scripts_gpu.configs',),
-  'data.seqio_tasks': ('experiments.datasets',),
   'weights.pax': ('weights.commands.import_weights',),
   'other_systems.names_of_pax': ('other_systems.other_names',),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
+from paxlite.contrib.seqio_tasks import SeqioDataset
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.contents import can_compare, checksum, combined, differ, of_files
@@ -17,7 +18,6 @@ from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import change, identity, is_unknown
 from paxlite.data.positions import Field
 from paxlite.data.records import open_records
-from paxlite.data.seqio_tasks import SeqioDataset
 from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows
 

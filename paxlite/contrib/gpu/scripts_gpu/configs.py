@@ -7,8 +7,9 @@ The classes that they are derived from in Pax are here too, so that yours can be
 """
 
 from paxlite.config.attributes import StoredPath
+from paxlite.contrib.datasets import SeqioTask
 from paxlite.experiments import llama
-from paxlite.experiments.datasets import FlatTokens, FromTfds, SeqioTask, Synthetic
+from paxlite.experiments.datasets import FlatTokens, FromTfds, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel

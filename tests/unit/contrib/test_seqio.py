@@ -7,11 +7,11 @@ import subprocess
 import numpy as np
 import pytest
 
+from paxlite.contrib.seqio_tasks import SeqioSource
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.documents import DocumentSource
 from paxlite.data.positions import Field
-from paxlite.data.seqio_tasks import SeqioSource
 from paxlite.data.streams import StreamInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import read_text
