@@ -35,6 +35,7 @@ OFFERED = {
   'local_checkpoints': (),
   'finetuning': ('finetune', 'data of examples', 'a reference model', 'SftFiles'),
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
+  'pipeline': ('the mesh axis stage',),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
   'other_systems': (),
   'contrib': ('SeqioTask',),

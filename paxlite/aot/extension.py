@@ -9,6 +9,7 @@ def _command(name: str, purpose: str, module: str) -> Command:
 
 EXTENSION = Extension(
   'aot',
+  needs=('pipeline',),
   commands=(
     _command('plan', 'the fastest mesh and batch that fit a machine', 'plan'),
     _command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),

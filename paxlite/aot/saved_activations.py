@@ -24,9 +24,9 @@ from paxlite.core.variable_names import REPEATED
 from paxlite.data.base import RowArray
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.optim.moments import merged
 from paxlite.parallel import partitioning
+from paxlite.pipeline.pipeline_schedule import PipelineSchedule
 
 if TYPE_CHECKING:
   from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var

@@ -42,7 +42,7 @@ ALL_RULES: Rules = {
   # activations
   'batch': ('replica', 'data', 'expert'),
   'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of the final norm and the logits
-  'row_shards': None,  # parts of the batch as a dimension: see layers.pipeline
+  'row_shards': None,  # parts of the batch as a dimension: see pipeline/stage_rows.py
   # a device looks up its columns of a table for the tokens of all devices along data and context
   'lookup_batch': ('replica', 'expert'),
   'lookup_length': None,

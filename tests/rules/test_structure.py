@@ -30,6 +30,7 @@ ROOMS = [
   'losses',
   'tracking',
   'training',
+  'pipeline',
   'experiments',
   'programs',
   'main',

@@ -31,7 +31,7 @@ TESTS = {
   'stores/step_copies': ['unit/stores/test_step_copies.py'],
   'stores': ['unit/stores', 'runs/test_stores.py'],
   'layers/attention/context_choice': ['unit/layers/test_context_choice.py'],
-  'layers/pipeline': ['unit/layers/test_pipeline.py', 'unit/layers/test_model.py'],
+  'pipeline': ['unit/pipeline/test_pipeline.py', 'unit/layers/test_model.py'],
   'optim/moments': ['unit/optim'],
   'local_checkpoints': ['unit/local_checkpoints'],
   **{

@@ -13,8 +13,8 @@ from paxlite.aot.planning.space import Candidate, Layout, attributes
 from paxlite.aot.roofline import Links, seconds_of
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.parallel import partitioning
+from paxlite.pipeline.pipeline_schedule import PipelineSchedule
 
 _OVERLAP = 0.8  # share of the kernels' time in which collectives of weights run unseen
 _CODE = 4e6  # bytes of a program

@@ -22,7 +22,7 @@ _PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict i
 # the packages that decide compiled programs
 _COMPILED = (
   'aot', 'compilation', 'config', 'core', 'experiments', 'layers', 'losses', 'optim', 'parallel',
-  'training',
+  'pipeline', 'training', 'transformer_engine',
 )  # fmt: skip
 
 

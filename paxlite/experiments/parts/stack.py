@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import fiddle as fdl
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import Count, Run, Shape, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
@@ -12,7 +13,6 @@ from paxlite.experiments.parts.attention import AttentionKind, AttentionLayers
 from paxlite.experiments.parts.feed_forward import FeedForwardLayers
 from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.layers.block_sequence import BlockSequence
-from paxlite.layers.pipeline.pipeline import PipelinedTransformer
 from paxlite.layers.remat import CheckpointPolicy, keeps_products
 from paxlite.layers.transformer import (
   RepeatedTransformer,
@@ -162,7 +162,7 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
     )
     if self.num_stages > 1 and self.USE_REPEATED_LAYER:
       return template(
-        PipelinedTransformer,
+        extensions.hook('the mesh axis stage'),
         num_stages=self.num_stages,
         num_microbatches=self.NUM_MICROBATCHES,
         num_repeats=self.NUM_PIPELINE_REPEATS,

@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec
 
 from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.gpt import GPT126M
-from paxlite.layers.pipeline.layer_facts import LayerFacts, layer_facts
-from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
-from paxlite.layers.pipeline.stage_rows import StageRows
-from paxlite.layers.pipeline.stage_weights import StageLayout, StageWeights
 from paxlite.layers.precision import weight_matmul
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.parallel import partitioning
+from paxlite.pipeline.layer_facts import LayerFacts, layer_facts
+from paxlite.pipeline.pipeline_schedule import PipelineSchedule
+from paxlite.pipeline.stage_rows import StageRows
+from paxlite.pipeline.stage_weights import StageLayout, StageWeights
 
 TWO_DEVICES = jax.sharding.AbstractMesh((2, 1, 1), ('data', 'replica', 'mdl'))
 RULES = {**partitioning.DEFAULT_RULES, 'row_shards': ('data',)}

@@ -14,16 +14,16 @@ from flax.core.scope import LazyRng
 from paxlite.config.templates import Template
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED
-from paxlite.layers.pipeline.layer_facts import LayerFacts, layer_facts
-from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
-from paxlite.layers.pipeline.stage_rows import StageRows
-from paxlite.layers.pipeline.stage_weights import StageWeights
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.layers.remat import jax_policy
 from paxlite.layers.sown import LOSSES, SOWN, is_maximum
 from paxlite.layers.transformer import RepeatedTransformer
 from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import active_mesh, axes_of, shard
+from paxlite.pipeline.layer_facts import LayerFacts, layer_facts
+from paxlite.pipeline.pipeline_schedule import PipelineSchedule
+from paxlite.pipeline.stage_rows import StageRows
+from paxlite.pipeline.stage_weights import StageWeights
 
 
 class PipelinedTransformer(RepeatedTransformer):

@@ -28,9 +28,9 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from paxlite.core.trees import PyTree
-from paxlite.layers.pipeline.layer_facts import Combine, LayerFacts
 from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import active_mesh, axes_of
+from paxlite.pipeline.layer_facts import Combine, LayerFacts
 
 
 class StageWeights:

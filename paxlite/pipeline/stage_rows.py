@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.parallel.partitioning import activate, active_mesh, axes_of, fitting, shard, spec
+from paxlite.pipeline.pipeline_schedule import PipelineSchedule
 
 
 class StageRows:
