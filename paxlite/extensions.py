@@ -35,6 +35,7 @@ OFFERED = {
   'local_checkpoints': (),
   'finetuning': ('finetune', 'data of examples', 'a reference model', 'SftFiles'),
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
+  'context_parallelism': ('the mesh axis context', 'CONTEXT_ATTENTION'),
   'pipeline': ('the mesh axis stage',),
   'aot': ('plan', 'compile', 'explain', 'read-hlo'),
   'other_systems': (),

@@ -32,6 +32,7 @@ ROOMS = [
   'training',
   'pipeline',
   'experiments',
+  'context_parallelism',
   'programs',
   'main',
   'run_data',
@@ -162,7 +163,7 @@ def test_nothing_but_families_knows_a_family():
 def test_what_layers_know():
   known = {room(m) for name, path in MODULES.items() if room(name) == 'layers'
            for m, _ in imports(path) if m.startswith('paxlite.')}  # fmt: skip
-  assert known == {'core', 'config', 'parallel', 'layers'}
+  assert known == {'core', 'extensions', 'config', 'parallel', 'layers'}
 
 
 def test_experiments_know_no_checkpoints():

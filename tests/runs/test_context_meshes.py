@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.context_parallelism import context_attention, context_choice
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.llama import LLaMA
-from paxlite.layers.attention import context_attention, context_choice
 from paxlite.parallel import partitioning
 from tests.support import runs
 

@@ -30,13 +30,14 @@ TESTS = {
   'stores/object': ['unit/stores/test_object_store.py', 'unit/data/test_stored_data.py'],
   'stores/step_copies': ['unit/stores/test_step_copies.py'],
   'stores': ['unit/stores', 'runs/test_stores.py'],
-  'layers/attention/context_choice': ['unit/layers/test_context_choice.py'],
+  'context_parallelism/context_choice': ['unit/context_parallelism/test_context_choice.py'],
   'pipeline': ['unit/pipeline/test_pipeline.py', 'unit/layers/test_model.py'],
+  'context_parallelism': ['unit/context_parallelism/test_context_attention.py'],
   'optim/moments': ['unit/optim'],
   'local_checkpoints': ['unit/local_checkpoints'],
   **{
-    f'layers/attention/{name}_attention': ['unit/layers/test_context_attention.py']
-    for name in ('blockwise', 'context', 'halo', 'partial', 'ring', 'tiled', 'ulysses')
+    f'layers/attention/{name}_attention': ['unit/context_parallelism/test_context_attention.py']
+    for name in ('blockwise', 'partial', 'tiled')
   },
   'core': ['unit/core', 'runs/test_main.py'],
   'files': ['unit/files', 'runs/test_main.py'],

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict is found anew
 # the packages that decide compiled programs
 _COMPILED = (
-  'aot', 'compilation', 'config', 'core', 'experiments', 'layers', 'losses', 'optim', 'parallel',
-  'pipeline', 'training', 'transformer_engine',
+  'aot', 'compilation', 'config', 'context_parallelism', 'core', 'experiments', 'layers', 'losses',
+  'optim', 'parallel', 'pipeline', 'training', 'transformer_engine',
 )  # fmt: skip
 
 

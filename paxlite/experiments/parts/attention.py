@@ -6,6 +6,7 @@ from typing import Any, Literal
 import fiddle as fdl
 import jax
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import (
   Count,
   Function,
@@ -19,6 +20,7 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.positions import Positions
 from paxlite.experiments.parts.width_and_norms import WidthAndNorms
+from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import (
   Attention,
   CombinedQkv,
@@ -28,10 +30,9 @@ from paxlite.layers.attention.attention import (
   SeparateQkv,
 )
 from paxlite.layers.attention.attention_case import Case
-from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.attention_kernel import AttentionKernel, ContextWay
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
-from paxlite.parallel import partitioning
-from paxlite.parallel.devices import kind
+from paxlite.parallel import devices, partitioning
 
 AttentionKind = str  # models have kinds of their own: see state_kinds and chunk_kinds
 _SLIDING: set[AttentionKind] = {'sliding', 'sliding_nope'}  # those that see a window
@@ -50,6 +51,11 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   # it is the most keys of a block instead.
   ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries that attention computes at a time; 0: the kernel's
   USE_FLASH_ATTENTION: Run[bool] = True  # computes attention in fused kernels where they exist
+  # gather: each device gets all keys. ring: keys travel from device to device, or those alone that
+  # a window reaches. heads: devices exchange tokens for heads.
+  CONTEXT_ATTENTION: Run[ContextWay] = (
+    'auto'  # attention over the mesh axis context: all-gather, ring, or heads (Ulysses)
+  )
   # GPUs from Hopper on skip the scores between the segments of a packed sequence. None: sequences
   # with more segments than usual are computed with a mask instead. A number saves the program for
   # those, and a sequence with more segments is refused. 0: a mask for all.
@@ -121,7 +127,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
       max_segments=self.MAX_SEGMENTS_PER_SEQ,
-      platform=kind(platform),
+      platform=devices.kind(platform),
       capability=capability,
       sizes=self.mesh_sizes,
       rules=self.rules,
@@ -186,6 +192,35 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       )
     if (local := _SLIDING & {*self.ATTENTION_PATTERN}) and self.SLIDING_WINDOW <= 0:
       raise UserError(f'ATTENTION_PATTERN has {min(local)!r}, which needs a SLIDING_WINDOW above 0')
+    if self.mesh_sizes.get('context', 1) > 1:
+      extensions.hook('CONTEXT_ATTENTION')(self)
+
+  @property
+  def warnings(self) -> list[str]:
+    if self.mesh_sizes.get('context', 1) == 1:  # `show` must not start devices that are in use
+      return super().warnings
+    return [*super().warnings, *self.attention_choices(devices.present()[0])]
+
+  def attention_choices(self, device: jax.Device) -> list[str]:
+    """Returns for each kind of attention why no fused kernel computes it, or its way over context.
+
+    Kernels for other kinds of devices are not mentioned.
+    """
+    asked = getattr(self.attention(), 'attention_tpl', None)
+    if getattr(asked, 'kernel_tpl', None) is None:  # an author's own attention asks no kernel
+      return []
+    size = self.mesh_sizes.get('context', 1)
+    found = []
+    for window in self.windows:
+      what = f'within {window:,} tokens' if window else 'to all tokens'
+      case = self.attention_case(window, device.platform, devices.capability(device))
+      if size > 1:
+        way = extensions.hook('the mesh axis context')(case, self.CONTEXT_ATTENTION).described()
+        found.append(f'Attention {what}, over context {size}: {way}')
+      elif reasons := attention_kernels.why_not_fused(case):
+        name = attention_kernels.first(case).name
+        found.append(f'Attention {what} is computed by {name}: {", ".join(reasons)}.')
+    return found
 
   def attention(self) -> fdl.Partial:
     """Returns the template of the attention layer."""
@@ -234,6 +269,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
         block_size=self.ATTENTION_BLOCK_SIZE,
         fused=self.USE_FLASH_ATTENTION,
         max_segments=self.MAX_SEGMENTS_PER_SEQ,
+        context=self.CONTEXT_ATTENTION,
       ),
     )
 

@@ -10,7 +10,6 @@ from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.experiments import unused_values
-from paxlite.experiments.parts.context_parallelism import ContextParallelism
 from paxlite.experiments.parts.decoding import Decoding
 from paxlite.experiments.parts.low_rank import LowRankFactors
 from paxlite.experiments.parts.objective import Objective
@@ -28,9 +27,7 @@ from paxlite.optim.state_axes import named
 from paxlite.training.task import Task
 
 
-class Transformer(
-  ContextParallelism, Stack, LowRankFactors, Objective, Vocabulary, Decoding, Samples
-):
+class Transformer(Stack, LowRankFactors, Objective, Vocabulary, Decoding, Samples):
   """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
 
   @property

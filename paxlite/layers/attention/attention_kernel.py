@@ -5,13 +5,13 @@ from typing import Literal
 
 import jax
 
+from paxlite import extensions
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case
-from paxlite.layers.attention.context_attention import ContextAttention
-from paxlite.layers.attention.context_choice import Way
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel.partitioning import shard
 
+Way = Literal['gather', 'ring', 'heads']
 ContextWay = Literal['auto'] | Way
 
 
@@ -22,7 +22,7 @@ class AttentionKernel:
   Attributes:
     block_size: Queries per block, if attention is computed block by block; 0 chooses a size.
     fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
-    context: How attention is computed where the mesh axis context splits rows; see context_choice.
+    context: How attention is computed where the mesh axis context splits rows.
     max_segments: The most segments of a packed row, padding included; see Case.
   """
 
@@ -46,9 +46,9 @@ class AttentionKernel:
       q_BTNH, k_BSKH, v_BSKH, softmax, visible, bias_JNTS, fused=self.fused,
       block_size=self.block_size, max_segments=self.max_segments,
     )  # fmt: skip
-    over_context = ContextAttention(case, None if self.context == 'auto' else self.context)
-    chosen = over_context.chosen()
-    if chosen != 'gather':
-      return over_context(chosen)
+    if case.shards('length') > 1:
+      over_context = extensions.hook('the mesh axis context')(case, self.context)
+      if (way := over_context.chosen()) != 'gather':
+        return over_context(way)
     k, v = (shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH))
     return attention_kernels.first(case).attend(dataclasses.replace(case, k=k, v=v))

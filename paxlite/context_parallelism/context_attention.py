@@ -5,15 +5,12 @@ import functools
 
 import jax
 
-from paxlite.layers.attention import (
-  attention_kernels,
-  halo_attention,
-  ring_attention,
-  ulysses_attention,
-)
+from paxlite.context_parallelism import halo_attention, ring_attention, ulysses_attention
+from paxlite.context_parallelism.context_choice import estimates, fastest, shapes_of
+from paxlite.context_parallelism.ring_attention import Ring
+from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case
-from paxlite.layers.attention.context_choice import Way, estimates, fastest, shapes_of
-from paxlite.layers.attention.ring_attention import Ring
+from paxlite.layers.attention.attention_kernel import ContextWay, Way
 from paxlite.layers.attention.tiled_attention import TILE
 from paxlite.parallel import partitioning
 
@@ -24,20 +21,33 @@ class ContextAttention:
 
   Attributes:
     case: What is asked for, with the arrays of all devices.
-    way: The way to compute it; None means the fastest by the estimates.
+    way: The way to compute it; 'auto': the fastest by the estimates.
   """
 
   case: Case
-  way: Way | None = None
+  way: ContextWay = 'auto'
 
   def chosen(self) -> Way:
     """Returns how this attention is computed on the active mesh."""
     if self.case.shards('length') == 1 or not self.case.has_parts:
       return 'gather'
     possible = estimates(shapes_of(self.case))
-    if self.way is None:
+    if self.way == 'auto':
       return fastest(possible)
     return self.way if self.way in possible else 'gather'
+
+  def described(self) -> str:
+    """Returns a sentence on the way that is chosen, and the estimates of all."""
+    known = estimates(shapes_of(self.case))
+    if not self.case.has_parts:
+      known = {'gather': known['gather']}
+    way = fastest(known) if self.way == 'auto' else self.way
+    listed = ', '.join(
+      f'{name} {e.seconds * 1e3:.2f} ms and {e.sent / 1e6:,.0f} MB sent'
+      + (f' with {e.held / 2**30:.1f} GiB of scores or masks' if e.held > 1 << 30 else '')
+      for name, e in known.items()
+    )
+    return f'{way}. Estimates of a layer forward: {listed}.'
 
   def __call__(self, way: Way) -> jax.Array:
     """Returns the context, [B, T, N, H]; `way` is not gather."""

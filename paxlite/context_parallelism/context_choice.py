@@ -6,15 +6,14 @@ are an H100's. Other devices have similar ratios between them.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
 
 import jax
 
-from paxlite.layers.attention import attention_kernels, halo_attention
+from paxlite.context_parallelism import halo_attention
+from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.attention_kernel import Way
 from paxlite.layers.attention.tiled_attention import TILE
-
-Way = Literal['gather', 'ring', 'heads']
 
 _FLOPS = 989e12  # FLOP/s
 _LINK, _MEMORY = 450e9, 3352e9  # bytes/s that a device sends, and those of its memory

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
+from paxlite.context_parallelism.context_choice import Shapes, estimates, fastest
 from paxlite.experiments.registry import find
-from paxlite.layers.attention.context_choice import Shapes, estimates, fastest
 
 # one row of LLaMA 3 8B on 8 devices: 32 heads of 128 numbers, 8 of keys
 ROW = Shapes(rows=1, length=131_072, heads=32, kv_heads=8, width=128, size=8)

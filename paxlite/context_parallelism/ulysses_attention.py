@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jax
 
-from paxlite.layers.attention.ring_attention import Ring
+from paxlite.context_parallelism.ring_attention import Ring
 
 # Causal attention of whole rows: q, k, v, segment ids, and the logits of a virtual key.
 WholeRowsKernel = Callable[..., jax.Array]

@@ -1,6 +1,7 @@
 """Attention over context: each way gives the context and the gradients of one device.
 
-`python -m tests.unit.layers.test_context_attention CASE…` compares on 8 devices of a CPU.
+`python -m tests.unit.context_parallelism.test_context_attention CASE…` compares on 8 devices of a
+CPU.
 """
 
 import functools
@@ -12,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.context_parallelism import context_attention, halo_attention
 from paxlite.layers.attention import (
   blockwise_attention,
-  context_attention,
   cudnn_attention,
   cudnn_call,
-  halo_attention,
   splash_attention,
   tiled_attention,
 )
@@ -114,7 +114,7 @@ class OnlyIfSeen(Blockwise):
 
 
 def check(names):
-  done = runs.module('tests.unit.layers.test_context_attention', *names, devices=8)
+  done = runs.module('tests.unit.context_parallelism.test_context_attention', *names, devices=8)
   results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
   assert [r['case'] for r in results] == names
   for r in results:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from paxlite.layers.attention.ring_attention import Ring
+from paxlite.context_parallelism.ring_attention import Ring
 from paxlite.layers.remat import attention_saveable
 
 WholeRowsKernel = Callable[

@@ -1,0 +1,1 @@
+"""Attention of rows that are split over the mesh axis context."""
