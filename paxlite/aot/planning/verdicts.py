@@ -4,21 +4,17 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from paxlite.compilation.cache import cache_folder, remove_old
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.files.json_files import parse_line
-from paxlite.files.schemes import is_address
+from paxlite.files.output import write_output
+from paxlite.files.schemes import content_of, is_address, scheme_of
 
-if TYPE_CHECKING:
-  from paxlite.stores.object_store import ObjectStore
-
-_PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict is found anew
 # the packages that decide compiled programs
 _COMPILED = (
   'aot', 'compilation', 'config', 'context_parallelism', 'core', 'experiments', 'layers', 'losses',
@@ -47,22 +43,21 @@ class Verdict(NamedTuple):
 class Store:
   """One file for each verdict; a file that cannot be read counts as missing.
 
-  They are in a folder, from which old ones are removed, or in an object store; by default in the
-  folder of this user. `about` is what all verdicts depend on: versions, machine.
+  They are in a folder, from which old ones are removed, or at an address; by default in the folder
+  of this user. `about` is what all verdicts depend on: versions, machine.
 
   Raises:
-    UserError: The object store cannot be used.
+    UserError: The address cannot be used.
   """
 
   def __init__(self, place: str | None, about: Mapping[str, object]):
-    self._about = about
-    self._objects = _shared(place) if place is not None and is_address(place) else None
-    if self._objects is not None:
-      return
-    self._folder = cache_folder() / 'plans' if place is None else pathlib.Path(place)
-    with contextlib.suppress(OSError):
-      self._folder.mkdir(parents=True, exist_ok=True)
-      remove_old(self._folder)
+    self._about, self._place = about, place or str(cache_folder() / 'plans')
+    self._answers = True  # a store that has failed once would be waited for again and again
+    if is_address(self._place):
+      scheme_of(self._place).exists(self._place)
+    else:
+      with contextlib.suppress(OSError):
+        remove_old(pathlib.Path(self._place))
 
   def get(self, values: Mapping[str, object]) -> Verdict | None:
     """Returns the verdict about an experiment with these values; None if there is none."""
@@ -73,37 +68,26 @@ class Store:
 
   def read(self, question: Mapping[str, object]) -> JsonObject | None:
     """Returns the answer to a question; None if there is none."""
-    name = self._name(question)
-    with contextlib.suppress(OSError, UserError):
-      if self._objects is None:
-        return parse_line((self._folder / name).read_bytes(), name)
-      return parse_line(self._objects.read(name), name)
+    path = self._path(question)
+    try:
+      if self._answers:
+        content = content_of(path, kept=False)
+        return parse_line(bytes(content.read(0, content.size)), path)
+    except (OSError, UserError) as e:
+      self._answers = not isinstance(e, UnreadableError)
     return None
 
   def write(self, question: Mapping[str, object], answer: Mapping[str, object]) -> None:
     """Keeps the answer to a question, or a verdict; if it cannot be written, it is not kept."""
-    name, content = self._name(question), (json.dumps(answer) + '\n').encode()
-    with contextlib.suppress(OSError, UserError):
-      if self._objects is not None:
-        self._objects.write(name, content)
-        return
-      unfinished = self._folder / f'{name}.{os.getpid()}.unfinished'
-      unfinished.write_bytes(content)
-      unfinished.replace(self._folder / name)
+    try:
+      if self._answers:
+        write_output(self._path(question), (json.dumps(answer) + '\n').encode())
+    except UserError:
+      self._answers = False
 
-  def _name(self, question: Mapping[str, object]) -> str:
+  def _path(self, question: Mapping[str, object]) -> str:
     text = json.dumps([self._about, dict(question)], sort_keys=True, default=str)
-    return f'{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
-
-
-def _shared(place: str) -> 'ObjectStore':
-  from paxlite.stores.object_store import ObjectStore
-  from paxlite.stores.store_errors import reading
-
-  found = ObjectStore(place, patience=_PATIENCE)
-  with reading(place):
-    found.check()
-  return found
+    return f'{self._place}/{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
 
 
 @functools.cache

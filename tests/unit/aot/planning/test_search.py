@@ -68,7 +68,7 @@ def test_people_share_verdicts_in_a_bucket(monkeypatch):
     assert found.get({'NUM_LAYERS': 3}) is None
     gcs.objects['bkt'].clear()
     assert found.get({'NUM_LAYERS': 2}) is None
-    with pytest.raises(UserError, match='gs://none: there is no bucket none'):
+    with pytest.raises(UserError, match='gs://none/plans: there is no bucket none'):
       Store('gs://none/plans', {})
 
 
