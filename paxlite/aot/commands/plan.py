@@ -99,7 +99,8 @@ def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   targets.prepare_environment()
   experiment = experiment_of(args, overrides)
   steps = None if experiment.NUM_EPOCHS is not None else experiment.MAX_STEPS
-  offers, interrupted = list[prices.Offer](), False
+  of_all = None if args.global_batch is None else steps
+  offers, interrupted = list[JsonObject](), False
   for i, (name, price) in enumerate(of_targets.items()):
     if interrupted:
       offers.append(prices.refused(name, price, 'not judged before the interrupt'))
@@ -112,14 +113,13 @@ def priced(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
     except UserError as e:
       offers.append(prices.refused(name, price, str(e)))
       continue
-    offers.append(prices.offer(name, price, answer['json'], answer['page']))
-    interrupted = answer['interrupted']
-  asked = offers, args.fdl_config, steps, args.global_batch
+    fits, interrupted = answer['fits'], answer['interrupted']
+    made = prices.offer(name, price, answer['json'], of_all) if fits else None
+    offers.append(made or prices.refused(name, price, answer['page']))
+  found = prices.as_json(offers, args.fdl_config, steps, args.global_batch)
   end = '\nInterrupted: the same command continues from here' if interrupted else ''
-  fits = any(o.plan for o in offers)
-  return dict(
-    page=prices.page(*asked) + end, json=prices.as_json(*asked), fits=fits, interrupted=interrupted
-  )
+  fits = any(o['fits'] for o in offers)
+  return dict(page=prices.page(found) + end, json=found, fits=fits, interrupted=interrupted)
 
 
 def experiment_of(args: argparse.Namespace, overrides: dict[str, str]) -> 'LanguageModel':

@@ -2,8 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 from paxlite.aot import targets
 from paxlite.aot.explanation_tables import columns
@@ -14,34 +13,6 @@ from paxlite.files import schemes
 from paxlite.files.json_files import read_object
 
 _HOUR, _BILLION = 3600.0, 1e9
-
-
-class Offer(NamedTuple):
-  """A machine with its price, and the JSON of its plan."""
-
-  target: str
-  price: float  # for an hour, all devices together
-  plan: JsonObject  # empty if no candidate fits
-  reason: str = ''  # why none fits
-
-  @property
-  def seconds(self) -> float:
-    """Seconds of a step with the fastest candidate that fits."""
-    return float(self.plan['best'][0]['seconds'])
-
-  @property
-  def tokens_per_second(self) -> float:
-    """Tokens of all devices in a second."""
-    return float(self.plan['best'][0]['rows'] * self.plan['seq_len'] / self.seconds)
-
-  @property
-  def cost_per_billion(self) -> float:
-    """The cost of 10⁹ tokens."""
-    return self.price * _BILLION / self.tokens_per_second / _HOUR
-
-  def hours(self, steps: int) -> float:
-    """Returns the hours of a number of steps."""
-    return steps * self.seconds / _HOUR
 
 
 def read(path: str) -> dict[str, float]:
@@ -87,63 +58,77 @@ def _price(place: str, name: str, value: Json) -> float:
   return float(value)
 
 
-def offer(target: str, price: float, plan: JsonObject, page: str) -> Offer:
-  """Returns the offer of a machine with the JSON of its plan.
-
-  Its page says why nothing fits, if so, and then what would fit.
-  """
-  if plan['best']:
-    return Offer(target, price, plan)
-  return Offer(target, price, {}, page.partition('. What would fit: ')[0].splitlines()[0])
-
-
-def refused(target: str, price: float, why: str) -> Offer:
-  """Returns the offer of a machine for which no plan was made."""
-  return Offer(target, price, {}, why.removeprefix(f'--target={target}').removeprefix(':').strip())
-
-
-def ordered(offers: Sequence[Offer]) -> list[Offer]:
-  """Returns the offers that fit, the cheapest tokens first, and then the others as they are."""
-  fit = sorted((o for o in offers if o.plan), key=lambda o: (o.cost_per_billion, o.seconds))
-  return [*fit, *(o for o in offers if not o.plan)]
-
-
-def page(offers: Sequence[Offer], name: str, steps: int | None, rows: int | None) -> str:
-  """Returns the table of the offers, and the command of the cheapest.
+def offer(target: str, price: float, plan: JsonObject, steps: int | None) -> JsonObject:
+  """Returns a machine and what a run costs on it, as an object for JSON.
 
   Args:
-    offers: The offers, in any order.
+    target: Its name.
+    price: For an hour, all devices together.
+    plan: The JSON of its plan, in which a candidate fits.
+    steps: The steps of the run; None if they are not known, or not the same on each machine.
+  """
+  best = plan['best'][0]
+  tokens = best['rows'] * plan['seq_len'] / best['seconds']
+  hours = None if steps is None else steps * best['seconds'] / _HOUR
+  return {
+    'target': target, 'price': price, 'fits': True, 'seconds': best['seconds'],
+    'tokens_per_second': tokens, 'cost_per_billion_tokens': price * _BILLION / tokens / _HOUR,
+    'hours': hours, 'cost': None if hours is None else hours * price, 'plan': plan,
+  }  # fmt: skip
+
+
+def refused(target: str, price: float, why: str) -> JsonObject:
+  """Returns a machine on which nothing fits, or that cannot be planned for, with the reason.
+
+  `why` is the message; what would fit is left out of it.
+  """
+  reason = why.partition('. What would fit: ')[0].partition('\n')[0]
+  reason = reason.removeprefix(f'--target={target}').removeprefix(':').strip()
+  return {'target': target, 'price': price, 'fits': False, 'reason': reason}
+
+
+def as_json(
+  offers: Sequence[JsonObject], name: str, steps: int | None, rows: int | None
+) -> JsonObject:
+  """Returns machines as an object for JSON: those that fit by the cost of tokens, and the others.
+
+  Args:
+    offers: What `offer` and `refused` return, in any order.
     name: The experiment as the user wrote it.
     steps: The steps of the whole run; None if they are not known.
     rows: The rows of the batch; None if each machine has a batch of its own.
   """
-  return '\n'.join(_page(ordered(offers), name, steps, rows))
+  cost = lambda o: (o['cost_per_billion_tokens'], o['seconds'])
+  fit = sorted((o for o in offers if o['fits']), key=cost)
+  ordered = [*fit, *(o for o in offers if not o['fits'])]
+  return {'experiment': name, 'steps': steps, 'rows': rows, 'targets': ordered}
 
 
-def _page(offers: list[Offer], name: str, steps: int | None, rows: int | None) -> Iterator[str]:
-  first, reasons = offers[0], [f'  {o.target}: {o.reason}' for o in offers if not o.plan]
-  if not first.plan:
+def page(found: JsonObject) -> str:
+  """Returns the table of machines, as `as_json` returns them, and the command of the cheapest."""
+  return '\n'.join(_page(found))
+
+
+def _page(found: JsonObject) -> Iterator[str]:
+  name, steps, rows, offers = found.values()
+  first, reasons = offers[0], [f'  {o["target"]}: {o["reason"]}' for o in offers if not o['fits']]
+  if not first['fits']:
     yield from (f'{name} fits none of these machines', *reasons)
     return
-  head, whole = f'{name}, the cheapest machine first', steps if rows is not None else None
-  header = [
-    'target',
-    'fastest mesh',
-    '#s a step',
-    '#tokens/s',
-    '#price/hour',
-    '#cost of 10⁹ tokens',
-  ]
-  if whole is None or rows is None:
+  head = f'{name}, the cheapest machine first'
+  header = ['target', 'fastest mesh', '#s a step', '#tokens/s', '#price/hour']
+  header += ['#cost of 10⁹ tokens']
+  if first['hours'] is None:
     header.append('#rows')
   else:
-    length = first.plan['seq_len']
-    tokens = f'{whole * rows * length / _BILLION:,.3g}'
-    head += f': {whole:,} steps of {rows:,} rows of {length:,} tokens, {tokens} · 10⁹ tokens in all'
+    length = first['plan']['seq_len']
+    tokens = f'{steps * rows * length / _BILLION:,.3g}'
+    head += f': {steps:,} steps of {rows:,} rows of {length:,} tokens, {tokens} · 10⁹ tokens in all'
     header += ['#hours', '#cost of the run']
   yield from (head, '')
-  yield from columns(header, [_row(o, whole) for o in offers if o.plan])
-  yield from (*reasons, '', f'On {first.target}:', '  ' + first.plan['best'][0]['command'], '')
+  yield from columns(header, [_row(o) for o in offers if o['fits']])
+  command = first['plan']['best'][0]['command']
+  yield from (*reasons, '', f'On {first["target"]}:', f'  {command}', '')
   if rows is None:
     yield 'Each machine has a batch of its own. With --global_batch, all train the same run.'
   elif steps is None:
@@ -151,35 +136,11 @@ def _page(offers: list[Offer], name: str, steps: int | None, rows: int | None) -
   yield 'Steps alone are counted: no compiling, evaluations, checkpoints, idle hours.'
 
 
-def _row(o: Offer, steps: int | None) -> list[str]:
-  best = o.plan['best'][0]
-  speeds = f'{o.seconds:.4g}', f'{o.tokens_per_second:,.0f}'
-  cells = [o.target, best['mesh'], *speeds, _money(o.price), _money(o.cost_per_billion)]
-  if steps is None:
+def _row(o: JsonObject) -> list[str]:
+  best, hours = o['plan']['best'][0], o['hours']
+  money = lambda amount: f'{amount:,.2f}' if amount >= 1 or not amount else f'{amount:.3g}'
+  cells = [o['target'], best['mesh'], f'{o["seconds"]:.4g}', f'{o["tokens_per_second"]:,.0f}']
+  cells += [money(o['price']), money(o['cost_per_billion_tokens'])]
+  if hours is None:
     return [*cells, f'{best["rows"]:,}']
-  hours = o.hours(steps)
-  return [*cells, f'{hours:,.1f}' if hours >= 10 else f'{hours:.3g}', _money(hours * o.price)]
-
-
-def _money(amount: float) -> str:
-  return f'{amount:,.2f}' if amount >= 1 or not amount else f'{amount:.3g}'
-
-
-def as_json(
-  offers: Sequence[Offer], name: str, steps: int | None, rows: int | None
-) -> Mapping[str, Json]:
-  """Returns the offers as an object for JSON, the cheapest first; see `page` for the arguments."""
-
-  def one(o: Offer) -> JsonObject:
-    found: JsonObject = {'target': o.target, 'price': o.price, 'fits': bool(o.plan)}
-    if not o.plan:
-      return found | {'reason': o.reason}
-    hours = None if steps is None or rows is None else o.hours(steps)
-    return found | {
-      'seconds': o.seconds, 'tokens_per_second': o.tokens_per_second,
-      'cost_per_billion_tokens': o.cost_per_billion, 'hours': hours,
-      'cost': None if hours is None else hours * o.price, 'plan': o.plan,
-    }  # fmt: skip
-
-  offered = [one(o) for o in ordered(offers)]
-  return {'experiment': name, 'steps': steps, 'rows': rows, 'targets': offered}
+  return [*cells, f'{hours:,.1f}' if hours >= 10 else f'{hours:.3g}', money(o['cost'])]

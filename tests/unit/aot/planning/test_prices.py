@@ -61,10 +61,10 @@ def best(seconds: float, rows: int = 512) -> dict[str, object]:
 
 def test_what_a_run_costs():
   """A step of 512,000 tokens in 2 s is 256,000 tokens/s, and 10⁹ tokens take 1.085 hours."""
-  offer = prices.offer('h100x8', 36.0, best(2.0), '')
-  assert offer.tokens_per_second == 256_000
-  assert offer.cost_per_billion == pytest.approx(36 * 1e9 / 256_000 / 3600)
-  assert offer.hours(1800) == 1.0
+  offer = prices.offer('h100x8', 36.0, best(2.0), 1800)
+  assert offer['tokens_per_second'] == 256_000
+  assert offer['cost_per_billion_tokens'] == pytest.approx(36 * 1e9 / 256_000 / 3600)
+  assert offer['hours'] == 1.0
 
 
 def test_the_table_begins_with_the_cheapest_machine(tmp_path, monkeypatch, capsys):
@@ -110,16 +110,18 @@ def test_the_table_begins_with_the_cheapest_machine(tmp_path, monkeypatch, capsy
 
 def test_without_a_batch_the_runs_are_not_the_same():
   """Each machine has the batch with the fastest rows, so that only the cost of tokens compares."""
-  offers = [prices.offer('v5e-8', 9.0, best(4.0, rows=64), '')]
-  page = prices.page(offers, 'TinyGPT', 1800, None)
+  offers = [prices.offer('v5e-8', 9.0, best(4.0, rows=64), None)]
+  found = prices.as_json(offers, 'TinyGPT', 1800, None)
+  page = prices.page(found)
   assert 'hours' not in page.splitlines()[2]
   assert page.splitlines()[3].split()[-1] == '64'
   assert 'Each machine has a batch of its own' in page
-  assert prices.as_json(offers, 'TinyGPT', 1800, None)['targets'][0]['cost'] is None
+  assert found['targets'][0]['cost'] is None
 
 
 def test_no_machine_fits():
-  page = prices.page([prices.refused('v5e-8', 9.0, '--target=v5e-8: no')], 'TinyGPT', 10, 8)
+  refused = prices.refused('v5e-8', 9.0, '--target=v5e-8: no')
+  page = prices.page(prices.as_json([refused], 'TinyGPT', 10, 8))
   assert page == 'TinyGPT fits none of these machines\n  v5e-8: no'
 
 
