@@ -8,7 +8,6 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import fiddle as fdl
 import jax
@@ -32,51 +31,18 @@ from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
 
 
-@dataclasses.dataclass(frozen=True)
-class ArrayRow:
-  """An array of the model on the mesh."""
-
-  name: str  # of the variable, or the modules that make the activation
-  shape: tuple[int, ...]  # for all devices together
-  dtype: str
-  axes: tuple[str | None, ...]  # the logical axis of each dimension
-  mesh_axes: tuple[tuple[str, ...], ...]  # that split each dimension
-  bytes: int  # of one device
-  made_by: str = ''  # the JAX operation of an activation, or its name in checkpoint policies
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockCollective:
-  """The collectives of one kind along the same mesh axes, in one pass over one block, in a step.
-
-  There are several blocks and passes where the compiler has merged their collectives.
-  """
-
-  blocks: tuple[str, ...]
-  passes: tuple[str, ...]
-  kind: str  # one of collectives.KINDS
-  axes: tuple[str, ...]
-  runs: int
-  bytes: int  # of the arrays, of all runs together
-  near_bytes: float  # that a device sends within its slice or host
-  far_bytes: float  # that it sends to others
-  asynchronous_runs: int  # that start in one instruction and end in another
-  seconds: float | None  # at the speeds of the data sheet, if the chip is known
-  exposed: float | None  # the part of `seconds` that no kernel of the schedule hides
-
-
 def explain(experiment: Experiment, target: Target) -> JsonObject:
   """Compiles the train step of an experiment for a target, and explains it.
 
   Returns:
     An object for JSON. `report` is what `paxlite compile --json` writes. `weights` and
-    `activations` have an ArrayRow for each parameter, and for each array that the forward pass
-    keeps for the backward pass; `collectives` a BlockCollective by block, pass, kind and axes;
-    `products` the runs and FLOPs of matrix products by block, module and pass; `blocks` what
-    step_blocks.blocks_of returns. `totals` are bytes of one device: parameters, optimizer, others
-    (counters, statistics of FP8), state (these three), batch, gradients, activations (of one
-    microbatch), temporaries (what the compiler allocates beside its arguments), code, peak, and
-    memory (of the chip; None where that is not known).
+    `activations` have what `_row` returns for each parameter, and for each array that the forward
+    pass keeps for the backward pass; `collectives` what `_collectives` returns; `products` the runs
+    and FLOPs of matrix products by block, module and pass; `blocks` what step_blocks.blocks_of
+    returns. `totals` are bytes of one device: parameters, optimizer, others (counters, statistics
+    of FP8), state (these three), batch, gradients, activations (of one microbatch), temporaries
+    (what the compiler allocates beside its arguments), code, peak, and memory (of the chip; None
+    where that is not known).
 
   Raises:
     UserError: The errors of analysis.compile_step.
@@ -105,14 +71,13 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
       'state': sum(state.values()),
       'batch': _bytes(analysis.abstract_batch(e, mesh, [])),
       'gradients': _bytes(jax.tree.map(lambda w: w.update(dtype=task.gradient_dtype), trainable)),
-      'activations': sum(row.bytes for row in activations),
+      'activations': sum(row['bytes'] for row in activations),
       'temporaries': report.temporaries,
       'code': report.generated_code,
       'peak': report.total,
       'memory': None if report.chip is None else report.chip.memory,
     },
-    'weights': [dataclasses.asdict(row) for row in _weights(boxed, mesh, e)],
-    'activations': [dataclasses.asdict(row) for row in activations],
+    'weights': list(_weights(boxed, mesh, e)), 'activations': activations,
     'collectives': [], 'products': [], 'blocks': {},
   }  # fmt: skip
   if report.program:
@@ -121,14 +86,14 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
     speed = None if report.chip is None else speed_of(report.chip, links)
     blocks = blocks_of(costs, links.sizes, speed)
     found |= {
-      'collectives': [dataclasses.asdict(c) for c in _collectives(costs, paths, links, speed)],
+      'collectives': _collectives(costs, paths, links, speed),
       'products': list(_products(costs, paths)),
       'blocks': {name: dataclasses.asdict(block) for name, block in blocks.items()},
     }
   return found
 
 
-def _weights(boxed: TrainState, mesh: Mesh, e: Experiment) -> Iterator[ArrayRow]:
+def _weights(boxed: TrainState, mesh: Mesh, e: Experiment) -> Iterator[JsonObject]:
   is_box = lambda leaf: isinstance(leaf, meta.AxisMetadata)
   for path, leaf in jax.tree_util.tree_leaves_with_path(boxed.params, is_leaf=is_box):
     names = leaf.names if is_box(leaf) else (None,) * leaf.ndim
@@ -137,21 +102,25 @@ def _weights(boxed: TrainState, mesh: Mesh, e: Experiment) -> Iterator[ArrayRow]
 
 
 def _row(
-  name: str,
-  shape: Sequence[int],
-  dtype: str,
-  axes: Sequence[str | None],
-  mesh: Mesh,
-  e: Experiment,
-  made_by: str = '',
-) -> ArrayRow:
+  name: str, shape: Sequence[int], dtype: str, axes: Sequence[str | None], mesh: Mesh,
+  e: Experiment, made_by: str = '',
+) -> JsonObject:  # fmt: skip
+  """Returns an array of the model on the mesh, for JSON.
+
+  `name` is that of the variable, or the modules that make an activation; `shape` is that for all
+  devices together; `axes` has the logical axis of each dimension, and `mesh_axes` those that split
+  it. `bytes` are those of one device. An activation is `made_by` an operation of JAX, or is known
+  to checkpoint policies by this name.
+  """
   sizes = dict(mesh.shape)
   partition = partitioning.fitting(partitioning.spec(axes, e.rules), shape, sizes)
   split = [partitioning.axes_of(entry) for entry in partition]
   shards = math.prod(sizes[a] for axes in split for a in axes)
-  size = math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards
-  mesh_axes = tuple(tuple(a for a in axes if sizes[a] > 1) for axes in split)
-  return ArrayRow(name, tuple(shape), dtype, tuple(axes), mesh_axes, size, made_by)
+  return {
+    'name': name, 'shape': tuple(shape), 'dtype': dtype, 'axes': tuple(axes),
+    'mesh_axes': tuple(tuple(a for a in axes if sizes[a] > 1) for axes in split),
+    'bytes': math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards, 'made_by': made_by,
+  }  # fmt: skip
 
 
 def _bytes(tree: PyTree) -> int:
@@ -164,42 +133,42 @@ def _bytes(tree: PyTree) -> int:
   return sum(map(one, jax.tree.leaves(tree)))
 
 
-def _collectives(
-  costs: Costs, paths: Paths, links: Links, speed: Speed | None
-) -> list[BlockCollective]:
-  """Returns the collectives by block and pass, the most sent first."""
+def _collectives(costs: Costs, paths: Paths, links: Links, speed: Speed | None) -> list[JsonObject]:
+  """Returns the collectives of a step by block, pass, kind and axes, the most sent first.
+
+  `blocks` and `passes` are several where the compiler has merged their collectives. `bytes` are
+  those of the arrays, of all `runs` together; a device sends `near_bytes` within its slice or host
+  and `far_bytes` to others. `asynchronous_runs` start in one instruction and end in another. At the
+  speeds of the chip they take `seconds`, of which no kernel hides `exposed`; None: it is not known.
+  """
   program = costs.program
   waits: dict[str, float] = {}
   if speed is not None:
     waits = StepSchedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
-  groups: dict[tuple[object, ...], list[BlockCollective]] = collections.defaultdict(list)
+  found = dict[tuple[object, ...], JsonObject]()
   for one in collectives.collectives(program, links.sizes):
     computation = program.computations[one.computation]
     instruction = computation.get(one.instruction)
-    parts = paths.origins(computation, instruction)
     near, far = links.split(one.axes, one.sent_bytes)
     starts = instruction.opcode.endswith('-start') or 'async_collective' in instruction.attributes
-    seconds = exposed = None
-    if speed is not None:
-      seconds = sum(speed.links(dataclasses.replace(one, count=1))) * one.count
-      # Copies of an instruction share a channel. The time spent waiting for it is counted once.
-      exposed = waits.pop(one.instruction, 0.0) + waits.pop(f'channel {one.channel}', 0.0)
-    row = BlockCollective(
-      tuple(dict.fromkeys(p.block for p in parts)), tuple(dict.fromkeys(p.of for p in parts)),
-      one.kind, one.axes, one.count, one.bytes * one.count, near, far, one.count * starts, seconds,
-      exposed,
+    sums: dict[str, float] = dict(
+      runs=one.count, bytes=one.bytes * one.count, near_bytes=near, far_bytes=far,
+      asynchronous_runs=one.count * starts,
     )  # fmt: skip
-    groups[row.blocks, row.passes, row.kind, row.axes].append(row)
-  return sorted(map(_added, groups.values()), key=lambda row: -(row.near_bytes + row.far_bytes))
-
-
-def _added(rows: Sequence[BlockCollective]) -> BlockCollective:
-  names = ['runs', 'bytes', 'near_bytes', 'far_bytes', 'asynchronous_runs']
-  if rows[0].seconds is not None:
-    names += ['seconds', 'exposed']
-  # Any, because dataclasses.replace is declared with one type for each field.
-  sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
-  return dataclasses.replace(rows[0], **sums)
+    if speed is not None:
+      sums['seconds'] = sum(speed.links(dataclasses.replace(one, count=1))) * one.count
+      # Copies of an instruction share a channel. The time spent waiting for it is counted once.
+      channel = waits.pop(f'channel {one.channel}', 0.0)
+      sums['exposed'] = waits.pop(one.instruction, 0.0) + channel
+    parts = paths.origins(computation, instruction)
+    about: JsonObject = dict(
+      blocks=tuple(dict.fromkeys(p.block for p in parts)),
+      passes=tuple(dict.fromkeys(p.of for p in parts)), kind=one.kind, axes=one.axes,
+    )  # fmt: skip
+    unknown = {'seconds': None, 'exposed': None}
+    row = found.setdefault(tuple(about.values()), about | unknown | dict.fromkeys(sums, 0))
+    row |= {name: row[name] + n for name, n in sums.items()}
+  return sorted(found.values(), key=lambda row: -(row['near_bytes'] + row['far_bytes']))
 
 
 def _products(costs: Costs, paths: Paths) -> Iterator[JsonObject]:

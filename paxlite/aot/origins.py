@@ -49,7 +49,6 @@ class Paths:
   def __init__(self, program: Program):
     self._program = program
     self._callers: dict[str, tuple[Computation, Instruction]] = {}
-    self._users: dict[str, dict[str, list[Instruction]]] = {}
     for computation in program.computations.values():
       for instruction in computation:
         if instruction.opcode in ('fusion', 'call', 'async-start'):
@@ -83,13 +82,7 @@ class Paths:
     self, computation: Computation, instruction: Instruction
   ) -> Iterator[tuple[Computation, Instruction]]:
     """Yields the instructions that use a result; for that of a computation, those of its caller."""
-    users = self._users.get(computation.name)
-    if users is None:
-      users = self._users[computation.name] = {}
-      for other in computation:
-        for operand in other.operands:
-          users.setdefault(operand, []).append(other)
-    for user in users.get(instruction.name, ()):
+    for user in computation.users.get(instruction.name, ()):
       yield computation, user
     if instruction is computation.root and computation.name in self._callers:
       yield self._callers[computation.name]

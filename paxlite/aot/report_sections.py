@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paxlite.aot.explanation_tables import UNKNOWN, Table, block_order, tables
-from paxlite.aot.texts import milliseconds, size
+from paxlite.aot.explanation_tables import UNKNOWN, Table, block_order, milliseconds, size, tables
 from paxlite.core.json_text import JsonObject, number
 
 EXPLANATION = 'explanation.json'  # in a run's folder, where `paxlite explain --json` may write it

@@ -4,8 +4,8 @@ import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from paxlite.aot.explanation_tables import size
 from paxlite.aot.planning.search import Judged, Plan
-from paxlite.aot.texts import size
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject

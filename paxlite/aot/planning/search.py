@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from paxlite.aot.explanation_tables import size
 from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.space import OFF_HOST, Candidate, Space
 from paxlite.aot.planning.verdicts import Store, Verdict
 from paxlite.aot.planning.workers import Question, WorkerPool
-from paxlite.aot.texts import size
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.language_model import LanguageModel

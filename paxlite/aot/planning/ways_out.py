@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 import jax
 
 from paxlite.aot import targets
+from paxlite.aot.explanation_tables import size
 from paxlite.aot.planning import machine
 from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.pages import assigned
 from paxlite.aot.planning.space import MESH, NAMES, OFF_HOST, Candidate, Space, Values, attributes
-from paxlite.aot.texts import size
 from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel

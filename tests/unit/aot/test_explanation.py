@@ -7,10 +7,9 @@ import math
 import pytest
 
 from paxlite.aot import explanation_tables, origins
-from paxlite.aot.explanation_tables import dims_text, short_name
+from paxlite.aot.explanation_tables import dims_text, short_name, size
 from paxlite.aot.hlo import Program
 from paxlite.aot.origins import Origin
-from paxlite.aot.texts import size
 from tests.support import runs
 
 # two repeated layers of which the backward pass keeps the input alone, on mesh 2 × 2 × 2

@@ -8,7 +8,7 @@ from jax.profiler import ProfileData
 
 import paxlite
 from paxlite.aot import chips, explanation_tables, report_sections, roofline, run_callbacks
-from paxlite.aot.texts import milliseconds
+from paxlite.aot.explanation_tables import milliseconds
 from paxlite.report import tables
 from paxlite.report.records import read_runs
 from tests.support import runs
