@@ -71,23 +71,22 @@ class ContextAttention:
     if ids_BT is not None:
       # Otherwise JAX would compute all masks before a loop over layers, and keep them.
       ids_BT, k_BTKH = jax.lax.optimization_barrier((ids_BT, k_BTKH))
+    qkv = q_BTNH, k_BTKH, v_BTKH
     if way == 'heads':
-      return ulysses_attention.attend(
-        q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_N, self._whole_rows, ring
-      )
+      return ulysses_attention.attend(qkv, ids_BT, logit_N, self._whole_rows, ring)
     if 0 < window < q_BTNH.shape[1] * ring.size:
       kernel = functools.partial(self._whole_rows, logit_N=logit_N)
-      case = self.case.with_arrays((q_BTNH, k_BTKH, v_BTKH), ids_BT, logit_N, over_context=True)
+      case = self.case.with_arrays(qkv, ids_BT, logit_N, over_context=True)
       by_array = attention_kernels.local(case).masks_by_array(case)
       piece = halo_attention.piece(window, q_BTNH.shape[1], TILE) if by_array else None
-      return halo_attention.attend(q_BTNH, k_BTKH, v_BTKH, ids_BT, kernel, window, ring, piece)
+      return halo_attention.attend(qkv, ids_BT, kernel, window, ring, piece)
     # for halves of this device's queries and halves of a device's keys
     half = lambda x: jax.ShapeDtypeStruct((x.shape[0], x.shape[1] // 2, *x.shape[2:]), x.dtype)
-    halves = (half(x) for x in (q_BTNH, k_BTKH, v_BTKH))
+    halves = (half(x) for x in qkv)
     case = self.case.with_arrays(halves, ids_BT, None, over_context=True)
     softmax = dataclasses.replace(case.softmax, window=0)
     parts = attention_kernels.parts(dataclasses.replace(case, softmax=softmax))
-    return ring_attention.attend(q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_N, parts, ring)
+    return ring_attention.attend(qkv, ids_BT, logit_N, parts, ring)
 
   def _whole_rows(
     self,

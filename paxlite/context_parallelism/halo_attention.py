@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from paxlite.context_parallelism.ring_attention import Ring
+from paxlite.layers.attention.partial_attention import QKV
 from paxlite.layers.remat import attention_saveable
 
-WholeRowsKernel = Callable[
-  ..., jax.Array
-]  # causal attention of whole rows: q, k, v and segment ids
+WholeRowsKernel = Callable[..., jax.Array]  # causal attention of whole rows: q, k, v, segment ids
 
 
 def reach(window: int, length: int, size: int) -> int:
@@ -43,15 +42,9 @@ def piece(window: int, length: int, most: int) -> int:
 
 
 def attend(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  segment_ids_BT: jax.Array | None,
-  kernel: WholeRowsKernel,
-  window: int,
-  ring: Ring,
+  qkv: QKV, segment_ids_BT: jax.Array | None, kernel: WholeRowsKernel, window: int, ring: Ring,
   piece: int | None = None,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
   """Returns the context of this device's queries, [B, T, N, H].
 
   The kernel gets rows in which the needed keys come before the device's own tokens. The first
@@ -59,15 +52,14 @@ def attend(
   query sees the filling. So the kernel needs only its own mask. Queries of needed keys are 0.
 
   Args:
-    q_BTNH: This device's queries.
-    k_BTKH: Its keys.
-    v_BTKH: Its values.
+    qkv: This device's queries [B, T, N, H], keys and values [B, T, K, H].
     segment_ids_BT: Its segments; None where there are none.
     kernel: Computes causal attention within the window.
     window: The keys that a query sees, with its own.
     ring: The devices that share a row.
     piece: The number of queries to compute at a time, which divides T; None means all.
   """
+  q_BTNH, k_BTKH, v_BTKH = qkv
   T = q_BTNH.shape[1]
   before, p = reach(window, T, ring.size), piece or T
 

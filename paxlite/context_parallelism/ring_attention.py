@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 
 from paxlite.layers.attention.partial_attention import (
+  QKV,
   RESULTS,
   Partial,
   PartialKernel,
@@ -58,20 +59,13 @@ class Ring(NamedTuple):
 
 
 def attend(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  segment_ids_BT: jax.Array | None,
-  logit_N: jax.Array | None,
-  kernel: PartialKernel,
+  qkv: QKV, segment_ids_BT: jax.Array | None, logit_N: jax.Array | None, kernel: PartialKernel,
   ring: Ring,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
   """Returns the context of this device's queries, [B, T, N, H].
 
   Args:
-    q_BTNH: This device's queries; T is even.
-    k_BTKH: Its keys.
-    v_BTKH: Its values.
+    qkv: This device's queries [B, T, N, H], keys and values [B, T, K, H]; T is even.
     segment_ids_BT: Its segments; None where there are none.
     logit_N: The logits of a virtual key whose value is 0; None where there is none.
     kernel: Computes halves of the queries with halves of the keys, or all of one of them.
@@ -83,49 +77,38 @@ def attend(
     return jnp.concatenate([first, ring.mirrored(second)], axis=1)
 
   ids = None if segment_ids_BT is None else exchanged(segment_ids_BT)
-  q, k, v = (exchanged(x) for x in (q_BTNH, k_BTKH, v_BTKH))
-  return exchanged(_attend(q, k, v, logit_N, ids, kernel, ring))
+  q, k, v = map(exchanged, qkv)
+  return exchanged(_attend((q, k, v), logit_N, ids, kernel, ring))
 
 
 # From here on, the tokens of an array [B, T, …] are two halves of T / 2, which are not neighbors in
 # the row. `ids` are their segments.
 
 _Keys = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, values and segments that travel
-_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
 # the arguments of _attend that are arrays, and its result
-_Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None, Partial]
+_Residuals = tuple[QKV, jax.Array | None, jax.Array | None, Partial]
 _Half = ArrayLike | None  # the number of a half; None means both
 # computes what the queries of a half see in the keys of a half
 _Compute = Callable[[_Keys, _Half, _Half], _T]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _attend(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  logit_N: jax.Array | None,
-  ids: jax.Array | None,
-  kernel: PartialKernel,
-  ring: Ring,
+  qkv: QKV, logit_N: jax.Array | None, ids: jax.Array | None, kernel: PartialKernel, ring: Ring
 ) -> jax.Array:
-  return _forward(q, k, v, logit_N, ids, kernel, ring)[0]
+  return _forward(qkv, logit_N, ids, kernel, ring)[0]
 
 
 def _forward(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  logit_N: jax.Array | None,
-  ids: jax.Array | None,
-  kernel: PartialKernel,
-  ring: Ring,
+  qkv: QKV, logit_N: jax.Array | None, ids: jax.Array | None, kernel: PartialKernel, ring: Ring
 ) -> tuple[jax.Array, _Residuals]:
+  q, k, v = qkv
+
   def seen(keys: _Keys, of_queries: _Half, of_keys: _Half) -> Partial:
     """Returns what a half of the queries sees in keys; the other half sees nothing."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
     segments = _segments(ids, keys, of_queries, of_keys)
-    context, lse = kernel.forward(of_q, of_k, of_v, segments, False)
+    context, lse = kernel.forward((of_q, of_k, of_v), segments, False)
     return Partial(_placed(context, of_queries), _placed(lse, of_queries, 2, -jnp.inf))
 
   def added(sums: Partial, part: Partial) -> Partial:
@@ -134,7 +117,7 @@ def _forward(
   nothing = (0.0, -jnp.inf)
   keys: _Keys = (k, v, ids)
   travelling = ring.next(*keys)
-  own = kernel.forward(_rows(q), _rows(k), _rows(v), _segments_of_rows(ids), True)
+  own = kernel.forward((_rows(q), _rows(k), _rows(v)), _segments_of_rows(ids), True)
   sums = Partial(_from_rows(own.context).astype(jnp.float32), _from_rows(own.lse, 2))
   sums = added(sums, _own(seen, nothing, ids, keys, ring))
 
@@ -149,22 +132,22 @@ def _forward(
   whole = with_sink_logit(sums, logit_N)
   whole = Partial(whole.context.astype(v.dtype), whole.lse)
   whole = jax.tree.map(lambda x: checkpoint_name(x, RESULTS), whole)
-  return whole.context, (q, k, v, logit_N, ids, whole)
+  return whole.context, (qkv, logit_N, ids, whole)
 
 
 def _backward(
   kernel: PartialKernel, ring: Ring, res: _Residuals, gradient: jax.Array
-) -> tuple[jax.Array | None, ...]:
-  q, k, v, logit_N, ids, whole = res
+) -> tuple[QKV, jax.Array | None, None]:
+  (q, k, v), logit_N, ids, whole = res
   add = functools.partial(jax.tree.map, lambda sums, part: sums + part.astype(jnp.float32))
 
-  def pulled(keys: _Keys, of_queries: _Half, of_keys: _Half) -> _Gradients:
+  def pulled(keys: _Keys, of_queries: _Half, of_keys: _Half) -> QKV:
     """Returns the gradients of queries, keys and values; 0 for those of other halves."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
     segments = _segments(ids, keys, of_queries, of_keys)
     of_whole = Partial(_half(whole.context, of_queries), _half(whole.lse, of_queries, 2))
     of_gradient = _half(gradient, of_queries)
-    dq, dk, dv = kernel.backward(of_q, of_k, of_v, segments, False, of_whole, of_gradient)
+    dq, dk, dv = kernel.backward((of_q, of_k, of_v), segments, False, of_whole, of_gradient)
     return _placed(dq, of_queries), _placed(dk, of_keys), _placed(dv, of_keys)
 
   nothing = (0.0, 0.0, 0.0)
@@ -172,15 +155,13 @@ def _backward(
   travelling = ring.next(*keys)
   of_whole = Partial(_rows(whole.context), _rows(whole.lse, 2))
   own = kernel.backward(
-    _rows(q), _rows(k), _rows(v), _segments_of_rows(ids), True, of_whole, _rows(gradient)
+    (_rows(q), _rows(k), _rows(v)), _segments_of_rows(ids), True, of_whole, _rows(gradient)
   )
   dq, dk, dv = (_from_rows(x).astype(jnp.float32) for x in own)
   dq, dk, dv = add((dq, dk, dv), _own(pulled, nothing, ids, keys, ring))
 
   # the gradients of keys travel one step behind the keys, while the next ones are computed
-  def turn(
-    carry: tuple[_Keys, _Gradients], step: jax.Array
-  ) -> tuple[tuple[_Keys, _Gradients], None]:
+  def turn(carry: tuple[_Keys, QKV], step: jax.Array) -> tuple[tuple[_Keys, QKV], None]:
     keys, (dq, dk, dv) = carry
     next_keys, so_far = ring.next(*keys), ring.next(dk, dv)
     found = _others(pulled, nothing, ids, keys, ring, step)
@@ -192,7 +173,7 @@ def _backward(
   dq, dk, dv = add((dq, *ring.next(dk, dv)), found)
   dk, dv = ring.next(dk, dv)
   d_logit = sink_logit_gradient(whole, gradient, logit_N)
-  return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), d_logit, None
+  return (dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)), d_logit, None
 
 
 _attend.defvjp(_forward, _backward)

@@ -9,26 +9,21 @@ from collections.abc import Callable
 import jax
 
 from paxlite.context_parallelism.ring_attention import Ring
+from paxlite.layers.attention.partial_attention import QKV
 
 # Causal attention of whole rows: q, k, v, segment ids, and the logits of a virtual key.
 WholeRowsKernel = Callable[..., jax.Array]
 
 
 def attend(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  segment_ids_BT: jax.Array | None,
-  logit_N: jax.Array | None,
-  kernel: WholeRowsKernel,
+  qkv: QKV, segment_ids_BT: jax.Array | None, logit_N: jax.Array | None, kernel: WholeRowsKernel,
   ring: Ring,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
   """Returns the context of this device's queries, [B, T, N, H].
 
   Args:
-    q_BTNH: This device's queries of all heads; the size of the ring divides N and K.
-    k_BTKH: Its keys.
-    v_BTKH: Its values.
+    qkv: This device's queries [B, T, N, H], and keys and values [B, T, K, H], of all heads; the
+      size of the ring divides N and K.
     segment_ids_BT: Its segments; None where there are none.
     logit_N: The logits of a virtual key whose value is 0; None where there is none.
     kernel: Computes causal attention.
@@ -38,7 +33,7 @@ def attend(
   def exchanged(x: jax.Array, split: int, joined: int) -> jax.Array:
     return jax.lax.all_to_all(x, ring.axis, split, joined, tiled=True)
 
-  q, k, v = (exchanged(x, 2, 1) for x in (q_BTNH, k_BTKH, v_BTKH))
+  q, k, v = (exchanged(x, 2, 1) for x in qkv)
   ids = None
   if segment_ids_BT is not None:
     ids = jax.lax.all_gather(segment_ids_BT, ring.axis, axis=1, tiled=True)

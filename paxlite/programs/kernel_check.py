@@ -21,7 +21,7 @@ from paxlite.core.trees import PyTree
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case, Kernel
 from paxlite.layers.attention.blockwise_attention import Blockwise
-from paxlite.layers.attention.partial_attention import Partial, PartialKernel
+from paxlite.layers.attention.partial_attention import QKV, Partial, PartialKernel
 from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.layers.embeddings import TokenEmbedding
@@ -127,15 +127,13 @@ def _of_part(kernel: PartialKernel, case: Case, ids: jax.Array | None) -> Sequen
   """Returns the results of a part, and gradients as if there were other parts."""
   causal = case.q.shape[1] == case.k.shape[1]
 
-  def function(
-    gradient: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array
-  ) -> Sequence[jax.Array]:
+  def function(gradient: jax.Array, qkv: QKV) -> Sequence[jax.Array]:
     segments = None if ids is None else (_segment_ids(_T), ids)
-    part = kernel.forward(q, k, v, segments, causal)
-    whole = Partial((0.7 * part.context).astype(q.dtype), part.lse + 0.4)
-    return *part, *kernel.backward(q, k, v, segments, causal, whole, gradient)
+    part = kernel.forward(qkv, segments, causal)
+    whole = Partial((0.7 * part.context).astype(qkv[0].dtype), part.lse + 0.4)
+    return *part, *kernel.backward(qkv, segments, causal, whole, gradient)
 
-  return jax.jit(function)(_random(3, _T, _N), *case.arrays)
+  return jax.jit(function)(_random(3, _T, _N), case.arrays)
 
 
 def _random(seed: int, tokens: int, heads: int) -> jax.Array:

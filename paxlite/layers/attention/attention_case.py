@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import jax
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.attention.partial_attention import PartialKernel, sink_logits
+from paxlite.layers.attention.partial_attention import QKV, PartialKernel, sink_logits
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
 
@@ -67,9 +67,9 @@ class Case:
   over_context: bool = False
 
   @property
-  def arrays(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+  def arrays(self) -> QKV:
     """The queries, keys and values of a case that is computed."""
-    return cast('tuple[jax.Array, jax.Array, jax.Array]', (self.q, self.k, self.v))
+    return cast('QKV', (self.q, self.k, self.v))
 
   @property
   def is_packed(self) -> bool:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Case, LocalKernel
 from paxlite.layers.attention.partial_attention import (
+  QKV,
   Partial,
   sink_logit_gradient,
   sink_logits,
@@ -22,7 +23,7 @@ from paxlite.layers.attention.softmax_attention import Segments, Softmax, masked
 
 _Sums = tuple[jax.Array, jax.Array, jax.Array]  # contexts, largest scores, sums of exponentials
 # the arguments of _attend that are arrays, and its result
-_Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, Segments | None, Partial]
+_Residuals = tuple[QKV, jax.Array | None, Segments | None, Partial]
 _BLOCK = 512  # keys
 _PIECES = 8  # the queries of a row are cut into so many pieces, each with the keys that it sees
 
@@ -39,16 +40,9 @@ class Blockwise:
   softmax: Softmax
   block_size: int = 0
 
-  def forward(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    segments: Segments | None,
-    causal: bool,
-    start: int = 0,
-  ) -> Partial:
+  def forward(self, qkv: QKV, segments: Segments | None, causal: bool, start: int = 0) -> Partial:
     """See PartialKernel. `start` is the index of the first query among the keys."""
+    q_BTNH, k_BSKH, v_BSKH = qkv
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
 
@@ -74,17 +68,11 @@ class Blockwise:
     return Partial(context / total.swapaxes(1, 2)[..., None], largest + jnp.log(total))
 
   def backward(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    segments: Segments | None,
-    causal: bool,
-    whole: Partial,
-    gradient: jax.Array,
+    self, qkv: QKV, segments: Segments | None, causal: bool, whole: Partial, gradient: jax.Array,
     start: int = 0,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  ) -> QKV:  # fmt: skip
     """See PartialKernel. `start` is the index of the first query among the keys."""
+    q_BTNH, k_BSKH, v_BSKH = qkv
     T, K, cap = q_BTNH.shape[1], k_BSKH.shape[2], self.softmax.logit_cap
     product_BTNH = whole.context.astype(jnp.float32) * gradient.astype(jnp.float32)
     mean_BNT1 = product_BTNH.sum(-1).swapaxes(1, 2)[..., None]
@@ -167,57 +155,48 @@ class BlockwiseKernel(LocalKernel):
   def attend_locally(self, case: Case) -> jax.Array:
     logit_N = sink_logits(case.softmax, case.q.shape[2])
     kernel = Blockwise(dataclasses.replace(case.softmax, sink_logit=None), case.block_size)
-    return _attend(*case.arrays, logit_N, case.visible.segments, kernel)
+    return _attend(case.arrays, logit_N, case.visible.segments, kernel)
 
   def parts(self, case: Case) -> Blockwise:
     return Blockwise(case.softmax, case.block_size)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _attend(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  logit_N: jax.Array | None,
-  segments: Segments | None,
-  kernel: Blockwise,
+  qkv: QKV, logit_N: jax.Array | None, segments: Segments | None, kernel: Blockwise
 ) -> jax.Array:
-  return _forward(q_BTNH, k_BSKH, v_BSKH, logit_N, segments, kernel)[0]
+  return _forward(qkv, logit_N, segments, kernel)[0]
 
 
 def _forward(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  logit_N: jax.Array | None,
-  segments: Segments | None,
-  kernel: Blockwise,
+  qkv: QKV, logit_N: jax.Array | None, segments: Segments | None, kernel: Blockwise
 ) -> tuple[jax.Array, _Residuals]:
+  q_BTNH, k_BSKH, v_BSKH = qkv
   parts = [
-    kernel.forward(q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys], ids, True, start)
+    kernel.forward((q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys]), ids, True, start)
     for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window)
   ]
   context = jnp.concatenate([part.context for part in parts], 1)
   lse = jnp.concatenate([part.lse for part in parts], 2)
   whole = with_sink_logit(Partial(context, lse), logit_N)
   whole = Partial(whole.context.astype(v_BSKH.dtype), whole.lse)
-  return whole.context, (q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole)
+  return whole.context, (qkv, logit_N, segments, whole)
 
 
 def _backward(
   kernel: Blockwise, res: _Residuals, gradient: jax.Array
-) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole = res
+) -> tuple[tuple[jax.Array, ...], jax.Array | None, None]:
+  (q_BTNH, k_BSKH, v_BSKH), logit_N, segments, whole = res
   dqs, dk, dv = [], jnp.zeros(k_BSKH.shape, jnp.float32), jnp.zeros(v_BSKH.shape, jnp.float32)
   for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window):
     of_rows = Partial(whole.context[:, rows], whole.lse[:, :, rows])
-    q, k, v, do = q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys], gradient[:, rows]
-    dq, dk_part, dv_part = kernel.backward(q, k, v, ids, True, of_rows, do, start)
+    qkv, do = (q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys]), gradient[:, rows]
+    dq, dk_part, dv_part = kernel.backward(qkv, ids, True, of_rows, do, start)
     dqs.append(dq)
     dk, dv = dk.at[:, keys].add(dk_part), dv.at[:, keys].add(dv_part)
   found = zip((jnp.concatenate(dqs, 1), dk, dv), (q_BTNH, k_BSKH, v_BSKH), strict=True)
   d_logit = sink_logit_gradient(whole, gradient, logit_N)
-  return *(x.astype(like.dtype) for x, like in found), d_logit, None
+  return tuple(x.astype(like.dtype) for x, like in found), d_logit, None
 
 
 _attend.defvjp(_forward, _backward)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from paxlite.layers.attention import cudnn_call
 from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
 from paxlite.layers.attention.folded_vmap import folded, with_folded_vmap
-from paxlite.layers.attention.partial_attention import Partial, sink_logits
+from paxlite.layers.attention.partial_attention import QKV, Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.layers.attention.tiled_attention import Tiled
 from paxlite.parallel import partitioning
@@ -158,26 +158,17 @@ class CudnnParts:
 
   softmax: Softmax
 
-  def forward(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
-  ) -> Partial:
+  def forward(self, qkv: QKV, segments: Segments | None, causal: bool) -> Partial:
     """See PartialKernel."""
 
     def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> Partial:
       return cudnn_call.forward(q, k, v, (ids[0], ids[1]) if ids else None, self._options(causal))
 
-    return folded(of_rows)(q, k, v, *(segments or ()))
+    return folded(of_rows)(*qkv, *(segments or ()))
 
   def backward(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments: Segments | None,
-    causal: bool,
-    whole: Partial,
-    gradient: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, qkv: QKV, segments: Segments | None, causal: bool, whole: Partial, gradient: jax.Array
+  ) -> QKV:
     """See PartialKernel."""
 
     def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -186,7 +177,7 @@ class CudnnParts:
       whole = Partial(context, lse)
       return cudnn_call.backward(q, k, v, bounds, self._options(causal), whole, gradient)[:3]
 
-    return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
+    return folded(of_rows)(*qkv, *whole, gradient, *(segments or ()))
 
   def _options(self, causal: bool) -> cudnn_call.Options:
     return cudnn_call.Options(self.softmax.query_scale, causal=causal)

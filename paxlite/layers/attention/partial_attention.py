@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 
 _Arrays = TypeVar('_Arrays')
+QKV = tuple[jax.Array, jax.Array, jax.Array]  # queries, keys and values, or their gradients
 RESULTS = 'attention_results'  # the checkpoint name of what a backward kernel reads
 
 
@@ -36,27 +37,16 @@ class PartialKernel(Protocol):
   own segment.
   """
 
-  def forward(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
-  ) -> Partial:
+  def forward(self, qkv: QKV, segments: Segments | None, causal: bool) -> Partial:
     """Returns the context and the log-sums of the part."""
 
   def backward(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments: Segments | None,
-    causal: bool,
-    whole: Partial,
-    gradient: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, qkv: QKV, segments: Segments | None, causal: bool, whole: Partial, gradient: jax.Array
+  ) -> QKV:
     """Returns the gradients of q, k and v.
 
     Args:
-      q: Queries.
-      k: Keys.
-      v: Values.
+      qkv: Queries, keys and values.
       segments: Segments of the queries and of the keys.
       causal: See the class.
       whole: The context and the log-sums of all parts together.

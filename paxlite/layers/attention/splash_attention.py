@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
-from paxlite.layers.attention.partial_attention import RESULTS, Partial, sink_logits
+from paxlite.layers.attention.partial_attention import QKV, RESULTS, Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -78,42 +78,32 @@ class SplashParts:
 
   softmax: Softmax
 
-  def forward(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
-  ) -> Partial:
+  def forward(self, qkv: QKV, segments: Segments | None, causal: bool) -> Partial:
     """See PartialKernel."""
-    kernel = self._rows(q, k, segments, causal)
-    context, lse = _with_lse(kernel, *self._arguments(q, k, v))
+    kernel = self._rows(qkv, segments, causal)
+    context, lse = _with_lse(kernel, *self._arguments(qkv))
     return Partial(_heads_first(context), lse)
 
   def backward(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments: Segments | None,
-    causal: bool,
-    whole: Partial,
-    gradient: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, qkv: QKV, segments: Segments | None, causal: bool, whole: Partial, gradient: jax.Array
+  ) -> QKV:
     """See PartialKernel."""
-    kernel = self._rows(q, k, segments, causal)
+    kernel = self._rows(qkv, segments, causal)
     kept = Partial(_heads_first(whole.context), whole.lse)
-    dq, dk, dv = _gradients(kernel, self._arguments(q, k, v), kept, _heads_first(gradient))
+    dq, dk, dv = _gradients(kernel, self._arguments(qkv), kept, _heads_first(gradient))
     return _heads_first(dq) * self.softmax.query_scale, _heads_first(dk), _heads_first(dv)
 
-  def _arguments(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+  def _arguments(self, qkv: QKV) -> tuple[jax.Array, ...]:
+    q, k, v = qkv
     return _heads_first(q * self.softmax.query_scale), _heads_first(k), _heads_first(v)
 
-  def _rows(
-    self, q: jax.Array, k: jax.Array, segments: Segments | None, causal: bool
-  ) -> Callable[..., jax.Array]:
+  def _rows(self, qkv: QKV, segments: Segments | None, causal: bool) -> Callable[..., jax.Array]:
     """Returns the kernel for a part of all rows, with heads before tokens."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     interpret = partitioning.active_platform() == 'cpu'
-    shape = q.shape[1], k.shape[1]
-    kernel = _kernel(shape, q.shape[2], self.softmax, interpret, causal)
+    shape = qkv[0].shape[1], qkv[1].shape[1]
+    kernel = _kernel(shape, qkv[0].shape[2], self.softmax, interpret, causal)
     ids = None if segments is None else splash.SegmentIds(*segments)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

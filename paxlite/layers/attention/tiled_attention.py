@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paxlite.layers.attention.partial_attention import (
+  QKV,
   Partial,
   PartialKernel,
   merged_by_lse,
@@ -17,7 +18,6 @@ from paxlite.layers.attention.partial_attention import (
 from paxlite.layers.attention.softmax_attention import Segments
 
 TILE = 8192  # the most tokens of a tile: a mask takes 128 MiB, or 256 with twice as many keys
-_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +35,19 @@ class Tiled:
   kernel: PartialKernel
   size: int = TILE
 
-  def forward(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
-  ) -> Partial:
+  def forward(self, qkv: QKV, segments: Segments | None, causal: bool) -> Partial:
     """See PartialKernel."""
+    q, k, v = qkv
     count = self._count(min(q.shape[1], k.shape[1]))
     if segments is None or count == 1:
-      return self.kernel.forward(q, k, v, segments, causal)
+      return self.kernel.forward(qkv, segments, causal)
     B, t, N = q.shape[0], q.shape[1] // count, q.shape[2]
     q, k, v, of_q, of_k = (_tiles(x, count) for x in (q, k, v, *segments))
 
     def turn(sums: Partial, at: tuple[jax.Array, jax.Array], causal: bool) -> tuple[Partial, None]:
       i, j = at
       ids = part_of(of_q, i), part_of(of_k, j)
-      seen = self.kernel.forward(part_of(q, i), part_of(k, j), part_of(v, j), ids, causal)
+      seen = self.kernel.forward((part_of(q, i), part_of(k, j), part_of(v, j)), ids, causal)
       seen = Partial(seen.context.astype(jnp.float32), seen.lse)
       return updated(sums, i, functools.partial(merged_by_lse, seen)), None
 
@@ -62,38 +61,30 @@ class Tiled:
     return Partial(_whole(sums.context), lse)
 
   def backward(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments: Segments | None,
-    causal: bool,
-    whole: Partial,
-    gradient: jax.Array,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, qkv: QKV, segments: Segments | None, causal: bool, whole: Partial, gradient: jax.Array
+  ) -> QKV:
     """See PartialKernel."""
+    q, k, v = qkv
     count = self._count(min(q.shape[1], k.shape[1]))
     if segments is None or count == 1:
-      return self.kernel.backward(q, k, v, segments, causal, whole, gradient)
+      return self.kernel.backward(qkv, segments, causal, whole, gradient)
     B, T, N = q.shape[:3]
     lse = jnp.moveaxis(whole.lse.reshape(B, N, count, T // count), 2, 0)
     arrays = (q, k, v, *segments, whole.context, gradient)
     q, k, v, of_q, of_k, context, gradient = (_tiles(x, count) for x in arrays)
 
-    def turn(
-      found: _Gradients, at: tuple[jax.Array, jax.Array], causal: bool
-    ) -> tuple[_Gradients, None]:
+    def turn(found: QKV, at: tuple[jax.Array, jax.Array], causal: bool) -> tuple[QKV, None]:
       i, j = at
       of_whole = Partial(part_of(context, i), part_of(lse, i))
       dq, dk, dv = self.kernel.backward(
-        part_of(q, i), part_of(k, j), part_of(v, j), (part_of(of_q, i), part_of(of_k, j)), causal,
-        of_whole, part_of(gradient, i),
+        (part_of(q, i), part_of(k, j), part_of(v, j)), (part_of(of_q, i), part_of(of_k, j)),
+        causal, of_whole, part_of(gradient, i),
       )  # fmt: skip
       add = lambda sums, number, x: updated(sums, number, lambda old: old + x)
       return (add(found[0], i, dq), add(found[1], j, dk), add(found[2], j, dv)), None
 
     zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
-    found: _Gradients = zeros(q), zeros(k), zeros(v)
+    found: QKV = zeros(q), zeros(k), zeros(v)
     for pairs, is_causal in _pairs(count, causal):
       found, _ = jax.lax.scan(functools.partial(turn, causal=is_causal), found, pairs)
     dq, dk, dv = (_whole(x) for x in found)

@@ -102,11 +102,11 @@ def compare(name: str) -> None:
 class OnlyIfSeen(Blockwise):
   """Gives no number for a part in which no query sees a key."""
 
-  def forward(self, q, k, v, segments, causal):
-    return self._known(super().forward(q, k, v, segments, causal), segments)
+  def forward(self, qkv, segments, causal):
+    return self._known(super().forward(qkv, segments, causal), segments)
 
-  def backward(self, q, k, v, segments, causal, whole, gradient):
-    return self._known(super().backward(q, k, v, segments, causal, whole, gradient), segments)
+  def backward(self, qkv, segments, causal, whole, gradient):
+    return self._known(super().backward(qkv, segments, causal, whole, gradient), segments)
 
   def _known(self, found, segments):
     is_seen = (segments[0][:, :, None] == segments[1][:, None]).any()

@@ -330,10 +330,10 @@ def test_parts_of_a_ring(asked, queries, keys, causal, segmented):
   of = lambda n: jnp.where(jnp.arange(n) < n // 3, 1, 2)[None].repeat(2, 0)
   segments = (of(queries), of(keys)) if segmented else None
   cudnn, plain = cudnn_attention.CudnnParts(softmax), Blockwise(softmax)
-  found, expected = (k.forward(*qkv, segments, causal) for k in (cudnn, plain))
+  found, expected = (k.forward(qkv, segments, causal) for k in (cudnn, plain))
   whole = Partial(expected.context * 0.7, expected.lse + 0.4)
-  both = [(*found, *cudnn.backward(*qkv, segments, causal, whole, gradient))]
-  both += [(*expected, *plain.backward(*qkv, segments, causal, whole, gradient))]
+  both = [(*found, *cudnn.backward(qkv, segments, causal, whole, gradient))]
+  both += [(*expected, *plain.backward(qkv, segments, causal, whole, gradient))]
   assert {a['mask_type'] for a in asked} == {'CAUSAL' if causal else 'NO_MASK'}
   for a, b in zip(*both, strict=True):
     np.testing.assert_allclose(a, b, atol=2e-5)
