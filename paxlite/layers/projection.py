@@ -5,11 +5,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from paxlite.config.templates import Template, template_field
 from paxlite.layers.precision.einsum import Einsum
-from paxlite.parallel.partitioning import gather_weight, param
+from paxlite.parallel.partitioning import gather_weight, param, shard
 
 Initializer = Callable[..., jax.Array]
 
@@ -76,3 +77,29 @@ class Projection(nn.Module):
     # w's dimensions have the same order in the output, so that a reshape is enough
     sizes = {weight_dims[i]: self.shape[i] for i in self.made_dims}
     return values.reshape([sizes.get(d, 1) for d in out_dims])
+
+
+def to_heads(
+  template: Template, name: str, x_BTD: jax.Array, shape: tuple[int, int, int], axis: str = 'heads'
+) -> jax.Array:
+  """Projects [B, T, D] to heads, [B, T, N, H], by a weight of this shape [D, N, H]."""
+  axes = ('embed', axis, 'head_dim')
+  y: jax.Array = template(equation='BTD,DNH->BTNH', shape=shape, axes=axes, name=name)(x_BTD)
+  return y
+
+
+def per_head(template: Template, name: str, x_BTD: jax.Array, shape: tuple[int, int]) -> jax.Array:
+  """Projects [B, T, D] to one number for each head, [B, T, N], by a weight of this shape [D, N]."""
+  axes = ('embed', 'heads')
+  y: jax.Array = template(equation='BTD,DN->BTN', shape=shape, axes=axes, name=name)(x_BTD)
+  return y
+
+
+def to_output(
+  template: Template, context_BTNH: jax.Array, shape: tuple[int, int, int]
+) -> jax.Array:
+  """Projects what heads have read to the output of a layer, [B, T, D], by a weight [D, N, H]."""
+  axes = ('embed', 'heads', 'head_dim')
+  post = template(equation='BTNH,DNH->BTD', shape=shape, axes=axes, name='post')
+  out_BTD = shard(post(context_BTNH), 'batch', 'residual_length', 'act_embed')
+  return checkpoint_name(out_BTD, 'out_proj')

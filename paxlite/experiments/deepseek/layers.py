@@ -14,7 +14,7 @@ from paxlite.config.templates import Template, template_field
 from paxlite.core.training_rules import never_trained
 from paxlite.layers.attention.attention import DotProductAttention, append_to_cache, is_decoding
 from paxlite.layers.norms import RmsNorm
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, to_output
 from paxlite.layers.rotary import RotaryEmbedding
 from paxlite.parallel.partitioning import shard
 
@@ -133,14 +133,8 @@ class LatentAttention(nn.Module):
       key = jnp.concatenate([plain_BSNH, shared_BSNH], axis=-1)
       context = attention(query, key, value, segment_ids_BT, start, bias_B1TS)
     context = shard(checkpoint_name(context, 'context'), 'batch', 'length', 'act_heads', None)
-    out_BTD = self.projection_tpl(
-      equation='BTNH,DNH->BTD',
-      shape=(self.model_dims, self.num_heads, self.value_dims),
-      axes=('embed', 'heads', 'head_dim'),
-      name='post',
-    )(context)
-    out_BTD = shard(out_BTD, 'batch', 'residual_length', 'act_embed')
-    return checkpoint_name(out_BTD, 'out_proj'), bias_B1TS
+    shape = (self.model_dims, self.num_heads, self.value_dims)
+    return to_output(self.projection_tpl, context, shape), bias_B1TS
 
   def _query(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """Returns queries [B, T, N, H], whose last dimensions are to be rotated, and their latents."""

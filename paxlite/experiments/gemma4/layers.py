@@ -24,7 +24,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.linked_block import LinkedBlock
 from paxlite.layers.moe.moe import Routing, TopKRouter, route
 from paxlite.layers.norms import RmsNorm, UnscaledRmsNorm
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, to_heads
 from paxlite.layers.remat import recomputed
 from paxlite.layers.rotary import RotaryEmbedding
 from paxlite.layers.transformer import TransformerBlock
@@ -170,12 +170,8 @@ class QueryProjection(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    query = self.query_tpl(
-      equation='BTD,DNH->BTNH',
-      shape=(self.model_dims, self.num_heads, self.head_dim),
-      axes=('embed', 'heads', 'head_dim'),
-      name='query',
-    )(x_BTD)
+    shape = (self.model_dims, self.num_heads, self.head_dim)
+    query = to_heads(self.query_tpl, 'query', x_BTD, shape)
     return shard(checkpoint_name(query, 'query_proj'), 'batch', 'length', 'act_heads', None)
 
 
@@ -312,19 +308,10 @@ class SharedKeyValue(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    sizes = {'query': (self.num_heads, 'heads'), 'key': (self.num_kv_heads, 'kv_heads')}
-    query, key = (
-      checkpoint_name(
-        projection_tpl(
-          equation='BTD,DNH->BTNH',
-          shape=(self.model_dims, sizes[name][0], self.head_dim),
-          axes=('embed', sizes[name][1], 'head_dim'),
-          name=name,
-        )(x_BTD),
-        f'{name}_proj',
-      )
-      for name, projection_tpl in (('query', self.query_tpl), ('key', self.key_tpl))
-    )
+    shape = (self.model_dims, self.num_heads, self.head_dim)
+    query = checkpoint_name(to_heads(self.query_tpl, 'query', x_BTD, shape), 'query_proj')
+    shape = (self.model_dims, self.num_kv_heads, self.head_dim)
+    key = checkpoint_name(to_heads(self.key_tpl, 'key', x_BTD, shape, 'kv_heads'), 'key_proj')
     return shard(query, 'batch', 'length', 'act_heads', None), key, key
 
 

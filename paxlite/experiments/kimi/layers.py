@@ -13,7 +13,7 @@ from paxlite.layers.linear_attention.decay import rates_up_to, step_biases
 from paxlite.layers.linear_attention.gated_delta_net import unit_length
 from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm
 from paxlite.layers.linear_attention.row_state import RowState
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, per_head, to_heads, to_output
 from paxlite.parallel.partitioning import param, shard
 
 
@@ -78,34 +78,24 @@ class KimiDeltaAttention(nn.Module):
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
   ) -> jax.Array:
     rows = RowState(self, *x_BTD.shape[:2])
+    shape = (self.model_dims, self.num_heads, self.head_dims)
 
     def inputs(name: str) -> jax.Array:
-      y_BTNH = checkpoint_name(self._project(name, self.model_dims)(x_BTD), f'{name}_proj')
+      y_BTNH = checkpoint_name(to_heads(self.projection_tpl, name, x_BTD, shape), f'{name}_proj')
       convolution = self.convolution_tpl(axes=('heads', 'head_dim'), name=f'{name}_convolution')
       return ACTIVATIONS[self.activation](convolution(y_BTNH, segment_ids_BT, rows, name))
 
     query = unit_length(inputs('query')) * self.head_dims**-0.5
     key, value = unit_length(inputs('key')), inputs('value')
     log_decay = self.decay_tpl(name='decay')(self._narrowed('decay', x_BTD))
-    beta_projection = self.projection_tpl(
-      equation='BTD,DN->BTN',
-      shape=(self.model_dims, self.num_heads),
-      axes=('embed', 'heads'),
-      name='beta',
-    )
-    beta = jax.nn.sigmoid(beta_projection(x_BTD).astype(jnp.float32))
+    beta = per_head(self.projection_tpl, 'beta', x_BTD, (self.model_dims, self.num_heads))
+    beta = jax.nn.sigmoid(beta.astype(jnp.float32))
 
     context = attend(rows, query, key, value, log_decay, beta, segment_ids_BT)
     context = checkpoint_name(context, 'context')
     context = self.norm_tpl(name='norm')(context, self._narrowed('gate', x_BTD))
     context = shard(context, 'batch', 'length', 'act_heads', None)
-    out_BTD = self.projection_tpl(
-      equation='BTNH,DNH->BTD',
-      shape=(self.model_dims, self.num_heads, self.head_dims),
-      axes=('embed', 'heads', 'head_dim'),
-      name='post',
-    )(context)
-    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
+    return to_output(self.projection_tpl, context, shape)
 
   def _narrowed(self, name: str, x_BTD: jax.Array) -> jax.Array:
     """Returns a projection to [B, T, N, H] by way of H numbers."""
@@ -115,12 +105,5 @@ class KimiDeltaAttention(nn.Module):
       axes=('embed', None),
       name=f'{name}_down',
     )
-    return self._project(f'{name}_up', self.head_dims)(down(x_BTD))
-
-  def _project(self, name: str, inputs: int) -> nn.Module:
-    return self.projection_tpl(
-      equation='BTD,DNH->BTNH',
-      shape=(inputs, self.num_heads, self.head_dims),
-      axes=('embed', 'heads', 'head_dim'),
-      name=name,
-    )
+    shape = (self.head_dims, self.num_heads, self.head_dims)
+    return to_heads(self.projection_tpl, f'{name}_up', down(x_BTD), shape)

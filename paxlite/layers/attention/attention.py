@@ -16,7 +16,7 @@ from paxlite.core.variable_names import INDEX
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Segments, Softmax
 from paxlite.layers.norms import RmsNorm
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, to_heads, to_output
 from paxlite.parallel.partitioning import param, shard
 
 
@@ -56,13 +56,8 @@ class SeparateQkv(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     def project(projection_tpl: Template, name: str, heads: int, axis: str) -> jax.Array:
-      y_BTNH = projection_tpl(
-        equation='BTD,DNH->BTNH',
-        shape=(self.model_dims, heads, self.head_dim),
-        axes=('embed', axis, 'head_dim'),
-        name=name,
-      )(x_BTD)
-      return checkpoint_name(y_BTNH, f'{name}_proj')
+      shape = (self.model_dims, heads, self.head_dim)
+      return checkpoint_name(to_heads(projection_tpl, name, x_BTD, shape, axis), f'{name}_proj')
 
     query = project(self.query_tpl, 'query', self.num_heads, 'heads')
     key = project(self.key_value_tpl, 'key', self.num_kv_heads, 'kv_heads')
@@ -278,14 +273,7 @@ class Attention(nn.Module):
     if self.gate_tpl is not None:
       context *= self.gate_tpl(name='gate')(x_BTD)
     context = shard(context, 'batch', 'length', 'act_heads', None)
-    out_BTD = self.post_tpl(
-      equation='BTNH,DNH->BTD',
-      shape=(self.model_dims, self.num_heads, self.head_dim),
-      axes=('embed', 'heads', 'head_dim'),
-      name='post',
-    )(context)
-    out_BTD = shard(out_BTD, 'batch', 'residual_length', 'act_embed')
-    return checkpoint_name(out_BTD, 'out_proj')
+    return to_output(self.post_tpl, context, (self.model_dims, self.num_heads, self.head_dim))
 
 
 def is_decoding(module: nn.Module) -> bool:

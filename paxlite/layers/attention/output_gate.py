@@ -4,7 +4,7 @@ import jax
 from flax import linen as nn
 
 from paxlite.config.templates import Template, template_field
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, to_heads
 
 
 class OutputGate(nn.Module):
@@ -26,10 +26,5 @@ class OutputGate(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    gate_BTNH = self.projection_tpl(
-      equation='BTD,DNH->BTNH',
-      shape=(self.model_dims, self.num_heads, self.head_dim),
-      axes=('embed', 'heads', 'head_dim'),
-      name='projection',
-    )(x_BTD)
-    return jax.nn.sigmoid(gate_BTNH)
+    shape = (self.model_dims, self.num_heads, self.head_dim)
+    return jax.nn.sigmoid(to_heads(self.projection_tpl, 'projection', x_BTD, shape))

@@ -12,7 +12,7 @@ from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
 from paxlite.layers.linear_attention.decay import Decay
 from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm
 from paxlite.layers.linear_attention.row_state import RowState
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, per_head, to_heads, to_output
 from paxlite.parallel.partitioning import shard
 
 
@@ -56,7 +56,8 @@ class GatedDeltaNet(nn.Module):
     rows = RowState(self, *x_BTD.shape[:2])
 
     def inputs(name: str, heads: int, width: int, axis: str) -> jax.Array:
-      y_BTNH = self._project(name, (heads, width), axis)(x_BTD)
+      shape = (self.model_dims, heads, width)
+      y_BTNH = to_heads(self.projection_tpl, name, x_BTD, shape, axis)
       y_BTNH = checkpoint_name(y_BTNH, f'{name}_proj')
       convolution = self.convolution_tpl(axes=(axis, 'head_dim'), name=f'{name}_convolution')
       return ACTIVATIONS[self.activation](convolution(y_BTNH, segment_ids_BT, rows, name))
@@ -65,41 +66,22 @@ class GatedDeltaNet(nn.Module):
     query *= self.key_dims**-0.5
     key = unit_length(inputs('key', self.num_key_heads, self.key_dims, 'kv_heads'))
     value = inputs('value', self.num_value_heads, self.value_dims, 'heads')
-    log_decay = self.decay_tpl(name='decay')(self._per_head('decay_input')(x_BTD))
-    beta = jax.nn.sigmoid(self._per_head('beta')(x_BTD).astype(jnp.float32)) * self.beta_scale
+    of_values = (self.model_dims, self.num_value_heads)
+    decay_input = per_head(self.projection_tpl, 'decay_input', x_BTD, of_values)
+    log_decay = self.decay_tpl(name='decay')(decay_input)
+    beta = per_head(self.projection_tpl, 'beta', x_BTD, of_values)
+    beta = jax.nn.sigmoid(beta.astype(jnp.float32)) * self.beta_scale
 
     shares = self.num_value_heads // self.num_key_heads
     query, key = (jnp.repeat(x, shares, 2) for x in (query, key))
     context = attend(rows, query, key, value, log_decay, beta, segment_ids_BT)
     context = checkpoint_name(context, 'context')
 
-    gate = self._project('gate', (self.num_value_heads, self.value_dims), 'heads')(x_BTD)
+    shape = (self.model_dims, self.num_value_heads, self.value_dims)
+    gate = to_heads(self.projection_tpl, 'gate', x_BTD, shape)
     context = self.norm_tpl(name='norm')(context, gate)
     context = shard(context, 'batch', 'length', 'act_heads', None)
-    out_BTD = self.projection_tpl(
-      equation='BTNH,DNH->BTD',
-      shape=(self.model_dims, self.num_value_heads, self.value_dims),
-      axes=('embed', 'heads', 'head_dim'),
-      name='post',
-    )(context)
-    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
-
-  def _project(self, name: str, shape: tuple[int, int], axis: str) -> nn.Module:
-    return self.projection_tpl(
-      equation='BTD,DNH->BTNH',
-      shape=(self.model_dims, *shape),
-      axes=('embed', axis, 'head_dim'),
-      name=name,
-    )
-
-  def _per_head(self, name: str) -> nn.Module:
-    """A projection to one number for each head of values."""
-    return self.projection_tpl(
-      equation='BTD,DN->BTN',
-      shape=(self.model_dims, self.num_value_heads),
-      axes=('embed', 'heads'),
-      name=name,
-    )
+    return to_output(self.projection_tpl, context, shape)
 
 
 def unit_length(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:

@@ -12,7 +12,7 @@ from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
 from paxlite.layers.linear_attention.decay import Steps
 from paxlite.layers.linear_attention.gated_norm import GateThenRmsNorm
 from paxlite.layers.linear_attention.row_state import RowState
-from paxlite.layers.projection import Projection
+from paxlite.layers.projection import Projection, per_head, to_heads, to_output
 from paxlite.parallel.partitioning import param, shard
 
 
@@ -61,13 +61,8 @@ class Mamba2(nn.Module):
       scaled = self.factors_tpl(name='factors')
 
     def project(name: str, shape: tuple[int, int], axis: str) -> jax.Array:
-      projection = self.projection_tpl(
-        equation='BTD,DNH->BTNH',
-        shape=(self.model_dims, *shape),
-        axes=('embed', axis, 'head_dim'),
-        name=name,
-      )
-      return checkpoint_name(scaled(name, projection(x_BTD)), f'{name}_proj')
+      y_BTNH = to_heads(self.projection_tpl, name, x_BTD, (self.model_dims, *shape), axis)
+      return checkpoint_name(scaled(name, y_BTNH), f'{name}_proj')
 
     def inputs(name: str, shape: tuple[int, int], axis: str) -> jax.Array:
       y_BTNH = project(name, shape, axis)
@@ -77,13 +72,8 @@ class Mamba2(nn.Module):
     gate = project('gate', of_heads, 'heads')
     value = inputs('value', of_heads, 'heads')
     key, query = (inputs(name, of_groups, 'kv_heads') for name in ('key', 'query'))
-    step_input = self.projection_tpl(
-      equation='BTD,DN->BTN',
-      shape=(self.model_dims, self.num_heads),
-      axes=('embed', 'heads'),
-      name='step',
-    )
-    steps, log_decay = self.steps_tpl(name='steps')(scaled('step', step_input(x_BTD)))
+    step_BTN = per_head(self.projection_tpl, 'step', x_BTD, (self.model_dims, self.num_heads))
+    steps, log_decay = self.steps_tpl(name='steps')(scaled('step', step_BTN))
 
     key, query = (jnp.repeat(x, self.num_heads // self.num_groups, 2) for x in (key, query))
     written = (value * steps[..., None]).astype(value.dtype)
@@ -92,10 +82,4 @@ class Mamba2(nn.Module):
     context += (value * skip[:, None]).astype(context.dtype)
     context = self.norm_tpl(name='norm')(checkpoint_name(context, 'context'), gate)
     context = shard(context, 'batch', 'length', 'act_heads', None)
-    out_BTD = self.projection_tpl(
-      equation='BTNH,DNH->BTD',
-      shape=(self.model_dims, *of_heads),
-      axes=('embed', 'heads', 'head_dim'),
-      name='post',
-    )(context)
-    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
+    return to_output(self.projection_tpl, context, (self.model_dims, *of_heads))
