@@ -17,13 +17,24 @@ from paxlite.parallel.partitioning import shard
 _HIDDEN = -1e30  # as where a mask hides a key
 
 
-class SparseIndexer(nn.Module):
-  """Chooses the keys of each query that score highest, of those that it may see.
+def index_scores(query_BTNH: jax.Array, weight_BTN: jax.Array, key_BSH: jax.Array) -> jax.Array:
+  """Returns Σ_n w_n · relu(q_n · k) / √(H · N), [B, T, S] in float32, without a gradient."""
+  N, H = query_BTNH.shape[2:]
+  query_BTNH, weight_BTN, key_BSH = jax.lax.stop_gradient((
+    query_BTNH.astype(jnp.float32), weight_BTN.astype(jnp.float32), key_BSH.astype(jnp.float32)
+  ))  # fmt: skip
+  query_BTNH = shard(query_BTNH, 'batch', 'length', None, None)
+  relu_BTNS = jax.nn.relu(jnp.einsum('BTNH,BSH->BTNS', query_BTNH, key_BSH) / math.sqrt(H))
+  return jnp.einsum('BTN,BTNS->BTS', weight_BTN / math.sqrt(N), relu_BTNS)
 
-  See https://arxiv.org/abs/2512.02556, section 2.1. The score of a key is Σ_n w_n · relu(q_n · k),
-  divided by √(H · N). The queries q [B, T, N, H] come from the latents of attention's queries, the
-  keys [B, S, H] and the weights w [B, T, N] from the activations. The first dimensions of queries
-  and keys are rotated. Scores are in float32. Of equal ones, the earlier key comes first.
+
+class SparseIndexer(nn.Module):
+  """Chooses the keys of each query whose `index_scores` are highest, of those that it may see.
+
+  See https://arxiv.org/abs/2512.02556, section 2.1. The queries q [B, T, N, H] come from the
+  latents of attention's queries, the keys k [B, S, H] and the weights w [B, T, N] from the
+  activations. The first dimensions of queries and keys are rotated. Of equal scores, that of the
+  earlier key comes first.
 
   A choice has no gradient: nothing here learns from the loss of the model.
 
@@ -89,13 +100,7 @@ class SparseIndexer(nn.Module):
       self._project('query', 'BTQ,QNH->BTNH', (self.query_latent_dims, N, H))(latent_BTQ)
     )
     weight_BTN = self._project('weights', 'BTD,DN->BTN', (self.model_dims, N))(x_BTD)
-    query_BTNH, weight_BTN, key_BSH = jax.lax.stop_gradient((
-      query_BTNH.astype(jnp.float32), weight_BTN.astype(jnp.float32), key_BSH.astype(jnp.float32)
-    ))  # fmt: skip
-    query_BTNH = shard(query_BTNH, 'batch', 'length', None, None)
-    relu_BTNS = jax.nn.relu(jnp.einsum('BTNH,BSH->BTNS', query_BTNH, key_BSH) / math.sqrt(H))
-    score_BTS = jnp.einsum('BTN,BTNS->BTS', weight_BTN / math.sqrt(N), relu_BTNS)
-
+    score_BTS = index_scores(query_BTNH, weight_BTN, key_BSH)
     segments = None if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
     mask = AttentionMask(start, 0, segments).mask(T, S)
     mask = mask if mask.ndim == 2 else mask[:, 0]

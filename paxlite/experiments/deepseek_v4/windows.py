@@ -6,7 +6,6 @@ text and are found by positions. Caches keep what they are made of: tokens or dr
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -16,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
 from paxlite.core.training_rules import never_trained
+from paxlite.experiments.deepseek_sparse.layers import index_scores
 from paxlite.layers.attention.attention import (
   AttentionSinks,
   DotProductAttention,
@@ -191,9 +191,8 @@ class OverlappingKeyCompressor(KeyCompressor):
 class WindowIndexer(nn.Module):
   """Chooses the windows that score highest for a query, of those that it may see.
 
-  The score is that of SparseIndexer, Σ_n w_n · relu(q_n · k) / √(H · N), with a key for each window
-  and without a norm of queries. Of equal scores, the earlier window comes first. A choice has no
-  gradient: nothing here learns from the loss of the model.
+  The score is that of SparseIndexer, with a key for each window. Of equal scores, the earlier
+  window comes first. A choice has no gradient: nothing here learns from the loss of the model.
 
   Attributes:
     model_dims: D.
@@ -242,22 +241,13 @@ class WindowIndexer(nn.Module):
     key_BWH = keys(x_BTD, of)  # into the cache in any case
     if has_all:
       return visible_BTW
-    query_BTNH = self.projection_tpl(
-      equation='BTQ,QNH->BTNH',
-      shape=(self.query_latent_dims, N, H),
-      axes=('embed', 'heads', 'head_dim'),
-      name='query',
-    )(latent_BTQ)
-    query_BTNH = self.rotary_tpl(name='rotary')(query_BTNH, positions_BT)
+    shape, axes = (self.query_latent_dims, N, H), ('embed', 'heads', 'head_dim')
+    query = self.projection_tpl(equation='BTQ,QNH->BTNH', shape=shape, axes=axes, name='query')
+    query_BTNH = self.rotary_tpl(name='rotary')(query(latent_BTQ), positions_BT)
     weight_BTN = self.projection_tpl(
       equation='BTD,DN->BTN', shape=(self.model_dims, N), axes=('embed', None), name='weights'
     )(x_BTD)
-    query_BTNH, weight_BTN, key_BWH = jax.lax.stop_gradient((
-      query_BTNH.astype(jnp.float32), weight_BTN.astype(jnp.float32), key_BWH.astype(jnp.float32)
-    ))  # fmt: skip
-    query_BTNH = shard(query_BTNH, 'batch', 'length', None, None)
-    relu_BTNW = jax.nn.relu(jnp.einsum('BTNH,BWH->BTNW', query_BTNH, key_BWH) / math.sqrt(H))
-    score_BTW = jnp.einsum('BTN,BTNW->BTW', weight_BTN / math.sqrt(N), relu_BTNW)
+    score_BTW = index_scores(query_BTNH, weight_BTN, key_BWH)
     _, best_BTk = jax.lax.top_k(jnp.where(visible_BTW, score_BTW, -jnp.inf), min(self.top_k, W))
     chosen_BTW = jnp.zeros(score_BTW.shape, bool)
     chosen_BTW = jnp.put_along_axis(chosen_BTW, best_BTk, True, axis=-1, inplace=False)
