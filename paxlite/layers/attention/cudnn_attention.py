@@ -98,7 +98,7 @@ class CudnnKernel(LocalKernel):
     def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array) -> jax.Array:
       given = iter(others)
       ids, logit = (None if x is None else next(given) for x in (ids_BT, logit_BN))
-      return cudnn_call.attend(q, k, v, ids, logit, bias_1NTS, options)
+      return cudnn_call.attend((q, k, v), ids, logit, bias_1NTS, options)
 
     active = partitioning.active_mesh()
     if active is not None and active[0].shape.get('stage', 1) > 1:
@@ -162,7 +162,8 @@ class CudnnParts:
     """See PartialKernel."""
 
     def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> Partial:
-      return cudnn_call.forward(q, k, v, (ids[0], ids[1]) if ids else None, self._options(causal))
+      bounds = (ids[0], ids[1]) if ids else None
+      return cudnn_call.forward((q, k, v), bounds, self._options(causal))
 
     return folded(of_rows)(*qkv, *(segments or ()))
 
@@ -171,11 +172,11 @@ class CudnnParts:
   ) -> QKV:
     """See PartialKernel."""
 
-    def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    def of_rows(*arrays: jax.Array) -> QKV:
       q, k, v, context, lse, gradient, *ids = arrays
       bounds = (ids[0], ids[1]) if ids else None
       whole = Partial(context, lse)
-      return cudnn_call.backward(q, k, v, bounds, self._options(causal), whole, gradient)[:3]
+      return cudnn_call.backward((q, k, v), bounds, self._options(causal), whole, gradient)[0]
 
     return folded(of_rows)(*qkv, *whole, gradient, *(segments or ()))
 

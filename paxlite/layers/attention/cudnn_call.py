@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.partial_attention import (
+  QKV,
   Partial,
   sink_logit_gradient,
   with_sink_logit,
@@ -52,22 +53,16 @@ class Options:
   causal: bool = True
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  segment_ids_BT: jax.Array | None,
-  logit_BN: jax.Array | None,
-  bias_1NTS: jax.Array | None,
-  options: Options,
-) -> jax.Array:
+  qkv: QKV, segment_ids_BT: jax.Array | None, logit_BN: jax.Array | None,
+  bias_1NTS: jax.Array | None, options: Options,
+) -> jax.Array:  # fmt: skip
   """Causal attention within segments on one device, [B, T, N, H].
 
   Args:
-    q_BTNH: Queries, bfloat16 or float16.
-    k_BTKH: Keys; N / K neighboring query heads share a key head.
-    v_BTKH: Values.
+    qkv: Queries [B, T, N, H], keys and values [B, T, K, H], bfloat16 or float16; N / K neighboring
+      query heads share a key head.
     segment_ids_BT: Segment ids. With `max_segments`, a segment is a run of neighbors of the same
       id, and the rows together have at most B · max_segments of them; see Options.bias_for_more.
       None where there are no segments.
@@ -77,19 +72,14 @@ def attend(
       where there is none.
     options: The scale, the window and the form in which cuDNN gets the segments.
   """
-  arrays = q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, bias_1NTS
-  return _attend_forward(*arrays, options)[0]
+  return _attend_forward(qkv, segment_ids_BT, logit_BN, bias_1NTS, options)[0]
 
 
 def _attend_forward(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  ids_BT: jax.Array | None,
-  logit_BN: jax.Array | None,
-  bias_1NTS: jax.Array | None,
+  qkv: QKV, ids_BT: jax.Array | None, logit_BN: jax.Array | None, bias_1NTS: jax.Array | None,
   options: Options,
-) -> tuple[jax.Array, tuple[jax.Array | Partial | None, ...]]:
+) -> tuple[jax.Array, tuple]:  # fmt: skip
+  q_BTNH, k_BTKH, v_BTKH = qkv
   assert ids_BT is None or bias_1NTS is None
   if options.max_segments:
     assert ids_BT is not None
@@ -101,16 +91,16 @@ def _attend_forward(
   if logit_BN is not None:
     whole = with_sink_logit(Partial(whole.context.astype(jnp.float32), whole.lse), logit_BN)
     whole = Partial(whole.context.astype(v_BTKH.dtype), whole.lse)
-  return whole.context, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, bias_1NTS, whole)
+  return whole.context, ((q_BTNH, k_BTKH, v_BTKH), ids_BT, logit_BN, bias_1NTS, whole)
 
 
 def _attend_backward(
   options: Options, res: tuple, d_context_BTNH: jax.Array
-) -> tuple[jax.Array | None, ...]:
-  *arrays, ids_BT, logit_BN, bias_1NTS, whole = res
+) -> tuple[QKV, None, jax.Array | None, jax.Array | None]:
+  qkv, ids_BT, logit_BN, bias_1NTS, whole = res
   kernel = functools.partial(backward, bias_1NTS=bias_1NTS)
-  *gradients, d_bias = _by_bounds_or_bias(kernel, arrays, ids_BT, options, whole, d_context_BTNH)
-  return *gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN), d_bias
+  gradients, d_bias = _by_bounds_or_bias(kernel, qkv, ids_BT, options, whole, d_context_BTNH)
+  return gradients, None, sink_logit_gradient(whole, d_context_BTNH, logit_BN), d_bias
 
 
 attend.defvjp(_attend_forward, _attend_backward)
@@ -123,11 +113,7 @@ def _fit(ids_BT: jax.Array, options: Options) -> jax.Array:
 
 
 def _by_bounds_or_bias(
-  kernel: Callable[..., Any],
-  arrays: Sequence[jax.Array],
-  ids_BT: jax.Array | None,
-  options: Options,
-  *others: Any,
+  kernel: Callable[..., Any], qkv: QKV, ids_BT: jax.Array | None, options: Options, *others: Any
 ) -> Any:
   """Calls `forward` or `backward`, on the device with a bias if there are too many segments.
 
@@ -136,36 +122,32 @@ def _by_bounds_or_bias(
   """
   segments = None if ids_BT is None else (ids_BT, ids_BT)
   if ids_BT is None or not (options.max_segments and options.bias_for_more):
-    return kernel(*arrays, segments, options, *others)
+    return kernel(qkv, segments, options, *others)
   B, by_bias = ids_BT.shape[0], dataclasses.replace(options, max_segments=0)
 
-  def of_bounds(*arrays: jax.Array) -> Any:
-    return kernel(*arrays, segments, options, *others)
+  def of_bounds(qkv: QKV) -> Any:
+    return kernel(qkv, segments, options, *others)
 
   @jax.named_scope(MORE_SEGMENTS)
-  def of_bias(*arrays: jax.Array) -> Any:
+  def of_bias(qkv: QKV) -> Any:
     narrow = [Partial(x.context, x.lse[:B]) if isinstance(x, Partial) else x for x in others]
-    found = kernel(*arrays, segments, by_bias, *narrow)
+    found = kernel(qkv, segments, by_bias, *narrow)
     if not isinstance(found, Partial):
       return found
     unused = [(0, B * (options.max_segments - 1)), (0, 0), (0, 0)]
     return Partial(found.context, jnp.pad(found.lse, unused))
 
-  return jax.lax.cond(_fit(ids_BT, options), of_bounds, of_bias, *arrays)
+  return jax.lax.cond(_fit(ids_BT, options), of_bounds, of_bias, qkv)
 
 
 def forward(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  options: Options,
-  bias_1NTS: jax.Array | None = None,
+  qkv: QKV, segments: Segments | None, options: Options, bias_1NTS: jax.Array | None = None
 ) -> Partial:
   """Returns the context and the log-sums of a part of the keys, without a derivative.
 
   With `max_segments`, the log-sums are [B · max_segments, N, T], in an order of cuDNN's own.
   """
+  q_BTNH, k_BSKH, v_BSKH = qkv
   B, T, N, H = q_BTNH.shape
   bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
   bias += [] if bias_1NTS is None else [bias_1NTS]
@@ -184,27 +166,20 @@ def forward(
 
 
 def backward(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  options: Options,
-  whole: Partial,
-  d_context_BTNH: jax.Array,
-  bias_1NTS: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+  qkv: QKV, segments: Segments | None, options: Options, whole: Partial,
+  d_context_BTNH: jax.Array, bias_1NTS: jax.Array | None = None,
+) -> tuple[QKV, jax.Array | None]:  # fmt: skip
   """Returns the gradients of queries, keys, values and a learned bias.
 
   Args:
-    q_BTNH: Queries.
-    k_BSKH: A part of the keys.
-    v_BSKH: Their values.
+    qkv: Queries, a part of the keys, and their values.
     segments: Segments of the queries and of the keys; None where there are none.
     options: The options of the forward pass.
     whole: The context and the log-sums of all keys, that of an attention sink too.
     d_context_BTNH: The gradient of the context.
     bias_1NTS: A learned bias, or None.
   """
+  q_BTNH, k_BSKH, v_BSKH = qkv
   (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
   bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
   learned = [] if bias_1NTS is None else [bias_1NTS]
@@ -224,7 +199,7 @@ def backward(
   context_BTNH, sums = whole
   results = call(q_BTNH, k_BSKH, v_BSKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
   dq, dk, dv = (g.swapaxes(1, 2) for g in results[:3])
-  return dq, dk, dv, results[3] if learned else None
+  return (dq, dk, dv), results[3] if learned else None
 
 
 def _segments(

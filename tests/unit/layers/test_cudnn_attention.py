@@ -452,7 +452,7 @@ def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segme
   options = cudnn_call.Options(1.0, max_segments=max_segments, bias_for_more=bias_for_more)
 
   def value(q_BTNH):
-    context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, None, None, options)
+    context = cudnn_call.attend((jnp.sin(q_BTNH), q_BTNH, q_BTNH), SEGMENTS, None, None, options)
     return jnp.sin(context).astype(jnp.float32).sum()
 
   body = jax.checkpoint(value, policy=remat.jax_policy(policy))

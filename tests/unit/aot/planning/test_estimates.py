@@ -59,7 +59,7 @@ def test_flops_of_cudnn(has_logit):
 
   def loss(qkv, ids):
     logit = jnp.zeros((B, N)) if has_logit else None
-    return cudnn_call.attend(*qkv, ids, logit, None, options).astype(jnp.float32).sum()
+    return cudnn_call.attend(qkv, ids, logit, None, options).astype(jnp.float32).sum()
 
   qkv = array(B, T, N, H), array(B, T, K, H), array(B, T, K, H)
   ids = jax.ShapeDtypeStruct((B, T), jnp.int32)
