@@ -8,8 +8,7 @@ import functools
 import pathlib
 import re
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import fiddle as fdl
 import jax
@@ -17,7 +16,7 @@ from jax.sharding import Mesh
 
 from paxlite.aot.chips import Chip
 from paxlite.aot.costs import Platform
-from paxlite.aot.roofline import Links, ProgramCosts, costs_of
+from paxlite.aot.roofline import Links, ProgramCosts, StepProgram, costs_of
 from paxlite.aot.roofline import lines as cost_lines
 from paxlite.aot.saved_activations import assumed_arrays
 from paxlite.aot.targets import Target
@@ -29,8 +28,6 @@ from paxlite.data.base import OnPolicyInput, RowArray
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.training.sharded_task import ShardedTask
-
-_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +100,9 @@ def compile_step(
   notes.append(f'Backend: {e.backend}')
   notes += e.attention_choices(mesh.devices.flat[0])
   task = sharded_task(e, mesh)
-  lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
+  before = time.perf_counter()
+  lowered = task.lower_step(abstract_batch(e, mesh, notes))
+  seconds = time.perf_counter() - before
   device = mesh.devices.flat[0]
   options = e.compiler_options(device.platform, compiler.is_known_to(device))
   known = functools.partial(
@@ -149,7 +148,8 @@ def compile_step(
   if write_hlo is not None and text:
     write_hlo.write_text(text)
     notes.append(f'The program is in {write_hlo}.')
-  costs = costs_of(text, platform_of(device), links_of(e, mesh), chip) if text else None
+  program = StepProgram(text, platform_of(device), links_of(e, mesh), chip) if text else None
+  costs = None if program is None else costs_of(program)
   mfu = None
   if chip is not None and costs is not None and costs.roofline is not None and flops:
     ideal = flops / mesh.size / _peak_flops(costs, chip)
@@ -185,12 +185,6 @@ def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
   """Returns the task of an experiment on a mesh."""
   e = experiment
   return ShardedTask(fdl.build(e.build_task()), mesh, e.rules, e.SEED)
-
-
-def _timed(function: Callable[[], _T]) -> tuple[_T, float]:
-  before = time.perf_counter()
-  result = function()
-  return result, time.perf_counter() - before
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:

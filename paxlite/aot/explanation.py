@@ -15,11 +15,8 @@ from flax.linen import meta
 from jax.sharding import Mesh
 
 from paxlite.aot import analysis, collectives, saved_activations
-from paxlite.aot.costs import Costs
-from paxlite.aot.hlo import Program
-from paxlite.aot.origins import Origin, Paths
-from paxlite.aot.roofline import Links, speed_of
-from paxlite.aot.schedule import Speed, StepSchedule
+from paxlite.aot.origins import Origin
+from paxlite.aot.roofline import StepProgram
 from paxlite.aot.step_blocks import blocks_of
 from paxlite.aot.targets import Target
 from paxlite.core.json_text import JsonObject
@@ -58,7 +55,7 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
   rows = e.batch_size // task.num_microbatches
   activations = [
     _row(s.source or 'loss', s.shape, s.dtype, s.names, mesh, e, s.label or s.operation)
-    for s in saved_activations.saved_by_loss(e, mesh, rows)
+    for s in saved_activations.loss_of(e, mesh, rows).saved()[0]
   ]
   state = {
     'parameters': _bytes(abstract.params),
@@ -81,15 +78,12 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
     'collectives': [], 'products': [], 'blocks': {},
   }  # fmt: skip
   if report.program:
-    costs = Costs(Program(report.program), analysis.platform_of(mesh.devices.flat[0]))
-    paths, links = Paths(costs.program), analysis.links_of(e, mesh)
-    speed = None if report.chip is None else speed_of(report.chip, links)
-    blocks = blocks_of(costs, links.sizes, speed)
+    platform = analysis.platform_of(mesh.devices.flat[0])
+    step = StepProgram(report.program, platform, analysis.links_of(e, mesh), report.chip)
     found |= {
-      'collectives': _collectives(costs, paths, links, speed),
-      'products': list(_products(costs, paths)),
-      'blocks': {name: dataclasses.asdict(block) for name, block in blocks.items()},
-    }
+      'collectives': _collectives(step), 'products': list(_products(step)),
+      'blocks': blocks_of(step),
+    }  # fmt: skip
   return found
 
 
@@ -133,7 +127,7 @@ def _bytes(tree: PyTree) -> int:
   return sum(map(one, jax.tree.leaves(tree)))
 
 
-def _collectives(costs: Costs, paths: Paths, links: Links, speed: Speed | None) -> list[JsonObject]:
+def _collectives(step: StepProgram) -> list[JsonObject]:
   """Returns the collectives of a step by block, pass, kind and axes, the most sent first.
 
   `blocks` and `passes` are several where the compiler has merged their collectives. `bytes` are
@@ -141,10 +135,8 @@ def _collectives(costs: Costs, paths: Paths, links: Links, speed: Speed | None) 
   and `far_bytes` to others. `asynchronous_runs` start in one instruction and end in another. At the
   speeds of the chip they take `seconds`, of which no kernel hides `exposed`; None: it is not known.
   """
-  program = costs.program
-  waits: dict[str, float] = {}
-  if speed is not None:
-    waits = StepSchedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
+  program, links, speed = step.costs.program, step.links, step.speed
+  waits = {} if speed is None else step.timeline(speed).exposed_by
   found = dict[tuple[object, ...], JsonObject]()
   for one in collectives.collectives(program, links.sizes):
     computation = program.computations[one.computation]
@@ -160,7 +152,7 @@ def _collectives(costs: Costs, paths: Paths, links: Links, speed: Speed | None) 
       # Copies of an instruction share a channel. The time spent waiting for it is counted once.
       channel = waits.pop(f'channel {one.channel}', 0.0)
       sums['exposed'] = waits.pop(one.instruction, 0.0) + channel
-    parts = paths.origins(computation, instruction)
+    parts = step.paths.origins(computation, instruction)
     about: JsonObject = dict(
       blocks=tuple(dict.fromkeys(p.block for p in parts)),
       passes=tuple(dict.fromkeys(p.of for p in parts)), kind=one.kind, axes=one.axes,
@@ -171,11 +163,11 @@ def _collectives(costs: Costs, paths: Paths, links: Links, speed: Speed | None) 
   return sorted(found.values(), key=lambda row: -(row['near_bytes'] + row['far_bytes']))
 
 
-def _products(costs: Costs, paths: Paths) -> Iterator[JsonObject]:
+def _products(step: StepProgram) -> Iterator[JsonObject]:
   groups: dict[Origin, list[float]] = collections.defaultdict(lambda: [0, 0.0])
-  for kernel, count in costs.kernels():
+  for kernel, count in step.costs.kernels():
     if flops := sum(kernel.flops.values()):
-      origin = paths.origins(kernel.computation, kernel.instruction)[0]
+      origin = step.paths.origins(kernel.computation, kernel.instruction)[0]
       groups[origin][0] += count
       groups[origin][1] += count * flops
   for origin, (runs, flops) in sorted(groups.items()):

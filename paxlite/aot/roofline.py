@@ -8,9 +8,9 @@ from paxlite.aot import collectives
 from paxlite.aot.chips import Chip
 from paxlite.aot.collectives import Collective, collective
 from paxlite.aot.costs import Costs, Platform, host_traffic
-from paxlite.aot.hlo import Program
+from paxlite.aot.hlo import Computation, Instruction, Program
 from paxlite.aot.origins import UPDATE, Paths
-from paxlite.aot.schedule import Speed, StepSchedule, seconds_of
+from paxlite.aot.schedule import Speed, StepSchedule, Timeline, seconds_of
 
 PRODUCTS, ATTENTION, TRAFFIC, OPTIMIZER = PARTS = 'products', 'attention', 'traffic', 'optimizer'
 
@@ -137,8 +137,8 @@ def speed_of(chip: Chip, links: Links) -> Speed:
   )  # fmt: skip
 
 
-def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> ProgramCosts:
-  """Reads the costs of a program at the speeds of a chip.
+class StepProgram:
+  """A compiled program on a mesh, at the speeds of a chip.
 
   Args:
     text: Optimized HLO, from `compiled.as_text()` or a file that XLA has dumped.
@@ -149,15 +149,31 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
   Raises:
     ValueError: The text is no program.
   """
-  program = Program(text)
-  costs = Costs(program, platform)
-  found = communication(collectives.collectives(program, links.sizes), links)
+
+  def __init__(self, text: str, platform: Platform, links: Links, chip: Chip | None):
+    self.costs, self.links, self.chip = Costs(Program(text), platform), links, chip
+    self.paths = Paths(self.costs.program)
+    self.speed = None if chip is None else speed_of(chip, links)
+
+  def timeline(self, speed: Speed) -> Timeline:
+    """Returns the timeline of one run."""
+    schedule = StepSchedule(self.costs, speed, self.links.sizes)
+    return schedule.timeline(self.costs.program.entry)
+
+  def is_collective(self, computation: Computation, instruction: Instruction) -> bool:
+    """Returns whether an instruction is or starts a collective."""
+    return collective(computation, instruction, self.links.sizes) is not None
+
+
+def costs_of(step: StepProgram) -> ProgramCosts:
+  """Returns the costs of a program."""
+  costs, chip = step.costs, step.chip
+  found = communication(collectives.collectives(costs.program, step.links.sizes), step.links)
   flops, traffic, host = costs.flops(), costs.traffic(), host_traffic(costs)
   roofline, of_kernels = None, dict[str, float]()
-  if chip is not None:
-    speed = speed_of(chip, links)
-    line = StepSchedule(costs, speed, links.sizes).timeline(program.entry)
-    of_kernels = kernel_seconds(costs, speed, links.sizes)
+  if chip is not None and step.speed is not None:
+    line = step.timeline(step.speed)
+    of_kernels = kernel_seconds(step, step.speed)
     roofline = Roofline(
       compute=seconds_of(flops, chip.flops_by_type),
       memory=traffic / chip.memory_bandwidth,
@@ -174,21 +190,20 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
   return ProgramCosts(flops, traffic, by_source, count, tuple(found), roofline, host, of_kernels)
 
 
-def kernel_seconds(costs: Costs, speed: Speed, mesh_sizes: Mapping[str, int]) -> dict[str, float]:
+def kernel_seconds(step: StepProgram, speed: Speed) -> dict[str, float]:
   """Returns the seconds of the kernels of a step by their part, one of PARTS.
 
-  Together they are the kernels of `StepSchedule`'s timeline. Attention that is no kernel of its own
-  is in the products and in the traffic. A kernel of the optimizer comes from the update of the
-  weights alone, and has no product: a compiler may fuse the update with that of a gradient.
+  Together they are the kernels of the timeline. Attention that is no kernel of its own is in the
+  products and in the traffic. A kernel of the optimizer comes from the update of the weights alone,
+  and has no product: a compiler may fuse the update with that of a gradient.
   """
-  paths = Paths(costs.program)
   # another program, such as one that writes text, has no update of weights
-  is_training = any('jvp(' in kernel.instruction.source for kernel, _ in costs.kernels())
+  is_training = any('jvp(' in kernel.instruction.source for kernel, _ in step.costs.kernels())
   found: dict[str, float] = collections.defaultdict(float)
-  for kernel, count in costs.kernels():
-    if collective(kernel.computation, kernel.instruction, mesh_sizes) is not None:
+  for kernel, count in step.costs.kernels():
+    if step.is_collective(kernel.computation, kernel.instruction):
       continue  # what it reads and writes takes no time of its own
-    origins = paths.origins(kernel.computation, kernel.instruction)
+    origins = step.paths.origins(kernel.computation, kernel.instruction)
     part = PRODUCTS if kernel.flops else TRAFFIC
     if kernel.peak_share is not None:
       part = ATTENTION

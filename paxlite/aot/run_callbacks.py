@@ -18,9 +18,7 @@ import jax
 
 from paxlite.aot import analysis
 from paxlite.aot.chips import chip_of_kind
-from paxlite.aot.costs import Costs
-from paxlite.aot.hlo import Program
-from paxlite.aot.roofline import ProgramCosts, Roofline, costs_of, speed_of
+from paxlite.aot.roofline import ProgramCosts, Roofline, StepProgram, costs_of
 from paxlite.aot.step_blocks import blocks_of, traced_seconds
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment
@@ -72,10 +70,11 @@ class CompiledStep:
   def take(self, compiled: jax.stages.Compiled) -> None:
     self.program = compiled
 
-  @property
-  def text(self) -> str:
-    """The text of the program; '' if it cannot be printed."""
-    return (self.program and self.program.as_text()) or ''
+  def read(self) -> tuple[StepProgram, str]:
+    """Returns the program and its name; raises ValueError if there is none, or it has no text."""
+    text = (self.program and self.program.as_text()) or ''
+    name = re.match(r'HloModule ([^\s,]+)', text)
+    return StepProgram(text, self.platform, self.links, self.chip), name[1] if name else ''
 
 
 class PredictedStep(Callback):
@@ -124,7 +123,7 @@ class PredictedStep(Callback):
     try:
       if step.program is not None and (memory := step.program.memory_analysis()) is not None:
         self._bytes = analysis.peak(memory, step.platform)
-      self._costs = costs_of(step.text, step.platform, step.links, step.chip)
+      self._costs = costs_of(step.read()[0])
     except Exception as e:  # a prediction is no reason to disturb a run
       log.debug('the program of the step was not read: %r', e)
 
@@ -195,21 +194,19 @@ class MeasuredBlocks(Callback):
   def _read(self, folder: pathlib.Path, steps: int) -> None:
     step = self._compiled
     try:
-      text = step.text
-      name = re.match(r'HloModule ([^\s,]+)', text)
-      measured = traced_seconds(folder, name[1], steps) if name else {}
+      program, name = step.read()
+      measured = traced_seconds(folder, name, steps)
       if not measured:
         log.debug('the trace names no instruction of the train step')
         return
-      speed = None if step.chip is None else speed_of(step.chip, step.links)
-      blocks = blocks_of(Costs(Program(text), step.platform), step.links.sizes, speed, measured)
+      blocks = blocks_of(program, measured)
     except Exception as e:  # a measurement is no reason to disturb a run
       log.debug('the trace was not read: %r', e)
       return
     found = {
       'steps': steps,
       'chip': None if step.chip is None else step.chip.name,
-      'blocks': {name: dataclasses.asdict(block) for name, block in blocks.items()},
+      'blocks': blocks,
     }
     with contextlib.suppress(OSError):
       write_file(self._path, json.dumps(found, indent=2).encode())

@@ -82,18 +82,6 @@ def saved_by(
   return found, program
 
 
-def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
-  """Returns the arrays that the loss of an experiment keeps, with their logical axes.
-
-  Args:
-    experiment: A validated experiment.
-    mesh: A mesh with the axes of the experiment and devices of the kind that it is traced for. Its
-      sizes matter only where they decide which kernel computes attention.
-    rows: Rows of the batch, or of a microbatch, on all devices together.
-  """
-  return loss_of(experiment, mesh, rows).saved()[0]
-
-
 class TracedLoss(NamedTuple):
   """The loss of an experiment as a function that can be traced.
 
@@ -114,7 +102,14 @@ class TracedLoss(NamedTuple):
 
 
 def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
-  """Returns the loss of an experiment; for the arguments see saved_by_loss."""
+  """Returns the loss of an experiment.
+
+  Args:
+    experiment: A validated experiment.
+    mesh: A mesh with the axes of the experiment and devices of the kind that it is traced for. Its
+      sizes matter only where they decide which kernel computes attention.
+    rows: Rows of the batch, or of a microbatch, on all devices together.
+  """
   e = experiment
   task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))

@@ -114,7 +114,7 @@ class StepSchedule:
           line.add(inner, trips)
           clock += inner.seconds * trips
         continue
-      waited_for = self._end_of(computation, instruction)
+      waited_for = self._end_of(instruction)
       if waited_for in ends:
         end = ends.pop(waited_for)
         line.wait(waited_for, end - clock)
@@ -185,7 +185,7 @@ class StepSchedule:
       if i.attribute('channel_id')
     }
 
-  def _end_of(self, computation: Computation, instruction: Instruction) -> str | None:
+  def _end_of(self, instruction: Instruction) -> str | None:
     """Returns the key of the collective that an instruction waits for."""
     if instruction.opcode.endswith('-done') and instruction.operands:
       return instruction.operands[0]

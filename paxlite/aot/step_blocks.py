@@ -6,58 +6,40 @@ each instruction took; the program says which block it is of.
 """
 
 import collections
-import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paxlite.aot.collectives import collective
-from paxlite.aot.costs import Costs
 from paxlite.aot.explanation_tables import COLLECTIVES, UNKNOWN, label
 from paxlite.aot.hlo import Computation, Instruction
-from paxlite.aot.origins import Paths
-from paxlite.aot.schedule import Speed
+from paxlite.aot.roofline import StepProgram
+from paxlite.core.json_text import JsonObject
 
 _CONTAINERS = 'while', 'call', 'conditional'  # they take as long as what they run, which counts
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-  """A part of a step on one device; its seconds are those of kernels one after the other.
-
-  They are predicted at the speeds of the chip; None where these are not known, and for collectives,
-  which kernels may hide. They are measured in a trace, if there is one.
-  """
-
-  flops: float = 0.0
-  bytes: int = 0  # that its kernels read from and write to main memory
-  predicted: float | None = None
-  measured: float | None = None
-
-
 def blocks_of(
-  costs: Costs,
-  mesh_sizes: Mapping[str, int],
-  speed: Speed | None = None,
-  measured: Mapping[str, float] | None = None,
-) -> dict[str, Block]:
-  """Returns the blocks of a step by their names.
+  step: StepProgram, measured: Mapping[str, float] | None = None
+) -> dict[str, JsonObject]:
+  """Returns the blocks of a step on one device by their names, for JSON.
+
+  Each has `flops`, the `bytes` that its kernels read from and write to main memory, and seconds of
+  its kernels one after the other: `predicted` at the speeds of the chip, None where these are not
+  known and for collectives, which kernels may hide; and `measured` in a trace, None without one.
 
   A kernel of several blocks is one of 'several', or of 'layer (several)'. Collectives are a block
   of their own.
 
   Args:
-    costs: The costs of the program of a step.
-    mesh_sizes: Devices by axis of its mesh.
-    speed: The speeds of the device.
+    step: The program of the step.
     measured: Seconds in a step by the name of the instruction, as `traced_seconds` returns them.
   """
-  paths = Paths(costs.program)
+  costs, speed = step.costs, step.speed
 
   def name_of(computation: Computation, instruction: Instruction) -> str:
-    if collective(computation, instruction, mesh_sizes) is not None:
+    if step.is_collective(computation, instruction):
       return COLLECTIVES
-    return label([origin.block for origin in paths.origins(computation, instruction)])
+    return label([origin.block for origin in step.paths.origins(computation, instruction)])
 
   flops, predicted, took = (collections.defaultdict[str, float](float) for _ in range(3))
   moved: dict[str, int] = collections.defaultdict(int)
@@ -71,15 +53,15 @@ def blocks_of(
     place = places.get(instruction)
     if place is None or place[1].opcode not in _CONTAINERS:
       took[UNKNOWN if place is None else name_of(*place)] += seconds
+  is_predicted = lambda name: speed is not None and name not in (COLLECTIVES, UNKNOWN)
   return {
-    name: Block(
-      flops[name],
-      moved[name],
-      None if speed is None or name in (COLLECTIVES, UNKNOWN) else predicted[name],
-      None if measured is None else took[name],
-    )
+    name: {
+      'flops': flops[name], 'bytes': moved[name],
+      'predicted': predicted[name] if is_predicted(name) else None,
+      'measured': None if measured is None else took[name],
+    }
     for name in {**moved, **took}
-  }
+  }  # fmt: skip
 
 
 def traced_seconds(folder: pathlib.Path, module: str, runs: int) -> dict[str, float]:

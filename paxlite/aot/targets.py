@@ -87,11 +87,6 @@ class Target:
   devices: int
   slices: int = 1
 
-  @property
-  def name_of_chip(self) -> str | None:
-    """The name of the chip; None for the devices of this machine."""
-    return None if self.chip is None else self.chip.name
-
   def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.
 

@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
   try:
     text = path.read_text()
     links = roofline.Links(sizes, near)
-    costs = roofline.costs_of(text, target.chip.platform, links, target.chip)
+    step = roofline.StepProgram(text, target.chip.platform, links, target.chip)
+    costs = roofline.costs_of(step)
   except (OSError, ValueError) as error:
     raise UserError(f'{path} is not the text of a compiled program: {error}') from None
   print('\n'.join(roofline.lines(costs, target.chip)))

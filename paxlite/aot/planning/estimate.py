@@ -112,11 +112,12 @@ class Step:
     self._has_loop = estimator.has_loop(c.layout, *((n, values[n]) for n in names if n in values))
     self._width = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4  # bytes of a number
     # the share of a forward pass that runs again in the backward pass
-    flops = [sum(work.flops.values()) for work in (unit, all_of)]
-    self._again = 3 * (flops[0] / flops[1] - 1) if flops[1] else 0.0
+    of_unit, of_all = (sum(work.flops.values()) for work in (unit, all_of))
+    self._again = 3 * (of_unit / of_all - 1) if of_all else 0.0
     split = sizes.get('context', 1) * sizes.get('mdl', 1)
-    self.products = self._units * self._runs * self._inner * seconds_of(unit.flops, machine.flops)
-    self.products += self._losses * self._outer * seconds_of(rest.flops, machine.flops)
+    flops = machine.chip.reached_flops
+    self.products = self._units * self._runs * self._inner * seconds_of(unit.flops, flops)
+    self.products += self._losses * self._outer * seconds_of(rest.flops, flops)
     self.products /= split
     self.traffic = self._moved() / machine.chip.reached_bandwidth
 

@@ -1,7 +1,6 @@
 """The machine that is planned for, in the numbers that the planner uses."""
 
 import dataclasses
-import functools
 import os
 import platform
 import re
@@ -26,11 +25,6 @@ class Machine:
   near: int  # devices of one host or slice
   memory: float  # bytes of a device that a step may use
   chip: Chip
-
-  @functools.cached_property
-  def flops(self) -> Mapping[str, float]:
-    """FLOP/s that a device reaches by the type of the operands in HLO; '' is every other type."""
-    return self.chip.reached_flops
 
   @property
   def host(self) -> float:

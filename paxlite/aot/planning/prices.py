@@ -36,7 +36,7 @@ def calibrated(names: Iterable[str], path: str | None) -> list[str]:
   if path is None:
     return []
   chip = read_object(pathlib.Path(schemes.local(path))).get('chip')
-  found = [name for name in names if targets.parse(name).name_of_chip == chip]
+  found = [name for name in names if getattr(targets.parse(name).chip, 'name', None) == chip]
   if not found:
     raise UserError(f'--calibration={path} is of {chip}, and no machine in --prices has it')
   return found

@@ -241,7 +241,7 @@ def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
   if not rest and not e.num_first_blocks:
     usable['stage'] = lambda size: units % size == 0
     (within if hosts == 1 else between).append('stage')
-  found = dict[tuple[object, ...], Layout]()
+  found = list[Layout]()
   for near, far in itertools.product(_splits(machine.near, within), _splits(hosts, between)):
     sizes = {a: near.get(a, 1) * far.get(a, 1) for a in usable}
     if not all(usable[a](size) for a, size in sizes.items()):
@@ -250,11 +250,10 @@ def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
       continue
     order = ('stage', *MESH_AXES, 'expert', 'context')
     axes = tuple(a for a in order if a in MESH_AXES or sizes.get(a, 1) > 1)
-    layout = Layout(axes, *(tuple(of.get(a, 1) for a in axes) for of in (near, far)))
-    found.setdefault(layout, layout)
+    found.append(Layout(axes, *(tuple(of.get(a, 1) for a in axes) for of in (near, far))))
   if e.num_devices == machine.devices:
-    found.setdefault(own_layout(e), own_layout(e))
-  return list(found.values())
+    found.append(own_layout(e))
+  return list(dict.fromkeys(found))
 
 
 def own_layout(e: LanguageModel) -> Layout:

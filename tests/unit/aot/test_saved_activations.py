@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paxlite.aot.saved_activations import saved_by, saved_by_loss
+from paxlite.aot.saved_activations import loss_of, saved_by
 from paxlite.experiments.demo import TinyGPT
 
 
@@ -32,7 +32,7 @@ def test_of_a_function():
 def test_of_the_layers_of_a_model(policy, of_a_layer, repeated):
   """A layer keeps its input, and what its policy names."""
   e = TinyGPT(CHECKPOINT_POLICY=policy, USE_REPEATED_LAYER=repeated, HIDDEN_DIMS=96, MAX_SEQ_LEN=16)
-  kept = saved_by_loss(e, e.mesh(jax.devices()[:1]), rows=7)
+  kept, _ = loss_of(e, e.mesh(jax.devices()[:1]), rows=7).saved()
   found = dict.fromkeys(of_a_layer, 0)
   for k in kept:
     names = tuple(n for n in k.names if n != 'layers')
@@ -45,7 +45,7 @@ def test_of_the_layers_of_a_model(policy, of_a_layer, repeated):
 def test_nothing_is_kept_beside_what_a_norm_of_queries_and_keys_reads():
   """Their norms read the combined product, and the statistics of each head are not small."""
   e = TinyGPT(QK_NORM='per_head', CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM')
-  kept = saved_by_loss(e, e.mesh(jax.devices()[:1]), rows=7)
+  kept, _ = loss_of(e, e.mesh(jax.devices()[:1]), rows=7).saved()
   of_attention = [k for k in kept if 'attention' in k.source]
   assert {k.label for k in of_attention} == {''}
   assert {k.shape[-3:] for k in of_attention} == {(3, e.NUM_HEADS, e.DIMS_PER_HEAD)}
