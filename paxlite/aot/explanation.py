@@ -20,7 +20,6 @@ from paxlite.aot.roofline import StepProgram
 from paxlite.aot.step_blocks import blocks_of
 from paxlite.aot.targets import Target
 from paxlite.core.json_text import JsonObject
-from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.base import Experiment
 from paxlite.optim.moments import is_moment
@@ -52,22 +51,22 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
   abstract = partitioning.sharded_shapes(boxed, mesh, e.rules)
   trainable, _ = task.optimizer.split(abstract.params)
   on_host = lambda x: task.optimizer.on_host and is_moment(x)
-  rows = e.batch_size // task.num_microbatches
+  rows, count = e.batch_size // task.num_microbatches, partitioning.bytes_per_device
   activations = [
     _row(s.source or 'loss', s.shape, s.dtype, s.names, mesh, e, s.label or s.operation)
     for s in saved_activations.loss_of(e, mesh, rows).saved()[0]
   ]
   state = {
-    'parameters': _bytes(abstract.params),
-    'optimizer': _bytes([x for x in jax.tree.leaves(abstract.opt_state) if not on_host(x)]),
-    'others': _bytes(abstract.replace(params=(), opt_state=())),
+    'parameters': count(abstract.params),
+    'optimizer': count([x for x in jax.tree.leaves(abstract.opt_state) if not on_host(x)]),
+    'others': count(abstract.replace(params=(), opt_state=())),
   }
   found: JsonObject = {
     'report': report.as_json(),
     'totals': state | {
       'state': sum(state.values()),
-      'batch': _bytes(analysis.abstract_batch(e, mesh, [])),
-      'gradients': _bytes(jax.tree.map(lambda w: w.update(dtype=task.gradient_dtype), trainable)),
+      'batch': count(analysis.abstract_batch(e, mesh, [])),
+      'gradients': count(jax.tree.map(lambda w: w.update(dtype=task.gradient_dtype), trainable)),
       'activations': sum(row['bytes'] for row in activations),
       'temporaries': report.temporaries,
       'code': report.generated_code,
@@ -115,16 +114,6 @@ def _row(
     'mesh_axes': tuple(tuple(a for a in axes if sizes[a] > 1) for axes in split),
     'bytes': math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards, 'made_by': made_by,
   }  # fmt: skip
-
-
-def _bytes(tree: PyTree) -> int:
-  """Returns the bytes of abstract arrays on one device."""
-
-  def one(x: jax.ShapeDtypeStruct) -> int:
-    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-    return math.prod(shape) * x.dtype.itemsize
-
-  return sum(map(one, jax.tree.leaves(tree)))
 
 
 def _collectives(step: StepProgram) -> list[JsonObject]:

@@ -175,11 +175,6 @@ def attention_saveable(primitive: 'Primitive', *_: object, **params: object) -> 
   return attention_kernels.is_residual(call_name(primitive.name, params))
 
 
-def keeps_nothing(policy: str) -> bool:
-  """Returns whether a policy keeps no activation inside a layer, whose forward pass runs twice."""
-  return policy in ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
-
-
 def keeps_products(policy: str) -> bool:
   """Returns whether a policy keeps most products of a layer, and not everything."""
   return policy in _OF_PRODUCTS

@@ -315,6 +315,16 @@ def is_on_host(like: jax.Array | jax.ShapeDtypeStruct) -> bool:
   return like.sharding is not None and like.sharding.memory_kind == HOST
 
 
+def bytes_per_device(tree: PyTree) -> int:
+  """Returns the bytes of arrays, or of sharded shapes, on one device."""
+
+  def one(x: jax.ShapeDtypeStruct) -> int:
+    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return math.prod(shape) * x.dtype.itemsize
+
+  return sum(map(one, jax.tree.leaves(tree)))
+
+
 def batch_sharding(mesh: Mesh, rules: Rules, shape: Sequence[int] | None = None) -> NamedSharding:
   """The sharding of a batch's arrays [batch, length], over mesh axes that divide `shape`."""
   partition = spec(('batch', 'length'), rules)

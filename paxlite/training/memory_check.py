@@ -47,10 +47,10 @@ class MemoryCheck:
     is_apart = lambda x: partitioning.is_on_host(x) and not _on_cpu(self.mesh)
     leaves = jax.tree.leaves(abstract)
     states = 2 if self.copied_for else 1
-    state = states * _bytes_per_device([x for x in leaves if not is_apart(x)])
-    gradients = _bytes_per_device(trainable)
+    state = states * partitioning.bytes_per_device([x for x in leaves if not is_apart(x)])
+    gradients = partitioning.bytes_per_device(trainable)
     more = f', and a copy of them ({self.copied_for}),' if self.copied_for else ''
-    self._host(_bytes_per_device([x for x in leaves if is_apart(x)]))
+    self._host(partitioning.bytes_per_device([x for x in leaves if is_apart(x)]))
     self._compare(
       state + gradients,
       f'parameters, optimizer and gradients{more} need {_size(state + gradients)}',
@@ -123,15 +123,6 @@ def _left(mesh: Mesh) -> int | None:
 
 def _on_cpu(mesh: Mesh) -> bool:
   return mesh.devices.flat[0].platform == 'cpu'
-
-
-def _bytes_per_device(tree: PyTree) -> int:
-  def one(x: jax.ShapeDtypeStruct) -> int:
-    assert x.sharding is not None
-    shape = x.sharding.shard_shape(x.shape)
-    return jax.ShapeDtypeStruct(shape, x.dtype).size * x.dtype.itemsize
-
-  return sum(map(one, jax.tree.leaves(tree)))
 
 
 def _size(count: float) -> str:
