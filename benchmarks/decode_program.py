@@ -20,10 +20,10 @@ from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
 from paxlite.config.attributes import parse
 from paxlite.core.trees import PyTree
-from paxlite.experiments.parts.memory_savings import put_form
+from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.generation.engine import Engine
-from paxlite.generation.joined_weights import JoinedWeights
-from paxlite.layers.precision.weight_forms import Int8
+from paxlite.generation.fused_projections import FusedProjections
+from paxlite.layers.precision.quantization import Int8
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
   mesh = e.mesh(targets.parse('h100x1').topology())
   config = e.build_task()
   if e.INT8_WEIGHTS:
-    put_form(config.model, Int8)
+    put_scheme(config.model, Int8)
   whole = NamedSharding(mesh, PartitionSpec())
 
   def abstract(tree: PyTree, dtype: str = 'float32') -> PyTree:
@@ -52,7 +52,7 @@ def main() -> None:
 
   params = abstract(shapes(config, mesh, e), e.FPROP_DTYPE)
   if not args.apart:
-    params = abstract(jax.eval_shape(JoinedWeights(config, mesh, e.rules).joined, params))
+    params = abstract(jax.eval_shape(FusedProjections(config, mesh, e.rules).fused, params))
   engine = Engine(fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules)
   compiled = engine.lowered(args.rows, args.slots).compile()
 

@@ -11,6 +11,7 @@ there, is absent: nothing but what it adds needs it.
 
 import functools
 import importlib
+import operator
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.extension import Extension, imported
+from paxlite.core.former_modules import OF_THE_CORE
 
 # The leaves, each with a module `paxlite.<leaf>.extension`, and what they add, for messages about
 # one that is absent. Callbacks are called in this order.
@@ -94,7 +96,8 @@ def hint(kind: str, *written: object) -> Any:
 
 def former_modules() -> dict[str, str]:
   """Returns the present names of modules of leaves by their former ones."""
-  return {former: now for leaf in _of_leaves() for former, now in leaf.former_modules.items()}
+  of_leaves = (leaf.former_modules for leaf in _of_leaves())
+  return functools.reduce(operator.or_, map(dict, of_leaves), OF_THE_CORE)
 
 
 def missing(name: str) -> str:

@@ -16,11 +16,11 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   import jax
   import numpy as np
 
-  from paxlite.experiments.parts.memory_savings import put_form
+  from paxlite.experiments.parts.memory_savings import put_scheme
   from paxlite.generation.engine import Engine
-  from paxlite.generation.joined_weights import JoinedWeights
+  from paxlite.generation.fused_projections import FusedProjections
   from paxlite.generation.request import Request
-  from paxlite.layers.precision.weight_forms import Int8
+  from paxlite.layers.precision.quantization import Int8
 
   device = jax.devices()[0]
   e = experiment(name, tiny)
@@ -28,9 +28,9 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   mesh, config = e.mesh([device]), e.plain.build_task()
   plain = shapes(config, mesh, e)
   if e.INT8_WEIGHTS:
-    put_form(config.model, Int8)
+    put_scheme(config.model, Int8)
   params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
-  params = JoinedWeights(config, mesh, e.rules).joined(params)
+  params = FusedProjections(config, mesh, e.rules).fused(params)
   model = fdl.build(config).model
   # Like Inference.engine, but without end tokens.
   engine = Engine(

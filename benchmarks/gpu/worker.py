@@ -19,7 +19,7 @@ from benchmarks.gpu.sizes import MEMORY_FRACTION
 _JAX = ('jax', 'fiddle', 'optax', 'paxlite.experiments.language_model')
 _IMPORTS = {
   'train': (*_JAX, 'paxlite.compilation.compiled_step', 'paxlite.training.sharded_task'),
-  'decode': (*_JAX, 'paxlite.generation.engine', 'paxlite.generation.joined_weights'),
+  'decode': (*_JAX, 'paxlite.generation.engine', 'paxlite.generation.fused_projections'),
   'start': _JAX,
   'torch': ('torch', 'transformers'),
 }

@@ -4,9 +4,9 @@ import collections
 import math
 import re
 
-from paxlite.aot.hlo import Array, Computation, Instruction, Program
+from paxlite.aot.hlo import ArrayShape, Computation, Instruction, Program
 from paxlite.layers.attention import attention_kernels
-from paxlite.layers.attention.attention_case import Call, Kernel
+from paxlite.layers.attention.attention_case import Kernel, KernelCall
 from paxlite.layers.moe.grouped_matmul import is_call
 
 
@@ -43,13 +43,13 @@ def flops_of(
   return {dtype: n * passes}
 
 
-def _dot_flops(dot: Instruction, left: Array) -> float:
+def _dot_flops(dot: Instruction, left: ArrayShape) -> float:
   contracted = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', dot.attributes)
   dims = [int(n) for n in contracted[1].split(',') if n] if contracted else []
   return 2.0 * dot.arrays[0].size * math.prod(left.dims[d] for d in dims)
 
 
-def convolution_flops(convolution: Instruction, left: Array, right: Array) -> float:
+def convolution_flops(convolution: Instruction, left: ArrayShape, right: ArrayShape) -> float:
   """Returns FLOPs of a convolution, with products of padding and of holes left out.
 
   A TPU's matrix multiplications are convolutions: a batch dimension is a spatial one whose window
@@ -97,7 +97,7 @@ def _meetings(
 
 def attention_call(
   instruction: Instruction, computation: Computation
-) -> tuple[Kernel, Call] | None:
+) -> tuple[Kernel, KernelCall] | None:
   """Returns the kernel of attention that an instruction calls, and the call; None for others."""
   if instruction.opcode != 'custom-call':
     return None
@@ -107,10 +107,12 @@ def attention_call(
     return None
   operands = [a for of in instruction.operands for a in computation.arrays(of)]
   floats = [a.dims for a in operands if 'f' in a.dtype and len(a.dims) >= 3]
-  return kernel, Call(name, instruction.attributes, floats)
+  return kernel, KernelCall(name, instruction.attributes, floats)
 
 
-def _custom_call_flops(call: Instruction, computation: Computation, operands: list[Array]) -> float:
+def _custom_call_flops(
+  call: Instruction, computation: Computation, operands: list[ArrayShape]
+) -> float:
   if _is_cublas(call):
     contracted = re.search(r'"lhs_contracting_dimensions":\["?(\d+)', call.attributes)
     inner = operands[0].dims[int(contracted[1])] if contracted else 0

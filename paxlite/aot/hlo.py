@@ -28,7 +28,7 @@ _SAME_VALUE = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done', 'opt-barrie
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class ArrayShape:
   """The shape of an array."""
 
   dtype: str  # in HLO's words
@@ -55,7 +55,7 @@ class Instruction:
   attributes: str  # the text after the operands
 
   @functools.cached_property
-  def arrays(self) -> tuple[Array, ...]:
+  def arrays(self) -> tuple[ArrayShape, ...]:
     """The arrays of the result, those of nested tuples in turn."""
     return arrays_of(self.shape)
 
@@ -132,7 +132,7 @@ class Computation:
     """Returns the instruction with this name; one of opcode 'unknown' where there is none."""
     return self.instructions.get(name, _UNKNOWN)
 
-  def arrays(self, operand: str) -> tuple[Array, ...]:
+  def arrays(self, operand: str) -> tuple[ArrayShape, ...]:
     """Returns the arrays of an operand."""
     return self.get(operand).arrays
 
@@ -249,10 +249,10 @@ def _nothing(position: int, index: int | None) -> None:
   """What is known of the parameters of a computation that holds a loop."""
 
 
-def arrays_of(shape: str) -> tuple[Array, ...]:
+def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
   """Returns the arrays of a shape's text, those of nested tuples in turn."""
   return tuple(
-    Array(
+    ArrayShape(
       dtype,
       tuple(int(n.lstrip('<=')) for n in dims.split(',') if n),
       int(space[1]) if layout and (space := re.search(r'S\((\d+)\)', layout)) else 0,

@@ -116,15 +116,15 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> TracedLoss:
   state = meta.unbox(boxed)
   trainable, frozen = task.optimizer.split(state.params)
 
-  def loss(trainable: PyTree, frozen: PyTree, overwritten: PyTree, batch: PyTree) -> jax.Array:
+  def loss(trainable: PyTree, frozen: PyTree, fp8_state: PyTree, batch: PyTree) -> jax.Array:
     rng = jax.random.key(e.SEED)
-    return task.loss_and_metrics(merged(trainable, frozen), batch, rng, overwritten)[0]
+    return task.loss_and_metrics(merged(trainable, frozen), batch, rng, fp8_state)[0]
 
   batch = {
     name: jax.ShapeDtypeStruct((rows, e.MAX_SEQ_LEN, *array.dims), array.dtype)
     for name, array in assumed_arrays(e).items()
   }
-  arguments = trainable, frozen, state.overwritten, batch
+  arguments = trainable, frozen, state.fp8_state, batch
   context = functools.partial(partitioning.activate, mesh, e.rules)
   return TracedLoss(loss, arguments, Names(e, rows, boxed.params), context)
 

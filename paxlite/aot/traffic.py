@@ -7,7 +7,7 @@ A grouped product reads and writes the rows of an equal load, not all that it ha
 
 from paxlite.aot.collectives import collective
 from paxlite.aot.flops import grouped_rows
-from paxlite.aot.hlo import Array, Computation, Instruction, Program
+from paxlite.aot.hlo import ArrayShape, Computation, Instruction, Program
 
 # Instructions that move nothing.
 _FREE = frozenset({
@@ -46,7 +46,7 @@ class Traffic:
       return 0
     return self._moved(computation, instruction)
 
-  def _in_memory(self, array: Array) -> int:
+  def _in_memory(self, array: ArrayShape) -> int:
     """Returns the bytes of an array that is in main memory; else 0."""
     return array.bytes if array.space in self._main else 0
 

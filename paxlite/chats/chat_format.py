@@ -29,7 +29,7 @@ _WORD, _MOST_WORDS = re.compile(r'\w+'), 1000
 _THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
 
 
-class Written(NamedTuple):
+class RenderedChat(NamedTuple):
   """The text of a conversation.
 
   Attributes:
@@ -130,7 +130,7 @@ class ChatFormat:
     prompt: bool,
     tools: Sequence[Tool] | None = None,
     thinking: bool | None = None,
-  ) -> Written:
+  ) -> RenderedChat:
     """Returns the text of the conversation, as apply_chat_template of transformers writes it.
 
     Args:
@@ -223,7 +223,7 @@ def _with_reasoning(message: Message) -> Message:
   return {'thinking': found, **message, 'reasoning_content': found}
 
 
-def _without_marks(text: str) -> Written:
+def _without_marks(text: str) -> RenderedChat:
   """Takes the marks of {% generation %} out of a text; returns it with what was between them."""
   pieces: list[str] = []
   open_at: list[int] = []
@@ -237,7 +237,7 @@ def _without_marks(text: str) -> Written:
       open_at.append(length)
     elif open_at:
       spans.append((open_at.pop(), length))
-  return Written(''.join([*pieces, text[place:]]), sorted(spans))
+  return RenderedChat(''.join([*pieces, text[place:]]), sorted(spans))
 
 
 def _marked(message: Message, number: int, mark: Callable[[str], str]) -> Message:

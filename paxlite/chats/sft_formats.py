@@ -71,7 +71,7 @@ class Pair(NamedTuple):
   targets: str
 
 
-class Format(NamedTuple):
+class RecordFormat(NamedTuple):
   """A format of records.
 
   Attributes:
@@ -86,7 +86,7 @@ class Format(NamedTuple):
   read: Callable[[Fields], Conversation | Pair]
 
 
-def format_of(record: Fields) -> Format:
+def format_of(record: Fields) -> RecordFormat:
   """Returns the format of a record.
 
   A key without a value does not count: JSON's null, '' and [], which tables have for what is
@@ -270,12 +270,12 @@ def _text(record: Fields, key: str) -> str:
 
 
 FORMATS = (
-  Format('a chat', ('messages',), _chat_under('messages')),
-  Format('a prompt and its answer', ('inputs', 'targets'), _pair('inputs', 'targets')),
-  Format(
+  RecordFormat('a chat', ('messages',), _chat_under('messages')),
+  RecordFormat('a prompt and its answer', ('inputs', 'targets'), _pair('inputs', 'targets')),
+  RecordFormat(
     'a prompt and its answer, as text or messages', ('prompt', 'completion'), _prompt_and_completion
   ),
-  Format('ShareGPT', ('conversations',), _chat_under('conversations')),
-  Format('Alpaca', ('instruction', 'output'), _alpaca),
-  Format('Dolly', ('instruction', 'response'), _alpaca),
+  RecordFormat('ShareGPT', ('conversations',), _chat_under('conversations')),
+  RecordFormat('Alpaca', ('instruction', 'output'), _alpaca),
+  RecordFormat('Dolly', ('instruction', 'response'), _alpaca),
 )

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 
-class Format(NamedTuple):
+class WeightsFormat(NamedTuple):
   """A format of weights.
 
   Attributes:
@@ -21,13 +21,13 @@ class Format(NamedTuple):
 
 
 FORMATS = (
-  Format('meta', 'Meta', ('.pth',)),
-  Format(
+  WeightsFormat('meta', 'Meta', ('.pth',)),
+  WeightsFormat(
     'hf',
     'Hugging Face',
     ('.safetensors', '.safetensors.index.json', 'pytorch_model.bin', '.bin.index.json'),
   ),
-  Format('pax', 'Pax', ()),
+  WeightsFormat('pax', 'Pax', ()),
 )
 _PAX_CHECKPOINT = r'checkpoint_\d{8}'
 
@@ -41,7 +41,7 @@ def is_own(path: str) -> bool:
   return has('experiment.json') or (has('checksums.json') and has('state'))
 
 
-def formats_at(path: str) -> list[Format]:
+def formats_at(path: str) -> list[WeightsFormat]:
   """Returns the formats of which `path`, a file or a folder, has files; none where nothing is."""
   if os.path.isdir(path):
     names = os.listdir(path)

@@ -24,7 +24,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import DORA_VARIABLES, REPEATED, path_name
 from paxlite.files import schemes
-from paxlite.parallel.encoded_weights import Encoding
+from paxlite.parallel.quantized_weights import Quantization
 
 log = logging.getLogger('paxlite')
 
@@ -65,8 +65,8 @@ class RestorePlan:
     restore: Which checkpoint and variables to restore.
     abstract: The state to fill, a tree of jax.ShapeDtypeStruct.
     source: The checkpoint at restore.path, if it was found already.
-    encodings: How weights of the state are made of those of a checkpoint, by name: see
-      parallel.encoded_weights. A checkpoint may also hold them as the state does.
+    quantizations: How weights of the state are made of those of a checkpoint, by name: see
+      parallel.quantized_weights. A checkpoint may also hold them as the state does.
 
   Raises:
     UserError: Variables are missing, left over or of another shape (the message names them), a
@@ -78,10 +78,10 @@ class RestorePlan:
     restore: Restore,
     abstract: PyTree,
     source: Source | None = None,
-    encodings: Mapping[str, Encoding] | None = None,
+    quantizations: Mapping[str, Quantization] | None = None,
   ):
     self._restore = restore
-    self._encodings = encodings or {}
+    self._quantizations = quantizations or {}
     self._encoded: dict[str, jax.Array] = {}  # of the last weight, until they are asked for
     self.source = find_source(restore.path) if source is None else source
     self._found: dict[str, Variable] = {}
@@ -105,15 +105,15 @@ class RestorePlan:
   def load(self, name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
     """Restores variable `name` with the shape, dtype and sharding of `like`.
 
-    Only the shards of this process's devices are read, each one separately. A weight that is kept
-    in another form is encoded when the first of its arrays is asked for.
+    Only the shards of this process's devices are read, each one separately. A weight that is
+    quantized is read when the first of its arrays is asked for.
     """
     whole = name.rpartition('/')[0]
     if whole in self._found:
       if name not in self._encoded:
-        encoding, variable = self._encodings[whole], self._found[whole]
+        quantization, variable = self._quantizations[whole], self._found[whole]
         layer = lambda i: variable if i is None else layer_of(variable, i)
-        arrays = encoding.encoded(lambda i: self._read(layer(i), encoding.part))
+        arrays = quantization.quantized(lambda i: self._read(layer(i), quantization.part))
         self._encoded = {f'{whole}/{key}': array for key, array in arrays.items()}
       return self._encoded.pop(name)
     return self._read(self._found[name], like)
@@ -190,13 +190,13 @@ class RestorePlan:
   def _wanted(
     self, stored: Mapping[str, Variable], abstract: PyTree
   ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns what to look for by name: what is encoded here and not there as a whole."""
+    """Returns what to look for by name: what is quantized here and not there, as a whole."""
     found = {}
     for path, like in jax.tree_util.tree_leaves_with_path(abstract):
       name = path_name(path)
       whole = name.rpartition('/')[0]
-      if whole in self._encodings and _find(stored, name, like.shape, set()) is None:
-        name, like = whole, self._encodings[whole].like
+      if whole in self._quantizations and _find(stored, name, like.shape, set()) is None:
+        name, like = whole, self._quantizations[whole].like
       found[name] = like
     return found
 

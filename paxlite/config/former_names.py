@@ -12,7 +12,23 @@ T = TypeVar('T')
 
 FORMER = {
   'DROPLESS_ROOM': 'DROPLESS_BUFFER_FACTOR',
+  'LAYER_INPUT_DIMS': 'PER_LAYER_EMBEDDING_DIMS',
+  'LAYER_INPUT_VOCAB_SIZE': 'PER_LAYER_EMBEDDING_VOCAB_SIZE',
+  'MAMBA_LEAST_STEP': 'MAMBA_DT_MIN',
+  'MAMBA_MOST_STEP': 'MAMBA_DT_MAX',
   'MAX_TEXTS_PER_ROW': 'MAX_SEGMENTS_PER_SEQ',
+  'NUM_KEY_READERS': 'NUM_KV_SHARED_LAYERS',
+  'NUM_STREAMS': 'HYPER_CONNECTION_STREAMS',
+  'QUERY_GROWTH': 'ATTENTION_TEMPERATURE_SCALE',
+  'QUERY_GROWTH_LENGTH': 'ATTENTION_TEMPERATURE_FLOOR',
+  'READER_HIDDEN_DIMS': 'KV_SHARED_HIDDEN_DIMS',
+  'REFERENCE_ONCE': 'PRECOMPUTE_REFERENCE',
+  'ROPE_FAST_TURNS': 'ROPE_BETA_FAST',
+  'ROPE_SLOW_TURNS': 'ROPE_BETA_SLOW',
+  'SPARSE_WINDOW_RATE': 'SPARSE_KV_COMPRESSION_RATIO',
+  'STREAM_FLOOR': 'HYPER_CONNECTION_EPSILON',
+  'STREAM_ITERATIONS': 'HYPER_CONNECTION_SINKHORN_ITERATIONS',
+  'WINDOW_RATE': 'KV_COMPRESSION_RATIO',
 }
 
 # Attributes that are gone. Files of older runs may have them.
@@ -23,10 +39,9 @@ log = logging.getLogger('paxlite')
 
 def current(name: str) -> str:
   """Returns the name that an attribute has now, and says once if it is another one."""
-  if name not in FORMER:
-    return name
-  _say(name)
-  return FORMER[name]
+  if name in FORMER:
+    _say(name)
+  return FORMER.get(name, name)
 
 
 def current_values(values: Mapping[str, T], say: bool = True) -> dict[str, T]:

@@ -7,6 +7,12 @@ import importlib.util
 import types
 from collections.abc import Callable, Mapping, Sequence
 
+# Modules of the core; leaves say theirs themselves.
+OF_THE_CORE = {
+  'paxlite.experiments.parts.query_growth': 'paxlite.experiments.parts.attention_temperature',
+  'paxlite.layers.precision.weight_forms': 'paxlite.layers.precision.quantization',
+}
+
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Finds a module by its former name, behind all other finders: it is the same module.

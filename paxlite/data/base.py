@@ -71,8 +71,8 @@ class OnPolicyInput(Protocol):
   def device_batches(self, sharding: Any, number: int, max_segments: int) -> Any:
     """Returns the batches on a mesh, of this number and later ones.
 
-    They are `device_batches.Batches`, and have a method `state(number)`: the text that checkpoints
-    hold.
+    They are `device_batches.StepBatches`, and have a method `state(number)`: the text that
+    checkpoints hold.
 
     Args:
       sharding: The sharding of the batches' arrays [B, T].

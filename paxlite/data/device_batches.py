@@ -14,7 +14,7 @@ from paxlite.data.batch_check import check
 from paxlite.parallel import partitioning
 
 
-class Batches(Protocol):
+class StepBatches(Protocol):
   """Global batches on a mesh, of which a step draws one."""
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:

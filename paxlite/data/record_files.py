@@ -52,7 +52,7 @@ def open_file(name: str) -> 'File':
   if kind(name) == '.json':
     return JsonLines(name) if _holds_lines(name) else Json(name)
   if kind(name) in _TABLES:
-    return Table(name)
+    return CsvFile(name)
   if kind(name) == '.parquet':
     return Parquet(name)
   if kind(name) in _TEXTS:
@@ -218,7 +218,7 @@ class Json(_Parsed):
     yield from parse_objects(read_text(self.name), self.name)
 
 
-class Table(_Parsed):
+class CsvFile(_Parsed):
   """A CSV file, whose first line has the names of the columns.
 
   Columns are separated by commas, semicolons or tabs, whichever the first line has most of.

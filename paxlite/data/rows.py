@@ -37,7 +37,7 @@ class TokenArray(Protocol):
 
 
 @runtime_checkable
-class FarArray(Protocol):
+class RemoteArray(Protocol):
   """An array that may be far away, and fetches values before they are read."""
 
   def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
@@ -83,9 +83,9 @@ class TokenRows:
 
   def will_read(self, indices: np.ndarray) -> None:
     """Begins to fetch the tokens of rows `indices` [b]."""
-    assert isinstance(self.tokens, FarArray), 'only such tokens have a read_ahead'
+    assert isinstance(self.tokens, RemoteArray), 'only such tokens have a read_ahead'
     if self.rows == 'sequences':
-      if isinstance(self.seq_starts, FarArray):  # all at once, before the first one is waited for
+      if isinstance(self.seq_starts, RemoteArray):  # all at once, before one is waited for
         self.seq_starts.will_read((i, 2) for i in indices.tolist())
       bounds = [(int(self.seq_starts[i]), int(self.seq_starts[i + 1])) for i in indices.tolist()]
       counts = [min(max(end - first, 0), self.seq_len) for first, end in bounds]

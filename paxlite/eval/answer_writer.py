@@ -7,7 +7,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.generation.engine import Engine
 from paxlite.generation.inference import TextModel
-from paxlite.generation.request import Answer, Request
+from paxlite.generation.request import Completion, Request
 
 
 class AnswerWriter:
@@ -35,7 +35,7 @@ class AnswerWriter:
     sampling: Sampling | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     chat: bool = False,
-  ) -> list[Answer]:
+  ) -> list[Completion]:
     """Returns what the model writes after each prompt, up to one of `until`.
 
     Texts are those of the new tokens alone, as in EleutherAI's harness.

@@ -22,7 +22,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Request, check_ids
-from paxlite.generation.row_table import common
+from paxlite.generation.scheduler import common
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 

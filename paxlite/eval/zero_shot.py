@@ -19,7 +19,7 @@ from paxlite.eval.contexts import Contexts
 from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
 from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.inference import TextModel
-from paxlite.generation.request import Answer
+from paxlite.generation.request import Completion
 from paxlite.generation.spelling import Mark
 
 _TEMPERATURE = 0.8  # of several answers to a prompt
@@ -246,7 +246,7 @@ def _multiple_choice(examples: Sequence[TaskExample], scores: Sequence[Sequence[
   return {'acc': _mean(raw), 'acc_norm': _mean(normalized)}, found
 
 
-def compared_text(answer: Answer, pattern: str) -> str:
+def compared_text(answer: Completion, pattern: str) -> str:
   """Returns the text of an answer, with those special tokens alone that a pattern names."""
   named = pattern.replace('\\', '')  # without escapes, as in <\|end\|>
   return ''.join(x for x in answer.parts if not isinstance(x, Mark) or x in named)

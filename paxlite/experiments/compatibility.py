@@ -11,6 +11,7 @@ import fiddle as fdl
 
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.experiment_file import read_experiment
+from paxlite.config.former_names import current
 from paxlite.config.templates import config_text
 from paxlite.core import shell
 from paxlite.core.errors import UserError, listed
@@ -23,14 +24,14 @@ from paxlite.experiments.registry import class_of
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
-  r'|gathers_once|unrolled_on|form|prediction_tpls)'
+  r'|gathers_once|unrolled_on|scheme|prediction_tpls)'
 )
 # Classes that compute the same as other classes.
 _SAME = {
   'DoraProjection': 'Projection',
-  'EncodedDoraProjection': 'Projection',
-  'EncodedLoraProjection': 'Projection',
-  'EncodedProjection': 'Projection',
+  'QuantizedDoraProjection': 'Projection',
+  'QuantizedLoraProjection': 'Projection',
+  'QuantizedProjection': 'Projection',
   'LoraProjection': 'Projection',
   'PipelinedTransformer': 'UnrolledTransformer',
   'RepeatedTransformer': 'UnrolledTransformer',
@@ -53,7 +54,8 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
     UserError: The checkpoint's model computes a different function.
   """
   function = e.values_of(Kind.FUNCTION)
-  for name in e.CHECKPOINT_RESTORE_CHANGES:
+  changing = [*map(current, e.CHECKPOINT_RESTORE_CHANGES)]
+  for name in changing:
     if name not in function:
       raise UserError(
         f'CHECKPOINT_RESTORE_CHANGES: {name!r} is none of {", ".join(function) or "nothing"}'
@@ -61,7 +63,7 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
   if not experiment.is_file():
     return
   found = read_experiment(experiment)
-  changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
+  changes = {name: function[name] for name in changing}
   writer = _experiment_of(found['experiment'], found['values'], changes)
   # what derives from a change is changed by it
   theirs = found['values'] | ({} if writer is None else writer.values())

@@ -13,7 +13,7 @@ from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.optim import partition_report
 from paxlite.parallel import partitioning
-from paxlite.parallel.encoded_weights import num_parameters
+from paxlite.parallel.quantized_weights import num_parameters
 from paxlite.training.task import Task
 from paxlite.training.train_state import TrainState
 

@@ -1,8 +1,8 @@
 """Parts that few models have, and that any experiment gets which sets an attribute of theirs.
 
-`paxlite train LLaMA3_8B QUERY_GROWTH=0.1` trains LLaMA3_8B with the part QueryGrowth between LLaMA
-and LanguageModel. The class keeps its name: experiment.json has the values, and the same class
-follows from them. A class in a file names such a part as a base.
+`paxlite train LLaMA3_8B RESIDUAL_FACTOR=0.5` trains LLaMA3_8B with the part ResidualFactor between
+LLaMA and LanguageModel. The class keeps its name: experiment.json has the values, and the same
+class follows from them. A class in a file names such a part as a base.
 """
 
 import functools
@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeVar
 
 from paxlite.config.attributes import attribute_types, derived
+from paxlite.config.former_names import current, current_values
 from paxlite.core.errors import UserError
 from paxlite.core.extension import imported
 
@@ -25,7 +26,9 @@ _PARTS = {
   'parallel_blocks:ParallelBlocks': ('BLOCK_ORDER',),
   'partial_positions:PartialPositions': ('ROPE_FRACTION',),
   'prediction:MultiTokenPrediction': ('NUM_PREDICTION_MODULES', 'PREDICTION_LOSS_WEIGHT'),
-  'query_growth:QueryGrowth': ('QUERY_GROWTH', 'QUERY_GROWTH_LENGTH'),
+  'attention_temperature:AttentionTemperature': (
+    'ATTENTION_TEMPERATURE_SCALE', 'ATTENTION_TEMPERATURE_FLOOR',
+  ),
   'residual_factor:ResidualFactor': ('RESIDUAL_FACTOR',),
 }  # fmt: skip
 _OF = {name: part for part, names in _PARTS.items() for name in names}
@@ -42,12 +45,13 @@ def with_parts(cls: T, values: Mapping[str, object]) -> T:
     cls: A class of experiments.
     values: Values by attribute. Those that a part has anyway ask for no part.
   """
+  values = current_values(values)
   return with_attributes(cls, (k for k, v in values.items() if k in _OF and v != usual(k, v)))
 
 
 def with_attributes(cls: T, names: Iterable[str]) -> T:
   """Returns a class with the parts that have these attributes, and that it does not have."""
-  wanted = {_OF[name] for name in names if name in _OF and not hasattr(cls, name)}
+  wanted = {_OF[name] for name in map(current, names) if name in _OF and not hasattr(cls, name)}
   return _composed(cls, tuple(part for part in _PARTS if part in wanted)) if wanted else cls
 
 
@@ -73,7 +77,7 @@ def value(experiment: object, name: str) -> Any:
 
 def kept(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
   """Returns values without those that change nothing, of attributes that a class does not have."""
-  known = attribute_types(cls)
+  known, values = attribute_types(cls), current_values(values)
   return {k: v for k, v in values.items() if not is_lost(known, k) or v != usual(k, v)}
 
 
@@ -84,8 +88,9 @@ def is_lost(known: Container[str], name: str) -> bool:
 
 def refuse_attributes(cls: type) -> None:
   """Raises UserError if a class states an attribute of a part that it does not name as a base."""
-  for name in vars(cls).keys() & _OF.keys():
-    if name in inspect.get_annotations(cls) or isinstance(vars(cls)[name], property):
+  for given, stated in vars(cls).items():
+    name = current(given)
+    if name not in _OF or given in inspect.get_annotations(cls) or isinstance(stated, property):
       continue  # it declares the attribute
     if not any(name in vars(base) for base in cls.__mro__[1:]):
       module, _, part = _OF[name].partition(':')

@@ -1,4 +1,4 @@
-"""Computes once what a frozen model makes of the rows of a run: REFERENCE_ONCE, TEACHER_TOP_K.
+"""Computes once what a frozen model makes of a run's rows: PRECOMPUTE_REFERENCE, TEACHER_TOP_K.
 
 The values are kept in the folder of the run, so that a restart reads them.
 """
@@ -36,7 +36,7 @@ from paxlite.finetuning.stored_values import StoredValues
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
-from paxlite.parallel.encoded_weights import encodings
+from paxlite.parallel.quantized_weights import quantizations
 from paxlite.programs.run import Run
 from paxlite.programs.run_checks import TRAINING, check_reference_tokenizer
 from paxlite.programs.weights_model import reference_of, restore_of
@@ -134,15 +134,15 @@ class _Model:
       tokens = jnp.zeros((1, 1), jnp.int32)
       init = lambda: {'params': self._model.init(jax.random.key(0), tokens)['params']}
       boxed = jax.eval_shape(init)
-    encoded = encodings(boxed, mesh, rules)
+    quantized = quantizations(boxed, mesh, rules)
 
     def like(path: jax.tree_util.KeyPath, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-      is_kept = x.dtype != jnp.float32 or path_name(path[:-1]) in encoded
+      is_kept = x.dtype != jnp.float32 or path_name(path[:-1]) in quantized
       return x if is_kept else x.update(dtype=jnp.dtype(task.frozen_dtype))
 
     shapes = partitioning.sharded_shapes(boxed, mesh, rules)
     abstract = jax.tree_util.tree_map_with_path(like, shapes)
-    plan = RestorePlan(dataclasses.replace(restore, whole_state=False), abstract, source, encoded)
+    plan = RestorePlan(dataclasses.replace(restore, whole_state=False), abstract, source, quantized)
     load = lambda path, x: plan.load(path_name(path), x)
     params: PyTree = jax.tree_util.tree_map_with_path(load, abstract)['params']
     return params

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from paxlite.generation import options
-from paxlite.generation.job import Job, Part
+from paxlite.generation.job import Job, PromptPart
 from paxlite.generation.programs import Chunk
 
 
 def chunk_of(
   jobs: Sequence[Job],
-  parts: Sequence[Part],
+  parts: Sequence[PromptPart],
   shape: tuple[int, int],
   rows: int,
   vocab_size: int,

@@ -19,15 +19,15 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation import options
-from paxlite.generation.cache_room import CacheRoom, Sizes, steady_sizes
+from paxlite.generation.cache_pool import KVCachePool, Sizes, steady_sizes
 from paxlite.generation.chunks import chunk_of
-from paxlite.generation.drafts import DraftingPrograms
 from paxlite.generation.job import Job, Phase
-from paxlite.generation.programs import Limits, Programs, layout_of, vocab_size
-from paxlite.generation.request import Answer, Request, check_ids
-from paxlite.generation.row_table import RowTable
+from paxlite.generation.programs import DecodeLimits, Programs, layout_of, vocab_size
+from paxlite.generation.request import Completion, Request, check_ids
+from paxlite.generation.scheduler import Scheduler
+from paxlite.generation.speculative import SpeculativePrograms
 from paxlite.generation.spelling import Mark
-from paxlite.generation.tokens import Tokens
+from paxlite.generation.tokens import ScoredTokens
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
@@ -58,7 +58,7 @@ class Engine:
       last bit on one device; None: it grows as needed, and numbers differ by rounding.
     steady: Whether there are few sizes, and rows have tables from the start, so that
       warm_up.warm_up compiles all programs that requests need, whatever their options.
-    drafts: Whether the model's first prediction module proposes tokens; see drafts.
+    drafts: Whether the model's first prediction module proposes tokens; see speculative.
 
   Attributes:
     num_steps: How many times the model was computed for new tokens, beside those of prompts.
@@ -93,10 +93,10 @@ class Engine:
     self.most_rows = self._whole(most_rows)
     self._fixed_slots, self._steady = slots, steady
     self._programs: Programs | None = None
-    self._its_room: CacheRoom | None = None
+    self._its_pool: KVCachePool | None = None
     self._was_idle = True
     # numbers may depend on the call; a module has read the token after each one
-    self._rows, self._drafts = RowTable(slots is None, looks_ahead=int(drafts)), drafts
+    self._scheduler, self._drafts = Scheduler(slots is None, looks_ahead=int(drafts)), drafts
     self.num_steps = self.num_tokens = 0
     self._queue: collections.deque[Job] = collections.deque()
     self._any_token: dict[int, jax.Array] = {}  # by the number of rows
@@ -109,15 +109,15 @@ class Engine:
   @params.setter
   def params(self, params: PyTree | None) -> None:
     self._params = params
-    self._rows.clear(len(self._rows))
-    if params is None and self._its_room is not None:
-      self._its_room.clear()  # room for what the parameters are needed for
+    self._scheduler.clear(len(self._scheduler))
+    if params is None and self._its_pool is not None:
+      self._its_pool.clear()  # room for what the parameters are needed for
 
   def generate(
     self,
     requests: Sequence[Request],
     report: Callable[[int, int], None] = lambda done, total: None,
-  ) -> list[Answer]:
+  ) -> list[Completion]:
     """Returns the answer to each request, in their order.
 
     Args:
@@ -127,13 +127,13 @@ class Engine:
     Raises:
       UserError: A prompt is empty, contains invalid ids, or is longer than the model takes.
     """
-    found: list[Answer | None] = [None] * len(requests)
+    found: list[Completion | None] = [None] * len(requests)
     for done, (i, answer) in enumerate(self.answers(requests), 1):
       found[i] = answer
       report(done, len(requests))
     return [answer for answer in found if answer is not None]
 
-  def answers(self, requests: Sequence[Request]) -> Iterator[tuple[int, Answer]]:
+  def answers(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
     """Yields the answers as they are complete, each with the number of its request.
 
     Raises:
@@ -246,17 +246,17 @@ class Engine:
 
   def reset(self) -> None:
     """Ends all jobs and frees the cache, as after a program has failed."""
-    for job in [*self._queue, *self._rows.busy]:
+    for job in [*self._queue, *self._scheduler.busy]:
       job.cancel()
     self._queue.clear()
-    self._rows.clear(len(self._rows))
-    if self._its_room is not None:
-      self._its_room.clear()
+    self._scheduler.clear(len(self._scheduler))
+    if self._its_pool is not None:
+      self._its_pool.clear()
 
   @property
   def num_active(self) -> int:
     """The number of answers that are being generated."""
-    return len(self._rows.busy)
+    return len(self._scheduler.busy)
 
   @property
   def num_waiting(self) -> int:
@@ -280,24 +280,24 @@ class Engine:
       Whether there is more to do.
     """
     if self._queue:
-      waiting = [*self._queue][: self.most_rows - len(self._rows.busy)]
-      self._room.fit(waiting, may_shrink=self._was_idle)
-      self._rows.admit(self._queue, len(waiting))
-    reading = [job for job in self._rows.busy if job.phase is Phase.READING]
+      waiting = [*self._queue][: self.most_rows - len(self._scheduler.busy)]
+      self._pool.fit(waiting, may_shrink=self._was_idle)
+      self._scheduler.admit(self._queue, len(waiting))
+    reading = [job for job in self._scheduler.busy if job.phase is Phase.READING]
     reading.sort(key=lambda job: job.number)  # so that none waits for ever
     if reading:
       self._read(reading)
-    writing = [job for job in self._rows.busy if job.phase is Phase.WRITING]
-    if any(job.phase is Phase.READING for job in self._rows.busy):
+    writing = [job for job in self._scheduler.busy if job.phase is Phase.WRITING]
+    if any(job.phase is Phase.READING for job in self._scheduler.busy):
       most = min(most, while_reading)
     if writing and most:
       new = MOST_STEPS * (2 if self._drafts else 1)
-      if max(len(job.known) for job in writing) + new > self._room.slots:
-        self._room.fit([], may_shrink=False)
+      if max(len(job.known) for job in writing) + new > self._pool.slots:
+        self._pool.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
-        self._room.shrink()
+        self._pool.shrink()
       self._write(writing, min(most, MOST_STEPS))
-    self._was_idle = not self._queue and not self._rows.busy
+    self._was_idle = not self._queue and not self._scheduler.busy
     return not self._was_idle
 
   # programs
@@ -307,19 +307,19 @@ class Engine:
     if self._programs is None:
       layout = layout_of(self._model, self._params, self._mesh, self._rules, self._drafts)
       if layout.has_states:
-        self._rows.shares = False
-      kind = DraftingPrograms if self._drafts else Programs
+        self._scheduler.shares = False
+      kind = SpeculativePrograms if self._drafts else Programs
       self._programs = kind(self._model, layout, self._is_token, self._mesh, self._rules)
     return self._programs
 
   @property
-  def _room(self) -> CacheRoom:
-    if self._its_room is None:
-      self._its_room = CacheRoom(
-        self._compiled, self._rows, self._vocab_size, self.most_rows, self._shards,
+  def _pool(self) -> KVCachePool:
+    if self._its_pool is None:
+      self._its_pool = KVCachePool(
+        self._compiled, self._scheduler, self._vocab_size, self.most_rows, self._shards,
         self._fixed_slots, self._sizes, self._steady,
       )  # fmt: skip
-    return self._its_room
+    return self._its_pool
 
   @property
   def _sizes(self) -> Sizes:
@@ -332,11 +332,11 @@ class Engine:
   @property
   def row_levels(self) -> list[int]:
     """The numbers of rows that the cache may have."""
-    return self._room.row_levels
+    return self._pool.row_levels
 
   def hold_rows(self, rows: int) -> None:
-    """Has room for at least so many answers, even if there are fewer."""
-    self._room.least_rows = rows
+    """Keeps rows for at least so many answers, even if there are fewer."""
+    self._pool.least_rows = rows
 
   def lowered(self, rows: int, slots: int) -> jax.stages.Lowered:
     """Returns the loop over the tokens of so many greedy rows, to see what it does.
@@ -345,14 +345,14 @@ class Engine:
     """
     everywhere = self._compiled.layout.everywhere
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
-    limits = Limits(like(np.int32(1)), like(np.bool_(False)), like(np.bool_(False)), None)
-    state, is_active = self._room.shapes(rows, slots), like(np.ones(rows, bool))
+    limits = DecodeLimits(like(np.int32(1)), like(np.bool_(False)), like(np.bool_(False)), None)
+    state, is_active = self._pool.shapes(rows, slots), like(np.ones(rows, bool))
     return self._compiled.decode.lower(self._params, state, is_active, limits, MOST_STEPS, False)
 
   def _read(self, jobs: Sequence[Job]) -> None:
     """Reads the next part of the prompts of some jobs, those that fit into one call."""
     length, is_scored = self._part_length(jobs[0]), jobs[0].is_scored
-    size = 1 if self._reads_one else min(max(1, self._part_tokens // length), len(self._rows))
+    size = 1 if self._reads_one else min(max(1, self._part_tokens // length), len(self._scheduler))
     is_alike = lambda j: self._part_length(j) == length and j.is_scored == is_scored
     batch = [job for job in jobs if is_alike(job)][:size]
     is_fixed = self._fixed_slots is not None
@@ -361,16 +361,17 @@ class Engine:
     parts = [job.part(length) for job in batch]
     # one row costs the same in both variants
     full = options.needs_full([job.request for job in batch]) or (self._steady and is_single)
-    is_allowed = full and self._room.tables
+    is_allowed = full and self._pool.tables
     allowed = self._allowed(batch, range(len(batch)), count) if is_allowed else None
-    chunk = chunk_of(batch, parts, (count, length), len(self._rows), self._vocab_size, allowed)
+    chunk = chunk_of(batch, parts, (count, length), len(self._scheduler), self._vocab_size, allowed)
     is_first = not (is_fixed or self._steady) and all(job.num_read == 0 for job in batch)
-    assert self._room.state is not None
-    self._room.state, read = self._compiled.read(
-      self._params, self._room.state, chunk, is_first, full
+    assert self._pool.state is not None
+    self._pool.state, read = self._compiled.read(
+      self._params, self._pool.state, chunk, is_first, full
     )
     chosen, scores = jax.device_get(read)
-    found, of_prompts = Tokens(chosen), Tokens(scores, max(len(part.places) for part in parts))
+    most = max(len(part.places) for part in parts)
+    found, of_prompts = ScoredTokens(chosen), ScoredTokens(scores, most)
     for i, (job, part) in enumerate(zip(batch, parts, strict=True)):
       if job.answer is not None:  # its grammar has failed
         continue
@@ -412,26 +413,26 @@ class Engine:
 
   def _write(self, jobs: Sequence[Job], most: int) -> None:
     """Generates some tokens of these jobs."""
-    rows = [job.row for job in jobs]
-    is_active = np.zeros(len(self._rows), bool)
+    rows, count = [job.row for job in jobs], len(self._scheduler)
+    is_active = np.zeros(count, bool)
     is_active[rows] = True
     full = options.needs_full([job.request for job in jobs])
     has_grammar = any(job.request.grammar is not None for job in jobs)
-    allowed = self._allowed(jobs, rows, len(self._rows)) if full and self._room.tables else None
+    allowed = self._allowed(jobs, rows, count) if full and self._pool.tables else None
     steps = 1 if has_grammar else min(most, max(job.num_left for job in jobs))
     # a steady engine has one program for rows that draw and others
     draws = full or self._steady or any(job.request.sampling.temperature > 0 for job in jobs)
-    limits = Limits(
+    limits = DecodeLimits(
       np.int32(steps), np.bool_(len(self._queue) > 0), np.bool_(has_grammar), allowed,
       np.bool_(True) if draws else None,
     )  # fmt: skip
-    assert self._room.state is not None
-    self._room.state, *found = self._compiled.decode(
-      self._params, self._room.state, is_active, limits, MOST_STEPS, full
+    assert self._pool.state is not None
+    self._pool.state, *found = self._compiled.decode(
+      self._params, self._pool.state, is_active, limits, MOST_STEPS, full
     )
     chosen, counts, taken = jax.device_get(found)
     self.num_steps += int(taken)
-    tokens = Tokens(chosen, int(counts.max()))
+    tokens = ScoredTokens(chosen, int(counts.max()))
     for job in jobs:
       for i in range(int(counts[job.row])):
         if job.answer is None:

@@ -20,14 +20,14 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.memory_savings import put_form
+from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.experiments.registry import class_of
 from paxlite.generation.engine import Engine
-from paxlite.generation.joined_weights import JoinedWeights
+from paxlite.generation.fused_projections import FusedProjections
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.precision.weight_forms import Int8
+from paxlite.layers.precision.quantization import Int8
 from paxlite.parallel import devices, mesh, partitioning
-from paxlite.parallel.encoded_weights import encodings
+from paxlite.parallel.quantized_weights import quantizations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +117,11 @@ class Inference(TextModel):
 
   Attributes:
     source: The checkpoint or imported weights that the parameters come from.
-    joined_weights: How weights that one input is multiplied with were joined: see
-      generation.joined_products.
+    fused_projections: How projections of one input were fused: see generation.fused_layers.
   """
 
   source: Source
-  joined_weights: JoinedWeights
+  fused_projections: FusedProjections
 
 
 def load(
@@ -157,25 +156,25 @@ def load(
   mesh = experiment.mesh()
   config = unrolled.build_task()
   if unrolled.INT8_WEIGHTS:
-    put_form(config.model, Int8)
+    put_scheme(config.model, Int8)
   boxed = {'params': jax.eval_shape(fdl.build(config).init_params, jax.random.key(0))}
-  encoded = encodings(boxed, mesh, unrolled.rules)
-  dtype = lambda path, x: x.dtype if path_name(path[:-1]) in encoded else unrolled.FPROP_DTYPE
+  quantized = quantizations(boxed, mesh, unrolled.rules)
+  dtype = lambda path, x: x.dtype if path_name(path[:-1]) in quantized else unrolled.FPROP_DTYPE
   abstract = jax.tree_util.tree_map_with_path(
     lambda path, x: x.update(dtype=dtype(path, x)),
     partitioning.sharded_shapes(boxed, mesh, unrolled.rules),
   )
-  plan = RestorePlan(restore, abstract, source, encoded)
+  plan = RestorePlan(restore, abstract, source, quantized)
   missing = plan.fresh + plan.ignored
   if missing:
     raise UserError(f'{source.folder} lacks {missing[0]}, without which no text can be generated')
   load_one = lambda path, like: plan.load(path_name(path), like)
   params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
-  joined = JoinedWeights(config, mesh, unrolled.rules)
-  params = joined.joined(params)
+  fused = FusedProjections(config, mesh, unrolled.rules)
+  params = fused.fused(params)
   positions = experiment.num_positions if max_length is None else max_length
   model = fdl.build(config).model
-  return Inference(unrolled, model, params, mesh, tokenizer, positions, source, joined)
+  return Inference(unrolled, model, params, mesh, tokenizer, positions, source, fused)
 
 
 def load_checkpoint(

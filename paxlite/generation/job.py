@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.generation.request import Answer, Finish, Request, TokenScore
+from paxlite.generation.request import Completion, Finish, Request, TokenScore
 from paxlite.generation.spelling import shown
 from paxlite.generation.text import AnswerText
 
@@ -24,7 +24,7 @@ class Phase(enum.Enum):
   DONE = 'it has an answer'
 
 
-class Part(NamedTuple):
+class PromptPart(NamedTuple):
   """A part of a prompt.
 
   Attributes:
@@ -60,7 +60,7 @@ class Job:
     self.request = request
     self.prompt = [int(i) for i in request.prompt]
     self.phase = Phase.WAITING
-    self.answer: Answer | None = None
+    self.answer: Completion | None = None
     self.error: Exception | None = None
     self.row = self.source = self.num_read = self.number = 0
     self._text = None if tokenizer is None else _text(tokenizer, request)
@@ -131,20 +131,20 @@ class Job:
     if self.answer is not None:  # there is always room for what goes on
       self._most_held = min(self._most_held, slots)
 
-  def part(self, length: int) -> Part:
+  def part(self, length: int) -> PromptPart:
     """Returns the next part of the prompt, of at most so many tokens."""
     start, stop = self.num_read, min(self.num_read + length, len(self.prompt))
     scored = self.request.scored_from
     first = stop if scored is None else max(start, scored - 1)
     last = min(stop, len(self.prompt) - 1)
-    return Part(
+    return PromptPart(
       self.prompt[start:stop],
       range(first - start, max(last, first) - start),
       self.prompt[first + 1 : last + 1],
       self.prompt[stop] if stop < len(self.prompt) else -1,
     )
 
-  def was_read(self, part: Part, scores: Sequence[TokenScore]) -> None:
+  def was_read(self, part: PromptPart, scores: Sequence[TokenScore]) -> None:
     """Is told that a part is in the cache.
 
     Args:
@@ -214,7 +214,7 @@ class Job:
     if self._text is not None:
       self._text.close()
       parts = self._text.parts
-    self.answer = Answer(
+    self.answer = Completion(
       [*self._ids], self._scores, shown(parts), finish, self._prompt_scores, self._shared,
       self._end, parts,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from paxlite.core.trees import PyTree
 from paxlite.generation import cache as caches
 from paxlite.generation.cache import Cache, CacheLayout
-from paxlite.generation.sampling import Choice, Chosen, Tables, chosen, most_top
+from paxlite.generation.sampling import Choice, SampledTokens, Tables, chosen, most_top
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
@@ -22,8 +22,8 @@ _BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prom
 
 
 @struct.dataclass
-class Ahead:
-  """What B rows have beyond their latest tokens where drafts are made, arrays [B]; see drafts.
+class DraftState:
+  """What B rows have beyond their latest tokens where drafts are made, arrays [B]; see speculative.
 
   Attributes:
     draft: What may be the token after the latest one.
@@ -37,7 +37,7 @@ class Ahead:
 
 
 @struct.dataclass
-class Rows:
+class DecodeRows:
   """The state of B rows beside their cache, arrays [B].
 
   Attributes:
@@ -46,7 +46,7 @@ class Rows:
     number: Number of generated tokens, with the latest one.
     is_done: Whether the row has ended.
     options: How its tokens are chosen.
-    ahead: Its drafts; None: none are made.
+    drafts: Its drafts; None: none are made.
   """
 
   length: jax.Array
@@ -54,14 +54,14 @@ class Rows:
   number: jax.Array
   is_done: jax.Array
   options: Choice
-  ahead: Ahead | None = None
+  drafts: DraftState | None = None
 
 
 class State(NamedTuple):
   """What is on the devices: the cache of B rows with S slots each, and the rest of the rows."""
 
   cache: Cache
-  rows: Rows
+  rows: DecodeRows
 
 
 class Chunk(NamedTuple):
@@ -95,7 +95,7 @@ class Chunk(NamedTuple):
   allowed: Any
 
 
-class Limits(NamedTuple):
+class DecodeLimits(NamedTuple):
   """How far a call generates B rows.
 
   Attributes:
@@ -125,8 +125,8 @@ class Read(NamedTuple):
     scores: What is known of the tokens after `places`, arrays [R, T, …].
   """
 
-  chosen: Chosen
-  scores: Chosen
+  chosen: SampledTokens
+  scores: SampledTokens
 
 
 class Programs:
@@ -207,32 +207,32 @@ class Programs:
     number_R = jnp.zeros(R, jnp.int32)
     is_on_R, limits = jnp.ones(R, bool), (full, chunk.allowed)
     found = self._choose(params, last_R1D, chunk.options, number_R, is_on_R, *limits)
-    ahead, after = self._read_ahead(params, after, x_RTD, chunk, found)
+    drafts, after = self._read_drafts(params, after, x_RTD, chunk, found)
     cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
     options, tables = chunk.options, state.rows.options.tables
     if options.tables is None and tables is not None:
       options = dataclasses.replace(options, tables=Tables.empty(R, tables.bias.shape[-1]))
     number_R += 1
-    new = Rows(
+    new = DecodeRows(
       length=chunk.start + chunk.count,
       token=found.token,
       number=number_R,
       is_done=is_end(found.token, options) | (number_R >= options.max_tokens),
       options=options.after(found.token, is_on_R),
-      ahead=ahead,
+      drafts=drafts,
     )
     set_rows = lambda x, y: x.at[chunk.target].set(y, mode='drop')
     rows = jax.tree.map(set_rows, state.rows, new)
     read = Read(found, self._scores(params, x_RTD, chunk, full))
     return self._placed(State(cache, rows)), self._everywhere(read)
 
-  def no_ahead(self, rows: int) -> Ahead | None:
+  def no_drafts(self, rows: int) -> DraftState | None:
     """Returns what empty rows have beyond their latest tokens."""
     return None
 
-  def _read_ahead(
-    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: Chosen
-  ) -> tuple[Ahead | None, PyTree]:
+  def _read_drafts(
+    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: SampledTokens
+  ) -> tuple[DraftState | None, PyTree]:
     """Returns what rows have beyond parts of prompts, and the variables of the model after it.
 
     Args:
@@ -249,10 +249,10 @@ class Programs:
     params: PyTree,
     state: State,
     is_active_B: jax.Array,
-    limits: Limits,
+    limits: DecodeLimits,
     most: int,
     full: bool,
-  ) -> tuple[State, Chosen, jax.Array, jax.Array]:
+  ) -> tuple[State, SampledTokens, jax.Array, jax.Array]:
     """Generates tokens of each active row, in up to `most` steps.
 
     Args:
@@ -271,12 +271,14 @@ class Programs:
     B = len(is_active_B)
     was_done_B = state.rows.is_done
 
-    def goes_on(carry: tuple[State, Chosen, jax.Array]) -> jax.Array:
+    def goes_on(carry: tuple[State, SampledTokens, jax.Array]) -> jax.Array:
       (_, rows), _, i = carry
       ended = ((rows.is_done & ~was_done_B) & is_active_B).any()
       return (i < steps) & (is_active_B & ~rows.is_done).any() & ~(until_one_ends & ended)
 
-    def step(carry: tuple[State, Chosen, jax.Array]) -> tuple[State, Chosen, jax.Array]:
+    def step(
+      carry: tuple[State, SampledTokens, jax.Array],
+    ) -> tuple[State, SampledTokens, jax.Array]:
       (cache, rows), out, i = carry
       is_on_B = is_active_B & ~rows.is_done
       x_B1D, after = self._model.apply(
@@ -295,7 +297,7 @@ class Programs:
       on = is_on_B.astype(jnp.int32)
       number_B = rows.number + on
       is_end_B = is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
-      rows = Rows(
+      rows = DecodeRows(
         length=rows.length + on,
         token=jnp.where(is_on_B, found.token, rows.token),
         number=number_B,
@@ -326,7 +328,7 @@ class Programs:
     full: bool,
     allowed_BV: jax.Array | None,
     draws: bool | None = None,
-  ) -> Chosen:
+  ) -> SampledTokens:
     logits_BV = self._logits(params, x_B1D)[:, 0]
     known_V = self._known(logits_BV.shape[-1])
     return chosen(logits_BV, options, number_B, is_on_B, full, known_V, allowed_BV, draws)
@@ -346,7 +348,7 @@ class Programs:
     known_V[: len(self._known_V)] = self._known_V[:vocab_size]
     return known_V
 
-  def _scores(self, params: PyTree, x_RTD: jax.Array, chunk: Chunk, full: bool) -> Chosen:
+  def _scores(self, params: PyTree, x_RTD: jax.Array, chunk: Chunk, full: bool) -> SampledTokens:
     """Returns what is known of the tokens after `places`; the likeliest one is always there.
 
     The columns are computed in blocks, as many as there are, so that one program scores few tokens
@@ -357,7 +359,7 @@ class Programs:
       return nothing_chosen((len(x_RTD), 0), top)
     width = min(_BLOCK, chunk.places.shape[1])
 
-    def block(i: jax.Array, out: Chosen) -> Chosen:
+    def block(i: jax.Array, out: SampledTokens) -> SampledTokens:
       cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * width, width, 1)
       next_RU = cut(chunk.next)
       x_RUD = jnp.take_along_axis(x_RTD, cut(chunk.places)[..., None], 1)
@@ -365,7 +367,7 @@ class Programs:
       log_sums = jax.nn.logsumexp(logits_RUV, axis=-1, keepdims=True)
       of_next = jnp.take_along_axis(logits_RUV, next_RU[..., None], -1) - log_sums
       largest, ids = jax.lax.top_k(logits_RUV, out.top_ids.shape[-1])
-      found = Chosen(next_RU, of_next[..., 0], ids, largest - log_sums)
+      found = SampledTokens(next_RU, of_next[..., 0], ids, largest - log_sums)
       put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, i * width, 1)
       return jax.tree.map(put, out, found)
 
@@ -418,9 +420,9 @@ def vocab_size(params: PyTree) -> int:
   return size
 
 
-def nothing_chosen(shape: tuple[int, ...], top: int) -> Chosen:
+def nothing_chosen(shape: tuple[int, ...], top: int) -> SampledTokens:
   """Returns arrays of this shape for tokens that will be chosen, with the `top` likeliest ones."""
-  return Chosen(
+  return SampledTokens(
     jnp.zeros(shape, jnp.int32),
     jnp.zeros(shape, jnp.float32),
     jnp.zeros((*shape, top), jnp.int32),

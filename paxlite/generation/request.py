@@ -107,7 +107,7 @@ class TokenScore:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Completion:
   """What a model has written after a prompt.
 
   Attributes:

@@ -41,7 +41,7 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
   is_alone = jax.process_count() == 1
   found: list[Callback] = [LastSample(sampler, last if is_alone else [])]
   if sampler is not None and e.SAMPLE_PROMPTS and is_alone:
-    found.append(Samples(sampler, e.SAMPLE_PROMPTS))
+    found.append(PromptSamples(sampler, e.SAMPLE_PROMPTS))
   return found
 
 
@@ -111,7 +111,7 @@ class Sampler:
     if not self._chat:
       return []
     return [
-      'Samples: prompts are messages of the user, written by the chat template '
+      'PromptSamples: prompts are messages of the user, written by the chat template '
       '(SAMPLE_CHAT=False continues them as plain text)'
     ]
 
@@ -148,7 +148,7 @@ class Sampler:
 
 
 @dataclasses.dataclass
-class Samples(Callback):
+class PromptSamples(Callback):
   """Continues prompts at each evaluation.
 
   Attributes:

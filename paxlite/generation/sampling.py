@@ -79,7 +79,7 @@ class Choice:
     return dataclasses.replace(self, tables=self.tables.after(token_B, is_active_B))
 
 
-class Chosen(NamedTuple):
+class SampledTokens(NamedTuple):
   """The next tokens of B rows.
 
   Attributes:
@@ -110,7 +110,7 @@ def chosen(
   known_V: np.ndarray | None = None,
   allowed_BV: jax.Array | None = None,
   draws: bool | None = None,
-) -> Chosen:
+) -> SampledTokens:
   """Chooses the next token of each row.
 
   Options are arrays, so that one program serves all requests. What is dear is computed only if a
@@ -154,7 +154,7 @@ def chosen(
       lambda: tuple(jax.lax.top_k(logits_BV, shape_BK[1])),
       lambda: (top_BK, ids_BK),
     )
-  return Chosen(token_B, log_prob_B, ids_BK, top_BK - log_sums_B1)
+  return SampledTokens(token_B, log_prob_B, ids_BK, top_BK - log_sums_B1)
 
 
 def likeliest(x_BV: jax.Array) -> jax.Array:

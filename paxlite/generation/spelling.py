@@ -27,7 +27,7 @@ class Mark(str):
   __slots__ = ()
 
 
-class Piece(NamedTuple):
+class SpelledToken(NamedTuple):
   """What a token adds to a text.
 
   Attributes:
@@ -57,24 +57,24 @@ class Spelling:
     for token in before[-_MOST_PENDING:]:
       self.add(token)
 
-  def add(self, token: int) -> Piece:
+  def add(self, token: int) -> SpelledToken:
     """Returns what the next token adds."""
     added = self._added(token)
     if isinstance(added, Mark):
-      return Piece(added, None)
+      return SpelledToken(added, None)
     if not self._has_begun:
       self._begin()
-    return Piece(self._utf8.decode(added), added)
+    return SpelledToken(self._utf8.decode(added), added)
 
-  def peek(self, token: int) -> Piece:
+  def peek(self, token: int) -> SpelledToken:
     """Returns what a token would add in the place of the next one."""
     added = self._added(token)
     if isinstance(added, Mark):
-      return Piece(added, None)
+      return SpelledToken(added, None)
     state = self._utf8.getstate()
     text = self._utf8.decode(added)
     self._utf8.setstate(state)
-    return Piece(text, added)
+    return SpelledToken(text, added)
 
   def rest(self) -> str:
     """Returns U+FFFD if the sequence ends within a character, otherwise ''."""
@@ -107,7 +107,7 @@ def spelled(
   ids: Sequence[int],
   before: Sequence[int] = (),
   others: Sequence[Iterable[int]] = (),
-) -> list[tuple[Piece, list[Piece]]]:
+) -> list[tuple[SpelledToken, list[SpelledToken]]]:
   """Returns what each token of a sequence adds, and what others would add in its place.
 
   The texts of the pieces without special tokens are the text of the sequence. Where it ends within
@@ -120,7 +120,7 @@ def spelled(
     others: Other tokens for each of the first places.
   """
   spelling = Spelling(tokenizer, before)
-  found: list[tuple[Piece, list[Piece]]] = []
+  found: list[tuple[SpelledToken, list[SpelledToken]]] = []
   for i, token in enumerate(ids):
     instead = [spelling.peek(other) for other in (others[i] if i < len(others) else ())]
     found.append((spelling.add(token), instead))
@@ -128,7 +128,7 @@ def spelled(
     last = max((i for i, (piece, _) in enumerate(found) if piece.data is not None), default=None)
     if last is not None:
       piece, instead = found[last]
-      found[last] = Piece(piece.text + rest, piece.data), instead
+      found[last] = SpelledToken(piece.text + rest, piece.data), instead
   return found
 
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from paxlite.generation.request import TokenScore
-from paxlite.generation.sampling import Chosen
+from paxlite.generation.sampling import SampledTokens
 
 
-class Tokens:
+class ScoredTokens:
   """Tokens with their log-probabilities. To read elements of arrays one by one would be slower.
 
   Args:
@@ -14,9 +14,9 @@ class Tokens:
     most: Of arrays [B, T, …], the first columns that are needed.
   """
 
-  def __init__(self, chosen: Chosen, most: int | None = None):
+  def __init__(self, chosen: SampledTokens, most: int | None = None):
     if most is not None:
-      chosen = Chosen(*(x[:, :most] for x in chosen))
+      chosen = SampledTokens(*(x[:, :most] for x in chosen))
     self._token, self._log_prob = chosen.token.tolist(), chosen.log_prob.tolist()
     self._ids, self._top = chosen.top_ids.tolist(), chosen.top_log_probs.tolist()
 

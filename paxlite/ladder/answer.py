@@ -15,7 +15,7 @@ CONFIDENCE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class LadderFit:
   """The losses of a ladder's runs, and the law through them.
 
   Attributes:

@@ -25,7 +25,7 @@ from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:
-  from paxlite.ladder.answer import Answer
+  from paxlite.ladder.answer import LadderFit
 
 PARSER = Parser(__doc__)
 PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--seeds={args.seeds} must be at least 1')
   from paxlite.experiments.language_model import LanguageModel
   from paxlite.ladder import rungs, sizes, trainings, transfer
-  from paxlite.ladder.answer import Answer
+  from paxlite.ladder.answer import LadderFit
   from paxlite.ladder.sizes import Size
   from paxlite.programs.weights_model import build_experiment
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
       say(run.command)
     return
   parameters = transfer.counted(experiment.replaced(**sizes.values_of(experiment, asked)))
-  answer = Answer(list(trainings.trained(runs, say)), asked, parameters)
+  answer = LadderFit(list(trainings.trained(runs, say)), asked, parameters)
   (folder / 'ladder.json').write_text(json.dumps(answer.json, indent=1) + '\n')
   (folder / 'ladder.svg').write_text(picture(answer))
   values |= {'LEARNING_RATE': float(f'{experiment.LEARNING_RATE * answer.rate:.6g}')}
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
   say(f'\n{answer.text}\n\nTrain it with:\n{command}')
 
 
-def picture(answer: 'Answer') -> str:
+def picture(answer: 'LadderFit') -> str:
   """The losses by size, the law, and its interval up to the size that was asked for, as SVG."""
   from paxlite.ladder.answer import CONFIDENCE
   from paxlite.report import curves

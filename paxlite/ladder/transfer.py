@@ -39,7 +39,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.ladder import sizes
 from paxlite.ladder.sizes import Parameters, Size
 from paxlite.optim import muon, variable_groups
-from paxlite.parallel import encoded_weights
+from paxlite.parallel import quantized_weights
 from paxlite.parallel.weight_dims import WeightDims, dims_of
 
 _BY_ENTRY = {'adam', 'adamw', 'lion', 'soap'}  # whose updates have one size for every number
@@ -150,7 +150,7 @@ def counted(experiment: LanguageModel) -> Parameters:
   """Returns the numbers of parameters of an experiment's model."""
   boxed = _parameters(experiment)
   tables = [math.prod(shape) for shape, dims in _variables(boxed).values() if dims.is_table]
-  every = encoded_weights.num_parameters(boxed)
+  every = quantized_weights.num_parameters(boxed)
   return Parameters(every, every - sum(tables))
 
 

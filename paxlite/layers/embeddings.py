@@ -146,7 +146,7 @@ class LmHead(nn.Module):
     return x_BTD, gather_weight(w_VD.astype(self.dtype), _HEAD_AXES)
 
 
-class LogitsBias(nn.Module):
+class LmHeadBias(nn.Module):
   """logits + b, where b [V] starts at 0; Pax's base class of language models has this bias."""
 
   vocab_size: int

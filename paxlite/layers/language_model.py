@@ -15,7 +15,7 @@ from paxlite.layers.cross_entropy import (
   cross_entropy,
 )
 from paxlite.layers.dropout import MicrobatchDropout
-from paxlite.layers.embeddings import LmHead, LogitsBias, TokenEmbedding
+from paxlite.layers.embeddings import LmHead, LmHeadBias, TokenEmbedding
 from paxlite.layers.multi_token_prediction import following
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
@@ -90,7 +90,7 @@ class TransformerLm(nn.Module):
     self.transformer = self.transformer_tpl()
     self.final_ln = self.norm_tpl()
     self.softmax = None if self.head_tpl is None else self.head_tpl()
-    self.logits_bias: LogitsBias | None = (
+    self.logits_bias: LmHeadBias | None = (
       None if self.logits_bias_tpl is None else self.logits_bias_tpl()
     )
     self.dropout = MicrobatchDropout(self.embedding_dropout)

@@ -12,7 +12,7 @@ class LinkedBlock(TransformerBlock):
 
   Attributes:
     attention_tpl: Attention, which is called with (x, positions, segments, keys) and returns its
-      output and its keys, as GivingAttention and ReadingAttention.
+      output and its keys, as KVSourceAttention and KVSharedAttention.
     input_tpl: Adds the block's input to the activations, as InputGate; None: there is no input.
   """
 

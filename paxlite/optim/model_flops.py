@@ -15,7 +15,7 @@ from paxlite.core.training_rules import is_never_trained
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import DORA_VARIABLES, PREDICTIONS, REFERENCE
 from paxlite.optim.state_axes import is_box, named
-from paxlite.parallel.encoded_weights import is_encoded, num_parameters
+from paxlite.parallel.quantized_weights import is_quantized, num_parameters
 from paxlite.parallel.weight_dims import dims_of
 
 _LAYER = re.compile(r'transformer/x_layers_(\d+)/')
@@ -25,7 +25,7 @@ _BEHIND = 'final_ln/', 'predictions_', _HEAD  # the stack
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class TokenFlops:
   """FLOPs for a token.
 
   Attributes:
@@ -41,7 +41,7 @@ class Rates:
   factors: float = 0.0
 
 
-def rates(trained: Collection[str], boxed: PyTree, active: float) -> Rates:
+def rates(trained: Collection[str], boxed: PyTree, active: float) -> TokenFlops:
   """Returns the FLOPs where the variables of these names are trained.
 
   Args:
@@ -61,10 +61,10 @@ def rates(trained: Collection[str], boxed: PyTree, active: float) -> Rates:
   factors = {name for name in numbers if re.fullmatch(DORA_VARIABLES, name)}
   weights = numbers.keys() - factors
   if not weights:  # layers of Transformer Engine do not say what their variables are
-    return Rates()
+    return TokenFlops()
   has_head = any(name.startswith(_HEAD) for name in named(boxed))
   is_trained = any(name.startswith(_HEAD if has_head else _EMBEDDING) for name in trained)
-  return Rates(
+  return TokenFlops(
     weights=sum(flops[name] for name in weights) / sum(numbers[name] for name in weights),
     head=2.0 * (1 + (first <= layers) + is_trained),
     passed=1 - min(max(first, 0), layers) / layers,
@@ -80,7 +80,7 @@ def _numbers(boxed: PyTree, active: float) -> dict[str, float]:
       continue
     if is_never_trained(name):  # an indexer, which is counted with attention
       continue
-    if is_encoded(box):  # in several arrays
+    if is_quantized(box):  # in several arrays
       found[name.rpartition('/')[0]] = float(num_parameters(box))
       continue
     dims = dims_of(box)

@@ -21,7 +21,7 @@ from paxlite.optim.eight_bits import kept_in_eight_bits
 from paxlite.optim.per_layer import per_layer
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
-from paxlite.parallel.encoded_weights import is_encoded
+from paxlite.parallel.quantized_weights import is_quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +139,12 @@ class Optimizer:
     return _split(frozen, lambda name: self._matches(name) and rule_of(name) is not None)
 
   def with_frozen_as(self, params: PyTree, dtype: str) -> PyTree:
-    """Returns parameters with the frozen ones of float32 in another dtype, but for encoded ones."""
+    """Returns parameters with frozen float32 ones in another dtype, but for quantized ones."""
     _, others = self.split(params)
     _, frozen = self.split_ruled(others)
     names = {path_name(p) for p, _ in jax.tree.leaves_with_path(frozen, is_leaf=state_axes.is_box)}
     narrowed = lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x
-    is_narrowed = lambda path, leaf: path_name(path) in names and not is_encoded(leaf)
+    is_narrowed = lambda path, leaf: path_name(path) in names and not is_quantized(leaf)
     one = lambda path, leaf: jax.tree.map(narrowed, leaf) if is_narrowed(path, leaf) else leaf
     return jax.tree_util.tree_map_with_path(one, params, is_leaf=state_axes.is_box)
 

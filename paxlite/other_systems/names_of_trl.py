@@ -46,7 +46,7 @@ PREFERENCES: dict[str, Answer] = {
   'beta': renamed('PREFERENCE_BETA'),
   'simpo_gamma': renamed('SIMPO_GAMMA'),
   'ref_model_name_or_path': renamed('REFERENCE_RESTORE_PATH'),
-  'precompute_ref_log_probs': renamed('REFERENCE_ONCE'),
+  'precompute_ref_log_probs': renamed('PRECOMPUTE_REFERENCE'),
   'precompute_ref_batch_size': needless('the batch is that of a step, or of its microbatch'),
   'sync_ref_model': absent('the reference stays as it is'),
   'desirable_weight': renamed('DESIRABLE_WEIGHT'),

@@ -28,7 +28,7 @@ from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserErro
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.processes import preemption
 from paxlite.processes.agreement import Statement
-from paxlite.processes.place import Place
+from paxlite.processes.place import ProcessPlace
 
 _TOKEN = 'PAXLITE_TOKEN'  # an environment variable that the processes of a run share
 _LONGEST = 1 << 24  # bytes
@@ -157,7 +157,7 @@ def listening(host: str, port: int = 0) -> socket.socket:
     ) from None
 
 
-def gather(place: Place, seconds: float = _WAIT_SECONDS) -> dict[int, Joined]:
+def gather(place: ProcessPlace, seconds: float = _WAIT_SECONDS) -> dict[int, Joined]:
   """Waits in process 0 until all others have connected.
 
   Args:
@@ -242,7 +242,7 @@ def _shut_down(connected: socket.socket) -> None:
 
 
 def attend(
-  place: Place, statement: Statement, seconds: float = _WAIT_SECONDS
+  place: ProcessPlace, statement: Statement, seconds: float = _WAIT_SECONDS
 ) -> tuple[Connection, int]:
   """Connects to process 0, and waits until all processes are there.
 
@@ -274,7 +274,7 @@ def attend(
 
 
 def _service(
-  connection: Connection, place: Place, statement: Statement, check: Callable[[str], None]
+  connection: Connection, place: ProcessPlace, statement: Statement, check: Callable[[str], None]
 ) -> int:
   """Returns the port of JAX's service; 0 if the connection ended before process 0 spoke."""
   here = False

@@ -35,7 +35,7 @@ _DETECT_SECONDS = 300  # that a host's name may take to resolve: JAX's own defau
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ProcessPlace:
   """The place of a process in a run of several.
 
   Attributes:
@@ -59,7 +59,7 @@ class Place:
     return f'[{self.host}]:{port}' if ':' in self.host else f'{self.host}:{port}'
 
   @classmethod
-  def parsed(cls, address: str, count: int, process: int, given: str = '') -> 'Place':
+  def parsed(cls, address: str, count: int, process: int, given: str = '') -> 'ProcessPlace':
     """Returns a place; raises UserError if it cannot be.
 
     Args:
@@ -87,7 +87,7 @@ class Place:
 
 def find(
   server_addr: str | None, num_hosts: int | None, host_idx: int | None, required: bool = False
-) -> Place | None:
+) -> ProcessPlace | None:
   """Returns the place of this process; None if it is alone.
 
   Args:
@@ -116,7 +116,7 @@ def find(
       f'{" and ".join(missing)} missing: one of several processes needs --server_addr, '
       '--num_hosts and --host_idx'
     )
-  place = Place.parsed(server_addr or '', num_hosts or 0, host_idx or 0)
+  place = ProcessPlace.parsed(server_addr or '', num_hosts or 0, host_idx or 0)
   if place.count == 1:
     return None
   launcher, *numbers = _launched(os.environ)
@@ -128,7 +128,7 @@ def find(
   return place
 
 
-def detected(environment: Mapping[str, str]) -> Place | None:
+def detected(environment: Mapping[str, str]) -> ProcessPlace | None:
   """Returns the place of this process as JAX detects it; None if it is alone."""
   from jax._src import clusters
 
@@ -160,7 +160,7 @@ def detected(environment: Mapping[str, str]) -> Place | None:
         f'JAX detects a {cluster.__name__} here, and not which process this is: '
         f'{type(e).__name__}: {line_of(e)}. Give {_FLAGS}; {_ALONE}'
       ) from None
-    return Place.parsed(address, count, process, _source(environment, cluster.__name__))
+    return ProcessPlace.parsed(address, count, process, _source(environment, cluster.__name__))
   if launcher:
     raise UserError(
       f'{launcher} started several processes, and JAX needs mpi4py to find them: '
@@ -194,7 +194,7 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
   return list(range(int(local) * share, (int(local) + 1) * share)) or None  # no GPUs
 
 
-def slurm_step(environment: Mapping[str, str]) -> Place:
+def slurm_step(environment: Mapping[str, str]) -> ProcessPlace:
   """Returns the place of this process as the variables of its Slurm step say it.
 
   The port depends on the job, so that two jobs on one node do not use the same port.
@@ -207,7 +207,7 @@ def slurm_step(environment: Mapping[str, str]) -> Place:
   first = re.sub(r'\[(\d+)[^\]]*\]', r'\1', nodes).partition(',')[0]
   port = environment.get('JAX_COORDINATOR_PORT') or 61_440 + job % 4_096
   address = environment.get('JAX_COORDINATOR_ADDRESS') or f'{first}:{port}'
-  return Place.parsed(
+  return ProcessPlace.parsed(
     address,
     int(environment['SLURM_NTASKS']),
     int(environment['SLURM_PROCID']),

@@ -36,7 +36,7 @@ _B, _T, _N, _K, _H = 2, 256, 4, 2, 64
 _SCALE = _H**-0.5
 
 
-class Comparison(NamedTuple):
+class KernelComparison(NamedTuple):
   """How results and gradients compare.
 
   Attributes:
@@ -54,23 +54,23 @@ class Comparison(NamedTuple):
     return not self.difference <= _TOLERANCE
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[KernelComparison]:
   """Yields the comparisons of what runs on these devices compute with, one after the other."""
   for what, case, way_out in _cases():
     kernel = attention_kernels.first(case)
     both = [functools.partial(_with_gradients, each, case) for each in (kernel, XlaKernel())]
-    yield Comparison(f'{kernel.name}, {what}', _difference(*both), way_out)
+    yield KernelComparison(f'{kernel.name}, {what}', _difference(*both), way_out)
   for what, case, ids in _parts():
     part, plain = attention_kernels.parts(case), Blockwise(case.softmax)
     if not isinstance(part, Blockwise):
       both = [functools.partial(_of_part, each, case, ids) for each in (part, plain)]
-      yield Comparison(f'parts, {what}', _difference(*both), 'CONTEXT_ATTENTION=heads')
+      yield KernelComparison(f'parts, {what}', _difference(*both), 'CONTEXT_ATTENTION=heads')
   devices = jax.devices()
   if len(devices) >= 8 and len(devices) % 4 == 0:
     mesh = make_mesh([2, 2, len(devices) // 4], [1, 1, 1])
     name = f'mesh of {" × ".join(map(str, mesh.shape.values()))} devices'
     way_out = 'ICI_MESH_SHAPE and DCN_MESH_SHAPE with at most two axes above 1'
-    yield Comparison(name, mesh_difference(mesh), way_out)
+    yield KernelComparison(name, mesh_difference(mesh), way_out)
 
 
 def _cases() -> Iterator[tuple[str, Case, str]]:

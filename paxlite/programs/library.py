@@ -141,7 +141,7 @@ class TrainedModel:
     `inference.params` has them in the order for generation, which `inference.model` takes. Each
     access makes arrays of the same size beside these.
     """
-    return self.inference.joined_weights.parted(self.inference.params)
+    return self.inference.fused_projections.unfused(self.inference.params)
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
     """Returns the float32 logits [T, V] of a text, or of token ids.

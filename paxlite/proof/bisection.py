@@ -20,7 +20,7 @@ from paxlite.programs.run import Run
 from paxlite.proof.layer_outputs import first_difference, layer_outputs
 from paxlite.proof.replay import Replay
 from paxlite.proof.starts import MESH, last_start
-from paxlite.proof.state_differences import Difference, differences
+from paxlite.proof.state_differences import ArrayDifference, differences
 from paxlite.tracking.writers import TrainRecords, read_records
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
@@ -206,7 +206,7 @@ def _other_variables(replays: tuple[Replay, Replay]) -> str:
   return f'arrays have other shapes: {listed(sorted(other))}' if other else ''
 
 
-def _state_differences(replays: tuple[Replay, Replay], step: int) -> list[Difference]:
+def _state_differences(replays: tuple[Replay, Replay], step: int) -> list[ArrayDifference]:
   one, two = (replay.state(step) for replay in replays)
   return list(differences(one, two))
 
@@ -270,7 +270,7 @@ def _explained(
   batches: Sequence[Mapping[str, jax.Array]],
   step: int,
   metrics: list[str],
-  arrays: list[Difference],
+  arrays: list[ArrayDifference],
 ) -> list[str]:
   """Returns lines on a step that parts two runs, although state and batch before it are equal."""
   one, two = (_gradients(r, state, b, step) for r, b in zip(replays, batches, strict=True))
@@ -335,11 +335,11 @@ def _gradients(
   task = sharded.task
   key = _key(sharded, step)
 
-  def gradients(params: PyTree, batch: Mapping[str, jax.Array], overwritten: PyTree) -> PyTree:
-    return task.grads(params, dict(batch), key, overwritten)[0]
+  def gradients(params: PyTree, batch: Mapping[str, jax.Array], fp8_state: PyTree) -> PyTree:
+    return task.grads(params, dict(batch), key, fp8_state)[0]
 
   with sharded.compiling():
-    return jax.jit(gradients)(state.params, dict(batch), state.overwritten)
+    return jax.jit(gradients)(state.params, dict(batch), state.fp8_state)
 
 
 def _arrays(count: int) -> str:
@@ -354,7 +354,7 @@ def _say_list(title: str, lines: Sequence[str]) -> None:
     say_once(f'  and {len(lines) - _SHOWN} more')
 
 
-def _say_differences(found: Sequence[Difference]) -> None:
+def _say_differences(found: Sequence[ArrayDifference]) -> None:
   for difference in found[:_SHOWN]:
     say_once(f'  {difference}')
   if len(found) > _SHOWN:

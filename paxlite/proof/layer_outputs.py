@@ -48,12 +48,12 @@ def layer_outputs(
     jax.debug.callback(lambda x, name=name: found.update({name: int(x)}), _checksum(output))
     return output
 
-  def forward(params: Any, batch: Mapping[str, jax.Array], overwritten: Any) -> jax.Array:
+  def forward(params: Any, batch: Mapping[str, jax.Array], fp8_state: Any) -> jax.Array:
     with nn.intercept_methods(noted):
-      return sharded.task.loss_and_metrics(params, dict(batch), key, overwritten)[0]
+      return sharded.task.loss_and_metrics(params, dict(batch), key, fp8_state)[0]
 
   with sharded.compiling():
-    jax.jit(forward)(state.params, dict(batch), state.overwritten).block_until_ready()
+    jax.jit(forward)(state.params, dict(batch), state.fp8_state).block_until_ready()
   jax.effects_barrier()
   return {name: found[name] for name in names if name in found}
 

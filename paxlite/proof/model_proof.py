@@ -26,7 +26,7 @@ TOLERANCES = {'f32': 1e-3, 'f16': 0.05, 'bf16': 0.4, 'q8_0': 0.6, 'q4_k': 1.5}
 _RARE = math.log(0.01)
 
 
-class Comparison(NamedTuple):
+class ReplyComparison(NamedTuple):
   """How a reply differs from that of a proof.
 
   Attributes:
@@ -130,7 +130,7 @@ def _is_reply(reply: JsonObject) -> bool:
   )
 
 
-def worst(found: Sequence[Comparison], tolerance: float) -> list[str]:
+def worst(found: Sequence[ReplyComparison], tolerance: float) -> list[str]:
   """Returns what shows that another model has replied: what differs most, or nothing."""
   wrong = [c for c in found if c.problem(tolerance) is not None]
   wrong.sort(key=lambda c: (c.same_ids is not False, -(c.largest or 0)))
@@ -202,7 +202,7 @@ def _compare_tensors(expected: Mapping[str, Any], found: Mapping[str, Any], fact
 
 def compared_reply(
   expected: JsonObject, found: JsonObject, ids: Sequence[int] | None
-) -> Comparison:
+) -> ReplyComparison:
   """Compares the reply of a model, for the continuation of a proof, with the proof's.
 
   Args:
@@ -219,7 +219,7 @@ def compared_reply(
   return _comparison(expected, same, found['likeliest'], expected['continuation'], pairs)
 
 
-def compared_completion(expected: JsonObject, found: JsonObject) -> Comparison:
+def compared_completion(expected: JsonObject, found: JsonObject) -> ReplyComparison:
   """Compares what a server has completed with the reply of a proof, as far as texts are equal.
 
   Args:
@@ -246,7 +246,7 @@ def _comparison(
   likeliest: Sequence[Json],
   continuation: Sequence[Json],
   pairs: Sequence[tuple[float, float]],
-) -> Comparison:
+) -> ReplyComparison:
   steps = enumerate(zip(continuation, likeliest, strict=False))
   at = next((i for i, (ours, theirs) in steps if ours != theirs), None)
   margin = 0.0
@@ -255,4 +255,4 @@ def _comparison(
     margin = first - second
   differences = [abs(p - q) for p, q in pairs]
   largest = float(np.max(differences)) if differences else None  # NaN, if one of them is
-  return Comparison(expected['text'], same_ids, at, margin, largest)
+  return ReplyComparison(expected['text'], same_ids, at, margin, largest)

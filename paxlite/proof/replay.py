@@ -18,7 +18,7 @@ from paxlite import extensions
 from paxlite.checkpointing.checksums import damage, step_of
 from paxlite.core.errors import AbsentError, UserError, listed
 from paxlite.data.base import OnPolicyInput
-from paxlite.data.device_batches import Batches
+from paxlite.data.device_batches import StepBatches
 from paxlite.data.fingerprints import change
 from paxlite.files import schemes
 from paxlite.files.schemes import scheme_of
@@ -195,7 +195,7 @@ class Stepping:
     step: The executable of the train step, which overwrites the state.
   """
 
-  batches: Batches
+  batches: StepBatches
   step: Compiled
 
   def draw(self, state: TrainState) -> dict[str, jax.Array]:

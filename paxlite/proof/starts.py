@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from paxlite.config.attribute_kinds import Kind
+from paxlite.config.former_names import current_values
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import run_values
@@ -39,7 +40,7 @@ def starts(folder: pathlib.Path) -> list[Start]:
   values: JsonObject = {}
   versions: JsonObject = {}
   for record in read_records(folder / DataRecords.name):
-    values = record.get('values', {}).get('values', values)
+    values = current_values(record.get('values', {}).get('values', values), say=False)
     versions = record.get('versions', versions)
     found.append(Start(record['step'], values, versions, record.get('code_changes', ())))
   return found

@@ -14,7 +14,7 @@ from paxlite.proof.shard_sums import bits
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class ArrayDifference:
   """How an array of one state differs from the same array of another.
 
   Attributes:
@@ -42,7 +42,7 @@ class Difference:
     )
 
 
-def differences(one: PyTree, other: PyTree) -> Iterator[Difference]:
+def differences(one: PyTree, other: PyTree) -> Iterator[ArrayDifference]:
   """Yields the arrays that differ in any bit.
 
   Args:
@@ -53,7 +53,7 @@ def differences(one: PyTree, other: PyTree) -> Iterator[Difference]:
   for (path, x), y in zip(leaves, jax.tree.leaves(other), strict=True):
     differing, largest = _compared(x, y)
     if int(differing):
-      yield Difference(path_name(path), x.size, int(differing), float(largest))
+      yield ArrayDifference(path_name(path), x.size, int(differing), float(largest))
 
 
 @functools.partial(jax.jit, inline=True)

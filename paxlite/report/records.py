@@ -7,6 +7,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
+from paxlite.config.former_names import current_values
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, number
 from paxlite.files.json_files import read_object
@@ -70,7 +71,7 @@ class RunRecords:
     """The experiment and its attributes; empty if they cannot be read."""
     found = self.read('experiment.json')
     values = found.get('values')
-    rest = values if isinstance(values, dict) else {}
+    rest = current_values(values, say=False) if isinstance(values, dict) else {}
     return {'experiment': found.get('experiment'), **rest} if found else {}
 
   @functools.cached_property

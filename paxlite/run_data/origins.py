@@ -2,7 +2,7 @@
 
 `traced` returns an input that yields the very batches of another one, with one more array:
 
-  origin    int64 [b, T, 5], the fields of Field for each target; −1 where nothing is known
+  origin    int64 [b, T, 5], the columns for each target; −1 where nothing is known
 
 The places that error messages name, as corpus.jsonl:17, are also the names of records here. A
 source that cannot say where its tokens come from says why, in the field `unknown` of a Place.
@@ -27,7 +27,7 @@ from paxlite.data.streams import Dataset, StreamInput
 ORIGIN = 'origin'
 
 
-class Field(enum.IntEnum):
+class Column(enum.IntEnum):
   """The last axis of `origin`.
 
   INPUT is the number of the input in a mixture, DATASET that in a stream of several, SHARD the part
@@ -44,7 +44,7 @@ class Field(enum.IntEnum):
 Key = tuple[int, int, int, int]  # all but TOKEN: identifies a document of an input
 
 
-class Document(Protocol):
+class DocumentIndex(Protocol):
   """What a source says of one of its documents."""
 
   def place_of(self, document: int) -> Place: ...
@@ -53,7 +53,7 @@ class Document(Protocol):
 
 
 @runtime_checkable
-class TracedSource(Document, Protocol):
+class TracedSource(DocumentIndex, Protocol):
   """A RowSource that knows the documents of its rows.
 
   Attributes:
@@ -114,11 +114,11 @@ class _TracedRows:
 
   def read(self, indices: np.ndarray) -> Batch:
     batch = self.source.read(indices)
-    found = np.full((*batch['ids'].shape, len(Field)), -1, np.int64)
+    found = np.full((*batch['ids'].shape, len(Column)), -1, np.int64)
     if isinstance(self.source, TracedSource):
       known = self.source.origins(indices)
-      found[..., : Field.DOCUMENT] = self._number, 0, 0
-      found[..., Field.DOCUMENT :] = known
+      found[..., : Column.DOCUMENT] = self._number, 0, 0
+      found[..., Column.DOCUMENT :] = known
       found[known[..., 0] < 0] = -1
     return batch | {ORIGIN: found}
 
@@ -169,13 +169,13 @@ class _Noted:
 
   def origins(self, row: Batch) -> np.ndarray:
     """Returns the origins [T, 5] of the next row that was made of the examples."""
-    found = np.full((len(row['labels']), len(Field)), -1, np.int64)
+    found = np.full((len(row['labels']), len(Column)), -1, np.int64)
     count, at = int((row['segment_ids'] > 0).sum()), 0
     while at < count:
       shard, record, first, length = self._waiting.popleft()
       here = min(length - first, count - at)
-      found[at : at + here, : Field.TOKEN] = *self._names, shard, record
-      found[at : at + here, Field.TOKEN] = np.arange(first, first + here)
+      found[at : at + here, : Column.TOKEN] = *self._names, shard, record
+      found[at : at + here, Column.TOKEN] = np.arange(first, first + here)
       at += here
       if first + here < length:
         self._waiting.appendleft((shard, record, first + here, length))
@@ -191,30 +191,30 @@ def place_of(data: Input, key: Key) -> Place:
   """
   each = _input_of(data, key)
   source = getattr(each, 'source', each)
-  if key[Field.DOCUMENT] < 0:
+  if key[Column.DOCUMENT] < 0:
     why = getattr(source, 'why_untraced', 'its source does not say where its rows come from')
     return Place(str(getattr(each, 'name', '')), unknown=why)
   if isinstance(each, StreamInput):
-    dataset = each.source.datasets[key[Field.DATASET]]
+    dataset = each.source.datasets[key[Column.DATASET]]
     if isinstance(dataset, TracedDataset):
-      return dataset.place_of(key[Field.SHARD], key[Field.DOCUMENT])
-    detail = f'shard {key[Field.SHARD]}, example {key[Field.DOCUMENT]} in the order of reading'
+      return dataset.place_of(key[Column.SHARD], key[Column.DOCUMENT])
+    detail = f'shard {key[Column.SHARD]}, example {key[Column.DOCUMENT]} in the order of reading'
     return Place(dataset.name, detail=detail, unknown='the dataset does not name its records')
-  return cast(TracedSource, source).place_of(key[Field.DOCUMENT])
+  return cast(TracedSource, source).place_of(key[Column.DOCUMENT])
 
 
 def length_of(data: Input, key: Key) -> int | None:
   """Returns how many tokens a document has as a target; None if only reading it tells."""
   source = getattr(_input_of(data, key), 'source', None)
-  return source.length_of(key[Field.DOCUMENT]) if isinstance(source, TracedSource) else None
+  return source.length_of(key[Column.DOCUMENT]) if isinstance(source, TracedSource) else None
 
 
 def names_records(data: Input, key: Key) -> bool:
   """Returns whether a document is the same one wherever this key comes up."""
   each = _input_of(data, key)
-  if key[Field.DOCUMENT] < 0 or not isinstance(each, StreamInput):
-    return key[Field.DOCUMENT] >= 0
-  dataset = each.source.datasets[key[Field.DATASET]]
+  if key[Column.DOCUMENT] < 0 or not isinstance(each, StreamInput):
+    return key[Column.DOCUMENT] >= 0
+  dataset = each.source.datasets[key[Column.DATASET]]
   return isinstance(dataset, TracedDataset) and getattr(dataset, 'names_records', True)
 
 
@@ -236,11 +236,11 @@ def _count(dataset: Dataset) -> int | None:
 
 
 def _input_of(data: Input, key: Key) -> Any:
-  return data.inputs[max(0, key[Field.INPUT])] if isinstance(data, MixtureInput) else data
+  return data.inputs[max(0, key[Column.INPUT])] if isinstance(data, MixtureInput) else data
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class DocumentSpan:
   """Targets of a row that follow each other in one document: positions start … end − 1.
 
   Attributes:
@@ -258,23 +258,23 @@ class Piece:
   segment: int | None
 
 
-def pieces(batch: Batch, row: int) -> list[Piece]:
+def pieces(batch: Batch, row: int) -> list[DocumentSpan]:
   """Returns the pieces of a row of a traced batch, without its padding."""
   ids, weights = batch['ids'][row], batch['weights'][row]
-  origin = batch[ORIGIN][row] if ORIGIN in batch else np.full((len(ids), len(Field)), -1, np.int64)
+  origin = batch[ORIGIN][row] if ORIGIN in batch else np.full((len(ids), len(Column)), -1, np.int64)
   segments = batch['segment_ids'][row] if 'segment_ids' in batch else None
   learned = np.flatnonzero(weights > 0)
   end = len(ids) if not len(learned) else int(learned[-1]) + 1
-  is_text = origin[:, Field.DOCUMENT] >= 0
+  is_text = origin[:, Column.DOCUMENT] >= 0
   if segments is not None:
     is_text = is_text | (segments > 0)
   elif not is_text.any():
     is_text = np.arange(len(ids)) < end
   new = np.ones(len(ids), bool)
-  known = origin[1:, Field.TOKEN] >= 0
+  known = origin[1:, Column.TOKEN] >= 0
   new[1:] = (
-    (origin[1:, : Field.TOKEN] != origin[:-1, : Field.TOKEN]).any(1)
-    | (known & (origin[1:, Field.TOKEN] != origin[:-1, Field.TOKEN] + 1))
+    (origin[1:, : Column.TOKEN] != origin[:-1, : Column.TOKEN]).any(1)
+    | (known & (origin[1:, Column.TOKEN] != origin[:-1, Column.TOKEN] + 1))
     | (is_text[1:] != is_text[:-1])
   )
   if segments is not None:
@@ -284,10 +284,10 @@ def pieces(batch: Batch, row: int) -> list[Piece]:
   for start, after in itertools.pairwise(starts):
     if not is_text[start]:
       continue
-    token = int(origin[start, Field.TOKEN])
+    token = int(origin[start, Column.TOKEN])
     found.append(
-      Piece(
-        key=cast(Key, tuple(origin[start, : Field.TOKEN].tolist())),
+      DocumentSpan(
+        key=cast(Key, tuple(origin[start, : Column.TOKEN].tolist())),
         token=token if token >= 0 else None,
         start=start,
         end=after,

@@ -15,7 +15,7 @@ import fiddle as fdl
 import numpy as np
 
 from paxlite.config.attributes import placed
-from paxlite.config.experiment_file import EXPERIMENT
+from paxlite.config.experiment_file import EXPERIMENT, renewed
 from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
 from paxlite.data.base import Batch, Input, OnPolicyInput, Seekable
@@ -359,7 +359,7 @@ class RunData:
     values = self._values
     for record in self._records:
       if isinstance(record.get('values'), dict):
-        values = {'started_in': self._values['started_in'], **record['values']}
+        values = renewed({'started_in': self._values['started_in'], **record['values']})
       if not isinstance(record.get('batch_size'), int):
         continue
       known = {k: record[k] for k in _IDENTITY if k in record}

@@ -11,7 +11,7 @@ from paxlite.core.wording import amount, shortened
 from paxlite.data.base import Batch
 from paxlite.data.data_summary import how_learned, masked_text
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.run_data.origins import Piece, pieces, place_of
+from paxlite.run_data.origins import DocumentSpan, pieces, place_of
 from paxlite.run_data.run_data import RunData
 
 _NAME_CHARS = 120  # a list of files may be long
@@ -58,7 +58,7 @@ def _texts(run: RunData, step: int, batch: Batch, row: int) -> Iterator[JsonObje
     }
 
 
-def tokens_of(batch: Batch, row: int, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+def tokens_of(batch: Batch, row: int, piece: DocumentSpan) -> tuple[np.ndarray, np.ndarray]:
   """Returns the targets of a piece [n], and which of them count in the loss [n]."""
   here = slice(piece.start, piece.end)
   return batch['labels'][row, here], batch['weights'][row, here] > 0
@@ -102,7 +102,7 @@ def lines(
       yield from (f'    {line}' for line in f'{text}{cut}'.split('\n'))
 
 
-def _extent(piece: Piece, learned: np.ndarray, is_packed: bool) -> str:
+def _extent(piece: DocumentSpan, learned: np.ndarray, is_packed: bool) -> str:
   """Says which tokens of a row a text has, and how many of them count."""
   segment = f'segment {piece.segment}, ' if is_packed else ''
   count = int(learned.sum())

@@ -21,12 +21,12 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.grammar import GrammarError
-from paxlite.generation.request import Answer
+from paxlite.generation.request import Completion
 from paxlite.serving import errors
-from paxlite.serving.bodies import Asked, Bodies
+from paxlite.serving.bodies import Bodies, CompletionRequest
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import body_of
-from paxlite.serving.gate import Gate, note_usage
+from paxlite.serving.gate import RequestGate, note_usage
 from paxlite.serving.replies import ChatReply, Reply
 from paxlite.serving.worker import BusyError, Ticket, Worker
 
@@ -50,7 +50,7 @@ class Api:
     model: The name of the model.
     seconds: The most seconds from a request to the end of its answer.
     key: What clients must send; '': nothing.
-    hosts: See gate.Gate.
+    hosts: See gate.RequestGate.
   """
 
   def __init__(
@@ -70,7 +70,7 @@ class Api:
     self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, 'reader')
 
   @property
-  def application(self) -> Gate:
+  def application(self) -> RequestGate:
     """The application."""
     routes = [
       Route('/health', self._health),
@@ -85,7 +85,7 @@ class Api:
       ClientDisconnect: self._on_disconnect,
       Exception: self._on_failure,
     }
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), self._hosts)
+    return RequestGate(Starlette(routes=routes, exception_handlers=handlers), self._hosts)
 
   async def _health(self, request: HttpRequest) -> Response:
     return JSONResponse(
@@ -115,7 +115,7 @@ class Api:
     return await self._answered(request, self._bodies.chat, ChatReply)
 
   async def _answered(
-    self, request: HttpRequest, read: Callable[[JsonObject], Asked], kind: type[Reply]
+    self, request: HttpRequest, read: Callable[[JsonObject], CompletionRequest], kind: type[Reply]
   ) -> Response:
     self._check_key(request)
     body = await self._body(request)
@@ -137,7 +137,7 @@ class Api:
     _note(request, reply, answers)
     return JSONResponse(reply.whole(answers))
 
-  async def _answers(self, request: HttpRequest, tickets: Sequence[Ticket]) -> list[Answer]:
+  async def _answers(self, request: HttpRequest, tickets: Sequence[Ticket]) -> list[Completion]:
     """Waits for the answers; they are given up when the client goes away, or the time is over."""
     waiting = asyncio.ensure_future(_collected(tickets))
     watching = asyncio.ensure_future(_gone(request))
@@ -160,7 +160,7 @@ class Api:
     self, request: HttpRequest, reply: Reply, tickets: Sequence[Ticket]
   ) -> AsyncIterator[str]:
     """Yields the chunks of a stream, as server-sent events."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Completion] = {}
     try:
       async with asyncio.timeout(self._seconds):
         for index in range(len(tickets)):
@@ -239,13 +239,13 @@ class Api:
     return JSONResponse(failed.body, failed.status)
 
 
-def _note(request: HttpRequest, reply: Reply, answers: Sequence[Answer]) -> None:
+def _note(request: HttpRequest, reply: Reply, answers: Sequence[Completion]) -> None:
   """Notes the numbers of tokens for the log."""
   usage = reply.usage(answers)
   note_usage(request.scope, usage['prompt_tokens'], usage['completion_tokens'])
 
 
-async def _collected(tickets: Sequence[Ticket]) -> list[Answer]:
+async def _collected(tickets: Sequence[Ticket]) -> list[Completion]:
   found = []
   for ticket in tickets:
     async for progress in ticket.news():

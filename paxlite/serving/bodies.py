@@ -11,14 +11,14 @@ from paxlite.chats.conversations import conversation, name_of_tool
 from paxlite.chats.sft_formats import texts
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
-from paxlite.core.fields import Fields as ObjectFields
+from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
 from paxlite.generation.grammar import Grammars
 from paxlite.generation.inference import Inference
 from paxlite.generation.request import Grammar, Request, check_ids
 from paxlite.generation.sampling import MOST_ENDS, MOST_TOP
 from paxlite.serving.errors import ApiError
-from paxlite.serving.fields import Fields
+from paxlite.serving.fields import RequestFields
 from paxlite.serving.speech import opened
 
 _MOST_PROMPTS, _MOST_STOPS, _MOST_STOP_CHARS = 256, 16, 1000
@@ -41,7 +41,7 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class RequestLimits:
   """What a client may ask for.
 
   Attributes:
@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
   """What a request asks for.
 
   Attributes:
@@ -91,7 +91,7 @@ class Bodies:
     special: Whether special tokens may stand in messages; otherwise they are ordinary text there.
   """
 
-  def __init__(self, inference: Inference, limits: Limits, special: bool = False):
+  def __init__(self, inference: Inference, limits: RequestLimits, special: bool = False):
     self._inference, self._limits, self._special = inference, limits, special
     self._thinking_inferences = {
       thinking: inference if thinking is None else _with_thinking(inference, thinking)
@@ -104,9 +104,9 @@ class Bodies:
       for found in self._thinking_inferences.values():
         _ = found.encoding.chat_format
 
-  def completion(self, body: JsonObject) -> Asked:
+  def completion(self, body: JsonObject) -> CompletionRequest:
     """Returns what a request of /v1/completions asks for; raises ApiError."""
-    fields = Fields(body, _IGNORED, _REFUSED)
+    fields = RequestFields(body, _IGNORED, _REFUSED)
     prompts = self._prompts(fields.get('prompt'))
     echo = fields.flag('echo')
     logprobs = fields.integer('logprobs', None, 0, MOST_TOP)
@@ -124,9 +124,9 @@ class Bodies:
       asked = dataclasses.replace(asked, requests=scored)
     return dataclasses.replace(asked, echo=echo)
 
-  def chat(self, body: JsonObject) -> Asked:
+  def chat(self, body: JsonObject) -> CompletionRequest:
     """Returns what a request of /v1/chat/completions asks for; raises ApiError."""
-    fields = Fields(body, _IGNORED, _REFUSED)
+    fields = RequestFields(body, _IGNORED, _REFUSED)
     tools, choice = fields.get('tools'), fields.get('tool_choice', 'auto')
     if choice not in ('auto', 'none'):
       raise ApiError(
@@ -163,13 +163,13 @@ class Bodies:
 
   def _asked(
     self,
-    fields: Fields,
+    fields: RequestFields,
     prompts: list[list[int]],
     most: int | None,
     usual: int,
     logprobs: int | None,
     ends: Sequence[int],
-  ) -> Asked:
+  ) -> CompletionRequest:
     """Reads what both kinds of requests have in common."""
     n = fields.integer('n', 1, 1, self._limits.most_answers) or 1
     if n * len(prompts) > self._limits.most_answers:
@@ -217,7 +217,7 @@ class Bodies:
             stop, bias, grammar(), logprobs or 0,
           )
         )  # fmt: skip
-    return Asked(requests, prompts, n, stream, usage, logprobs, max_tokens=max_tokens)
+    return CompletionRequest(requests, prompts, n, stream, usage, logprobs, max_tokens=max_tokens)
 
   def _prompts(self, given: Any) -> list[list[int]]:
     """Returns the ids of one or several prompts, which are texts or ids."""
@@ -277,7 +277,7 @@ class Bodies:
     except UserError as e:
       raise ApiError(str(e), name) from None
 
-  def _grammar(self, fields: Fields) -> Callable[[], Grammar | None]:
+  def _grammar(self, fields: RequestFields) -> Callable[[], Grammar | None]:
     """Returns what makes the grammar of each answer."""
     form = _inner(fields, 'response_format', {'type': 'text'})
     kind = form.get('type')
@@ -321,7 +321,7 @@ def _with_thinking(inference: Inference, thinking: bool) -> Inference:
   return dataclasses.replace(inference, experiment=experiment)
 
 
-def _sampling(fields: Fields, usual: Sampling) -> Sampling:
+def _sampling(fields: RequestFields, usual: Sampling) -> Sampling:
   top_k = fields.integer('top_k', usual.top_k, -1, 1 << 31) or 0
   return Sampling(
     temperature=fields.number('temperature', usual.temperature, 0, 2),
@@ -334,12 +334,12 @@ def _sampling(fields: Fields, usual: Sampling) -> Sampling:
   )
 
 
-def _inner(fields: Fields, name: str, default: JsonObject) -> Fields:
+def _inner(fields: RequestFields, name: str, default: JsonObject) -> RequestFields:
   """Returns the fields of an object within a request."""
   given = fields.get(name, default)
   if not isinstance(given, dict):
     raise ApiError(f'{name} must be an object', name)
-  return Fields(given, _IGNORED_WITHIN, {})
+  return RequestFields(given, _IGNORED_WITHIN, {})
 
 
 def _is_id(x: object) -> bool:
@@ -358,7 +358,7 @@ def _with_contents(messages: Any) -> Any:
 def _with_content(message: Any) -> Any:
   if not isinstance(message, dict):
     return message
-  of_message = ObjectFields(message)
+  of_message = Fields(message)
   for key in _CONTINUED:
     if of_message.get(key):
       raise ApiError(f'{key}: an answer cannot be continued', 'messages', 'unsupported_value')

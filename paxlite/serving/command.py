@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     from paxlite.generation.inference import load_checkpoint
     from paxlite.generation.warm_up import warm_up
     from paxlite.serving.api import Api
-    from paxlite.serving.bodies import Bodies, Limits
+    from paxlite.serving.bodies import Bodies, RequestLimits
     from paxlite.serving.connections import protocol
     from paxlite.serving.freed_memory import return_regularly
     from paxlite.serving.worker import Worker
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
     most = min(args.max_tokens or inference.max_length, inference.max_length - 1)
-    bodies = Bodies(inference, Limits(most), special=args.allow_special_tokens)
+    bodies = Bodies(inference, RequestLimits(most), special=args.allow_special_tokens)
     api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts)
     host, port = place.getsockname()[:2]
     with _own_port(args.host, args.port):

@@ -51,7 +51,7 @@ def _check_size(body: JsonObject) -> None:
       raise ApiError(f'The body has more than {_DEPTH} levels')
 
 
-class Fields(fields.Fields):
+class RequestFields(fields.Fields):
   """The body of a request.
 
   Args:

@@ -27,7 +27,7 @@ def note_usage(scope: Message, prompt: int, new: int) -> None:
   scope[_USAGE] = prompt, new
 
 
-class Gate:
+class RequestGate:
   """Logs one line for each request, and answers those for other hosts with status 403.
 
   A browser sends requests to any address that a page of a stranger names, also to a name of the

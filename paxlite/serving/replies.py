@@ -7,9 +7,9 @@ from typing import Any
 
 from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.generation.request import Answer, TokenScore
-from paxlite.generation.spelling import Piece, Spelling, shown, spelled
-from paxlite.serving.bodies import Asked
+from paxlite.generation.request import Completion, TokenScore
+from paxlite.generation.spelling import SpelledToken, Spelling, shown, spelled
+from paxlite.serving.bodies import CompletionRequest
 from paxlite.serving.speech import Said, Speech
 
 Choices = list[dict[str, Any]]
@@ -28,12 +28,12 @@ class Reply:
   chunk_kind = 'text_completion'
   prefix = 'cmpl'
 
-  def __init__(self, asked: Asked, tokenizer: Tokenizer, model: str):
+  def __init__(self, asked: CompletionRequest, tokenizer: Tokenizer, model: str):
     self.asked, self.tokenizer = asked, tokenizer
     self._model = model
     self._id, self._created = f'{self.prefix}-{secrets.token_hex(12)}', int(time.time())
 
-  def whole(self, answers: Sequence[Answer]) -> JsonObject:
+  def whole(self, answers: Sequence[Completion]) -> JsonObject:
     """Returns the response with all answers."""
     choices = [self.choice(i, answer) for i, answer in enumerate(answers)]
     return self._response(self.kind, choices, self.usage(answers))
@@ -45,7 +45,7 @@ class Reply:
     text = self._prompt_text(index)
     return self.chunk([dict(index=index, text=text, logprobs=None, finish_reason=None)])
 
-  def piece(self, index: int, parts: Sequence[str], answer: Answer | None) -> JsonObject | None:
+  def piece(self, index: int, parts: Sequence[str], answer: Completion | None) -> JsonObject | None:
     """Returns a chunk of a stream; None if there is nothing to tell.
 
     Args:
@@ -61,11 +61,11 @@ class Reply:
     told = None if answer is None else self._logprobs(index, answer, with_prompt=False)
     return self.chunk([dict(index=index, text=text, logprobs=told, finish_reason=finish)])
 
-  def last(self, answers: Sequence[Answer]) -> JsonObject:
+  def last(self, answers: Sequence[Completion]) -> JsonObject:
     """Returns the chunk with the numbers of tokens."""
     return self._response(self.chunk_kind, [], self.usage(answers))
 
-  def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+  def choice(self, index: int, answer: Completion) -> dict[str, Any]:
     """Returns one of the answers."""
     text = answer.text
     if self.asked.echo:
@@ -73,7 +73,7 @@ class Reply:
     logprobs = self._logprobs(index, answer, with_prompt=self.asked.echo)
     return dict(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(answer))
 
-  def usage(self, answers: Sequence[Answer]) -> JsonObject:
+  def usage(self, answers: Sequence[Completion]) -> JsonObject:
     """Returns the numbers of tokens."""
     prompt = sum(map(len, self.asked.prompts))
     new = sum(len(answer.scores) for answer in answers)
@@ -93,7 +93,7 @@ class Reply:
     )
     return found if usage is None else found | {'usage': usage}
 
-  def _logprobs(self, index: int, answer: Answer, with_prompt: bool) -> JsonObject | None:
+  def _logprobs(self, index: int, answer: Completion, with_prompt: bool) -> JsonObject | None:
     if self.asked.logprobs is None:
       return None
     ids = [*answer.ids]
@@ -135,7 +135,7 @@ class ChatReply(Reply):
   chunk_kind = 'chat.completion.chunk'
   prefix = 'chatcmpl'
 
-  def __init__(self, asked: Asked, tokenizer: Tokenizer, model: str):
+  def __init__(self, asked: CompletionRequest, tokenizer: Tokenizer, model: str):
     super().__init__(asked, tokenizer, model)
     self._speeches: dict[int, Speech] = {}
 
@@ -143,7 +143,7 @@ class ChatReply(Reply):
     delta = dict(role='assistant', content='')
     return self.chunk([dict(index=index, delta=delta, logprobs=None, finish_reason=None)])
 
-  def piece(self, index: int, parts: Sequence[str], answer: Answer | None) -> JsonObject | None:
+  def piece(self, index: int, parts: Sequence[str], answer: Completion | None) -> JsonObject | None:
     said = self._speech(index).add(parts, answer is not None)
     delta: dict[str, Any] = {}
     if said.reasoning:
@@ -158,7 +158,7 @@ class ChatReply(Reply):
     finish = None if answer is None else _finish(answer, said)
     return self.chunk([dict(index=index, delta=delta, logprobs=told, finish_reason=finish)])
 
-  def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+  def choice(self, index: int, answer: Completion) -> dict[str, Any]:
     said = self._speech(index).add(answer.parts, True)
     message: dict[str, Any] = dict(
       role='assistant', content=said.content or (None if said.calls else '')
@@ -179,7 +179,7 @@ class ChatReply(Reply):
       self._speeches[index] = Speech(self.asked.thinking, self.asked.tools)
     return self._speeches[index]
 
-  def _logprobs(self, index: int, answer: Answer, with_prompt: bool) -> JsonObject | None:
+  def _logprobs(self, index: int, answer: Completion, with_prompt: bool) -> JsonObject | None:
     if self.asked.logprobs is None:
       return None
     likeliest = [score.top for score in answer.scores]
@@ -194,13 +194,13 @@ class ChatReply(Reply):
     return dict(content=content)
 
 
-def _token(piece: Piece, log_prob: float) -> dict[str, Any]:
+def _token(piece: SpelledToken, log_prob: float) -> dict[str, Any]:
   """Returns a token in OpenAI's form; the bytes of all tokens are those of the text."""
   data = None if piece.data is None else [*piece.data]
   return dict(token=piece.text, logprob=log_prob, bytes=data)
 
 
-def _by_text(score: TokenScore, pieces: Sequence[Piece]) -> dict[str, float]:
+def _by_text(score: TokenScore, pieces: Sequence[SpelledToken]) -> dict[str, float]:
   """Returns the likeliest tokens by their texts; of several with one text, the likeliest."""
   found: dict[str, float] = {}
   for piece, log_prob in zip(pieces, score.top.values(), strict=True):
@@ -208,10 +208,10 @@ def _by_text(score: TokenScore, pieces: Sequence[Piece]) -> dict[str, float]:
   return found
 
 
-def _finish(answer: Answer, said: Said) -> str:
+def _finish(answer: Completion, said: Said) -> str:
   return 'tool_calls' if said.calls else finish_reason(answer)
 
 
-def finish_reason(answer: Answer) -> str:
+def finish_reason(answer: Completion) -> str:
   """Returns OpenAI's word for why an answer ended."""
   return 'length' if answer.finish == 'length' else 'stop'

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from paxlite.generation.engine import Engine
 from paxlite.generation.job import Job
-from paxlite.generation.request import Answer, Request
+from paxlite.generation.request import Completion, Request
 
 log = logging.getLogger('paxlite')
 
@@ -32,7 +32,7 @@ class Progress:
   """
 
   parts: Sequence[str] = ()
-  answer: Answer | None = None
+  answer: Completion | None = None
   error: Exception | None = None
 
   @property

@@ -94,7 +94,7 @@ def num_parameters(experiment: 'Experiment') -> int:
   import jax
 
   from paxlite.config.templates import config_text
-  from paxlite.parallel.encoded_weights import num_parameters
+  from paxlite.parallel.quantized_weights import num_parameters
 
   # a repeated layer is traced once, and has the same parameters
   quick = {'USE_REPEATED_LAYER': True, 'USE_LORA': False}

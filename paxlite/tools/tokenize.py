@@ -56,7 +56,7 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class SourcePosition:
   """The position in the sources up to which the records are done.
 
   These are the records before `number` in `shard` of source `source`, and all earlier shards and
@@ -72,7 +72,7 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class TextBlock:
   """A document, or a block of lines that are a document each.
 
   Attributes:
@@ -113,7 +113,7 @@ class Encoder:
   held_out_every: int | None
   held_out: bool
 
-  def __call__(self, tokenizer: Tokenizer, batch: Sequence[Piece]) -> EncodedBatch:
+  def __call__(self, tokenizer: Tokenizer, batch: Sequence[TextBlock]) -> EncodedBatch:
     encoding = TextEncoding(tokenizer)
     parts: list[np.ndarray] = []
     ends: list[int] = []
@@ -141,7 +141,7 @@ class Encoder:
       return True
     return is_held_out(text_identity(text), 1 / self.held_out_every) == self.held_out
 
-  def _texts(self, batch: Sequence[Piece]) -> Iterator[str | None]:
+  def _texts(self, batch: Sequence[TextBlock]) -> Iterator[str | None]:
     """Yields the text of each document, or None if it cannot be read."""
     for piece in batch:
       if isinstance(piece.raw, str):
@@ -278,9 +278,9 @@ def _write(
 
 def _tokenize(
   sources: Sequence[Records], writer: FlatTokensWriter, encoder: Encoder, processes: int
-) -> Position:
+) -> SourcePosition:
   """Writes the documents that are not yet done; returns the position at the end."""
-  position = Position(**(writer.position or {}))
+  position = SourcePosition(**(writer.position or {}))
   if writer.position:
     print(f'continues after {amount(writer.sequences, "document")}, {writer.token_count:,} tokens')
   noted = time.monotonic()
@@ -304,8 +304,8 @@ def _tokenize(
 
 
 def _pieces(
-  sources: Sequence[Records], start: Position, encoder: Encoder
-) -> Iterator[tuple[Piece, Position]]:
+  sources: Sequence[Records], start: SourcePosition, encoder: Encoder
+) -> Iterator[tuple[TextBlock, SourcePosition]]:
   """Yields the pieces after `start`, each with the position after it."""
   for s, source in enumerate(sources):
     if s < start.source:
@@ -316,24 +316,24 @@ def _pieces(
       first = start.number if here and shard == start.shard else 0
       if isinstance(source, JsonLines):
         for number, next_number, block in source.ranges(first):
-          yield Piece(block, source.name, number), Position(s, shard, next_number)
+          yield TextBlock(block, source.name, number), SourcePosition(s, shard, next_number)
         continue
       for number, raw in source.read(shard, first):
-        after = Position(s, shard, number + 1)
+        after = SourcePosition(s, shard, number + 1)
         text = raw.get(encoder.field) if isinstance(raw, Mapping) else raw
         if isinstance(text, str):
-          yield Piece(text, source.name, number), after
+          yield TextBlock(text, source.name, number), after
         else:
-          yield Piece(raw, source.place(shard, number), number), after
+          yield TextBlock(raw, source.place(shard, number), number), after
 
 
-Pieces = tuple[list[Piece], Position]
+Pieces = tuple[list[TextBlock], SourcePosition]
 
 
-def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Pieces]:
+def _batches(found: Iterable[tuple[TextBlock, SourcePosition]]) -> Iterator[Pieces]:
   """Yields groups of pieces of at least _BATCH_CHARS characters, with the position after each."""
-  batch: list[Piece] = []
-  chars, after = 0, Position()
+  batch: list[TextBlock] = []
+  chars, after = 0, SourcePosition()
   for piece, after in found:
     batch.append(piece)
     chars += len(piece.raw)
@@ -347,7 +347,7 @@ def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Pieces]:
 @contextlib.contextmanager
 def _workers(
   encoder: Encoder, processes: int
-) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[EncodedBatch, Position]]]]:
+) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[EncodedBatch, SourcePosition]]]]:
   """Yields a function that encodes batches, in their order, on this number of processes."""
   if processes == 1:
     tokenizer = open_tokenizer(encoder.vocab)
@@ -372,7 +372,7 @@ def _workers(
 
 def _in_order(
   executor: concurrent.futures.Executor, batches: Iterator[Pieces], ahead: int
-) -> Iterator[tuple[EncodedBatch, Position]]:
+) -> Iterator[tuple[EncodedBatch, SourcePosition]]:
   """Yields the results in the order of the batches; reads at most `ahead` batches in advance."""
   submit = lambda n: [
     (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)
@@ -384,10 +384,10 @@ def _in_order(
     pending.extend(submit(1))
 
 
-_worker: Callable[[Sequence[Piece]], EncodedBatch]
+_worker: Callable[[Sequence[TextBlock]], EncodedBatch]
 
 
-def _encode(batch: Sequence[Piece]) -> EncodedBatch:
+def _encode(batch: Sequence[TextBlock]) -> EncodedBatch:
   return _worker(batch)
 
 
@@ -407,7 +407,9 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[[int, int], None]]:
+def _progress(
+  sources: Sequence[Records], start: SourcePosition
+) -> Iterator[Callable[[int, int], None]]:
   """Yields a function that reports the progress, called with the bytes and tokens done.
 
   The progress is a bar on a terminal, and one line a minute elsewhere.

@@ -15,7 +15,7 @@ from paxlite.core.run_files import MovedError, write_file
 from paxlite.losses.metric_names import larger_is_better
 from paxlite.tracking.summaries import Summaries
 from paxlite.tracking.writers import EvalRecords, read_records
-from paxlite.training.callbacks import Callback, Evaluations, Request
+from paxlite.training.callbacks import Callback, Evaluations, LoopRequest
 from paxlite.training.state_store import StateStore
 from paxlite.training.train_state import TrainState
 
@@ -62,7 +62,7 @@ class Best(Callback):
     """Whether training ends, because it does not get better any more."""
     return 0 < self.patience <= self.worse
 
-  def resume(self, step: int) -> Request | None:
+  def resume(self, step: int) -> LoopRequest | None:
     """Notes the evaluations up to `step` of a run that continues from there."""
     self.value, self.step, self.worse = math.nan, 0, 0
     if jax.process_index() == 0:
@@ -78,7 +78,7 @@ class Best(Callback):
 
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
-  ) -> Request | None:
+  ) -> LoopRequest | None:
     assert self.store is not None
     for line in self.evaluated(self.store, state, step, evaluations):
       summaries.say(line)

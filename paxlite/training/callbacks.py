@@ -14,16 +14,16 @@ from paxlite.training.train_state import TrainState
 Evaluations = Mapping[str, Mapping[str, float]]
 
 
-class Request(enum.Enum):
+class LoopRequest(enum.Enum):
   """What a callback may return to change the course of the loop."""
 
   END = 'training ends after this step'
   ROLL_BACK = 'the run continues from the last good checkpoint before this step'
 
   @classmethod
-  def of(cls, answers: Iterable[object]) -> 'Request | None':
+  def of(cls, answers: Iterable[object]) -> 'LoopRequest | None':
     """Returns what several callbacks request: a rollback goes before an end."""
-    found = [answer for answer in answers if isinstance(answer, Request)]
+    found = [answer for answer in answers if isinstance(answer, LoopRequest)]
     return cls.ROLL_BACK if cls.ROLL_BACK in found else next(iter(found), None)
 
 
@@ -59,15 +59,15 @@ class Callback:
   `state` is the state after `step` steps. It must not be kept, because the next step overwrites it.
   """
 
-  END = Request.END
-  ROLL_BACK = Request.ROLL_BACK
+  END = LoopRequest.END
+  ROLL_BACK = LoopRequest.ROLL_BACK
   rank = 0  # callbacks are called by ascending ranks
 
   def start_lines(self) -> Sequence[str]:
     """Returns lines that a start of training prints."""
     return ()
 
-  def resume(self, step: int) -> Request | None:
+  def resume(self, step: int) -> LoopRequest | None:
     """Called with the step that a run continues from, 0 at first; maybe twice with the same step.
 
     Returns:
@@ -82,7 +82,7 @@ class Callback:
 
   def after_step(
     self, state: TrainState, step: int, metrics: Metrics, loop: Loop
-  ) -> Request | None:
+  ) -> LoopRequest | None:
     """Called when a step is dispatched, which the devices may still be computing.
 
     Args:
@@ -100,7 +100,7 @@ class Callback:
 
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
-  ) -> Request | None:
+  ) -> LoopRequest | None:
     """Called after the evaluation of a step.
 
     Args:

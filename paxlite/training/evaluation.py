@@ -55,13 +55,13 @@ class Evaluator:
     self._task = task.task
 
     @jax.jit
-    def metrics(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
+    def metrics(params: PyTree, fp8_state: PyTree, batch: dict[str, jax.Array]) -> Metrics:
       with partitioning.activate(task.mesh, task.rules):
-        return task.task.loss_and_metrics(params, batch, overwritten=overwritten)[1]
+        return task.task.loss_and_metrics(params, batch, fp8_state=fp8_state)[1]
 
-    def step(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
+    def step(params: PyTree, fp8_state: PyTree, batch: dict[str, jax.Array]) -> Metrics:
       with task.compiling():
-        return metrics(params, overwritten, batch)
+        return metrics(params, fp8_state, batch)
 
     self._step: Callable[[PyTree, PyTree, dict[str, jax.Array]], Metrics] = step
 
@@ -115,7 +115,7 @@ class Evaluator:
     pending: Metrics | None = None
     params = self._task.evaluated(state)  # once, as an average may have to come from the host
     for number, batch in enumerate(self._batches(data)):
-      metrics = self._step(params, state.overwritten, batch)
+      metrics = self._step(params, state.fp8_state, batch)
       if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))
         self._progress()

@@ -31,7 +31,7 @@ _OF_JAX = re.compile(r'while|body|cond|branch_\d+_fun|checkpoint|remat\w*|closed
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class NonFiniteOrigin:
   """What has made a number that is not finite.
 
   Attributes:
@@ -42,7 +42,7 @@ class Origin:
 
   what: str
   place: str
-  cause: 'Origin | None' = None
+  cause: 'NonFiniteOrigin | None' = None
 
   def __str__(self) -> str:
     of = f', of {self.cause}' if self.cause else ''
@@ -53,12 +53,12 @@ class Origin:
 class _Value:
   array: Any
   kind: int = _FINITE
-  origin: Origin | None = None  # None: of a number that is finite, or stands in the program
+  origin: NonFiniteOrigin | None = None  # None: it is finite, or stands in the program
 
 
 def origin_of(
   sharded: ShardedTask, state: TrainState, batch: Mapping[str, jax.Array], step: int
-) -> Origin | None:
+) -> NonFiniteOrigin | None:
   """Returns the origin of what is not finite in the loss or a gradient; None if all is finite.
 
   Args:
@@ -69,15 +69,15 @@ def origin_of(
   """
   key = jax.random.fold_in(jax.random.key(sharded.seed), step - 1)
 
-  def gradients(params: Any, batch: Any, overwritten: Any) -> Any:
-    grads, _, metrics = sharded.task.grads(params, batch, key, overwritten)
+  def gradients(params: Any, batch: Any, fp8_state: Any) -> Any:
+    grads, _, metrics = sharded.task.grads(params, batch, key, fp8_state)
     return metrics['total_loss'].value, grads
 
   with sharded.compiling():
-    return origin_in(gradients, state.params, dict(batch), state.overwritten)
+    return origin_in(gradients, state.params, dict(batch), state.fp8_state)
 
 
-def origin_in(function: Callable[..., Any], *arguments: Any) -> Origin | None:
+def origin_in(function: Callable[..., Any], *arguments: Any) -> NonFiniteOrigin | None:
   """Returns the origin of what is not finite in a result of a function; None if all is finite.
 
   Args:
@@ -93,7 +93,7 @@ def origin_in(function: Callable[..., Any], *arguments: Any) -> Origin | None:
 
 def _input(name: str, array: Any) -> _Value:
   kind = _kind(array)
-  return _Value(array, kind, Origin(_NAMES[kind], name) if kind else None)
+  return _Value(array, kind, NonFiniteOrigin(_NAMES[kind], name) if kind else None)
 
 
 def _function(closed: Any, inputs: Sequence[_Value], path: tuple[str, ...]) -> list[_Value]:
@@ -131,7 +131,7 @@ def _operation(
 
 def _blamed(
   equation: 'JaxprEqn', kind: int, inputs: Sequence[_Value], path: tuple[str, ...]
-) -> Origin | None:
+) -> NonFiniteOrigin | None:
   """Returns the origin of a result of an operation."""
   if kind == _FINITE:
     return None
@@ -139,7 +139,7 @@ def _blamed(
   if like:
     return next((x.origin for x in like if x.origin), None)
   cause = next((x.origin for x in inputs if x.origin), None)
-  return Origin(_NAMES[kind], _place(equation, path), cause)
+  return NonFiniteOrigin(_NAMES[kind], _place(equation, path), cause)
 
 
 def _done(traced: 'Jaxpr', equation: 'JaxprEqn', operands: Sequence[Any]) -> list[Any]:
@@ -189,7 +189,7 @@ def _loop(equation: 'JaxprEqn', inputs: list[_Value], path: tuple[str, ...]) -> 
     [],
     jax.jit(jaxpr_as_fun(body)),
   )
-  blamed: Origin | None = None
+  blamed: NonFiniteOrigin | None = None
   order = range(length)[::-1] if equation.params['reverse'] else range(length)
   for i in order:
     slices = [x.array[i] for x in inputs[constants + carried :]]

@@ -16,7 +16,7 @@ from paxlite.core.trees import PyTree
 from paxlite.losses.metrics import Metrics
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
-from paxlite.parallel.encoded_weights import Encoding, encodings, num_parameters
+from paxlite.parallel.quantized_weights import Quantization, num_parameters, quantizations
 from paxlite.training.step import train_step
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState
@@ -49,9 +49,9 @@ class ShardedTask:
     return dataclasses.replace(state, opt_state=jax.tree.map(put, state.opt_state))
 
   @property
-  def encodings(self) -> dict[str, Encoding]:
+  def quantizations(self) -> dict[str, Quantization]:
     """How weights that are kept in another form are made of float32 ones, by name in the state."""
-    return encodings(self._traced_init.out_info, self.mesh, self.rules)
+    return quantizations(self._traced_init.out_info, self.mesh, self.rules)
 
   @property
   def boxed_params(self) -> PyTree:

@@ -8,7 +8,7 @@ import numpy as np
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError
 from paxlite.losses.metrics import Metrics
-from paxlite.training.callbacks import Callback, Loop, Request
+from paxlite.training.callbacks import Callback, Loop, LoopRequest
 from paxlite.training.train_state import TrainState
 
 
@@ -42,7 +42,7 @@ class SpikeDetector(Callback):
 
   def after_step(
     self, state: TrainState, step: int, metrics: Metrics, loop: Loop
-  ) -> Request | None:
+  ) -> LoopRequest | None:
     """Waits for the step, as a later step would train on what the spike has left."""
     is_spike = self(float(np.asarray(metrics['Metrics/total_loss'].value)))
     return self.ROLL_BACK if is_spike else None

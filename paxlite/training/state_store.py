@@ -74,7 +74,7 @@ class StateStore:
     frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
     source = find_source(self.restore.path, frozen=frozen)
     own = _without_reference(self.task.abstract)
-    return RestorePlan(self.restore, own, source, self.task.encodings)
+    return RestorePlan(self.restore, own, source, self.task.quantizations)
 
   def _make_reference_plan(self) -> RestorePlan | None:
     if self.reference is None:
@@ -84,8 +84,8 @@ class StateStore:
     source = find_source(self.reference.path, frozen=noted)
     own = {'params': self.task.abstract.params[REFERENCE]}
     name = lambda of_state: of_state.replace(f'params/{REFERENCE}/', 'params/')
-    encodings = {name(k): v for k, v in self.task.encodings.items() if name(k) != k}
-    return RestorePlan(self.reference, own, source, encodings)
+    quantizations = {name(k): v for k, v in self.task.quantizations.items() if name(k) != k}
+    return RestorePlan(self.reference, own, source, quantizations)
 
   def initial(self) -> tuple[TrainState, int]:
     """Returns the state of the run's last good checkpoint, or a new state, and its step.
@@ -187,14 +187,14 @@ class StateStore:
     # this backend cannot use the FP8 statistics of another backend: it starts with new ones
     prefix = f'{OVERWRITTEN}/'
     held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(prefix)}
-    changed = held != shapes_of({OVERWRITTEN: wanted.overwritten})
+    changed = held != shapes_of({OVERWRITTEN: wanted.fp8_state})
     if changed:
       wanted = dataclasses.replace(wanted, overwritten={})
     surplus = prefix if changed else ''
     found, metadata = self.checkpoints.restore(step, self._on_disk(wanted), surplus)
     state = self._in_memory(found)
     if changed:
-      new = self.task.new(lambda state: state.overwritten, self.task.abstract.overwritten)
+      new = self.task.new(lambda state: state.fp8_state, self.task.abstract.fp8_state)
       state = dataclasses.replace(state, overwritten=new)
     return self._with_frozen(state), metadata
 
@@ -292,7 +292,7 @@ class StateStore:
     Moments have one gap for a frozen weight, however many arrays it is kept as.
     """
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-    weights = tuple(name.removeprefix('params') for name in self.task.encodings)
+    weights = tuple(name.removeprefix('params') for name in self.task.quantizations)
     is_gap = lambda x: isinstance(x, dict) and all(v is None for v in x.values())
     one = lambda path, x: None if is_gap(x) and f'/{path_name(path)}'.endswith(weights) else x
     moments = jax.tree_util.tree_map_with_path(one, state.opt_state, is_leaf=is_gap)

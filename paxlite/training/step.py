@@ -29,11 +29,11 @@ def train_step(
     The next state, and scalars by their TensorBoard names.
   """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
-  grads, (overwritten, counts), metrics = task.grads(state.params, batch, rng, state.overwritten)
+  grads, (fp8_state, counts), metrics = task.grads(state.params, batch, rng, state.fp8_state)
   grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
   # after the limit the state stays as it is, so that the run can stop with its last good state
   seen = [
-    jnp.atleast_1d(x)[..., 0].sum() for x in jax.tree.leaves(overwritten)
+    jnp.atleast_1d(x)[..., 0].sum() for x in jax.tree.leaves(fp8_state)
   ]  # the newest of each history
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   finite &= jnp.isfinite(sum(seen, jnp.zeros(())))
@@ -41,10 +41,10 @@ def train_step(
 
   trainable, others = task.optimizer.split(state.params)
   ruled, frozen = task.optimizer.split_ruled(others)
-  overwritten, ruled = jax.tree.map(
+  fp8_state, ruled = jax.tree.map(
     lambda new, old: jnp.where(valid, new, old),
-    (overwritten, task.moved(ruled, counts)),
-    (state.overwritten, ruled),
+    (fp8_state, task.moved(ruled, counts)),
+    (state.fp8_state, ruled),
   )
   with declared(task.boxed_params):
     trainable, opt_state = task.optimizer.update(
@@ -54,7 +54,7 @@ def train_step(
     step=state.step + 1,
     params=merged(trainable, merged(ruled, frozen)),
     opt_state=opt_state,
-    overwritten=overwritten,
+    overwritten=fp8_state,
     skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )

@@ -70,7 +70,7 @@ class Task:
     rules: What moves variables that no gradient trains, by the last part of their names, in place
       of the rules that their layers declare: see core/training_rules.py.
     context: Returns a context in which the model is traced, forward and backward.
-    begin_step: Turns a state's `overwritten` into what the model reads in this step.
+    begin_step: Turns a state's `fp8_state` into what the model reads in this step.
   """
 
   model: TransformerLm
@@ -139,7 +139,7 @@ class Task:
     params: PyTree,
     batch: Batch,
     rng: jax.Array | None = None,
-    overwritten: Mapping[str, PyTree] | None = None,
+    fp8_state: Mapping[str, PyTree] | None = None,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of a whole batch, and the metrics.
 
@@ -147,9 +147,9 @@ class Task:
       params: Unboxed parameters.
       batch: A batch as the class describes it.
       rng: Random key of dropout; None turns dropout off.
-      overwritten: FP8 statistics as in TrainState, unboxed.
+      fp8_state: FP8 statistics as in TrainState, unboxed.
     """
-    loss, metrics = self._share(self._weights(batch), params, batch, rng, overwritten or {})
+    loss, metrics = self._share(self._weights(batch), params, batch, rng, fp8_state or {})
     return loss, self._with_total(metrics, batch)
 
   def _share(
@@ -158,14 +158,14 @@ class Task:
     params: PyTree,
     batch: Batch,
     rng: jax.Array | None,
-    overwritten: Mapping[str, PyTree],
+    fp8_state: Mapping[str, PyTree],
     probes: PyTree = None,
   ) -> tuple[jax.Array, Metrics]:
     """Returns what a microbatch adds to the loss of the batch, and its metrics.
 
     Args:
       whole: The weight of each loss in the whole batch.
-      params, batch, rng, overwritten: As loss_and_metrics takes them.
+      params, batch, rng, fp8_state: As loss_and_metrics takes them.
       probes: Gradient probes: arrays like some parameters, whose gradients are those of the
         parameters in the arrays' dtype; None means no probes. See partitioning.param.
     """
@@ -173,7 +173,7 @@ class Task:
     metrics: Metrics = {}
     weights = self._weights(batch)
     with self.context(), reading_probes(gradient_probes.names_of(probes)):
-      outputs = self._outputs(params, batch, rng, overwritten, probes)
+      outputs = self._outputs(params, batch, rng, fp8_state, probes)
       for name, loss in self.losses.items():
         total = checks.checked_sum(name, loss, loss(outputs, batch))
         shares[name] = total / divisor(whole[name])
@@ -191,11 +191,11 @@ class Task:
     params: PyTree,
     batch: Batch,
     rng: jax.Array | None,
-    overwritten: Mapping[str, PyTree],
+    fp8_state: Mapping[str, PyTree],
     probes: PyTree,
   ) -> Outputs:
     probes = gradient_probes.without_gaps(probes or {})
-    variables = {'params': params, PROBES: probes, **self.begin_step(overwritten)}
+    variables = {'params': params, PROBES: probes, **self.begin_step(fp8_state)}
     rngs = None if rng is None else {'dropout': rng}
     model = self.model.bind(variables, rngs=rngs, mutable=SOWN)
     reference = None
@@ -269,16 +269,16 @@ class Task:
     params: PyTree,
     batch: Batch,
     rng: jax.Array | None,
-    overwritten: Mapping[str, PyTree] | None = None,
+    fp8_state: Mapping[str, PyTree] | None = None,
   ) -> tuple[PyTree, tuple[PyTree, PyTree], Metrics]:
     """Returns the gradients for the trainable parameters, what others become, and the metrics.
 
-    The second result is what replaces `overwritten`, and the counts of the whole batch for the
+    The second result is what replaces `fp8_state`, and the counts of the whole batch for the
     parameters that Optimizer.split_ruled selects: see `moved`.
 
     Each loss is divided by its weight in the whole batch. Therefore the number of microbatches
     changes the result only by rounding, dropout masks and FP8, if the loss is a sum over rows. Each
-    microbatch passes `overwritten` on to the next, as each step does. The biases for the load are
+    microbatch passes `fp8_state` on to the next, as each step does. The biases for the load are
     the same for all microbatches of a step.
     """
     trainable, others = self.optimizer.split(params)
@@ -293,18 +293,18 @@ class Task:
     def share(
       varied: PyTree, changed: PyTree, microbatch: Batch, rng: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-      (weights, probes), (overwritten, ruled) = varied, changed
+      (weights, probes), (fp8_state, ruled) = varied, changed
       params = merged(trainable if weights is None else weights, merged(ruled, frozen))
-      return self._share(whole, params, microbatch, rng, overwritten, probes)
+      return self._share(whole, params, microbatch, rng, fp8_state, probes)
 
-    def part(i: jax.Array | None, microbatch: Batch, overwritten: PyTree) -> PyTree:
+    def part(i: jax.Array | None, microbatch: Batch, fp8_state: PyTree) -> PyTree:
       rng_i = rng if i is None or rng is None else jax.random.fold_in(rng, i)
       with self.context():
         gradient = jax.grad(share, argnums=(0, 1), has_aux=True)
-        (grads, after), metrics = gradient(varied, (overwritten, ruled), microbatch, rng_i)
+        (grads, after), metrics = gradient(varied, (fp8_state, ruled), microbatch, rng_i)
       return (gradient_probes.gradients_of(*grads), after[1]), after[0], metrics
 
     zeros = jax.tree.map(jnp.zeros_like, (trainable, ruled))
-    (grads, counts), after, found = summed(part, zeros, dict(overwritten or {}), parts)
+    (grads, counts), after, found = summed(part, zeros, dict(fp8_state or {}), parts)
     metrics = {k: over_microbatches(k, m) for k, m in found.items()}
     return grads, (after, counts), self._with_total(metrics, batch)

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data.base import Input, OnPolicyInput, Seekable, place
-from paxlite.data.device_batches import Batches, DeviceBatches
+from paxlite.data.device_batches import DeviceBatches, StepBatches
 from paxlite.data.fingerprints import (
   change,
   changes_of_evaluations,
@@ -64,12 +64,12 @@ class TrainData:
     self._resumed: int | None = None
     self._rollouts: Any = None
 
-  def batches(self, step: int, sharding: NamedSharding) -> Batches:
+  def batches(self, step: int, sharding: NamedSharding) -> StepBatches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
     number, most = self.batch_of(step), self._max_segments
     if isinstance(self.input, OnPolicyInput):
       self._rollouts = self.input.device_batches(sharding, number, most)
-      return cast(Batches, self._rollouts)
+      return cast(StepBatches, self._rollouts)
     return DeviceBatches(self.input, sharding, number, most)
 
   def redrawn(self, step: int, sharding: NamedSharding) -> Mapping[str, np.ndarray] | None:

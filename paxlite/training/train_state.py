@@ -13,10 +13,9 @@ class TrainState:
   Attributes:
     step: Number of steps done so far, including skipped steps, int32.
     params: The model's parameters, float32; frozen ones may be bfloat16, or
-      arrays of another form: see layers.precision.weight_forms.
+      quantized: see layers.precision.quantization.
     opt_state: The optimizer's state for the trainable parameters.
-    overwritten: Collections that a step replaces by their gradients: FP8's scales and amax
-      histories. Empty without FP8. They are not optimized or decayed, and not counted in norms.
+    overwritten: `fp8_state`, by the name that checkpoints have.
     skipped: Number of steps skipped so far because gradient or loss was not finite, int32.
     skipped_in_a_row: Number of steps skipped since the last good step, int32.
   """
@@ -27,3 +26,8 @@ class TrainState:
   overwritten: PyTree
   skipped: jax.Array
   skipped_in_a_row: jax.Array
+
+  @property
+  def fp8_state(self) -> PyTree:
+    """FP8's scales and amax histories, which their gradients replace; {} without FP8."""
+    return self.overwritten

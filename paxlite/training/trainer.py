@@ -13,13 +13,13 @@ from jax.stages import Compiled
 from paxlite.cli import live_line, user_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError, WrongBitsError, line_of
 from paxlite.core.json_text import JsonObject
-from paxlite.data.device_batches import Batches
+from paxlite.data.device_batches import StepBatches
 from paxlite.losses.metrics import Metrics
 from paxlite.processes import join, preemption
 from paxlite.tracking.summaries import Summaries
 from paxlite.tracking.writers import Writer
 from paxlite.training import moved_folder, not_finite
-from paxlite.training.callbacks import Callback, Loop, Request
+from paxlite.training.callbacks import Callback, Loop, LoopRequest
 from paxlite.training.evaluation import Evaluator, StoppedError
 from paxlite.training.goodput import Goodput
 from paxlite.training.reporting import Reporter, Throughput
@@ -117,7 +117,7 @@ class Trainer:
     metadata = self.store.metadata(step)
     self.data.resume(step, metadata)
     self.rollbacks.count = int(metadata.get('rollbacks', 0))
-    self._was_over = Request.of([c.resume(step) for c in self.callbacks]) is Request.END
+    self._was_over = LoopRequest.of([c.resume(step) for c in self.callbacks]) is LoopRequest.END
 
   def is_complete(self, step: int) -> bool:
     """Returns whether a run that continues from `step` has nothing left to do."""
@@ -183,7 +183,7 @@ class Trainer:
     finally:
       batches.close()
 
-  def _compile(self, batches: Batches, summaries: Summaries) -> Compiled:
+  def _compile(self, batches: StepBatches, summaries: Summaries) -> Compiled:
     """Returns the executable of the train step, for batches shaped like the first one."""
     with self.goodput.spent_on('data'):
       shapes = batches.shapes()
@@ -197,7 +197,7 @@ class Trainer:
     return compiled
 
   def _loop(
-    self, state: TrainState, start: int, due: bool, compiled: Compiled | None, batches: Batches
+    self, state: TrainState, start: int, due: bool, compiled: Compiled | None, batches: StepBatches
   ) -> TrainState:
     """Trains until the last step; `due` says whether `start` is evaluated first.
 
@@ -212,7 +212,7 @@ class Trainer:
         if preemption.reached(step, self.schedule.max_steps):
           self._leave(state, step, evaluates)
         if evaluates:
-          is_over |= self._evaluate(state, step) is Request.END
+          is_over |= self._evaluate(state, step) is LoopRequest.END
         ends = is_over or step >= self.schedule.max_steps
         if step > start and (
           self.schedule.saves(step) or ends or moved_folder.is_moved(self.folder)
@@ -226,8 +226,8 @@ class Trainer:
         self._last_batches = dict([*self._last_batches.items()][-1:]) | {step: batch}
         state, metrics = self.do_step(compiled, state, batch, step)
         request = self._stepped(state, step, metrics)
-        is_over = request is Request.END
-        if request is Request.ROLL_BACK:
+        is_over = request is LoopRequest.END
+        if request is LoopRequest.ROLL_BACK:
           state, step = self._roll_back(state, step)
           start, due = step, False
       except StoppedError:
@@ -241,20 +241,22 @@ class Trainer:
         self._save_last_good(state, step)
         raise
 
-  def _draw(self, state: TrainState, step: int, batches: Batches) -> dict[str, jax.Array]:
+  def _draw(self, state: TrainState, step: int, batches: StepBatches) -> dict[str, jax.Array]:
     with self._saved_on_bad_data(state, step):
       for callback in self.callbacks:
         callback.before_step(state, step, self._context)
       with self._reporter.drawing():
         return batches.draw(state.params)
 
-  def _stepped(self, state: TrainState, step: int, metrics: Metrics) -> Request | None:
+  def _stepped(self, state: TrainState, step: int, metrics: Metrics) -> LoopRequest | None:
     """Notes that a step is dispatched; returns what the callbacks request."""
     self.watchdog.beat()
     self.store.checkpoints.note_completed()
     self._reporter.step(step, metrics, state)
     with self._saved_on_bad_data(state, step, unevaluated=self.schedule.evaluates(step)):
-      return Request.of([c.after_step(state, step, metrics, self._context) for c in self.callbacks])
+      return LoopRequest.of(
+        [c.after_step(state, step, metrics, self._context) for c in self.callbacks]
+      )
 
   def _end(self, state: TrainState, step: int) -> TrainState:
     for callback in self.callbacks:
@@ -265,7 +267,7 @@ class Trainer:
     """Returns whether the run that saved `step` ended before it could evaluate this step."""
     return bool(self.store.metadata(step).get('unevaluated', False))
 
-  def _evaluate(self, state: TrainState, step: int) -> Request | None:
+  def _evaluate(self, state: TrainState, step: int) -> LoopRequest | None:
     """Evaluates a state; returns what the callbacks request."""
     self.watchdog.pause()
     summaries = self._context.summaries
@@ -274,7 +276,9 @@ class Trainer:
       self._reporter.clock_stopped(state, 'evaluation'),
     ):
       found = self.evaluator.report(state, step, summaries)
-      return Request.of([c.on_evaluation(state, step, found, summaries) for c in self.callbacks])
+      return LoopRequest.of(
+        [c.on_evaluation(state, step, found, summaries) for c in self.callbacks]
+      )
 
   def _checkpoint(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background, and tells it to the callbacks; see `_save`."""

@@ -32,18 +32,18 @@ def _read_limits(config: Config) -> dict[str, object]:
   least, most = map(_limit, given)
   if not most > 0:
     raise UserError(f'time_step_limit={given!r} leaves no steps')
-  return {'MAMBA_LEAST_STEP': least, 'MAMBA_MOST_STEP': 0.0 if math.isinf(most) else most}
+  return {'MAMBA_DT_MIN': least, 'MAMBA_DT_MAX': 0.0 if math.isinf(most) else most}
 
 
 def _write_limits(e: LanguageModel) -> JsonObject:
   assert isinstance(e, Mamba2Layers)
-  least, most = e.MAMBA_LEAST_STEP, e.MAMBA_MOST_STEP
+  least, most = e.MAMBA_DT_MIN, e.MAMBA_DT_MAX
   return {'time_step_limit': [least, most or math.inf]} if least or most else {}
 
 
 STEP_LIMITS = Both(
   ('time_step_limit',),
-  ('MAMBA_LEAST_STEP', 'MAMBA_MOST_STEP'),
+  ('MAMBA_DT_MIN', 'MAMBA_DT_MAX'),
   _read_limits,
   _write_limits,
 )

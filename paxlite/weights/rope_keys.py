@@ -24,8 +24,8 @@ KEYS: dict[str, dict[str, str]] = {
   },
   'yarn': _COMMON
   | {
-    'beta_fast': 'ROPE_FAST_TURNS',
-    'beta_slow': 'ROPE_SLOW_TURNS',
+    'beta_fast': 'ROPE_BETA_FAST',
+    'beta_slow': 'ROPE_BETA_SLOW',
     'truncate': 'ROPE_WHOLE_PAIRS',
     'attention_factor': 'ROPE_ATTENTION_FACTOR',
   },
@@ -246,7 +246,7 @@ def rope(
       plain = {'rope_type': 'yarn', 'factor': 1.0}
       scaling = (scaling or plain) | {
         'original_max_position_embeddings': e.ROPE_ORIGINAL_LENGTH,
-        _GROWTH: options.value(e, 'QUERY_GROWTH'),
+        _GROWTH: options.value(e, 'ATTENTION_TEMPERATURE_SCALE'),
       }
     if scaling is not None or is_stretched:
       config['rope_scaling'] = scaling or {'rope_type': 'default'}
@@ -269,7 +269,7 @@ def rope(
   ours -= {'ROPE_ATTENTION_FACTOR'} if has_mscale else set()
   ours |= {'ROPE_LOCAL_THETA'} if local_theta else set()
   ours |= {'ROPE_FRACTION'} if fraction else set()
-  ours |= {'QUERY_GROWTH'} if has_growth else set()
+  ours |= {'ATTENTION_TEMPERATURE_SCALE'} if has_growth else set()
   return Both((*names, *_NAMES, *others), sorted(ours), read, write)
 
 
@@ -280,4 +280,6 @@ def _growth(full: Config) -> tuple[JsonObject, JsonObject]:
     raise UserError(f'{_GROWTH}={growth!r} must be a number, and not negative')
   if full.get('rope_type', full.get('type')) not in ('yarn', 'llama3'):
     raise UserError(f'{_GROWTH} is implemented for rope_type yarn and llama3')
-  return {'QUERY_GROWTH': float(growth)}, {k: v for k, v in full.items() if k != _GROWTH}
+  return {'ATTENTION_TEMPERATURE_SCALE': float(growth)}, {
+    k: v for k, v in full.items() if k != _GROWTH
+  }

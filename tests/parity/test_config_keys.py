@@ -287,7 +287,7 @@ REFUSED = {
   'attn_scale=None: no model': ('llama4_text', dict(attn_scale=None)),
   'moe_layers=.1.5.': ('llama4_text', dict(moe_layers=[1.5])),
   'rope_interleave=False': ('deepseek_v32', dict(rope_interleave=False)),
-  'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
+  'ROPE_BETA_FAST=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def longrope(pairs: int) -> dict[str, object]:
 OF_PLAIN = {
   'linear': STRETCHED | dict(ROPE_SCALING='linear'),
   'ntk': STRETCHED | dict(ROPE_SCALING='ntk'),
-  'yarn': STRETCHED | dict(ROPE_SCALING='yarn', ROPE_FAST_TURNS=4.0),
+  'yarn': STRETCHED | dict(ROPE_SCALING='yarn', ROPE_BETA_FAST=4.0),
   'yarn with a factor of attention': STRETCHED
   | dict(ROPE_SCALING='yarn', ROPE_ATTENTION_FACTOR=0.9, ROPE_WHOLE_PAIRS=False),
   'llama3': STRETCHED | dict(ROPE_SCALING='llama3'),

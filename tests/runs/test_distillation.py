@@ -10,7 +10,7 @@ from paxlite.data import packaged
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.finetuning import DistilledSFT, HuggingFaceDistillation
 from paxlite.finetuning.distillation import experiment as distillation
-from paxlite.finetuning.distillation.distillation_losses import Distillation
+from paxlite.finetuning.distillation.distillation_losses import DistillationLoss
 from paxlite.generation.inference import load_checkpoint
 from paxlite.losses.outputs import Outputs
 from paxlite.programs.weights_model import knowing_weights
@@ -133,6 +133,6 @@ def test_wrong_values_are_refused(tmp_path):
     with pytest.raises(UserError, match=message):
       made(**values).train_input()
   with pytest.raises(UserError, match='a student needs a teacher'):
-    Distillation(num_chunks=1)(Outputs(None, {}), {})
+    DistillationLoss(num_chunks=1)(Outputs(None, {}), {})
   with pytest.raises(UserError, match='is not a folder'):
     knowing_weights(made(TEACHER=str(tmp_path / 'nothing'))).reference()

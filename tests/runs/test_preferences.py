@@ -95,7 +95,7 @@ def test_preferences_are_learned_on_every_mesh_and_after_a_stop(tmp_path):
   lora = losses(tmp_path / 'lora', *flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2')
   assert lora[0] == one[0]
   assert lora[-1] < lora[0]
-  once = [*flags, '--fdl.REFERENCE_ONCE=True']
+  once = [*flags, '--fdl.PRECOMPUTE_REFERENCE=True']
   losses(tmp_path / 'once', *once, '--fdl.MAX_STEPS=2')
   assert losses(tmp_path / 'once', *once) == pytest.approx(one, rel=1e-6)
   assert not list((tmp_path / 'once').rglob('*params.reference*'))
@@ -209,8 +209,8 @@ def test_wrong_values_are_refused():
     (HuggingFaceReward, dict(USE_LORA=True), 'leave the new head of a reward model'),
     (
       HuggingFacePreferences,
-      dict(REFERENCE_ONCE=True, CHECKPOINT_IGNORE_RULES=['a'], CHECKPOINT_RESTORE_PATH='w'),
-      'REFERENCE_ONCE needs all variables|CHECKPOINT_IGNORE_RULES leaves',
+      dict(PRECOMPUTE_REFERENCE=True, CHECKPOINT_IGNORE_RULES=['a'], CHECKPOINT_RESTORE_PATH='w'),
+      'PRECOMPUTE_REFERENCE needs all variables|CHECKPOINT_IGNORE_RULES leaves',
     ),
   ):
     with pytest.raises(UserError, match=message):
@@ -224,7 +224,7 @@ def test_wrong_values_are_refused():
 @pytest.mark.exhaustive
 def test_values_of_a_reference_are_computed_once(tmp_path):
   """They are read after a restart, and computed again for other rows or weights, or if damaged."""
-  flags = [*names(tmp_path), '--fdl.REFERENCE_ONCE=True', '--fdl.EVAL_FRACTION=0.3']
+  flags = [*names(tmp_path), '--fdl.PRECOMPUTE_REFERENCE=True', '--fdl.EVAL_FRACTION=0.3']
   lora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.EVAL_INTERVAL_STEPS=2']
   said = 'Computing what the frozen model makes of'
   run = functools.partial(runs.run, tmp_path / 'run', config=CONFIG)
@@ -234,7 +234,7 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   assert all(math.isfinite(v) for r in evaluated for v in r.values() if isinstance(v, float))
   again = run(*lora)
   assert said not in again.stdout + again.stderr
-  stored = losses(tmp_path / 'plain', *lora, '--fdl.REFERENCE_ONCE=False')
+  stored = losses(tmp_path / 'plain', *lora, '--fdl.PRECOMPUTE_REFERENCE=False')
   assert list(runs.losses(tmp_path / 'run').values()) == pytest.approx(stored, rel=1e-6)
   file = tmp_path / 'run/reference/training/reference_log_probs.npy'
   for count, damaged in enumerate((file.read_bytes()[:-4] + b'\0\0\0\0', b'x'), 3):
@@ -252,7 +252,7 @@ def test_two_processes_compute_a_reference_once_as_one_does(tmp_path):
   flags = [*names(tmp_path), '--fdl.PACKED_INPUT=True']
   one = losses(tmp_path / 'one', *MESH, *flags, devices=4)
   for steps in (2, 4):  # the second start reads what the first has kept
-    more = [*flags, '--fdl.REFERENCE_ONCE=True', f'--fdl.MAX_STEPS={steps}']
+    more = [*flags, '--fdl.PRECOMPUTE_REFERENCE=True', f'--fdl.MAX_STEPS={steps}']
     printed = on_processes(tmp_path / 'two', 2, *more, config=CONFIG)
     assert ('Computing what the frozen model makes of' in printed[0]) == (steps == 2)
   assert list(runs.losses(tmp_path / 'two').values()) == pytest.approx(one, rel=1e-5)
@@ -262,7 +262,7 @@ def test_two_processes_compute_a_reference_once_as_one_does(tmp_path):
 @pytest.mark.slow
 def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_path):
   """The run that they come from may go on, or be moved away."""
-  flags = [*names(tmp_path), '--fdl.REFERENCE_ONCE=True']
+  flags = [*names(tmp_path), '--fdl.PRECOMPUTE_REFERENCE=True']
   whole = losses(tmp_path / 'whole', *flags)
   losses(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=2')
   answers = f'--fdl.TRAIN_FILES={tmp_path}/answers.jsonl'
@@ -277,7 +277,7 @@ def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_pa
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
-  ['HuggingFaceReward'], ['HuggingFacePreferences', 'REFERENCE_ONCE=True'],
+  ['HuggingFaceReward'], ['HuggingFacePreferences', 'PRECOMPUTE_REFERENCE=True'],
   ['HuggingFacePreferences', 'PREFERENCE_LOSS=kto'],
 ])  # fmt: skip
 def test_a_step_compiles_without_data_and_weights(flags, capsys):

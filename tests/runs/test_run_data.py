@@ -19,7 +19,7 @@ from paxlite.run_data.origins import ORIGIN, pieces, place_of
 from paxlite.run_data.run_data import RunData
 from paxlite.tools import data as tool
 from paxlite.tools import train_tokenizer
-from paxlite.training.callbacks import Callback, Request
+from paxlite.training.callbacks import Callback, LoopRequest
 from paxlite.training.trainer import Trainer
 from tests.runs.test_data_changes import TEXT, flat
 
@@ -149,7 +149,7 @@ class Spike(Callback):
   def after_step(self, state, step, metrics, loop):
     if step == 8 and not self.done:
       self.done = True
-      return Request.ROLL_BACK
+      return LoopRequest.ROLL_BACK
     return None
 
 

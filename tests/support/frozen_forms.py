@@ -1,4 +1,4 @@
-"""Compares gradients with frozen weights in a form with those of the decoded weights in float32.
+"""Compares gradients with frozen weights in a scheme with those of the decoded weights in float32.
 
 python -m tests.support.frozen_forms NAME=VALUE … prints the largest relative error of a gradient of
 LoRA's factors, and which mesh axes split the arrays of a weight.
@@ -30,12 +30,12 @@ def decoded(params, task: ShardedTask) -> dict:
   boxes = flatten_dict(task._traced_init.out_info.params, sep='/')
   for name, x in flat.items():
     whole = name.rpartition('/')[0]
-    if f'params/{whole}' not in task.encodings:
+    if f'params/{whole}' not in task.quantizations:
       found[name] = x.astype(jnp.float32)
     elif whole not in found:
       weight = boxes[name].weight
       arrays = {k.rpartition('/')[2]: v for k, v in flat.items() if k.rpartition('/')[0] == whole}
-      decode = lambda arrays, weight=weight: weight.form.decode(arrays, weight.shape)
+      decode = lambda arrays, weight=weight: weight.scheme.decode(arrays, weight.shape)
       found[whole] = (jax.vmap(decode) if f'{REPEATED}/' in name else decode)(arrays)
   return unflatten_dict(found, sep='/')
 
@@ -73,7 +73,7 @@ def compare(**values: object) -> dict[str, object]:
   assert [k for k in found if 'lora_' in k] == list(found) != []
   errors = [np.abs(v - theirs[k]).max() / np.abs(theirs[k]).max() for k, v in found.items()]
   specs = {k: str(x.sharding.spec) for k, x in flatten_dict(params, sep='/').items()
-           if f'params/{k.rpartition("/")[0]}' in ours.encodings}  # fmt: skip
+           if f'params/{k.rpartition("/")[0]}' in ours.quantizations}  # fmt: skip
   return {'error': float(max(errors)), 'losses': [loss, theirs_loss], 'arrays': specs}
 
 

@@ -71,7 +71,7 @@ def gradients(task: Any, where: tuple[Any, Any] | None) -> Any:
 
   def grads(state: Any, batch: Any) -> Any:
     with partitioning.activate(*where) if where else contextlib.nullcontext():
-      return task.grads(state.params, batch, None, state.overwritten)[::2]
+      return task.grads(state.params, batch, None, state.fp8_state)[::2]
 
   return lambda *arguments: compiled(jax.jit(grads), *arguments)(*arguments)
 

@@ -37,24 +37,24 @@ def experiment(model: str, mesh: dict[str, int], changes: dict[str, Any], rows: 
   return e
 
 
-def gradients(e: Any, params: Any, overwritten: Any, batch: Any, rng: Any) -> tuple[Any, str]:
+def gradients(e: Any, params: Any, fp8_state: Any, batch: Any, rng: Any) -> tuple[Any, str]:
   """Returns the gradients, what replaces FP8's state, and the metrics; and the program."""
   task, mesh = fdl.build(e.build_task()), e.mesh(jax.devices()[: e.num_devices])
   one = e.num_devices == 1
 
-  def grads(params: Any, overwritten: Any, batch: Any) -> Any:
+  def grads(params: Any, fp8_state: Any, batch: Any) -> Any:
     if one:
-      return task.grads(params, batch, rng, overwritten)
+      return task.grads(params, batch, rng, fp8_state)
     with partitioning.activate(mesh, e.rules):
-      return task.grads(params, batch, rng, overwritten)
+      return task.grads(params, batch, rng, fp8_state)
 
   if not one:
     boxed = jax.eval_shape(task.init_params, jax.random.key(0))
     shapes = partitioning.sharded_shapes(boxed, mesh, e.rules)
     params = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), params, shapes)
     batch = jax.device_put(batch, partitioning.batch_sharding(mesh, e.rules))
-  program = compiled(jax.jit(grads), params, overwritten, batch)
-  return jax.device_get(program(params, overwritten, batch)), program.as_text()
+  program = compiled(jax.jit(grads), params, fp8_state, batch)
+  return jax.device_get(program(params, fp8_state, batch)), program.as_text()
 
 
 def check(name: str) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def check(name: str) -> dict[str, Any]:
   state = jax.device_get(state)
   rng = jax.random.key(7) if any('DROPOUT' in k for k in changes) else None
   batch = batch_of(one)
-  (grads, after, metrics), text = gradients(e, state.params, state.overwritten, batch, rng)
-  (grads_1, after_1, metrics_1), _ = gradients(one, state.params, state.overwritten, batch, rng)
+  (grads, after, metrics), text = gradients(e, state.params, state.fp8_state, batch, rng)
+  (grads_1, after_1, metrics_1), _ = gradients(one, state.params, state.fp8_state, batch, rng)
   worst = jax.tree.map(difference, (grads, after), (grads_1, after_1))
   value, path = largest(worst)
   values = {k: difference(metrics[k].value, metrics_1[k].value) for k in metrics_1}

@@ -20,7 +20,7 @@ from paxlite.aot.flops import grouped_rows_in
 from paxlite.aot.planning.space import Values, attributes, num_units
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.attention import attention_kernels
-from paxlite.layers.attention.attention_case import Call, call_name
+from paxlite.layers.attention.attention_case import KernelCall, call_name
 from paxlite.layers.moe.grouped_matmul import is_call
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import mesh, partitioning
@@ -208,7 +208,7 @@ def product_flops(
     elif kernel := attention_kernels.of_call(call):
       configured = {key: x for key, x in params.items() if key != 'jaxpr'}
       floats = [shape(v) for v in operands if dtype(v) != 'int8' and len(shape(v)) >= 3]
-      flops = kernel.flops(Call(call, f'{configured} {source}', floats))
+      flops = kernel.flops(KernelCall(call, f'{configured} {source}', floats))
     elif is_call(name) and (rows := grouped_rows_in(source)):
       arrays = [shape(v) for v in (*operands, *equation.outvars)]
       flops = 2.0 * rows[0] * math.prod(next(s for s in arrays if len(s) == 3)[1:])

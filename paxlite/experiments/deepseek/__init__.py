@@ -9,12 +9,12 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.deepseek.layers import LatentAttention
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.latent_queries import QueryLatents
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
-from paxlite.experiments.parts.query_growth import QueryGrowth
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
@@ -140,7 +140,7 @@ class DeepSeekV3(DeepSeek):
   AUX_LOSS_COEF = 0.0001
 
 
-class Mistral4(QueryGrowth, DeepSeek):
+class Mistral4(AttentionTemperature, DeepSeek):
   """Mistral Small 4: experts by a softmax, and queries that grow with their positions."""
 
   VOCAB_SIZE = 131_072
@@ -149,7 +149,7 @@ class Mistral4(QueryGrowth, DeepSeek):
   QUERY_LATENT_DIMS = 1024
   ROPE_FACTOR = 128.0
   ROPE_ORIGINAL_LENGTH = 8192
-  QUERY_GROWTH = 0.1
+  ATTENTION_TEMPERATURE_SCALE = 0.1
   ROUTER: Router = 'group_top_k'
   BEST_PER_EXPERT_GROUP = 2
   NUM_DENSE_BLOCKS = 0
@@ -205,7 +205,7 @@ class KimiK2_1T(DeepSeekV3):
   MAX_SEQ_LEN = 4096
   ROPE_THETA = 50_000.0
   ROPE_FACTOR = 32.0
-  ROPE_FAST_TURNS = 1.0
+  ROPE_BETA_FAST = 1.0
   NUM_EXPERTS = 384
   NUM_EXPERTS_PER_TOKEN = 8
   NUM_EXPERT_GROUPS = 1

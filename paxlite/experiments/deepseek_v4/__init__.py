@@ -53,19 +53,19 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
   The first block of the stack makes the streams of the embeddings, and the last one merges them.
   """
 
-  NUM_STREAMS: Shape[Count] = 4  # streams of activations between blocks
-  STREAM_ITERATIONS: Function[Count] = (
+  HYPER_CONNECTION_STREAMS: Shape[Count] = 4  # streams of activations between blocks
+  HYPER_CONNECTION_SINKHORN_ITERATIONS: Function[Count] = (
     20  # how often the matrix that mixes streams is normalized along its columns
   )
-  STREAM_FLOOR: Function[Positive] = (
+  HYPER_CONNECTION_EPSILON: Function[Positive] = (
     1e-6  # what is added to the weights of streams, and to the sums that normalize them
   )
 
   def validate(self) -> None:
     if self.num_stages > 1:
       raise UserError(
-        f'NUM_STREAMS={self.NUM_STREAMS} needs a mesh without an axis stage: the first and '
-        'the last block of the stack are not like the others'
+        f'HYPER_CONNECTION_STREAMS={self.HYPER_CONNECTION_STREAMS} needs a mesh without an '
+        'axis stage: the first and the last block of the stack are not like the others'
       )
     super().validate()
     if self.NORM_POLICY != 'pre':
@@ -84,7 +84,7 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
       HyperBlock,
       norm_tpl=self.norm(),
       connection_tpl=template(
-        HyperConnection, iterations=self.STREAM_ITERATIONS, **self._of_streams
+        HyperConnection, iterations=self.HYPER_CONNECTION_SINKHORN_ITERATIONS, **self._of_streams
       ),
       attention_tpl=self.attention(),
       ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
@@ -94,7 +94,7 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
   def stack(self) -> fdl.Partial:
     stack = super().stack()
     stack.first_tpls = [
-      template(EqualStreams, num_streams=self.NUM_STREAMS),
+      template(EqualStreams, num_streams=self.HYPER_CONNECTION_STREAMS),
       *stack.first_tpls,
     ]
     stack.last_tpls = [*stack.last_tpls, template(MergedStreams, **self._of_streams)]
@@ -112,11 +112,11 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
 
   @property
   def _of_streams(self) -> dict[str, object]:
-    return dict(floor=self.STREAM_FLOOR, epsilon=self.LAYERNORM_EPSILON)
+    return dict(floor=self.HYPER_CONNECTION_EPSILON, epsilon=self.LAYERNORM_EPSILON)
 
   @property
   def matmul_params(self) -> int:
-    N = self.NUM_STREAMS
+    N = self.HYPER_CONNECTION_STREAMS
     weights = 2 * self.NUM_LAYERS * (2 * N + N * N) + N
     return super().matmul_params + weights * N * self.MODEL_DIMS
 
@@ -124,7 +124,7 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
 _WINDOWS: set[AttentionKind] = {'sparse_windows', 'windows'}
 
 
-class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
+class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
   """A LanguageModel with one key for all heads, and blocks whose queries see windows by a key each.
 
   A query sees the latest tokens in all blocks ('sliding'). In those of 'windows', it sees a key for
@@ -132,9 +132,11 @@ class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
   overlap, and of which an indexer chooses.
   """
 
-  WINDOW_RATE: Function[Count] = 128  # tokens of a window, for which there is one key
-  SPARSE_WINDOW_RATE: Function[Count] = (
-    4  # tokens of a window of which an indexer chooses; its key is made of the window before too
+  KV_COMPRESSION_RATIO: Function[Count] = (
+    128  # tokens of a window, for which there is one compressed key
+  )
+  SPARSE_KV_COMPRESSION_RATIO: Function[Count] = (
+    4  # the same of the windows of which an indexer chooses; keys are made of the window before too
   )
   OUTPUT_GROUPS: Shape[Count] = 8  # groups of heads, each of which is projected by itself
   OUTPUT_GROUP_DIMS: Shape[Count] = 1024  # width of what a group of heads is projected to
@@ -175,7 +177,7 @@ class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
       )
     fixed: dict[str, object] = dict(
       NUM_KV_HEADS=1, USE_ATTENTION_SINKS=True, USE_ROTARY_POSITION_EMB=True, QK_NORM='none',
-      USE_PER_DIM_SCALE=False, QUERY_GROWTH=0, USE_BIAS=False,
+      USE_PER_DIM_SCALE=False, ATTENTION_TEMPERATURE_SCALE=0, USE_BIAS=False,
       USE_QKV_BIAS=False,
     )  # fmt: skip
     for attribute, value in fixed.items():
@@ -226,10 +228,10 @@ class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
     )
     of_keys: dict[str, Any] = dict(norm_tpl=self.norm(), rotary_tpl=self.rotary())
     if kind == 'windows':
-      attention.rate = self.WINDOW_RATE
+      attention.rate = self.KV_COMPRESSION_RATIO
       attention.keys_tpl = template(KeyCompressor, **of_keys)
       return attention
-    attention.rate = self.SPARSE_WINDOW_RATE
+    attention.rate = self.SPARSE_KV_COMPRESSION_RATIO
     attention.keys_tpl = template(OverlappingKeyCompressor, **of_keys)
     attention.selection_tpl = template(
       WindowIndexer,
@@ -266,10 +268,10 @@ class WindowKeys(Indexers, subject='Keys of windows (DeepSeek-V4)'):
     T, N = self.MAX_SEQ_LEN, self.NUM_HEADS
     found = super().attention_flops_of('sliding')
     if kind == 'windows':
-      return found + 12.0 * N * self.DIMS_PER_HEAD * T / (2 * self.WINDOW_RATE)
+      return found + 12.0 * N * self.DIMS_PER_HEAD * T / (2 * self.KV_COMPRESSION_RATIO)
     if kind != 'sparse_windows':
       return found
-    W, D, H = T / self.SPARSE_WINDOW_RATE, self.MODEL_DIMS, self.INDEXER_DIMS_PER_HEAD
+    W, D, H = T / self.SPARSE_KV_COMPRESSION_RATIO, self.MODEL_DIMS, self.INDEXER_DIMS_PER_HEAD
     k = min(self.INDEXER_TOP_K, W)
     found += 12.0 * N * self.DIMS_PER_HEAD * (k - k**2 / (2 * W))
     if self.INDEXER_TOP_K >= W:

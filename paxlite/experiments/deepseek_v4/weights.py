@@ -40,8 +40,8 @@ _OF_RATIOS = {
   0: 'sliding_attention', 4: 'compressed_sparse_attention', 128: 'heavily_compressed_attention',
 }  # fmt: skip
 _RATES = {  # the former keys of the rates, the attributes, and transformers' defaults
-  'compressed_sparse_attention': ('compress_rate_csa', 'SPARSE_WINDOW_RATE', 4),
-  'heavily_compressed_attention': ('compress_rate_hca', 'WINDOW_RATE', 128),
+  'compressed_sparse_attention': ('compress_rate_csa', 'SPARSE_KV_COMPRESSION_RATIO', 4),
+  'heavily_compressed_attention': ('compress_rate_hca', 'KV_COMPRESSION_RATIO', 128),
 }
 
 
@@ -190,9 +190,9 @@ V4_KEYS: tuple[Key, ...] = (
   Same('index_n_heads', 'INDEXER_HEADS'),
   Same('index_head_dim', 'INDEXER_DIMS_PER_HEAD'),
   Same('index_topk', 'INDEXER_TOP_K'),
-  Same('hc_mult', 'NUM_STREAMS', default=4),
-  Same('hc_sinkhorn_iters', 'STREAM_ITERATIONS', default=20),
-  number('hc_eps', 'STREAM_FLOOR', 1e-6),
+  Same('hc_mult', 'HYPER_CONNECTION_STREAMS', default=4),
+  Same('hc_sinkhorn_iters', 'HYPER_CONNECTION_SINKHORN_ITERATIONS', default=20),
+  number('hc_eps', 'HYPER_CONNECTION_EPSILON', 1e-6),
   number('swiglu_limit', 'SWIGLU_LIMIT', 10.0),
   Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
   Repeated('intermediate_size', 'moe_intermediate_size'),
@@ -268,9 +268,9 @@ def deepseek_v4_entries(e: LanguageModel) -> list[Entry]:
     attention = f'{ours}/self_attention'
     keys, to = name['window_keys'], f'{attention}/window_keys'
     if kind.attention == 'windows':
-      entries += _window_keys(e, keys, e.WINDOW_RATE, 1, e.DIMS_PER_HEAD, to)
+      entries += _window_keys(e, keys, e.KV_COMPRESSION_RATIO, 1, e.DIMS_PER_HEAD, to)
     if kind.attention == 'sparse_windows':
-      entries += _window_keys(e, keys, e.SPARSE_WINDOW_RATE, 2, e.DIMS_PER_HEAD, to)
+      entries += _window_keys(e, keys, e.SPARSE_KV_COMPRESSION_RATIO, 2, e.DIMS_PER_HEAD, to)
       entries += _indexer(e, name, f'{attention}/indexer')
     for role in ('connection', 'ff_connection'):
       entries += _connection(e, name[role], f'{ours}/{role}')
@@ -278,7 +278,7 @@ def deepseek_v4_entries(e: LanguageModel) -> list[Entry]:
       router = f'{ours}/ff_layer/experts/router'
       entries = [entry for entry in entries if entry.ours != f'{router}/{LOAD_BIAS}']
       entries.append(_table(e, name['router_table'], f'{router}/{EXPERTS_OF_IDS}'))
-  N, merging = e.NUM_STREAMS, f'transformer/{e.merging_name}'
+  N, merging = e.HYPER_CONNECTION_STREAMS, f'transformer/{e.merging_name}'
   return [
     *entries,
     _of_streams(e, DEEPSEEK_V4['merge_weights'], N, f'{merging}/weights/w'),
@@ -349,21 +349,21 @@ def _indexer(e: DeepSeekV4, name: Mapping[str, str], ours: str) -> list[Entry]:
   """Returns the entries of an indexer."""
   D, Q, N, H = e.MODEL_DIMS, e.QUERY_LATENT_DIMS, e.INDEXER_HEADS, e.INDEXER_DIMS_PER_HEAD
   return [
-    *_window_keys(e, name['index_keys'], e.SPARSE_WINDOW_RATE, 2, H, f'{ours}/keys'),
+    *_window_keys(e, name['index_keys'], e.SPARSE_KV_COMPRESSION_RATIO, 2, H, f'{ours}/keys'),
     _heads(name['index_query'], N, H, Q, f'{ours}/query/w'),
     transposed(name['index_weights'], (N, D), f'{ours}/weights/w'),
   ]
 
 
 def _of_streams(e: DeepSeekV4, theirs: str, rows: int, ours: str) -> Entry:
-  N, D = e.NUM_STREAMS, e.MODEL_DIMS
+  N, D = e.HYPER_CONNECTION_STREAMS, e.MODEL_DIMS
   to_theirs = lambda w: w.reshape(rows, N * D)
   return Entry(theirs, (rows, N * D), ours, (rows, N, D), whole, to_theirs)
 
 
 def _connection(e: DeepSeekV4, theirs: str, ours: str) -> list[Entry]:
   """Returns the entries of a layer's connection to the streams."""
-  M = (2 + e.NUM_STREAMS) * e.NUM_STREAMS
+  M = (2 + e.HYPER_CONNECTION_STREAMS) * e.HYPER_CONNECTION_STREAMS
   return [
     _of_streams(e, f'{theirs}fn', M, f'{ours}/weights/w'),
     same(f'{theirs}base', (M,), f'{ours}/b'),

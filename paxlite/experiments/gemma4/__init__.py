@@ -10,15 +10,15 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.gemma import Gemma3
 from paxlite.experiments.gemma4.layers import (
-  GivingAttention,
   InputGate,
-  LayerInputLm,
-  LayerInputs,
+  KVSharedAttention,
+  KVSourceAttention,
   LinkedScaledBlock,
   NormedExperts,
+  PerLayerEmbeddingLm,
+  PerLayerEmbeddings,
   ProportionalRotaryEmbedding,
   QueryProjection,
-  ReadingAttention,
   ScaledBlock,
   ScaledRouter,
   SharedKeyValue,
@@ -149,63 +149,68 @@ class WideAttention(LanguageModel, subject='Attention'):
 class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
   """A model of ScaledBlocks which may have what the small sizes of Gemma 4 have.
 
-  Each reader, one of the last blocks, has queries alone. It reads the keys and values of the last
-  block before all readers that has attention of the same kind. A stack of such blocks, or of blocks
-  with inputs, repeats no layer.
+  The last NUM_KV_SHARED_LAYERS have queries alone. Each attends to the keys and values of the last
+  layer before them with attention of the same kind. A stack of such layers, or of layers with
+  embeddings of their own, repeats no layer.
   """
 
-  LAYER_INPUT_DIMS: Shape[NotNegativeInt] = (
-    0  # width of the embedding of tokens that each block has for itself; 0: blocks have none
+  PER_LAYER_EMBEDDING_DIMS: Shape[NotNegativeInt] = (
+    0  # width of the embeddings of tokens that each layer has for itself (PLE); 0: none
   )
-  NUM_KEY_READERS: Shape[NotNegativeInt] = 0  # last blocks, which read the keys of earlier ones
+  NUM_KV_SHARED_LAYERS: Shape[NotNegativeInt] = (
+    0  # last layers, which share the keys and values of earlier ones
+  )
 
   @property
-  def LAYER_INPUT_VOCAB_SIZE(self) -> Shape[Count]:
-    """Rows of the table with the embeddings of the blocks."""
+  def PER_LAYER_EMBEDDING_VOCAB_SIZE(self) -> Shape[Count]:
+    """Rows of the table of per-layer embeddings."""
     return self.VOCAB_SIZE
 
   @property
-  def READER_HIDDEN_DIMS(self) -> Shape[Count]:
-    """Width inside the feed-forward layers of blocks that read the keys of others."""
+  def KV_SHARED_HIDDEN_DIMS(self) -> Shape[Count]:
+    """Width inside the feed-forward layers of NUM_KV_SHARED_LAYERS."""
     return self.HIDDEN_DIMS
 
   @property
   def links(self) -> str:
-    if not self.LAYER_INPUT_DIMS and not self.NUM_KEY_READERS:
+    if not self.PER_LAYER_EMBEDDING_DIMS and not self.NUM_KV_SHARED_LAYERS:
       return ''
-    return f'LAYER_INPUT_DIMS={self.LAYER_INPUT_DIMS} with NUM_KEY_READERS={self.NUM_KEY_READERS}'
+    return (
+      f'PER_LAYER_EMBEDDING_DIMS={self.PER_LAYER_EMBEDDING_DIMS} with '
+      f'NUM_KV_SHARED_LAYERS={self.NUM_KV_SHARED_LAYERS}'
+    )
 
-  def is_reader(self, kind: BlockKind) -> bool:
+  def is_kv_shared(self, kind: BlockKind) -> bool:
     """Returns whether a block reads the keys of an earlier one."""
-    return kind.number is not None and kind.number >= self.NUM_LAYERS - self.NUM_KEY_READERS
+    return kind.number is not None and kind.number >= self.NUM_LAYERS - self.NUM_KV_SHARED_LAYERS
 
   def hidden_dims_of(self, kind: BlockKind) -> int:
     """Returns the width inside the dense feed-forward layer of a block."""
-    return self.READER_HIDDEN_DIMS if self.is_reader(kind) else self.HIDDEN_DIMS
+    return self.KV_SHARED_HIDDEN_DIMS if self.is_kv_shared(kind) else self.HIDDEN_DIMS
 
   @property
   def key_sources(self) -> list[int | None]:
     """For each block the number of the block whose keys it reads, or None."""
     kinds = self.block_kinds
-    before = range(self.NUM_LAYERS - self.NUM_KEY_READERS)
+    before = range(self.NUM_LAYERS - self.NUM_KV_SHARED_LAYERS)
     last = {kinds[i].attention: i for i in before}
-    return [last[kind.attention] if self.is_reader(kind) else None for kind in kinds]
+    return [last[kind.attention] if self.is_kv_shared(kind) else None for kind in kinds]
 
   def validate(self) -> None:
     super().validate()
     if not self.has_links:
       return
-    if self.LAYER_INPUT_VOCAB_SIZE < self.VOCAB_SIZE:
+    if self.PER_LAYER_EMBEDDING_VOCAB_SIZE < self.VOCAB_SIZE:
       raise UserError(
-        f'LAYER_INPUT_VOCAB_SIZE={self.LAYER_INPUT_VOCAB_SIZE} has no rows for some tokens of '
-        f'VOCAB_SIZE={self.VOCAB_SIZE}'
+        f'PER_LAYER_EMBEDDING_VOCAB_SIZE={self.PER_LAYER_EMBEDDING_VOCAB_SIZE} has no '
+        f'rows for some tokens of VOCAB_SIZE={self.VOCAB_SIZE}'
       )
-    first, pattern = self.NUM_LAYERS - self.NUM_KEY_READERS, self.ATTENTION_PATTERN or ['full']
+    first, pattern = self.NUM_LAYERS - self.NUM_KV_SHARED_LAYERS, self.ATTENTION_PATTERN or ['full']
     kinds = [pattern[i % len(pattern)] for i in range(self.NUM_LAYERS)]
     if missing := [kind for kind in kinds if kind not in kinds[: max(first, 0)]]:
       raise UserError(
-        f'NUM_KEY_READERS={self.NUM_KEY_READERS} of NUM_LAYERS={self.NUM_LAYERS} leave no block '
-        f'with {missing[0]!r} attention whose keys they could read'
+        f'NUM_KV_SHARED_LAYERS={self.NUM_KV_SHARED_LAYERS} of NUM_LAYERS={self.NUM_LAYERS} leave '
+        f'no block with {missing[0]!r} attention whose keys they could read'
       )
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:
@@ -214,18 +219,18 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
       return block
     fdl.update_callable(block, LinkedScaledBlock)
     attention = block.attention_tpl
-    fdl.update_callable(attention, GivingAttention)
-    if self.is_reader(kind):
-      fdl.update_callable(attention, ReadingAttention)
+    fdl.update_callable(attention, KVSourceAttention)
+    if self.is_kv_shared(kind):
+      fdl.update_callable(attention, KVSharedAttention)
       attention.value_norm_tpl = None
       sizes = {name: getattr(attention, name) for name in ('model_dims', 'num_heads', 'head_dim')}
       attention.qkv_tpl = template(QueryProjection, **sizes)
-      block.ffn_tpl = self.feed_forward(self.READER_HIDDEN_DIMS)
-    if self.LAYER_INPUT_DIMS:
+      block.ffn_tpl = self.feed_forward(self.KV_SHARED_HIDDEN_DIMS)
+    if self.PER_LAYER_EMBEDDING_DIMS:
       block.input_tpl = template(
         InputGate,
         model_dims=self.MODEL_DIMS,
-        input_dims=self.LAYER_INPUT_DIMS,
+        input_dims=self.PER_LAYER_EMBEDDING_DIMS,
         activation=self.ACTIVATION_CLS,
         norm_tpl=self.norm(),
       )
@@ -237,42 +242,44 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
 
   def decoder(self) -> fdl.Config:
     lm = super().decoder()
-    if self.LAYER_INPUT_DIMS:
-      fdl.update_callable(lm, LayerInputLm)
+    if self.PER_LAYER_EMBEDDING_DIMS:
+      fdl.update_callable(lm, PerLayerEmbeddingLm)
       lm.layer_inputs_tpl = self.layer_inputs()
     return lm
 
   def layer_inputs(self) -> fdl.Partial:
     """Returns the template of the inputs of the blocks beside the activations."""
     return template(
-      LayerInputs,
+      PerLayerEmbeddings,
       model_dims=self.MODEL_DIMS,
       num_layers=self.NUM_LAYERS,
-      input_dims=self.LAYER_INPUT_DIMS,
+      input_dims=self.PER_LAYER_EMBEDDING_DIMS,
       table_tpl=template(
         TokenEmbedding,
-        vocab_size=self.LAYER_INPUT_VOCAB_SIZE,
-        model_dims=self.NUM_LAYERS * self.LAYER_INPUT_DIMS,
+        vocab_size=self.PER_LAYER_EMBEDDING_VOCAB_SIZE,
+        model_dims=self.NUM_LAYERS * self.PER_LAYER_EMBEDDING_DIMS,
         dtype=self.FPROP_DTYPE,
         emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
-        lookup_scale=math.sqrt(self.LAYER_INPUT_DIMS),
+        lookup_scale=math.sqrt(self.PER_LAYER_EMBEDDING_DIMS),
       ),
       norm_tpl=self.norm(),
     )
 
   def block_params(self, kind: BlockKind) -> int:
-    found = super().block_params(kind) + 2 * self.MODEL_DIMS * self.LAYER_INPUT_DIMS
-    if self.is_reader(kind):
+    found = super().block_params(kind) + 2 * self.MODEL_DIMS * self.PER_LAYER_EMBEDDING_DIMS
+    if self.is_kv_shared(kind):
       e = self.of_full_attention if kind.attention in ('full', 'full_nope') else self
       queries = 2 * self.MODEL_DIMS * e.NUM_HEADS * e.DIMS_PER_HEAD
       found += queries - self.attention_params_of(kind.attention)
       if not kind.has_experts:
-        found += self.ffn_params * (self.READER_HIDDEN_DIMS - self.HIDDEN_DIMS) // self.HIDDEN_DIMS
+        found += (
+          self.ffn_params * (self.KV_SHARED_HIDDEN_DIMS - self.HIDDEN_DIMS) // self.HIDDEN_DIMS
+        )
     return found
 
   @property
   def matmul_params(self) -> int:
-    return super().matmul_params + self.MODEL_DIMS * self.NUM_LAYERS * self.LAYER_INPUT_DIMS
+    return super().matmul_params + self.MODEL_DIMS * self.NUM_LAYERS * self.PER_LAYER_EMBEDDING_DIMS
 
 
 class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):  # type: ignore[override]
@@ -308,7 +315,7 @@ class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):  # type: ignore[override]
 
   def shared_hidden_dims_of(self, kind: BlockKind) -> int:
     of_others = super().shared_hidden_dims_of(kind)
-    return self.READER_HIDDEN_DIMS if self.is_reader(kind) else of_others
+    return self.KV_SHARED_HIDDEN_DIMS if self.is_kv_shared(kind) else of_others
 
   @property
   def num_first_blocks(self) -> int:
@@ -402,9 +409,9 @@ class Gemma4E2B(Gemma4):
   HIDDEN_DIMS = 6144
   SLIDING_WINDOW = 512
   ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'sliding', 'sliding', 'sliding', 'full']
-  LAYER_INPUT_DIMS = 256
-  NUM_KEY_READERS = 20
-  READER_HIDDEN_DIMS = 12288
+  PER_LAYER_EMBEDDING_DIMS = 256
+  NUM_KV_SHARED_LAYERS = 20
+  KV_SHARED_HIDDEN_DIMS = 12288
   ICI_MESH_SHAPE = [1, 8, 1]
 
 
@@ -423,6 +430,6 @@ class Gemma4E4B(Gemma4):
   MODEL_DIMS = 2560
   HIDDEN_DIMS = 10240
   SLIDING_WINDOW = 512
-  LAYER_INPUT_DIMS = 256
-  NUM_KEY_READERS = 18
+  PER_LAYER_EMBEDDING_DIMS = 256
+  NUM_KV_SHARED_LAYERS = 18
   ICI_MESH_SHAPE = [1, 8, 1]

@@ -107,7 +107,7 @@ class Keys(NamedTuple):
     return 0 if self.start_B is None else self.start_B
 
 
-class GivingAttention(Attention):
+class KVSourceAttention(Attention):
   """Attention that also returns its keys; it ignores those of other blocks."""
 
   @nn.compact
@@ -123,7 +123,7 @@ class GivingAttention(Attention):
     return out_BTD, Keys(key, value, None if isinstance(start, int) else start)
 
 
-class ReadingAttention(Attention):
+class KVSharedAttention(Attention):
   """Attention that reads the keys and values of an earlier block, and has queries alone.
 
   It has no cache: that of the earlier block is the only copy of the keys.
@@ -175,7 +175,7 @@ class QueryProjection(nn.Module):
     return shard(checkpoint_name(query, 'query_proj'), 'batch', 'length', 'act_heads', None)
 
 
-class LayerInputs(nn.Module):
+class PerLayerEmbeddings(nn.Module):
   """(norm(w·x / √D) + table[ids]) / √2: inputs [B, T, L, P] of L blocks.
 
   Each block has a slice of the table of its own, and one of w.
@@ -216,14 +216,14 @@ class LayerInputs(nn.Module):
     return inputs_BTLP
 
 
-class LayerInputLm(TransformerLm):
+class PerLayerEmbeddingLm(TransformerLm):
   """A language model whose stack, a LinkedTransformer, has inputs of its blocks.
 
   Attributes:
-    layer_inputs_tpl: Computes them from token ids and embeddings, as LayerInputs.
+    layer_inputs_tpl: Computes them from token ids and embeddings, as PerLayerEmbeddings.
   """
 
-  layer_inputs_tpl: Template = template_field(LayerInputs)
+  layer_inputs_tpl: Template = template_field(PerLayerEmbeddings)
 
   def setup(self) -> None:
     super().setup()

@@ -180,25 +180,25 @@ def _read_small(config: Config) -> dict[str, object]:
   vocab = config.get('vocab_size_per_layer_input', _VOCABULARY)
   inputs = config.get('hidden_size_per_layer_input', _PER_LAYER_WIDTH) or 0
   return {
-    'LAYER_INPUT_DIMS': inputs,
-    'LAYER_INPUT_VOCAB_SIZE': vocab if inputs else config['vocab_size'],
-    'NUM_KEY_READERS': readers,
-    'READER_HIDDEN_DIMS': width * (1 + doubles),
+    'PER_LAYER_EMBEDDING_DIMS': inputs,
+    'PER_LAYER_EMBEDDING_VOCAB_SIZE': vocab if inputs else config['vocab_size'],
+    'NUM_KV_SHARED_LAYERS': readers,
+    'KV_SHARED_HIDDEN_DIMS': width * (1 + doubles),
   }
 
 
 def _write_small(e: LanguageModel) -> JsonObject:
   values: Any = e.values()
-  readers, hidden = values['NUM_KEY_READERS'], values['READER_HIDDEN_DIMS']
+  readers, hidden = values['NUM_KV_SHARED_LAYERS'], values['KV_SHARED_HIDDEN_DIMS']
   doubles = bool(readers and hidden == 2 * e.HIDDEN_DIMS)
   if readers and not doubles and hidden != e.HIDDEN_DIMS:
     raise UserError(
-      f'Hugging Face has no READER_HIDDEN_DIMS={hidden} in this family other than '
+      f'Hugging Face has no KV_SHARED_HIDDEN_DIMS={hidden} in this family other than '
       f'HIDDEN_DIMS={e.HIDDEN_DIMS} or twice that'
     )
   return {
-    'hidden_size_per_layer_input': values['LAYER_INPUT_DIMS'],
-    'vocab_size_per_layer_input': values['LAYER_INPUT_VOCAB_SIZE'],
+    'hidden_size_per_layer_input': values['PER_LAYER_EMBEDDING_DIMS'],
+    'vocab_size_per_layer_input': values['PER_LAYER_EMBEDDING_VOCAB_SIZE'],
     'num_kv_shared_layers': readers,
     'use_double_wide_mlp': doubles,
   }
@@ -209,7 +209,12 @@ GEMMA4_SMALL = Both(
     'hidden_size_per_layer_input', 'vocab_size_per_layer_input', 'num_kv_shared_layers',
     'use_double_wide_mlp',
   ),
-  ('LAYER_INPUT_DIMS', 'LAYER_INPUT_VOCAB_SIZE', 'NUM_KEY_READERS', 'READER_HIDDEN_DIMS'),
+  (
+    'PER_LAYER_EMBEDDING_DIMS',
+    'PER_LAYER_EMBEDDING_VOCAB_SIZE',
+    'NUM_KV_SHARED_LAYERS',
+    'KV_SHARED_HIDDEN_DIMS',
+  ),
   _read_small,
   _write_small,
 )  # fmt: skip
@@ -240,15 +245,14 @@ def gemma4_entries(e: LanguageModel) -> list[Entry]:
   """Returns the entries of a Gemma 4; see decoder_entries."""
   assert isinstance(e, Gemma4)
   blocks = [*zip(e.block_names, e.block_kinds, strict=True)]
-  readers = [f'transformer/{block}/self_attention' for block, kind in blocks if e.is_reader(kind)]
-  entries = _with_queries_alone(
-    readers, decoder_entries(e, GEMMA4, 'half', {'full': _full_attention})
-  )
-  D, P, L = e.MODEL_DIMS, e.LAYER_INPUT_DIMS, e.NUM_LAYERS
+  shared = [f'transformer/{name}/self_attention' for name, kind in blocks if e.is_kv_shared(kind)]
+  decoder = decoder_entries(e, GEMMA4, 'half', {'full': _full_attention})
+  entries = _with_queries_alone(shared, decoder)
+  D, P, L = e.MODEL_DIMS, e.PER_LAYER_EMBEDDING_DIMS, e.NUM_LAYERS
   if P:
-    table, projection = (L * P, D), (D, L, P)
+    rows, table, projection = e.PER_LAYER_EMBEDDING_VOCAB_SIZE, (L * P, D), (D, L, P)
     entries += [
-      same(GEMMA4['inputs'], (e.LAYER_INPUT_VOCAB_SIZE, L * P), 'layer_inputs/table/emb_var'),
+      same(GEMMA4['inputs'], (rows, L * P), 'layer_inputs/table/emb_var'),
       Entry(
         GEMMA4['inputs_projection'],
         table,
@@ -269,7 +273,7 @@ def _beside_decoder(
   e: Gemma4, name: Mapping[str, str], ours: str, has_experts: bool
 ) -> list[Entry]:
   """Returns the entries of a block beside those that blocks of other decoders have."""
-  D, P, E = e.MODEL_DIMS, e.LAYER_INPUT_DIMS, e.NUM_EXPERTS
+  D, P, E = e.MODEL_DIMS, e.PER_LAYER_EMBEDDING_DIMS, e.NUM_EXPERTS
   entries = [same(name['factor'], (1,), f'{ours}/{FIXED}')]
   if P:
     gate = f'{ours}/layer_input'
@@ -296,7 +300,7 @@ def unread_by_gemma4(e: LanguageModel) -> str:
   They are the projections and norms of keys and values of blocks that read those of others.
   """
   assert isinstance(e, Gemma4)
-  readers = '|'.join(str(i) for i, kind in enumerate(e.block_kinds) if e.is_reader(kind))
+  readers = '|'.join(str(i) for i, kind in enumerate(e.block_kinds) if e.is_kv_shared(kind))
   return rf'model\.layers\.({readers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.\w+'
 
 

@@ -8,7 +8,7 @@ from paxlite.config.attribute_kinds import Shape
 from paxlite.core.errors import UserError
 from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
-from paxlite.experiments.glm_latent.layers import ChoosingAttention, FollowingAttention
+from paxlite.experiments.glm_latent.layers import IndexSharedAttention, IndexSourceAttention
 from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
@@ -60,9 +60,9 @@ class SharedIndexers(LinkedStack, DeepSeekV3_2):  # type: ignore[override]
     if kind.number is None:
       return block
     fdl.update_callable(block, LinkedBlock)
-    fdl.update_callable(block.attention_tpl, ChoosingAttention)
+    fdl.update_callable(block.attention_tpl, IndexSourceAttention)
     if not self.has_indexer(kind):
-      fdl.update_callable(block.attention_tpl, FollowingAttention)
+      fdl.update_callable(block.attention_tpl, IndexSharedAttention)
       block.attention_tpl.selection_tpl = None
     return block
 

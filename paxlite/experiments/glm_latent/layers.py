@@ -13,7 +13,7 @@ from paxlite.experiments.deepseek.layers import LatentAttention
 Choice = jax.Array | None
 
 
-class ChoosingAttention(LatentAttention):
+class IndexSourceAttention(LatentAttention):
   """LatentAttention that also returns its choice; it ignores those of other blocks."""
 
   @nn.compact
@@ -28,7 +28,7 @@ class ChoosingAttention(LatentAttention):
     return self.attended(x_BTD, positions_BT, segment_ids_BT, select)
 
 
-class FollowingAttention(LatentAttention):
+class IndexSharedAttention(LatentAttention):
   """LatentAttention whose queries see the keys that an earlier block has chosen."""
 
   @nn.compact

@@ -11,9 +11,9 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.llama4.layers import ChunkedAttention, Chunks, InputScaledDispatch
 from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
 from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.query_growth import QueryGrowth
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.norms import UnscaledRmsNorm
@@ -23,7 +23,7 @@ class ChunkedLayers(LanguageModel, subject='Attention'):
   """A LanguageModel in which ATTENTION_PATTERN may have 'chunked'.
 
   A token of chunked attention sees the tokens before it whose position is in its own chunk. In such
-  a model, queries without rotary positions alone grow with QUERY_GROWTH.
+  a model, queries without rotary positions alone grow with ATTENTION_TEMPERATURE_SCALE.
   """
 
   CHUNK_LENGTH: Function[Count] = 8192  # positions of a chunk, within which tokens see each other
@@ -69,7 +69,7 @@ class ChunkedLayers(LanguageModel, subject='Attention'):
     return 6.0 * self.attention_dims * min(self.CHUNK_LENGTH, self.MAX_SEQ_LEN)
 
 
-class Llama4(QueryGrowth, ChunkedLayers, MixtureOfExperts, LLaMA):
+class Llama4(AttentionTemperature, ChunkedLayers, MixtureOfExperts, LLaMA):
   """The text model of Llama 4: chunked attention, and full attention without positions, in turns.
 
   What an expert sees is multiplied by the sigmoid of its logit, and one expert sees every token.
@@ -83,7 +83,7 @@ class Llama4(QueryGrowth, ChunkedLayers, MixtureOfExperts, LLaMA):
   LAYERNORM_EPSILON = 1e-5
   ROPE_THETA = 500_000.0
   ATTENTION_PATTERN: list[AttentionKind] = ['chunked', 'chunked', 'chunked', 'full_nope']
-  QUERY_GROWTH = 0.1
+  ATTENTION_TEMPERATURE_SCALE = 0.1
   USE_FFN_BIAS = False
 
   BLOCKS_PER_LAYER = 1
@@ -104,8 +104,8 @@ class Llama4(QueryGrowth, ChunkedLayers, MixtureOfExperts, LLaMA):
     return 'sigmoid'
 
   @property
-  def QUERY_GROWTH_LENGTH(self) -> Function[Count]:
-    """Tokens after which QUERY_GROWTH makes queries larger for the first time."""
+  def ATTENTION_TEMPERATURE_FLOOR(self) -> Function[Count]:
+    """Tokens after which queries grow for the first time, by ATTENTION_TEMPERATURE_SCALE."""
     return 8192
 
   @property

@@ -74,19 +74,19 @@ def _read_growth(config: Config) -> dict[str, object]:
   if tuning is not None and not isinstance(tuning, int):  # a number in some files
     raise UserError(f'attn_temperature_tuning={shortened(tuning)} must be true or false')
   return {
-    'QUERY_GROWTH': float(growth) if tuning else 0.0,
-    'QUERY_GROWTH_LENGTH': length,
+    'ATTENTION_TEMPERATURE_SCALE': float(growth) if tuning else 0.0,
+    'ATTENTION_TEMPERATURE_FLOOR': length,
   }
 
 
 LLAMA4_GROWTH = Both(
   ('attn_temperature_tuning', 'floor_scale', 'attn_scale'),
-  ('QUERY_GROWTH', 'QUERY_GROWTH_LENGTH'),
+  ('ATTENTION_TEMPERATURE_SCALE', 'ATTENTION_TEMPERATURE_FLOOR'),
   _read_growth,
   lambda e: {
-    'attn_temperature_tuning': options.value(e, 'QUERY_GROWTH') > 0,
-    'attn_scale': options.value(e, 'QUERY_GROWTH'),
-    'floor_scale': options.value(e, 'QUERY_GROWTH_LENGTH'),
+    'attn_temperature_tuning': options.value(e, 'ATTENTION_TEMPERATURE_SCALE') > 0,
+    'attn_scale': options.value(e, 'ATTENTION_TEMPERATURE_SCALE'),
+    'floor_scale': options.value(e, 'ATTENTION_TEMPERATURE_FLOOR'),
   },
 )
 

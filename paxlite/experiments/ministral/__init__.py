@@ -1,12 +1,12 @@
 """Ministral 3, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.query_growth import QueryGrowth
+from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
 
 
-class Ministral3(QueryGrowth, LLaMA):
+class Ministral3(AttentionTemperature, LLaMA):
   """Ministral 3: Mistral with YaRN, and queries that grow with the logarithm of their positions."""
 
   VOCAB_SIZE = 131_072
@@ -18,7 +18,7 @@ class Ministral3(QueryGrowth, LLaMA):
   ROPE_FACTOR = 16.0
   ROPE_ORIGINAL_LENGTH = 16_384
   ROPE_ATTENTION_FACTOR = 1.0
-  QUERY_GROWTH = 0.1
+  ATTENTION_TEMPERATURE_SCALE = 0.1
 
 
 @register

@@ -81,7 +81,7 @@ class NemotronH(SingleBlocks, Mamba2Layers, MixtureOfExperts, LLaMA):
   ACTIVATION_CLS: Activation = 'relu2'
   USE_GATED_ACTIVATION = False
   MAMBA_GROUPS = 8
-  MAMBA_LEAST_STEP = 0.001
+  MAMBA_DT_MIN = 0.001
   MAMBA_ACTIVATION_CLS: Activation = 'silu'
   USE_CONVOLUTION_BIAS = True
   USE_STATE_BIAS = False

@@ -121,7 +121,7 @@ FAMILIES: dict[str, Family] = {
       Same('conv_kernel', 'CONVOLUTION_WIDTH', default=4),
       Same('use_conv_bias', 'USE_CONVOLUTION_BIAS', default=True),
       Same('use_bias', 'USE_STATE_BIAS', default=False),
-      Same('time_step_min', 'MAMBA_LEAST_STEP', default=0.001),
+      Same('time_step_min', 'MAMBA_DT_MIN', default=0.001),
       activation('mamba_hidden_act', default='silu', ours=('MAMBA_ACTIVATION_CLS',)),
       Same('n_routed_experts', 'NUM_EXPERTS', default=8),
       Same('num_experts_per_tok', 'NUM_EXPERTS_PER_TOKEN', default=2),

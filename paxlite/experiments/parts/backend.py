@@ -130,7 +130,7 @@ class Backends(Transformer, subject='Backends'):
 
   def complete(self, task: fdl.Config) -> None:
     self.check_optimizer(task)
-    self.keep_frozen_forms(task)
+    self.quantize_frozen(task)
     if self.USE_FP8:
       for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
         fdl.update_callable(einsum, Fp8Einsum)

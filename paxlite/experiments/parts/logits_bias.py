@@ -5,7 +5,7 @@ import fiddle as fdl
 from paxlite.config.attribute_kinds import Shape
 from paxlite.config.templates import template
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.embeddings import LogitsBias as Bias
+from paxlite.layers.embeddings import LmHeadBias
 
 
 class LogitsBias(LanguageModel, subject='Embeddings and logits'):
@@ -14,4 +14,4 @@ class LogitsBias(LanguageModel, subject='Embeddings and logits'):
   USE_SOFTMAX_BIAS: Shape[bool] = False  # bias of the logits
 
   def logits_bias(self) -> fdl.Partial | None:
-    return template(Bias, vocab_size=self.VOCAB_SIZE) if self.USE_SOFTMAX_BIAS else None
+    return template(LmHeadBias, vocab_size=self.VOCAB_SIZE) if self.USE_SOFTMAX_BIAS else None

@@ -25,8 +25,8 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
   MAMBA_GROUPS: Shape[Count] = 1  # groups of heads, which share what writes and reads their states
   MAMBA_STATE_DIMS: Shape[Count] = 128  # size of the state of each dimension of a head
   MAMBA_NORM: Shape[MambaNorm] = 'after_gate'  # norm of what Mamba 2 reads, and its gate's place
-  MAMBA_LEAST_STEP: Function[NotNegative] = 0.0  # smallest step of a token in Mamba 2
-  MAMBA_MOST_STEP: Function[NotNegative] = 0.0  # largest step of a token in Mamba 2; 0: no limit
+  MAMBA_DT_MIN: Function[NotNegative] = 0.0  # smallest time step Δt of a token in Mamba 2
+  MAMBA_DT_MAX: Function[NotNegative] = 0.0  # largest Δt in Mamba 2; 0: no limit
 
   @property
   def MAMBA_ACTIVATION_CLS(self) -> Function[Activation]:
@@ -43,10 +43,9 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
       raise UserError(
         f'MAMBA_HEADS={self.MAMBA_HEADS} is not divisible by MAMBA_GROUPS={self.MAMBA_GROUPS}'
       )
-    if 0 < self.MAMBA_MOST_STEP < self.MAMBA_LEAST_STEP:
+    if 0 < self.MAMBA_DT_MAX < self.MAMBA_DT_MIN:
       raise UserError(
-        f'MAMBA_LEAST_STEP={self.MAMBA_LEAST_STEP:g} is more than '
-        f'MAMBA_MOST_STEP={self.MAMBA_MOST_STEP:g}'
+        f'MAMBA_DT_MIN={self.MAMBA_DT_MIN:g} is more than MAMBA_DT_MAX={self.MAMBA_DT_MAX:g}'
       )
 
   @property
@@ -65,7 +64,7 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
       state_dims=self.MAMBA_STATE_DIMS,
       activation=self.MAMBA_ACTIVATION_CLS,
       convolution_tpl=self.convolution(),
-      steps_tpl=template(Steps, least=self.MAMBA_LEAST_STEP, most=self.MAMBA_MOST_STEP),
+      steps_tpl=template(Steps, least=self.MAMBA_DT_MIN, most=self.MAMBA_DT_MAX),
       norm_tpl=self.mamba_norm(),
     )
 

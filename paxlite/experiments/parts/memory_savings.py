@@ -11,20 +11,25 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.lora import LoraProjection
-from paxlite.layers.precision.encoded_projection import (
-  EncodedDoraProjection,
-  EncodedLoraProjection,
-  EncodedProjection,
-)
 from paxlite.layers.precision.four_bits import Int4, Nf4
-from paxlite.layers.precision.weight_forms import Int8, WeightForm, form_named, register_form
+from paxlite.layers.precision.quantization import (
+  Int8,
+  QuantizationScheme,
+  register_scheme,
+  scheme_named,
+)
+from paxlite.layers.precision.quantized_projection import (
+  QuantizedDoraProjection,
+  QuantizedLoraProjection,
+  QuantizedProjection,
+)
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import ActivationName, Offloaded
 
 Dtype = Literal['float32', 'bfloat16']
 
-for _name, _form in {'int8': Int8, 'int4': Int4, 'nf4': Nf4}.items():
-  register_form(_name)(_form)
+for _name, _scheme in {'int8': Int8, 'int4': Int4, 'nf4': Nf4}.items():
+  register_scheme(_name)(_scheme)
 
 
 class MemorySavings(Experiment, subject='Memory'):
@@ -45,7 +50,7 @@ class MemorySavings(Experiment, subject='Memory'):
     'float32'  # dtype of the gradients of a microbatch; they are accumulated in float32
   )
   FROZEN_DTYPE: Run[str] = (
-    'float32'  # dtype of frozen parameters, or a form that is decoded in use: int8, int4, nf4
+    'float32'  # dtype of frozen parameters, or their quantization: int8, int4, nf4
   )
 
   def kept_activations(self, policy: str) -> str | fdl.Config:
@@ -54,13 +59,13 @@ class MemorySavings(Experiment, subject='Memory'):
       return policy
     return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))
 
-  def keep_frozen_forms(self, task: fdl.Config) -> None:
-    """Edits the config of a task so that frozen weights are kept in the form of FROZEN_DTYPE."""
-    form = form_named(self.FROZEN_DTYPE)
-    if form is not None:
-      task.frozen_dtype = form.rest
+  def quantize_frozen(self, task: fdl.Config) -> None:
+    """Edits the config of a task so that FROZEN_DTYPE quantizes the frozen weights."""
+    scheme = scheme_named(self.FROZEN_DTYPE)
+    if scheme is not None:
+      task.frozen_dtype = scheme.rest
       for model in self._frozen_models(task):
-        put_form(model, form)
+        put_scheme(model, scheme)
 
   def _frozen_models(self, task: fdl.Config) -> list[fdl.Config]:
     """Returns the models that have frozen variables, or should have."""
@@ -77,7 +82,7 @@ class MemorySavings(Experiment, subject='Memory'):
         'ADAM_MOMENTS_DTYPE=int8'
       )
     is_plain = self.backend.name == 'xla' and self.num_stages == 1
-    if form_named(self.FROZEN_DTYPE) is not None and not is_plain:
+    if scheme_named(self.FROZEN_DTYPE) is not None and not is_plain:
       raise UserError(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE} is for plain XLA on a mesh without stages: choose '
         'FROZEN_DTYPE=bfloat16'
@@ -91,19 +96,19 @@ class MemorySavings(Experiment, subject='Memory'):
       )
 
 
-def put_form(model: fdl.Config, form: type[WeightForm]) -> None:
-  """Keeps the weights of all projections of a model in a form, in place of another one.
+def put_scheme(model: fdl.Config, scheme: type[QuantizationScheme]) -> None:
+  """Quantizes the weights of all projections of a model, in place of another scheme.
 
   Experts, embeddings and logits keep the dtype of their weights, as do subclasses of a user's.
   """
   kinds = {
-    Projection: EncodedProjection,
-    LoraProjection: EncodedLoraProjection,
-    DoraProjection: EncodedDoraProjection,
+    Projection: QuantizedProjection,
+    LoraProjection: QuantizedLoraProjection,
+    DoraProjection: QuantizedDoraProjection,
   }
   for projection in selectors.select(model, Projection, check_nonempty=False):
     kind = fdl.get_callable(projection)
     if kind in kinds:
       fdl.update_callable(projection, kinds[kind])
     if kind in kinds or kind in kinds.values():
-      projection.form = fdl.Config(form)
+      projection.scheme = fdl.Config(scheme)

@@ -39,8 +39,8 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
   ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = (
     4.0  # llama3 scaling: waves shorter than the original length over this are kept
   )
-  ROPE_FAST_TURNS: Function[float] = 32.0  # YaRN's beta_fast: waves with more turns are kept
-  ROPE_SLOW_TURNS: Function[float] = (
+  ROPE_BETA_FAST: Function[float] = 32.0  # YaRN's beta_fast: waves with more turns are kept
+  ROPE_BETA_SLOW: Function[float] = (
     1.0  # YaRN's beta_slow: waves with fewer turns are stretched fully
   )
   ROPE_WHOLE_PAIRS: Function[bool] = True  # YaRN: rounds both bounds to whole pairs of dimensions
@@ -127,9 +127,9 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
       raise UserError(f'ROPE_THETA={self.ROPE_THETA:g} must be above {lowest}')
     if self.stretches_positions and self.ROPE_ORIGINAL_LENGTH <= 1:
       raise UserError(f'ROPE_ORIGINAL_LENGTH={self.ROPE_ORIGINAL_LENGTH} must be above 1')
-    if min(self.ROPE_FAST_TURNS, self.ROPE_SLOW_TURNS) <= 0:
+    if min(self.ROPE_BETA_FAST, self.ROPE_BETA_SLOW) <= 0:
       raise UserError(
-        f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '
+        f'ROPE_BETA_FAST={self.ROPE_BETA_FAST:g} and ROPE_BETA_SLOW={self.ROPE_BETA_SLOW:g} '
         'must be above 0'
       )
     theta = min(map(self.rotary_theta, (False, True)))
@@ -152,8 +152,8 @@ class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
       return template(
         YarnRotaryEmbedding,
         factor=self.ROPE_FACTOR,
-        fast_turns=self.ROPE_FAST_TURNS,
-        slow_turns=self.ROPE_SLOW_TURNS,
+        fast_turns=self.ROPE_BETA_FAST,
+        slow_turns=self.ROPE_BETA_SLOW,
         original_length=self.ROPE_ORIGINAL_LENGTH,
         whole_pairs=self.ROPE_WHOLE_PAIRS,
         stretched=self.rotary_length,

@@ -21,7 +21,7 @@ from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
-from paxlite.optim.model_flops import Rates, rates
+from paxlite.optim.model_flops import TokenFlops, rates
 from paxlite.optim.optimizers import Optimizer
 from paxlite.optim.state_axes import named
 from paxlite.training.task import Task
@@ -116,12 +116,12 @@ class Transformer(Stack, LowRankFactors, Objective, Vocabulary, Decoding, Sample
     6 · (parameters in matrix multiplications, the vocabulary's included), and those of attention;
     see attention_flops_of.
     """
-    return self._flops(Rates())
+    return self._flops(TokenFlops())
 
   def trained_flops(self, optimizer: Optimizer, boxed: PyTree) -> float:
     return self._flops(rates(named(optimizer.split(boxed)[0]), boxed, self.active_experts))
 
-  def _flops(self, rates: Rates) -> float:
+  def _flops(self, rates: TokenFlops) -> float:
     kinds = self.trained_kinds
     heads = 1 + len(kinds) - len(self.block_kinds)
     attention = [self.attention_flops_of(kind.attention) for kind in kinds]

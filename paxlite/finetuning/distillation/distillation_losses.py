@@ -52,7 +52,7 @@ def divergence(kind: Kind, student: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(Loss):
+class DistillationLoss(Loss):
   """A divergence of the teacher's and the student's distributions, the mean over the targets.
 
   Both are made softer by a temperature τ, which divides the logits. The divergence is multiplied by
@@ -151,7 +151,7 @@ class StoredDistillation(Loss):
   that of the whole distributions, and equals it where k is the size of the vocabulary.
 
   Attributes:
-    kind, temperature, num_chunks: See Distillation; the stored values have this temperature.
+    kind, temperature, num_chunks: See DistillationLoss; the stored values have this temperature.
     vocab_size: The ids that both models have; those behind them do not count.
   """
 
@@ -160,9 +160,9 @@ class StoredDistillation(Loss):
   num_chunks: int = 1
   vocab_size: int = 0
 
-  label = Distillation.label
-  larger_is_better = Distillation.larger_is_better
-  shown = Distillation.shown
+  label = DistillationLoss.label
+  larger_is_better = DistillationLoss.larger_is_better
+  shown = DistillationLoss.shown
 
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
     return target_sum(self._of_tokens(outputs, batch)[0], batch)

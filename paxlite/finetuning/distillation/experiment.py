@@ -179,7 +179,7 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
       if name.endswith('_xent'):
         loss.coefficient *= 1 - share
     divergence = config(
-      distillation_losses.Distillation,
+      distillation_losses.DistillationLoss,
       coefficient=share,
       kind=self.DIVERGENCE,
       temperature=self.TEACHER_TEMPERATURE,

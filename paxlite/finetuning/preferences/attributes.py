@@ -32,7 +32,7 @@ class Preferences(StoredValues, subject='Losses'):
   PREFERENCES_FLIPPED: Training[Fraction] = (
     0.0  # share of pairs in the wrong order that PREFERENCE_LOSS=robust assumes
   )
-  REFERENCE_ONCE: Training[bool] = (
+  PRECOMPUTE_REFERENCE: Training[bool] = (
     False  # computes log-probabilities of the reference once, before training, and keeps no copy
   )
   DESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of good answers in KTO
@@ -47,12 +47,12 @@ class Preferences(StoredValues, subject='Losses'):
     super().validate()
     if not self.PREFERENCE_BETA:
       raise UserError('PREFERENCE_BETA=0: nothing would be learned from preferences')
-    if self.REFERENCE_ONCE:
+    if self.PRECOMPUTE_REFERENCE:
       _ = self.with_reference.reference_path  # raises UserError
       if self.CHECKPOINT_IGNORE_RULES:
         raise UserError(
-          'REFERENCE_ONCE needs all variables of the reference, and CHECKPOINT_IGNORE_RULES leaves '
-          'some of them out: leave one of both out'
+          'PRECOMPUTE_REFERENCE needs all variables of the reference, and CHECKPOINT_IGNORE_RULES '
+          'leaves some of them out: leave one of both out'
         )
     if not self.PREFERENCES_FLIPPED < 0.5:
       raise UserError(
@@ -70,7 +70,7 @@ class Preferences(StoredValues, subject='Losses'):
 
   @property
   def stored_arrays(self) -> Mapping[str, RowArray]:
-    is_stored = self.REFERENCE_ONCE and self.reference() is not None
+    is_stored = self.PRECOMPUTE_REFERENCE and self.reference() is not None
     return {LOG_PROBS: RowArray('float32')} if is_stored else {}
 
   def made_of(self, outputs: Outputs) -> Mapping[str, jax.Array]:
@@ -78,7 +78,7 @@ class Preferences(StoredValues, subject='Losses'):
 
   @property
   def with_reference(self) -> Self:
-    return self.replaced(REFERENCE_ONCE=False)
+    return self.replaced(PRECOMPUTE_REFERENCE=False)
 
   @property
   def warnings(self) -> list[str]:
@@ -88,9 +88,9 @@ class Preferences(StoredValues, subject='Losses'):
         f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} has no effect without '
         'PREFERENCE_LOSS=robust.'
       )
-    if self.REFERENCE_ONCE and self.reference() is None:
+    if self.PRECOMPUTE_REFERENCE and self.reference() is None:
       found.append(
-        f'REFERENCE_ONCE=True has no effect: {self.PREFERENCE_LOSS} has no reference model.'
+        f'PRECOMPUTE_REFERENCE=True has no effect: {self.PREFERENCE_LOSS} has no reference model.'
       )
     for name in ('DESIRABLE_WEIGHT', 'UNDESIRABLE_WEIGHT'):
       if getattr(self, name) != 1 and self.PREFERENCE_LOSS != 'kto':
@@ -120,4 +120,4 @@ class Preferences(StoredValues, subject='Losses'):
   def reference(self) -> fdl.Config | None:
     if self.PREFERENCE_LOSS in ('simpo', 'orpo'):
       return None
-    return config(StoredReference) if self.REFERENCE_ONCE else self.initial_reference()
+    return config(StoredReference) if self.PRECOMPUTE_REFERENCE else self.initial_reference()

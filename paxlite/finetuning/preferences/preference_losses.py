@@ -34,7 +34,7 @@ class Pairs(NamedTuple):
   rejected: jax.Array
 
 
-class OfPairs(NamedTuple):
+class PairLosses(NamedTuple):
   """What a loss makes of pairs.
 
   Attributes:
@@ -116,7 +116,7 @@ class _MeanOverPairs(Loss):
   followed = shown
 
   @abc.abstractmethod
-  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
+  def pairs(self, outputs: Outputs, batch: Batch) -> PairLosses:
     """Returns the loss of each pair, and what the metrics say."""
 
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
@@ -164,11 +164,11 @@ class Dpo(_MeanOverPairs):
   beta: float = 0.1
   flipped: float = 0.0
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
+  def pairs(self, outputs: Outputs, batch: Batch) -> PairLosses:
     ratios = of_pairs(outputs.log_probs - outputs.reference.log_probs, batch)
     rewards = _times(self.beta, ratios)
     losses_BT = self._losses(rewards.chosen - rewards.rejected, ratios, batch)
-    return OfPairs(losses_BT, rewards, of_pairs(outputs.log_probs, batch))
+    return PairLosses(losses_BT, rewards, of_pairs(outputs.log_probs, batch))
 
   def _losses(self, h: jax.Array, ratios: Pairs, batch: Batch) -> jax.Array:
     if self.kind == 'hinge':
@@ -196,11 +196,11 @@ class SimPo(_MeanOverPairs):
   beta: float = 2.0
   gamma: float = 1.0
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
+  def pairs(self, outputs: Outputs, batch: Batch) -> PairLosses:
     means = _over_lengths(of_pairs(outputs.log_probs, batch), batch)
     rewards = _times(self.beta, means)
     losses_BT = -jax.nn.log_sigmoid(rewards.chosen - rewards.rejected - self.gamma)
-    return OfPairs(losses_BT, rewards, means)
+    return PairLosses(losses_BT, rewards, means)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,11 +216,11 @@ class OddsRatio(_MeanOverPairs):
 
   beta: float = 0.1
 
-  def pairs(self, outputs: Outputs, batch: Batch) -> OfPairs:
+  def pairs(self, outputs: Outputs, batch: Batch) -> PairLosses:
     means = _over_lengths(of_pairs(outputs.log_probs, batch, empty=-1.0), batch)
     log_odds = lambda x: x - jnp.log(-jnp.expm1(jnp.minimum(x, -1e-7)))
     ratio = log_odds(means.chosen) - log_odds(means.rejected)
-    return OfPairs(-self.beta * jax.nn.log_sigmoid(ratio), _times(self.beta, means), means)
+    return PairLosses(-self.beta * jax.nn.log_sigmoid(ratio), _times(self.beta, means), means)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
 from paxlite.generation.engine import Engine
-from paxlite.generation.request import Answer, Request
+from paxlite.generation.request import Completion, Request
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
@@ -96,7 +96,7 @@ class Actor:
     room = min(self._max_tokens, self._room - len(episode.ids))
     return Request(episode.ids, room, self.engine.sampling, seed, sample, ends=self.engine.ends)
 
-  def _said(self, episode: Episode, answer: Answer) -> None:
+  def _said(self, episode: Episode, answer: Completion) -> None:
     """Appends an answer with the token that ended it, which is learned too."""
     ids = [*answer.ids]
     if answer.finish == 'stop' and answer.end is not None:

@@ -145,7 +145,7 @@ class Case:
     return sharded(*arrays)
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
   """A call of a kernel in a traced or a compiled program.
 
   Attributes:
@@ -184,12 +184,12 @@ class Kernel(abc.ABC):
   def attend(self, case: Case) -> jax.Array:
     """Returns the context [B, T, N, width of a value]."""
 
-  def flops(self, call: Call) -> float:
+  def flops(self, call: KernelCall) -> float:
     """Returns the FLOPs of one of its calls; 0 where the program itself states them."""
     del call
     return 0.0
 
-  def peak_share(self, call: Call) -> float | None:
+  def peak_share(self, call: KernelCall) -> float | None:
     """Returns the share of the device's peak FLOP/s that a call reaches; None if not measured."""
     del call
     return None
@@ -248,7 +248,7 @@ class LocalKernel(Kernel):
 
 
 def call_name(primitive: str, params: Mapping[str, object]) -> str:
-  """Returns the name of a traced operation as Call has it."""
+  """Returns the name of a traced operation as KernelCall has it."""
   keys = {'ffi_call': ['target_name'], 'pallas_call': ['name', 'name_and_src_info']}
   named = (params.get(key) for key in keys.get(primitive, []))
   return ' '.join([primitive, *(str(name) for name in named if name)])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention import cudnn_call
-from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
+from paxlite.layers.attention.attention_case import Case, KernelCall, LocalKernel
 from paxlite.layers.attention.folded_vmap import folded, with_folded_vmap
 from paxlite.layers.attention.partial_attention import QKV, Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
@@ -118,14 +118,14 @@ class CudnnKernel(LocalKernel):
       return 0
     return _usual_segments(case.q.shape[1]) if case.max_segments is None else case.max_segments
 
-  def flops(self, call: Call) -> float:
+  def flops(self, call: KernelCall) -> float:
     """Returns the FLOPs of two products forward or five backward; causal masks leave out half."""
     products = 5 if re.search('Backward|_bwd', call.name) else 2
     mask = re.search(r'mask_type\W+(?:MaskType\.)?(\w+)', call.text)
     share = 0.5 if mask and 'CAUSAL' in mask[1] else 1.0
     return 2.0 * products * share * math.prod(_scores(call)) * call.operands[0][-1]
 
-  def peak_share(self, call: Call) -> float:
+  def peak_share(self, call: KernelCall) -> float:
     """Returns what an H200 reached: 0.31 for heads of 64, 0.43 for heads of 128, half with a bias.
 
     The exponential of a score takes as long for narrow heads as for wide ones.
@@ -143,7 +143,7 @@ def _usual_segments(length: int) -> int:
   return min(max(length // 256, 2), 16) if length <= 8192 else 0
 
 
-def _scores(call: Call) -> tuple[int, ...]:
+def _scores(call: KernelCall) -> tuple[int, ...]:
   """Returns the shape [B, N, T, S] of what the kernel never writes."""
   stated = re.search(r'"intermediate_tensor_shape":\s*(\{.*?"dimensions":\s*(\[.*?\]))', call.text)
   if stated:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
+from paxlite.layers.attention.attention_case import Case, KernelCall, LocalKernel
 from paxlite.layers.attention.partial_attention import QKV, RESULTS, Partial, sink_logits
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
@@ -52,7 +52,7 @@ class SplashKernel(LocalKernel):
   def parts(self, case: Case) -> 'SplashParts':
     return SplashParts(case.softmax)
 
-  def flops(self, call: Call) -> float:
+  def flops(self, call: KernelCall) -> float:
     """Returns the FLOPs of one kernel, which does not state its cost.
 
     The forward kernel multiplies q kᵀ and p v. That of dq multiplies q kᵀ, do vᵀ and ds k, and that

@@ -26,7 +26,7 @@ _CHUNK = 64  # tokens
 _BLOCK = 8  # rows of a triangle that is inverted by products alone
 
 
-class Chunks(NamedTuple):
+class ScanChunks(NamedTuple):
   """What a scan needs of M chunks of C tokens; arrays have the dimensions [M, B, N, …].
 
   Attributes:
@@ -114,7 +114,7 @@ def chunks_of(
   beta_BTN: jax.Array | None,
   segment_ids_BT: jax.Array | None,
   previous_B: jax.Array | None = None,
-) -> Chunks:
+) -> ScanChunks:
   """Computes what does not depend on the state, for all chunks at a time.
 
   The arguments are those of linear_attention, and `previous_B`: the segment before the first
@@ -171,7 +171,7 @@ def chunks_of(
     inverse = _inverse(jnp.tril(products[1] * beta, -1))
     values = _exact(inverse, values * beta)
     erase = _exact(inverse, k * (beta * to_start)).astype(dtype)
-  return Chunks(
+  return ScanChunks(
     read=(q * to_start).astype(dtype),
     scores=products[0].astype(dtype),
     values=values,
@@ -195,7 +195,7 @@ def _sums(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
   return sums(coarse), sums(x - coarse)
 
 
-def advance(state_BNKV: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]:
+def advance(state_BNKV: jax.Array, chunk: ScanChunks) -> tuple[jax.Array, jax.Array]:
   """Returns the state after a chunk, and what its tokens read."""
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   dtype = chunk.read.dtype

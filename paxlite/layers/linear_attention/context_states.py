@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from paxlite.layers.linear_attention.chunked_scan import Chunks, advance, chunks_of, joined
+from paxlite.layers.linear_attention.chunked_scan import ScanChunks, advance, chunks_of, joined
 from paxlite.parallel import partitioning
 
 
@@ -75,13 +75,13 @@ def _local(
   return joined(o_MBNCV, v_BTNV)
 
 
-def _effect(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
+def _effect(chunks: ScanChunks) -> tuple[jax.Array, jax.Array]:
   """Returns what all chunks do to a state, A [B, N, K, K] and b [B, N, K, V]."""
   _, B, N, _, K = chunks.write.shape
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
   def step(
-    effect: tuple[jax.Array, jax.Array], chunk: Chunks
+    effect: tuple[jax.Array, jax.Array], chunk: ScanChunks
   ) -> tuple[tuple[jax.Array, jax.Array], None]:
     both = jnp.concatenate(effect, -1)
     values = chunk.values

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.layers.precision.weight_forms import Arrays, WeightForm
+from paxlite.layers.precision.quantization import Arrays, QuantizationScheme
 
 BLOCK = 64  # values that share a scale, as in bitsandbytes
 _TINY = np.finfo(np.float32).tiny  # XLA takes smaller numbers for 0
@@ -52,7 +52,7 @@ def dynamic_code() -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _FourBits(WeightForm):
+class _FourBits(QuantizationScheme):
   """Indices of 16 values, two in a byte, times the scale of their block.
 
   Neighbors of the last dimension that is summed over share a byte: it is the packed dimension.

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.precision.weight_forms import WeightForm, register_form
+from paxlite.layers.precision.quantization import QuantizationScheme, register_scheme
 
 
-@register_form('four_bits')
+@register_scheme('four_bits')
 @dataclasses.dataclass(frozen=True)
-class FourBits(WeightForm):
+class FourBits(QuantizationScheme):
   """Values from −7 to 7, of which a byte holds two that are neighbors in the last dimension."""
 
   def keeps(self, name: str, shape: Sequence[int]) -> bool:

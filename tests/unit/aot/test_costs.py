@@ -13,7 +13,7 @@ from paxlite.aot import collectives
 from paxlite.aot.commands import read_hlo
 from paxlite.aot.costs import Costs, host_traffic, part_of
 from paxlite.aot.flops import convolution_flops
-from paxlite.aot.hlo import Array, Instruction, Program
+from paxlite.aot.hlo import ArrayShape, Instruction, Program
 from paxlite.aot.schedule import Speed, StepSchedule, Timeline
 from paxlite.core.errors import UserError
 from paxlite.layers.attention import splash_attention
@@ -201,7 +201,7 @@ def test_eight_bits_have_a_peak_of_their_own():
 
 
 def convolution(attributes: str, *dims: tuple[int, ...]) -> float:
-  left, right, output = (Array('bf16', d, 0) for d in dims)
+  left, right, output = (ArrayShape('bf16', d, 0) for d in dims)
   shape = f'bf16[{",".join(map(str, output.dims))}]'
   return convolution_flops(Instruction('', 'convolution', shape, (), attributes), left, right)
 

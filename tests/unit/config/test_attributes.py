@@ -1,7 +1,6 @@
 """UPPER_CASE attributes: inheritance, overrides, parsing and messages."""
 
 import functools
-import json
 import shlex
 from typing import Literal
 
@@ -9,17 +8,13 @@ import fiddle as fdl
 import jax.numpy as jnp
 import pytest
 
-from paxlite.config import former_names
 from paxlite.config.attributes import Attributes, convert, parse
-from paxlite.config.experiment_file import read_experiment
 from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import DemoGPT, TinyGPT
 from paxlite.experiments.gpt import GPT126M
-from paxlite.experiments.identity import refuse_other_experiment, write_configuration
-from paxlite.experiments.registry import build_experiment
 
 
 class Base(Attributes):
@@ -285,7 +280,7 @@ def test_config_holds_every_value_and_builds_to_the_same():
   derived = {'HIDDEN_DIMS', 'USE_FFN_BIAS', 'DIMS_PER_HEAD', 'NUM_KV_HEADS', 'SOFTMAX_INIT_STD'}
   derived |= {'LR_COS_DECAY_START', 'LR_LRED_DECAY_START', 'LR_DECAY_ENDS', 'LR_DECAY_STEPS'}
   derived |= {'LEARNING_RATE_FACTORS', 'WEIGHT_DECAY_FACTORS', 'USE_QKV_BIAS'}
-  derived |= {'PREDICTION_LOSS_WEIGHT', 'QUERY_GROWTH_LENGTH'}
+  derived |= {'PREDICTION_LOSS_WEIGHT', 'ATTENTION_TEMPERATURE_FLOOR'}
   derived |= {'NORM_SCALE_OFFSET', 'OUTPUT_INIT_STD'}
   derived |= {'TRAINABLE_VARIABLES', 'USE_TE', 'TE_RECIPE', 'UNROLL_LAYERS'}
   derived |= {'MAX_POSITION_EMBEDDINGS', 'REFERENCE_RESTORE_PATH'}
@@ -303,40 +298,6 @@ def test_lists_of_a_class_are_not_shared_with_its_configs():
   assert GPT126M.config().ICI_MESH_SHAPE == [8, 1, 1]
 
 
-def test_former_names_are_understood_and_said_once(caplog):
-  former_names._say.cache_clear()
-
-  class Mine(TinyGPT):
-    MAX_TEXTS_PER_ROW = 8
-
-  assert Mine.MAX_SEGMENTS_PER_SEQ == 8
-  assert 'MAX_TEXTS_PER_ROW' not in vars(Mine)
-  assert Mine.MAX_TEXTS_PER_ROW == 8
-  assert TinyGPT(MAX_TEXTS_PER_ROW=4).MAX_SEGMENTS_PER_SEQ == 4
-  assert build_experiment('TinyGPT', [], {'MAX_TEXTS_PER_ROW': '3'}).MAX_SEGMENTS_PER_SEQ == 3
-  said = [r.getMessage() for r in caplog.records]
-  assert said == ['the attribute MAX_TEXTS_PER_ROW is called MAX_SEGMENTS_PER_SEQ now']
-  with pytest.raises(UserError, match='must be int'):
-    TinyGPT(MAX_TEXTS_PER_ROW='many')
-
-
-def test_former_names_in_a_plain_mixin_and_where_they_are_read():
-  class Segments:
-    MAX_TEXTS_PER_ROW = 8
-
-  class Mine(Segments, TinyGPT):
-    pass
-
-  class Others(Segments, TinyGPT):
-    MAX_SEGMENTS_PER_SEQ = 4
-
-  assert Mine().MAX_SEGMENTS_PER_SEQ == Mine.MAX_SEGMENTS_PER_SEQ == Mine.MAX_TEXTS_PER_ROW == 8
-  assert Others().MAX_SEGMENTS_PER_SEQ == 4
-  assert TinyGPT.MAX_TEXTS_PER_ROW is None
-  assert TinyGPT(MAX_SEGMENTS_PER_SEQ=0).MAX_TEXTS_PER_ROW == 0
-  assert Segments.MAX_TEXTS_PER_ROW == 8
-
-
 def test_an_error_in_a_property_is_not_hidden():
   class Mine(TinyGPT):
     @property
@@ -345,19 +306,6 @@ def test_an_error_in_a_property_is_not_hidden():
 
   with pytest.raises(AttributeError, match='MODEL_DIM'):
     Mine().HIDDEN_DIMS  # noqa: B018
-
-
-def test_former_names_in_the_file_of_a_run(tmp_path, caplog):
-  """They are not said: nobody has written them."""
-  write_configuration(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
-  path = tmp_path / 'experiment.json'
-  gone = '"values": {"EVAL_RUN_CODE": false, '
-  text = path.read_text().replace('MAX_SEGMENTS_PER_SEQ', 'MAX_TEXTS_PER_ROW')
-  path.write_text(json.dumps(json.loads(text)).replace('"values": {', gone))
-  assert 'EVAL_RUN_CODE' not in read_experiment(path)['values']
-  assert read_experiment(path)['values']['MAX_SEGMENTS_PER_SEQ'] == 8
-  refuse_other_experiment(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
-  assert not caplog.records
 
 
 def test_text_that_is_none_is_refused_by_its_attribute():

@@ -19,7 +19,7 @@ from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import Metric, Result, compared_text, matched
 from paxlite.generation.engine import Engine
-from paxlite.generation.request import Answer
+from paxlite.generation.request import Completion
 from paxlite.generation.spelling import Mark, shown
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG
@@ -191,7 +191,7 @@ def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
 )
 def test_special_tokens_are_compared_only_where_a_pattern_names_them(pattern, compared, found):
   parts = [Mark('<|think|>'), ' so ', Mark('<0>'), ' 4', Mark('<|end|>')]
-  answer = Answer([], [], shown(parts), 'stop', parts=parts)
+  answer = Completion([], [], shown(parts), 'stop', parts=parts)
   assert compared_text(answer, pattern) == compared
   assert matched(compared, pattern) == found
 

@@ -172,12 +172,12 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   assert dots['f8E4M3FN', 'f8E4M3FN'] == 7
   assert dots['f8E5M2', 'f8E4M3FN'] == 7  # only for the gradients of activations
   frozen = jax.tree.leaves(step.task.optimizer.split(step.state.params)[1])
-  before = step.state.overwritten
+  before = step.state.fp8_state
   losses = step.train(20)
   assert losses[-1] < losses[0]
   after = jax.tree.leaves(step.task.optimizer.split(step.state.params)[1])
   jax.tree.map(np.testing.assert_array_equal, frozen, after)
-  assert not np.array_equal(jax.tree.leaves(before)[0], jax.tree.leaves(step.state.overwritten)[0])
+  assert not np.array_equal(jax.tree.leaves(before)[0], jax.tree.leaves(step.state.fp8_state)[0])
 
 
 @pytest.mark.exhaustive
@@ -216,7 +216,7 @@ def test_histories_are_replaced_and_not_optimized():
   before = step.state
   step.train(1)
   block = ('transformer', 'repeat', 'ff_layer', 'ffn_layer1')
-  fp8, w = step.state.overwritten['_overwrite_with_gradient'], before.params
+  fp8, w = step.state.fp8_state['_overwrite_with_gradient'], before.params
   for name in block:
     fp8, w = fp8[name], w[name]
   history = fp8['einsum']['dot_general']['kernel_amax_history']
@@ -227,7 +227,7 @@ def test_histories_are_replaced_and_not_optimized():
   # Neither the optimizer's state nor the reported norm includes the histories.
   moments = jax.tree.leaves(step.state.opt_state)
   assert len(moments) == 2 * len(jax.tree.leaves(before.params)) + 2
-  loss = lambda params: step.task.loss_and_metrics(params, step.batch, None, before.overwritten)[0]
+  loss = lambda params: step.task.loss_and_metrics(params, step.batch, None, before.fp8_state)[0]
   norm = optax.tree.norm(jax.jit(jax.grad(loss))(before.params))
   _, metrics = step.jitted(before, step.batch)
   assert float(metrics['learning/raw_grad_norm'].value) == pytest.approx(float(norm), rel=1e-5)
@@ -243,7 +243,7 @@ def test_a_skipped_step_leaves_histories_alone():
   params['final_ln']['scale'] = params['final_ln']['scale'].at[0].set(jnp.nan)
   after, metrics = step.jitted(step.state.replace(params=params), step.batch)
   assert not metrics['learning/is_valid_step'].value
-  jax.tree.map(np.testing.assert_array_equal, before.overwritten, after.overwritten)
+  jax.tree.map(np.testing.assert_array_equal, before.fp8_state, after.fp8_state)
 
 
 FLAGS = (

@@ -16,7 +16,7 @@ from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.experiments.llama import LLaMA3_8B, SmolLM135M
-from paxlite.experiments.parts.query_growth import QueryGrowth
+from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.registry import build_experiment, class_of
 
 # what every language model had, with the values that it had
@@ -24,8 +24,8 @@ FORMER = dict(
   USE_ATTENTION_SINKS=False, SCALE_EMBEDDING=False, EMBEDDING_FACTOR=1.0, LOGITS_DIVISOR=1.0,
   ROPE_LOCAL_THETA=0.0, ROPE_STRETCHES_LOCAL=True, USE_SOFTMAX_BIAS=False, ROPE_SHORT_FACTORS=[],
   ROPE_LONG_FACTORS=[], BLOCK_ORDER='sequential', ROPE_FRACTION=1.0, NUM_PREDICTION_MODULES=0,
-  PREDICTION_LOSS_WEIGHT=0.3, QUERY_GROWTH=0.0, QUERY_GROWTH_LENGTH=8192, RESIDUAL_FACTOR=1.0,
-  USE_OUTPUT_GATE=False, QK_NORM_AFTER_ROTATION=False,
+  PREDICTION_LOSS_WEIGHT=0.3, ATTENTION_TEMPERATURE_SCALE=0.0, ATTENTION_TEMPERATURE_FLOOR=8192,
+  RESIDUAL_FACTOR=1.0, USE_OUTPUT_GATE=False, QK_NORM_AFTER_ROTATION=False,
 )  # fmt: skip
 
 
@@ -34,23 +34,25 @@ def test_a_class_does_not_show_what_few_models_have():
 
 
 def test_an_attribute_of_a_part_brings_the_part():
-  e = build_experiment('SmolLM135M', [], {'QUERY_GROWTH': '0.1', 'RESIDUAL_FACTOR': '0.5'})
+  e = build_experiment(
+    'SmolLM135M', [], {'ATTENTION_TEMPERATURE_SCALE': '0.1', 'RESIDUAL_FACTOR': '0.5'}
+  )
   assert isinstance(e, SmolLM135M)
-  assert isinstance(e, QueryGrowth)
+  assert isinstance(e, AttentionTemperature)
   assert full_name(type(e)) == full_name(SmolLM135M)
   text = config_text(e.build_task())
   assert 'position_scale_tpl.growth = 0.1' in text
   assert 'post_norm_tpl.factor = 0.5' in text
   assert type(e.replaced(NUM_LAYERS=2)) is type(e)
-  assert type(SmolLM135M(QUERY_GROWTH=0.1, RESIDUAL_FACTOR=0.5)) is type(e)
+  assert type(SmolLM135M(ATTENTION_TEMPERATURE_SCALE=0.1, RESIDUAL_FACTOR=0.5)) is type(e)
 
 
 def test_a_file_of_a_run_has_the_parts_of_its_class():
-  e = SmolLM135M(QUERY_GROWTH=0.1)
+  e = SmolLM135M(ATTENTION_TEMPERATURE_SCALE=0.1)
   assert class_of(json.loads(json.dumps(identity_of(e)))) is type(e)
-  tuned = HuggingFaceSFT.of_values(dict(MODEL='SmolLM135M', QUERY_GROWTH=0.1))
-  assert issubclass(tuned, QueryGrowth)
-  assert tuned.of_values(dict(MODEL='SmolLM135M', QUERY_GROWTH=0.1)) is tuned
+  tuned = HuggingFaceSFT.of_values(dict(MODEL='SmolLM135M', ATTENTION_TEMPERATURE_SCALE=0.1))
+  assert issubclass(tuned, AttentionTemperature)
+  assert tuned.of_values(dict(MODEL='SmolLM135M', ATTENTION_TEMPERATURE_SCALE=0.1)) is tuned
 
 
 def test_a_run_of_before_continues_and_one_that_used_what_is_gone_does_not(tmp_path):
@@ -64,20 +66,24 @@ def test_a_run_of_before_continues_and_one_that_used_what_is_gone_does_not(tmp_p
 
   assert class_of(before()) is TinyGPT
   refuse_other_experiment(TinyGPT(), tmp_path)
-  assert class_of(before(QUERY_GROWTH=0.1)) is not TinyGPT
-  with pytest.raises(UserError, match=r"QUERY_GROWTH 0\.1 → 'unset'"):
+  assert class_of(before(ATTENTION_TEMPERATURE_SCALE=0.1)) is not TinyGPT
+  with pytest.raises(UserError, match=r"ATTENTION_TEMPERATURE_SCALE 0\.1 → 'unset'"):
     refuse_other_experiment(TinyGPT(), tmp_path)
-  refuse_other_experiment(TinyGPT(QUERY_GROWTH=0.1), tmp_path)
+  refuse_other_experiment(TinyGPT(ATTENTION_TEMPERATURE_SCALE=0.1), tmp_path)
   with pytest.raises(UserError, match=r'TinyGPT has no USE_OUTPUT_GATE=True any more'):
     stated_values(TinyGPT, before(USE_OUTPUT_GATE=True)['values'])
 
 
 def test_a_class_names_the_part_whose_attribute_it_states():
-  with pytest.raises(UserError, match=r'write class Mine\(QueryGrowth, …\)') as error:
-    type('Mine', (SmolLM135M,), {'QUERY_GROWTH': 0.1, '__module__': __name__})
-  assert 'from paxlite.experiments.parts.query_growth' in str(error.value)
-  mine = type('Mine', (QueryGrowth, SmolLM135M), {'QUERY_GROWTH': 0.1, '__module__': __name__})
-  assert mine().QUERY_GROWTH == 0.1
+  with pytest.raises(UserError, match=r'write class Mine\(AttentionTemperature, …\)') as error:
+    type('Mine', (SmolLM135M,), {'ATTENTION_TEMPERATURE_SCALE': 0.1, '__module__': __name__})
+  assert 'from paxlite.experiments.parts.attention_temperature' in str(error.value)
+  mine = type(
+    'Mine',
+    (AttentionTemperature, SmolLM135M),
+    {'ATTENTION_TEMPERATURE_SCALE': 0.1, '__module__': __name__},
+  )
+  assert mine().ATTENTION_TEMPERATURE_SCALE == 0.1
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_a_class_names_the_part_whose_attribute_it_states():
     ('DeepSeekV4_Flash', dict(BLOCK_ORDER='parallel'), 'DeepSeekV4_Flash has others'),
     ('DeepSeekV4_Flash', dict(RESIDUAL_FACTOR='0.5'), 'DeepSeekV4_Flash has others'),
     ('DeepSeekV4_Flash', dict(NUM_PREDICTION_MODULES='1'), 'is not implemented'),
-    ('DeepSeekV4_Flash', dict(QUERY_GROWTH='0.1'), 'it must be 0'),
+    ('DeepSeekV4_Flash', dict(ATTENTION_TEMPERATURE_SCALE='0.1'), 'it must be 0'),
     ('DeepSeekV3_671B', dict(ROPE_FRACTION='0.5'), 'ROPE_FRACTION=0.5 must be 1'),
     ('LLaMA3_8B', dict(ROPE_SCALING='longrope', ROPE_FACTOR='2'), 'needs ROPE_SHORT_FACTORS'),
   ],

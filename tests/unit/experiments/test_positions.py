@@ -116,7 +116,9 @@ def test_ntk_keeps_the_shortest_wave_and_stretches_the_longest_one():
 
 
 def test_a_change_of_positions_is_named_without_what_derives_from_it(tmp_path):
-  values = SMALL | dict(MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256, QUERY_GROWTH_LENGTH=8192)
+  values = SMALL | dict(
+    MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256, ATTENTION_TEMPERATURE_FLOOR=8192
+  )
   path = pathlib.Path(write(tmp_path / 'w', **values))
   named = ['ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH']
   changed = dict(ROPE_SCALING='yarn', CHECKPOINT_RESTORE_CHANGES=named)

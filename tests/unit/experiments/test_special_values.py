@@ -103,7 +103,7 @@ def test_what_would_not_be_a_number_or_mean_nothing_is_refused(cls, values, mess
     (TinyGPT, dict(LORA_RANK=4), ['LORA_RANK=4']),
     (TinyGPT, dict(LORA_RANK=4, USE_LORA=True), []),
     (TinyGPT, dict(ROPE_FACTOR=2.0), ['ROPE_FACTOR=2.0']),
-    (LLaMA, dict(ROPE_FAST_TURNS=3.0, ROPE_FACTOR=2.0), ['ROPE_FAST_TURNS=3.0']),
+    (LLaMA, dict(ROPE_BETA_FAST=3.0, ROPE_FACTOR=2.0), ['ROPE_BETA_FAST=3.0']),
     (DeepSeekV3_671B, dict(NUM_KV_HEADS=2), ['NUM_KV_HEADS=2']),
     (DeepSeekV3_671B, dict(QK_NORM='per_head'), ["QK_NORM='per_head'"]),
     (GLaM126M64E, dict(ROUTER_BIAS_RATE=0.1), ['ROUTER_BIAS_RATE=0.1']),

@@ -52,7 +52,7 @@ MODELS |= {
 MODELS['linked'] = Gemma4(
   **SMALL | dict(NUM_LAYERS=4), NUM_DENSE_BLOCKS=4, NUM_KV_HEADS=2, DIMS_PER_HEAD=8,
   FULL_DIMS_PER_HEAD=12, HIDDEN_DIMS=48, SLIDING_WINDOW=6, ATTENTION_PATTERN=['sliding', 'full'],
-  LAYER_INPUT_DIMS=32, NUM_KEY_READERS=2, USE_REPEATED_LAYER=False,
+  PER_LAYER_EMBEDDING_DIMS=32, NUM_KV_SHARED_LAYERS=2, USE_REPEATED_LAYER=False,
 )  # fmt: skip
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9, 10, 11, 12, 13], [4], list(range(3, 40))]
 SAMPLING = Sampling(
@@ -155,7 +155,7 @@ def test_a_row_that_lost_slots_is_shared_no_further():
   long = np.random.default_rng(0).integers(3, 90, 600).tolist()
   (first,) = engine.generate([engine.request(long, 4)])
   engine.continuations([[7, 8, 9], [8, 9], [9]], 4)
-  assert engine._room.slots == 128
+  assert engine._pool.slots == 128
   longer = [*long, *first.ids, 5]
   (again,) = engine.generate([Request(longer, 2, scored_from=600)])
   assert again.shared <= 128
@@ -205,7 +205,7 @@ def test_a_cancelled_row_is_no_source():
   long = list(range(3, 40))
   engine.generate([engine.request(long, 2)])
   job = engine.add(engine.request([*long, 5, 6], 4))
-  engine._rows.admit(engine._queue, 1)
+  engine._scheduler.admit(engine._queue, 1)
   engine.cancel(job)  # before its beginning was copied
   (answer,) = engine.generate([Request([*long, 5, 6, 7], 0, scored_from=1)])
   found = [s.log_prob for s in answer.prompt_scores]
@@ -573,8 +573,8 @@ for experiment, meshes in (
   (
     Gemma4(
       **small | dict(NUM_LAYERS=4), NUM_DENSE_BLOCKS=4, DIMS_PER_HEAD=8, FULL_DIMS_PER_HEAD=12,
-      SLIDING_WINDOW=6, ATTENTION_PATTERN=['sliding', 'full'], LAYER_INPUT_DIMS=32,
-      NUM_KEY_READERS=2,
+      SLIDING_WINDOW=6, ATTENTION_PATTERN=['sliding', 'full'], PER_LAYER_EMBEDDING_DIMS=32,
+      NUM_KV_SHARED_LAYERS=2,
     ),
     [[1, 2, 2]],
   ),

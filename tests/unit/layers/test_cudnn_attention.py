@@ -193,7 +193,7 @@ def test_more_segments_than_there_is_room_for(asked):
   assert jnp.isnan(attend(2)).all()
 
 
-def compared(monkeypatch, *names: str) -> list[kernel_check.Comparison]:
+def compared(monkeypatch, *names: str) -> list[kernel_check.KernelComparison]:
   """Returns some of the comparisons of `paxlite doctor --kernels`."""
   chosen = {}
   for function in ('_cases', '_parts'):

@@ -7,8 +7,8 @@ import pytest
 from flax.linen import meta
 
 from paxlite.layers.dora import DoraProjection
-from paxlite.layers.precision.encoded_projection import EncodedDoraProjection
 from paxlite.layers.precision.four_bits import Nf4
+from paxlite.layers.precision.quantized_projection import QuantizedDoraProjection
 
 CASES = {
   'BTD,DF->BTF': ((64, 24), ('embed', 'mlp')),
@@ -30,18 +30,20 @@ def expected(equation, shape, p, x, w):
 
 @pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('equation', CASES)
-@pytest.mark.parametrize('form', [None, Nf4()])
-def test_outputs_and_gradients_are_those_of_the_formula(equation, form):
+@pytest.mark.parametrize('scheme', [None, Nf4()])
+def test_outputs_and_gradients_are_those_of_the_formula(equation, scheme):
   shape, axes = CASES[equation]
   rng = np.random.default_rng(0)
   kwargs = dict(equation=equation, shape=shape, axes=axes, rank=3)
-  layer = DoraProjection(**kwargs) if form is None else EncodedDoraProjection(**kwargs, form=form)
+  layer = (
+    DoraProjection(**kwargs) if scheme is None else QuantizedDoraProjection(**kwargs, scheme=scheme)
+  )
   inputs = equation.split(',')[0]
   x = jnp.asarray(rng.normal(size=(2, 3, *((4, 16) if inputs == 'BTNH' else (64,)))), jnp.float32)
   params = meta.unbox(layer.init(jax.random.key(0), x)['params'])
   noise = lambda v: v + jnp.asarray(0.1 * rng.normal(size=v.shape), v.dtype)
   params |= {k: noise(params[k]) for k in ('lora_a', 'lora_b', 'lora_m', 'b')}
-  w = params['w'] if form is None else form.decode(params['w'], shape)
+  w = params['w'] if scheme is None else scheme.decode(params['w'], shape)
   trained = {k: v for k, v in params.items() if k != 'w'}
 
   def ours(p, x):

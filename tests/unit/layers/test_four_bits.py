@@ -12,7 +12,7 @@ from flax.linen import meta
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.precision.four_bits import Int4, Nf4, dynamic_code
-from paxlite.parallel.encoded_weights import num_parameters
+from paxlite.parallel.quantized_weights import num_parameters
 from tests.support import runs
 from tests.support.frozen_forms import compare
 
@@ -27,10 +27,10 @@ def weight(shape) -> np.ndarray:
   return (np.random.default_rng(0).standard_t(4, size=shape) * 0.02).astype(np.float32)
 
 
-def bits(form, w, summed=(0,)):
+def bits(scheme, w, summed=(0,)):
   """Returns the arrays of a weight, and what is made of them."""
-  arrays = jax.jit(lambda w: form.encode(w, summed))(w)
-  return arrays, np.asarray(jax.jit(lambda a: form.decode(a, w.shape))(arrays))
+  arrays = jax.jit(lambda w: scheme.encode(w, summed))(w)
+  return arrays, np.asarray(jax.jit(lambda a: scheme.decode(a, w.shape))(arrays))
 
 
 @pytest.mark.parametrize(('inputs', 'outputs'), [(256, 96), (512, 300), (448, 33)])
@@ -63,22 +63,24 @@ def test_nf4_is_that_of_bitsandbytes(inputs, outputs):
 
 
 @pytest.mark.cases(fast=4)
-@pytest.mark.parametrize(('form', 'error'), [(Nf4(), 0.14), (Int4(), 0.19)])
+@pytest.mark.parametrize(('scheme', 'error'), [(Nf4(), 0.14), (Int4(), 0.19)])
 @pytest.mark.parametrize(('shape', 'summed'), WEIGHTS)
-def test_every_shape_is_kept(form, error, shape, summed):
+def test_every_shape_is_kept(scheme, error, shape, summed):
   w = weight(shape)
-  arrays, found = bits(form, w, summed)
+  arrays, found = bits(scheme, w, summed)
   assert found.shape == shape
   assert all(x.ndim == len(shape) for x in arrays.values())
   halves = [-(-n // 2) if i == max(summed) else n for i, n in enumerate(shape)]
   assert list(arrays['values'].shape) == halves
   assert np.abs(found - w).max() <= 0.17 * np.abs(w).max()
   assert np.abs(found - w).mean() < error * np.abs(w).mean()
-  assert not bits(form, np.zeros(shape, np.float32), summed)[1].any()
+  assert not bits(scheme, np.zeros(shape, np.float32), summed)[1].any()
 
 
 def test_bits_of_a_weight():
-  size = lambda form: sum(x.nbytes * 8 for x in form.encode(jnp.ones((4096, 64)), (0,)).values())
+  size = lambda scheme: sum(
+    x.nbytes * 8 for x in scheme.encode(jnp.ones((4096, 64)), (0,)).values()
+  )
   assert size(Nf4()) / 4096 / 64 == pytest.approx(4.127, abs=1e-3)
   assert size(Int4()) / 4096 / 64 == 4.25
 
@@ -109,8 +111,8 @@ def test_gradients_on_a_mesh_of_eight():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('form', ['nf4', 'int4'])
-def test_gradients_are_those_of_the_decoded_weights(form):
-  found = compare(FROZEN_DTYPE=form, FPROP_DTYPE='float32', NUM_LAYERS=1)
+@pytest.mark.parametrize('scheme', ['nf4', 'int4'])
+def test_gradients_are_those_of_the_decoded_weights(scheme):
+  found = compare(FROZEN_DTYPE=scheme, FPROP_DTYPE='float32', NUM_LAYERS=1)
   assert found['error'] < 1e-5
   assert found['losses'][0] == pytest.approx(found['losses'][1], rel=1e-6)

@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.generation import inference
 from paxlite.generation.engine import Engine
 from paxlite.layers.precision import backends
-from paxlite.layers.precision.weight_forms import Int8
+from paxlite.layers.precision.quantization import Int8
 from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.support.decode_program import decode_program
 from tests.unit.experiments.test_backends import Step, experiment

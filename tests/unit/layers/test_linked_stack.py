@@ -16,7 +16,7 @@ SMALL = dict(
   FULL_DIMS_PER_HEAD=12, HIDDEN_DIMS=48, VOCAB_SIZE=96, MAX_SEQ_LEN=64, SLIDING_WINDOW=5,
   ATTENTION_PATTERN=['sliding', 'full'], FPROP_DTYPE='float32', USE_REPEATED_LAYER=False,
 )  # fmt: skip
-LINKED = SMALL | dict(LAYER_INPUT_DIMS=8, NUM_KEY_READERS=3, READER_HIDDEN_DIMS=96)
+LINKED = SMALL | dict(PER_LAYER_EMBEDDING_DIMS=8, NUM_KV_SHARED_LAYERS=3, KV_SHARED_HIDDEN_DIMS=96)
 IDS = np.arange(20).reshape(2, 10) * 7 % 96
 
 
@@ -69,7 +69,7 @@ def test_a_block_reads_the_last_keys_of_its_kind():
 def test_recomputation_changes_no_gradient(values):
   def gradients(**values):
     # the norm of 8 numbers may be almost 0, and rounding is then 8e-5 of the largest gradient
-    model, params = made(**values, LAYER_INPUT_DIMS=16)
+    model, params = made(**values, PER_LAYER_EMBEDDING_DIMS=16)
     loss = lambda p: (model.apply({'params': p}, IDS) ** 2).mean()
     return jax.jit(jax.grad(loss))(params)
 
@@ -98,9 +98,9 @@ def test_lora_and_what_it_trains():
   [
     (dict(USE_REPEATED_LAYER=True), 'needs USE_REPEATED_LAYER=False'),
     (dict(NUM_PREDICTION_MODULES=1), 'NUM_PREDICTION_MODULES=1 is not implemented beside'),
-    (dict(NUM_KEY_READERS=6), "leave no block with 'sliding' attention"),
-    (dict(NUM_KEY_READERS=5), "leave no block with 'full' attention"),
-    (dict(LAYER_INPUT_VOCAB_SIZE=95), 'LAYER_INPUT_VOCAB_SIZE=95 has no rows'),
+    (dict(NUM_KV_SHARED_LAYERS=6), "leave no block with 'sliding' attention"),
+    (dict(NUM_KV_SHARED_LAYERS=5), "leave no block with 'full' attention"),
+    (dict(PER_LAYER_EMBEDDING_VOCAB_SIZE=95), 'PER_LAYER_EMBEDDING_VOCAB_SIZE=95 has no rows'),
     (
       dict(MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1]),
       'needs USE_REPEATED_LAYER=True',

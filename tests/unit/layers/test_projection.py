@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from paxlite.layers.precision.encoded_projection import EncodedProjection
-from paxlite.layers.precision.weight_forms import Int8
+from paxlite.layers.precision.quantization import Int8
+from paxlite.layers.precision.quantized_projection import QuantizedProjection
 from paxlite.layers.projection import Projection
 
 
@@ -23,7 +23,7 @@ def test_a_bias_does_not_change_the_initial_weight():
   np.testing.assert_array_equal(weight(True), weight(False))
 
 
-@pytest.mark.parametrize('cls', [Projection, functools.partial(EncodedProjection, form=Int8())])
+@pytest.mark.parametrize('cls', [Projection, functools.partial(QuantizedProjection, scheme=Int8())])
 def test_a_bias_has_the_dimensions_of_the_output(cls):
   module = cls('BTD,ADNH->BTANH', (3, 8, 2, 4), ('qkv', 'embed', 'heads', 'head_dim'))
   x = np.ones((2, 5, 8), np.float32)

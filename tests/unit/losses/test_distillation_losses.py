@@ -8,7 +8,7 @@ import pytest
 from paxlite.finetuning.distillation.distillation_losses import (
   TEACHER_IDS,
   TEACHER_LOG_PROBS,
-  Distillation,
+  DistillationLoss,
   StoredDistillation,
   divergence,
   most_likely,
@@ -74,7 +74,7 @@ def test_divergences_equal_torch(kind, temperature):
   student, teacher, weights = arrays()
   expected = of_torch(kind, temperature, student, teacher, weights)
   for chunks in (1, 3):
-    loss = Distillation(kind=kind, temperature=temperature, num_chunks=chunks)
+    loss = DistillationLoss(kind=kind, temperature=temperature, num_chunks=chunks)
     of = lambda x, w, loss=loss: loss(Models((x, w), teacher), {'weights': jnp.asarray(weights)})
     found, gradients = jax.value_and_grad(of, (0, 1))(*map(jnp.asarray, student))
     for ours, theirs in zip((found, *gradients), expected, strict=True):
@@ -173,7 +173,7 @@ def test_ids_that_fill_up_a_vocabulary_do_not_count():
   longer = teacher[0], np.concatenate([teacher[1], np.ones((3, 2 * D), np.float32)])
   plain, filled = Models(student, teacher), Models(student, teacher)
   filled.reference = Models(longer, None, jnp.arange(V + 3) / V)
-  assert float(Distillation()(filled, batch)) == float(Distillation()(plain, batch))
+  assert float(DistillationLoss()(filled, batch)) == float(DistillationLoss()(plain, batch))
 
 
 def test_a_student_that_is_its_teacher():
@@ -181,6 +181,6 @@ def test_a_student_that_is_its_teacher():
   same = Models(teacher, teacher, jnp.arange(V) / V)
   batch = {'weights': jnp.asarray(weights)}
   for kind in ('forward', 'reverse', 'jensen_shannon'):
-    loss = Distillation(kind=kind, num_chunks=2)
+    loss = DistillationLoss(kind=kind, num_chunks=2)
     assert float(loss(same, batch)) == pytest.approx(0, abs=1e-5)
     assert float(loss.metrics(same, batch)['teacher_agreement'].value) == 1

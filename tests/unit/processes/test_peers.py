@@ -15,7 +15,7 @@ import pytest
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, UserError
 from paxlite.processes import peers
 from paxlite.processes.peers import Peers, attend, gather, received, send
-from paxlite.processes.place import Place
+from paxlite.processes.place import ProcessPlace
 from tests.support import runs
 
 HOST = '127.0.0.1'
@@ -42,8 +42,8 @@ def left(monkeypatch):
   return found
 
 
-def place(port: int, process: int, count: int) -> Place:
-  return Place(HOST, port, process, count)
+def place(port: int, process: int, count: int) -> ProcessPlace:
+  return ProcessPlace(HOST, port, process, count)
 
 
 def connected(port: int) -> socket.socket:
@@ -120,7 +120,7 @@ def test_process_0_that_cannot_be_reached_is_named_with_the_reason(port):
     attend(place(port, 1, 2), {}, seconds=0.3)
   expected = r'at no\.such\.host\.invalid:1 \(.*(Name|name|nodename).*\)'
   with pytest.raises(UserError, match=expected):
-    attend(Place('no.such.host.invalid', 1, 1, 2), {}, seconds=0.3)
+    attend(ProcessPlace('no.such.host.invalid', 1, 1, 2), {}, seconds=0.3)
 
 
 def test_a_process_that_came_and_is_gone_is_named(port, threads):

@@ -10,7 +10,7 @@ from jax._src.clusters import GceTpuCluster, cloud_tpu_cluster, k8s_cluster
 
 from paxlite.core.errors import UserError
 from paxlite.processes import join, place
-from paxlite.processes.place import Place
+from paxlite.processes.place import ProcessPlace
 from tests.support import metadata_server, runs
 
 SLURM = {
@@ -91,7 +91,7 @@ def test_process_0_that_cannot_listen(here, host):
 
 def test_flags_go_before_what_is_detected(here):
   here(SLURM)
-  assert place.find('h:1', 8, 5) == Place('h', 1, 5, 8)
+  assert place.find('h:1', 8, 5) == ProcessPlace('h', 1, 5, 8)
   assert place.find('[::1]:7', 8, 5).host == '::1'
   assert place.find(None, 1, None) is None
   assert place.find('h:1', 1, None) is None
@@ -126,7 +126,7 @@ def test_flags_that_contradict_the_launcher(here, variables, launcher):
 )
 def test_process_0_of_a_slurm_step(here, nodes, host):
   here(SLURM | {'SLURM_STEP_NODELIST': nodes})
-  assert place.find(None, None, None) == Place(host, 61441, 5, 8)
+  assert place.find(None, None, None) == ProcessPlace(host, 61441, 5, 8)
 
 
 def test_slurm(here):
@@ -136,17 +136,17 @@ def test_slurm(here):
   here(SLURM | {'SLURM_STEP_NUM_TASKS': '1'})  # in salloc: SLURM_NTASKS is that of the job
   assert place.find(None, None, None) is None
   here(SLURM | {'PMI_SIZE': '8', 'PMI_RANK': '5', 'JAX_COORDINATOR_PORT': '77'})  # --mpi=pmi2
-  assert place.find(None, None, None) == Place('n7', 77, 5, 8)
+  assert place.find(None, None, None) == ProcessPlace('n7', 77, 5, 8)
 
 
 def test_open_mpi(here):
   here(OPEN_MPI | ORTE)
-  assert place.find(None, None, None) == Place('10.96.0.1', 61440 + 373920 % 4096, 2, 4)
+  assert place.find(None, None, None) == ProcessPlace('10.96.0.1', 61440 + 373920 % 4096, 2, 4)
   # mpirun in a Slurm allocation: Slurm's step is that of its daemons
   here(SLURM | OPEN_MPI | ORTE | {'JAX_COORDINATOR_PORT': '77'})
-  assert place.find(None, None, None) == Place('10.96.0.1', 77, 2, 4)
+  assert place.find(None, None, None) == ProcessPlace('10.96.0.1', 77, 2, 4)
   here(OPEN_MPI | ORTE | {'JAX_COORDINATOR_ADDRESS': 'n3:78'})
-  assert place.find(None, None, None) == Place('n3', 78, 2, 4)
+  assert place.find(None, None, None) == ProcessPlace('n3', 78, 2, 4)
   here(OPEN_MPI | ORTE | {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'})
   assert place.find(None, None, None) is None
 
@@ -176,7 +176,7 @@ def test_mpi4py(here, monkeypatch, tmp_path):
   here(OPEN_MPI | {'FAKE_MPI': str(tmp_path / 'address')})
   (tmp_path / 'address').write_text('n5:61500')
   try:
-    assert place.find(None, None, None) == Place('n5', 61500, 2, 4)
+    assert place.find(None, None, None) == ProcessPlace('n5', 61500, 2, 4)
   finally:
     for name in ('mpi4py', 'mpi4py.MPI'):
       sys.modules.pop(name, None)
@@ -186,11 +186,11 @@ def test_gke(here, on_tpus):
   """A slice of two machines, then two such slices."""
   with metadata_server.serving({'tpu-env': ''}) as server:
     here(GKE | {'GCE_METADATA_IP': server})
-    assert place.find(None, None, None) == Place('localhost', 8482, 1, 2)
+    assert place.find(None, None, None) == ProcessPlace('localhost', 8482, 1, 2)
     here(GKE | {'GCE_METADATA_IP': server, 'TPU_WORKER_HOSTNAMES': 'n0', 'TPU_WORKER_ID': '0'})
     assert place.find(None, None, None) is None
   here(GKE | SLICES)
-  assert place.find(None, None, None) == Place('localhost', 8482, 3, 4)
+  assert place.find(None, None, None) == ProcessPlace('localhost', 8482, 3, 4)
   here(SLICES | {name: value for name, value in GKE.items() if name != 'TPU_WORKER_ID'})
   with pytest.raises(UserError, match=r'detects a GkeTpuCluster here, and not .*: ValueError'):
     place.find(None, None, None)
@@ -205,9 +205,9 @@ def test_compute_engine(here, on_tpus, workers):
   }
   with metadata_server.serving(attributes) as server:
     here({'GCE_METADATA_IP': server})
-    assert place.find(None, None, None) == Place('127.0.0.1', 8482, 1, 2)
+    assert place.find(None, None, None) == ProcessPlace('127.0.0.1', 8482, 1, 2)
     attributes['tpu-env'] += ''.join(f"\n{name}: '{value}'" for name, value in SLICES.items())
-    assert place.find(None, None, None) == Place('localhost', 8482, 3, 4)
+    assert place.find(None, None, None) == ProcessPlace('localhost', 8482, 3, 4)
   with metadata_server.serving({}) as server:  # a machine without TPUs
     here({'GCE_METADATA_IP': server})
     assert not GceTpuCluster.is_env_present()
@@ -240,7 +240,7 @@ def test_kubernetes(here, monkeypatch):
   answers = {'job': 'paxlite-worker-0', 'jobset': 'paxlite', 'parallelism': 2}
   here(pod | {'JOB_COMPLETION_INDEX': '1', 'FAKE_KUBERNETES': json.dumps(answers)})
   try:
-    assert place.find(None, None, None) == Place('paxlite-worker-0-0.paxlite', 55527, 1, 2)
+    assert place.find(None, None, None) == ProcessPlace('paxlite-worker-0-0.paxlite', 55527, 1, 2)
   finally:
     sys.modules.pop('kubernetes', None)
 

@@ -19,7 +19,7 @@ from paxlite.data.text import TextRows
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 from paxlite.run_data.left_out import read, without
-from paxlite.run_data.origins import ORIGIN, Field, place_of, traced
+from paxlite.run_data.origins import ORIGIN, Column, place_of, traced
 from tests.unit.run_data.test_origins import made, write
 
 STREAMS = ['documents .jsonl 1 stream', 'documents .csv 3 stream', 'documents .jsonl 3 packed']
@@ -28,7 +28,7 @@ ROWS = ['sft packed', 'sft alone', 'flat packed memmap', 'flat sequences memmap'
 
 def sequence(batches) -> list[tuple[int, ...]]:
   """Returns the origins of all tokens in the order of the rows."""
-  rows = [batch[ORIGIN].reshape(-1, len(Field)) for batch in batches]
+  rows = [batch[ORIGIN].reshape(-1, len(Column)) for batch in batches]
   return [tuple(origin) for origin in np.concatenate(rows).tolist() if origin[0] >= 0]
 
 
@@ -57,14 +57,14 @@ def test_a_stream_passes_over_a_record_from_the_middle_of_it(tmp_path, kind):
   first = [next(batches) for _ in range(2)]
   position = run.position(2)
   rest = sequence([next(batches) for _ in range(12)])
-  gone = rest[0][: Field.TOKEN]  # a stream is in the middle of it
+  gone = rest[0][: Column.TOKEN]  # a stream is in the middle of it
   del first
   other = without(made(tmp_path, kind), file_of(tmp_path, name_of(whole, gone)))
   after = traced(other)
   after.seek(2, position)
   batches = after.train_batches(2, slice(0, 8))
   found = sequence([next(batches) for _ in range(8)])
-  left = [token for token in rest if token[: Field.TOKEN] != gone]
+  left = [token for token in rest if token[: Column.TOKEN] != gone]
   assert len(left) < len(rest)
   assert found == left[: len(found)]
   assert len(found) > 1000 or 'packed' in kind
@@ -75,7 +75,7 @@ def test_a_stream_passes_over_a_record_from_the_middle_of_it(tmp_path, kind):
 def test_what_is_left_out_of_rows_becomes_padding(tmp_path, kind):
   whole = made(tmp_path, kind)
   before = taken(whole, 12)
-  keys = sorted({token[: Field.TOKEN] for token in sequence(before)})
+  keys = sorted({token[: Column.TOKEN] for token in sequence(before)})
   gone = keys[1], keys[-1]
   names = [name_of(whole, key) for key in gone]
   if kind.startswith('flat'):  # whose folder exists already
@@ -87,7 +87,7 @@ def test_what_is_left_out_of_rows_becomes_padding(tmp_path, kind):
   for one, two in zip(before, taken(other, 12), strict=True):
     is_gone = np.zeros(one['ids'].shape, bool)
     for key in gone:
-      is_gone |= (one[ORIGIN][..., : Field.TOKEN] == key).all(-1)
+      is_gone |= (one[ORIGIN][..., : Column.TOKEN] == key).all(-1)
     count += int(is_gone.sum())
     for name in one:
       np.testing.assert_array_equal(two[name][~is_gone], one[name][~is_gone])
@@ -97,11 +97,11 @@ def test_what_is_left_out_of_rows_becomes_padding(tmp_path, kind):
 
 def test_a_mixture_leaves_records_of_its_parts_out(tmp_path):
   whole = made(tmp_path, 'mixture')
-  keys = sorted({token[: Field.TOKEN] for token in sequence(taken(whole, 20))})
+  keys = sorted({token[: Column.TOKEN] for token in sequence(taken(whole, 20))})
   gone = [next(key for key in keys if key[0] == part) for part in range(3)]
   path = file_of(tmp_path, *(name_of(whole, key) for key in gone))
   without(whole, path)
-  found = {token[: Field.TOKEN] for token in sequence(taken(whole, 20))}
+  found = {token[: Column.TOKEN] for token in sequence(taken(whole, 20))}
   assert found.isdisjoint(gone)
   assert len(found) >= len(keys) - 10
 
@@ -115,7 +115,7 @@ def test_all_blocks_of_a_line_are_left_out(tmp_path):
   assert blocks.count(f'{files[0]}:1') > 5
   without(data, file_of(tmp_path, f'{files[0]}:1'))
   assert data.source.left_out == {i for i, name in enumerate(blocks) if name == f'{files[0]}:1'}
-  found = {token[Field.DOCUMENT] for token in sequence(taken(data, 20))}
+  found = {token[Column.DOCUMENT] for token in sequence(taken(data, 20))}
   assert found.isdisjoint(data.source.left_out)
   assert found
 

@@ -22,7 +22,7 @@ from paxlite.finetuning.chats.sft import AnswerRows, SftRows
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 from paxlite.run_data.origins import (
   ORIGIN,
-  Field,
+  Column,
   length_of,
   names_records,
   num_documents,
@@ -140,7 +140,7 @@ def test_each_token_is_where_its_origin_says(tmp_path, kind):
       np.testing.assert_array_equal(batch[name], array)
       np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
     assert batch.keys() == {*whole, ORIGIN}
-    np.testing.assert_array_equal(origin[..., Field.TOKEN] >= 0, is_text(batch))
+    np.testing.assert_array_equal(origin[..., Column.TOKEN] >= 0, is_text(batch))
     for row in range(8):
       found = pieces(batch, row)
       assert sum(p.end - p.start for p in found) == is_text(batch)[row].sum()
@@ -169,7 +169,7 @@ def record_tokens(data, key) -> np.ndarray:
   place = place_of(data, key)
   if place.unknown:  # flat tokens
     assert 'names of the files' in place.unknown
-    i = key[Field.DOCUMENT]
+    i = key[Column.DOCUMENT]
     assert f'document {i},' in str(place)
     return np.arange(3, 4 + i * 5 % 67) + i
   if place.detail:

@@ -4,7 +4,7 @@ import pytest
 
 from paxlite.serving.bodies import _IGNORED_WITHIN, _inner, _with_contents
 from paxlite.serving.errors import ApiError
-from paxlite.serving.fields import Fields
+from paxlite.serving.fields import RequestFields
 
 
 @pytest.mark.parametrize('key', ['prefix', 'partial'])
@@ -24,9 +24,11 @@ def test_the_content_of_an_assistant_may_be_null():
 @pytest.mark.parametrize('name', ['stream_options', 'response_format'])
 @pytest.mark.parametrize('key', ['continuous_usage_stats', 'schema', 'x'])
 def test_what_nobody_reads_within_a_field_is_refused(name, key):
-  inner = _inner(Fields({name: {key: 1, **dict.fromkeys(_IGNORED_WITHIN, 1)}}, (), {}), name, {})
+  inner = _inner(
+    RequestFields({name: {key: 1, **dict.fromkeys(_IGNORED_WITHIN, 1)}}, (), {}), name, {}
+  )
   inner.get('type')
   with pytest.raises(ApiError, match=f'Unrecognized request argument supplied: {key}'):
     inner.check_all_read()
   with pytest.raises(ApiError, match=f'{name} must be an object'):
-    _inner(Fields({name: [key]}, (), {}), name, {})
+    _inner(RequestFields({name: [key]}, (), {}), name, {})

@@ -8,8 +8,8 @@ from paxlite.config.generation import Sampling
 from paxlite.finetuning.reinforcement.actor import Actor
 from paxlite.generation.job import Job
 from paxlite.generation.request import Request
-from paxlite.serving.bodies import Asked, Bodies, Limits, _sampling
-from paxlite.serving.fields import Fields
+from paxlite.serving.bodies import Bodies, CompletionRequest, RequestLimits, _sampling
+from paxlite.serving.fields import RequestFields
 from paxlite.serving.replies import ChatReply, Reply
 from tests.unit.generation.test_spelling import KINDS, made
 
@@ -44,7 +44,7 @@ def test_the_tokens_of_a_completion_are_its_text(tokenizers, kind):
   prompt, ids = [tokenizer.special_id('bos_token'), *both[:5]], both[5:]
   answer, parts = answered(tokenizer, prompt, ids, end, tokenizer.encode(' a'))
   whole = tokenizer.decode(both)
-  asked = Asked([], [prompt], 1, False, False, 3, echo=True)
+  asked = CompletionRequest([], [prompt], 1, False, False, 3, echo=True)
   answer.prompt_scores[:] = [None] * len(prompt)
   choice = Reply(asked, tokenizer, 'm').choice(0, answer)
   told = choice['logprobs']
@@ -68,7 +68,7 @@ def test_the_bytes_of_a_chat_are_those_of_its_content(tokenizers, kind):
   prompt = tokenizer.encode('user: hi\nassistant:')
   ids = tokenizer.encode('x Grüße 東京 😀 é')[1:]
   answer, _ = answered(tokenizer, prompt, ids)
-  asked = Asked([], [prompt], 1, False, False, 1, thinking='')
+  asked = CompletionRequest([], [prompt], 1, False, False, 1, thinking='')
   choice = ChatReply(asked, tokenizer, 'm').choice(0, answer)
   content = choice['message']['content']
   told = choice['logprobs']['content']
@@ -86,7 +86,7 @@ def test_special_tokens_are_interpreted_and_not_shown(tokenizers):
   assert answer.text == f'\nwhy\n\nOk.{CALL}'
   assert answer.spelled == text
   plain, tools = (
-    Asked([], [prompt], 1, True, False, None, thinking='', tools=frozenset(names))
+    CompletionRequest([], [prompt], 1, True, False, None, thinking='', tools=frozenset(names))
     for names in ((), ('f',))
   )
   message = ChatReply(plain, tokenizer, 'm').choice(0, answer)['message']
@@ -106,7 +106,7 @@ def test_special_tokens_are_interpreted_and_not_shown(tokenizers):
 
 def test_requests_take_the_settings_of_the_model():
   usual = Sampling(1.0, repetition_penalty=1.5)
-  read = lambda body: _sampling(Fields(body, (), {}), usual)
+  read = lambda body: _sampling(RequestFields(body, (), {}), usual)
   assert read({}) == usual
   assert read(dict(repetition_penalty=1, temperature=0)) == Sampling()
   assert read(dict(temperature=0)) == Sampling(repetition_penalty=1.5)
@@ -124,7 +124,7 @@ def test_what_a_request_says_of_its_answer(tokenizers, monkeypatch):
       encode_chat=lambda messages, tools, special: prompt, ends=lambda chat: [1],
       encoding=types.SimpleNamespace(chat_format=None),
     ),
-    Limits(50),
+    RequestLimits(50),
   )  # fmt: skip
   tool = dict(type='function', function=dict(name='f', parameters={}))
   body = dict(messages=[dict(role='user', content='hi')], tools=[tool])

@@ -58,8 +58,8 @@ def test_a_problem_and_the_way_out(healthy, plugins, values, said):
 
 def test_wrong_kernels_are_problems(monkeypatch, capsys):
   found = [
-    kernel_check.Comparison('cuDNN, a sink', 0.004, 'USE_FLASH_ATTENTION=False'),
-    kernel_check.Comparison('cuDNN, a bias', float('nan'), 'USE_FLASH_ATTENTION=False'),
+    kernel_check.KernelComparison('cuDNN, a sink', 0.004, 'USE_FLASH_ATTENTION=False'),
+    kernel_check.KernelComparison('cuDNN, a bias', float('nan'), 'USE_FLASH_ATTENTION=False'),
   ]
   monkeypatch.setattr(kernel_check, 'comparisons', lambda: iter(found))
   with pytest.raises(SystemExit) as end:

@@ -11,7 +11,7 @@ from paxlite.local_checkpoints.callbacks import LocalSaves
 from paxlite.programs.run import Run
 from paxlite.run_data.data_records import DataRecords
 from paxlite.training.best import Best
-from paxlite.training.callbacks import Callback, Request
+from paxlite.training.callbacks import Callback, LoopRequest
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.spikes import SpikeDetector
 from tests.support import runs
@@ -108,11 +108,11 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
 
 @pytest.mark.slow
 def test_a_request_to_end_after_a_step_saves_it(tmp_path):
-  listener = Recorded({('after', 3): Request.END, ('after', 1): 'nothing that counts'})
+  listener = Recorded({('after', 3): LoopRequest.END, ('after', 1): 'nothing that counts'})
   assert int(trained(tmp_path, listener).step) == 3
   assert saved(tmp_path) == [2, 3]
   assert listener.events[-3:] == ['save 3', 'end 3', 'close ']
-  again = Recorded({('resume', 3): Request.END})
+  again = Recorded({('resume', 3): LoopRequest.END})
   trained(tmp_path, again)
   assert again.events[:2] == ['resume 3', 'start 3']
   assert 'before 3' not in again.events, 'it says that the run had ended'
@@ -126,13 +126,16 @@ def test_a_request_to_end_after_an_evaluation(tmp_path):
 
 @pytest.mark.slow
 def test_a_request_to_roll_back_goes_before_one_to_end(tmp_path):
-  ends, back = Recorded({('after', 3): Request.END}), Recorded({('after', 3): Request.ROLL_BACK})
+  ends, back = (
+    Recorded({('after', 3): LoopRequest.END}),
+    Recorded({('after', 3): LoopRequest.ROLL_BACK}),
+  )
   assert int(trained(tmp_path, ends, back).step) == 4
   assert back.events[7:11] == ['before 2', 'after 3', 'start 2', 'before 2']
   assert [r['step'] for r in runs.records(tmp_path)] == [1, 2, 3, 4]
   folder = tmp_path / 'none'
   with pytest.raises(TrainingError, match='there is no checkpoint to roll back to'):
-    trained(folder, Recorded({('after', 1): Request.ROLL_BACK}))
+    trained(folder, Recorded({('after', 1): LoopRequest.ROLL_BACK}))
 
 
 @pytest.mark.cases(fast=1, slow=2)

@@ -24,11 +24,11 @@ def read(config):
     (dict(num_kv_shared_layers=30), 'must leave some of num_hidden_layers=30 that have keys'),
     (
       dict(num_kv_shared_layers=25),
-      "NUM_KEY_READERS=25 of NUM_LAYERS=30 leave no block with 'full'",
+      "NUM_KV_SHARED_LAYERS=25 of NUM_LAYERS=30 leave no block with 'full'",
     ),
     (
       dict(hidden_size_per_layer_input=256, vocab_size_per_layer_input=100),
-      'LAYER_INPUT_VOCAB_SIZE=100 has no rows for some tokens of VOCAB_SIZE=262144',
+      'PER_LAYER_EMBEDDING_VOCAB_SIZE=100 has no rows for some tokens of VOCAB_SIZE=262144',
     ),
     (dict(use_bidirectional_attention='all'), "use_bidirectional_attention='all' is not"),
     (dict(per_layer_config={'0': {'head_dim': 8}}), 'per_layer_config of layer 0'),
@@ -44,18 +44,22 @@ def test_options_of_gemma4_that_are_not_computed(change, message):
 
 def test_what_a_gemma4_file_leaves_out_is_as_in_transformers():
   e = read(GEMMA4_DEFAULTS)
-  assert (e.LAYER_INPUT_DIMS, e.LAYER_INPUT_VOCAB_SIZE, e.NUM_KEY_READERS) == (256, 262_144, 0)
+  assert (e.PER_LAYER_EMBEDDING_DIMS, e.PER_LAYER_EMBEDDING_VOCAB_SIZE, e.NUM_KV_SHARED_LAYERS) == (
+    256,
+    262_144,
+    0,
+  )
   assert not e.USE_REPEATED_LAYER
   assert read(GEMMA4).USE_REPEATED_LAYER
 
 
 def test_the_width_inside_layers_that_share_keys():
   doubled = dict(num_kv_shared_layers=18, use_double_wide_mlp=True)
-  assert read(GEMMA4 | doubled).READER_HIDDEN_DIMS == 2 * 9216
-  assert read(GEMMA4 | doubled | dict(use_double_wide_mlp=False)).READER_HIDDEN_DIMS == 9216
-  assert read(GEMMA4 | doubled | dict(num_kv_shared_layers=0)).READER_HIDDEN_DIMS == 9216
-  with pytest.raises(UserError, match='no READER_HIDDEN_DIMS=5 in this family'):
-    config_json(Gemma4E4B(READER_HIDDEN_DIMS=5), 'float32', None)
+  assert read(GEMMA4 | doubled).KV_SHARED_HIDDEN_DIMS == 2 * 9216
+  assert read(GEMMA4 | doubled | dict(use_double_wide_mlp=False)).KV_SHARED_HIDDEN_DIMS == 9216
+  assert read(GEMMA4 | doubled | dict(num_kv_shared_layers=0)).KV_SHARED_HIDDEN_DIMS == 9216
+  with pytest.raises(UserError, match='no KV_SHARED_HIDDEN_DIMS=5 in this family'):
+    config_json(Gemma4E4B(KV_SHARED_HIDDEN_DIMS=5), 'float32', None)
 
 
 def test_keys_in_published_files_that_no_layer_reads():

@@ -33,7 +33,7 @@ MORE: dict[str, dict[str, Any]] = {
   'gemma2': dict(QUERY_PRE_ATTN_SCALAR=8, SLIDING_WINDOW=16),
   'gemma3_text': dict(QUERY_PRE_ATTN_SCALAR=8, SLIDING_WINDOW=16),
 }
-YARN = dict(ROPE_SCALING='yarn', ROPE_FACTOR=4.0, ROPE_ORIGINAL_LENGTH=16, ROPE_FAST_TURNS=8.0)
+YARN = dict(ROPE_SCALING='yarn', ROPE_FACTOR=4.0, ROPE_ORIGINAL_LENGTH=16, ROPE_BETA_FAST=8.0)
 LINEAR = dict(ROPE_SCALING='linear', ROPE_FACTOR=4.0)
 LLAMA3 = dict(ROPE_SCALING='llama3', ROPE_FACTOR=8.0, ROPE_ORIGINAL_LENGTH=16)
 KINDS = [a.kind for a in ARCHITECTURES if a.kind != 'mistral']  # a Llama, without its window

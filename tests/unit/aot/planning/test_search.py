@@ -299,7 +299,7 @@ def test_what_is_not_counted_is_refused():
   tpu = of_target(targets.parse('v5e-8'))
   with pytest.raises(UserError, match=r'a v5e and its host is not known\. Write it as host_b'):
     ways_out.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), tpu)
-  with pytest.raises(UserError, match='NUM_KEY_READERS=20: plans are for stacks that repeat'):
+  with pytest.raises(UserError, match='NUM_KV_SHARED_LAYERS=20: plans are for stacks that repeat'):
     ways_out.check_counted(Gemma4E2B(), tpu)
   ways_out.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), of_target(targets.parse('h100x8')))
   ways_out.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), HOST)

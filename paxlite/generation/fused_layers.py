@@ -1,4 +1,4 @@
-"""Products of one input with several weights as one product, for weights that are not trained.
+"""Fused projections: products of one input with several frozen weights as one product.
 
 A product of few rows takes as long as its weight takes to be read. A weight [D, …] whose product
 sums over D is read at the full bandwidth of the memory. Several small weights are not. XLA first
@@ -17,10 +17,10 @@ from paxlite.layers.projection import Projection
 from paxlite.layers.remat import recomputed
 from paxlite.parallel.partitioning import shard
 
-JOINED = 'joined'  # the name of the projections
+FUSED = 'fused'  # the name of the projections
 
 
-class MergedHeads(nn.Module):
+class FlatOutputProjection(nn.Module):
   """The output projection [B, T, N, H] to [B, T, D] of attention by one weight [N · H, D].
 
   It takes the place of a Projection, with the same arguments.
@@ -38,12 +38,12 @@ class MergedHeads(nn.Module):
       equation='BTE,ED->BTD',
       shape=(math.prod(heads), model_dims),
       axes=('heads', 'embed'),
-      name=JOINED,
+      name=FUSED,
     )
     return project(x_BTNH.reshape(*x_BTNH.shape[:2], -1))
 
 
-class JoinedQkv(nn.Module):
+class FusedQkv(nn.Module):
   """Queries [B, T, N, H], and keys and values [B, T, K, H], by one weight [D, K, N/K + 2, H].
 
   The weight has the queries of a key head, its key and its value side by side, so that devices that
@@ -63,14 +63,14 @@ class JoinedQkv(nn.Module):
       equation='BTD,DKGH->BTKGH',
       shape=(self.model_dims, self.num_kv_heads, queries + 2, self.head_dim),
       axes=('embed', 'heads', None, 'head_dim'),
-      name=JOINED,
+      name=FUSED,
     )(x_BTD)
     query_BTNH = y_BTKGH[..., :queries, :].reshape(*x_BTD.shape[:2], self.num_heads, self.head_dim)
     query_BTNH = shard(query_BTNH, 'batch', 'length', 'act_heads', None)
     return query_BTNH, y_BTKGH[..., queries, :], y_BTKGH[..., queries + 1, :]
 
 
-class JoinedGatedFeedForward(GatedFeedForward):
+class FusedGatedFeedForward(GatedFeedForward):
   """GatedFeedForward with one weight [D, 2, F] for the gate and what it is multiplied with."""
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
@@ -78,6 +78,6 @@ class JoinedGatedFeedForward(GatedFeedForward):
       equation='BTD,DUF->BTUF',
       shape=(self.model_dims, len(self.up_names), self.hidden_dims),
       axes=('embed', None, 'mlp'),
-      name=JOINED,
+      name=FUSED,
     )(x_BTD)
     return recomputed(self.activate)(*(y_BTUF[:, :, i] for i in range(len(self.up_names))))

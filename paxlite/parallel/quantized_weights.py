@@ -1,7 +1,7 @@
-"""Weights that are kept in another form than they are computed in, each as several arrays.
+"""Quantized weights: each is several arrays.
 
 The arrays of a weight are a dict in its place: w/values and w/scale instead of w. Their boxes
-remember the weight, so that one of a checkpoint is encoded when it is loaded.
+remember the weight, so that one of a checkpoint is quantized when it is loaded.
 """
 
 import functools
@@ -19,17 +19,17 @@ from paxlite.core.variable_names import path_name
 from paxlite.parallel import partitioning
 
 
-class EncodedWeight(NamedTuple):
-  """A weight that is kept in a form: see layers.precision.weight_forms.WeightForm.
+class QuantizedWeight(NamedTuple):
+  """A weight that is quantized: see layers.precision.quantization.QuantizationScheme.
 
   Attributes:
-    form: The form; its `encode` turns the weight into arrays by name.
+    scheme: The scheme; its `encode` turns the weight into arrays by name.
     shape: The weight's own shape.
     axes: Its logical axes.
     summed: The dimensions that a product with activations sums over.
   """
 
-  form: Any
+  scheme: Any
   shape: tuple[int, ...]
   axes: tuple[str | None, ...]
   summed: tuple[int, ...]
@@ -39,13 +39,13 @@ class EncodedWeight(NamedTuple):
     return tuple(a if n > 1 else None for a, n in zip(self.axes, array.shape, strict=True))
 
 
-class Encoding(NamedTuple):
+class Quantization(NamedTuple):
   """How the arrays of a weight are made from the weight.
 
   Attributes:
     like: Shape, dtype (float32) and sharding of the weight, or of a stack [L, …] of weights.
-    part: The same of what is encoded at a time: the weight, or one of the stack, which may have no
-      room in memory as a whole.
+    part: The same of what is quantized at a time: the weight, or one of the stack, which may have
+      no room in memory as a whole.
     encode: Turns such a part into its arrays by name, sharded.
     arrays: Shapes, dtypes and shardings of the arrays of the weight, or of the stack.
   """
@@ -59,7 +59,7 @@ class Encoding(NamedTuple):
   def is_stack(self) -> bool:
     return self.like.ndim > self.part.ndim
 
-  def encoded(self, read: Callable[[int | None], jax.Array]) -> Mapping[str, jax.Array]:
+  def quantized(self, read: Callable[[int | None], jax.Array]) -> Mapping[str, jax.Array]:
     """Returns the arrays of a weight, or of a stack, of which one weight at a time is read.
 
     Args:
@@ -78,24 +78,24 @@ class Encoding(NamedTuple):
 
 
 class _Box(nn.LogicallyPartitioned):
-  weight: EncodedWeight | None = struct.field(default=None, pytree_node=False)
+  weight: QuantizedWeight | None = struct.field(default=None, pytree_node=False)
 
 
-def encoded_param(
-  module: nn.Module, name: str, init: Callable[..., jax.Array], weight: EncodedWeight
+def quantized_param(
+  module: nn.Module, name: str, init: Callable[..., jax.Array], weight: QuantizedWeight
 ) -> dict[str, jax.Array]:
   """Declares the arrays of a weight, whose initial value is that of a float32 parameter."""
 
-  def encoded(key: jax.Array) -> Any:
-    arrays = weight.form.encode(init(key, weight.shape, 'float32'), weight.summed)
+  def quantized(key: jax.Array) -> Any:
+    arrays = weight.scheme.encode(init(key, weight.shape, 'float32'), weight.summed)
     return {k: _Box(array, weight.axes_of(array), weight=weight) for k, array in arrays.items()}
 
-  found: Any = module.param(name, encoded, unbox=True)
+  found: Any = module.param(name, quantized, unbox=True)
   return found
 
 
-def is_encoded(box: object) -> bool:
-  """Whether a box has one of the arrays of an encoded weight, whose dtype its form decides."""
+def is_quantized(box: object) -> bool:
+  """Whether a box has one of the arrays of a quantized weight, whose dtype its scheme decides."""
   return isinstance(box, _Box)
 
 
@@ -112,20 +112,20 @@ def num_parameters(boxed: PyTree) -> int:
   return sum(found.values())
 
 
-def encodings(boxed: PyTree, mesh: Mesh, rules: partitioning.Rules) -> dict[str, Encoding]:
-  """Returns how weights of a boxed abstract tree are encoded, by name; those of a stack at once."""
+def quantizations(boxed: PyTree, mesh: Mesh, rules: partitioning.Rules) -> dict[str, Quantization]:
+  """Returns how weights of a boxed abstract tree are quantized, by name; a stack is one weight."""
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
   boxes: dict[str, dict[str, _Box]] = {}
   for path, box in jax.tree.leaves_with_path(boxed, is_leaf=is_box):
     if isinstance(box, _Box):
       boxes.setdefault(path_name(path[:-1]), {})[path_name(path[-1:])] = box
-  return {name: _encoding(arrays, mesh, rules) for name, arrays in boxes.items()}
+  return {name: _quantization(arrays, mesh, rules) for name, arrays in boxes.items()}
 
 
-def _encoding(boxes: Mapping[str, _Box], mesh: Mesh, rules: partitioning.Rules) -> Encoding:
+def _quantization(boxes: Mapping[str, _Box], mesh: Mesh, rules: partitioning.Rules) -> Quantization:
   box = next(iter(boxes.values()))
   assert box.weight is not None
-  form, shape, axes, summed = box.weight
+  scheme, shape, axes, summed = box.weight
   is_stack = box.value.ndim > len(shape)  # along whose layers there is one more axis
   whole = box.value.shape[:1] + shape if is_stack else shape
   split = partitioning.fitting(
@@ -137,13 +137,13 @@ def _encoding(boxes: Mapping[str, _Box], mesh: Mesh, rules: partitioning.Rules) 
   arrays = partitioning.sharded_shapes(dict(boxes), mesh, rules)
   of_part = lambda split: NamedSharding(mesh, PartitionSpec(*split[1:]) if is_stack else split)
   shardings = {name: of_part(array.sharding.spec) for name, array in arrays.items()}
-  encode = _encoder(form, summed, tuple(sorted(shardings.items())))
-  return Encoding(of(whole, split), of(shape, of_part(split).spec), encode, arrays)
+  encode = _encoder(scheme, summed, tuple(sorted(shardings.items())))
+  return Quantization(of(whole, split), of(shape, of_part(split).spec), encode, arrays)
 
 
 @functools.cache
 def _encoder(
-  form: Any, summed: tuple[int, ...], shardings: tuple[tuple[str, NamedSharding], ...]
+  scheme: Any, summed: tuple[int, ...], shardings: tuple[tuple[str, NamedSharding], ...]
 ) -> Callable[[jax.Array], Mapping[str, jax.Array]]:
-  """Returns form.encode for such weights, which is compiled once for all of one shape."""
-  return jax.jit(functools.partial(form.encode, summed=summed), out_shardings=dict(shardings))
+  """Returns scheme.encode for such weights, which is compiled once for all of one shape."""
+  return jax.jit(functools.partial(scheme.encode, summed=summed), out_shardings=dict(shardings))

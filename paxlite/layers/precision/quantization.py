@@ -1,12 +1,12 @@
-"""Forms in which projections keep weights that are not trained, such as int8 with scales.
+"""Quantization of weights that are not trained, such as int8 with scales.
 
-A form of one's own is a class that is registered under a name:
+A scheme of your own is a class that is registered under a name:
 
-    @register_form('four_bits')
+    @register_scheme('four_bits')
     @dataclasses.dataclass(frozen=True)
-    class FourBits(WeightForm): …
+    class FourBits(QuantizationScheme): …
 
-FROZEN_DTYPE=four_bits then keeps the frozen weights so, in training and afterwards.
+FROZEN_DTYPE=four_bits then quantizes the frozen weights of projections.
 """
 
 import abc
@@ -23,14 +23,14 @@ Arrays = Mapping[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightForm(abc.ABC):
-  """A form of weights; subclasses say how a weight becomes arrays, and the arrays the weight.
+class QuantizationScheme(abc.ABC):
+  """Quantizes weights; subclasses say how a weight becomes arrays, and the arrays the weight.
 
-  A weight is encoded by itself, also where a stack repeats it. `summed` are the dimensions of the
+  A weight is quantized by itself, also where a stack repeats it. `summed` are the dimensions of the
   weight that a product with activations sums over; the others are output channels.
   """
 
-  rest = 'float32'  # the dtype of frozen variables that the form does not keep
+  rest = 'float32'  # the dtype of frozen variables that the scheme does not keep
 
   def keeps(self, name: str, shape: Sequence[int]) -> bool:
     """Returns whether the weight "…/x_layers_0/qkv/w" is kept so; no trained one may be."""
@@ -49,40 +49,40 @@ class WeightForm(abc.ABC):
     """Returns the weight, of this shape, in float32."""
 
   def product(self, equation: str, x: jax.Array, arrays: Arrays, shape: Sequence[int]) -> jax.Array:
-    """Returns einsum(equation, x, w), linear in x; a form may have a faster way than to decode."""
+    """Returns einsum(equation, x, w), linear in x; a scheme may have a faster way."""
     return jnp.einsum(equation, x, self.decode(arrays, shape).astype(x.dtype))
 
 
-F = TypeVar('F', bound=type[WeightForm])
-_FORMS: dict[str, type[WeightForm]] = {}
+F = TypeVar('F', bound=type[QuantizationScheme])
+_SCHEMES: dict[str, type[QuantizationScheme]] = {}
 DTYPES = 'float32', 'bfloat16'
 
 
-def register_form(name: str) -> Callable[[F], F]:
-  """Registers a class of forms under a name, for FROZEN_DTYPE."""
+def register_scheme(name: str) -> Callable[[F], F]:
+  """Registers a class of schemes under a name, for FROZEN_DTYPE."""
 
   def register(cls: F) -> F:
-    known = _FORMS.get(name, cls)
+    known = _SCHEMES.get(name, cls)
     is_same = known.__qualname__ == cls.__qualname__ and known.__module__ == cls.__module__
     if name in DTYPES or not is_same:  # a module may be imported again
-      raise UserError(f'{name} is a dtype or another form: give {cls.__name__} another name')
-    _FORMS[name] = cls
+      raise UserError(f'{name} is a dtype or another scheme: give {cls.__name__} another name')
+    _SCHEMES[name] = cls
     return cls
 
   return register
 
 
-def form_named(name: str) -> type[WeightForm] | None:
-  """Returns the class of a form, or None for a plain dtype; UserError if it is neither."""
+def scheme_named(name: str) -> type[QuantizationScheme] | None:
+  """Returns the class of a scheme, or None for a plain dtype; UserError if it is neither."""
   if name in DTYPES:
     return None
-  if name not in _FORMS:
-    raise UserError(f'FROZEN_DTYPE={name} must be one of {", ".join((*DTYPES, *_FORMS))}')
-  return _FORMS[name]
+  if name not in _SCHEMES:
+    raise UserError(f'FROZEN_DTYPE={name} must be one of {", ".join((*DTYPES, *_SCHEMES))}')
+  return _SCHEMES[name]
 
 
 @dataclasses.dataclass(frozen=True)
-class Int8(WeightForm):
+class Int8(QuantizationScheme):
   """int8 with a float32 scale for each output channel: its largest absolute value, over 127."""
 
   def encode(self, w: jax.Array, summed: Sequence[int]) -> dict[str, jax.Array]:
@@ -101,3 +101,6 @@ class Int8(WeightForm):
     _, weight_dims, out_dims = equation.replace('->', ',').split(',')
     sizes = dict(zip(weight_dims, scale.shape, strict=True))
     return y * scale.reshape([sizes.get(d, 1) for d in out_dims])
+
+
+WeightForm, register_form = QuantizationScheme, register_scheme  # their former names

@@ -1,4 +1,4 @@
-"""Which job has which row of the cache, and which rows hold the beginnings of other prompts."""
+"""Which job has which row of the KV cache, and which rows hold prefixes of other prompts."""
 
 import collections
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from paxlite.generation.job import Job, Phase
 _SHARED_FROM = 16  # tokens that two prompts must have in common, so that they are read once
 
 
-class RowTable:
-  """The jobs of the rows; a row keeps the one that it had last, whose tokens it holds.
+class Scheduler:
+  """Gives jobs rows of the KV cache. A row keeps its last job, whose tokens it holds.
 
   Args:
     shares: Whether the beginning of a prompt may be taken from another row.
@@ -40,7 +40,7 @@ class RowTable:
     return [job for job in self._jobs if job is not None and job.answer is None]
 
   def clear(self, rows: int) -> None:
-    """Forgets all jobs, and has so many rows."""
+    """Drops all jobs, and resizes the table to `rows`."""
     self._jobs = [None] * rows
 
   def admit(self, queue: collections.deque[Job], most: int) -> None:
@@ -83,7 +83,7 @@ class RowTable:
     return [*dict.fromkeys([*needed, *reversed(self._free)]), *beyond][:rows]
 
   def move(self, order: Sequence[int], slots: int) -> None:
-    """Has the rows in another order, as `order` returns it, with so many slots each."""
+    """Reorders the rows, as `order` returns them, and gives each this number of slots."""
     self._jobs = [self._jobs[row] if row < len(self) else None for row in order]
     numbers = {old: new for new, old in enumerate(order)}
     for row, job in enumerate(self._jobs):

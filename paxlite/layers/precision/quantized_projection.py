@@ -1,4 +1,4 @@
-"""Projections whose weights are kept in a form of fewer bits, and are not trained."""
+"""Projections whose weights are quantized, and not trained."""
 
 import jax
 from flax.linen import meta
@@ -6,49 +6,49 @@ from flax.linen import meta
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.precision.einsum import with_bias
-from paxlite.layers.precision.weight_forms import Arrays, Int8, WeightForm
+from paxlite.layers.precision.quantization import Arrays, Int8, QuantizationScheme
 from paxlite.layers.projection import Projection
-from paxlite.parallel.encoded_weights import EncodedWeight, encoded_param
 from paxlite.parallel.partitioning import gather_weight
+from paxlite.parallel.quantized_weights import QuantizedWeight, quantized_param
 
 
-class EncodedProjection(Projection):
-  """A Projection whose weight is kept in a form, if the form keeps it.
+class QuantizedProjection(Projection):
+  """A Projection whose weight is quantized, if the scheme keeps it.
 
   Attributes:
-    form: The form.
+    scheme: How.
   """
 
-  form: WeightForm = Int8()
+  scheme: QuantizationScheme = Int8()
 
   def product(self, x: jax.Array) -> jax.Array:
-    if not self.form.keeps('/'.join((*self.path, 'w')), self.shape):
+    if not self.scheme.keeps('/'.join((*self.path, 'w')), self.shape):
       return super().product(x)
     summed = tuple(i for i in range(len(self.shape)) if i not in self.made_dims)
-    weight = EncodedWeight(self.form, tuple(self.shape), tuple(self.axes), summed)
-    arrays = encoded_param(self, 'w', self.w_init, weight)
+    weight = QuantizedWeight(self.scheme, tuple(self.shape), tuple(self.axes), summed)
+    arrays = quantized_param(self, 'w', self.w_init, weight)
     gathered = {name: gather_weight(x, weight.axes_of(x)) for name, x in arrays.items()}
-    y = _product(self.form, self.equation, weight.shape, x.astype(self.dtype), gathered)
+    y = _product(self.scheme, self.equation, weight.shape, x.astype(self.dtype), gathered)
     return with_bias(y.astype(self.dtype), self.bias())
 
   def stored_weight(self) -> jax.Array:
-    if not self.form.keeps('/'.join((*self.path, 'w')), self.shape):
+    if not self.scheme.keeps('/'.join((*self.path, 'w')), self.shape):
       return super().stored_weight()
     arrays = jax.lax.stop_gradient(meta.unbox(self.get_variable('params', 'w')))
     # as in _product: the decoded weights of all layers must not be there at a time
-    return self.form.decode(jax.lax.optimization_barrier(arrays), self.shape)
+    return self.scheme.decode(jax.lax.optimization_barrier(arrays), self.shape)
 
 
-class EncodedLoraProjection(LoraProjection, EncodedProjection):
-  """LoraProjection whose weight is kept in a form; the low-rank factors keep their dtype."""
+class QuantizedLoraProjection(LoraProjection, QuantizedProjection):
+  """LoraProjection whose weight is quantized; the low-rank factors keep their dtype."""
 
 
-class EncodedDoraProjection(DoraProjection, EncodedProjection):
-  """DoraProjection whose weight is kept in a form; what is trained keeps its dtype."""
+class QuantizedDoraProjection(DoraProjection, QuantizedProjection):
+  """DoraProjection whose weight is quantized; what is trained keeps its dtype."""
 
 
 def _product(
-  form: WeightForm, equation: str, shape: tuple[int, ...], x: jax.Array, arrays: Arrays
+  scheme: QuantizationScheme, equation: str, shape: tuple[int, ...], x: jax.Array, arrays: Arrays
 ) -> jax.Array:
   """Returns the product; its gradient for x decodes the weight again and keeps only `arrays`."""
   like = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -59,11 +59,11 @@ def _product(
 
   def forward(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
     x, arrays = barrier(x, arrays)
-    return form.product(equation, x, arrays, shape), arrays
+    return scheme.product(equation, x, arrays, shape), arrays
 
   def backward(arrays: Arrays, grad: jax.Array) -> tuple[jax.Array, None]:
     grad, arrays = barrier(grad, arrays)
-    product = lambda x: form.product(equation, x, arrays, shape)
+    product = lambda x: scheme.product(equation, x, arrays, shape)
     return jax.linear_transpose(product, like)(grad)[0], None
 
   product = jax.custom_vjp(lambda x, arrays: forward(x, arrays)[0])

@@ -1,4 +1,4 @@
-"""The cache on the devices, which grows with what is asked for."""
+"""The KV cache on the devices, which grows with what is asked for."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ import numpy as np
 
 from paxlite.generation import options
 from paxlite.generation.job import Job
-from paxlite.generation.programs import Programs, Rows, State
-from paxlite.generation.row_table import RowTable
+from paxlite.generation.programs import DecodeRows, Programs, State
+from paxlite.generation.scheduler import Scheduler
 
 _SHRINK_FOR = 64  # tokens that are left, for which a smaller program is worth its compilation
 
@@ -51,16 +51,16 @@ def steady_sizes(
   return Sizes(slots, 4, 8 if is_cpu else max(2, most_rows), most)
 
 
-class CacheRoom:
+class KVCachePool:
   """The state of all rows on the devices.
 
   Args:
     programs: The programs that change it.
-    rows: The jobs of the rows.
+    scheduler: Knows which jobs have rows.
     vocab_size: V.
     most_rows: The most rows.
     multiple: The mesh can divide numbers of rows that are multiples of this.
-    slots: The room always has `most_rows` rows of so many slots; None: it grows.
+    slots: The pool always has `most_rows` rows of so many slots; None: it grows.
     sizes: How it grows.
     tables: Whether the rows have tables from the start.
 
@@ -73,7 +73,7 @@ class CacheRoom:
   def __init__(
     self,
     programs: Programs,
-    rows: RowTable,
+    scheduler: Scheduler,
     vocab_size: int,
     most_rows: int,
     multiple: int,
@@ -83,7 +83,7 @@ class CacheRoom:
   ):
     self.state: State | None = None
     self.tables, self.least_rows = tables, 1
-    self._programs, self._rows, self._vocab_size = programs, rows, vocab_size
+    self._programs, self._scheduler, self._vocab_size = programs, scheduler, vocab_size
     self._most_rows, self._multiple, self._fixed_slots = most_rows, multiple, slots
     self._slots, self._sizes = 0, sizes
 
@@ -97,13 +97,13 @@ class CacheRoom:
     return self._slots
 
   def fit(self, waiting: Sequence[Job], may_shrink: bool) -> None:
-    """Has room for the jobs that have rows and for these.
+    """Resizes the pool for the jobs that have rows and for these.
 
     Args:
       waiting: Jobs that will get rows.
-      may_shrink: Whether there may be less room than before.
+      may_shrink: Whether it may get smaller.
     """
-    busy = self._rows.busy
+    busy = self._scheduler.busy
     tables = self.tables or options.needs_tables([job.request for job in waiting])
     if self._fixed_slots is not None:
       self._set_size(self._most_rows, self._fixed_slots, tables)
@@ -114,7 +114,7 @@ class CacheRoom:
     slots = fewest * power(self._sizes.slot_growth, -(-longest // fewest))
     slots = min(slots, self._sizes.most_slots)
     if not may_shrink:
-      rows = max(rows, len(self._rows))
+      rows = max(rows, len(self._scheduler))
     if not may_shrink or 4 * slots > self._slots:
       slots = max(slots, self._slots)
     self._set_size(rows, slots, tables)
@@ -125,9 +125,9 @@ class CacheRoom:
     Whether it does depends on the requests alone, and not on what was compiled before: a run that
     continues generates by the same programs.
     """
-    busy = self._rows.busy
+    busy = self._scheduler.busy
     rows = self._level(len(busy))
-    if rows >= len(self._rows) or self._fixed_slots is not None:
+    if rows >= len(self._scheduler) or self._fixed_slots is not None:
       return
     if max(job.num_left for job in busy) >= _SHRINK_FOR:
       self._set_size(rows, self._slots, self.tables)
@@ -154,18 +154,18 @@ class CacheRoom:
 
   def _set_size(self, rows: int, slots: int, tables: bool) -> None:
     """Makes a cache of this size, which keeps what it can of the tokens."""
-    if self.state and (rows, slots, tables) == (len(self._rows), self._slots, self.tables):
+    if self.state and (rows, slots, tables) == (len(self._scheduler), self._slots, self.tables):
       return
-    if self.state is None or self._rows.is_empty:
+    if self.state is None or self._scheduler.is_empty:
       self.state = None  # both at a time may be too much
       self.state = self._empty(rows, slots, tables)
-      self._rows.clear(rows)
+      self._scheduler.clear(rows)
     else:
-      order, state = self._rows.order(rows), self.state
+      order, state = self._scheduler.order(rows), self.state
       if tables != self.tables:
         state = state._replace(rows=self._with_tables(state.rows))
       self.state = self._programs.resize(state, np.array(order, np.int32), slots)
-      self._rows.move(order, slots)
+      self._scheduler.move(order, slots)
     self._slots, self.tables = slots, tables
 
   def _empty(self, rows: int, slots: int, tables: bool) -> State:
@@ -174,15 +174,15 @@ class CacheRoom:
     place = jnp.asarray if everywhere is None else lambda x: jax.device_put(x, everywhere)
     return State(layout.empty(rows, slots), jax.tree.map(place, self._no_rows(rows, tables)))
 
-  def _no_rows(self, rows: int, tables: bool) -> Rows:
+  def _no_rows(self, rows: int, tables: bool) -> DecodeRows:
     nothing = options.choices([None] * rows, tables, self._vocab_size)
     zeros: Any = lambda: np.zeros(rows, np.int32)
     is_done: Any = np.ones(rows, bool)
-    return Rows(zeros(), zeros(), zeros(), is_done, nothing, self._programs.no_ahead(rows))
+    return DecodeRows(zeros(), zeros(), zeros(), is_done, nothing, self._programs.no_drafts(rows))
 
-  def _with_tables(self, rows: Rows) -> Rows:
+  def _with_tables(self, rows: DecodeRows) -> DecodeRows:
     """Returns rows with tables, which no row has needed so far."""
-    tables = options.choices([None] * len(self._rows), True, self._vocab_size).tables
+    tables = options.choices([None] * len(self._scheduler), True, self._vocab_size).tables
     return dataclasses.replace(rows, options=dataclasses.replace(rows.options, tables=tables))
 
 

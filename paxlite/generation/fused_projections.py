@@ -1,4 +1,4 @@
-"""Lays the weights of a model out for decoding: see generation.joined_products."""
+"""Fuses the projections of a model for decoding: see generation.fused_layers."""
 
 import dataclasses
 import functools
@@ -14,81 +14,81 @@ from jax.sharding import Mesh, NamedSharding
 from paxlite.config.templates import template
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.generation.joined_products import (
-  JOINED,
-  JoinedGatedFeedForward,
-  JoinedQkv,
-  MergedHeads,
+from paxlite.generation.fused_layers import (
+  FUSED,
+  FlatOutputProjection,
+  FusedGatedFeedForward,
+  FusedQkv,
 )
 from paxlite.layers.attention.attention import Attention, CombinedQkv, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.precision.einsum import Einsum
-from paxlite.layers.precision.encoded_projection import EncodedProjection
-from paxlite.layers.precision.weight_forms import Int8
+from paxlite.layers.precision.quantization import Int8
+from paxlite.layers.precision.quantized_projection import QuantizedProjection
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-  """Projections of one input that are joined.
+  """Projections of one input that are fused.
 
   Attributes:
     parts: Their names.
-    axes: The logical axes of the joined weight; those of its bias are the last ones.
+    axes: The logical axes of the fused weight; those of its bias are the last ones.
   """
 
   parts: tuple[str, ...]
   axes: tuple[str | None, ...]
 
-  def joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
-    """Joins what the parts have of one kind: weights, their scales, or biases."""
+  def fused(self, arrays: Sequence[jax.Array]) -> jax.Array:
+    """Fuses what the parts have of one kind: weights, their scales, or biases."""
     return jnp.stack(arrays, -2)
 
-  def parted(self, joined: jax.Array) -> list[jax.Array]:
-    """Returns what `joined` was made of."""
-    return [joined[..., i, :] for i in range(len(self.parts))]
+  def unfused(self, fused: jax.Array) -> list[jax.Array]:
+    """Returns what `fused` was made of."""
+    return [fused[..., i, :] for i in range(len(self.parts))]
 
 
 class _Combined(_Kind):
   """A weight [3, D, N, H], or a bias [3, N, H]."""
 
-  def joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
+  def fused(self, arrays: Sequence[jax.Array]) -> jax.Array:
     return jnp.moveaxis(arrays[0], 0, -2)
 
-  def parted(self, joined: jax.Array) -> list[jax.Array]:
-    return [jnp.moveaxis(joined, -2, 0)]
+  def unfused(self, fused: jax.Array) -> list[jax.Array]:
+    return [jnp.moveaxis(fused, -2, 0)]
 
 
 class _Separate(_Kind):
   """Weights [D, N, H] and twice [D, K, H], or biases [N, H] and twice [K, H]."""
 
-  def joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
+  def fused(self, arrays: Sequence[jax.Array]) -> jax.Array:
     key_heads, H = arrays[1].shape[-2:]
     grouped = [x.reshape(*x.shape[:-2], key_heads, -1, H) for x in arrays]
     return jnp.concatenate(grouped, -2)
 
-  def parted(self, joined: jax.Array) -> list[jax.Array]:
-    queries, H = joined.shape[-2] - 2, joined.shape[-1]
-    parts = jnp.split(joined, [queries, queries + 1], -2)
+  def unfused(self, fused: jax.Array) -> list[jax.Array]:
+    queries, H = fused.shape[-2] - 2, fused.shape[-1]
+    parts = jnp.split(fused, [queries, queries + 1], -2)
     return [x.reshape(*x.shape[:-3], -1, H) for x in parts]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Merged(_Kind):
+class _Flat(_Kind):
   """A weight [D, N, H] as [N · H, D], and a bias [D]; it is all that its layer has."""
 
   heads: tuple[int, int] = (1, 1)
 
-  def joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
+  def fused(self, arrays: Sequence[jax.Array]) -> jax.Array:
     (x,) = arrays
     return x if x.ndim == 1 else x.reshape(len(x), -1).T
 
-  def parted(self, joined: jax.Array) -> list[jax.Array]:
-    if joined.ndim == 1:
-      return [joined]
-    heads = self.heads if len(joined) > 1 else (1, 1)  # scales
-    return [joined.T.reshape(-1, *heads)]
+  def unfused(self, fused: jax.Array) -> list[jax.Array]:
+    if fused.ndim == 1:
+      return [fused]
+    heads = self.heads if len(fused) > 1 else (1, 1)  # scales
+    return [fused.T.reshape(-1, *heads)]
 
 
 _HEADS = ('embed', 'heads', None, 'head_dim')
@@ -97,12 +97,12 @@ _SEPARATE = _Separate(('query', 'key', 'value'), _HEADS)
 _UP = _Kind(('ffn_layer1_gate', 'ffn_layer1'), ('embed', None, 'mlp'))
 
 
-class JoinedWeights:
-  """What of a model is joined, and how its parameters follow.
+class FusedProjections:
+  """Which projections of a model are fused, and how its parameters follow.
 
   Layers of other classes stay as they are, subclasses too. Of the layers of paxlite, queries, keys
   and values stay apart if devices do not share the key heads evenly. One of the three kinds stays
-  apart in all layers if a layer has low-rank factors there, a weight in another form than int8, or
+  apart in all layers if a layer has low-rank factors there, another quantization than int8, or
   another product than XLA's.
 
   Args:
@@ -115,60 +115,60 @@ class JoinedWeights:
     self._mesh, self._rules = mesh, rules
     model = task.model
     shards = partitioning.num_shards(mesh.shape, rules, 'heads')
-    kinds = _join_qkv(model, shards), _join_up(model), _merge_heads(model)
+    kinds = _fuse_qkv(model, shards), _fuse_up(model), _flatten_heads(model)
     by_rank = {len(kind.axes): kind for kind in kinds if kind is not None}
     shapes = meta.unbox(jax.eval_shape(fdl.build(task).init_params, jax.random.key(0)))
     # by the paths of the layers, because other layers may have parts of the same names
     self._kinds: dict[tuple[str, ...], _Kind] = {}
     for path, x in jax.tree.leaves_with_path(shapes):
       names = path_name(path).split('/')
-      if JOINED in names and x.ndim in by_rank:
-        layer = tuple(names[: names.index(JOINED)])
+      if FUSED in names and x.ndim in by_rank:
+        layer = tuple(names[: names.index(FUSED)])
         known = self._kinds.get(layer)
         if known is None or len(known.axes) < x.ndim:  # a bias has fewer dimensions
           self._kinds[layer] = by_rank[x.ndim]
 
-  def joined(self, params: PyTree, path: tuple[str, ...] = ()) -> PyTree:
-    """Returns the parameters of the joined products, in place of `params`, which loses its own."""
+  def fused(self, params: PyTree, path: tuple[str, ...] = ()) -> PyTree:
+    """Returns the parameters of the fused products, in place of `params`, which loses its own."""
     if not isinstance(params, dict):
       return params
     kind = self._kinds.get(path)
-    if isinstance(kind, _Merged):
-      return {JOINED: self._join(kind, params)}
+    if isinstance(kind, _Flat):
+      return {FUSED: self._fuse(kind, params)}
     if kind is not None:
-      params[JOINED] = self._join(kind, *(params.pop(part) for part in kind.parts))
-    return {name: self.joined(params[name], (*path, name)) for name in sorted(params)}
+      params[FUSED] = self._fuse(kind, *(params.pop(part) for part in kind.parts))
+    return {name: self.fused(params[name], (*path, name)) for name in sorted(params)}
 
-  def parted(self, params: PyTree, path: tuple[str, ...] = ()) -> PyTree:
+  def unfused(self, params: PyTree, path: tuple[str, ...] = ()) -> PyTree:
     """Returns the parameters by the names that they had before."""
     if not isinstance(params, dict):
       return params
     kind = self._kinds.get(path)
     found = {
-      name: self.parted(x, (*path, name))
+      name: self.unfused(x, (*path, name))
       for name, x in params.items()
-      if name != JOINED or kind is None
+      if name != FUSED or kind is None
     }
     if kind is not None:
-      arrays, tree = jax.tree.flatten(params[JOINED])
-      of_parts = zip(*map(kind.parted, arrays), strict=True)
+      arrays, tree = jax.tree.flatten(params[FUSED])
+      of_parts = zip(*map(kind.unfused, arrays), strict=True)
       parts = [jax.tree.unflatten(tree, part) for part in of_parts]
-      if isinstance(kind, _Merged):
+      if isinstance(kind, _Flat):
         return parts[0]
       found |= zip(kind.parts, parts, strict=True)
     return dict(sorted(found.items()))
 
   @functools.partial(jax.jit, static_argnums=(0, 1))
-  def _join(self, kind: _Kind, *parts: PyTree) -> PyTree:
-    def join(*arrays: jax.Array) -> jax.Array:
-      x = kind.joined(arrays)
+  def _fuse(self, kind: _Kind, *parts: PyTree) -> PyTree:
+    def fuse(*arrays: jax.Array) -> jax.Array:
+      x = kind.fused(arrays)
       split = partitioning.spec_of(x, kind.axes[-x.ndim :], self._mesh, self._rules)
       return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, split))
 
-    return jax.tree.map(join, *parts)
+    return jax.tree.map(fuse, *parts)
 
 
-def _join_qkv(model: fdl.Config, shards: int) -> _Kind | None:
+def _fuse_qkv(model: fdl.Config, shards: int) -> _Kind | None:
   layers = _layers(model, Attention)
   found = [layer.qkv_tpl for layer in layers]
   kinds = {fdl.get_callable(qkv) for qkv in found}
@@ -186,28 +186,28 @@ def _join_qkv(model: fdl.Config, shards: int) -> _Kind | None:
   ):
     sizes = {name: getattr(qkv, name) for name in ('model_dims', 'num_heads', 'head_dim')}
     layer.qkv_tpl = template(
-      JoinedQkv, num_kv_heads=num_kv_heads, projection_tpl=projection, **sizes
+      FusedQkv, num_kv_heads=num_kv_heads, projection_tpl=projection, **sizes
     )
   return _COMBINED if kinds == {CombinedQkv} else _SEPARATE
 
 
-def _join_up(model: fdl.Config) -> _Kind | None:
+def _fuse_up(model: fdl.Config) -> _Kind | None:
   found = _layers(model, GatedFeedForward)
   if not all(_are_equal([layer.projection_tpl]) for layer in found):
     return None
   for layer in found:
-    fdl.update_callable(layer, JoinedGatedFeedForward)
+    fdl.update_callable(layer, FusedGatedFeedForward)
   return _UP
 
 
-def _merge_heads(model: fdl.Config) -> _Kind | None:
+def _flatten_heads(model: fdl.Config) -> _Kind | None:
   layers = _layers(model, Attention)
   heads = {(layer.num_heads, layer.head_dim) for layer in layers}
   if len(heads) != 1 or not all(_are_equal([layer.post_tpl]) for layer in layers):
     return None
   for layer in layers:
-    layer.post_tpl = template(MergedHeads, projection_tpl=layer.post_tpl)
-  return _Merged((), ('heads', 'embed'), *heads)
+    layer.post_tpl = template(FlatOutputProjection, projection_tpl=layer.post_tpl)
+  return _Flat((), ('heads', 'embed'), *heads)
 
 
 def _layers(model: fdl.Config, cls: type) -> list[fdl.Config]:
@@ -220,10 +220,9 @@ def _are_equal(projections: Sequence[fdl.Config]) -> bool:
   """Returns whether projections are one product but for their sizes, names and initial values."""
   kinds = {fdl.get_callable(projection) for projection in projections}
   products = {fdl.get_callable(projection.einsum_tpl) for projection in projections}
-  if not (kinds == {Projection} or kinds == {EncodedProjection}) or products != {Einsum}:
+  if not (kinds == {Projection} or kinds == {QuantizedProjection}) or products != {Einsum}:
     return False
-  forms = {fdl.get_callable(x.form) for x in projections} if kinds == {EncodedProjection} else set()
-  if not forms <= {Int8}:  # arrays of another form need not have the dimensions of the weight
-    return False
+  if kinds != {Projection} and {fdl.get_callable(x.scheme) for x in projections} != {Int8}:
+    return False  # arrays of another scheme need not have the dimensions of the weight
   without = lambda x: {k: v for k, v in fdl.ordered_arguments(x).items() if k != 'w_init'}
   return all(without(projection) == without(projections[0]) for projection in projections)

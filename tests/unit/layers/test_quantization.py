@@ -1,4 +1,4 @@
-"""Weights that are kept in another form than they are computed in."""
+"""Weights that are quantized."""
 
 import json
 
@@ -6,7 +6,12 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.precision.weight_forms import Int8, WeightForm, form_named, register_form
+from paxlite.layers.precision.quantization import (
+  Int8,
+  QuantizationScheme,
+  register_scheme,
+  scheme_named,
+)
 from tests.support import runs
 from tests.support.frozen_forms import compare
 
@@ -43,7 +48,9 @@ def test_what_is_no_form_and_what_a_form_cannot():
   ):
     with pytest.raises(UserError, match=match):
       TinyGPT(USE_LORA=True, **values).validate()
-  with pytest.raises(UserError, match='bfloat16 is a dtype or another form: give WeightForm'):
-    register_form('bfloat16')(WeightForm)
-  assert form_named('int8') is Int8
-  assert form_named('float32') is None
+  with pytest.raises(
+    UserError, match='bfloat16 is a dtype or another scheme: give QuantizationScheme'
+  ):
+    register_scheme('bfloat16')(QuantizationScheme)
+  assert scheme_named('int8') is Int8
+  assert scheme_named('float32') is None

@@ -281,7 +281,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
 from paxlite.parallel import partitioning
-from tests.unit.generation import test_drafts as t
+from tests.unit.generation import test_speculative as t
 
 prompts = [[1, 2, 3], list(range(10)) * 3, [4], list(range(10)) * 3, [9] * 12]
 for name in ('keys', 'states'):

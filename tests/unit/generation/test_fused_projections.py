@@ -1,4 +1,4 @@
-"""Weights that are joined for decoding: the same logits, nothing moved, and what stays apart."""
+"""Weights that are fused for decoding: the same logits, nothing moved, and what stays apart."""
 
 import copy
 import dataclasses
@@ -15,13 +15,13 @@ from flax.linen import meta
 from paxlite.core.trees import PyTree
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.memory_savings import put_form
+from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.generation.engine import Engine
-from paxlite.generation.joined_products import JoinedQkv
-from paxlite.generation.joined_weights import JoinedWeights
+from paxlite.generation.fused_layers import FusedQkv
+from paxlite.generation.fused_projections import FusedProjections
 from paxlite.layers.attention.attention import Attention, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
-from paxlite.layers.precision.weight_forms import Int8, WeightForm
+from paxlite.layers.precision.quantization import Int8, QuantizationScheme
 from paxlite.layers.transformer import TransformerBlock, UnrolledTransformer
 from paxlite.parallel.partitioning import DEFAULT_RULES
 from tests.support.decode_program import decode_program
@@ -57,21 +57,21 @@ def values(config: fdl.Config) -> PyTree:
 
 
 @pytest.mark.cases(fast=3)
-@pytest.mark.parametrize('form', ['', 'int8'])
+@pytest.mark.parametrize('scheme', ['', 'int8'])
 @pytest.mark.parametrize('name', MODELS)
-def test_the_logits_are_the_same_and_the_way_back(name, form):
+def test_the_logits_are_the_same_and_the_way_back(name, scheme):
   config = MODELS[name].build_task()
-  if form:
-    put_form(config.model, Int8)
+  if scheme:
+    put_scheme(config.model, Int8)
   params = values(config)
   expected = fdl.build(config).model.apply({'params': params}, IDS)
-  joined_weights = JoinedWeights(config, one_device(), DEFAULT_RULES)
-  joined = joined_weights.joined(jax.tree.map(lambda x: x, params))
-  names = {'/'.join(str(k.key) for k in path) for path, _ in jax.tree.leaves_with_path(joined)}
+  fused_projections = FusedProjections(config, one_device(), DEFAULT_RULES)
+  fused = fused_projections.fused(jax.tree.map(lambda x: x, params))
+  names = {'/'.join(str(k.key) for k in path) for path, _ in jax.tree.leaves_with_path(fused)}
   assert not [n for n in names if re.search('combined|/query/|ffn_layer1_gate', n)]
-  logits = fdl.build(config).model.apply({'params': joined}, IDS)
+  logits = fdl.build(config).model.apply({'params': fused}, IDS)
   np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-  back = joined_weights.parted(joined)
+  back = fused_projections.unfused(fused)
   jax.tree.map(np.testing.assert_array_equal, back, params)  # the same names, too
 
 
@@ -82,7 +82,7 @@ def test_no_weight_is_moved_for_a_token():
     config = MODELS['combined'].build_task()
     params = values(config)
     if joins:
-      params = JoinedWeights(config, one_device(), DEFAULT_RULES).joined(params)
+      params = FusedProjections(config, one_device(), DEFAULT_RULES).fused(params)
     text = decode_program(Engine(fdl.build(config).model, params, 64))
     moves = re.findall(r'= f32\[([\d,]+)\]\S* (?:transpose|copy)\(', text)
     return [x for x in moves if np.prod([int(n) for n in x.split(',')]) >= 32 * 32]
@@ -112,17 +112,17 @@ def test_a_layer_of_ones_own_beside_others_stays_as_it_is(kind, own):
   stack.first_tpls = [first]
   params = values(config)
   expected = fdl.build(config).model.apply({'params': params}, IDS)
-  weights = JoinedWeights(config, one_device(), DEFAULT_RULES)
-  joined = weights.joined(jax.tree.map(lambda x: x, params))
-  assert 'joined' in str(jax.tree.structure(joined))
-  logits = fdl.build(config).model.apply({'params': joined}, IDS)
+  weights = FusedProjections(config, one_device(), DEFAULT_RULES)
+  fused = weights.fused(jax.tree.map(lambda x: x, params))
+  assert 'fused' in str(jax.tree.structure(fused))
+  logits = fdl.build(config).model.apply({'params': fused}, IDS)
   np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-  jax.tree.map(np.testing.assert_array_equal, weights.parted(joined), params)
+  jax.tree.map(np.testing.assert_array_equal, weights.unfused(fused), params)
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat(WeightForm):
-  """A form whose arrays have other dimensions than the weight."""
+class Flat(QuantizationScheme):
+  """A scheme whose arrays have other dimensions than the weight."""
 
   def encode(self, w, summed):
     return {'flat': w.reshape((-1, *[1] * (w.ndim - 1)))}
@@ -131,27 +131,27 @@ class Flat(WeightForm):
     return arrays['flat'].reshape(shape)
 
 
-@pytest.mark.parametrize('kept', ['low rank', 'another form'])
+@pytest.mark.parametrize('kept', ['low rank', 'another scheme'])
 def test_other_weights_stay_as_they_are(kept):
   experiment = MODELS['grouped']
   if kept == 'low rank':
     experiment = experiment.replaced(USE_LORA=True, LORA_TARGET_LAYERS='all')
   config = experiment.build_task()
-  if kept == 'another form':
-    put_form(config.model, Flat)
+  if kept == 'another scheme':
+    put_scheme(config.model, Flat)
   params = values(config)
   expected = fdl.build(config).model.apply({'params': params}, IDS)
   names = jax.tree.structure(params)
-  joined = JoinedWeights(config, one_device(), DEFAULT_RULES).joined(params)
-  assert jax.tree.structure(joined) == names
-  found = fdl.build(config).model.apply({'params': joined}, IDS)
+  fused = FusedProjections(config, one_device(), DEFAULT_RULES).fused(params)
+  assert jax.tree.structure(fused) == names
+  found = fdl.build(config).model.apply({'params': fused}, IDS)
   np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(('heads', 'qkv'), [(2, JoinedQkv), (1, SeparateQkv)])
+@pytest.mark.parametrize(('heads', 'qkv'), [(2, FusedQkv), (1, SeparateQkv)])
 def test_devices_that_share_key_heads_unevenly(heads, qkv):
   config = LLaMA(**SMALL, HIDDEN_DIMS=48, NUM_KV_HEADS=heads).build_task()
   two = jax.sharding.AbstractMesh((1, 1, 2), ('replica', 'data', 'mdl'))
-  JoinedWeights(config, two, DEFAULT_RULES)
+  FusedProjections(config, two, DEFAULT_RULES)
   kinds = {fdl.get_callable(x.qkv_tpl) for x in selectors.select(config.model, Attention)}
   assert kinds == {qkv}

@@ -19,32 +19,32 @@ import numpy as np
 
 from paxlite.core.trees import PyTree
 from paxlite.generation.programs import (
-  Ahead,
   Chunk,
-  Limits,
+  DecodeLimits,
+  DecodeRows,
+  DraftState,
   Programs,
-  Rows,
   State,
   is_end,
   nothing_chosen,
 )
-from paxlite.generation.sampling import Choice, Chosen, chosen, likeliest
+from paxlite.generation.sampling import Choice, SampledTokens, chosen, likeliest
 
 
-class DraftingPrograms(Programs):
+class SpeculativePrograms(Programs):
   """The programs of a model whose first prediction module makes drafts; see Programs.
 
   Their cache has the keys of the module too. What it keeps of a token depends on the token after
   it.
   """
 
-  def no_ahead(self, rows: int) -> Ahead | None:
+  def no_drafts(self, rows: int) -> DraftState | None:
     zeros: Any = lambda: np.zeros(rows, np.int32)
-    return Ahead(zeros(), zeros(), zeros() + 1)
+    return DraftState(zeros(), zeros(), zeros() + 1)
 
-  def _read_ahead(
-    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: Chosen
-  ) -> tuple[Ahead | None, PyTree]:
+  def _read_drafts(
+    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: SampledTokens
+  ) -> tuple[DraftState | None, PyTree]:
     R, T = chunk.ids.shape
     last_R = chunk.count - 1
     known_R = jnp.where(chunk.follow < 0, found.token, chunk.follow)
@@ -52,7 +52,7 @@ class DraftingPrograms(Programs):
     next_RT = next_RT.at[jnp.arange(R), last_R].set(known_R)
     positions_RT = chunk.start[:, None] + jnp.arange(T)
     draft_R, variables = self._drafted(params, variables, x_RTD, next_RT, positions_RT, last_R)
-    return Ahead(draft_R, found.token, jnp.ones(R, jnp.int32)), variables
+    return DraftState(draft_R, found.token, jnp.ones(R, jnp.int32)), variables
 
   def _drafted(
     self,
@@ -92,10 +92,10 @@ class DraftingPrograms(Programs):
     params: PyTree,
     state: State,
     is_active_B: jax.Array,
-    limits: Limits,
+    limits: DecodeLimits,
     most: int,
     full: bool,
-  ) -> tuple[State, Chosen, jax.Array, jax.Array]:
+  ) -> tuple[State, SampledTokens, jax.Array, jax.Array]:
     """Generates tokens of each active row, of which a step makes one or two; see Programs.
 
     The result has room for 2 · most tokens.
@@ -107,30 +107,30 @@ class DraftingPrograms(Programs):
 
     def choose(
       logits_BV: jax.Array, options: Choice, number_B: jax.Array, is_on_B: jax.Array
-    ) -> Chosen:
+    ) -> SampledTokens:
       known_V = self._known(logits_BV.shape[-1])
       given = full, known_V, allowed_BV, limits.may_draw(full)
       return chosen(logits_BV, options, number_B, is_on_B, *given)
 
-    def goes_on(carry: tuple[State, Chosen, jax.Array, jax.Array]) -> jax.Array:
+    def goes_on(carry: tuple[State, SampledTokens, jax.Array, jax.Array]) -> jax.Array:
       (_, rows), _, _, i = carry
       ended = ((rows.is_done & ~was_done_B) & is_active_B).any()
       return (i < steps) & (is_active_B & ~rows.is_done).any() & ~(until_one_ends & ended)
 
     def step(
-      carry: tuple[State, Chosen, jax.Array, jax.Array],
-    ) -> tuple[State, Chosen, jax.Array, jax.Array]:
+      carry: tuple[State, SampledTokens, jax.Array, jax.Array],
+    ) -> tuple[State, SampledTokens, jax.Array, jax.Array]:
       (cache, rows), out, count_B, i = carry
-      assert rows.ahead is not None
-      ahead: Ahead = rows.ahead
+      assert rows.drafts is not None
+      drafts: DraftState = rows.drafts
       is_on_B = is_active_B & ~rows.is_done
       on_B = is_on_B.astype(jnp.int32)
-      ids_BW, latest_B = _tokens_of_step(rows, ahead, len(places_W))
+      ids_BW, latest_B = _tokens_of_step(rows, drafts, len(places_W))
       positions_BW = rows.length[:, None] + places_W
       x_BWD, after = self._model.apply(
         {
           'params': params,
-          'cache': self.layout.variables(cache, rows.length, on_B * ahead.waiting),
+          'cache': self.layout.variables(cache, rows.length, on_B * drafts.waiting),
         },
         ids_BW,
         positions_BW,
@@ -144,7 +144,7 @@ class DraftingPrograms(Programs):
       options = after_token(rows.options, first.token, is_on_B)
       number_B = rows.number + on_B
       ends_B = is_end(first.token, options) | (number_B >= options.max_tokens)
-      takes_B = is_on_B & (first.token == ahead.draft) & ~ends_B
+      takes_B = is_on_B & (first.token == drafts.draft) & ~ends_B
       takes_B &= ~has_grammar  # what it allows after the first token is not known
       second = choose(logits_B2V[:, 1], options, number_B, takes_B)
       options = after_token(options, second.token, takes_B)
@@ -160,16 +160,16 @@ class DraftingPrograms(Programs):
 
       token_B = jnp.where(takes_B, second.token, first.token)
       if_on = lambda new, old: jnp.where(is_on_B, new, old)
-      rows = Rows(
-        length=rows.length + on_B * (ahead.waiting if has_states else 1 + more_B),
+      rows = DecodeRows(
+        length=rows.length + on_B * (drafts.waiting if has_states else 1 + more_B),
         token=if_on(token_B, rows.token),
         number=number_B,
         is_done=rows.is_done | (is_on_B & ends_B),
         options=options,
-        ahead=Ahead(
-          if_on(draft_B, ahead.draft),
-          if_on(first.token, ahead.before),
-          if_on(1 + more_B, ahead.waiting) if has_states else ahead.waiting,
+        drafts=DraftState(
+          if_on(draft_B, drafts.draft),
+          if_on(first.token, drafts.before),
+          if_on(1 + more_B, drafts.waiting) if has_states else drafts.waiting,
         ),
       )
       out = _put(out, first, jnp.where(is_on_B, count_B, 2 * most))
@@ -182,16 +182,18 @@ class DraftingPrograms(Programs):
     return self._placed(state), *self._everywhere((out, count_B, i))
 
 
-def _tokens_of_step(rows: Rows, ahead: Ahead, width: int) -> tuple[jax.Array, jax.Array]:
+def _tokens_of_step(
+  rows: DecodeRows, drafts: DraftState, width: int
+) -> tuple[jax.Array, jax.Array]:
   """Returns the tokens of a step, [B, W], and which of them is the latest one, [B].
 
   Behind it is the draft; what comes after this has no meaning.
   """
-  ids_BW = jnp.stack([rows.token, *[ahead.draft] * (width - 1)], 1)
+  ids_BW = jnp.stack([rows.token, *[drafts.draft] * (width - 1)], 1)
   if width == 3:
-    both_BW = jnp.stack([ahead.before, rows.token, ahead.draft], 1)
-    ids_BW = jnp.where(ahead.waiting[:, None] == 2, both_BW, ids_BW)
-  return ids_BW, ahead.waiting - 1
+    both_BW = jnp.stack([drafts.before, rows.token, drafts.draft], 1)
+    ids_BW = jnp.where(drafts.waiting[:, None] == 2, both_BW, ids_BW)
+  return ids_BW, drafts.waiting - 1
 
 
 def _taken(x_BTD: jax.Array, at_BU: jax.Array) -> jax.Array:
@@ -199,7 +201,7 @@ def _taken(x_BTD: jax.Array, at_BU: jax.Array) -> jax.Array:
   return jnp.take_along_axis(x_BTD, at_BU[..., None], 1)
 
 
-def _put(out: Chosen, found: Chosen, at_B: jax.Array) -> Chosen:
+def _put(out: SampledTokens, found: SampledTokens, at_B: jax.Array) -> SampledTokens:
   """Returns tokens [B, …] with one more of each row; a place that does not exist drops it."""
   rows_B = jnp.arange(len(at_B))
   return jax.tree.map(lambda whole, x: whole.at[rows_B, at_B].set(x, mode='drop'), out, found)
