@@ -83,7 +83,7 @@ class File(abc.ABC):
 
   @abc.abstractmethod
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
-    """Yields the numbers and records from record `start` on; see records.Records."""
+    """Yields the numbers and records from record `start` on; see data.records.Records."""
 
 
 class JsonLines(File):
