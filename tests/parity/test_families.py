@@ -55,7 +55,7 @@ def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('family', [*FAST_FAMILIES, *sorted({*FAMILIES} - {*FAST_FAMILIES})])
 def test_random_configurations(family, seed):
@@ -145,7 +145,7 @@ def test_packed_rows_of_an_unrolled_stack(case, imported):
   np.testing.assert_allclose(packed[:, :cut], alone, atol=1e-5 * np.abs(alone).max())
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @every_case
 def test_greedy_text_and_the_way_back(case, imported, tmp_path):

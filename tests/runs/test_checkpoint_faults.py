@@ -153,6 +153,7 @@ def whole(tmp_path_factory):
   return folder
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('number', range(4))
 def test_a_full_disk_at_any_file_is_one_clear_line_and_nothing_is_lost(whole, tmp_path, number):
   """A file of a run cannot be written; then the disk has space again, and the run goes on."""

@@ -40,6 +40,7 @@ def test_two_processes_are_as_one_and_go_on_as_one(tmp_path):
     assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_saves_and_two_go_on(tmp_path):
   alone, mixed = tmp_path / 'alone', tmp_path / 'mixed'

@@ -453,6 +453,7 @@ def test_a_second_spike_goes_further_back_where_that_can_be(tmp_path):
   assert runs.records(tmp_path / 'b')[-1]['step'] == 40
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_rollbacks_end(tmp_path):
   """The checkpoint before the spike remains, and the message says where the data is."""
@@ -559,6 +560,7 @@ def test_goodput_of_a_run_that_went_back_twice(tmp_path):
   assert goodput.report(tmp_path).seconds['lost'] == pytest.approx(75 + 10)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_goodput_adds_up_to_the_wall_time(tmp_path):
   before = time.monotonic()

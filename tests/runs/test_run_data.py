@@ -337,6 +337,7 @@ def test_a_poisoned_record_is_found_looked_at_left_out(tmp_path, got, capsys, mo
   assert name in shown(capsys, folder, f'--step={step}')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_records_of_any_name_are_planned_and_some_must_be_left(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)

@@ -29,6 +29,7 @@ def test_every_public_name_is_there_and_documented():
     paxlite.nothing  # noqa: B018 - raises
 
 
+@pytest.mark.slow
 def test_a_run_from_python(tmp_path):
   experiment = paxlite.get(TEXT)(
     MAX_STEPS=4, EVAL_INTERVAL_STEPS=2, NUM_LAYERS=1, SAMPLE_PROMPT=None

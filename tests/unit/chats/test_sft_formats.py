@@ -250,7 +250,7 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'template', ['chat.txt says', '{{ bos_token }}', '{% if no %}a{% endif %}']
+  'template', ["{{ '' }}chat.txt says", '{{ bos_token }}', '{% if no %}a{% endif %}']
 )
 def test_a_template_that_writes_nothing_of_the_messages_is_refused(tmp_path, template):
   (tmp_path / 'tokenizer_config.json').write_text('{}')

@@ -131,6 +131,7 @@ def test_a_ring_computes_the_same():
   check(['ring', 'short texts'])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_way_computes_the_same():
   check([name for name in CASES if name not in ('ring', 'short texts')])

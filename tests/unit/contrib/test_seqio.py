@@ -118,6 +118,7 @@ def test_one_pass_holds_every_token_once(pile, documents):
   np.testing.assert_array_equal(row['ids'][:, 1:], row['labels'][:, :-1])
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('rows', ['stream', 'packed'])
 def test_an_epoch_loses_and_doubles_nothing(rows, pile, documents):
   source = pile(rows=rows, batch_size=1)

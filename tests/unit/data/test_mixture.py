@@ -299,6 +299,7 @@ def test_a_mixture_with_a_stream_goes_on_where_it_stood(files, small_blocks):
   assert same(whole[77:], take(resumed, 77, 43))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   """The run goes through main: flat tokens, text, and documents of a file and of Hugging Face."""

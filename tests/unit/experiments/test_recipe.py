@@ -23,6 +23,7 @@ def test_the_squared_relu():
   np.testing.assert_array_equal(ACTIVATIONS['relu2'](x), [0, 0, 9])
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('lora', [False, True])
 def test_outputs_begin_at_zero_and_factors_of_lora_do_not(lora):
   params = params_of(TinyGPT(OUTPUT_INIT_STD=0.0, USE_LORA=lora))

@@ -131,7 +131,7 @@ def test_pairs_that_are_too_long_are_left_out_as_a_whole(tmp_path, caplog):
   records = [dict(prompt='a', chosen=' b' * n, rejected=' c') for n in (2, 40)]
   source = rows(tmp_path, records, seq_len=32, too_long='skip')
   assert (source.num_examples, source.num_records, source.num_skipped) == (2, 1, 1)
-  assert '1 pairs of more than 32 tokens are left out, 1 stay' in caplog.text
+  assert '1 pair of more than 32 tokens is left out, 1 stays' in caplog.text
   assert data_summary.examples(source).startswith('1 pair, ')
   for values, message in (
     (dict(TOO_LONG='truncate'), 'would cut off'),

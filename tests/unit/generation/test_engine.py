@@ -400,6 +400,7 @@ class Failing(Rising):
     super().accept(token)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(('method', 'after'), [('allowed', 0), ('allowed', 1), ('accept', 0)])
 def test_a_request_that_fails_ends_alone(method, after):
   model, params = made('window')

@@ -56,7 +56,7 @@ def values(config: fdl.Config) -> PyTree:
   return jax.tree.unflatten(tree, [one(x) for x in leaves])
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('scheme', ['', 'int8'])
 @pytest.mark.parametrize('name', MODELS)
 def test_the_logits_are_the_same_and_the_way_back(name, scheme):

@@ -87,6 +87,7 @@ def test_attention_of_a_text_is_that_of_the_text_alone(params):
     np.testing.assert_allclose(row[:, start:stop], alone, rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_blocks_of_queries_compute_the_same(params):
   x, segments, positions = packed()

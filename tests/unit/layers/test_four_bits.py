@@ -99,6 +99,7 @@ def test_what_a_state_holds_of_a_weight_of_four_bits():
   assert arrays['embedding/emb_var'] == 'bfloat16'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_gradients_on_a_mesh_of_eight():
   values = 'FROZEN_DTYPE=nf4', 'FPROP_DTYPE=float32', 'ICI_MESH_SHAPE=[2,2,2]'
@@ -110,6 +111,7 @@ def test_gradients_on_a_mesh_of_eight():
   assert split['ffn_layer1', 'w', 'groups'] == 'P(None, None, None)'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['nf4', 'int4'])
 def test_gradients_are_those_of_the_decoded_weights(scheme):

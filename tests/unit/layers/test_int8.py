@@ -55,6 +55,7 @@ def test_lora_beside_int8():
   assert losses[-1] < losses[0]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('how', ['forward', 'forward_backward'])
 def test_int8_learns_as_xla_does(how):
@@ -144,6 +145,7 @@ def test_a_model_with_int8_weights_is_near_and_small(trained, run):
   assert len(small.engine().continuations([ids[0].tolist()], 8)[0]) <= 8
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
   """XLA would convert all of them before the loop, but the loop carries each projection as s8."""

@@ -110,7 +110,7 @@ def test_a_row_goes_on_from_its_state(channels):
   np.testing.assert_allclose(state, wanted_state, rtol=0, atol=1e-5)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(('has_delta', 'channels'), [(True, ()), (False, ()), (True, (K,))])
 def test_gradients_equal_those_of_steps(has_delta, channels):
@@ -180,7 +180,7 @@ def test_keys_that_are_alike_keep_all_digits():
   np.testing.assert_array_equal(_inverse(lower) @ (lower + jnp.eye(64)), np.eye(64))
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('family', 'changes'),

@@ -56,7 +56,7 @@ def test_a_block_reads_the_last_keys_of_its_kind():
   assert sources[15:] == 4 * [13, 13, 13, 13, 14]
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'values',
@@ -79,6 +79,7 @@ def test_recomputation_changes_no_gradient(values):
     np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * np.abs(y).max())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_lora_and_what_it_trains():
   e = Gemma4(**LINKED, USE_LORA=True, LORA_RANK=3)

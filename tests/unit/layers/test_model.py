@@ -175,6 +175,7 @@ def test_lora_keeps_the_sum_of_two_products_alone():
   assert size(USE_LORA=True) < 1.1 * size()
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(('dropout', 'traced'), [(0.0, 1), (0.3, 5)])
 def test_equal_layers_are_traced_once_unless_they_have_random_keys(monkeypatch, dropout, traced):
   task = make(NUM_LAYERS=5, DROPOUT_PROB=dropout)

@@ -274,6 +274,7 @@ def test_summaries_over_microbatches_are_those_of_the_batch():
     assert split[name] == pytest.approx(whole[name], abs=1e-6), name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_busiest_expert_of_microbatches_is_that_of_the_busiest():
   batch = rows([16, 2, 9, 5])

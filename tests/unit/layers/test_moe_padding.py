@@ -41,6 +41,7 @@ def found(layer, params, x_BTD, paddings_BT, ids_BT):
   return sown, grads['router'].get(LOAD_BIAS, 0)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('name', ROUTERS)
 def test_padding_changes_neither_loss_nor_load(name):
   rng = np.random.default_rng(sum(map(ord, name)))
@@ -75,6 +76,7 @@ def test_groups_count_by_their_tokens():
   np.testing.assert_allclose(loss, sum(alone) / 28, rtol=1e-5)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(('groups', 'size'), [(1, 49), (3, 100), (2, 7), (5, 64)])
 def test_without_padding_no_bit_changes(groups, size):
   logits_JME = jax.random.normal(jax.random.key(size), (groups, size, 8))

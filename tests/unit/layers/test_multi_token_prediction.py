@@ -75,6 +75,7 @@ def test_what_follows_is_in_the_same_segment():
   assert not following(values, 9, None)[1].any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_model_itself_does_not_change():
   """Neither its initial values nor its loss, bit for bit, nor what its weights are checked for."""
@@ -130,7 +131,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('variant', VARIANTS)
 @pytest.mark.parametrize('cls', [LLaMA, MixtureOfExperts])
@@ -158,6 +159,7 @@ def test_variants_give_the_same_loss_and_gradients(cls, variant):
   assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(grads['predictions_1']))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_gradients_in_bfloat16():
   """The shared embedding and the shared head have one gradient each, of all that read them."""

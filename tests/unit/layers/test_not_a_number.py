@@ -29,7 +29,7 @@ def is_bad(x):
   return ~np.isfinite(np.asarray(x, np.float32))
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
   'kernel', [BlockwiseKernel(), CpuKernel(), XlaKernel(), SplashKernel()], ids=lambda k: k.name
 )

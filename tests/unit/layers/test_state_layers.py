@@ -114,6 +114,7 @@ def looped_kimi(params, x: np.ndarray) -> np.ndarray:
   return np.einsum('tnh,dnh->td', y, p['post']['w']) + p['post']['b']
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_kimi_delta_attention_is_a_loop_over_tokens():
   x, at, params = made(KIMI)

@@ -124,6 +124,7 @@ def of_float64(kind, ours, teacher, ids):
   return found, each * (of_token - (each * of_token).sum(-1, keepdims=True))
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize('rest', [0.3, 1e-3, 1e-5, 1e-7, 1e-12])
 @pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
 def test_what_is_left_beside_likely_tokens_keeps_its_digits(kind, rest):

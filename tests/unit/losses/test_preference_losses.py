@@ -42,6 +42,7 @@ def test_sums_of_both_answers_of_each_pair():
     np.testing.assert_allclose((found.chosen[place], found.rejected[place]), sums, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('loss', [SimPo(), ChosenLoss()])
 def test_copies_of_rows_that_fill_up_an_evaluation_do_not_count(loss):

@@ -56,6 +56,7 @@ def test_without_an_average_the_weights_are_evaluated():
     TinyGPT(EMA_DECAY=1.0).validate()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_checkpoint_holds_the_average_on_every_mesh_and_after_a_stop(tmp_path):
   flags = [f'--fdl.EMA_DECAY={DECAY}', '--fdl.LEARNING_RATE=0.01', '--fdl.LR_SCHEDULE=constant']
@@ -83,6 +84,7 @@ def test_a_checkpoint_holds_the_average_on_every_mesh_and_after_a_stop(tmp_path)
     np.testing.assert_array_equal(value.whole(), expected[name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_average_is_what_is_evaluated_and_loaded(tmp_path):
   values = dict(

@@ -154,6 +154,7 @@ def test_a_run_that_is_resumed_equals_one_that_is_not_stopped(name, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_whole_run_that_is_resumed_equals_one_that_is_not_stopped(tmp_path):
   flags = '--fdl.OPTIMIZER=schedule_free', '--fdl.CHECKPOINT_EVERY_N_STEPS=2'

@@ -133,6 +133,7 @@ def test_a_mean_square_that_is_not_0_stays_above_0():
   assert np.asarray(decode(*encode(x, signed=False), signed=False)).min() > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_is_the_same_on_four_devices_and_after_a_stop(tmp_path):
   flags = ['--fdl.ADAM_MOMENTS_DTYPE=int8', '--fdl.USE_REPEATED_LAYER=True', '--fdl.MAX_STEPS=6']

@@ -176,6 +176,7 @@ def test_frozen_weights_continue_in_the_other_dtype(tmp_path, before, after):
     np.testing.assert_array_equal(np.asarray(x), np.asarray(saved).astype(x.dtype))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_gradients_in_bfloat16(trained):
   """Each is the float32 one, rounded; the sum over microbatches is float32."""

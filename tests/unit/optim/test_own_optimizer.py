@@ -112,6 +112,7 @@ def test_a_state_of_optax_is_sharded_skipped_saved_and_resumed(name, tmp_path):
   assert jax.tree.structure(found['opt_state']) == jax.tree.structure(state)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_state_of_optax_is_the_same_on_eight_devices():
   """Runs what follows in a process that has eight."""

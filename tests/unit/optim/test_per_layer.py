@@ -100,6 +100,7 @@ def trained(optimizer: Optimizer, boxed, steps: int = 3):
   return params
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize('name', [*OFFERED, *OWN])
 def test_updates_of_a_stack_are_those_of_the_unrolled_model(name):
   own = lambda: Optimizer(OWN[name](), clip_gradient_norm=5.0)

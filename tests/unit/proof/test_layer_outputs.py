@@ -26,6 +26,7 @@ def outputs(folder, changed: bool, values: dict) -> dict[str, int]:
   return layer_outputs(task, state.replace(params=params), batch, jax.random.key(3))
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('values', 'first'),

@@ -73,7 +73,7 @@ def step_of(case):
   return step, state, batch
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'case', [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]

@@ -325,7 +325,7 @@ def test_a_penalty_on_parameters_reaches_their_gradients(dtype):
   assert losses[0] > float(plain[2]['total_loss'].value) + 0.01
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('chunks', [1, 4])
 @pytest.mark.parametrize('cap', [0.0, 3.0])
