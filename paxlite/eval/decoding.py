@@ -23,7 +23,7 @@ from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
 from paxlite.generation import inference
 from paxlite.generation.inference import Inference
-from paxlite.generation.request import Answer, Request
+from paxlite.generation.request import Completion, Request
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.first_start import as_begun
 from paxlite.programs.run import Run
@@ -170,7 +170,7 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
     for i in todo
   ]
   console = Console(stderr=True)
-  answers: Iterable[tuple[int, Answer]] = track(
+  answers: Iterable[tuple[int, Completion]] = track(
     engine.answers(asked),
     'decoding',
     total=len(asked),
