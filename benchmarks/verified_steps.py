@@ -31,8 +31,8 @@ class Side:
   """A run that verifies each so many steps, 0: none; its steps are done one by one."""
 
   def __init__(self, every: int, devices: int, values: dict[str, str]):
+    from paxlite.programs.launch import build_experiment
     from paxlite.programs.run import Run
-    from paxlite.programs.weights_model import build_experiment
 
     more = {'VERIFY_EVERY_N_STEPS': str(every), 'ICI_MESH_SHAPE': f'[{devices},1,1]'}
     e = build_experiment(

@@ -7,11 +7,10 @@ and each program that builds the task sets the value again.
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Never
 
-from paxlite.config.attributes import Attributes, describe, parse, read
-from paxlite.config.former_names import current
+from paxlite.config.attributes import describe, read
 from paxlite.config.templates import Node, apart, nodes
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import near_names
@@ -20,22 +19,6 @@ EDITS = 'CONFIG_EDITS'
 _ROOT = 'task.'
 _TEXTS = bool, int, float, str, type(None)
 _MOST = 3
-
-
-def parsed(cls: type[Attributes], given: Mapping[str, str], edits: Any) -> dict[str, Any]:
-  """Returns the values of the attributes that a command line sets.
-
-  Args:
-    cls: The class of the experiment.
-    given: Texts by the names of attributes, and by the paths of values of the built config.
-    edits: Its CONFIG_EDITS, to which paths are added. The last edit of a path counts.
-  """
-  texts = {name: text for name, text in given.items() if '.' not in name}
-  values: dict[str, Any] = {current(n): parse(cls, n, text) for n, text in texts.items()}
-  if paths := {name: text for name, text in given.items() if name not in texts}:
-    before = dict(edit.partition('=')[::2] for edit in values.get(EDITS, edits))
-    values[EDITS] = [f'{path}={text}' for path, text in sorted({**before, **paths}.items())]
-  return values
 
 
 def edited(cfg: Any, edits: Sequence[str]) -> Any:
@@ -47,8 +30,6 @@ def edited(cfg: Any, edits: Sequence[str]) -> Any:
   Raises:
     UserError: A value has another type than the one that is there.
   """
-  if not edits:
-    return cfg
   cfg = apart(cfg)
   known = {node.path: node for node in nodes(cfg)}
   for edit in edits:

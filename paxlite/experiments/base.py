@@ -88,7 +88,9 @@ class Experiment(
     return super().__new__(cast(type[Self], cls.of_values(values)))
 
   def __init__(self, **values: object) -> None:
-    super().__init__(**options.kept(type(self), values))
+    if not values.keys() <= attribute_types(type(self)).keys():
+      values = options.kept(type(self), values)
+    super().__init__(**values)
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     options.refuse_attributes(cls)
@@ -110,7 +112,7 @@ class Experiment(
     """
     task = self.task()
     self.complete(task)
-    return edits.edited(task, self.CONFIG_EDITS)
+    return edits.edited(task, self.CONFIG_EDITS) if self.CONFIG_EDITS else task
 
   def model_of(self, writer: 'Experiment') -> fdl.Config:
     """Returns the config of the model that takes the weights of what `writer` has trained."""

@@ -11,7 +11,7 @@ import jax
 
 from paxlite.compilation.versions import versions
 from paxlite.config.attribute_kinds import Kind
-from paxlite.config.attributes import attribute_types, derived, is_of_paths, placed
+from paxlite.config.attributes import attribute_types, derived
 from paxlite.config.experiment_file import (
   EXPERIMENT,
   UNKNOWN,
@@ -19,6 +19,7 @@ from paxlite.config.experiment_file import (
   read_experiment,
   renewed,
 )
+from paxlite.config.placed_paths import is_of_paths, placed
 from paxlite.core import shell
 from paxlite.core.errors import UnreadableError, UserError, line_of
 from paxlite.core.json_text import JsonObject, parsed

@@ -1,14 +1,13 @@
 """Finds experiments by name."""
 
 import contextlib
-import copy
 import importlib
 import inspect
 import pathlib
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TypeVar
 
@@ -16,14 +15,12 @@ import fiddle as fdl
 
 from paxlite import extensions
 from paxlite.cli.user_modules import hidden, import_named
-from paxlite.config import edits
-from paxlite.config.experiment_file import FINE_TUNING, WeightsFacts
+from paxlite.config.experiment_file import FINE_TUNING
 from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
-from paxlite.experiments import options
-from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.base import Experiment
 
 _REGISTRY: dict[str, type[Experiment]] = {}
 
@@ -270,60 +267,3 @@ def _dotted(path: str, flag: str) -> str:
   if not is_name:
     name = 'package.module.Name'
   return extensions.hint('experiment', name) or f'Write {flag}={name}'
-
-
-def build_experiment(
-  name: str,
-  fiddlers: Sequence[str],
-  overrides: Mapping[str, str],
-  run: Mapping[str, Json] | None = None,
-  facts: Callable[[str], WeightsFacts] = WeightsFacts,
-) -> Experiment:
-  """Returns the experiment `name` after `fiddlers` and then `overrides` were applied; validated.
-
-  Args:
-    name: A bare name or a dotted path.
-    fiddlers: Names of functions that edit its config.
-    overrides: Values as text, by attribute, or by the path of a value of the built config.
-    run: identity.run_values of a run. If the run has the same experiment, it gives the values of
-      all attributes that neither fiddlers nor overrides set.
-    facts: Returns what is known of the weights at a path. This function reads no weights.
-  """
-  from paxlite.config.attributes import parse, placed
-
-  cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
-  is_same = run is not None and run['experiment'] == full_name(cls)
-  known = dict(run['values']) if run is not None and is_same else {}
-  if 'MODEL' in overrides:
-    known['MODEL'] = parse(cls, 'MODEL', overrides['MODEL'])
-    if '.' in known['MODEL']:
-      find(known['MODEL'])  # imports what the user names
-  cls = cls.of_values(known)
-  path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
-  cls, values = cls.chosen(facts(path))
-  cls = options.with_attributes(cls, overrides)
-  cfg = cls.config()
-  for attribute, value in values.items():
-    setattr(cfg, attribute, value)
-  before = copy.copy(cfg)
-  for fiddler in fiddlers:
-    apply_fiddler(cfg, fiddler)
-  if run is not None and is_same:
-    from paxlite.experiments.identity import stated_values
-
-    began_with = facts(run['values'].get(key) or '')
-    for attribute, value in stated_values(cls, run['values'], began_with).items():
-      if getattr(cfg, attribute) == getattr(before, attribute):
-        setattr(cfg, attribute, placed(cls, attribute, value, run.get('started_in', '')))
-  for attribute, value in edits.parsed(cls, overrides, cfg.CONFIG_EDITS).items():
-    setattr(cfg, attribute, value)
-  if 'MAX_STEPS' in overrides and cfg.NUM_EPOCHS is not None:
-    raise UserError(
-      f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both say when training ends: '
-      'leave one of them out (NUM_EPOCHS=None, if the experiment states it)'
-    )
-  experiment = fdl.build(cfg)
-  experiment = experiment.knowing(*map(facts, experiment.paths_of_weights))
-  experiment.validate()
-  experiment.check_edits()
-  return experiment

@@ -13,7 +13,7 @@ from paxlite.chats.conversations import Message, Tool
 from paxlite.chats.model_texts import GenerationSettings, encoding_of, generation_of
 from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import Source, find_source
-from paxlite.config import edits
+from paxlite.config.edits import EDITS
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError, located
 from paxlite.core.trees import PyTree
@@ -28,6 +28,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.precision.quantization import Int8
 from paxlite.parallel import devices, mesh, partitioning
 from paxlite.parallel.quantized_weights import quantizations
+from paxlite.programs.launch import values_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +201,7 @@ def load_checkpoint(
     DCN_MESH_SHAPE=[1, 1, 1],
   )
   cls = type(trained)
-  changes = edits.parsed(cls, overrides or {}, trained.CONFIG_EDITS)
+  changes = values_of(cls, overrides or {}, trained.CONFIG_EDITS)
   without: dict[str, object] = {
     'CHECKPOINT_RESTORE_PATH': '',
     'CHECKPOINT_IGNORE_RULES': [],
@@ -221,7 +222,7 @@ def load_checkpoint(
     more = max(experiment.MAX_POSITION_EMBEDDINGS, longest)
     experiment = experiment.replaced(MAX_POSITION_EMBEDDINGS=more)
   experiment.validate()
-  if edits.EDITS in changes:
+  if EDITS in changes:
     experiment.check_edits()
   return load(experiment, source, Restore(checkpoint), tokenizer_path, longest)
 

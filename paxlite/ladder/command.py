@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.ladder import rungs, sizes, trainings, transfer
   from paxlite.ladder.answer import LadderFit
   from paxlite.ladder.sizes import Size
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(args.fdl_config, [], args.attributes)
   if not isinstance(experiment, LanguageModel):

@@ -1,24 +1,36 @@
-"""Runs what the options of a command line ask for; `paxlite.cli.run_options` declares them."""
+"""Builds the experiment that a command line names, and runs what its options ask for.
+
+`paxlite.cli.run_options` declares the options.
+"""
 
 import argparse
+import copy
 import dataclasses
 import functools
 import os
 import pathlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import fiddle as fdl
 
 from paxlite import extensions
+from paxlite.checkpointing.source import weights_facts
 from paxlite.cli.command_line import this_command
 from paxlite.cli.terminal import warn
+from paxlite.config.attributes import parse
+from paxlite.config.edits import EDITS
+from paxlite.config.former_names import current
+from paxlite.config.placed_paths import placed
 from paxlite.core.errors import AbsentError, UserError
-from paxlite.core.json_text import JsonObject
-from paxlite.experiments.base import Experiment
-from paxlite.experiments.identity import run_values
-from paxlite.experiments.registry import find_known
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.experiments import options as optional_parts
+from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.identity import run_values, stated_values
+from paxlite.experiments.registry import apply_fiddler, find, find_known
 from paxlite.files.schemes import records_of
 from paxlite.processes import preemption
-from paxlite.programs.weights_model import build_experiment
 
 
 def launch(options: argparse.Namespace) -> None:
@@ -41,6 +53,75 @@ def launch(options: argparse.Namespace) -> None:
     name = run['experiment']  # a name in a file must not cause the import of a module
     find_known(name, way_out=f'--fdl_config={name}')
   run_experiment(build_experiment(name, options.fiddler, options.attributes, run), options)
+
+
+def build_experiment(
+  name: str,
+  fiddlers: Sequence[str],
+  overrides: Mapping[str, str],
+  run: Mapping[str, Json] | None = None,
+) -> Experiment:
+  """Returns the experiment `name` after `fiddlers` and then `overrides` were applied; validated.
+
+  It knows what the files beside its weights say.
+
+  Args:
+    name: A bare name or a dotted path.
+    fiddlers: Names of functions that edit its config.
+    overrides: Values as text, by attribute, or by the path of a value of the built config.
+    run: identity.run_values of a run. If the run has the same experiment, it gives the values of
+      all attributes that neither fiddlers nor overrides set.
+  """
+  cls, key, facts = find(name), 'CHECKPOINT_RESTORE_PATH', functools.cache(weights_facts)
+  is_same = run is not None and run['experiment'] == full_name(cls)
+  known = dict(run['values']) if run is not None and is_same else {}
+  if 'MODEL' in overrides:
+    known['MODEL'] = parse(cls, 'MODEL', overrides['MODEL'])
+    if '.' in known['MODEL']:
+      find(known['MODEL'])  # imports what the user names
+  cls = cls.of_values(known)
+  path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
+  cls, values = cls.chosen(facts(path))
+  cls = optional_parts.with_attributes(cls, overrides.keys())
+  cfg = cls.config()
+  for attribute, value in values.items():
+    setattr(cfg, attribute, value)
+  before = copy.copy(cfg)
+  for fiddler in fiddlers:
+    apply_fiddler(cfg, fiddler)
+  if run is not None and is_same:
+    began_with = facts(run['values'].get(key) or '')
+    for attribute, value in stated_values(cls, run['values'], began_with).items():
+      if getattr(cfg, attribute) == getattr(before, attribute):
+        setattr(cfg, attribute, placed(cls, attribute, value, run.get('started_in', '')))
+  for attribute, value in values_of(cls, overrides, cfg.CONFIG_EDITS).items():
+    setattr(cfg, attribute, value)
+  if 'MAX_STEPS' in overrides and cfg.NUM_EPOCHS is not None:
+    raise UserError(
+      f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both say when training ends: '
+      'leave one of them out (NUM_EPOCHS=None, if the experiment states it)'
+    )
+  experiment = fdl.build(cfg)
+  experiment = experiment.knowing(*map(facts, experiment.paths_of_weights))
+  experiment.validate()
+  experiment.check_edits()
+  return experiment
+
+
+def values_of(cls: type[Experiment], given: Mapping[str, str], edits: Any) -> dict[str, Any]:
+  """Returns the values of the attributes that a command line sets.
+
+  Args:
+    cls: The class of the experiment.
+    given: Texts by the names of attributes, and by the paths of values of the built config.
+    edits: Its CONFIG_EDITS, to which paths are added. The last edit of a path counts.
+  """
+  texts = {name: text for name, text in given.items() if '.' not in name}
+  values: dict[str, Any] = {current(n): parse(cls, n, text) for n, text in texts.items()}
+  if paths := {name: text for name, text in given.items() if name not in texts}:
+    before = dict(edit.partition('=')[::2] for edit in values.get(EDITS, edits))
+    values[EDITS] = [f'{path}={text}' for path, text in sorted({**before, **paths}.items())]
+  return values
 
 
 def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:

@@ -1,26 +1,11 @@
 """The weights of an experiment: which models they are of, and what is restored from them."""
 
-import functools
-from collections.abc import Mapping, Sequence
-
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.source import weights_facts
 from paxlite.config.attribute_kinds import Kind
-from paxlite.core.json_text import Json
-from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.parts.objective import Objective
-
-
-def build_experiment(
-  name: str,
-  fiddlers: Sequence[str],
-  overrides: Mapping[str, str],
-  run: Mapping[str, Json] | None = None,
-) -> Experiment:
-  """Returns what registry.build_experiment does, with what the files beside its weights say."""
-  return registry.build_experiment(name, fiddlers, overrides, run, functools.cache(weights_facts))
 
 
 def knowing_weights(e: Experiment) -> Experiment:

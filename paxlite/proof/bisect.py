@@ -63,10 +63,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run(folder: str, changes: Mapping[str, str]) -> 'Run':
-  from paxlite.programs.launch import run_in
+  from paxlite.programs.launch import build_experiment, run_in
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
-  from paxlite.programs.weights_model import build_experiment
   from paxlite.proof.replay import copied
 
   found = run_in(folder)

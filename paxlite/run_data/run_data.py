@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import fiddle as fdl
 import numpy as np
 
-from paxlite.config.attributes import placed
 from paxlite.config.experiment_file import EXPERIMENT, renewed
+from paxlite.config.placed_paths import placed
 from paxlite.core.errors import AbsentError, UserError, line_of
 from paxlite.core.json_text import JsonObject
 from paxlite.data.base import Batch, Input, OnPolicyInput, Seekable
@@ -27,7 +27,7 @@ from paxlite.experiments.registry import find_known
 from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import records_of
-from paxlite.programs.weights_model import build_experiment
+from paxlite.programs.launch import build_experiment
 from paxlite.run_data.data_records import DataRecords
 from paxlite.run_data.origins import traced
 from paxlite.tracking.writers import EpisodeRecords, TrainRecords, read_records

@@ -169,7 +169,7 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
   if len(args.files) == 1 and _is_run(args.files[0]) and not args.fdl_config:
     return _of_run(args.files[0], overrides)
   from paxlite.experiments.registry import find
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   changes: dict[str, object] = {}
   if args.vocab:
@@ -192,8 +192,7 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
 def _of_run(folder: str, overrides: Mapping[str, str]) -> 'Experiment':
   """Returns the experiment of a run."""
   from paxlite.experiments.registry import find_known
-  from paxlite.programs.launch import run_in
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment, run_in
 
   run = run_in(folder)
   if run is None:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     )
   if path.exists():
     raise UserError(f'{path} exists: choose another name')
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   base = build_experiment(args.base, [], {})
   cls = type(base)

@@ -45,7 +45,7 @@ def built(name: str, overrides: dict[str, str], path: str) -> str:
   """Returns what the built config of an experiment has at a path, one value on each line."""
   from paxlite.config.edits import find
   from paxlite.experiments.description import configs
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   cfgs = configs(build_experiment(name, [], overrides))
   root = next((root for root in cfgs if f'{path}.'.startswith(f'{root}.')), 'task')
@@ -55,7 +55,7 @@ def built(name: str, overrides: dict[str, str], path: str) -> str:
 def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
   """Returns the values of an experiment and its built config, one on each line."""
   from paxlite.experiments.description import configs_text, values_text
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(name, [], overrides)
   values = values_text(experiment)

@@ -9,7 +9,7 @@ import tensorstore
 
 from paxlite.checkpointing.variables import stored_variables
 from paxlite.core.errors import UserError
-from paxlite.experiments.registry import build_experiment
+from paxlite.programs.launch import build_experiment
 from paxlite.programs.run import Run
 from tests.support import praxis
 from tests.support.imported import flat, loaded, run_import

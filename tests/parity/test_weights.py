@@ -12,7 +12,7 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import class_of, experiments
-from paxlite.programs.weights_model import build_experiment
+from paxlite.programs.launch import build_experiment
 from paxlite.tools.experiments import num_parameters
 from paxlite.weights.commands import export_weights
 from paxlite.weights.families import config_json, family_of

@@ -9,8 +9,9 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.identity import run_values
-from paxlite.experiments.registry import build_experiment, find
+from paxlite.experiments.registry import find
 from paxlite.programs.first_start import in_steps
+from paxlite.programs.launch import build_experiment
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from tests.support import runs

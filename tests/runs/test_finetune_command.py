@@ -18,7 +18,7 @@ from paxlite.experiments.finetuning import HuggingFaceLoRA
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import class_of, find
 from paxlite.finetuning import command as finetune
-from paxlite.programs.weights_model import build_experiment
+from paxlite.programs.launch import build_experiment
 from tests.support import runs
 from tests.support.imported import run_import
 

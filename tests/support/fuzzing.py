@@ -40,10 +40,10 @@ from paxlite.core.errors import UserError
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, streams
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval import decoding, eval_tasks
-from paxlite.experiments import registry
 from paxlite.experiments.registry import find
 from paxlite.finetuning.chats import sft
 from paxlite.generation import inference
+from paxlite.programs.launch import build_experiment
 from paxlite.weights.commands import import_weights
 from paxlite.weights.tensor_names import HUGGING_FACE
 
@@ -193,7 +193,7 @@ def check_values(case: tuple[str, dict[str, Any]]) -> bool:
     found = parse(cls, key, repr(value))
     assert (found, type(found)) == (value, type(value)), f'{key}={value!r} is read as {found!r}'
   texts = {key: repr(value) for key, value in values.items()}
-  experiment = outcome(lambda: registry.build_experiment(name, [], texts), *attribute_types(cls))
+  experiment = outcome(lambda: build_experiment(name, [], texts), *attribute_types(cls))
   if isinstance(experiment, UserError):
     return False
   assert all(getattr(experiment, key) == value for key, value in values.items())

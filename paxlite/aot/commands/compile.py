@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_enable_compilation_cache', False)
 
   from paxlite.aot import analysis
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   report = analysis.compile_step(experiment, target, save, text)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_enable_compilation_cache', False)
 
   from paxlite.aot import explanation, explanation_tables
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   if args.target == 'here' and 'device_count' not in os.environ.get('XLA_FLAGS', ''):

@@ -130,7 +130,7 @@ def experiment_of(args: argparse.Namespace, overrides: dict[str, str]) -> 'Langu
   """
   from paxlite.aot.planning import ways_out
   from paxlite.experiments.language_model import LanguageModel
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
 
   length = {} if args.seq_len is None else {'MAX_SEQ_LEN': str(args.seq_len)}
   experiment = build_experiment(args.fdl_config, args.fiddler, {**overrides, **length})

@@ -167,7 +167,7 @@ def _import_pax(
   import jax
   from flax.linen import meta as boxes
 
-  from paxlite.programs.weights_model import build_experiment
+  from paxlite.programs.launch import build_experiment
   from paxlite.weights.pax import import_checkpoint
 
   experiment = build_experiment(name, [], overrides)

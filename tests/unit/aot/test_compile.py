@@ -16,8 +16,8 @@ from paxlite.aot import chips, roofline, targets
 from paxlite.aot.planning import ways_out
 from paxlite.compilation.compiled_step import SavedStep
 from paxlite.core.errors import UserError
-from paxlite.experiments.registry import build_experiment
 from paxlite.parallel import devices, mesh
+from paxlite.programs.launch import build_experiment
 from tests.support import runs
 
 HAS_TPU = importlib.util.find_spec('libtpu') is not None

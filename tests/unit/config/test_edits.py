@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments import compatibility, identity
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments
-from paxlite.programs.weights_model import build_experiment
+from paxlite.programs.launch import build_experiment
 from paxlite.tools import show
 from tests.support import runs
 

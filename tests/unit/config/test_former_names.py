@@ -18,8 +18,9 @@ from paxlite.experiments.identity import identity_of, refuse_other_experiment, s
 from paxlite.experiments.llama import SmolLM135M
 from paxlite.experiments.llama4 import Llama4Scout
 from paxlite.experiments.nemotron import NemotronH
-from paxlite.experiments.registry import build_experiment, class_of
+from paxlite.experiments.registry import class_of
 from paxlite.finetuning.preferences.attributes import Preferences
+from paxlite.programs.launch import build_experiment
 
 
 class Mamba(NemotronH):

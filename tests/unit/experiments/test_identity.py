@@ -16,7 +16,7 @@ from paxlite.experiments.identity import (
   run_values,
   write_configuration,
 )
-from paxlite.programs.weights_model import build_experiment
+from paxlite.programs.launch import build_experiment
 from paxlite.run_data.run_data import RunData
 from paxlite.training.train_data import TrainData
 

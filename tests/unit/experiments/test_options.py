@@ -17,7 +17,8 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.llama import LLaMA3_8B, SmolLM135M
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
-from paxlite.experiments.registry import build_experiment, class_of
+from paxlite.experiments.registry import class_of
+from paxlite.programs.launch import build_experiment
 
 # what every language model had, with the values that it had
 FORMER = dict(

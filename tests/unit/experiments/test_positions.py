@@ -10,14 +10,14 @@ import pytest
 
 from paxlite.checkpointing import source
 from paxlite.core.errors import UserError
-from paxlite.experiments import registry
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.description import configs_text
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
 from paxlite.programs.first_start import with_positions
+from paxlite.programs.launch import build_experiment
 from paxlite.programs.run import Run
-from paxlite.programs.weights_model import build_experiment, knowing_weights
+from paxlite.programs.weights_model import knowing_weights
 from paxlite.weights.families import config_json, experiment_of
 
 SMALL = dict(
@@ -184,8 +184,8 @@ def test_a_checkpoint_is_found_and_read_once_when_an_experiment_is_built(tmp_pat
   assert changed.weights is e.weights
   assert calls == ['_checkpoint_folders', 'read_experiment']
   assert e.replaced(CHECKPOINT_RESTORE_PATH='other').weights.positions is None
-  registry.build_experiment('LLaMA7BSFT', [], {'CHECKPOINT_RESTORE_PATH': weights})
-  assert len(calls) == 2  # flags alone say nothing of weights
+  build_experiment('LLaMA7BSFT', [], {'CHECKPOINT_RESTORE_PATH': weights})
+  assert len(calls) == 4  # once more for another experiment
 
 
 def test_weights_that_are_gone_are_a_problem_of_whoever_needs_them(tmp_path):

@@ -3,9 +3,9 @@ import pathlib
 import pytest
 
 from paxlite.experiments.demo import DemoGPT, DemoGPTAdam
-from paxlite.experiments.registry import build_experiment
 from paxlite.ladder import rungs, transfer
 from paxlite.ladder.sizes import Size
+from paxlite.programs.launch import build_experiment
 
 
 @pytest.mark.parametrize('kind', [DemoGPT, DemoGPTAdam])

@@ -29,7 +29,7 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.gemma4 import Gemma4E2B
 from paxlite.experiments.llama import LLaMA70B
-from paxlite.experiments.registry import build_experiment
+from paxlite.programs.launch import build_experiment
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
 from tests.unit.aot.planning.machines import machine
