@@ -30,7 +30,7 @@ def main() -> None:
   with contextlib.suppress(UserError):  # of an extension; _run raises it again, to be reported
     command = find(sys.argv[1]) if sys.argv[1:] else None
   if command is not None and command.is_run:
-    command.run(sys.argv[2:])
+    command.main(sys.argv[2:])
   else:
     command_line.run(_run)
 
@@ -41,7 +41,7 @@ def _run(argv: Sequence[str]) -> None:
   elif not argv or argv[0] in (*HELP, 'help'):
     print(f'{__doc__.strip()}\n\n{listing()}\n{_EXAMPLES.rstrip()}')
   elif command := find(argv[0]):
-    command.run(argv[1:])
+    command.main(argv[1:])
   elif absent := missing(argv[0]):
     raise UserError(f'paxlite {absent}')
   else:

@@ -7,8 +7,9 @@ store, and `local` elsewhere.
 """
 
 import argparse
+import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from paxlite import extensions
@@ -59,6 +60,7 @@ class Parser(argparse.ArgumentParser):
     doc: The docstring of the command's module: its usage, an empty line, and its description.
   """
 
+  _takes_flags_of_pax = False  # those that do nothing here, and --flagfile
   _attribute = re.compile(r'--?fdl\.|(?=([A-Z][A-Z0-9_]*|task\.[\w.[\]]+)=)')
 
   def __init__(self, doc: str | None):
@@ -111,13 +113,19 @@ class Parser(argparse.ArgumentParser):
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments; `attributes` has the text of every NAME=text.
 
+    `warnings` are about flags of Pax that do nothing here.
+
     Raises:
       UserError: They are not those of this command.
     """
     if HELP & set(argv):
       self.print_help()
       self.exit()
-    flags, words, attributes = self._sorted(argv)
+    given, warnings = list(argv), list[str]()
+    if self._takes_flags_of_pax:
+      given = list(_with_files(argv))
+      given, warnings = extensions.hint('command line', 'main', given) or (given, warnings)
+    flags, words, attributes = self._sorted(given)
     try:
       args, more = self.parse_known_args([*flags, *(['--', *words] if words else [])])
     except argparse.ArgumentError as e:
@@ -127,8 +135,18 @@ class Parser(argparse.ArgumentParser):
     for name, metavar in self._words.items():
       if getattr(args, name) is None:
         raise UserError(f'{metavar} is missing: {self.usage}')
-    args.attributes = attributes
+    args.attributes, args.warnings = {}, warnings
+    self.complete(args, attributes.keys())
+    args.attributes = {**args.attributes, **attributes}
     return args
+
+  def complete(self, options: argparse.Namespace, stated: Collection[str]) -> None:
+    """Sets what follows from the words of a command: options, and texts of `attributes`.
+
+    Args:
+      options: The options.
+      stated: Names of attributes that the command line states, which hold in any case.
+    """
 
   def _sorted(self, argv: Sequence[str]) -> tuple[list[str], list[str], dict[str, str]]:
     """Returns the flags as argparse takes them for sure, the words, and the attributes."""
@@ -217,3 +235,25 @@ class Parser(argparse.ArgumentParser):
     flag = [*action.option_strings, f'--{action.dest}'][0]
     starts = text and said.startswith(text)
     raise UserError(f'{flag}={said}' if starts else f'{flag}={text}: {said}')
+
+
+def _with_files(argv: Iterable[str], within: tuple[str, ...] = ()) -> Iterator[str]:
+  """Yields the arguments, and in place of --flagfile=FILE those of its lines.
+
+  Lines that begin with # or // are comments, as in files of absl's flags.
+  """
+  left = iter(argv)
+  for argument in left:
+    found = re.fullmatch(r'--?flagfile(?:=(.*))?', argument, re.DOTALL)
+    if found is None:
+      yield argument
+      continue
+    path = expanded(next(left, '') if found[1] is None else found[1])
+    if path in within:
+      raise UserError(f'--flagfile={path} names itself')
+    try:
+      lines = map(str.strip, pathlib.Path(path).read_text(encoding='utf-8').splitlines())
+    except (OSError, ValueError) as e:
+      raise UserError(f'--flagfile={path} cannot be read: {e}') from None
+    flags = (line for line in lines if line and not line.startswith(('#', '//')))
+    yield from _with_files(flags, (*within, path))

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from paxlite import extensions
 from paxlite.cli.parser import Parser, expanded, experiment_name, local, stored
@@ -32,6 +32,8 @@ class RunParser(Parser):
     word: What the word names, and its meaning. None: what the mode works on.
     folder: The folder of the run where no flag names one.
   """
+
+  _takes_flags_of_pax = True
 
   def __init__(
     self,
@@ -77,18 +79,10 @@ class RunParser(Parser):
     add('--jax_profiler_port', 'of a server of the JAX profiler', _port, metavar='PORT')
     add('--flagfile', 'a file with further flags, one on each line')
 
-  def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the options; `warnings` are about flags of Pax that do nothing here."""
-    given = list(_with_files(argv))
-    kept, warnings = extensions.hint('command line', 'main', given) or (given, [])
-    options = super().parsed(kept)
-    options.warnings = warnings
-    if self._mode is not None:
-      self.apply_name(options)
-    return options
-
-  def apply_name(self, options: argparse.Namespace) -> None:
+  def complete(self, options: argparse.Namespace, stated: Collection[str]) -> None:
     """Sets the experiment or the folder that the word of the command names."""
+    if self._mode is None:
+      return
     name, mode = options.name, self._mode
     if name is None:
       if options.fdl_config is None and options.job_log_dir is None:
@@ -120,25 +114,3 @@ def _port(text: str) -> int:
   if not text.isdecimal() or not 1 <= int(text) <= 65535:
     raise UserError(f'{text} must be from 1 to 65535')
   return int(text)
-
-
-def _with_files(argv: Iterable[str], within: tuple[str, ...] = ()) -> Iterator[str]:
-  """Yields the arguments, and in place of --flagfile=FILE those of its lines.
-
-  Lines that begin with # or // are comments, as in files of absl's flags.
-  """
-  left = iter(argv)
-  for argument in left:
-    found = re.fullmatch(r'--?flagfile(?:=(.*))?', argument, re.DOTALL)
-    if found is None:
-      yield argument
-      continue
-    path = expanded(next(left, '') if found[1] is None else found[1])
-    if path in within:
-      raise UserError(f'--flagfile={path} names itself')
-    try:
-      lines = map(str.strip, pathlib.Path(path).read_text(encoding='utf-8').splitlines())
-    except (OSError, ValueError) as e:
-      raise UserError(f'--flagfile={path} cannot be read: {e}') from None
-    flags = (line for line in lines if line and not line.startswith(('#', '//')))
-    yield from _with_files(flags, (*within, path))

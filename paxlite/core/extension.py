@@ -6,7 +6,7 @@ extensions are read at each start, and import this module alone.
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,9 +30,11 @@ class Command:
   is_run: bool = False
   has_parser: bool = True
 
-  def run(self, arguments: Sequence[str]) -> None:
-    """Runs the command; errors of the user are raised."""
-    importlib.import_module(self.module).main(arguments)
+  @property
+  def main(self) -> Callable[[Sequence[str]], None]:
+    """The function that runs the command with its arguments; it raises errors of the user."""
+    found: Callable[[Sequence[str]], None] = importlib.import_module(self.module).main
+    return found
 
   @property
   def parser(self) -> Any:

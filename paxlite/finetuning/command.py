@@ -18,6 +18,7 @@ Example:
 import argparse
 import functools
 import pathlib
+from collections.abc import Collection
 
 from paxlite import main as paxlite_main
 from paxlite.cli.run_options import RunParser
@@ -44,25 +45,25 @@ class _FinetuneParser(RunParser):
       '--method', 'how to train: a name from the list above (sft)', _method, default='sft'
     )
 
-  def apply_name(self, options: argparse.Namespace) -> None:
+  def complete(self, options: argparse.Namespace, stated: Collection[str]) -> None:
     weights, method = options.name, options.method
     if weights is None:
       raise UserError(f'WEIGHTS is missing: see {self.prog} --help')
     if '/' in weights or pathlib.Path(weights).expanduser().is_dir():
-      if _PATH in options.attributes:
+      if _PATH in stated:
         raise UserError(f'{weights} and {_PATH} both say which weights to train: leave one out')
-      options.attributes = {_PATH: weights, **options.attributes}
-    elif 'MODEL' in options.attributes:
+      named = _PATH
+    elif 'MODEL' in stated:
       raise UserError(f'{weights} and MODEL both say which model to train: leave one out')
-    elif _PATH in options.attributes or options.dry_run:
-      options.attributes = {'MODEL': weights, **options.attributes}
+    elif _PATH in stated or options.dry_run:
+      named = 'MODEL'
     else:
       raise UserError(
         f'{weights} is not a folder. If it is the name of a model, its weights are missing: '
         f'{_PATH}=FOLDER, as paxlite import writes them'
       )
     options.fdl_config = FINE_TUNING[method]
-    options.attributes = {**VALUES_OF_METHODS.get(method, {}), **options.attributes}
+    options.attributes = {**VALUES_OF_METHODS.get(method, {}), named: weights}
     if options.job_log_dir is None and not options.dry_run:
       last = weights.rstrip('/').rpartition('/')[2] or 'weights'
       options.job_log_dir = f'runs/{last}-{method}'
