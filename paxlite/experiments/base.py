@@ -21,6 +21,7 @@ from paxlite.config import edits
 from paxlite.config.attribute_kinds import Kind, Training, names_of
 from paxlite.config.attributes import attribute_types, convert, derived
 from paxlite.config.experiment_file import WeightsFacts
+from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.experiments import options
@@ -110,7 +111,8 @@ class Experiment(
     Raises:
       UserError: A value of CONFIG_EDITS has another type than the one in its place.
     """
-    task = self.task()
+    with selections_named(type(self).__name__):
+      task = self.task()
     self.complete(task)
     return edits.edited(task, self.CONFIG_EDITS) if self.CONFIG_EDITS else task
 

@@ -56,7 +56,7 @@ _FORMER = {'remarks': 'warnings'}  # properties and methods that have another na
 
 
 def check_overrides(cls: type, base: type) -> None:
-  """Adds a check to each method that a class overrides, or gets from a mixin.
+  """Adds a check to each method of a user that a class overrides, or gets from a mixin.
 
   Args:
     cls: The class of an experiment.
@@ -67,8 +67,9 @@ def check_overrides(cls: type, base: type) -> None:
   """
   bases = [b for b in cls.__mro__[1:] if issubclass(b, base)]
   is_new = lambda name: all(vars(b).get(name) is not getattr(cls, name, None) for b in bases)
+  is_ours = lambda name: str(getattr(cls, name).__module__).startswith('paxlite.')
   for name, kind in _KINDS.items():
-    if hasattr(cls, name) and is_new(name):
+    if hasattr(cls, name) and is_new(name) and not is_ours(name):
       setattr(cls, name, _checked(getattr(cls, name), kind))
   for name, now in _FORMER.items():
     if name in vars(cls):  # nothing would ask it
