@@ -5,7 +5,11 @@ from paxlite.config.attributes import LocalPath
 from paxlite.experiments.parts.part import Part
 
 
-class LocalCheckpointing(Part, subject='Checkpoints'):
+class LocalCheckpointing(
+  Part,
+  subject='Checkpoints',
+  beside={'LOCAL_CHECKPOINT_EVERY_N_STEPS': 'LOCAL_CHECKPOINT_DIR'},
+):
   """Local checkpoints on the disks of a run's machines."""
 
   LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (

@@ -22,7 +22,11 @@ class Checkpointing(Part, subject='Checkpoints'):
   STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run at the first save after one that failed
 
 
-class Restoring(Part, subject='Start from weights or another run'):
+_HOW = 'IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'
+_BESIDE = {'CHECKPOINT_RESTORE_PATH': ' '.join(f'CHECKPOINT_{how}' for how in _HOW)}
+
+
+class Restoring(Part, subject='Start from weights or another run', beside=_BESIDE):
   """What a new run starts from: imported weights, or a job_log_dir or a checkpoint of a run."""
 
   CHECKPOINT_RESTORE_PATH: Run[StoredPath] = ''  # weights, or a run, that a new run starts from
@@ -77,7 +81,6 @@ class Restoring(Part, subject='Start from weights or another run'):
 
   def validate(self) -> None:
     super().validate()
-    for kind in ('IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'):
-      name = f'CHECKPOINT_{kind}'
+    for name in (f'CHECKPOINT_{how}' for how in _HOW):
       if getattr(self, name) and not self.CHECKPOINT_RESTORE_PATH:
         raise UserError(f'{name} needs CHECKPOINT_RESTORE_PATH=FOLDER')

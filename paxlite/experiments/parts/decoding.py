@@ -9,8 +9,12 @@ from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 
+_OF_TASKS = 'EVAL_TASKS_IN_TRAINING EVAL_CHAT EVAL_BATCH_TOKENS EVAL_TOO_LONG EVAL_SKIP_UNREADABLE'
 
-class Decoding(Experiment, subject='Generation and zero-shot tasks'):
+
+class Decoding(
+  Experiment, subject='Generation and zero-shot tasks', beside={'EVAL_TASKS': _OF_TASKS}
+):
   """Attributes of every language model for `--mode=decode` and zero-shot evaluation."""
 
   START_ID: Training[NotNegativeInt | None] = (

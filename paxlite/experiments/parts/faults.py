@@ -13,7 +13,9 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.parts.part import Part
 
 
-class Faults(Part, subject='Faults'):
+class Faults(
+  Part, subject='Faults', beside={'LOSS_SPIKE_FACTOR': 'LOSS_SPIKE_WINDOW MAX_ROLLBACKS'}
+):
   """Hangs, loss spikes and updates that are not finite: see docs/reliability.md."""
 
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).

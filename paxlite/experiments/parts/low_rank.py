@@ -16,7 +16,9 @@ from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 
 
-class LowRankFactors(Optimization, subject='LoRA'):
+class LowRankFactors(
+  Optimization, subject='LoRA', beside={'USE_LORA': 'USE_DORA LORA_RANK LORA_TARGET_LAYERS'}
+):
   """Low-rank factors of the projections of attention and feed-forward layers."""
 
   USE_LORA: Training[bool] = False  # trains low-rank factors of weights, and freezes the weights

@@ -15,6 +15,7 @@ from paxlite.config.attribute_kinds import (
   NotNegativeInt,
   Run,
   Training,
+  kind_of,
 )
 from paxlite.config.attributes import derived
 from paxlite.config.templates import config, config_text, nodes
@@ -53,6 +54,9 @@ _SCHEDULES: dict[Schedule, dict[str, str]] = {
   'linear_rampup_exponential_decay': _of_pax('LRED'),
 }
 
+_OF_SCHEDULES = {name for names in _SCHEDULES.values() for name in names.values()}
+_FIELDS = {name: dataclasses.fields(named.fields) for name, named in by_name.NAMED.items()}
+_OF_OPTIMIZERS = {f.name.upper() for fields in _FIELDS.values() for f in fields if kind_of(f.type)}
 # attributes that hold for any transformation
 _ALWAYS_HELD = {
   'TRAINABLE_VARIABLES',
@@ -294,6 +298,18 @@ class Optimization(
       return _text(other.transformation()) != _text(self.transformation())
     except Exception:  # it has read the value, which is none
       return True
+
+  @property
+  def idle(self) -> set[str]:
+    own = type(self)
+    if (own.transformation, own.schedule) != (Optimization.transformation, Optimization.schedule):
+      return super().idle  # what they read is not known
+    read = {field.name.upper() for field in _FIELDS.get(self.OPTIMIZER, ())}
+    of_schedule = {*_SCHEDULES[self.LR_SCHEDULE].values()}
+    if self.LR_SCHEDULE == 'linear':
+      of_schedule.add('LR_DECAY_ENDS')
+    others = _OF_OPTIMIZERS - read if self.OPTIMIZER in _FIELDS else set()
+    return super().idle | others | _OF_SCHEDULES - of_schedule
 
   @property
   def unread_attributes(self) -> set[str]:

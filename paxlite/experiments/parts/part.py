@@ -1,11 +1,11 @@
 """A part of an experiment: the attributes on one subject, and what is made of them."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from paxlite.config.attribute_kinds import kind_of
-from paxlite.config.attributes import Attributes, attribute_types
+from paxlite.config.attributes import Attributes, attribute_types, derived
 
 
 class Part(Attributes):
@@ -23,18 +23,25 @@ class Part(Attributes):
 
   _subject = ''
   _fields: ClassVar[tuple[Any, ...]] = ()
+  _beside: ClassVar[Mapping[str, str]] = {}
 
   def __init_subclass__(
-    cls, subject: str = '', fields: Iterable[type] = (), **kwargs: object
+    cls,
+    subject: str = '',
+    fields: Iterable[type] = (),
+    beside: Mapping[str, str] = _beside,
+    **kwargs: object,
   ) -> None:
     """Takes what else describes a part.
 
     Args:
       subject: The heading below which `paxlite show` and docs/attributes.md list the attributes.
       fields: Dataclasses whose fields with a kind are attributes, by their names in capitals.
+      beside: Names of attributes that do nothing unless one of others is set, by the names of
+        these; names are separated by blanks.
       **kwargs: For other base classes.
     """
-    cls._fields = tuple(fields)
+    cls._fields, cls._beside = tuple(fields), beside
     for field in (field for owner in cls._fields for field in dataclasses.fields(owner)):
       if kind_of(field.type) is not None:
         setattr(cls, field.name.upper(), field.default)
@@ -67,6 +74,24 @@ class Part(Attributes):
     order = [getattr(base, '_subject', '') for base in cls.__mro__]
     used = {cls.subject_of(name) for name in attribute_types(cls)}
     return sorted(used, key=lambda s: order.index(s) if s in order else -1)
+
+  @property
+  def idle(self) -> set[str]:
+    """Attributes that do nothing, because others are not set."""
+    beside = [pair for part in type(self).__mro__ for pair in vars(part).get('_beside', {}).items()]
+    is_off = lambda switches: not any(getattr(self, name) for name in switches.split())
+    return {name for switches, names in beside if is_off(switches) for name in names.split()}
+
+  def values(self) -> dict[str, object]:
+    """Every attribute and its value, sorted by name, but for idle ones that are as declared."""
+    idle = set(filter(self._is_as_declared, self.idle))
+    return {name: value for name, value in super().values().items() if name not in idle}
+
+  def _is_as_declared(self, name: str) -> bool:
+    stated = [vars(base)[name] for base in type(self).__mro__ if name in vars(base)]
+    if isinstance(stated[-1], derived):
+      return name not in vars(self) and stated[0] is stated[-1]
+    return bool(getattr(self, name) == stated[0] == stated[-1])
 
   def validate(self) -> None:
     """Checks everything that can be checked without a device; raises UserError."""

@@ -4,7 +4,9 @@ from paxlite.config.attribute_kinds import Run
 from paxlite.experiments.base import Experiment
 
 
-class Samples(Experiment, subject='Samples'):
+class Samples(
+  Experiment, subject='Samples', beside={'SAMPLE_PROMPTS SAMPLE_PROMPT': 'SAMPLE_CHAT'}
+):
   """Samples need a dataset with a tokenizer."""
 
   SAMPLE_PROMPTS: Run[list[str]] = []  # prompts that the model continues at each evaluation

@@ -5,8 +5,13 @@ from typing import Annotated, Literal
 from paxlite.config.attribute_kinds import Bounds, Count, OffAtZeroInt, Run
 from paxlite.experiments.parts.part import Part
 
+_BESIDE = {
+  'KEEP_BEST EARLY_STOPPING_PATIENCE': 'BEST_METRIC',
+  'PROFILER_CAPTURE_STEP': 'PROFILER_NUM_STEPS',
+}
 
-class TrainingLoop(Part, subject='Training loop'):
+
+class TrainingLoop(Part, subject='Training loop', beside=_BESIDE):
   """The length of a run, and its intervals, which are in steps."""
 
   MAX_STEPS: Run[Count] = 1_000_000  # the last step of training

@@ -8,7 +8,7 @@ import fiddle as fdl
 import jax.numpy as jnp
 import pytest
 
-from paxlite.config.attributes import Attributes, convert, parse
+from paxlite.config.attributes import Attributes, attribute_types, convert, parse
 from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
 from paxlite.core import shell
 from paxlite.core.errors import UserError
@@ -284,7 +284,7 @@ def test_config_holds_every_value_and_builds_to_the_same():
   derived |= {'NORM_SCALE_OFFSET', 'OUTPUT_INIT_STD'}
   derived |= {'TRAINABLE_VARIABLES', 'USE_TE', 'TE_RECIPE', 'UNROLL_LAYERS'}
   derived |= {'MAX_POSITION_EMBEDDINGS', 'REFERENCE_RESTORE_PATH'}
-  assert set(cfg.__arguments__) == set(GPT126M().values()) - derived
+  assert set(cfg.__arguments__) == set(attribute_types(GPT126M)) - derived
   cfg.NUM_LAYERS = 3
   built = fdl.build(cfg)
   assert isinstance(built, Experiment)

@@ -2,8 +2,10 @@
 
 import json
 
+import fiddle as fdl
 import pytest
 
+from paxlite.config.attributes import attribute_types
 from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import full_name
@@ -32,6 +34,42 @@ FORMER = dict(
 
 def test_a_class_does_not_show_what_few_models_have():
   assert FORMER.keys().isdisjoint(LLaMA3_8B().values())
+  assert len(LLaMA3_8B().values()) <= 140
+
+
+IDLE = dict(MUON_MOMENTUM=0.9, LR_WARMUP=7, LR_DECAY_ENDS=[9], LORA_RANK=4, EVAL_CHAT=True)
+
+
+@pytest.mark.parametrize('name', IDLE)
+def test_what_does_nothing_is_a_value_where_it_is_stated(name):
+  assert name not in LLaMA3_8B().values()
+  assert name not in fdl.build(LLaMA3_8B.config()).values()
+  stated = LLaMA3_8B(**{name: IDLE[name]})
+  assert stated.replaced(SEED=7).values()[name] == IDLE[name]
+  assert stated_values(LLaMA3_8B, stated.values())[name] == IDLE[name]
+  mine = type('Mine', (LLaMA3_8B,), {name: IDLE[name], '__module__': 'mine'})
+  assert mine().values()[name] == IDLE[name]
+
+
+def test_what_an_attribute_needs_is_shown_beside_it():
+  e = LLaMA3_8B(OPTIMIZER='muon', LR_SCHEDULE='linear', USE_LORA=True)
+  shown = 'MUON_UPDATE_RMS', 'LR_WARMUP', 'LR_DECAY_ENDS', 'LORA_RANK'
+  assert {*shown} <= e.values().keys()
+  assert {'SOAP_FREQUENCY', 'ADAM_CLIP_THRESHOLD', 'LR_DECAY_SHAPE'} & e.values().keys() == {
+    'ADAM_CLIP_THRESHOLD'  # which LLaMA states
+  }
+
+
+def test_a_run_whose_file_has_what_does_nothing_continues(tmp_path):
+  write_configuration(TinyGPT(), tmp_path)
+  path = tmp_path / 'experiment.json'
+  found = json.loads(path.read_text())
+  every = {name: getattr(TinyGPT(), name) for name in attribute_types(TinyGPT)}
+  path.write_text(json.dumps(found | {'values': every}))
+  refuse_other_experiment(TinyGPT(), tmp_path)
+  path.write_text(json.dumps(found | {'values': every | dict(LORA_RANK=9)}))
+  with pytest.raises(UserError, match='LORA_RANK 9 → 8'):
+    refuse_other_experiment(TinyGPT(), tmp_path)
 
 
 def test_an_attribute_of_a_part_brings_the_part():
