@@ -8,8 +8,17 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 
 # Modules of the core; leaves say theirs themselves.
+_PARTS = 'paxlite.experiments.parts'
 OF_THE_CORE = {
-  'paxlite.experiments.parts.query_growth': 'paxlite.experiments.parts.attention_temperature',
+  f'{_PARTS}.backend': 'paxlite.experiments.language_model',
+  f'{_PARTS}.batches': f'{_PARTS}.training_loop',
+  f'{_PARTS}.context_parallelism': f'{_PARTS}.attention',
+  f'{_PARTS}.faults': f'{_PARTS}.training_loop',
+  f'{_PARTS}.feed_forward': f'{_PARTS}.stack',
+  f'{_PARTS}.low_rank': f'{_PARTS}.memory_savings',
+  f'{_PARTS}.query_growth': f'{_PARTS}.attention_temperature',
+  f'{_PARTS}.rotary_positions': f'{_PARTS}.positions',
+  f'{_PARTS}.samples': f'{_PARTS}.decoding',
   'paxlite.layers.precision.weight_forms': 'paxlite.layers.precision.quantization',
 }
 

@@ -11,6 +11,7 @@ that the trainer needs.
 
 import inspect
 import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -26,9 +27,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.experiments import options
 from paxlite.experiments.own_methods import check_overrides
-from paxlite.experiments.parts.batches import Batches
-from paxlite.experiments.parts.checkpoints import Checkpointing, Restoring
-from paxlite.experiments.parts.faults import Faults
+from paxlite.experiments.parts.checkpoints import Checkpointing
 from paxlite.experiments.parts.part import Part
 from paxlite.experiments.parts.training_loop import TrainingLoop
 from paxlite.layers.precision.backends import Backend
@@ -40,16 +39,12 @@ from paxlite.training.callbacks import Callback
 if TYPE_CHECKING:
   import jax
 
-
-if TYPE_CHECKING:
   Added = Part
-else:
-  Added = type('Added', (*extensions.added('parts'), Part), {})
+else:  # stands for the parts of extensions among the bases of a class
+  Added = types.SimpleNamespace(__mro_entries__=lambda bases: (*extensions.added('parts'),))
 
 
-class Experiment(
-  Batches, TrainingLoop, Checkpointing, Restoring, Faults, Added, subject='Built config'
-):
+class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
   """What every run has; subclasses add the parts of a model and a dataset.
 
   The parts of extensions are parts of every experiment.

@@ -1,12 +1,152 @@
-"""The base class of experiments with a language model."""
+"""The base class of experiments with a language model, and the backend of its multiplications."""
 
-from paxlite.experiments.parts.backend import Backends
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import fiddle as fdl
+from fiddle import selectors
+
+from paxlite import extensions
+from paxlite.compilation.compiler import Option, is_known_here
+from paxlite.config.attribute_kinds import Run, Training
+from paxlite.config.templates import template
+from paxlite.core.errors import UserError
+from paxlite.experiments.parts.stack import DeviceKind
+from paxlite.experiments.parts.transformer import Transformer
+from paxlite.layers.precision import backends
+from paxlite.layers.precision.backends import Backend, TeRecipe
+from paxlite.layers.precision.einsum import Einsum, JnpEinsum
+from paxlite.layers.precision.fp8_matmul import Fp8Einsum, begin_step
+
+if TYPE_CHECKING:
+  import jax
 
 
-class LanguageModel(Backends):
-  """A decoder-only transformer on any backend, trained with Pax's Adam."""
+class LanguageModel(Transformer, subject='Backends'):
+  """A decoder-only transformer on any backend, trained with Pax's Adam.
+
+  At most one of USE_FP8, USE_TE and USE_INT8 may be on.
+  If USE_TE or TE_RECIPE is not set, it follows the environment's ENABLE_TE=1 or ENABLE_FP8=1.
+
+  USE_TE=gemm uses Transformer Engine's matrix multiplications; the model's parameters stay the
+  same. USE_TE=layer uses Transformer Engine's whole layers, which have other parameters
+  (paxlite convert-te converts them).
+  """
 
   _is_published = False  # whether the experiments that fine-tune any model take it
+
+  USE_FP8: Training[bool] = False  # matrix multiplications in FP8, by XLA alone
+  USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = (
+    'off'  # matrix multiplications in int8, of the forward pass or of both
+  )
+
+  @property
+  def USE_TE(self) -> Training[Literal['off', 'gemm', 'layer']]:
+    """Transformer Engine for matrix multiplications (gemm) or whole blocks (layer)."""
+    return 'gemm' if backends.environment_flag('ENABLE_TE') else 'off'
+
+  @property
+  def TE_RECIPE(self) -> Training[TeRecipe]:
+    """Transformer Engine's recipe of scaling in FP8; bf16: no FP8."""
+    if vars(self).get('USE_TE') == 'off':
+      return 'bf16'
+    return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
+
+  @property
+  def plain_backend(self) -> dict[str, object]:
+    return dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')
+
+  @property
+  def continues_text(self) -> bool:
+    return self.USE_TE != 'layer'
+
+  @functools.cached_property
+  def backend(self) -> Backend:
+    """The backend, and the attribute or environment variable that chose it.
+
+    Raises:
+      UserError: Two backends that exclude each other were chosen.
+    """
+    asked = {
+      'USE_FP8': self.USE_FP8,
+      'USE_TE': self.USE_TE != 'off',
+      'USE_INT8': self.USE_INT8 != 'off',
+    }
+    names = [name for name, on in asked.items() if on]
+    if len(names) > 1:
+      raise UserError(
+        f'{" and ".join(map(self._origin, names))} exclude each other: choose one, '
+        f'USE_FP8=False, USE_TE=off or USE_INT8=off leave the others out'
+      )
+    if self.TE_RECIPE != 'bf16' and self.USE_TE == 'off':
+      raise UserError(
+        f'{self._origin("TE_RECIPE")} is for Transformer Engine, which is off: set ENABLE_TE=1 or '
+        "USE_TE=gemm; or, for XLA's own FP8, unset ENABLE_FP8 and give USE_FP8=True"
+      )
+    if not names:
+      return super().backend
+    if self.USE_FP8:
+      return Backend('xla_fp8', self._origin('USE_FP8'))
+    if self.USE_INT8 != 'off':
+      return Backend('int8', self._origin('USE_INT8'))
+    reason = f'{self._origin("USE_TE")}, {self._origin("TE_RECIPE")}'
+    if self.USE_TE == 'layer':
+      reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
+    return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
+
+  def attention_choices(self, device: 'jax.Device') -> list[str]:
+    return [] if self.USE_TE == 'layer' else super().attention_choices(device)
+
+  def _origin(self, name: str) -> str:
+    """Returns an attribute with its value, or the environment variable that it follows."""
+    variable = {'USE_TE': 'ENABLE_TE', 'TE_RECIPE': 'ENABLE_FP8'}.get(name)
+    if variable is not None and name not in vars(self) and backends.environment_flag(variable):
+      return f"the environment's {variable}=1"
+    return f'{name}={getattr(self, name)}'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.USE_TE == 'layer':
+      self.build_task()
+    if self.backend.name not in ('xla', 'xla_fp8') and self.num_stages > 1:
+      raise UserError(
+        f'{self.backend}: a pipeline (mesh axis stage) runs in XLA alone, FP8 included'
+      )
+
+  @property
+  def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
+    """Kinds of devices on which repeated layers are compiled one by one, without a loop.
+
+    With Transformer Engine there are none: policies neither see nor keep its products.
+    """
+    return [] if self.USE_TE != 'off' else super().UNROLL_LAYERS
+
+  def compiler_options(
+    self, platform: str, is_known: Callable[[str, Option], bool] = is_known_here
+  ) -> dict[str, Option]:
+    options = super().compiler_options(platform, is_known)
+    if self.backend.name == 'xla_fp8' and platform in ('gpu', 'cuda'):
+      # Triton's kernels would multiply FP8 matrices in bfloat16; cuBLASLt has FP8 kernels.
+      options.setdefault('xla_gpu_enable_triton_gemm', False)
+    return options
+
+  def complete(self, task: fdl.Config) -> None:
+    self.check_optimizer(task)
+    self.quantize_frozen(task)
+    if self.USE_FP8:
+      for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
+        fdl.update_callable(einsum, Fp8Einsum)
+      task.begin_step = template(begin_step)
+    if self.USE_TE != 'off':
+      extensions.hook('USE_TE')(self, task)
+    if self.USE_INT8 != 'off':
+      for einsum in selectors.select(
+        task.model, Einsum, match_subclasses=False, check_nonempty=False
+      ):
+        fdl.update_callable(einsum, JnpEinsum)
+      backward = self.USE_INT8 == 'forward_backward'
+      task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
 
   @property
   def learns_chats(self) -> bool:

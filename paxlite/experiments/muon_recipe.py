@@ -7,8 +7,8 @@ class Mine(MuonRecipe, TextFiles, GPT126M):
 from paxlite.config.attributes import derived
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import QkNorm
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.optimization import Schedule
+from paxlite.experiments.parts.stack import Activation
 
 
 class MuonRecipe(LanguageModel):

@@ -4,7 +4,7 @@ from paxlite.config.attribute_kinds import OffAtZeroInt, Run
 from paxlite.experiments.parts.part import Part
 
 
-class Verification(Part, subject='Faults'):
+class Verification(Part, subject='Training loop'):
   """Wrong bits of a device: see docs/verifying.md."""
 
   VERIFY_EVERY_N_STEPS: Run[OffAtZeroInt] = (

@@ -11,12 +11,11 @@ from paxlite.experiments.deepseek.layers import LatentAttention
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.latent_queries import QueryLatents
 from paxlite.experiments.parts.partial_positions import PartialPositions
+from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
-from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.stack import Activation, BlockKind
 from paxlite.experiments.registry import register
 
 

@@ -34,12 +34,11 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router, RouterScores
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.latent_queries import Indexers
 from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.partial_positions import PartialPositions
-from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.positions import RopeScaling
+from paxlite.experiments.parts.stack import Activation, BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention import AttentionSinks
 from paxlite.layers.norms import UnscaledRmsNorm

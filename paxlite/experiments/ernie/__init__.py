@@ -4,8 +4,8 @@ from typing import Literal
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.logits_bias import LogitsBias
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 
 

@@ -219,7 +219,7 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
 _OF_TEXT = 'EOS_IDS', 'START_ID', 'REPETITION_PENALTY', 'GENERATION_CONFIG'
 
 
-class _OfAnyModel(LanguageModel, subject='Start from weights or another run'):
+class _OfAnyModel(LanguageModel, subject='Checkpoints'):
   """An experiment whose model is the one that MODEL names, or else that of the weights."""
 
   MODEL: Training[str] = ''  # experiment of the model; '': that of the weights

@@ -7,7 +7,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.local_positions import LocalPositions
-from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.registry import register
 
 

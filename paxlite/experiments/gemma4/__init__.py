@@ -26,9 +26,8 @@ from paxlite.experiments.gemma4.layers import (
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.linked_stack import LinkedStack
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.stack import Activation, BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.embeddings import TokenEmbedding

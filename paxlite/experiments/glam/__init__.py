@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention import SeparateQkv

@@ -5,9 +5,9 @@ from typing import Literal
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 
 

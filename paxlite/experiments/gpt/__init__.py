@@ -1,8 +1,8 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.optimization import Schedule
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 from paxlite.layers.remat import CheckpointPolicy

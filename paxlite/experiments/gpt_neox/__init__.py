@@ -1,9 +1,9 @@
 """GPT-NeoX and Pythia, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.parallel_blocks import BlockOrder, ParallelBlocks
 from paxlite.experiments.parts.partial_positions import PartialPositions
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 

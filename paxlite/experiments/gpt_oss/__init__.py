@@ -4,8 +4,8 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.positions import RopeScaling
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 
 

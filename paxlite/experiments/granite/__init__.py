@@ -5,9 +5,9 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.experiments.parts.residual_factor import ResidualFactor
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 
 _MAMBA: list[AttentionKind] = ['mamba2']

@@ -5,8 +5,8 @@ The sizes are those of published weights, which `paxlite import` reads.
 
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.optimization import Schedule
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 

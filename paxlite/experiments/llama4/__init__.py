@@ -13,8 +13,7 @@ from paxlite.experiments.llama4.layers import ChunkedAttention, Chunks, InputSca
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.stack import Activation, BlockKind
 from paxlite.experiments.registry import register
 from paxlite.layers.norms import UnscaledRmsNorm
 

@@ -2,7 +2,7 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
-from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.registry import register
 
 

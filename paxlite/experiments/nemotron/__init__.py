@@ -9,9 +9,8 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.nemotron.layers import AttentionBlock, FeedForwardBlock
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.mamba2 import Mamba2Layers
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.stack import Activation, BlockKind
 
 FEED_FORWARD: frozenset[AttentionKind] = frozenset(('feed_forward', 'experts'))
 

@@ -7,11 +7,10 @@ import fiddle as fdl
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
 from paxlite.experiments.parts.local_positions import LocalPositions
-from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.positions import RopeScaling
+from paxlite.experiments.parts.stack import Activation, BlockKind
 from paxlite.experiments.registry import register
 
 

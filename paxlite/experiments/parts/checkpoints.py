@@ -10,9 +10,15 @@ from paxlite.config.experiment_file import UNKNOWN, WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.part import Part
 
+_HOW = 'IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'
+_BESIDE = {'CHECKPOINT_RESTORE_PATH': ' '.join(f'CHECKPOINT_{how}' for how in _HOW)}
 
-class Checkpointing(Part, subject='Checkpoints'):
-  """Checkpoints in the run's folder."""
+
+class Checkpointing(Part, subject='Checkpoints', beside=_BESIDE):
+  """Checkpoints in the run's folder, and what a new run starts from.
+
+  That is imported weights, or a job_log_dir or a checkpoint of a run.
+  """
 
   CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints
   CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
@@ -20,15 +26,6 @@ class Checkpointing(Part, subject='Checkpoints'):
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # newest checkpoints that are kept
   STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run at the first save after one that failed
-
-
-_HOW = 'IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'
-_BESIDE = {'CHECKPOINT_RESTORE_PATH': ' '.join(f'CHECKPOINT_{how}' for how in _HOW)}
-
-
-class Restoring(Part, subject='Start from weights or another run', beside=_BESIDE):
-  """What a new run starts from: imported weights, or a job_log_dir or a checkpoint of a run."""
-
   CHECKPOINT_RESTORE_PATH: Run[StoredPath] = ''  # weights, or a run, that a new run starts from
   CHECKPOINT_IGNORE_RULES: Training[
     list[str]

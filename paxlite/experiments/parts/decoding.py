@@ -10,12 +10,11 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 
 _OF_TASKS = 'EVAL_TASKS_IN_TRAINING EVAL_CHAT EVAL_BATCH_TOKENS EVAL_TOO_LONG EVAL_SKIP_UNREADABLE'
+_BESIDE = {'EVAL_TASKS': _OF_TASKS, 'SAMPLE_PROMPTS SAMPLE_PROMPT': 'SAMPLE_CHAT'}
 
 
-class Decoding(
-  Experiment, subject='Generation and zero-shot tasks', beside={'EVAL_TASKS': _OF_TASKS}
-):
-  """Attributes of every language model for `--mode=decode` and zero-shot evaluation."""
+class Decoding(Experiment, subject='Generation and zero-shot tasks', beside=_BESIDE):
+  """What a model continues: in a run, in `--mode=decode`, and in zero-shot evaluation."""
 
   START_ID: Training[NotNegativeInt | None] = (
     0  # token id at the start of every text; None: the one that the tokenizer adds
@@ -52,6 +51,12 @@ class Decoding(
     'truncate'  # what happens to a zero-shot task that is longer than the model's context
   )
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records of zero-shot tasks
+
+  SAMPLE_PROMPTS: Run[list[str]] = []  # prompts that the model continues at each evaluation
+  SAMPLE_PROMPT: Run[str | None] = None  # text that the model continues after training; None: none
+  SAMPLE_CHAT: Run[bool | None] = (
+    None  # the model answers sample prompts as a chat; None: if it learns chats
+  )
 
   @property
   def gives_rewards(self) -> bool:

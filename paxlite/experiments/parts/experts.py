@@ -18,8 +18,7 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.feed_forward import Activation
-from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.parts.stack import Activation, BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import LOAD_BIAS, GroupRouter, balanced
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter

@@ -8,8 +8,8 @@ from paxlite.config.attribute_kinds import Count, Function, NotNegative, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.layers_with_state import LayersWithState
+from paxlite.experiments.parts.stack import Activation
 from paxlite.layers.linear_attention.decay import Steps
 from paxlite.layers.linear_attention.gated_norm import Gate, GateThenRmsNorm, RmsNormThenGate
 from paxlite.layers.linear_attention.mamba2 import Mamba2

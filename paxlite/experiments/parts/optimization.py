@@ -20,6 +20,7 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.attributes import derived
 from paxlite.config.templates import config, config_text, nodes
 from paxlite.core.errors import UserError, compiled
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.optim import by_name, schedules, variable_groups
 from paxlite.optim.optimizers import Optimizer
@@ -139,7 +140,9 @@ class Optimization(
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
     """Regular expressions of the variables that are trained; all others are frozen."""
-    return ['.*']
+    if not self.USE_LORA:
+      return ['.*']
+    return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES]
 
   @property
   def LR_COS_DECAY_START(self) -> Training[int]:

@@ -15,7 +15,7 @@ class Part(Attributes):
   A part that reads attributes of another part has it as a base. `validate` and `warnings` add to
   those of `super()`.
 
-      class Batches(Parallelism, subject='Batches'):
+      class TrainingLoop(Parallelism, subject='Training loop'):
         MAX_SEQ_LEN: Training[Count] = 1024  # tokens of a sequence
 
   A comment at a declaration is the meaning of the attribute: a phrase that can be read alone.

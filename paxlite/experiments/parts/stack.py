@@ -6,13 +6,13 @@ from typing import Literal, NamedTuple
 import fiddle as fdl
 
 from paxlite import extensions
-from paxlite.config.attribute_kinds import Count, Run, Shape, Training
+from paxlite.config.attribute_kinds import Count, Function, Run, Shape, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.attention import AttentionKind, AttentionLayers
-from paxlite.experiments.parts.feed_forward import FeedForwardLayers
 from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.layers.block_sequence import BlockSequence
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.remat import CheckpointPolicy, keeps_products
 from paxlite.layers.transformer import (
   RepeatedTransformer,
@@ -21,6 +21,7 @@ from paxlite.layers.transformer import (
 )
 from paxlite.parallel import devices
 
+Activation = Literal['gelu', 'gelu_exact', 'relu', 'relu2', 'silu', 'clamped_swiglu']
 DeviceKind = Literal['cpu', 'gpu', 'tpu']
 
 
@@ -33,8 +34,8 @@ class BlockKind(NamedTuple):
   number: int | None = None  # in a stack in which no two blocks are alike
 
 
-class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of layers'):
-  """The blocks between embeddings and logits."""
+class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
+  """The blocks between embeddings and logits, and their feed-forward layers, gated or not."""
 
   NUM_LAYERS: Shape[Count] = 10  # transformer blocks
   USE_REPEATED_LAYER: Training[bool] = (
@@ -47,6 +48,21 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
   GATHER_STAGES_ONCE: Run[bool] = (
     True  # a pipeline gathers the sharded weights of its stages once a step, not once a tick
   )
+
+  ACTIVATION_CLS: Function[Activation] = 'relu'  # activation function of feed-forward layers
+  USE_GATED_ACTIVATION: Shape[bool] = (
+    False  # gates feed-forward layers: the activation is multiplied by a second projection
+  )
+
+  @property
+  def HIDDEN_DIMS(self) -> Shape[Count]:
+    """Width inside a feed-forward layer."""
+    return 4 * self.MODEL_DIMS
+
+  @property
+  def USE_FFN_BIAS(self) -> Shape[bool]:
+    """Biases of feed-forward layers."""
+    return self.USE_BIAS
 
   @property
   def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
@@ -130,6 +146,8 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
 
   def validate(self) -> None:
     super().validate()
+    if (self.ACTIVATION_CLS == 'clamped_swiglu') > self.USE_GATED_ACTIVATION:
+      raise UserError('ACTIVATION_CLS=clamped_swiglu needs USE_GATED_ACTIVATION=True')
     if self.num_stages > 1:
       layers, rest = divmod(self.NUM_LAYERS - self.num_first_blocks, self.blocks_per_layer)
       if rest or self.num_first_blocks or layers % self.num_stages:
@@ -146,6 +164,21 @@ class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of
         raise UserError('a pipeline (mesh axis stage) needs USE_REPEATED_LAYER=True')
       if self.UNROLL_LAYERS:
         raise UserError("a pipeline (mesh axis stage) needs 'UNROLL_LAYERS=[]'")
+
+  def feed_forward(self, hidden_dims: int) -> fdl.Partial:
+    """Returns the template of a feed-forward layer."""
+    return template(
+      GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,
+      model_dims=self.MODEL_DIMS,
+      hidden_dims=hidden_dims,
+      activation=self.ACTIVATION_CLS,
+      dropout=self.DROPOUT_PROB,
+    )
+
+  @property
+  def ffn_params(self) -> int:
+    """The number of parameters in the matrix multiplications of one feed-forward layer."""
+    return (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
 
   def stack(self) -> fdl.Partial:
     """Returns the template of all blocks."""

@@ -11,9 +11,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.experiments import unused_values
 from paxlite.experiments.parts.decoding import Decoding
-from paxlite.experiments.parts.low_rank import LowRankFactors
 from paxlite.experiments.parts.objective import Objective
-from paxlite.experiments.parts.samples import Samples
 from paxlite.experiments.parts.stack import BlockKind, Stack
 from paxlite.experiments.parts.vocabulary import Vocabulary
 from paxlite.layers.attention.attention import Attention
@@ -27,7 +25,7 @@ from paxlite.optim.state_axes import named
 from paxlite.training.task import Task
 
 
-class Transformer(Stack, LowRankFactors, Objective, Vocabulary, Decoding, Samples):
+class Transformer(Stack, Objective, Vocabulary, Decoding):
   """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
 
   @property

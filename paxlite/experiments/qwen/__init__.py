@@ -3,7 +3,7 @@
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 
 

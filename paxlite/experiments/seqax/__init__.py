@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from paxlite.config.templates import template
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention import Attention, DotProductAttention, SeparateQkv
 from paxlite.layers.feedforward import FeedForward

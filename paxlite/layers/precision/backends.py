@@ -1,6 +1,6 @@
 """The backends of a model's matrix multiplications: plain XLA, FP8, Transformer Engine, or int8.
 
-A backend is chosen once, when an experiment is built (experiments.parts.backend). It reaches the
+A backend is chosen once, when an experiment is built (experiments.language_model). It reaches the
 model as templates, so that layers do not depend on it. Optional packages are imported where they
 are used.
 """

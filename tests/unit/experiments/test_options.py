@@ -35,6 +35,7 @@ FORMER = dict(
 def test_a_class_does_not_show_what_few_models_have():
   assert FORMER.keys().isdisjoint(LLaMA3_8B().values())
   assert len(LLaMA3_8B().values()) <= 140
+  assert sum(cls.__module__.startswith('paxlite.experiments') for cls in LLaMA3_8B.__mro__) <= 18
 
 
 IDLE = dict(MUON_MOMENTUM=0.9, LR_WARMUP=7, LR_DECAY_ENDS=[9], LORA_RANK=4, EVAL_CHAT=True)
