@@ -124,7 +124,8 @@ class Parser(argparse.ArgumentParser):
     given, warnings = list(argv), list[str]()
     if self._takes_flags_of_pax:
       given = list(_with_files(argv))
-      given, warnings = extensions.hint('command line', 'main', given) or (given, warnings)
+      left_out, warnings = extensions.hint('arguments of a run', given) or ((), warnings)
+      given = [argument for argument in given if argument not in left_out]
     flags, words, attributes = self._sorted(given)
     try:
       args, more = self.parse_known_args([*flags, *(['--', *words] if words else [])])

@@ -64,8 +64,9 @@ class Extension:
     hints: Functions that answer users who write the names of other systems, by what they write.
       That of an 'attribute', an 'experiment', a 'flag', a 'mode' or the 'words' of a command line
       returns a sentence, or ''; that of the 'path' of a class returns its path or name here, or ''.
-      That of a 'command line' gets the name of the command, or 'main', and the arguments; it
-      returns those that the command understands, and warnings.
+      That of a 'command line' gets the name of the command and the arguments; it returns those that
+      the command understands, and warnings. That of the 'arguments of a run' returns those that
+      are left out, and warnings.
     experiments: Packages whose modules register experiments.
     former_modules: Of a leaf: the present names of modules and packages, by their former ones. What
       is in a package has moved with it.

@@ -87,7 +87,7 @@ def _decode(run: Run) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
+class PromptLine:
   """One line of a file of prompts.
 
   Attributes:
@@ -101,7 +101,7 @@ class Prompt:
   is_chat: bool = False
 
 
-def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
+def read_prompts(files: Sequence[str], inference: Inference) -> list[PromptLine]:
   """Reads prompts from JSON lines: {"inputs": text} or {"messages": [{"role", "content"} …]}.
 
   Raises:
@@ -130,13 +130,13 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
           f'{place}: a prompt of {len(ids):,} tokens; the model takes 1 to '
           f'{inference.max_length - 1:,}, one less than it has positions'
         )
-      prompts.append(Prompt(record, ids, 'messages' in record))
+      prompts.append(PromptLine(record, ids, 'messages' in record))
   if not prompts:
     raise UserError(f'{", ".join(files) or "DECODE_FILES"}: no prompts')
   return prompts
 
 
-def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib.Path) -> int:
+def decode_file(inference: Inference, prompts: Sequence[PromptLine], output: pathlib.Path) -> int:
   """Continues every prompt and writes `output`; resumes an interrupted call.
 
   `output` has the prompts as JSON lines in their order. OUTPUT.partial holds the predictions until
@@ -190,7 +190,9 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
   return len(todo)
 
 
-def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequence[Prompt]) -> None:
+def _check_settings(
+  output: pathlib.Path, inference: Inference, prompts: Sequence[PromptLine]
+) -> None:
   """Saves the settings that `output` depends on next to it, in OUTPUT.settings.
 
   Raises:

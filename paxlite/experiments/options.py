@@ -45,8 +45,8 @@ def with_parts(cls: T, values: Mapping[str, object]) -> T:
     cls: A class of experiments.
     values: Values by attribute. Those that a part has anyway ask for no part.
   """
-  values = current_values(values)
-  return with_attributes(cls, (k for k, v in values.items() if k in _OF and v != usual(k, v)))
+  now = {current(name): value for name, value in values.items()}
+  return with_attributes(cls, (k for k, v in now.items() if k in _OF and v != usual(k, v)))
 
 
 def with_attributes(cls: T, names: Iterable[str]) -> T:

@@ -6,6 +6,7 @@ _NAMES = 'paxlite.other_systems.other_names'
 EXTENSION = Extension(
   'other_systems',
   hints={
+    'arguments of a run': f'{_NAMES}:left_out',
     'attribute': f'{_NAMES}:attribute_hint',
     'experiment': f'{_NAMES}:experiment_hint',
     'flag': f'{_NAMES}:flag_hint',

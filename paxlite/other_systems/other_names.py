@@ -6,7 +6,7 @@ paxlite does not accept the names: a message says what they are called.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.other_systems import (
@@ -142,13 +142,15 @@ def warning_about(argument: str) -> str | None:
   return '' if answer.accepted == 'false' else f'--{name} does nothing here: {answer.text}.'
 
 
+def left_out(arguments: Iterable[str]) -> tuple[set[str], list[str]]:
+  """Returns the flags of Pax that change nothing here, and warnings about them."""
+  said = {argument: warning_about(argument) for argument in arguments}
+  return {a for a, warning in said.items() if warning is not None}, [*filter(None, said.values())]
+
+
 def understood(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Returns the arguments that a command, or 'main', understands, and warnings; see Extension."""
-  if command != 'main':
-    return translated(arguments, _CONVERTERS.get(command, {}))
-  warnings = [warning_about(argument) for argument in arguments]
-  kept = [argument for argument, w in zip(arguments, warnings, strict=True) if w is None]
-  return kept, [*filter(None, warnings)]
+  """Returns the arguments that a command understands, and warnings; see Extension."""
+  return translated(arguments, _CONVERTERS.get(command, {}))
 
 
 def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@ from fiddle import selectors
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError, listed
 from paxlite.experiments import options
-from paxlite.experiments.parts.backend import Backends
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.transformer import Transformer
 from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.precision.dot_general_einsum import DotGeneralEinsum
@@ -35,7 +35,7 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def complete(e: Backends, task: fdl.Config) -> None:
+def complete(e: LanguageModel, task: fdl.Config) -> None:
   """Edits the config of a task in plain XLA, as USE_TE and TE_RECIPE of its experiment say.
 
   Raises:

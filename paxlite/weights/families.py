@@ -7,6 +7,7 @@ from typing import Any
 
 from paxlite.chats.model_texts import generation_of
 from paxlite.config.attribute_kinds import Kind
+from paxlite.config.attributes import attribute_types
 from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import Json, JsonObject
@@ -182,7 +183,8 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
   ]
   if found:
     return found
-  same = type(plain)(**{name: getattr(e, name) for name in plain.values() if hasattr(e, name)})
+  names = attribute_types(type(plain))
+  same = type(plain)(**{name: getattr(e, name) for name in names if hasattr(e, name)})
   model = e.language_model()
   if config_text(same.model()) != config_text(model):  # Fiddle's == takes seconds
     return [
