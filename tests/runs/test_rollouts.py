@@ -22,7 +22,7 @@ from paxlite.tools import data
 from tests.support import runs
 from tests.support.processes import on_processes
 
-REWARDS = 'tests.unit.reinforcement.my_rewards'
+REWARDS = 'tests.unit.finetuning.my_rewards'
 
 
 class Letters(PromptFiles, LLaMA):

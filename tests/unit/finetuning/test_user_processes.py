@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.finetuning.reinforcement.user_processes import Call, UserProcesses
 from tests.support import runs
 
-PATH = 'tests.unit.reinforcement.my_rewards'
+PATH = 'tests.unit.finetuning.my_rewards'
 
 
 @pytest.fixture
