@@ -6,6 +6,6 @@ EXTENSION = Extension(
   'chats',
   former_modules={
     f'paxlite.data.{name}': f'paxlite.chats.{name}'
-    for name in ('chat_format', 'conversations', 'sft_formats')
+    for name in ('conversations', 'sft_formats')
   },
 )

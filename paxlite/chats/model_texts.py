@@ -1,8 +1,4 @@
-"""How the texts and chats of a model become ids, and how it generates: settings of an experiment.
-
-Generation, chats, the server, evaluation and the exports read them, and weights/generation_keys.py
-translates generation_config.json.
-"""
+"""How the texts and chats of a model become ids, and how it generates."""
 
 import dataclasses
 from collections.abc import Mapping

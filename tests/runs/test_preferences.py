@@ -21,8 +21,8 @@ from paxlite.experiments.finetuning import (
   Reward,
 )
 from paxlite.experiments.llama import LLaMA
+from paxlite.finetuning.preferences.preference_rows import RewardRows
 from paxlite.finetuning.preferences.reward_loss import BradleyTerry
-from paxlite.finetuning.preferences.reward_rows import RewardRows
 from paxlite.generation.commands import generate
 from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs

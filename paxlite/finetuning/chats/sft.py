@@ -61,13 +61,7 @@ class SftRows(ExampleRows):
     files: Files of records, or other sources that the module records can read.
     vocab_path: Path of the tokenizer.
     seq_len: Length T of a row.
-    vocab_size: Vocabulary size of the model.
-    start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. Conversations do
-      not use it, because a chat template writes its own.
-    eos_ids: The ids that end an answer; empty: the tokenizer's EOS.
-    chat_template: The Jinja template; '' takes the tokenizer's.
-    date: The day that the template sees, as 2026-11-26; '': today.
-    thinking: Whether the template writes prompts for an answer with thinking; None: its default.
+    vocab_size, start_id, eos_ids, chat_template, date, thinking: See ChatEncoding.
     too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
       cut off their end. A cut example without an answer is left out.
     packed: Whether examples share rows.

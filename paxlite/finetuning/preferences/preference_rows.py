@@ -85,6 +85,20 @@ class PreferenceRows(SftRows):
     self._examples += examples
 
 
+class RewardRows(PreferenceRows):
+  """A RowSource of pairs for a reward model. `weights` is 1 at the last token of each answer.
+
+  A language model predicts the last token of an answer, and does not read it. A reward model reads
+  it, and gives the reward there. So a row has one more token of each answer.
+  """
+
+  def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
+    example = super()._example(place, contents)
+    ids = np.append(example.ids, example.ids[-1:])  # a label that no loss reads
+    is_last = np.arange(len(ids)) == len(ids) - 1
+    return dataclasses.replace(example, ids=ids, is_answer=is_last)
+
+
 def pair_of(record: Fields) -> list[Pair | Conversation]:
   """Returns the chosen and the rejected answer of a record, each with its prompt.
 

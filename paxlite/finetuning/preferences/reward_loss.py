@@ -1,6 +1,6 @@
 """The loss of reward models: a chosen answer is to have a larger reward than a rejected one.
 
-A batch holds pairs as reward_rows.py packs them: `weights` is 1 at the last token of each answer,
+A batch holds pairs as RewardRows packs them: `weights` is 1 at the last token of each answer,
 where the model's one output is the reward.
 """
 

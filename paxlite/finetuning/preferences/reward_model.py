@@ -19,9 +19,8 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.registry import class_of
-from paxlite.finetuning.preferences.preference_rows import PreferenceRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows, RewardRows
 from paxlite.finetuning.preferences.reward_loss import BradleyTerry
-from paxlite.finetuning.preferences.reward_rows import RewardRows
 from paxlite.layers.embeddings import LmHead
 from paxlite.losses.sown_losses import SownLosses
 

@@ -11,8 +11,7 @@ from paxlite.core.fields import Fields
 from paxlite.data import data_summary, packaged
 from paxlite.finetuning.preferences.datasets import PreferenceFiles
 from paxlite.finetuning.preferences.labelled_answers import LabelledRows, nearest_other
-from paxlite.finetuning.preferences.preference_rows import PreferenceRows, pair_of
-from paxlite.finetuning.preferences.reward_rows import RewardRows
+from paxlite.finetuning.preferences.preference_rows import PreferenceRows, RewardRows, pair_of
 
 TEMPLATE = (
   '{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}'
