@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import paxlite
 from paxlite.core.child_processes import kill_group
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
@@ -150,7 +151,7 @@ class _Worker:
     if self._process is not None and self._process.poll() is not None:
       self._end()
     if self._process is None:
-      paths = [str(pathlib.Path(__file__).parents[2]), os.environ.get('PYTHONPATH', '')]
+      paths = [str(pathlib.Path(paxlite.__file__).parents[1]), os.environ.get('PYTHONPATH', '')]
       environment = os.environ | {
         'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'JAX_PLATFORMS': 'cpu',
       }  # fmt: skip

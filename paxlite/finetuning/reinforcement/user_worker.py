@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import paxlite
 from paxlite.cli.user_modules import import_named
 from paxlite.core.child_processes import end_group_with_parent
 from paxlite.core.json_text import parsed
@@ -41,7 +42,8 @@ def main() -> None:
 
 def _place(error: BaseException) -> str:
   """Returns the file and line of the user's code where an error comes from; '' if of none."""
-  others = str(pathlib.Path(__file__).parents[1]), os.path.dirname(importlib.__file__), '<frozen'
+  ours = str(pathlib.Path(paxlite.__file__).parent)
+  others = ours, os.path.dirname(importlib.__file__), '<frozen'
   own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
   return f' ({os.path.basename(own[-1].filename)}:{own[-1].lineno})' if own else ''
 

@@ -49,6 +49,16 @@ def test_what_goes_wrong_is_one_line(processes, name, match):
   assert processes.results([call('length'), call('length', '')]) == [4, 1]  # others go on
 
 
+@pytest.mark.parametrize('module', ['config', 'core', 'data', 'eval', 'stores', 'tools'])
+def test_a_module_of_the_user_is_none_of_paxlites_folders(processes, module, tmp_path, monkeypatch):
+  (tmp_path / f'{module}.py').write_text('def here():\n  return __file__\n')
+  monkeypatch.chdir(tmp_path)
+  found = processes.results([Call(f'{module}.here', None, [])])
+  assert found == [str(tmp_path / f'{module}.py')]
+  with pytest.raises(UserError, match=r"No module named 'no_module_here'$"):
+    processes.results([Call('no_module_here.f', None, [])])  # no line of paxlite's own
+
+
 def test_no_process_is_left(processes):
   processes.results([call('length')])
   running = [worker._process for worker in processes._workers if worker._process]
