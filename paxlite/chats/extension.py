@@ -5,7 +5,6 @@ from paxlite.core.extension import Extension
 EXTENSION = Extension(
   'chats',
   former_modules={
-    f'paxlite.data.{name}': f'paxlite.chats.{name}'
-    for name in ('conversations', 'sft_formats')
+    f'paxlite.data.{name}': f'paxlite.chats.{name}' for name in ('conversations', 'sft_formats')
   },
 )

@@ -85,6 +85,7 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
 
   def __init__(self, **values: object) -> None:
     if not values.keys() <= attribute_types(type(self)).keys():
+      options.refuse_lost(type(self), values)
       values = options.kept(type(self), values)
     super().__init__(**values)
 

@@ -21,7 +21,7 @@ from paxlite.config.experiment_file import (
 )
 from paxlite.config.placed_paths import is_of_paths, placed
 from paxlite.core import shell
-from paxlite.core.errors import UnreadableError, UserError, line_of
+from paxlite.core.errors import UnreadableError, UserError, line_of, located
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
 from paxlite.experiments import options
@@ -159,10 +159,7 @@ def stated_values(
     UserError: The run had a value of an attribute that other models alone have now.
   """
   types = attribute_types(cls)
-  if lost := {k: v for k, v in options.kept(cls, values).items() if options.is_lost(types, k)}:
-    raise UserError(
-      f'{cls.__name__} has no {shell.flags(lost)} any more: derive it from a model that has'
-    )
+  options.refuse_lost(cls, values)
   known = {k: v for k, v in values.items() if k in types}
   stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
   e = cls(**stated).knowing(weights)
@@ -189,6 +186,8 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
   if found is None:
     return
   before = found['values']
+  with located(f'{folder} holds checkpoints of another model'):
+    options.refuse_lost(type(e), before)
   ours = {k: v for values in e.model_values for k, v in values.items()}
   ours |= {k: v for k, v in e.values().items() if k in also}
   changed = [

@@ -32,8 +32,10 @@ _PARTS = {
   'residual_factor:ResidualFactor': ('RESIDUAL_FACTOR',),
 }  # fmt: skip
 _OF = {name: part for part, names in _PARTS.items() for name in names}
-# What one family alone has now, and every language model had; with these values it changes nothing.
-_FORMER = {'USE_OUTPUT_GATE': False, 'QK_NORM_AFTER_ROTATION': False}
+# What one family alone has now, and every language model had: False changes nothing.
+_FORMER = {
+  'USE_OUTPUT_GATE': 'qwen_hybrid:Qwen3_5', 'QK_NORM_AFTER_ROTATION': 'hunyuan:HunyuanDense'
+}  # fmt: skip
 
 T = TypeVar('T', bound=type)
 
@@ -50,7 +52,13 @@ def with_parts(cls: T, values: Mapping[str, object]) -> T:
 
 
 def with_attributes(cls: T, names: Iterable[str]) -> T:
-  """Returns a class with the parts that have these attributes, and that it does not have."""
+  """Returns a class with the parts that have these attributes, and that it does not have.
+
+  Raises:
+    UserError: One family alone has such an attribute, and the class is none of it.
+  """
+  names = list(names)
+  refuse_lost(cls, {name: None for name in names if name in _FORMER})
   wanted = {_OF[name] for name in map(current, names) if name in _OF and not hasattr(cls, name)}
   return _composed(cls, tuple(part for part in _PARTS if part in wanted)) if wanted else cls
 
@@ -63,7 +71,7 @@ def usual(name: str, value: object) -> object:
     value: What is returned for an attribute of no such part, or that follows from others.
   """
   if name in _FORMER:
-    return _FORMER[name]
+    return False
   if name not in _OF:
     return value
   found = getattr(_part(_OF[name]), name)
@@ -86,18 +94,39 @@ def is_lost(known: Container[str], name: str) -> bool:
   return (name in _OF or name in _FORMER) and name not in known
 
 
+def refuse_lost(cls: type, values: Mapping[str, object]) -> None:
+  """Raises UserError if values have what other models alone have, and a class does not."""
+  known = attribute_types(cls)
+  for name in kept(cls, values):
+    if is_lost(known, name):
+      raise UserError(missing(cls, name))
+
+
 def refuse_attributes(cls: type) -> None:
   """Raises UserError if a class states an attribute of a part that it does not name as a base."""
   for given, stated in vars(cls).items():
     name = current(given)
-    if name not in _OF or given in inspect.get_annotations(cls) or isinstance(stated, property):
+    if given in inspect.get_annotations(cls) or isinstance(stated, property):
       continue  # it declares the attribute
-    if not any(name in vars(base) for base in cls.__mro__[1:]):
-      module, _, part = _OF[name].partition(':')
-      raise UserError(
-        f'{cls.__name__} has no attribute {name}, which is that of a part: write class '
-        f'{cls.__name__}({part}, …), with {part} from paxlite.experiments.parts.{module}'
-      )
+    if any(name in vars(base) for base in cls.__mro__[1:]):
+      continue
+    if message := missing(cls, name):
+      raise UserError(message)
+
+
+def missing(cls: type, name: str) -> str:
+  """Returns the message for an attribute of other models that a class lacks; '' for others."""
+  start = f'{cls.__name__} has no attribute {name}, which is that of '
+  if name in _FORMER:
+    module, _, model = _FORMER[name].partition(':')
+    return f'{start}another model: derive it from {model} of paxlite.experiments.{module}'
+  if name not in _OF:
+    return ''
+  module, _, part = _OF[name].partition(':')
+  return (
+    f'{start}a part: write class {cls.__name__}({part}, …), with {part} from '
+    f'paxlite.experiments.parts.{module}'
+  )
 
 
 def _part(reference: str) -> Any:

@@ -19,6 +19,7 @@ from paxlite.core.errors import UserError, located
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.experiments.registry import class_of
@@ -257,12 +258,15 @@ def experiment_of(source: Source) -> LanguageModel:
   """Returns the experiment that a checkpoint was trained with.
 
   Raises:
-    UserError: The experiment is not known, or it is not a language model.
+    UserError: The experiment is not known, it is not a language model, or the checkpoint has a
+      value of an attribute that other models alone have now.
   """
   found = source.written_by
   cls = class_of(found)
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is not a language model')
+  with located(str(source.experiment)):
+    options.refuse_lost(cls, found['values'])
   return cls(**{k: v for k, v in found['values'].items() if hasattr(cls, k)})
 
 

@@ -5,6 +5,7 @@ import json
 import fiddle as fdl
 import pytest
 
+from paxlite.checkpointing.source import Source
 from paxlite.config.attributes import attribute_types
 from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
@@ -14,12 +15,14 @@ from paxlite.experiments.finetuning import HuggingFaceSFT
 from paxlite.experiments.identity import (
   identity_of,
   refuse_other_experiment,
+  refuse_other_model,
   stated_values,
   write_configuration,
 )
 from paxlite.experiments.llama import LLaMA3_8B, SmolLM135M
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.registry import class_of
+from paxlite.generation.inference import experiment_of
 from paxlite.programs.launch import build_experiment
 
 # what every language model had, with the values that it had
@@ -110,8 +113,31 @@ def test_a_run_of_before_continues_and_one_that_used_what_is_gone_does_not(tmp_p
   with pytest.raises(UserError, match=r"ATTENTION_TEMPERATURE_SCALE 0\.1 → 'unset'"):
     refuse_other_experiment(TinyGPT(), tmp_path)
   refuse_other_experiment(TinyGPT(ATTENTION_TEMPERATURE_SCALE=0.1), tmp_path)
-  with pytest.raises(UserError, match=r'TinyGPT has no USE_OUTPUT_GATE=True any more'):
-    stated_values(TinyGPT, before(USE_OUTPUT_GATE=True)['values'])
+
+
+@pytest.mark.parametrize(
+  ('name', 'way_out'),
+  [('USE_OUTPUT_GATE', 'Qwen3_5 of .*qwen_hybrid'), ('QK_NORM_AFTER_ROTATION', 'HunyuanDense of ')],
+)
+def test_what_other_models_alone_have_now_is_refused_wherever_it_is_given(name, way_out, tmp_path):
+  write_configuration(TinyGPT(), tmp_path)
+  path = tmp_path / 'experiment.json'
+  found = json.loads(path.read_text())
+  values = found['values'] | {name: True}
+  path.write_text(json.dumps(found | {'values': values}))
+  source = Source(tmp_path, path)
+  for use in (
+    lambda: stated_values(TinyGPT, values),
+    lambda: experiment_of(source),
+    lambda: refuse_other_model(TinyGPT(), tmp_path),
+    lambda: build_experiment('LLaMA3_8B', [], {name: 'True'}),
+    lambda: LLaMA3_8B(**{name: True}),
+    lambda: type('Mine', (LLaMA3_8B,), {name: True, '__module__': __name__}),
+  ):
+    with pytest.raises(UserError, match=f'has no attribute {name}, .* derive it from {way_out}'):
+      use()
+  path.write_text(json.dumps(found | {'values': values | {name: False}}))
+  assert type(experiment_of(Source(tmp_path, path))) is TinyGPT
 
 
 def test_a_class_names_the_part_whose_attribute_it_states():
