@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeVar
 
-from paxlite.config.attributes import attribute_types, derived
+from paxlite.config.attributes import Attributes, attribute_types, derived
 from paxlite.config.former_names import current, current_values
 from paxlite.core.errors import UserError
 from paxlite.core.extension import imported
@@ -103,15 +103,20 @@ def refuse_lost(cls: type, values: Mapping[str, object]) -> None:
 
 
 def refuse_attributes(cls: type) -> None:
-  """Raises UserError if a class states an attribute of a part that it does not name as a base."""
-  for given, stated in vars(cls).items():
-    name = current(given)
-    if given in inspect.get_annotations(cls) or isinstance(stated, property):
-      continue  # it declares the attribute
-    if any(name in vars(base) for base in cls.__mro__[1:]):
-      continue
-    if message := missing(cls, name):
-      raise UserError(message)
+  """Raises UserError if a class, or its plain mixin, states what none of its bases declares.
+
+  A class of paxlite that annotates such an attribute declares it. A user's would change nothing.
+  """
+  is_ours = cls.__module__.startswith('paxlite.')
+  bases = [base for base in cls.__mro__[1:] if issubclass(base, Attributes)]
+  for owner in (base for base in cls.__mro__ if base not in bases):
+    for given, stated in vars(owner).items():
+      is_new = given in inspect.get_annotations(owner) or isinstance(stated, property)
+      name = current(given)
+      if (is_ours and is_new) or any(name in vars(base) for base in bases):
+        continue
+      if message := missing(cls, name):
+        raise UserError(message)
 
 
 def missing(cls: type, name: str) -> str:

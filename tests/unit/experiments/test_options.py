@@ -152,6 +152,18 @@ def test_a_class_names_the_part_whose_attribute_it_states():
   assert mine().ATTENTION_TEMPERATURE_SCALE == 0.1
 
 
+@pytest.mark.parametrize('name', sorted(FORMER))
+@pytest.mark.parametrize('how', ['value', 'annotated', 'property', 'plain mixin'])
+def test_an_attribute_that_nothing_reads_is_refused_however_it_is_stated(name, how):
+  stated = property(lambda self: FORMER[name]) if how == 'property' else FORMER[name]
+  body = {name: stated, '__module__': __name__}
+  if how in ('annotated', 'plain mixin'):
+    body['__annotations__'] = {name: type(FORMER[name])}
+  bases = (type('Plain', (), body), SmolLM135M) if how == 'plain mixin' else (SmolLM135M,)
+  with pytest.raises(UserError, match=f'Mine has no attribute {name}, which is that of'):
+    type('Mine', bases, {'__module__': __name__} if how == 'plain mixin' else body)
+
+
 @pytest.mark.parametrize(
   ('name', 'values', 'said'),
   [
