@@ -21,19 +21,27 @@ _TEXTS = bool, int, float, str, type(None)
 _MOST = 3
 
 
-def edited(cfg: Any, edits: Sequence[str]) -> Any:
-  """Returns the config of a task with the values that edits name.
+def edited(cfg: Any, edits: Sequence[str], root: str = 'task') -> Any:
+  """Returns the config of a task, or of its model, with the values that edits name.
 
   Paths that are not there are passed over: a model in plain XLA, or with unrolled layers, lacks
-  fields of the one that is trained. `check` refuses them where a user writes them.
+  fields of the one that is trained. `check` refuses them where a user writes them. A model that
+  USE_INT8 wraps is edited without it too.
+
+  Args:
+    cfg: The config.
+    edits: Values by path, as CONFIG_EDITS.
+    root: The path of `cfg`: 'task', or 'task.model'.
 
   Raises:
     UserError: A value has another type than the one that is there.
   """
   cfg = apart(cfg)
-  known = {node.path: node for node in nodes(cfg)}
+  known = {node.path: node for node in nodes(cfg, root)}
   for edit in edits:
     path, _, text = edit.partition('=')
+    if path not in known:
+      path = path.replace('task.model.model.', 'task.model.', 1)
     if path in known:
       known[path].set(_value(known[path], text))
   return cfg

@@ -116,6 +116,22 @@ def test_a_model_of_other_layers_takes_the_edits_that_it_can():
   assert task.model.logit_cap == 20.0
 
 
+@pytest.mark.parametrize('backend', [
+  {}, {'USE_FP8': 'True'}, {'USE_INT8': 'forward'},
+  {'USE_INT8': 'forward_backward', 'USE_REPEATED_LAYER': 'True'},
+])  # fmt: skip
+def test_a_model_on_any_backend_continues_text_with_its_edits(backend):
+  task, rng = build_experiment('TinyGPT', [], backend).build_task(), random.Random(0)
+  model = task.model.model if 'USE_INT8' in backend else task.model
+  root = 'task.model.model' if 'USE_INT8' in backend else 'task.model'
+  leaves = [node for node in nodes(model, root) if type(node.value) is float]
+  given = {node.path: str(node.value + 1) for node in rng.sample(leaves, 8)}
+  e = build_experiment('TinyGPT', [], backend | given)
+  plain = config_text(e.plain.replaced(**e.decoding_values).build_task()).splitlines()
+  for path, text in given.items():
+    assert f'{path.replace(root, "task.model")} = {text}' in plain
+
+
 def test_what_has_no_effect_is_said():
   e = build_experiment('TinyGPT', [], {DROPOUT: '0.0'})
   assert any('CONFIG_EDITS=' in w and 'changes nothing' in w for w in e.warnings)
