@@ -6,6 +6,7 @@ import fiddle as fdl
 from fiddle import selectors
 
 from paxlite import extensions
+from paxlite.config import edits
 from paxlite.config.attribute_kinds import Fraction, NotNegative, Run, Training
 from paxlite.config.attributes import StoredPath
 from paxlite.config.templates import config
@@ -72,13 +73,14 @@ class Objective(Optimization, subject='Losses'):
     """Returns the config of a Reference: the model with the weights that training starts from.
 
     If LoRA trains its factors alone, it is the base, which has no copy. Otherwise it is a frozen
-    copy.
+    copy. CONFIG_EDITS of the model are its own too.
     """
     model = self.model()
     factors = list(selectors.select(model, LoraProjection, check_nonempty=False))
     for projection in factors:
       del projection.rank
       fdl.update_callable(projection, Projection)
+    model = edits.edited(model, self.CONFIG_EDITS, 'task.model')
     is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
     return config(
       extensions.hook('a reference model'), model=model, is_base=bool(factors) and is_frozen

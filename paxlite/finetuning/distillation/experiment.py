@@ -12,6 +12,7 @@ from typing import Self
 import fiddle as fdl
 import jax
 
+from paxlite.config import edits
 from paxlite.config.attribute_kinds import (
   Fraction,
   Kind,
@@ -82,6 +83,7 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
       'and paxlite import, and name the result'
     )
   decide_model = {*names_of(attribute_types(cls), Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
+  decide_model.add(edits.EDITS)
   values = {k: v for k, v in stated_values(cls, facts.values).items() if k in decide_model}
   of_run = {name: getattr(student, name) for name in _OF_THE_RUN}
   positions = facts.values.get('MAX_POSITION_EMBEDDINGS', student.MAX_SEQ_LEN)
@@ -97,7 +99,7 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
       f'TEACHER={path} has {teacher.MAX_POSITION_EMBEDDINGS} positions, and MAX_SEQ_LEN is '
       f'{student.MAX_SEQ_LEN}'
     )
-  return teacher.plain.model()
+  return edits.edited(teacher.plain.task(), teacher.CONFIG_EDITS).model
 
 
 class Distillation(StoredValues, LanguageModel, subject='Losses'):

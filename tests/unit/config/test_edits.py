@@ -8,11 +8,14 @@ import pytest
 
 from paxlite import main
 from paxlite.config.edits import edited
+from paxlite.config.experiment_file import WeightsFacts
 from paxlite.config.templates import config_text, nodes
 from paxlite.core.errors import UserError
 from paxlite.experiments import compatibility, identity
 from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.finetuning import HuggingFacePreferences
 from paxlite.experiments.registry import experiments
+from paxlite.finetuning.distillation.experiment import Distillation
 from paxlite.programs.launch import build_experiment
 from paxlite.tools import show
 from tests.support import runs
@@ -20,6 +23,10 @@ from tests.support import runs
 DROPOUT = 'task.model.transformer_tpl.layer_tpl.dropout'
 CAP = 'task.model.logit_cap'
 DECAY = 'task.optimizer.transformation.weight_decay'
+
+
+class Student(Distillation, TinyGPT):
+  pass
 
 
 def built(name: str) -> fdl.Config:
@@ -130,6 +137,33 @@ def test_a_model_on_any_backend_continues_text_with_its_edits(backend):
   plain = config_text(e.plain.replaced(**e.decoding_values).build_task()).splitlines()
   for path, text in given.items():
     assert f'{path.replace(root, "task.model")} = {text}' in plain
+
+
+@pytest.mark.parametrize('values', [
+  {}, {'USE_LORA': True}, {'USE_INT8': 'forward'}, {'USE_REPEATED_LAYER': False},
+])  # fmt: skip
+@pytest.mark.parametrize('kind', ['reference', 'teacher', 'precomputed'])
+def test_a_frozen_model_has_the_edits_of_its_run(kind, values, tmp_path):
+  is_wrapped = 'USE_INT8' in values
+  root = 'task.model.model' if is_wrapped else 'task.model'
+  ends = 'logit_cap', 'transformer_tpl.layer_tpl.attention_tpl.attention_tpl.logit_cap'
+  given = [f'{root}.{end}={7.5 + n}' for n, end in enumerate(ends)]
+  if kind == 'teacher':
+    values = {k: v for k, v in values.items() if k != 'USE_LORA'}
+    identity.write_configuration(TinyGPT(CONFIG_EDITS=given, **values), tmp_path)
+    stored = identity.run_values(tmp_path)
+    facts = WeightsFacts(str(tmp_path), stored['experiment'], stored['values'])
+    frozen = (
+      Student(TEACHER=str(tmp_path)).knowing(WeightsFacts(), facts).build_task().reference.model
+    )
+  else:
+    e = HuggingFacePreferences(MODEL='SmolLM135M', CONFIG_EDITS=given, **values)
+    e = e.replaced(PRECOMPUTE_REFERENCE=True).with_reference if kind == 'precomputed' else e
+    frozen = e.build_task().reference.model
+  lines = config_text(frozen).splitlines()
+  for n, end in enumerate(ends):
+    assert f'task.{end} = {7.5 + n}' in lines
+  fdl.build(frozen)
 
 
 def test_what_has_no_effect_is_said():
