@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import fiddle as fdl
 
@@ -214,7 +214,7 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   """Calls on `cfg` the function `name`: a dotted path or a name in the experiment's module.
 
   Raises:
-    UserError: There is no such function.
+    UserError: There is no such function, or it sets an attribute of a part that `cfg` lacks.
   """
   if '.' not in name:
     name = f'{fdl.get_callable(cfg).__module__}.{name}'
@@ -222,7 +222,13 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   if not inspect.isfunction(function):
     raise UserError(f'--fiddler={name} is not a function')
   with selections_named(f'--fiddler={name}'):
-    function(cfg)
+    try:
+      function(cfg)
+    except AttributeError as e:
+      absent, cls = re.match(r"No parameter (?:named )?'(\w+)' ", str(e)), fdl.get_callable(cfg)
+      if absent is None or not (message := options.missing(cast(type, cls), absent[1])):
+        raise
+      raise UserError(f'--fiddler={name}: {message}') from None
 
 
 def _attribute(dotted: str, flag: str) -> object:

@@ -152,6 +152,23 @@ def test_a_class_names_the_part_whose_attribute_it_states():
   assert mine().ATTENTION_TEMPERATURE_SCALE == 0.1
 
 
+def sets(cfg):
+  cfg.RESIDUAL_FACTOR = 0.44
+
+
+def doubles(cfg):
+  cfg.RESIDUAL_FACTOR *= 2
+
+
+@pytest.mark.parametrize('function', [sets, doubles])
+def test_a_fiddler_learns_which_part_has_an_attribute(function):
+  fiddler = f'{__name__}.{function.__name__}'
+  message = rf'--fiddler={fiddler}: .* write class SmolLM135M\(ResidualFactor, …\)'
+  with pytest.raises(UserError, match=message):
+    build_experiment('SmolLM135M', [fiddler], {})
+  assert build_experiment('Granite3_2B', [fiddler], {}).RESIDUAL_FACTOR == 0.44
+
+
 @pytest.mark.parametrize('name', sorted(FORMER))
 @pytest.mark.parametrize('how', ['value', 'annotated', 'property', 'plain mixin'])
 def test_an_attribute_that_nothing_reads_is_refused_however_it_is_stated(name, how):
