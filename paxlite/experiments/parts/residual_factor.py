@@ -20,8 +20,8 @@ class ResidualFactor(LanguageModel, subject='Stack of layers'):
     super().validate()
     if self.RESIDUAL_FACTOR != 1 and not self.has_plain_blocks:
       raise UserError(
-        f'RESIDUAL_FACTOR={self.RESIDUAL_FACTOR:g} needs NORM_POLICY=pre, and blocks as those of '
-        f'LLaMA: {type(self).__name__} has others'
+        f'RESIDUAL_FACTOR={self.RESIDUAL_FACTOR:g} needs NORM_POLICY=pre, '
+        f'BLOCK_ORDER=sequential, and blocks as those of LLaMA: {type(self).__name__} has others'
       )
 
   def block(self) -> fdl.Partial:

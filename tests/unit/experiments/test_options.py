@@ -186,6 +186,11 @@ def test_an_attribute_that_nothing_reads_is_refused_however_it_is_stated(name, h
   [
     ('DeepSeekV4_Flash', dict(BLOCK_ORDER='parallel'), 'DeepSeekV4_Flash has others'),
     ('DeepSeekV4_Flash', dict(RESIDUAL_FACTOR='0.5'), 'DeepSeekV4_Flash has others'),
+    (
+      'LLaMA3_8B',
+      dict(RESIDUAL_FACTOR='0.5', BLOCK_ORDER='parallel'),
+      'BLOCK_ORDER=sequential, and',
+    ),
     ('DeepSeekV4_Flash', dict(NUM_PREDICTION_MODULES='1'), 'is not implemented'),
     ('DeepSeekV4_Flash', dict(ATTENTION_TEMPERATURE_SCALE='0.1'), 'it must be 0'),
     ('DeepSeekV3_671B', dict(ROPE_FRACTION='0.5'), 'ROPE_FRACTION=0.5 must be 1'),
