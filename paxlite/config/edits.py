@@ -10,7 +10,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal, Never
 
-from paxlite.config.attributes import describe, read
+from paxlite.config.attribute_kinds import broken_rule
+from paxlite.config.attributes import Attributes, attribute_types, describe, read
 from paxlite.config.templates import Node, apart, nodes
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import near_names
@@ -18,6 +19,7 @@ from paxlite.core.near_names import near_names
 EDITS = 'CONFIG_EDITS'
 _ROOT = 'task.'
 _TEXTS = bool, int, float, str, type(None)
+_DTYPES = 'bfloat16', 'float16', 'float32'
 _MOST = 3
 
 
@@ -47,10 +49,33 @@ def edited(cfg: Any, edits: Sequence[str], root: str = 'task') -> Any:
   return cfg
 
 
-def check(cfg: Any, edits: Sequence[str]) -> None:
-  """Raises UserError where an edit names a path that the config does not have."""
+def check(cls: type[Attributes], cfg: Any, edits: Sequence[str]) -> None:
+  """Checks edits before they are made.
+
+  Args:
+    cls: The class of the experiment. A value keeps to the bounds of the attribute of its name.
+    cfg: The config of its task, without edits.
+    edits: Its CONFIG_EDITS.
+
+  Raises:
+    UserError: A path is not there, or its value is of another type or outside of its bounds.
+  """
+  types = attribute_types(cls)
   for edit in edits:
-    find(cfg, edit.partition('=')[0])
+    path, _, text = edit.partition('=')
+    node = find(cfg, path)[0]
+    value, annotation = _value(node, text), types.get(str(node.key).upper())
+    dtypes = (*_DTYPES, 'int8') if node.key == 'moments_dtype' else _DTYPES
+    if node.value in dtypes and value not in dtypes:
+      raise UserError(f'--fdl.{edit}: the value must be one of {", ".join(dtypes)}')
+    new, now = (_rule(x, annotation) for x in (value, node.value))
+    if new and not now:
+      raise UserError(f'--fdl.{edit}: the value {new}')
+
+
+def _rule(value: object, annotation: object) -> str:
+  """Returns the rule that a number breaks; '' for others."""
+  return broken_rule(value, annotation) if isinstance(value, int | float) else ''
 
 
 def find(cfg: Any, path: str, root: str = 'task') -> list[Node]:

@@ -120,9 +120,11 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
     """Edits the config of a task in plain XLA so that it is that of the experiment's backend."""
 
   def check_edits(self) -> None:
-    """Raises UserError if CONFIG_EDITS names what the built config does not have."""
+    """Raises UserError if CONFIG_EDITS names what the built config does not have, or cannot be."""
     if self.CONFIG_EDITS:
-      edits.check(self.build_task(), self.CONFIG_EDITS)
+      task = self.task()
+      self.complete(task)
+      edits.check(type(self), task, self.CONFIG_EDITS)
 
   def train_input(self) -> fdl.Config:
     """Returns the config of the data.base.Input to train on."""

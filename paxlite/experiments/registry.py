@@ -20,6 +20,7 @@ from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
+from paxlite.experiments import options
 from paxlite.experiments.base import Experiment
 
 _REGISTRY: dict[str, type[Experiment]] = {}

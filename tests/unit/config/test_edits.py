@@ -75,6 +75,15 @@ def test_every_leaf_is_accepted_back_and_changes_nothing_else(seed):
     ('task.model.head_tpl=x', 'the value must be None'),
     ('task.model.prediction_tpls=[1]', r'the value must be \[\]'),
     (CAP, 'the value must be float'),
+    ('task.num_microbatches=0', 'task.num_microbatches=0: the value must be at least 1'),
+    ('task.rows_per_example=0', 'must be at least 1'),
+    ('task.max_skipped_steps=-1', 'must '),
+    (f'{DECAY}=-1', 'must not be negative'),
+    ('task.model.embedding_tpl.vocab_size=0', 'must be at least 1'),
+    ('task.model.embedding_tpl.dtype=abc', 'must be one of bfloat16, float16, float32'),
+    ('task.gradient_dtype=int4', 'must be one of bfloat16'),
+    ('task.optimizer.moments_dtype=abc', 'must be one of .*, int8'),
+    ('task.frozen_dtype=abc', 'must be one of bfloat16'),
   ],
 )
 def test_a_path_that_is_not_there_is_refused_in_one_line(edit, message, capsys):
