@@ -40,7 +40,8 @@ def per_layer(
       out_axes = _axes(jax.eval_shape(plain.init, first))
       return jax.vmap(plain.init, in_axes=(_axes(params),), out_axes=out_axes)(params)
 
-    return _either(mapped, lambda: _restacked(plain.init(_unstacked(params, _layers(params)))))
+    separate = lambda: _restacked(plain.init(_unstacked(params, _layers(params))))
+    return _either(mapped, separate, lambda: _two_apart(plain.init, params))
 
   def update(
     updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any
@@ -55,24 +56,45 @@ def per_layer(
       return jax.vmap(call, in_axes=axes, out_axes=axes[:2])(*trees)
 
     separate = lambda: _restacked(call(*(_unstacked(tree, _layers(updates)) for tree in trees)))
-    return _either(mapped, separate)
+    return _either(mapped, separate, lambda: _two_apart(call, *trees))
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _either(mapped: Callable[[], PyTree], separate: Callable[[], PyTree]) -> PyTree:
+def _either(
+  mapped: Callable[[], PyTree], separate: Callable[[], PyTree], apart: Callable[[], object]
+) -> PyTree:
   """Returns what the first function computes; the second one's, if layers cannot be mapped.
 
-  They cannot where it combines variables or draws random numbers.
+  They cannot where it combines variables, of which `mapped` or `apart` fails, or draws random
+  numbers.
   """
   with of_one_layer():
     try:
+      apart()
       if not _is_random(jax.make_jaxpr(mapped)()):
         return mapped()
     except ValueError as e:
       if 'out_axes' not in str(e):  # an output that should have no axis depends on the layers
         raise
     return separate()
+
+
+def _two_apart(call: Callable[..., PyTree], *trees: PyTree) -> None:
+  """Raises a ValueError on out_axes if what is computed of a layer depends on another layer.
+
+  Mapping alone shows it only by variables outside of the stack, and there may be none. Here the
+  second of two layers is mapped, and nothing else.
+  """
+  two = jax.eval_shape(lambda *trees: tuple(_unstacked(tree, 2) for tree in trees), *trees)
+  try:
+    out_axes = _axes(jax.eval_shape(call, *two), f'{REPEATED}/1')
+  except Exception:  # it knows variables by their names in the stack: `mapped` shows what is wrong
+    return
+  in_axes = tuple(_axes(tree, f'{REPEATED}/1') for tree in two)
+  more = lambda x, axis: x if axis is None else jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+  mapped = tuple(jax.tree.map(more, tree, axes) for tree, axes in zip(two, in_axes, strict=True))
+  jax.eval_shape(jax.vmap(call, in_axes=in_axes, out_axes=out_axes), *mapped)
 
 
 def _is_random(traced: Any) -> bool:
@@ -91,13 +113,14 @@ def _layers(tree: PyTree) -> int:
   return 0 if first is None else first.shape[0]
 
 
-def _is_stacked(path: jax.tree_util.KeyPath) -> bool:
-  return REPEATED in path_name(path).split('/')
+def _is_stacked(path: jax.tree_util.KeyPath, within: str = REPEATED) -> bool:
+  return f'/{within}/' in f'/{path_name(path)}/'
 
 
-def _axes(tree: PyTree) -> PyTree:
+def _axes(tree: PyTree, within: str = REPEATED) -> PyTree:
   """Returns the axis of the layers of each array: 0 in a stack, and otherwise None."""
-  return jax.tree_util.tree_map_with_path(lambda path, _: 0 if _is_stacked(path) else None, tree)
+  one = lambda path, _: 0 if _is_stacked(path, within) else None
+  return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def _layer(tree: PyTree, i: int) -> PyTree:
