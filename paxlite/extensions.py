@@ -107,7 +107,15 @@ def missing(name: str) -> str:
     name: What is asked for and was not found.
   """
   leaf = next((leaf for leaf, names in OFFERED.items() if name in names), None)
-  return '' if leaf is None else f'{name} needs the extension {leaf}, which is not installed'
+  if leaf is None:
+    return ''
+  return f'{name} needs the extension {_lacking(leaf) or leaf}, which is not installed'
+
+
+def _lacking(name: str) -> str:
+  """Returns the name of a leaf if it is not there, or of one that it needs and is not; or ''."""
+  leaf = _leaf(name) if name in BUILT_IN else None
+  return name if leaf is None else next(filter(None, map(_lacking, leaf.needs)), '')
 
 
 def _of_leaves() -> list[Extension]:

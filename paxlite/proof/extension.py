@@ -9,6 +9,7 @@ def _command(name: str, purpose: str, group: str, is_run: bool = False) -> Comma
 
 EXTENSION = Extension(
   'proof',
+  needs=('eval', 'run_data', 'weights'),
   commands=(
     _command('verify', 'replay steps of a run, and compare every bit', 'Runs', is_run=True),
     _command('bisect', 'the first step and array where two runs part', 'Runs'),

@@ -6,7 +6,7 @@ _HERE = 'paxlite.transformer_engine'
 _PURPOSE = "to and from Transformer Engine's layers"
 EXTENSION = Extension(
   'transformer_engine',
-  needs=('eval', 'weights'),
+  needs=('weights',),
   commands=(Command('convert-te', _PURPOSE, f'{_HERE}.command', 'Models'),),
   hooks={'USE_TE': f'{_HERE}.templates:complete'},
   former_modules={

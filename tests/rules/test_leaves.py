@@ -1,5 +1,6 @@
 """Leaves can be cut off: pretraining needs none of them, and the core imports none."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -61,3 +62,39 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize('package', CUT_OFF)
 def test_pretraining_needs_no_leaf(package, whole, tmp_path):
   assert trained_without(package, tmp_path) == whole
+
+
+def test_a_leaf_imports_only_those_that_it_needs():
+  """With those that these need. What is imported by name, by a hook, may be absent."""
+  leaves = {leaf.name: leaf for leaf in extensions.found() if leaf.name in extensions.BUILT_IN}
+
+  def needed(name):
+    return {name}.union(*map(needed, leaves[name].needs))
+
+  leaf_of = lambda module: next((n for n in leaves if module.startswith(f'paxlite.{n}.')), None)
+  wrong = {
+    f'{name} imports {module}'
+    for name, path in MODULES.items()
+    if leaf_of(name)
+    for module, _ in imports(path)
+    if leaf_of(f'{module}.') and leaf_of(f'{module}.') not in needed(leaf_of(name))
+  }
+  assert wrong == set()
+
+
+@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.parametrize('leaf', extensions.BUILT_IN)
+def test_a_command_works_or_names_the_leaf_that_is_absent(leaf):
+  command = [sys.executable, '-m', 'tests.support.without', f'paxlite.{leaf}', '--help']
+  done = subprocess.run(
+    command, env=runs.environment(), cwd=runs.ROOT, capture_output=True, text=True, check=True
+  )
+  of_core = {'train', 'eval', 'data', 'show', 'list', 'doctor'}
+  ends = json.loads(done.stdout.splitlines()[-1])
+  assert len(ends) > len(of_core)
+  for name, (code, said) in ends.items():
+    absent = f'error: paxlite {name} needs the extension {leaf}, which is not installed\n'
+    assert (code, said) in [(0, ''), *([] if name in of_core else [(2, absent)])], name
+    if name in extensions.OFFERED[leaf]:
+      assert code == 2
