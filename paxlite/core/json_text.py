@@ -10,16 +10,29 @@ Json = Any
 JsonObject = dict[str, Json]
 
 
-def parsed(text: str | bytes) -> Json:
+def parsed(text: str | bytes, unique: bool = False) -> Json:
   """Returns the value of a JSON text.
+
+  Args:
+    text: The text.
+    unique: Whether to refuse an object that has a name twice; otherwise its last value counts.
 
   Raises:
     ValueError: It is not JSON, or it is nested so deeply that Python's parser gives up.
   """
   try:
-    return json.loads(text)
+    return json.loads(text, object_pairs_hook=_unique if unique else None)
   except RecursionError as e:
     raise ValueError('it is nested too deeply') from e
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
+  found: JsonObject = {}
+  for name, value in pairs:
+    if name in found:
+      raise ValueError(f'{name} is there twice')
+    found[name] = value
+  return found
 
 
 def number(value: object) -> float | None:

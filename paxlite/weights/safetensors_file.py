@@ -69,7 +69,7 @@ def tensors_in(path: str) -> list[FileTensor]:
     raise UserError(damaged)
   found = []
   try:
-    table = parsed(bytes(content.read(8, length)))
+    table = parsed(bytes(content.read(8, length)), unique=True)
     table.pop('__metadata__', None)
     for name, described in table.items():
       (begin, end), dtype = described['data_offsets'], described['dtype']

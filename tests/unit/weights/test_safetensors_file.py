@@ -73,6 +73,18 @@ def test_tensors_that_overlap_or_leave_a_hole_are_refused(tmp_path, seed):
     Safetensors(tmp_path)
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_a_name_that_a_file_has_twice_is_refused(tmp_path, seed):
+  draw = random.Random(seed)
+  tensors = {f't{i}': np.ones(draw.randint(1, 9), np.float32) for i in range(draw.randint(2, 5))}
+  whole = safetensors.numpy.save(tensors)
+  one, other = draw.sample([*tensors], 2)
+  path = tmp_path / 'model.safetensors'
+  path.write_bytes(whole.replace(f'"{one}"'.encode(), f'"{other}"'.encode()))
+  with pytest.raises(UserError, match=rf'model\.safetensors is damaged .*{other} is there twice'):
+    Safetensors(tmp_path)
+
+
 def test_a_folder_is_written_with_its_last_file_last(store, tmp_path):
   with output_folder('gs://bkt/out', last='a') as folder:
     (folder / 'sub').mkdir(parents=True)
