@@ -229,7 +229,7 @@ def write_array(path: pathlib.Path, array: np.ndarray) -> None:
   Raises:
     OSError: The file cannot be written; it is named, and the error has its number.
   """
-  array = np.ascontiguousarray(array)
+  array = np.asarray(array, order='C')  # np.ascontiguousarray makes a scalar an array [1]
   head = io.BytesIO()
   np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
   write_file(path, head.getvalue(), array.reshape(-1).view(np.uint8).data)

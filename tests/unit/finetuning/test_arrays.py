@@ -20,7 +20,7 @@ def test_the_bytes_are_those_of_numpy(tmp_path, shape, dtype):
   drawn = np.random.default_rng(len(shape)).integers(0, 2, shape).astype(dtype)
   for array in (drawn, drawn.T, np.broadcast_to(drawn, (2, *shape))):
     write_array(tmp_path / 'ours.npy', array)
-    np.save(tmp_path / 'theirs.npy', np.ascontiguousarray(array))
+    np.save(tmp_path / 'theirs.npy', np.asarray(array, order='C'))
     assert (tmp_path / 'ours.npy').read_bytes() == (tmp_path / 'theirs.npy').read_bytes()
 
 
