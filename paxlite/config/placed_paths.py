@@ -17,7 +17,12 @@ def placed(cls: type, name: str, value: object, folder: str) -> object:
     value: Its value.
     folder: The folder in which a run was started; '': the current one.
   """
-  if folder == os.getcwd() or not is_of_paths(attribute_types(cls).get(name)):
+  return value if folder == os.getcwd() else absolute(cls, name, value, folder)
+
+
+def absolute(cls: type, name: str, value: object, folder: str) -> object:
+  """Returns what `placed` does, in the current folder too: for a comparison of two values."""
+  if not is_of_paths(attribute_types(cls).get(name)):
     return value
   if isinstance(value, list):
     return [_placed(path, folder) for path in value]

@@ -19,7 +19,7 @@ from paxlite.config.experiment_file import (
   read_experiment,
   renewed,
 )
-from paxlite.config.placed_paths import is_of_paths, placed
+from paxlite.config.placed_paths import absolute, is_of_paths
 from paxlite.core import shell
 from paxlite.core.errors import UnreadableError, UserError, line_of, located
 from paxlite.core.json_text import JsonObject, parsed
@@ -102,7 +102,8 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     for name in sorted(old.keys() | new.keys())
     if name not in free
     and old.get(name, missing) != new.get(name, missing)
-    and placed(type(e), name, old.get(name), before.get('started_in', '')) != new.get(name)
+    and absolute(type(e), name, old.get(name), before.get('started_in', ''))
+    != absolute(type(e), name, new.get(name), os.getcwd())
   ]
   if changed:
     raise UserError(

@@ -79,6 +79,11 @@ def test_relative_paths_of_a_run_are_those_of_the_folder_where_it_was_started(
   assert RunData(str(tmp_path)).data_of(1).source.num_records == 15
   given = build_experiment(name, [], {'EVAL_FILES': 'e.jsonl'}, run_values(tmp_path))
   assert given.EVAL_FILES == ['e.jsonl']  # what a command names is in the current folder
+  write_configuration(found, tmp_path)  # continued in another folder, and then by the first command
+  monkeypatch.chdir(started_in)
+  refuse_other_experiment(e, tmp_path)
+  write_configuration(e, tmp_path)
+  monkeypatch.chdir(tmp_path)
   file = tmp_path / 'experiment.json'  # that of an earlier version
   file.write_text(file.read_text().replace('started_in', 'other'))
   assert build_experiment(name, [], {}, run_values(tmp_path)).TRAIN_FILES == e.TRAIN_FILES
