@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, line_of
 from paxlite.core.extension import Extension, imported
 from paxlite.core.former_modules import OF_THE_CORE
 
@@ -144,11 +144,11 @@ def _of_packages() -> Iterator[Extension]:
 
   for entry in sorted(metadata.entry_points(group=_GROUP)):
     try:
-      extension = imported(entry.value)
-    except (ImportError, AttributeError) as e:
+      extension = entry.load()
+    except Exception as e:  # of any kind, in the module of another
       raise UserError(
-        f'the extension {entry.name} ({entry.value}) cannot be imported: {e}. Repair or uninstall '
-        'its package'
+        f'the extension {entry.name} ({entry.value}) cannot be imported: {line_of(e)}. Repair or '
+        'uninstall its package'
       ) from None
     if not isinstance(extension, Extension):
       raise UserError(

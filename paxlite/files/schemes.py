@@ -133,8 +133,12 @@ def is_address(text: str) -> bool:
 
 
 def scheme_of(address: str) -> Scheme:
-  """Returns what reads and writes the paths of an address's scheme."""
-  return imported(_known()[address.partition(':')[0]])
+  """Returns what reads and writes an address's scheme; UserError if that is no Scheme."""
+  where = _known()[address.partition(':')[0]]
+  scheme = imported(where)
+  if not isinstance(scheme, Scheme):
+    raise UserError(f'{address}: the extension names {where}, which is no object of a Scheme')
+  return scheme
 
 
 def content_of(path: str, kept: bool = True) -> Content:

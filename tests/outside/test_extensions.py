@@ -9,6 +9,7 @@ import pytest
 from paxlite import extensions
 from paxlite.core.errors import UserError
 from paxlite.core.extension import Command, Extension
+from paxlite.files import schemes
 from tests.support import runs
 
 ENTRY = 'budgets = tests.outside.parts.package.extension:EXTENSION'
@@ -84,6 +85,54 @@ def test_a_package_that_does_not_import_is_named(tmp_path):
   assert paxlite(site, '--help', code=2).startswith(
     'error: the extension broken (tests.outside.parts.absent:EXTENSION) cannot be imported: No '
   )
+
+
+FAULTY = {
+  'an error': ("raise ValueError('my bug')", 'theirs:EXTENSION', 'my bug'),
+  'no syntax': ('x = = 1', 'theirs:EXTENSION', 'invalid syntax'),
+  'no name': ('', 'theirs:EXTENSION', 'has no attribute'),
+}
+GOOD = {
+  'in a class': 'theirs:Box.EXTENSION',
+  'an extra': 'theirs:EXTENSION [more]',
+}
+THEIRS = """
+from paxlite.core.extension import Extension
+class Box:
+  EXTENSION = Extension('theirs', schemes={'mem': 'paxlite.files.schemes:Scheme'})
+EXTENSION = Box.EXTENSION
+"""
+
+
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+  """Installs a module with an entry point of it, in this process."""
+
+  def install(text, entry):
+    site = installed(tmp_path / 'site', f'theirs = {entry}')
+    (site / 'theirs.py').write_text(text)
+    monkeypatch.syspath_prepend(site)
+    extensions.found.cache_clear()
+
+  yield install
+  sys.modules.pop('theirs', None)
+  extensions.found.cache_clear()
+
+
+@pytest.mark.parametrize('case', FAULTY)
+def test_a_faulty_module_of_a_package_is_named(named, case):
+  text, entry, said = FAULTY[case]
+  named(text, entry)
+  with pytest.raises(UserError, match=rf'^the extension theirs \({entry}\) cannot be .*{said}'):
+    extensions.found()
+
+
+@pytest.mark.parametrize('case', GOOD)
+def test_any_form_of_an_entry_point_is_read(named, case):
+  named(THEIRS, GOOD[case])
+  assert extensions.found()[-1].name == 'theirs'
+  with pytest.raises(UserError, match=r'^mem://x: the extension names paxlite.files.schemes:Sch'):
+    schemes.scheme_of('mem://x')
 
 
 def test_what_a_leaf_adds_is_absent_without_it(monkeypatch):
