@@ -21,6 +21,17 @@ def site(tmp_path):
   return installed(tmp_path / 'site', ENTRY)
 
 
+WITH_A_PART = {
+  '__init__': 'from paxlite import Experiment, register\n',
+  'extension': 'from paxlite.core.extension import Extension\n'
+  "EXTENSION = Extension('theirs', parts=('theirs.parts:Mine',))\n",
+  'parts': 'from paxlite.config.attribute_kinds import Run\n'
+  'from paxlite.experiments.parts.part import Part\n'
+  "class Mine(Part, subject='Mine'):\n"
+  '  THEIR_NUMBER: Run[int] = 3  # a number\n',
+}
+
+
 def installed(folder, entry):
   about = folder / 'budgets-1.0.dist-info'
   about.mkdir(parents=True)
@@ -78,6 +89,18 @@ def test_a_package_adds_a_scheme_of_paths(site, tmp_path, monkeypatch):
   assert 'only data are read from shelf://, and nothing is written' in paxlite(
     site, 'train', 'TinyGPT', '--folder=shelf://run', code=2
   )
+
+
+@pytest.mark.parametrize('first', ['theirs', 'paxlite.experiments.base', 'paxlite.__main__'])
+def test_a_package_with_a_part_may_import_experiments(tmp_path, first):
+  site = installed(tmp_path, 'theirs = theirs.extension:EXTENSION')
+  (site / 'theirs').mkdir()
+  for name, text in WITH_A_PART.items():
+    (site / 'theirs' / f'{name}.py').write_text(text)
+  env = runs.environment() | {'PYTHONPATH': os.pathsep.join(map(str, (site, runs.ROOT)))}
+  show = f'import {first}; from paxlite import get; print(get("TinyGPT")().THEIR_NUMBER)'
+  command = [sys.executable, '-c', show]
+  assert subprocess.check_output(command, env=env, cwd=runs.ROOT, text=True) == '3\n'
 
 
 def test_a_package_that_does_not_import_is_named(tmp_path):
