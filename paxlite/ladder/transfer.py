@@ -188,11 +188,11 @@ def _rate_factor(
   if dims.is_table or not dims.inputs:
     return 1.0
   if experiment.OPTIMIZER in _BY_MATRIX and dims.is_matrix:
-    e: Any = experiment
-    if e.MUON_SPLIT_HEADS:
+    values: Mapping[str, Any] = experiment.values()
+    if values['MUON_SPLIT_HEADS']:
       dims = muon.by_heads(dims)
     wanted = lambda s: math.sqrt(_product(s, dims.outputs) / _product(s, dims.inputs))
-    made = lambda s: muon.spectral_norm(s, dims, e.MUON_UPDATE_RMS)
+    made = lambda s: muon.spectral_norm(s, dims, values['MUON_UPDATE_RMS'])
     return wanted(shape) / made(shape) * made(base) / wanted(base)
   return _product(base, dims.inputs) / _product(shape, dims.inputs)
 
