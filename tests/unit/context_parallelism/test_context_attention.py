@@ -148,11 +148,11 @@ def part(queries: int, keys: int, width: int):
 def same(kernel, other, queries, keys, width, segmented, causal):
   qkv, (of_q, of_k), gradient = part(queries, keys, width)
   segments = (of_q, of_k if causal else of_k[:, ::-1]) if segmented else None
-  parts = [jax.jit(k.forward, static_argnums=4)(*qkv, segments, causal) for k in (kernel, other)]
+  parts = [jax.jit(k.forward, static_argnums=2)(qkv, segments, causal) for k in (kernel, other)]
   # the backward pass of a part uses the results of all parts together
   whole = Partial(parts[1].context * 0.7, parts[1].lse + 0.4)
-  backward = lambda k: jax.jit(k.backward, static_argnums=4)
-  both = [backward(k)(*qkv, segments, causal, whole, gradient) for k in (kernel, other)]
+  backward = lambda k: jax.jit(k.backward, static_argnums=2)
+  both = [backward(k)(qkv, segments, causal, whole, gradient) for k in (kernel, other)]
   for a, b in zip(*(jax.tree.leaves(x) for x in zip(parts, both, strict=True)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
 
