@@ -16,8 +16,8 @@ from paxlite.chats.chat_spans import learned
 from paxlite.chats.conversations import Conversation, Message, Tool, reasoning_of
 from paxlite.chats.quoted_tokens import QuotedTokens
 from paxlite.core.errors import UserError
+from paxlite.data.document_encoding import DocumentEncoding
 from paxlite.data.refused_records import RecordlessError
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.data.tokens import Tokens
 
@@ -49,12 +49,12 @@ class Encoded(NamedTuple):
   is_without_its_thinking: bool = False
 
 
-class ChatEncoding(TextEncoding):
+class ChatEncoding(DocumentEncoding):
   """Encodes texts, pairs and conversations for a model.
 
   Args:
-    tokenizer, vocab_size, eos_ids: See TextEncoding.
-    start_id: See TextEncoding. Conversations do not use it, because a chat template writes its own.
+    tokenizer, vocab_size, eos_ids: See DocumentEncoding.
+    start_id: See DocumentEncoding. Conversations do not use it: a chat template writes its own.
     chat_template: The Jinja template; '' takes the tokenizer's.
     date: The day that the template sees, as 2026-11-26; '': today.
     thinking: See ChatFormat.written; None: the template's default.
@@ -195,6 +195,9 @@ class ChatEncoding(TextEncoding):
     alone = self.tokenizer.encode_tokens(prompt, marked).ids
     begins = np.flatnonzero(is_answer)[:1]
     return not np.array_equal(alone, ids[: len(alone)]) or bool((begins != len(alone)).any())
+
+
+TextEncoding = ChatEncoding  # its former name
 
 
 def _end_of_answer(tokenizer: Tokenizer, chat_format: ChatFormat) -> int | None:

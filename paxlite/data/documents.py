@@ -10,11 +10,11 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.data.base import permute
 from paxlite.data.contents import combined
+from paxlite.data.document_encoding import DocumentEncoding, unknown_tokens
 from paxlite.data.held_out import is_held_out, largest_every, text_identity
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
-from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.files.text_files import expanded
 
@@ -44,7 +44,7 @@ class DocumentSource:
     vocab_path: Path of the tokenizer.
     vocab_size: Vocabulary size of the model.
     field: The field of a record that holds the text.
-    start_id: The first input id of a text; None: the one that TextEncoding.first_id says.
+    start_id: The first input id of a text; None: the one that DocumentEncoding.first_id says.
     eos_ids: The ids that end a text; empty: the tokenizer's EOS.
     split: 'train' leaves out the documents that are held out, 'held_out' reads only those, and
       'all' reads every document.
@@ -79,7 +79,7 @@ class DocumentSource:
     tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(tokenizer, vocab_size)
     self.name = ', '.join(names)
-    encoding = TextEncoding(tokenizer, vocab_size, start_id, eos_ids)
+    encoding = DocumentEncoding(tokenizer, vocab_size, start_id, eos_ids)
     self.max_token_id = min(tokenizer.vocab_size, vocab_size) - 1
     self.start_id = encoding.first_id
     self._encoding = encoding
@@ -109,7 +109,7 @@ class DocumentDataset:
 
   name: str
   sources: Sequence[Records]
-  encoding: TextEncoding
+  encoding: DocumentEncoding
   field: str
   split: Split
   held_out_every: int

@@ -21,10 +21,10 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data import checked_files
+from paxlite.data.document_encoding import DocumentEncoding, unknown_tokens
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
 from paxlite.data.rows import RowKind, SequenceStarts, TokenArray, TokenRows
-from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import is_address, place_of, scheme_of
@@ -53,7 +53,7 @@ class FlatTokenRows(TokenRows):
     seq_len: Length of a row.
     rows: Kind of row.
     start_id: The input before the first token of a document; None: the one that
-      TextEncoding.first_id says for the tokenizer.
+      DocumentEncoding.first_id says for the tokenizer.
     vocab_path: The tokenizer whose ids the model learns; '': not known.
 
   Attributes beyond TokenRows':
@@ -90,7 +90,7 @@ class FlatTokenRows(TokenRows):
           f'{name} was tokenized with another tokenizer than {tokenizer.path}: its ids are those '
           'of other tokens. Name the one that made it, or tokenize the text again'
         )
-      start_id = TextEncoding(tokenizer, None, start_id).first_id
+      start_id = DocumentEncoding(tokenizer, None, start_id).first_id
     elif start_id is None and rows != 'stream':
       raise UserError(
         f'{name}: nothing says which id stands before the first token of a document: name the '

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.data.document_encoding import DocumentEncoding
 from paxlite.data.places import Place
 from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind, TokenRows
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import expanded, read_text
 
@@ -56,7 +56,7 @@ class TextRows(TokenRows):
     rows: Kind of row.
     held_out_share: The share of the blocks that is held out, above 0 and at most 0.5.
     start_id: The input before the first token of a document; None: the one that
-      TextEncoding.first_id says.
+      DocumentEncoding.first_id says.
     eos_ids: The ids that end a document; empty: the tokenizer's EOS.
 
   Attributes beyond TokenRows':
@@ -87,7 +87,9 @@ class TextRows(TokenRows):
     if not files:
       raise UserError('there is no text to train on: TRAIN_FILES=/path/to/a.txt names files')
     self.files = files = expanded(files)
-    self._encoding = encoding = TextEncoding(open_tokenizer(vocab_path), None, start_id, eos_ids)
+    self._encoding = encoding = DocumentEncoding(
+      open_tokenizer(vocab_path), None, start_id, eos_ids
+    )
     of_files = split_texts(files, held_out_share)
     is_here = lambda held: split == 'all' or held == (split == 'held_out')
     ends = itertools.accumulate(len(block) for pairs in of_files for block, _ in pairs)

@@ -20,5 +20,5 @@ EXTENSION = Extension(
     'decode': 'paxlite.eval.decoding:decode',
     'EVAL_TASKS': 'paxlite.eval.task_evaluation:evaluate_tasks',
   },
-  former_modules={'paxlite.tools.lm_eval': f'{_COMMANDS}.lm_eval'},
+  former_modules={f'paxlite.tools.{n}': f'{_COMMANDS}.{n}' for n in ('lm_eval', 'zero_shot')},
 )

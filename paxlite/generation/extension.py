@@ -16,5 +16,9 @@ EXTENSION = Extension(
   ),
   callbacks=('paxlite.generation.samples:callbacks',),
   hooks={'TrainedModel.inference': 'paxlite.generation.inference:load_checkpoint'},
-  former_modules={'paxlite.eval.inference': 'paxlite.generation.inference'},
+  former_modules={
+    'paxlite.eval.inference': 'paxlite.generation.inference',
+    'paxlite.tools.chat': 'paxlite.generation.commands.chat',
+    'paxlite.tools.generate': 'paxlite.generation.commands.generate',
+  },
 )

@@ -7,4 +7,5 @@ EXTENSION = Extension(
   'serving',
   needs=('generation',),
   commands=(Command('serve', _PURPOSE, 'paxlite.serving.command', 'Models'),),
+  former_modules={'paxlite.tools.serve': 'paxlite.serving.command'},
 )

@@ -34,13 +34,13 @@ from paxlite.cli.parser import Parser, stored
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
+from paxlite.data.document_encoding import DocumentEncoding, unknown_tokens
 from paxlite.data.documents import check_once
 from paxlite.data.flat_tokens import META
 from paxlite.data.flat_tokens_writer import HELD_OUT, FlatTokensWriter, is_complete
 from paxlite.data.held_out import RULE, is_held_out, text_identity
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
-from paxlite.data.text_encoding import TextEncoding, unknown_tokens
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer, vocabulary_fingerprint
 from paxlite.data.tokenizer_files import fingerprint
 from paxlite.files.json_files import read_object
@@ -114,7 +114,7 @@ class Encoder:
   held_out: bool
 
   def __call__(self, tokenizer: Tokenizer, batch: Sequence[TextBlock]) -> EncodedBatch:
-    encoding = TextEncoding(tokenizer)
+    encoding = DocumentEncoding(tokenizer)
     parts: list[np.ndarray] = []
     ends: list[int] = []
     count = num_bytes = skipped = 0

@@ -14,4 +14,8 @@ EXTENSION = Extension(
     _command('import', 'read weights of Hugging Face, Meta or Pax'),
     _command('export', 'write weights for Hugging Face or llama.cpp'),
   ),
+  former_modules={
+    f'paxlite.tools.{name}': f'paxlite.weights.commands.{name}'
+    for name in ('import_weights', 'export_weights')
+  },
 )

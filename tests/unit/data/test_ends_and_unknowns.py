@@ -12,12 +12,12 @@ import sentencepiece
 from paxlite.core.errors import UserError
 from paxlite.data import data_summary, packaged
 from paxlite.data.base import RowInput
+from paxlite.data.document_encoding import DocumentEncoding
 from paxlite.data.documents import DocumentSource
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
 from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows, split_texts
-from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.tools import tokenize
@@ -246,6 +246,6 @@ def test_what_is_unknown_to_a_tokenizer_json(tmp_path):
     models.Unigram([('a', 0.0), ('[UNK]', 0.0)], 1),
   ):
     tokenizers.Tokenizer(model).save(str(tmp_path / 'tokenizer.json'))
-    encoding = TextEncoding(open_tokenizer(str(tmp_path)))
+    encoding = DocumentEncoding(open_tokenizer(str(tmp_path)))
     encoding.document('b')
     assert (encoding.num_tokens, encoding.num_unknown) == (1, 1)

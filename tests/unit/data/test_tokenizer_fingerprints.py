@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from paxlite.data import packaged
-from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.document_encoding import DocumentEncoding
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.tools import tokenize
 
@@ -72,7 +72,7 @@ def folder(path: pathlib.Path, files: dict) -> str:
 
 
 def fingerprint(path: str) -> int:
-  return TextEncoding(open_tokenizer(path)).fingerprint
+  return DocumentEncoding(open_tokenizer(path)).fingerprint
 
 
 @pytest.mark.parametrize('name', SAME)

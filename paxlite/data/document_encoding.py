@@ -14,7 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import Tokenizer, check_ids
 
 
-class TextEncoding:
+class DocumentEncoding:
   """Encodes texts for a model.
 
   Args:
