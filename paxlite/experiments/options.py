@@ -142,4 +142,21 @@ def _part(reference: str) -> Any:
 def _composed(cls: Any, references: tuple[str, ...]) -> Any:
   names = {k: getattr(cls, k) for k in ('__module__', '__qualname__', '__doc__')}
   parts = [part for part in map(_part, references) if issubclass(cls, part.__base__)]
+  named, steps = vars(cls).get('_composed_of', (cls, ()))
+  names |= {'_composed_of': (named, (*steps, references)), '__reduce_ex__': _reduced}
   return type(cls.__name__, (cls, *parts), names)
+
+
+def _reduced(experiment: Any, protocol: Any) -> Any:
+  """Pickles an object whose class has the name of another, of which it is composed again."""
+  made = vars(type(experiment)).get('_composed_of')
+  if not made:  # of a class below it
+    return object.__reduce_ex__(experiment, protocol)
+  return _restored, (*made, vars(experiment))
+
+
+def _restored(named: Any, steps: tuple[tuple[str, ...], ...], state: dict[str, object]) -> Any:
+  cls = functools.reduce(_composed, steps, named)
+  experiment = object.__new__(cls)
+  vars(experiment).update(state)
+  return experiment

@@ -1,6 +1,8 @@
 """Parts that an experiment gets when an attribute of theirs is set."""
 
+import copy
 import json
+import pickle
 
 import fiddle as fdl
 import pytest
@@ -9,6 +11,7 @@ from paxlite.checkpointing.source import Source
 from paxlite.config.attributes import attribute_types
 from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
+from paxlite.experiments import options
 from paxlite.experiments.base import full_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.finetuning import HuggingFaceSFT
@@ -200,3 +203,14 @@ def test_an_attribute_that_nothing_reads_is_refused_however_it_is_stated(name, h
 def test_parts_that_do_not_fit_are_refused(name, values, said):
   with pytest.raises(UserError, match=said):
     build_experiment(name, [], values)
+
+
+@pytest.mark.parametrize('steps', [[], ['RESIDUAL_FACTOR'], ['RESIDUAL_FACTOR', 'SCALE_EMBEDDING']])
+def test_an_experiment_with_parts_is_pickled_and_copied(steps):
+  cls = TinyGPT
+  for name in steps:
+    cls = options.with_attributes(cls, [name])
+  e = cls(NUM_LAYERS=3)
+  for made in (pickle.loads(pickle.dumps(e)), copy.copy(e), copy.deepcopy(e)):
+    assert type(made) is type(e)
+    assert made.values() == e.values()
