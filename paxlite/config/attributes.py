@@ -13,6 +13,7 @@ an UPPER_CASE name is a derived attribute: it is computed from the others until 
 This module imports neither JAX nor Fiddle.
 """
 
+import abc
 import ast
 import contextlib
 import inspect
@@ -26,7 +27,7 @@ from typing import Annotated, Any, Literal, Self
 
 from paxlite import extensions
 from paxlite.config.attribute_kinds import broken_rule, kind_of, with_kind
-from paxlite.config.former_names import FORMER, current
+from paxlite.config.former_names import FORMER, current, refuse_both
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
@@ -63,7 +64,15 @@ class _Signature:
     return _signatures[owner]
 
 
-class Attributes:
+class _Renaming(abc.ABCMeta):
+  """The class of classes whose attributes may be set by their former names."""
+
+  def __setattr__(cls, name: str, value: object) -> None:
+    has_it = name in FORMER and hasattr(cls, FORMER[name])
+    super().__setattr__(current(name) if has_it else name, value)
+
+
+class Attributes(metaclass=_Renaming):
   """Base class of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
 
   __signature__ = _Signature()
@@ -141,8 +150,13 @@ def _rename_former(cls: type) -> None:
 
   A mixin stays as it is, because it may belong to others, and what stands before it goes first.
   """
+  refuse_both(vars(cls))
   for name, now in FORMER.items():
     if not hasattr(cls, now):
+      if name in vars(cls) or name in inspect.get_annotations(cls):
+        raise UserError(
+          f'{cls.__name__}.{name}: {now} of other models had this name: choose another one'
+        )
       continue
     owner = next(base for base in cls.__mro__ if name in vars(base) or now in vars(base))
     if owner is not Attributes and now not in vars(owner):

@@ -5,8 +5,10 @@ They are understood on the command line, in classes, in calls, and in the files 
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
+
+from paxlite.core.errors import UserError
 
 T = TypeVar('T')
 
@@ -31,6 +33,13 @@ FORMER = {
   'WINDOW_RATE': 'KV_COMPRESSION_RATIO',
 }
 
+# By these names the checksum of an experiment, which local states hold, has attributes.
+FINGERPRINTED = {
+  now: former
+  for former, now in FORMER.items()
+  if former not in ('DROPLESS_ROOM', 'MAX_TEXTS_PER_ROW')
+}
+
 # Attributes that are gone. Files of older runs may have them.
 GONE = frozenset({'EVAL_RUN_CODE'})
 
@@ -42,6 +51,14 @@ def current(name: str) -> str:
   if name in FORMER:
     _say(name)
   return FORMER.get(name, name)
+
+
+def refuse_both(names: Iterable[str]) -> None:
+  """Raises UserError if an attribute is among names twice, by its former and its present one."""
+  given = set(names)
+  for name in sorted(FORMER.keys() & given):
+    if FORMER[name] in given:
+      raise UserError(f'{name} and {FORMER[name]} are one attribute: leave {name} out')
 
 
 def current_values(values: Mapping[str, T], say: bool = True) -> dict[str, T]:

@@ -14,6 +14,7 @@ from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.source import find_source
 from paxlite.cli.terminal import say
 from paxlite.config.attribute_kinds import Kind
+from paxlite.config.former_names import current_values
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
@@ -210,7 +211,7 @@ def _check_settings(
   if not path.exists():
     write_file(path, (json.dumps(settings, indent=2) + '\n').encode())
     return
-  before = read_object(path)
+  before = current_values(read_object(path), say=False)
   # an attribute that is newer than the file made no difference then
   changed = [f'{k} {before[k]!r} → {v!r}' for k, v in settings.items() if before.get(k, v) != v]
   if changed:

@@ -86,7 +86,7 @@ def values_text(experiment: Experiment) -> str:
     [
       f'# {full_name(type(experiment))}',
       f'# backend {experiment.backend}',
-      *(f'{k} = {v!r}' for k, v in experiment.values().items() if k not in unread),
+      *(f'{k} = {v!r}' for k, v in experiment.shown_values().items() if k not in unread),
       '',
     ]
   )

@@ -19,6 +19,7 @@ from paxlite.config.experiment_file import (
   read_experiment,
   renewed,
 )
+from paxlite.config.former_names import FINGERPRINTED
 from paxlite.config.placed_paths import absolute, is_of_paths
 from paxlite.core import shell
 from paxlite.core.errors import UnreadableError, UserError, line_of, located
@@ -89,9 +90,8 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     raise UserError(
       f'{path} is damaged ({error!r}); --accept_changes continues without it'
     ) from None
-  identity, types = identity_of(e), attribute_types(type(e))
-  idle = {name: getattr(e, name) for name in types.keys() & old.keys()}
-  new = {'experiment': identity['experiment'], **idle, **identity['values']}
+  identity = identity_of(e)
+  new = {'experiment': identity['experiment'], **identity['values']}
   for name in new.keys() - old.keys():  # the attribute is newer than the run
     default = e.plain_backend.get(name, getattr(type(e), name))
     old[name] = new[name] if isinstance(default, derived) else default
@@ -129,8 +129,8 @@ def former_files(e: Experiment, folder: pathlib.Path) -> str:
 def fingerprint(e: Experiment) -> int:
   """Returns a checksum of what refuse_other_experiment compares."""
   free = e.values_of(Kind.RUN, Kind.GENERATION)
-  compared = {k: getattr(e, k) for k in attribute_types(type(e)) if k not in free}
-  text = json.dumps([full_name(type(e)), compared], sort_keys=True, default=repr)
+  values = {FINGERPRINTED.get(k, k): v for k, v in e.values().items() if k not in free}
+  text = json.dumps([full_name(type(e)), values], sort_keys=True, default=repr)
   return zlib.crc32(text.encode())
 
 

@@ -147,12 +147,12 @@ def _composed(cls: Any, references: tuple[str, ...]) -> Any:
   return type(cls.__name__, (cls, *parts), names)
 
 
-def _reduced(experiment: Any, protocol: Any) -> Any:
+def _reduced(x: Any, protocol: Any) -> Any:
   """Pickles an object whose class has the name of another, of which it is composed again."""
-  made = vars(type(experiment)).get('_composed_of')
+  made = vars(type(x)).get('_composed_of')
   if not made:  # of a class below it
-    return object.__reduce_ex__(experiment, protocol)
-  return _restored, (*made, vars(experiment))
+    return object.__reduce_ex__(x, protocol)
+  return _restored, (*made, vars(x))
 
 
 def _restored(named: Any, steps: tuple[tuple[str, ...], ...], state: dict[str, object]) -> Any:

@@ -16,6 +16,7 @@ import fiddle as fdl
 from paxlite import extensions
 from paxlite.cli.user_modules import hidden, import_named
 from paxlite.config.experiment_file import FINE_TUNING
+from paxlite.config.former_names import current
 from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
@@ -227,7 +228,12 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
       function(cfg)
     except AttributeError as e:
       absent, cls = re.match(r"No parameter (?:named )?'(\w+)' ", str(e)), fdl.get_callable(cfg)
-      if absent is None or not (message := options.missing(cast(type, cls), absent[1])):
+      if absent is None:
+        raise
+      now, message = current(absent[1]), options.missing(cast(type, cls), absent[1])
+      if now != absent[1]:
+        message = f'the attribute {absent[1]} is called {now} now'
+      if not message:
         raise
       raise UserError(f'--fiddler={name}: {message}') from None
 

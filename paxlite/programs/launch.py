@@ -21,7 +21,7 @@ from paxlite.cli.command_line import this_command
 from paxlite.cli.terminal import warn
 from paxlite.config.attributes import parse
 from paxlite.config.edits import EDITS
-from paxlite.config.former_names import current
+from paxlite.config.former_names import current, refuse_both
 from paxlite.config.placed_paths import placed
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.json_text import Json, JsonObject
@@ -51,7 +51,7 @@ def launch(options: argparse.Namespace) -> None:
         'experiment.json that names one'
       )
     name = run['experiment']  # a name in a file must not cause the import of a module
-    find_known(name, way_out=f'--fdl_config={name}')
+    find_known(name, way_out='--import={0}')
   run_experiment(build_experiment(name, options.fiddler, options.attributes, run), options)
 
 
@@ -117,6 +117,7 @@ def values_of(cls: type[Experiment], given: Mapping[str, str], edits: Any) -> di
     edits: Its CONFIG_EDITS, to which paths are added. The last edit of a path counts.
   """
   texts = {name: text for name, text in given.items() if '.' not in name}
+  refuse_both(texts)
   values: dict[str, Any] = {current(n): parse(cls, n, text) for n, text in texts.items()}
   if paths := {name: text for name, text in given.items() if name not in texts}:
     before = dict(edit.partition('=')[::2] for edit in values.get(EDITS, edits))

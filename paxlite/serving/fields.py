@@ -128,6 +128,6 @@ class RequestFields(fields.Fields):
       if name not in self._refused:
         known = [*self._read, *self._ignored, *self._refused]
         hint = did_you_mean(name, known)
-        raise ApiError(f'Unrecognized request argument supplied: {name}{hint}', name)
+        raise ApiError(f'Unrecognized request argument supplied: {name}. {hint}'.rstrip(), name)
       if value not in self._refused[name]:
         raise ApiError(f'{name} is not implemented', name, 'unsupported_value')

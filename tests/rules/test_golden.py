@@ -73,8 +73,8 @@ def text_of(cls: type[Experiment], base: type[Experiment] | None, has_needs: boo
   experiment = built(cls)
   backend = f'backend {experiment.backend}'
   lines = [] if base and backend == f'backend {built(base).backend}' else [backend]
-  before = built(base).values() if base else {}
-  for name, value in experiment.values().items():
+  before = built(base).shown_values() if base else {}
+  for name, value in experiment.shown_values().items():
     if base is None or repr(value) != repr(before.get(name, declared(cls, name))):
       lines.append(f'{name} = {value!r}')
   inputs: dict[str, object] = configs_of(base) if base else {}

@@ -303,16 +303,16 @@ class Optimization(
       return True
 
   @property
-  def idle(self) -> set[str]:
+  def _idle(self) -> set[str]:
     own = type(self)
     if (own.transformation, own.schedule) != (Optimization.transformation, Optimization.schedule):
-      return super().idle  # what they read is not known
+      return super()._idle  # what they read is not known
     read = {field.name.upper() for field in _FIELDS.get(self.OPTIMIZER, ())}
     of_schedule = {*_SCHEDULES[self.LR_SCHEDULE].values()}
     if self.LR_SCHEDULE == 'linear':
       of_schedule.add('LR_DECAY_ENDS')
     others = _OF_OPTIMIZERS - read if self.OPTIMIZER in _FIELDS else set()
-    return super().idle | others | _OF_SCHEDULES - of_schedule
+    return super()._idle | others | _OF_SCHEDULES - of_schedule
 
   @property
   def unread_attributes(self) -> set[str]:

@@ -76,16 +76,19 @@ class Part(Attributes):
     return sorted(used, key=lambda s: order.index(s) if s in order else -1)
 
   @property
-  def idle(self) -> set[str]:
+  def _idle(self) -> set[str]:
     """Attributes that do nothing, because others are not set."""
     beside = [pair for part in type(self).__mro__ for pair in vars(part).get('_beside', {}).items()]
     is_off = lambda switches: not any(getattr(self, name) for name in switches.split())
     return {name for switches, names in beside if is_off(switches) for name in names.split()}
 
-  def values(self) -> dict[str, object]:
-    """Every attribute and its value, sorted by name, but for idle ones that are as declared."""
-    idle = set(filter(self._is_as_declared, self.idle))
-    return {name: value for name, value in super().values().items() if name not in idle}
+  def shown_values(self) -> dict[str, object]:
+    """Every attribute and its value, sorted by name, but for idle ones that are as declared.
+
+    What a reader of an experiment sees. Its records have all `values`.
+    """
+    idle = set(filter(self._is_as_declared, self._idle))
+    return {name: value for name, value in self.values().items() if name not in idle}
 
   def _is_as_declared(self, name: str) -> bool:
     stated = [vars(base)[name] for base in type(self).__mro__ if name in vars(base)]

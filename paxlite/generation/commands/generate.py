@@ -98,7 +98,7 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
     return text
 
   if not args.chat:
-    if not show(inference.encode(args.prompt)).strip():
+    if not show(inference.encode(args.prompt)):
       warn(
         'The model ends the text at once. If it was trained on chats, ask it with `paxlite chat`.'
       )

@@ -14,10 +14,16 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.deepseek_v4 import DeepSeekV4_Flash
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.gemma4 import Gemma4E2B
-from paxlite.experiments.identity import identity_of, refuse_other_experiment, stated_values
+from paxlite.experiments.identity import (
+  fingerprint,
+  identity_of,
+  refuse_other_experiment,
+  stated_values,
+)
 from paxlite.experiments.llama import SmolLM135M
 from paxlite.experiments.llama4 import Llama4Scout
 from paxlite.experiments.nemotron import NemotronH
+from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.registry import class_of
 from paxlite.finetuning.preferences.attributes import Preferences
 from paxlite.programs.launch import build_experiment
@@ -105,3 +111,47 @@ def test_a_former_name_of_an_optional_part():
   assert type(SmolLM135M(QUERY_GROWTH=0.0)) is SmolLM135M
   with pytest.raises(UserError, match=r'write class Mine\(AttentionTemperature, …\)'):
     type('Mine', (SmolLM135M,), {'QUERY_GROWTH': 0.1, '__module__': __name__})
+
+
+@pytest.mark.parametrize('former', sorted(former_names.FINGERPRINTED.values()))
+def test_a_former_name_of_an_attribute_that_a_class_lacks_is_refused(former):
+  if hasattr(TinyGPT, former_names.FORMER[former]):
+    return
+  for values in ({former: 3}, {'__annotations__': {former: int}, former: 3}):
+    with pytest.raises(UserError, match=rf'{former}|{former_names.FORMER[former]}'):
+      type('Mine', (TinyGPT,), {'__module__': 'mine', **values})
+
+
+def of_former_names(cfg):
+  cfg.ROPE_FAST_TURNS = 16.0
+
+
+def test_a_fiddler_learns_the_name_of_today():
+  fiddler = f'{__name__}.of_former_names'
+  with pytest.raises(UserError, match='ROPE_FAST_TURNS is called ROPE_BETA_FAST now'):
+    build_experiment('SmolLM135M', [fiddler], {})
+
+
+def test_local_states_know_an_experiment_by_its_former_names():
+  """The checksum of a release before the attributes had today's names."""
+  assert fingerprint(TinyGPT()) == 2173330096
+
+
+@pytest.mark.parametrize('former', ['QUERY_GROWTH', 'ROPE_FAST_TURNS'])
+def test_a_former_name_is_set_on_a_class_and_on_an_object(former):
+  now = former_names.FORMER[former]
+  cls = type('Mine', (AttentionTemperature, TinyGPT), {'__module__': 'mine', former: 0.25})
+  setattr(cls, former, 0.5)
+  made = cls()
+  assert (getattr(made, now), getattr(made, former), getattr(cls, former)) == (0.5, 0.5, 0.5)
+  setattr(made, former, 0.75)
+  assert getattr(made, now) == getattr(made, former) == 0.75
+
+
+def test_both_names_at_once_are_refused():
+  message = 'ROPE_FAST_TURNS and ROPE_BETA_FAST are one attribute: leave ROPE_FAST_TURNS out'
+  both = {'ROPE_FAST_TURNS': 16.0, 'ROPE_BETA_FAST': 8.0}
+  with pytest.raises(UserError, match=message):
+    type('Mine', (TinyGPT,), {'__module__': 'mine', **both})
+  with pytest.raises(UserError, match=message):
+    build_experiment('TinyGPT', [], {name: str(value) for name, value in both.items()})

@@ -40,7 +40,7 @@ FORMER = dict(
 
 def test_a_class_does_not_show_what_few_models_have():
   assert FORMER.keys().isdisjoint(LLaMA3_8B().values())
-  assert len(LLaMA3_8B().values()) <= 140
+  assert len(LLaMA3_8B().shown_values()) <= 140
   assert sum(cls.__module__.startswith('paxlite.experiments') for cls in LLaMA3_8B.__mro__) <= 18
 
 
@@ -49,20 +49,20 @@ IDLE = dict(MUON_MOMENTUM=0.9, LR_WARMUP=7, LR_DECAY_ENDS=[9], LORA_RANK=4, EVAL
 
 @pytest.mark.parametrize('name', IDLE)
 def test_what_does_nothing_is_a_value_where_it_is_stated(name):
-  assert name not in LLaMA3_8B().values()
-  assert name not in fdl.build(LLaMA3_8B.config()).values()
+  assert name not in LLaMA3_8B().shown_values()
+  assert name not in fdl.build(LLaMA3_8B.config()).shown_values()
   stated = LLaMA3_8B(**{name: IDLE[name]})
-  assert stated.replaced(SEED=7).values()[name] == IDLE[name]
+  assert stated.replaced(SEED=7).shown_values()[name] == IDLE[name]
   assert stated_values(LLaMA3_8B, stated.values())[name] == IDLE[name]
   mine = type('Mine', (LLaMA3_8B,), {name: IDLE[name], '__module__': 'mine'})
-  assert mine().values()[name] == IDLE[name]
+  assert mine().shown_values()[name] == IDLE[name]
 
 
 def test_what_an_attribute_needs_is_shown_beside_it():
   e = LLaMA3_8B(OPTIMIZER='muon', LR_SCHEDULE='linear', USE_LORA=True)
   shown = 'MUON_UPDATE_RMS', 'LR_WARMUP', 'LR_DECAY_ENDS', 'LORA_RANK'
-  assert {*shown} <= e.values().keys()
-  assert {'SOAP_FREQUENCY', 'ADAM_CLIP_THRESHOLD', 'LR_DECAY_SHAPE'} & e.values().keys() == {
+  assert {*shown} <= e.shown_values().keys()
+  assert {'SOAP_FREQUENCY', 'ADAM_CLIP_THRESHOLD', 'LR_DECAY_SHAPE'} & e.shown_values().keys() == {
     'ADAM_CLIP_THRESHOLD'  # which LLaMA states
   }
 
