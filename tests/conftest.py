@@ -122,7 +122,7 @@ def _processor():
           continue
         yield
         return
-      time.sleep(0.02)
+      time.sleep(0.005)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # the timeout of a test starts after it

@@ -15,6 +15,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize('program', PROGRAMS)
 @pytest.mark.parametrize('name', TEXTS)
 def test_the_way_is_short_and_is_that_of_the_map(name, program, tmp_path):

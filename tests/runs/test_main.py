@@ -203,7 +203,7 @@ def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_pa
   )
   code, _, err = call(capsys, '--mode=eval', f'--job_log_dir={tmp_path}')
   assert code == 2
-  assert 'if this one is yours, --fdl_config=somebody.Else' in err
+  assert 'if this one is yours, --import=somebody' in err
 
 
 @pytest.mark.parametrize(

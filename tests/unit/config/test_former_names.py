@@ -49,6 +49,7 @@ def drawn(default: object, rng: random.Random) -> object:
   return (default or 0) + rng.randrange(1, 4)
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('former', former_names.FORMER)
 def test_a_former_name_is_that_of_the_same_attribute(former, seed, tmp_path, caplog):

@@ -81,6 +81,7 @@ def texts(kind: str, files: list[str], split: str) -> list[str]:
   return [tokenizer.decode(x.ids.tolist()) for x in found]
 
 
+@pytest.mark.cases(fast=4)
 @DRAWS
 @pytest.mark.parametrize('kind', ['documents', 'answers', 'chats', 'pairs'])
 def test_other_shards_put_nothing_on_both_sides(tmp_path, kind, draw):

@@ -137,6 +137,7 @@ def test_keys_that_nobody_reads_are_said_once(tmp_path, caplog):
   assert 'tokenizer_config.json: do_lower_case: not read' in record.message
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize('value', [0, 7.5, True, 'text', [], ['a', 3, {}], {}, {'a': {}, '1': 'b'}])
 @pytest.mark.parametrize('of_pieces', [False, True])
 def test_values_of_a_wrong_kind_are_ignored_or_refused(tmp_path, value, of_pieces):

@@ -176,6 +176,7 @@ def module(tmp_path, monkeypatch, request):
     sys.modules.pop(which, None)
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize('edit', EDITS)
 def test_an_edit_that_changes_numbers_is_named(edit, module, tmp_path):
   old, new, expected = EDITS[edit]

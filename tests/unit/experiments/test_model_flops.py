@@ -55,6 +55,7 @@ def counted(e, task, boxed) -> float:
   return products(used) / math.prod(shape)
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize('draw', range(5))
 @pytest.mark.parametrize('cls', [TinyGPT, LLaMA])
 def test_frozen_layers_have_no_gradients_of_their_own(cls, draw):

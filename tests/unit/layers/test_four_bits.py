@@ -33,6 +33,7 @@ def bits(scheme, w, summed=(0,)):
   return arrays, np.asarray(jax.jit(lambda a: scheme.decode(a, w.shape))(arrays))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(('inputs', 'outputs'), [(256, 96), (512, 300), (448, 33)])
 def test_nf4_is_that_of_bitsandbytes(inputs, outputs):
   torch = pytest.importorskip('torch')

@@ -81,7 +81,8 @@ def test_divergences_equal_torch(kind, temperature):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
 def test_stored_likely_tokens_equal_torch(kind):
   """All tokens of the vocabulary give the divergence of the whole distributions."""
@@ -155,6 +156,7 @@ def test_what_is_left_beside_likely_tokens_keeps_its_digits(kind, rest):
   np.testing.assert_allclose(of_tokens(jnp.asarray(ours), ids)[..., -1], log_rest, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_left_the_gradient_is_finite():
   logits = jnp.arange(5.0)[None]
   ids = jnp.arange(5)[None]

@@ -16,6 +16,7 @@ from paxlite.optim.optimizers import Optimizer
 from paxlite.programs.untrained_rows import untrained, warnings
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize('seed', range(6))
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_rows_near_zero_and_equal_rows_are_found_and_no_others(seed, dtype):

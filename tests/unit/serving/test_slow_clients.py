@@ -72,6 +72,7 @@ POST = b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length
 KEY = 'Authorization: Bearer kéy\r\n'.encode()
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize('sent', [b'', b'POST /v1', POST, b'GET /health HTTP/1.1\r\nHost: localho'])
 def test_a_head_that_is_not_sent_ends(port, sent):
   connection, start = opened(port, sent), time.monotonic()
@@ -82,6 +83,7 @@ def test_a_head_that_is_not_sent_ends(port, sent):
   assert time.monotonic() - start < 9
 
 
+@pytest.mark.slow
 def test_a_body_that_is_not_sent_ends(port):
   found = answer(opened(port, POST + KEY + b'\r\n{"model"'))
   assert found.startswith(b'HTTP/1.1 408 ')
@@ -109,6 +111,7 @@ async def large(scope, receive, send):
   await send(dict(type='http.response.body', body=b''))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('count', [1, 9, 5000])
 def test_clients_that_do_not_read_do_not_hold_all_connections(count):
   with served(large) as port:
