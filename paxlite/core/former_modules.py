@@ -41,7 +41,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
       return None
     if self._present is None:
       self._present = {}  # reading looks for modules too
-      self._present = self._read()
+      try:
+        self._present = self._read()
+      except BaseException:
+        self._present = None  # the next module asks again
+        raise
     package = next((p for p in self._present if f'{name}.'.startswith(f'{p}.')), None)
     return package and self._present[package] + name.removeprefix(package)
 

@@ -5,6 +5,7 @@ Copies on this machine are in paxlite/objects in XDG_CACHE_HOME or ~/.cache, bel
 the same path.
 """
 
+import abc
 import contextlib
 import os
 import pathlib
@@ -23,7 +24,7 @@ SMALL = 1 << 27  # bytes of the largest file that comes with a tokenizer or desc
 _START = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')
 
 
-class Scheme:
+class Scheme(abc.ABC):
   """Reads and writes the paths of a scheme, for the core.
 
   A subclass overrides `open` and `names`, with which data are read, and of the rest what it can.
@@ -35,13 +36,13 @@ class Scheme:
     """Returns an address as it is written everywhere; raises UserError if it is none."""
     return address.rstrip('/')
 
+  @abc.abstractmethod
   def open(self, address: str) -> IO[bytes]:
     """Opens a file that is read from its beginning to its end, and that can seek."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def names(self, address: str) -> list[str]:
     """Returns the names of all files below an address, relative to it; [] if there is none."""
-    raise NotImplementedError
 
   def content(self, address: str, kept: bool = True) -> Content:
     """Returns the bytes of a file that is read in any order.

@@ -21,9 +21,10 @@ from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation import options
 from paxlite.generation.cache_pool import KVCachePool, Sizes, steady_sizes
 from paxlite.generation.chunks import chunk_of
+from paxlite.generation.engine_limits import EngineLimits
 from paxlite.generation.job import Job, Phase
 from paxlite.generation.programs import DecodeLimits, Programs, layout_of, vocab_size
-from paxlite.generation.request import Completion, Request, check_ids
+from paxlite.generation.request import Completion, Request
 from paxlite.generation.scheduler import Scheduler
 from paxlite.generation.speculative import SpeculativePrograms
 from paxlite.generation.spelling import Mark
@@ -218,7 +219,7 @@ class Engine:
     """Returns a request for as many of these tokens as the model has room for."""
     if max_new_tokens < 1:
       raise UserError(f'max_new_tokens={max_new_tokens} must be at least 1')
-    self._check_prompt(prompt, what)
+    self._limits.check_prompt(prompt, what)
     most = min(max_new_tokens, self.max_length - len(prompt))
     return Request(prompt, most, self.sampling, seed, sample, ends=self.ends)
 
@@ -257,11 +258,6 @@ class Engine:
   def num_active(self) -> int:
     """The number of answers that are being generated."""
     return len(self._scheduler.busy)
-
-  @property
-  def num_waiting(self) -> int:
-    """The number of requests that wait for a row."""
-    return len(self._queue)
 
   def cache_bytes(self, rows: int, slots: int) -> int:
     """Returns the size of a cache on all devices."""
@@ -444,35 +440,11 @@ class Engine:
     assert self._params is not None
     return vocab_size(self._params)
 
-  # checks
+  @property
+  def _limits(self) -> EngineLimits:
+    has_tokenizer = self.tokenizer is not None
+    return EngineLimits(self.max_length, self._fixed_slots, self._vocab_size, has_tokenizer)
 
   def check(self, request: Request, what: str = 'the prompt') -> None:
     """Raises UserError if the request cannot be answered; see `generate`."""
-    self._check_prompt(request.prompt, what, request.max_tokens)
-    if (
-      self._fixed_slots is not None and len(request.prompt) + request.max_tokens > self._fixed_slots
-    ):
-      raise UserError(
-        f'{what} has {len(request.prompt):,} tokens and wants {request.max_tokens:,} new ones: the '
-        f'engine was made for {self._fixed_slots:,}'
-      )
-    check_ids([*request.bias], self._vocab_size, f'the bias of {what}')
-    if any(not 0 <= token < 1 << 31 for token in request.ends):
-      raise UserError(f'{what} ends with {[*request.ends]}, which are not all token ids')
-    if request.stop and self.tokenizer is None:
-      raise UserError(f'{what} has texts that end it, and the engine has no tokenizer')
-
-  def _check_prompt(self, prompt: Sequence[int], what: str, new: int = 1) -> None:
-    if not len(prompt):
-      raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
-    check_ids(prompt, self._vocab_size, what)
-    if len(prompt) + new > self.max_length:
-      if new <= 1:
-        raise UserError(
-          f'a prompt of {len(prompt)} tokens leaves no room for a new token: the model takes '
-          f'{self.max_length}; shorten it, or raise MAX_SEQ_LEN where positions are rotary'
-        )
-      raise UserError(
-        f'{what} has {len(prompt):,} tokens and wants {new:,} new ones: the model takes '
-        f'{self.max_length:,}'
-      )
+    self._limits.check(request, what)

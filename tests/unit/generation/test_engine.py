@@ -466,7 +466,7 @@ def test_an_answer_that_is_cancelled_makes_room():
   engine = Engine(model, params, 64, most_rows=1)
   first, second = engine.add(engine.request([1, 2], 60)), engine.add(engine.request([3], 5))
   engine.step(most=4)
-  assert (engine.num_active, engine.num_waiting) == (1, 1)
+  assert (engine.num_active, len(engine._queue)) == (1, 1)
   engine.cancel(first)
   assert first.answer.finish == 'cancelled'
   assert len(first.answer.ids) == 5

@@ -1,0 +1,55 @@
+"""What an engine can answer: requests that it cannot are refused before they enter."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.generation.request import Request, check_ids
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineLimits:
+  """The limits of an engine.
+
+  Attributes:
+    max_length: The most tokens of a prompt and its answer that the model takes.
+    fixed_slots: The most tokens that the engine was made for; None: as many as the model takes.
+    vocab_size: The number of token ids of the model.
+    has_tokenizer: Whether the engine knows the texts of tokens.
+  """
+
+  max_length: int
+  fixed_slots: int | None
+  vocab_size: int
+  has_tokenizer: bool
+
+  def check(self, request: Request, what: str) -> None:
+    """Raises UserError if a request cannot be answered; messages call its prompt `what`."""
+    length, new = len(request.prompt), request.max_tokens
+    self.check_prompt(request.prompt, what, new)
+    if self.fixed_slots is not None and length + new > self.fixed_slots:
+      raise UserError(
+        f'{what} has {length:,} tokens and wants {new:,} new ones: the engine was made for '
+        f'{self.fixed_slots:,}'
+      )
+    check_ids([*request.bias], self.vocab_size, f'the bias of {what}')
+    if any(not 0 <= token < 1 << 31 for token in request.ends):
+      raise UserError(f'{what} ends with {[*request.ends]}, which are not all token ids')
+    if request.stop and not self.has_tokenizer:
+      raise UserError(f'{what} has texts that end it, and the engine has no tokenizer')
+
+  def check_prompt(self, prompt: Sequence[int], what: str, new: int = 1) -> None:
+    """Raises UserError if a prompt leaves no room for so many new tokens, or is none."""
+    if not len(prompt):
+      raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
+    check_ids(prompt, self.vocab_size, what)
+    if len(prompt) + new > self.max_length:
+      if new <= 1:
+        raise UserError(
+          f'a prompt of {len(prompt)} tokens leaves no room for a new token: the model takes '
+          f'{self.max_length}; shorten it, or raise MAX_SEQ_LEN where positions are rotary'
+        )
+      raise UserError(
+        f'{what} has {len(prompt):,} tokens and wants {new:,} new ones: the model takes '
+        f'{self.max_length:,}'
+      )
