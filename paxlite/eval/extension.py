@@ -16,6 +16,7 @@ EXTENSION = Extension(
     Command('decode', _DECODE, f'{_COMMANDS}.decode', 'Runs', is_run=True),
   ),
   callbacks=('paxlite.eval.task_evaluation:callbacks',),
+  sections=('paxlite.eval.changes:sections',),
   hooks={
     'decode': 'paxlite.eval.decoding:decode',
     'EVAL_TASKS': 'paxlite.eval.task_evaluation:evaluate_tasks',

@@ -1,11 +1,14 @@
 """Evaluates zero-shot tasks with the parameters of a run, while it trains or afterwards."""
 
+import pathlib
 from collections.abc import Callable, Sequence
 
 import fiddle as fdl
+import jax
 
 from paxlite.core.errors import UserError
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
+from paxlite.eval.changes import changes, table_lines
 from paxlite.eval.decoding import language_model, load
 from paxlite.eval.eval_tasks import ZeroShotTask, read_tasks
 from paxlite.eval.zero_shot import ZeroShot
@@ -17,7 +20,8 @@ from paxlite.programs.first_start import noting
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import make_folder
 from paxlite.tracking.summaries import Summaries
-from paxlite.training.callbacks import Callback, Evaluations
+from paxlite.tracking.writers import EvalRecords, read_records
+from paxlite.training.callbacks import Callback, Evaluations, Loop
 from paxlite.training.evaluation import StoppedError
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
@@ -36,24 +40,33 @@ def tasks_of(experiment: LanguageModel, names: Sequence[str]) -> list[ZeroShotTa
 
 
 def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
-  """Returns what evaluates EVAL_TASKS while a run trains, if EVAL_TASKS_IN_TRAINING says so.
+  """Returns what evaluates EVAL_TASKS while a run trains.
+
+  A fine-tuning, that is, a run that starts from weights, is evaluated before its first step and at
+  its end. EVAL_TASKS_IN_TRAINING evaluates any run at each evaluation.
 
   Raises:
     UserError: There are no tasks, or the model cannot be asked.
   """
   e = noting(run, trainer.data.input).experiment
-  if run.read_only or not isinstance(e, LanguageModel) or not e.EVAL_TASKS_IN_TRAINING:
+  if run.read_only or not isinstance(e, LanguageModel):
     return []
-  if not e.EVAL_TASKS:
+  always, is_tuning = e.EVAL_TASKS_IN_TRAINING, bool(e.CHECKPOINT_RESTORE_PATH)
+  if always and not e.EVAL_TASKS:
     raise UserError('EVAL_TASKS_IN_TRAINING=True needs EVAL_TASKS: the tasks to evaluate')
-  if not e.continues_text:
+  if always and not e.continues_text:
     raise UserError(
       'EVAL_TASKS_IN_TRAINING=True: a reward model, or layers of Transformer Engine, cannot be '
       'asked while they are trained'
     )
+  if not e.EVAL_TASKS or not (always or (is_tuning and e.continues_text)):
+    return []
   tasks = tasks_of(e, e.EVAL_TASKS)
   tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
-  return [TaskEvaluation(e, trainer.store.task, tokenizer, tasks, trainer.watchdog.pause)]
+  evaluation = TaskEvaluation(e, trainer.store.task, tokenizer, tasks, trainer.watchdog.pause)
+  if not is_tuning:
+    return [evaluation]
+  return [BeforeAndAfter(evaluation, always, trainer.schedule.max_steps, run.folder)]
 
 
 def evaluate_tasks(run: Run, names: Sequence[str]) -> None:
@@ -102,6 +115,14 @@ class TaskEvaluation(Callback):
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
   ) -> None:
+    self.evaluate(state, step, summaries)
+
+  @property
+  def names(self) -> list[str]:
+    return [task.name for task in self._tasks]
+
+  def evaluate(self, state: TrainState, step: int, summaries: Summaries) -> None:
+    """Evaluates the tasks, and reports their metrics as those of `step`."""
     self._evaluate.set_params(self._evaluated(state))
     try:
       for task in self._tasks:
@@ -115,3 +136,42 @@ class TaskEvaluation(Callback):
     self._beat()
     if preemption.asked_alone():
       raise StoppedError
+
+
+class BeforeAndAfter(Callback):
+  """Evaluates tasks before the first step and after the last one, and says what has changed.
+
+  Args:
+    evaluation: Evaluates the tasks.
+    always: Whether to evaluate at each evaluation between them too.
+    max_steps: The last step of the run.
+    folder: The folder of the run, whose records hold what was found before it was continued.
+  """
+
+  def __init__(
+    self, evaluation: TaskEvaluation, always: bool, max_steps: int, folder: pathlib.Path
+  ):
+    self._evaluation, self._always = evaluation, always
+    self._max_steps, self._folder = max_steps, folder
+    self._evaluated: int | None = None
+
+  def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
+    if step == 0:
+      with loop.paused(state, 'evaluation'):
+        self._evaluation.evaluate(state, step, loop.summaries)
+
+  def on_evaluation(
+    self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
+  ) -> None:
+    if self._always or step == self._max_steps:
+      self._evaluation.evaluate(state, step, summaries)
+      self._evaluated = step
+
+  def on_end(self, state: TrainState, step: int, loop: Loop) -> None:
+    if self._evaluated != step:  # a callback has ended the run
+      with loop.paused(state, 'evaluation'):
+        self._evaluation.evaluate(state, step, loop.summaries)
+    if jax.process_index() == 0:
+      found = changes(list(read_records(self._folder / EvalRecords.name)), self._evaluation.names)
+      for line in table_lines(found):
+        loop.summaries.say(line)

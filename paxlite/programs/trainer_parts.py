@@ -14,6 +14,7 @@ from paxlite.parallel.devices import peak_flops
 from paxlite.programs import run_checks
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
+from paxlite.training.loss_alarm import LossAlarm
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.reporting import Throughput
@@ -88,6 +89,7 @@ def callbacks(e: Experiment, trainer: Trainer, own_disks: bool) -> list[Callback
     *([best] if best else []),
     *e.callbacks(),
     StepProfiler(folder, first, count, e.MAX_STEPS),
+    LossAlarm(),
   ]
 
 

@@ -57,6 +57,15 @@ def data(tmp_path) -> list[str]:
   return words
 
 
+def asked(folder) -> str:
+  """Returns a task that asks which word follows."""
+  path = folder / 'next.json'
+  path.write_text(json.dumps(dict(
+    kind='cloze', files='TRAIN.jsonl', doc_to_text='{{inputs}}', doc_to_target='{{targets}}',
+  )))  # fmt: skip
+  return f"['{path}']"
+
+
 def command(*words: str):
   result = runs.ended([sys.executable, '-m', 'paxlite', *words], runs.environment())
   assert result.returncode == 0, f'{words}\n{result.stdout}\n{result.stderr}'
@@ -67,18 +76,29 @@ def command(*words: str):
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ['sft', 'lora'])
 def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
-  words = [weights, f'--method={method}', *data, *SHORT]
+  tasks = f'EVAL_TASKS={asked(tmp_path)}'
+  words = [weights, f'--method={method}', *data, *SHORT, tasks]
   whole, run = str(tmp_path / 'whole'), str(tmp_path / 'run')
-  command('finetune', *words, f'--folder={whole}')
+  ended = command('finetune', *words, f'--folder={whole}')
 
   kind = {'sft': 'SFT', 'lora': 'LoRA'}[method]
   flags = f'--fdl_config=HuggingFace{kind}', f'--fdl.CHECKPOINT_RESTORE_PATH={weights}'
-  killed = ['-m', 'tests.support.killed_main', *flags, *data, *SHORT, f'--job_log_dir={run}']
+  killed = ['-m', 'tests.support.killed_main', *flags, *words[2:], f'--job_log_dir={run}']
   result = runs.ended([sys.executable, *killed], runs.environment() | {'KILL_AT': 'before_step:3'})
   assert result.returncode == -9
   assert max(runs.losses(run)) < 4
-  command('finetune', *words, f'--folder={run}')
+  continued = command('finetune', *words, f'--folder={run}')
   assert runs.losses(run) == runs.losses(whole)
+  found = {r['step']: r for r in runs.records(tmp_path / 'run', 'eval_metrics.jsonl')
+           if r['input'] == 'next'}  # fmt: skip
+  assert found.keys() == {0, 4}
+  assert found[4]['perplexity_per_word'] != found[0]['perplexity_per_word']
+  table = lambda out: out.partition('Before and after the fine-tuning:\n')[2].splitlines()[:3]
+  assert table(ended) == table(continued)
+  values = [f'{found[step]["perplexity_per_word"]:.4f}' for step in (0, 4)]
+  assert [row.split()[:4] for row in table(ended)][2] == ['next', 'perplexity_per_word', *values]
+  command('report', run, f'--markdown={tmp_path / "report.md"}')
+  assert 'Before and after fine-tuning' in (tmp_path / 'report.md').read_text()
   assert 'is complete' in command('finetune', *words, f'--folder={run}')
 
   found = json.loads((tmp_path / 'run' / 'experiment.json').read_text())

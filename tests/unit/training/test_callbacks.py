@@ -12,6 +12,7 @@ from paxlite.programs.run import Run
 from paxlite.run_data.data_records import DataRecords
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback, LoopRequest
+from paxlite.training.loss_alarm import LossAlarm
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.spikes import SpikeDetector
 from tests.support import runs
@@ -102,7 +103,7 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   values = dict(LOSS_SPIKE_FACTOR=2.0, KEEP_BEST=True, LOCAL_CHECKPOINT_EVERY_N_STEPS=2)
   e = Whole(**VALUES, **values, LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'))
   kinds = [type(c) for c in Run(e, tmp_path).trainer().callbacks]
-  last = [StepProfiler, PredictedStep, MeasuredBlocks]
+  last = [StepProfiler, LossAlarm, PredictedStep, MeasuredBlocks]
   assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, *last]
 
 
