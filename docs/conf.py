@@ -1,6 +1,7 @@
 """The site of these pages: `make docs` builds it into build/site."""
 
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -25,3 +26,32 @@ autodoc_member_order = 'bysource'
 autodoc_default_options = {'members': True, 'show-inheritance': False}
 napoleon_google_docstring = True
 copybutton_exclude = '.linenos, .gp'
+
+
+def write_llms_txt(app, exception) -> None:
+  """Writes llms.txt, which lists the pages with their first sentences (llmstxt.org)."""
+  if exception or app.builder.name != 'html':
+    return
+  lines = ['# paxlite', '', '> Train language models in JAX, from a laptop to a TPU pod.']
+  toctree = re.compile(r'```\{toctree\}\n:caption: (.+)\n:hidden:\n\n([^`]*)```')
+  folder = pathlib.Path(app.srcdir)
+  for caption, names in toctree.findall((folder / 'index.md').read_text()):
+    lines += ['', f'## {caption}', '']
+    for name in names.split():
+      title, text = first_sentence((folder / f'{name}.md').read_text())
+      lines.append(f'- [{title}]({name}.html): {text}')
+  (pathlib.Path(app.outdir) / 'llms.txt').write_text('\n'.join(lines) + '\n')
+
+
+def first_sentence(page: str) -> tuple[str, str]:
+  """Returns the title of a page, and the first sentence below it without links."""
+  title, _, rest = page.removeprefix('# ').partition('\n')
+  rest = re.sub(r'^(```|~~~).*?^\1', '', rest, flags=re.DOTALL | re.MULTILINE)
+  is_text = lambda block: block[:1] not in '#!:|<' and not block.startswith('- ')
+  text = next((b for b in rest.split('\n\n') if b.strip() and is_text(b.strip())), '')
+  plain = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', ' '.join(text.split()))
+  return title, re.split(r'(?<=[.:]) (?=[A-Z`])', plain)[0].rstrip(':')
+
+
+def setup(app) -> None:
+  app.connect('build-finished', write_llms_txt)

@@ -12,6 +12,7 @@ import pytest
 
 from paxlite import main
 from paxlite.tools import attributes
+from tests.rules import test_structure
 from tests.support import runs
 
 PAGES = [
@@ -214,6 +215,27 @@ def test_links_lead_somewhere():
   for page in PAGES:
     for target in re.findall(r'\]\(([^)#:]+)\)', page.read_text()):
       assert (page.parent / target).exists(), f'{page.name}: {target}'
+
+
+def test_what_agents_are_told_is_so():
+  """The rooms of AGENTS.md are those of the core in their order, and its commands start."""
+  page = runs.ROOT / 'AGENTS.md'
+  text = page.read_text()
+  for target in re.findall(r'\]\(([^)#:]+)\)', text):
+    assert (runs.ROOT / target).exists(), target
+  rooms = text.split('may import:\n')[1].split('`')[1].split()
+  assert rooms == [x for x in test_structure.ROOMS if x in rooms]
+  targets = re.findall(r'^([a-z-]+):', (runs.ROOT / 'Makefile').read_text(), re.MULTILINE)
+  for line in commands(page):
+    word, *rest = line.split()
+    if word == 'make':
+      assert rest[0] in targets
+    else:
+      paths = [x for x in rest if x.startswith('tests/')]
+      assert word == '.venv/bin/python'
+      assert all((runs.ROOT / path).exists() for path in paths)
+  for path in re.findall(r'`((?:paxlite|tests|docs|benchmarks)/[^`<]*)`', text):
+    assert (runs.ROOT / path).exists(), path
 
 
 def test_the_tree_in_the_readme_is_the_tree():

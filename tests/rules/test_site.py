@@ -27,3 +27,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     r'<(?:script|link)[^>]*(?:src|href)="(https?:[^"]*)"', (site / 'index.html').read_text()
   )
   assert loaded == [], 'every page works offline'
+  listed = (site / 'llms.txt').read_text()
+  entries = re.findall(r'^- \[.+\]\((.+)\.html\): \S.+$', listed, re.MULTILINE)
+  assert len(entries) == len(set(entries))
+  assert {str(page) for page in pages} == {*entries, 'index'}, 'each page with a sentence about it'

@@ -1,6 +1,8 @@
 """`pip install -e .` works for any folder from which paxlite is imported."""
 
+import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -72,27 +74,54 @@ def test_the_extras_of_accelerators():
   assert extras['tpu'] == ['jax[tpu]']
 
 
-@pytest.mark.slow
-def test_a_wheel_holds_all_it_needs_and_nothing_else(tmp_path):
-  """The wheel is installed into an environment of its own, beside the packages that it needs."""
-  pytest.importorskip('setuptools.build_meta')
-  clone = tmp_path / 'clone'
-  clone.mkdir()
+def cloned(folder: pathlib.Path) -> pathlib.Path:
+  """Puts the tracked files into an empty folder, and returns it."""
+  folder.mkdir()
   tracked = ('git', 'archive', 'HEAD')
   archive = subprocess.run(tracked, cwd=runs.ROOT, capture_output=True, check=True).stdout
-  subprocess.run(['tar', '-x', '-C', str(clone)], input=archive, check=True)
-  for kind in ('wheel', 'sdist'):
-    code = f'import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])'
-    subprocess.run(
-      [sys.executable, '-c', code, str(tmp_path)], cwd=clone, check=True, capture_output=True
-    )
-  (wheel,) = tmp_path.glob('*.whl')
+  subprocess.run(['tar', '-x', '-C', str(folder)], input=archive, check=True)
+  return folder
+
+
+def built(kind: str, source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+  """Builds a wheel or an sdist of a source, without a network, and returns its path."""
+  code = f'import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])'
+  folder.mkdir()
+  subprocess.run(
+    [sys.executable, '-c', code, str(folder)], cwd=source, check=True, capture_output=True
+  )
+  (path,) = folder.iterdir()
+  return path
+
+
+def environment(folder: pathlib.Path) -> pathlib.Path:
+  """Makes an environment that finds the packages of this one after its own; returns bin/."""
+  subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
+  site = next((folder / 'lib').glob('python*/site-packages'))
+  packages = pathlib.Path(pytest.__file__).parents[1]
+  (site / 'zz_packages.pth').write_text(f'{packages}\n')
+  return folder / 'bin'
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_all_it_needs_and_nothing_else(tmp_path):
+  """The wheel, built from the sdist, is installed into an environment of its own."""
+  pytest.importorskip('setuptools.build_meta')
+  clone = cloned(tmp_path / 'clone')
+  sdist = built('sdist', clone, tmp_path / 'sdist')
+  subprocess.run(['tar', '-xzf', str(sdist), '-C', str(tmp_path)], check=True)
+  wheel = built('wheel', tmp_path / sdist.name.removesuffix('.tar.gz'), tmp_path / 'wheel')
+  checked = subprocess.run(
+    [sys.executable, '-m', 'twine', 'check', '--strict', str(sdist), str(wheel)],
+    capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert checked.returncode == 0, checked.stdout + checked.stderr
+  assert checked.stdout.count('PASSED') == 2
   with zipfile.ZipFile(wheel) as file:
     names = {n for n in file.namelist() if '.dist-info/' not in n}
   package = clone / 'paxlite'
   wanted = {str(p.relative_to(clone)) for p in package.rglob('*') if p.is_file()}
   assert names == {n for n in wanted if '__pycache__' not in n and '.egg-info' not in n}
-  (sdist,) = tmp_path.glob('*.tar.gz')
   held = subprocess.run(['tar', '-tzf', str(sdist)], capture_output=True, text=True, check=True)
   inside = {n.partition('/')[2] for n in held.stdout.split()}
   scripts = {f'scripts/{p.name}' for p in (clone / 'scripts').iterdir()}
@@ -101,29 +130,83 @@ def test_a_wheel_holds_all_it_needs_and_nothing_else(tmp_path):
   texts = {'CHANGELOG.md', 'LICENSE', 'README.md', 'pyproject.toml'}
   assert inside == names | scripts | made | texts
 
-  subprocess.run([sys.executable, '-m', 'venv', str(tmp_path / 'venv')], check=True)
-  python = tmp_path / 'venv' / 'bin' / 'python'
+  programs = environment(tmp_path / 'venv')
   subprocess.run(
-    [python, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index', wheel], check=True
+    [programs / 'python', '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index', wheel],
+    check=True,
   )
-  site = next((tmp_path / 'venv' / 'lib').glob('python*/site-packages'))
-  packages = pathlib.Path(pytest.__file__).parents[1]
-  (site / 'zz_packages.pth').write_text(f'{packages}\n')
   elsewhere = tmp_path / 'elsewhere'
   elsewhere.mkdir()
   (elsewhere / 'mine.py').write_text(
     'from paxlite.experiments.demo import TinyGPT\n\n\nclass Mine(TinyGPT):\n  MAX_STEPS = 2\n'
   )
-  environment = {k: v for k, v in runs.environment().items() if k != 'PYTHONPATH'}
+  demo = 'train', 'DemoGPT', '--folder=demo', 'NUM_LAYERS=1', 'MODEL_DIMS=32', 'MAX_STEPS=2'
   for arguments, said in (
     (['--version'], f'paxlite {paxlite.__version__}'),
     (['list', 'tiny'], 'TinyGPT'),
     (['train', 'mine.Mine', '--folder=run'], 'step 2/2'),
     (['train', 'mine.Mine', '--folder=run'], 'Training is complete'),
+    ([*demo, 'MAX_EVAL_BATCHES=1'], 'step 2/2'),
   ):
-    done = subprocess.run(
-      [tmp_path / 'venv' / 'bin' / 'paxlite', *arguments],
-      cwd=elsewhere, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert said in done.stdout
+    assert said in output(programs / 'paxlite', arguments, elsewhere)
+
+
+def output(program: pathlib.Path, arguments: list[str], folder: pathlib.Path) -> str:
+  """Returns what an installed program prints in a folder."""
+  without_clone = {k: v for k, v in runs.environment().items() if k != 'PYTHONPATH'}
+  done = subprocess.run(
+    [program, *arguments], cwd=folder, env=without_clone, capture_output=True, text=True,
+    check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
+  lines = [line for line in path.read_text().splitlines() if line and not line.startswith('#')]
+  assert not any(line.endswith('\\') for line in lines), 'an instruction is a line'
+  return [(word, rest) for word, _, rest in (line.partition(' ') for line in lines)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['cuda', 'tpu'])
+def test_the_steps_of_an_image(name, tmp_path):
+  """Does what a Dockerfile says, but for the packages that paxlite needs; those are here."""
+  clone, root = cloned(tmp_path / 'clone'), tmp_path / 'root'
+  file = clone / 'docker' / f'{name}.Dockerfile'
+  programs = environment(tmp_path / 'venv')
+  path = {'PATH': f'{programs}:/usr/bin:/bin'}
+  extras = tomllib.loads((clone / 'pyproject.toml').read_text())['project']
+  folder, commands = root, {}
+  for word, rest in instructions(file):
+    if word == 'FROM':
+      version = re.fullmatch(r'python:(3\.\d+)-slim', rest)[1]
+      assert f'Programming Language :: Python :: {version}' in extras['classifiers']
+    elif word == 'WORKDIR':
+      folder = root / rest.lstrip('/')
+      folder.mkdir(parents=True, exist_ok=True)
+    elif word == 'COPY':
+      *sources, target = rest.split()
+      for source in sources:
+        if (clone / source).is_dir():
+          shutil.copytree(clone / source, folder / target, dirs_exist_ok=True)
+        else:
+          to = folder / target / (source if target.endswith('/') else '')
+          to.parent.mkdir(parents=True, exist_ok=True)
+          shutil.copy(clone / source, to)
+    elif word == 'RUN':
+      for extra in ''.join(re.findall(r'\[(.*)\]', rest)).split(','):
+        assert not extra or extra in extras['optional-dependencies']
+      here = rest.replace('pip install', 'pip install --no-index --no-deps --no-build-isolation')
+      subprocess.run(['sh', '-euc', here], cwd=folder, env=path, check=True, capture_output=True)
+    else:
+      commands[word] = json.loads(rest)
+  assert commands.keys() == {'ENTRYPOINT', 'CMD'}
+  (entry,) = commands['ENTRYPOINT']
+  assert 'paxlite train' in output(programs / entry, commands['CMD'], folder)
+  asked = re.search(rf'^#   docker run .* paxlite:{name} (.*)$', file.read_text(), re.MULTILINE)
+  shown = output(programs / entry, [*asked[1].split(), '--dry_run'], folder)
+  assert 'parameters' in shown
+  slurm = (runs.ROOT / 'scripts' / 'slurm_job.sh').read_text()
+  assert '/opt/paxlite' in slurm
+  assert (root / 'opt' / 'paxlite' / 'scripts' / 'slurm_job.sh').is_file()
