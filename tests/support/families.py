@@ -11,6 +11,7 @@ PACKAGES: dict[str, str] = {}
 ON_MESHES: dict[str, dict] = {}
 TOLERANCES: dict[str, float] = {}
 OVER_CONTEXT: set[str] = set()
+REFUSED: dict[str, tuple[str, dict]] = {}
 _found: dict[str, dict] = {}
 for found in pkgutil.iter_modules(experiments.__path__, 'paxlite.experiments.'):
   if found.ispkg and importlib.util.find_spec(f'{found.name}.cases'):
@@ -20,6 +21,7 @@ for found in pkgutil.iter_modules(experiments.__path__, 'paxlite.experiments.'):
     _found |= cases.CASES
     ON_MESHES |= getattr(cases, 'ON_MESHES', {})
     TOLERANCES |= getattr(cases, 'TOLERANCES', {})
+    REFUSED |= getattr(cases, 'REFUSED', {})
     OVER_CONTEXT.add(getattr(cases, 'OVER_CONTEXT', ''))
 _places = [*FAMILIES]
 # The first word is the model_type.

@@ -34,6 +34,22 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'deepseek_v3': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'norm_topk_prob=True': ('deepseek_v2', dict(norm_topk_prob=True)),
+  'rope_interleave=None': ('deepseek_v3', dict(rope_interleave=None)),
+  'it must be qk_rope_head_dim=4': ('deepseek_v3', dict(head_dim=2)),
+  'more than the experts of NUM_EXPERT_GROUPS_PER_TOKEN=2': (
+    'deepseek_v3', dict(num_experts_per_tok=6),
+  ),
+  'attention_factor is not implemented where': (
+    'deepseek_v3', dict(rope_parameters=YARN | dict(attention_factor=2.0)),
+  ),
+  'partial_rotary_factor=0.5 is not implemented: it must be 0.4': (
+    'mistral4',
+    dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

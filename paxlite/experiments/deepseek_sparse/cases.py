@@ -15,6 +15,17 @@ CASES = {
   | dict(q_lora_rank=12, n_group=4, topk_group=2),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'deepseek_v32': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'QUERY_LATENT_DIMS must be above 0': ('deepseek_v32', dict(q_lora_rank=None)),
+  'INDEXER_DIMS_PER_HEAD=2 must be at least': ('deepseek_v32', dict(index_head_dim=2)),
+  'layer_types=.* must have indexed_attention': (
+    'deepseek_v32', dict(layer_types=['full_attention'] * 4),
+  ),
+  'indexers that layers share .1 of 4': ('deepseek_v32', dict(index_topk_pattern='FFSF')),
+  'indexers that layers share .2 of 4': ('deepseek_v32', dict(index_topk_freq=4)),
+  'rope_interleave=False': ('deepseek_v32', dict(rope_interleave=False)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

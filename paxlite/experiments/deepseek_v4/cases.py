@@ -40,6 +40,33 @@ ON_MESHES: dict[str, dict[str, Any]] = {
 # all tokens and streams. Most of these cancel: on one device, rows in another order change some of
 # these gradients by 6e-6 of the largest.
 TOLERANCES = {'deepseek_v4': 3e-5}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'mlp_layer_types=.* hash_moe first': (
+    'deepseek_v4', dict(mlp_layer_types=['moe', *['hash_moe'] * 5]),
+  ),
+  'layer_types must have 6 of sliding_attention, compressed': (
+    'deepseek_v4', dict(layer_types=['full_attention'] * 6),
+  ),
+  'compress_ratios has 8: only 0, 4 and 128': (
+    'deepseek_v4', dict(layer_types=None, compress_ratios=[8] * 6),
+  ),
+  'compress_rates=.* must have': ('deepseek_v4', dict(compress_rates={'other_attention': 3})),
+  "scoring_func='sigmoid'": ('deepseek_v4', dict(scoring_func='sigmoid')),
+  'norm_topk_prob=False': ('deepseek_v4', dict(norm_topk_prob=False)),
+  'n_shared_experts=2': ('deepseek_v4', dict(n_shared_experts=2)),
+  'num_key_value_heads=2': ('deepseek_v4', dict(num_key_value_heads=2)),
+  'of main is not implemented': ('deepseek_v4', dict(rope_parameters=dict(
+    main=dict(rope_type='linear', rope_theta=1e4, factor=2.0),
+    compress=dict(rope_type='default', rope_theta=1e4),
+  ))),
+  'partial_rotary_factor=0.25 of main must': ('deepseek_v4', dict(rope_parameters=dict(
+    main=dict(rope_type='default', rope_theta=1e4, partial_rotary_factor=0.25),
+    compress=dict(rope_type='default', rope_theta=1e4, partial_rotary_factor=0.5),
+  ))),
+  'NUM_HEADS=4 is not divisible by OUTPUT_GROUPS=3': ('deepseek_v4', dict(o_groups=3)),
+  'SWIGLU_LIMIT=0 must be positive': ('deepseek_v4', dict(swiglu_limit=0.0)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

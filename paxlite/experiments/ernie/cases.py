@@ -13,6 +13,18 @@ CASES = {
     moe_layer_interval=2,
   ),
 }  # fmt: skip
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'moe_layer_end_index=4 before': ('ernie4_5_moe', dict(moe_layer_end_index=4)),
+  "moe_gate='x'": ('ernie4_5_moe', dict(moe_gate='x')),
+  "use_bias='false' must be true or false": ('ernie4_5_moe', dict(use_bias='false')),
+  'moe_layer_interval=0 must be an integer of at least 1': (
+    'ernie4_5_moe', dict(moe_layer_interval=0),
+  ),
+  "moe_layer_start_index='x' must be an integer": (
+    'ernie4_5_moe', dict(moe_layer_start_index='x'),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

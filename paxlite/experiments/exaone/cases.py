@@ -13,6 +13,10 @@ CASES = {
   'exaone4 full': BLOCK
   | dict(sliding_window=None, sliding_window_pattern=None, layer_types=['full_attention'] * 4),
 }  # fmt: skip
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'layer_types with sliding_attention needs': ('exaone4', dict(sliding_window=None)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

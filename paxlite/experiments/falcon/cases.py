@@ -23,6 +23,17 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'falcon_h1': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'mamba_n_heads=4 × mamba_d_head=5 must be 48': ('falcon_h1', dict(mamba_d_head=5)),
+  'projectors_bias=True beside': ('falcon_h1', dict(projectors_bias=True)),
+  'ssm_multipliers=.1.0. must be 5 numbers': ('falcon_h1', dict(ssm_multipliers=[1.0])),
+  'lm_head_multiplier=0.0 must be': ('falcon_h1', dict(lm_head_multiplier=0.0)),
+  'mamba_use_mlp=False': ('falcon_h1', dict(mamba_use_mlp=False)),
+  "mamba_rms_norm='false' must be": ('falcon_h1', dict(mamba_rms_norm='false')),
+  "mamba_norm_before_gate='no' must be": ('falcon_h1', dict(mamba_norm_before_gate='no')),
+  "mamba_proj_bias='false' must be": ('falcon_h1', dict(mamba_proj_bias='false')),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -45,6 +45,16 @@ ON_MESHES: dict[str, dict[str, Any]] = {
 # Gemma 4 does not divide scores by the root of the head's size: with two ulps more or less in each
 # parameter, gradients on one device change by up to 2.3e-5, as they do with experts.
 TOLERANCES = {'gemma4_text': 3e-5, 'gemma4_text experts': 3e-5}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  "attention_k_eq_v='false' must be": ('gemma4_text', dict(attention_k_eq_v='false')),
+  "enable_moe_block='false' must be": ('gemma4_text', dict(enable_moe_block='false')),
+  'per_layer_config=.1., .*: no model': ('gemma4_text', dict(per_layer_config=[1])),
+  'layer_types=5: no model|layer_types=5, sliding_window': ('gemma4_text', dict(layer_types=5)),
+  'rope_parameters=.*: no model': (
+    'gemma4_text', dict(rope_parameters=dict(full_attention=3)),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -26,6 +26,22 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'glm_moe_dsa linked': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'mlp_layer_types=.* dense blocks first': (
+    'glm4_moe_lite', dict(mlp_layer_types=['sparse', 'dense', 'sparse', 'sparse']),
+  ),
+  'first_k_dense_replace=3 and the 2 dense blocks': (
+    'glm4_moe_lite', dict(first_k_dense_replace=3),
+  ),
+  'indexer_types=.*the first one full': (
+    'glm_moe_dsa', dict(indexer_types=['shared', 'full', 'full', 'full']),
+  ),
+  'index_topk_pattern=.FFXF.*must have full or': (
+    'glm_moe_dsa', dict(indexer_types=None, index_topk_pattern='FFXF'),
+  ),
+  'indexer_rope_interleave=False': ('glm_moe_dsa', dict(indexer_rope_interleave=False)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

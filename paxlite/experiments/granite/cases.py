@@ -32,6 +32,15 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'granite': {}, 'granitemoehybrid': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'mamba_n_heads=4 × mamba_d_head=5': ('granitemoehybrid', dict(mamba_d_head=5)),
+  'time_step_limit=None': ('granitemoehybrid', dict(time_step_limit=None)),
+  'time_step_limit has -1.0': ('granitemoehybrid', dict(time_step_limit=[-1.0, 2.0])),
+  "normalization_function='layernorm'": (
+    'granitemoehybrid', dict(normalization_function='layernorm'),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

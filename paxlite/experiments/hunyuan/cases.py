@@ -11,6 +11,13 @@ CASES = {
     rope_parameters=dict(rope_type='dynamic', rope_theta=1e4, alpha=1000.0, factor=1.0),
   ),
 }  # fmt: skip
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'mscale=2.0 of rope_type dynamic is not implemented': (
+    'hunyuan_v1_dense', dict(rope_parameters=dict(rope_type='dynamic', factor=2.0, mscale=2.0)),
+  ),
+  'use_cla=True': ('hunyuan_v1_dense', dict(use_cla=True)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

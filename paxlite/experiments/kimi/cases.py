@@ -30,6 +30,21 @@ ON_MESHES: dict[str, dict[str, Any]] = {
     mlp_layer_types=['dense', 'sparse'],
   )
 }
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'mlp_layer_types must have 4 of dense': (
+    'kimi_linear', dict(mlp_layer_types=['sparse', 'dense', 'sparse', 'sparse']),
+  ),
+  'linear_attn_config has gate_lower_bound': (
+    'kimi_linear', dict(linear_attn_config=dict(gate_lower_bound=-5.0)),
+  ),
+  'linear_attn_config must have each of the numbers 1 to 4': (
+    'kimi_linear',
+    dict(layer_types=None, linear_attn_config=dict(kda_layers=[1, 2], full_attn_layers=[4])),
+  ),
+  'mla_use_nope=False': ('kimi_linear', dict(mla_use_nope=False)),
+  'num_shared_experts=0 must be': ('kimi_linear', dict(num_shared_experts=0)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

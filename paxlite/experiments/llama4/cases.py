@@ -25,6 +25,20 @@ CASES = {
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'llama4_text': {}, 'llama4_text experts': {}}
 OVER_CONTEXT = 'llama4_text'  # its chunks, too, and not only its experts
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  "attn_temperature_tuning='false' must be": (
+    'llama4_text', dict(attn_temperature_tuning='false'),
+  ),
+  'no_rope_layer_interval=0 must be an': (
+    'llama4_text', dict(no_rope_layers=None, no_rope_layer_interval=0),
+  ),
+  'interleave_moe_layer_step=0 must': (
+    'llama4_text', dict(moe_layers=None, interleave_moe_layer_step=0),
+  ),
+  'attn_scale=None: no model': ('llama4_text', dict(attn_scale=None)),
+  'moe_layers=.1.5.': ('llama4_text', dict(moe_layers=[1.5])),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -10,6 +10,11 @@ CASES = {
   | dict(head_dim=12, rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'minimax_m2': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'attn_type_list=': ('minimax_m2', dict(attn_type_list=[1, 0, 1, 1])),
+  'use_routing_bias=False': ('minimax_m2', dict(use_routing_bias=False)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

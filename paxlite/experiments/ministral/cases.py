@@ -9,6 +9,14 @@ CASES = {
   | dict(head_dim=10, sliding_window=19, rope_parameters=YARN | dict(llama_4_scaling_beta=0.7)),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'ministral3': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'llama_4_scaling_beta is implemented for rope_type yarn': (
+    'ministral3',
+    dict(rope_parameters=dict(rope_type='linear', factor=2.0, llama_4_scaling_beta=0.1)),
+  ),
+  'has no llama_4_scaling_beta': ('ministral3', dict(rope_parameters=YARN)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -21,6 +21,15 @@ CASES = {
   | dict(layers_block_type=['linear_attention', 'mlp', 'full_attention', 'mlp'] * 2),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'nemotron_h': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  'MAMBA_HEADS=4 is not divisible by MAMBA_GROUPS=3': ('nemotron_h', dict(n_groups=3)),
+  'moe_latent_size=16': ('nemotron_h', dict(moe_latent_size=16)),
+  'hybrid_override_pattern=.MX. must be of': (
+    'nemotron_h', dict(layers_block_type=None, hybrid_override_pattern='MX'),
+  ),
+  'tie_word_embeddings=True': ('nemotron_h', dict(tie_word_embeddings=True)),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -26,6 +26,13 @@ CASES = {
   | dict(rope_parameters=YARN, linear_allow_neg_eigval=False),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'olmo2': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  "linear_allow_neg_eigval='no' must be": ('olmo_hybrid', dict(linear_allow_neg_eigval='no')),
+  'full_attention_interval=0 must be': (
+    'olmo_hybrid', dict(layer_types=None, full_attention_interval=0),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

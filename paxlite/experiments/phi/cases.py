@@ -21,6 +21,13 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'phi3 longrope': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  r'more max_position_embeddings \(64\)': ('phi3 longrope', dict(max_position_embeddings=64)),
+  'original_max_position_embeddings is 32, and 64': (
+    'phi3 longrope', dict(original_max_position_embeddings=32),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -12,6 +12,10 @@ CASES = {
   'qwen3_moe': BLOCK | EXPERTS | dict(head_dim=10, moe_intermediate_size=24, norm_topk_prob=True),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'qwen2 window': {}, 'qwen3_moe': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  "use_sliding_window='false' must be": ('qwen2', dict(use_sliding_window='false')),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -13,6 +13,12 @@ CASES = {
   'qwen3_next': BLOCK | DELTA | _SHARED | dict(norm_topk_prob=False),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'qwen3_5_text': {}, 'qwen3_next': {}}
+# Values that were once read otherwise than transformers does, by the messages that refuse them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+  "full_attention_interval='x' must be an integer of at least 1": (
+    'qwen3_5_text', dict(layer_types=None, full_attention_interval='x'),
+  ),
+}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:
