@@ -7,7 +7,6 @@ Example:
   paxlite attributes checkpoint
 """
 
-import pathlib
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -16,15 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from paxlite.cli.parser import Parser
 from paxlite.config import attribute_kinds
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import parsed
-from paxlite.tools import show
+from paxlite.tools import listings, show
 
 if TYPE_CHECKING:
   from paxlite.experiments.parts.part import Part
-
-# All attributes of paxlite's own experiments, so that printing them imports none of them.
-# python -m tests.rules.test_golden --update writes the file, and a test checks it.
-INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'attributes.json'
 
 PARSER = Parser(__doc__)
 PARSER.word('text', 'TEXT', 'a part of names or meanings', required=False)
@@ -32,7 +26,7 @@ PARSER.word('text', 'TEXT', 'a part of names or meanings', required=False)
 
 def main(argv: Sequence[str]) -> None:
   text = (PARSER.parsed(argv).text or '').lower()
-  found = [a for a in described() if text in f'{a["name"]} {a["meaning"]}'.lower()]
+  found = [a for a in listings.attributes() if text in f'{a["name"]} {a["meaning"]}'.lower()]
   if not found:
     raise UserError(f'no attribute has {text!r} in its name or meaning')
   subject = ''
@@ -42,11 +36,6 @@ def main(argv: Sequence[str]) -> None:
       print(f'## {subject}')
     print(f'{attribute["name"]}: {attribute["type"]} = {attribute["default"]}')
     print(f'    {attribute["meaning"]}')
-
-
-def described() -> list[dict[str, str]]:
-  """Returns the attributes of all experiments of paxlite, each as a table of texts."""
-  return parsed(INDEX.read_text(encoding='utf-8'))
 
 
 def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
@@ -106,16 +95,20 @@ def type_text(annotation: object) -> str:
 
 
 def page(rows: Sequence[dict[str, str]]) -> str:
-  """Returns docs/attributes.md."""
-  lines = [
-    '# Attributes',
-    '',
-    'Every attribute of the experiments, by subject, from their declarations. `NAME=VALUE` sets',
-    'one on the command line of `paxlite`, and `--fdl.NAME=VALUE` on that of',
-    '`python -m paxlite.main`.',
-    '"May change" says whether a run can be continued after a change.',
-  ]
-  subject = ''
+  """Returns docs/attributes.md, with the attributes that are no family's."""
+  text = """# Attributes
+
+The attributes of the experiments, by subject, from their declarations. `NAME=VALUE` sets one on the
+command line of `paxlite`, and `--fdl.NAME=VALUE` on that of `python -m paxlite.main`. "May change"
+says whether a run can be continued after a change. `paxlite attributes` also prints those that one
+family alone has, and so does the site, at the end of this page.
+"""
+  return f'{text}{tables(rows)}\n<!-- attributes of families -->\n'
+
+
+def tables(rows: Sequence[dict[str, str]]) -> str:
+  """Returns a heading and a table for each subject."""
+  lines, subject = [], ''
   free = {attribute_kinds.Kind.RUN.value, attribute_kinds.Kind.GENERATION.value}
   for row in rows:
     if row['subject'] != subject:

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 from paxlite import extensions
 from paxlite.cli.parser import Parser
 from paxlite.config.experiment_file import FINE_TUNING
-from paxlite.core.json_text import parsed
-from paxlite.tools import attributes, experiments
+from paxlite.tools import listings
 from paxlite.tools.commands import commands, find
 
 _SCRIPTS = {
@@ -72,7 +71,7 @@ def words(typed: Sequence[str]) -> list[str]:
     return _beginning(last, parser.flags())
   found: list[str] = []
   if parser.names_experiment:
-    names = [row[1] for row in parsed(experiments.INDEX.read_text(encoding='utf-8'))]
+    names = (row[1] for row in listings.experiments())
     found = _beginning(last, names) + _own_classes(last)
   if parser.takes_attributes and len(before) > 1:
     found += _attributes(last, before[1:])
@@ -83,7 +82,7 @@ def _attributes(text: str, before: Sequence[str]) -> list[str]:
   """Returns NAME= for the attributes that begin with a text: those of the experiment before it."""
   known = next(filter(None, map(_names_of, before)), None)
   if known is None:
-    known = sorted(a['name'] for a in attributes.described())
+    known = sorted(a['name'] for a in listings.attributes())
   return [f'{name}=' for name in _beginning(text, known)]
 
 
@@ -104,7 +103,7 @@ def _names_of(word: str) -> list[str]:
     owners += bases
   # those of an optimizer, or of an extension, are in no class of these modules
   owners += [part.rpartition(':')[2] for e in extensions.found() for part in e.parts]
-  where = {row['name']: row['where'].rpartition('.')[2] for row in attributes.described()}
+  where = {row['name']: row['where'].rpartition('.')[2] for row in listings.attributes()}
   return sorted(found | {name for name, cls in where.items() if cls in owners})
 
 

@@ -11,7 +11,6 @@ Examples:
   paxlite list --import=my_experiments
 """
 
-import pathlib
 import re
 import shutil
 import sys
@@ -21,14 +20,10 @@ from typing import TYPE_CHECKING
 
 from paxlite.cli.parser import Parser
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import parsed
+from paxlite.tools import listings
 
 if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
-
-# The table's rows for paxlite's own experiments, so that listing them imports none of them.
-# python -m tests.rules.test_golden --update writes the file, and a test checks it.
-INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'index.json'
 
 COLUMNS = (
   'experiment',
@@ -169,13 +164,13 @@ def table(text: str, screen: int) -> str:
 
 
 def _rows() -> list[list[str]]:
-  """Returns the rows of the index, and of the modules of --import=MODULE."""
-  rows = parsed(INDEX.read_text(encoding='utf-8'))
+  """Returns the rows of paxlite's experiments, and of the modules of --import=MODULE."""
+  rows = listings.experiments()
   if 'paxlite.experiments.base' in sys.modules:  # the module of --import has imported it
     from paxlite.experiments.registry import experiments
 
-    indexed = {r[1] for r in rows}
-    rows += [row(cls) for name, cls in experiments().items() if name not in indexed]
+    listed = {r[1] for r in rows}
+    rows += [row(cls) for name, cls in experiments().items() if name not in listed]
   return rows
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from paxlite import main
-from paxlite.tools import attributes
+from paxlite.tools import listings
 from tests.rules import test_structure
 from tests.support import runs
 
@@ -182,7 +182,7 @@ def test_flags_in_messages_and_docstrings_can_be_pasted_into_any_shell():
       if not path.name.startswith('names_of_'):  # sentences of pages
         found += re.findall(r"""(?<!['"A-Z_0-9.])[A-Z_0-9]+=\[.*""", text)
       wrong += [(path.name, m) for m in found]
-  types = {row['name']: row['type'] for row in attributes.described()}
+  types = {row['name']: row['type'] for row in listings.attributes()}
   type_of = lambda flag: types[flag.removeprefix('--fdl.').partition('=')[0]]
   is_number = lambda flag: type_of(flag).removesuffix(' or None') in ('int', 'float')
   assert not [(name, flag) for name, flag in wrong if not is_number(flag)]

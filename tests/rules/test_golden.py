@@ -1,45 +1,57 @@
-"""Compares every experiment, as text, with a golden file, so that a change of one is reviewed.
+"""Notices every change of an experiment, by digests in the listing.json of each folder.
 
-`python -m tests.rules.test_golden --update` rewrites rules/golden/ and the table of the tool.
+`python -m tests.rules.test_golden --update` rewrites them, the rows of `paxlite list` and the
+attributes of the docs. `python -m tests.rules.test_golden --against COMMIT [PACKAGE …]` prints what
+differs from a commit, such as HEAD, as lines of text; `--needs` adds parameters, memory and FLOPs.
+
 The text of an experiment is what differs from the class whose model it changes, and so on up to
-LanguageModel. base.txt has the values of LanguageModel
-and its config, templates.txt the defaults of all classes that configs are made of. So a changed
-default changes one of these two files.
+LanguageModel, with the defaults of the templates that this class has not. So the digests of a
+family depend on no other family but those that it extends, and a default of all models changes one
+digest.
 """
 
+import argparse
 import ast
 import functools
+import hashlib
+import importlib
 import itertools
 import json
-import pathlib
+import os
+import pkgutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 
 import fiddle as fdl
 import pytest
 
 from paxlite.config.templates import config_text
 from paxlite.core.extension import Command
-from paxlite.experiments import datasets
+from paxlite.experiments import parts
 from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.description import configs, requirements
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.part import Part
 from paxlite.experiments.registry import experiments
 from paxlite.experiments.rows import Rows
-from paxlite.tools import attributes
+from paxlite.tools import attributes, listings
 from paxlite.tools import experiments as tools
 from paxlite.tools.commands import commands, groups
 from paxlite.weights.family_tables import FAMILIES
 from tests.support import config_changes, runs
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
+FOLDERS = listings.folders()
 ATTRIBUTES_PAGE = runs.ROOT / 'docs' / 'attributes.md'
 COMMANDS_PAGE = runs.ROOT / 'docs' / 'commands.md'
 PACKAGE = runs.ROOT / 'paxlite'
 _NEEDS: dict[tuple, list[str]] = {}
-FIRST = 'gpt', 'llama'  # whose numbers of parameters make test-slow checks
+FIRST = 'paxlite.experiments.gpt', 'paxlite.experiments.llama'  # what make test-slow traces
 _DEVICE = 'per device:'
 _NEEDED = 'parameters', _DEVICE, 'global batch', 'model FLOPs'
-UPDATE = 'python -m tests.rules.test_golden --update, if this is meant'
+UPDATE = 'python -m tests.rules.test_golden --update, if this is meant; --against HEAD shows it'
 
 
 def parent(cls: type[Experiment]) -> type[Experiment]:
@@ -68,11 +80,12 @@ def declared(cls: type[Experiment], name: str) -> object:
   return next((vars(c)[name] for c in reversed(cls.__mro__) if name in vars(c)), None)
 
 
-def text_of(cls: type[Experiment], base: type[Experiment] | None, has_needs: bool) -> list[str]:
+def text_of(cls: type[Experiment], base: type[Experiment] | None) -> list[str]:
   """Returns lines for what differs from the class `base`; None: from declarations."""
   experiment = built(cls)
+  lines = [f'== {full_name(cls)} (from {full_name(base)})' if base else '==']
   backend = f'backend {experiment.backend}'
-  lines = [] if base and backend == f'backend {built(base).backend}' else [backend]
+  lines += [] if base and backend == f'backend {built(base).backend}' else [backend]
   before = built(base).shown_values() if base else {}
   for name, value in experiment.shown_values().items():
     if base is None or repr(value) != repr(before.get(name, declared(cls, name))):
@@ -91,10 +104,20 @@ def text_of(cls: type[Experiment], base: type[Experiment] | None, has_needs: boo
     else:
       changed += config_changes.changes(name, like, config)
   lines += config_changes.together(changed)
-  if has_needs:
-    known = needs_of(built(base)) if base else []
-    lines += [x for x in needs_of(experiment) if x not in known]
-  return [x.replace(str(runs.ROOT / 'paxlite'), 'paxlite') for x in lines]
+  lines += defaults_of(cls, templates_of(base) if base else set())
+  return [x.replace(str(PACKAGE), 'paxlite') for x in lines]
+
+
+@functools.cache
+def templates_of(cls: type[Experiment]) -> set[object]:
+  """Returns the classes that the configs of an experiment make."""
+  return set(config_changes.classes(configs_of(cls)))
+
+
+def defaults_of(cls: type[Experiment], known: set[object]) -> Iterator[str]:
+  """Yields the defaults of the classes that its configs make, but for those that are known."""
+  for kind in sorted(templates_of(cls) - known, key=config_changes.name_of):
+    yield from config_changes.defaults(kind)
 
 
 def needs_of(experiment: Experiment) -> list[str]:
@@ -115,59 +138,102 @@ def difference(old: list[str], new: list[str]) -> list[str]:
   return [f'- {x}' for x in old if x in gone] + [f'+ {x}' for x in new if x in added]
 
 
-def golden_texts(has_needs: bool = True, only: str = '') -> dict[str, str]:
-  """Returns the texts of base.txt and templates.txt, and of each module of experiments by its name.
+def package_of(module: str) -> str:
+  """Returns the package whose listing has what a module declares: that of a family, or CORE."""
+  family = '.'.join(module.split('.')[:3])
+  return family if family in FOLDERS else listings.CORE
+
+
+@functools.cache
+def classes() -> dict[str, list[type[Experiment]]]:
+  """Returns all experiments and the classes that they change, by the package that lists them.
 
   Experiments that fine-tune any model are there with a small one.
+  """
+  published = (family.experiment for family in FAMILIES.values())  # some have no sizes
+  found = [c.of_values({'MODEL': 'SmolLM135M'}) for c in experiments().values()]
+  for cls in (found := [*dict.fromkeys([*found, *published])]):  # and their parent classes
+    if cls is not LanguageModel and (base := parent(cls)) not in found:
+      found.append(base)
+  by_package: dict[str, list[type[Experiment]]] = {}
+  for cls in sorted(found, key=full_name):
+    by_package.setdefault(package_of(cls.__module__), []).append(cls)
+  return by_package
+
+
+def texts(packages: Iterable[str] = (), has_needs: bool = False) -> dict[str, list[str]]:
+  """Returns the lines of each class.
 
   Args:
-    has_needs: Whether parameters, memory and FLOPs, for which models are traced, are in them.
-    only: One name, if only that text is needed.
+    packages: Those whose classes are meant; none: all.
+    has_needs: Whether parameters, memory and FLOPs are among the lines: models are traced for them.
   """
-  classes = [c.of_values({'MODEL': 'SmolLM135M'}) for c in experiments().values()]
-  for cls in classes:  # and their parent classes
-    if (base := parent(cls)) is not LanguageModel and base not in classes:
-      classes.append(base)
-  modules: dict[str, list[str]] = {}
-  for cls in sorted(classes, key=full_name):
-    base, module = parent(cls), cls.__module__.rpartition('.')[2]
-    if only in ('', module):
-      lines = [f'== {full_name(cls)} (from {full_name(base)})', *text_of(cls, base, has_needs)]
-      modules.setdefault(module, []).extend([*lines, ''])
-  if only in ('', 'base'):
-    modules['base'] = text_of(LanguageModel, None, has_needs)
-  if only in ('', 'templates'):
-    kinds = {
-      config_changes.name_of(kind): kind
-      for cls in [LanguageModel, *classes]
-      for kind in config_changes.classes(configs_of(cls))
-    }
-    defaults = [x for _, kind in sorted(kinds.items()) for x in config_changes.defaults(kind)]
-    modules['templates'] = defaults
-  return {module: ''.join(f'{x}\n' for x in lines) for module, lines in modules.items()}
+  return {
+    full_name(cls): text_of(cls, None if cls is LanguageModel else parent(cls))
+    + (needs_of(built(cls)) if has_needs else [])
+    for package, found in classes().items()
+    for cls in found
+    if package in (packages or classes())
+  }
 
 
-def without_needs(text: str) -> str:
-  return ''.join(x for x in text.splitlines(keepends=True) if not x.startswith(_NEEDED))
+def digest(lines: Iterable[str]) -> str:
+  return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
 
 
-def index_text() -> str:
-  lines = [json.dumps(tools.row(cls), ensure_ascii=False) for cls in experiments().values()]
-  return '[\n' + ',\n'.join(lines) + '\n]\n'
+def digests(package: str) -> dict[str, str]:
+  """Returns the digest of each class of a package, by its name there."""
+  return {n.removeprefix(f'{package}.'): digest(x) for n, x in texts([package]).items()}
 
 
-def is_source(value: object) -> bool:
-  """Returns whether a value is a class of experiments that reads a kind of dataset."""
-  return (
-    isinstance(value, type) and value.__module__ == datasets.__name__ and hasattr(value, 'dataset')
+def digests_of_needs(package: str) -> dict[str, str]:
+  found = classes().get(package, ())
+  return {full_name(c).removeprefix(f'{package}.'): digest(needs_of(built(c))) for c in found}
+
+
+def rows(package: str) -> list[list[str]]:
+  """Returns the rows of `paxlite list`; models are traced for their numbers of parameters."""
+  return [tools.row(cls) for cls in experiments().values() if package_of(cls.__module__) == package]
+
+
+def attributes_of(package: str) -> list[dict[str, str]]:
+  """Returns the attributes that a package declares; CORE those of all that is no family's."""
+  found = [row for row in described() if package_of(row['where'].rpartition('.')[0]) == package]
+  return found if package == listings.CORE else sorted(found, key=lambda row: row['name'])
+
+
+@functools.cache
+def described() -> list[dict[str, str]]:
+  """Returns all attributes: first those of the core, whose subjects no family puts in order."""
+  experiments()
+  for module in pkgutil.iter_modules(parts.__path__, f'{parts.__name__}.'):
+    importlib.import_module(module.name)
+  found: list[type[Part]] = [Part]
+  for cls in found:
+    found += cls.__subclasses__()
+  is_of_family = lambda cls: package_of(cls.__module__) != listings.CORE
+  ours = {cls for cls in found if cls.__module__.startswith('paxlite.')}
+  ordered = sorted(ours, key=lambda c: (is_of_family(c), len(c.__mro__), full_name(c)))
+  return attributes.describe([Rows, LanguageModel, *ordered])
+
+
+def listing(package: str) -> str:
+  """Returns the text of a listing.json, with a line for each experiment, attribute and class."""
+  needs = digests_of_needs(package)
+  line = functools.partial(json.dumps, ensure_ascii=False)
+  inside = lambda lines: '\n' + ',\n'.join(lines) + '\n' if lines else ''
+  named = [f'{line(n)}: {line(f"{d} {needs[n]}")}' for n, d in digests(package).items()]
+  values = (
+    f'"experiments": [{inside([*map(line, rows(package))])}]',
+    f'"attributes": [{inside([*map(line, attributes_of(package))])}]',
+    f'"digests": {{{inside(named)}}}',
   )
+  return f'{{{inside(values)}}}\n'
 
 
-def attributes_text() -> str:
-  sources = filter(is_source, vars(datasets).values())
-  published = (family.experiment for family in FAMILIES.values())  # some have no sizes
-  rows = attributes.describe([*experiments().values(), *published, *sources])
-  return '[\n' + ',\n'.join(json.dumps(row, ensure_ascii=False) for row in rows) + '\n]\n'
+def stored(package: str) -> dict:
+  path = FOLDERS[package] / listings.NAME
+  return json.loads(path.read_text()) if path.exists() else {}
 
 
 def commands_text() -> str:
@@ -195,48 +261,90 @@ def test_every_command_is_described():
 
 
 def test_every_attribute_is_described():
-  assert attributes.INDEX.read_text() == attributes_text(), UPDATE
-  assert ATTRIBUTES_PAGE.read_text() == attributes.page(attributes.described()), UPDATE
-  assert [row['name'] for row in attributes.described() if not row['meaning']] == []
+  found = {package: attributes_of(package) for package in FOLDERS}
+  assert found == {package: stored(package).get('attributes') for package in found}, UPDATE
+  assert ATTRIBUTES_PAGE.read_text() == attributes.page(found[listings.CORE]), UPDATE
+  assert [row['name'] for rows in found.values() for row in rows if not row['meaning']] == []
 
 
 def test_every_experiment_is_what_it_was():
-  found = {path.stem: without_needs(path.read_text()) for path in GOLDEN.glob('*.txt')}
-  texts = golden_texts(has_needs=False)
-  assert texts.keys() == found.keys(), UPDATE
-  changes = [x for f in texts for x in difference(found[f].splitlines(), texts[f].splitlines())]
-  assert changes == [], UPDATE
-  assert texts == found, UPDATE
+  found = {p: digests(p) for p in FOLDERS}
+  known = {p: {n: d.split()[0] for n, d in stored(p).get('digests', {}).items()} for p in found}
+  assert found == known, UPDATE
 
 
 @pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'module', [*FIRST, *sorted({path.stem for path in GOLDEN.glob('*.txt')} - {*FIRST})]
-)
-def test_every_experiment_needs_what_it_needed(module):
+@pytest.mark.parametrize('package', [*FIRST, *sorted(FOLDERS.keys() - {*FIRST})])
+def test_every_experiment_needs_what_it_needed(package):
   """Parameters, memory and FLOPs, for which the models are traced."""
-  path = GOLDEN / f'{module}.txt'
-  assert golden_texts(only=module)[module] == path.read_text(), UPDATE
+  known = {name: d.split()[1] for name, d in stored(package).get('digests', {}).items()}
+  assert digests_of_needs(package) == known, f'{UPDATE} --needs'
 
 
 def test_the_table_has_the_experiments():
-  rows = json.loads(tools.INDEX.read_text())
-  assert [row[1] for row in rows] == list(experiments()), UPDATE
+  assert [row[1] for row in listings.experiments()] == list(experiments()), UPDATE
 
 
 @pytest.mark.exhaustive  # all models are traced, for their numbers of parameters
 def test_the_table_is_that_of_the_experiments():
-  """The table is read from a file, so that it is printed immediately."""
-  assert tools.INDEX.read_text() == index_text(), UPDATE
+  """The table is read from files, so that it is printed immediately."""
+  found = {package: rows(package) for package in FOLDERS}
+  assert found == {package: stored(package).get('experiments') for package in found}, UPDATE
 
 
-if __name__ == '__main__' and '--update' in sys.argv:
-  for old in GOLDEN.glob('*.txt'):
-    old.unlink()
-  tools.INDEX.write_text(index_text())
-  attributes.INDEX.write_text(attributes_text())
+@pytest.mark.slow
+def test_a_difference_from_a_commit_is_shown(monkeypatch, capsys):
+  def forget():
+    for known in (built, configs_of, templates_of):
+      known.cache_clear()
+
+  forget()
+  monkeypatch.setattr(TinyGPT, 'LEARNING_RATE', 0.125)
+  show_differences('HEAD', [f'{listings.CORE}.demo'], has_needs=False)
+  forget()
+  assert '  + LEARNING_RATE = 0.125\n' in capsys.readouterr().out
+
+
+def show_differences(commit: str, packages: list[str], has_needs: bool) -> None:
+  """Prints what differs from a commit, whose own code runs in a tree of its own."""
+  with tempfile.TemporaryDirectory() as folder:
+    tree = f'{folder}/tree'
+    git = lambda *args: subprocess.run(['git', 'worktree', *args], cwd=runs.ROOT, check=True)
+    git('add', '--quiet', '--detach', tree, commit)
+    try:
+      options = [*packages, *(['--needs'] if has_needs else [])]
+      old = json.loads(
+        subprocess.run(
+          [sys.executable, '-m', 'tests.rules.test_golden', '--texts', *options],
+          cwd=tree, env={**os.environ, 'PYTHONPATH': tree}, stdout=subprocess.PIPE, check=True,
+        ).stdout
+      )  # fmt: skip
+    finally:
+      git('remove', '--force', tree)
+  new = texts(packages, has_needs)
+  for name in sorted({*old, *new}):
+    if lines := difference(old.get(name, []), new.get(name, [])):
+      print(name, *lines, sep='\n  ')
+
+
+def update() -> None:
+  for package, folder in FOLDERS.items():
+    (folder / listings.NAME).write_text(listing(package))
   COMMANDS_PAGE.write_text(commands_text())
-  ATTRIBUTES_PAGE.write_text(attributes.page(attributes.described()))
-  for family, text in golden_texts().items():
-    (GOLDEN / f'{family}.txt').write_text(text)
+  ATTRIBUTES_PAGE.write_text(attributes.page(attributes_of(listings.CORE)))
+
+
+if __name__ == '__main__':
+  asked = argparse.ArgumentParser()
+  for flag in ('--update', '--texts', '--needs'):
+    asked.add_argument(flag, action='store_true')
+  asked.add_argument('--against', metavar='COMMIT')
+  asked.add_argument('packages', nargs='*', help='such as paxlite.experiments.gpt; none: all')
+  args = asked.parse_args()
+  if args.update:
+    update()
+  elif args.texts:
+    print(json.dumps(texts(args.packages, args.needs)))
+  elif args.against:
+    show_differences(args.against, args.packages, args.needs)

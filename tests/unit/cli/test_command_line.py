@@ -1,6 +1,5 @@
 """How every tool treats its command line and its terminal."""
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from paxlite.core.errors import UserError
 from paxlite.eval.commands import decode
 from paxlite.programs import launch
 from paxlite.report.commands import goodput
-from paxlite.tools import eval, experiments, new, show, train
+from paxlite.tools import eval, experiments, listings, new, show, train
 from paxlite.tools.commands import commands
 from tests.support import runs
 
@@ -184,8 +183,7 @@ def test_the_list_needs_no_import_and_shortens_nothing(capsys):
   assert len(out.splitlines()) <= 50, 'a screen'
   listed = dict(re.findall(r'(\w+) ([\d.,]+[BMK])\b', out))
   assert (listed['LLaMA3_8B'], listed['Gemma3_1B'], listed['TinyGPT']) == ('8.0B', '1.0B', '31K')
-  rows = json.loads(experiments.INDEX.read_text())
-  assert {row[1] for row in rows} <= {*re.findall(r'\w+', out)}
+  assert {row[1] for row in listings.experiments()} <= {*re.findall(r'\w+', out)}
   experiments.main(['mistral7b'])
   lines = capsys.readouterr().out.splitlines()
   assert {x.split()[0] for x in lines if 'Mistral7B' in x} == {

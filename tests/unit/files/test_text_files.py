@@ -210,9 +210,6 @@ def test_json_is_read_where_its_errors_are_known():
     'compilation/compiled_step.py',  # reads its own files
     'files/folder_lock.py',
     'training/goodput.py',
-    'tools/attributes.py',  # reads a file of the package
-    'tools/completion.py',  # reads a file of the package
-    'tools/experiments.py',  # reads a file of the package
     'tracking/writers.py',
     'weights/huggingface.py',  # reads what safetensors has read
   }
