@@ -7,6 +7,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import paxlite
+from paxlite.tools import attributes, listings
+from paxlite.weights.commands import families
 
 project = 'paxlite'
 release = paxlite.__version__
@@ -53,5 +55,26 @@ def first_sentence(page: str) -> tuple[str, str]:
   return title, re.split(r'(?<=[.:]) (?=[A-Z`])', plain)[0].rstrip(':')
 
 
+def attributes_of_families() -> str:
+  stated = pathlib.Path(__file__).with_name('attributes.md').read_text()
+  return attributes.tables([r for r in listings.attributes() if f'`{r["name"]}`' not in stated])
+
+
+# What the pages leave out, so that a new family changes no page.
+TABLES = {
+  '<!-- families -->': families.table,
+  '<!-- keys of families -->': families.keys_table,
+  '<!-- attributes of families -->': attributes_of_families,
+}
+
+
+def with_families(app, page, source) -> None:
+  """Puts the tables of all families where a page has their marks."""
+  for mark, table in TABLES.items():
+    if mark in source[0]:
+      source[0] = source[0].replace(mark, table())
+
+
 def setup(app) -> None:
+  app.connect('source-read', with_families)
   app.connect('build-finished', write_llms_txt)

@@ -29,7 +29,7 @@ OFFERED = {
   'generation': ('generate', 'chat', 'TrainedModel.inference'),
   'serving': ('serve',),
   'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS'),
-  'weights': ('import', 'export'),
+  'weights': ('import', 'export', 'families'),
   'report': ('report', 'goodput', 'diff'),
   'transformer_engine': ('convert-te', 'USE_TE'),
   'ladder': ('ladder',),

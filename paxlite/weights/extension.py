@@ -7,12 +7,14 @@ def _command(name: str, purpose: str) -> Command:
   return Command(name, purpose, f'paxlite.weights.commands.{name}_weights', 'Models')
 
 
+_FAMILIES = 'paxlite.weights.commands.families'
 EXTENSION = Extension(
   'weights',
   needs=('generation',),
   commands=(
     _command('import', 'read weights of Hugging Face, Meta or Pax'),
     _command('export', 'write weights for Hugging Face or llama.cpp'),
+    Command('families', 'the published families that import reads', _FAMILIES, 'Models'),
   ),
   former_modules={
     f'paxlite.tools.{name}': f'paxlite.weights.commands.{name}'

@@ -5,10 +5,10 @@
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from paxlite.weights import known_keys, meta, rope_keys
-from paxlite.weights.family_tables import FAMILIES
+from paxlite.weights.commands.families import code, grouped
 from tests.support import runs
 
 PAGE = runs.ROOT / 'docs' / 'keys_of_models.md'
@@ -21,10 +21,11 @@ null. The tables are made from those in `paxlite/weights/`; a test compares them
 HF = """
 ## config.json of Hugging Face
 
-Which keys are read depends on the family. Each other family refuses them.
+Which keys are read depends on the family. Each other family refuses them. `paxlite families NAME`
+prints those of a family, and `paxlite families KEY` the families that read a key. The site has a
+table of all here.
 
-| key | families |
-|---|---|
+<!-- keys of families -->
 """
 ROPE = """
 In `rope_parameters` and `rope_scaling` of any family, where `rope_scaling` comes first if a file
@@ -48,32 +49,9 @@ Where two files disagree, import does what transformers does, and says so:
 """
 
 
-def code(names: Iterable[str]) -> str:
-  return ', '.join(f'`{name}`' for name in names)
-
-
-def rows(found: Mapping[str, str]) -> str:
-  """Returns rows of a table, in which keys with the same right side share one."""
-  by_text: dict[str, list[str]] = {}
-  for name, text in found.items():
-    by_text.setdefault(text, []).append(name)
-  return ''.join(f'| {code(names)} | {text} |\n' for text, names in by_text.items())
-
-
 def neutral(found: Mapping[str, Collection[object]]) -> str:
   texts = {name: code(map(json.dumps, values)) for name, values in found.items()}
-  return '\n| key | values that are accepted |\n|---|---|\n' + rows(texts)
-
-
-def families() -> dict[str, str]:
-  """Returns the families that read each key of config.json."""
-  by_key: dict[str, list[str]] = {}
-  for family, entry in FAMILIES.items():
-    for name in dict.fromkeys(name for key in entry.keys for name in key.theirs):
-      by_key.setdefault(name, []).append(family)
-  everywhere = len(FAMILIES)
-  show = lambda names: 'all' if len(names) == everywhere else ', '.join(names)
-  return {name: show(by_key[name]) for name in sorted(by_key)}
+  return '\n| key | values that are accepted |\n|---|---|\n' + grouped(texts)
 
 
 def harmless(names: Sequence[str] | Collection[str]) -> str:
@@ -91,12 +69,12 @@ def page() -> str:
   yarn = {'yarn': list(rope_keys.MSCALE)}
   kinds = {k: code([*keys, *yarn.get(k, [])]) or '—' for k, keys in rope_keys.KEYS.items()}
   parts = [
-    TOP, HF, rows(families()),
+    TOP, HF,
     harmless(known_keys.HARMLESS), neutral(known_keys.NEUTRAL),
-    '\n| key | values |\n|---|---|\n', rows(quantized),
-    ROPE, rows(kinds), harmless(rope_keys.HARMLESS),
+    '\n| key | values |\n|---|---|\n', grouped(quantized),
+    ROPE, grouped(kinds), harmless(rope_keys.HARMLESS),
     SOURCES,
-    "\n## params.json of Meta\n\n| key | becomes |\n|---|---|\n", rows(meta.READ),
+    "\n## params.json of Meta\n\n| key | becomes |\n|---|---|\n", grouped(meta.READ),
     harmless(meta.HARMLESS),
   ]  # fmt: skip
   return ''.join(parts)

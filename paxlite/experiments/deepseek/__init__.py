@@ -119,7 +119,7 @@ class DeepSeek(
 
 
 class DeepSeekV2(DeepSeek):
-  """Experts are chosen by a softmax."""
+  """DeepSeek-V2: latent attention, and experts in groups that a softmax chooses."""
 
   ROUTER: Router = 'group_top_k'
   NORMALIZE_EXPERT_WEIGHTS = False
@@ -128,7 +128,7 @@ class DeepSeekV2(DeepSeek):
 
 
 class DeepSeekV3(DeepSeek):
-  """Experts are chosen by sigmoids and a bias that balances their load."""
+  """DeepSeek-V3 and Kimi K2: experts are chosen by sigmoids and a bias that balances their load."""
 
   ROUTER: Router = 'balanced'
   NUM_EXPERT_GROUPS = 8

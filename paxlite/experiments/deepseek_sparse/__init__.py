@@ -23,7 +23,7 @@ from paxlite.layers.projection import Projection
 
 
 class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.2)'):
-  """Each query sees the keys that an indexer scores highest; see Indexers."""
+  """DeepSeek-V3.2: each query sees the keys that an indexer scores highest; see Indexers."""
 
   INDEXER_ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = (
     'half'  # dimensions that RoPE rotates in pairs in the indexer: neighbors, or the two halves

@@ -292,7 +292,7 @@ class DeepSeekV4(
   LLaMA,
   subject='Experts by token ids (DeepSeek-V4)',
 ):
-  """The architecture: each block has experts, in the first ones those of a table of token ids.
+  """DeepSeek-V4: experts in each block, in the first ones those of a table of token ids.
 
   DIMS_PER_HEAD is the whole of a head, and ROPE_FRACTION the share at its end that is rotated.
   """

@@ -19,7 +19,7 @@ _PROJECTIONS = ('gate', 'value', 'key', 'query', 'step')
 
 
 class FalconH1(EmbeddingFactors, Mamba2Layers, LLaMA, subject='Falcon-H1'):
-  """The architecture: LLaMA's, with Mamba 2 beside attention, and factors of most activations."""
+  """Falcon-H1: LLaMA's, with Mamba 2 beside attention, and factors of most activations."""
 
   KEY_FACTOR: Function[Positive] = 1.0  # factor of the keys of attention
   ATTENTION_IN_FACTOR: Function[float] = 1.0  # factor of the input of attention

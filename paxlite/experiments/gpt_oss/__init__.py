@@ -10,7 +10,7 @@ from paxlite.experiments.registry import register
 
 
 class GptOss(AttentionSinkLogits, MixtureOfExperts, LLaMA):
-  """The architecture of both sizes."""
+  """gpt-oss: attention sinks, sliding attention in turns, and experts with biases."""
 
   VOCAB_SIZE = 201_088
   DIMS_PER_HEAD = 64

@@ -57,7 +57,7 @@ _KDA: list[AttentionKind] = ['kimi_delta', 'kimi_delta', 'kimi_delta', 'full_nop
 
 
 class KimiLinear(KimiDeltaLayers, DeepSeekV3):
-  """The architecture; its experts are those of DeepSeek-V3."""
+  """Kimi Linear: a delta rule that decays by channel, latent attention, DeepSeek-V3's experts."""
 
   VOCAB_SIZE = 163_840
   LAYERNORM_EPSILON = 1e-5

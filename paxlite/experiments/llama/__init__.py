@@ -12,7 +12,7 @@ from paxlite.experiments.registry import register
 
 
 class LLaMA(LanguageModel):
-  """The architecture: RMSNorm, rotary positions, SiLU-gated feed-forward layers, no biases.
+  """LLaMA and Mistral: RMSNorm, rotary positions, SiLU-gated feed-forward layers, no biases.
 
   The training values are Rosetta Pax's for fine-tuning: AdamW, learning rate 1e-6, cosine decay.
   """

@@ -9,7 +9,7 @@ from paxlite.experiments.registry import register
 
 
 class MiniMaxM2(PartialPositions, MixtureOfExperts, LLaMA):
-  """The architecture: rotary positions in half of a head, and experts in every block."""
+  """MiniMax-M2: rotary positions in half of a head, and experts in every block."""
 
   VOCAB_SIZE = 200_064
   DIMS_PER_HEAD = 128

@@ -7,7 +7,7 @@ from paxlite.experiments.registry import register
 
 
 class Mixtral(MixtureOfExperts, LLaMA):
-  """The architecture of both sizes."""
+  """Mixtral: LLaMA's block with gated experts."""
 
   ROPE_THETA = 1e6
   ROPE_LAYOUT = 'half'

@@ -67,7 +67,7 @@ class SingleBlocks(LanguageModel):
 
 
 class NemotronH(SingleBlocks, Mamba2Layers, MixtureOfExperts, LLaMA):
-  """The architecture, with dense feed-forward layers, experts, or both.
+  """Nemotron-H: blocks of one layer: Mamba 2, attention, experts, or a dense feed-forward layer.
 
   Attention has no positions, and no feed-forward layer has a gate.
   """

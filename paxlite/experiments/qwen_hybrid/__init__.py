@@ -15,7 +15,7 @@ from paxlite.layers.attention.output_gate import OutputGate
 
 
 class Qwen3_5(MultiTokenPrediction, PartialPositions, DeltaNetLayers, Qwen3, subject='Attention'):
-  """The text model of Qwen3.5."""
+  """Qwen3.5's text model: gated delta nets in three of four blocks, gated attention in others."""
 
   USE_OUTPUT_GATE: Shape[bool] = True  # learned gate of what the heads of attention read
 
