@@ -9,8 +9,8 @@ import numpy as np
 
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.synthetic import SyntheticRows
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 
 
 def main() -> None:

@@ -162,7 +162,7 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
 
 
 def write_tokens(folder: pathlib.Path, tokens: int) -> None:
-  from paxlite.data.flat_tokens_writer import FlatTokensWriter
+  from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 
   rng = np.random.default_rng(0)
   writer = FlatTokensWriter(str(folder), 'train', 64, 'memmap')

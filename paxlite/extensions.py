@@ -32,6 +32,7 @@ OFFERED = {
   'weights': ('import', 'export', 'families'),
   'report': ('report', 'goodput', 'diff'),
   'transformer_engine': ('convert-te', 'USE_TE'),
+  'tokenization': ('tokenize', 'train-tokenizer'),
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),

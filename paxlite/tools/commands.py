@@ -17,11 +17,7 @@ _CORE = {
     ('new', 'write a file with an experiment of your own', 'new'),
   ),
   'Models': (),  # extensions have them
-  'Data': (
-    ('data', 'what a run would see of its data', 'data'),
-    ('tokenize', 'turn text into a dataset of tokens', 'tokenize'),
-    ('train-tokenizer', 'make a tokenizer of your own text', 'train_tokenizer'),
-  ),
+  'Data': (('data', 'what a run would see of its data', 'data'),),
   'Machines': (
     ('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
     ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),

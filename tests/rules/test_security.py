@@ -17,8 +17,8 @@ import pytest
 
 from paxlite.contrib.gpu.scripts_gpu import download_lambada, download_the_pile, tfds_datasets
 from paxlite.core.errors import UserError
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.experiments import registry
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 from paxlite.tracking.summaries import Summaries
 from tests.rules.test_structure import FILES, PACKAGE
 from tests.support import runs

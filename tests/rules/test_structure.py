@@ -36,6 +36,7 @@ ROOMS = [
   'context_parallelism',
   'programs',
   'main',
+  'tokenization',
   'run_data',
   'local_checkpoints',
   'chats',

@@ -15,7 +15,6 @@ from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.fingerprints import fingerprint
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
 from paxlite.data.streams import StreamInput
 from paxlite.data.synthetic import SyntheticRows
@@ -28,6 +27,7 @@ from paxlite.finetuning.chats.sft import SftRows
 from paxlite.programs.first_start import as_begun, dated
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 from paxlite.training import train_data
 from paxlite.training.train_data import TrainData
 

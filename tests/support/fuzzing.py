@@ -37,13 +37,14 @@ from paxlite.checkpointing.source import find_source
 from paxlite.checkpointing.variables import stored_variables
 from paxlite.config.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
-from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, streams
+from paxlite.data import documents, flat_tokens, packaged, streams
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval import decoding, eval_tasks
 from paxlite.experiments.registry import find
 from paxlite.finetuning.chats import sft
 from paxlite.generation import inference
 from paxlite.programs.launch import build_experiment
+from paxlite.tokenization import flat_tokens_writer
 from paxlite.weights.commands import import_weights
 from paxlite.weights.tensor_names import HUGGING_FACE
 

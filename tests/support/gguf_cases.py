@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from paxlite.data import packaged
-from paxlite.data.tokenizer_training import train
+from paxlite.tokenization.training import train
 from paxlite.weights.gguf_tokenizer_writer import PIPELINES
 from tests.support.tokenizer_draws import LEARNED_FROM, TEXTS
 

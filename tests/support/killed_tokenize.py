@@ -4,9 +4,9 @@ import os
 import signal
 
 from paxlite.cli import command_line
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.files import text_files
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 
 
 class KilledWriter(FlatTokensWriter):

@@ -2,7 +2,7 @@
 
 - king_james_bible.txt.xz and shakespeare.txt.xz: English prose and verse in the public domain.
 - text8k.model: a SentencePiece unigram model of 8,192 pieces that keeps newlines, trained on those
-  texts without their held-out blocks by `python -m paxlite.data.packaged.build`.
+  texts without their held-out blocks by `python -m paxlite.tokenization.packaged`.
 """
 
 import pathlib

@@ -11,8 +11,8 @@ from paxlite.data import data_summary, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.sft import SftRows
+from paxlite.tokenization.commands import tokenize
 from paxlite.tools import data as tool
-from paxlite.tools import tokenize
 
 VOCAB = f'--vocab={packaged.VOCAB}'
 EXAMPLES = [{'prompt': f'{i} times {i}?', 'completion': ' word' * (i + 1)} for i in range(20)]

@@ -20,7 +20,7 @@ from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows, split_texts
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.finetuning.chats.sft import SftRows
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
 
 tokenizers = pytest.importorskip('tokenizers')
 

@@ -21,9 +21,9 @@ from paxlite.core.errors import UserError
 from paxlite.data import checked_files, file_array, packaged
 from paxlite.data.file_array import SortedFileArray
 from paxlite.data.flat_tokens import FlatTokenRows, open_flat_tokens
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 from tests.support import runs
 
 DOCUMENTS = [np.arange(1, 6), np.array([700]), np.arange(10, 30)]
@@ -74,7 +74,8 @@ def test_seqax_layout_on_disk(tmp_path):
 
 
 def test_seqax_of_many_chunks(tmp_path, monkeypatch):
-  from paxlite.data import flat_tokens, flat_tokens_writer
+  from paxlite.data import flat_tokens
+  from paxlite.tokenization import flat_tokens_writer
 
   monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 100)
   monkeypatch.setattr(flat_tokens, '_CACHE_BYTES', 800)  # two chunks

@@ -20,7 +20,7 @@ from paxlite.data.text import TextRows
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.sft import SftRows
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
 
 EVERY = 4
 DRAWS = pytest.mark.parametrize('draw', range(3))

@@ -304,7 +304,7 @@ def test_a_mixture_with_a_stream_goes_on_where_it_stood(files, small_blocks):
 def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   """The run goes through main: flat tokens, text, and documents of a file and of Hugging Face."""
   datasets = pytest.importorskip('datasets')
-  from paxlite.tools import tokenize
+  from paxlite.tokenization.commands import tokenize
 
   flat = str(tmp_path / 'flat')
   flags = ['--processes=1', f'--vocab={packaged.VOCAB}', f'--output={flat}', '--held_out_every=10']

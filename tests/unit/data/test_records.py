@@ -20,7 +20,7 @@ from paxlite.data.flat_tokens import open_flat_tokens
 from paxlite.data.records import open_records, read_records
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import read_text
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
 from tests.support import runs
 
 
@@ -302,7 +302,7 @@ def test_an_unfinished_split_goes_on_only_as_it_was_begun(tmp_path, documents, m
 
 
 def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypatch):
-  from paxlite.data.flat_tokens_writer import FlatTokensWriter
+  from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 
   path = str(tmp_path / 'out')
   writer = FlatTokensWriter(path, 'train', 1000)

@@ -6,7 +6,7 @@ import pytest
 import sentencepiece
 
 from paxlite.data import packaged, sentencepiece_model
-from paxlite.data.tokenizer_training import train
+from paxlite.tokenization.training import train
 
 
 def models() -> dict[str, bytes]:

@@ -9,10 +9,10 @@ from paxlite.core.errors import UserError
 from paxlite.data import flat_tokens, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.records import open_records, read_records
 from paxlite.stores.object_store import ObjectStore
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 from tests.support.gcs_server import gcs_server
 
 

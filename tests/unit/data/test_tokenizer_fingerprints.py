@@ -9,7 +9,7 @@ import pytest
 from paxlite.data import packaged
 from paxlite.data.document_encoding import DocumentEncoding
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
-from paxlite.tools import tokenize
+from paxlite.tokenization.commands import tokenize
 
 ADDED = {'<s>': 3, '</s>': 4, '<fim>': 5}
 FLAGS = {'lstrip': False, 'rstrip': False, 'single_word': False, 'normalized': False}

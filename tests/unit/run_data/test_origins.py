@@ -10,7 +10,6 @@ from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
 from paxlite.data.flat_tokens import FlatTokenRows
-from paxlite.data.flat_tokens_writer import FlatTokensWriter
 from paxlite.data.mixture import mixture_of
 from paxlite.data.records import read_records
 from paxlite.data.streams import StreamInput
@@ -30,6 +29,7 @@ from paxlite.run_data.origins import (
   place_of,
   traced,
 )
+from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
 
 ENCODING = ChatEncoding(open_tokenizer(packaged.VOCAB), 8192, None)
 DOCUMENTS = ChatEncoding(open_tokenizer(packaged.VOCAB), 8192, 0)

@@ -37,7 +37,6 @@ from paxlite.core.wording import amount
 from paxlite.data.document_encoding import DocumentEncoding, unknown_tokens
 from paxlite.data.documents import check_once
 from paxlite.data.flat_tokens import META
-from paxlite.data.flat_tokens_writer import HELD_OUT, FlatTokensWriter, is_complete
 from paxlite.data.held_out import RULE, is_held_out, text_identity
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
@@ -47,6 +46,7 @@ from paxlite.files.json_files import read_object
 from paxlite.files.output import check_output, exists, resumed_folder
 from paxlite.files.schemes import is_address
 from paxlite.files.text_files import expanded, lines_of
+from paxlite.tokenization.flat_tokens_writer import HELD_OUT, FlatTokensWriter, is_complete
 
 log = logging.getLogger('paxlite')
 

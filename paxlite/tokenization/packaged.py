@@ -1,11 +1,11 @@
-"""Trains text8k.model again: `python -m paxlite.data.packaged.build OUT.model`."""
+"""Trains text8k.model again: `python -m paxlite.tokenization.packaged OUT.model`."""
 
 import pathlib
 import sys
 
 from paxlite.data.packaged import TEXTS
 from paxlite.data.text import split_blocks
-from paxlite.data.tokenizer_training import pieces_of, train
+from paxlite.tokenization.training import pieces_of, train
 
 
 def build(out: str, vocab_size: int = 8192) -> None:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
   _check(args)
 
   from paxlite.data.tokenizer import open_tokenizer
-  from paxlite.data.tokenizer_training import sample, train
+  from paxlite.tokenization.training import sample, train
 
   pieces, num_chars = sample(_documents(expanded(args.sources), args.field), args.sample_chars)
   model = train(pieces, args.vocab_size, args.model_type, args.character_coverage)

@@ -9,9 +9,9 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.data.tokenizer_training import sample, train
 from paxlite.files.text_files import read_text
-from paxlite.tools import train_tokenizer
+from paxlite.tokenization.commands import train_tokenizer
+from paxlite.tokenization.training import sample, train
 
 
 @pytest.fixture(scope='module')

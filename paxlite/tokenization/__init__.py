@@ -1,0 +1,1 @@
+"""Datasets of tokens are made of text, and tokenizers; the core reads both."""
