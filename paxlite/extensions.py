@@ -33,6 +33,7 @@ OFFERED = {
   'report': ('report', 'goodput', 'diff'),
   'transformer_engine': ('convert-te', 'USE_TE'),
   'tokenization': ('tokenize', 'train-tokenizer'),
+  'trackers': ('TRACKERS',),
   'ladder': ('ladder',),
   'run_data': ('data RUN', 'LEAVE_OUT'),
   'local_checkpoints': (),

@@ -32,7 +32,6 @@ from paxlite.experiments.parts.part import Part
 from paxlite.experiments.parts.training_loop import TrainingLoop
 from paxlite.layers.precision.backends import Backend
 from paxlite.optim.optimizers import Optimizer
-from paxlite.tracking.trackers import trackers
 from paxlite.tracking.writers import Writer
 from paxlite.training.callbacks import Callback
 
@@ -169,7 +168,11 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
     Args:
       folder: The run's job_log_dir.
     """
-    return trackers(self.TRACKERS, folder, type(self).__name__, self.values())
+    if not self.TRACKERS:
+      return []
+    trackers = extensions.hook('TRACKERS')
+    found: Sequence[Writer] = trackers(self.TRACKERS, folder, type(self).__name__, self.values())
+    return found
 
   @property
   def max_segments_per_seq(self) -> int:

@@ -33,8 +33,7 @@ from paxlite.programs.first_start import dated, in_steps, noting, with_positions
 from paxlite.programs.run import Run
 from paxlite.programs.run_checks import TRAINING
 from paxlite.programs.run_folder import check_folder, holding, make_folder
-from paxlite.tracking.trackers import started
-from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.tracking.writers import TrainRecords, read_records, started
 from paxlite.training import goodput
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer

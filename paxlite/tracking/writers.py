@@ -1,6 +1,7 @@
 """What receives the metrics of a run: files, TensorBoard, the terminal, and trackers."""
 
 import collections
+import contextlib
 import json
 import math
 import os
@@ -63,6 +64,20 @@ class Writer:
 
   def close(self) -> None:
     """Writes what is left, and ends."""
+
+
+@contextlib.contextmanager
+def started(writers: Sequence[Writer]) -> Iterator[None]:
+  """A context in which trackers have started; it closes them.
+
+  Raises:
+    UserError: A tracker cannot start.
+  """
+  with contextlib.ExitStack() as stack:
+    for writer in writers:
+      writer.start()
+      stack.callback(writer.close)
+    yield
 
 
 class _Records(Writer):

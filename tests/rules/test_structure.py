@@ -37,6 +37,7 @@ ROOMS = [
   'programs',
   'main',
   'tokenization',
+  'trackers',
   'run_data',
   'local_checkpoints',
   'chats',

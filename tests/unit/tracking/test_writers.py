@@ -3,7 +3,7 @@
 import json
 
 from paxlite.tracking.summaries import Summaries
-from tests.unit.tracking.test_trackers import SCALARS, SPEED
+from tests.unit.trackers.test_services import SCALARS, SPEED
 
 
 def steps(path) -> list[int]:

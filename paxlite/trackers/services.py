@@ -15,7 +15,7 @@ import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
@@ -234,17 +234,3 @@ def trackers(
     if importlib.util.find_spec(name) is None:
       raise UserError(f'TRACKERS has {name}, which is not installed: {shell.install(name)}')
   return [KINDS[name](folder, project, config) for name in names]
-
-
-@contextlib.contextmanager
-def started(writers: Sequence[Writer]) -> Iterator[None]:
-  """A context in which trackers have started; it closes them.
-
-  Raises:
-    UserError: A tracker cannot start.
-  """
-  with contextlib.ExitStack() as stack:
-    for writer in writers:
-      writer.start()
-      stack.callback(writer.close)
-    yield

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.tracking import trackers
+from paxlite.trackers import services as trackers
 from paxlite.tracking.summaries import Summaries
+from paxlite.tracking.writers import started
 
 SCALARS = {
   'Metrics/total_loss': 2.5,
@@ -129,7 +130,7 @@ class Hanging(Recorded):
 def sent_by(kind: type[Recorded], folder) -> Recorded:
   """Reports two steps to a tracker; returns it."""
   tracker = kind(folder, 'Project', {})
-  with trackers.started([tracker]):
+  with started([tracker]):
     summaries = Summaries(folder, 10, trackers=[tracker])
     summaries.start()
     for step in (1, 2):
@@ -146,7 +147,7 @@ def test_a_tracker_that_cannot_start_is_an_error_with_the_whole_reason(tmp_path)
   first = Recorded(tmp_path, 'Project', {})
   with (
     pytest.raises(UserError) as error,
-    trackers.started([first, Absent(tmp_path, 'Project', {})]),
+    started([first, Absent(tmp_path, 'Project', {})]),
   ):
     raise AssertionError('the run begins')
   assert str(error.value) == (
@@ -177,7 +178,7 @@ def test_mlflow_without_a_server_writes_to_a_folder(tmp_path, monkeypatch):
   monkeypatch.delenv('MLFLOW_TRACKING_URI', raising=False)
   monkeypatch.delenv('MLFLOW_ALLOW_FILE_STORE', raising=False)
   monkeypatch.chdir(tmp_path)
-  with trackers.started([trackers.MlflowTracker(tmp_path, 'Project', {'NUM_LAYERS': 2})]):
+  with started([trackers.MlflowTracker(tmp_path, 'Project', {'NUM_LAYERS': 2})]):
     assert (tmp_path / 'mlruns').is_dir()
 
 
