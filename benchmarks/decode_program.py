@@ -20,10 +20,10 @@ from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
 from paxlite.config.attributes import parse
 from paxlite.core.trees import PyTree
-from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.generation.engine import Engine
 from paxlite.generation.fused_projections import FusedProjections
-from paxlite.layers.precision.quantization import Int8
+from paxlite.quantization.frozen_weights import put_scheme
+from paxlite.quantization.schemes import Int8
 
 
 def main() -> None:

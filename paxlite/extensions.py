@@ -25,6 +25,13 @@ from paxlite.core.former_modules import OF_THE_CORE
 # one that is absent. Callbacks are called in this order.
 OFFERED = {
   'stores': ('gs://', 's3://'),
+  'quantization': (
+    'USE_FP8',
+    'USE_INT8',
+    'FROZEN_DTYPE',
+    'FROZEN_DTYPE of a task',
+    'ADAM_MOMENTS_DTYPE',
+  ),
   'chats': (),
   'generation': ('generate', 'chat', 'TrainedModel.inference'),
   'serving': ('serve',),

@@ -16,11 +16,11 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   import jax
   import numpy as np
 
-  from paxlite.experiments.parts.memory_savings import put_scheme
   from paxlite.generation.engine import Engine
   from paxlite.generation.fused_projections import FusedProjections
   from paxlite.generation.request import Request
-  from paxlite.layers.precision.quantization import Int8
+  from paxlite.quantization.frozen_weights import put_scheme
+  from paxlite.quantization.schemes import Int8
 
   device = jax.devices()[0]
   e = experiment(name, tiny)

@@ -19,7 +19,6 @@ OF_THE_CORE = {
   f'{_PARTS}.query_growth': f'{_PARTS}.attention_temperature',
   f'{_PARTS}.rotary_positions': f'{_PARTS}.positions',
   f'{_PARTS}.samples': f'{_PARTS}.decoding',
-  'paxlite.layers.precision.weight_forms': 'paxlite.layers.precision.quantization',
 }
 
 

@@ -5,19 +5,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import fiddle as fdl
-from fiddle import selectors
 
 from paxlite import extensions
 from paxlite.compilation.compiler import Option, is_known_here
 from paxlite.config.attribute_kinds import Run, Training
-from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.stack import DeviceKind
 from paxlite.experiments.parts.transformer import Transformer
 from paxlite.layers.precision import backends
 from paxlite.layers.precision.backends import Backend, TeRecipe
-from paxlite.layers.precision.einsum import Einsum, JnpEinsum
-from paxlite.layers.precision.fp8_matmul import Fp8Einsum, begin_step
 
 if TYPE_CHECKING:
   import jax
@@ -68,12 +64,7 @@ class LanguageModel(Transformer, subject='Backends'):
     Raises:
       UserError: Two backends that exclude each other were chosen.
     """
-    asked = {
-      'USE_FP8': self.USE_FP8,
-      'USE_TE': self.USE_TE != 'off',
-      'USE_INT8': self.USE_INT8 != 'off',
-    }
-    names = [name for name, on in asked.items() if on]
+    names = [name for name, is_on in self._backends.items() if is_on]
     if len(names) > 1:
       raise UserError(
         f'{" and ".join(map(self._origin, names))} exclude each other: choose one, '
@@ -94,6 +85,15 @@ class LanguageModel(Transformer, subject='Backends'):
     if self.USE_TE == 'layer':
       reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
     return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
+
+  @property
+  def _backends(self) -> dict[str, bool]:
+    """The attributes that choose another backend than plain XLA, and whether they do."""
+    return {
+      'USE_FP8': self.USE_FP8,
+      'USE_TE': self.USE_TE != 'off',
+      'USE_INT8': self.USE_INT8 != 'off',
+    }
 
   def attention_choices(self, device: 'jax.Device') -> list[str]:
     return [] if self.USE_TE == 'layer' else super().attention_choices(device)
@@ -134,19 +134,9 @@ class LanguageModel(Transformer, subject='Backends'):
   def complete(self, task: fdl.Config) -> None:
     self.check_optimizer(task)
     self.quantize_frozen(task)
-    if self.USE_FP8:
-      for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
-        fdl.update_callable(einsum, Fp8Einsum)
-      task.begin_step = template(begin_step)
-    if self.USE_TE != 'off':
-      extensions.hook('USE_TE')(self, task)
-    if self.USE_INT8 != 'off':
-      for einsum in selectors.select(
-        task.model, Einsum, match_subclasses=False, check_nonempty=False
-      ):
-        fdl.update_callable(einsum, JnpEinsum)
-      backward = self.USE_INT8 == 'forward_backward'
-      task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
+    for name, is_on in self._backends.items():
+      if is_on:
+        extensions.hook(name)(self, task)
 
   @property
   def learns_chats(self) -> bool:

@@ -9,7 +9,7 @@ def _command(name: str, purpose: str) -> Command:
 
 EXTENSION = Extension(
   'generation',
-  needs=('chats',),
+  needs=('chats', 'quantization'),
   commands=(
     _command('generate', 'continue a text'),
     _command('chat', 'talk with a model that was trained on chats'),

@@ -23,10 +23,10 @@ from paxlite.generation.fused_layers import (
 from paxlite.layers.attention.attention import Attention, CombinedQkv, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
 from paxlite.layers.precision.einsum import Einsum
-from paxlite.layers.precision.quantization import Int8
-from paxlite.layers.precision.quantized_projection import QuantizedProjection
 from paxlite.layers.projection import Projection
 from paxlite.parallel import partitioning
+from paxlite.quantization.quantized_projection import QuantizedProjection
+from paxlite.quantization.schemes import Int8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,15 +21,15 @@ from paxlite.core.variable_names import path_name
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.experiments.registry import class_of
 from paxlite.generation.engine import Engine
 from paxlite.generation.fused_projections import FusedProjections
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.precision.quantization import Int8
 from paxlite.parallel import devices, mesh, partitioning
 from paxlite.parallel.quantized_weights import quantizations
 from paxlite.programs.launch import values_of
+from paxlite.quantization.frozen_weights import put_scheme
+from paxlite.quantization.schemes import Int8
 
 
 @dataclasses.dataclass(frozen=True)

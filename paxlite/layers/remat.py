@@ -16,7 +16,7 @@ from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import call_name
 from paxlite.layers.attention.partial_attention import RESULTS as ATTENTION_RESULTS
 from paxlite.layers.lora import LORA_SUM
-from paxlite.layers.precision.fp8_matmul import LARGEST
+from paxlite.layers.precision.einsum import FP8_LARGEST
 from paxlite.parallel.partitioning import HOST
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def jax_policy(policy: str | Offloaded) -> Callable[..., bool]:
   rest = _policy_of_activations(policy)
 
   def decide(primitive: 'Primitive', *avals: object, **params: object) -> bool:
-    is_largest = primitive.name == 'name' and params['name'] == LARGEST
+    is_largest = primitive.name == 'name' and params['name'] == FP8_LARGEST
     return is_largest or rest(primitive, *avals, **params)
 
   return decide

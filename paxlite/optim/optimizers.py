@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paxlite import extensions
 from paxlite.cli import user_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.training_rules import is_never_trained, rule_of
@@ -17,7 +18,6 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.optim import moments, state_axes, variable_groups
 from paxlite.optim.averaging import Averaged, of_evaluation
-from paxlite.optim.eight_bits import kept_in_eight_bits
 from paxlite.optim.per_layer import per_layer
 from paxlite.optim.transformations import Skippable, skippable
 from paxlite.parallel import weight_dims
@@ -40,7 +40,7 @@ class Optimizer:
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
       means no cap.
     on_host: Whether the moments are in the memory of the host between two updates.
-    moments_dtype: The dtype that moments are kept in: see moments.narrow, and eight_bits for int8.
+    moments_dtype: The dtype that moments are kept in: see moments.narrow.
     average_decay: Share that stays of an exponential moving average of the weights at an update; 0
       means no average.
     by_layer: Whether the layers of a repeated stack may be updated one by one, as moments.streamed
@@ -75,7 +75,7 @@ class Optimizer:
     is_known = self.by_layer or isinstance(self.transformation, Skippable)
     plain = skippable(self.transformation if is_known else per_layer(self.transformation))
     if self.moments_dtype == 'int8':
-      return Skippable(*kept_in_eight_bits(plain))
+      return Skippable(*extensions.hook('ADAM_MOMENTS_DTYPE')(plain))
     return Skippable(*moments.narrow(plain, self.moments_dtype))
 
   def init(self, trainable: PyTree) -> PyTree:

@@ -20,7 +20,7 @@ from paxlite.parallel import partitioning
 
 
 class QuantizedWeight(NamedTuple):
-  """A weight that is quantized: see layers.precision.quantization.QuantizationScheme.
+  """A weight that is quantized: see quantization.schemes.QuantizationScheme.
 
   Attributes:
     scheme: The scheme; its `encode` turns the weight into arrays by name.

@@ -13,7 +13,7 @@ class TrainState:
   Attributes:
     step: Number of steps done so far, including skipped steps, int32.
     params: The model's parameters, float32; frozen ones may be bfloat16, or
-      quantized: see layers.precision.quantization.
+      quantized: see quantization.schemes.
     opt_state: The optimizer's state for the trainable parameters.
     overwritten: `fp8_state`, by the name that checkpoints have.
     skipped: Number of steps skipped so far because gradient or loss was not finite, int32.

@@ -36,6 +36,7 @@ ROOMS = [
   'context_parallelism',
   'programs',
   'main',
+  'quantization',
   'tokenization',
   'trackers',
   'run_data',
@@ -60,7 +61,7 @@ ROOMS = [
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
   'experiments.finetuning', 'generation', 'ladder', 'tools', 'contrib',
-  'transformer_engine',
+  'transformer_engine', 'quantization',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow',

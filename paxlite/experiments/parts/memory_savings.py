@@ -1,11 +1,12 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import fiddle as fdl
 from fiddle import selectors
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import Count, Run, Training
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
@@ -14,25 +15,10 @@ from paxlite.layers.attention.attention import Attention
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.lora import LoraProjection
-from paxlite.layers.precision.four_bits import Int4, Nf4
-from paxlite.layers.precision.quantization import (
-  Int8,
-  QuantizationScheme,
-  register_scheme,
-  scheme_named,
-)
-from paxlite.layers.precision.quantized_projection import (
-  QuantizedDoraProjection,
-  QuantizedLoraProjection,
-  QuantizedProjection,
-)
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import ActivationName, Offloaded
 
 Dtype = Literal['float32', 'bfloat16']
-
-for _name, _scheme in {'int8': Int8, 'int4': Int4, 'nf4': Nf4}.items():
-  register_scheme(_name)(_scheme)
 
 
 class MemorySavings(
@@ -100,18 +86,8 @@ class MemorySavings(
 
   def quantize_frozen(self, task: fdl.Config) -> None:
     """Edits the config of a task so that FROZEN_DTYPE quantizes the frozen weights."""
-    scheme = scheme_named(self.FROZEN_DTYPE)
-    if scheme is not None:
-      task.frozen_dtype = scheme.rest
-      for model in self._frozen_models(task):
-        put_scheme(model, scheme)
-
-  def _frozen_models(self, task: fdl.Config) -> list[fdl.Config]:
-    """Returns the models that have frozen variables, or should have."""
-    reference = getattr(task.reference, 'model', None)  # one that is stored has no model
-    references = [] if reference is None else [reference]
-    trains_all = '.*' in task.optimizer.trainable
-    return references if references and trains_all else [task.model, *references]
+    if self.FROZEN_DTYPE not in get_args(Dtype):
+      extensions.hook('FROZEN_DTYPE of a task')(self, task)
 
   def validate(self) -> None:
     super().validate()
@@ -121,11 +97,13 @@ class MemorySavings(
         'ADAM_MOMENTS_DTYPE=int8'
       )
     is_plain = self.backend.name == 'xla' and self.num_stages == 1
-    if scheme_named(self.FROZEN_DTYPE) is not None and not is_plain:
-      raise UserError(
-        f'FROZEN_DTYPE={self.FROZEN_DTYPE} is for plain XLA on a mesh without stages: choose '
-        'FROZEN_DTYPE=bfloat16'
-      )
+    if self.FROZEN_DTYPE not in get_args(Dtype):
+      extensions.hook('FROZEN_DTYPE')(self.FROZEN_DTYPE)
+      if not is_plain:
+        raise UserError(
+          f'FROZEN_DTYPE={self.FROZEN_DTYPE} is for plain XLA on a mesh without stages: choose '
+          'FROZEN_DTYPE=bfloat16'
+        )
     if self.OFFLOAD_ACTIVATIONS and self.num_stages > 1:
       raise UserError("OFFLOAD_ACTIVATIONS needs a mesh without stages: 'OFFLOAD_ACTIVATIONS=[]'")
     if self.GRADIENT_DTYPE != 'float32' and self.num_stages > 1:
@@ -133,21 +111,3 @@ class MemorySavings(
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
         'pipeline are added up over its ticks. Choose GRADIENT_DTYPE=float32'
       )
-
-
-def put_scheme(model: fdl.Config, scheme: type[QuantizationScheme]) -> None:
-  """Quantizes the weights of all projections of a model, in place of another scheme.
-
-  Experts, embeddings and logits keep the dtype of their weights, as do subclasses of a user's.
-  """
-  kinds = {
-    Projection: QuantizedProjection,
-    LoraProjection: QuantizedLoraProjection,
-    DoraProjection: QuantizedDoraProjection,
-  }
-  for projection in selectors.select(model, Projection, check_nonempty=False):
-    kind = fdl.get_callable(projection)
-    if kind in kinds:
-      fdl.update_callable(projection, kinds[kind])
-    if kind in kinds or kind in kinds.values():
-      projection.scheme = fdl.Config(scheme)

@@ -1,1 +1,1 @@
-"""How matmuls are computed: bf16, FP8, int8, and weights kept in other forms."""
+"""How products of activations and weights are computed, and by which backend."""

@@ -5,7 +5,6 @@ train step replaces these collections by their gradients; see flax.linen.fp8_ops
 """
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
@@ -13,6 +12,7 @@ from paxlite.layers.precision.weight_matmul import weight_matmul
 
 # scales and histories of largest absolute values, from Flax and from Transformer Engine's layers
 FP8_COLLECTIONS = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
+FP8_LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 
 
 class Einsum(nn.Module):
@@ -32,14 +32,6 @@ class Einsum(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
     return with_bias(weight_matmul(self.equation, x, w, self.axes), b)
-
-
-class JnpEinsum(Einsum):
-  """The same product by jnp.einsum, which qwix replaces by its own function."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
-    return with_bias(jnp.einsum(self.equation, x, w), b)
 
 
 def with_bias(y: jax.Array, b: jax.Array | None) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.precision.quantization import QuantizationScheme, register_scheme
+from paxlite.quantization.schemes import QuantizationScheme, register_scheme
 
 
 @register_scheme('four_bits')

@@ -15,15 +15,15 @@ from flax.linen import meta
 from paxlite.core.trees import PyTree
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.memory_savings import put_scheme
 from paxlite.generation.engine import Engine
 from paxlite.generation.fused_layers import FusedQkv
 from paxlite.generation.fused_projections import FusedProjections
 from paxlite.layers.attention.attention import Attention, SeparateQkv
 from paxlite.layers.feedforward import GatedFeedForward
-from paxlite.layers.precision.quantization import Int8, QuantizationScheme
 from paxlite.layers.transformer import TransformerBlock, UnrolledTransformer
 from paxlite.parallel.partitioning import DEFAULT_RULES
+from paxlite.quantization.frozen_weights import put_scheme
+from paxlite.quantization.schemes import Int8, QuantizationScheme
 from tests.support.decode_program import decode_program
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,

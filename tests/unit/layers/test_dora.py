@@ -7,8 +7,8 @@ import pytest
 from flax.linen import meta
 
 from paxlite.layers.dora import DoraProjection
-from paxlite.layers.precision.four_bits import Nf4
-from paxlite.layers.precision.quantized_projection import QuantizedDoraProjection
+from paxlite.quantization.four_bits import Nf4
+from paxlite.quantization.quantized_projection import QuantizedDoraProjection
 
 CASES = {
   'BTD,DF->BTF': ((64, 24), ('embed', 'mlp')),

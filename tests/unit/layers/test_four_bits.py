@@ -11,8 +11,8 @@ from flax.linen import meta
 
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.precision.four_bits import Int4, Nf4, dynamic_code
 from paxlite.parallel.quantized_weights import num_parameters
+from paxlite.quantization.four_bits import Int4, Nf4, dynamic_code
 from tests.support import runs
 from tests.support.frozen_forms import compare
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax.linen import fp8_ops
 
-from paxlite.layers.precision.fp8_matmul import Fp8DotGeneral, begin_step
 from paxlite.layers.remat import jax_policy
+from paxlite.quantization.fp8_matmul import Fp8DotGeneral, begin_step
 
 # Shapes of activations and weights with their dimension numbers: a wider and a narrower result,
 # two dimensions that are summed over, experts as a batch dimension, and combined queries, keys and

@@ -11,8 +11,8 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.generation import inference
 from paxlite.generation.engine import Engine
-from paxlite.layers.precision import backends
-from paxlite.layers.precision.quantization import Int8
+from paxlite.quantization import products
+from paxlite.quantization.schemes import Int8
 from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.support.decode_program import decode_program
 from tests.unit.experiments.test_backends import Step, experiment
@@ -75,7 +75,7 @@ def test_the_last_bit_of_a_weight_decides_nothing():
   w = rng.uniform(-3, 3, (2000, 16)).astype(np.float32)
   w[np.arange(2000), rng.integers(0, 16, 2000)] = -3.5 - rng.random(2000, np.float32)
   for moved in (w, np.nextafter(w, np.float32(0)), np.nextafter(w, np.float32(-9))):
-    how = dict(channelwise_axes=[0], calibration_method=backends._TO_127)
+    how = dict(channelwise_axes=[0], calibration_method=products._TO_127)
     values = np.asarray(qwix.quantize(moved, jnp.int8, **how).qvalue)
     assert (values.min(1) == -127).all()
 

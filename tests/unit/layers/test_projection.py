@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from paxlite.layers.precision.quantization import Int8
-from paxlite.layers.precision.quantized_projection import QuantizedProjection
 from paxlite.layers.projection import Projection
+from paxlite.quantization.quantized_projection import QuantizedProjection
+from paxlite.quantization.schemes import Int8
 
 
 def test_a_bias_does_not_change_the_initial_weight():

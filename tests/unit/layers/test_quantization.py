@@ -6,7 +6,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.precision.quantization import (
+from paxlite.quantization.schemes import (
   Int8,
   QuantizationScheme,
   register_scheme,

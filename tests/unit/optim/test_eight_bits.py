@@ -13,8 +13,14 @@ from flax.linen import meta
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
-from paxlite.optim.eight_bits import block_of, code_values, decode, encode, kept_in_eight_bits
 from paxlite.parallel.weight_dims import declared
+from paxlite.quantization.eight_bits import (
+  block_of,
+  code_values,
+  decode,
+  encode,
+  kept_in_eight_bits,
+)
 from tests.support import runs
 
 RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.99), 1e-8, 0.1

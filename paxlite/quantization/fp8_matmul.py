@@ -21,9 +21,8 @@ from jax.lax import DotDimensionNumbers as Dims
 from paxlite.config.templates import Template, template_field
 from paxlite.core.trees import PyTree
 from paxlite.layers.precision.dot_general_einsum import DotGeneralEinsum
-from paxlite.layers.precision.einsum import with_bias
+from paxlite.layers.precision.einsum import FP8_LARGEST, with_bias
 
-LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 _HISTORY = 1024  # steps
 Amaxes = tuple[jax.Array, jax.Array, jax.Array]
 # The dtypes of activations, weights and output gradients, by Flax's names of their states.
@@ -152,7 +151,7 @@ def _forward(
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], w.dtype)
   y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], w.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
-  largest = tuple(checkpoint_name(a, LARGEST) for a in (_amax(x), _amax(w)))
+  largest = tuple(checkpoint_name(a, FP8_LARGEST) for a in (_amax(x), _amax(w)))
   return y, Residuals(q_x, q_w, b, scales, largest)
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.layers.precision.quantization import Arrays, QuantizationScheme
+from paxlite.quantization.schemes import Arrays, QuantizationScheme
 
 BLOCK = 64  # values that share a scale, as in bitsandbytes
 _TINY = np.finfo(np.float32).tiny  # XLA takes smaller numbers for 0

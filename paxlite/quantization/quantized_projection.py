@@ -6,10 +6,10 @@ from flax.linen import meta
 from paxlite.layers.dora import DoraProjection
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.precision.einsum import with_bias
-from paxlite.layers.precision.quantization import Arrays, Int8, QuantizationScheme
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import gather_weight
 from paxlite.parallel.quantized_weights import QuantizedWeight, quantized_param
+from paxlite.quantization.schemes import Arrays, Int8, QuantizationScheme
 
 
 class QuantizedProjection(Projection):
