@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # A value of JSON: None, a bool, a number, a string, a list or an object. A union of these would ask
@@ -40,3 +41,15 @@ def number(value: object) -> float | None:
   if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
     return None
   return float(value)
+
+
+def texts_in(value: Json | Mapping[str, Json]) -> Iterator[str]:
+  """Yields all texts in a value of JSON."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, Mapping):
+    for part in value.values():
+      yield from texts_in(part)
+  elif isinstance(value, list):
+    for part in value:
+      yield from texts_in(part)

@@ -1,1 +1,1 @@
-"""The data of a run: its notes on them, and what `paxlite data RUN` reads again or leaves out."""
+"""The data of a run: its notes on them, and what `paxlite data` shows of them or leaves out."""

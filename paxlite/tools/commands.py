@@ -16,8 +16,8 @@ _CORE = {
     ('attributes', 'what every attribute means', 'attributes'),
     ('new', 'write a file with an experiment of your own', 'new'),
   ),
-  'Models': (),  # extensions have them
-  'Data': (('data', 'what a run would see of its data', 'data'),),
+  'Models': (),  # extensions have these and those for data
+  'Data': (),
   'Machines': (
     ('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
     ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),

@@ -18,7 +18,7 @@ from paxlite.finetuning.reinforcement.rollouts import RunFiles
 from paxlite.generation.inference import load_checkpoint
 from paxlite.report import tables
 from paxlite.report.records import RunRecords
-from paxlite.tools import data
+from paxlite.run_data import data
 from tests.support import runs
 from tests.support.processes import on_processes
 

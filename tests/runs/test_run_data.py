@@ -15,10 +15,10 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.report.commands import report
+from paxlite.run_data import data as tool
 from paxlite.run_data.origins import ORIGIN, pieces, place_of
 from paxlite.run_data.run_data import RunData
 from paxlite.tokenization.commands import train_tokenizer
-from paxlite.tools import data as tool
 from paxlite.training.callbacks import Callback, LoopRequest
 from paxlite.training.trainer import Trainer
 from tests.runs.test_data_changes import TEXT, flat

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from paxlite.chats.chat_encoding import Encoded
 from paxlite.chats.conversations import Conversation
 from paxlite.chats.sft_formats import Pair
+from paxlite.core.json_text import texts_in
 from paxlite.core.wording import amount
-from paxlite.data.odd_records import texts_in
 
 NO_ANSWER = 'no answer, which a run refuses'
 BLANK_ANSWER = 'an answer that is empty'

@@ -11,8 +11,9 @@ from paxlite.data import data_summary, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.sft import SftRows
+from paxlite.run_data import data as tool
+from paxlite.run_data import data_report
 from paxlite.tokenization.commands import tokenize
-from paxlite.tools import data as tool
 
 VOCAB = f'--vocab={packaged.VOCAB}'
 EXAMPLES = [{'prompt': f'{i} times {i}?', 'completion': ' word' * (i + 1)} for i in range(20)]
@@ -124,7 +125,7 @@ def test_flat_tokens(tmp_path, capsys):
 
 
 def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(data_summary, '_MOST_DOCUMENTS', 10)
+  monkeypatch.setattr(data_report, '_MOST_DOCUMENTS', 10)
   documents = write(tmp_path / 'a.jsonl', [{'text': f'number {i} ' * 20} for i in range(50)])
   found = shown(capsys, documents, VOCAB)
   assert found['Contents'].startswith('the first 24 documents, ')

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 
 from paxlite.core.errors import UserError
-from paxlite.data import data_summary, packaged
+from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.document_encoding import DocumentEncoding
 from paxlite.data.documents import DocumentSource
@@ -20,6 +20,7 @@ from paxlite.data.streams import StreamInput
 from paxlite.data.text import TextRows, split_texts
 from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.finetuning.chats.sft import SftRows
+from paxlite.run_data import data_report
 from paxlite.tokenization.commands import tokenize
 
 tokenizers = pytest.importorskip('tokenizers')
@@ -219,7 +220,7 @@ def test_unknown_text_is_counted_and_has_no_bits_per_byte(tmp_path, caplog):
     assert (rows.bytes_per_token is None) == bool(rows.lost) == bool(lost)
     caplog.clear()
     stream = StreamInput(DocumentSource([path], vocab, tokenizer.vocab_size), 8, 1)
-    report = data_summary.report(stream)
+    report = data_report.report(stream)
     said = [r for r in caplog.records if 'unknown' in r.message]
     assert len(said) == bool(lost)
     sft = SftRows([str(pairs)], vocab, 99, tokenizer.vocab_size)

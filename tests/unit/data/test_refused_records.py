@@ -14,7 +14,7 @@ from paxlite.finetuning.chats.sft import AnswerRows, SftRows
 from paxlite.finetuning.preferences.labelled_answers import LabelledRows
 from paxlite.finetuning.preferences.preference_rows import PreferenceRows
 from paxlite.finetuning.reinforcement.prompts import Prompts
-from paxlite.tools import data
+from paxlite.run_data import data
 
 TEMPLATE = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}'
 KINDS = {SftRows: 'chat', AnswerRows: 'chat', PreferenceRows: 'pair', LabelledRows: 'label'}

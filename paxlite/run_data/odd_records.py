@@ -3,10 +3,10 @@
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.core.fields import Fields
-from paxlite.core.json_text import Json
+from paxlite.core.json_text import texts_in
 from paxlite.data.places import Place
 from paxlite.data.record_files import Raw, Record
 from paxlite.data.records import parsed, raw_records, text_of
@@ -99,15 +99,3 @@ def special_token_strings(tokenizer: Tokenizer) -> list[str]:
   """Returns the special tokens of a tokenizer as they are spelled in its templates."""
   texts = (tokenizer.decode_marked([i]).strip() for i in sorted(tokenizer.special_ids))
   return [text for text in texts if len(text) >= _SHORTEST_MARK]
-
-
-def texts_in(value: Json | Mapping[str, Json]) -> Iterator[str]:
-  """Yields all texts in a value of JSON."""
-  if isinstance(value, str):
-    yield value
-  elif isinstance(value, Mapping):
-    for part in value.values():
-      yield from texts_in(part)
-  elif isinstance(value, list):
-    for part in value:
-      yield from texts_in(part)

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from paxlite.data import odd_records, packaged
+from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats import sft_warnings
 from paxlite.finetuning.chats.sft import SftRows
-from paxlite.tools import data
+from paxlite.run_data import data, odd_records
 
 
 def chat(*contents: str) -> dict:

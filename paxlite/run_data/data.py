@@ -39,12 +39,12 @@ from paxlite.files.schemes import is_address
 
 if TYPE_CHECKING:
   from paxlite.data.base import RowInput
-  from paxlite.data.odd_records import Oddities
   from paxlite.data.record_files import Raw
   from paxlite.data.refused_records import RefusedRecords
   from paxlite.data.streams import StreamInput
   from paxlite.experiments.base import Experiment
   from paxlite.experiments.rows import Rows
+  from paxlite.run_data.odd_records import Oddities
 
 _E = TypeVar('_E', bound='Experiment')
 _MOST_LOOKED_AT = 100  # records, for one that has a format
@@ -85,7 +85,9 @@ def main(argv: Sequence[str]) -> None:
   of_run = args.step, args.row, args.without
   is_of_run = args.spike or args.counts or args.json or any(x is not None for x in of_run)
   if is_of_run or len(runs) > 1:
-    extensions.hook('data RUN')(args, runs)
+    from paxlite.run_data.command import show
+
+    show(args, runs)
     return
   if not args.files and not args.fdl_config:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
@@ -275,12 +277,12 @@ def _oddities(e: 'Experiment') -> 'Oddities | None':
   """Returns what is odd in the records; None if the data are no records."""
   import fiddle as fdl
 
-  from paxlite.data.odd_records import Oddities
   from paxlite.data.record_files import OF_RECORDS
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments.datasets import DocumentFiles
   from paxlite.experiments.rows import Rows
   from paxlite.files.text_files import expanded, kind
+  from paxlite.run_data.odd_records import Oddities
 
   odd_in = None
   examples = e.replaced(LEAVE_OUT='').example_input() if isinstance(e, Rows) else None
@@ -337,13 +339,14 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
   from paxlite.data import data_summary
   from paxlite.data.example_rows import ExampleRows
   from paxlite.experiments.epochs import max_steps
+  from paxlite.run_data import data_report
 
   source = data.source
   print(f'Data      {printable(data.name)}')
   if isinstance(source, ExampleRows):
     formats = (f'{keys} ({count:,})' for keys, count in source.formats.most_common())
     print(printable(f'Format    {"; ".join(formats)}'))
-  for line in data_summary.report(data):
+  for line in data_report.report(data):
     print(printable(line))
   if e.NUM_EPOCHS is not None:
     print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {amount(max_steps(e, data), "step")}')
