@@ -4,8 +4,8 @@ import math
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
+from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.weights.config_keys import Both, Config
 
 # Keys and values of layer_types; the second name of a kind is that of old files, which all read.

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
-from paxlite.experiments.parts.mamba2 import Mamba2Layers
+from paxlite.experiments.hybrid.delta_net_layers import DeltaNetLayers
+from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.weights.tensor_entries import (
   Entry,
   rows_of,

@@ -145,9 +145,11 @@ def test_imports_go_downward():
   assert wrong == []
 
 
-# Besides Pax's scripts: what reads files of LLaMA's that are not Hugging Face's, and Pax's GPT
+# Besides Pax's scripts: what reads files of LLaMA's that are not Hugging Face's, and Pax's GPT;
+# and what reads the states of hybrid models
 KNOW_FAMILIES = {
   'weights.meta', 'weights.gguf_keys', 'weights.commands.import_weights',
+  'weights.mamba_keys', 'weights.state_layout',
   'experiments.gpt_bigcode', 'experiments.gpt_neo', 'experiments.gptj', 'experiments.minimax',
 }  # fmt: skip
 

@@ -8,10 +8,10 @@ from paxlite.config.attribute_kinds import Function, Positive
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.falcon.layers import ScaledGatedFeedForward, SideBySide
+from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers, MambaNorm
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
-from paxlite.experiments.parts.mamba2 import Mamba2Layers, MambaNorm
 from paxlite.experiments.registry import register
 from paxlite.layers.scales import Factors
 

@@ -6,10 +6,10 @@ import jax
 from flax import linen as nn
 
 from paxlite.config.templates import Template, template_field
+from paxlite.experiments.hybrid.mamba2 import Mamba2
 from paxlite.layers.activations import gate_by
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import GatedFeedForward
-from paxlite.layers.linear_attention.mamba2 import Mamba2
 from paxlite.layers.scales import scaled
 
 

@@ -7,8 +7,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments import options
 from paxlite.experiments.falcon import FalconH1
+from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import Both, Config, Same, activation, heads
 from paxlite.weights.family import Family

@@ -3,9 +3,9 @@
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.granite import Granite, GraniteHybrid
+from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
   Both,

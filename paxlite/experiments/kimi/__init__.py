@@ -5,9 +5,9 @@ import fiddle as fdl
 from paxlite.config.attribute_kinds import Count, Shape
 from paxlite.config.templates import template
 from paxlite.experiments.deepseek import DeepSeekV3
+from paxlite.experiments.hybrid.layers_with_state import LayersWithState
 from paxlite.experiments.kimi.layers import KimiDeltaAttention, SigmoidGatedRmsNorm
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.layers_with_state import LayersWithState
 from paxlite.experiments.registry import register
 
 

@@ -3,10 +3,10 @@
 import fiddle as fdl
 
 from paxlite.config.templates import template
+from paxlite.experiments.hybrid.layers_with_state import LayersWithState
 from paxlite.experiments.lfm.layers import ShortConvolution
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
-from paxlite.experiments.parts.layers_with_state import LayersWithState
 from paxlite.experiments.registry import register
 
 

@@ -5,8 +5,8 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
-from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.row_state import RowState
+from paxlite.experiments.hybrid.causal_convolution import CausalConvolution
+from paxlite.experiments.hybrid.row_state import RowState
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import shard
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.experiments.hybrid.layers_with_state import LayersWithState
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.lfm import LFM2, ShortConvolutionLayers
-from paxlite.experiments.parts.layers_with_state import LayersWithState
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
   Both,

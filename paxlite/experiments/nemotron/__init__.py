@@ -4,12 +4,12 @@ import fiddle as fdl
 
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
+from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.nemotron.layers import AttentionBlock, FeedForwardBlock
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.mamba2 import Mamba2Layers
 from paxlite.experiments.parts.stack import Activation, BlockKind
 
 FEED_FORWARD: frozenset[AttentionKind] = frozenset(('feed_forward', 'experts'))

@@ -4,10 +4,10 @@ from typing import Literal
 
 import fiddle as fdl
 
+from paxlite.experiments.hybrid.delta_net_layers import DeltaNetLayers
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
 from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.stack import Activation, BlockKind

@@ -4,8 +4,8 @@ import fiddle as fdl
 
 from paxlite.config.attribute_kinds import Shape
 from paxlite.config.templates import template
+from paxlite.experiments.hybrid.delta_net_layers import DeltaNetLayers
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.gated_delta_net import DeltaNetLayers
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind

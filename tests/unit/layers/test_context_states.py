@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from paxlite.layers.linear_attention.chunked_scan import linear_attention
-from paxlite.layers.linear_attention.context_states import is_split, linear_attention_over_context
+from paxlite.experiments.hybrid.chunked_scan import linear_attention
+from paxlite.experiments.hybrid.context_states import is_split, linear_attention_over_context
 from paxlite.parallel import partitioning
 from tests.support import runs
 

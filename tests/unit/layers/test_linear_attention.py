@@ -9,10 +9,10 @@ from flax.linen import meta
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.falcon import FalconH1
+from paxlite.experiments.hybrid.chunked_scan import _inverse, linear_attention
 from paxlite.experiments.kimi import KimiLinear
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.qwen_hybrid import Qwen3_5
-from paxlite.layers.linear_attention.chunked_scan import _inverse, linear_attention
 
 B, N, K, V = 2, 2, 6, 4
 SMALL = dict(

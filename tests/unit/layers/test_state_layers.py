@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.experiments.hybrid.causal_convolution import CausalConvolution
+from paxlite.experiments.hybrid.decay import Steps
+from paxlite.experiments.hybrid.gated_norm import GateThenRmsNorm
+from paxlite.experiments.hybrid.mamba2 import Mamba2
 from paxlite.experiments.kimi.layers import KimiDeltaAttention
 from paxlite.experiments.lfm.layers import ShortConvolution
-from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.decay import Steps
-from paxlite.layers.linear_attention.gated_norm import GateThenRmsNorm
-from paxlite.layers.linear_attention.mamba2 import Mamba2
 
 D, T = 12, 150  # three chunks
 CONVOLUTION = functools.partial(CausalConvolution, width=3, use_bias=True)

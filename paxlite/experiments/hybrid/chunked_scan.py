@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.linear_attention.decayed_products import decayed_products, diagonal_blocks
+from paxlite.experiments.hybrid.decayed_products import decayed_products, diagonal_blocks
 
 _CHUNK = 64  # tokens
 _BLOCK = 8  # rows of a triangle that is inverted by products alone

@@ -5,10 +5,10 @@ import fiddle as fdl
 from paxlite.config.attribute_kinds import Count, Function, Positive, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
+from paxlite.experiments.hybrid.gated_delta_net import GatedDeltaNet
+from paxlite.experiments.hybrid.gated_norm import GatedRmsNorm
+from paxlite.experiments.hybrid.layers_with_state import LayersWithState
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.layers_with_state import LayersWithState
-from paxlite.layers.linear_attention.gated_delta_net import GatedDeltaNet
-from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm
 
 
 class DeltaNetLayers(LayersWithState, subject='Gated delta net'):

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.linear_attention.chunked_scan import linear_attention
-from paxlite.layers.linear_attention.context_states import (
+from paxlite.experiments.hybrid.chunked_scan import linear_attention
+from paxlite.experiments.hybrid.context_states import (
   is_split,
   linear_attention_over_context,
 )
-from paxlite.layers.linear_attention.row_state import RowState
+from paxlite.experiments.hybrid.row_state import RowState
 from paxlite.parallel.partitioning import shard
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from paxlite.layers.linear_attention.row_state import RowState
+from paxlite.experiments.hybrid.row_state import RowState
 from paxlite.layers.projection import Initializer
 from paxlite.parallel.partitioning import param
 

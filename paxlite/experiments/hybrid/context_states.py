@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from paxlite.layers.linear_attention.chunked_scan import ScanChunks, advance, chunks_of, joined
+from paxlite.experiments.hybrid.chunked_scan import ScanChunks, advance, chunks_of, joined
 from paxlite.parallel import partitioning
 
 

@@ -6,12 +6,12 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
+from paxlite.experiments.hybrid.attend import attend
+from paxlite.experiments.hybrid.causal_convolution import CausalConvolution
+from paxlite.experiments.hybrid.decay import Decay
+from paxlite.experiments.hybrid.gated_norm import GatedRmsNorm
+from paxlite.experiments.hybrid.row_state import RowState
 from paxlite.layers.activations import ACTIVATIONS
-from paxlite.layers.linear_attention.attend import attend
-from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
-from paxlite.layers.linear_attention.decay import Decay
-from paxlite.layers.linear_attention.gated_norm import GatedRmsNorm
-from paxlite.layers.linear_attention.row_state import RowState
 from paxlite.layers.projection import Projection, per_head, to_heads, to_output
 from paxlite.parallel.partitioning import shard
 

@@ -7,12 +7,12 @@ import fiddle as fdl
 from paxlite.config.attribute_kinds import Count, Function, NotNegative, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
+from paxlite.experiments.hybrid.decay import Steps
+from paxlite.experiments.hybrid.gated_norm import Gate, GateThenRmsNorm, RmsNormThenGate
+from paxlite.experiments.hybrid.layers_with_state import LayersWithState
+from paxlite.experiments.hybrid.mamba2 import Mamba2
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.parts.layers_with_state import LayersWithState
 from paxlite.experiments.parts.stack import Activation
-from paxlite.layers.linear_attention.decay import Steps
-from paxlite.layers.linear_attention.gated_norm import Gate, GateThenRmsNorm, RmsNormThenGate
-from paxlite.layers.linear_attention.mamba2 import Mamba2
 
 MambaNorm = Literal['after_gate', 'before_gate', 'none']
 

@@ -5,8 +5,8 @@ from fiddle import selectors
 
 from paxlite.config.attribute_kinds import Count, Shape
 from paxlite.config.templates import template
+from paxlite.experiments.hybrid.causal_convolution import CausalConvolution
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.linear_attention.causal_convolution import CausalConvolution
 from paxlite.layers.projection import Projection
 
 

@@ -1,1 +1,0 @@
-"""Attention with a state instead of keys and values: delta rules, state spaces, convolutions."""
