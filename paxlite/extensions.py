@@ -40,6 +40,7 @@ OFFERED = {
   'report': ('report', 'goodput', 'diff'),
   'transformer_engine': ('convert-te', 'USE_TE'),
   'trackers': ('TRACKERS',),
+  'doctor': ('doctor',),
   'ladder': ('ladder',),
   'run_data': ('data', 'LEAVE_OUT'),
   'tokenization': ('tokenize', 'train-tokenizer'),

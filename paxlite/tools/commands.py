@@ -18,10 +18,7 @@ _CORE = {
   ),
   'Models': (),  # extensions have these and those for data
   'Data': (),
-  'Machines': (
-    ('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
-    ('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
-  ),
+  'Machines': (('completion', 'complete commands and names in bash, zsh or fish', 'completion'),),
 }
 _RUNS = 'train', 'eval'
 _BY_NAME = {

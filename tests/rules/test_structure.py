@@ -37,6 +37,7 @@ ROOMS = [
   'programs',
   'main',
   'quantization',
+  'doctor',
   'tokenization',
   'trackers',
   'run_data',

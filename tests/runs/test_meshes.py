@@ -162,7 +162,7 @@ def test_the_order_of_devices_changes_no_loss():
 CHECK_MESH = """
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from paxlite.programs.kernel_check import mesh_difference
+from paxlite.doctor.kernel_check import mesh_difference
 mesh = make_mesh([2, 2, 2], [1, 1, 1])
 print(mesh_difference(mesh))
 partitioning.gathers_weights = lambda: False

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite.doctor import kernel_check
 from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.layers import remat
 from paxlite.layers.attention import (
@@ -27,7 +28,6 @@ from paxlite.layers.attention.partial_attention import Partial
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from paxlite.programs import kernel_check
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
 PLAIN = Softmax(0.5)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import paxlite
-from paxlite.programs import kernel_check
-from paxlite.tools import doctor
+from paxlite.doctor import command as doctor
+from paxlite.doctor import kernel_check
 
 GPU = dict(has_gpu=True, platform='gpu', devices='1 × NVIDIA H100 (gpu)', driver='580.65.06')
 

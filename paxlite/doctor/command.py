@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _wrong_kernels() -> Iterator[str]:
   """Prints how the kernels of these devices compare; yields what is wrong, and the way out."""
-  from paxlite.programs.kernel_check import comparisons
+  from paxlite.doctor.kernel_check import comparisons
 
   print()
   for found in comparisons():
