@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import os
 import pathlib
 import pkgutil
 import re
@@ -112,6 +113,11 @@ def find(name: str) -> type[Experiment]:
     UserError: There is no such experiment, and the message suggests similar names; or a module of
       the user registers the name of one of paxlite's.
   """
+  if os.path.isfile(os.path.join(name, 'experiment.json')):
+    raise UserError(
+      f'{name} is the folder of a run or of weights, and this takes an experiment: a name of '
+      '`paxlite list`, or package.module.Class. `paxlite --help` says what takes a run'
+    )
   if '.' not in name:
     found = _REGISTRY.get(name)
     if found is None or not found.__module__.startswith('paxlite.'):

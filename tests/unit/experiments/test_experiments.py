@@ -20,6 +20,7 @@ from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import experiments, find, register
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.programs.run import Run
+from paxlite.report.commands import diff
 
 NAMES = list(experiments())
 
@@ -252,3 +253,15 @@ def test_a_former_name_of_a_property_is_refused():
 def test_a_dry_run_refuses_what_trains_nothing_as_a_run_does(patterns):
   with pytest.raises(UserError, match=r'TRAINABLE_VARIABLES: .* matches no variable'):
     requirements(TinyGPT(TRAINABLE_VARIABLES=patterns))
+
+
+@pytest.mark.parametrize('name', ['run', './run', 'runs/a.b'])
+def test_the_folder_of_a_run_is_no_experiment(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  folder = tmp_path / name
+  folder.mkdir(parents=True)
+  (folder / 'experiment.json').write_text('{}')
+  with pytest.raises(UserError, match=f'{name} is the folder of a run'):
+    find(name)
+  with pytest.raises(UserError, match=f'paxlite bisect {name} {name}'):
+    diff.main([name, name])
