@@ -15,7 +15,6 @@ import os
 import pathlib
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,14 +88,14 @@ def grid(name: str, workers: int, replays: bool) -> dict[str, Any]:
   from paxlite.aot.planning.search import Plan, Search
   from paxlite.aot.planning.space import Space
   from paxlite.aot.planning.workers import WorkerPool
-  from paxlite.compilation import compiled_step
+  from paxlite.compilation import compiled_step, versions
   from paxlite.experiments.registry import find
 
   experiment_name, changes, rows, memory, policies, chunks = GRIDS[name]
   experiment = find(experiment_name)().replaced(**changes)
   with WorkerPool(name, None, 1 if here else workers, environment) as workers_pool:
     if here:
-      where = machine.of_description(workers_pool.describe())
+      where = workers_pool.machine()
       device = jax.devices('cpu')[0]
     else:
       where = machine.of_target(targets.parse(name))
@@ -108,23 +107,26 @@ def grid(name: str, workers: int, replays: bool) -> dict[str, Any]:
       for n in chunks
     )
     kept = frozenset({'NUM_MICROBATCHES'})
-    space = Space(experiment, where, kept, frozenset(), rows, combinations)
+    space = Space(experiment, where, kept, rows, combinations)
     everything = list(space)
     pool: Any = Replayed(name, everything) if replays else workers_pool
     print(f'{name}: {len(everything)} candidates', flush=True)
-    about = dict(versions=compiled_step.versions(where.platform), code=verdicts.code(), grid=name)
-    about |= dict(replayed=replays)
-    store = verdicts.Store(None, about)
+    about = dict(versions=compiled_step.versions(where.platform), grid=name, replayed=replays)
+    store = verdicts.Store(about | dict(code=versions.code_of_paxlite()))
     estimator = Estimator(Model(experiment, device), where)
     make = lambda most: Search(space, estimator, pool, store, most, lambda text: print(text))
     true, every = Plan(space), make(len(everything))
     asked = [(*one, one[0].of(experiment)) for one in every.estimated(true)]
-    every.ask(true, asked, time.monotonic())
+    every.ask(true, asked)
     plan = make(max(len(everything) // SHARE, 6)).run()
   best, chosen = true.best[0], plan.best[0]
   judged = {str(j.candidate): j for j in true.judged}
   known = [j for j in true.judged if j.verdict.memory]
-  later = [abs(j.predicted / j.verdict.memory - 1) for j in plan.judged[4:] if j.verdict.memory]
+  later = [
+    abs(Plan(space, judged=plan.judged[:i]).ratio * j.estimate.memory / j.verdict.memory - 1)
+    for i, j in enumerate(plan.judged)
+    if i >= 4 and j.verdict.memory
+  ]
   first = min((j for j in true.judged if j.fits), key=lambda j: j.estimate.seconds)
   timed = [j for j in true.judged if j.verdict.seconds]
   return dict(
@@ -177,13 +179,12 @@ def order() -> dict[str, Any]:
   experiment = find('DemoGPTAdam')()
   import jax
 
-  where = machine.of_description(workers.described())
+  where = machine.here()
   estimator = Estimator(Model(experiment, jax.devices()[0]), where)
   layout = own_layout(experiment)
   cases = [
     Candidate(layout, rows, parts, dict(
-      CHECKPOINT_POLICY=policy, NUM_LOSS_CHUNKS=chunks, ATTENTION_BLOCK_SIZE=0,
-      USE_REPEATED_LAYER=repeated,
+      CHECKPOINT_POLICY=policy, NUM_LOSS_CHUNKS=chunks, USE_REPEATED_LAYER=repeated,
     ))
     for rows, parts in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 4))
     for policy, chunks, repeated in (

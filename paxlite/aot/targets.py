@@ -189,13 +189,17 @@ def slice_sizes(chip: str) -> list[int]:
   return [chips * _cores(chip) for chips in _shapes(chip)]
 
 
-def some_names() -> list[str]:
-  """Returns names of targets: all slices of TPUs, and GPUs in powers of two."""
-  slices = [f'{chip}-{size}' for chip in _TPUS for size in slice_sizes(chip)]
-  counts = [1 << i for i in range(11)]
-  return slices + [
-    f'{chip}x{n}' for chip in _GPUS for n in counts if not _parts_of_hosts(CHIPS[chip], n)
-  ]
+def larger(name: str) -> list[str]:
+  """Returns the names of machines with more devices of the same chip, smallest first."""
+  target = _parse(name)
+  if (chip := target.chip) is None:
+    return []
+  if chip.platform == 'tpu':
+    names = [f'{chip.name}-{n}' for n in slice_sizes(chip.name)]
+  else:
+    counts = sorted({n << i for n in (1, chip.domain) for i in range(9)})
+    names = [f'{chip.name}x{n}' for n in counts if not _parts_of_hosts(chip, n)]
+  return [n for n in names if _parse(n).devices > target.devices]
 
 
 def with_network(target: Target, gigabytes: str) -> Target:

@@ -1,15 +1,16 @@
 """The memory and the time of a step, estimated from the traced model by arithmetic alone.
 
-They say in which order the compiler judges candidates, and which ones it need not see.
+They say in which order the compiler judges candidates, and which ones it need not see. Copies from
+and to the host count nothing: only the compiler's time has them.
 """
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import ROWS, Model, Work
-from paxlite.aot.planning.space import Candidate, Layout, attributes
+from paxlite.aot.planning.space import Candidate, Layout
 from paxlite.aot.roofline import Links, seconds_of
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
@@ -36,32 +37,30 @@ class Estimator:
 
   def __init__(self, model: Model, machine: Machine):
     self.model, self.machine = model, machine
-    e, values = model.experiment, model.experiment.values()
-    # see PipelinedTransformer
-    once = values.get('GATHER_STAGES_ONCE') and not values.get('DROPOUT_PROB')
-    self.gathers_once = bool(once) and not isinstance(e, MixtureOfExperts)
+    e = model.experiment
+    once = e.GATHER_STAGES_ONCE and not e.DROPOUT_PROB  # see PipelinedTransformer
+    self.gathers_once = once and not isinstance(e, MixtureOfExperts)
     self.laid_out = functools.cache(lambda layout: e.replaced(**layout.values))
     self.has_loop = functools.cache(self._has_loop)
-    self._bytes = dict[tuple[int, Layout, str], float]()
+    self._bytes = dict[tuple[int, Layout], float]()
 
   def estimate(self, candidate: Candidate) -> Estimate:
     """Returns the estimate of one candidate."""
     return Step(candidate, self).estimate
 
-  def bytes(self, work: Work, layout: Layout, kind: str = 'device') -> float:
-    """Returns the saved bytes of one device for ROWS rows of it."""
-    key = id(work), layout, kind  # the model keeps the work
+  def bytes(self, work: Work, layout: Layout) -> float:
+    """Returns the bytes that one device saves for ROWS rows of it."""
+    key = id(work), layout  # the model keeps the work
     if key not in self._bytes:
       e = self.laid_out(layout)
-      of = (
-        n * a.on_a_device(e.rules, e.mesh_sizes) for a, n in work.saved.items() if a.kind == kind
-      )
+      of = (n * a.on_a_device(e.rules, e.mesh_sizes) for a, n in work.saved.items())
       self._bytes[key] = sum(of)
     return self._bytes[key]
 
-  def _has_loop(self, layout: Layout, *values: tuple[str, Any]) -> bool:
+  def _has_loop(self, layout: Layout, repeated: bool, policy: str) -> bool:
     """Returns whether the program has a loop over the layers."""
-    made: LanguageModel = self.laid_out(layout).replaced(**attributes(dict(values)))
+    values = {'USE_REPEATED_LAYER': repeated, 'CHECKPOINT_POLICY': policy}
+    made: LanguageModel = self.laid_out(layout).replaced(**values)
     return made.has_loop(self.machine.platform)
 
 
@@ -88,7 +87,7 @@ class Step:
     if is_split or (stages > 1 and machine.platform == 'tpu'):
       values['USE_FLASH_ATTENTION'] = False
     self._is_pipeline, parts = stages > 1, c.microbatches
-    self._repeats = values.get('NUM_PIPELINE_REPEATS', 1) if stages > 1 else 1
+    self._repeats = e.NUM_PIPELINE_REPEATS if stages > 1 else 1
     ticks = PipelineSchedule(stages, parts, self._repeats).ticks if stages > 1 else parts
     # how often a device computes a layer, and the loss; how many units of layers it has
     self._runs, self._losses = ticks / self._repeats, 1 if stages > 1 else parts
@@ -99,17 +98,15 @@ class Step:
     self._outer = c.rows / (shards * stages * self._losses * ROWS)
     unit, rest, all_of = model.unit(values), model.rest(values), model.everything(values)
     self._saved = self._inner * estimator.bytes(unit, c.layout)
-    self._on_host = self._inner * estimator.bytes(unit, c.layout, 'host')
     self._all = self._inner * estimator.bytes(all_of, c.layout)
     self._rest = self._outer * estimator.bytes(rest, c.layout)
-    whole = model.rest(values | {'NUM_LOSS_CHUNKS': 1} if 'NUM_LOSS_CHUNKS' in values else values)
+    whole = model.rest(values | {'NUM_LOSS_CHUNKS': 1})
     self._logits = self._outer * estimator.bytes(whole, c.layout)
     self.kept = self._units * self._saved * (self._runs if stages > 1 else 1)
-    self._state = model.state(c.values, e)
-    self._streams = bool(c.values.get('OFFLOAD_OPTIMIZER'))
+    self._state, self._streams = model.state(e), e.OFFLOAD_OPTIMIZER
     self._gathers_once = stages > 1 and estimator.gathers_once
-    names = ('USE_REPEATED_LAYER', 'CHECKPOINT_POLICY', 'OFFLOAD_ACTIVATIONS')
-    self._has_loop = estimator.has_loop(c.layout, *((n, values[n]) for n in names if n in values))
+    policy = values['CHECKPOINT_POLICY']
+    self._has_loop = estimator.has_loop(c.layout, values['USE_REPEATED_LAYER'], policy)
     self._width = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4  # bytes of a number
     # the share of a forward pass that runs again in the backward pass
     of_unit, of_all = (sum(work.flops.values()) for work in (unit, all_of))
@@ -126,28 +123,14 @@ class Step:
     kernels = self.products + self.traffic
     hidden, exposed = self.sent
     sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
-    moments, activations = self.copied
-    waits = moments + max(activations - _OVERLAP * kernels, 0.0)
     state = self._state.all - (self._state.moments if self._streams else 0.0)
-    return Estimate(state + self._memory(), kernels + sent + waits, state)
-
-  @property
-  def copied(self) -> tuple[float, float]:
-    """Seconds of copies from and to the host: of moments, and of activations.
-
-    An update reads moments, computes, and writes them in turn; kernels hide the other copies.
-    """
-    if not self._machine.host:
-      return 0.0, 0.0
-    activations = 2 * self._units * self._runs * self._on_host
-    moments = 2 * self._state.moments if self._streams else 0.0
-    return moments / self._machine.host, activations / self._machine.host
+    return Estimate(state + self._memory(), kernels + sent, state)
 
   def _moved(self) -> float:
     """Returns the bytes that all kernels but products read and write."""
     state, runs, parts = self._state, self._units * self._runs, self._candidate.microbatches
     moved = runs * self._all * (_FORWARD_TRAFFIC * (1 + self._again) + _BACKWARD_TRAFFIC)
-    again = self._candidate.values.get('NUM_LOSS_CHUNKS', 1) > 1  # so are the logits of chunks
+    again = self._candidate.values['NUM_LOSS_CHUNKS'] > 1  # so are the logits of chunks
     moved += self._losses * self._logits * (_FORWARD_TRAFFIC * (1 + again) + _BACKWARD_TRAFFIC)
     if self._has_loop:
       # a loop copies what it keeps, and each layer's weights and gradients
@@ -168,7 +151,7 @@ class Step:
     activations = max(_BACKWARD * self._all - self._saved, 0.0)
     unit = state.layers / self._units  # its weights
     running = activations + 4 * unit  # weights and gradients of two units
-    mdl, chunks = sizes.get('mdl', 1), self._candidate.values.get('NUM_LOSS_CHUNKS', 1)
+    mdl, chunks = sizes.get('mdl', 1), self._candidate.values['NUM_LOSS_CHUNKS']
     tokens = self._outer * ROWS * e.MAX_SEQ_LEN / sizes.get('context', 1)
     logits = tokens * e.VOCAB_SIZE * self._width / (1 if e.VOCAB_SIZE % mdl else mdl)
     # the gradient of whole logits takes their place; that of a chunk is computed in float32

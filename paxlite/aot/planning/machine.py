@@ -1,17 +1,17 @@
 """The machine that is planned for, in the numbers that the planner uses."""
 
 import dataclasses
-import os
-import platform
 import re
-from collections.abc import Mapping
 
 from paxlite.aot import chips
 from paxlite.aot.chips import Chip
 from paxlite.aot.targets import Target
+from paxlite.core import host_memory
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json
+from paxlite.parallel import devices
 
+# of a CPU, only the order of the estimates counts, because its steps are run
+_CPU = Chip('cpu', 1e11, 0, 1e10, 2.5e9, 6e8, 'nominal')
 _OF_GPUS = 0.92  # share of a GPU's memory; CUDA, NCCL and the allocator need the rest
 
 
@@ -27,11 +27,6 @@ class Machine:
   chip: Chip
 
   @property
-  def host(self) -> float:
-    """Bytes/s between a device and its host, each way; 0 if that is not known."""
-    return self.chip.host_bandwidth
-
-  @property
   def measured(self) -> bool:
     """Whether steps are run instead of compiled."""
     return self.name == 'here'
@@ -40,13 +35,6 @@ class Machine:
   def share(self) -> float | None:
     """The share of the memory that JAX has to be given, if that is not its default."""
     return _OF_GPUS if self.platform == 'gpu' and not self.measured else None
-
-  @property
-  def identity(self) -> str:
-    """The text that verdicts depend on: for `here` the machine's name, for others its speeds."""
-    if self.measured:
-      return f'{platform.node()}: {self.devices} × {self.platform}, {os.cpu_count()} cores'
-    return str(dataclasses.replace(self, memory=0.0))
 
   def __str__(self) -> str:
     chip = self.platform if self.measured else re.sub(r'[x-].*', '', self.name)
@@ -63,21 +51,19 @@ def of_target(target: Target) -> Machine:
   return Machine(target.name, chip.platform, target.devices, near, memory, chip)
 
 
-def of_description(described: Mapping[str, Json]) -> Machine:
-  """Returns the machine of the devices that are here, as a process on it has described them.
-
-  Args:
-    described: platform, kind, devices, near, memory, flops and bandwidth.
+def here() -> Machine:
+  """Returns the machine of the devices that are here.
 
   Raises:
     UserError: They are GPUs or TPUs whose data sheet is not known.
   """
-  kind, memory, speed = described['kind'], float(described['memory']), float(described['bandwidth'])
-  chip = chips.chip_of_kind(kind)
-  if chip is None and described['platform'] != 'cpu':
-    raise UserError(f'--target=here: {kind} is not known, so that nothing can be estimated')
+  found = devices.present()
+  kind, platform = found[0].device_kind, {'cpu': 'cpu', 'tpu': 'tpu'}.get(found[0].platform, 'gpu')
+  chip = _CPU if platform == 'cpu' else chips.chip_of_kind(kind)
   if chip is None:
-    flops = float(described['flops'])
-    chip = Chip('cpu', flops, int(memory), speed, speed / 4, speed / 16, 'measured here')
-  about = 'here', described['platform'], described['devices'], described['near']
-  return Machine(*about, memory, chip)
+    raise UserError(f'--target=here: {kind} is not known, so that nothing can be estimated')
+  near = sum(d.process_index == found[0].process_index for d in found)
+  memory = min((d.memory_stats() or {}).get('bytes_limit', 1 << 34) for d in found)
+  if platform == 'cpu':
+    memory = (host_memory.available() or 1 << 34) / len(found)
+  return Machine('here', platform, len(found), near, float(memory), chip)

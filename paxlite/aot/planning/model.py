@@ -5,6 +5,7 @@ other size. Nothing is compiled.
 """
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from flax.linen import meta
 
 from paxlite.aot import saved_activations
 from paxlite.aot.flops import grouped_rows_in
-from paxlite.aot.planning.space import Values, attributes, num_units
+from paxlite.aot.planning.space import Values, num_units
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import KernelCall, call_name
@@ -28,7 +29,6 @@ from paxlite.parallel import mesh, partitioning
 ROWS = 1009  # of the traced batch
 _HLO_TYPES = {'int8': 's8', 'float8_e4m3fn': 'f8e4m3fn', 'float8_e5m2': 'f8e5m2', 'float32': 'f32'}
 _NUMBERS = ('float', 'bfloat', 'int8')  # types of the operands of products
-_OF_STACK = ('USE_REPEATED_LAYER', 'NUM_PIPELINE_REPEATS', 'OFFLOAD_OPTIMIZER')  # not of a layer
 
 
 class Array(NamedTuple):
@@ -57,7 +57,7 @@ class Work:
   """What a part of a model computes and keeps in a step with ROWS rows."""
 
   flops: Counter[str]  # of products, by the type of the operands in HLO
-  saved: Counter[Array]  # for the backward pass, of kind 'host' or 'device'
+  saved: Counter[Array]  # on the device for the backward pass
 
   def minus(self, other: 'Work') -> 'Work':
     return Work(self.flops - other.flops, self.saved - other.saved)
@@ -83,13 +83,13 @@ class Model:
     self.units = num_units(experiment)
     self._device = device
     self._works = dict[tuple[object, ...], Work]()
-    self._arrays = dict[tuple[object, ...], Counter[Array]]()
     self._states = dict[tuple[object, ...], StateBytes]()
 
-  def saving(self, experiment: LanguageModel) -> 'Model':
-    """Returns the same model with other values of MemorySavings; traces of layers are shared."""
+  def of(self, experiment: LanguageModel, has_same_layers: bool) -> 'Model':
+    """Returns another model for this device; the traces of the same layers are shared."""
     found = Model(experiment, self._device)
-    found._works = self._works
+    if has_same_layers:
+      found._works = self._works
     return found
 
   def unit(self, values: Values) -> Work:
@@ -106,7 +106,8 @@ class Model:
 
   def _cached(self, part: str, values: Values) -> Work:
     """Returns a part; the difference of models of two units and of one is the leanest unit."""
-    values = {k: v for k, v in values.items() if k not in _OF_STACK}
+    offloaded = {'OFFLOAD_ACTIVATIONS': tuple(self.experiment.OFFLOAD_ACTIVATIONS)}
+    values = offloaded | {k: v for k, v in values.items() if k != 'USE_REPEATED_LAYER'}
     key = (part, *sorted(values.items()))
     if key not in self._works:
       if part == 'rest':
@@ -125,8 +126,7 @@ class Model:
       flops = Counter[str]()
       for dtype, n in product_flops(program):
         flops[dtype] += round(n)
-      kind = {True: 'host', False: 'device'}
-      arrays = (Array(kind[s.on_host], s.shape, s.dtype, s.names) for s in saved)
+      arrays = (Array('saved', s.shape, s.dtype, s.names) for s in saved if not s.on_host)
       self._works[key] = Work(flops, Counter(arrays))
     return self._works[key]
 
@@ -141,16 +141,15 @@ class Model:
     )  # fmt: skip
     if vars(e).get('EXPERT_AXIS') is not None:
       changes['EXPERT_AXIS'] = None
-    small = e.replaced(**attributes({**values, **changes}))
+    small = e.replaced(**{**values, **changes})
     return saved_activations.loss_of(small, small.mesh([self._device]), ROWS)
 
-  def state(self, values: Values, laid_out: LanguageModel) -> StateBytes:
+  def state(self, laid_out: LanguageModel) -> StateBytes:
     """Returns the bytes of the train state of an experiment that is laid out on a mesh."""
     sizes, rules = laid_out.mesh_sizes, laid_out.rules
-    key = values.get('USE_FP8'), tuple(sizes.items()), tuple(sorted(rules.items()))
+    key = tuple(sizes.items()), tuple(sorted(rules.items()))
     if key not in self._states:
-      arrays = self._state_arrays({k: v for k, v in values.items() if k == 'USE_FP8'})
-      computed = str(jnp.dtype(self.experiment.FPROP_DTYPE))
+      arrays, computed = self._state_arrays, str(jnp.dtype(self.experiment.FPROP_DTYPE))
 
       def count(*kinds: str, stacked: tuple[bool, ...] = (False, True), whole: str = '') -> float:
         found = (a for a in arrays if a.kind in kinds and (a.axes[:1] == ('layers',)) in stacked)
@@ -165,30 +164,27 @@ class Model:
       )  # fmt: skip
     return self._states[key]
 
-  def _state_arrays(self, values: Values) -> Counter[Array]:
-    """Returns the arrays of the train state; those of repeated layers are stacked."""
-    key = tuple(values.items())
-    if key not in self._arrays:
-      e = self.experiment.replaced(**values, USE_REPEATED_LAYER=True)
-      task = fdl.build(e.build_task())
-      boxed = jax.eval_shape(task.init, jax.random.key(0))
-      trained = {id(x) for x in jax.tree.leaves(task.optimizer.split(meta.unbox(boxed.params))[0])}
-      found = self._arrays[key] = Counter[Array]()
-      is_box = lambda x: isinstance(x, meta.AxisMetadata)
-      for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=is_box):
-        value: Any = leaf.value if is_box(leaf) else leaf
-        kind = 'trained' if id(value) in trained else 'frozen'
-        if path[0] != jax.tree_util.GetAttrKey('params'):
-          kind = 'moment' if is_moment(value) else 'other'
-        axes = tuple(getattr(leaf, 'names', ()))
-        found[Array(kind, tuple(value.shape), str(value.dtype), axes)] += 1
-    return self._arrays[key]
+  @functools.cached_property
+  def _state_arrays(self) -> Counter[Array]:
+    """The arrays of the train state; those of repeated layers are stacked."""
+    task = fdl.build(self.experiment.replaced(USE_REPEATED_LAYER=True).build_task())
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    trained = {id(x) for x in jax.tree.leaves(task.optimizer.split(meta.unbox(boxed.params))[0])}
+    found = Counter[Array]()
+    is_box = lambda x: isinstance(x, meta.AxisMetadata)
+    for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=is_box):
+      value: Any = leaf.value if is_box(leaf) else leaf
+      kind = 'trained' if id(value) in trained else 'frozen'
+      if path[0] != jax.tree_util.GetAttrKey('params'):
+        kind = 'moment' if is_moment(value) else 'other'
+      axes = tuple(getattr(leaf, 'names', ()))
+      found[Array(kind, tuple(value.shape), str(value.dtype), axes)] += 1
+    return found
 
 
 def _leanest(values: Values) -> dict[str, Any]:
   """Returns the values with the least activations, all on the device."""
-  offloaded = {'OFFLOAD_ACTIVATIONS': ()} if 'OFFLOAD_ACTIVATIONS' in values else {}
-  return {**values, 'CHECKPOINT_POLICY': 'SAVE_NOTHING', **offloaded}
+  return {**values, 'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'OFFLOAD_ACTIVATIONS': ()}
 
 
 def product_flops(

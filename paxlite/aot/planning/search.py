@@ -2,38 +2,30 @@
 
 import collections
 import dataclasses
-import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from paxlite.aot.explanation_tables import size
 from paxlite.aot.planning.estimate import Estimate, Estimator
-from paxlite.aot.planning.space import OFF_HOST, Candidate, Space
+from paxlite.aot.planning.space import Candidate, Space
 from paxlite.aot.planning.verdicts import Store, Verdict
-from paxlite.aot.planning.workers import Question, WorkerPool
+from paxlite.aot.planning.workers import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.language_model import LanguageModel
 
 _NEAR = 1.2  # a corrected estimate of memory may be too high by this factor
-_ENOUGH = 0.004  # the share of a step that the memory of the host must gain to be used
-_AGAIN = 3  # of the best that were measured: they are measured once more
 _ALIKE = 0.02  # each candidate with the same mesh and policy waits as if slower by this share
-# the search may end after so many verdicts, if no other candidate can be faster than the best one,
-# though it gained on its estimate by this factor more than the one that has gained most
-_LEAST, _GAIN = 8, 0.9
 Estimated = tuple[Candidate, Estimate]
 
 
 class Judged(NamedTuple):
-  """A candidate with its verdict, and the bytes that were predicted for it just before."""
+  """A candidate with its verdict."""
 
   candidate: Candidate
   estimate: Estimate
   verdict: Verdict
-  predicted: float
   fits: bool
 
   @property
@@ -55,19 +47,13 @@ class Plan:
 
   space: Space
   considered: int = 0  # candidates that were estimated
-  estimating: float = 0.0  # seconds that this took
   judged: list[Judged] = dataclasses.field(default_factory=list)
-  spent: float = 0.0  # seconds of the whole search
   interrupted: bool = False
 
   @property
   def best(self) -> list[Judged]:
-    """The candidates that fit, the fastest a row first.
-
-    One that uses the host's memory comes before one that does not only if it is faster by more than
-    _ENOUGH.
-    """
-    order = lambda j: (j.row_seconds * (1 + _ENOUGH * j.candidate.on_host), j.verdict.memory)
+    """The candidates that fit, the fastest a row first."""
+    order = lambda j: (j.row_seconds, j.verdict.memory)
     return sorted((j for j in self.judged if j.fits), key=order)
 
   @property
@@ -79,7 +65,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Search:
-  """Searches a space by at most so many verdicts, and those about the best without the host."""
+  """Searches a space by at most so many verdicts."""
 
   space: Space
   estimator: Estimator
@@ -90,21 +76,16 @@ class Search:
 
   def run(self) -> Plan:
     """Searches until so many are judged, or the user presses Ctrl-C."""
-    begun, plan = time.monotonic(), Plan(self.space)
+    plan = Plan(self.space)
     try:
       waiting = self.estimated(plan)
       while len(plan.judged) < self.most:
         number = min(self.pool.size, self.most - len(plan.judged))
-        chosen = [] if self._is_over(plan, waiting) else self._next(waiting, plan.ratio, number)
-        if not chosen:
+        if not (chosen := self._next(waiting, plan.ratio, number)):
           break
-        self.ask(plan, chosen, begun)
-      self._judge_on_devices(plan, waiting, begun)
-      if self.space.machine.measured:
-        self._measure_again(plan)
+        self.ask(plan, chosen)
     except KeyboardInterrupt:
       plan.interrupted = True
-    plan.spent = time.monotonic() - begun
     return plan
 
   def estimated(self, plan: Plan) -> list[Estimated]:
@@ -112,30 +93,15 @@ class Search:
 
     The fastest a row is first. Alike ones are off by the same factor, and do not all come at once.
     """
-    begun = time.monotonic()
-    found = dict[tuple[object, ...], Estimated]()
-    for plan.considered, candidate in enumerate(self.space, 1):
-      estimate = self.estimator.estimate(candidate)
-      if plan.considered % 5000 == 0:
-        self.say(f'{plan.considered:,} candidates estimated …')
-      # an attribute without any effect, such as blocks where a fused kernel computes attention
-      same = candidate.layout, candidate.rows, candidate.microbatches, estimate
-      found.setdefault(same, (candidate, estimate))
-    plan.estimating = time.monotonic() - begun
-    self.say(f'{plan.considered:,} candidates estimated in {plan.estimating:.0f} s')
+    found = [(candidate, self.estimator.estimate(candidate)) for candidate in self.space]
+    plan.considered = len(found)
+    self.say(f'{plan.considered:,} candidates are estimated')
     alike, order = collections.Counter[object](), list[tuple[float, float, int, Estimated]]()
-    for i, one in enumerate(sorted(found.values(), key=_row_seconds)):
-      kind = one[0].layout, one[0].values.get('CHECKPOINT_POLICY')
+    for i, one in enumerate(sorted(found, key=_row_seconds)):
+      kind = one[0].layout, one[0].values['CHECKPOINT_POLICY']
       order.append((_row_seconds(one) * (1 + _ALIKE * alike[kind]), one[1].memory, i, one))
       alike[kind] += 1
     return [one for *_, one in sorted(order)]
-
-  def _is_over(self, plan: Plan, waiting: list[Estimated]) -> bool:
-    gains = [j.verdict.seconds / j.estimate.seconds for j in plan.judged if j.verdict.seconds]
-    if not plan.best or len(plan.judged) < _LEAST:
-      return False
-    least = min(map(_row_seconds, waiting), default=math.inf)
-    return least * min(gains) * _GAIN >= plan.best[0].row_seconds
 
   def _next(
     self, waiting: list[Estimated], ratio: float, number: int
@@ -155,34 +121,13 @@ class Search:
         break
     return found
 
-  def _judge_on_devices(self, plan: Plan, waiting: list[Estimated], begun: float) -> None:
-    """Asks about the best candidate with everything on the devices instead, while one may fit."""
-    while plan.best and plan.best[0].candidate.on_host:
-      best = plan.best[0].candidate
-      like = dataclasses.replace(best, values={**best.values, **OFF_HOST})
-      same = [x for x in waiting if x[0] == like]
-      limit = _NEAR * self.space.machine.memory
-      if not same or plan.ratio * same[0][1].memory > limit:
-        return
-      waiting.remove(same[0])
-      self.ask(plan, self._next(same, 0.0, 1), begun)
-
-  def ask(
-    self, plan: Plan, chosen: Sequence[tuple[Candidate, Estimate, LanguageModel]], begun: float
-  ) -> None:
+  def ask(self, plan: Plan, chosen: Sequence[tuple[Candidate, Estimate, LanguageModel]]) -> None:
     """Takes the verdicts about candidates, with their estimates and experiments."""
-    ratio, memory = plan.ratio, self.space.machine.memory
     for i, verdict in self._verdicts([experiment for *_, experiment in chosen]):
       candidate, estimate, _ = chosen[i]
-      predicted, fits = ratio * estimate.memory, verdict.fits(memory)
-      plan.judged.append(judged := Judged(candidate, estimate, verdict, predicted, fits))
-      most = max(self.most, len(plan.judged))
-      spent = statistics.mean(j.verdict.spent for j in plan.judged)
-      left = (most - len(plan.judged)) * spent / self.pool.size
-      self.say(
-        f'[{len(plan.judged)} of at most {most}, {time.monotonic() - begun:.0f} s, '
-        f'at most {left:.0f} s left] {candidate}: {judged}'
-      )
+      judged = Judged(candidate, estimate, verdict, verdict.fits(self.space.machine.memory))
+      plan.judged.append(judged)
+      self.say(f'[{len(plan.judged)} of at most {self.most}] {candidate}: {judged}')
 
   def _verdicts(self, experiments: Sequence[LanguageModel]) -> Iterator[tuple[int, Verdict]]:
     """Yields (position, verdict) of experiments: kept ones first, then those of the workers."""
@@ -191,29 +136,15 @@ class Search:
       kept = self.store.get(experiment.values())
       # one that was too large for the memory then was not run
       if kept is not None and (kept.seconds or kept.memory > memory):
-        yield i, kept._replace(spent=0.0)
+        yield i, kept
       else:
         asked.append(i)
-    questions = [self._question(experiments[i]) for i in asked]
+    questions = [(full_name(type(e)), stated(e), memory) for e in (experiments[i] for i in asked)]
     for position, verdict in self.pool.judge(questions):
       i = asked[position]
       if not verdict.error:
-        self.store.write(experiments[i].values(), verdict._asdict())
+        self.store.write(experiments[i].values(), verdict)
       yield i, verdict
-
-  def _question(self, e: LanguageModel) -> Question:
-    """Returns what a worker is asked about an experiment."""
-    return full_name(type(e)), stated(e), self.space.machine.memory
-
-  def _measure_again(self, plan: Plan) -> None:
-    """Measures the best once more, in turn, because the machine may have been busy before."""
-    best = plan.best[:_AGAIN]
-    self.say(f'The {len(best)} best are measured once more')
-    made = [j.candidate.of(self.space.experiment) for j in best]
-    for position, verdict in self.pool.judge([self._question(e) for e in made]):
-      old = best[position]
-      if not verdict.error and verdict.seconds < old.verdict.seconds:
-        plan.judged[plan.judged.index(old)] = old._replace(verdict=verdict)
 
 
 def stated(experiment: Experiment) -> dict[str, object]:

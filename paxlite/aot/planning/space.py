@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paxlite.aot.planning.machine import Machine
-from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import MESH_AXES
 
-Values = Mapping[str, Any]  # of CHOICES, with tuples for lists
+Values = Mapping[str, Any]  # of CHOICES
 
 _POLICIES = (
   'SAVE_NOTHING', 'SAVE_ATTENTION', 'SAVE_OUT_PROJ', 'SAVE_QKV_OUT_PROJ_SEPARATE',
@@ -28,22 +27,11 @@ _LONG = 8192  # tokens of a row from which splitting rows can pay
 _DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
 
 # the values to try beside the experiment's own
-CHOICES: Mapping[str, Callable[[LanguageModel, Machine], Sequence[Any]]] = {
-  'CHECKPOINT_POLICY': lambda e, machine: _POLICIES,
-  'NUM_LOSS_CHUNKS': lambda e, machine: (1, 4) if e.VOCAB_SIZE < 1 << 17 else (1, 4, 16),
-  'ATTENTION_BLOCK_SIZE': lambda e, machine: [
-    0, *(b for b in (512, 1024) if e.MAX_SEQ_LEN % b == 0 and 2 * b <= e.MAX_SEQ_LEN)
-  ],
-  'USE_REPEATED_LAYER': lambda e, machine: [True, False][: 1 + (e.NUM_LAYERS <= _MOST_UNROLLED)],
-  'NUM_PIPELINE_REPEATS': lambda e, machine: [r for r in (1, 2, 4) if num_units(e) % r == 0],
-  'OFFLOAD_OPTIMIZER': lambda e, machine: (False, True) if machine.host else (),
-  'OFFLOAD_ACTIVATIONS': lambda e, machine: ((), ('iteration_input',)) if machine.host else (),
-  'USE_FP8': lambda e, machine: (False, True),
-  'USE_INT8': lambda e, machine: ('off', 'forward', 'forward_backward'),
-}  # fmt: skip
-_ASKED = ('USE_FP8', 'USE_INT8')  # they round differently: only with --try
-# what may be on the host, and the values that keep it on the devices
-OFF_HOST: Values = {'OFFLOAD_OPTIMIZER': False, 'OFFLOAD_ACTIVATIONS': ()}
+CHOICES: Mapping[str, Callable[[LanguageModel], Sequence[Any]]] = {
+  'CHECKPOINT_POLICY': lambda e: _POLICIES,
+  'NUM_LOSS_CHUNKS': lambda e: (1, 4) if e.VOCAB_SIZE < 1 << 17 else (1, 4, 16),
+  'USE_REPEATED_LAYER': lambda e: [True, False][: 1 + (e.NUM_LAYERS <= _MOST_UNROLLED)],
+}
 MESH = ('MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE')
 NAMES = (*MESH, 'PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES', *CHOICES)
 
@@ -87,12 +75,7 @@ class Candidate:
     """The attributes with which an experiment runs in this way."""
     rows = self.rows / math.prod(self.layout.sizes.values())
     batch = {'PERCORE_BATCH_SIZE': rows, 'NUM_MICROBATCHES': self.microbatches}
-    return {**self.layout.values, **batch, **attributes(self.values)}
-
-  @property
-  def on_host(self) -> bool:
-    """Whether it uses the memory of the host."""
-    return any(map(self.values.get, OFF_HOST))
+    return {**self.layout.values, **batch, **self.values}
 
   def of(self, experiment: LanguageModel) -> LanguageModel:
     """Returns the experiment with these attributes; UserError if it refuses them."""
@@ -104,22 +87,10 @@ class Candidate:
     parts = [str(self.layout), f'{self.rows} rows']
     if self.microbatches > 1:
       parts.append(f'in {self.microbatches} parts')
-    for name, value in self.values.items():
-      if name == 'CHECKPOINT_POLICY':
-        parts.append(str(value))
-      elif name == 'USE_REPEATED_LAYER':
-        parts.append('repeated' if value else 'unrolled')
-      elif name in _NUMBERS:
-        parts += [f'{_NUMBERS[name]} {value}'] if value > 1 else []
-      elif value not in (False, '', 'off', ()):
-        parts.append(f'{name} {value}' if isinstance(value, str) else name)
-    return ', '.join(parts)
-
-
-_NUMBERS = {
-  'NUM_LOSS_CHUNKS': 'loss chunks', 'ATTENTION_BLOCK_SIZE': 'blocks of',
-  'NUM_PIPELINE_REPEATS': 'repeats',
-}  # fmt: skip
+    parts.append(self.values['CHECKPOINT_POLICY'])
+    if (chunks := self.values['NUM_LOSS_CHUNKS']) > 1:
+      parts.append(f'loss chunks {chunks}')
+    return ', '.join([*parts, 'repeated' if self.values['USE_REPEATED_LAYER'] else 'unrolled'])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +99,6 @@ class Space:
 
   Attributes:
     fixed: Attributes that stay as the experiment has them.
-    tried: Attributes of choices that the user allows to try.
     global_batch: Rows of a batch of all devices; None tries several.
     values: Combinations of values of the choices; None for all.
   """
@@ -136,7 +106,6 @@ class Space:
   experiment: LanguageModel
   machine: Machine
   fixed: frozenset[str] = frozenset()
-  tried: frozenset[str] = frozenset()
   global_batch: int | None = None
   values: tuple[Values, ...] | None = None
 
@@ -162,26 +131,12 @@ class Space:
     if self.values is not None:
       return self.values
     e, options = self.experiment, dict[str, list[Any]]()
-    for name in (n for n in CHOICES if n in attribute_types(type(e))):
-      own = getattr(e, name)
-      own = tuple(own) if isinstance(own, list) else own
-      is_kept = name in self.fixed or (name in _ASKED and name not in self.tried)
-      others = [] if is_kept else CHOICES[name](e, self.machine)
-      has_own = not others or name != 'USE_REPEATED_LAYER'
-      options[name] = list(dict.fromkeys([*([own] if has_own else []), *others]))
-    found = (
-      dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
-    )
-    return [values for values in found if self._is_sensible(values)]
-
-  def _is_sensible(self, values: Values) -> bool:
-    if values.get('USE_FP8') and values.get('USE_INT8', 'off') != 'off':
-      return False  # they exclude each other
-    if not values.get('OFFLOAD_ACTIVATIONS') or self.experiment.OFFLOAD_ACTIVATIONS:
-      return True
-    # a policy that keeps more on the device is not for memory that is short
-    lean = 'SAVE_NOTHING', 'SAVE_ATTENTION', self.experiment.CHECKPOINT_POLICY
-    return values['CHECKPOINT_POLICY'] in lean
+    for name, others in CHOICES.items():
+      tried = [] if name in self.fixed else others(e)
+      own = [] if tried and name == 'USE_REPEATED_LAYER' else [getattr(e, name)]
+      options[name] = list(dict.fromkeys([*own, *tried]))
+    products = itertools.product(*options.values())
+    return [dict(zip(options, values, strict=True)) for values in products]
 
   def __iter__(self) -> Iterator[Candidate]:
     combinations = self.combinations()
@@ -191,7 +146,7 @@ class Space:
       shards, stages = partitioning.num_shards(sizes, rules, 'batch'), sizes.get('stage', 1)
       for rows, parts in self.batches(shards, stages):
         for values in combinations:
-          if self._is_possible(values, stages, parts):
+          if stages == 1 or values['USE_REPEATED_LAYER']:
             yield Candidate(layout, rows, parts, values)
 
   def batches(self, shards: int, stages: int) -> Iterator[tuple[int, int]]:
@@ -212,18 +167,6 @@ class Space:
       if rows % (shards * part) == 0 and (stages == 1 or part >= stages or part == parts[-1]):
         yield rows, part
 
-  def _is_possible(self, values: Values, stages: int, microbatches: int) -> bool:
-    """Returns whether values are possible on a mesh, and others do not do the same."""
-    own = self.experiment.values().get('NUM_PIPELINE_REPEATS', 1)
-    repeats = values.get('NUM_PIPELINE_REPEATS', 1)
-    if stages == 1:
-      return 'NUM_PIPELINE_REPEATS' not in values or repeats == own
-    if not values.get('USE_REPEATED_LAYER', True):
-      return False
-    if num_units(self.experiment) // stages % repeats:
-      return False
-    return repeats in (own, 1) or microbatches > 1
-
 
 def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
   """Returns all meshes of the machine whose axes the model can use, and the experiment's own."""
@@ -239,7 +182,9 @@ def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
   # axes that send the activations of every layer stay within a host or slice
   within, between = list(usable), ['replica', 'data']
   if not rest and not e.num_first_blocks:
-    usable['stage'] = lambda size: units % size == 0
+    usable['stage'] = lambda size: (
+      size == 1 or (units % size == 0 and units // size % e.NUM_PIPELINE_REPEATS == 0)
+    )
     (within if hosts == 1 else between).append('stage')
   found = list[Layout]()
   for near, far in itertools.product(_splits(machine.near, within), _splits(hosts, between)):
@@ -276,8 +221,3 @@ def _splits(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
 def num_units(e: LanguageModel) -> int:
   """Returns how often an experiment's stack repeats its unit of blocks."""
   return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
-
-
-def attributes(values: Values) -> dict[str, Any]:
-  """Returns the values as an experiment has them: lists instead of tuples."""
-  return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

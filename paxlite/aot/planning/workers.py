@@ -11,8 +11,9 @@ from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
+from paxlite.aot.planning.machine import Machine, here
 from paxlite.aot.planning.verdicts import Verdict
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json
 
 if TYPE_CHECKING:
   import jax
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Question = tuple[str, Mapping[str, Json], float]  # a class, its values, and bytes of a device
 _LEAST_STEPS, _MOST_STEPS = 3, 20
 _SECONDS = 2.0  # the time for which steps are measured
-_ON_HOST = 'The compiler computes a part of the step on the host, which the time does not count.'
+_ON_HOST = '; what the host does is not counted'
 _DEAD = 'the process that compiled it ended: it may have had too little memory'
 
 
@@ -59,9 +60,9 @@ class WorkerPool:
       self._pool = None
       return self._submit(function, *arguments)
 
-  def describe(self) -> JsonObject:
-    """Returns what the first process says of its devices."""
-    found: JsonObject = self._submit(described).result()
+  def machine(self) -> Machine:
+    """Returns the machine whose devices the first process sees."""
+    found: Machine = self._submit(here).result()
     return found
 
   def judge(self, asked: Sequence[Question]) -> Iterator[tuple[int, Verdict]]:
@@ -111,14 +112,12 @@ def judged(name: str, values: Mapping[str, Json], memory: float) -> Verdict:
 
   A step is run only if it fits the memory of a device. What the compiler says holds for any.
   """
-  before = time.perf_counter()
   try:
     target, experiment = _worker(), restored(name, values)
     is_here = target.chip is None
-    found = measured(experiment, memory) if is_here else compiled(experiment, target)
+    return measured(experiment, memory) if is_here else compiled(experiment, target)
   except Exception as e:  # a candidate that fails is not the end of the search
-    found = Verdict(error=f'{type(e).__name__}: {(str(e).splitlines() or [""])[0]}')
-  return found._replace(spent=time.perf_counter() - before)
+    return Verdict(error=f'{type(e).__name__}: {(str(e).splitlines() or [""])[0]}')
 
 
 def restored(name: str, values: Mapping[str, Json]) -> 'Experiment':
@@ -139,11 +138,10 @@ def compiled(experiment: 'Experiment', target: 'Target') -> Verdict:
     return Verdict(memory=float(report.total), bound=report.verdict)
   if report.costs is None or (line := report.costs.roofline) is None:
     return Verdict(memory=float(report.total), error='the compiler does not show its program')
-  note = _ON_HOST if '_xla_compute_type="host"' in (report.program or '') else ''
-  return Verdict(
-    float(report.total), line.step, line.bound, report.mfu or (), line.parts,
-    host=float(report.host), note=note,
-  )  # fmt: skip
+  computes = '_xla_compute_type="host"' in (report.program or '')
+  is_unknown = report.host and target.chip and not target.chip.host_bandwidth
+  bound = line.bound + (_ON_HOST if computes or is_unknown else '')
+  return Verdict(float(report.total), line.step, bound, host=float(report.host))
 
 
 def measured(experiment: 'Experiment', memory: float) -> Verdict:
@@ -197,42 +195,6 @@ class LocalStep:
     import jax
     import numpy as np
 
-    values = np.ones(like.shape)
-    if name in ('ids', 'labels'):
-      values = np.random.default_rng(0).integers(0, self._vocabulary, like.shape)
-    elif name == 'segment_pos':
-      values = np.broadcast_to(np.arange(like.shape[1]), like.shape)
+    most = self._vocabulary if name in ('ids', 'labels') else 2  # others are all 1
+    values = np.random.default_rng(0).integers(1, most, like.shape)
     return jax.device_put(values.astype(like.dtype), like.sharding)
-
-
-def described() -> JsonObject:
-  """Describes the devices of this machine, with the measured FLOP/s of a product and bytes/s."""
-  import jax
-  import jax.numpy as jnp
-
-  from paxlite.core import host_memory
-  from paxlite.parallel import devices
-
-  found = devices.present()
-  platform = {'cpu': 'cpu', 'tpu': 'tpu'}.get(found[0].platform, 'gpu')
-  near = max(len([d for d in found if d.process_index == found[0].process_index]), 1)
-  memory = min((d.memory_stats() or {}).get('bytes_limit', 1 << 34) for d in found)
-  if platform == 'cpu':
-    memory = (host_memory.available() or 1 << 34) / len(found)
-  n = 2048
-  square, big = jnp.ones((n, n)), jnp.ones(1 << 24)
-  share = len(found) if platform == 'cpu' else 1  # devices of a CPU share its cores
-  return dict(
-    platform=platform, kind=found[0].device_kind, devices=len(found), near=near, memory=memory,
-    flops=2 * n**3 / _fastest(jax.jit(lambda x: x @ x), square) / share,
-    bandwidth=2 * big.nbytes / _fastest(jax.jit(lambda x: x + 1), big) / share,
-  )  # fmt: skip
-
-
-def _fastest(function: 'Callable[[jax.Array], jax.Array]', argument: 'jax.Array') -> float:
-  times = []
-  for _ in range(4):
-    before = time.perf_counter()
-    function(argument).block_until_ready()
-    times.append(time.perf_counter() - before)
-  return min(times)
