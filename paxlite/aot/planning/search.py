@@ -93,11 +93,13 @@ class Search:
 
     The fastest a row is first. Alike ones are off by the same factor, and do not all come at once.
     """
-    found = [(candidate, self.estimator.estimate(candidate)) for candidate in self.space]
-    plan.considered = len(found)
+    found = dict[object, Estimated]()
+    for plan.considered, c in enumerate(self.space, 1):
+      estimate = self.estimator.estimate(c)  # it is the same for policies that keep the same
+      found.setdefault((c.layout, c.rows, c.microbatches, estimate), (c, estimate))
     self.say(f'{plan.considered:,} candidates are estimated')
     alike, order = collections.Counter[object](), list[tuple[float, float, int, Estimated]]()
-    for i, one in enumerate(sorted(found, key=_row_seconds)):
+    for i, one in enumerate(sorted(found.values(), key=_row_seconds)):
       kind = one[0].layout, one[0].values['CHECKPOINT_POLICY']
       order.append((_row_seconds(one) * (1 + _ALIKE * alike[kind]), one[1].memory, i, one))
       alike[kind] += 1

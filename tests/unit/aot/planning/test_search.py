@@ -173,6 +173,13 @@ def test_candidates_with_the_same_mesh_and_policy_do_not_all_come_at_once(tmp_pa
   assert policies == [VALUES['CHECKPOINT_POLICY']] * 3 + ['SAVE_NOTHING']
 
 
+def test_policies_that_keep_the_same_are_judged_once(tmp_path):
+  values = [VALUES | {'CHECKPOINT_POLICY': p} for p in ('SAVE_NOTHING', 'SAVE_ATTENTION')]
+  of = lambda values: (1.0, values['PERCORE_BATCH_SIZE'])
+  plan, _ = searched(tmp_path, lambda c: (1.0, c.rows), of, tuple(values))
+  assert plan.considered == 2 * len(plan.judged) == 2 * len(ROWS)
+
+
 class Executor:
   """Ends with all its questions at the one that kills a process, the first time with others."""
 
