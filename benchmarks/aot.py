@@ -208,12 +208,15 @@ def table() -> str:
     within = sum(c['ici_bytes'] for c in costs['communication']) / 1e9
     between = sum(c['dcn_bytes'] for c in costs['communication']) / 1e9
     t = costs['roofline']
-    step = t['compute_bound'] + t['memory_bound'] + t['exposed']
+    alone = t.get('resources', t)  # reports of before 2026-12 have all seconds side by side
+    parts = t.get('parts') or {k: t[k] for k in ('compute_bound', 'memory_bound', 'exposed')}
+    exposed = parts.get('collectives', parts.get('exposed'))
     verdict = r['verdict'].split(', with')[0].replace(' of ', ' / ')
     lines.append(
       f'| {name} | {mesh} | {r["batch_size"] / r["devices"]:g} | {verdict} | '
-      f'{costs["traffic"] / 1e9:,.0f} | {within:,.1f}, {between:,.1f} | {t["compute"]:.3f} | '
-      f'{t["memory"]:.3f} | {t["exposed"]:.3f} | {step:.3f} | {r["mfu"][0]:.0%} |'
+      f'{costs["traffic"] / 1e9:,.0f} | {within:,.1f}, {between:,.1f} | {alone["compute"]:.3f} | '
+      f'{alone["memory"]:.3f} | {exposed:.3f} | {sum(parts.values()):.3f} | '
+      f'{r["mfu"][0]:.0%} |'
     )
   return '\n'.join(lines)
 

@@ -51,6 +51,7 @@ def _is_step(case: str, found: dict[str, float]) -> bool:
 def _compared(case: str, found: dict[str, float], target: str) -> dict[str, object]:
   from benchmarks.gpu.cases import find
   from benchmarks.gpu.sizes import experiment
+  from paxlite.aot import schedule
   from paxlite.aot.analysis import compile_step
 
   e = experiment(case, tiny=False, **found.get('fitted', {}))
@@ -60,8 +61,8 @@ def _compared(case: str, found: dict[str, float], target: str) -> dict[str, obje
     'case': case,
     'predicted_ms': round(1e3 * line.step, 1),
     'measured_ms': round(1e3 * found['queued_seconds'], 1),
-    'matmul_and_attention_ms': round(1e3 * line.compute_bound, 1),
-    'other_kernels_ms': round(1e3 * line.memory_bound, 1),
+    'matmul_and_attention_ms': round(1e3 * line.parts[schedule.COMPUTE], 1),
+    'other_kernels_ms': round(1e3 * line.parts[schedule.MEMORY], 1),
     'kernels': report.costs.kernels,
     'jax': report.versions['jax'],
   }

@@ -49,7 +49,7 @@ OFFERED = {
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
   'context_parallelism': ('the mesh axis context', 'CONTEXT_ATTENTION'),
   'pipeline': ('the mesh axis stage',),
-  'aot': ('plan', 'compile', 'explain', 'read-hlo'),
+  'aot': ('plan', 'compile', 'explain'),
   'other_systems': (),
   'contrib': ('SeqioTask',),
 }

@@ -4,7 +4,6 @@ the step needs: memory, communication, and time.
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import re
 import time
@@ -16,8 +15,7 @@ from jax.sharding import Mesh
 
 from paxlite.aot.chips import Chip
 from paxlite.aot.costs import Platform
-from paxlite.aot.roofline import Links, ProgramCosts, StepProgram, costs_of
-from paxlite.aot.roofline import lines as cost_lines
+from paxlite.aot.roofline import Links, ProgramCosts, StepProgram
 from paxlite.aot.saved_activations import assumed_arrays
 from paxlite.aot.targets import Target
 from paxlite.compilation import compiled_step, compiler
@@ -42,12 +40,11 @@ class Report:
   parameters: int
   batch_size: int
   seq_len: int
-  lower_seconds: float
-  compile_seconds: float
   versions: dict[str, str]
   options: dict[str, Option]
-  fits: bool | None
-  verdict: str
+  compile_seconds: float = 0.0
+  fits: bool | None = None
+  verdict: str = ''
   chip: Chip | None = None
   arguments: int = 0
   temporaries: int = 0
@@ -57,7 +54,6 @@ class Report:
   model_flops: float = 0.0
   costs: ProgramCosts | None = None
   mfu: tuple[float, float] | None = None
-  saved: str | None = None
   notes: tuple[str, ...] = ()
   program: str | None = dataclasses.field(default=None, repr=False)
 
@@ -67,10 +63,7 @@ class Report:
 
 
 def compile_step(
-  experiment: Experiment,
-  target: Target,
-  save: pathlib.Path | None = None,
-  write_hlo: pathlib.Path | None = None,
+  experiment: Experiment, target: Target, save: pathlib.Path | None = None
 ) -> Report:
   """Compiles `experiment`'s train step for `target`.
 
@@ -78,7 +71,6 @@ def compile_step(
     experiment: A validated experiment; its mesh is that of the target.
     target: The target, from targets.parse.
     save: The file for the compiled step, which --compiled_step loads.
-    write_hlo: The file for the text of the compiled program.
 
   Raises:
     UserError: The mesh and the target differ, the target's compiler is missing or refuses the
@@ -100,13 +92,10 @@ def compile_step(
   notes.append(f'Backend: {e.backend}')
   notes += e.attention_choices(mesh.devices.flat[0])
   task = sharded_task(e, mesh)
-  before = time.perf_counter()
   lowered = task.lower_step(abstract_batch(e, mesh, notes))
-  seconds = time.perf_counter() - before
   device = mesh.devices.flat[0]
   options = e.compiler_options(device.platform, compiler.is_known_to(device))
-  known = functools.partial(
-    Report,
+  report = Report(
     experiment=type(e).__name__,
     target=target.name,
     device=device.device_kind,
@@ -115,7 +104,6 @@ def compile_step(
     parameters=task.num_parameters,
     batch_size=e.batch_size,
     seq_len=e.MAX_SEQ_LEN,
-    lower_seconds=seconds,
     versions=compiled_step.versions(device.platform),
     options=options,
     chip=chip,
@@ -125,15 +113,11 @@ def compile_step(
     with task.compiling():
       compiled = compiled_step.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
-    too_large = _too_large(str(error))
-    if too_large is None:
-      raise UserError(f'--target={target.name}: {str(error).splitlines()[0]}') from None
+    verdict, total = _too_large(target, str(error))
+    notes += [] if save is None else [f'Nothing is in {save}.']
     spent = time.perf_counter() - before
-    if save is not None:
-      notes.append(f'Nothing is in {save}.')
-    verdict, total = too_large
-    return known(
-      compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
+    return dataclasses.replace(
+      report, compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
     )
   spent = time.perf_counter() - before
 
@@ -144,16 +128,12 @@ def compile_step(
   fits, verdict = _verdict(total, host, chip)
   of_token = e.trained_flops(task.task.optimizer, task.boxed_params)
   flops = of_token * e.batch_size * e.MAX_SEQ_LEN
-  text = _text(compiled, notes)
-  if write_hlo is not None and text:
-    write_hlo.write_text(text)
-    notes.append(f'The program is in {write_hlo}.')
-  program = StepProgram(text, platform_of(device), links_of(e, mesh), chip) if text else None
-  costs = None if program is None else costs_of(program)
-  mfu = None
-  if chip is not None and costs is not None and costs.roofline is not None and flops:
-    ideal = flops / mesh.size / _peak_flops(costs, chip)
-    mfu = (ideal / costs.roofline.step, ideal / costs.roofline.least)
+  text, costs, mfu = _text(compiled, notes), None, None
+  if text:
+    costs = StepProgram(text, platform_of(device), links_of(e, mesh), chip).summary()
+    if chip is not None and costs.roofline is not None and flops:
+      ideal = flops / mesh.size / _peak_flops(costs, chip)
+      mfu = (ideal / costs.roofline.step, ideal / costs.roofline.least)
   if save is not None:
     if target.name != 'here' and '__cudnn$' in (text or ''):
       # an H100 loaded such a step (jax 0.11.2), and XLA did not find the kernels when it began
@@ -163,7 +143,8 @@ def compile_step(
       )
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
-  return known(
+  return dataclasses.replace(
+    report,
     compile_seconds=spent,
     fits=fits,
     verdict=verdict,
@@ -175,7 +156,6 @@ def compile_step(
     model_flops=flops,
     costs=costs,
     mfu=mfu,
-    saved=None if save is None else str(save),
     notes=tuple(notes),
     program=text,
   )
@@ -208,10 +188,14 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   }
 
 
-def _too_large(error: str) -> tuple[str, int] | None:
-  """Returns (verdict, needed bytes or 0) of a compiler's error; None if memory is not why."""
+def _too_large(target: Target, error: str) -> tuple[str, int]:
+  """Returns (verdict, needed bytes or 0) of a compiler's error.
+
+  Raises:
+    UserError: Memory is not why.
+  """
   if 'RESOURCE_EXHAUSTED' not in error:
-    return None
+    raise UserError(f'--target={target.name}: {error.splitlines()[0]}')
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
   if sizes is None:
     return f'does not fit: {error.splitlines()[0]}', 0
@@ -277,44 +261,3 @@ def _peak_flops(costs: ProgramCosts, chip: Chip) -> float:
   peaks = chip.flops_by_type
   most = max(costs.flops, key=lambda dtype: costs.flops[dtype], default='')
   return max(peaks.get(most, 0.0), chip.peak_flops)
-
-
-def page(report: Report) -> str:
-  """Returns the report as a page of text."""
-  r, chip = report, report.chip
-  axes = ' × '.join(f'{a} {n}' for a, n in r.mesh.items() if n > 1) or 'one device'
-  gib = lambda n: f'{n / 2**30:.2f} GiB' if n >= 1 << 30 else f'{n / 2**20:.2f} MiB'
-  lines = [
-    f'{r.experiment} on {r.target}: {r.verdict}',
-    '',
-    f'  devices     {r.devices:,} × {r.device}, mesh {axes}',
-    f'  parameters  {r.parameters:,}',
-    f'  batch       {r.batch_size:,} × {r.seq_len:,} tokens',
-    f'  compiled    in {r.compile_seconds:.1f} s, after {r.lower_seconds:.1f} s of tracing',
-    '  versions    ' + ', '.join(f'{k} {v}' for k, v in r.versions.items()),
-    *(f'  {"" if i else "options":<12}{k}={v}' for i, (k, v) in enumerate(r.options.items())),
-  ]
-  if r.arguments:
-    lines += [
-      '',
-      'Memory of a device',
-      f'  arguments       {gib(r.arguments):>12}   state and batch',
-      f'  temporaries     {gib(r.temporaries):>12}',
-      f'  generated code  {gib(r.generated_code):>12}',
-      f'  in use at most  {gib(r.total):>12}',
-    ]
-    if chip is not None:
-      lines.append(f'  there is        {gib(chip.memory):>12}')
-    if r.host:
-      lines.append(f'  on its host     {gib(r.host):>12}   moments and activations')
-  if r.model_flops:
-    lines += ['', f'Model FLOPs of a step: {r.model_flops:.4g} (attention counted causally)']
-  if r.costs is not None:
-    lines += ['', *cost_lines(r.costs, chip)]
-  if r.mfu is not None:
-    low, high = r.mfu
-    how = 'predicted at' if chip is not None and chip.rates.source else 'at most'
-    lines.append(
-      f'  MFU is {how} {low:.0%}; {high:.0%} if computing, memory and collectives all overlapped.'
-    )
-  return '\n'.join([*lines, *([''] if r.notes else []), *r.notes])

@@ -49,12 +49,10 @@ def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collect
   seen: set[str] = set()
   for computation, instruction, count, in_fusion in _instructions(program):
     one = collective(computation, instruction, mesh_sizes, count)
-    if one is None:
+    # a TPU repeats a collective in every fusion that it overlaps with
+    if one is None or (in_fusion and one.channel in seen):
       continue
     if in_fusion and one.channel:
-      # a TPU repeats a collective in every fusion that it overlaps with
-      if one.channel in seen:
-        continue
       seen.add(one.channel)
     found.append(one)
   return found
@@ -99,7 +97,7 @@ def _instructions(program: Program) -> Iterator[tuple[Computation, Instruction, 
     computation, count, in_fusion = waiting.pop()
     for instruction in computation:
       yield computation, instruction, count, in_fusion
-      trips = program.trips(computation, instruction) if instruction.opcode == 'while' else 1
+      trips = program.trips(computation, instruction)
       fused = instruction.opcode == 'fusion' or (in_fusion and instruction.opcode != 'while')
       waiting += [(c, count * trips, fused) for c in program.called(instruction)]
 

@@ -6,7 +6,6 @@ module reads the program's text instead, with each loop as often as it runs.
 
 import collections
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -51,11 +50,9 @@ class Costs:
     while waiting:
       computation, count = waiting.pop()
       for instruction in computation:
-        if instruction.opcode in ('while', 'call', 'async-start'):
-          trips = self.trips(computation, instruction)
-          waiting += [(c, count * trips) for c in self.program.called(instruction)]
-        elif instruction.opcode == 'conditional':
-          waiting += [(c, count) for c in self.usual_branch(instruction)]
+        if called := self.called(instruction):
+          trips = self.program.trips(computation, instruction)
+          waiting += [(c, count * trips) for c in called]
         else:
           yield computation, instruction, count
 
@@ -71,13 +68,6 @@ class Costs:
     """Returns bytes that are read from and written to main memory."""
     return sum(kernel.bytes * count for kernel, count in self.kernels())
 
-  def traffic_by_source(self) -> dict[str, int]:
-    """Returns bytes of main memory by the part of the model that they come from, most first."""
-    found: collections.Counter[str] = collections.Counter()
-    for kernel, count in self.kernels():
-      found[part_of(kernel.instruction.source)] += kernel.bytes * count
-    return dict(found.most_common())
-
   def kernel(self, computation: Computation, instruction: Instruction) -> DeviceKernel | None:
     """Returns the kernel that an instruction is; None where it takes no time of its own."""
     flops = flops_of(self.program, computation, instruction, self._platform == 'tpu')
@@ -88,35 +78,20 @@ class Costs:
     share = None if call is None else call[0].peak_share(call[1])
     return DeviceKernel(instruction, computation, flops, moved, share)
 
-  def trips(self, computation: Computation, instruction: Instruction) -> int:
-    """Returns how often the computations of an instruction run."""
-    return self.program.trips(computation, instruction) if instruction.opcode == 'while' else 1
+  def called(self, instruction: Instruction) -> list[Computation]:
+    """Returns the computations that run in place of an instruction, which fusions do not have."""
+    if instruction.opcode == 'conditional':
+      return self._usual_branch(instruction)
+    is_container = instruction.opcode in ('while', 'call', 'async-start')
+    return self.program.called(instruction) if is_container else []
 
-  def usual_branch(self, conditional: Instruction) -> list[Computation]:
+  def _usual_branch(self, conditional: Instruction) -> list[Computation]:
     """Returns the branch of a conditional that moves most of those for usual steps."""
     branches = self.program.called(conditional)
     is_usual = lambda branch: all(MORE_SEGMENTS not in i.source for i in branch)
     branches = list(filter(is_usual, branches)) or branches
     moved = lambda branch: sum(k.bytes for i in branch if (k := self.kernel(branch, i)) is not None)
     return [max(branches, key=moved)] if branches else []
-
-
-SCOPE = re.compile(
-  r'^(jit|jvp|vmap|transpose|checkpoint|remat|pjit|shard_map|eval_jaxpr|while|body|cond|'
-  r'closed_call|rematted_computation|named_computation|custom_vjp_call|core_call|branch_\d+_fun)\b'
-)
-
-
-def part_of(source: str) -> str:
-  """Returns the part of a model that an instruction comes from: the last modules of its path.
-
-  'jit(step)/jvp(TransformerLm.losses)/…/self_attention/rotary/mul' is 'self_attention/rotary'.
-  """
-  parts = [p for p in source.split('/')[:-1] if p and not SCOPE.match(p) and '.' not in p]
-  names = [p for p in parts if re.fullmatch(r'[a-z_][\w]*', p)]
-  if not names:  # methods of the model itself, such as TransformerLm.losses
-    names = [p.rpartition('.')[2] for p in re.findall(r'[A-Z]\w*\.\w+', source)][-1:]
-  return '/'.join(names[-2:]) or 'elsewhere'
 
 
 def host_copy(instruction: Instruction) -> tuple[int, bool] | None:

@@ -1,20 +1,14 @@
-"""An explanation of a train step as tables, for the terminal and for `paxlite report`; no JAX."""
+"""A compiled train step as tables, for the terminal and for `paxlite report`; no JAX."""
 
-import collections
-import itertools
 import re
-import shutil
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paxlite.core.json_text import JsonObject
 
 COLLECTIVES, ELSEWHERE = 'collectives', 'elsewhere'  # blocks of their own
 UNKNOWN = 'not in the program'  # measured instructions that the compiled program does not have
-_WIDE = 100  # characters of the widest table
-_SMALL = 0.005  # the share of the bytes below which collectives are not listed one by one
-_PASSES = ('forward', 'recomputed', 'backward', 'update')
+_MOST = 20  # collectives that are listed one by one
 _BLOCKS = (
   'embedding', 'position_emb', 'first', 'layer', 'last', 'final_ln', 'logits', 'loss', 'update',
 )  # fmt: skip
@@ -22,8 +16,6 @@ _SUBLAYERS = (
   '', 'layer_norm', 'self_attention', 'post_layer_norm', 'ff_layer_norm', 'ff_layer',
   'ff_post_layer_norm',
 )  # fmt: skip
-_JOINED = '\N{NO-BREAK SPACE}'  # no line ends at it
-_TEMPORARIES = 'temporaries, by the compiler; gradients and activations are in them'
 
 
 class Table(NamedTuple):
@@ -69,79 +61,104 @@ def title(found: JsonObject) -> str:
 
 
 def tables(found: JsonObject) -> Iterator[Table]:
-  """Yields the tables of an explanation, as explanation.explain returns it."""
-  yield Table('Memory of a device', ('part', '#bytes'), list(_memory(found['totals'])))
-  parameters = f'{found["report"]["parameters"]:,}'
-  yield _arrays(f'Weights: {parameters} parameters', found['weights'])
-  yield _arrays(
-    'Saved activations: what the forward pass keeps for the backward pass, by the traced loss',
-    found['activations'],
-    ('[size logical axis/mesh axes that split it]; bytes are those of one device',),
-  )
-  if not found['blocks']:
-    yield Table('The program is not known, and so are its blocks.', (), ())
-    return
-  yield _blocks(found['blocks'])
-  yield _collectives(found['collectives'])
-  yield _recomputed(found['products'])
+  """Yields the tables of a step: `report` is an analysis.Report, the rest is of an explanation."""
+  report = found['report']
+  yield Table('What was compiled', ('', ''), list(_about(report)))
+  if report['arguments']:
+    yield _memory(report, found.get('totals', {'state and batch': report['arguments']}))
+  if costs := report['costs']:
+    if costs['roofline']:
+      yield _seconds(report)
+    yield _blocks(costs['blocks'])
+    yield _collectives(costs['communication'])
+  for key, about in _ARRAYS.items():
+    if key in found:
+      yield _arrays(about, found[key])
+
+
+_ARRAYS = {
+  'weights': 'Weights, as [size logical axis/mesh axes that split it]; bytes are those of a device',
+  'activations': 'Saved activations: what the forward pass keeps for the backward pass',
+}
 
 
 def text(found: JsonObject) -> str:
-  """Returns the tables as a page of text, which fits the terminal down to 60 columns."""
-  width = max(60, min(_WIDE, shutil.get_terminal_size((_WIDE, 0)).columns))
-  lines = textwrap.wrap(title(found), width)
+  """Returns the tables as a page of text."""
+  lines = [title(found)]
   for table in tables(found):
-    lines += ['', *textwrap.wrap(table.title, width), *columns(table.header, table.rows, width)]
-    lines += [f'  {line}' for note in table.notes for line in textwrap.wrap(note, width - 2)]
-  notes = [line for note in found['report']['notes'] for line in textwrap.wrap(note, width)]
+    shown = filter(None, columns(table.header, table.rows))
+    lines += ['', table.title, *shown, *(f'  {note}' for note in table.notes)]
+  notes = found['report']['notes']
   return '\n'.join([*lines, *([''] if notes else []), *notes])
 
 
-def columns(
-  header: Sequence[str], table: Sequence[Sequence[str]], width: int = 1 << 20
-) -> Iterator[str]:
-  """Yields the lines of a table; see Table. Texts are wrapped to the width that numbers leave."""
-  is_number = [name.startswith('#') for name in header]
+def columns(header: Sequence[str], table: Sequence[Sequence[str]]) -> Iterator[str]:
+  """Yields the lines of a table; see Table."""
   rows = [[name.removeprefix('#') for name in header], *table]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  texts = sorted((i for i, number in enumerate(is_number) if not number), key=lambda i: widths[i])
-  left = width - 2 * len(widths) - sum(widths) + sum(widths[i] for i in texts)
-  for n, i in enumerate(texts):  # the narrow ones leave their room to the others
-    widths[i] = min(widths[i], max(left // (len(texts) - n), 8))
-    left -= widths[i]
   for row in rows:
-    cells = [
-      [cell.rjust(w)] if number else _wrapped(cell, w)
-      for cell, w, number in zip(row, widths, is_number, strict=True)
-    ]
-    for line in itertools.zip_longest(*cells, fillvalue=''):
-      parts = (part.ljust(w) for part, w in zip(line, widths, strict=True))
-      yield f'  {"  ".join(parts)}'.replace(_JOINED, ' ').rstrip()
+    cells = (
+      cell.rjust(width) if name.startswith('#') else cell.ljust(width)
+      for cell, width, name in zip(row, widths, header, strict=True)
+    )
+    yield f'  {"  ".join(cells)}'.rstrip()
 
 
-def _wrapped(cell: str, width: int) -> list[str]:
-  """Returns a cell in lines, which end with a space or a slash where one is near."""
-  lines = []
-  while len(cell) > width:
-    cut = max(cell.rfind(' ', 3, width + 1), cell.rfind('/', 3, width) + 1)
-    cut = cut if cut > width // 2 else width
-    lines.append(cell[:cut].rstrip())
-    cell = f' {cell[cut:].lstrip()}'
-  return [*lines, cell]
+def _about(r: JsonObject) -> Iterator[tuple[str, str]]:
+  yield 'devices', f'{r["devices"]:,} × {r["device"]}'
+  yield 'parameters', f'{r["parameters"]:,}'
+  yield 'batch', f'{r["batch_size"]:,} × {r["seq_len"]:,} tokens'
+  yield 'compiled', f'in {r["compile_seconds"]:.1f} s'
+  yield 'versions', ', '.join(f'{k} {v}' for k, v in r['versions'].items())
+  for name, value in r['options'].items():
+    yield 'option', f'{name}={value}'
+  if r['model_flops']:
+    yield 'model FLOPs', f'{r["model_flops"]:.4g} in a step of all devices, attention causal'
+  if costs := r['costs']:
+    flops = ', '.join(f'{n:.4g} {dtype}' for dtype, n in costs['flops'].items()) or 'none'
+    yield 'FLOPs', f'{flops} on a device, of matrix multiplications'
+    yield 'memory traffic', f'{size(costs["traffic"])} by {costs["kernels"]:,} kernels'
+    if any(costs['host_traffic']):
+      read, written = map(size, costs['host_traffic'])
+      yield 'host', f'{read} are read, {written} written'
 
 
-def _memory(totals: Mapping[str, int | None]) -> Iterator[tuple[str, str]]:
-  names = {'parameters': 'parameters', 'optimizer': 'optimizer', 'others': 'other state'}
-  names |= {'batch': 'batch', 'gradients': 'gradients', 'activations': 'saved activations'}
-  if totals['peak']:
-    names |= {'temporaries': _TEMPORARIES, 'code': 'program'}
-    names |= {'peak': 'at most in use at a time, by the compiler'}
-  for key, name in (names | {'memory': 'there is'}).items():
-    if (count := totals[key]) and not (key == 'others' and count <= 1024):
-      yield name, size(count)
+def _memory(report: JsonObject, parts: Mapping[str, int]) -> Table:
+  rows = [
+    *parts.items(),
+    ('temporaries, with gradients and activations', report['temporaries']),
+    ('program', report['generated_code']),
+    ('at most in use at a time', report['total']),
+    ('there is', report['chip'] and report['chip']['memory']),
+    ('on its host: moments and activations', report['host']),
+  ]
+  shown = [(name, size(count)) for name, count in rows if count]
+  return Table('Memory of a device', ('part', '#bytes'), shown)
 
 
-def _arrays(title: str, rows: Sequence[JsonObject], notes: Sequence[str] = ()) -> Table:
+def _seconds(report: JsonObject) -> Table:
+  line, chip = report['costs']['roofline'], report['chip']
+  parts, rates = line['parts'], chip['rates']
+  step = sum(parts.values())
+  rows = [(part, milliseconds(s), f'{s / step:.1%}') for part, s in parts.items() if s]
+  alone = ', '.join(f'{name} {milliseconds(s)}' for name, s in line['resources'].items() if s)
+  notes = [f'Each resource by itself, by {chip["source"]}: {alone}.']
+  if rates['source']:
+    notes.append(
+      f'A kernel reaches {rates["matmul"]:.0%} of the FLOP/s or {rates["memory"]:.0%} of the '
+      f'bandwidth, and takes {rates["launch"] * 1e6:g} µs more, as measured on {rates["source"]}.'
+    )
+  if report['mfu']:
+    how = 'predicted at' if rates['source'] else 'at most'
+    low, high = report['mfu']
+    notes.append(f'MFU is {how} {low:.0%}; {high:.0%} if all resources were used at a time.')
+  return Table(
+    'Seconds of a step, in the order of the schedule', ('waits for', '#predicted', '#share'),
+    [*rows, ('a step', milliseconds(step), '100.0%')], notes,
+  )  # fmt: skip
+
+
+def _arrays(title: str, rows: Sequence[JsonObject]) -> Table:
   """Returns a table of arrays, with one row for equal arrays of unrolled layers."""
   found: dict[tuple[str, ...], list[int]] = {}
   for row in rows:
@@ -150,7 +167,7 @@ def _arrays(title: str, rows: Sequence[JsonObject], notes: Sequence[str] = ()) -
     found.setdefault((name, dims_text(row), row['dtype']), []).append(row['bytes'])
   lines = [(*key, f'{len(n)}x' if len(n) > 1 else '', size(sum(n))) for key, n in found.items()]
   total = (f'{len(rows)} arrays', '', '', '', size(sum(row['bytes'] for row in rows)))
-  return Table(title, ('name', 'shape', 'type', '#', '#bytes'), [*lines, total], notes)
+  return Table(title, ('name', 'shape', 'type', '#', '#bytes'), [*lines, total])
 
 
 def short_name(name: str) -> str:
@@ -164,7 +181,7 @@ def dims_text(row: JsonObject) -> str:
   """Returns '[2,048 embed/data, 32 heads/mdl]': sizes, logical axes, and mesh axes."""
   parts = []
   for number, name, mesh_axes in zip(row['shape'], row['axes'], row['mesh_axes'], strict=True):
-    text = f'{number}{_JOINED}{name}' if name else str(number)
+    text = f'{number} {name}' if name else str(number)
     parts.append(f'{text}/{"+".join(mesh_axes)}' if mesh_axes else text)
   return f'[{", ".join(parts)}]'
 
@@ -188,78 +205,39 @@ def label(parts: Sequence[str]) -> str:
 
 
 def _blocks(blocks: Mapping[str, JsonObject]) -> Table:
-  sums = {n: sum(b[n] for b in blocks.values()) or 1 for n in ('flops', 'bytes')}
+  total = {n: sum(b[n] for b in blocks.values()) for n in ('flops', 'recomputed', 'bytes')}
+  share = lambda block, n, of: f'{block[n] / total[of]:.1%}' if total[of] else '–'
   rows = [
     (
-      name,
-      *(f'{blocks[name][n] / total:.1%}' for n, total in sums.items()),
-      milliseconds(blocks[name]['predicted']),
+      name, share(blocks[name], 'flops', 'flops'), share(blocks[name], 'recomputed', 'flops'),
+      share(blocks[name], 'bytes', 'bytes'), milliseconds(blocks[name]['predicted']),
     )
     for name in sorted(blocks, key=block_order)
-  ]
-  header = ('block', '#FLOPs', '#memory traffic', '#predicted')
-  return Table('Kernels of a step, by block', header, rows)
+  ]  # fmt: skip
+  notes = [f'The backward pass computes {share(total, "recomputed", "flops")} of all FLOPs again.']
+  header = ('block', '#FLOPs', '#of them again', '#memory traffic', '#predicted')
+  return Table('Kernels of a step, by block', header, rows, notes)
 
 
 def _collectives(found: Sequence[JsonObject]) -> Table:
-  """Returns the table of collectives in the order of the passes and of the model."""
+  """Returns the table of collectives, the most sent first."""
   if not found:
     return Table('There are no collectives: one device has all of the model.', (), ())
-  sent = lambda rows: sum(row['near_bytes'] + row['far_bytes'] for row in rows)
-  groups = collections.defaultdict(list)
-  for row in found:
-    passes = row['passes'][0] if len(row['passes']) == 1 else 'several'
-    groups[label(row['blocks']), passes, row['kind'], '+'.join(row['axes'])].append(row)
-
-  def order(item: tuple[tuple[str, ...], list[JsonObject]]) -> tuple[object, ...]:
-    (block, passes, *_), rows = item
-    of = _PASSES.index(passes) if passes in _PASSES else len(_PASSES)
-    return of, block_order(block), -sent(rows)
-
-  large, small = list[tuple[str, ...]](), list[JsonObject]()
-  for key, rows in sorted(groups.items(), key=order):
-    if sent(rows) >= _SMALL * sent(found):
-      large.append((*key, *_sums(rows), schedule_text(rows)))
-    else:
-      small += rows
-  if small:
-    large.append(('others, which send less', '', '', '', *_sums(small), ''))
-  large.append(('all', '', '', '', *_sums(found), ''))
-  notes = []
-  if found[0]['seconds'] is not None:
-    seconds, exposed = (1e3 * sum(row[n] for row in found) for n in ('seconds', 'exposed'))
-    notes = [
-      f'By the data sheet, sending takes {seconds:,.2f} ms. The schedule hides '
-      f'{max(seconds - exposed, 0):,.2f} ms of it.'
-    ]
-  header = ('block', 'pass', 'kind', 'axes', '#runs', '#bytes', 'schedule')
-  return Table('Collectives of a step, by block', header, large, notes)
-
-
-def _sums(rows: Iterable[JsonObject]) -> tuple[str, str]:
-  runs, moved = zip(*((row['runs'], row['bytes']) for row in rows), strict=True)
-  return f'{sum(runs):,}', size(sum(moved))
-
-
-def schedule_text(rows: Sequence[JsonObject]) -> str:
-  """Returns how far the schedule hides collectives behind kernels."""
-  if rows[0]['seconds'] is None:
-    return 'may overlap' if any(row['asynchronous_runs'] for row in rows) else 'exposed'
-  seconds, exposed = (sum(row[name] for row in rows) for name in ('seconds', 'exposed'))
-  if exposed < 0.005 * seconds:
-    return 'overlapped'
-  share = min(exposed / seconds, 1.0) if seconds else 1.0
-  return 'exposed' if share > 0.995 else f'{share:.0%} exposed'
-
-
-def _recomputed(products: Sequence[JsonObject]) -> Table:
-  again = [p for p in products if p['of'] == 'recomputed']
-  if not again:
-    return Table('No matrix product of the forward pass runs again in the backward pass.', (), ())
-  share = sum(p['flops'] for p in again) / sum(p['flops'] for p in products)
   rows = [
-    (f'{p["block"]}/{p["module"]}'.rstrip('/'), f'{p["runs"]:,}', f'{p["flops"]:.4g}')
-    for p in again
+    (row['block'], row['pass'], row['kind'], '+'.join(row['axes']), *_sums([row]))
+    for row in found[:_MOST]
   ]
-  title = f'Matrix products that the backward pass computes again: {share:.1%} of all FLOPs'
-  return Table(title, ('module', '#runs', '#FLOPs of a device'), rows)
+  if rest := found[_MOST:]:
+    rows.append(('others, which send less', '', '', '', *_sums(rest)))
+  header = ('block', 'pass', 'kind', 'axes', '#runs', '#bytes', '#seconds', '#not hidden')
+  title = 'Collectives of a step, by block'
+  return Table(title, header, [*rows, ('all', '', '', '', *_sums(found))])
+
+
+def _sums(rows: Sequence[JsonObject]) -> tuple[str, ...]:
+  sums = {name: sum(row[name] or 0.0 for row in rows) for name in ('runs', 'bytes')}
+  spent = (
+    milliseconds(None if rows[0][name] is None else sum(row[name] for row in rows))
+    for name in ('seconds', 'exposed')
+  )
+  return f'{sums["runs"]:,}', size(sums['bytes']), *spent

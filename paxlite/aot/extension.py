@@ -13,8 +13,7 @@ EXTENSION = Extension(
   commands=(
     _command('plan', 'the fastest mesh and batch that fit a machine', 'plan'),
     _command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),
-    _command('explain', 'every array, collective and recomputed product of a step', 'explain'),
-    _command('read-hlo', 'the costs of any compiled program', 'read_hlo'),
+    _command('explain', 'where the memory and the time of a step go', 'explain'),
   ),
   callbacks=('paxlite.aot.run_callbacks:callbacks',),
   sections=('paxlite.aot.report_sections:sections',),

@@ -1,8 +1,11 @@
 """FLOPs of the matrix multiplications of a compiled program, whatever their form."""
 
 import collections
+import functools
 import math
 import re
+
+import numpy as np
 
 from paxlite.aot.hlo import ArrayShape, Computation, Instruction, Program
 from paxlite.layers.attention import attention_kernels
@@ -77,21 +80,16 @@ def convolution_flops(convolution: Instruction, left: ArrayShape, right: ArraySh
   return total
 
 
+@functools.cache
 def _meetings(
   size: int, kernel: int, output: int, stride: int, low: int, dilation: int, window_dilation: int
 ) -> int:
   """Counts pairs of an output and an element of the window that meet an element of the input."""
   count = 0
-  end = (size - 1) * dilation
   for k in range(kernel):
-    first = k * window_dilation - low
-    for o in range(output) if dilation > 1 else ():
-      position = first + o * stride
-      count += 0 <= position <= end and position % dilation == 0
-    if dilation == 1:  # outputs o with 0 ≤ first + o·stride ≤ end
-      least = max(-(first // stride), 0) if first < 0 else 0
-      most = min((end - first) // stride, output - 1)
-      count += max(most - least + 1, 0)
+    at = np.arange(output) * stride + k * window_dilation - low
+    is_inside = (at >= 0) & (at <= (size - 1) * dilation) & (at % dilation == 0)
+    count += int(np.count_nonzero(is_inside))
   return count
 
 
@@ -117,17 +115,14 @@ def _custom_call_flops(
     contracted = re.search(r'"lhs_contracting_dimensions":\["?(\d+)', call.attributes)
     inner = operands[0].dims[int(contracted[1])] if contracted else 0
     return 2.0 * call.arrays[0].size * inner
+  flops = 0.0
   if found := attention_call(call, computation):
-    return found[0].flops(found[1]) or _stated(call)
-  if rows := grouped_rows(call):
+    flops = found[0].flops(found[1])
+  elif rows := grouped_rows(call):
     of_groups = [a for a in (*operands, *call.arrays) if len(a.dims) == 3]
-    return 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])
-  return _stated(call)
-
-
-def _stated(call: Instruction) -> float:
-  stated = _STATED_COST.search(call.attributes)
-  return float(stated[1]) if stated else 0.0
+    flops = 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])
+  stated = None if flops else _STATED_COST.search(call.attributes)
+  return float(stated[1]) if stated else flops
 
 
 def _is_cublas(call: Instruction) -> bool:

@@ -22,7 +22,9 @@ _BITS = {
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$')
 _INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = (.*)$', re.S)
 _ARRAY = re.compile(r'\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?')
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{}]', re.S)
+_ROOT = re.compile(r'\s+ROOT %?([\w.\-]+) = ')
+# a text in quotation marks, a mark that opens one without an end, or a character between parts
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|["()\[\]{},:]', re.S)
 # Instructions that pass on what they are given, as far as the value of a counter goes.
 _SAME_VALUE = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done', 'opt-barrier', 'broadcast')
 
@@ -72,11 +74,6 @@ class Instruction:
     """Returns the text of an attribute in quotation marks; '' where it is absent."""
     found = re.search(rf'\b{name}="((?:[^"\\]|\\.)*)"', self.attributes)
     return found[1] if found else ''
-
-  @property
-  def index(self) -> int:
-    """The position that a get-tuple-element or a parameter names."""
-    return int(self.attribute('index') or 0)
 
   @property
   def source(self) -> str:
@@ -141,6 +138,11 @@ _COMPARED = {
   'LT': operator.lt, 'LE': operator.le, 'GT': operator.gt, 'GE': operator.ge, 'EQ': operator.eq,
   'NE': operator.ne,
 }  # fmt: skip
+_OPERATIONS: dict[str, Callable[[int, int, str], int]] = {
+  'add': lambda a, b, _: a + b,
+  'subtract': lambda a, b, _: a - b,
+  'compare': lambda a, b, direction: _COMPARED[direction](a, b),
+}
 _MOST_TRIPS = 100_000  # a loop that runs longer has a counter that is not understood
 # the value of a parameter of a computation, or of an element of one
 _Given = Callable[[int, int | None], int | None]
@@ -158,14 +160,10 @@ class Program:
     self.computations: dict[str, Computation] = {}
     entry = None
     for name, is_entry, lines in _computations(text):
-      instructions = {}
-      root = None
-      for line in lines:
-        if instruction := _instruction(line):
-          instructions[instruction.name] = instruction
-          if root is None or re.match(r'\s+ROOT ', line):
-            root = instruction
-      if root is not None:
+      instructions = {i.name: i for line in lines if (i := _instruction(line))}
+      if instructions:
+        roots = [found[1] for line in lines if (found := _ROOT.match(line))]
+        root = instructions[roots[0] if roots else next(iter(instructions))]
         self.computations[name] = Computation(name, instructions, root)
         entry = name if is_entry else entry
     if entry is None:
@@ -176,13 +174,15 @@ class Program:
     """Returns the computations that an instruction runs."""
     return [self.computations[n] for n in instruction.called if n in self.computations]
 
-  def trips(self, within: Computation, loop: Instruction) -> int:
-    """Returns how often the body of a while loop runs; 1 where that is not known."""
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
+  def trips(self, within: Computation, instruction: Instruction) -> int:
+    """Returns how often the computations of an instruction run; 1 where that is not known."""
+    if instruction.opcode != 'while':
+      return 1
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes):
       return int(known[1])
-    condition = self.computations.get(loop.attribute('condition') or '')
-    bodies = self.called(loop)
-    if condition is None or not bodies or bodies[0].root.opcode != 'tuple':
+    condition = self.computations.get(instruction.attribute('condition') or '')
+    bodies = self.called(instruction)
+    if condition is None or not bodies:
       return 1
     body = bodies[0]
 
@@ -190,63 +190,58 @@ class Program:
     def state(trip: int, index: int) -> int | None:
       """Returns a number of the loop's state after so many trips."""
       if trip == 0:
-        return self._element(within, loop.operands[0], index, _nothing)
-      return self._value(body, body.root.operands[index], after(trip - 1))
+        return self._number(within, instruction.operands[0], index, lambda *_: None)
+      return self._number(body, body.root.name, index, after(trip - 1))
 
     def after(trip: int) -> _Given:
       return lambda _, index: None if index is None else state(trip, index)
 
     for trip in range(_MOST_TRIPS):
-      goes_on = self._value(condition, condition.root.name, after(trip))
+      goes_on = self._number(condition, condition.root.name, None, after(trip))
       if not goes_on:
         return 1 if goes_on is None else trip
     return 1
 
-  def _value(self, computation: Computation, name: str, given: _Given) -> int | None:
-    """Returns the number that an instruction makes; None where that is not known."""
+  def _number(
+    self, computation: Computation, name: str, index: int | None, given: _Given
+  ) -> int | None:
+    """Returns the number that an instruction makes, or has in its tuple; None: not known.
+
+    Args:
+      computation: That of the instruction.
+      name: That of the instruction.
+      index: The position in the tuple.
+      given: What is known of the parameters of the computation.
+    """
     i = computation.get(name)
-    value = lambda operand: self._value(computation, operand, given)
+    value = lambda operand, at=None: self._number(computation, operand, at, given)
+    if i.opcode == 'parameter':
+      return given(int(i.operands[0]), index)
+    if i.opcode == 'copy-done':
+      return value(computation.get(i.operands[0]).operands[0], index)
+    if i.opcode in _SAME_VALUE:
+      return value(i.operands[0], index)
+    called = self.called(i)
+    if i.opcode in ('fusion', 'call') and called:
+      return self._number(
+        called[0], called[0].root.name, index, lambda n, at: value(i.operands[n], at)
+      )
+    if index is not None:
+      if i.opcode == 'while' and called and called[0].root.opcode == 'tuple':
+        kept = called[0].get(called[0].root.operands[index])  # such as a bound
+        is_kept = kept.opcode == 'get-tuple-element' and kept.attribute('index') == str(index)
+        return value(i.operands[0], index) if is_kept else None
+      return value(i.operands[index]) if i.opcode == 'tuple' else None
     if i.opcode == 'constant':
       return int(i.operands[0]) if re.fullmatch(r'-?\d+', i.operands[0]) else None
-    if i.opcode == 'parameter':
-      return given(int(i.operands[0]), None)
-    if i.opcode == 'copy-done':
-      return value(computation.get(i.operands[0]).operands[0])
-    if i.opcode in _SAME_VALUE:
-      return value(i.operands[0])
     if i.opcode == 'get-tuple-element':
-      return self._element(computation, i.operands[0], i.index, given)
-    if i.opcode in ('fusion', 'call') and (called := self.called(i)):
-      arguments: _Given = lambda n, index: value(i.operands[n]) if index is None else None
-      return self._value(called[0], called[0].root.name, arguments)
-    if i.opcode not in ('add', 'subtract', 'compare') or any(a.size > 1 for a in i.arrays):
+      return value(i.operands[0], int(i.attribute('index') or 0))
+    if i.opcode not in _OPERATIONS or any(a.size > 1 for a in i.arrays):
       return None
     left, right = map(value, i.operands)
     if left is None or right is None:
       return None
-    if i.opcode == 'compare':
-      return int(_COMPARED[i.attribute('direction') or ''](left, right))
-    return left + right if i.opcode == 'add' else left - right
-
-  def _element(self, computation: Computation, name: str, index: int, given: _Given) -> int | None:
-    """Returns a number of a tuple, past copies and loops that keep it; None: not known."""
-    i = computation.get(name)
-    if i.opcode == 'tuple':
-      return self._value(computation, i.operands[index], given)
-    if i.opcode == 'parameter':
-      return given(int(i.operands[0]), index)
-    if i.opcode == 'while' and (bodies := self.called(i)):
-      body = bodies[0]
-      kept = body.get(body.root.operands[index]) if body.root.opcode == 'tuple' else _UNKNOWN
-      if kept.opcode != 'get-tuple-element' or kept.index != index:
-        return None
-    elif i.opcode not in _SAME_VALUE:
-      return None
-    return self._element(computation, i.operands[0], index, given)
-
-
-def _nothing(position: int, index: int | None) -> None:
-  """What is known of the parameters of a computation that holds a loop."""
+    return int(_OPERATIONS[i.opcode](left, right, i.attribute('direction') or ''))
 
 
 def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
@@ -268,18 +263,26 @@ def elements(shape: str) -> list[str]:
 
 
 def split(text: str, separator: str = ',') -> list[str]:
-  """Returns the parts of a text between separators that are in no brackets."""
-  parts, start, depth = [], 0, 0
-  for match in re.finditer(rf'"(?:[^"\\]|\\.)*"|[()\[\]{{}}{separator}]', text):
-    c = match[0]
+  """Returns the parts of a text between separators (, or :) that are in no brackets."""
+  parts, start = [], 0
+  for at, c, depth in _tokens(text):
     if c == separator and depth == 0:
-      parts.append(text[start : match.start()])
-      start = match.end()
-    elif c in '([{':
-      depth += 1
-    elif c in ')]}':
-      depth -= 1
+      parts.append(text[start:at])
+      start = at + 1
   return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def closing(text: str, opening: int) -> int:
+  """Returns the position of the bracket that closes the one at `opening`; else the last one."""
+  return next((at for at, _, depth in _tokens(text, opening) if depth == 0), len(text) - 1)
+
+
+def _tokens(text: str, start: int = 0) -> Iterator[tuple[int, str, int]]:
+  """Yields (position, token, brackets that are open after it) of a text."""
+  depth = 0
+  for match in _TOKEN.finditer(text, start):
+    depth += (match[0] in '([{"') - (match[0] in ')]}')
+    yield match.start(), match[0], depth
 
 
 def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
@@ -288,7 +291,7 @@ def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
   An instruction may take several lines: kernels of Pallas carry their own program as an attribute.
   """
   lines: list[str] | None = None
-  name, is_entry, pending, depth = '', False, '', 0
+  name, is_entry, pending = '', False, ''
   for line in text.splitlines():
     if lines is None:
       if match := _COMPUTATION.match(line):
@@ -298,23 +301,16 @@ def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
       yield name, is_entry, lines
       lines = None
       continue
+    is_whole = line.count('"') % 2 == 0 and line.count('{') == line.count('}')  # nearly all are
     pending = f'{pending}\n{line}' if pending else line
-    if line.count('"') % 2 == 0 and line.count('{') == line.count('}') and '\n' not in pending:
-      depth = 0
-    else:
-      depth = _open_brackets(pending)
-    if depth == 0:
+    if (pending is line and is_whole) or not _is_open(pending):
       lines.append(pending)
       pending = ''
 
 
-def _open_brackets(text: str) -> int:
-  """Counts brackets that are opened and not closed; 1 within a text in quotation marks."""
-  depth, end = 0, 0
-  for match in _BRACKETS.finditer(text):
-    end = match.end()
-    depth += (match[0] in '([{') - (match[0] in ')]}')
-  return depth or int('"' in text[end:])
+def _is_open(text: str) -> bool:
+  """Returns whether a text ends in brackets or in quotation marks."""
+  return next((depth for _, _, depth in reversed([*_tokens(text)])), 0) > 0
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -322,27 +318,17 @@ def _instruction(line: str) -> Instruction | None:
   if match is None:
     return None
   rest = match[3]
-  end = _closing(rest, 0) + 1 if rest.startswith('(') else rest.index(' ')
+  end = closing(rest, 0) + 1 if rest.startswith('(') else rest.index(' ')
   shape = rest[:end]
   called = re.match(r'\s*([\w\-]+)\(', rest[end:])
   if called is None:
     return None
   opening = end + called.end() - 1
-  closing = _closing(rest, opening)
-  inside = rest[opening + 1 : closing]
+  end = closing(rest, opening)
+  inside = rest[opening + 1 : end]
   if called[1] in ('constant', 'parameter'):
     operands: tuple[str, ...] = (inside.strip(),)
   else:
     parts = split(re.sub(r'/\*.*?\*/', '', inside))
     operands = tuple(part.split()[-1].lstrip('%') for part in parts)
-  return Instruction(match[2], called[1], shape, operands, rest[closing + 1 :])
-
-
-def _closing(text: str, opening: int) -> int:
-  """Returns the position of the bracket that closes the one at `opening`."""
-  depth = 0
-  for match in _BRACKETS.finditer(text, opening):
-    depth += (match[0] in '([{') - (match[0] in ')]}')
-    if depth == 0:
-      return match.start()
-  raise ValueError(f'a bracket of the program is never closed: {text[opening : opening + 80]!r}')
+  return Instruction(match[2], called[1], shape, operands, rest[end + 1 :])

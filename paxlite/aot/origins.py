@@ -8,15 +8,18 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from paxlite.aot.costs import SCOPE
 from paxlite.aot.explanation_tables import ELSEWHERE
-from paxlite.aot.hlo import Computation, Instruction, Program, split
+from paxlite.aot.hlo import Computation, Instruction, Program, closing, split
 
 FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'update'
 LAYER = 'layer'  # the name of every layer of the stack
 _LAYER = re.compile(r'(repeat|x_layers_\d+|[A-Z]\w*)$')  # in a pipeline, it is the layer's class
 _OTHER_LAYER = re.compile(r'(first|last)_\d+$')
 _MODULE = re.compile(r'[A-Za-z_]\w*$')
+_NO_MODULE = re.compile(
+  r'(jit|jvp|vmap|transpose|checkpoint|remat|pjit|shard_map|eval_jaxpr|while|body|cond|einsum|'
+  r'closed_call|rematted_computation|named_computation|custom_vjp_call|core_call|branch_\d+_fun)\b'
+)
 _REDUCTIONS = ('all-reduce', 'reduce-scatter')
 _FARTHEST = 40  # instructions that are searched for a path
 
@@ -26,7 +29,6 @@ class Origin:
   """A part of a model, and which pass over it."""
 
   block: str  # 'embedding', 'layer/self_attention', 'logits', 'loss', 'update', …
-  module: str  # in the block, such as 'qkv/query'; '' for the block itself
   of: str  # forward, recomputed, backward or update
 
 
@@ -34,7 +36,7 @@ def origins(path: str) -> tuple[Origin, ...]:
   """Returns the origins that a path of the compiler names, without repetition, in order.
 
   >>> origins('jit(step)/jvp(Lm.losses)/Lm.hidden/transformer/x_layers_3/ff_layer/ffn_layer1/dot')
-  (Origin(block='layer/ff_layer', module='ffn_layer1', of='forward'),)
+  (Origin(block='layer/ff_layer', of='forward'),)
   """
   return tuple(dict.fromkeys(_origin(one) for one in _alternatives(path)))
 
@@ -58,24 +60,22 @@ class Paths:
   def origins(self, computation: Computation, instruction: Instruction) -> tuple[Origin, ...]:
     """Returns the origins of an instruction; one called 'elsewhere' where no path is near."""
     path = self.path(computation, instruction)
-    return origins(path) if path else (Origin(ELSEWHERE, '', ELSEWHERE),)
+    return origins(path) if path else (Origin(ELSEWHERE, ELSEWHERE),)
 
   def path(self, computation: Computation, instruction: Instruction) -> str:
     """Returns the path of an instruction; '' where none is near."""
     if instruction.source:
       return instruction.source
-    kind = instruction.opcode.removesuffix('-start')
-    ways = [self._using, self._used]
-    for way in reversed(ways) if kind in _REDUCTIONS else ways:
-      waiting = [(computation, instruction)]
-      seen = {instruction.name}
+    downwards = instruction.opcode.removesuffix('-start') not in _REDUCTIONS
+    for way in (self._using, self._used) if downwards else (self._used, self._using):
+      waiting, seen = [(computation, instruction)], {instruction.name}
       while waiting and len(seen) < _FARTHEST:
-        for next_to in way(*waiting.pop(0)):
-          if next_to[1].source:
-            return next_to[1].source
-          if next_to[1].name not in seen and next_to[1].opcode not in ('while', 'tuple'):
-            seen.add(next_to[1].name)
-            waiting.append(next_to)
+        for where, near in way(*waiting.pop(0)):
+          if near.source:
+            return near.source
+          if near.name not in seen and near.opcode not in ('while', 'tuple'):
+            seen.add(near.name)
+            waiting.append((where, near))
     return ''
 
   def _using(
@@ -109,12 +109,7 @@ def _alternatives(path: str) -> Iterator[str]:
     yield path
     return
   start = opening.end() - 1
-  depth, end = 0, len(path) - 1
-  for i in range(start, len(path)):
-    depth += (path[i] == '(') - (path[i] == ')')
-    if depth == 0:
-      end = i
-      break
+  end = closing(path, start)
   for part in split(path[start + 1 : end], ':'):
     yield from _alternatives(path[:start] + part + path[end + 1 :])
 
@@ -122,17 +117,15 @@ def _alternatives(path: str) -> Iterator[str]:
 def _origin(path: str) -> Origin:
   parts = path.split('/')
   if not any('jvp(' in part for part in parts):
-    return Origin(UPDATE, '', UPDATE)
+    return Origin(UPDATE, UPDATE)
   of = FORWARD
   if any(part.startswith('transpose(') for part in parts):
     of = RECOMPUTED if 'rematted_computation' in parts else BACKWARD
   last = max(i for i, part in enumerate(parts) if 'jvp(' in part)
   methods = [part.rpartition('.')[2] for part in parts[last + 1 :] if '.' in part]
-  modules = [
-    p for p in parts[last + 1 : -1] if _MODULE.match(p) and not SCOPE.match(p) and p != 'einsum'
-  ]
+  modules = [p for p in parts[last + 1 : -1] if _MODULE.match(p) and not _NO_MODULE.match(p)]
   if '_uncapped_logits' in methods or 'attend' in methods:
-    return Origin('logits', '', of)
+    return Origin('logits', of)
   if 'transformer' in modules:
     modules = modules[modules.index('transformer') + 1 :]
     name = LAYER
@@ -142,9 +135,7 @@ def _origin(path: str) -> Origin:
       modules.pop(0)
     if modules and _LAYER.match(modules[0]):  # a block of several in a layer
       name = f'{name}/{modules.pop(0).removeprefix("x_layers_")}'
-    if not modules:
-      return Origin(name, '', of)
-    return Origin(f'{name}/{modules[0]}', '/'.join(modules[1:3]), of)
+    return Origin('/'.join([name, *modules[:1]]), of)
   if modules:
-    return Origin(modules[0], '/'.join(modules[1:3]), of)
-  return Origin('embedding' if 'hidden' in methods else 'loss', '', of)
+    return Origin(modules[0], of)
+  return Origin('embedding' if 'hidden' in methods else 'loss', of)

@@ -7,23 +7,12 @@ from paxlite.aot.explanation_tables import UNKNOWN, Table, block_order, millisec
 from paxlite.core.json_text import JsonObject, number
 
 EXPLANATION = 'explanation.json'  # in a run's folder, where `paxlite explain --json` may write it
-# the kernels of a step, as roofline.kernel_seconds divides them
-_KERNELS = {
-  'products': 'matrix products',
-  'attention': 'fused attention',
-  'traffic': 'memory traffic of other kernels',
-  'optimizer': 'optimizer and metrics',
-}
-_WAITS = {
-  'exposed': 'collectives that nothing hides',
-  'exposed_host': 'copies from and to the host',
-}
 ALL = 'all blocks, one after the other'
 _ABOUT_BLOCKS = (
   'FLOPs and memory traffic are shares of the compiled program, as `paxlite explain` divides it. '
   'Predicted seconds are those of the kernels by the speeds of the chip. Kernels may run at the '
   'same time, so that their sum is not the time of a step. Collectives are measured with the '
-  'waiting for other devices.'
+  f'waiting for other devices. {UNKNOWN.capitalize()} are kernels of several CUDA graphs.'
 )
 
 
@@ -44,23 +33,11 @@ def _read(rows: Callable[[Any], Iterable[Any]], run: Any) -> list[Any]:
 def _prediction(runs: Sequence[Any]) -> Table:
   """Returns rows for each run whose step was predicted: its parts, the whole, and the memory."""
   found = {run.name: _read(_parts, run) for run in runs}
-  others = [run for run in runs if not found[run.name]]
-  cpus = [run.name for run in others if run.versions.get('devices', '').endswith('cpu')]
-  rest = [run.name for run in others if run.name not in cpus]
-  notes = []
-  if any(found.values()):
-    notes.append(
-      'A part is what the program of the step was predicted to take on its chip, as in `paxlite '
-      'plan`. A step is measured as a whole: the median of several.'
-    )
-  if cpus:
-    notes.append(
-      f'Seconds on a CPU cannot be predicted, as its speeds are unknown: {", ".join(cpus)}.'
-    )
-  if rest:
+  notes = ['A step is measured as a whole: the median of several.'] if any(found.values()) else []
+  if others := [name for name, rows in found.items() if not rows]:
     notes.append(
       'Nothing was predicted of these runs, which ended before 50 steps of a start, or ran on '
-      f'devices whose speeds are unknown: {", ".join(rest)}.'
+      f'devices whose speeds are unknown, such as CPUs: {", ".join(others)}.'
     )
   rows = [(name, *row) for name, rows in found.items() for row in rows]
   header = ('run', 'part of a step', 'predicted', 'measured', 'measured / predicted')
@@ -69,13 +46,9 @@ def _prediction(runs: Sequence[Any]) -> Table:
 
 def _parts(run: Any) -> Iterator[Sequence[str]]:
   found = run.read('predicted.json')
-  for of, names in (('kernels', _KERNELS), ('parts', _WAITS)):
-    for name, text in names.items():
-      if seconds := number(found[of].get(name)):
-        yield text, milliseconds(seconds), '–', '–'
-  if run.goodput is not None and run.steps:
-    waited = run.goodput.seconds['data'] / run.steps[-1]['step']
-    yield 'host: waiting for data, the mean of all steps', '–', milliseconds(waited), '–'
+  for name, value in found['predicted_parts'].items():
+    if seconds := number(value):
+      yield name, milliseconds(seconds), '–', '–'
   steps = f'the whole step, the median of {found["measured_steps"]} ({found["chip"]})'
   yield steps, *_compared(milliseconds, found, 'seconds')
   if found['memory']:
@@ -92,24 +65,10 @@ def _compared(
 
 def _blocks(runs: Sequence[Any]) -> Table:
   """Returns rows for each run with a trace: its blocks in the order of the model, and their sum."""
-  found = {run.name: _read(_of_blocks, run) for run in runs}
-  notes = [
-    f'{run.name}: the mean of {run.read("step_blocks.json").get("steps")} traced steps; '
-    f'{_lost(run):.1%} of the time is of instructions that the program does not name.'
-    for run in runs
-    if found[run.name]
-  ]
-  rows = [(name, *row) for name, rows in found.items() for row in rows]
-  notes += [_ABOUT_BLOCKS] if notes else []
+  rows = [(run.name, *row) for run in runs for row in _read(_of_blocks, run)]
   header = 'run', 'block', 'FLOPs', 'memory traffic', 'predicted', 'measured'
+  notes = [_ABOUT_BLOCKS] if rows else []
   return Table('The blocks of a step', (*header, 'share of what is measured'), rows, notes)
-
-
-def _lost(run: Any) -> float:
-  """Returns the share of the measured seconds that is of no block."""
-  blocks = run.read('step_blocks.json')['blocks']
-  seconds = {name: number(block.get('measured')) or 0.0 for name, block in blocks.items()}
-  return seconds.get(UNKNOWN, 0.0) / (sum(seconds.values()) or 1.0)
 
 
 def _of_blocks(run: Any) -> Iterator[Sequence[str]]:

@@ -1,18 +1,20 @@
-"""What bounds a compiled step: its costs, read from its program, at the speeds of a chip."""
+"""What a compiled step costs by blocks of the model, and what bounds it at the speeds of a chip."""
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from paxlite.aot import collectives
 from paxlite.aot.chips import Chip
 from paxlite.aot.collectives import Collective, collective
 from paxlite.aot.costs import Costs, Platform, host_traffic
+from paxlite.aot.explanation_tables import COLLECTIVES, UNKNOWN, label
 from paxlite.aot.hlo import Computation, Instruction, Program
-from paxlite.aot.origins import UPDATE, Paths
+from paxlite.aot.origins import RECOMPUTED, Paths
 from paxlite.aot.schedule import Speed, StepSchedule, Timeline, seconds_of
+from paxlite.core.json_text import JsonObject
 
-PRODUCTS, ATTENTION, TRAFFIC, OPTIMIZER = PARTS = 'products', 'attention', 'traffic', 'optimizer'
+_CONTAINERS = 'while', 'call', 'conditional'  # they take as long as what they run, which counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,70 +41,29 @@ class Links:
 
 
 @dataclasses.dataclass(frozen=True)
-class Communication:
-  """All collectives of one kind along the same mesh axes, in one step of one device."""
-
-  kind: str
-  axes: tuple[str, ...]
-  runs: int
-  bytes: int  # of the arrays, of all runs together
-  ici_bytes: float  # sent within a slice or host
-  dcn_bytes: float  # sent to other slices or hosts
-
-
-def communication(found: Sequence[Collective], links: Links) -> list[Communication]:
-  """Returns collectives by kind and axes, the most sent first."""
-  groups = collections.defaultdict(list)
-  for c in found:
-    groups[c.kind, c.axes].append(c)
-  sent = {key: sum(c.sent_bytes for c in group) for key, group in groups.items()}
-  return [
-    Communication(
-      *key, sum(c.count for c in groups[key]), sum(c.bytes * c.count for c in groups[key]),
-      *links.split(key[1], sent[key]),
-    )
-    for key in sorted(groups, key=lambda key: -sent[key])
-  ]  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
 class Roofline:
   """Seconds of a step.
 
-  compute, memory, ici, dcn and host are those of each resource by itself, by the data sheet of the
-  chip. The others are the parts of the schedule, one after the other, at the rates that kernels
-  reach where these were measured.
+  Attributes:
+    resources: Those of each resource by itself, by the data sheet of the chip: compute (FLOPs,
+      recomputation and padding included), memory, ici (links within slices or hosts), dcn (between
+      them), and host (in the busier direction).
+    parts: Those of the schedule, one after the other, by what they wait for (schedule.PARTS), at
+      the rates that kernels reach where these were measured.
   """
 
-  compute: float  # FLOPs, recomputation and padding included
-  memory: float  # traffic to and from main memory
-  ici: float  # bytes sent within slices or hosts
-  dcn: float  # bytes sent between slices or hosts
-  compute_bound: float  # kernels whose FLOPs take longer than their traffic
-  memory_bound: float  # other kernels
-  exposed: float  # only collectives run
-  host: float = 0.0  # copies between the device and its host, in the busier direction
-  exposed_host: float = 0.0  # only such copies run
+  resources: dict[str, float]
+  parts: dict[str, float]
 
   @property
   def step(self) -> float:
     """Seconds of the schedule."""
-    return self.compute_bound + self.memory_bound + self.exposed + self.exposed_host
+    return sum(self.parts.values())
 
   @property
   def least(self) -> float:
     """Seconds of a program that used all resources at the same time."""
-    return max(self.compute, self.memory, self.ici, self.dcn, self.host)
-
-  @property
-  def parts(self) -> dict[str, float]:
-    """The seconds of the schedule by what they wait for."""
-    return {
-      'matrix multiplications': self.compute_bound,
-      'memory traffic': self.memory_bound,
-      'collectives': self.exposed,
-      'copies from and to the host': self.exposed_host,
-    }
+    return max(self.resources.values())
 
   @property
   def bound(self) -> str:
@@ -116,32 +77,18 @@ class ProgramCosts:
 
   flops: dict[str, float]  # of matrix multiplications, by the type of their operands
   traffic: int  # bytes that are read from and written to main memory
-  traffic_by_part: dict[str, int]  # the same by the part of the model, most first
   kernels: int  # that run
-  communication: tuple[Communication, ...]
+  blocks: dict[str, JsonObject]  # see StepProgram.blocks
+  communication: list[JsonObject]  # see StepProgram.communication
   roofline: Roofline | None
   host_traffic: tuple[int, int] = (0, 0)  # bytes that are read from the host, and written to it
-  kernel_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by PARTS
-
-
-def speed_of(chip: Chip, links: Links) -> Speed:
-  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links."""
-
-  def seconds(one: Collective) -> tuple[float, float]:
-    near, far = links.split(one.axes, one.sent_bytes)
-    return near / chip.ici_bandwidth, far / chip.dcn_bandwidth
-
-  return Speed(
-    chip.reached_flops, chip.reached_bandwidth, seconds, chip.host_bandwidth,
-    peak=chip.sheet_flops if chip.rates.source else {}, launch=chip.rates.launch,
-  )  # fmt: skip
 
 
 class StepProgram:
   """A compiled program on a mesh, at the speeds of a chip.
 
   Args:
-    text: Optimized HLO, from `compiled.as_text()` or a file that XLA has dumped.
+    text: Optimized HLO, from `compiled.as_text()`.
     platform: The kind of device that it was compiled for.
     links: The mesh that it was compiled for.
     chip: The chip, if it is known.
@@ -152,120 +99,109 @@ class StepProgram:
 
   def __init__(self, text: str, platform: Platform, links: Links, chip: Chip | None):
     self.costs, self.links, self.chip = Costs(Program(text), platform), links, chip
-    self.paths = Paths(self.costs.program)
-    self.speed = None if chip is None else speed_of(chip, links)
+    self._paths = Paths(self.costs.program)
+    self._speed = None if chip is None else _speed_of(chip, links)
 
-  def timeline(self, speed: Speed) -> Timeline:
-    """Returns the timeline of one run."""
-    schedule = StepSchedule(self.costs, speed, self.links.sizes)
-    return schedule.timeline(self.costs.program.entry)
+  def summary(self) -> ProgramCosts:
+    """Returns the costs of the program."""
+    costs, speed, chip = self.costs, self._speed, self.chip
+    flops, traffic, host = costs.flops(), costs.traffic(), host_traffic(costs)
+    line = None
+    if speed is not None:
+      line = StepSchedule(costs, speed, self.links.sizes).timeline(costs.program.entry)
+    found, roofline = self.communication(line), None
+    if chip is not None and line is not None:
+      sent = lambda name: sum(row[name] for row in found)
+      resources = {
+        'compute': seconds_of(flops, chip.flops_by_type),
+        'memory': traffic / chip.memory_bandwidth,
+        'ici': sent('ici_bytes') / chip.ici_bandwidth,
+        'dcn': sent('dcn_bytes') / chip.dcn_bandwidth,
+        'host': max(host) / chip.host_bandwidth if chip.host_bandwidth else 0.0,
+      }
+      roofline = Roofline(resources, line.parts)
+    count = sum(n for _, n in costs.kernels())
+    return ProgramCosts(flops, traffic, count, self.blocks(), found, roofline, host)
 
-  def is_collective(self, computation: Computation, instruction: Instruction) -> bool:
-    """Returns whether an instruction is or starts a collective."""
-    return collective(computation, instruction, self.links.sizes) is not None
+  def communication(self, line: Timeline | None) -> list[JsonObject]:
+    """Returns the collectives by block, pass, kind and axes, the most sent first, for JSON.
 
-
-def costs_of(step: StepProgram) -> ProgramCosts:
-  """Returns the costs of a program."""
-  costs, chip = step.costs, step.chip
-  found = communication(collectives.collectives(costs.program, step.links.sizes), step.links)
-  flops, traffic, host = costs.flops(), costs.traffic(), host_traffic(costs)
-  roofline, of_kernels = None, dict[str, float]()
-  if chip is not None and step.speed is not None:
-    line = step.timeline(step.speed)
-    of_kernels = kernel_seconds(step, step.speed)
-    roofline = Roofline(
-      compute=seconds_of(flops, chip.flops_by_type),
-      memory=traffic / chip.memory_bandwidth,
-      ici=sum(c.ici_bytes for c in found) / chip.ici_bandwidth,
-      dcn=sum(c.dcn_bytes for c in found) / chip.dcn_bandwidth,
-      compute_bound=line.compute_bound,
-      memory_bound=line.memory_bound,
-      exposed=line.exposed,
-      host=max(host) / chip.host_bandwidth if chip.host_bandwidth else 0.0,
-      exposed_host=line.exposed_host,
-    )
-  count = sum(n for _, n in costs.kernels())
-  by_source = costs.traffic_by_source()
-  return ProgramCosts(flops, traffic, by_source, count, tuple(found), roofline, host, of_kernels)
-
-
-def kernel_seconds(step: StepProgram, speed: Speed) -> dict[str, float]:
-  """Returns the seconds of the kernels of a step by their part, one of PARTS.
-
-  Together they are the kernels of the timeline. Attention that is no kernel of its own is in the
-  products and in the traffic. A kernel of the optimizer comes from the update of the weights alone,
-  and has no product: a compiler may fuse the update with that of a gradient.
-  """
-  # another program, such as one that writes text, has no update of weights
-  is_training = any('jvp(' in kernel.instruction.source for kernel, _ in step.costs.kernels())
-  found: dict[str, float] = collections.defaultdict(float)
-  for kernel, count in step.costs.kernels():
-    if step.is_collective(kernel.computation, kernel.instruction):
-      continue  # what it reads and writes takes no time of its own
-    origins = step.paths.origins(kernel.computation, kernel.instruction)
-    part = PRODUCTS if kernel.flops else TRAFFIC
-    if kernel.peak_share is not None:
-      part = ATTENTION
-    elif not kernel.flops and is_training and all(o.of == UPDATE for o in origins):
-      part = OPTIMIZER
-    found[part] += count * speed.kernel(kernel)
-  return {name: found[name] for name in PARTS if name in found}
-
-
-def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> Iterator[str]:
-  """Yields the costs as lines of text, with the parts of the model that move most."""
-  flops = ', '.join(f'{n:.4g} {dtype}' for dtype, n in costs.flops.items()) or 'none'
-  yield 'What the program does in a step, on one device'
-  yield f'  FLOPs           {flops}, of matrix multiplications'
-  yield f'  memory traffic  {costs.traffic / 1e9:,.2f} GB by {costs.kernels:,} kernels:'
-  shown = list(costs.traffic_by_part.items())[:parts]
-  for name, moved in shown:
-    yield f'    {moved / 1e9:10,.2f} GB  {name}'
-  if (rest := costs.traffic - sum(moved for _, moved in shown)) > 0:
-    yield f'    {rest / 1e9:10,.2f} GB  in {len(costs.traffic_by_part) - parts} other parts'
-  if any(costs.host_traffic):
-    read, written = (moved / 1e9 for moved in costs.host_traffic)
-    yield f'  host            {read:,.2f} GB are read, {written:,.2f} GB written'
-  if costs.communication:
-    yield from ('', 'Collectives of a step')
-    yield f'  {"kind":20} {"axes":16} {"runs":>5}    array bytes   sent within    sent between'
-    for c in costs.communication:
-      yield (
-        f'  {c.kind:20} {"+".join(c.axes):16} {c.runs:5,} {c.bytes:14,} {c.ici_bytes:13,.0f} '
-        f'{c.dcn_bytes:15,.0f}'
+    `bytes` are those of the arrays, of all `runs` together. A device sends `ici_bytes` within its
+    slice or host and `dcn_bytes` to others. At the speeds of the chip they take `seconds`, of which
+    no kernel hides `exposed`; without a timeline, both are None.
+    """
+    found = dict[tuple[object, ...], JsonObject]()
+    exposed = {} if line is None else dict(line.exposed)
+    for one in collectives.collectives(self.costs.program, self.links.sizes):
+      computation = self.costs.program.computations[one.computation]
+      parts = self._paths.origins(computation, computation.get(one.instruction))
+      about = {
+        'block': label([p.block for p in parts]), 'pass': label([p.of for p in parts]),
+        'kind': one.kind, 'axes': one.axes,
+      }  # fmt: skip
+      near, far = self.links.split(one.axes, one.sent_bytes)
+      sums: dict[str, float] = dict(
+        runs=one.count, bytes=one.bytes * one.count, ici_bytes=near, dcn_bytes=far
       )
-    yield '  within and between slices or hosts, by one device, in rings'
-  if (t := costs.roofline) is None or chip is None:
-    return
-  peaks = chip.flops_by_type
-  used = {peaks.get(dtype, peaks['']) for dtype in costs.flops} or {chip.peak_flops}
-  at = ' and '.join(f'{peak / 1e12:,.0f}' for peak in sorted(used))
-  yield from ('', f'Seconds of each resource in a step, by {chip.source}, and of the whole step')
-  yield f'  compute  {t.compute:9.4f}   at {at} TFLOP/s'
-  yield f'  memory   {t.memory:9.4f}   at {chip.memory_bandwidth / 1e9:,.0f} GB/s'
-  yield f'  within   {t.ici:9.4f}   at {chip.ici_bandwidth / 1e9:,.0f} GB/s a device and axis'
-  yield f'  between  {t.dcn:9.4f}   at {chip.dcn_bandwidth / 1e9:,.1f} GB/s a device'
-  if t.host:
-    yield (
-      f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, of which '
-      f'nothing hides {t.exposed_host:.4f}'
-    )
-  yield (
-    f'  a step   {t.step:9.4f}   in the order of the schedule: {t.compute_bound:.4f} of matrix '
-    'multiplications,'
-  )
-  yield (
-    f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
-    f'{t.exposed:.4f} of collectives that nothing hides'
-  )
-  named = ', '.join(f'{part} {seconds:.4f}' for part, seconds in costs.kernel_seconds.items())
-  yield f'  Its kernels by their parts: {named}'
-  yield f'  Most of the step is {t.bound}.'
-  if (rates := chip.rates).source:
-    share = chip.reached_flops[''] / peaks['']  # more of what was measured
-    yield (
-      f'  A step assumes {share:.0%} of the FLOP/s, {rates.memory:.0%} of the bandwidth and '
-      f'{rates.launch * 1e6:g} µs a kernel,'
-    )
-    yield f'  as measured on {rates.source}; links are those of the data sheet.'
+      if self._speed is not None:
+        sums['seconds'] = sum(self._speed.links(one))
+        # copies of an instruction share a channel, and the time spent waiting for it counts once
+        names = one.instruction, f'channel {one.channel}'
+        sums['exposed'] = sum(exposed.pop(name, 0.0) for name in names)
+      unknown = {'seconds': None, 'exposed': None}
+      row = found.setdefault(tuple(about.values()), about | unknown | dict.fromkeys(sums, 0))
+      row |= {name: row[name] + n for name, n in sums.items()}
+    return sorted(found.values(), key=lambda row: -(row['ici_bytes'] + row['dcn_bytes']))
+
+  def blocks(self, measured: Mapping[str, float] | None = None) -> dict[str, JsonObject]:
+    """Returns the blocks of the model by their names, for JSON.
+
+    Each has `flops`, of which `recomputed` are those of the forward pass that the backward pass
+    computes again, the `bytes` that its kernels read from and write to main memory, and seconds of
+    its kernels one after the other: `predicted` at the speeds of the chip, None where these are not
+    known and for collectives, which kernels may hide; and `measured` in a trace, None without one.
+
+    A kernel of several blocks is one of 'several', or of 'layer (several)'. Collectives are a block
+    of their own.
+
+    Args:
+      measured: Seconds in a step by the name of the instruction, as traces.seconds returns them.
+    """
+    nothing: JsonObject = {'flops': 0.0, 'recomputed': 0.0, 'bytes': 0, 'predicted': None}
+    nothing['measured'] = None if measured is None else 0.0
+    found = collections.defaultdict[str, JsonObject](nothing.copy)
+    for kernel, count in self.costs.kernels():
+      name = self._block(kernel.computation, kernel.instruction)
+      block, flops = found[name], count * sum(kernel.flops.values())
+      block['flops'] += flops
+      origins = self._paths.origins(kernel.computation, kernel.instruction)
+      block['recomputed'] += flops if origins[0].of == RECOMPUTED else 0.0
+      if name != COLLECTIVES:
+        block['bytes'] += count * kernel.bytes
+        if self._speed is not None:
+          block['predicted'] = (block['predicted'] or 0.0) + count * self._speed.kernel(kernel)
+    places = {i.name: (c, i) for c in self.costs.program.computations.values() for i in c}
+    for instruction, seconds in (measured or {}).items():
+      place = places.get(instruction)
+      if place is None or place[1].opcode not in _CONTAINERS:
+        found[UNKNOWN if place is None else self._block(*place)]['measured'] += seconds
+    return dict(found)
+
+  def _block(self, computation: Computation, instruction: Instruction) -> str:
+    """Returns the name of the block of an instruction."""
+    if collective(computation, instruction, self.links.sizes) is not None:
+      return COLLECTIVES
+    return label([o.block for o in self._paths.origins(computation, instruction)])
+
+
+def _speed_of(chip: Chip, links: Links) -> Speed:
+  """Returns the speeds of a chip in a mesh: what its kernels reach, and its links."""
+
+  def seconds(one: Collective) -> tuple[float, float]:
+    near, far = links.split(one.axes, one.sent_bytes)
+    return near / chip.ici_bandwidth, far / chip.dcn_bandwidth
+
+  return Speed(
+    chip.reached_flops, chip.reached_bandwidth, seconds, chip.host_bandwidth,
+    peak=chip.sheet_flops if chip.rates.source else {}, launch=chip.rates.launch,
+  )  # fmt: skip

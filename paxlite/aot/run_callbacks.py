@@ -16,10 +16,10 @@ import time
 
 import jax
 
-from paxlite.aot import analysis
+from paxlite.aot import analysis, traces
 from paxlite.aot.chips import chip_of_kind
-from paxlite.aot.roofline import ProgramCosts, Roofline, StepProgram, costs_of
-from paxlite.aot.step_blocks import blocks_of, traced_seconds
+from paxlite.aot.roofline import Roofline, StepProgram
+from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment
 from paxlite.losses.metrics import Metrics
@@ -52,20 +52,16 @@ class CompiledStep:
 
   Attributes:
     program: The executable, or None.
-    device: A device of the mesh.
-    platform: Its kind.
-    chip: Its data sheet; None if it is not known.
-    links: The mesh.
+    chip: The data sheet of a device of the mesh; None if it is not known.
     devices: The devices of this process.
   """
 
   def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh):
     device = mesh.devices.flat[0]
     self.program: jax.stages.Compiled | None = None
-    self.platform = analysis.platform_of(device)
     self.chip = chip_of_kind(device.device_kind)
-    self.links = analysis.links_of(experiment, mesh)
     self.devices = mesh.local_devices
+    self._machine = analysis.platform_of(device), analysis.links_of(experiment, mesh), self.chip
 
   def take(self, compiled: jax.stages.Compiled) -> None:
     self.program = compiled
@@ -74,7 +70,22 @@ class CompiledStep:
     """Returns the program and its name; raises ValueError if there is none, or it has no text."""
     text = (self.program and self.program.as_text()) or ''
     name = re.match(r'HloModule ([^\s,]+)', text)
-    return StepProgram(text, self.platform, self.links, self.chip), name[1] if name else ''
+    return StepProgram(text, *self._machine), name[1] if name else ''
+
+  def memory(self) -> dict[str, int]:
+    """Returns the predicted bytes of a device, and the most that were in use so far."""
+    found, memory = {}, self.program and self.program.memory_analysis()
+    if memory is not None:
+      found['predicted_bytes'] = analysis.peak(memory, self.devices[0].platform)
+    used = [(d.memory_stats() or {}).get('peak_bytes_in_use', 0) for d in self.devices]
+    if most := max(used, default=0):
+      found['measured_bytes'] = most
+    return found
+
+
+def _write(path: pathlib.Path, found: JsonObject) -> None:
+  with contextlib.suppress(OSError):  # no reason to disturb a run
+    write_file(path, json.dumps(found, indent=2).encode())
 
 
 class PredictedStep(Callback):
@@ -91,8 +102,7 @@ class PredictedStep(Callback):
   def __init__(self, step: CompiledStep, folder: pathlib.Path):
     self._compiled, self._path = step, folder / PREDICTED
     self._thread: threading.Thread | None = None
-    self._costs: ProgramCosts | None = None
-    self._bytes = 0  # of a device, predicted
+    self._predicted: Roofline | None = None
     self._start, self._times, self._said = 0, list[float](), False
 
   def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
@@ -119,55 +129,31 @@ class PredictedStep(Callback):
       self._say(step, loop)
 
   def _read(self) -> None:
-    step = self._compiled
     try:
-      if step.program is not None and (memory := step.program.memory_analysis()) is not None:
-        self._bytes = analysis.peak(memory, step.platform)
-      self._costs = costs_of(step.read()[0])
+      self._predicted = self._compiled.read()[0].summary().roofline
     except Exception as e:  # a prediction is no reason to disturb a run
       log.debug('the program of the step was not read: %r', e)
 
   def _say(self, step: int, loop: Loop) -> None:
     self._said = True
-    costs, chip = self._costs, self._compiled.chip
-    predicted = None if costs is None else costs.roofline
-    if costs is None or predicted is None or chip is None or len(self._times) < _LAST:
+    predicted, chip = self._predicted, self._compiled.chip
+    if predicted is None or chip is None or len(self._times) < _LAST:
       return
     steps = [later - earlier for earlier, later in itertools.pairwise(self._times[_FIRST:])]
     measured = statistics.median(steps)
-    loop.summaries.say(sentence(predicted, measured))
+    parts = ', '.join(f'{1e3 * s:.1f} of {name}' for name, s in predicted.parts.items() if s)
+    said = f'{1e3 * predicted.step:.1f} ms were predicted ({parts})'
+    loop.summaries.say(f'A step takes {1e3 * measured:.1f} ms; {said}')
     found = {
       'step': step,
       'measured_seconds': measured,
       'measured_steps': len(steps),
       'predicted_seconds': predicted.step,
       'chip': chip.name,
-      'parts': dataclasses.asdict(predicted),
-      'kernels': dict(costs.kernel_seconds),
-      'memory': self._memory(),
+      'predicted_parts': predicted.parts,
+      'memory': self._compiled.memory(),
     }
-    with contextlib.suppress(OSError):  # the line was printed
-      write_file(self._path, json.dumps(found, indent=2).encode())
-
-  def _memory(self) -> dict[str, int]:
-    """Returns the predicted bytes of a device, and the most that were in use so far."""
-    found = {'predicted_bytes': self._bytes} if self._bytes else {}
-    used = [(d.memory_stats() or {}).get('peak_bytes_in_use', 0) for d in self._compiled.devices]
-    if most := max(used, default=0):
-      found['measured_bytes'] = most
-    return found
-
-
-def sentence(predicted: Roofline, measured: float) -> str:
-  """Returns what was predicted, by its parts, and what was measured."""
-  names = (
-    'matmuls and attention', 'other kernels', 'collectives that nothing hides',
-    'copies from and to the host',
-  )  # fmt: skip
-  parts = zip(names, predicted.parts.values(), strict=True)
-  named = ', '.join(f'{1e3 * seconds:.1f} of {name}' for name, seconds in parts if seconds)
-  said = f'{1e3 * predicted.step:.1f} ms were predicted ({named})'
-  return f'A step takes {1e3 * measured:.1f} ms; {said}'
+    _write(self._path, found)
 
 
 class MeasuredBlocks(Callback):
@@ -192,21 +178,16 @@ class MeasuredBlocks(Callback):
       self._thread.join(timeout=_PATIENCE)
 
   def _read(self, folder: pathlib.Path, steps: int) -> None:
-    step = self._compiled
     try:
-      program, name = step.read()
-      measured = traced_seconds(folder, name, steps)
+      program, name = self._compiled.read()
+      measured = traces.seconds(folder, name, steps)
       if not measured:
         log.debug('the trace names no instruction of the train step')
         return
-      blocks = blocks_of(program, measured)
+      blocks = program.blocks(measured)
     except Exception as e:  # a measurement is no reason to disturb a run
       log.debug('the trace was not read: %r', e)
       return
-    found = {
-      'steps': steps,
-      'chip': None if step.chip is None else step.chip.name,
-      'blocks': blocks,
-    }
-    with contextlib.suppress(OSError):
-      write_file(self._path, json.dumps(found, indent=2).encode())
+    chip = self._compiled.chip
+    found = {'steps': steps, 'chip': None if chip is None else chip.name, 'blocks': blocks}
+    _write(self._path, found)

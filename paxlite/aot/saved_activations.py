@@ -8,7 +8,6 @@ less: it can compute a cheap array again.
 import contextlib
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +25,6 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.optim.moments import merged
 from paxlite.parallel import partitioning
-from paxlite.pipeline.pipeline_schedule import PipelineSchedule
 
 if TYPE_CHECKING:
   from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -43,11 +41,6 @@ class Saved:
   label: str = ''  # by which checkpoint policies know it, such as 'out_proj'
   names: tuple[str | None, ...] = ()  # the logical axis of each dimension, by its size
   on_host: bool = False
-
-  @property
-  def bytes(self) -> int:
-    """The bytes for all devices together."""
-    return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def saved_by(
@@ -155,9 +148,6 @@ class Names:
     values = experiment.values()
     sizes = ((values.get(attribute), name) for attribute, name in reversed(_WIDTHS))
     self._widths = {size: name for size, name in sizes if isinstance(size, int) and size > 1}
-    self._pipeline: LanguageModel | None = None
-    if isinstance(experiment, LanguageModel) and experiment.num_stages > 1:
-      self._pipeline = experiment
     self._weights: dict[tuple[int, ...], tuple[str | None, ...]] = {}
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)):
       if isinstance(leaf, meta.AxisMetadata):
@@ -168,9 +158,9 @@ class Names:
     """Returns the names; those of a weight where the array is a weight in another type."""
     if saved.shape in self._weights and saved.operation in _CASTS:
       return self._weights[saved.shape]
-    names = self._of_a_pipeline(saved) if self._pipeline else []
-    left = saved.shape[len(names) :]
-    if not names and saved.operation == 'scan' and left and left[0] != self._rows:
+    names: list[str | None] = []
+    left = saved.shape
+    if saved.operation == 'scan' and left and left[0] != self._rows:
       names.append('layers')
       left = left[1:]
     for i, size in enumerate(left):
@@ -186,26 +176,6 @@ class Names:
         is_second = bool(_WIDTH_NAMES & {name} and _WIDTH_NAMES & {*names})
         names.append(None if is_second else name)  # a mesh axis splits one dimension
     return tuple(names)
-
-  def _of_a_pipeline(self, saved: Saved) -> list[str | None]:
-    """Returns the names of the dimensions that a pipeline puts before those of an activation.
-
-    These are (ticks, stages, devices that compute a part of a microbatch, rows of such a part).
-    Those of a weight, which is kept for all ticks, are (stages, repeats).
-    """
-    e, shape, is_scan = self._pipeline, saved.shape, saved.operation == 'scan'
-    assert e is not None
-    stages, repeats = e.num_stages, e.NUM_PIPELINE_REPEATS
-    ticks = PipelineSchedule(stages, e.NUM_MICROBATCHES, repeats).ticks
-    parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
-    rows = self._rows // e.NUM_MICROBATCHES // parts
-    if saved.operation == 'stop_gradient' and shape[:2] == (stages, repeats):
-      return ['layers', None]
-    if not is_scan or shape[:2] != (ticks, stages):
-      return [None] if is_scan and shape[:1] == (ticks,) else []
-    if shape[2:3] == (parts,):
-      return [None, 'layers', 'batch', *([None] if shape[3:4] == (rows,) else [])]
-    return [None, 'layers', *(['batch'] if shape[2:3] == (parts * rows,) else [])]
 
 
 # operations that give a weight another type or layout

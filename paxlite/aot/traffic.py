@@ -5,6 +5,8 @@ update in place writes the update alone. What is in a memory on the chip (VMEM, 
 A grouped product reads and writes the rows of an equal load, not all that it has room for.
 """
 
+from collections.abc import Iterable
+
 from paxlite.aot.collectives import collective
 from paxlite.aot.flops import grouped_rows
 from paxlite.aot.hlo import ArrayShape, Computation, Instruction, Program
@@ -40,53 +42,43 @@ class Traffic:
 
   def moved(self, computation: Computation, instruction: Instruction) -> int:
     """Returns bytes of one run of an instruction; 0 where it moves nothing itself."""
-    if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
+    opcode, operands = instruction.opcode, instruction.operands
+    if opcode in _FREE or opcode.endswith('-done'):
       return 0
     if instruction.quoted('custom_call_target') in _FREE_CALLS:
       return 0
-    return self._moved(computation, instruction)
-
-  def _in_memory(self, array: ArrayShape) -> int:
-    """Returns the bytes of an array that is in main memory; else 0."""
-    return array.bytes if array.space in self._main else 0
-
-  def _moved(self, computation: Computation, instruction: Instruction) -> int:
-    opcode = instruction.opcode
-    if rows := grouped_rows(instruction):
-      used = [a for name in instruction.operands for a in computation.arrays(name)]
-      share = lambda a: rows[0] / rows[1] if rows[1] in a.dims else 1
-      return round(sum(self._in_memory(a) * share(a) for a in (*used, *instruction.arrays)))
-    bytes_of = lambda name: sum(map(self._in_memory, computation.arrays(name)))
-    results = sum(map(self._in_memory, instruction.arrays))
     if opcode in ('fusion', 'fusion-start'):
       return self._moved_by_fusion(computation, instruction)
+    bytes_of = lambda name: self._bytes(computation.arrays(name))
+    results = self._bytes(instruction.arrays)
+    if rows := grouped_rows(instruction):
+      used = [a for name in operands for a in computation.arrays(name)]
+      share = lambda a: rows[0] / rows[1] if rows[1] in a.dims else 1
+      return round(sum(self._bytes([a]) * share(a) for a in (*used, *instruction.arrays)))
     if opcode in _ONE_READ:
-      whole = computation.arrays(instruction.operands[0])
-      read = instruction.bytes if any(map(self._in_memory, whole)) else 0
-      return read + results
+      return (instruction.bytes if bytes_of(operands[0]) else 0) + results
     if opcode == 'dynamic-update-slice':
-      update = sum(a.bytes for a in computation.arrays(instruction.operands[1]))
-      return bytes_of(instruction.operands[1]) + (update if results else 0)
+      update = sum(a.bytes for a in computation.arrays(operands[1]))
+      return bytes_of(operands[1]) + (update if results else 0)
     if opcode == 'scatter':
-      updates = instruction.operands[len(instruction.arrays) :]
+      updates = operands[len(instruction.arrays) :]
       return sum(map(bytes_of, updates)) + 2 * bytes_of(updates[-1])
     if opcode in ('copy-start', 'slice-start'):
-      arrays = instruction.arrays
-      target = arrays[0] if opcode == 'copy-start' else arrays[1]
-      source = computation.arrays(instruction.operands[0])
-      read = target.bytes if any(map(self._in_memory, source)) else 0
-      return read + self._in_memory(target)
-    reads = sum(bytes_of(name) for name in dict.fromkeys(instruction.operands))
-    if opcode.endswith('-start'):  # (operands, results)
-      results = max(results - reads, 0)
-    return reads + results
+      target = instruction.arrays[opcode == 'slice-start']
+      return (target.bytes if bytes_of(operands[0]) else 0) + self._bytes([target])
+    reads = sum(map(bytes_of, dict.fromkeys(operands)))
+    is_start = opcode.endswith('-start')  # its shape is (operands, results)
+    return reads + (max(results - reads, 0) if is_start else results)
+
+  def _bytes(self, arrays: Iterable[ArrayShape]) -> int:
+    """Returns the bytes of the arrays that are in main memory."""
+    return sum(a.bytes for a in arrays if a.space in self._main)
 
   def _moved_by_fusion(self, computation: Computation, fusion: Instruction) -> int:
     total = 0
     for inner in self.program.called(fusion):
       for parameter, name in zip(inner.parameters, fusion.operands, strict=False):
-        whole = sum(map(self._in_memory, computation.arrays(name)))
-        if whole:
+        if whole := self._bytes(computation.arrays(name)):
           total += min(self._read(inner, parameter.name), whole)
       outputs = inner.root.operands if inner.root.opcode == 'tuple' else (inner.root.name,)
       arrays = fusion.arrays
@@ -95,10 +87,9 @@ class Traffic:
         arrays = arrays[first : first + len(outputs)]
       if len(arrays) == len(outputs):
         for name, array in zip(outputs, arrays, strict=True):
-          if self._in_memory(array):
-            total += self._written(inner, name)
-      else:
-        total += 0 if self._is_collective(inner.root) else sum(map(self._in_memory, arrays))
+          total += self._written(inner, name) if self._bytes([array]) else 0
+      elif not self._is_collective(inner.root):
+        total += self._bytes(arrays)
     return total
 
   def _read(self, inner: Computation, name: str) -> int:
@@ -138,7 +129,7 @@ class Traffic:
       return instruction.operands[0]
     if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
       for deeper in self.program.called(instruction):
-        if self._comes_from_a_parameter(deeper, deeper.root):
+        if self._origin(deeper, deeper.root).opcode == 'parameter':
           return instruction.operands[0]
     return None
 
@@ -147,9 +138,6 @@ class Traffic:
     while (name := self._passed_on(made)) is not None:
       made = inner.get(name)
     return made
-
-  def _comes_from_a_parameter(self, inner: Computation, made: Instruction) -> bool:
-    return self._origin(inner, made).opcode == 'parameter'
 
   def _written(self, inner: Computation, name: str) -> int:
     """Returns bytes that a fusion writes of one result: the update alone if it is done in place."""
@@ -160,7 +148,7 @@ class Traffic:
       return 0
     origin = self._origin(inner, made)
     if origin.opcode in ('dynamic-update-slice', 'scatter'):
-      if self._comes_from_a_parameter(inner, inner.get(origin.operands[0])):
+      if self._origin(inner, inner.get(origin.operands[0])).opcode == 'parameter':
         updates = origin.operands[1 if origin.opcode == 'dynamic-update-slice' else -1]
         return sum(a.bytes for a in inner.arrays(updates))
     elif origin.opcode == 'fusion' and (deeper := self.program.called(origin)):

@@ -3,7 +3,8 @@
 Compiles the train step of an experiment for a machine that need not be there, and reports whether
 the step fits, what it communicates and how fast it can be. NAME=VALUE sets an attribute of it.
 The mesh must match the target. COMPILER_OPTIONS are passed to XLA.
---compiled_step=step.bin makes training load the step that --save has written.
+--compiled_step=step.bin makes training load the step that --save has written, and
+XLA_FLAGS=--xla_dump_to=FOLDER writes the text of the program.
 
 --network=50 counts with hosts of GPUs that send 50 GB/s to each other, in place of what usual hosts
 of such GPUs send: 400 GB/s for H100.
@@ -34,15 +35,13 @@ PARSER.option('--network', 'GB/s that a host of GPUs sends to others')
 PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
 PARSER.option('--save', 'where the compiled step goes', local)
 PARSER.option('--json', 'where the report goes as JSON', stored)
-PARSER.option('--write_hlo', 'where the text of the compiled program goes', local)
 PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
-  for flag in ('save', 'json', 'write_hlo'):
+  for flag in ('save', 'json'):
     check_output(f'--{flag}', getattr(args, flag))
-  save, text = (p and pathlib.Path(p) for p in (args.save, args.write_hlo))
 
   from paxlite.aot import targets
 
@@ -57,13 +56,14 @@ def main(argv: Sequence[str]) -> None:
   # a program from JAX's cache cannot be saved again, and its time would not be the compiler's
   jax.config.update('jax_enable_compilation_cache', False)
 
-  from paxlite.aot import analysis
+  from paxlite.aot import analysis, explanation_tables
   from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
-  report = analysis.compile_step(experiment, target, save, text)
-  print(analysis.page(report))
+  report = analysis.compile_step(experiment, target, args.save and pathlib.Path(args.save))
+  found = report.as_json()
+  print(explanation_tables.text({'report': found}))
   if args.json is not None:
-    write_output(args.json, (json.dumps(report.as_json(), indent=1) + '\n').encode())
+    write_output(args.json, (json.dumps(found, indent=1) + '\n').encode())
   if report.fits is False:
     sys.exit(1)

@@ -264,7 +264,7 @@ def test_v5e_256(tmp_path):
   ).stdout
   r = json.loads(report.read_text())
   assert r['fits']
-  assert page.startswith('Synthetic126M on v5e-256: fits: ')
+  assert page.startswith('Synthetic126M on v5e-256, mesh data 64 × mdl 4: fits: ')
   assert r['mesh'] == {'replica': 1, 'data': 64, 'mdl': 4}
   kinds = {(c['kind'], *c['axes']) for c in r['costs']['communication']}
   assert ('all-gather', 'data') in kinds
@@ -297,7 +297,7 @@ def test_the_commands_of_the_docs(tmp_path, monkeypatch):
   for page in sorted((runs.ROOT / 'docs').rglob('*.md')):
     for block in re.findall(r'```sh aot\n(.*?)```', page.read_text(), re.DOTALL):
       commands += map(shlex.split, block.splitlines())
-  assert {words[1] for words in commands} == {'compile', 'explain', 'read-hlo'}
+  assert {words[1] for words in commands} == {'compile', 'explain'}
   for words in commands:
     assert words[0] == 'paxlite'
     runs.module(*words)
@@ -319,19 +319,29 @@ def test_h100x8(tmp_path):
   assert 'does not fit: ' in page.splitlines()[0]
 
 
+def compiled_text(dump: pathlib.Path, *flags: str) -> str:
+  """Compiles a step, and returns the text of its program that XLA writes into a folder."""
+  env = runs.environment()
+  env['XLA_FLAGS'] += f' --xla_dump_to={dump} --xla_dump_hlo_module_re=.*step.*'
+  command = [sys.executable, '-m', 'paxlite', 'compile', *flags]
+  subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
+  (path,) = dump.glob('*after_optimizations.txt')
+  return path.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 def test_microbatches_are_not_pipelined_on_h100s(tmp_path):
   """The compiler does not know how many there are; the reader does, and counts all of them."""
   flops = []
   for parts in (1, 4):
-    report, program = tmp_path / f'{parts}.json', tmp_path / f'{parts}.hlo'
+    report, dump = tmp_path / f'{parts}.json', tmp_path / f'{parts}'
     flags = ['--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.PERCORE_BATCH_SIZE=4']
-    flags += [f'--fdl.NUM_MICROBATCHES={parts}', f'--json={report}', f'--write_hlo={program}']
-    runs.module('paxlite', 'compile', *SMALL, *flags)
+    flags += [f'--fdl.NUM_MICROBATCHES={parts}', f'--json={report}']
+    text = compiled_text(dump, *SMALL, *flags)
     flops.append(sum(json.loads(report.read_text())['costs']['flops'].values()))
   assert flops[1] == pytest.approx(flops[0], rel=0.02)
-  loops = re.findall(r'^.* while\(.*op_name="jit\(step\)/while".*$', program.read_text(), re.M)
+  loops = re.findall(r'^.* while\(.*op_name="jit\(step\)/while".*$', text, re.M)
   assert len(loops) == 1
   assert 'known_trip_count' not in loops[0]
 
@@ -373,18 +383,13 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
   targets = {}
   for flash in (True, False):
     dump = tmp_path / f'{flash}'
-    env = runs.environment()
-    env['XLA_FLAGS'] += f' --xla_dump_to={dump} --xla_dump_hlo_module_re=.*step.*'
     flags = [
       '--target=h100x8', f'--fdl.ICI_MESH_SHAPE={mesh}', f'--fdl.USE_FLASH_ATTENTION={flash}',
       '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',
       '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
       '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
     ]  # fmt: skip
-    command = [sys.executable, '-m', 'paxlite', 'compile', '--fdl_config=TinyGPT', *flags]
-    subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
-    (path,) = dump.glob('*after_optimizations.txt')
-    text = path.read_text()
+    text = compiled_text(dump, '--fdl_config=TinyGPT', *flags)
     targets[flash] = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
     assert bool(re.search(r'\[\d+,(?!1,)\d+,768,768\]', text)) == (not flash)
     results = re.findall(r'= \((.*?)\) custom-call.*Backward', text)
@@ -403,10 +408,8 @@ def test_packed_rows_on_h100s_need_no_bias(tmp_path, most):
     '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',
     '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
     '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
-    f'--write_hlo={tmp_path / "step.hlo"}',
   ]  # fmt: skip
-  runs.module('paxlite', 'compile', '--fdl_config=TinyGPT', *flags)
-  text = (tmp_path / 'step.hlo').read_text()
+  text = compiled_text(tmp_path / 'dump', '--fdl_config=TinyGPT', *flags)
   targets = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
   expected = {'__cudnn$fmhaSoftmax': 2, '__cudnn$fmhaSoftmaxBackward': 2}
   if most is None:  # the other branch of a conditional
@@ -420,8 +423,6 @@ def test_packed_rows_on_h100s_need_no_bias(tmp_path, most):
 def test_a_step_for_an_h100_moves_no_activations(tmp_path):
   """No transpose or copy is as large as [B, T, D]; temporaries are bounded by the logits' size."""
   rows, length, width, vocabulary = 8, 768, 256, 8192
-  env = runs.environment()
-  env['XLA_FLAGS'] += f' --xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*step.*'
   flags = [
     '--target=h100x1', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.FPROP_DTYPE=bfloat16',
     '--fdl.NUM_LAYERS=2', f'--fdl.MODEL_DIMS={width}', '--fdl.NUM_HEADS=4',
@@ -429,10 +430,8 @@ def test_a_step_for_an_h100_moves_no_activations(tmp_path):
     f'--fdl.PERCORE_BATCH_SIZE={rows}', f'--fdl.VOCAB_SIZE={vocabulary}',
     f'--json={tmp_path / "report.json"}',
   ]  # fmt: skip
-  command = [sys.executable, '-m', 'paxlite', 'compile', '--fdl_config=TinyGPT', *flags]
-  subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
-  (path,) = tmp_path.glob('*after_optimizations.txt')
-  moved = re.findall(r' = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(', path.read_text())
+  text = compiled_text(tmp_path / 'dump', '--fdl_config=TinyGPT', *flags)
+  moved = re.findall(r' = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(', text)
   sizes = [math.prod(map(int, dims.split(','))) for dims in moved]
   assert sizes  # transposes and copies of weights
   assert max(sizes) < rows * length * width

@@ -4,18 +4,15 @@ The programs are those of XLA for one v5e, eight v5e, one H100 and eight H100s (
 their metadata.
 """
 
-import json
 import pathlib
 
 import pytest
 
 from paxlite.aot import collectives
-from paxlite.aot.commands import read_hlo
-from paxlite.aot.costs import Costs, host_traffic, part_of
+from paxlite.aot.costs import Costs, host_traffic
 from paxlite.aot.flops import convolution_flops
 from paxlite.aot.hlo import ArrayShape, Instruction, Program
-from paxlite.aot.schedule import Speed, StepSchedule, Timeline
-from paxlite.core.errors import UserError
+from paxlite.aot.schedule import COMPUTE, EXPOSED, HOST, MEMORY, Speed, StepSchedule, Timeline
 from paxlite.layers.attention import splash_attention
 
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'
@@ -82,18 +79,17 @@ def test_what_nothing_hides_is_exposed():
   found = costs('gpu_gathered_scan')
   line = timeline(found, speed)
   gathers = 4 * 7 / 8 * 32 * MIB / 1e11
-  assert line.exposed == line.collectives == pytest.approx(gathers)
-  assert list(line.exposed_by.values()) == [pytest.approx(gathers)]  # one in a loop of four
-  assert line.compute_bound == pytest.approx(4 * GATHERED / 1e12)
+  assert line.parts[EXPOSED] == pytest.approx(gathers)
+  assert list(line.exposed.values()) == [pytest.approx(gathers)]  # one in a loop of four
+  assert line.parts[COMPUTE] == pytest.approx(4 * GATHERED / 1e12)
   others = (4 * (8 + 16) + 16) * MIB / 1e12  # a gather's own 36 MiB take no kernel's time
-  assert line.memory_bound == pytest.approx(others, rel=1e-4)
+  assert line.parts[MEMORY] == pytest.approx(others, rel=1e-4)
   assert line.seconds == pytest.approx(gathers + 4 * GATHERED / 1e12 + others, rel=1e-4)
 
   line = timeline(costs('tpu_gathered'), speed)
-  assert line.collectives == pytest.approx(9 * 4 * MIB / 1e11)
-  assert 0 < line.exposed < line.collectives / 2
-  assert sum(line.exposed_by.values()) == pytest.approx(line.exposed)
-  assert 0 < len(line.exposed_by) < 9  # some are hidden as a whole
+  assert 0 < line.parts[EXPOSED] < 9 * 4 * MIB / 1e11 / 2
+  assert sum(line.exposed.values()) == pytest.approx(line.parts[EXPOSED])
+  assert 0 < len(line.exposed) < 9  # some are hidden as a whole
 
 
 @pytest.mark.parametrize(('second', 'exposed'), [('data', 8.0), ('mdl', 4.0)])
@@ -117,7 +113,7 @@ ENTRY %main (p: bf16[64]) -> (bf16[128], bf16[128]) {{
 """)
   speed = Speed({'': 1.0}, 1e12, lambda c: (4.0, 0.0) if c.axes == ('data',) else (0.0, 4.0))
   line = StepSchedule(Costs(program, 'gpu'), speed, {'data': 2, 'mdl': 2}).timeline(program.entry)
-  assert (line.exposed, line.collectives) == pytest.approx((exposed, 8.0))
+  assert line.parts[EXPOSED] == pytest.approx(exposed)
 
 
 def test_copies_take_time_and_collectives_take_none_of_their_own():
@@ -196,8 +192,8 @@ backend_config={"gemm_backend_config":{"beta":1,"dot_dimension_numbers":\
 
 def test_eight_bits_have_a_peak_of_their_own():
   speed = Speed({'': 1e12, 'f8e4m3fn': 2e12}, 1e15, lambda _: (0.0, 0.0))
-  assert timeline(costs('gpu_fp8'), speed).compute_bound == pytest.approx(MATMUL / 2e12)
-  assert timeline(costs('gpu_matmul'), speed).compute_bound == pytest.approx(MATMUL / 1e12)
+  for name, seconds in (('gpu_fp8', MATMUL / 2e12), ('gpu_matmul', MATMUL / 1e12)):
+    assert timeline(costs(name), speed).parts[COMPUTE] == pytest.approx(seconds)
 
 
 def convolution(attributes: str, *dims: tuple[int, ...]) -> float:
@@ -252,50 +248,6 @@ def test_padding_and_strides_are_left_out():
   assert flops == 2 * (3 * 4 - 1)  # the first window begins before the input
 
 
-def test_parts_of_a_model():
-  path = 'jit(step)/jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/while/body/'
-  path += 'closed_call/repeat.step/repeat/self_attention/rotary/mul'
-  assert part_of(path) == 'self_attention/rotary'
-  assert part_of('jit(step)/transpose(jvp(TransformerLm.losses))/mul') == 'losses'
-  assert part_of('jit(step)/mul') == 'elsewhere'
-
-
-def test_anybodys_program_is_read(capsys, tmp_path):
-  program = str(PROGRAMS / 'gpu_gathered_scan.hlo')
-  read_hlo.main([program, '--target=h100x8', f'--json={tmp_path / "costs.json"}'])
-  page = capsys.readouterr().out
-  assert 'FLOPs           1.374e+11 bf16, of matrix multiplications' in page
-  assert 'all-gather           devices              4    134,217,728   117,440,512' in page
-  assert 'Most of the step is collectives.' in page
-  found = json.loads((tmp_path / 'costs.json').read_text())
-  assert found['flops'] == {'bf16': 4 * GATHERED}
-  read_hlo.main([program, '--target=h100x8', '--mesh=data=8', '--near=data=4'])
-  sent = 7 * 4 * 4 * MIB  # of it half crosses the network, split over the 4 devices of a host
-  assert f'{sent:,} {sent * 4 / 7 / 4:15,.0f}' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-  ('flags', 'message'),
-  [
-    (['--target=here'], 'has no data sheet'),
-    (['--target=h100x8', '--mesh=data'], 'write NAME=SIZE'),
-    (['--target=h100x8', '--mesh=data=4'], 'has 4 devices, not 8'),
-    (['--target=h100x8', '--mesh=data=8', '--near=data=3'], 'does not divide'),
-    (['--target=h100x8', '--near=mdl=1'], 'does not divide'),
-  ],
-)
-def test_a_wrong_machine_is_one_line(flags, message):
-  with pytest.raises(UserError, match=message):
-    read_hlo.main([str(PROGRAMS / 'gpu_matmul.hlo'), *flags])
-
-
-def test_what_is_no_program_is_one_line(tmp_path):
-  (tmp_path / 'text').write_text('module @jit_step {}')
-  for name in ('text', 'nothing'):
-    with pytest.raises(UserError, match='is not the text of a compiled program'):
-      read_hlo.main([str(tmp_path / name), '--target=h100x1'])
-
-
 STREAMED = """HloModule streamed, is_scheduled=true
 
 ENTRY %main (m: f32[4,1024], i: s32[], x: f32[512]) -> (f32[4,1024], f32[512]) {
@@ -320,11 +272,12 @@ def test_copies_from_and_to_the_host_are_counted():
   assert host_traffic(found) == (4096, 4096 + 2048)
   speed = Speed({'': 1.0}, 1e30, lambda _: 0.0, host=1024.0)
   line = timeline(found, speed)
-  assert line.exposed_host == pytest.approx(4 + 4 + 2)
+  assert line.parts[HOST] == pytest.approx(4 + 4 + 2)
   assert line.seconds == pytest.approx(10)
 
 
 def test_waits_for_copies_count_as_often_as_a_loop_runs():
-  line = Timeline()
-  line.add(Timeline(exposed=1.0, exposed_host=2.0), 3)
-  assert (line.exposed_host, line.seconds) == (6.0, 9.0)
+  line, inner = Timeline(), Timeline()
+  inner.parts |= {EXPOSED: 1.0, HOST: 2.0}
+  line.add(inner, 3)
+  assert (line.parts[HOST], line.seconds) == (6.0, 9.0)

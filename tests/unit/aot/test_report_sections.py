@@ -10,36 +10,32 @@ from tests.unit.report.test_page import write_run
 
 
 def test_a_step_is_shown_as_predicted_and_as_measured(tmp_path):
-  """Of a run on a CPU there is a sentence, and of one with a damaged file nothing."""
-  parts = dict(compute_bound=0.4, memory_bound=0.1, exposed=0.02, exposed_host=0.0)
-  found = dict(step=60, measured_seconds=0.624, predicted_seconds=0.52, chip='h200', parts=parts)
-  kernels = dict(products=0.3, attention=0.1, traffic=0.06, optimizer=0.04)
+  """Of runs on a CPU and of those with a damaged file there is a sentence."""
+  parts = {'matrix multiplications': 0.4, 'memory traffic': 0.1, 'collectives': 0.02, 'host': 0.0}
+  found = dict(step=60, measured_seconds=0.624, predicted_seconds=0.52, chip='h200')
   memory = dict(predicted_bytes=50 * 2**30, measured_bytes=55 * 2**30)
-  found |= dict(measured_steps=39, kernels=kernels, memory=memory)
+  found |= dict(measured_steps=39, predicted_parts=parts, memory=memory)
   cpu = json.dumps({'devices': '8 × cpu', 'processes': 1, 'packages': {}})
   runs = read_runs([
     str(write_run(tmp_path / 'new', 5, predicted_json=json.dumps(found))),
     str(write_run(tmp_path / 'cpu', 5, versions_json=cpu)),
-    str(write_run(tmp_path / 'damaged', 5, predicted_json='{"parts": 3}')),
+    str(write_run(tmp_path / 'damaged', 5, predicted_json='{"predicted_parts": 3}')),
   ])  # fmt: skip
   title, header, rows, notes = report_sections.sections(runs)[0]
   assert title == 'A step, predicted and measured'
   assert header == ('run', 'part of a step', 'predicted', 'measured', 'measured / predicted')
   assert rows == [
-    ('new', 'matrix products', '300.0 ms', '–', '–'),
-    ('new', 'fused attention', '100.0 ms', '–', '–'),
-    ('new', 'memory traffic of other kernels', '60.0 ms', '–', '–'),
-    ('new', 'optimizer and metrics', '40.0 ms', '–', '–'),
-    ('new', 'collectives that nothing hides', '20.0 ms', '–', '–'),
+    ('new', 'matrix multiplications', '400.0 ms', '–', '–'),
+    ('new', 'memory traffic', '100.0 ms', '–', '–'),
+    ('new', 'collectives', '20.0 ms', '–', '–'),
     ('new', 'the whole step, the median of 39 (h200)', '520.0 ms', '624.0 ms', '1.20'),
     ('new', 'memory of a device', '50.0 GiB', '55.0 GiB', '1.10'),
   ]
-  about, of_cpu, of_damaged = notes
+  about, others = notes
   assert 'A step is measured as a whole' in about
-  assert of_cpu == 'Seconds on a CPU cannot be predicted, as its speeds are unknown: cpu.'
-  assert of_damaged.endswith(': damaged.')
+  assert others.endswith('such as CPUs: cpu, damaged.')
   text = page.page(runs, 'steps')
-  assert of_cpu in text
+  assert others in text
   assert '624.0 ms' in text
   assert '624.0 ms' in tables.markdown(runs)
 
@@ -51,8 +47,8 @@ def test_an_explanation_in_the_folder_of_a_run_is_shown(tmp_path):
     str(write_run(tmp_path / 'damaged', 5, explanation_json=explained.replace('bytes', 'x'))),
   ])  # fmt: skip
   titles = [table.title for table in report_sections.sections(runs)[2:]]
-  assert titles[:2] == ['one: Memory of a device', 'one: Weights: 24 parameters']
-  assert titles[-1].startswith('one: Matrix products that the backward pass computes again')
+  assert titles[:2] == ['one: What was compiled', 'one: Memory of a device']
+  assert titles[-1].startswith('one: Saved activations')
   text = page.page(runs, 'x')
   assert 'layer/ff_layer/w' in text
   assert 'embed/data' in text

@@ -7,7 +7,7 @@ import pytest
 from jax.profiler import ProfileData
 
 import paxlite
-from paxlite.aot import chips, explanation_tables, report_sections, roofline, run_callbacks
+from paxlite.aot import chips, explanation_tables, report_sections, run_callbacks, schedule, traces
 from paxlite.aot.explanation_tables import milliseconds
 from paxlite.report import tables
 from paxlite.report.records import read_runs
@@ -25,7 +25,7 @@ def test_a_run_says_what_was_predicted_and_measured(tmp_path, monkeypatch, capsy
     r'A step takes ([\d.]+) ms; ([\d.]+) ms were predicted \((.*)\)', said.out + said.err
   )
   assert line
-  assert 'of other kernels' in line[3]
+  assert f'of {schedule.MEMORY}' in line[3]
   found = json.loads((tmp_path / 'run' / run_callbacks.PREDICTED).read_text())
   assert found['chip'] == 'h200'
   assert 50 <= found['step'] <= 60
@@ -34,14 +34,13 @@ def test_a_run_says_what_was_predicted_and_measured(tmp_path, monkeypatch, capsy
   assert found['measured_steps'] == 39
   assert found['memory']['predicted_bytes'] > 0
   assert 'measured_bytes' not in found['memory'], 'a CPU does not say it'
-  kernels = found['parts']['compute_bound'] + found['parts']['memory_bound']
-  assert sum(found['kernels'].values()) == pytest.approx(kernels)
-  assert set(found['kernels']) == {roofline.PRODUCTS, roofline.TRAFFIC, roofline.OPTIMIZER}
+  assert found['predicted_parts'].keys() == set(schedule.PARTS)
+  assert sum(found['predicted_parts'].values()) == pytest.approx(found['predicted_seconds'])
 
   table = report_sections.sections(read_runs([str(tmp_path / 'run')]))[0]
   assert all(row[0] == 'run' for row in table.rows)
   by_part = {row[1]: row[2:] for row in table.rows}
-  assert {'matrix products', 'optimizer and metrics'} <= set(by_part)
+  assert {schedule.COMPUTE, schedule.MEMORY} <= set(by_part)
   _, measured, ratio = by_part['the whole step, the median of 39 (h200)']
   assert measured == milliseconds(found['measured_seconds'])
   assert ratio == f'{found["measured_seconds"] / found["predicted_seconds"]:.2f}'
@@ -56,7 +55,8 @@ def test_nothing_is_said_of_devices_without_a_chip(tmp_path, capsys):
   assert not (tmp_path / 'run' / run_callbacks.PREDICTED).exists()
   table = report_sections.sections(read_runs([str(tmp_path / 'run')]))[0]
   assert table.rows == []
-  assert table.notes == ['Seconds on a CPU cannot be predicted, as its speeds are unknown: run.']
+  (note,) = table.notes
+  assert note.endswith('such as CPUs: run.')
 
 
 def test_a_run_goes_on_where_the_file_cannot_be_written(tmp_path, monkeypatch, capsys):
@@ -126,7 +126,7 @@ def test_blocks_have_all_of_the_time_and_of_the_flops(tmp_path, monkeypatch, cap
   assert rows[-1][1] == report_sections.ALL
   by_name = {row[1]: row for row in rows}
   assert by_name['logits'][5] == milliseconds(blocks['logits']['measured'])
-  assert '0.0% of the time is of instructions that the program does not' in notes[0]
+  assert 'Collectives are measured with the waiting' in notes[0]
   assert '| run | block | FLOPs |' in tables.markdown(recorded)
 
 
@@ -147,7 +147,7 @@ def test_loops_count_once_and_collectives_are_a_block(tmp_path):
   file = tmp_path / 'step.json'
   values = [flag.removeprefix('--fdl.') for flag in flags]
   said = runs.module('paxlite', 'explain', 'TinyGPT', *values, f'--json={file}', devices=4).stdout
-  explained = json.loads(file.read_text())['blocks']
+  explained = json.loads(file.read_text())['report']['costs']['blocks']
   assert explained.keys() == blocks.keys()
   for name, block in blocks.items():
     assert explained[name]['flops'] == block['flops']
@@ -159,7 +159,7 @@ def test_a_trace_that_cannot_be_read_disturbs_no_run(tmp_path, monkeypatch):
   def broken(*_):
     raise ValueError('no trace')
 
-  monkeypatch.setattr(run_callbacks, 'traced_seconds', broken)
+  monkeypatch.setattr(traces, 'seconds', broken)
   paxlite.train(paxlite.get('TinyGPT')(**TRACED), tmp_path / 'run')
   assert not (tmp_path / 'run' / run_callbacks.BLOCKS).exists()
   _, _, rows, notes = report_sections.sections(read_runs([str(tmp_path / 'run')]))[1]

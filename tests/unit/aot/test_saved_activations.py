@@ -13,7 +13,7 @@ def test_of_a_function():
   x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
   kept, _ = saved_by(lambda x, y: (jnp.sin(jnp.exp(x)) * y).sum(), x, x)
   assert sorted(k.operation for k in kept) == ['cos', 'exp']
-  assert {(k.shape, k.dtype, k.bytes) for k in kept} == {((3, 5), 'float32', 60)}
+  assert {(k.shape, k.dtype) for k in kept} == {((3, 5), 'float32')}
 
 
 @pytest.mark.cases(fast=2, slow=2)

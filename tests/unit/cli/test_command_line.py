@@ -213,7 +213,6 @@ def test_show_says_what_values_mean(capsys, monkeypatch):
   [
     (new.main, ['gs://b/e.py'], '--output'),
     (compile.main, ['TinyGPT', '--target=v5e-8', '--save=gs://b/s'], '--save'),
-    (compile.main, ['TinyGPT', '--target=v5e-8', '--write_hlo=gs://b/s'], '--write_hlo'),
   ],
 )
 def test_object_stores_are_refused_for_code_and_programs(main, argv, flag):
@@ -231,7 +230,7 @@ def test_every_path_of_a_command_is_read_as_one():
     for action in parser._actions
     if action.option_strings and names_a_place.search(action.help) and not action.nargs
   }
-  assert found.keys() >= {'paxlite tokenize --output', 'paxlite compile --write_hlo'}
+  assert found.keys() >= {'paxlite tokenize --output', 'paxlite compile --save'}
   are_read_by_their_commands = {name for name in found if name.endswith(' --flagfile')}
   others = {n for n, kind in found.items() if kind not in (stored, local, expanded)}
   assert others - are_read_by_their_commands == set()

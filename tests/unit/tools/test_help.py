@@ -15,8 +15,7 @@ from paxlite.tools.commands import commands
 PARSERS = {c.name: c.parser for c in commands().values() if c.parser} | {'main': main.PARSER}
 OF_OTHERS = {
   'list': 'import',  # which every command takes
-  'compile': 'compiled_step',
-  'read-hlo': 'xla_dump_to',
+  'compile': 'compiled_step xla_dump_to',
   'import': 'base pax',
   'convert-te': 'input-path',
 }
