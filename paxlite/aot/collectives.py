@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -47,14 +47,19 @@ def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collect
   """Returns the collectives of a program that was compiled for a mesh with these sizes."""
   found: list[Collective] = []
   seen: set[str] = set()
-  for computation, instruction, count, in_fusion in _instructions(program):
-    one = collective(computation, instruction, mesh_sizes, count)
-    # a TPU repeats a collective in every fusion that it overlaps with
-    if one is None or (in_fusion and one.channel in seen):
-      continue
-    if in_fusion and one.channel:
-      seen.add(one.channel)
-    found.append(one)
+  waiting = [(program.entry, 1, False)]
+  while waiting:
+    computation, count, in_fusion = waiting.pop()
+    for instruction in computation:
+      trips = program.trips(computation, instruction)
+      fused = instruction.opcode == 'fusion' or (in_fusion and instruction.opcode != 'while')
+      waiting += [(c, count * trips, fused) for c in program.called(instruction)]
+      one = collective(computation, instruction, mesh_sizes, count)
+      # a TPU repeats a collective in every fusion that it overlaps with
+      if one is not None and not (in_fusion and one.channel in seen):
+        found.append(one)
+        if in_fusion and one.channel:
+          seen.add(one.channel)
   return found
 
 
@@ -88,18 +93,6 @@ def collective(
   elif kind == 'reduce-scatter':
     total *= size
   return Collective(kind, total, axes, size, count, shape, *where)
-
-
-def _instructions(program: Program) -> Iterator[tuple[Computation, Instruction, int, bool]]:
-  """Yields (computation, instruction, runs, whether in a fusion) of all that the program runs."""
-  waiting = [(program.entry, 1, False)]
-  while waiting:
-    computation, count, in_fusion = waiting.pop()
-    for instruction in computation:
-      yield computation, instruction, count, in_fusion
-      trips = program.trips(computation, instruction)
-      fused = instruction.opcode == 'fusion' or (in_fusion and instruction.opcode != 'while')
-      waiting += [(c, count * trips, fused) for c in program.called(instruction)]
 
 
 def _groups(line: str) -> np.ndarray | None:

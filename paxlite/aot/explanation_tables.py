@@ -9,13 +9,6 @@ from paxlite.core.json_text import JsonObject
 COLLECTIVES, ELSEWHERE = 'collectives', 'elsewhere'  # blocks of their own
 UNKNOWN = 'not in the program'  # measured instructions that the compiled program does not have
 _MOST = 20  # collectives that are listed one by one
-_BLOCKS = (
-  'embedding', 'position_emb', 'first', 'layer', 'last', 'final_ln', 'logits', 'loss', 'update',
-)  # fmt: skip
-_SUBLAYERS = (
-  '', 'layer_norm', 'self_attention', 'post_layer_norm', 'ff_layer_norm', 'ff_layer',
-  'ff_post_layer_norm',
-)  # fmt: skip
 
 
 class Table(NamedTuple):
@@ -186,13 +179,10 @@ def dims_text(row: JsonObject) -> str:
   return f'[{", ".join(parts)}]'
 
 
-def block_order(block: str) -> tuple[object, ...]:
-  """Sorts blocks in the order of the model."""
-  head, _, rest = block.partition('/')
-  kind = next((i for i, name in enumerate(_BLOCKS) if head.startswith(name)), len(_BLOCKS))
-  number, _, sublayer = rest.rpartition('/')
-  place = _SUBLAYERS.index(sublayer) if sublayer in _SUBLAYERS else len(_SUBLAYERS)
-  return kind, head, number, place, sublayer
+def most_first(blocks: Mapping[str, JsonObject], spent: str) -> list[str]:
+  """Returns the names of blocks by their seconds, or by their traffic where these are unknown."""
+  order = lambda name: (blocks[name].get(spent) or 0.0, blocks[name].get('bytes') or 0)
+  return sorted(blocks, key=order, reverse=True)
 
 
 def label(parts: Sequence[str]) -> str:
@@ -205,6 +195,7 @@ def label(parts: Sequence[str]) -> str:
 
 
 def _blocks(blocks: Mapping[str, JsonObject]) -> Table:
+  """Returns the table of blocks, those that take most first."""
   total = {n: sum(b[n] for b in blocks.values()) for n in ('flops', 'recomputed', 'bytes')}
   share = lambda block, n, of: f'{block[n] / total[of]:.1%}' if total[of] else '–'
   rows = [
@@ -212,7 +203,7 @@ def _blocks(blocks: Mapping[str, JsonObject]) -> Table:
       name, share(blocks[name], 'flops', 'flops'), share(blocks[name], 'recomputed', 'flops'),
       share(blocks[name], 'bytes', 'bytes'), milliseconds(blocks[name]['predicted']),
     )
-    for name in sorted(blocks, key=block_order)
+    for name in most_first(blocks, 'predicted')
   ]  # fmt: skip
   notes = [f'The backward pass computes {share(total, "recomputed", "flops")} of all FLOPs again.']
   header = ('block', '#FLOPs', '#of them again', '#memory traffic', '#predicted')

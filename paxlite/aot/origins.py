@@ -21,7 +21,7 @@ _NO_MODULE = re.compile(
   r'closed_call|rematted_computation|named_computation|custom_vjp_call|core_call|branch_\d+_fun)\b'
 )
 _REDUCTIONS = ('all-reduce', 'reduce-scatter')
-_FARTHEST = 40  # instructions that are searched for a path
+_FAR = 3  # steps of the search for a path
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -44,62 +44,35 @@ def origins(path: str) -> tuple[Origin, ...]:
 class Paths:
   """The paths of the instructions of a program.
 
-  Collectives that the partitioner adds have no path. They get the path of the nearest instruction
-  that uses the result of a gather, or makes the operand of a reduction.
+  Copies, and collectives that the partitioner adds, may have no path. They get that of the nearest
+  instruction that uses the result, or, if it is a reduction, makes the operand.
   """
 
   def __init__(self, program: Program):
-    self._program = program
-    self._callers: dict[str, tuple[Computation, Instruction]] = {}
-    for computation in program.computations.values():
-      for instruction in computation:
-        if instruction.opcode in ('fusion', 'call', 'async-start'):
-          for called in program.called(instruction):
-            self._callers.setdefault(called.name, (computation, instruction))
+    self._callers = {
+      called.name: (computation, instruction)
+      for computation in program.computations.values()
+      for instruction in computation
+      if instruction.opcode in ('fusion', 'call', 'async-start')
+      for called in program.called(instruction)
+    }
 
   def origins(self, computation: Computation, instruction: Instruction) -> tuple[Origin, ...]:
     """Returns the origins of an instruction; one called 'elsewhere' where no path is near."""
     path = self.path(computation, instruction)
     return origins(path) if path else (Origin(ELSEWHERE, ELSEWHERE),)
 
-  def path(self, computation: Computation, instruction: Instruction) -> str:
-    """Returns the path of an instruction; '' where none is near."""
-    if instruction.source:
+  def path(self, computation: Computation, instruction: Instruction, far: int = _FAR) -> str:
+    """Returns the path of an instruction; '' where none is so near."""
+    if instruction.source or not far:
       return instruction.source
-    downwards = instruction.opcode.removesuffix('-start') not in _REDUCTIONS
-    for way in (self._using, self._used) if downwards else (self._used, self._using):
-      waiting, seen = [(computation, instruction)], {instruction.name}
-      while waiting and len(seen) < _FARTHEST:
-        for where, near in way(*waiting.pop(0)):
-          if near.source:
-            return near.source
-          if near.name not in seen and near.opcode not in ('while', 'tuple'):
-            seen.add(near.name)
-            waiting.append((where, near))
-    return ''
-
-  def _using(
-    self, computation: Computation, instruction: Instruction
-  ) -> Iterator[tuple[Computation, Instruction]]:
-    """Yields the instructions that use a result; for that of a computation, those of its caller."""
-    for user in computation.users.get(instruction.name, ()):
-      yield computation, user
-    if instruction is computation.root and computation.name in self._callers:
-      yield self._callers[computation.name]
-
-  def _used(
-    self, computation: Computation, instruction: Instruction
-  ) -> Iterator[tuple[Computation, Instruction]]:
-    """Yields the instructions that make the operands; for a parameter, those of the caller."""
-    if instruction.opcode == 'parameter' and computation.name in self._callers:
-      caller, call = self._callers[computation.name]
-      position = int(instruction.operands[0])
-      if position < len(call.operands):
-        yield caller, caller.get(call.operands[position])
-      return
-    for operand in instruction.operands:
-      if operand in computation.instructions:
-        yield computation, computation.instructions[operand]
+    using = [(computation, user) for user in computation.users.get(instruction.name, ())]
+    using += [self._callers[computation.name]] if computation.name in self._callers else []
+    used = [(computation, computation.get(name)) for name in instruction.operands]
+    is_reduction = instruction.opcode.removesuffix('-start') in _REDUCTIONS
+    near = used + using if is_reduction else using + used
+    paths = (self.path(*one, far - 1) for one in near if one[1].opcode not in ('while', 'tuple'))
+    return next(filter(None, paths), '')
 
 
 def _alternatives(path: str) -> Iterator[str]:

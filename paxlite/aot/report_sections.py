@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paxlite.aot.explanation_tables import UNKNOWN, Table, block_order, milliseconds, size, tables
+from paxlite.aot.explanation_tables import UNKNOWN, Table, milliseconds, most_first, size, tables
 from paxlite.core.json_text import JsonObject, number
 
 EXPLANATION = 'explanation.json'  # in a run's folder, where `paxlite explain --json` may write it
@@ -64,7 +64,7 @@ def _compared(
 
 
 def _blocks(runs: Sequence[Any]) -> Table:
-  """Returns rows for each run with a trace: its blocks in the order of the model, and their sum."""
+  """Returns rows for each run with a trace: its blocks, most first, and their sum."""
   rows = [(run.name, *row) for run in runs for row in _read(_of_blocks, run)]
   header = 'run', 'block', 'FLOPs', 'memory traffic', 'predicted', 'measured'
   notes = [_ABOUT_BLOCKS] if rows else []
@@ -77,7 +77,7 @@ def _of_blocks(run: Any) -> Iterator[Sequence[str]]:
   values = {n: {b: number(block.get(n)) for b, block in blocks.items()} for n in names}
   sums = {n: sum(x for x in of.values() if x is not None) for n, of in values.items()}
   share = lambda n, b: f'{(values[n][b] or 0.0) / sums[n]:.1%}' if sums[n] else '–'
-  for b in sorted(blocks, key=block_order):
+  for b in most_first(blocks, 'measured'):
     seconds = (milliseconds(values[n][b]) for n in names[2:])
     yield b, share('flops', b), share('bytes', b), *seconds, share('measured', b)
   if blocks:

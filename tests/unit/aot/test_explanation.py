@@ -223,7 +223,7 @@ EXPLAINED = {
 
 
 def test_the_tables():
-  """Equal layers are one row; blocks come in the order of the model, small collectives together."""
+  """Equal layers are one row; blocks that take most come first, small collectives together."""
   _, memory, seconds, blocks, sent, weights, kept = explanation_tables.tables(EXPLAINED)
   assert dict(memory.rows) == {
     'parameters': '2.00 KiB', 'batch': '1.50 KiB', 'at most in use at a time': '4.00 KiB',

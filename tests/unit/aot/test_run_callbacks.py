@@ -40,7 +40,7 @@ def test_a_run_says_what_was_predicted_and_measured(tmp_path, monkeypatch, capsy
   table = report_sections.sections(read_runs([str(tmp_path / 'run')]))[0]
   assert all(row[0] == 'run' for row in table.rows)
   by_part = {row[1]: row[2:] for row in table.rows}
-  assert {schedule.COMPUTE, schedule.MEMORY} <= set(by_part)
+  assert schedule.MEMORY in by_part
   _, measured, ratio = by_part['the whole step, the median of 39 (h200)']
   assert measured == milliseconds(found['measured_seconds'])
   assert ratio == f'{found["measured_seconds"] / found["predicted_seconds"]:.2f}'
@@ -122,7 +122,8 @@ def test_blocks_have_all_of_the_time_and_of_the_flops(tmp_path, monkeypatch, cap
   _, header, rows, notes = report_sections.sections(recorded)[1]
   assert header[1] == 'block'
   names = [row[1] for row in rows]
-  assert names.index('embedding') < names.index('layer/ff_layer') < names.index('logits')
+  took = [blocks[name]['measured'] for name in names[:-1]]
+  assert took == sorted(took, reverse=True)
   assert rows[-1][1] == report_sections.ALL
   by_name = {row[1]: row for row in rows}
   assert by_name['logits'][5] == milliseconds(blocks['logits']['measured'])

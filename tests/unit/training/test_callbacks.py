@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from paxlite.aot.run_callbacks import MeasuredBlocks, PredictedStep
+from paxlite.aot.run_callbacks import MeasuredStep
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.experiments.demo import TinyGPT
@@ -103,7 +103,7 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   values = dict(LOSS_SPIKE_FACTOR=2.0, KEEP_BEST=True, LOCAL_CHECKPOINT_EVERY_N_STEPS=2)
   e = Whole(**VALUES, **values, LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'))
   kinds = [type(c) for c in Run(e, tmp_path).trainer().callbacks]
-  last = [StepProfiler, LossAlarm, PredictedStep, MeasuredBlocks]
+  last = [StepProfiler, LossAlarm, MeasuredStep]
   assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, *last]
 
 
