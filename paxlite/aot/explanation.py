@@ -1,19 +1,14 @@
-"""The arrays of a train step: its weights, and what is kept for the backward pass."""
+"""What is in the memory of a device in a step: the state, and what the forward pass keeps."""
 
-import dataclasses
 import math
-from collections.abc import Iterator
 
 import jax
-from flax.linen import meta
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from paxlite.aot import analysis, saved_activations
-from paxlite.aot.saved_activations import Saved
+from paxlite.aot.explanation_tables import short_name
 from paxlite.aot.targets import Target
 from paxlite.core.json_text import JsonObject
-from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import path_name
 from paxlite.experiments.base import Experiment
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
@@ -23,10 +18,10 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
   """Compiles the train step of an experiment for a target, and explains it.
 
   Returns:
-    An object for JSON. `report` is what `paxlite compile --json` writes. `weights` and
-    `activations` have what `_row` returns for each parameter, and for each array that the forward
-    pass keeps for the backward pass; there are no `activations` of a pipeline. `totals` are bytes
-    of one device: the state, the batch, gradients, and saved activations of one microbatch.
+    An object for JSON. `report` is what `paxlite compile --json` writes. `totals` are bytes of one
+    device: parameters, moments, other state, the batch, gradients, and saved activations of one
+    microbatch. `activations` are the latter by origin, as `_activations` returns them. Those of a
+    pipeline are in neither.
 
   Raises:
     UserError: The errors of analysis.compile_step.
@@ -37,47 +32,35 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
   sharded = analysis.sharded_task(e, mesh)
   state, task, count = sharded.abstract, sharded.task, partitioning.bytes_per_device
   trained, _ = task.optimizer.split(state.params)
-  on_host = lambda x: task.optimizer.on_host and is_moment(x)
+  moments = [x for x in jax.tree.leaves(state.opt_state) if is_moment(x)]
   totals = {
     'parameters': count(state.params),
-    'optimizer': count([x for x in jax.tree.leaves(state.opt_state) if not on_host(x)]),
-    'other state': count(dataclasses.replace(state, params=(), opt_state=())),
+    'moments': 0 if task.optimizer.on_host else count(moments),
+    'other state': count(state) - count(state.params) - count(moments),
     'batch': count(analysis.abstract_batch(e, mesh, [])),
     'gradients': count(jax.tree.map(lambda w: w.update(dtype=task.gradient_dtype), trained)),
   }
-  weights = [_row(weight, mesh, e) for weight in _weights(sharded.boxed_params)]
-  found: JsonObject = {'report': report.as_json(), 'totals': totals, 'weights': weights}
+  found: JsonObject = {'report': report.as_json(), 'totals': totals}
   if e.mesh_sizes.get('stage', 1) == 1:
-    rows = e.batch_size // task.num_microbatches
-    saved, _ = saved_activations.loss_of(e, mesh, rows).saved()
-    found['activations'] = [_row(s, mesh, e) for s in saved]
+    found['activations'] = _activations(e, mesh, e.batch_size // task.num_microbatches)
     totals['saved activations'] = sum(row['bytes'] for row in found['activations'])
   return found
 
 
-def _weights(boxed: PyTree) -> Iterator[Saved]:
-  is_box = lambda leaf: isinstance(leaf, meta.AxisMetadata)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_box):
-    names = leaf.names if is_box(leaf) else (None,) * leaf.ndim
-    value = meta.unbox(leaf)
-    yield Saved(value.shape, str(value.dtype), '', path_name(path), names=names)
+def _activations(e: Experiment, mesh: Mesh, rows: int) -> list[JsonObject]:
+  """Returns the arrays that the forward pass of so many rows keeps, by origin, most bytes first.
 
-
-def _row(array: Saved, mesh: Mesh, e: Experiment) -> JsonObject:
-  """Returns an array of the model on the mesh, for JSON.
-
-  `name` is that of the variable, or the modules that make an activation; `shape` is that for all
-  devices together; `axes` has the logical axis of each dimension, and `mesh_axes` those that split
-  it. `bytes` are those of one device. An activation is `made_by` an operation of JAX, or is known
-  to checkpoint policies by this name.
+  `module` has made them, by the operation of JAX `made_by` or under this name of checkpoint
+  policies. `bytes` are those of one device, of all `arrays` together.
   """
-  sizes, shape = dict(mesh.shape), array.shape
-  partition = partitioning.fitting(partitioning.spec(array.names, e.rules), shape, sizes)
-  split = [partitioning.axes_of(entry) for entry in partition]
-  shards = math.prod(sizes[a] for axes in split for a in axes)
-  return {
-    'name': array.source or 'loss', 'shape': shape, 'dtype': array.dtype, 'axes': array.names,
-    'mesh_axes': tuple(tuple(a for a in axes if sizes[a] > 1) for axes in split),
-    'bytes': math.prod(shape) * jax.numpy.dtype(array.dtype).itemsize // shards,
-    'made_by': array.label or array.operation,
-  }  # fmt: skip
+  found = dict[tuple[str, str], JsonObject]()
+  for array in saved_activations.loss_of(e, mesh, rows).saved()[0]:
+    partition = partitioning.spec(array.names, e.rules)
+    partition = partitioning.fitting(partition, array.shape, dict(mesh.shape))
+    shape = NamedSharding(mesh, partition).shard_shape(array.shape)
+    origin = short_name(array.source or 'loss'), array.label or array.operation
+    about = {'module': origin[0], 'made_by': origin[1], 'arrays': 0, 'bytes': 0}
+    row = found.setdefault(origin, about)
+    row['arrays'] += 1
+    row['bytes'] += math.prod(shape) * jax.numpy.dtype(array.dtype).itemsize
+  return sorted(found.values(), key=lambda row: -row['bytes'])

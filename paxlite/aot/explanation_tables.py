@@ -1,14 +1,14 @@
 """A compiled train step as tables, for the terminal and for `paxlite report`; no JAX."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paxlite.core.json_text import JsonObject
 
 COLLECTIVES, ELSEWHERE = 'collectives', 'elsewhere'  # blocks of their own
 UNKNOWN = 'not in the program'  # measured instructions that the compiled program does not have
-_MOST = 20  # collectives that are listed one by one
+_MOST = 20  # rows of a table, of which the last one has the others
 
 
 class Table(NamedTuple):
@@ -64,15 +64,8 @@ def tables(found: JsonObject) -> Iterator[Table]:
       yield _seconds(report)
     yield _blocks(costs['blocks'])
     yield _collectives(costs['communication'])
-  for key, about in _ARRAYS.items():
-    if key in found:
-      yield _arrays(about, found[key])
-
-
-_ARRAYS = {
-  'weights': 'Weights, as [size logical axis/mesh axes that split it]; bytes are those of a device',
-  'activations': 'Saved activations: what the forward pass keeps for the backward pass',
-}
+  if found.get('activations'):
+    yield _activations(found['activations'])
 
 
 def text(found: JsonObject) -> str:
@@ -151,16 +144,28 @@ def _seconds(report: JsonObject) -> Table:
   )  # fmt: skip
 
 
-def _arrays(title: str, rows: Sequence[JsonObject]) -> Table:
-  """Returns a table of arrays, with one row for equal arrays of unrolled layers."""
-  found: dict[tuple[str, ...], list[int]] = {}
-  for row in rows:
-    name = short_name(row['name'])
-    name = f'{name}: {row["made_by"]}' if row['made_by'] else name
-    found.setdefault((name, dims_text(row), row['dtype']), []).append(row['bytes'])
-  lines = [(*key, f'{len(n)}x' if len(n) > 1 else '', size(sum(n))) for key, n in found.items()]
-  total = (f'{len(rows)} arrays', '', '', '', size(sum(row['bytes'] for row in rows)))
-  return Table(title, ('name', 'shape', 'type', '#', '#bytes'), [*lines, total])
+def _activations(found: Sequence[JsonObject]) -> Table:
+  title = 'Saved activations: what the forward pass keeps for the backward pass, by the traced loss'
+  names = lambda row: (row['module'], row['made_by'])
+  sums = lambda rows: (f'{_sum(rows, "arrays"):,}', size(_sum(rows, 'bytes')))
+  return Table(title, ('module', 'made by', '#arrays', '#bytes'), _largest(found, names, sums))
+
+
+def _largest(
+  found: Sequence[JsonObject], names: Callable[[JsonObject], tuple[str, ...]],
+  sums: Callable[[Sequence[JsonObject]], tuple[str, ...]],
+) -> list[tuple[str, ...]]:  # fmt: skip
+  """Returns the first rows one by one, the others as one, and the sums of all."""
+  rows = [(*names(row), *sums([row])) for row in found[:_MOST]]
+  blank = [''] * (len(names(found[0])) - 1)
+  if others := found[_MOST:]:
+    rows.append(('others', *blank, *sums(others)))
+  return [*rows, ('all', *blank, *sums(found))]
+
+
+def _sum(rows: Sequence[JsonObject], name: str) -> float | None:
+  """Returns the sum of a column; None where it is not known."""
+  return None if rows[0][name] is None else sum(row[name] for row in rows)
 
 
 def short_name(name: str) -> str:
@@ -168,15 +173,6 @@ def short_name(name: str) -> str:
   short = re.sub(r'^(transformer/)?(repeat|x_layers_\d+|[A-Z]\w*)(?=/|$)', 'layer', name)
   short = re.sub(r'^transformer(?=/(?!first_|last_)|$)', 'layer', short)
   return re.sub(r'^transformer/|(?<=^layer/)x_layers_', '', short)
-
-
-def dims_text(row: JsonObject) -> str:
-  """Returns '[2,048 embed/data, 32 heads/mdl]': sizes, logical axes, and mesh axes."""
-  parts = []
-  for number, name, mesh_axes in zip(row['shape'], row['axes'], row['mesh_axes'], strict=True):
-    text = f'{number} {name}' if name else str(number)
-    parts.append(f'{text}/{"+".join(mesh_axes)}' if mesh_axes else text)
-  return f'[{", ".join(parts)}]'
 
 
 def most_first(blocks: Mapping[str, JsonObject], spent: str) -> list[str]:
@@ -214,21 +210,11 @@ def _collectives(found: Sequence[JsonObject]) -> Table:
   """Returns the table of collectives, the most sent first."""
   if not found:
     return Table('There are no collectives: one device has all of the model.', (), ())
-  rows = [
-    (row['block'], row['pass'], row['kind'], '+'.join(row['axes']), *_sums([row]))
-    for row in found[:_MOST]
-  ]
-  if rest := found[_MOST:]:
-    rows.append(('others, which send less', '', '', '', *_sums(rest)))
-  header = ('block', 'pass', 'kind', 'axes', '#runs', '#bytes', '#seconds', '#not hidden')
   title = 'Collectives of a step, by block'
-  return Table(title, header, [*rows, ('all', '', '', '', *_sums(found))])
-
-
-def _sums(rows: Sequence[JsonObject]) -> tuple[str, ...]:
-  sums = {name: sum(row[name] or 0.0 for row in rows) for name in ('runs', 'bytes')}
-  spent = (
-    milliseconds(None if rows[0][name] is None else sum(row[name] for row in rows))
-    for name in ('seconds', 'exposed')
-  )
-  return f'{sums["runs"]:,}', size(sums['bytes']), *spent
+  header = ('block', 'pass', 'kind', 'axes', '#runs', '#bytes', '#seconds', '#not hidden')
+  names = lambda row: (row['block'], row['pass'], row['kind'], '+'.join(row['axes']))
+  sums = lambda rows: (
+    f'{_sum(rows, "runs"):,}', size(_sum(rows, 'bytes')),
+    *(milliseconds(_sum(rows, name)) for name in ('seconds', 'exposed')),
+  )  # fmt: skip
+  return Table(title, header, _largest(found, names, sums))

@@ -1,8 +1,8 @@
 """paxlite explain EXPERIMENT [--target=v5e-256] [NAME=VALUE …] [--json=RUN/explanation.json]
 
 Compiles the train step of an experiment, and says where its memory and its time go: what paxlite
-compile prints, and every weight and every saved activation with its logical axes, the mesh axes
-that split it, and its bytes on a device. NAME=VALUE sets an attribute.
+compile prints, the parts of the state, and the saved activations by the modules that make them.
+NAME=VALUE sets an attribute.
 
 The targets are those of paxlite compile. The default is here: as many devices as the mesh has.
 `paxlite report` shows the explanation.json in the folder of a run.

@@ -1,12 +1,11 @@
 """An explanation's figures are those of the compiler, and rows of it are counted by hand."""
 
 import json
-import math
 
 import pytest
 
 from paxlite.aot import explanation_tables, origins
-from paxlite.aot.explanation_tables import dims_text, short_name, size
+from paxlite.aot.explanation_tables import short_name, size
 from paxlite.aot.hlo import Program
 from paxlite.aot.origins import Origin
 from tests.support import runs
@@ -37,20 +36,14 @@ def explained(tmp_path_factory):
   return Explained(tmp_path_factory.mktemp('explained'))
 
 
-def row(rows, name: str, **values) -> dict:
-  (found,) = (r for r in rows if r['name'] == name and all(r[k] == v for k, v in values.items()))
-  return found
-
-
 @pytest.mark.slow
 def test_its_bytes_are_those_of_the_compiler(explained):
   totals, report = explained.data['totals'], explained.data['report']
-  state = ('parameters', 'optimizer', 'other state', 'batch')
+  state = ('parameters', 'moments', 'other state', 'batch')
   assert totals.keys() == {*state, 'gradients', 'saved activations'}
   assert sum(totals[name] for name in state) == report['arguments']
-  assert totals['parameters'] == sum(r['bytes'] for r in explained.data['weights'])
+  assert totals['gradients'] == totals['parameters'] == totals['moments'] / 2
   assert totals['saved activations'] == sum(r['bytes'] for r in explained.data['activations'])
-  assert sum(math.prod(r['shape']) for r in explained.data['weights']) == report['parameters']
 
 
 @pytest.mark.slow
@@ -64,18 +57,14 @@ def test_its_collectives_are_those_of_the_blocks(explained):
 
 
 @pytest.mark.slow
-def test_rows_counted_by_hand(explained):
-  """A weight [2 layers, 32, 96], split by data and mdl; the inputs of two layers, [8, 16, 32]."""
-  weight = row(explained.data['weights'], 'transformer/repeat/ff_layer/ffn_layer1/w')
-  assert weight['shape'] == [2, 32, 96]
-  assert weight['axes'] == ['layers', 'embed', 'mlp']
-  assert weight['mesh_axes'] == [[], ['data'], ['mdl']]
-  assert (weight['dtype'], weight['bytes']) == ('float32', 4 * 2 * 32 * 96 // 4)
-  kept = row(explained.data['activations'], 'transformer')
-  assert kept['shape'] == [2, 8, 16, 32]
-  assert kept['axes'] == ['layers', 'batch', 'length', 'act_embed']
-  assert kept['mesh_axes'] == [[], ['replica', 'data'], [], ['mdl']]
-  assert (kept['bytes'], kept['made_by']) == (4 * 2 * 8 * 16 * 32 // 8, 'iteration_input')
+def test_activations_counted_by_hand(explained):
+  """The inputs of two layers, [8, 16, 32], are split over all three axes."""
+  (kept,) = (a for a in explained.data['activations'] if a['made_by'] == 'iteration_input')
+  assert kept == {
+    'module': 'layer', 'made_by': 'iteration_input', 'arrays': 1, 'bytes': 4 * 2 * 8 * 16 * 32 // 8
+  }  # fmt: skip
+  of_bytes = [a['bytes'] for a in explained.data['activations']]
+  assert of_bytes == sorted(of_bytes, reverse=True)
 
 
 @pytest.mark.slow
@@ -96,9 +85,8 @@ def test_products_that_run_again(explained):
 def test_the_text(explained):
   lines = explained.text.splitlines()
   assert lines[0].startswith('TinyGPT on here, mesh replica 2 × data 2 × mdl 2')
-  (line,) = (line for line in lines if line.startswith('  layer/ff_layer/ffn_layer1/w '))
-  shape = '[2 layers, 32 embed/data, 96 mlp/mdl]'
-  assert line.split(maxsplit=1)[1].split() == [*shape.split(), 'float32', '6.00', 'KiB']
+  (line,) = (line for line in lines if line.startswith('  layer ') and 'iteration_input' in line)
+  assert line.split() == ['layer', 'iteration_input', '1', '4.00', 'KiB']
 
 
 ONE = 'jit(step)/transpose(jvp(Lm.losses))/Lm.hidden/transformer/transformer.layers/x_layers_3'
@@ -174,11 +162,6 @@ def test_collectives_without_a_path():
   assert path(program.computations['fused'], 'inside') == 'jit(step)/out'
 
 
-def array(name: str, made_by: str = '') -> dict:
-  about = dict(axes=['embed', None], mesh_axes=[['data', 'mdl'], []], bytes=24, made_by=made_by)
-  return dict(name=name, shape=[6, 4], dtype='float32', **about)
-
-
 def collective(**values) -> dict:
   about = {
     'block': 'layer/ff_layer', 'pass': 'forward', 'kind': 'all-gather', 'axes': ['data'], 'runs': 2,
@@ -217,14 +200,13 @@ REPORT = {
 EXPLAINED = {
   'report': REPORT,
   'totals': {'parameters': 2048, 'batch': 1536},
-  'weights': [array(f'transformer/x_layers_{i}/ff_layer/w') for i in range(3)],
-  'activations': [array('loss', 'add')],
+  'activations': [dict(module=f'm{i}', made_by='add', arrays=2, bytes=3072) for i in range(22)],
 }
 
 
 def test_the_tables():
-  """Equal layers are one row; blocks that take most come first, small collectives together."""
-  _, memory, seconds, blocks, sent, weights, kept = explanation_tables.tables(EXPLAINED)
+  """Blocks that take most come first, and what is small comes together."""
+  _, memory, seconds, blocks, sent, kept = explanation_tables.tables(EXPLAINED)
   assert dict(memory.rows) == {
     'parameters': '2.00 KiB', 'batch': '1.50 KiB', 'at most in use at a time': '4.00 KiB',
     'temporaries, with gradients and activations': '1.00 KiB', 'there is': '1.00 GiB',
@@ -237,9 +219,8 @@ def test_the_tables():
   assert seconds.notes[0].endswith('by its sheet: compute 250.0 ms, memory 125.0 ms.')
   assert 'reaches 50% of the FLOP/s or 75% of the bandwidth, and takes 2 µs' in seconds.notes[1]
   assert seconds.notes[2].startswith('MFU is predicted at 25%; 50% if')
-  assert weights.rows[0][0] == 'layer/ff_layer/w'
-  assert weights.rows[0][2:] == ('float32', '3x', '72 B')
-  assert kept.rows[0][0] == 'loss: add'
+  assert kept.rows[0] == ('m0', 'add', '2', '3.00 KiB')
+  assert kept.rows[-2:] == [('others', '', '4', '6.00 KiB'), ('all', '', '44', '66.0 KiB')]
   assert blocks.rows == [
     ('layer/ff_layer', '100.0%', '33.3%', '25.0%', '250.0 ms'),
     ('update', '0.0%', '0.0%', '75.0%', '–'),
@@ -249,7 +230,7 @@ def test_the_tables():
   assert sent.rows[0][:4] == ('layer/ff_layer', 'forward', 'all-gather', 'data')
   assert sent.rows[1][4:] == ('2', '400 B', '2,000.0 ms', '0 ms')
   assert sent.rows[-2:] == [
-    ('others, which send less', '', '', '', '4', '8 B', '4,000.0 ms', '1,000.0 ms'),
+    ('others', '', '', '', '4', '8 B', '4,000.0 ms', '1,000.0 ms'),
     ('all', '', '', '', '44', '880 B', '44,000.0 ms', '10,500.0 ms'),
   ]
   text = explanation_tables.text(EXPLAINED)
@@ -268,7 +249,6 @@ def test_what_is_not_known_or_not_there_is_left_out():
 
 
 def test_names_and_sizes():
-  assert dims_text(array('x')).split() == ['[6', 'embed/data+mdl,', '4]']
   assert short_name('transformer/repeat/x_layers_1/ff_layer/w') == 'layer/1/ff_layer/w'
   assert short_name('transformer/first_0/ff_layer/w') == 'first_0/ff_layer/w'
   sizes = {3: '3 B', 1536: '1.50 KiB', 40 << 20: '40.0 MiB', 700 << 40: '700 TiB'}
