@@ -46,13 +46,6 @@ def milliseconds(seconds: float | None) -> str:
   return f'{1e3 * seconds:,.1f} ms' if seconds >= 0.01 else f'{1e3 * seconds:.3g} ms'
 
 
-def title(found: JsonObject) -> str:
-  """Returns what is explained, and whether it fits."""
-  report = found['report']
-  mesh = ' × '.join(f'{a} {n}' for a, n in report['mesh'].items() if n > 1) or 'one device'
-  return f'{report["experiment"]} on {report["target"]}, mesh {mesh}: {report["verdict"]}'
-
-
 def tables(found: JsonObject) -> Iterator[Table]:
   """Yields the tables of a step: `report` is an analysis.Report, the rest is of an explanation."""
   report = found['report']
@@ -69,13 +62,14 @@ def tables(found: JsonObject) -> Iterator[Table]:
 
 
 def text(found: JsonObject) -> str:
-  """Returns the tables as a page of text."""
-  lines = [title(found)]
+  """Returns the tables as a page of text, which begins with what fits."""
+  r = found['report']
+  mesh = ' × '.join(f'{a} {n}' for a, n in r['mesh'].items() if n > 1) or 'one device'
+  lines = [f'{r["experiment"]} on {r["target"]}, mesh {mesh}: {r["verdict"]}']
   for table in tables(found):
     shown = filter(None, columns(table.header, table.rows))
     lines += ['', table.title, *shown, *(f'  {note}' for note in table.notes)]
-  notes = found['report']['notes']
-  return '\n'.join([*lines, *([''] if notes else []), *notes])
+  return '\n'.join([*lines, *([''] if r['notes'] else []), *r['notes']])
 
 
 def columns(header: Sequence[str], table: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def saved_by(
 
   program = jax.make_jaxpr(both)(variables, *others).jaxpr
   found = []
-  for kept in dict.fromkeys(v for v in program.outvars[:count] if not is_literal(v)):
+  for kept in dict.fromkeys(v for v in program.outvars[:count] if not hasattr(v, 'val')):
     array: Any = kept.aval  # which every version of JAX types in another way
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a key of random numbers
       continue
@@ -187,11 +187,6 @@ _WIDTHS = (
   ('NUM_EXPERTS', 'experts'),
 )  # fmt: skip
 _WIDTH_NAMES = {name for _, name in _WIDTHS if name.startswith('act_')}
-
-
-def is_literal(value: 'Var | Literal') -> bool:
-  """Returns whether an operand of a traced function is a constant."""
-  return hasattr(value, 'val')
 
 
 def _origin(traced: 'Jaxpr', value: 'Var | Literal') -> tuple[str, str, str] | None:

@@ -41,13 +41,13 @@ def main(argv: Sequence[str]) -> None:
   # a program from JAX's cache may lack its text
   jax.config.update('jax_enable_compilation_cache', False)
 
-  from paxlite.aot import explanation, explanation_tables
+  from paxlite.aot import analysis, explanation_tables
   from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   if args.target == 'here' and 'device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', experiment.num_devices)
-  found = explanation.explain(experiment, targets.parse(args.target))
+  found = analysis.explain(experiment, targets.parse(args.target))
   print(explanation_tables.text(found))
   if args.json is not None:
     write_output(args.json, (json.dumps(found, indent=1) + '\n').encode())
