@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paxlite.aot.hlo import Computation, Instruction, Program, arrays_of, elements
+from paxlite.aot.hlo import Computation, Instruction, Program, arrays_of, split
 
 KINDS = (
   'all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all',
@@ -30,10 +30,9 @@ class Collective:
   axes: tuple[str, ...]
   size: int  # devices that take part together
   count: int  # runs in one call of the program
-  shape: str  # of the result, in the text of the program
-  computation: str = ''
-  instruction: str = ''
-  channel: str | None = None  # its copies share it: a TPU repeats a collective in several fusions
+  computation: str
+  instruction: str
+  channel: str | None  # its copies share it: a TPU repeats a collective in several fusions
 
   @property
   def sent_bytes(self) -> float:
@@ -73,14 +72,13 @@ def collective(
   )
   if transfer:
     kind = transfer[1].lower().replace('_', '-')
-    size = instruction.bytes
-    return Collective(kind, size, (BETWEEN_SLICES,), 2, count, instruction.shape, *where)
+    return Collective(kind, instruction.bytes, (BETWEEN_SLICES,), 2, count, *where)
   kind = instruction.opcode.removesuffix('-start')
   if kind not in KINDS:
     return None
   shape = instruction.shape
   if kind != instruction.opcode and kind != 'all-reduce':  # (operands, results, …)
-    shape = elements(shape)[1]
+    shape = split(shape[1:-1])[1]
   axes, size = _axes(_groups(instruction.attributes), mesh_sizes)
   if size == 1:
     return None
@@ -92,7 +90,7 @@ def collective(
     kind = 'reduce-scatter'
   elif kind == 'reduce-scatter':
     total *= size
-  return Collective(kind, total, axes, size, count, shape, *where)
+  return Collective(kind, total, axes, size, count, *where)
 
 
 def _groups(line: str) -> np.ndarray | None:

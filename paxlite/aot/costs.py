@@ -58,10 +58,9 @@ class Costs:
 
   def flops(self) -> dict[str, float]:
     """Returns FLOPs by the type of the operands."""
-    found: dict[str, float] = collections.defaultdict(float)
+    found: collections.Counter[str] = collections.Counter()
     for kernel, count in self.kernels():
-      for dtype, n in kernel.flops.items():
-        found[dtype] += count * n
+      found.update({dtype: count * n for dtype, n in kernel.flops.items()})
     return dict(found)
 
   def traffic(self) -> int:

@@ -28,7 +28,9 @@ def flops_of(
     return dict(found)
   operands = [a for name in instruction.operands for a in computation.arrays(name)]
   if instruction.opcode == 'dot':
-    n = _dot_flops(instruction, operands[0])
+    contracted = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes)
+    dims = [int(d) for d in contracted[1].split(',') if d] if contracted else []
+    n = 2.0 * instruction.arrays[0].size * math.prod(operands[0].dims[d] for d in dims)
   elif instruction.opcode == 'convolution':
     n = convolution_flops(instruction, operands[0], operands[1])
   elif instruction.opcode == 'ragged-dot':
@@ -44,12 +46,6 @@ def flops_of(
   factors = operands[:2] if is_product else operands  # cuBLAS adds to a third one
   dtype = max(factors, key=lambda array: array.size).dtype
   return {dtype: n * passes}
-
-
-def _dot_flops(dot: Instruction, left: ArrayShape) -> float:
-  contracted = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', dot.attributes)
-  dims = [int(n) for n in contracted[1].split(',') if n] if contracted else []
-  return 2.0 * dot.arrays[0].size * math.prod(left.dims[d] for d in dims)
 
 
 def convolution_flops(convolution: Instruction, left: ArrayShape, right: ArrayShape) -> float:

@@ -83,19 +83,18 @@ class Instruction:
   @functools.cached_property
   def called(self) -> tuple[str, ...]:
     """Names of the computations that the instruction runs, a loop's condition left out."""
-    if self.opcode == 'while':
-      return (self.attribute('body') or '',)
     if branches := re.search(r'branch_computations=\{(.*?)\}', self.attributes):
       return tuple(re.findall(r'[\w.\-]+', branches[1]))
-    if self.opcode == 'conditional':
-      names = (self.attribute('true_computation'), self.attribute('false_computation'))
-    elif self.opcode in ('call', 'async-start', 'fusion', 'fusion-start'):
-      names = (self.attribute('calls') or self.attribute('to_apply'), None)
-    else:  # the to_apply of a reduction is part of it
-      names = (None, None)
+    names = (self.attribute(name) for name in _CALLED.get(self.opcode, ()))
     return tuple(name for name in names if name)
 
 
+# attributes that name the computations of an opcode; the to_apply of a reduction is part of it
+_CALLED = {
+  'while': ('body',), 'conditional': ('true_computation', 'false_computation'),
+  'call': ('calls', 'to_apply'), 'async-start': ('calls', 'to_apply'), 'fusion': ('calls',),
+  'fusion-start': ('calls',),
+}  # fmt: skip
 _UNKNOWN = Instruction('', 'unknown', '', (), '')
 
 
@@ -255,11 +254,6 @@ def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
     for dtype, dims, layout in _ARRAY.findall(shape)
     if dtype in _BITS
   )
-
-
-def elements(shape: str) -> list[str]:
-  """Returns the elements of a tuple's shape, each as text."""
-  return split(re.sub(r'/\*.*?\*/', '', shape.strip())[1:-1])
 
 
 def split(text: str, separator: str = ',') -> list[str]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paxlite.aot.hlo import Program, arrays_of, elements
+from paxlite.aot.hlo import Program, arrays_of, split
 
 
 def loop(start: str, body: str, condition: str) -> str:
@@ -131,6 +131,6 @@ def test_shapes():
     1,
     0,
   ]
-  assert elements('(f32[2]{0:T(8,128)}, (s32[], s32[]), /*index=2*/bf16[1])') == [
+  assert split('f32[2]{0:T(8,128)}, (s32[], s32[]), bf16[1]') == [
     'f32[2]{0:T(8,128)}', '(s32[], s32[])', 'bf16[1]'
   ]  # fmt: skip
