@@ -4,7 +4,9 @@ The programs are those of XLA for one v5e, eight v5e, one H100 and eight H100s (
 their metadata.
 """
 
+import itertools
 import pathlib
+import random
 
 import pytest
 
@@ -200,6 +202,24 @@ def convolution(attributes: str, *dims: tuple[int, ...]) -> float:
   left, right, output = (ArrayShape('bf16', d, 0) for d in dims)
   shape = f'bf16[{",".join(map(str, output.dims))}]'
   return convolution_flops(Instruction('', 'convolution', shape, (), attributes), left, right)
+
+
+def test_drawn_convolutions():
+  """Of one spatial dimension: each product of an element of the input is counted, by a loop."""
+  rng = random.Random(0)
+  for _ in range(100):
+    size, kernel, stride, low, dilate, holes = (rng.randint(1, most) for most in (6, 4, 3, 3, 3, 3))
+    low -= 1
+    output = rng.randint(1, 8)
+    products = 0
+    for o, k in itertools.product(range(output), range(kernel)):
+      at = o * stride + k * holes - low
+      products += 0 <= at <= (size - 1) * dilate and at % dilate == 0
+    window = f'size={kernel} stride={stride} pad={low}_{low} lhs_dilate={dilate} rhs_dilate={holes}'
+    found = convolution(
+      f'window={{{window}}}, dim_labels=b0f_0io->b0f', (2, size, 3), (kernel, 3, 5), (2, output, 5)
+    )
+    assert found == 2 * 2 * 3 * 5 * products, window
 
 
 def test_a_batch_dimension_as_a_dimension_of_space():

@@ -1,10 +1,12 @@
 """The text of programs: loops, attributes of several lines, shapes."""
 
+import operator
+import random
 import re
 
 import pytest
 
-from paxlite.aot.hlo import Program, arrays_of, split
+from paxlite.aot.hlo import Program, arrays_of, closing, split
 
 
 def loop(start: str, body: str, condition: str) -> str:
@@ -56,6 +58,44 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
 def test_trips(start, body, condition, trips):
   program = Program(loop(start, body, condition))
   assert program.trips(program.entry, program.entry.instructions['loop']) == trips
+
+
+ENDS = {'LT': operator.lt, 'LE': operator.le, 'GT': operator.gt, 'GE': operator.ge}
+
+
+def test_trips_of_drawn_loops():
+  """The reader counts as a loop in Python does, whichever way the counter goes."""
+  rng = random.Random(0)
+  for _ in range(100):
+    start, name, way = rng.randint(-30, 30), rng.choice([*ENDS]), rng.choice(['add', 'subtract'])
+    if (name in ('LT', 'LE')) == (way == 'subtract'):
+      continue  # it would not end
+    i, trips = start, 0
+    while ENDS[name](i, 9):
+      i, trips = i + (2 if way == 'add' else -2), trips + 1
+    text = loop(
+      str(start), f'%j = s32[] {way}(%i, %step)', f'compare(%i, %limit), direction={name}'
+    )
+    program = Program(text)
+    found = program.trips(program.entry, program.entry.instructions['loop'])
+    assert found == trips, (start, way, name)
+
+
+def test_parts_of_drawn_texts():
+  """Texts that are joined are split again, and a bracket is closed where it was."""
+  rng = random.Random(1)
+
+  def drawn(depth: int) -> str:
+    kind = rng.choice(['a', '"b,(\\""', *(['()', '[]', '{}'] if depth else [])])
+    if len(kind) != 2:
+      return kind
+    return f'{kind[0]}{",".join(drawn(depth - 1) for _ in range(rng.randint(0, 3)))}{kind[1]}'
+
+  for _ in range(200):
+    parts = [drawn(4) for _ in range(rng.randint(1, 5))]
+    assert split(','.join(parts)) == parts
+    inside = f'({":".join(parts)})'
+    assert closing(f'x{inside}{drawn(3)}', 1) == len(inside)
 
 
 @pytest.mark.parametrize('condition', ['%i, %end), direction=LT', '%end, %i), direction=GT'])
