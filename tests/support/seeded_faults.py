@@ -24,7 +24,7 @@ PACKAGE = runs.ROOT / 'paxlite'
 # The tests of a room, or of the files whose paths begin so, if they are not tests/unit/ROOM.
 TESTS = {
   'aot/planning': ['unit/aot/planning'],
-  'aot/analysis': ['unit/aot/test_explanation.py', 'unit/aot/test_compile.py'],
+  'aot/explanation': ['unit/aot/test_explanation.py'],
   'stores/lease': ['unit/stores/test_lease.py'],
   'stores/mirror': ['unit/stores/test_mirror.py'],
   'stores/object': ['unit/stores/test_object_store.py', 'unit/data/test_stored_data.py'],
