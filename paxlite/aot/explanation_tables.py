@@ -8,6 +8,8 @@ from paxlite.core.json_text import JsonObject
 
 COLLECTIVES, ELSEWHERE = 'collectives', 'elsewhere'  # blocks of their own
 UNKNOWN = 'not in the program'  # measured instructions that the compiled program does not have
+ALL = 'all blocks, one after the other'
+BLOCK_HEADER = 'block', '#FLOPs', '#again', '#memory traffic'
 _MOST = 20  # rows of a table, of which the last one has the others
 
 
@@ -55,7 +57,8 @@ def tables(found: JsonObject) -> Iterator[Table]:
   if costs := report['costs']:
     if costs['roofline']:
       yield _seconds(report)
-    yield _blocks(costs['blocks'])
+    rows = list(block_rows(costs['blocks'], ['predicted']))
+    yield Table('Kernels of a step, by block', [*BLOCK_HEADER, '#predicted'], rows)
     yield _collectives(costs['communication'])
   if found.get('activations'):
     yield _activations(found['activations'])
@@ -169,12 +172,6 @@ def short_name(name: str) -> str:
   return re.sub(r'^transformer/|(?<=^layer/)x_layers_', '', short)
 
 
-def most_first(blocks: Mapping[str, JsonObject], spent: str) -> list[str]:
-  """Returns the names of blocks by their seconds, or by their traffic where these are unknown."""
-  order = lambda name: (blocks[name].get(spent) or 0.0, blocks[name].get('bytes') or 0)
-  return sorted(blocks, key=order, reverse=True)
-
-
 def label(parts: Sequence[str]) -> str:
   """Returns the names of several blocks as one: those of a layer, or of parts of the model."""
   unique = list(dict.fromkeys(parts))
@@ -184,20 +181,24 @@ def label(parts: Sequence[str]) -> str:
   return f'{heads.pop()} (several)' if len(heads) == 1 else 'several'
 
 
-def _blocks(blocks: Mapping[str, JsonObject]) -> Table:
-  """Returns the table of blocks, those that take most first."""
-  total = {n: sum(b[n] for b in blocks.values()) for n in ('flops', 'recomputed', 'bytes')}
-  share = lambda block, n, of: f'{block[n] / total[of]:.1%}' if total[of] else '–'
-  rows = [
-    (
-      name, share(blocks[name], 'flops', 'flops'), share(blocks[name], 'recomputed', 'flops'),
-      share(blocks[name], 'bytes', 'bytes'), milliseconds(blocks[name]['predicted']),
-    )
-    for name in most_first(blocks, 'predicted')
-  ]  # fmt: skip
-  notes = [f'The backward pass computes {share(total, "recomputed", "flops")} of all FLOPs again.']
-  header = ('block', '#FLOPs', '#of them again', '#memory traffic', '#predicted')
-  return Table('Kernels of a step, by block', header, rows, notes)
+def block_rows(
+  blocks: Mapping[str, JsonObject], seconds: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+  """Yields a row for each block, those that take most first, and one for all of them.
+
+  It has its name, its shares of all FLOPs, of those that the backward pass computes again, and of
+  the memory traffic, and its seconds: `predicted`, `measured`, or both.
+  """
+  names = ('flops', 'recomputed', 'bytes', *seconds)
+  total = {name: sum(block[name] or 0 for block in blocks.values()) for name in names}
+  order = lambda name: [blocks[name][n] or 0 for n in reversed(names)]
+  for name in [*sorted(blocks, key=order, reverse=True), ALL]:
+    block = blocks.get(name, total)
+    shares = (('flops', 'flops'), ('recomputed', 'flops'), ('bytes', 'bytes'))
+    yield (
+      name, *(f'{block[n] / total[of]:.1%}' if total[of] else '–' for n, of in shares),
+      *(milliseconds(block[n] or None) for n in seconds),
+    )  # fmt: skip
 
 
 def _collectives(found: Sequence[JsonObject]) -> Table:

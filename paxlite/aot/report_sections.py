@@ -3,13 +3,21 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paxlite.aot.explanation_tables import UNKNOWN, Table, milliseconds, most_first, size, tables
-from paxlite.core.json_text import JsonObject, number
+from paxlite.aot.explanation_tables import (
+  BLOCK_HEADER,
+  UNKNOWN,
+  Table,
+  block_rows,
+  milliseconds,
+  size,
+  tables,
+)
+from paxlite.core.json_text import number
 
 EXPLANATION = 'explanation.json'  # in a run's folder, where `paxlite explain --json` may write it
-ALL = 'all blocks, one after the other'
 _ABOUT_BLOCKS = (
-  'FLOPs and memory traffic are shares of the compiled program, as `paxlite explain` divides it. '
+  'FLOPs and memory traffic are shares of the compiled program, as `paxlite explain` divides it; '
+  'the backward pass computes some FLOPs again. '
   'Predicted seconds are those of the kernels by the speeds of the chip. Kernels may run at the '
   'same time, so that their sum is not the time of a step. Collectives are measured with the '
   f'waiting for other devices. {UNKNOWN.capitalize()} are kernels of several CUDA graphs.'
@@ -65,24 +73,10 @@ def _compared(
 
 def _blocks(runs: Sequence[Any]) -> Table:
   """Returns rows for each run with a trace: its blocks, most first, and their sum."""
-  rows = [(run.name, *row) for run in runs for row in _read(_of_blocks, run)]
-  header = 'run', 'block', 'FLOPs', 'memory traffic', 'predicted', 'measured'
-  notes = [_ABOUT_BLOCKS] if rows else []
-  return Table('The blocks of a step', (*header, 'share of what is measured'), rows, notes)
-
-
-def _of_blocks(run: Any) -> Iterator[Sequence[str]]:
-  blocks: Mapping[str, JsonObject] = run.read('step_blocks.json')['blocks']
-  names = ('flops', 'bytes', 'predicted', 'measured')
-  values = {n: {b: number(block.get(n)) for b, block in blocks.items()} for n in names}
-  sums = {n: sum(x for x in of.values() if x is not None) for n, of in values.items()}
-  share = lambda n, b: f'{(values[n][b] or 0.0) / sums[n]:.1%}' if sums[n] else '–'
-  for b in most_first(blocks, 'measured'):
-    seconds = (milliseconds(values[n][b]) for n in names[2:])
-    yield b, share('flops', b), share('bytes', b), *seconds, share('measured', b)
-  if blocks:
-    seconds = (milliseconds(sums[n] or None) for n in names[2:])
-    yield ALL, '100.0%', '100.0%', *seconds, '100.0%'
+  of = lambda run: block_rows(run.read('step_blocks.json')['blocks'], ['predicted', 'measured'])
+  rows = [(run.name, *row) for run in runs for row in _read(of, run)]
+  header = ('run', *(name.removeprefix('#') for name in BLOCK_HEADER), 'predicted', 'measured')
+  return Table('The blocks of a step', header, rows, [_ABOUT_BLOCKS] if rows else [])
 
 
 def _explanation(run: Any) -> Iterator[Table]:

@@ -224,8 +224,8 @@ def test_the_tables():
   assert blocks.rows == [
     ('layer/ff_layer', '100.0%', '33.3%', '25.0%', '250.0 ms'),
     ('update', '0.0%', '0.0%', '75.0%', '–'),
+    (explanation_tables.ALL, '100.0%', '33.3%', '100.0%', '250.0 ms'),
   ]
-  assert blocks.notes == ['The backward pass computes 33.3% of all FLOPs again.']
   assert len(sent.rows) == 22
   assert sent.rows[0][:4] == ('layer/ff_layer', 'forward', 'all-gather', 'data')
   assert sent.rows[1][4:] == ('2', '400 B', '2,000.0 ms', '0 ms')
