@@ -1,8 +1,8 @@
 """Notices every change of an experiment, by digests in the listing.json of each folder.
 
-`python -m tests.rules.test_golden --update` rewrites them, the rows of `paxlite list` and the
-attributes of the docs. `python -m tests.rules.test_golden --against COMMIT [PACKAGE …]` prints what
-differs from a commit, such as HEAD, as lines of text; `--needs` adds parameters, memory and FLOPs.
+`python -m tests.rules.test_golden --update [PACKAGE …]` rewrites them, the rows of `paxlite list`
+and the attributes of the docs. `--against COMMIT [PACKAGE …]` prints what differs from a commit,
+such as HEAD, as lines of text; `--needs` adds parameters, memory and FLOPs.
 
 The text of an experiment is what differs from the class whose model it changes, and so on up to
 LanguageModel, with the defaults of the templates that this class has not. So the digests of a
@@ -299,38 +299,43 @@ def test_a_difference_from_a_commit_is_shown(monkeypatch, capsys):
     for known in (built, configs_of, templates_of):
       known.cache_clear()
 
-  forget()
+  package = f'{listings.CORE}.demo'
+  before = digests(package)
   monkeypatch.setattr(TinyGPT, 'LEARNING_RATE', 0.125)
-  show_differences('HEAD', [f'{listings.CORE}.demo'], has_needs=False)
+  forget()
+  assert {name for name, d in digests(package).items() if d != before[name]} == {'TinyGPT'}
+  show_differences('HEAD', [package], has_needs=False)
   forget()
   assert '  + LEARNING_RATE = 0.125\n' in capsys.readouterr().out
 
 
 def show_differences(commit: str, packages: list[str], has_needs: bool) -> None:
   """Prints what differs from a commit, whose own code runs in a tree of its own."""
+  new = texts(packages, has_needs)
   with tempfile.TemporaryDirectory() as folder:
     tree = f'{folder}/tree'
     git = lambda *args: subprocess.run(['git', 'worktree', *args], cwd=runs.ROOT, check=True)
     git('add', '--quiet', '--detach', tree, commit)
     try:
       options = [*packages, *(['--needs'] if has_needs else [])]
-      old = json.loads(
-        subprocess.run(
-          [sys.executable, '-m', 'tests.rules.test_golden', '--texts', *options],
-          cwd=tree, env={**os.environ, 'PYTHONPATH': tree}, stdout=subprocess.PIPE, check=True,
-        ).stdout
+      done = subprocess.run(
+        [sys.executable, '-m', 'tests.rules.test_golden', '--texts', *options],
+        cwd=tree, env={**os.environ, 'PYTHONPATH': tree}, stdout=subprocess.PIPE, check=True,
       )  # fmt: skip
     finally:
       git('remove', '--force', tree)
-  new = texts(packages, has_needs)
+  if not done.stdout:
+    sys.exit(f'{commit} is older than this tool, which needs its own --texts there')
+  old = json.loads(done.stdout)
   for name in sorted({*old, *new}):
     if lines := difference(old.get(name, []), new.get(name, [])):
       print(name, *lines, sep='\n  ')
 
 
-def update() -> None:
-  for package, folder in FOLDERS.items():
-    (folder / listings.NAME).write_text(listing(package))
+def update(packages: Iterable[str]) -> None:
+  """Rewrites the listings of packages, or all, and the pages."""
+  for package in packages or FOLDERS:
+    (FOLDERS[package] / listings.NAME).write_text(listing(package))
   COMMANDS_PAGE.write_text(commands_text())
   ATTRIBUTES_PAGE.write_text(attributes.page(attributes_of(listings.CORE)))
 
@@ -343,7 +348,7 @@ if __name__ == '__main__':
   asked.add_argument('packages', nargs='*', help='such as paxlite.experiments.gpt; none: all')
   args = asked.parse_args()
   if args.update:
-    update()
+    update(args.packages)
   elif args.texts:
     print(json.dumps(texts(args.packages, args.needs)))
   elif args.against:

@@ -12,6 +12,7 @@ ON_MESHES: dict[str, dict] = {}
 TOLERANCES: dict[str, float] = {}
 OVER_CONTEXT: set[str] = set()
 REFUSED: dict[str, tuple[str, dict]] = {}
+PUBLISHED: dict[str, dict] = {}
 _found: dict[str, dict] = {}
 for found in pkgutil.iter_modules(experiments.__path__, 'paxlite.experiments.'):
   if found.ispkg and importlib.util.find_spec(f'{found.name}.cases'):
@@ -21,6 +22,7 @@ for found in pkgutil.iter_modules(experiments.__path__, 'paxlite.experiments.'):
     _found |= cases.CASES
     ON_MESHES |= getattr(cases, 'ON_MESHES', {})
     TOLERANCES |= getattr(cases, 'TOLERANCES', {})
+    PUBLISHED |= getattr(cases, 'PUBLISHED', {})
     REFUSED |= getattr(cases, 'REFUSED', {})
     OVER_CONTEXT.add(getattr(cases, 'OVER_CONTEXT', ''))
 _places = [*FAMILIES]

@@ -45,6 +45,72 @@ ON_MESHES: dict[str, dict[str, Any]] = {
 # Gemma 4 does not divide scores by the root of the head's size: with two ulps more or less in each
 # parameter, gradients on one device change by up to 2.3e-5, as they do with experts.
 TOLERANCES = {'gemma4_text': 3e-5, 'gemma4_text experts': 3e-5}
+# What published files say, apart from keys that every file has, by the names of their classes.
+PUBLISHED: dict[str, dict[str, Any]] = {
+  'Gemma4_31B': dict(
+    model_type='gemma4', image_token_id=258880, eos_token_id=[1, 106], tie_word_embeddings=True,
+    vision_config=dict(model_type='gemma4_vision'), audio_config=None,
+    text_config=dict(
+      model_type='gemma4_text', attention_bias=False, attention_k_eq_v=True, num_experts=None,
+      enable_moe_block=False, expert_intermediate_size=None, final_logit_softcapping=30.0,
+      global_head_dim=512, head_dim=256, hidden_activation='gelu_pytorch_tanh', hidden_size=5376,
+      hidden_size_per_layer_input=0, intermediate_size=21504, max_position_embeddings=262144,
+      layer_types=[*['sliding_attention'] * 5, 'full_attention'] * 10, num_attention_heads=32,
+      num_global_key_value_heads=4, num_hidden_layers=60, num_key_value_heads=16,
+      num_kv_shared_layers=0, rms_norm_eps=1e-6, sliding_window=1024, top_k_experts=None,
+      use_bidirectional_attention='vision', use_double_wide_mlp=False, vocab_size=262144,
+      vocab_size_per_layer_input=262144,
+      rope_parameters=dict(
+        full_attention=dict(
+          partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type='proportional'
+        ),
+        sliding_attention=dict(rope_theta=10000.0, rope_type='default'),
+      ),
+    ),
+  ),
+  'Gemma4E2B': dict(
+    model_type='gemma4', image_token_id=258880, eos_token_id=[1, 106], tie_word_embeddings=True,
+    vision_config=dict(model_type='gemma4_vision'), audio_config=dict(model_type='gemma4_audio'),
+    text_config=dict(
+      model_type='gemma4_text', attention_bias=False, attention_k_eq_v=False, num_experts=None,
+      enable_moe_block=False, final_logit_softcapping=30.0, global_head_dim=512, head_dim=256,
+      hidden_activation='gelu_pytorch_tanh', hidden_size=1536, hidden_size_per_layer_input=256,
+      intermediate_size=6144, max_position_embeddings=131072, num_attention_heads=8,
+      layer_types=[*['sliding_attention'] * 4, 'full_attention'] * 7,
+      num_global_key_value_heads=None, num_hidden_layers=35, num_key_value_heads=1,
+      num_kv_shared_layers=20, rms_norm_eps=1e-6, sliding_window=512, top_k_experts=None,
+      use_bidirectional_attention=None, use_double_wide_mlp=True, vocab_size=262144,
+      vocab_size_per_layer_input=262144,
+      rope_parameters=dict(
+        full_attention=dict(
+          partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type='proportional'
+        ),
+        sliding_attention=dict(rope_theta=10000.0, rope_type='default'),
+      ),
+    ),
+  ),
+  'Gemma4E4B': dict(
+    model_type='gemma4', image_token_id=258880, eos_token_id=[1, 106], tie_word_embeddings=True,
+    vision_config=dict(model_type='gemma4_vision'), audio_config=dict(model_type='gemma4_audio'),
+    text_config=dict(
+      model_type='gemma4_text', attention_bias=False, attention_k_eq_v=False, num_experts=None,
+      enable_moe_block=False, final_logit_softcapping=30.0, global_head_dim=512, head_dim=256,
+      hidden_activation='gelu_pytorch_tanh', hidden_size=2560, hidden_size_per_layer_input=256,
+      intermediate_size=10240, max_position_embeddings=131072, num_attention_heads=8,
+      layer_types=[*['sliding_attention'] * 5, 'full_attention'] * 7,
+      num_global_key_value_heads=None, num_hidden_layers=42, num_key_value_heads=2,
+      num_kv_shared_layers=18, rms_norm_eps=1e-6, sliding_window=512, top_k_experts=None,
+      use_bidirectional_attention=None, use_double_wide_mlp=False, vocab_size=262144,
+      vocab_size_per_layer_input=262144,
+      rope_parameters=dict(
+        full_attention=dict(
+          partial_rotary_factor=0.25, rope_theta=1000000.0, rope_type='proportional'
+        ),
+        sliding_attention=dict(rope_theta=10000.0, rope_type='default'),
+      ),
+    ),
+  ),
+}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   "attention_k_eq_v='false' must be": ('gemma4_text', dict(attention_k_eq_v='false')),

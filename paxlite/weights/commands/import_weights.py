@@ -4,7 +4,7 @@ Imports published weights, or a Pax checkpoint with its Adam state, tensor by te
 folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT. The files tell which
 format they have, unless --from does.
 
-  hf    a Hugging Face folder (config.json, *.safetensors); docs/weights.md lists the families
+  hf    a Hugging Face folder (config.json, *.safetensors); paxlite families lists them
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
 
