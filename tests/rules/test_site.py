@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from paxlite.tools import listings
+from paxlite.weights.family_tables import FAMILIES
 from tests.support import runs
 
 
@@ -23,6 +25,10 @@ def test_the_site_builds_without_a_warning(tmp_path):
   assert {p.relative_to(site).with_suffix('') for p in site.rglob('*.html')} >= pages
   index = (site / 'searchindex.js').read_text()
   assert all(word in index for word in ('goodput', 'hold', 'tutorials/own_text'))
+  families = (site / 'weights.html').read_text()
+  assert [name for name in FAMILIES if name not in families] == []
+  listed = (site / 'attributes.html').read_text()
+  assert [a['name'] for a in listings.attributes() if a['name'] not in listed] == []
   loaded = re.findall(
     r'<(?:script|link)[^>]*(?:src|href)="(https?:[^"]*)"', (site / 'index.html').read_text()
   )
