@@ -32,6 +32,13 @@ OFFERED = {
     'FROZEN_DTYPE of a task',
     'ADAM_MOMENTS_DTYPE',
   ),
+  'more_optimizers': (
+    'OPTIMIZER=soap',
+    'OPTIMIZER=lion',
+    'OPTIMIZER=sgd',
+    'OPTIMIZER=adafactor',
+    'OPTIMIZER=schedule_free',
+  ),
   'chats': (),
   'generation': ('generate', 'chat', 'TrainedModel.inference'),
   'serving': ('serve',),
@@ -77,7 +84,7 @@ def found() -> tuple[Extension, ...]:
 
 
 def added(kind: str) -> list[Any]:
-  """Returns what all extensions add of a kind, imported: 'parts', 'callbacks' or 'inputs'."""
+  """Returns what all extensions add of a kind that is a tuple, such as 'parts', imported."""
   return [imported(name) for extension in found() for name in getattr(extension, kind)]
 
 

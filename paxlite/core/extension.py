@@ -53,6 +53,8 @@ class Extension:
     schemes: What reads and writes the paths of a scheme, by scheme: {'gs': 'module:name'} for
       gs://bucket/file. The name is that of a `paxlite.files.schemes.Scheme`.
     parts: Attributes of all experiments: subclasses of `paxlite.experiments.parts.part.Part`.
+    optimizers: Classes of the names by which `paxlite.optim.by_name.register` registers them. The
+      attributes that their fields declare are those of experiments.
     callbacks: Functions (run, trainer) that return callbacks of a run that trains: lists of
       `paxlite.Callback`. They get the `programs.run.Run` and its Trainer, before the first step.
     inputs: Functions (run, inputs, beat) that complete the rows of a run's inputs, by their names,
@@ -77,6 +79,7 @@ class Extension:
   commands: tuple[Command, ...] = ()
   schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   parts: tuple[str, ...] = ()
+  optimizers: tuple[str, ...] = ()
   callbacks: tuple[str, ...] = ()
   inputs: tuple[str, ...] = ()
   hooks: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -87,9 +90,10 @@ class Extension:
 
   @property
   def added(self) -> tuple[str, ...]:
-    """The names that only one extension may add: commands, schemes and hooks."""
+    """The names that only one extension may add: commands, schemes, optimizers and hooks."""
     commands, schemes = (c.name for c in self.commands), (f'{s}://' for s in self.schemes)
-    return tuple(dict.fromkeys((*commands, *schemes, *self.hooks)))
+    optimizers = (f'OPTIMIZER={name.partition(":")[2]}' for name in self.optimizers)
+    return tuple(dict.fromkeys((*commands, *schemes, *optimizers, *self.hooks)))
 
 
 def imported(reference: str) -> Any:

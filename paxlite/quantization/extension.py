@@ -8,8 +8,8 @@ EXTENSION = Extension(
   hooks={
     'USE_FP8': f'{_HERE}.products:in_fp8',
     'USE_INT8': f'{_HERE}.products:in_int8',
-    'FROZEN_DTYPE of a task': f'{_HERE}.frozen_weights:quantize',
     'FROZEN_DTYPE': f'{_HERE}.frozen_weights:scheme_named',
+    'FROZEN_DTYPE of a task': f'{_HERE}.frozen_weights:quantize',
     'ADAM_MOMENTS_DTYPE': f'{_HERE}.eight_bits:kept_in_eight_bits',
   },
   former_modules={

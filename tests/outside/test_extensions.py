@@ -1,6 +1,7 @@
 """A package adds to paxlite by being installed: an entry point, and no change of any file."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -71,6 +72,15 @@ def test_a_package_adds_an_attribute_and_a_callback(site, tmp_path):
   assert list(runs.losses(run)) == [1, 2, 3]
   assert 'STEP_BUDGET=-1 must not be negative' in paxlite(
     site, 'train', 'TinyGPT', 'STEP_BUDGET=-1', code=2
+  )
+
+
+def test_a_package_adds_an_optimizer_with_an_attribute(site):
+  shown = paxlite(site, 'show', 'TinyGPT', 'OPTIMIZER=thrifty', 'THRIFT=0.25')
+  assert re.search(r'^THRIFT += 0.25', shown, re.M)
+  assert 'THRIFT' not in paxlite(site, 'show', 'TinyGPT', 'OPTIMIZER=soap')
+  assert 'THRIFT=1 must be at least 0 and below 1' in paxlite(
+    site, 'show', 'TinyGPT', 'OPTIMIZER=thrifty', 'THRIFT=1.0', code=2
   )
 
 

@@ -22,6 +22,7 @@ ROOMS = [
   'cli',
   'parallel',
   'optim',
+  'more_optimizers',
   'data',
   'processes',
   'compilation',

@@ -1,12 +1,12 @@
 """Granite 3, and the hybrid models of Granite 4, without a dataset."""
 
 from paxlite.config.attribute_kinds import Function
+from paxlite.experiments.granite.residual_factor import ResidualFactor
 from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.residual_factor import ResidualFactor
 from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.registry import register
 

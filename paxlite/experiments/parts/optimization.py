@@ -7,6 +7,7 @@ from typing import Literal
 
 import fiddle as fdl
 
+from paxlite import extensions
 from paxlite.config.attribute_kinds import (
   Below1,
   Count,
@@ -56,6 +57,7 @@ _SCHEDULES: dict[Schedule, dict[str, str]] = {
 }
 
 _OF_SCHEDULES = {name for names in _SCHEDULES.values() for name in names.values()}
+extensions.added('optimizers')  # which registers them
 _FIELDS = {name: dataclasses.fields(named.fields) for name, named in by_name.NAMED.items()}
 _OF_OPTIMIZERS = {f.name.upper() for fields in _FIELDS.values() for f in fields if kind_of(f.type)}
 # attributes that hold for any transformation

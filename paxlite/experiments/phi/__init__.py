@@ -2,12 +2,12 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.logits_bias import LogitsBias
-from paxlite.experiments.parts.long_positions import LongPositions
 from paxlite.experiments.parts.parallel_blocks import BlockOrder, ParallelBlocks
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.parts.width_and_norms import Norm
+from paxlite.experiments.phi.long_positions import LongPositions
 from paxlite.experiments.registry import register
 
 

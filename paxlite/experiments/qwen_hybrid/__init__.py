@@ -10,8 +10,8 @@ from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
 from paxlite.experiments.qwen import Qwen3, Qwen3Moe
+from paxlite.experiments.qwen_hybrid.output_gate import OutputGate
 from paxlite.experiments.registry import register
-from paxlite.layers.attention.output_gate import OutputGate
 
 
 class Qwen3_5(MultiTokenPrediction, PartialPositions, DeltaNetLayers, Qwen3, subject='Attention'):

@@ -60,7 +60,7 @@ OWN = {
 OFFERED = [
   name
   for name, (make, *_) in by_name.NAMED.items()
-  if make.__module__ == by_name.__name__ and name != 'soap'
+  if make.__module__.startswith('paxlite.') and name != 'soap'
 ]
 
 

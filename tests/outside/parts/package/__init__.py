@@ -1,1 +1,1 @@
-"""An installed package that adds a command, a scheme of paths, an attribute and a callback."""
+"""An installed package that adds a command, a scheme, an attribute, an optimizer, a callback."""

@@ -8,5 +8,6 @@ EXTENSION = Extension(
   commands=(Command('budget', 'the steps that are left', f'{_HERE}.command', 'Runs'),),
   schemes={'shelf': f'{_HERE}.shelf:SHELF'},
   parts=(f'{_HERE}.attributes:Budget',),
+  optimizers=(f'{_HERE}.optimizer:thrifty',),
   callbacks=(f'{_HERE}.callback:callbacks',),
 )

@@ -1,6 +1,6 @@
 """States that devices pass on, where rows are split over them, give what whole rows give.
 
-`python -m tests.unit.layers.test_context_states` compares on 8 devices of a CPU.
+`python -m tests.unit.experiments.test_context_states` compares on 8 devices of a CPU.
 """
 
 import jax
@@ -49,7 +49,7 @@ def compare(is_packed: bool, has_delta: bool) -> float:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_devices_pass_on_their_states():
-  done = runs.module('tests.unit.layers.test_context_states', devices=8)
+  done = runs.module('tests.unit.experiments.test_context_states', devices=8)
   assert done.stdout.split() == ['equal'] * 4
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.optim.soap import scale_by_soap
+from paxlite.more_optimizers.soap import scale_by_soap
 from paxlite.parallel.weight_dims import Weight, declared
 from tests.support import runs
 from tests.unit.optim.test_by_name import optimizer_of

@@ -1,0 +1,1 @@
+"""Optimizers beside Adam, AdamW and Muon: SOAP, and others of optax."""
