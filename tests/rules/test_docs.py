@@ -236,13 +236,3 @@ def test_what_agents_are_told_is_so():
       assert all((runs.ROOT / path).exists() for path in paths)
   for path in re.findall(r'`((?:paxlite|tests|docs|benchmarks)/[^`<]*)`', text):
     assert (runs.ROOT / path).exists(), path
-
-
-def test_the_tree_in_the_readme_is_the_tree():
-  text = (runs.ROOT / 'README.md').read_text()
-  tree = text.split('```\npaxlite/\n')[1].split('```')[0]
-  named = set(re.findall(r'\b[\w/]+(?:\.py|/)', tree))
-  for name in named:
-    assert (runs.ROOT / 'paxlite' / name).exists(), name
-  rooms = {f'{p.parent.name}/' for p in (runs.ROOT / 'paxlite').glob('*/__init__.py')}
-  assert rooms <= named
