@@ -186,7 +186,7 @@ def tokenizer_of(path: str | pathlib.Path, base: str = '') -> pathlib.Path | Non
     UserError: The experiment.json of such a run is damaged.
   """
   with contextlib.suppress(AbsentError):
-    for source in _lineage(path):
+    for source in lineage(path):
       if found := _own_tokenizer(source):
         return found
   return tokenizer_of(base) if base else None
@@ -197,7 +197,7 @@ def weights_facts(path: str) -> WeightsFacts:
   first: JsonObject = {'experiment': '', 'values': {}}
   tokenizer, problem = None, ''
   try:
-    for number, source in enumerate(_lineage(path)):
+    for number, source in enumerate(lineage(path)):
       tokenizer = tokenizer or _own_tokenizer(source)
       first = first if number else source.written_by
       if tokenizer:
@@ -207,7 +207,7 @@ def weights_facts(path: str) -> WeightsFacts:
   return WeightsFacts(path, first['experiment'], first['values'], str(tokenizer or ''), problem)
 
 
-def _lineage(path: str | pathlib.Path) -> Iterator[Source]:
+def lineage(path: str | pathlib.Path) -> Iterator[Source]:
   """Yields the checkpoint at `path`, then the one that its run started from, and so on.
 
   Raises:

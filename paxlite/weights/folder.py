@@ -3,6 +3,7 @@
 TO/state/params.embedding.emb_var/…   every variable, in the dtype of its source
 TO/experiment.json                    the experiment of the model
 TO/checksums.json
+TO/origin.json                        the folder of a model with images that the weights are of
 TO/tokenizer.json …                   the tokenizer, where there is one
 """
 
@@ -39,6 +40,8 @@ from paxlite.weights.unfinished_folder import unfinished_folder
 
 log = logging.getLogger('paxlite')
 
+ORIGIN = 'origin.json'
+
 
 class Tensors(Protocol):
   """The tensors of a published model, read one at a time."""
@@ -56,6 +59,7 @@ def write_weights(
   tensors: Tensors,
   tokenizer_from: pathlib.Path | None,
   report: Callable[[int, int], None],
+  origin: JsonObject | None = None,
 ) -> int:
   """Writes the folder, tensor by tensor; a failure leaves no folder behind.
 
@@ -66,6 +70,7 @@ def write_weights(
     tensors: The tensors of the source, which check_tensors must have accepted.
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.
     report: Called with the number of tensors done and the number of all tensors.
+    origin: What is remembered of a model with images; see whole_model.origin_of.
 
   Returns:
     Bytes of the variables.
@@ -89,6 +94,8 @@ def write_weights(
       report(done, len(entries))
     copy_tokenizer(tokenizer_from, folder)
     write_identity(folder, experiment)
+    if origin is not None:
+      (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + '\n')
     write_checksums(folder, sums)
   return size
 
@@ -206,9 +213,7 @@ def tokenizer_files(source: pathlib.Path | None) -> dict[str, pathlib.Path]:
     if not os.path.lexists(path) or (is_file and name in TOKENIZERS):
       continue
     check_file(path)
-    root, target = beside.resolve(), path.resolve()
-    roots = [root, root.parent.parent / 'blobs'] if root.parent.name == 'snapshots' else [root]
-    if not any(target.is_relative_to(r) for r in roots):
+    if target := link_out_of(beside, path):
       raise UserError(
         f'{path} is a link out of its folder, to {target}: put a copy there, or name the tokenizer '
         'with --tokenizer'
@@ -217,3 +222,10 @@ def tokenizer_files(source: pathlib.Path | None) -> dict[str, pathlib.Path]:
   for path in found.values():
     check_file(path)
   return found
+
+
+def link_out_of(folder: pathlib.Path, path: pathlib.Path) -> pathlib.Path | None:
+  """Returns what a file is a link to, if not within its folder or Hugging Face's cache."""
+  root, target = folder.resolve(), path.resolve()
+  roots = [root, root.parent.parent / 'blobs'] if root.parent.name == 'snapshots' else [root]
+  return None if any(target.is_relative_to(r) for r in roots) else target

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paxlite.checkpointing.variables import Variable, blocks
+from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
@@ -32,7 +32,12 @@ from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
 from paxlite.weights.unfinished_folder import unfinished_folder
-from paxlite.weights.written_tensors import VariableReader, written_tensor
+from paxlite.weights.written_tensors import (
+  VariableReader,
+  blocks_as,
+  entries_by_tensor,
+  written_tensor,
+)
 
 log = logging.getLogger('paxlite')
 
@@ -64,6 +69,9 @@ class Safetensors:
     keeps: How the names of tensors begin that are not left out; '': none.
 
   Attributes:
+    files: The paths or addresses of the files.
+    tensors: The tensors of the text model, by the names that they have in one.
+    beside: The tensors beside the text model.
     left_out: How many tensors beside the text model there are, by what they are for.
 
   Raises:
@@ -72,7 +80,8 @@ class Safetensors:
   """
 
   def __init__(self, folder: pathlib.Path, address: str | None = None, keeps: str = ''):
-    self._tensors: dict[str, FileTensor] = {}
+    self.tensors: dict[str, FileTensor] = {}
+    self.beside: list[FileTensor] = []
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
     self.left_out: collections.Counter[str] = collections.Counter()
@@ -80,21 +89,23 @@ class Safetensors:
     files, stated = model_files.chosen(
       place, names_in(folder, address), lambda: _weight_map(folder / model_files.INDEX)
     )
-    for path in (f'{place}/{file}' for file in files):
+    self.files = [f'{place}/{file}' for file in files]
+    for path in self.files:
       check_file(path)
       for tensor in tensors_in(path):
         name = tensor.name
         short = _PREFIX.sub('', name)
         if beside := _beside(name, keeps):
           self.left_out[beside] += 1
+          self.beside.append(tensor)
           continue
-        if other := self._tensors.get(short):
+        if other := self.tensors.get(short):
           raise UserError(
             f'{short} is there twice: {other.name} of {other.path}, and {name} of {path}'
           )
-        self._tensors[short] = tensor
+        self.tensors[short] = tensor
         self.dtypes[short], self.shapes[short] = tensor.dtype, tensor.shape
-    names = {tensor.name for tensor in self._tensors.values()}
+    names = {tensor.name for tensor in self.tensors.values()}
     missing = [n for n in stated if n not in names and not _beside(n, keeps)]
     if missing:
       raise UserError(
@@ -104,7 +115,8 @@ class Safetensors:
   def leave_out(self, names: str, what: str) -> None:
     """Leaves out the tensors whose names match a regular expression; `what` says what they are."""
     for name in [name for name in self.shapes if re.fullmatch(names, name)]:
-      del self.shapes[name], self.dtypes[name], self._tensors[name]
+      del self.shapes[name], self.dtypes[name]
+      self.beside.append(self.tensors.pop(name))
       self.left_out[what] += 1
 
   def put_below(self, prefix: str, outside: tuple[str, ...]) -> None:
@@ -112,10 +124,10 @@ class Safetensors:
     new = lambda name: name if name.startswith(outside) else prefix + name
     self.shapes = {new(name): shape for name, shape in self.shapes.items()}
     self.dtypes = {new(name): dtype for name, dtype in self.dtypes.items()}
-    self._tensors = {new(name): tensor for name, tensor in self._tensors.items()}
+    self.tensors = {new(name): tensor for name, tensor in self.tensors.items()}
 
   def read(self, name: str) -> np.ndarray:
-    return self._tensors[name].read()
+    return self.tensors[name].read()
 
 
 def _beside(name: str, keeps: str) -> str:
@@ -148,13 +160,14 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
 
 
 def read_folder(
-  folder: pathlib.Path, address: str | None = None
-) -> tuple[LanguageModel, list[Entry], Tensors]:
+  folder: pathlib.Path, address: str | None = None, is_whole: bool = False
+) -> tuple[LanguageModel, list[Entry], Dequantized]:
   """Returns a folder's experiment, the entries of the tensors it needs, and its tensors.
 
   Args:
     folder: The folder.
     address: Where the tensors are in an object store; `folder` has copies of the other files.
+    is_whole: Whether tensors beside the text model are read, too, so that they are not named.
   """
   names = names_in(folder, address)
   base = lambda: str(read_object(folder / model_files.ADAPTER).get('base_model_name_or_path'))
@@ -178,7 +191,7 @@ def read_folder(
     stored.put_below(f'{root}.', (f'{head}.', *filter(None, [own_prefix(of_family)])))
   if family.unread is not None:
     stored.leave_out(family.unread(experiment), 'what the model does not read')
-  if stored.left_out:
+  if stored.left_out and not is_whole:
     found = ' and '.join(f'{n:,} tensors for {what}' for what, n in stored.left_out.items())
     log.warning('%s: left out: %s', address or folder, found)
   if has_modules(of_family):
@@ -199,8 +212,17 @@ def read_folder(
     experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
   experiment = read_generation(of_generation, experiment, generation)
   with located(str(folder)):
-    entries = _without_missing_copies(hugging_face_entries(experiment), tensors)
-  return experiment, FAMILIES[family_of(experiment)].found(entries, tensors.shapes), tensors
+    return experiment, entries_in(experiment, tensors), tensors
+
+
+def entries_in(e: LanguageModel, tensors: Tensors) -> list[Entry]:
+  """Returns the entries of an experiment's model with the names of tensors that a folder has.
+
+  Raises:
+    UserError: A copy of a tensor has other values than what it should repeat.
+  """
+  entries = _without_missing_copies(hugging_face_entries(e), tensors)
+  return FAMILIES[family_of(e)].found(entries, tensors.shapes)
 
 
 def _without_missing_copies(entries: list[Entry], tensors: Tensors) -> list[Entry]:
@@ -248,9 +270,7 @@ def write_folder(
     report: Called with the number of tensors done and the number of all tensors.
     shard_bytes: Largest size of a file in bytes, unless it has only one tensor.
   """
-  by_tensor: dict[str, list[Entry]] = {}
-  for entry in hugging_face_entries(experiment):
-    by_tensor.setdefault(entry.theirs, []).append(entry)
+  by_tensor = entries_by_tensor(hugging_face_entries(experiment))
   prefix = 'transformer.' if 'wte.weight' in by_tensor else ''
   as_stored = {
     name: np.dtype(entries[0].dtype or _dtype(dtype or variables[entries[0].ours].dtype.name))
@@ -271,13 +291,8 @@ def write_folder(
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
         for tensor in shard:
-          value, stored = written_tensor(by_tensor[tensor], read), as_stored[tensor]
-          for block in blocks(value):
-            is_same = value.dtype == stored
-            f.write(
-              block if is_same else np.frombuffer(block, value.dtype).astype(stored).tobytes()
-            )
-          size += value.size * stored.itemsize
+          for block in blocks_as(written_tensor(by_tensor[tensor], read), as_stored[tensor]):
+            size += f.write(block)
           done += 1
           report(done, len(by_tensor))
     if len(shards) > 1:

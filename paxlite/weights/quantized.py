@@ -42,12 +42,15 @@ class ReadableTensors(Protocol):
 class Dequantized:
   """The tensors of a folder; some are stored in FP8, MXFP4 or int4.
 
+  Attributes:
+    stored: The tensors as they are stored.
+
   Raises:
     UserError: A tensor has another dtype, or the scales of a tensor are missing.
   """
 
   def __init__(self, stored: ReadableTensors, config: Config):
-    self._stored = stored
+    self.stored = stored
     self._group = group_size(config) if config.get('quant_method') == METHOD else 0
     self._block = tuple(config.get('weight_block_size') or (128, 128))
     self.shapes: dict[str, tuple[int, ...]] = {}
@@ -77,22 +80,22 @@ class Dequantized:
         )
 
   def read(self, name: str) -> np.ndarray:
-    if name + PACKED in self._stored.shapes and self._group:
-      scales = self._stored.read(name + SCALE)
-      return unpacked(self._stored.read(name + PACKED), scales, self._group)
-    if name not in self._stored.shapes:
+    if name + PACKED in self.stored.shapes and self._group:
+      scales = self.stored.read(name + SCALE)
+      return unpacked(self.stored.read(name + PACKED), scales, self._group)
+    if name not in self.stored.shapes:
       return self._mxfp4(name)
-    if self._stored.dtypes[name] == 'F8_E4M3':
+    if self.stored.dtypes[name] == 'F8_E4M3':
       return self._fp8(name)
-    return self._stored.read(name)
+    return self.stored.read(name)
 
   def _is_part(self, name: str) -> bool:
     """Returns whether a tensor is the scales, or the shape, of weights that are packed in int4."""
     stems = (name.removesuffix(end) for end in (SCALE, SHAPE) if name.endswith(end))
-    return self._group > 0 and any(stem + PACKED in self._stored.shapes for stem in stems)
+    return self._group > 0 and any(stem + PACKED in self.stored.shapes for stem in stems)
 
   def _check_scales(self, name: str, shape: tuple[int, ...], of_scales: str) -> None:
-    scales, dtype = self._stored.shapes[of_scales], self._stored.dtypes[of_scales]
+    scales, dtype = self.stored.shapes[of_scales], self.stored.dtypes[of_scales]
     if dtype not in _PLAIN:
       raise UserError(f'{of_scales} is {dtype}: scales must be float32, bfloat16 or float16')
     wanted = [-(-n // size) for n, size in zip(shape, self._block, strict=False)]
@@ -104,15 +107,15 @@ class Dequantized:
 
   def _fp8(self, name: str) -> np.ndarray:
     """Returns FP8 values times the scales of their blocks, as DeepSeek stores them."""
-    values = self._stored.read(name).astype(np.float32)
-    scales = self._stored.read(f'{name}_scale_inv').astype(np.float32)
+    values = self.stored.read(name).astype(np.float32)
+    scales = self.stored.read(f'{name}_scale_inv').astype(np.float32)
     rows, columns = self._block
     repeated = scales.repeat(rows, 0)[: values.shape[0]].repeat(columns, 1)[:, : values.shape[1]]
     return (values * repeated).astype(ml_dtypes.bfloat16)
 
   def _mxfp4(self, name: str) -> np.ndarray:
     """Returns the weights [E, in, out] of experts; gpt-oss stores blocks [E, out, in / 32, 16]."""
-    blocks, scales = self._stored.read(f'{name}_blocks'), self._stored.read(f'{name}_scales')
+    blocks, scales = self.stored.read(f'{name}_blocks'), self.stored.read(f'{name}_scales')
     experts, outputs = blocks.shape[:2]
     values = np.empty((experts, outputs, blocks[0, 0].size * 2), ml_dtypes.bfloat16)
     for expert in range(experts):  # one at a time, as float32 takes eight times the memory

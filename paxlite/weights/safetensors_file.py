@@ -14,7 +14,7 @@ from paxlite.files.content import Content
 from paxlite.files.schemes import content_of, is_address
 
 _HEADER_BYTES = 100 << 20  # the format allows no longer header
-_DTYPES: dict[str, type] = {
+DTYPES: dict[str, type] = {
   'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
   'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E5M2': ml_dtypes.float8_e5m2,
   'F8_E8M0': ml_dtypes.float8_e8m0fnu, 'I64': np.int64, 'I32': np.int32, 'I16': np.int16,
@@ -47,10 +47,13 @@ class FileTensor:
 
   def read(self) -> np.ndarray:
     """Reads the tensor; raises UserError if the file cannot be read, or has an unknown dtype."""
-    if self.dtype not in _DTYPES:
+    if self.dtype not in DTYPES:
       raise UserError(f'{self.name} of {self.path} has the dtype {self.dtype}, which is not read')
-    data = self.content().read(self.offset, self.size)
-    return np.frombuffer(data, _DTYPES[self.dtype]).reshape(self.shape)
+    return np.frombuffer(self.data(), DTYPES[self.dtype]).reshape(self.shape)
+
+  def data(self) -> bytes | bytearray:
+    """Reads the bytes of the tensor; raises UserError if the file cannot be read."""
+    return self.content().read(self.offset, self.size)
 
 
 def tensors_in(path: str) -> list[FileTensor]:
@@ -76,7 +79,7 @@ def tensors_in(path: str) -> list[FileTensor]:
       shape = tuple(described['shape'])
       if {type(x) for x in (begin, end, *shape)} != {int} or min(begin, *shape, 0) < 0:
         raise ValueError(name)
-      if dtype in _DTYPES and end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+      if dtype in DTYPES and end - begin != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
         raise ValueError(name)
       found.append(FileTensor(path, name, dtype, shape, start + begin, end - begin, again))
   except (ValueError, LookupError, TypeError, AttributeError) as e:

@@ -1,10 +1,10 @@
 """The tensors of another format, made of the variables of paxlite when they are written."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from paxlite.checkpointing.variables import Variable
+from paxlite.checkpointing.variables import Variable, blocks
 from paxlite.weights.tensor_entries import Entry
 
 
@@ -34,3 +34,18 @@ def written_tensor(entries: list[Entry], read: Callable[[str], np.ndarray]) -> n
     part = entry.view(whole)
     part[...] = view.reshape(part.shape)
   return whole
+
+
+def entries_by_tensor(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+  """Returns entries by the names of their tensors."""
+  found: dict[str, list[Entry]] = {}
+  for entry in entries:
+    found.setdefault(entry.theirs, []).append(entry)
+  return found
+
+
+def blocks_as(value: np.ndarray, dtype: np.dtype) -> Iterator[bytes | memoryview]:
+  """Yields the elements in C order, in another dtype, some megabytes at a time."""
+  for block in blocks(value):
+    is_same = value.dtype == dtype
+    yield block if is_same else np.frombuffer(block, value.dtype).astype(dtype).tobytes()

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.weights.commands import export_weights
 from paxlite.weights.families import family_of
 from paxlite.weights.huggingface import read_folder
 from tests.support.families import theirs
-from tests.support.imported import loaded, run_import
+from tests.support.imported import loaded, run_import, write_trained
 
 torch = pytest.importorskip('torch')
 safetensors = pytest.importorskip('safetensors.torch')
@@ -156,6 +157,26 @@ def test_the_text_model_of_kimi_k25(tmp_path, caplog):
   for name, wanted in expected.items():
     assert torch.equal(as_torch(found.read(name)), wanted), name
   run_import('hf', folder, tmp_path / 'w')
+
+  export = lambda weights, *flags: export_weights.main([str(weights), *flags])
+  export(tmp_path / 'w', f'--path={tmp_path / "same"}')
+  files = lambda place: {path.name: path.read_bytes() for path in place.iterdir()}
+  assert files(tmp_path / 'same') == files(folder)
+  # Norms may be trained, which are not quantized, and experts may not.
+  for kind, is_written in (('input_layernorm', True), ('experts.1.down_proj', False)):
+    name = next(name for name in found.shapes if kind in name)
+    trained, out = tmp_path / f'{kind}.tuned', tmp_path / kind
+    write_trained(folder, tmp_path / 'w', trained, {name})
+    if not is_written:
+      with pytest.raises(UserError, match=f'{name} was trained, and is quantized in'):
+        export(trained, f'--path={out}')
+      assert not out.exists()
+      export(trained, f'--path={out}', '--text_only')
+      continue
+    export(trained, f'--path={out}')
+    after = safetensors.load_file(out / 'model.safetensors')
+    different = [n for n, tensor in stored.items() if not torch.equal(after[n], tensor)]
+    assert different == [f'language_model.{name}']
 
 
 def test_scales_of_what_is_not_packed_are_tensors_of_their_own(tmp_path):

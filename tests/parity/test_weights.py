@@ -19,6 +19,7 @@ from paxlite.weights.families import config_json, family_of
 from paxlite.weights.families import experiment_of as from_config
 from tests.support.families import PUBLISHED, register_mistral4, theirs
 from tests.support.family_draws import BUFFERS
+from tests.support.image_models import IMAGES, model_with_images
 from tests.support.imported import loaded, run_import
 
 torch = pytest.importorskip('torch')
@@ -470,96 +471,13 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
     build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'g')})
 
 
-IMAGES = {
-  'Kimi_K25': (
-    dict(
-      model_type='deepseek_v3', num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=12,
-      qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10, n_routed_experts=8,
-      num_experts_per_tok=3, moe_intermediate_size=24, first_k_dense_replace=1, n_group=1,
-      topk_group=1,
-    ),
-    dict(pos_emb_height=2, pos_emb_width=2, pos_emb_time=1),
-    dict(tie_word_embeddings=False),
-  ),
-  'Gemma3': (
-    dict(head_dim=10, sliding_window=5, query_pre_attn_scalar=7, eos_token_id=2),
-    dict(image_size=28, patch_size=14),
-    dict(mm_tokens_per_image=1, boi_token_index=94, eoi_token_index=93),
-  ),
-  'Gemma4': (
-    dict(
-      head_dim=10, global_head_dim=12, sliding_window=5, hidden_size_per_layer_input=0,
-      eos_token_id=2,
-    ),
-    dict(head_dim=8, num_key_value_heads=2, patch_size=4, position_embedding_size=16),
-    dict(boi_token_id=93, eoi_token_id=94, image_token_id=95, audio_config=None),
-  ),
-  'Gemma4 linked': (
-    dict(
-      head_dim=10, global_head_dim=12, sliding_window=5, hidden_size_per_layer_input=6,
-      vocab_size_per_layer_input=96, num_kv_shared_layers=2, use_double_wide_mlp=True,
-      layer_types=['sliding_attention', 'full_attention'] * 2, num_hidden_layers=4, eos_token_id=2,
-    ),
-    dict(head_dim=8, num_key_value_heads=2, patch_size=4, position_embedding_size=16),
-    dict(boi_token_id=93, eoi_token_id=94, image_token_id=95, audio_config=None),
-  ),
-  'Llama4': (
-    dict(
-      head_dim=10, intermediate_size_mlp=24, num_local_experts=4, attention_chunk_size=7,
-      no_rope_layers=[1, 0], floor_scale=5, eos_token_id=2,
-    ),
-    dict(
-      image_size=28, patch_size=14, vision_output_dim=16, projector_input_dim=16,
-      projector_output_dim=16, pixel_shuffle_ratio=0.5,
-    ),
-    dict(boi_token_index=93, eoi_token_index=94),
-  ),
-  'Mistral3': (
-    dict(model_type='mistral', head_dim=10, sliding_window=None),
-    dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
-    {},
-  ),
-  'Qwen3_5': (
-    dict(
-      head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=6,
-      linear_value_head_dim=4, layer_types=['linear_attention', 'full_attention'],
-      rope_parameters=dict(
-        rope_type='default', rope_theta=1e4, partial_rotary_factor=0.5,
-        mrope_section=[2, 1, 1], mrope_interleaved=True,
-      ),
-    ),
-    dict(depth=1, num_heads=2, out_hidden_size=32, num_position_embeddings=16),
-    {},
-  ),
-  'Mistral3 with Ministral3': (
-    dict(
-      model_type='ministral3', head_dim=10,
-      rope_parameters=dict(
-        rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=8,
-        mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5,
-      ),
-    ),
-    dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
-    {},
-  ),
-}  # fmt: skip
-
-
 @pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
   'name', ['Gemma3', *(pytest.param(name, marks=pytest.mark.slow) for name in [*IMAGES][1:])]
 )
 def test_the_text_model_of_a_model_with_images(name, tmp_path):
   """Its weights have other names than those of a text model, and config.json has them inside."""
-  text, image, others = IMAGES[name]
-  name = name.partition(' ')[0]
-  size = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-  config = getattr(transformers, f'{name}Config')(
-    text_config=BLOCK | dict(num_key_value_heads=2) | text, vision_config=size | image, **others,
-    image_token_index=95, eos_token_id=[2, 5],
-  )  # fmt: skip
-  torch.manual_seed(0)
-  model = getattr(transformers, f'{name}ForConditionalGeneration')(config).eval()
+  model = model_with_images(name)
   model.save_pretrained(tmp_path / 'hf')
   run_import('hf', tmp_path / 'hf', tmp_path / 'w')
   experiment, ours, params = loaded(tmp_path / 'w')

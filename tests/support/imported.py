@@ -1,5 +1,6 @@
 """Imports weights with the tool, and loads them as parameters."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +14,36 @@ from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import find_source
 from paxlite.core.variable_names import path_name
 from paxlite.generation.inference import experiment_of
+from paxlite.weights import huggingface
 from paxlite.weights.commands import import_weights
+from paxlite.weights.folder import ORIGIN, write_weights
 from paxlite.weights.tensor_entries import Entry
 
 
 def run_import(source: str, path, to, *flags: str) -> None:
   import_weights.main([f'--from={source}', f'--path={path}', f'--to={to}', *flags])
+
+
+class _Trained:
+  """The tensors of a folder, some of which have other values."""
+
+  def __init__(self, tensors, changed):
+    self.shapes, self._tensors, self._changed = tensors.shapes, tensors, changed
+
+  def read(self, name):
+    value = self._tensors.read(name)
+    if name not in self._changed:
+      return value
+    noise = np.random.default_rng(0).normal(0, 0.05, value.shape)
+    return (value.astype(np.float32) + noise).astype(value.dtype)
+
+
+def write_trained(folder, weights, to, changed: set[str]) -> None:
+  """Writes the imported weights of a folder as after a training that has changed some tensors."""
+  experiment, entries, tensors = huggingface.read_folder(folder)
+  origin = json.loads((weights / ORIGIN).read_text())
+  trained, silent = _Trained(tensors, changed), lambda done, total: None
+  write_weights(to, experiment, entries, trained, None, silent, origin)
 
 
 def loaded(folder):

@@ -2,7 +2,9 @@
 
 Writes the weights of a run, or imported weights, for other programs, tensor by tensor.
 
-  hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged
+  hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged.
+        Weights that were imported from a model with images become that model again: its other
+        tensors and files are copied byte for byte. --text_only writes the text model alone
   peft  the LoRA factors, as a folder that peft loads in addition to the base model
   gguf  a folder with one file for llama.cpp, which holds the tokenizer and the chat template, too
 
@@ -11,6 +13,7 @@ of 256, q4_k becomes q8_0, and where it is none of 32, that becomes f16.
 
 Examples:
   paxlite export runs/zed --to=hf --path=exported/zed
+  paxlite export runs/zed --into=downloads/gemma-3-4b-it --path=exported/zed
   paxlite export runs/zed --to=gguf --type=q8_0 --path=exported/zed_gguf
 """
 
@@ -19,7 +22,7 @@ from collections.abc import Sequence
 
 from paxlite import extensions
 from paxlite.cli import command_line
-from paxlite.cli.parser import Parser, stored
+from paxlite.cli.parser import Parser, local, stored
 from paxlite.core.errors import UserError
 from paxlite.files import output
 from paxlite.generation.checkpoint_options import BASE_WEIGHTS
@@ -27,13 +30,15 @@ from paxlite.generation.checkpoint_options import BASE_WEIGHTS
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
 
 PARSER = Parser(__doc__)
-PARSER.option('--to', '', required=True, choices=('hf', 'peft', 'gguf'))
+PARSER.option('--to', 'hf, unless given', choices=('hf', 'peft', 'gguf'), default='hf')
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
 PARSER.option('--path', 'the folder to make', stored, required=True)
 PARSER.option('--dtype', 'of the tensors (as stored)', choices=('float32', 'bfloat16', 'float16'))
 PARSER.option(
   '--type', 'of the tensors of GGUF (as stored)', choices=('f32', 'f16', 'bf16', 'q8_0', 'q4_k')
 )
+PARSER.option('--into', 'folder of the whole model (where its import found it)', local, default='')
+PARSER.option('--text_only', 'write the text model of a model with images alone', bool)
 PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
 PARSER.option('--base', 'base model that a PEFT adapter names', default='')
 PARSER.option('--base_weights', BASE_WEIGHTS, stored, default='')
@@ -46,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.experiments import options
   from paxlite.experiments.compatibility import refuse_edited_model
   from paxlite.generation.inference import experiment_of, refuse_te_layers
-  from paxlite.weights import gguf_writer, huggingface, lora
+  from paxlite.weights import gguf_writer, huggingface, lora, whole_model
   from paxlite.weights.families import family_of
   from paxlite.weights.family_tables import FAMILIES
   from paxlite.weights.layout import has_modules
@@ -57,6 +62,8 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--dtype={args.dtype} is not for --to=gguf: --type is that of its tensors')
   if args.proof and args.to == 'peft':
     raise UserError('--proof is for whole models: --to=hf or --to=gguf')
+  if (args.into or args.text_only) and (args.to != 'hf' or (args.into and args.text_only)):
+    raise UserError('--into and --text_only exclude each other, and are for --to=hf')
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
   refuse_te_layers(source)
@@ -67,7 +74,15 @@ def main(argv: Sequence[str]) -> None:
       f'{source.folder} holds weights in the form {experiment.FROZEN_DTYPE}, of which there is no '
       'export: --to=peft exports the factors, and a run that began from weights exports those'
     )
+  original = None
+  if args.to == 'hf' and not args.text_only:
+    original = whole_model.original_of(args.checkpoint, args.base_weights, args.into)
+  if original and args.dtype:
+    raise UserError(
+      f'--dtype={args.dtype} is for --text_only: {original.folder} gets its own dtypes back'
+    )
   started = time.perf_counter()
+  whole = original and whole_model.WholeModel(original, experiment, lora.merged(variables))
   # before anything is written: it may be that there is no tokenizer
   prove = extensions.hook('export --proof') if args.proof else None
   write_proof = prove and prove(args.checkpoint, args.base_weights)
@@ -82,6 +97,8 @@ def main(argv: Sequence[str]) -> None:
         folder, experiment, lora.merged(variables), args.type, source.tokenizer, report
       )
       size = written.size
+    elif whole:
+      size = whole.write(folder, report)
     else:
       size = huggingface.write_folder(
         folder, experiment, lora.merged(variables), args.dtype, source.tokenizer, report
@@ -89,7 +106,9 @@ def main(argv: Sequence[str]) -> None:
     if write_proof:
       write_proof(folder, experiment)
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
-  if options.value(experiment, 'NUM_PREDICTION_MODULES') and (
+  if whole:
+    print(whole.summary)
+  elif options.value(experiment, 'NUM_PREDICTION_MODULES') and (
     args.to == 'gguf' or not has_modules(FAMILIES[family_of(experiment)].names)
   ):
     print('Its modules that predict further tokens are left out: the format has no names for them')

@@ -118,16 +118,18 @@ def _import_published(
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
-  from paxlite.weights import folder, huggingface, meta
+  from paxlite.weights import folder, huggingface, meta, whole_model
   from paxlite.weights.folder import Tensors
 
   tensors: Tensors
   if source == 'meta':
     experiment, entries, tensors = meta.read_folder(path)
     ignored = meta.IGNORED
+    origin = None
   else:
     experiment, entries, tensors = huggingface.read_folder(path, address)
     ignored = huggingface.IGNORED
+    origin = None if address else whole_model.origin_of(path, tensors)
   if tokenizer is not None:
     check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)
   elif path.is_dir():
@@ -136,7 +138,7 @@ def _import_published(
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
   with command_line.progress('importing') as report:
-    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report)
+    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, origin)
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
