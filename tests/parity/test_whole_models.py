@@ -1,5 +1,6 @@
 """Text weights that are written back into models with images, as transformers loads these."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ from paxlite.weights import huggingface
 from paxlite.weights.commands import export_weights
 from paxlite.weights.folder import ORIGIN
 from tests.support import runs
-from tests.support.image_models import IMAGES, image_inputs, model_with_images
+from tests.support.image_models import IMAGES, image_inputs, model_with_images, save
 from tests.support.imported import loaded, run_import, write_trained
 
 torch = pytest.importorskip('torch')
@@ -35,7 +36,7 @@ OTHERS = {  # as they are beside published weights, and no two alike
 def published(folder: pathlib.Path, name: str, dtype='float32', **text) -> pathlib.Path:
   """Writes a model with images in two or more files, with others beside them."""
   model = model_with_images(name, **text).to(getattr(torch, dtype))
-  model.save_pretrained(folder, max_shard_size='40KB')
+  save(model, folder, max_shard_size='40KB')
   assert len([*folder.glob('*.safetensors')]) > 1
   for path, content in OTHERS.items():
     (folder / path).parent.mkdir(exist_ok=True)
@@ -75,14 +76,19 @@ def logits_of(folder, inputs):
     folder, output_loading_info=True, dtype='float32'
   )
   assert not any(info[what] for what in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
-  with torch.no_grad():
-    return model.eval()(**inputs).logits.numpy(), model
+  found = []
+  is_llama4 = type(model).__name__.startswith('Llama4')
+  inner = model.language_model if is_llama4 else model
+  inner.register_forward_hook(lambda module, given, output: found.append(output.logits.numpy()))
+  # transformers 5.24 cannot return what it has computed of Llama 4
+  with torch.no_grad(), contextlib.suppress(*[AttributeError] * is_llama4):
+    model.eval()(**inputs)
+  return found[0], model
 
 
 @pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize(
-  'name',
-  ['Gemma3', *(pytest.param(name, marks=pytest.mark.slow) for name in IMAGES if name != 'Gemma3')],
+  'name', [n if n == 'Gemma3' else pytest.param(n, marks=pytest.mark.slow) for n in IMAGES]
 )
 def test_a_text_model_goes_back_into_its_whole_model(name, tmp_path, capsys):
   folder, seed = published(tmp_path / 'hf', name), len(name)

@@ -1,5 +1,6 @@
 """Tiny models of transformers that read images, with random weights, and images for them."""
 
+import pathlib
 from typing import Any
 
 IMAGE_ID = 95  # stands where an image is
@@ -18,7 +19,9 @@ IMAGES = {
       topk_group=1,
     ),
     dict(pos_emb_height=2, pos_emb_width=2, pos_emb_time=1),
-    dict(tie_word_embeddings=False, image_token_id=95, video_token_id=94),
+    dict(
+      tie_word_embeddings=False, projection_hidden_size=16, image_token_id=95, video_token_id=94
+    ),
   ),
   'Gemma3': (
     dict(head_dim=10, sliding_window=5, query_pre_attn_scalar=7, eos_token_id=2),
@@ -49,13 +52,13 @@ IMAGES = {
     ),
     dict(
       image_size=28, patch_size=14, vision_output_dim=16, projector_input_dim=16,
-      projector_output_dim=16, pixel_shuffle_ratio=0.5,
+      projector_output_dim=16, pixel_shuffle_ratio=0.5, intermediate_size=64,
     ),
     dict(boi_token_index=93, eoi_token_index=94),
   ),
   'Mistral3': (
     dict(model_type='mistral', head_dim=10, sliding_window=None),
-    dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
+    dict(model_type='pixtral', image_size=56, patch_size=14, head_dim=8),
     {},
   ),
   'Qwen3_5': (
@@ -78,7 +81,7 @@ IMAGES = {
         mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5,
       ),
     ),
-    dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
+    dict(model_type='pixtral', image_size=56, patch_size=14, head_dim=8),
     {},
   ),
 }  # fmt: skip
@@ -104,6 +107,20 @@ def model_with_images(name: str, **text: Any):
   return model
 
 
+def save(model, folder: pathlib.Path, **options: Any) -> None:
+  """Writes a model as it is published; transformers 5.24 calls layers of Kimi's text blocks."""
+  from safetensors.torch import load_file, save_file
+
+  model.save_pretrained(folder, **options)
+  wrong, right = 'language_model.model.blocks.', 'language_model.model.layers.'
+  for path in folder.glob('*.safetensors'):
+    if wrong.encode() in path.read_bytes():
+      tensors = {name.replace(wrong, right): x for name, x in load_file(path).items()}
+      save_file(tensors, path, metadata={'format': 'pt'})
+  for index in folder.glob('*.index.json'):
+    index.write_text(index.read_text().replace(wrong, right))
+
+
 def image_inputs(name: str, seed: int) -> dict[str, Any]:
   """Returns what a model of a case reads: a text with an image of random pixels."""
   import torch
@@ -116,13 +133,14 @@ def image_inputs(name: str, seed: int) -> dict[str, Any]:
   elif first == 'Kimi_K25':
     pixels = draw(16, 3, 14, 14)
     given, count = dict(pixel_values=pixels, image_grid_thw=torch.tensor([[1, 4, 4]])), 4
+  elif first == 'Mistral3':  # of one token alone, transformers 5.24 takes numbers for tokens
+    given = dict(pixel_values=draw(1, 3, 56, 56), image_sizes=torch.tensor([[56, 56]]))
+    count = 4
   elif first == 'Gemma4':  # nine patches make a token
     at = torch.cartesian_prod(torch.arange(6), torch.arange(6)).flip(-1)[None]
     given, count = dict(pixel_values=draw(1, 36, 48), image_position_ids=at), 4
   else:
     given = dict(pixel_values=draw(1, 3, 28, 28))
-    if first == 'Mistral3':
-      given['image_sizes'] = torch.tensor([[28, 28]])
   ids = torch.tensor([[7, 8, *[IMAGE_ID] * count, 9, 10, 11]])
   if first == 'Qwen3_5':
     given['mm_token_type_ids'] = (ids == IMAGE_ID).int()
