@@ -17,7 +17,7 @@ from paxlite.weights import huggingface
 from paxlite.weights.commands import export_weights
 from paxlite.weights.families import hugging_face_entries
 from tests.support.families import theirs
-from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
+from tests.support.imported import flat, loaded, run_import, unrolled, variables_of, write_trained
 from tests.support.prediction_folders import changed, computed, drop, tensors_of, write
 
 torch = pytest.importorskip('torch')
@@ -250,6 +250,12 @@ def test_a_file_with_images_whose_experts_are_packed(tmp_path, packed):
   for name, value in wanted.items():
     assert np.array_equal(found[name], value), name
   run_import('hf', folder, tmp_path / 'w')
+  changed_names = {name for name in tensors.shapes if 'mtp.' in name or 'gate_up' in name}
+  write_trained(folder, tmp_path / 'w', tmp_path / 'tuned', changed_names)
+  export_weights.main([str(tmp_path / 'tuned'), f'--path={tmp_path / "whole"}'])
+  of_files = [tensors_of(place) for place in (folder, tmp_path / 'whole')]
+  different = {n for n, x in of_files[0].items() if not np.array_equal(x, of_files[1][n])}
+  assert {n.replace('.language_model', '') for n in different} == changed_names
   del text['mtp_num_hidden_layers']  # the tensors say it, too
   (folder / 'config.json').write_text(json.dumps(outer | {'text_config': text}))
   assert huggingface.read_folder(folder)[0].NUM_PREDICTION_MODULES == 1

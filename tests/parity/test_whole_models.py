@@ -16,6 +16,7 @@ import pytest
 
 from paxlite.checkpointing.checksums import write_checksums
 from paxlite.core.errors import UserError
+from paxlite.data import packaged
 from paxlite.weights import huggingface
 from paxlite.weights.commands import export_weights
 from paxlite.weights.folder import ORIGIN
@@ -254,3 +255,37 @@ def test_a_kill_leaves_nothing_half(gemma, tmp_path):
   export(gemma[1], out, f'--into={folder}')
   assert contents(out) == contents(folder)
   assert not half.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['sft', 'lora'])
+def test_a_fine_tuning_goes_back_with_a_proof(method, tmp_path):
+  folder, run, out = tmp_path / 'hf', tmp_path / 'run', tmp_path / 'out'
+  published(folder, 'Gemma3', 'bfloat16', vocab_size=8192, max_position_embeddings=128)
+  shutil.copyfile(packaged.VOCAB, folder / 'tokenizer.model')
+  run_import('hf', folder, tmp_path / 'w')
+  data = tmp_path / 'data.jsonl'
+  data.write_text('{"inputs": "alpha goes before", "targets": " beta"}\n' * 8)
+  settings = (
+    'MAX_SEQ_LEN=32', 'PERCORE_BATCH_SIZE=2', 'MAX_STEPS=2', 'EVAL_INTERVAL_STEPS=100',
+    'ICI_MESH_SHAPE=[1,1,1]', 'DCN_MESH_SHAPE=[1,1,1]', 'LEARNING_RATE=1e-2', 'LR_COS_WARMUP=1',
+  )  # fmt: skip
+  for words in (
+    ('finetune', str(tmp_path / 'w'), f'--method={method}', f'--folder={run}',
+     f'TRAIN_FILES={data}', *settings),
+    ('export', str(run), f'--path={out}', '--proof'),
+  ):  # fmt: skip
+    result = runs.ended([sys.executable, '-m', 'paxlite', *words], runs.environment())
+    assert result.returncode == 0, result.stderr
+  assert f'The whole model of {folder}: ' in result.stdout
+  old, new = tensors_of(folder), tensors_of(out)
+  different = {key.partition(' ')[2] for key in old if old[key] != new[key]}
+  assert different
+  assert all('language_model' in name for name in different)
+  if method == 'lora':
+    assert all(name.endswith('_proj.weight') for name in different)
+  result = runs.ended([sys.executable, '-m', 'paxlite', 'prove', str(out)], runs.environment())
+  assert result.returncode == 0, result.stderr
+  # the run's weights are in float32, and the file's in bfloat16, as they came
+  assert 'It is the model of the proof, within rounding' in result.stdout
+  logits_of(out, image_inputs('Gemma3', 0))
