@@ -15,7 +15,7 @@ from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of, model_fie
 from paxlite.weights.gguf_tokenizer_writer import tokenizer_fields
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
-from paxlite.weights.written_tensors import VariableReader, written_tensor
+from paxlite.weights.written_tensors import VariableReader, entries_by_tensor, written_tensor
 
 
 class Written(NamedTuple):
@@ -62,9 +62,7 @@ def write_folder(
     raise UserError(f'GGUF files need the package gguf: {shell.install("weights")}') from None
 
   architecture, config = architecture_of(experiment)
-  by_tensor: dict[str, list[Entry]] = {}
-  for entry in architecture.entries(experiment):
-    by_tensor.setdefault(entry.theirs, []).append(entry)
+  by_tensor = entries_by_tensor(architecture.entries(experiment))
   kind = kind or _stored_kind(by_tensor, variables)
   fields: dict[str, object] = {
     'general.type': 'model',

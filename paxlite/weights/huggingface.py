@@ -32,12 +32,7 @@ from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.tensor_names import HUGGING_FACE
 from paxlite.weights.unfinished_folder import unfinished_folder
-from paxlite.weights.written_tensors import (
-  VariableReader,
-  blocks_as,
-  entries_by_tensor,
-  written_tensor,
-)
+from paxlite.weights.written_tensors import VariableReader, entries_by_tensor, written_blocks
 
 log = logging.getLogger('paxlite')
 
@@ -291,7 +286,7 @@ def write_folder(
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
         for tensor in shard:
-          for block in blocks_as(written_tensor(by_tensor[tensor], read), as_stored[tensor]):
+          for block in written_blocks(by_tensor[tensor], read, as_stored[tensor]):
             size += f.write(block)
           done += 1
           report(done, len(by_tensor))

@@ -13,7 +13,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -35,18 +35,12 @@ from paxlite.weights.quantized import Dequantized
 from paxlite.weights.safetensors_file import DTYPES, FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
-from paxlite.weights.written_tensors import (
-  VariableReader,
-  blocks_as,
-  entries_by_tensor,
-  written_tensor,
-)
+from paxlite.weights.written_tensors import VariableReader, entries_by_tensor, written_blocks
 
 log = logging.getLogger('paxlite')
 
 _HEAD = 'lm_head.weight'
 _QUANTIZED = 'F8_E4M3'
-_PIECE = 1 << 24
 # Files that are of the weights as they were; those that were read are written with new ones.
 _WEIGHTS = re.compile(
   r'.*\.(safetensors|bin|pth?|gguf|h5|msgpack|onnx|ckpt)(\.index\.json)?|proof\.json'
@@ -174,7 +168,7 @@ class WholeModel:
       self.summary += f'\nLeft out, as they are of the weights before: {self._unwritten}'
     return sum(t.size for tensors in files.values() for t in tensors)
 
-  def _write_tensor(self, new, tensor: FileTensor, entries: list[Entry] | None) -> bool:
+  def _write_tensor(self, new: IO[bytes], tensor: FileTensor, entries: list[Entry] | None) -> bool:
     """Writes a tensor; returns whether its bytes are others than before.
 
     Args:
@@ -187,7 +181,7 @@ class WholeModel:
       new.write(old.data)
       return False
     at, is_new = 0, False
-    for block in blocks_as(written_tensor(entries, self._read), np.dtype(DTYPES[tensor.dtype])):
+    for block in written_blocks(entries, self._read, np.dtype(DTYPES[tensor.dtype])):
       was = old[at : at + len(block)]
       is_new = is_new or not np.array_equal(np.frombuffer(block, np.uint8), was)
       at += new.write(block)
@@ -251,8 +245,7 @@ class WholeModel:
       if not self._is_quantized(name):
         continue
       theirs = self._tensors.read(name)
-      ours = blocks_as(written_tensor(entries, self._read), theirs.dtype)
-      if b''.join(ours) != theirs.tobytes():
+      if b''.join(written_blocks(entries, self._read, theirs.dtype)) != theirs.tobytes():
         raise UserError(
           f'{name} was trained, and is quantized in {self._folder}, as no export writes it: '
           '--text_only writes the text model in bfloat16'

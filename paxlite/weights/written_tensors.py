@@ -44,8 +44,11 @@ def entries_by_tensor(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
   return found
 
 
-def blocks_as(value: np.ndarray, dtype: np.dtype) -> Iterator[bytes | memoryview]:
-  """Yields the elements in C order, in another dtype, some megabytes at a time."""
+def written_blocks(
+  entries: list[Entry], read: Callable[[str], np.ndarray], dtype: np.dtype
+) -> Iterator[bytes | memoryview]:
+  """Yields the elements of a written_tensor in C order, in a dtype, some megabytes at a time."""
+  value = written_tensor(entries, read)
   for block in blocks(value):
     is_same = value.dtype == dtype
     yield block if is_same else np.frombuffer(block, value.dtype).astype(dtype).tobytes()
