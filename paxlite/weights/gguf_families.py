@@ -1,7 +1,8 @@
 """The families that llama.cpp knows, too: the keys of config.json, and the fields of a GGUF file.
 
 What llama.cpp computes for each architecture is read from the package llama-cpp-python 0.3.36:
-load_arch_hparams and load_arch_tensors of src/models/NAME.cpp.
+load_arch_hparams and load_arch_tensors of src/models/NAME.cpp. Fields and tensors of GLM-4,
+Granite, gpt-oss and LFM2 are those of its converter.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.layout import decoder_entries
 from paxlite.weights.tensor_entries import Entry
 
+_CONVOLUTION = 'shortconv.conv.weight'
 ROPE_FREQS = 'rope_freqs.weight'  # what llama3 divides the rates of rotary positions by
 PATTERN = 'attention.sliding_window_pattern'
 
@@ -52,6 +54,8 @@ _GELU: Mapping[str, Sequence[Json]] = {
   'attn_logit_softcapping': (None,),
 }  # fmt: skip
 _LLAMA = 'linear', 'yarn', 'llama3'
+_HEADS = ('attention.key_length', 'attention.value_length', 'rope.dimension_count')
+_PLAIN = {k: v for k, v in _SIZES.items() if k not in _HEADS}
 _TIED: Mapping[str, Sequence[Json]] = {'tie_word_embeddings': (True,)}
 
 
@@ -70,6 +74,7 @@ class Architecture:
     stretchings: The kinds of stretched rotary positions that it computes.
     scaled_layers: The number of layers with which scores are scaled by the width of the model over
       the number of heads, and not by the width of a head.
+    own_names: Names of tensors by role that the package gguf does not tell.
   """
 
   kind: str
@@ -81,6 +86,7 @@ class Architecture:
   spans_model: bool = False
   stretchings: Sequence[str] = ('linear', 'yarn')
   scaled_layers: int = 0
+  own_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def names(self) -> dict[str, str]:
@@ -96,11 +102,18 @@ class Architecture:
       first = text.replace('{i}', '0').replace('.{x}', '')  # all experts are one tensor
       if name := known.get_name(first, try_suffixes=('.weight', '.bias')):
         found[role] = name.replace('blk.0.', 'blk.{i}.')
-    return found
+    return {role: name for role, name in found.items() if not role.startswith('experts_')} | {
+      role: f'blk.{{i}}.{name}' for role, name in self.own_names.items()
+    }
 
   def entries(self, e: LanguageModel) -> list[Entry]:
     """Returns the entries of the tensors of an experiment."""
-    return decoder_entries(e, self.names, self.rotary)
+    entries = decoder_entries(e, self.names, self.rotary, FAMILIES[self.kind].layers)
+    flat = lambda shape: (shape[0], shape[-1])  # convolutions have a dimension of 1 elsewhere
+    return [
+      dataclasses.replace(entry, shape=flat(entry.shape)) if _CONVOLUTION in entry.theirs else entry
+      for entry in entries
+    ]
 
   def offset(self, tensor: str) -> float:
     """Returns what the file adds to the elements of a tensor."""
@@ -153,6 +166,44 @@ ARCHITECTURES = (
   Architecture(
     'olmo2', 'olmo2', _SIZES, {**_SILU, 'tie_word_embeddings': (False,)}, spans_model=True
   ),
+  Architecture(
+    'granite', 'granite',
+    _PLAIN | {
+      'rope.dimension_count': 'head_dim', 'attention.scale': 'attention_multiplier',
+      'embedding_scale': 'embedding_multiplier', 'residual_scale': 'residual_multiplier',
+      'logit_scale': 'logits_scaling',
+    },
+    _SILU, 'interleaved', spans_model=True, stretchings=(),
+  ),
+  Architecture(
+    'glm4', 'glm4', _SIZES,
+    {'hidden_act': ('silu',), 'attention_bias': (True, False), 'partial_rotary_factor': (0.5,)},
+    'interleaved', stretchings=(),
+  ),
+  Architecture(
+    'lfm2', 'lfm2',
+    {k: v for k, v in _PLAIN.items() if v != 'rms_norm_eps'} | {
+      'attention.layer_norm_rms_epsilon': 'norm_eps', 'shortconv.l_cache': 'conv_L_cache',
+    },
+    {
+      'conv_bias': (False,), 'block_auto_adjust_ff_dim': (False,), 'use_pos_enc': (True,),
+      'block_use_swiglu': (True,),
+    },
+    spans_model=True, stretchings=(),
+  ),
+  Architecture(
+    'gpt_oss', 'gpt-oss',
+    _SIZES | _EXPERTS | _WINDOW | {'expert_feed_forward_length': 'intermediate_size'},
+    {
+      'hidden_act': ('silu',), 'attention_bias': (True,), 'tie_word_embeddings': (False,),
+      'swiglu_limit': (7.0,), 'swiglu_alpha': (1.702,),
+    },
+    stretchings=('yarn',),
+    own_names={
+      'sinks': 'attn_sinks.weight', 'expert_gate_bias': 'ffn_gate_exps.bias',
+      'expert_up_bias': 'ffn_up_exps.bias', 'expert_down_bias': 'ffn_down_exps.bias',
+    },
+  ),
 )  # fmt: skip
 # Keys that fields and tensors say in another way.
 _SAID = {'tie_word_embeddings', 'rope_scaling', 'layer_types', 'query_pre_attn_scalar'}
@@ -191,15 +242,23 @@ def _unknown(architecture: Architecture, config: Config) -> dict[str, Json]:
       found[key] = config[key]
   if architecture.kind == 'gemma2':  # it divides by both
     found |= {k: config[k] for k in config if k.endswith('_softcapping') and config[k] is None}
+  if architecture.kind == 'gpt_oss':  # every second block has full attention
+    types = ['sliding_attention', 'full_attention'] * config['num_hidden_layers']
+    if config['layer_types'] != types[: config['num_hidden_layers']]:
+      found['layer_types'] = config['layer_types']
   heads = config['num_attention_heads'] * config['head_dim']
-  if architecture.spans_model and heads != config['hidden_size']:
-    found['head_dim'] = config['head_dim']
+  if architecture.spans_model:
+    found.pop('head_dim', None)
+    if heads != config['hidden_size']:
+      found['head_dim'] = config['head_dim']
   width = config.get('query_pre_attn_scalar')
   if width is not None and width != architecture.scale_width(config):
     found['query_pre_attn_scalar'] = width
   rope = config.get('rope_scaling') or {}
   kind = rope.get('rope_type', 'default')
-  of_yarn = kind == 'yarn' and rope['truncate'] and not rope.get('attention_factor')
+  # llama.cpp always truncates; its files of gpt-oss are published so, and differ by a little
+  truncates = kind == 'yarn' and (rope['truncate'] or architecture.kind == 'gpt_oss')
+  of_yarn = truncates and not rope.get('attention_factor')
   if kind not in ('default', *architecture.stretchings) or (kind == 'yarn' and not of_yarn):
     found['rope_scaling'] = rope
   return found
@@ -213,7 +272,14 @@ def model_fields(architecture: Architecture, config: Config) -> dict[str, object
   for name in ('rope.freq_base', 'rope.freq_base_swa', 'attn_logit_softcapping'):
     if name in found:
       found[name] = float(config[architecture.fields[name]])
-  if 'layer_types' in config:
+  if (share := config.get('partial_rotary_factor', 1.0)) != 1:
+    found['rope.dimension_count'] = int(config['head_dim'] * share)
+  if architecture.kind == 'lfm2':
+    groups = config['num_key_value_heads']
+    found['attention.head_count_kv'] = [
+      groups * (kind == 'full_attention') for kind in config['layer_types']
+    ]
+  elif 'layer_types' in config and architecture.kind != 'gpt_oss':
     found[PATTERN] = [kind == 'sliding_attention' for kind in config['layer_types']]
   found |= _stretching_fields(config)
   return {f'{architecture.name}.{name}': value for name, value in found.items()}

@@ -31,6 +31,12 @@ _SPLIT = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r'|\s*[\r\n]+|\s+(?!\S)|\s+'
 )
+_UPPER, _LOWER = r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]', r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]'
+_CASE_SPLIT = '|'.join((
+  *(rf"[^\r\n\p{{L}}\p{{N}}]?{word}(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    for word in (f'{_UPPER}*{_LOWER}+', f'{_UPPER}+{_LOWER}*')),
+  r'\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+',
+))  # fmt: skip
 _DIGIT_SPLIT = _SPLIT.replace(r'\p{N}{1,3}', r'\p{N}')
 
 
@@ -72,6 +78,7 @@ PIPELINES: dict[str, Pipeline] = {
   'llama-bpe': Pipeline(_split(_SPLIT), ignores_merges=True),
   'dbrx': Pipeline(_split(_SPLIT)),
   'qwen2': Pipeline(_split(_DIGIT_SPLIT), 'NFC'),
+  'gpt-4o': Pipeline(_split(_CASE_SPLIT)),
 }
 
 

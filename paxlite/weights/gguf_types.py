@@ -20,14 +20,14 @@ OF_DTYPES = {'float32': 'f32', 'float16': 'f16', 'bfloat16': 'bf16'}
 _BLOCKS = {'q8_0': 32, 'q4_k': q4_k.BLOCK}
 _SMALLER = {'q4_k': 'q8_0', 'q8_0': 'f16'}  # where the length of a row is no multiple of a block
 # llama.cpp keeps these in float32, because it adds or compares what they give
-_EXACT = ('ffn_gate_inp.weight', 'rope_freqs.weight')
+_EXACT = ('ffn_gate_inp.weight', 'rope_freqs.weight', 'shortconv.conv.weight', '.bias')
 
 
 def chosen(name: str, shape: tuple[int, ...], wanted: str) -> str:
   """Returns the type that a tensor has in a file of type `wanted`.
 
-  Vectors and routers are float32. Where the length of a row is no multiple of 256, q4_k becomes
-  q8_0, and where it is none of 32, that becomes f16.
+  Vectors, biases, routers and short convolutions are float32. Where the length of a row is no
+  multiple of 256, q4_k becomes q8_0, and where it is none of 32, that becomes f16.
   """
   if len(shape) == 1 or name.endswith(_EXACT):
     return 'f32'

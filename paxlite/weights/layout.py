@@ -312,6 +312,8 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
       entries.append(
         Entry(name[f'expert_{role}'], shapes[0], f'{ours}/{leaf}', shapes[1], swapped, swapped)
       )
+      if bias := name.get(f'expert_{role}_bias'):
+        entries.append(same(bias, (E, outputs), f'{ours}/{leaf.replace("w", "b", 1)}'))
       continue
     for x in range(E):
       theirs = name[f'expert_{role}'].replace('{x}', str(x))

@@ -109,6 +109,108 @@ def test_llama_cpp_computes_the_logits_of_transformers(name, tmp_path):
   assert np.abs(expected).max() > 1
 
 
+@pytest.mark.slow
+def test_transformers_computes_the_same_of_a_file_of_lfm2(tmp_path):
+  write_tokenizer('llama-bpe', tmp_path / 'hf')
+  ids = open_tokenizer(str(tmp_path / 'hf')).vocab_size
+  model = theirs('lfm2', conv_bias=False, vocab_size=ids + 5)
+  model.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  path = export(tmp_path / 'w', tmp_path / 'gguf', 'f32')
+  found = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+  with torch.no_grad():
+    expected, logits = (m.eval()(torch.tensor(IDS[None])).logits for m in (model, found))
+  assert torch.allclose(logits, expected, rtol=0, atol=1e-5)
+  assert expected.abs().max() > 1
+
+
+@pytest.mark.parametrize('name', ['granite', 'glm4', 'lfm2', 'gpt_oss'])
+def test_a_file_has_the_tensors_that_llama_cpp_names(name, tmp_path):
+  _, weights = imported(name, tmp_path)
+  reader = gguf.GGUFReader(export(weights, tmp_path / 'gguf', 'q8_0'))
+  kind = reader.fields['general.architecture'].contents()
+  arch = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[kind]
+  known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+  stem = lambda tensor: re.sub(r'blk\.\d+', 'blk.{bid}', tensor.rpartition('.')[0])
+  assert {stem(t.name) for t in reader.tensors} <= known
+  # what these models do not have: fused projections, other heads, further tokens
+  rest = known - {stem(t.name) for t in reader.tensors}
+  assert not [n for n in rest if not re.search(r'nextn|attn_qkv|rope_freqs|dense_2|^output$', n)]
+
+
+def of_pairs(w, heads):
+  """Returns rotary pairs (i, i + H/2) of [heads·H, D] as (2i, 2i+1), as llama.cpp's converter."""
+  return w.reshape(heads, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+# By the names in a file: what llama.cpp's converter writes, of transformers' tensors.
+CONVERTED = {
+  'granite': {
+    'attn_q.weight': lambda t: of_pairs(t('self_attn.q_proj.weight'), 4),
+    'attn_k.weight': lambda t: of_pairs(t('self_attn.k_proj.weight'), 2),
+    'ffn_gate.weight': lambda t: t('mlp.gate_proj.weight'),
+  },
+  'glm4': {
+    'attn_q.weight': lambda t: t('self_attn.q_proj.weight'),
+    'attn_k.bias': lambda t: t('self_attn.k_proj.bias'),
+    'ffn_up.weight': lambda t: t('mlp.gate_up_proj.weight'),
+    'post_attention_norm.weight': lambda t: t('post_self_attn_layernorm.weight'),
+    'ffn_norm.weight': lambda t: t('post_attention_layernorm.weight'),
+    'post_ffw_norm.weight': lambda t: t('post_mlp_layernorm.weight'),
+  },
+  'lfm2': {
+    'shortconv.conv.weight': lambda t: t('conv.conv.weight').squeeze(1),
+    'shortconv.in_proj.weight': lambda t: t('conv.in_proj.weight'),
+    'ffn_up.weight': lambda t: t('feed_forward.w3.weight'),
+    'ffn_down.weight': lambda t: t('feed_forward.w2.weight'),
+  },
+  'gpt_oss': {
+    'attn_q.weight': lambda t: t('self_attn.q_proj.weight'),
+    'attn_sinks.weight': lambda t: t('self_attn.sinks'),
+    'post_attention_norm.weight': lambda t: t('post_attention_layernorm.weight'),
+    'ffn_gate_inp.bias': lambda t: t('mlp.router.bias'),
+    'ffn_gate_exps.weight': lambda t: t('mlp.experts.gate_up_proj').swapaxes(1, 2)[:, ::2],
+    'ffn_up_exps.weight': lambda t: t('mlp.experts.gate_up_proj').swapaxes(1, 2)[:, 1::2],
+    'ffn_down_exps.weight': lambda t: t('mlp.experts.down_proj').swapaxes(1, 2),
+    'ffn_gate_exps.bias': lambda t: t('mlp.experts.gate_up_proj_bias')[:, ::2],
+    'ffn_up_exps.bias': lambda t: t('mlp.experts.gate_up_proj_bias')[:, 1::2],
+    'ffn_down_exps.bias': lambda t: t('mlp.experts.down_proj_bias'),
+  },
+}
+
+
+FIELDS = {
+  'granite': {
+    'attention.scale': 0.7, 'embedding_scale': 3.0, 'residual_scale': 0.4, 'logit_scale': 2.5,
+    'rope.dimension_count': 8,
+  },
+  'glm4': {'rope.dimension_count': 6, 'attention.key_length': 12, 'feed_forward_length': 56},
+  'lfm2': {
+    'attention.head_count_kv': [0, 2, 0, 0], 'shortconv.l_cache': 3, 'feed_forward_length': 60,
+    'rope.freq_base': 1e6,
+  },
+  'gpt-oss': {
+    'expert_count': 8, 'expert_used_count': 2, 'expert_feed_forward_length': 56,
+    'feed_forward_length': 56, 'attention.sliding_window': 5, 'rope.scaling.type': 'yarn',
+    'rope.scaling.factor': 4.0, 'rope.scaling.original_context_length': 16,
+  },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', CONVERTED)
+def test_fields_and_tensors_are_those_of_the_converter(name, tmp_path):
+  model, weights = imported(name, tmp_path)
+  reader = gguf.GGUFReader(export(weights, tmp_path / 'gguf', 'f32'))
+  found = {t.name: np.array(t.data).reshape(t.shape[::-1]) for t in reader.tensors}
+  tensors = {key: x.detach().numpy() for key, x in model.state_dict().items()}
+  kind = reader.fields['general.architecture'].contents()
+  for short, value in FIELDS[kind].items():
+    assert reader.fields[f'{kind}.{short}'].contents() == pytest.approx(value), short
+  for short, convert in CONVERTED[name].items():
+    wanted = convert(lambda key: tensors[f'model.layers.0.{key}'])
+    assert np.array_equal(found[f'blk.0.{short}'], wanted), short
+
+
 @pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('kind', ['f16', 'bf16', 'q8_0', 'q4_k'])
 def test_tensors_are_within_the_rounding_of_their_type(kind, tmp_path):

@@ -28,6 +28,10 @@ MODELS: dict[str, tuple[str, dict]] = {
   'qwen3_moe': ('qwen3_moe', {}),
   'olmo2': ('olmo2', {}),
   'phi3': ('phi3', dict(sliding_window=None)),
+  'granite': ('granite', dict(attention_bias=False, mlp_bias=False)),
+  'glm4': ('glm4', dict(rope_parameters=dict(rope_type='default', rope_theta=1e4))),
+  'lfm2': ('lfm2', dict(conv_bias=False)),
+  'gpt_oss': ('gpt_oss', {}),
 }
 
 _LINES = [
@@ -36,7 +40,7 @@ _LINES = [
 ]
 TOKENIZERS = (
   'unigram', 'bpe', 'gpt-2', 'smollm', 'llama-bpe', 'dbrx', 'qwen2', 'first', 'never', 'prepend',
-  'gemma',
+  'gemma', 'gpt-4o',
 )  # fmt: skip
 # Special tokens in a text are found by tokenizers and llama.cpp, and not by SentencePiece. NFC is
 # left out by llama.cpp.
@@ -44,7 +48,7 @@ PLAIN_TEXTS = [t for t in TEXTS if '<s>' not in t]
 PLAIN_TEXTS += ['In the beginning God created the heaven and the earth', 'word36 is  1296', 'a']
 TEXTS_OF = {
   'first': [t for t in PLAIN_TEXTS if not t.startswith((' ', '▁'))],
-  **{name: [*TEXTS, 'a\n\n\n b'] for name in ('gpt-2', 'smollm', 'llama-bpe', 'dbrx')},
+  **{name: [*TEXTS, 'a\n\n\n b'] for name in ('gpt-2', 'smollm', 'llama-bpe', 'dbrx', 'gpt-4o')},
 }
 
 
