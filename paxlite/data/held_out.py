@@ -4,6 +4,7 @@ A choice depends on nothing but the contents. So a file that is added, moved, co
 again changes the side of no document, and equal documents are on one side.
 """
 
+import math
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -30,10 +31,8 @@ def largest_every(identities: Iterable[int]) -> int:
   return (1 << 64) // (least + 1)
 
 
-def held_out(identities: Sequence[int], share: float) -> np.ndarray:
+def held_out(identities: Sequence[int] | np.ndarray, share: float) -> np.ndarray:
   """Returns whether each example [n] is held out; of few examples, at least one is."""
-  here = np.array([is_held_out(identity, share) for identity in identities], bool)
-  if here.any():
-    return here
-  mixed = mix(np.array(identities, np.uint64) + np.uint64(1))
-  return mixed == mixed.min()
+  mixed = mix(np.array(identities).astype(np.uint64) + np.uint64(1))
+  here = mixed < min(math.ceil(share * 2**64), 2**64 - 1)
+  return here if here.any() else mixed == mixed.min()

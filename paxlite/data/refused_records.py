@@ -13,7 +13,7 @@ _T = TypeVar('_T')
 
 _MOST_KEPT = 1000  # messages
 _MOST_LOGGED = 20
-_MOST_NAMED = 3
+MOST_NAMED = 3
 
 
 class RefusedRecords:
@@ -45,6 +45,12 @@ class RefusedRecords:
       if self.count <= _MOST_KEPT:
         self.messages.append(str(e))
       return None
+
+  def add(self, later: 'RefusedRecords') -> None:
+    """Adds what is wrong with later records."""
+    self._num_read += later._num_read
+    self.count += later.count
+    self.messages = (self.messages + later.messages)[:_MOST_KEPT]
 
   def check(self, name: str, skip: bool) -> None:
     """Raises UserError if records are refused and `skip` is false; else says how many are left out.
@@ -87,7 +93,7 @@ class LongRecords:
     """Counts a record of `length` tokens; `message` says what is too long."""
     self.count += 1
     self.first = self.first or message
-    self._longest = heapq.nlargest(_MOST_NAMED, [*self._longest, (length, place)])
+    self._longest = heapq.nlargest(MOST_NAMED, [*self._longest, (length, place)])
 
   @property
   def longest(self) -> str:

@@ -1,8 +1,5 @@
 """Supervised fine-tuning: packed prompts and answers, with the loss on the answers."""
 
-import collections
-import dataclasses
-import itertools
 import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,44 +7,31 @@ from typing import Literal
 
 import numpy as np
 
-from paxlite.chats.chat_encoding import ChatEncoding, Encoded
 from paxlite.chats.conversations import Conversation
-from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, identity
-from paxlite.core.errors import UserError, located
+from paxlite.chats.sft_formats import Pair, check_unread
+from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
+from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
 from paxlite.data.base import Batch, RowArray
+from paxlite.data.document_encoding import unknown_tokens
+from paxlite.data.example_cache import ArrayWriter, ExampleCache, in_memory
 from paxlite.data.example_rows import ExampleRows
 from paxlite.data.held_out import held_out
 from paxlite.data.places import Place
-from paxlite.data.record_files import Raw, Record
-from paxlite.data.records import canonical, parsed, raw_records
-from paxlite.data.refused_records import LongRecords, RefusedRecords
+from paxlite.data.records import canonical
+from paxlite.data.refused_records import MOST_NAMED, LongRecords
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.files.text_files import expanded
 from paxlite.finetuning.chats import sft_warnings
-from paxlite.finetuning.chats.sft_warnings import ExampleWarnings
+from paxlite.finetuning.chats.encoded_examples import EncodedExamples, SftExample
+from paxlite.finetuning.chats.example_files import read_examples
+from paxlite.finetuning.chats.example_reader import AnswerReader, ReaderOptions, SftReader
 
 log = logging.getLogger('paxlite')
 
 TooLong = Literal['error', 'skip', 'truncate']
 Split = Literal['all', 'train', 'held_out']
-
-
-@dataclasses.dataclass(frozen=True)
-class SftExample:
-  """Token ids [n] and a mask [n] of those in the answer, which are learned.
-
-  The identity is that of the record, whichever tokenizer and template have encoded it. A preference
-  says what a loss takes the answer for: see preference_rows.py. The place is that of the record.
-  """
-
-  ids: np.ndarray
-  is_answer: np.ndarray
-  identity: int
-  is_cut: bool = False
-  preference: int = 0
-  place: str = ''
 
 
 class SftRows(ExampleRows):
@@ -70,6 +54,7 @@ class SftRows(ExampleRows):
       held_out.py.
     skip_unreadable: Whether records that cannot be read are left out.
     values: Arrays [T, …] of each row that are put into row_values after this, by their names.
+    cache: Where the examples of many records are kept: see ExampleCache.
 
   Attributes beyond those of ExampleRows:
     fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
@@ -85,6 +70,7 @@ class SftRows(ExampleRows):
       the file and the line of the first.
   """
 
+  reader: type[SftReader] = SftReader
   _ways_out = 'TOO_LONG=skip or truncate'  # where examples are too long
 
   def __init__(
@@ -104,6 +90,7 @@ class SftRows(ExampleRows):
     held_out_share: float = 0.0,
     skip_unreadable: bool = False,
     values: Mapping[str, RowArray] | None = None,
+    cache: str = '',
   ):
     if not files:
       raise UserError('there are no examples to train on: TRAIN_FILES=/path/to/a.jsonl names some')
@@ -112,65 +99,95 @@ class SftRows(ExampleRows):
     self.tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self.tokenizer, vocab_size)
     self.too_long: TooLong = too_long
-    self._encoding = ChatEncoding(
-      self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
+    options = ReaderOptions(
+      self.reader, vocab_path, vocab_size, start_id, eos_ids, chat_template, date, thinking
     )
-    self._warnings = ExampleWarnings()
-    self._has_pairs = self.has_chats = False
     self.files, self.name = files, ', '.join(files)
-    self.num_skipped = 0
-    self.long, self.refused = LongRecords(), RefusedRecords()
-    self.formats: collections.Counter[str] = collections.Counter()
-    self._examples: list[SftExample] = []
-    for place, examples in self._read_all(files):
-      self._add(examples, place, too_long)
-    self.refused.check(self.name, skip_unreadable and bool(self._examples or self.long.count))
+    self._cache = ExampleCache(cache)
+    self._examples = self._encoded(options)
+    notes = self._examples.notes
+    self.refused, self.formats, self.has_chats = notes.refused, notes.formats, notes.has_chats
+    self.long, self.num_skipped = LongRecords(), 0
+    here = self._fitting()
+    self.refused.check(self.name, skip_unreadable and bool(len(here) or self.long.count))
     if too_long == 'error':
       self._check_lengths()
     self.holds_out = split != 'all'
-    share_said = self._keep(split, held_out_share) if self._examples and self.holds_out else []
-    if not self._examples:
+    share_said: list[str] = []
+    if len(here) and self.holds_out:
+      here, share_said = self._kept(here, split, held_out_share)
+    if not len(here):
       long = f'; the longest are {self.long.longest}' if self.long.count else ''
       raise UserError(
         f'{self.name} holds no {self.noun} of at most {self.longest} tokens{long}: raise '
         'MAX_SEQ_LEN'
       )
-    self.num_cut = sum(e.is_cut for e in self._examples)
+    per_record = self.examples_of_a_record
+    self._numbers = (here[:, None] * per_record + np.arange(per_record)).reshape(-1)
+    whole = self._examples.length[self._numbers]
+    self._lengths = np.minimum(whole, seq_len + 1)
+    self.num_cut = int((whole > self._lengths).sum())
     if self.num_skipped or self.num_cut:
       log.warning('%s: %s', self.name, self._too_long())
-    self.warnings = self._warnings.lines(self._has_pairs and not self._encoding.end_ids)
+    end_ids = options.opened(self.tokenizer).encoding.end_ids
+    self.warnings = notes.warnings.lines(notes.has_pairs and not end_ids)
     self.warnings += share_said
-    if self._encoding.unknown:
-      self.warnings.append(self._encoding.unknown)
-    self.thinking = self._warnings.thinking
-    self.max_token_id = max(int(e.ids.max()) for e in self._examples)
-    self.fingerprint = zlib.crc32(np.array([e.identity for e in self._examples]).tobytes())
-    self.tokens_fingerprint = 0
-    for example in self._examples:
-      for part in (example.ids, example.is_answer):
-        self.tokens_fingerprint = zlib.crc32(part.tobytes(), self.tokens_fingerprint)
-    lengths = np.array([len(e.ids) - 1 for e in self._examples])
-    self.lengths = lengths.reshape(-1, self.examples_of_a_record).sum(1)
-    self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
-    per_record, of_records = self.examples_of_a_record, self.lengths.tolist()
-    rows = pack(of_records, seq_len) if packed else [[i] for i in range(len(of_records))]
-    self._rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
-    self.rows_fingerprint = zlib.crc32(repr((seq_len, self._rows)).encode())
+    if notes.num_unknown:
+      self.warnings.append(unknown_tokens(notes.num_unknown, notes.num_tokens))
+    self.thinking = notes.warnings.thinking
+    self.fingerprint = zlib.crc32(self._examples.identity[self._numbers].tobytes())
+    self.lengths = (self._lengths - 1).reshape(-1, per_record).sum(1)
+    self._lay_out(packed)
     self.row_values = {
-      name: _unknown(dtype, (len(rows), seq_len, *dims))
+      name: _unknown(dtype, (len(self), seq_len, *dims))
       for name, (dtype, dims) in (values or {}).items()
     }
 
+  def _encoded(self, options: ReaderOptions) -> EncodedExamples:
+    """Returns the examples of all records, whatever their lengths."""
+    return read_examples(self.files, options, options.opened(self.tokenizer), self._cache)
+
+  def _lay_out(self, packed: bool) -> None:
+    """Puts examples into rows, and sets what looks at all of their tokens."""
+    of = self._examples.key
+    key: JsonObject | None = of and {
+      'rows_of': of,
+      'numbers': zlib.crc32(self._numbers.tobytes()),
+      'seq_len': self.seq_len,
+      'packed': packed,
+    }
+    make = lambda writer: self._write_rows(writer, packed)
+    found = self._cache.get(key, make) if key else in_memory(make)
+    self._row_ends, self._in_rows = found.arrays['row_ends'], found.arrays['examples']
+    facts = found.facts
+    self.max_token_id, self.num_learned = facts['max_token_id'], facts['num_learned']
+    self.tokens_fingerprint, self.rows_fingerprint = facts['tokens'], facts['rows']
+
+  def _write_rows(self, writer: ArrayWriter, packed: bool) -> JsonObject:
+    per_record, of_records = self.examples_of_a_record, self.lengths.tolist()
+    rows = pack(of_records, self.seq_len) if packed else [[i] for i in range(len(of_records))]
+    rows = [[per_record * i + k for i in row for k in range(per_record)] for row in rows]
+    ends = np.cumsum([len(row) for row in rows])
+    writer.append({'row_ends': ends, 'examples': np.array([i for row in rows for i in row])})
+    crc = num_learned = largest = 0
+    for number in range(self.num_examples):
+      example = self.example(number)
+      crc = zlib.crc32(example.is_answer.tobytes(), zlib.crc32(example.ids.tobytes(), crc))
+      num_learned += int(example.is_answer[1:].sum())
+      largest = max(largest, int(example.ids.max()))
+    rows_crc = zlib.crc32(repr((self.seq_len, rows)).encode())
+    return {'max_token_id': largest, 'num_learned': num_learned, 'tokens': crc, 'rows': rows_crc}
+
   def __len__(self) -> int:
-    return len(self._rows)
+    return len(self._row_ends)
 
   @property
   def num_examples(self) -> int:
-    return len(self._examples)
+    return len(self._numbers)
 
   @property
   def num_records(self) -> int:
-    return len(self._examples) // self.examples_of_a_record
+    return len(self._numbers) // self.examples_of_a_record
 
   @property
   def longest(self) -> int:
@@ -178,7 +195,13 @@ class SftRows(ExampleRows):
     return self.seq_len + 1
 
   def example(self, number: int) -> SftExample:
-    return self._examples[number]
+    return self._examples.example(int(self._numbers[number]), self.seq_len + 1)
+
+  def _row(self, index: int) -> list[int]:
+    """Returns the numbers of the examples in a row."""
+    start = int(self._row_ends[index - 1]) if index else 0
+    numbers: list[int] = self._in_rows[start : self._row_ends[index]].tolist()
+    return numbers
 
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows `indices` [b]: ids, labels, weights, segment_ids and segment_pos [b, T]."""
@@ -187,12 +210,12 @@ class SftRows(ExampleRows):
     weights = np.zeros(shape, np.float32)
     for r, index in enumerate(indices):
       start = 0
-      for segment, number in enumerate(self._rows[index], 1):
-        example = self._examples[number]
-        end = start + len(example.ids) - 1
+      for segment, number in enumerate(self._row(int(index)), 1):
+        end = start + self.length_of(number)
         if number in self.left_out:  # its place stays, as padding
           start = end
           continue
+        example = self.example(number)
         batch['ids'][r, start:end] = example.ids[:-1]
         batch['labels'][r, start:end] = example.ids[1:]
         batch['segment_ids'][r, start:end] = segment
@@ -209,8 +232,8 @@ class SftRows(ExampleRows):
     found = np.full((len(indices), self.seq_len, 2), -1, np.int64)
     for r, index in enumerate(indices):
       start = 0
-      for number in self._rows[index]:
-        tokens = np.arange(1, len(self._examples[number].ids))
+      for number in self._row(int(index)):
+        tokens = np.arange(1, self.length_of(number) + 1)
         end = start + len(tokens)
         if number in self.left_out:
           start = end
@@ -222,50 +245,23 @@ class SftRows(ExampleRows):
   def leave_out(self, places: Sequence[Place]) -> list[Place]:
     """Makes padding of the examples that are among `places`; returns those that are."""
     wanted = {(canonical(p.source), p.record): p for p in places}
-    sources = {
-      source: canonical(source) for source in {Place.of(e.place).source for e in self._examples}
-    }
+    sources = [canonical(source) for source in self._examples.sources]
+    records = {-1 if p.record is None else p.record for p in places}
+    may_be = np.isin(self._examples.record[self._numbers], list(records))
     found: dict[Place, None] = {}
-    for number, example in enumerate(self._examples):
-      place = Place.of(example.place)
-      key = sources[place.source], place.record
+    for number in np.flatnonzero(may_be).tolist():
+      of_all = self._numbers[number]
+      key = sources[self._examples.source[of_all]], self._examples.place(of_all).record
       if key in wanted:
         self.left_out |= {number}
         found[wanted[key]] = None
     return list(found)
 
   def place_of(self, document: int) -> Place:
-    return Place.of(self._examples[document].place)
+    return self._examples.place(self._numbers[document])
 
   def length_of(self, document: int) -> int:
-    return len(self._examples[document].ids) - 1
-
-  def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
-    """Yields the place of each record and its examples."""
-    for place, raw in self._raws(files):
-      found = self.refused.attempt(self._read, place, raw)
-      if found:
-        yield place, found
-
-  @staticmethod
-  def _raws(files: Sequence[str]) -> Iterator[tuple[str, Raw]]:
-    return itertools.chain.from_iterable(map(raw_records, files))
-
-  def _read(self, place: str, raw: Raw) -> list[SftExample]:
-    """Returns the examples of a record, of which there are examples_of_a_record."""
-    contents = self._contents(place, parsed(raw, place))
-    return [self._example(place, each) for each in contents]
-
-  def _contents(self, place: str, record: Record) -> list[Pair | Conversation]:
-    """Returns the examples of a record, not yet encoded, and notes what it has besides."""
-    fields = Fields(record)
-    with located(place):
-      if self.examples_of_a_record == 1 and fields.one_of(*LABELS) is not None:
-        self._warnings.labelled.append(place)
-      found = self.contents_of(fields)
-      self._warnings.note_unread(check_unread(fields, found))
-    self.formats[self._format(fields)] += 1
-    return found
+    return int(self._lengths[document]) - 1
 
   @classmethod
   def odd_in(cls, record: Fields) -> Iterator[tuple[str, str]]:
@@ -277,26 +273,33 @@ class SftRows(ExampleRows):
       return
     yield from sft_warnings.odd_in(examples)
 
-  @staticmethod
-  def contents_of(record: Fields) -> list[Pair | Conversation]:
+  @classmethod
+  def contents_of(cls, record: Fields) -> list[Pair | Conversation]:
     """Returns the examples of a record, not yet encoded; UserError if it is in no known format."""
-    return [format_of(record).read(record)]
+    return cls.reader.contents_of(record)
 
-  @staticmethod
-  def _format(record: Fields) -> str:
-    return ' and '.join(format_of(record).keys)
+  def _fitting(self) -> np.ndarray:
+    """Returns the numbers of the records that fit, or can be cut, and counts the long ones."""
+    examples, per_record = self._examples, self.examples_of_a_record
+    lengths = (examples.length - 1).reshape(-1, per_record).sum(1)
+    is_long = lengths > self.seq_len
+    long = np.flatnonzero(is_long)
+    if len(long):
+      shown = lengths[long] >= np.sort(lengths[long])[-MOST_NAMED:][0]  # the others are not named
+      shown[0] = True
+      for number in long[shown].tolist():
+        # where a record is one example, its first token counts, too
+        length = int(lengths[number]) + self.longest - self.seq_len
+        place = str(examples.place(number * per_record))
+        self.long.add(length, place, self._long(place, length))
+      self.long.count = len(long)
+    if self.too_long == 'truncate' and per_record == 1:
+      is_long &= examples.first_learned > self.seq_len
+    self.num_skipped = int(is_long.sum())
+    return np.flatnonzero(~is_long)
 
-  def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
-    (example,) = examples
-    length, most = len(example.ids), self.seq_len + 1
-    if length > most:
-      self.long.add(length, place, f'{place} has {length:,} tokens and a row holds {most:,}')
-      if too_long != 'truncate' or not example.is_answer[1:most].any():
-        self.num_skipped += 1
-        return
-      ids, is_answer = example.ids[:most], example.is_answer[:most]
-      example = dataclasses.replace(example, ids=ids, is_answer=is_answer, is_cut=True)
-    self._examples.append(example)
+  def _long(self, place: str, length: int) -> str:
+    return f'{place} has {length:,} tokens and a row holds {self.longest:,}'
 
   def _check_lengths(self) -> None:
     """Raises UserError if examples are too long."""
@@ -320,56 +323,26 @@ class SftRows(ExampleRows):
         found += f', and {self.num_skipped:,} {left_out}, as the answer begins behind the cut'
     return f'{found}, {self.num_records:,} {"stays" if self.num_records == 1 else "stay"}'
 
-  def _keep(self, split: Split, share: float) -> list[str]:
-    """Keeps the examples of a split; returns a line if the share is another one than was asked for.
+  def _kept(self, here: np.ndarray, split: Split, share: float) -> tuple[np.ndarray, list[str]]:
+    """Returns the records of a split, and a line if the share is another one than was asked for.
 
     Raises:
       UserError: There is none.
     """
-    of_records = self._examples[:: self.examples_of_a_record]
-    apart = held_out([e.identity for e in of_records], share)
-    here = apart == (split == 'held_out')
-    if here.all() or not here.any():
+    apart = held_out(self._examples.identity[here * self.examples_of_a_record], share)
+    is_kept = apart == (split == 'held_out')
+    if is_kept.all() or not is_kept.any():
       raise UserError(
         f'{self.name}: {len(here):,} {self.noun}s are too few, or too similar, to hold out '
         f'{share:.1%} of them: EVAL_FILES=/path/to/b.jsonl names others'
       )
-    here = here.repeat(self.examples_of_a_record)
-    self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
     count, total = int(apart.sum()), len(apart)
     if abs(count / total - share) <= share / 4:
-      return []
-    return [
+      return here[is_kept], []
+    return here[is_kept], [
       f'{count:,} of {total:,} {self.noun}s are held out, {count / total:.1%} instead of '
       f'{share:.1%} (EVAL_FRACTION), because hashes of their contents choose them'
     ]
-
-  def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
-    encoded = self._encoded(place, contents)
-    self._warnings.add(place, encoded)
-    return SftExample(encoded.ids, encoded.is_learned, identity(contents), place=place)
-
-  def _encoded(self, place: str, contents: Pair | Conversation) -> Encoded:
-    if isinstance(contents, Conversation):
-      self._encoding.check_template(place)
-    with located(place):
-      if isinstance(contents, Pair):
-        self._has_pairs = True
-        encoded = self._encoding.pair(*contents)
-      else:
-        self.has_chats = True
-        encoded = self._chat(contents)
-    empty = isinstance(contents, Pair) and not contents.targets  # its EOS would be learned
-    if empty or not encoded.is_learned[1:].any():
-      raise UserError(f'{place} has no answer to learn')
-    return encoded
-
-  def _chat(self, chat: Conversation) -> Encoded:
-    encoded = self._encoding.chat(chat)
-    ends = encoded.ids[encoded.is_learned]
-    if len(ends) and not np.isin(ends, self._encoding.chat_eos_ids).any():
-      self._warnings.endless += 1
-    return encoded
 
 
 def _unknown(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -387,30 +360,7 @@ class AnswerRows(SftRows):
   """
 
   noun = 'answer'
-
-  def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
-    for place, raw in self._raws(files):
-      for example in self.refused.attempt(self._read, place, raw) or []:
-        yield place, [example]
-
-  def _read(self, place: str, raw: Raw) -> list[SftExample]:
-    """Returns an example for each answer; those of a conversation are held out together."""
-    (whole,) = self._contents(place, parsed(raw, place))
-    of_answers = [self._example(place, part) for part in answers_of(whole)]
-    return [dataclasses.replace(example, identity=identity(whole)) for example in of_answers]
-
-
-def answers_of(contents: Pair | Conversation) -> list[Pair | Conversation]:
-  """Returns the beginning of a conversation up to each answer, of which that is to be learned."""
-  if isinstance(contents, Pair):
-    return [contents]
-  numbers = contents.learned
-  if not numbers:
-    return [contents]  # which is refused like any conversation without an answer
-  cut = lambda i: dataclasses.replace(
-    contents, messages=contents.messages[: i + 1], first_learned=i, as_asked=True
-  )
-  return [cut(i) for i in numbers]
+  reader = AnswerReader
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

@@ -19,42 +19,48 @@ class ExampleWarnings:
   """Counts what is odd in examples.
 
   Attributes:
-    endless: Number of conversations without a learned token that stops generation.
-    labelled: Places of records with a label, which is not read.
+    counts: How many examples are odd, by kinds.
+    first: The first place of each kind.
+    unread: How many records have each key that nobody reads.
   """
 
   def __init__(self) -> None:
-    self.endless = 0
-    self.labelled: list[str] = []
-    self._differing: list[str] = []
-    self._missed: list[str] = []
-    self._unprompted: list[str] = []
-    self._unreasoned: list[str] = []
-    self._without_thinking = self._with_thinking = 0
-    self._records = 0
-    self._unread: collections.Counter[str] = collections.Counter()
+    self.counts: collections.Counter[str] = collections.Counter()
+    self.first: dict[str, str] = {}
+    self.unread: collections.Counter[str] = collections.Counter()
+
+  def note(self, kind: str, place: str = '', count: int = 1) -> None:
+    """Counts what was found at a place."""
+    if count:
+      self.counts[kind] += count
+      self.first.setdefault(kind, place)
+
+  def merge(self, later: 'ExampleWarnings') -> None:
+    """Adds what is odd in later examples."""
+    self.counts.update(later.counts)
+    self.unread.update(later.unread)
+    self.first = later.first | self.first
 
   def add(self, place: str, encoded: Encoded) -> None:
     """Counts what is odd in an example that was read at `place`."""
-    if encoded.prompt_differs:
-      self._differing.append(place)
-    if encoded.is_unprompted:
-      self._unprompted.append(place)
-    if encoded.is_without_its_thinking:
-      self._unreasoned.append(place)
-    self._missed += [f'{place}, message {number}' for number in encoded.missed]
-    self._without_thinking += sum(encoded.without_thinking)
-    self._with_thinking += len(encoded.without_thinking) - sum(encoded.without_thinking)
+    self.note('differing', place, encoded.prompt_differs)
+    self.note('unprompted', place, encoded.is_unprompted)
+    self.note('unreasoned', place, encoded.is_without_its_thinking)
+    for number in encoded.missed:
+      self.note('missed', f'{place}, message {number}')
+    without = sum(encoded.without_thinking)
+    self.note('without_thinking', place, without)
+    self.note('with_thinking', place, len(encoded.without_thinking) - without)
 
   def note_unread(self, keys: Iterable[str]) -> None:
     """Counts a record, and the keys of it that nobody has read."""
-    self._records += 1
-    self._unread.update(keys)
+    self.note('records')
+    self.unread.update(keys)
 
   @property
   def thinking(self) -> bool | None:
     """False if every answer follows a prompt without thinking; None otherwise."""
-    return False if self._without_thinking and not self._with_thinking else None
+    return False if self.counts['without_thinking'] and not self.counts['with_thinking'] else None
 
   def lines(self, has_endless_answers: bool) -> list[str]:
     """Returns a line for each thing that is odd.
@@ -62,52 +68,52 @@ class ExampleWarnings:
     Args:
       has_endless_answers: Whether there are prompts with one answer, and no id that ends it.
     """
-    found = []
-    if self._unread:
-      keys = ', '.join(f'{key} ({count:,})' for key, count in self._unread.most_common(_MOST_KEYS))
-      more = len(self._unread) - _MOST_KEYS
+    found, counts = [], self.counts
+    if self.unread:
+      keys = ', '.join(f'{key} ({count:,})' for key, count in self.unread.most_common(_MOST_KEYS))
+      more = len(self.unread) - _MOST_KEYS
       found.append(
-        f'Keys that are not read, with how many of {self._records:,} records have them: {keys}'
+        f'Keys that are not read, with how many of {counts["records"]:,} records have them: {keys}'
         + (f', and {more:,} more' if more > 0 else '')
       )
-    if self.labelled:
+    if counts['labelled']:
       found.append(
-        f'{_counted(self.labelled, "record")} with a label: all answers are learned, good and bad '
-        'ones; --method=kto reads the labels'
+        f'{self._counted("labelled", "record")} with a label: all answers are learned, good and '
+        'bad ones; --method=kto reads the labels'
       )
     if has_endless_answers:
       found.append(
         'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
         "stop. 'EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
       )
-    if self.endless:
+    if counts['endless']:
       found.append(
-        f'{self.endless:,} chats end no answer with a token that stops generation, so that the '
-        'model does not learn to stop: the chat template must write such a token within what is '
-        "learned, or 'EOS_IDS=[ID]' names it"
+        f'{counts["endless"]:,} chats end no answer with a token that stops generation, so that '
+        'the model does not learn to stop: the chat template must write such a token within what '
+        "is learned, or 'EOS_IDS=[ID]' names it"
       )
-    if self._differing:
+    if counts['differing']:
       found.append(
-        f'{_counted(self._differing, "example")}: the prompt alone has other tokens than together '
+        f'{self._counted("differing", "example")}: the prompt alone has other tokens than together '
         'with the answer, so that generation begins with what was not learned. Where a space is '
         'between them, let the answer begin with it'
       )
-    if self._unprompted:
+    if counts['unprompted']:
       found.append(
-        f'{_counted(self._unprompted, "chat")}: the chat template writes another text before the '
+        f'{self._counted("unprompted", "chat")}: the chat template writes another text before the '
         'last answer than in the prompt that asks for it, so that generation begins with what was '
         'not learned. If it ends a prompt with <think> and drops the thinking of answers, '
         'CHAT_EXAMPLES=answers puts it there'
       )
-    if self._unreasoned:
+    if counts['unreasoned']:
       found.append(
-        f'{_counted(self._unreasoned, "chat")}: the chat template leaves out the reasoning of the '
+        f'{self._counted("unreasoned", "chat")}: the chat template leaves out the reasoning of the '
         'last answer, so that it is not learned: write it into the text of the answer, or '
         'CHAT_TEMPLATE=FILE gives one that writes it'
       )
-    if self._missed:
+    if counts['missed']:
       found.append(
-        f'{_counted(self._missed, "answer")} not learned, because nothing says where the chat '
+        f'{self._counted("missed", "answer")} not learned, because nothing says where the chat '
         'template writes them'
       )
     if self.thinking is False:
@@ -115,16 +121,16 @@ class ExampleWarnings:
         'No answer begins with thinking, so that prompts of this model ask for none '
         '(CHAT_THINKING=False)'
       )
-    if self._without_thinking and self._with_thinking:
+    if counts['without_thinking'] and counts['with_thinking']:
       found.append(
-        f'{self._with_thinking:,} answers begin with thinking and {self._without_thinking:,} do '
-        'not: prompts ask for thinking, and CHAT_THINKING=False asks for none'
+        f'{counts["with_thinking"]:,} answers begin with thinking and '
+        f'{counts["without_thinking"]:,} do not: prompts ask for thinking, and '
+        'CHAT_THINKING=False asks for none'
       )
     return found
 
-
-def _counted(places: list[str], noun: str) -> str:
-  return f'{amount(len(places), noun)} (the first: {places[0]})'
+  def _counted(self, kind: str, noun: str) -> str:
+    return f'{amount(self.counts[kind], noun)} (the first: {self.first[kind]})'
 
 
 def odd_in(examples: Sequence[Pair | Conversation]) -> Iterator[tuple[str, str]]:

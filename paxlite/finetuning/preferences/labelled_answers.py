@@ -8,8 +8,10 @@ is the nearest one before it, in the order of the files, which has another promp
 """
 
 import dataclasses
+import itertools
+import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +20,26 @@ from paxlite.chats.conversations import Conversation, Message
 from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
+from paxlite.core.json_text import JsonObject
+from paxlite.data.example_cache import ArrayWriter, in_memory
 from paxlite.data.record_files import Raw
 from paxlite.data.records import parsed
-from paxlite.finetuning.chats.sft import SftExample
-from paxlite.finetuning.preferences.preference_rows import KEYS, PreferenceRows
+from paxlite.finetuning.chats.encoded_examples import (
+  LAZY,
+  EncodedBlock,
+  EncodedExamples,
+  Notes,
+  SftExample,
+  block_of,
+  write_blocks,
+)
+from paxlite.finetuning.chats.example_files import encode_blocks
+from paxlite.finetuning.chats.example_reader import ReaderOptions, SftReader
+from paxlite.finetuning.preferences.preference_rows import KEYS, PreferenceReader, PreferenceRows
 
 # as JSON and as tables have them
 _LABELS = {'true': True, '1': True, '1.0': True, 'false': False, '0': False, '0.0': False}
+_BLOCK = 256  # answers that a worker is given at once
 _TRIED = 64  # earlier records, among which one is looked for whose answer fits into the row
 
 
@@ -57,6 +72,67 @@ class Labelled(NamedTuple):
     return dataclasses.replace(own, messages=messages, masked=frozenset(masked))
 
 
+class LabelledReader(PreferenceReader):
+  """Reads a record as its labelled answers, and keeps it: another one takes an answer from it."""
+
+  examples_of_a_record = 1
+
+  def block(self, records: Iterable[tuple[str, Raw]]) -> EncodedBlock:
+    self._kept: list[tuple[int, bool, int, bytes]] = []  # prompt, is a text, answer, record
+    found = super().block(records)
+    prompts, are_texts, answers, kept = zip(*self._kept, strict=True) if self._kept else ([],) * 4
+    more = {
+      'prompt': np.array(prompts, np.int64),
+      'is_text': np.array(are_texts, bool),
+      'answer': np.array(answers, np.int64),
+      'record_bytes': np.array([len(record) for record in kept], np.int64),
+      'records': np.frombuffer(b''.join(kept), np.uint8),
+    }
+    return dataclasses.replace(found, arrays=found.arrays | more)
+
+  def read(self, place: str, raw: Raw) -> list[SftExample]:
+    record = parsed(raw, place)
+    fields = Fields(record)
+    with located(place):
+      answers = labelled(fields)
+      unread = check_unread(fields, [each.contents for each in answers])
+      self.notes.warnings.note_unread(unread)
+    found = [self._own(place, answer) for answer in answers]
+    self.notes.formats[self.format_of(fields)] += 1
+    text = raw if isinstance(raw, bytes) else json.dumps(dict(record), default=str).encode()
+    for number, each in enumerate(answers):
+      self._kept.append((each.prompt, isinstance(each.contents, Pair), number, text))
+    return found
+
+  def _own(self, place: str, answer: Labelled) -> SftExample:
+    example = self.example(place, answer.contents)
+    return dataclasses.replace(example, preference=1 if answer.is_good else -1)
+
+  @staticmethod
+  def contents_of(record: Fields) -> list[Pair | Conversation]:
+    return [answer.contents for answer in labelled(record)]
+
+  @staticmethod
+  def format_of(record: Fields) -> str:
+    if all(key in record for key in KEYS):
+      return ' and '.join(KEYS)
+    return ' and '.join((*format_of(record).keys, next(key for key in LABELS if key in record)))
+
+
+class KeptAnswer(NamedTuple):
+  """A labelled answer: its place, its record, and its number in that."""
+
+  place: str
+  record: bytes
+  number: int
+
+  def read(self) -> Labelled:
+    return labelled(Fields(parsed(self.record, self.place)))[self.number]
+
+
+Beside = tuple[SftExample, KeptAnswer, KeptAnswer]  # an example, its answer, and another record's
+
+
 class LabelledRows(PreferenceRows):
   """A RowSource of labelled answers.
 
@@ -70,11 +146,12 @@ class LabelledRows(PreferenceRows):
   """
 
   noun = 'labelled answer'
+  reader = LabelledReader
   _together = 'the answer, and beside it that of another record, with their prompts'
 
   def __init__(self, files: Sequence[str], *args: object, **kwargs: object):
     super().__init__(files, *args, **kwargs)  # type: ignore[arg-type]
-    signs = np.array([e.preference for e in self._examples[::2]], np.int32)
+    signs = self._examples.preference[self._numbers[::2]].astype(np.int32)
     self.tokens_fingerprint = zlib.crc32(signs.tobytes(), self.tokens_fingerprint)
     self.fingerprint = zlib.crc32(self._said.to_bytes(4, 'little'), self.fingerprint)
     good, bad = int((signs > 0).sum()), int((signs < 0).sum())
@@ -84,68 +161,74 @@ class LabelledRows(PreferenceRows):
         'UNDESIRABLE_WEIGHT so that weight times number is about the same for both kinds'
       )
 
-  @staticmethod
-  def contents_of(record: Fields) -> list[Pair | Conversation]:
-    return [answer.contents for answer in labelled(record)]
-
-  @staticmethod
-  def _format(record: Fields) -> str:
-    if all(key in record for key in KEYS):
-      return ' and '.join(KEYS)
-    return ' and '.join((*format_of(record).keys, next(key for key in LABELS if key in record)))
-
-  def _read_all(self, files: Sequence[str]) -> Iterator[tuple[str, list[SftExample]]]:
-    found: list[tuple[Labelled, SftExample]] = []
+  def _encoded(self, options: ReaderOptions) -> EncodedExamples:
+    own = super()._encoded(options)
     self._said = 0  # a checksum of all answers and labels
-    for place, raw in self._raws(files):
-      answers = self.refused.attempt(self._answers, place, raw) or []
-      found += answers
-      for answer, _ in answers:
-        said = identity(answer.contents), answer.is_good
-        self._said = zlib.crc32(repr(said).encode(), self._said)
-    for kind in (Pair, Conversation):
-      yield from self._with_others([each for each in found if isinstance(each[0].contents, kind)])
+    for said in zip(own.identity.tolist(), (own.preference > 0).tolist(), strict=True):
+      self._said = zlib.crc32(repr(said).encode(), self._said)
 
-  def _answers(self, place: str, raw: Raw) -> list[tuple[Labelled, SftExample]]:
-    """Returns the labelled answers of a record, and their examples."""
-    fields = Fields(parsed(raw, place))
-    with located(place):
-      answers = labelled(fields)
-      self._warnings.note_unread(check_unread(fields, [each.contents for each in answers]))
-    found = [(answer, self._example(place, answer.contents)) for answer in answers]
-    self.formats[self._format(fields)] += 1
-    return found
+    def make(writer: ArrayWriter) -> JsonObject:
+      blocks = itertools.batched(self._beside(own), _BLOCK)
+      if own.key is None:
+        reader = options.opened(self.tokenizer)
+        encoded = (with_others(reader, block) for block in blocks)
+      else:
+        encoded = encode_blocks(blocks, options, lambda: None, with_others)
+      empty = block_of([], Notes())
+      return write_blocks(writer, itertools.chain([empty], encoded), own.notes)
 
-  def _with_others(
-    self, answers: Sequence[tuple[Labelled, SftExample]]
-  ) -> Iterator[tuple[str, list[SftExample]]]:
-    """Yields the place of each answer, its example, and that of its prompt with another answer."""
-    prompts = [answer.prompt for answer, _ in answers]
-    own = [example for _, example in answers]
-    learned = [int(e.is_answer.sum()) for e in own]
+    if own.key is None:
+      return EncodedExamples(in_memory(make))
+    key = {'with_others': own.key, 'seq_len': self.seq_len}
+    return EncodedExamples(self._cache.get(key, make, LAZY), key)
 
-    def fits(i: int, other: int) -> bool:
-      both = 2 * (len(own[i].ids) - 1) - learned[i] + learned[other]  # but for merged tokens
-      return both <= self.seq_len
+  def _beside(self, own: EncodedExamples) -> Iterator[Beside]:
+    """Yields each answer, and the one that stands beside it; those to texts come first."""
+    is_text, prompts_of_all = own.more['is_text'], own.more['prompt']
+    ends = own.more['record_bytes'].cumsum()
+    of_example = own.num_learned.tolist()  # the first token is none of an answer
+    length = (own.length - 1).tolist()
 
-    for i, (answer, example) in enumerate(answers):
-      place, number = example.place, nearest_other(prompts, i, fits)
-      if number is None:
-        form = 'a text' if isinstance(answer.contents, Pair) else 'messages'
-        raise UserError(
-          f'{place}: no other record has another prompt that is {form}, too, and KTO compares an '
-          'answer with answers to other prompts: add records'
-        )
-      sign = 1 if answer.is_good else -1
-      contents = answer.with_answer(answers[number][0])
-      mixed = self._encoded(f'{place}, with the answer of {own[number].place}', contents)
-      yield (
-        place,
-        [  # the answers to one prompt are held out together
-          dataclasses.replace(example, preference=sign, identity=prompts[i]),
-          SftExample(mixed.ids, mixed.is_learned, prompts[i], preference=2 * sign, place=place),
-        ],
-      )
+    def answer(number: int) -> KeptAnswer:
+      end, size = int(ends[number]), int(own.more['record_bytes'][number])
+      record = own.more['records'][end - size : end].tobytes()
+      return KeptAnswer(str(own.place(number)), record, int(own.more['answer'][number]))
+
+    for numbers in np.flatnonzero(is_text).tolist(), np.flatnonzero(~is_text).tolist():
+      prompts = prompts_of_all[numbers].tolist()
+
+      def fits(i: int, other: int, numbers: list[int] = numbers) -> bool:
+        a, b = numbers[i], numbers[other]
+        return 2 * length[a] - of_example[a] + of_example[b] <= self.seq_len  # roughly
+
+      for i, number in enumerate(numbers):
+        other = nearest_other(prompts, i, fits)
+        if other is None:
+          form = 'a text' if is_text[number] else 'messages'
+          raise UserError(
+            f'{own.place(number)}: no other record has another prompt that is {form}, too, and KTO '
+            'compares an answer with answers to other prompts: add records'
+          )
+        # the answers to one prompt are held out together
+        example = own.example(number, int(own.length[number]))
+        example = dataclasses.replace(example, identity=prompts[i])
+        yield example, answer(number), answer(numbers[other])
+
+
+def with_others(reader: SftReader, block: Sequence[Beside]) -> EncodedBlock:
+  """Returns each example, and behind it that of its prompt with the answer of another record."""
+  reader.notes, found = Notes(), []
+  before = reader.encoding.num_tokens, reader.encoding.num_unknown
+  for example, own, other in block:
+    contents = own.read().with_answer(other.read())
+    mixed = reader.encoded(f'{own.place}, with the answer of {other.place}', contents)
+    beside = dataclasses.replace(
+      example, ids=mixed.ids, is_answer=mixed.is_learned, preference=2 * example.preference
+    )
+    found += [example, beside]
+  reader.notes.num_tokens = reader.encoding.num_tokens - before[0]
+  reader.notes.num_unknown = reader.encoding.num_unknown - before[1]
+  return block_of(found, reader.notes)
 
 
 def labelled(record: Fields) -> list[Labelled]:
@@ -155,7 +238,7 @@ def labelled(record: Fields) -> list[Labelled]:
     UserError: It has no label, or one that is neither true nor false, or is in no known format.
   """
   if all(key in record for key in KEYS):
-    chosen, rejected = PreferenceRows.contents_of(record)
+    chosen, rejected = PreferenceReader.contents_of(record)
     return [Labelled(chosen, True), Labelled(rejected, False)]
   contents, label = format_of(record).read(record), record.one_of(*LABELS)
   if label is None:

@@ -16,7 +16,9 @@ from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields, is_empty
 from paxlite.data.base import Batch
 from paxlite.data.record_files import Raw
-from paxlite.finetuning.chats.sft import SftExample, SftRows, TooLong
+from paxlite.finetuning.chats.encoded_examples import SftExample
+from paxlite.finetuning.chats.example_reader import SftReader
+from paxlite.finetuning.chats.sft import SftRows
 
 KEYS = 'chosen', 'rejected'
 _SYSTEMS = 'system', 'developer'
@@ -27,37 +29,14 @@ _FORMS = (
 )
 
 
-class PreferenceRows(SftRows):
-  """A RowSource of pairs; both answers of a pair are in one row, as segments 2i − 1 and 2i.
-
-  The chosen answer comes first. What the model is asked for are the answers: weights are 1 there.
-  The arguments and attributes are those of SftRows, of which a record has two examples.
-
-  Raises:
-    UserError: A record has another form, both answers are the same, or it is too long for a row.
-  """
+class PreferenceReader(SftReader):
+  """Reads a record as two examples: the chosen and the rejected answer, with their prompts."""
 
   examples_of_a_record = 2
-  noun = 'pair'
-  _ways_out = 'TOO_LONG=skip'
-  _together = 'both answers with their prompts'  # what a row has to hold
+  notes_labels = False
 
-  @property
-  def longest(self) -> int:
-    return self.seq_len  # of both answers, without the first token of each
-
-  def read(self, indices: np.ndarray) -> Batch:
-    """Returns rows with preferences [b, T] too, int32."""
-    batch = super().read(indices)
-    preferences = np.zeros_like(batch['segment_ids'])
-    for r, index in enumerate(indices):
-      # the values of the row's segments, and 0 for the padding, whose segment is 0
-      values = [0, *(self._examples[number].preference for number in self._rows[index])]
-      preferences[r] = np.array(values, np.int32)[batch['segment_ids'][r]]
-    return batch | {'preferences': preferences}
-
-  def _read(self, place: str, raw: Raw) -> list[SftExample]:
-    chosen, rejected = super()._read(place, raw)
+  def read(self, place: str, raw: Raw) -> list[SftExample]:
+    chosen, rejected = super().read(place, raw)
     return [dataclasses.replace(chosen, preference=1), dataclasses.replace(rejected, preference=-1)]
 
   @staticmethod
@@ -72,17 +51,52 @@ class PreferenceRows(SftRows):
     return answers
 
   @staticmethod
-  def _format(record: Fields) -> str:
+  def format_of(record: Fields) -> str:
     return ' and '.join(key for key in (*_PROMPTS, *KEYS) if key in record)
 
-  def _add(self, examples: list[SftExample], place: str, too_long: TooLong) -> None:
-    length, most = sum(len(e.ids) - 1 for e in examples), self.seq_len
-    if length > most:
-      long = f'{place}: {self._together} have {length:,} tokens, a row holds {most:,}'
-      self.long.add(length, place, long)
-      self.num_skipped += 1
-      return
-    self._examples += examples
+
+class RewardReader(PreferenceReader):
+  """Reads pairs for a reward model: see RewardRows."""
+
+  def example(self, place: str, contents: Pair | Conversation) -> SftExample:
+    example = super().example(place, contents)
+    ids = np.append(example.ids, example.ids[-1:])  # a label that no loss reads
+    is_last = np.arange(len(ids)) == len(ids) - 1
+    return dataclasses.replace(example, ids=ids, is_answer=is_last)
+
+
+class PreferenceRows(SftRows):
+  """A RowSource of pairs; both answers of a pair are in one row, as segments 2i − 1 and 2i.
+
+  The chosen answer comes first. What the model is asked for are the answers: weights are 1 there.
+  The arguments and attributes are those of SftRows, of which a record has two examples.
+
+  Raises:
+    UserError: A record has another form, both answers are the same, or it is too long for a row.
+  """
+
+  examples_of_a_record = 2
+  noun = 'pair'
+  reader = PreferenceReader
+  _ways_out = 'TOO_LONG=skip'
+  _together = 'both answers with their prompts'  # what a row has to hold
+
+  @property
+  def longest(self) -> int:
+    return self.seq_len  # of both answers, without the first token of each
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Returns rows with preferences [b, T] too, int32."""
+    batch = super().read(indices)
+    preferences = np.zeros_like(batch['segment_ids'])
+    for r, index in enumerate(indices):
+      # the values of the row's segments, and 0 for the padding, whose segment is 0
+      of_examples = self._examples.preference[self._numbers[self._row(int(index))]]
+      preferences[r] = np.array([0, *of_examples], np.int32)[batch['segment_ids'][r]]
+    return batch | {'preferences': preferences}
+
+  def _long(self, place: str, length: int) -> str:
+    return f'{place}: {self._together} have {length:,} tokens, a row holds {self.seq_len:,}'
 
 
 class RewardRows(PreferenceRows):
@@ -92,11 +106,7 @@ class RewardRows(PreferenceRows):
   it, and gives the reward there. So a row has one more token of each answer.
   """
 
-  def _example(self, place: str, contents: Pair | Conversation) -> SftExample:
-    example = super()._example(place, contents)
-    ids = np.append(example.ids, example.ids[-1:])  # a label that no loss reads
-    is_last = np.arange(len(ids)) == len(ids) - 1
-    return dataclasses.replace(example, ids=ids, is_answer=is_last)
+  reader = RewardReader
 
 
 def pair_of(record: Fields) -> list[Pair | Conversation]:

@@ -11,22 +11,17 @@ Examples:
 """
 
 import argparse
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
-import itertools
 import json
 import logging
 import multiprocessing
-import os
 import pathlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
@@ -42,6 +37,7 @@ from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer, vocabulary_fingerprint
 from paxlite.data.tokenizer_files import fingerprint
+from paxlite.data.worker_pool import workers
 from paxlite.files.json_files import read_object
 from paxlite.files.output import check_output, exists, resumed_folder
 from paxlite.files.schemes import is_address
@@ -284,7 +280,9 @@ def _tokenize(
   if writer.position:
     print(f'continues after {amount(writer.sequences, "document")}, {writer.token_count:,} tokens')
   noted = time.monotonic()
-  with _progress(sources, position) as report, _workers(encoder, processes) as encode:
+  make = functools.partial(_opened, encoder)
+  way_out = 'run the command again to continue, with fewer --processes'
+  with _progress(sources, position) as report, workers(make, processes, way_out) as encode:
     for encoded, end in encode(_batches(_pieces(sources, position, encoder))):
       writer.write(encoded.tokens, encoded.ends)
       position = dataclasses.replace(
@@ -301,6 +299,10 @@ def _tokenize(
   if writer.token_count:
     writer.note(dataclasses.asdict(position))
   return position
+
+
+def _opened(encoder: Encoder) -> Callable[[Sequence[TextBlock]], EncodedBatch]:
+  return functools.partial(encoder, open_tokenizer(encoder.vocab))
 
 
 def _pieces(
@@ -342,68 +344,6 @@ def _batches(found: Iterable[tuple[TextBlock, SourcePosition]]) -> Iterator[Piec
       batch, chars = [], 0
   if batch:
     yield batch, after
-
-
-@contextlib.contextmanager
-def _workers(
-  encoder: Encoder, processes: int
-) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[EncodedBatch, SourcePosition]]]]:
-  """Yields a function that encodes batches, in their order, on this number of processes."""
-  if processes == 1:
-    tokenizer = open_tokenizer(encoder.vocab)
-    yield lambda batches: ((encoder(tokenizer, batch), after) for batch, after in batches)
-    return
-  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
-  os.environ['PYTHONSAFEPATH'] = '1'  # workers import nothing from the current folder
-  executor = concurrent.futures.ProcessPoolExecutor(
-    processes, multiprocessing.get_context('spawn'), _start_worker, (encoder,)
-  )
-  try:
-    yield lambda batches: _in_order(executor, batches, 4 * processes)
-  except BrokenProcessPool:
-    raise UserError(
-      'a worker was killed, perhaps because there was too little memory: run the command '
-      'again to continue, with '
-      'fewer --processes'
-    ) from None
-  finally:
-    executor.shutdown(cancel_futures=True)
-
-
-def _in_order(
-  executor: concurrent.futures.Executor, batches: Iterator[Pieces], ahead: int
-) -> Iterator[tuple[EncodedBatch, SourcePosition]]:
-  """Yields the results in the order of the batches; reads at most `ahead` batches in advance."""
-  submit = lambda n: [
-    (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)
-  ]
-  pending = collections.deque(submit(ahead))
-  while pending:
-    future, after = pending.popleft()
-    yield future.result(), after
-    pending.extend(submit(1))
-
-
-_worker: Callable[[Sequence[TextBlock]], EncodedBatch]
-
-
-def _encode(batch: Sequence[TextBlock]) -> EncodedBatch:
-  return _worker(batch)
-
-
-def _start_worker(encoder: Encoder) -> None:
-  global _worker
-  tokenizer = open_tokenizer(encoder.vocab)
-  _worker = lambda batch: encoder(tokenizer, batch)
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-  """Ends a worker with its parent; without this, workers of a killed parent wait for ever."""
-  parent = multiprocessing.parent_process()
-  assert parent is not None
-  parent.join()
-  os._exit(1)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,110 @@
+"""Worker processes that encode blocks of records; results come in the order of the blocks."""
+
+import collections
+import concurrent.futures
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from paxlite.core.errors import UserError
+
+Block, After, Result = TypeVar('Block'), TypeVar('After'), TypeVar('Result')
+
+
+def usable_cores() -> int:
+  """Returns how many cores this process may use."""
+  return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def workers(
+  make: Callable[[], Callable[[Block], Result]], processes: int, way_out: str
+) -> Iterator[Callable[[Iterator[tuple[Block, After]]], Iterator[tuple[Result, After]]]]:
+  """Yields a function that encodes blocks, each with what belongs to it, in their order.
+
+  Args:
+    make: Returns what encodes a block. Every worker process calls it once, so it can be pickled.
+    processes: Number of processes; 1: this one.
+    way_out: Says what to do after a worker was killed.
+
+  Raises:
+    UserError: A worker was killed; or what a worker raised, raised where its result is due.
+  """
+  if processes == 1:
+    encode = make()
+    yield lambda blocks: ((encode(block), after) for block, after in blocks)
+    return
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
+  os.environ['PYTHONSAFEPATH'] = '1'  # workers import nothing from the current folder
+  executor = concurrent.futures.ProcessPoolExecutor(
+    processes, multiprocessing.get_context('spawn'), _start_worker, (make,)
+  )
+  try:
+    yield lambda blocks: _in_order(executor, blocks, 4 * processes)
+  except BrokenProcessPool:
+    raise UserError(
+      f'a worker was killed, perhaps because there was too little memory: {way_out}'
+    ) from None
+  finally:
+    executor.shutdown(cancel_futures=True)
+
+
+def _in_order(
+  executor: concurrent.futures.Executor, blocks: Iterator[tuple[Block, After]], ahead: int
+) -> Iterator[tuple[Any, After]]:
+  """Yields the results in the order of the blocks; reads at most `ahead` blocks in advance."""
+  pending: collections.deque[tuple[concurrent.futures.Future[Any], After]] = collections.deque()
+
+  def submit(count: int) -> None:
+    for block, after in itertools.islice(blocks, count):
+      with _without_script():  # a submission may start a process
+        pending.append((executor.submit(_encode, block), after))
+
+  submit(ahead)
+  while pending:
+    future, after = pending.popleft()
+    yield future.result(), after
+    submit(1)
+
+
+@contextlib.contextmanager
+def _without_script() -> Iterator[None]:
+  """A context in which a new process does not run the script of a user again, as spawn does."""
+  script = sys.modules['__main__']
+  sys.modules['__main__'] = types.ModuleType('__main__')
+  try:
+    yield
+  finally:
+    sys.modules['__main__'] = script
+
+
+_worker: Callable[[Any], Any]
+
+
+def _encode(block: Any) -> Any:
+  return _worker(block)
+
+
+def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
+  global _worker
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+  logging.disable(logging.WARNING)  # which the parent has said
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  _worker = make()
+
+
+def _end_with_parent() -> None:
+  """Ends a worker with its parent; without this, workers of a killed parent wait for ever."""
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+  parent.join()
+  os._exit(1)
