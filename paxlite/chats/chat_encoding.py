@@ -73,6 +73,12 @@ class ChatEncoding(DocumentEncoding):
     super().__init__(tokenizer, vocab_size, start_id, eos_ids)
     self._template, self._date, self._thinking = chat_template, date, thinking
 
+  @property
+  def options(self) -> tuple[int, int | None, Sequence[int], str, str, bool | None]:
+    """The arguments besides the tokenizer, in their order."""
+    own = self._template, self._date, self._thinking
+    return self._vocab_size, self._start_id, self._eos_ids, *own
+
   @functools.cached_property
   def answer_end_ids(self) -> list[int]:
     """The ids of the tokens that the chat template writes after an answer or a tool call.

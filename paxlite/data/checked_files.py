@@ -55,7 +55,7 @@ def crc32c_of(path: pathlib.Path) -> int:
   """Returns the checksum of a file, which is read only if it was written since the last time."""
   note = _note(path)
   with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-    known = parsed(note.read_bytes())['crc32c']
+    known = parsed(note.read_bytes())['crc32c'] if note is not None else None
     if known is not None and _is_remembered(path, known, note):
       return int(known)
   before = _identity(path, 0)

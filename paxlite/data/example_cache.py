@@ -186,20 +186,20 @@ def _opened(place: pathlib.Path, lazy: Collection[str]) -> Arrays | None:
   if not place.is_dir():
     return None
   try:
-    meta, arrays = read_object(place / _META), {}
+    meta = read_object(place / _META)
+    arrays: dict[str, Any] = {}
     for name, about in meta['arrays'].items():
-      path, array = place / f'{name}.bin', None
+      path = place / f'{name}.bin'
       if path.stat().st_size != about['bytes']:
         raise ValueError(f'{path.name} has {path.stat().st_size:,} bytes, not {about["bytes"]:,}')
       if name in lazy and about['bytes']:
         checked_files.check(path, about['crc32c'])
-        array = FileArray(path, about['dtype'])
-      else:
-        data = path.read_bytes()
-        if google_crc32c.value(data) != about['crc32c']:
-          raise ValueError(f'{path.name} has another checksum')
-        array = np.frombuffer(data, about['dtype'])
-      arrays[name] = array
+        arrays[name] = FileArray(path, about['dtype'])
+        continue
+      data = path.read_bytes()
+      if google_crc32c.value(data) != about['crc32c']:
+        raise ValueError(f'{path.name} has another checksum')
+      arrays[name] = np.frombuffer(data, about['dtype'])
     with contextlib.suppress(OSError):  # somebody else's
       os.utime(place / _META)
     return Arrays(arrays, meta['facts'], is_in_files=True)

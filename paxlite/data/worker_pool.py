@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from paxlite.core.errors import UserError
 
-Block, After, Result = TypeVar('Block'), TypeVar('After'), TypeVar('Result')
+Block = TypeVar('Block')
+After = TypeVar('After')
+Result = TypeVar('Result')
 
 
 def usable_cores() -> int:

@@ -7,7 +7,7 @@ import fiddle as fdl
 
 from paxlite.chats.chat_format import ChatFormat
 from paxlite.config.attribute_kinds import Run, Training
-from paxlite.config.attributes import StoredPath
+from paxlite.config.attributes import AnyPath, StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowArray
@@ -27,6 +27,9 @@ class SftFiles(Tokenized, Rows, subject='Data'):
   )
   VOCAB_PATH: Run[StoredPath] = ''  # tokenizer; '': that of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'  # what happens to an example that is longer than a sequence
+  EXAMPLE_CACHE: Run[AnyPath] = (
+    ''  # folder of tokenized examples; '': paxlite/examples of the user's cache; off: memory
+  )
   SKIP_UNREADABLE: Run[bool] = False  # leaves out records that cannot be read, and counts them
   CHAT_EXAMPLES: Training[Literal['conversations', 'answers']] = (
     'conversations'  # what of a chat is one example; answers: each with the prompt that asks for it
@@ -105,4 +108,5 @@ class SftFiles(Tokenized, Rows, subject='Data'):
       held_out_share=self.EVAL_FRACTION,
       skip_unreadable=self.SKIP_UNREADABLE,
       values=dict(self.row_values),
+      cache=self.EXAMPLE_CACHE,
     )

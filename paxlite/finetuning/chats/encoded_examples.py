@@ -5,6 +5,7 @@ Token i of an example is ids[i] · 2, + 1 if it is learned, so that one read get
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -168,3 +169,14 @@ class EncodedExamples:
     ids, is_answer = (tokens >> 1).astype(np.int32), (tokens & 1).astype(bool)
     is_cut, place = length > most, str(self.place(number))
     return SftExample(ids, is_answer, identity, is_cut, preference, place)
+
+  def kept_record(self, number: int) -> bytes:
+    """Returns the record of an example, as JSON, of a reader that keeps records."""
+    end, size = int(self._record_ends[number]), int(self.more['record_bytes'][number])
+    kept: bytes = self.more['records'][end - size : end].tobytes()
+    return kept
+
+  @functools.cached_property
+  def _record_ends(self) -> np.ndarray:
+    ends: np.ndarray = self.more['record_bytes'].cumsum()
+    return ends

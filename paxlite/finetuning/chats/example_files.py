@@ -22,7 +22,7 @@ from paxlite.core.wording import amount
 from paxlite.data.checked_files import crc32c_of
 from paxlite.data.example_cache import ArrayWriter, ExampleCache, checksum_of_code, in_memory
 from paxlite.data.record_files import File, FileRange, JsonLines, Raw
-from paxlite.data.records import Records, open_records, raw_records, share_done
+from paxlite.data.records import Records, share_done
 from paxlite.data.worker_pool import usable_cores, workers
 from paxlite.files.schemes import is_address
 from paxlite.files.text_files import lines_of
@@ -70,7 +70,7 @@ def read_examples(
   Raises:
     UserError: A source cannot be read, or has changed meanwhile, or the reader can read no record.
   """
-  records = itertools.chain.from_iterable(map(raw_records, files))
+  records = itertools.chain.from_iterable(_placed(reader.open(name)) for name in files)
   stays = cache.is_off or _reads_clock(reader, options)
   is_large = not stays and _are_large(files)
   head = [] if stays or is_large else list(_first(records))
@@ -80,7 +80,7 @@ def read_examples(
   key = key_of(files, options, reader)
 
   def make(writer: ArrayWriter) -> JsonObject:
-    sources = [open_records(name) for name in files]
+    sources = [reader.open(name) for name in files]
     encoded = encode_blocks(_blocks(sources), options, functools.partial(share_done, sources))
     facts = write_blocks(writer, encoded)
     if key_of(files, options, reader) != key:
@@ -104,7 +104,8 @@ def encode_blocks(
     share: Returns the fraction of the blocks that is done; None: it is not known.
     encode: Encodes one block; None: blocks are those of records.
   """
-  make = functools.partial(_encoder, options, encode or _encoded)
+  of_block: Callable[[SftReader, T], EncodedBlock] = encode or _encoded  # type: ignore[assignment]
+  make: Callable[[], Callable[[T], EncodedBlock]] = functools.partial(_encoder, options, of_block)
   way_out = 'start again, with more memory, or allow fewer cores with taskset'
   examples, tokens, begun = 0, 0, time.monotonic()
   said = begun
@@ -126,7 +127,7 @@ def key_of(files: Sequence[str], options: ReaderOptions, reader: SftReader) -> J
   tokenizer = reader.encoding.tokenizer
   return {
     'files': list(files),
-    'contents': [_contents(open_records(name)) for name in files],
+    'contents': [_contents(reader.open(name)) for name in files],
     'reader': options.reader.__qualname__,
     'options': {k: v for k, v in vars(options).items() if k not in ('reader', 'vocab_path')},
     'tokenizer': [tokenizer.fingerprint, tokenizer.named_tokens],
@@ -193,9 +194,13 @@ def _blocks(sources: Sequence[Records]) -> Iterator['LineBlock | list[Placed]']:
       for first, _, lines in source.ranges():
         yield LineBlock(source.name, first, lines)
       continue
-    for shard in range(source.num_shards):
-      of_shard = ((source.place(shard, number), raw) for number, raw in source.read(shard))
-      yield from _grouped(of_shard)
+    yield from _grouped(_placed(source))
+
+
+def _placed(source: Records) -> Iterator[Placed]:
+  for shard in range(source.num_shards):
+    for number, raw in source.read(shard):
+      yield source.place(shard, number), raw
 
 
 def _grouped(records: Iterator[Placed]) -> Iterator[list[Placed]]:
@@ -218,6 +223,4 @@ def _first(
 def _progress(examples: int, tokens: int, seconds: float, share: float | None) -> str:
   done = f'{share:.0%}, ' if share is not None else ''
   left = f', {(1 / share - 1) * seconds / 60:,.1f} min left' if share else ''
-  return (
-    f'Tokenizing, once: {done}{examples:,} examples, {tokens / seconds:,.0f} tokens/s{left}'
-  )
+  return f'Tokenizing, once: {done}{examples:,} examples, {tokens / seconds:,.0f} tokens/s{left}'

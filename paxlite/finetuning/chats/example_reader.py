@@ -1,7 +1,9 @@
 """Readers of records: they turn each into its examples, and note what is odd in it."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, ide
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.data.record_files import Raw, Record
-from paxlite.data.records import parsed
+from paxlite.data.records import Records, open_records, parsed
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.finetuning.chats.encoded_examples import EncodedBlock, Notes, SftExample, block_of
 
@@ -22,8 +24,13 @@ class SftReader:
   examples_of_a_record = 1
   notes_labels = True
 
-  def __init__(self, encoding: ChatEncoding):
-    self.encoding, self.notes = encoding, Notes()
+  def __init__(self, encoding: ChatEncoding, most_tokens: int = 0):
+    self.encoding, self.notes, self.most_tokens = encoding, Notes(), most_tokens
+
+  @staticmethod
+  def open(name: str) -> Records:
+    """Opens a source."""
+    return open_records(name)
 
   def block(self, records: Iterable[tuple[str, Raw]]) -> EncodedBlock:
     """Returns the examples of records, each of which comes with its place.
@@ -31,13 +38,20 @@ class SftReader:
     Raises:
       RecordlessError: No record can be read, for one reason.
     """
-    self.notes, before = Notes(), (self.encoding.num_tokens, self.encoding.num_unknown)
     found: list[SftExample] = []
-    for place, raw in records:
-      found += self.notes.refused.attempt(self.read, place, raw) or []
-    self.notes.num_tokens = self.encoding.num_tokens - before[0]
-    self.notes.num_unknown = self.encoding.num_unknown - before[1]
+    with self.noting():
+      for place, raw in records:
+        found += self.notes.refused.attempt(self.read, place, raw) or []
     return block_of(found, self.notes)
+
+  @contextlib.contextmanager
+  def noting(self) -> Iterator[None]:
+    """A context that begins new notes, and counts the tokens in them."""
+    self.notes, encoding = Notes(), self.encoding
+    tokens, unknown = encoding.num_tokens, encoding.num_unknown
+    yield
+    self.notes.num_tokens = encoding.num_tokens - tokens
+    self.notes.num_unknown = encoding.num_unknown - unknown
 
   def read(self, place: str, raw: Raw) -> list[SftExample]:
     """Returns the examples of a record; UserError if it cannot be read."""
@@ -92,6 +106,23 @@ class SftReader:
     return encoded
 
 
+class KeepingReader(SftReader):
+  """A reader that keeps the record of each example, as JSON."""
+
+  def block(self, records: Iterable[tuple[str, Raw]]) -> EncodedBlock:
+    self._kept: list[bytes] = []
+    found = super().block(records)
+    kept: dict[str, np.ndarray] = {
+      'record_bytes': np.array([len(record) for record in self._kept], np.int64),
+      'records': np.frombuffer(b''.join(self._kept), np.uint8),
+    }
+    return dataclasses.replace(found, arrays=found.arrays | kept)
+
+  def keep(self, record: Record) -> None:
+    """Keeps the record of the next example."""
+    self._kept.append(json.dumps(dict(record), default=str).encode())
+
+
 class AnswerReader(SftReader):
   """Reads each answer of a record as an example; those of a conversation are held out together."""
 
@@ -129,6 +160,7 @@ class ReaderOptions:
   chat_template: str
   date: str
   thinking: bool | None
+  most_tokens: int = 0
 
   def opened(self, tokenizer: Tokenizer | None = None) -> SftReader:
     """Returns the reader, with the tokenizer if it is open already."""
@@ -141,4 +173,4 @@ class ReaderOptions:
       self.date,
       self.thinking,
     )
-    return self.reader(encoding)
+    return self.reader(encoding, self.most_tokens)

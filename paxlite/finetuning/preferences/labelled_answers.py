@@ -9,7 +9,6 @@ is the nearest one before it, in the order of the files, which has another promp
 
 import dataclasses
 import itertools
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -34,7 +33,7 @@ from paxlite.finetuning.chats.encoded_examples import (
   write_blocks,
 )
 from paxlite.finetuning.chats.example_files import encode_blocks
-from paxlite.finetuning.chats.example_reader import ReaderOptions, SftReader
+from paxlite.finetuning.chats.example_reader import KeepingReader, ReaderOptions, SftReader
 from paxlite.finetuning.preferences.preference_rows import KEYS, PreferenceReader, PreferenceRows
 
 # as JSON and as tables have them
@@ -72,22 +71,16 @@ class Labelled(NamedTuple):
     return dataclasses.replace(own, messages=messages, masked=frozenset(masked))
 
 
-class LabelledReader(PreferenceReader):
+class LabelledReader(KeepingReader, PreferenceReader):
   """Reads a record as its labelled answers, and keeps it: another one takes an answer from it."""
 
   examples_of_a_record = 1
 
   def block(self, records: Iterable[tuple[str, Raw]]) -> EncodedBlock:
-    self._kept: list[tuple[int, bool, int, bytes]] = []  # prompt, is a text, answer, record
+    self._answers: list[tuple[int, bool, int]] = []  # prompt, whether it is a text, number
     found = super().block(records)
-    prompts, are_texts, answers, kept = zip(*self._kept, strict=True) if self._kept else ([],) * 4
-    more = {
-      'prompt': np.array(prompts, np.int64),
-      'is_text': np.array(are_texts, bool),
-      'answer': np.array(answers, np.int64),
-      'record_bytes': np.array([len(record) for record in kept], np.int64),
-      'records': np.frombuffer(b''.join(kept), np.uint8),
-    }
+    columns = np.array(self._answers, np.int64).reshape(-1, 3).T
+    more = dict(zip(('prompt', 'is_text', 'answer'), columns, strict=True))
     return dataclasses.replace(found, arrays=found.arrays | more)
 
   def read(self, place: str, raw: Raw) -> list[SftExample]:
@@ -99,9 +92,9 @@ class LabelledReader(PreferenceReader):
       self.notes.warnings.note_unread(unread)
     found = [self._own(place, answer) for answer in answers]
     self.notes.formats[self.format_of(fields)] += 1
-    text = raw if isinstance(raw, bytes) else json.dumps(dict(record), default=str).encode()
     for number, each in enumerate(answers):
-      self._kept.append((each.prompt, isinstance(each.contents, Pair), number, text))
+      self.keep(record)
+      self._answers.append((each.prompt, isinstance(each.contents, Pair), number))
     return found
 
   def _own(self, place: str, answer: Labelled) -> SftExample:
@@ -169,6 +162,7 @@ class LabelledRows(PreferenceRows):
 
     def make(writer: ArrayWriter) -> JsonObject:
       blocks = itertools.batched(self._beside(own), _BLOCK)
+      encoded: Iterable[EncodedBlock]
       if own.key is None:
         reader = options.opened(self.tokenizer)
         encoded = (with_others(reader, block) for block in blocks)
@@ -184,15 +178,13 @@ class LabelledRows(PreferenceRows):
 
   def _beside(self, own: EncodedExamples) -> Iterator[Beside]:
     """Yields each answer, and the one that stands beside it; those to texts come first."""
-    is_text, prompts_of_all = own.more['is_text'], own.more['prompt']
-    ends = own.more['record_bytes'].cumsum()
+    is_text, prompts_of_all = own.more['is_text'] > 0, own.more['prompt']
     of_example = own.num_learned.tolist()  # the first token is none of an answer
     length = (own.length - 1).tolist()
 
     def answer(number: int) -> KeptAnswer:
-      end, size = int(ends[number]), int(own.more['record_bytes'][number])
-      record = own.more['records'][end - size : end].tobytes()
-      return KeptAnswer(str(own.place(number)), record, int(own.more['answer'][number]))
+      record, of_record = own.kept_record(number), int(own.more['answer'][number])
+      return KeptAnswer(str(own.place(number)), record, of_record)
 
     for numbers in np.flatnonzero(is_text).tolist(), np.flatnonzero(~is_text).tolist():
       prompts = prompts_of_all[numbers].tolist()
@@ -217,17 +209,15 @@ class LabelledRows(PreferenceRows):
 
 def with_others(reader: SftReader, block: Sequence[Beside]) -> EncodedBlock:
   """Returns each example, and behind it that of its prompt with the answer of another record."""
-  reader.notes, found = Notes(), []
-  before = reader.encoding.num_tokens, reader.encoding.num_unknown
-  for example, own, other in block:
-    contents = own.read().with_answer(other.read())
-    mixed = reader.encoded(f'{own.place}, with the answer of {other.place}', contents)
-    beside = dataclasses.replace(
-      example, ids=mixed.ids, is_answer=mixed.is_learned, preference=2 * example.preference
-    )
-    found += [example, beside]
-  reader.notes.num_tokens = reader.encoding.num_tokens - before[0]
-  reader.notes.num_unknown = reader.encoding.num_unknown - before[1]
+  found = []
+  with reader.noting():
+    for example, own, other in block:
+      contents = own.read().with_answer(other.read())
+      mixed = reader.encoded(f'{own.place}, with the answer of {other.place}', contents)
+      beside = dataclasses.replace(
+        example, ids=mixed.ids, is_answer=mixed.is_learned, preference=2 * example.preference
+      )
+      found += [example, beside]
   return block_of(found, reader.notes)
 
 

@@ -85,6 +85,7 @@ class PromptFiles(SftFiles, Policy):
       encoding=self._encoding,
       most_tokens=self.MAX_SEQ_LEN - self.MAX_NEW_TOKENS,
       skip_unreadable=self.SKIP_UNREADABLE,
+      cache=self.EXAMPLE_CACHE,
     )
 
   @property

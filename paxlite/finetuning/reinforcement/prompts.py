@@ -1,23 +1,27 @@
 """The prompts of rollouts."""
 
 import dataclasses
-import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from paxlite.chats.chat_encoding import ChatEncoding
-from paxlite.chats.conversations import Message, list_of_messages
+from paxlite.chats.conversations import Tool, list_of_messages
 from paxlite.chats.sft_formats import SYSTEM, chat, tools_beside
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
-from paxlite.core.json_text import Json
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.shell import shortened
+from paxlite.data.example_cache import ArrayWriter, ExampleCache, in_memory
 from paxlite.data.record_files import JsonLines, Raw, Record, Text
-from paxlite.data.records import open_records, parsed, raw_records
-from paxlite.data.refused_records import RefusedRecords
+from paxlite.data.records import Records, open_records, parsed
 from paxlite.files.text_files import expanded
+from paxlite.finetuning.chats.encoded_examples import SftExample
+from paxlite.finetuning.chats.example_files import read_examples
+from paxlite.finetuning.chats.example_reader import KeepingReader, ReaderOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,41 @@ class Prompt:
     return f'{self.place} ({shortened(str(text))!r})'
 
 
+class PromptReader(KeepingReader):
+  """Reads a record as a prompt of at most `most_tokens`; one that a text would have is a line."""
+
+  @staticmethod
+  def open(name: str) -> Records:
+    source = open_records(name)
+    return JsonLines(name) if isinstance(source, Text) else source
+
+  def read(self, place: str, raw: Raw) -> list[SftExample]:
+    record = parsed(raw, place)
+    with located(place):
+      is_chat = list_of_messages(_given(Fields(record))) is not None
+    if is_chat:
+      self.encoding.check_template(place)
+    with located(place):
+      ids = self._ids(record)
+    self.keep(record)
+    return [SftExample(np.array(ids, np.int32), np.zeros(len(ids), bool), 0, place=place)]
+
+  def _ids(self, record: Record) -> list[int]:
+    messages, tools = _messages(record)
+    if messages:
+      ids = self.encoding.chat_prompt(messages, tools)
+    else:
+      ids = self.encoding.prompt(str(_given(Fields(record))))
+    if not ids:
+      raise UserError('the prompt is empty, and the model has no start token')
+    if len(ids) > self.most_tokens:
+      raise UserError(
+        f'the prompt has {len(ids):,} tokens; with MAX_SEQ_LEN and MAX_NEW_TOKENS at most '
+        f'{self.most_tokens:,} are possible'
+      )
+    return ids
+
+
 class Prompts:
   """The prompts of records with "prompt": a text, or messages; or with "messages".
 
@@ -51,9 +90,13 @@ class Prompts:
     encoding: Turns texts and conversations to ids.
     most_tokens: The most tokens of a prompt.
     skip_unreadable: Whether lines without a prompt, or with a longer one, are left out.
+    cache: Where many prompts are kept: see ExampleCache.
 
   Attributes:
     refused: The records that are left out.
+    fingerprint: A number of the records; another one if they change.
+    tokens_fingerprint: A number of the tokens, which the tokenizer and the chat template change
+      too.
 
   Raises:
     UserError: Lines have no prompt, or one that is empty or too long; or there is none.
@@ -65,87 +108,64 @@ class Prompts:
     encoding: ChatEncoding,
     most_tokens: int,
     skip_unreadable: bool = False,
+    cache: str = '',
   ):
     self.name = ', '.join(files)
-    self.refused = RefusedRecords()
-    raws = itertools.chain.from_iterable(map(_raw_records, expanded(files)))
-    found = [
-      self.refused.attempt(_prompt, raw, place, encoding, most_tokens) for place, raw in raws
-    ]
+    kept = ExampleCache(cache)
+    options = ReaderOptions(
+      PromptReader, encoding.tokenizer.path, *encoding.options, most_tokens=most_tokens
+    )
+    reader = PromptReader(encoding, most_tokens)
+    self._found = read_examples(expanded(files), options, reader, kept)
+    self.refused = self._found.notes.refused
     self.refused.check(self.name, skip_unreadable and not self.refused.is_all)
-    self._prompts = [prompt for prompt in found if prompt is not None]
-    if not self._prompts:
+    if not len(self._found):
       raise UserError(f'{self.name or "TRAIN_FILES"}: no prompts')
+    key = self._found.key
+    facts = (kept.get({'prompts': key}, self._facts) if key else in_memory(self._facts)).facts
+    self.fingerprint, self.tokens_fingerprint = facts['fingerprint'], facts['tokens']
 
-  @property
-  def fingerprint(self) -> int:
-    """A number of the records; another one if they change."""
-    records = json.dumps([prompt.record for prompt in self._prompts], default=str)
-    return zlib.crc32(records.encode())
+  def _facts(self, writer: ArrayWriter) -> JsonObject:
+    records = tokens = zlib.crc32(b'[')
+    for number in range(len(self)):
+      comma = b', ' if number else b''
+      records = zlib.crc32(comma + self._found.kept_record(number), records)
+      tokens = zlib.crc32(comma + json.dumps(self._ids(number)).encode(), tokens)
+    return {'fingerprint': zlib.crc32(b']', records), 'tokens': zlib.crc32(b']', tokens)}
 
-  @property
-  def tokens_fingerprint(self) -> int:
-    """A number of the tokens, which the tokenizer and the chat template change too."""
-    return zlib.crc32(json.dumps([prompt.ids for prompt in self._prompts]).encode())
+  def _ids(self, number: int) -> list[int]:
+    found = self._found
+    ids: list[int] = found.example(number, int(found.length[number])).ids.tolist()
+    return ids
 
   def __len__(self) -> int:
-    return len(self._prompts)
+    return len(self._found)
 
   def __getitem__(self, index: int) -> Prompt:
-    return self._prompts[index]
-
-
-def _raw_records(name: str) -> Iterator[tuple[str, Raw]]:
-  """Yields the records of a file and their places; one that a text would have has JSON lines."""
-  if not isinstance(open_records(name), Text):
-    yield from raw_records(name)
-    return
-  lines = JsonLines(name)
-  for number, raw in lines.read(0):
-    yield lines.place(0, number), raw
-
-
-def _prompt(raw: Raw, place: str, encoding: ChatEncoding, most: int) -> Prompt:
-  record = parsed(raw, place)
-  with located(place):
-    conversation = list_of_messages(_given(Fields(record)))
-  if conversation is not None:
-    encoding.check_template(place)
-  with located(place):
-    ids, messages = _read(record, conversation, encoding, most)
-  return Prompt(record, ids, messages, place)
+    place = str(self._found.place(index))
+    record = parsed(self._found.kept_record(index), place)
+    return Prompt(record, self._ids(index), _messages(record)[0], place)
 
 
 def _given(fields: Fields) -> Json:
   return fields.get('messages') or fields.get('prompt')
 
 
-def _read(
-  record: Record, conversation: list[Message] | None, encoding: ChatEncoding, most: int
-) -> tuple[list[int], Sequence[Mapping[str, Any]]]:
-  """Returns the ids of a prompt, and its messages."""
+def _messages(record: Record) -> tuple[Sequence[Mapping[str, Any]], Sequence[Tool] | None]:
+  """Returns the messages of a prompt and its tools; those of a text are none."""
   fields = Fields(record)  # rewards get all of them, so that what is not read here is not lost
   given = _given(fields)
-  messages: Sequence[Mapping[str, Any]] = []
+  conversation = list_of_messages(given)
   if conversation is not None:
     whole = chat(fields, conversation)
     asked = [i for i, m in enumerate(whole.messages) if m['role'] != 'assistant']
     if not asked:
       raise UserError('the messages are those of the assistant alone')
-    messages = whole.messages[: asked[-1] + 1]  # an answer at the end is one that others gave
-    ids = encoding.chat_prompt(messages, whole.tools)
-  elif isinstance(given, str):
-    if fields.text(*SYSTEM) or tools_beside(fields):
-      raise UserError('a prompt that is a text has no system message and no tools: write "prompt" '
-                      'as messages, or leave them out')  # fmt: skip
-    ids = encoding.prompt(given)
-  else:
+    # an answer at the end is one that others gave
+    return whole.messages[: asked[-1] + 1], whole.tools
+  if not isinstance(given, str):
     raise UserError('it has neither a text or messages "prompt", nor "messages"')
-  if not ids:
-    raise UserError('the prompt is empty, and the model has no start token')
-  if len(ids) > most:
-    raise UserError(
-      f'the prompt has {len(ids):,} tokens; with MAX_SEQ_LEN and MAX_NEW_TOKENS at most {most:,} '
-      'are possible'
-    )
-  return ids, messages
+  if fields.text(*SYSTEM) or tools_beside(fields):
+    raise UserError('a prompt that is a text has no system message and no tools: write "prompt" '
+                    'as messages, or leave them out')  # fmt: skip
+  return [], None
