@@ -83,9 +83,10 @@ class ArrayWriter:
       with naming(file.name):
         file.flush()
         os.fsync(file.fileno())
-    meta = self._folder / _META
-    with naming(meta):
-      meta.write_text(json.dumps({'arrays': self._about, 'facts': facts}))
+    meta = {'arrays': self._about, 'facts': facts}
+    path = self._folder / _META
+    with naming(path):
+      path.write_text(json.dumps(meta | {'crc32c': _checksum(meta)}))
 
   def close(self) -> None:
     for file in self._files.values():
@@ -181,12 +182,18 @@ def _make(place: pathlib.Path, make: Callable[[ArrayWriter], JsonObject]) -> Non
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def _checksum(meta: JsonObject) -> int:
+  return int(google_crc32c.value(json.dumps(meta).encode()))
+
+
 def _opened(place: pathlib.Path, lazy: Collection[str]) -> Arrays | None:
   """Returns the arrays in a folder; None if they are not there, or damaged, which is said."""
   if not place.is_dir():
     return None
   try:
     meta = read_object(place / _META)
+    if meta.pop('crc32c') != _checksum(meta):
+      raise ValueError(f'{_META} has another checksum')
     arrays: dict[str, Any] = {}
     for name, about in meta['arrays'].items():
       path = place / f'{name}.bin'
