@@ -6,7 +6,7 @@ whole. What is learned are spans of the text, and the tokens in these spans.
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from paxlite.data.tokenizer import Tokenizer
 from paxlite.data.tokens import Tokens
 
 _ANSWER = 'Answer0Text'
+_SHORT = 64  # characters of a text whose tokens are remembered, and how many such texts
 _MARK = re.compile(r'<([|｜]).+\1>')  # the form of names that templates may put together
 
 
@@ -123,7 +124,7 @@ class ChatEncoding(DocumentEncoding):
     return Encoded(
       np.concatenate([before, tokens.ids, end]).astype(np.int32),
       np.concatenate([np.zeros(len(before)), is_learned, np.ones(len(end))]).astype(bool),
-      self._differs(inputs, tokens.ids, is_learned, marked=False),
+      self._differs(inputs, tokens, is_learned, marked=False),
     )
 
   def chat_text(
@@ -187,7 +188,7 @@ class ChatEncoding(DocumentEncoding):
     is_learned = tokens.within(found.spans)
     last = found.spans[-1][0] if found.spans else 0
     is_last = is_learned & (tokens.ends > last)
-    differs = self._differs(found.text[:last], tokens.ids, is_last, marked=True)
+    differs = self._differs(found.text[:last], tokens, is_last, marked=True)
     differs &= not found.is_unprompted  # which says more
     # templates such as Qwen3's drop that of earlier answers, in training as in use
     thinking = str(reasoning_of(chat.messages[-1]) or '').strip()
@@ -196,11 +197,44 @@ class ChatEncoding(DocumentEncoding):
       thinking not in found.text,
     )  # fmt: skip
 
-  def _differs(self, prompt: str, ids: np.ndarray, is_answer: np.ndarray, marked: bool) -> bool:
+  def _differs(self, prompt: str, tokens: Tokens, is_answer: np.ndarray, marked: bool) -> bool:
     """Returns whether a prompt alone has other ids than those before the answer in the text."""
-    alone = self.tokenizer.encode_tokens(prompt, marked).ids
-    begins = np.flatnonzero(is_answer)[:1]
+    first = self._last_mark(prompt, tokens) if marked else 0
+    alone = self._alone(prompt[tokens.starts[first] if first else 0 :], marked)
+    ids, begins = tokens.ids[first:], np.flatnonzero(is_answer)[:1] - first
     return not np.array_equal(alone, ids[: len(alone)]) or bool((begins != len(alone)).any())
+
+  def _alone(self, text: str, marked: bool) -> np.ndarray:
+    encode = self._tokens_of_short if len(text) < _SHORT else self.tokenizer.encode_tokens
+    return encode(text, marked).ids
+
+  def _last_mark(self, prompt: str, tokens: Tokens) -> int:
+    """Returns the number of the last token of a prompt that splits its text; 0: there is none.
+
+    What precedes such a token has the same ids in all texts that begin so.
+    """
+    is_within = tokens.ends <= len(prompt)
+    for i in reversed(np.flatnonzero(self._is_special[tokens.ids] & is_within).tolist()):
+      text = prompt[tokens.starts[i] : tokens.ends[i]]
+      if text in self._special_texts and self._splits(text, int(tokens.ids[i])):
+        return i
+    return 0
+
+  def _splits(self, mark: str, token: int) -> bool:
+    """Returns whether the ids before a special token do not depend on it, nor those behind it."""
+    ids = lambda *parts: [self._alone(part, True).tolist() for part in parts]
+    before, behind, after, whole = ids('a', mark + 'a ', mark + mark + 'a ', f'a{mark}a ')
+    return behind[:1] == [token] and after == [token, *behind] and whole == [*before, *behind]
+
+  @functools.cached_property
+  def _tokens_of_short(self) -> Callable[[str, bool], Tokens]:
+    return functools.lru_cache(_SHORT)(self.tokenizer.encode_tokens)
+
+  @functools.cached_property
+  def _is_special(self) -> np.ndarray:
+    found = np.zeros(self.tokenizer.vocab_size, bool)
+    found[list(self.tokenizer.special_ids)] = True
+    return found
 
 
 TextEncoding = ChatEncoding  # its former name

@@ -7,7 +7,7 @@ import pytest
 from paxlite.chats.chat_format import ChatFormat
 from paxlite.chats.chat_spans import learned
 from paxlite.chats.conversations import conversation
-from paxlite.finetuning.chats.sft import answers_of
+from paxlite.finetuning.chats.example_reader import answers_of
 
 trl = pytest.importorskip('trl')
 FOLDER = pathlib.Path(trl.__file__).parent / 'chat_templates'

@@ -101,7 +101,7 @@ class SftReader:
   def _chat(self, chat: Conversation) -> Encoded:
     encoded = self.encoding.chat(chat)
     ends = encoded.ids[encoded.is_learned]
-    if len(ends) and not np.isin(ends, self.encoding.chat_eos_ids).any():
+    if len(ends) and not (ends[:, None] == np.array(self.encoding.chat_eos_ids)).any():
       self.notes.warnings.note('endless')
     return encoded
 

@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+import random
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from paxlite.files.text_files import read_text
 from paxlite.finetuning.chats.sft import SftRows, held_out
 from paxlite.weights.families import config_json
 from paxlite.weights.folder import copy_tokenizer
+from tests.support.tokenizer_draws import TEMPLATES, draw_chat, draw_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
 
@@ -373,3 +375,26 @@ def test_a_copy_of_a_tokenizer_keeps_the_class_that_config_json_gave_it(tmp_path
   assert open_tokenizer(str(tmp_path / 'b')).eos_id == 256
   stated = json.loads((tmp_path / 'b' / 'tokenizer_config.json').read_text())
   assert stated == {'model_max_length': 9, 'tokenizer_class': 'GPT2Tokenizer'}
+
+
+def test_a_prompt_is_compared_from_its_last_mark_on(tmp_path):
+  """The ids of the whole prompt say the same, whatever the tokenizer does at marks."""
+  found = set()
+  for seed in range(30):
+    rng, folder = random.Random(seed), tmp_path / str(seed)
+    folder.mkdir()
+    name = rng.choice(sorted(TEMPLATES))
+    drawn = draw_tokenizer(rng, folder, TEMPLATES[name])
+    encoding = ChatEncoding(open_tokenizer(str(folder)))
+    for _ in range(3):
+      chat = conversation(draw_chat(rng, name))
+      text = encoding.chat_format.render(chat.messages, False)
+      tokens = encoding.tokenizer.encode_tokens(text, marked=True)
+      for end in (text.rfind(chat.messages[-1]['content']), rng.randint(0, len(text))):
+        is_answer = tokens.ends > end
+        alone = encoding.tokenizer.encode_tokens(text[:end], marked=True).ids.tolist()
+        begins = np.flatnonzero(is_answer)[:1].tolist()
+        differs = alone != tokens.ids[: len(alone)].tolist() or begins not in ([len(alone)], [])
+        assert encoding._differs(text[:end], tokens, is_answer, True) == differs, (drawn, text, end)
+        found.add(differs)
+  assert found == {True, False}
