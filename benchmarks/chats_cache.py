@@ -30,6 +30,7 @@ TEMPLATE = (
   "{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
   "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+TEXTS = pathlib.Path('paxlite/data/packaged/king_james_bible.txt.xz')
 _SEQ_LEN = 2048
 _OPENED = """
 import json, resource, time
@@ -122,8 +123,7 @@ def run(code: str) -> dict[str, float]:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--vocab', required=True, help='a tokenizer.json, such as that of SmolLM2')
-  parser.add_argument('--texts', type=pathlib.Path,
-                      default=pathlib.Path('paxlite/data/packaged/king_james_bible.txt.xz'))  # fmt: skip
+  parser.add_argument('--texts', type=pathlib.Path, default=TEXTS)
   parser.add_argument('--chats', type=int, default=1_000_000)
   parser.add_argument('--compared', type=int, default=50_000)
   parser.add_argument('--rounds', type=int, default=3)

@@ -23,9 +23,9 @@ from paxlite.files.text_files import read_text
 from paxlite.finetuning.chats.sft import SftRows, held_out
 from paxlite.weights.families import config_json
 from paxlite.weights.folder import copy_tokenizer
-from tests.support.tokenizer_draws import TEMPLATES, draw_chat, draw_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
+from tests.support.tokenizer_draws import TEMPLATES, draw_chat, draw_tokenizer  # noqa: E402
 
 CHATML = (
   "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
