@@ -21,6 +21,8 @@ Block = TypeVar('Block')
 After = TypeVar('After')
 Result = TypeVar('Result')
 
+_SAFE_PATH = 'PYTHONSAFEPATH'
+
 
 def usable_cores() -> int:
   """Returns how many cores this process may use."""
@@ -45,8 +47,6 @@ def workers(
     encode = make()
     yield lambda blocks: ((encode(block), after) for block, after in blocks)
     return
-  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
-  os.environ['PYTHONSAFEPATH'] = '1'  # workers import nothing from the current folder
   executor = concurrent.futures.ProcessPoolExecutor(
     processes, multiprocessing.get_context('spawn'), _start_worker, (make,)
   )
@@ -68,7 +68,7 @@ def _in_order(
 
   def submit(count: int) -> None:
     for block, after in itertools.islice(blocks, count):
-      with _without_script():  # a submission may start a process
+      with _starting():  # a submission may start a process
         pending.append((executor.submit(_encode, block), after))
 
   submit(ahead)
@@ -79,14 +79,18 @@ def _in_order(
 
 
 @contextlib.contextmanager
-def _without_script() -> Iterator[None]:
-  """A context in which a new process does not run the script of a user again, as spawn does."""
-  script = sys.modules['__main__']
-  sys.modules['__main__'] = types.ModuleType('__main__')
+def _starting() -> Iterator[None]:
+  """A context in which a new process imports nothing from the current folder.
+
+  Neither does it run the script of a user again, as processes do that are spawned.
+  """
+  script, before = sys.modules['__main__'], os.environ.get(_SAFE_PATH)
+  sys.modules['__main__'], os.environ[_SAFE_PATH] = types.ModuleType('__main__'), '1'
   try:
     yield
   finally:
     sys.modules['__main__'] = script
+    os.environ.pop(_SAFE_PATH) if before is None else os.environ.update({_SAFE_PATH: before})
 
 
 _worker: Callable[[Any], Any]
@@ -98,6 +102,7 @@ def _encode(block: Any) -> Any:
 
 def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
   global _worker
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
   logging.disable(logging.WARNING)  # which the parent has said
   threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -245,7 +245,9 @@ def test_what_nobody_opens_is_removed(tmp_path, few):
 def test_a_script_without_a_guard_starts_workers(tmp_path):
   file, script = written(tmp_path / 'a.jsonl', 1), tmp_path / 'mine.py'
   code = example_builder.code(file, tmp_path / 'cache', 'cores = 2')
-  script.write_text(f'print("started")\n{code}')
+  leaks = 'import os; assert "PYTHONSAFEPATH" not in os.environ'  # reward functions need it unset
+  script.write_text(f'print("started")\n{code}\n{leaks}')
   done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
   assert done.stdout.splitlines()[0] == 'started', done.stderr
   assert done.stdout.count('started') == 1
+  assert done.returncode == 0, done.stderr
