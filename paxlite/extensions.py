@@ -43,7 +43,7 @@ OFFERED = {
   'generation': ('generate', 'chat', 'TrainedModel.inference'),
   'serving': ('serve',),
   'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS'),
-  'weights': ('import', 'export', 'families'),
+  'weights': ('import', 'export', 'families', 'LORA_TARGETS'),
   'report': ('report', 'goodput', 'diff'),
   'transformer_engine': ('convert-te', 'USE_TE'),
   'trackers': ('TRACKERS',),

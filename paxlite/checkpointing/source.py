@@ -66,7 +66,9 @@ class Source:
     own = stored_variables(self.folder / 'state')
     weights = {re.sub(r'/w(/.*)?$', '', k) for k in own if re.search(r'/w(/[^/]*)?$', k)}
     factors = [k for k in own if k.startswith(f'{_PARAMS}/') and k.endswith('/lora_a')]
-    if all(k.removesuffix('/lora_a') in weights for k in factors):
+    stems = (k.removesuffix('/lora_a') for k in factors)
+    of = lambda stem: re.sub('/(in|out)_factors$', r'/w_\1', stem)  # of experts
+    if all(stem in weights or of(stem) in own for stem in stems):
       return own
     path = self.base or self.written_by['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:

@@ -26,11 +26,15 @@ class DoraProjection(LoraProjection):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     y = self.product(x)
+    if not self.max_rank:
+      return with_bias(y, super().bias())
     delta, (a, b) = self.delta(x)
     stacked, _, made = self.parts
     out = [*(self.shape[i] for i in stacked), math.prod(self.shape[i] for i in made)]
     axes = [*(self.axes[i] for i in stacked), self.axes[made[0]]]
     grown = gather_weight(param(self, 'lora_m', nn.initializers.zeros, out, axes), axes)
+    if 0 in (ranks := self.factors[0]):  # parts without factors keep their lengths
+      grown = grown * (jnp.array(ranks) > 0)[:, None]
     before, now = self._norms(a, b)
     scale = (before + grown) / now
     scale = self.like_output(scale.reshape([self.shape[i] for i in self.made_dims]))

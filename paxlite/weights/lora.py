@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -11,32 +12,96 @@ import numpy as np
 
 from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, listed
-from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.adapters import Factors
+from paxlite.weights import adapter_layout
+from paxlite.weights.adapter_names import experts_of, module_of, short_names
 from paxlite.weights.families import family_of, hugging_face_entries
-from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.huggingface import header
-from paxlite.weights.tensor_entries import to_halves, to_pairs
+from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
 
+_OF_LORA = re.compile(r'.*/lora_[abm]')
 
-def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-  """Returns weights + A·Bᵀ, with DoRA's lengths, without the variables of both.
+
+def merged(experiment: LanguageModel, variables: Mapping[str, Variable]) -> dict[str, Variable]:
+  """Returns weights + scale·A·Bᵀ, with DoRA's lengths, without the variables of both.
 
   The sum is computed in float32 and has the dtype of the stored weights.
   """
-  plain = {k: v for k, v in variables.items() if not re.search(r'/lora_[abm]$', k)}
+  plain = {k: v for k, v in variables.items() if not _OF_LORA.fullmatch(k)}
   for name in variables:
-    if name.endswith('/lora_a'):
-      stem = name.removesuffix('/lora_a')
-      plain[f'{stem}/w'] = _sum(
-        variables[f'{stem}/w'],
-        variables[name],
-        variables[f'{stem}/lora_b'],
-        variables.get(f'{stem}/lora_m'),
-        '/post' in stem,
-      )
+    if not name.endswith('/lora_a'):
+      continue
+    stem = name.removesuffix('/lora_a')
+    a, b, grown = variables[name], variables[f'{stem}/lora_b'], variables.get(f'{stem}/lora_m')
+    ranks, scales = experiment.factors_at(stem)
+    if stem.endswith('_factors'):
+      place, _, which = stem.removesuffix('_factors').rpartition('/')
+      weights = [n for n in (f'{place}/w_{which}_gate', f'{place}/w_{which}') if n in plain]
+      for i, weight in enumerate(weights):
+        plain[weight] = _sum_of_experts(variables[weight], a, b, i, scales[0])
+      continue
+    w = variables[f'{stem}/w']
+    plain[f'{stem}/w'] = _sum(w, a, b, grown, '/post' in stem, ranks, scales)
   return plain
+
+
+class _Adapter:
+  """The tensors of an adapter, and the factors that they are of, by the names of modules."""
+
+  def __init__(self, dtype: str):
+    self.tensors: dict[str, np.ndarray] = {}
+    self.linear: dict[str, Factors] = {}
+    self.experts: dict[str, Factors] = {}
+    self.whole: list[str] = []
+    self._kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
+
+  def put(self, name: str, value: np.ndarray) -> None:
+    self.tensors[f'base_model.model.{name}'] = np.ascontiguousarray(value).astype(self._kind)
+
+  def put_factors(self, module: str, a: np.ndarray, b: np.ndarray) -> None:
+    """Puts A [in, rank] and B [out, rank]."""
+    self.put(f'{module}.lora_A.weight', a.T)
+    self.put(f'{module}.lora_B.weight', b)
+
+  def config(self, e: LanguageModel, base: str, names: list[str]) -> dict[str, object]:
+    """Returns the contents of adapter_config.json; `names` are those of all modules."""
+    root = lambda f: math.sqrt(f.rank) if e.LORA_RS else f.rank
+    number = lambda x: int(x) if x == int(x) else x
+    kinds = {n: (f.rank, number(round(f.scale * root(f), 9))) for n, f in self._all.items()}
+    rank, alpha = collections.Counter(kinds.values()).most_common(1)[0][0]
+
+    def pattern(i: int, usual: float) -> dict[str, float]:
+      groups: dict[float, list[str]] = {}
+      for name, kind in kinds.items():
+        groups.setdefault(kind[i], []).append(name)
+      groups.pop(usual, None)
+      return {s: v for v, of in groups.items() for s in short_names(of, [*names, *self._all])}
+
+    return {
+      'peft_type': 'LORA',
+      'task_type': 'CAUSAL_LM',
+      'base_model_name_or_path': base,
+      'r': rank,
+      'lora_alpha': alpha,
+      'lora_dropout': e.LORA_DROPOUT,
+      'bias': 'none',
+      'fan_in_fan_out': False,
+      'inference_mode': True,
+      'use_dora': any(n.endswith('.lora_magnitude_vector') for n in self.tensors),
+      'use_rslora': e.LORA_RS,
+      'target_modules': sorted(short_names(self.linear, names)),
+      'target_parameters': sorted(short_names(self.experts, names, whole=True)) or None,
+      'rank_pattern': pattern(0, rank),
+      'alpha_pattern': pattern(1, alpha),
+      'modules_to_save': sorted(short_names(self.whole, names, whole=True)) or None,
+      'ensure_weight_tying': bool(self.whole) and not e.SEPARATE_EMBEDDING,
+    }
+
+  @property
+  def _all(self) -> dict[str, Factors]:
+    return self.linear | self.experts
 
 
 def write_adapter(
@@ -48,72 +113,50 @@ def write_adapter(
 ) -> int:
   """Writes adapter_config.json and adapter_model.safetensors; returns the bytes of the tensors.
 
-  peft computes W + (alpha / r)·B·A. paxlite trains without alpha, which is the same as alpha = r.
-
   Raises:
-    UserError: There are no variables of LoRA, or the factors belong to a part of a tensor.
+    UserError: There are no variables of LoRA, or the run trained what an adapter leaves out.
   """
-  ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
-  if not ranks:
+  e = experiment
+  if not any(name.endswith('/lora_a') for name in variables):
     raise UserError('the checkpoint holds nothing of LoRA: train with USE_LORA=True')
-  factors = LORA_VARIABLES, DORA_VARIABLES
-  if others := [p for p in experiment.TRAINABLE_VARIABLES if p not in factors]:
+  if others := [p for p in e.TRAINABLE_VARIABLES if p not in e.every_factor_variable]:
     raise UserError(
       f'the run trained {listed(others)} beside the factors, and an adapter would leave them out: '
-      'export with --to=hf, which merges all of it'
+      'export with --to=hf, which merges all of it, or train such weights by LORA_MODULES_TO_SAVE'
     )
-  entries = hugging_face_entries(experiment)
-  family = family_of(experiment)
-  if family == 'gpt2':
+  if family_of(e) == 'gpt2':
     raise UserError(
       'a gpt2 of Hugging Face has weights with inputs and outputs in the other order, for which '
       'adapters are not implemented: export with --to=hf, which merges them'
     )
-  in_tensor = collections.Counter(entry.theirs for entry in entries)
-  swaps = FAMILIES[family].rotary != experiment.ROPE_LAYOUT
-  regrouped = to_halves if FAMILIES[family].rotary == 'half' else to_pairs
-  (rank,) = ranks
-  kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
-  tensors: dict[str, np.ndarray] = {}
-  for entry in entries:
-    stem, _, leaf = entry.ours.rpartition('/')
-    if leaf != 'w' or f'{stem}/lora_a' not in variables:
-      continue
-    if in_tensor[entry.theirs] > 1:
-      raise UserError(
-        f'{entry.theirs} of a {family} holds several weights, for which LoRA here has a pair of '
-        'factors each: export with --to=hf, which merges them'
-      )
-    a, b = variables[f'{stem}/lora_a'].whole(), variables[f'{stem}/lora_b'].whole()
-    if entry.part is not None:
-      a, b = a[entry.part], b[entry.part]
-    is_swapped = swaps and re.search(r'\.[qk]_proj\.', entry.theirs)
-    if is_swapped:
-      b = regrouped(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
-    name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
-    tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)
-    tensors[f'{name}.lora_B.weight'] = np.ascontiguousarray(b).astype(kind)
-    if f'{stem}/lora_m' in variables:
-      w, grown = (variables[f'{stem}/{leaf}'].whole() for leaf in ('w', 'lora_m'))
-      if entry.part is not None:
-        w, grown = w[entry.part], grown[entry.part]
-      lengths = _lengths(w, '/post' in stem).reshape(grown.shape) + grown
-      if is_swapped:
-        lengths = regrouped(lengths.reshape(-1, experiment.DIMS_PER_HEAD, 1), 1).reshape(-1)
-      tensors[f'{name}.lora_magnitude_vector'] = lengths.astype(kind)
-  config = {
-    'peft_type': 'LORA',
-    'task_type': 'CAUSAL_LM',
-    'base_model_name_or_path': base,
-    'r': rank,
-    'lora_alpha': rank,
-    'lora_dropout': 0.0,
-    'bias': 'none',
-    'fan_in_fan_out': False,
-    'inference_mode': True,
-    'use_dora': any(n.endswith('.lora_magnitude_vector') for n in tensors),
-    'target_modules': sorted({n.split('.')[-3] for n in tensors if n.endswith('lora_A.weight')}),
-  }
+  adapter = _Adapter(dtype)
+  by_tensor: dict[str, list[Entry]] = {}
+  experts: dict[str, tuple[str, Entry]] = {}
+  for entry in hugging_face_entries(e):
+    if found := experts_of(e, entry):
+      if f'{found[0]}/lora_a' in variables:
+        experts.setdefault(found[1], (found[0], entry))
+    else:
+      by_tensor.setdefault(entry.theirs, []).append(entry)
+  for theirs, group in by_tensor.items():
+    if any(re.fullmatch(p, group[0].ours) for p in e.whole_variables):
+      value = variables[group[0].ours].whole()
+      adapter.put(theirs, np.asarray(group[0].to_theirs(value)).reshape(group[0].shape))
+      adapter.whole.append(module_of(group[0]))
+    elif group[0].ours.endswith('/w'):
+      _put_linear(adapter, e, group, variables)
+  for theirs, factors in e.factors_of(experts).items():
+    module, entry = experts[theirs]
+    a, b = (variables[f'{module}/{leaf}'].whole() for leaf in ('lora_a', 'lora_b'))
+    place = theirs.rpartition('.')[0]
+    is_inner = module.endswith('/in_factors') and f'{place}.down_proj' in experts
+    adapter.put_factors(
+      place + ('.base_layer' if is_inner else ''), *adapter_layout.experts_to_theirs(entry, a, b)
+    )
+    adapter.experts[theirs] = factors
+  names = [module_of(entry) for group in by_tensor.values() for entry in group]
+  config = adapter.config(e, base, [*names, *(n for n in experts)])
+  tensors = adapter.tensors
   with unfinished_folder(to) as folder:
     (folder / 'adapter_config.json').write_text(json.dumps(config, indent=2) + '\n')
     with (folder / 'adapter_model.safetensors').open('wb') as f:
@@ -123,25 +166,88 @@ def write_adapter(
   return sum(t.nbytes for t in tensors.values())
 
 
-def _sum(w: Variable, a: Variable, b: Variable, grown: Variable | None, is_post: bool) -> Variable:
-  """Returns w + A·Bᵀ, whose lengths are those of w plus `grown`, if that is given."""
+def _put_linear(
+  adapter: _Adapter, e: LanguageModel, group: list[Entry], variables: Mapping[str, Variable]
+) -> None:
+  """Puts the factors of one tensor, which may hold several weights of ours.
+
+  Several pairs of factors become one of all their columns, unless they have one A.
+  """
+  module, parts, norms_of = module_of(group[0]), [], []
+  for entry in group:
+    stem = entry.ours.removesuffix('/w')
+    if f'{stem}/lora_a' not in variables:
+      continue
+    a, b = (_part(variables[f'{stem}/{leaf}'], entry) for leaf in ('lora_a', 'lora_b'))
+    rank = e.factors_of([module])[module].rank
+    parts.append((a[:, :rank], adapter_layout.rows_to_theirs(entry, b[:, :rank])))
+    if f'{stem}/lora_m' in variables:
+      w, grown = (_part(variables[f'{stem}/{leaf}'], entry) for leaf in ('w', 'lora_m'))
+      norms = lengths(w, '/post' in stem).reshape(grown.shape) + grown
+      norms_of.append(adapter_layout.rows_to_theirs(entry, norms[:, None])[:, 0])
+  if not parts or not parts[0][0].shape[1]:
+    return
+  every_a, every_b = zip(*parts, strict=True)
+  if all(np.array_equal(a, every_a[0]) for a in every_a):
+    a, b = every_a[0], sum(every_b)
+  else:
+    a, b = np.concatenate(every_a, 1), np.concatenate(every_b, 1)
+  adapter.put_factors(module, a, b)
+  adapter.linear[module] = Factors(a.shape[1], e.factors_of([module])[module].scale)
+  if norms_of:
+    adapter.put(f'{module}.lora_magnitude_vector', sum(norms_of))
+
+
+def _part(variable: Variable, entry: Entry) -> np.ndarray:
+  """Returns a variable, or the part of a combined one that a tensor is, in float32."""
+  value = variable.whole().astype(np.float32)
+  return value if entry.part is None else value[entry.part]
+
+
+def _sum_of_experts(w: Variable, a: Variable, b: Variable, i: int, scale: float) -> Variable:
+  """Returns w + scale·A·B of weight i [E, in, out] of those that have one A."""
 
   def read(index: tuple[slice, ...]) -> np.ndarray:
-    factors = a.whole().astype(np.float32), b.whole().astype(np.float32)
+    factors = a.whole().astype(np.float32), b.whole()[i].astype(np.float32)
+    whole = w.whole().astype(np.float32) + scale * np.einsum('eir,ero->eio', *factors)
+    return whole[index].astype(w.dtype)
+
+  return Variable(w.shape, w.dtype, read)
+
+
+def _sum(
+  w: Variable,
+  a: Variable,
+  b: Variable,
+  grown: Variable | None,
+  is_post: bool,
+  ranks: tuple[int, ...],
+  scales: tuple[float, ...],
+) -> Variable:
+  """Returns w + scale·A·Bᵀ, whose lengths are those of w plus `grown`, if that is given."""
+
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    factors = [a.whole().astype(np.float32), b.whole().astype(np.float32)]
+    if len(a.shape) > 2:  # a combined weight, whose parts have ranks of their own
+      factors[0] = factors[0] * (np.arange(a.shape[-1]) < np.array(ranks)[:, None])[:, None]
+      factors[1] = factors[1] * np.array(scales, np.float32)[:, None, None]
+    elif scales[0] != 1:
+      factors[1] = factors[1] * np.float32(scales[0])
     delta = np.einsum('...ir,...or->...io', *factors)
     if is_post:  # w [D, N, H] has the inputs N·H and the outputs D
       delta = delta.T
     plain = w.whole().astype(np.float32)
     whole = plain + delta.reshape(w.shape)
     if grown is not None:
-      before, now = (_lengths(x, is_post, stacked=len(a.shape) > 2) for x in (plain, whole))
-      whole *= (before + grown.whole().reshape(before.shape)) / np.where(now == 0, 1, now)
+      before, now = (lengths(x, is_post, stacked=len(a.shape) > 2) for x in (plain, whole))
+      more = grown.whole().reshape(before.shape)
+      whole *= (before + more) / np.where(now == 0, 1, now)
     return whole[index].astype(w.dtype)
 
   return Variable(w.shape, w.dtype, read)
 
 
-def _lengths(w: np.ndarray, is_post: bool, stacked: bool = False) -> np.ndarray:
+def lengths(w: np.ndarray, is_post: bool, stacked: bool = False) -> np.ndarray:
   """Returns the norm of the weights of each output; the dimensions of inputs stay as 1."""
   inputs = (1, 2) if is_post else (int(stacked),)
   return np.sqrt(np.square(w.astype(np.float32)).sum(inputs, keepdims=True))

@@ -39,8 +39,8 @@ def check_no_adapter(where: object, names: Collection[str], base: Callable[[], s
       "weights: merge it with peft's merge_and_unload, or move it elsewhere"
     )
   raise UserError(
-    f'{where} holds an adapter of peft and no model: load it with its base model, {base()}, merge '
-    'it with merge_and_unload, save that with save_pretrained, and import the result'
+    f'{where} holds an adapter of peft and no model: import its base model, {base()}, first, and '
+    'then the adapter with --from=peft --base_weights=FOLDER'
   )
 
 

@@ -203,7 +203,7 @@ def row_entry(
     shape,
     f'{ours}/w',
     (shape[-1], *made),
-    to_ours=lambda x: np.moveaxis(x.reshape(*made, shape[-1]), -1, 0),
+    to_ours=lambda x: np.moveaxis(x.reshape(*made, -1), -1, 0),
     to_theirs=lambda w: np.moveaxis(w, 0, -1),
     view=rows_of(rows),
   )
@@ -230,5 +230,5 @@ def _grouped(
     shape,
     to_ours=lambda x: np.moveaxis(x, -1, 0),
     to_theirs=lambda w: np.moveaxis(w, 0, -1),
-    view=lambda x: x.reshape(groups, -1, D)[:, cuts[i] : cuts[i + 1]],
+    view=lambda x: x.reshape(groups, -1, x.shape[-1])[:, cuts[i] : cuts[i + 1]],
   )

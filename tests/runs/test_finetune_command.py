@@ -117,7 +117,7 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
   )
   tuned_again = {'CHECKPOINT_RESTORE_PATH': run}
   if method == 'lora':
-    with pytest.raises(UserError, match='holds low-rank factors beside other weights: merge them'):
+    with pytest.raises(UserError, match='beside other weights: --method=lora trains them'):
       build_experiment('HuggingFaceSFT', [], tuned_again)
   else:
     e = build_experiment('HuggingFaceLoRA', [], tuned_again)

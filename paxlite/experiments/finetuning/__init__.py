@@ -23,6 +23,7 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.datasets import DocumentFiles
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.adapters import names_of_factors
 from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.registry import class_of, experiments, find_model, has_data, register
 from paxlite.finetuning.chats.datasets import SftFiles
@@ -219,6 +220,10 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
 _OF_TEXT = 'EOS_IDS', 'START_ID', 'REPETITION_PENALTY', 'GENERATION_CONFIG'
 
 
+# what factors are, which are trained further as they began
+_OF_FACTORS = 'USE_REPEATED_LAYER', 'USE_DORA', *names_of_factors()
+
+
 class _OfAnyModel(LanguageModel, subject='Checkpoints'):
   """An experiment whose model is the one that MODEL names, or else that of the weights."""
 
@@ -255,10 +260,12 @@ class _OfAnyModel(LanguageModel, subject='Checkpoints'):
     if not weights.experiment:
       raise UserError(weights.problem)
     base = class_of({'experiment': weights.experiment, 'values': weights.values})
-    if weights.values.get('USE_LORA'):
+    has_factors = weights.values.get('USE_LORA')
+    if has_factors and not cls.USE_LORA:
       raise UserError(
-        f'{weights.path} holds low-rank factors beside other weights: merge them by paxlite export '
-        'and paxlite import, and start from the result'
+        f'{weights.path} holds low-rank factors beside other weights: --method=lora trains them '
+        'further; for other methods, merge them by paxlite export and paxlite import, and start '
+        'from the result'
       )
     model = _model_of(base)
     if model is None:
@@ -268,7 +275,7 @@ class _OfAnyModel(LanguageModel, subject='Checkpoints'):
     is_ours = model.__module__.startswith('paxlite.')
     variant = composed(cls, model.__name__ if is_ours else full_name(model))
     decide_model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
-    kept = {*decide_model, 'HEADS_SPAN_MODEL', *_OF_TEXT}
+    kept = {*decide_model, 'HEADS_SPAN_MODEL', *_OF_TEXT, *(_OF_FACTORS if has_factors else ())}
     values = {k: v for k, v in stated_values(base, weights.values).items() if k in kept}
     longest = weights.values['MAX_SEQ_LEN']
     values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, longest)  # type: ignore[call-overload]

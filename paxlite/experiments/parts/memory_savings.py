@@ -1,32 +1,21 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
-from collections.abc import Iterable
 from typing import Literal, get_args
 
 import fiddle as fdl
-from fiddle import selectors
 
 from paxlite import extensions
-from paxlite.config.attribute_kinds import Count, Run, Training
+from paxlite.config.attribute_kinds import Run
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.experiments.base import Experiment
-from paxlite.layers.attention.attention import Attention
-from paxlite.layers.dora import DoraProjection
-from paxlite.layers.feedforward import FeedForward
-from paxlite.layers.lora import LoraProjection
-from paxlite.layers.projection import Projection
+from paxlite.experiments.parts.adapters import Adapters
 from paxlite.layers.remat import ActivationName, Offloaded
 
 Dtype = Literal['float32', 'bfloat16']
 
 
-class MemorySavings(
-  Experiment, subject='Memory', beside={'USE_LORA': 'USE_DORA LORA_RANK LORA_TARGET_LAYERS'}
-):
+class MemorySavings(Adapters, subject='Memory'):
   """Trades precision, traffic to the host, or what is trained, for memory of the devices.
-
-  LoRA and DoRA train low-rank factors beside the weights, which are frozen.
 
   A checkpoint that was written with some of these values continues with others; but moments of int8
   stay so.
@@ -45,38 +34,6 @@ class MemorySavings(
   FROZEN_DTYPE: Run[str] = (
     'float32'  # dtype of frozen parameters, or their quantization: int8, int4, nf4
   )
-
-  USE_LORA: Training[bool] = False  # trains low-rank factors of weights, and freezes the weights
-  USE_DORA: Training[bool] = False  # with USE_LORA, trains the lengths of weights beside factors
-  LORA_RANK: Training[Count] = 8  # rank of the factors of LoRA
-  LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = (
-    'all'  # layers whose projections have factors of LoRA
-  )
-
-  @property
-  def saves_trainable_only(self) -> bool:
-    return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
-
-  def add_lora(self, lm: fdl.Config) -> None:
-    """Adds low-rank factors to the projections of the targeted layers of the stack."""
-    attention, mlp = self.attention_classes, (FeedForward,)
-    layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
-    for layer in layers[self.LORA_TARGET_LAYERS]:
-      for target in selectors.select(lm.transformer_tpl, layer, check_nonempty=False):
-        without = {*map(id, self.without_factors(target))}
-        for projection in selectors.select(target, Projection):
-          if id(projection) not in without:
-            fdl.update_callable(projection, DoraProjection if self.USE_DORA else LoraProjection)
-            projection.rank = self.LORA_RANK
-
-  @property
-  def attention_classes(self) -> tuple[type, ...]:
-    """The classes of layers that a model may have in the place of attention."""
-    return (Attention,)
-
-  def without_factors(self, layer: fdl.Buildable) -> Iterable[fdl.Buildable]:
-    """Returns projections of a layer of attention that have no low-rank factors."""
-    return ()
 
   def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""

@@ -15,6 +15,8 @@ from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.data.base import RowArray
 from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.lora import LoraProjection
+from paxlite.layers.moe.lora_experts import LoraMoeFeedForward
+from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.projection import Projection
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
@@ -78,8 +80,12 @@ class Objective(Optimization, subject='Losses'):
     model = self.model()
     factors = list(selectors.select(model, LoraProjection, check_nonempty=False))
     for projection in factors:
-      del projection.rank
+      for name in ('rank', 'factor_scale', 'dropout', 'chosen'):
+        delattr(projection, name)
       fdl.update_callable(projection, Projection)
+    for experts in selectors.select(model, LoraMoeFeedForward, check_nonempty=False):
+      del experts.chosen
+      fdl.update_callable(experts, MoeFeedForward)
     model = edits.edited(model, self.CONFIG_EDITS, 'task.model')
     is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
     return config(

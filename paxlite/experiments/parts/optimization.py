@@ -21,7 +21,6 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.attributes import derived
 from paxlite.config.templates import config, config_text, nodes
 from paxlite.core.errors import UserError, compiled
-from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.optim import by_name, schedules, variable_groups
 from paxlite.optim.optimizers import Optimizer
@@ -144,7 +143,7 @@ class Optimization(
     """Regular expressions of the variables that are trained; all others are frozen."""
     if not self.USE_LORA:
       return ['.*']
-    return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES]
+    return self.factor_variables
 
   @property
   def LR_COS_DECAY_START(self) -> Training[int]:

@@ -22,6 +22,7 @@ from paxlite.layers.sown import LOSSES, SUMMARIES
 from paxlite.parallel.partitioning import gather_weight, param, shard
 
 _FAN_IN = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
+_TO_F, _TO_D = dict(equation='JECD,EDF->JECF'), dict(equation='JECF,EFD->JECD')
 _FAN_IN_BY_EXPERT = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform', batch_axis=0)
 
 
@@ -298,28 +299,36 @@ class MoeFeedForward(nn.Module):
     """The function that makes the hidden units."""
     return gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation]
 
-  def _experts(self) -> Experts:
+  @property
+  def _in_names(self) -> tuple[str, ...]:
+    return ('w_in_gate', 'w_in') if self.gated else ('w_in',)
+
+  def expert_weights(self) -> Weights:
+    """Returns the weights of the experts, in the dtype of the computation."""
     E, D, F = self.num_experts, self.model_dims, self.hidden_dims
-    names = ('w_in_gate', 'w_in') if self.gated else ('w_in',)
+    names = self._in_names
     axes_in, axes_out = ['experts', 'expert_embed', 'mlp'], ['experts', 'mlp', 'expert_embed']
     made = lambda *args, **of: param(self, *args, **of).astype(self.dtype)
     zeros = nn.initializers.zeros
-    to_F, to_D = dict(equation='JECD,EDF->JECF'), dict(equation='JECF,EFD->JECD')
     weights = Weights(
-      tuple(made(name, self.w_init, [E, D, F], axes_in, **to_F) for name in names),
-      made('w_out', self.w_init, [E, F, D], axes_out, **to_D),
+      tuple(made(name, self.w_init, [E, D, F], axes_in, **_TO_F) for name in names),
+      made('w_out', self.w_init, [E, F, D], axes_out, **_TO_D),
     )
-    if self.use_bias:
-      weights = weights._replace(
-        b_in_EF=tuple(made(f'b{n[1:]}', zeros, [E, F], ['experts', 'mlp']) for n in names),
-        b_out_ED=(made('b_out', zeros, [E, D], ['experts', 'expert_embed']),),
-      )
+    if not self.use_bias:
+      return weights
+    return weights._replace(
+      b_in_EF=tuple(made(f'b{n[1:]}', zeros, [E, F], ['experts', 'mlp']) for n in names),
+      b_out_ED=(made('b_out', zeros, [E, D], ['experts', 'expert_embed']),),
+    )
+
+  def _experts(self) -> Experts:
+    weights = self.expert_weights()
     einsum = self.einsum_tpl  # without axes: the rows of an expert are not split like the batch
     return Experts(
       weights,
       self.activate,
-      [einsum(**to_F, name=n.replace('w', 'einsum')) for n in names],
-      einsum(**to_D, name='einsum_out'),
+      [einsum(**_TO_F, name=n.replace('w', 'einsum')) for n in self._in_names],
+      einsum(**_TO_D, name='einsum_out'),
     )
 
   def _sow_load(self, routing: Routing, kept_JMX: jax.Array) -> None:

@@ -94,14 +94,14 @@ def main(argv: Sequence[str]) -> None:
       size = lora.write_adapter(folder, experiment, variables, args.base, args.dtype or 'float32')
     elif args.to == 'gguf':
       written = gguf_writer.write_folder(
-        folder, experiment, lora.merged(variables), args.type, source.tokenizer, report
+        folder, experiment, lora.merged(experiment, variables), args.type, source.tokenizer, report
       )
       size = written.size
     elif whole:
       size = whole.write(folder, report)
     else:
       size = huggingface.write_folder(
-        folder, experiment, lora.merged(variables), args.dtype, source.tokenizer, report
+        folder, experiment, lora.merged(experiment, variables), args.dtype, source.tokenizer, report
       )
     if write_proof:
       write_proof(folder, experiment)

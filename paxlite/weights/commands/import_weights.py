@@ -6,6 +6,7 @@ format they have, unless --from does.
 
   hf    a Hugging Face folder (config.json, *.safetensors); paxlite families lists them
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
+  peft  an adapter (adapter_config.json) of the weights that --base_weights names
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
 
 The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
@@ -29,10 +30,11 @@ from paxlite.files import output, schemes
 from paxlite.files.schemes import is_address
 
 PARSER = Parser(__doc__)
-PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax'))
+PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax', 'peft'))
 PARSER.word('path', 'WEIGHTS', 'the weights to read', stored)
 PARSER.option('--to', 'the folder to make', stored, required=True)
 PARSER.option('--tokenizer', 'tokenizer file, or folder with one, to put next to them', stored)
+PARSER.option('--base_weights', 'imported weights that an adapter of peft belongs to', stored)
 PARSER.option('--fdl_config', 'the experiment that a Pax checkpoint is of')
 PARSER.option('--params_only', "leave out the Adam state of Pax's checkpoint", bool)
 PARSER.attributes()
@@ -60,6 +62,13 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('NAME=VALUE is for --from=pax: other weights say what they are')
   if args.params_only and source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
+  if source == 'peft' and args.base_weights is None:
+    raise UserError(
+      f'{args.path} is an adapter of peft: --base_weights=FOLDER names the weights that it belongs '
+      'to, as paxlite import writes them'
+    )
+  if args.base_weights and source != 'peft':
+    raise UserError('--base_weights is for an adapter of peft (--from=peft)')
   started = time.perf_counter()
   # Tensors of Hugging Face are read from the store one at a time; other files are copied first.
   largest = schemes.SMALL if source == 'hf' else None
@@ -71,6 +80,8 @@ def main(argv: Sequence[str]) -> None:
   with output.output_folder(args.to, last='checksums.json') as to:
     if source == 'pax':
       lines = _import_pax(path, to, args.fdl_config, args.attributes, args.params_only)
+    elif source == 'peft':
+      lines = _import_adapter(path, to, args.base_weights)
     else:
       lines = _import_published(source, path, to, tokenizer, address)
   lines = [line.replace(str(to), args.to) for line in lines]
@@ -84,6 +95,8 @@ def _source_at(path: str) -> str:
   found = [f.source for f in formats_at(path)]
   if 'hf' in found and os.path.exists(os.path.join(path, 'config.json')):
     return 'hf'
+  if os.path.exists(os.path.join(path, 'adapter_config.json')):
+    return 'peft'
   if len(found) == 1:
     return found[0]
   if found:
@@ -160,6 +173,18 @@ def _import_published(
     ]
     lines.append("These train on one device; on 8, for example, with 'ICI_MESH_SHAPE=[1,8,1]'.")
   return lines
+
+
+def _import_adapter(path: pathlib.Path, to: pathlib.Path, base: str) -> list[str]:
+  from paxlite.checkpointing.source import find_source
+  from paxlite.weights.adapter_reader import import_adapter
+
+  size, what = import_adapter(path, find_source(base), to)
+  return [
+    f'{to}: {what}, {size:,} bytes',
+    f'They stay beside {base}. To train them further:',
+    f'  paxlite finetune {shlex.quote(str(to))} --method=lora TRAIN_FILES=train.jsonl',
+  ]
 
 
 def _import_pax(

@@ -320,7 +320,7 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   kinds = {n.split('/')[2] for n in variables if 'lora_a' in n}
   wanted = {'all': {'self_attention', 'ff_layer'}, 'attention': {'self_attention'}}
   assert kinds == wanted.get(target, {'ff_layer'})
-  together = {n: v.whole() for n, v in merged(variables).items()}
+  together = {n: v.whole() for n, v in merged(experiment, variables).items()}
   ids = rng.integers(0, 64, (2, 9))
   with jax.default_matmul_precision('highest'):
     expected = jax.jit(model.apply)({'params': noisy}, ids)

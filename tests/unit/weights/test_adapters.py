@@ -1,4 +1,7 @@
-"""Adapters of peft: of families whose queries, keys and values are one tensor, too."""
+"""Adapters of peft, which continue here, and ours, which peft loads: the logits are the same."""
+
+import json
+import random
 
 import fiddle as fdl
 import jax
@@ -6,76 +9,217 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError
-from paxlite.weights import huggingface
-from paxlite.weights.lora import write_adapter
+from paxlite.core.variable_names import path_name
+from paxlite.experiments.llama import LLaMA
+from paxlite.weights.commands import export_weights, import_weights
 from tests.support.families import theirs
-from tests.support.imported import nested, variables_of
+from tests.support.imported import loaded
+
+# peft's names in a family, of projections and of experts
+EXPERTS = ['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']
+ATTENTION = ['q_proj', 'k_proj', 'v_proj', 'o_proj']
+DENSE = [*ATTENTION, 'gate_proj', 'up_proj', 'down_proj']
+FAMILIES: dict[str, tuple[list[str], list[str]]] = {
+  'llama yarn': (DENSE, []),
+  'qwen3_moe': (ATTENTION, EXPERTS),
+  'qwen3_next': ([*ATTENTION, 'in_proj_qkvz', 'in_proj_ba', 'out_proj'], EXPERTS),
+  'qwen3_5_text': (
+    [*DENSE, 'in_proj_qkv', 'in_proj_z', 'in_proj_b', 'in_proj_a', 'out_proj'], [],
+  ),
+  'phi3': (['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj'], []),
+  'gpt_neox': (['query_key_value', 'dense_h_to_4h'], []),
+  'gpt_oss': (ATTENTION, EXPERTS),
+  'mixtral': (ATTENTION, EXPERTS),
+  'gemma2': (DENSE, []),
+}  # fmt: skip
 
 
-def with_factors(folder, target: str):
-  """Returns the experiment of a folder with random factors of LoRA, its model and parameters."""
-  experiment, entries, tensors = huggingface.read_folder(folder)
-  experiment = experiment.replaced(
-    USE_LORA=True, LORA_RANK=2, LORA_TARGET_LAYERS=target, USE_REPEATED_LAYER=False
+def drawn(family: str, seed: int) -> dict:
+  """Returns random values of a LoraConfig for a family."""
+  rng = random.Random(f'{family} {seed}')
+  linear, experts = FAMILIES[family]
+  targets = rng.sample(linear, rng.randint(1, len(linear)))
+  config = dict(
+    r=rng.choice([2, 3, 4]), lora_alpha=rng.choice([1, 4, 6.5]), use_rslora=rng.random() < 0.5,
+    lora_dropout=rng.choice([0, 0.3]), target_modules=targets,
+  )  # fmt: skip
+  if experts and rng.random() < 0.7:
+    config |= dict(lora_dropout=0, target_parameters=rng.sample(experts, rng.randint(1, 2)))
+  elif rng.random() < 0.4:
+    config['use_dora'] = True
+  if rng.random() < 0.4:
+    config['layers_to_transform'] = [1]
+  if rng.random() < 0.6:
+    config['rank_pattern'] = {targets[0]: 5}
+  if rng.random() < 0.6:
+    config['alpha_pattern'] = {targets[-1]: 2}
+  if rng.random() < 0.4:
+    config['modules_to_save'] = ['lm_head'] if family == 'qwen3_moe' else []
+  return config
+
+
+def with_noise(model):
+  """Gives what peft trains random values."""
+  import torch
+
+  torch.manual_seed(1)
+  for name, parameter in model.named_parameters():
+    if any(word in name for word in ('lora_', 'modules_to_save', 'trainable_tokens')):
+      parameter.data += torch.randn_like(parameter) * 0.1
+  return model.eval()
+
+
+def logits_of(model, ids) -> np.ndarray:
+  import torch
+
+  with torch.no_grad():
+    return model(torch.tensor(ids)).logits.numpy()
+
+
+def ours(folder, ids) -> np.ndarray:
+  _, model, params = loaded(folder)
+  with jax.default_matmul_precision('highest'):
+    return np.asarray(jax.jit(model.apply)({'params': params}, ids))
+
+
+def both_ways(base, config: dict, tmp_path) -> tuple[float, float, float, float]:
+  """Takes an adapter of peft from there to here, and back.
+
+  Returns the largest difference of our logits, of those of peft with our adapter, and of the merged
+  model, and the effect of the adapter: all relative to the largest logit.
+  """
+  peft = pytest.importorskip('peft')
+  from transformers import AutoModelForCausalLM
+
+  base.save_pretrained(tmp_path / 'hf')
+  adapted = with_noise(peft.get_peft_model(base, peft.LoraConfig(**config)))
+  adapted.save_pretrained(tmp_path / 'theirs')
+  ids = np.random.default_rng(0).integers(3, 90, (2, 20))
+  wanted = logits_of(adapted, ids)
+  with adapted.disable_adapter():
+    plain = logits_of(adapted, ids)
+  import_weights.main([str(tmp_path / 'hf'), f'--to={tmp_path / "base"}'])
+  import_weights.main(
+    [str(tmp_path / 'theirs'), f'--to={tmp_path / "ours"}', f'--base_weights={tmp_path / "base"}']
   )
-  model = fdl.build(experiment.build_task()).model
-  shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
-  rng = np.random.default_rng(0)
-  values = {
-    name: rng.normal(size=x.shape).astype(np.float32) * 0.2
-    for name, x in flat_shapes(meta.unbox(shapes)['params']).items()
-  }
-  return experiment, model, values | variables_of(entries, tensors.read)
+  for to in ('peft', 'hf'):
+    export_weights.main([str(tmp_path / 'ours'), f'--to={to}', f'--path={tmp_path / to}_back'])
+  fresh = lambda name: AutoModelForCausalLM.from_pretrained(
+    tmp_path / name, attn_implementation='eager'
+  ).eval()
+  again = peft.PeftModel.from_pretrained(fresh('hf'), tmp_path / 'peft_back').eval()
+  found = [ours(tmp_path / 'ours', ids), logits_of(again, ids), logits_of(fresh('hf_back'), ids)]
+  largest = np.abs(wanted).max()
+  return tuple(float(np.abs(x - wanted).max() / largest) for x in (*found, plain))
 
 
-def flat_shapes(tree):
-  from paxlite.core.variable_names import path_name
-
-  return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def written(to, experiment, values) -> None:
-  read = lambda x: lambda index: x[index]
-  variables = {n: Variable(x.shape, np.dtype('float32'), read(x)) for n, x in values.items()}
-  write_adapter(to, experiment, variables, 'base', 'float32')
+@pytest.mark.cases(fast=1, slow=9)
+@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('family', FAMILIES)
+def test_an_adapter_of_peft_computes_the_same_here_and_ours_there(family, seed, tmp_path):
+  pytest.importorskip('transformers')
+  config = drawn(family, seed)
+  here, there, merged, effect = both_ways(theirs(family), config, tmp_path)
+  assert max(here, merged) < 1e-5, config
+  assert there < 1e-6, config
+  assert effect > 1e-2, config
 
 
 @pytest.mark.slow
-def test_peft_computes_the_same_with_factors_of_a_packed_family(tmp_path):
-  torch = pytest.importorskip('torch')
-  peft = pytest.importorskip('peft')
-  base = theirs('gpt_neox')
-  base.save_pretrained(tmp_path / 'hf')
-  experiment, model, values = with_factors(tmp_path / 'hf', 'mlp')
-  written(tmp_path / 'adapter', experiment, values)
-  ids = np.random.default_rng(0).integers(3, 96, (2, 20))
-  with jax.default_matmul_precision('highest'):
-    ours = jax.jit(model.apply)({'params': nested(values)}, ids)
-  adapted = peft.PeftModel.from_pretrained(base, tmp_path / 'adapter')
-  with torch.no_grad():
-    wanted = adapted(torch.tensor(ids)).logits.numpy()
-    adapted.disable_adapter_layers()
-    plain = adapted(torch.tensor(ids)).logits.numpy()
-  largest = np.abs(wanted).max()
-  np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5 * largest)
-  assert np.abs(wanted - plain).max() > 0.1 * largest
-
-
-@pytest.mark.cases(fast=1, slow=3)
-@pytest.mark.parametrize(
-  ('family', 'target', 'message'),
-  [
-    ('gpt_neox', 'attention', 'query_key_value.weight of a gpt_neox holds several weights'),
-    ('phi3', 'attention', 'qkv_proj.weight of a phi3 holds several weights'),
-    ('phi3', 'mlp', 'gate_up_proj.weight of a phi3 holds several weights'),
-  ],
-)
-def test_factors_of_a_part_of_a_tensor_are_refused(tmp_path, family, target, message):
+@pytest.mark.parametrize('family', ['gemma2', 'qwen3_moe'])
+def test_an_embedding_that_is_trained_whole_is_also_the_head_where_they_are_one(family, tmp_path):
   pytest.importorskip('transformers')
-  theirs(family).save_pretrained(tmp_path / 'hf')
-  experiment, _, values = with_factors(tmp_path / 'hf', target)
-  with pytest.raises(UserError, match=message) as e:
-    written(tmp_path / 'adapter', experiment, values)
-  assert '\n' not in str(e.value)
+  base = theirs(family, tie_word_embeddings=True)
+  config = dict(
+    r=2, target_modules=['q_proj'], modules_to_save=['embed_tokens'], ensure_weight_tying=True
+  )
+  here, there, merged, effect = both_ways(base, config, tmp_path)
+  assert max(here, there, merged) < 1e-5 < 1e-2 < effect
+
+
+BAD = {
+  "LORA_TARGETS: 'q_porj' is the name of no weight of LLaMA.* Did you mean q_proj": dict(
+    LORA_TARGETS=['q_porj']
+  ),
+  "LORA_TARGETS: 'embed_tokens' is no matrix of a layer.* LORA_MODULES_TO_SAVE": dict(
+    LORA_TARGETS=['embed_tokens']
+  ),
+  'LORA_MODULES_TO_SAVE: .*q_proj is a matrix of a layer': dict(LORA_MODULES_TO_SAVE=['q_proj']),
+  'LORA_LAYERS=.7.: layer 7 has none': dict(LORA_LAYERS=[7]),
+  'a repeated stack has one array for all layers: USE_REPEATED_LAYER=False': dict(LORA_LAYERS=[1]),
+  "LORA_RANK_PATTERN: 'q_proj' must be NAME=NUMBER": dict(LORA_RANK_PATTERN=['q_proj']),
+  "LORA_RANK_PATTERN: 'q_proj=1.5' must be": dict(LORA_RANK_PATTERN=['q_proj=1.5']),
+  "LORA_ALPHA_PATTERN: 'o_proj' is the name of no weight that has factors": dict(
+    LORA_TARGETS=['q_proj'], LORA_ALPHA_PATTERN=['o_proj=2']
+  ),
+  'give such weights one alpha': dict(
+    LORA_ALPHA_PATTERN=['layers.0.*q_proj=2'], USE_REPEATED_LAYER=False
+  ),
+}
+
+
+@pytest.mark.parametrize('message', BAD)
+def test_what_has_no_factors_is_refused_in_one_line(message):
+  e = LLaMA(**(SIZES | BAD[message]), USE_LORA=True)
+  with pytest.raises(UserError, match=message) as found:
+    e.validate()
+  assert '\n' not in str(found.value)
+
+
+SIZES = dict(
+  NUM_LAYERS=2, NUM_HEADS=2, NUM_KV_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=20, VOCAB_SIZE=32,
+  MAX_SEQ_LEN=8, USE_REPEATED_LAYER=True,
+)  # fmt: skip
+
+
+def shapes(e) -> dict[str, tuple[int, ...]]:
+  model = fdl.build(e.build_task()).model
+  made = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
+  leaves = jax.tree_util.tree_leaves_with_path(meta.unbox(made)['params'])
+  return {path_name(path): x.shape for path, x in leaves}
+
+
+def test_only_what_is_named_has_factors_in_a_repeated_stack_too():
+  e = LLaMA(**SIZES, USE_LORA=True, LORA_TARGETS=['v_proj', 'ffn_layer2'], LORA_RANK=3)
+  found = {n.rpartition('/')[0].removeprefix('transformer/') for n in shapes(e) if 'lora_' in n}
+  assert found == {'repeat/self_attention/qkv/combined', 'repeat/ff_layer/ffn_layer2'}
+
+
+def test_the_part_of_a_combined_weight_without_factors_stays_as_it_is():
+  """The columns beyond the rank of a part change nothing, and have no gradient."""
+  e = LLaMA(
+    **SIZES, USE_LORA=True, LORA_TARGETS=['q_proj', 'v_proj'], LORA_RANK_PATTERN=['v_proj=4'],
+    LORA_RANK=2, LORA_ALPHA=3.0,
+  )  # fmt: skip
+  model, ids = fdl.build(e.build_task()).model, np.arange(8)[None] % 32
+  params = meta.unbox(model.init(jax.random.key(0), ids))['params']
+  params = jax.tree.map(lambda x: x + 0.1, params)
+  grads = jax.grad(lambda p: model.apply({'params': p}, ids).var())(params)
+  qkv = grads['transformer']['repeat']['self_attention']['qkv']['combined']
+  a, b = np.abs(qkv['lora_a']).max((0, 2)), np.abs(qkv['lora_b']).max((0, 2))  # [3, rank]
+  assert (a > 0).tolist() == (b > 0).tolist() == [[1, 1, 0, 0], [0] * 4, [1] * 4]
+
+
+def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+  pytest.importorskip('transformers')
+  peft = pytest.importorskip('peft')
+  base = theirs('llama yarn')
+  base.save_pretrained(tmp_path / 'hf')
+  import_weights.main([str(tmp_path / 'hf'), f'--to={tmp_path / "base"}'])
+  adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=['q_proj']))
+  adapted.save_pretrained(tmp_path / 'adapter')
+  to = ['--to=' + str(tmp_path / 'new'), f'--base_weights={tmp_path / "base"}']
+  with pytest.raises(UserError, match='--base_weights=FOLDER names the weights'):
+    import_weights.main([str(tmp_path / 'adapter'), to[0]])
+  file = tmp_path / 'adapter' / 'adapter_config.json'
+  stated = json.loads(file.read_text())
+  for changes, message in [
+    (dict(peft_type='LOHA'), "peft_type 'LOHA' is not read"),
+    (dict(lora_bias=True), 'lora_bias=True is not implemented: merge the adapter'),
+    (dict(r=0), 'r=0 and lora_alpha=8 must be above 0'),
+  ]:
+    file.write_text(json.dumps(stated | changes))
+    with pytest.raises(UserError, match=message):
+      import_weights.main([str(tmp_path / 'adapter'), *to])
+  assert not (tmp_path / 'new').exists()
