@@ -22,7 +22,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import DORA_VARIABLES, REPEATED, path_name
+from paxlite.core.variable_names import DORA_VARIABLES, REPEATED, TOKEN_ROWS, path_name
 from paxlite.files import schemes
 from paxlite.parallel.quantized_weights import Quantization
 
@@ -158,7 +158,9 @@ class RestorePlan:
         continue
       wanted = f'{kind}/{renames(name)}' if name else kind
       variable = _find(stored, wanted, like.shape, used)
-      if variable is None and (kind == OVERWRITTEN or re.fullmatch(DORA_VARIABLES, full)):
+      if variable is None and (
+        kind == OVERWRITTEN or re.fullmatch(f'{DORA_VARIABLES}|.*{TOKEN_ROWS}', full)
+      ):
         self.fresh.append(full)
       elif variable is None:
         problems.append(f'{wanted} is missing')

@@ -6,6 +6,7 @@ REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameter
 REFERENCE = 'reference'  # the name under which the parameters of a frozen reference model are
 LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variables of LoRA
 DORA_VARIABLES = r'.*/lora_[abm]'  # the same of DoRA, and of both
+TOKEN_ROWS = r'(embedding|softmax)/lora_rows'  # the same of LORA_TOKENS
 INDEX = 'index'  # in a cache: the number of tokens that each row has
 COUNT = 'count'  # in a cache: how many tokens of each row of a call count
 STATE = '_state'  # the end of the names of arrays of a cache that have no slots for tokens

@@ -23,7 +23,7 @@ from paxlite.experiments.registry import class_of
 # regularized, recomputed and split up; and modules that the logits do not depend on.
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
-  r'|factor_scale|chosen|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
+  r'|factor_scale|chosen|row_ids|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
   r'|gathers_once|unrolled_on|scheme|prediction_tpls)'
 )
 # Classes that compute the same as other classes.
@@ -35,6 +35,8 @@ _SAME = {
   'LoraMoeFeedForward': 'MoeFeedForward',
   'LoraProjection': 'Projection',
   'PipelinedTransformer': 'UnrolledTransformer',
+  'RowsEmbedding': 'TokenEmbedding',
+  'RowsHead': 'LmHead',
   'RepeatedTransformer': 'UnrolledTransformer',
 }
 _CLASS = re.compile(r'(.*: (?:template of )?)\S+\.(\w+)')

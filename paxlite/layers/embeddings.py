@@ -37,10 +37,18 @@ class TokenEmbedding(nn.Module):
 
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
     """Maps ids [B, T] to embeddings [B, T, D]."""
-    # the cast comes after the lookup, so that the gradient's scatter adds in float32
-    x_BTD = _lookup(self.emb_var, ids_BT).astype(self.dtype)
+    x_BTD = self.looked_up(ids_BT)
     # the scale is rounded to the activations' dtype, as in the training of Gemma's weights
     return x_BTD if self.lookup_scale == 1 else x_BTD * jnp.asarray(self.lookup_scale, self.dtype)
+
+  def looked_up(self, ids_BT: jax.Array) -> jax.Array:
+    """Returns rows of the table, [B, T, D]."""
+    # the cast comes after the lookup, so that the gradient's scatter adds in float32
+    return _lookup(self.emb_var, ids_BT).astype(self.dtype)
+
+  def weight(self) -> jax.Array:
+    """Returns the table as the weight of the logits, [V, D]."""
+    return self.emb_var.astype(self.dtype)
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""
@@ -51,7 +59,7 @@ class TokenEmbedding(nn.Module):
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
-    return x_BTD, gather_weight(self.emb_var.astype(self.dtype), _HEAD_AXES)
+    return x_BTD, gather_weight(self.weight(), _HEAD_AXES)
 
 
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
@@ -138,12 +146,17 @@ class LmHead(nn.Module):
   @nn.compact
   def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
-    shape = [self.vocab_size, self.model_dims]
-    w_VD = param(self, 'w', self.w_init, shape, _HEAD_AXES, equation='BTD,VD->BTV')
+    w_VD = self.weight()
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
-    return x_BTD, gather_weight(w_VD.astype(self.dtype), _HEAD_AXES)
+    return x_BTD, gather_weight(w_VD, _HEAD_AXES)
+
+  def weight(self) -> jax.Array:
+    """Returns w [V, D]; `factors` calls it."""
+    shape = [self.vocab_size, self.model_dims]
+    w_VD = param(self, 'w', self.w_init, shape, _HEAD_AXES, equation='BTD,VD->BTV')
+    return w_VD.astype(self.dtype)
 
 
 class LmHeadBias(nn.Module):

@@ -51,7 +51,7 @@ def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input
     module, leaf = name.split('/')
     rows_VD = frozen.get(module, {}).get(leaf)
     if isinstance(rows_VD, jax.Array):  # and not None, as where it is trained
-      found[name] = untrained(rows_VD, np.unique(ids))
+      found[name] = np.setdiff1d(untrained(rows_VD, np.unique(ids)), e.LORA_TOKENS)
   names = [name for name, ids in found.items() if len(ids)]
   if not names:
     return []
@@ -64,7 +64,7 @@ def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input
     'Tokens of the training data have rows that the weights never trained, near zero or equal to '
     f'those of other tokens, and they stay frozen in {" and ".join(names)}: '
     f'{listed(map(spelled, tokens))}. The model cannot tell such tokens apart; to train these '
-    f'rows: {trained}'
+    f'rows: {trained}, or these rows alone: {shell.flag("LORA_TOKENS", tokens)}'
   ]
 
 

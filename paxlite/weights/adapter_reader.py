@@ -14,7 +14,7 @@ from flax.linen import meta
 
 from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.source import Source
-from paxlite.checkpointing.variables import write_variable
+from paxlite.checkpointing.variables import Variable, write_variable
 from paxlite.core.errors import UserError, listed, located
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.language_model import LanguageModel
@@ -26,12 +26,13 @@ from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.folder import write_identity
 from paxlite.weights.lora import lengths
 from paxlite.weights.model_files import ADAPTER
-from paxlite.weights.safetensors_file import tensors_in
+from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
 
 _TENSORS = 'adapter_model.safetensors'
 _ROOT = 'base_model.model.'
+_ROWS = '.token_adapter.trainable_tokens_delta'
 _LEAF = re.compile(r'(.*)\.(lora_A|lora_B|lora_magnitude_vector)(\.weight)?')
 # Keys of adapter_config.json that are read, or that change nothing of what the factors compute.
 _READ = {
@@ -40,7 +41,7 @@ _READ = {
   'layers_to_transform', 'layers_pattern', 'base_model_name_or_path', 'task_type', 'revision',
   'inference_mode', 'init_lora_weights', 'auto_mapping', 'peft_version', 'ensure_weight_tying',
   'megatron_core', 'loftq_config', 'eva_config', 'corda_config', 'lora_ga_config',
-  'qalora_group_size',
+  'qalora_group_size', 'trainable_token_indices',
 }  # fmt: skip
 _OFF = (None, False, 'none', [], {}, '')
 
@@ -86,13 +87,17 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
   weights = _Weights(plain)
   factors: dict[str, dict[str, np.ndarray]] = {}
   whole: dict[str, np.ndarray] = {}
+  rows: dict[str, np.ndarray] = {}
   for name, tensor in tensors.items():
     value = tensor.read()
-    if match := _LEAF.fullmatch(name):
+    if name.endswith(_ROWS):
+      rows |= weights.whole(f'{name.removesuffix(_ROWS)}.weight', value, rows=True)
+    elif match := _LEAF.fullmatch(name):
       theirs = weights.parameter(match[1], config, tensors)
       factors.setdefault(theirs, {})[match[2]] = value
     else:
       whole |= weights.whole(name, value)
+  _check_head(plain, tensors, whole)
   if not factors:
     raise UserError(f'{_TENSORS} holds no factors of LoRA')
   variables = {n: x for t, of in factors.items() for n, x in weights.factors(t, of).items()}
@@ -122,6 +127,7 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
     LORA_RANK_PATTERN=pattern(ranks, rank),
     LORA_ALPHA_PATTERN=pattern(alphas, alpha),
     LORA_MODULES_TO_SAVE=short_names(sorted(saved), names, whole=True),
+    LORA_TOKENS=(ids := _token_ids(config, rows)),
     CHECKPOINT_RESTORE_PATH=str(base.folder),
   )
   experiment = plain.replaced(**values)
@@ -133,10 +139,40 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
       raise
     experiment = experiment.replaced(USE_REPEATED_LAYER=False)
     experiment.validate()
-  found = _together(variables, _shapes(experiment))
+  stored, shapes = base.unrolled_params(), _shapes(experiment)
+  for table in (n for n in shapes if n.endswith('/lora_rows')):
+    name = f'{table.removesuffix("/lora_rows")}/{"w" if "softmax" in table else "emb_var"}'
+    before = stored[name].whole()[ids].astype(np.float32)
+    variables[table] = rows.get(name, before).astype(np.float32) - before
+  found = _together(variables, shapes)
   if experiment.USE_DORA:
-    found |= _grown(found, base)
+    found |= _grown(found, stored)
   return experiment, {**found, **whole}
+
+
+def _token_ids(config: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> list[int]:
+  """Returns the ids of the rows that an adapter trains; UserError if two tables have others."""
+  stated = config.get('trainable_token_indices') or []
+  lists = list(stated.values()) if isinstance(stated, dict) else [stated] * bool(stated)
+  if any(ids != lists[0] for ids in lists) or any(len(x) != len(lists[0]) for x in rows.values()):
+    raise UserError(
+      f'{ADAPTER}: trainable_token_indices={stated!r} are not the same for embedding and head'
+    )
+  return list(lists[0]) if rows else []
+
+
+def _check_head(
+  e: LanguageModel, tensors: Mapping[str, FileTensor], whole: Mapping[str, np.ndarray]
+) -> None:
+  """Raises UserError if an adapter has trained a head apart that is the embedding here."""
+  embedding, head = whole.get('embedding/emb_var'), tensors.get('lm_head.weight')
+  if e.SEPARATE_EMBEDDING or (embedding is None and head is None):
+    return
+  if embedding is None or head is None or not np.array_equal(head.read(), embedding):
+    raise UserError(
+      f'{ADAPTER}: modules_to_save has trained the embedding apart from the head, which are one in '
+      'this model: train the adapter with ensure_weight_tying=True'
+    )
 
 
 def _shapes(e: LanguageModel) -> dict[str, tuple[int, ...]]:
@@ -166,9 +202,10 @@ def _together(
   return whole
 
 
-def _grown(found: Mapping[str, np.ndarray], base: Source) -> dict[str, np.ndarray]:
+def _grown(
+  found: Mapping[str, np.ndarray], weights: Mapping[str, Variable]
+) -> dict[str, np.ndarray]:
   """Returns by how much the lengths of DoRA are above those of the weights."""
-  weights = base.unrolled_params()
   grown = {}
   for name in (n for n in found if n.endswith('/lora_m')):
     stem = name.removesuffix('/lora_m')
@@ -237,10 +274,12 @@ class _Weights:
     size = len(of['lora_A'])
     return size // self._experts[theirs][1].our_shape[0] if theirs in self._experts else size
 
-  def whole(self, name: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the variable of a tensor that was trained whole."""
+  def whole(self, name: str, value: np.ndarray, rows: bool = False) -> dict[str, np.ndarray]:
+    """Returns the variable of a tensor that was trained whole, or of some rows of a table."""
     plain = re.sub(r'\.(modules_to_save(\.default)?|original_module)(?=\.)', '', name)
     entries = self._tensors.get(plain)
+    if rows and entries is not None and entries[0].ours in ('embedding/emb_var', 'softmax/w'):
+      return {entries[0].ours: value}
     if entries is None and plain == 'lm_head.weight':  # of a model whose head is the embedding
       return {}
     if entries is None or len(entries) > 1 or entries[0].shape != value.shape:

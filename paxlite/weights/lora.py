@@ -5,13 +5,14 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
 
 from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, listed
+from paxlite.core.variable_names import DORA_VARIABLES, TOKEN_ROWS
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.adapters import Factors
 from paxlite.weights import adapter_layout
@@ -21,7 +22,8 @@ from paxlite.weights.huggingface import header
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
 
-_OF_LORA = re.compile(r'.*/lora_[abm]')
+_OF_LORA = re.compile(rf'{DORA_VARIABLES}|{TOKEN_ROWS}')
+_TABLES = {'embedding': 'embedding/emb_var', 'softmax': 'softmax/w'}
 
 
 def merged(experiment: LanguageModel, variables: Mapping[str, Variable]) -> dict[str, Variable]:
@@ -44,7 +46,19 @@ def merged(experiment: LanguageModel, variables: Mapping[str, Variable]) -> dict
       continue
     w = variables[f'{stem}/w']
     plain[f'{stem}/w'] = _sum(w, a, b, grown, '/post' in stem, ranks, scales)
+  for place, table in _TABLES.items():
+    if rows := variables.get(f'{place}/lora_rows'):
+      plain[table] = _with_rows(variables[table], rows, experiment.LORA_TOKENS)
   return plain
+
+
+def _with_rows(table: Variable, rows: Variable, ids: Sequence[int]) -> Variable:
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    whole = table.whole().astype(np.float32)
+    whole[[*ids]] += rows.whole()
+    return whole[index].astype(table.dtype)
+
+  return Variable(table.shape, table.dtype, read)
 
 
 class _Adapter:
@@ -55,6 +69,7 @@ class _Adapter:
     self.linear: dict[str, Factors] = {}
     self.experts: dict[str, Factors] = {}
     self.whole: list[str] = []
+    self.rows: list[str] = []
     self._kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
 
   def put(self, name: str, value: np.ndarray) -> None:
@@ -96,6 +111,10 @@ class _Adapter:
       'rank_pattern': pattern(0, rank),
       'alpha_pattern': pattern(1, alpha),
       'modules_to_save': sorted(short_names(self.whole, names, whole=True)) or None,
+      'trainable_token_indices': {
+        name.rpartition('.')[2]: list(e.LORA_TOKENS) for name in self.rows
+      }
+      or None,
       'ensure_weight_tying': bool(self.whole) and not e.SEPARATE_EMBEDDING,
     }
 
@@ -143,6 +162,14 @@ def write_adapter(
       value = variables[group[0].ours].whole()
       adapter.put(theirs, np.asarray(group[0].to_theirs(value)).reshape(group[0].shape))
       adapter.whole.append(module_of(group[0]))
+      if group[0].ours == _TABLES['embedding'] and not e.SEPARATE_EMBEDDING:
+        adapter.put('lm_head.weight', value)  # peft has one tensor for each name
+    elif group[0].ours in _TABLES.values() and e.LORA_TOKENS:
+      table, module = group[0].ours, module_of(group[0])
+      rows = variables[f'{table.partition("/")[0]}/lora_rows'].whole()
+      whole = variables[table].whole()[[*e.LORA_TOKENS]].astype(np.float32) + rows
+      adapter.put(f'{module}.token_adapter.trainable_tokens_delta', whole)
+      adapter.rows.append(module)
     elif group[0].ours.endswith('/w'):
       _put_linear(adapter, e, group, variables)
   for theirs, factors in e.factors_of(experts).items():

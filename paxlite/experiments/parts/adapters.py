@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import fiddle as fdl
 from fiddle import selectors
@@ -13,15 +13,17 @@ from paxlite.config.attribute_kinds import Below1, Count, Positive, Training
 from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.near_names import did_you_mean
-from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES, REPEATED
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES, REPEATED, TOKEN_ROWS
 from paxlite.experiments.base import Experiment
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.dora import DoraProjection
+from paxlite.layers.embeddings import LmHead, TokenEmbedding
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.lora import Chosen, LoraProjection, chosen_at
 from paxlite.layers.moe.lora_experts import LoraMoeFeedForward
 from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.projection import Projection
+from paxlite.layers.token_rows import RowsEmbedding, RowsHead
 
 _EVERY = 'all-linear'  # peft's word for all weights of layers that are matrices
 _IS_EXPRESSION = re.compile(r'[][*+?()|\\^$]')
@@ -67,7 +69,8 @@ class Adapters(
   subject='Adapters',
   beside={
     'USE_LORA': 'USE_DORA LORA_RANK LORA_TARGET_LAYERS LORA_ALPHA LORA_RS LORA_DROPOUT '
-    'LORA_TARGETS LORA_RANK_PATTERN LORA_ALPHA_PATTERN LORA_LAYERS LORA_MODULES_TO_SAVE'
+    'LORA_TARGETS LORA_RANK_PATTERN LORA_ALPHA_PATTERN LORA_LAYERS LORA_MODULES_TO_SAVE '
+    'LORA_TOKENS'
   },
 ):
   """LoRA and DoRA train low-rank factors beside the weights, which are frozen."""
@@ -91,6 +94,10 @@ class Adapters(
     list[str]
   ] = []  # weights beside the factors that are trained whole, by peft's names
 
+  LORA_TOKENS: Training[
+    list[int]
+  ] = []  # ids whose rows of the embedding and of the head are trained beside the factors
+
   @property
   def saves_trainable_only(self) -> bool:
     return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
@@ -98,12 +105,16 @@ class Adapters(
   @property
   def factor_variables(self) -> list[str]:
     """Regular expressions of what is trained with USE_LORA."""
-    return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES, *self.whole_variables]
+    return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES, *self._beside_factors]
 
   @property
   def every_factor_variable(self) -> list[str]:
     """The same with either expression for factors, of which one includes the other."""
-    return [LORA_VARIABLES, DORA_VARIABLES, *self.whole_variables]
+    return [LORA_VARIABLES, DORA_VARIABLES, *self._beside_factors]
+
+  @property
+  def _beside_factors(self) -> list[str]:
+    return [*self.whole_variables, *([TOKEN_ROWS] if self.LORA_TOKENS else [])]
 
   @property
   def whole_variables(self) -> list[str]:
@@ -129,6 +140,8 @@ class Adapters(
       projection.factor_scale = self._factors(self.LORA_RANK, self.LORA_ALPHA).scale
       projection.dropout = self.LORA_DROPOUT
       projection.chosen = chosen
+    if self.LORA_TOKENS:
+      self._train_rows(lm)
     if chosen is None or not any(name.endswith('_factors') for name, *_ in chosen):
       return
     for experts in selectors.select(lm.transformer_tpl, MoeFeedForward, check_nonempty=False):
@@ -140,6 +153,16 @@ class Adapters(
         )
       fdl.update_callable(experts, LoraMoeFeedForward)
       experts.chosen = chosen
+
+  def _train_rows(self, lm: fdl.Config) -> None:
+    """Adds rows of LORA_TOKENS to the embedding, and to the head if it is another table."""
+    kinds: dict[type, type] = {TokenEmbedding: RowsEmbedding, LmHead: RowsHead}
+    for table in filter(None, (lm.embedding_tpl, lm.head_tpl)):
+      kind = cast(type, fdl.get_callable(table))
+      if kind not in kinds:
+        raise UserError(f'LORA_TOKENS: a {kind.__name__} has no rows of its own to train')
+      fdl.update_callable(table, kinds[kind])
+      table.row_ids = tuple(self.LORA_TOKENS)
 
   def _projections(self, lm: fdl.Config) -> Iterable[fdl.Buildable]:
     attention, mlp = self.attention_classes, (FeedForward,)
@@ -290,7 +313,14 @@ class Adapters(
     super().validate()
     if not self.USE_LORA:
       return
-    _ = self.whole_variables
+    tables = [p for p in self.whole_variables if p.startswith(('embedding', 'softmax'))]
+    if self.LORA_TOKENS and tables:
+      raise UserError('LORA_TOKENS and LORA_MODULES_TO_SAVE both train rows: leave one of them out')
+    wrong = [i for i in self.LORA_TOKENS if not 0 <= i < (self.vocab_size or 0)]
+    if wrong or len({*self.LORA_TOKENS}) < len(self.LORA_TOKENS):
+      raise UserError(
+        f'LORA_TOKENS={self.LORA_TOKENS} must be ids below VOCAB_SIZE={self.vocab_size}, each once'
+      )
     if not self._chooses:
       return
     if self.num_stages > 1:

@@ -14,10 +14,12 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.data.base import RowArray
 from paxlite.experiments.parts.optimization import Optimization
+from paxlite.layers.embeddings import LmHead, TokenEmbedding
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.moe.lora_experts import LoraMoeFeedForward
 from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.projection import Projection
+from paxlite.layers.token_rows import RowsEmbedding, RowsHead
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
 
@@ -83,9 +85,15 @@ class Objective(Optimization, subject='Losses'):
       for name in ('rank', 'factor_scale', 'dropout', 'chosen'):
         delattr(projection, name)
       fdl.update_callable(projection, Projection)
-    for experts in selectors.select(model, LoraMoeFeedForward, check_nonempty=False):
-      del experts.chosen
-      fdl.update_callable(experts, MoeFeedForward)
+    without: dict[type, tuple[type, str]] = {
+      LoraMoeFeedForward: (MoeFeedForward, 'chosen'),
+      RowsEmbedding: (TokenEmbedding, 'row_ids'),
+      RowsHead: (LmHead, 'row_ids'),
+    }
+    for kind, (plain, field) in without.items():
+      for layer in selectors.select(model, kind, check_nonempty=False):
+        delattr(layer, field)
+        fdl.update_callable(layer, plain)
     model = edits.edited(model, self.CONFIG_EDITS, 'task.model')
     is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
     return config(

@@ -223,3 +223,16 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_written(tmp_
     with pytest.raises(UserError, match=message):
       import_weights.main([str(tmp_path / 'adapter'), *to])
   assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
+@pytest.mark.parametrize('family', ['llama yarn', 'gemma2', 'qwen3_moe'])
+def test_rows_of_some_tokens_are_those_of_peft(family, tmp_path):
+  pytest.importorskip('transformers')
+  base = theirs(family)
+  ids = [5, 17, 80]
+  tables = ids if base.config.tie_word_embeddings else {'embed_tokens': ids, 'lm_head': ids}
+  config = dict(r=2, target_modules=['o_proj'], trainable_token_indices=tables)
+  here, there, merged, effect = both_ways(base, config, tmp_path)
+  assert max(here, there, merged) < 1e-5 < 1e-2 < effect
