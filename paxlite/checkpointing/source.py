@@ -85,7 +85,11 @@ class Source:
     beside = (*beside, self.folder.resolve())
     if base.folder.resolve() in beside:
       raise _circular(self.experiment)
-    return _weights(base._variables(beside)) | own
+    # a run that continues factors may have one array for the layers, and its base one for each
+    stack = lambda name: re.sub(r'/x_layers_\d+/', f'/{REPEATED}/', name, count=1)
+    trained = {*map(stack, own)}
+    kept = _weights(base._variables(beside)).items()
+    return {name: x for name, x in kept if stack(name) not in trained} | own
 
   @functools.cached_property
   def weights(self) -> dict[str, Variable]:

@@ -11,7 +11,6 @@ _FORMATS = needless('the format of a record is found by its keys: docs/fine_tuni
 _LEARNED = needless('only answers are learned: what the assistant says, or the completion')
 _ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole documents')
 _INITIAL = needless('A starts like the weight that it belongs to, and B at 0')
-_KINDS = absent('one LORA_RANK holds for all layers')
 _RESTORED = renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --from=hf makes')
 
 # SFTConfig, and the arguments of TRL's scripts
@@ -62,19 +61,21 @@ PREFERENCES: dict[str, Answer] = {
 LORA: dict[str, Answer] = {
   'use_peft': renamed('USE_LORA'),
   **each('r lora_r', renamed('LORA_RANK')),
-  'lora_alpha': absent("LoRA's product is not scaled, as with an alpha that equals LORA_RANK"),
-  'lora_dropout': absent("LoRA's factors have no dropout"),
+  'lora_alpha': renamed('LORA_ALPHA'),
+  'lora_dropout': renamed('LORA_DROPOUT'),
   **each(
-    'target_modules lora_target_modules', renamed('LORA_TARGET_LAYERS', 'all, attention or mlp')
+    'target_modules lora_target_modules target_parameters',
+    renamed('LORA_TARGETS', 'the same names, and all-linear; LORA_TARGET_LAYERS: attention or mlp'),
   ),
   **each('task_type lora_task_type', needless('every model predicts the next token')),
   'bias': needless('biases are frozen under LoRA; TRAINABLE_VARIABLES can add them'),
-  **each(
-    'modules_to_save lora_modules_to_save',
-    renamed('TRAINABLE_VARIABLES', 'regular expressions; the factors match .*/lora_[abm]'),
-  ),
+  **each('modules_to_save lora_modules_to_save', renamed('LORA_MODULES_TO_SAVE')),
+  'trainable_token_indices': renamed('LORA_TOKENS', 'ids, of the embedding and of the head'),
   'use_dora': renamed('USE_DORA'),
-  **each('use_rslora layers_to_transform rank_pattern alpha_pattern', _KINDS),
+  'use_rslora': renamed('LORA_RS'),
+  'layers_to_transform': renamed('LORA_LAYERS'),
+  'rank_pattern': renamed('LORA_RANK_PATTERN', "a list: ['q_proj=16']"),
+  'alpha_pattern': renamed('LORA_ALPHA_PATTERN', 'a list, too'),
   'init_lora_weights': _INITIAL,
 }
 

@@ -14,7 +14,7 @@ from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.variable_names import DORA_VARIABLES, TOKEN_ROWS
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.adapters import Factors
+from paxlite.experiments.parts.adapters import FactorSize
 from paxlite.weights import adapter_layout
 from paxlite.weights.adapter_names import experts_of, module_of, short_names
 from paxlite.weights.families import family_of, hugging_face_entries
@@ -66,8 +66,8 @@ class _Adapter:
 
   def __init__(self, dtype: str):
     self.tensors: dict[str, np.ndarray] = {}
-    self.linear: dict[str, Factors] = {}
-    self.experts: dict[str, Factors] = {}
+    self.linear: dict[str, FactorSize] = {}
+    self.experts: dict[str, FactorSize] = {}
     self.whole: list[str] = []
     self.rows: list[str] = []
     self._kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
@@ -119,7 +119,7 @@ class _Adapter:
     }
 
   @property
-  def _all(self) -> dict[str, Factors]:
+  def _all(self) -> dict[str, FactorSize]:
     return self.linear | self.experts
 
 
@@ -220,7 +220,7 @@ def _put_linear(
   else:
     a, b = np.concatenate(every_a, 1), np.concatenate(every_b, 1)
   adapter.put_factors(module, a, b)
-  adapter.linear[module] = Factors(a.shape[1], e.factors_of([module])[module].scale)
+  adapter.linear[module] = FactorSize(a.shape[1], e.factors_of([module])[module].scale)
   if norms_of:
     adapter.put(f'{module}.lora_magnitude_vector', sum(norms_of))
 

@@ -57,7 +57,7 @@ class NamedWeight(NamedTuple):
     return f'.{self.theirs}'.endswith(f'.{text}') or f'/{own}'.endswith(f'/{text}')
 
 
-class Factors(NamedTuple):
+class FactorSize(NamedTuple):
   """The rank of a weight's factors, and what their product is multiplied by."""
 
   rank: int
@@ -202,10 +202,10 @@ class Adapters(
     found: list[NamedWeight] = extensions.hook('LORA_TARGETS')(plain)
     return found
 
-  def _factors(self, rank: int, alpha: float | None) -> Factors:
-    return Factors(rank, (alpha or rank) / (math.sqrt(rank) if self.LORA_RS else rank))
+  def _factors(self, rank: int, alpha: float | None) -> FactorSize:
+    return FactorSize(rank, (alpha or rank) / (math.sqrt(rank) if self.LORA_RS else rank))
 
-  def factors_by_name(self) -> dict[str, Factors]:
+  def factors_by_name(self) -> dict[str, FactorSize]:
     """Returns the factors of each weight that LORA_TARGETS and the other attributes choose.
 
     Raises:
@@ -253,11 +253,11 @@ class Adapters(
         )
     return [name for name in names if any(map(name.is_named, texts))]
 
-  def factors_of(self, names: Iterable[str]) -> dict[str, Factors]:
+  def factors_of(self, names: Iterable[str]) -> dict[str, FactorSize]:
     """Returns the factors of weights that have some, by peft's names."""
     if self._chooses:
       found = self.factors_by_name()
-      return {name: found.get(name, Factors(0, 1.0)) for name in names}
+      return {name: found.get(name, FactorSize(0, 1.0)) for name in names}
     return dict.fromkeys(names, self._factors(self.LORA_RANK, self.LORA_ALPHA))
 
   def factors_at(self, module: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -278,14 +278,14 @@ class Adapters(
     if not self._chooses:
       return None
     factors = self.factors_by_name()
-    modules: dict[str, list[Factors]] = {}
+    modules: dict[str, list[FactorSize]] = {}
     for name in self.named_weights():
       if name.kind != 'whole':
-        found = factors.get(name.theirs, Factors(0, 1.0))
+        found = factors.get(name.theirs, FactorSize(0, 1.0))
         parts = modules.setdefault(name.ours, [])
         if name.part is not None or not parts:
           parts.append(found)
-    layers: dict[str, dict[str, list[Factors]]] = {}
+    layers: dict[str, dict[str, list[FactorSize]]] = {}
     for ours, parts in modules.items():
       layers.setdefault(re.sub(_LAYER, REPEATED, ours, count=1), {})[ours] = parts
     found = []
@@ -338,7 +338,7 @@ def names_of_factors() -> list[str]:
   return [name for name in attribute_types(Adapters) if name.startswith('LORA_')]
 
 
-def _columns(parts: Sequence[Factors]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _columns(parts: Sequence[FactorSize]) -> tuple[tuple[int, ...], tuple[float, ...]]:
   return tuple(part.rank for part in parts), tuple(part.scale for part in parts)
 
 

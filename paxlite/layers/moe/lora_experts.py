@@ -34,11 +34,13 @@ class ExpertFactors(nn.Module):
     self, number: int, shape: tuple[int, int, int], axes: tuple[str, str, str]
   ) -> jax.Array:
     """Returns ΔW, [N, E, in, out], of N = `number` weights of this shape [E, in, out]."""
-    (E, I, O), (of_E, of_I, of_O) = shape, axes
+    (E, I, O), (experts, inputs, outputs) = shape, axes
     read, made = 'JECI,EIR->JECR', 'JECR,NERO->NJECO'
-    a = param(self, 'lora_a', self.a_init, [E, I, self.rank], [of_E, of_I, None], equation=read)
+    a = param(
+      self, 'lora_a', self.a_init, [E, I, self.rank], [experts, inputs, None], equation=read
+    )
     zeros, size = nn.initializers.zeros, [number, E, self.rank, O]
-    b = param(self, 'lora_b', zeros, size, [None, of_E, None, of_O], equation=made)
+    b = param(self, 'lora_b', zeros, size, [None, experts, None, outputs], equation=made)
     delta = jnp.einsum('EIR,NERO->NEIO', a.astype(self.dtype), (b * self.scale).astype(self.dtype))
     return shard(delta, None, *axes)
 

@@ -18,6 +18,7 @@ Example:
 import os
 import pathlib
 import shlex
+import tempfile
 import time
 from collections.abc import Sequence
 
@@ -34,6 +35,7 @@ PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax
 PARSER.word('path', 'WEIGHTS', 'the weights to read', stored)
 PARSER.option('--to', 'the folder to make', stored, required=True)
 PARSER.option('--tokenizer', 'tokenizer file, or folder with one, to put next to them', stored)
+PARSER.option('--add_tokens', 'new tokens, with commas between them: A,B', default='')
 PARSER.option('--base_weights', 'imported weights that an adapter of peft belongs to', stored)
 PARSER.option('--fdl_config', 'the experiment that a Pax checkpoint is of')
 PARSER.option('--params_only', "leave out the Adam state of Pax's checkpoint", bool)
@@ -62,6 +64,8 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('NAME=VALUE is for --from=pax: other weights say what they are')
   if args.params_only and source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
+  if args.add_tokens and source not in ('hf', 'meta'):
+    raise UserError('--add_tokens is for published models: --from=hf or --from=meta')
   if source == 'peft' and args.base_weights is None:
     raise UserError(
       f'{args.path} is an adapter of peft: --base_weights=FOLDER names the weights that it belongs '
@@ -83,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
     elif source == 'peft':
       lines = _import_adapter(path, to, args.base_weights)
     else:
-      lines = _import_published(source, path, to, tokenizer, address)
+      lines = _import_published(source, path, to, tokenizer, address, args.add_tokens)
   lines = [line.replace(str(to), args.to) for line in lines]
   print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
 
@@ -128,10 +132,11 @@ def _import_published(
   to: pathlib.Path,
   tokenizer: pathlib.Path | None,
   address: str | None,
+  add_tokens: str = '',
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
-  from paxlite.weights import folder, huggingface, meta, whole_model
+  from paxlite.weights import added_tokens, folder, huggingface, meta, whole_model
   from paxlite.weights.folder import Tensors
 
   tensors: Tensors
@@ -150,10 +155,19 @@ def _import_published(
   folder.tokenizer_files(tokenizer)  # raises UserError before anything is written
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
-  with command_line.progress('importing') as report:
+  said = []
+  with command_line.progress('importing') as report, tempfile.TemporaryDirectory() as made:
+    if add_tokens:
+      ids = added_tokens.with_tokenizer(tokenizer, add_tokens, pathlib.Path(made))
+      experiment, entries, tensors = added_tokens.with_rows(experiment, entries, tensors, ids)
+      tokenizer = pathlib.Path(made)
+      said = [
+        f'{add_tokens}: ids {ids}, with rows that are the mean of all others. To train these rows '
+        f'beside low-rank factors: {shell.flag("LORA_TOKENS", ids)}'
+      ]
     size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, origin)
   name = type(experiment).__name__
-  lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
+  lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.', *said]
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
     lines.append('There was no tokenizer: name one with --tokenizer when text is read or written.')
   weights = shlex.quote(str(to))

@@ -116,6 +116,9 @@ UNRELATED = {
   'RELATIVE_BIAS_BUCKETS': 'bucket',
   'ATTENTION_PATTERN': 'pattern',
   'LORA_RANK': 'rank',
+  'LORA_RANK_PATTERN': 'rank',
+  'LORA_ALPHA': 'alpha',
+  'LORA_ALPHA_PATTERN': 'alpha',
   'NORM_SCALE_OFFSET': 'scale',
   'EXPERT_WEIGHT_SCALE': 'scale',
   'USE_PER_DIM_SCALE': 'scale',
@@ -139,9 +142,7 @@ ANSWERED_OTHERWISE = {
   'saves_per_epoch': 'a number per epoch, which is one per so many steps here',
   'rope_min_timescale': 'the shortest wavelength, which is none of the attributes of RoPE',
   'lora_task_type': 'a task of PEFT',
-  'lora_dropout': 'dropout of activations, as DROPOUT_PROB says',
   'init_lora_weights': 'the other attributes of LoRA',
-  'lora_modules_to_save': 'the other attributes of LoRA',
 }
 PLACEHOLDERS = """
   EXPERIMENT FOLDER FILE NAME VALUE VERSION SPLIT CONFIGURATION RUN CHECKPOINT

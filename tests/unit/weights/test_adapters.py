@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
+from paxlite.checkpointing.restore import Restore, RestorePlan
+from paxlite.checkpointing.source import find_source
+from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.llama import LLaMA
+from paxlite.programs.launch import build_experiment
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+from paxlite.weights import huggingface
 from paxlite.weights.commands import export_weights, import_weights
 from tests.support.families import theirs
-from tests.support.imported import loaded
+from tests.support.frozen_forms import decoded, sharded
+from tests.support.imported import flat, loaded
 
 # peft's names in a family, of projections and of experts
 EXPERTS = ['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']
@@ -236,3 +244,126 @@ def test_rows_of_some_tokens_are_those_of_peft(family, tmp_path):
   config = dict(r=2, target_modules=['o_proj'], trainable_token_indices=tables)
   here, there, merged, effect = both_ways(base, config, tmp_path)
   assert max(here, there, merged) < 1e-5 < 1e-2 < effect
+
+
+def tokenizer_in(folder) -> None:
+  """Writes a tokenizer.json of words, with ids from 0 to 90."""
+  from tokenizers import Tokenizer, models, pre_tokenizers
+
+  vocab = {'<unk>': 0, **{f'w{i}': i for i in range(1, 91)}}
+  made = Tokenizer(models.WordLevel(vocab, unk_token='<unk>'))
+  made.pre_tokenizer = pre_tokenizers.Whitespace()
+  made.save(str(folder / 'tokenizer.json'))
+
+
+@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.parametrize('names', ['<a>,<b>', ','.join(f'<t{i}>' for i in range(9))])
+def test_new_tokens_have_the_mean_of_all_rows(names, tmp_path, capsys):
+  """A model of 96 ids, of which a tokenizer has 91: some rows were there, and others are new."""
+  pytest.importorskip('transformers')
+  base = theirs('llama yarn')
+  base.save_pretrained(tmp_path / 'hf')
+  tokenizer_in(tmp_path / 'hf')
+  run = [str(tmp_path / 'hf'), f'--to={tmp_path / "grown"}']
+  with pytest.raises(UserError, match='w7 is in the tokenizer already'):
+    import_weights.main([*run, '--add_tokens=<a>,w7'])
+  assert not (tmp_path / 'grown').exists()
+  import_weights.main([*run, f'--add_tokens={names}'])
+  count = names.count(',') + 1
+  ids = [*range(91, 91 + count)]
+  assert f'LORA_TOKENS=[{",".join(map(str, ids))}]' in capsys.readouterr().out
+  e, _, params = loaded(tmp_path / 'grown')
+  assert max(96, 91 + count) == e.VOCAB_SIZE
+  tables = {'embedding': params['embedding']['emb_var'], 'softmax': params['softmax']['w']}
+  theirs_ = base.get_input_embeddings().weight, base.get_output_embeddings().weight
+  for table, stored in zip(tables.values(), theirs_, strict=True):
+    before = stored.detach().numpy()[:91]
+    np.testing.assert_array_equal(table[:91], before)
+    np.testing.assert_allclose(
+      np.asarray(table)[ids], np.tile(before.mean(0), (count, 1)), atol=1e-6
+    )
+  from paxlite.data.tokenizer import open_tokenizer
+
+  tokenizer = open_tokenizer(str(tmp_path / 'grown'))
+  assert tokenizer.encode(f'w3 {names.split(",")[-1]} w4') == [3, ids[-1], 4]
+
+
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.slow
+@pytest.mark.parametrize('scheme', ['nf4', 'int8', 'int4'])
+def test_the_adapter_of_a_quantized_base_is_that_of_the_decoded_weights(scheme, tmp_path):
+  """peft gets the weights that QLoRA computes with, decoded."""
+  pytest.importorskip('transformers')
+  peft = pytest.importorskip('peft')
+  from transformers import AutoModelForCausalLM
+
+  base = theirs('llama yarn', hidden_size=64, intermediate_size=128)
+  base.save_pretrained(tmp_path / 'hf')
+  config = dict(r=3, lora_alpha=5, target_modules=['q_proj', 'down_proj'])
+  with_noise(peft.get_peft_model(base, peft.LoraConfig(**config))).save_pretrained(tmp_path / 'a')
+  import_weights.main([str(tmp_path / 'hf'), f'--to={tmp_path / "base"}'])
+  import_weights.main(
+    [str(tmp_path / 'a'), f'--to={tmp_path / "ours"}', f'--base_weights={tmp_path / "base"}']
+  )
+  e = loaded(tmp_path / 'ours')[0].replaced(FROZEN_DTYPE=scheme, USE_REPEATED_LAYER=False)
+  task = sharded(e)
+  abstract = {'params': task.abstract.params}
+  plan = RestorePlan(Restore(str(tmp_path / 'ours')), abstract, quantizations=task.quantizations)
+  load = lambda path, x: plan.load(path_name(path), x)
+  params = jax.tree_util.tree_map_with_path(load, abstract)['params']
+  read = lambda x: Variable(x.shape, x.dtype, lambda index: x[index])
+  whole = {n: read(x) for n, x in flat(decoded(params, task)).items() if 'lora_' not in n}
+  plain = e.replaced(USE_LORA=False, FROZEN_DTYPE='float32', TRAINABLE_VARIABLES=['.*'])
+  huggingface.write_folder(tmp_path / 'plain', plain, whole, None, None, lambda *_: None)
+  export_weights.main([str(tmp_path / 'ours'), '--to=peft', f'--path={tmp_path / "out"}'])
+  fresh = lambda name: AutoModelForCausalLM.from_pretrained(
+    tmp_path / name, attn_implementation='eager'
+  ).eval()
+  ids = np.random.default_rng(0).integers(3, 90, (2, 20))
+  wanted, of_base = (
+    logits_of(peft.PeftModel.from_pretrained(fresh(name), tmp_path / 'out').eval(), ids)
+    for name in ('plain', 'hf')
+  )
+  with jax.default_matmul_precision('highest'):
+    found = np.asarray(jax.jit(task.task.model.apply)({'params': params}, ids))
+  largest = np.abs(wanted).max()
+  np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest)
+  assert np.abs(of_base - wanted).max() > 1e-3 * largest
+
+
+@pytest.mark.slow
+def test_training_continues_an_adapter_of_peft_and_leaves_the_rest_as_it_is(tmp_path):
+  """Experts, a whole head, and dropout: the first loss is that of the adapter."""
+  pytest.importorskip('transformers')
+  peft = pytest.importorskip('peft')
+  import paxlite
+
+  base = theirs('qwen3_moe')
+  base.save_pretrained(tmp_path / 'hf')
+  config = dict(r=3, lora_alpha=5, target_modules=['q_proj'], target_parameters=EXPERTS)
+  with_noise(peft.get_peft_model(base, peft.LoraConfig(**config))).save_pretrained(tmp_path / 'a')
+  import_weights.main([str(tmp_path / 'hf'), f'--to={tmp_path / "base"}'])
+  import_weights.main(
+    [str(tmp_path / 'a'), f'--to={tmp_path / "ours"}', f'--base_weights={tmp_path / "base"}']
+  )
+  (tmp_path / 'chats.jsonl').write_text('{"inputs": "w3 w4 ", "targets": "w5 w6"}\n' * 8)
+  tokenizer_in(tmp_path)
+  overrides = dict(
+    CHECKPOINT_RESTORE_PATH=str(tmp_path / 'ours'), TRAIN_FILES=str(tmp_path / 'chats.jsonl'),
+    VOCAB_PATH=str(tmp_path / 'tokenizer.json'), MAX_SEQ_LEN='16', PERCORE_BATCH_SIZE='1',
+    ICI_MESH_SHAPE='[1,1,1]', MAX_STEPS='2', LEARNING_RATE='0.01', CHECKPOINT_EVERY_N_STEPS='2',
+  )  # fmt: skip
+  e = build_experiment('HuggingFaceLoRA', [], overrides)
+  assert (e.LORA_ALPHA, e.LORA_RANK, e.LORA_TARGETS[0]) == (5, 3, 'gate_up_proj')
+  train(Run(e, tmp_path / 'run'))
+  before, after = (
+    {n: x.whole() for n, x in find_source(tmp_path / name).unrolled_params().items()}
+    for name in ('ours', 'run')
+  )
+  assert before.keys() == after.keys()
+  changed = {n for n in before if not np.array_equal(before[n], after[n])}
+  assert changed == {n for n in before if '/lora_' in n}
+  found = paxlite.load(tmp_path / 'run').logits([1, 5, 7])
+  export_weights.main([str(tmp_path / 'run'), '--to=hf', f'--path={tmp_path / "out"}'])
+  import_weights.main([str(tmp_path / 'out'), f'--to={tmp_path / "merged"}'])
+  np.testing.assert_allclose(found, paxlite.load(tmp_path / 'merged').logits([1, 5, 7]), atol=1e-4)

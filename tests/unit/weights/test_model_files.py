@@ -72,7 +72,7 @@ def test_an_adapter_is_refused_by_name(tmp_path, beside):
   (tmp_path / 'adapter_config.json').write_text(json.dumps(config))
   if beside:
     (tmp_path / 'config.json').write_text('{}')
-  match = 'an adapter .* beside a model' if beside else 'load it with its base model, ann/base'
+  match = 'an adapter .* beside a model' if beside else 'import its base model, ann/base, first'
   with pytest.raises(UserError, match=match):
     read_folder(tmp_path)
 
