@@ -325,11 +325,14 @@ def show_differences(commit: str, packages: list[str], has_needs: bool) -> None:
     finally:
       git('remove', '--force', tree)
   if not done.stdout:
-    sys.exit(f'{commit} is older than this tool, which needs its own --texts there')
+    sys.exit(f'{commit} has no such tool: name a later commit')
   old = json.loads(done.stdout)
-  for name in sorted({*old, *new}):
-    if lines := difference(old.get(name, []), new.get(name, [])):
+  found = {name: difference(old.get(name, []), new.get(name, [])) for name in sorted({*old, *new})}
+  for name, lines in found.items():
+    if lines:
       print(name, *lines, sep='\n  ')
+  if not any(found.values()):
+    print(f'Nothing differs from {commit}. Other versions of packages may change digests, too.')
 
 
 def update(packages: Iterable[str]) -> None:

@@ -16,18 +16,18 @@ from tests.support import runs
 FAMILIES = sorted(path.parent for path in runs.ROOT.glob('paxlite/experiments/*/weights.py'))
 # Those that others extend, that docs and tests have as examples, or whose layers have unit tests.
 KNOWN = {
-  'deepseek', 'deepseek_sparse', 'deepseek_v4', 'falcon', 'gemma', 'gemma4', 'glm_latent', 'gpt',
-  'gpt_neox', 'gpt_oss', 'granite', 'hunyuan', 'kimi', 'lfm', 'llama', 'llama4', 'ministral',
+  'deepseek', 'deepseek_sparse', 'deepseek_v4', 'falcon', 'gemma', 'gemma4', 'glm', 'glm_latent',
+  'gpt', 'gpt_neox', 'gpt_oss', 'granite', 'hunyuan', 'kimi', 'lfm', 'llama', 'llama4', 'ministral',
   'mixtral', 'olmo', 'phi', 'qwen', 'qwen_hybrid',
 }  # fmt: skip
 YOUNG = 'seed_oss', 'exaone', 'minimax_m2'  # none extends another
 
 
 @functools.cache
-def words() -> dict[pathlib.Path, set[str]]:
-  """Returns the words of each text of the repository."""
+def texts() -> dict[pathlib.Path, tuple[str, set[str]]]:
+  """Returns each text of the repository, and its words."""
   return {
-    path: {*re.findall(r'\w+', path.read_text())}
+    path: (text := path.read_text(), {*re.findall(r'\w+', text)})
     for pattern in ('*.*', *(f'{top}/**/*.*' for top in ('paxlite', 'docs', 'tests', 'benchmarks')))
     for path in runs.ROOT.glob(pattern)
     if path.suffix in ('.py', '.md', '.json', '.txt', '.sh', '.toml')
@@ -35,17 +35,25 @@ def words() -> dict[pathlib.Path, set[str]]:
   }
 
 
-def names_of(folder: pathlib.Path) -> set[str]:
-  """Returns what names a family: its folder, its classes, and its values of model_type."""
+def names_of(folder: pathlib.Path) -> tuple[set[str], list[str]]:
+  """Returns what names a family: its folder, classes and values of model_type; and its titles."""
+  table = (folder / 'weights.py').read_text()
   classes = ast.parse((folder / '__init__.py').read_text()).body
-  types = re.findall(r"^  '(\w+)': Family\(", (folder / 'weights.py').read_text(), re.MULTILINE)
-  return {folder.name, *types, *(c.name for c in classes if isinstance(c, ast.ClassDef))}
+  types = re.findall(r"^  '(\w+)': Family\(", table, re.MULTILINE)
+  titles = re.match(r'"""How the published models of (.+) are stored; see', table)[1]
+  words = {folder.name, *types, *(c.name for c in classes if isinstance(c, ast.ClassDef))}
+  return words, re.split(', | and ', titles)
 
 
 @pytest.mark.parametrize('folder', FAMILIES, ids=lambda folder: folder.name)
 def test_one_file_outside_its_folder_knows_a_family(folder):
-  names, outside = names_of(folder), {p: w for p, w in words().items() if folder not in p.parents}
-  found = [str(path.relative_to(runs.ROOT)) for path, known in outside.items() if names & known]
+  names, titles = names_of(folder)
+  found = [
+    str(path.relative_to(runs.ROOT))
+    for path, (text, known) in texts().items()
+    if folder not in path.parents
+    if names & known or any(title in text for title in titles)
+  ]
   assert len(list(folder.glob('*.*'))) <= 6
   assert (len(found) > 1) == (folder.name in KNOWN), found
 

@@ -17,7 +17,7 @@ class GroupRouter(TopKRouter):
   chosen, and not to their weights. No gradient reaches it: what a backward pass returns in place of
   its gradient is the load of the experts, and `balanced` moves it once after each step. DeepSeek-V2
   (https://arxiv.org/abs/2405.04434, section 2.2.2) has the scores of a softmax and no bias, and a
-  group's score is its best one. ERNIE 4.5 has the scores of a softmax and a bias.
+  group's score is its best one. Scores of a softmax may have the bias, too.
 
   Attributes:
     num_groups: The number of groups, which have equal numbers of experts.

@@ -14,6 +14,7 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.deepseek_v4 import DeepSeekV4_Flash
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.gemma4 import Gemma4E2B
+from paxlite.experiments.granite import GraniteHybrid
 from paxlite.experiments.identity import (
   fingerprint,
   identity_of,
@@ -22,14 +23,13 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.llama import SmolLM135M
 from paxlite.experiments.llama4 import Llama4Scout
-from paxlite.experiments.nemotron import NemotronH
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.registry import class_of
 from paxlite.finetuning.preferences.attributes import Preferences
 from paxlite.programs.launch import build_experiment
 
 
-class Mamba(NemotronH):
+class Mamba(GraniteHybrid):
   ATTENTION_PATTERN = ['mamba2']
 
 
