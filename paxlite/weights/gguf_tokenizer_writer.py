@@ -166,6 +166,8 @@ def _of_json(tokenizer: JsonTokenizer, vocab_size: int) -> dict[str, object]:
     raise UserError(
       f'{_OTHER} with the normalizer and pre-tokenizer of {tokenizer.path}: --to=hf exports it'
     )
+  if pre == 'gpt-4o':
+    log.warning('llama.cpp splits words by the case of ASCII letters, and the tokenizer by all')
   if steps.normalizer is not None:
     log.warning('llama.cpp does not normalize texts (%s) as the tokenizer does', steps.normalizer)
   tokens, kinds = _tokens(pipeline, vocab_size)

@@ -1,5 +1,6 @@
 """Writes a model as a GGUF file, tensor by tensor."""
 
+import logging
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from paxlite.weights.gguf_tokenizer_writer import tokenizer_fields
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
 from paxlite.weights.written_tensors import VariableReader, entries_by_tensor, written_tensor
+
+log = logging.getLogger('paxlite')
 
 
 class Written(NamedTuple):
@@ -62,6 +65,8 @@ def write_folder(
     raise UserError(f'GGUF files need the package gguf: {shell.install("weights")}') from None
 
   architecture, config = architecture_of(experiment)
+  if (config.get('rope_scaling') or {}).get('truncate') is False:
+    log.warning('llama.cpp rounds the range of dimensions that YaRN blends, as this model does not')
   by_tensor = entries_by_tensor(architecture.entries(experiment))
   kind = kind or _stored_kind(by_tensor, variables)
   fields: dict[str, object] = {

@@ -12,6 +12,10 @@ LLAMA3 = dict(
   rope_type='llama3', rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
   original_max_position_embeddings=16,
 )  # fmt: skip
+YARN = dict(
+  rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+  beta_fast=4.0, truncate=True,
+)  # fmt: skip
 LINEAR = dict(rope_type='linear', rope_theta=1e4, factor=4.0)
 
 # By name: a case of tests.support.families, and what differs from it.
@@ -31,7 +35,7 @@ MODELS: dict[str, tuple[str, dict]] = {
   'granite': ('granite', dict(attention_bias=False, mlp_bias=False)),
   'glm4': ('glm4', dict(rope_parameters=dict(rope_type='default', rope_theta=1e4))),
   'lfm2': ('lfm2', dict(conv_bias=False)),
-  'gpt_oss': ('gpt_oss', {}),
+  'gpt_oss': ('gpt_oss', dict(rope_parameters=YARN)),
 }
 
 _LINES = [
