@@ -2,6 +2,7 @@
 
 import collections
 import json
+import logging
 import math
 import pathlib
 import re
@@ -21,6 +22,8 @@ from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.huggingface import header
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
+
+log = logging.getLogger('paxlite')
 
 _OF_LORA = re.compile(rf'{DORA_VARIABLES}|{TOKEN_ROWS}')
 _TABLES = {'embedding': 'embedding/emb_var', 'softmax': 'softmax/w'}
@@ -181,6 +184,8 @@ def write_adapter(
       place + ('.base_layer' if is_inner else ''), *adapter_layout.experts_to_theirs(entry, a, b)
     )
     adapter.experts[theirs] = factors
+  if shared := [n for n in adapter.linear if re.search(r'\.shared_experts?\.', n)]:
+    log.warning('%s: peft 0.21 takes shared experts for experts, and may not load it', shared[0])
   names = [module_of(entry) for group in by_tensor.values() for entry in group]
   config = adapter.config(e, base, [*names, *(n for n in experts)])
   tensors = adapter.tensors

@@ -44,8 +44,8 @@ Where two files disagree, import does what transformers does, and says so:
 - If `lm_head.weight` is stored and differs from the embedding, both are read, whatever
   `tie_word_embeddings` says.
 - The ids that end a text are those of generation_config.json and then those of config.json.
-- A folder with adapter_config.json is refused, with or without a model in it: no key of an adapter
-  is read.
+- A folder with adapter_config.json beside a model is refused; without one, it is an adapter, for
+  `paxlite import --base_weights`.
 """
 
 

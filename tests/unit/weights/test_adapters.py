@@ -352,6 +352,7 @@ def test_training_continues_an_adapter_of_peft_and_leaves_the_rest_as_it_is(tmp_
     CHECKPOINT_RESTORE_PATH=str(tmp_path / 'ours'), TRAIN_FILES=str(tmp_path / 'chats.jsonl'),
     VOCAB_PATH=str(tmp_path / 'tokenizer.json'), MAX_SEQ_LEN='16', PERCORE_BATCH_SIZE='1',
     ICI_MESH_SHAPE='[1,1,1]', MAX_STEPS='2', LEARNING_RATE='0.01', CHECKPOINT_EVERY_N_STEPS='2',
+    FPROP_DTYPE='float32',
   )  # fmt: skip
   e = build_experiment('HuggingFaceLoRA', [], overrides)
   assert (e.LORA_ALPHA, e.LORA_RANK, e.LORA_TARGETS[0]) == (5, 3, 'gate_up_proj')
