@@ -57,6 +57,7 @@ OFFERED = {
   'context_parallelism': ('the mesh axis context', 'CONTEXT_ATTENTION'),
   'pipeline': ('the mesh axis stage',),
   'aot': ('plan', 'compile', 'explain'),
+  'hub': ('export --push',),
   'other_systems': (),
   'contrib': ('SeqioTask',),
 }

@@ -22,7 +22,7 @@ import pytest
 from tests.support import kept_programs, shards, tiers
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
-_ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
+_ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL', 'HF_ENDPOINT'
 TESTS = pathlib.Path(__file__).parent
 _NOHUP = 'PAXLITE_TESTS_NOHUP'
 _WAITING = ('test_slurm',)  # modules that use hardly any processor time

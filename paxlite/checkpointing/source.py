@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from paxlite import extensions
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
 from paxlite.checkpointing.foreign_weights import formats_at, way_of_gguf
@@ -28,8 +29,6 @@ log = logging.getLogger('paxlite')
 _PARAMS = 'params'
 # of optim.averaging.Averaged
 _AVERAGE, _NUM_AVERAGED = 'opt_state/average/', 'opt_state/num_averaged'
-
-_HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +256,7 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   given = paths.stored(str(path))
   if is_address(given):
     return schemes.scheme_of(given).checkpoints(given)
-  path = pathlib.Path(given).absolute()
+  path = pathlib.Path(extensions.hint('weights', given) or given).absolute()
   if not os.path.isdir(path):  # False also for strings that cannot be a path
     raise UserError(
       f'{path} is not a folder: it must be a job_log_dir or imported weights{_importing(given)}'
@@ -284,12 +283,6 @@ def _importing(path: str) -> str:
     return f'. These are weights of {what}, to be imported: {command}'
   if way := way_of_gguf(path):
     return f'. {way}'
-  if not names and re.fullmatch(_HUB_NAME, path):
-    return (
-      '. If it is the name of a model on the Hugging Face Hub: download that into a folder (hf '
-      f'download {path} --local-dir FOLDER), then {tool} --from=hf --path=FOLDER '
-      f'--to=weights/{path.partition("/")[2].lower()}'
-    )
   return f'. Weights of other formats are read by {tool}' if names else ''
 
 

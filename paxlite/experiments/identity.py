@@ -201,7 +201,9 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
 def identity_of(e: Experiment) -> JsonObject:
   """Returns what experiment.json holds: the class of an experiment, its backend and its values."""
   paths = set(e.paths_of_weights)  # which are read again, from any folder
-  absolute = lambda path: path if is_address(path) else str(pathlib.Path(path).absolute())
+  # an address, or the name of what an extension copies, is no path of this machine
+  is_here = lambda path: not is_address(path) and os.path.exists(path)
+  absolute = lambda path: str(pathlib.Path(path).absolute()) if is_here(path) else path
   places = e.values_of(Kind.RUN)
   is_path = lambda k, v: k in places and isinstance(v, str) and v != '' and v in paths
   values = {k: absolute(v) if is_path(k, v) else v for k, v in e.values().items()}

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, cast
 
+from paxlite import extensions
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.files import paths
@@ -79,7 +80,8 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
   """File names with the patterns among them (data/*.jsonl) replaced by their matches, sorted.
 
   Args:
-    names: Names of files, or of datasets ('hf:…'), which are returned unchanged.
+    names: Names of files; of datasets ('hf:…'), which are returned unchanged; or of what an
+      extension copies to files.
     strict: Whether a pattern that matches nothing is an error; otherwise it is kept.
 
   Raises:
@@ -87,6 +89,9 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
   """
   found: list[str] = []
   for name in map(os.path.expanduser, names):  # shells do not expand --fdl.NAME=~/a.txt
+    if copies := extensions.hint('files', name):
+      found += copies
+      continue
     if is_address(name):
       matches = _matches(name)
       if strict and not matches:

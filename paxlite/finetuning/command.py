@@ -1,7 +1,8 @@
 """paxlite finetune WEIGHTS [--method=METHOD] [--folder=FOLDER] [NAME=VALUE …]
 
 Trains published weights further; the same command continues the run. WEIGHTS is a folder that
-`paxlite import` has written, a run, or a model of `paxlite list`, with CHECKPOINT_RESTORE_PATH.
+`paxlite import` has written, a run, a model of the Hugging Face Hub (org/name), or a model of
+`paxlite list`, with CHECKPOINT_RESTORE_PATH.
 
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same; qlora with weights of 4 bits

@@ -6,7 +6,7 @@ Those of TRL, PEFT and Axolotl are in names_of_trl.py.
 from paxlite.other_systems.answers import Answer, absent, each, instead, needless, renamed
 
 _FOLDER = instead('--job_log_dir=FOLDER is where a run writes')
-_HUB = absent('paxlite export writes a folder, which you can upload')
+_HUB = instead('paxlite export --push=org/name uploads what it writes')
 _TORCH = needless('it is for PyTorch; XLA compiles the step')
 _DDP = needless('the mesh says how devices share the work: docs/scaling.md')
 _LOADER = needless('a thread reads two batches ahead')

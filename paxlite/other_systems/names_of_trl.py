@@ -15,7 +15,7 @@ _RESTORED = renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --f
 
 # SFTConfig, and the arguments of TRL's scripts
 SFT: dict[str, Answer] = {
-  'dataset_name': renamed('TRAIN_FILES', 'files of your own; HuggingFaceDocuments reads hf:NAME'),
+  'dataset_name': renamed('TRAIN_FILES', 'hf:org/name, or files of your own'),
   **each('dataset_config dataset_kwargs', _FORMATS),
   'dataset_text_field': renamed('TEXT_FIELD', 'of documents; chats are found by their keys'),
   'dataset_num_proc': needless('examples are tokenized when a run starts'),

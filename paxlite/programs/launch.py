@@ -19,17 +19,18 @@ from paxlite import extensions
 from paxlite.checkpointing.source import weights_facts
 from paxlite.cli.command_line import this_command
 from paxlite.cli.terminal import warn
-from paxlite.config.attributes import parse
+from paxlite.config.attributes import attribute_types, parse
 from paxlite.config.edits import EDITS
 from paxlite.config.former_names import current, refuse_both
 from paxlite.config.placed_paths import placed
-from paxlite.core.errors import AbsentError, UserError
+from paxlite.core.errors import AbsentError, UserError, located
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments import options as optional_parts
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.identity import run_values, stated_values
 from paxlite.experiments.registry import apply_fiddler, find, find_known
-from paxlite.files.schemes import records_of
+from paxlite.files.schemes import is_address, records_of
+from paxlite.files.text_files import check_file, expanded
 from paxlite.processes import preemption
 
 
@@ -81,6 +82,8 @@ def build_experiment(
       find(known['MODEL'])  # imports what the user names
   cls = cls.of_values(known)
   path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
+  if path and not os.path.exists(path) and not is_address(path):
+    _check_stated(cls, overrides)
   cls, values = cls.chosen(facts(path))
   cls = optional_parts.with_attributes(cls, overrides.keys())
   cfg = cls.config()
@@ -106,6 +109,17 @@ def build_experiment(
   experiment.validate()
   experiment.check_edits()
   return experiment
+
+
+def _check_stated(cls: type[Experiment], given: Mapping[str, str]) -> None:
+  """Checks values and files of a command line before weights are downloaded."""
+  for name in sorted(given.keys() & attribute_types(cls).keys()):
+    value = parse(cls, name, given[name])
+    if name.endswith(('_FILES', '_SOURCES')) and isinstance(value, list):
+      for file in expanded(value):
+        if ':' not in file and not os.path.exists(file):
+          with located(name):
+            check_file(file)
 
 
 def values_of(cls: type[Experiment], given: Mapping[str, str], edits: Any) -> dict[str, Any]:

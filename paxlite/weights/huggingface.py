@@ -82,7 +82,7 @@ class Safetensors:
     self.left_out: collections.Counter[str] = collections.Counter()
     place = str(folder) if address is None else address
     files, stated = model_files.chosen(
-      place, names_in(folder, address), lambda: _weight_map(folder / model_files.INDEX)
+      place, names_in(folder, address), lambda: weight_map(folder / model_files.INDEX)
     )
     self.files = [f'{place}/{file}' for file in files]
     for path in self.files:
@@ -144,7 +144,7 @@ def names_in(folder: pathlib.Path, address: str | None) -> set[str]:
   return {name for name in scheme_of(address).names(address) if '/' not in name}
 
 
-def _weight_map(index: pathlib.Path) -> dict[str, str]:
+def weight_map(index: pathlib.Path) -> dict[str, str]:
   """Returns the file name of each tensor; empty if there is no index."""
   if not index.is_file():
     return {}

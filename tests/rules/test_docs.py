@@ -61,6 +61,9 @@ ELSEWHERE = {
     ),
   },
   'server': {'tests/parity/test_smollm.py': ('docs/serving.md',)},
+  'hub': {
+    'tests/unit/hub/test_commands.py': ('docs/fine_tuning.md', 'docs/weights.md'),
+  },
   'te': {'tests/parity/test_te.py': ('docs/backends.md',)},
   'gpu': {'it needs a GPU, or the index of packages': ('benchmarks/README.md',)},
   'plan': {'it compiles for minutes; tests/unit/aot/planning has small ones': ('docs/scaling.md',)},

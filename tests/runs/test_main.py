@@ -72,7 +72,7 @@ TINY = '--fdl_config=TinyGPT'
     ),
     (
       ['--fdl_config=HuggingFaceLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
-      'then paxlite import --from=hf --path=FOLDER --to=weights/smollm2',
+      'HuggingFaceTB/SmolLM2-135M cannot be read',
     ),
     ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),
     ([TINY, '--nodry_run=x'], '--nodry_run=x: --nodry_run takes no value'),

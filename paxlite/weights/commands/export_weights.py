@@ -17,6 +17,7 @@ Examples:
   paxlite export runs/zed --to=gguf --type=q8_0 --path=exported/zed_gguf
 """
 
+import pathlib
 import time
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.core.errors import UserError
 from paxlite.files import output
+from paxlite.files.schemes import is_address
 from paxlite.generation.checkpoint_options import BASE_WEIGHTS
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
@@ -42,6 +44,8 @@ PARSER.option('--text_only', 'write the text model of a model with images alone'
 PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
 PARSER.option('--base', 'base model that a PEFT adapter names', default='')
 PARSER.option('--base_weights', BASE_WEIGHTS, stored, default='')
+PARSER.option('--push', 'upload what is written to the Hugging Face Hub', metavar='ORG/NAME')
+PARSER.option('--private', 'of a new model of --push: only its owners see it', bool)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -60,10 +64,16 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--type={args.type} is for --to=gguf: --dtype is that of other tensors')
   if args.dtype and args.to == 'gguf':
     raise UserError(f'--dtype={args.dtype} is not for --to=gguf: --type is that of its tensors')
+  if args.private and not args.push:
+    raise UserError('--private is for --push=ORG/NAME')
+  if args.push and is_address(args.path):
+    raise UserError(f'--push uploads a folder of this machine, and --path={args.path} is none')
   if args.proof and args.to == 'peft':
     raise UserError('--proof is for whole models: --to=hf or --to=gguf')
   if (args.into or args.text_only) and (args.to != 'hf' or (args.into and args.text_only)):
     raise UserError('--into and --text_only exclude each other, and are for --to=hf')
+  pushing = extensions.hook('export --push') if args.push else None
+  push = pushing and pushing(args.push, args.private, args.to)
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
   refuse_te_layers(source)
@@ -114,3 +124,5 @@ def main(argv: Sequence[str]) -> None:
     print('Its modules that predict further tokens are left out: the format has no names for them')
   if args.to == 'gguf':
     print(f'{written.name} has {written.kinds} tensors')
+  if push:
+    push(pathlib.Path(args.path))

@@ -4,7 +4,8 @@ Imports published weights, or a Pax checkpoint with its Adam state, tensor by te
 folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT. The files tell which
 format they have, unless --from does.
 
-  hf    a Hugging Face folder (config.json, *.safetensors); paxlite families lists them
+  hf    a Hugging Face folder (config.json, *.safetensors), or a model of the Hub, org/name or
+        org/name@revision; paxlite families lists them
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
   peft  an adapter (adapter_config.json) of the weights that --base_weights names
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from paxlite import extensions
 from paxlite.checkpointing.foreign_weights import formats_at, is_own, way_of_gguf
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, stored
@@ -48,11 +50,12 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('--from=gguf is gone: paxlite import FILE names the way by transformers')
   args = PARSER.parsed(argv)
 
-  if not is_address(args.path) and not os.path.exists(args.path):
+  download = extensions.hint('published weights', args.path)
+  if not download and not is_address(args.path) and not os.path.exists(args.path):
     raise UserError(f'{args.path} does not exist')
   if not is_address(args.to) and os.path.exists(args.to):
     raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
-  source = args.source or _source_at(args.path)
+  source = args.source or ('hf' if download else _source_at(args.path))
   _check_folder(args.path)
   if source == 'pax' and args.fdl_config is None:
     raise UserError(
@@ -73,21 +76,25 @@ def main(argv: Sequence[str]) -> None:
     )
   if args.base_weights and source != 'peft':
     raise UserError('--base_weights is for an adapter of peft (--from=peft)')
+  if download and source != 'hf':
+    raise UserError(f'{args.path} is read with --from=hf alone')
   started = time.perf_counter()
-  # Tensors of Hugging Face are read from the store one at a time; other files are copied first.
-  largest = schemes.SMALL if source == 'hf' else None
-  path = pathlib.Path(schemes.local(args.path, largest))
-  address = args.path if is_address(args.path) else None
   tokenizer = args.tokenizer
   if tokenizer is not None:
     tokenizer = pathlib.Path(schemes.local(tokenizer, schemes.SMALL))
+    if download and not tokenizer.exists():
+      raise UserError(f'--tokenizer={tokenizer} does not exist')
+  # Tensors of Hugging Face are read from the store one at a time; other files are copied first.
+  largest = schemes.SMALL if source == 'hf' else None
+  given = download(args.to) if download else schemes.local(args.path, largest)
+  path, address = pathlib.Path(given), args.path if is_address(args.path) else None
   with output.output_folder(args.to, last='checksums.json') as to:
     if source == 'pax':
       lines = _import_pax(path, to, args.fdl_config, args.attributes, args.params_only)
     elif source == 'peft':
       lines = _import_adapter(path, to, args.base_weights)
     else:
-      lines = _import_published(source, path, to, tokenizer, address, args.add_tokens)
+      lines = import_published(source, path, to, tokenizer, address, args.add_tokens)
   lines = [line.replace(str(to), args.to) for line in lines]
   print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
 
@@ -126,7 +133,7 @@ def _check_folder(path: str) -> None:
     raise UserError(f'{path} is one file of a folder: name the folder, {folder}')
 
 
-def _import_published(
+def import_published(
   source: str,
   path: pathlib.Path,
   to: pathlib.Path,

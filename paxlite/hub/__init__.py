@@ -1,0 +1,1 @@
+"""Models and datasets of the Hugging Face Hub, by their names."""

@@ -1,0 +1,197 @@
+"""`paxlite` with names of the Hub: import, finetune, generate, chat and export --push."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from tests.rules.test_docs import blocks
+from tests.support import runs
+from tests.support.hub_server import Fault
+from tests.unit.hub.conftest import tiny_llama
+
+WORDS = ['alpha', 'beta', 'gamma', 'delta', 'epsilon', 'zeta', 'eta', 'theta']
+# SmolLM's experiment asks for one device, and that of a Llama of no known size for eight
+ONE_DEVICE = 'ICI_MESH_SHAPE=[1,1,1]', 'DCN_MESH_SHAPE=[1,1,1]'
+SHORT = (
+  'MAX_SEQ_LEN=32', 'PERCORE_BATCH_SIZE=2', 'MAX_STEPS=2', 'SUMMARY_INTERVAL_STEPS=1',
+  'FPROP_DTYPE=float32', 'LEARNING_RATE=1e-2', 'LR_COS_WARMUP=1', *ONE_DEVICE,
+)  # fmt: skip
+
+
+def paxlite(*words: str, here, code: int = 0, env: dict[str, str] | None = None) -> str:
+  """Runs a command in the folder `here`; returns its output, or its one line of an error."""
+  command = [sys.executable, '-m', 'paxlite', *words]
+  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)} | (env or {})
+  done = subprocess.run(
+    command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300
+  )
+  assert done.returncode == code, f'{words}\n{done.stdout}\n{done.stderr}'
+  if code == 0:
+    return done.stdout
+  *_, line = done.stderr.splitlines()
+  assert line.startswith('error: '), done.stderr
+  return line
+
+
+@pytest.fixture
+def here(hub, tmp_path):
+  hub.add('org/tiny', tiny_llama())
+  chats = [dict(inputs=f'{a} goes before', targets=f' {b}') for a, b in pairwise(WORDS)]
+  hub.add(
+    'org/chats', {'train.jsonl': ''.join(json.dumps(c) + '\n' for c in chats).encode()}, 'dataset'
+  )
+  return tmp_path / 'here'
+
+
+def test_weights_are_imported_by_name(here, hub, tmp_path):
+  command = ['import', 'org/tiny', '--to=weights/tiny']
+  paxlite('import', 'org/nothing', '--to=weights/tiny', here=here, code=2)
+  assert not (here / 'weights').exists()
+  assert 'The model is a LLaMA.' in paxlite(*command, here=here)
+  asked = len(hub.requests)
+  line = paxlite(*command, here=here, code=2)
+  assert '--to=weights/tiny exists already' in line
+  assert len(hub.requests) == asked
+  (tmp_path / 'tiny').mkdir()
+  for name, content in tiny_llama().items():
+    (tmp_path / 'tiny' / name).write_bytes(content)
+  paxlite('import', str(tmp_path / 'tiny'), '--to=weights/other', here=here)
+  same = lambda name: (here / 'weights' / name / 'checksums.json').read_bytes()
+  assert same('tiny') == same('other')
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_docs(here, hub):
+  """Runs the blocks that begin with ```sh hub."""
+  hub.add('HuggingFaceTB/SmolLM2-135M', tiny_llama())
+  hub.repos['dataset', 'you/capitals'] = hub.repos['dataset', 'org/chats']
+  hub.tokens['hf_good'] = {'name': 'you'}
+  for page in ('weights', 'fine_tuning'):
+    lines = '\n'.join(blocks(runs.ROOT / f'docs/{page}.md', 'sh hub')).splitlines()
+    assert lines
+    for line in lines:
+      words = [*shlex.split(line)[1:], *(ONE_DEVICE if 'finetune' in line else ())]
+      paxlite(*words, here=here, env={'HF_TOKEN': 'hf_good'})
+  assert hub.repos['model', 'you/smollm2'].private
+
+
+@pytest.mark.slow
+def test_a_model_is_fine_tuned_by_its_name_and_continues(here, hub):
+  command = [
+    'finetune', 'org/tiny', '--method=lora', 'TRAIN_FILES=hf:org/chats', *SHORT,
+  ]  # fmt: skip
+  paxlite(*command, here=here)
+  run = here / 'runs/tiny-lora'
+  assert sorted(runs.losses(run)) == [1, 2]
+  values = json.loads((run / 'experiment.json').read_text())['values']
+  assert values['CHECKPOINT_RESTORE_PATH'] == 'org/tiny'
+  assert values['TRAIN_FILES'] == ['hf:org/chats']
+  asked = len(hub.requests)
+  offline = {'HF_HUB_OFFLINE': '1'}
+  paxlite(*command, 'MAX_STEPS=4', here=here, env=offline)
+  assert sorted(runs.losses(run)) == [1, 2, 3, 4]
+  assert len(hub.requests) == asked
+  written = paxlite(
+    'generate', 'runs/tiny-lora', 'alpha', '--max_new_tokens=4', here=here, env=offline
+  )
+  first = paxlite('generate', 'org/tiny', 'alpha', '--max_new_tokens=4', here=here)
+  assert written.strip()
+  assert first.strip()
+  assert len(hub.asked('GET .*(lfs|resolve)')) == len(set(hub.asked('GET .*(lfs|resolve)')))
+
+
+def test_mistakes_are_said_before_weights_are_downloaded(here, hub):
+  cases = (
+    (['TRAIN_FILES=no.jsonl'], 'no.jsonl'),
+    (['TRAIN_FILES=hf:org/chat'], 'no dataset at'),
+    (['TRAIN_FILES=hf:org/chats', 'LEARNING_RATE=fast'], 'LEARNING_RATE'),
+    (['TRAIN_FILES=hf:org/chats:test'], 'no split test'),
+  )
+  for words, said in cases:
+    assert said in paxlite('finetune', 'org/tiny', *words, here=here, code=2)
+    assert not hub.asked('org/tiny')
+  assert 'PROMPT is missing' in paxlite('generate', 'org/tiny', here=here, code=2)
+  assert not hub.asked('org/tiny')
+  line = paxlite('generate', 'org/tniy', 'x', here=here, code=2)
+  assert 'org/tniy: there is no such path here, and no model at' in line
+  assert not (here / 'runs').exists()
+
+
+def test_a_killed_import_leaves_nothing_and_goes_on(here, hub, tmp_path):
+  hub.faults[:] = [Fault('GET /lfs', pause=0.05, times=9)]
+  command = [sys.executable, '-m', 'paxlite', 'generate', 'org/tiny', 'alpha', '--max_new_tokens=2']
+  env = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
+  process = subprocess.Popen(command, cwd=here, env=env)
+  while not hub.sent or max(hub.sent.values()) < 1 << 17:
+    assert process.poll() is None
+    time.sleep(0.02)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert not [*(tmp_path / 'cache').rglob('checksums.json')]
+  hub.faults.clear()
+  assert paxlite(*command[3:], here=here).strip()
+  assert [*(tmp_path / 'cache').rglob('checksums.json')]
+
+
+@pytest.fixture
+def exported(here, hub):
+  paxlite('import', 'org/tiny', '--to=weights/tiny', here=here)
+  hub.tokens['hf_good'] = {'name': 'someone', 'orgs': [{'name': 'lab'}]}
+  return ['export', 'weights/tiny', '--to=hf', '--path=exported/tiny']
+
+
+def test_an_export_is_uploaded_when_asked_to(here, hub, exported):
+  token = {'HF_TOKEN': 'hf_good'}
+  said = paxlite(*exported, '--push=lab/mine', '--private', here=here, env=token)
+  assert f'{hub.address}/lab/mine is new, and private' in said
+  repo = hub.repos['model', 'lab/mine']
+  assert repo.private
+  (files,) = repo.commits.values()
+  folder = here / 'exported/tiny'
+  right = {
+    p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob('*') if p.is_file()
+  }
+  card = files.pop('README.md').decode()
+  assert files == right
+  assert card.startswith('---\nlibrary_name: transformers\n---\n# mine\n')
+
+  again = [*exported[:3], '--path=exported/again', '--push=lab/mine']
+  hub.repos['model', 'lab/mine'].commit(files | {'README.md': b'mine'})
+  said = paxlite(*again, here=here, env=token)
+  assert 'is new' not in said
+  assert repo.commits[repo.at('main')]['README.md'] == b'mine'
+
+
+def test_nothing_is_uploaded_or_exported_where_that_cannot_succeed(here, hub, exported):
+  hub.add('lab/public', {'a': b''})
+  commits = lambda: sum(len(repo.commits) for repo in hub.repos.values())
+  before, good = commits(), {'HF_TOKEN': 'hf_good'}
+  for words, env, said in (
+    (['--push=lab/mine'], {}, '--push=lab/mine needs a token that may write: set HF_TOKEN'),
+    (['--push=lab/mine'], {'HF_TOKEN': 'hf_bad'}, 'refuses the token: renew HF_TOKEN'),
+    (['--push=other/mine'], good, 'the token is of someone, who is not in other'),
+    (['--push=mine'], good, '--push=mine must be org/name'),
+    (['--push=lab/public', '--private'], good, 'is public: choose another name'),
+    (['--private'], good, '--private is for --push=ORG/NAME'),
+    (['--push=lab/mine'], good | {'HF_HUB_OFFLINE': '1'}, 'HF_HUB_OFFLINE is set'),
+  ):
+    assert said in paxlite(*exported, *words, here=here, env=env, code=2)
+    assert not (here / 'exported').exists()
+  paxlite(*exported, here=here, env=good)
+  assert commits() == before
+  assert not hub.asked('POST|PUT')
+
+
+def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(here, hub, exported):
+  hub.faults[:] = [Fault('POST .*commit', 403, times=9)]
+  line = paxlite(*exported, '--push=lab/mine', here=here, env={'HF_TOKEN': 'hf_good'}, code=2)
+  assert 'exported/tiny is exported, and was not uploaded: lab/mine' in line
+  assert line.endswith('To try again: hf upload lab/mine exported/tiny')
+  assert not hub.repos['model', 'lab/mine'].commits
+  assert (here / 'exported/tiny/model.safetensors').is_file()
