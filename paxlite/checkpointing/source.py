@@ -256,7 +256,9 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   given = paths.stored(str(path))
   if is_address(given):
     return schemes.scheme_of(given).checkpoints(given)
-  path = pathlib.Path(extensions.hint('weights', given) or given).absolute()
+  if copies := extensions.hint('weights', given):
+    return [pathlib.Path(copy) for copy in copies]
+  path = pathlib.Path(given).absolute()
   if not os.path.isdir(path):  # False also for strings that cannot be a path
     raise UserError(
       f'{path} is not a folder: it must be a job_log_dir or imported weights{_importing(given)}'

@@ -69,7 +69,8 @@ class Extension:
       That of a 'command line' gets the name of the command and the arguments; it returns those that
       the command understands, and warnings. That of the 'arguments of a run' returns those that
       are left out, and warnings. For a text in the place of a path, that of 'weights' returns the
-      folder of imported weights, and that of 'files' those of records, which it makes if need be;
+      folders of imported weights, the newest first, and that of 'files' the files of records, which
+      it makes if need be;
       that of 'published weights' returns what makes the folder of weights of others, for --to.
     experiments: Packages whose modules register experiments.
     former_modules: Of a leaf: the present names of modules and packages, by their former ones. What

@@ -84,7 +84,10 @@ class Listing:
 
   def _fetch(self, name: str) -> None:
     hub = package()
-    if not sys.stderr.isatty():
+    has_bar = sys.stderr.isatty() and self.sizes[name] > 1 << 20
+    if has_bar and not hub.constants.HF_HUB_DISABLE_PROGRESS_BARS:
+      hub.utils.enable_progress_bars()
+    else:
       hub.utils.disable_progress_bars()
     if _SHA256.fullmatch(self.sums.get(name, '')):
       self._finish(name)

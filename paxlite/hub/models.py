@@ -26,25 +26,27 @@ def download_of(text: str) -> Callable[[str], str] | None:
 
 
 @functools.cache
-def imported(text: str) -> str:
-  """Returns the folder of the imported weights of a model of the Hub; '' if `text` is a path.
+def imported(text: str) -> list[str]:
+  """Returns the folder of the imported weights of a model of the Hub; [] if `text` is a path.
 
-  They are imported into paxlite/hub of the user's cache, one folder for each commit.
+  They are imported into paxlite/hub of the user's cache, one folder for each commit. Those of other
+  commits follow: a run may have begun with one of them.
 
   Raises:
     UserError: The model cannot be had, or is of no family that paxlite knows.
   """
   name = model_named(text)
   if name is None:
-    return ''
+    return []
   place = lambda commit: schemes.cache().with_name('hub') / name.repo / commit
   if COMMIT.fullmatch(name.revision) and place(name.revision).is_dir():
-    return str(place(name.revision))
+    return [str(place(name.revision))]
   listing = listing_of(name)
   to = place(listing.commit)
   if not to.is_dir():
     _import(listing, to)
-  return str(to)
+  others = [p for p in to.parent.iterdir() if COMMIT.fullmatch(p.name) and p != to]
+  return [*map(str, (to, *others))]
 
 
 def _import(listing: Listing, to: pathlib.Path) -> None:

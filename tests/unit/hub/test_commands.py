@@ -103,6 +103,11 @@ def test_a_model_is_fine_tuned_by_its_name_and_continues(here, hub):
   first = paxlite('generate', 'org/tiny', 'alpha', '--max_new_tokens=4', here=here)
   assert written.strip()
   assert first.strip()
+  hub.add('org/tiny', tiny_llama(seed=1))  # the run stays on the weights that it began with
+  last = paxlite('generate', 'runs/tiny-lora', 'alpha', '--max_new_tokens=4', here=here)
+  assert last == written
+  other = paxlite('generate', 'org/tiny', 'alpha', '--max_new_tokens=4', here=here)
+  assert other != first
   assert len(hub.asked('GET .*(lfs|resolve)')) == len(set(hub.asked('GET .*(lfs|resolve)')))
 
 
@@ -137,6 +142,23 @@ def test_a_killed_import_leaves_nothing_and_goes_on(here, hub, tmp_path):
   hub.faults.clear()
   assert paxlite(*command[3:], here=here).strip()
   assert [*(tmp_path / 'cache').rglob('checksums.json')]
+
+
+def test_two_processes_import_once(here, hub, tmp_path):
+  code = "from paxlite.hub.models import imported; print(*imported('org/tiny'))"
+  hub.faults[:] = [Fault('GET /lfs', pause=0.01, times=9)]
+  env = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
+  both = [
+    subprocess.Popen(
+      [sys.executable, '-c', code], cwd=here, env=env, text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    for _ in range(2)
+  ]  # fmt: skip
+  (one, said), (other, also) = (process.communicate() for process in both)
+  assert one == other
+  assert one.startswith(str(tmp_path / 'cache')), said
+  assert (said + also).count('org/tiny is imported: ') == 1
 
 
 @pytest.fixture
