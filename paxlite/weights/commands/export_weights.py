@@ -92,7 +92,9 @@ def main(argv: Sequence[str]) -> None:
       f'--dtype={args.dtype} is for --text_only: {original.folder} gets its own dtypes back'
     )
   started = time.perf_counter()
-  whole = original and whole_model.WholeModel(original, experiment, lora.merged(variables))
+  whole = original and whole_model.WholeModel(
+    original, experiment, lora.merged(experiment, variables)
+  )
   # before anything is written: it may be that there is no tokenizer
   prove = extensions.hook('export --proof') if args.proof else None
   write_proof = prove and prove(args.checkpoint, args.base_weights)
