@@ -71,7 +71,10 @@ def _downloaded(listing: Listing, to: pathlib.Path) -> pathlib.Path:
   if 'config.json' not in there:
     raise UserError(f'{name} has no config.json, and so is no model of transformers: {name.page}')
   index = [model_files.INDEX] * (model_files.SINGLE not in there)
-  small = [n for n in (*_SMALL, model_files.ADAPTER, *index) if n in there]
+  # those of processors go back with a model that is exported whole
+  described = [n for n in there if '/' not in n and n.endswith(('_config.json', '_map.json'))]
+  named = (*_SMALL, model_files.ADAPTER, *index)
+  small = [*dict.fromkeys(n for n in (*named, *described) if n in there)]
   folder = listing.download(small)
   top = [n for n in there if '/' not in n]
   base = lambda: str(read_object(folder / model_files.ADAPTER).get('base_model_name_or_path'))
