@@ -1,7 +1,7 @@
 """The families that llama.cpp knows, too: the keys of config.json, and the fields of a GGUF file.
 
 What llama.cpp computes for each architecture is read from the package llama-cpp-python 0.3.36:
-load_arch_hparams and load_arch_tensors of src/models/NAME.cpp. Fields and tensors of GLM-4,
+load_arch_hparams and load_arch_tensors of src/models/NAME.cpp. Fields and tensors of GLM,
 Granite, gpt-oss and LFM2 are those of its converter.
 """
 
@@ -102,9 +102,10 @@ class Architecture:
       first = text.replace('{i}', '0').replace('.{x}', '')  # all experts are one tensor
       if name := known.get_name(first, try_suffixes=('.weight', '.bias')):
         found[role] = name.replace('blk.0.', 'blk.{i}.')
-    return {role: name for role, name in found.items() if not role.startswith('experts_')} | {
-      role: f'blk.{{i}}.{name}' for role, name in self.own_names.items()
-    }
+    # experts are a tensor each of gates and ups, and further tokens are left out
+    elsewhere = 'experts_', 'prediction_'
+    found = {role: name for role, name in found.items() if not role.startswith(elsewhere)}
+    return found | {role: f'blk.{{i}}.{name}' for role, name in self.own_names.items()}
 
   def entries(self, e: LanguageModel) -> list[Entry]:
     """Returns the entries of the tensors of an experiment."""
@@ -181,6 +182,21 @@ ARCHITECTURES = (
     'interleaved', stretchings=(),
   ),
   Architecture(
+    'glm4_moe', 'glm4moe',
+    _SIZES | {
+      'expert_count': 'n_routed_experts', 'expert_used_count': 'num_experts_per_tok',
+      'expert_feed_forward_length': 'moe_intermediate_size',
+      'expert_shared_count': 'n_shared_experts', 'expert_weights_norm': 'norm_topk_prob',
+      'leading_dense_block_count': 'first_k_dense_replace',
+      'expert_weights_scale': 'routed_scaling_factor',
+    },
+    {
+      'hidden_act': ('silu',), 'attention_bias': (True, False), 'use_qk_norm': (True, False),
+      'partial_rotary_factor': (0.5,), 'n_group': (1,), 'topk_group': (1,),
+    },
+    stretchings=(), own_names={'router_balance': 'exp_probs_b.bias'},
+  ),
+  Architecture(
     'lfm2', 'lfm2',
     {k: v for k, v in _PLAIN.items() if v != 'rms_norm_eps'} | {
       'attention.layer_norm_rms_epsilon': 'norm_eps', 'shortconv.l_cache': 'conv_L_cache',
@@ -206,7 +222,10 @@ ARCHITECTURES = (
   ),
 )  # fmt: skip
 # Keys that fields and tensors say in another way.
-_SAID = {'tie_word_embeddings', 'rope_scaling', 'layer_types', 'query_pre_attn_scalar'}
+_SAID = {
+  'tie_word_embeddings', 'rope_scaling', 'layer_types', 'query_pre_attn_scalar',
+  'num_nextn_predict_layers',  # they are left out
+}  # fmt: skip
 
 
 def architecture_of(e: LanguageModel) -> tuple[Architecture, JsonObject]:
@@ -274,6 +293,9 @@ def model_fields(architecture: Architecture, config: Config) -> dict[str, object
       found[name] = float(config[architecture.fields[name]])
   if (share := config.get('partial_rotary_factor', 1.0)) != 1:
     found['rope.dimension_count'] = int(config['head_dim'] * share)
+  if architecture.kind == 'glm4_moe':
+    found['expert_gating_func'] = 2  # sigmoids
+    found['expert_weights_scale'] = float(config['routed_scaling_factor'])
   if architecture.kind == 'lfm2':
     groups = config['num_key_value_heads']
     found['attention.head_count_kv'] = [

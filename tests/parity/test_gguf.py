@@ -125,7 +125,7 @@ def test_transformers_computes_the_same_of_a_file_of_lfm2(tmp_path):
   assert expected.abs().max() > 1
 
 
-@pytest.mark.parametrize('name', ['granite', 'glm4', 'lfm2', 'gpt_oss'])
+@pytest.mark.parametrize('name', ['granite', 'glm4', 'glm4_moe', 'lfm2', 'gpt_oss'])
 def test_a_file_has_the_tensors_that_llama_cpp_names(name, tmp_path):
   _, weights = imported(name, tmp_path)
   reader = gguf.GGUFReader(export(weights, tmp_path / 'gguf', 'q8_0'))
@@ -159,6 +159,16 @@ CONVERTED = {
     'ffn_norm.weight': lambda t: t('post_attention_layernorm.weight'),
     'post_ffw_norm.weight': lambda t: t('post_mlp_layernorm.weight'),
   },
+  'glm4_moe': {
+    'attn_q.weight': lambda t: t('self_attn.q_proj.weight'),
+    'post_attention_norm.weight': lambda t: t('post_attention_layernorm.weight'),
+    'exp_probs_b.bias': lambda t: t('mlp.gate.e_score_correction_bias'),
+    'ffn_gate_inp.weight': lambda t: t('mlp.gate.weight'),
+    'ffn_gate_exps.weight': lambda t: t('mlp.experts.gate_up_proj')[:, :24],
+    'ffn_up_exps.weight': lambda t: t('mlp.experts.gate_up_proj')[:, 24:],
+    'ffn_down_exps.weight': lambda t: t('mlp.experts.down_proj'),
+    'ffn_gate_shexp.weight': lambda t: t('mlp.shared_experts.gate_proj.weight'),
+  },
   'lfm2': {
     'shortconv.conv.weight': lambda t: t('conv.conv.weight').squeeze(1),
     'shortconv.in_proj.weight': lambda t: t('conv.in_proj.weight'),
@@ -186,6 +196,11 @@ FIELDS = {
     'rope.dimension_count': 8,
   },
   'glm4': {'rope.dimension_count': 6, 'attention.key_length': 12, 'feed_forward_length': 56},
+  'glm4moe': {
+    'rope.dimension_count': 6, 'expert_count': 8, 'expert_used_count': 3, 'expert_gating_func': 2,
+    'expert_shared_count': 2, 'leading_dense_block_count': 1, 'expert_weights_scale': 1.5,
+    'expert_weights_norm': True, 'expert_feed_forward_length': 24, 'block_count': 4,
+  },
   'lfm2': {
     'attention.head_count_kv': [0, 2, 0, 0], 'shortconv.l_cache': 3, 'feed_forward_length': 60,
     'rope.freq_base': 1e6,
@@ -228,8 +243,9 @@ def test_fields_and_tensors_are_those_of_the_converter(name, tmp_path):
   for short, value in FIELDS[kind].items():
     assert reader.fields[f'{kind}.{short}'].contents() == pytest.approx(value), short
   for short, convert in CONVERTED[name].items():
-    wanted = convert(lambda key: tensors[f'model.layers.0.{key}'])
-    assert np.array_equal(found[f'blk.0.{short}'], wanted), short
+    layer = int(name == 'glm4_moe')  # the first one has no experts
+    wanted = convert(lambda key: tensors[f'model.layers.{layer}.{key}'])  # noqa: B023
+    assert np.array_equal(found[f'blk.{layer}.{short}'], wanted), short
 
 
 @pytest.mark.cases(fast=1, slow=1)

@@ -89,6 +89,10 @@ def test_fp8_with_scales_of_blocks(tmp_path):
   for name, wanted in expected.items():
     assert torch.equal(as_torch(tensors.read(name)), wanted.float()), name
   run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  back = [f'--into={tmp_path / "hf"}', f'--path={tmp_path / "back"}']
+  export_weights.main([str(tmp_path / 'w'), *back])
+  for path in (tmp_path / 'hf').iterdir():
+    assert path.read_bytes() == (tmp_path / 'back' / path.name).read_bytes()
 
 
 INT4 = {

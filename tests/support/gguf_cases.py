@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, dict]] = {
   'phi3': ('phi3', dict(sliding_window=None)),
   'granite': ('granite', dict(attention_bias=False, mlp_bias=False)),
   'glm4': ('glm4', dict(rope_parameters=dict(rope_type='default', rope_theta=1e4))),
+  'glm4_moe': ('glm4_moe', dict(n_group=1, topk_group=1)),
   'lfm2': ('lfm2', dict(conv_bias=False)),
   'gpt_oss': ('gpt_oss', dict(rope_parameters=YARN)),
 }
