@@ -98,7 +98,10 @@ def conversation(
   found = list_of_messages(messages)
   if not found:
     raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
-  read = [_message(whole.object(m, f'messages[{i}]')) for i, m in enumerate(found)]
+  read = [
+    (dict(m), None) if _is_plain(m) else _message(whole.object(m, f'messages[{i}]'))
+    for i, m in enumerate(found)
+  ]
   masks = [is_learned is False for _, is_learned in read]
   if not is_empty(marks):
     masks = [a or b for a, b in zip(masks, _masks(marks, len(found)), strict=True)]
@@ -143,6 +146,12 @@ def list_of_messages(value: Json) -> list[Message] | None:
     isinstance(m, Mapping) and isinstance(m.get('role', m.get('from')), str) for m in value
   )
   return list(value) if good else None
+
+
+def _is_plain(message: Message) -> bool:
+  """Returns whether a message has a role and a text, and nothing else, as most have."""
+  is_said = len(message) == 2 and isinstance(message.get('content'), str)
+  return is_said and message.get('role') in ROLES
 
 
 def role_of(message: Message) -> str:
