@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Callable
 
+import paxlite
 from paxlite.cli.terminal import say
 from paxlite.core import shell
 from paxlite.core.errors import UserError
@@ -71,6 +72,6 @@ def _push(name: HubName, folder: pathlib.Path, is_there: bool, private: bool, fo
 def _card(name: HubName, form: str) -> str:
   last = name.repo.partition('/')[2]
   return (
-    f'---\nlibrary_name: {_LIBRARIES[form]}\n---\n# {last}\n\nThese weights were trained or '
-    'fine-tuned with paxlite, and written by `paxlite export --to=' + form + '`.\n'
+    f'---\nlibrary_name: {_LIBRARIES[form]}\n---\n# {last}\n\nThese weights were written by '
+    f'`paxlite export --to={form}`, version {paxlite.__version__}.\n'
   )

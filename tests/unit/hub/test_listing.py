@@ -214,6 +214,13 @@ def test_a_token_opens_what_is_gated_or_private(hub, monkeypatch):
   assert downloaded() == FILES
 
 
+def test_without_the_package_its_extra_is_named(hub, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+  said = r'org/tiny: there is no such path here: the Hugging Face Hub needs a package: pip .*hub\]'
+  with pytest.raises(UserError, match=said):
+    listing_of(NAME)
+
+
 def test_names_that_a_hub_makes_up_lead_nowhere(hub, tmp_path):
   commit = hub.add('org/tiny', FILES)
   repo = hub.repos['model', 'org/tiny']
