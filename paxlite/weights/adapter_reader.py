@@ -43,7 +43,7 @@ _READ = {
   'megatron_core', 'loftq_config', 'eva_config', 'corda_config', 'lora_ga_config',
   'qalora_group_size', 'trainable_token_indices',
 }  # fmt: skip
-_OFF = (None, False, 'none', [], {}, '')
+_OFF: tuple[object, ...] = (None, False, 'none', [], {}, '')
 
 
 def import_adapter(folder: pathlib.Path, base: Source, to: pathlib.Path) -> tuple[int, str]:
@@ -266,8 +266,8 @@ class _Weights:
       is_down = not is_inner and (is_nested or any(f'.{down}'.endswith(f'.{t}') for t in targets))
       return down if is_down else ups
     raise UserError(
-      f'{_TENSORS}: {module} has factors, and none here: leave it out of the targets, as a router, '
-      'or name the weights that the adapter was trained beside by --base_weights'
+      f'{_TENSORS}: {module} has factors, and none here: leave it out of the targets, as a '
+      'router, or name the weights that the adapter was trained beside by --base_weights'
     )
 
   def rank(self, theirs: str, of: Mapping[str, np.ndarray]) -> int:

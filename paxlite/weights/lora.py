@@ -221,13 +221,13 @@ def _put_linear(
     return
   every_a, every_b = zip(*parts, strict=True)
   if all(np.array_equal(a, every_a[0]) for a in every_a):
-    a, b = every_a[0], sum(every_b)
+    a, b = every_a[0], np.sum(every_b, 0)
   else:
     a, b = np.concatenate(every_a, 1), np.concatenate(every_b, 1)
   adapter.put_factors(module, a, b)
   adapter.linear[module] = FactorSize(a.shape[1], e.factors_of([module])[module].scale)
   if norms_of:
-    adapter.put(f'{module}.lora_magnitude_vector', sum(norms_of))
+    adapter.put(f'{module}.lora_magnitude_vector', np.sum(norms_of, 0))
 
 
 def _part(variable: Variable, entry: Entry) -> np.ndarray:

@@ -281,32 +281,30 @@ class Adapters(
     modules: dict[str, list[FactorSize]] = {}
     for name in self.named_weights():
       if name.kind != 'whole':
-        found = factors.get(name.theirs, FactorSize(0, 1.0))
         parts = modules.setdefault(name.ours, [])
         if name.part is not None or not parts:
-          parts.append(found)
-    layers: dict[str, dict[str, list[FactorSize]]] = {}
+          parts.append(factors.get(name.theirs, FactorSize(0, 1.0)))
+    stacks: dict[str, dict[str, tuple[FactorSize, ...]]] = {}
     for ours, parts in modules.items():
-      layers.setdefault(re.sub(_LAYER, REPEATED, ours, count=1), {})[ours] = parts
-    found = []
-    for repeated, of_layers in layers.items():
-      kinds = {tuple(parts) for parts in of_layers.values()}
+      stacks.setdefault(re.sub(_LAYER, REPEATED, ours, count=1), {})[ours] = tuple(parts)
+    found: list[Chosen] = []
+    for stack, layers in stacks.items():
+      kinds = {*layers.values()}
       if len(kinds) == 1:
-        path = repeated.replace(f'/{REPEATED}/', f'/({REPEATED}|{_LAYER})/', 1)
-        found += [(path, *_columns(parts)) for parts in kinds]
+        path = stack.replace(f'/{REPEATED}/', f'/({REPEATED}|{_LAYER})/', 1)
+        found += [(path, *_columns(sizes)) for sizes in kinds]
         continue
-      if self.USE_REPEATED_LAYER or self.num_stages > 1:
+      if getattr(self, 'USE_REPEATED_LAYER', False):
         raise UserError(
           'LORA_LAYERS, LORA_TARGETS or patterns give layers different factors, and a repeated '
-          f'stack has one array for all layers: USE_REPEATED_LAYER=False (of {repeated})'
+          f'stack has one array for all layers: USE_REPEATED_LAYER=False (of {stack})'
         )
-      ranks = {tuple(part.rank for part in parts) for parts in kinds}
-      if len(ranks) < len(kinds):  # a program is traced once for layers of equal shapes
+      if len({_columns(sizes)[0] for sizes in kinds}) < len(kinds):  # a trace is of equal shapes
         raise UserError(
-          f'LORA_ALPHA_PATTERN gives layers of one rank different alphas ({repeated}): give such '
+          f'LORA_ALPHA_PATTERN gives layers of one rank different alphas ({stack}): give such '
           'weights one alpha, or ranks that differ too'
         )
-      found += [(ours, *_columns(parts)) for ours, parts in of_layers.items()]
+      found += [(ours, *_columns(sizes)) for ours, sizes in layers.items()]
     return tuple(entry for entry in found if any(entry[1]))
 
   def validate(self) -> None:

@@ -20,9 +20,10 @@ from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.weights import huggingface
 from paxlite.weights.commands import export_weights, import_weights
+from paxlite.weights.lora import write_adapter
 from tests.support.families import theirs
 from tests.support.frozen_forms import decoded, sharded
-from tests.support.imported import flat, loaded
+from tests.support.imported import flat, loaded, nested
 
 # peft's names in a family, of projections and of experts
 EXPERTS = ['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']
@@ -368,3 +369,50 @@ def test_training_continues_an_adapter_of_peft_and_leaves_the_rest_as_it_is(tmp_
   export_weights.main([str(tmp_path / 'run'), '--to=hf', f'--path={tmp_path / "out"}'])
   import_weights.main([str(tmp_path / 'out'), f'--to={tmp_path / "merged"}'])
   np.testing.assert_allclose(found, paxlite.load(tmp_path / 'merged').logits([1, 5, 7]), atol=1e-4)
+
+
+@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.slow
+@pytest.mark.parametrize('use_dora', [False, True])
+@pytest.mark.parametrize(
+  'family', ['phi3', 'gpt_neox', 'qwen3_next', 'qwen3_5_text', 'falcon_h1', 'granitemoehybrid']
+)
+def test_peft_computes_the_same_with_factors_that_began_here(family, use_dora, tmp_path):
+  """Weights that are one tensor there have an A each here, whose columns are all written."""
+  pytest.importorskip('transformers')
+  peft = pytest.importorskip('peft')
+  base = theirs(family)
+  base.save_pretrained(tmp_path / 'hf')
+  import_weights.main([str(tmp_path / 'hf'), f'--to={tmp_path / "base"}'])
+  e = loaded(tmp_path / 'base')[0]
+  refused = {  # by peft: what it takes for experts, and a projection of Mamba
+    'qwen3_next': ['gate_proj', 'up_proj', 'down_proj', 'shared_expert_gate'],
+    'falcon_h1': ['out_proj'],
+  }
+  linear = (n.theirs.rpartition('.')[2] for n in e.named_weights() if n.kind == 'linear')
+  targets = {*linear} - {*refused.get(family, [])}
+  e = e.replaced(
+    USE_LORA=True, USE_DORA=use_dora, LORA_RANK=2, LORA_ALPHA=3.0, LORA_RS=True,
+    LORA_TARGETS=sorted(targets), USE_REPEATED_LAYER=False,
+  )  # fmt: skip
+  e.validate()
+  model, rng = fdl.build(e.build_task()).model, np.random.default_rng(0)
+  stored = {n: x.whole() for n, x in find_source(tmp_path / 'base').unrolled_params().items()}
+  values = {
+    n: stored[n] if n in stored else rng.normal(size=shape).astype(np.float32) * 0.1
+    for n, shape in shapes(e).items()
+  }
+  assert any('/lora_' in n for n in values)
+  read = lambda x: Variable(x.shape, x.dtype, lambda index: x[index])
+  e = e.replaced(TRAINABLE_VARIABLES=e.factor_variables)
+  write_adapter(tmp_path / 'out', e, {n: read(x) for n, x in values.items()}, '', 'float32')
+  adapted = peft.PeftModel.from_pretrained(base, tmp_path / 'out').eval()
+  ids = rng.integers(3, 90, (2, 20))
+  wanted = logits_of(adapted, ids)
+  with adapted.disable_adapter():
+    plain = logits_of(adapted, ids)
+  with jax.default_matmul_precision('highest'):
+    found = np.asarray(jax.jit(model.apply)({'params': nested(values)}, ids))
+  largest = np.abs(wanted).max()
+  np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest)
+  assert np.abs(wanted - plain).max() > 1e-2 * largest
