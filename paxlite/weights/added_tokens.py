@@ -75,7 +75,7 @@ def with_tokenizer(source: pathlib.Path | None, texts: str, to: pathlib.Path) ->
     raise UserError(f'--add_tokens: {listed(there)} is in the tokenizer already: leave it out')
   tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
   tokenizer.save(str(to / JSON))
-  return [int(tokenizer.token_to_id(name)) for name in names]
+  return [tokenizer.token_to_id(name) for name in names]  # type: ignore[misc]
 
 
 def with_rows(
