@@ -91,6 +91,7 @@ CLASSES = [(SftRows, 'chat'), (AnswerRows, 'chat'), (PreferenceRows, 'pair'), (R
            (LabelledRows, 'label')]  # fmt: skip
 
 
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize(('cls', 'kind'), CLASSES)
 def test_rows_from_files_are_those_from_memory(tmp_path, few, cls, kind):
   drawn = random.Random(cls.__name__)
@@ -125,6 +126,7 @@ def test_prompts_from_files_are_those_from_memory(tmp_path, few):
   assert memory[7].record == json.loads(path.read_text().splitlines()[line - 1])
 
 
+@pytest.mark.slow
 def test_workers_make_the_same(tmp_path, few, monkeypatch):
   monkeypatch.setattr(example_files, 'usable_cores', lambda: 2)
   for cls, kind in CLASSES[::4]:
@@ -204,6 +206,7 @@ def test_a_full_disk_is_one_line(tmp_path, few):
   assert not [p for p in cache.iterdir() if p.is_dir()]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing_that_is_read(tmp_path, few):
   file, cache = written(tmp_path / 'a.jsonl', 1), tmp_path / 'cache'
   process = example_builder.started(file, cache, 'slow = True')
@@ -218,6 +221,7 @@ def test_a_killed_process_leaves_nothing_that_is_read(tmp_path, few):
   assert not list(cache.glob('*.unfinished'))
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_makes_it(tmp_path):
   file, cache = written(tmp_path / 'a.jsonl', 1), tmp_path / 'cache'
   both = [example_builder.started(file, cache) for _ in range(2)]
@@ -242,6 +246,7 @@ def test_what_nobody_opens_is_removed(tmp_path, few):
   assert not old[0].exists()
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_starts_workers(tmp_path):
   file, script = written(tmp_path / 'a.jsonl', 1), tmp_path / 'mine.py'
   code = example_builder.code(file, tmp_path / 'cache', 'cores = 2')

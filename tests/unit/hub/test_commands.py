@@ -128,6 +128,7 @@ def test_mistakes_are_said_before_weights_are_downloaded(here, hub):
   assert not (here / 'runs').exists()
 
 
+@pytest.mark.slow
 def test_a_killed_import_leaves_nothing_and_goes_on(here, hub, tmp_path):
   hub.faults[:] = [Fault('GET /lfs', pause=0.05, times=9)]
   command = [sys.executable, '-m', 'paxlite', 'generate', 'org/tiny', 'alpha', '--max_new_tokens=2']
@@ -144,6 +145,7 @@ def test_a_killed_import_leaves_nothing_and_goes_on(here, hub, tmp_path):
   assert [*(tmp_path / 'cache').rglob('checksums.json')]
 
 
+@pytest.mark.slow
 def test_two_processes_import_once(here, hub, tmp_path):
   code = "from paxlite.hub.models import imported; print(*imported('org/tiny'))"
   hub.faults[:] = [Fault('GET /lfs', pause=0.01, times=9)]
@@ -168,6 +170,7 @@ def exported(here, hub):
   return ['export', 'weights/tiny', '--to=hf', '--path=exported/tiny']
 
 
+@pytest.mark.slow
 def test_an_export_is_uploaded_when_asked_to(here, hub, exported):
   token = {'HF_TOKEN': 'hf_good'}
   said = paxlite(*exported, '--push=lab/mine', '--private', here=here, env=token)
@@ -190,6 +193,7 @@ def test_an_export_is_uploaded_when_asked_to(here, hub, exported):
   assert repo.commits[repo.at('main')]['README.md'] == b'mine'
 
 
+@pytest.mark.slow
 def test_nothing_is_uploaded_or_exported_where_that_cannot_succeed(here, hub, exported):
   hub.add('lab/public', {'a': b''})
   commits = lambda: sum(len(repo.commits) for repo in hub.repos.values())
@@ -210,6 +214,7 @@ def test_nothing_is_uploaded_or_exported_where_that_cannot_succeed(here, hub, ex
   assert not hub.asked('POST|PUT')
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(here, hub, exported):
   hub.faults[:] = [Fault('POST .*commit', 403, times=9)]
   line = paxlite(*exported, '--push=lab/mine', here=here, env={'HF_TOKEN': 'hf_good'}, code=2)

@@ -35,6 +35,7 @@ def test_the_split_of_a_name_and_a_revision(hub):
   assert not hub.asked('README')
 
 
+@pytest.mark.slow
 def test_files_are_those_of_the_split_however_they_are_called(hub):
   rng = random.Random(0)
   for number in range(30):

@@ -75,7 +75,7 @@ def drawn_fault(rng: random.Random) -> Fault:
   return Fault(where, rng.choice([401, 403, 404, 429, 500, 503]), headers, times=times)
 
 
-@pytest.mark.cases(fast=4, slow=8)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize('seed', range(24))
 def test_faults_leave_nothing_half_and_the_next_start_goes_on(hub, tmp_path, seed, monkeypatch):
   monkeypatch.setattr(time, 'sleep', lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
@@ -302,6 +302,7 @@ print(listing_of(HubName('org/tiny')).download(['big.safetensors']) / 'big.safet
 """
 
 
+@pytest.mark.slow
 def test_a_killed_download_goes_on_where_it_was(hub, tmp_path):
   big = random.Random(3).randbytes(32 << 20)  # three chunks of the package
   hub.add('org/tiny', {'big.safetensors': big})

@@ -99,6 +99,7 @@ UNRELATED = {
   'TRAIN_SPLIT': 'split',
   'EVAL_SPLIT': 'split',
   'GENERATION_CONFIG': 'generation',
+  'EXAMPLE_CACHE': 'example',
   'EVAL_TASKS': 'task',
   'EVAL_TASKS_IN_TRAINING': 'task training in',
   'DYNAMIC_SAMPLING_ROUNDS': 'dynamic sampling',

@@ -195,6 +195,7 @@ def test_only_what_is_named_has_factors_in_a_repeated_stack_too():
   assert found == {'repeat/self_attention/qkv/combined', 'repeat/ff_layer/ffn_layer2'}
 
 
+@pytest.mark.slow
 def test_the_part_of_a_combined_weight_without_factors_stays_as_it_is():
   """The columns beyond the rank of a part change nothing, and have no gradient."""
   e = LLaMA(
