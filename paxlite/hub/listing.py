@@ -143,7 +143,8 @@ class Listing:
       return
     found = _sum_of(blob, stated)
     if about.st_size != self.sizes[name] or found != stated:
-      blob.unlink()
+      if blob.is_relative_to(cache().resolve()):  # what a user has linked there stays
+        blob.unlink()
       file.unlink(missing_ok=True)
       raise UserError(
         f'{self.name}: {name} came with {about.st_size:,} bytes and the checksum {found[:12]}, and '
@@ -202,6 +203,9 @@ def listing_of(name: HubName) -> Listing:
   except UnreachableError as e:
     return _copies(name, e)
   files = {f.rfilename: f for f in info.siblings or ()}
+  for file in files:
+    if file.startswith('/') or {'..', ''} & set(file.split('/')):  # would lead out of the cache
+      raise UserError(f'{name}: {file!r} is no name of a file in it: {name.page}')
   stated = {n: f.lfs['sha256'] if f.lfs else f.blob_id or '' for n, f in files.items()}
   sums = {n: found for n, found in stated.items() if _SUM.fullmatch(found)}  # names of files too
   sizes = {n: f.size or 0 for n, f in files.items()}

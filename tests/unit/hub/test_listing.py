@@ -224,11 +224,22 @@ def test_without_the_package_its_extra_is_named(hub, monkeypatch):
 def test_names_that_a_hub_makes_up_lead_nowhere(hub, tmp_path):
   commit = hub.add('org/tiny', FILES)
   repo = hub.repos['model', 'org/tiny']
-  for bad in ({'../../x': b'x'}, {'/tmp/paxlite-x': b'x'}, {'a/../../x': b'x'}):
-    repo.commits[commit] = bad
+  listing_of(NAME).download(['a.json'])
+  victim = tmp_path / 'victim.json'
+  victim.write_text('mine')
+  for bad in ('../../x', '/tmp/paxlite-x', 'a/../../x', str(victim), f'a/{"../" * 20}{victim}'):
+    repo.commits[commit] = {'a.json': b'', bad: b'x'}
     listing_of.cache_clear()
-    with pytest.raises(UserError):
-      listing_of(NAME).download([*bad])
+    with pytest.raises(UserError, match='is no name of a file in it'):
+      listing_of(NAME)
+  repo.commits[commit] = FILES
+  listing_of.cache_clear()
+  link = listing_of(NAME).folder / 'a.json'
+  link.unlink()
+  link.symlink_to(victim)
+  with pytest.raises(UserError, match='it was removed'):
+    listing_of(NAME).download(['a.json'])
+  assert victim.read_text() == 'mine'
   repo.commits.clear()
   repo.commits['../../..'] = FILES
   listing_of.cache_clear()
