@@ -75,13 +75,14 @@ def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
   A run of your own experiment needs its module imported first; a warning says so.
 
   Args:
-    folder: The folder or address of the run or of the weights.
+    folder: The folder, the address or the name of the run or of the weights.
     **values: Attributes of the experiment to change, such as FPROP_DTYPE='float32'.
 
   Raises:
     UserError: The folder holds neither.
   """
-  place = paths.stored(os.fspath(folder))
+  given = os.fspath(folder)
+  place = paths.stored((extensions.hint('weights', given) or [given])[0])
   here = records_of(place)
   if not here.is_dir():
     raise UserError(f'{here} is not a folder')

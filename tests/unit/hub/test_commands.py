@@ -108,6 +108,12 @@ def test_a_model_is_fine_tuned_by_its_name_and_continues(here, hub):
   assert last == written
   other = paxlite('generate', 'org/tiny', 'alpha', '--max_new_tokens=4', here=here)
   assert other != first
+  code = "import paxlite; print(paxlite.load('org/tiny').generate('alpha', max_new_tokens=4))"
+  of_python = subprocess.run(
+    [sys.executable, '-c', code], cwd=here, env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+    capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert of_python.stdout.strip() == other.strip(), of_python.stderr
   assert len(hub.asked('GET .*(lfs|resolve)')) == len(set(hub.asked('GET .*(lfs|resolve)')))
 
 
