@@ -117,6 +117,25 @@ def test_a_model_is_fine_tuned_by_its_name_and_continues(here, hub):
   assert len(hub.asked('GET .*(lfs|resolve)')) == len(set(hub.asked('GET .*(lfs|resolve)')))
 
 
+@pytest.mark.slow
+def test_a_model_with_images_goes_back_whole(here, hub, tmp_path):
+  """The export of a model that came by its name has every file of the Hub that describes it."""
+  pytest.importorskip('transformers')
+  from tests.support.image_models import model_with_images, save
+
+  folder = tmp_path / 'theirs'
+  save(model_with_images('Gemma3'), folder, max_shard_size='40KB')
+  assert (folder / 'model.safetensors.index.json').is_file()
+  (folder / 'preprocessor_config.json').write_text('{"image_processor_type": "Gemma3"}')
+  files = {path.name: path.read_bytes() for path in folder.iterdir()}
+  hub.add('org/images', files | {'onnx/model.onnx': b'no', 'README.md': b'no'})
+  paxlite('import', 'org/images', '--to=weights/images', here=here)
+  said = paxlite('export', 'weights/images', '--to=hf', '--path=whole', here=here)
+  assert 'The whole model of ' in said
+  whole = {path.name: path.read_bytes() for path in (here / 'whole').iterdir()}
+  assert whole == files
+
+
 def test_mistakes_are_said_before_weights_are_downloaded(here, hub):
   cases = (
     (['TRAIN_FILES=no.jsonl'], 'no.jsonl'),
