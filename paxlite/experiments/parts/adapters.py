@@ -103,6 +103,11 @@ class Adapters(
     return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
+  def has_repeated_stack(self) -> bool:
+    """Whether equal layers have one array together."""
+    return False
+
+  @property
   def factor_variables(self) -> list[str]:
     """Regular expressions of what is trained with USE_LORA."""
     return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES, *self._beside_factors]
@@ -294,7 +299,7 @@ class Adapters(
         path = stack.replace(f'/{REPEATED}/', f'/({REPEATED}|{_LAYER})/', 1)
         found += [(path, *_columns(sizes)) for sizes in kinds]
         continue
-      if getattr(self, 'USE_REPEATED_LAYER', False):
+      if self.has_repeated_stack:
         raise UserError(
           'LORA_LAYERS, LORA_TARGETS or patterns give layers different factors, and a repeated '
           f'stack has one array for all layers: USE_REPEATED_LAYER=False (of {stack})'

@@ -133,6 +133,10 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
     return self.is_dense_and_data_parallel and not self.has_loop(platform)
 
   @property
+  def has_repeated_stack(self) -> bool:
+    return self.USE_REPEATED_LAYER
+
+  @property
   def block_names(self) -> list[str]:
     """The name of each block in the variables of an unrolled stack: 'x_layers_0' …"""
     first, period = min(self.num_first_blocks, self.NUM_LAYERS), self.blocks_per_layer
