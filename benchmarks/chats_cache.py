@@ -129,6 +129,8 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--json', help='write the result into this file')
   args = parser.parse_args()
+  if min(args.chats, args.compared) <= 20_000:
+    parser.error('20,000 chats or fewer are tokenized at each start, by one process')
 
   cores = len(os.sched_getaffinity(0))
   result: dict[str, object] = {'chats': args.chats, 'cores': cores, 'rounds': args.rounds}
