@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from paxlite.core.json_text import JsonObject
-from paxlite.data.example_cache import Arrays, ArrayWriter
 from paxlite.data.places import Place
 from paxlite.data.refused_records import RefusedRecords
 from paxlite.finetuning.chats.sft_warnings import ExampleWarnings
+from paxlite.finetuning.example_cache import Arrays, ArrayWriter
 
 LAZY = 'tokens', 'records'  # arrays of which only what is asked for is read
 

@@ -20,7 +20,6 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
 from paxlite.data.checked_files import crc32c_of
-from paxlite.data.example_cache import ArrayWriter, ExampleCache, checksum_of_code, in_memory
 from paxlite.data.record_files import File, FileRange, JsonLines, Raw
 from paxlite.data.records import Records, share_done
 from paxlite.data.worker_pool import usable_cores, workers
@@ -33,6 +32,7 @@ from paxlite.finetuning.chats.encoded_examples import (
   write_blocks,
 )
 from paxlite.finetuning.chats.example_reader import ReaderOptions, SftReader
+from paxlite.finetuning.example_cache import ArrayWriter, ExampleCache, checksum_of_code, in_memory
 
 log = logging.getLogger('paxlite')
 

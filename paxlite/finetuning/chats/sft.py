@@ -15,7 +15,6 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.wording import amount
 from paxlite.data.base import Batch, RowArray
 from paxlite.data.document_encoding import unknown_tokens
-from paxlite.data.example_cache import ArrayWriter, ExampleCache, in_memory
 from paxlite.data.example_rows import ExampleRows
 from paxlite.data.held_out import held_out
 from paxlite.data.places import Place
@@ -27,6 +26,7 @@ from paxlite.finetuning.chats import sft_warnings
 from paxlite.finetuning.chats.encoded_examples import EncodedExamples, SftExample
 from paxlite.finetuning.chats.example_files import read_examples
 from paxlite.finetuning.chats.example_reader import AnswerReader, ReaderOptions, SftReader
+from paxlite.finetuning.example_cache import ArrayWriter, ExampleCache, in_memory
 
 log = logging.getLogger('paxlite')
 

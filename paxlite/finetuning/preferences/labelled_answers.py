@@ -20,7 +20,6 @@ from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, ide
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
-from paxlite.data.example_cache import ArrayWriter, in_memory
 from paxlite.data.record_files import Raw
 from paxlite.data.records import parsed
 from paxlite.finetuning.chats.encoded_examples import (
@@ -34,6 +33,7 @@ from paxlite.finetuning.chats.encoded_examples import (
 )
 from paxlite.finetuning.chats.example_files import encode_blocks
 from paxlite.finetuning.chats.example_reader import KeepingReader, ReaderOptions, SftReader
+from paxlite.finetuning.example_cache import ArrayWriter, in_memory
 from paxlite.finetuning.preferences.preference_rows import KEYS, PreferenceReader, PreferenceRows
 
 # as JSON and as tables have them

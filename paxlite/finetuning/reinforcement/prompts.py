@@ -15,13 +15,13 @@ from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.shell import shortened
-from paxlite.data.example_cache import ArrayWriter, ExampleCache, in_memory
 from paxlite.data.record_files import JsonLines, Raw, Record, Text
 from paxlite.data.records import Records, open_records, parsed
 from paxlite.files.text_files import expanded
 from paxlite.finetuning.chats.encoded_examples import SftExample
 from paxlite.finetuning.chats.example_files import read_examples
 from paxlite.finetuning.chats.example_reader import KeepingReader, ReaderOptions
+from paxlite.finetuning.example_cache import ArrayWriter, ExampleCache, in_memory
 
 
 @dataclasses.dataclass(frozen=True)

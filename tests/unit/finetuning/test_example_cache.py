@@ -13,8 +13,9 @@ import pytest
 
 from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.core.errors import UserError
-from paxlite.data import example_cache, packaged
+from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.finetuning import example_cache
 from paxlite.finetuning.chats import example_files
 from paxlite.finetuning.chats.sft import AnswerRows, SftRows
 from paxlite.finetuning.preferences.labelled_answers import LabelledRows
