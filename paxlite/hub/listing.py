@@ -72,6 +72,7 @@ class Listing:
     for name in missing:
       with asking(self.name):
         self._fetch(name)
+      self._check(name)  # before anything else can fail, so that no wrong copy stays
     for name in names:
       self._check(name)
     if size > 1 << 20:

@@ -480,7 +480,7 @@ def test_what_may_not_be_read_is_said_in_one_line(small_run, monkeypatch):
       for word in words:
         with pytest.raises(UserError, match=r'run cannot be read.*Permission denied'):
           tool.main([run, word])
-  monkeypatch.setattr('paxlite.finetuning.chats.sft.raw_records', denied)
+  monkeypatch.setattr('paxlite.finetuning.chats.example_reader.open_records', denied)
   for word in [*words, '--without=examples.jsonl:1']:
     with pytest.raises(
       UserError, match=r"the data of .*run .*Permission denied: 'examples.jsonl'\)"
