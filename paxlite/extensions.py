@@ -49,6 +49,7 @@ OFFERED = {
   'trackers': ('TRACKERS',),
   'doctor': ('doctor',),
   'ladder': ('ladder',),
+  'recipes': ('recipe',),
   'run_data': ('data', 'LEAVE_OUT'),
   'tokenization': ('tokenize', 'train-tokenizer'),
   'local_checkpoints': (),

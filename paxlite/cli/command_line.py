@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from paxlite import extensions
 from paxlite.cli import terminal, user_code
 from paxlite.cli.user_modules import import_named
+from paxlite.core.child_processes import obey_parent
 from paxlite.core.errors import NO_SPACE, UserError, check_interpreter
 
 _SPELLINGS = str.maketrans(
@@ -49,6 +50,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   imported because a file names it.
   """
   _end_by_signals()
+  obey_parent()
   terminal.print_logs()
   with printing():
     try:

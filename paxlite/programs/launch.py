@@ -21,6 +21,7 @@ from paxlite.cli.command_line import this_command
 from paxlite.cli.terminal import warn
 from paxlite.config.attributes import attribute_types, parse
 from paxlite.config.edits import EDITS
+from paxlite.config.experiment_file import WeightsFacts
 from paxlite.config.former_names import current, refuse_both
 from paxlite.config.placed_paths import placed
 from paxlite.core.errors import AbsentError, UserError, located
@@ -61,6 +62,7 @@ def build_experiment(
   fiddlers: Sequence[str],
   overrides: Mapping[str, str],
   run: Mapping[str, Json] | None = None,
+  known_weights: Callable[[str], WeightsFacts] = weights_facts,
 ) -> Experiment:
   """Returns the experiment `name` after `fiddlers` and then `overrides` were applied; validated.
 
@@ -72,8 +74,9 @@ def build_experiment(
     overrides: Values as text, by attribute, or by the path of a value of the built config.
     run: identity.run_values of a run. If the run has the same experiment, it gives the values of
       all attributes that neither fiddlers nor overrides set.
+    known_weights: Returns what is known of the weights at a path.
   """
-  cls, key, facts = find(name), 'CHECKPOINT_RESTORE_PATH', functools.cache(weights_facts)
+  cls, key, facts = find(name), 'CHECKPOINT_RESTORE_PATH', functools.cache(known_weights)
   is_same = run is not None and run['experiment'] == full_name(cls)
   known = dict(run['values']) if run is not None and is_same else {}
   if 'MODEL' in overrides:

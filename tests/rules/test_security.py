@@ -70,13 +70,14 @@ def test_what_could_run_code_is_in_one_place_or_none():
   # Python with a module of paxlite, and nothing else
   starters = {
     'ladder/trainings.py',
+    'recipes/processes.py',
     'finetuning/reinforcement/user_processes.py',
   }
   assert importers('subprocess') == starters
   for path in starters:
     text = (runs.ROOT / 'paxlite' / path).read_text()
     assert text.count('subprocess.Popen(') == 1
-    assert re.search(r"\[\s*sys\.executable,\s+'-P',\s+'-m',\s+'paxlite\.", text)
+    assert re.search(r"\[\s*sys\.executable,\s+'-P',\s+'-m',\s+'paxlite[.']", text)
   assert importers('tarfile', 'zipfile') | calls('unpack_archive') == set()
   assert calls('eval', 'exec', 'system', 'popen') == set()
 

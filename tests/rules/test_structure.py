@@ -58,12 +58,13 @@ ROOMS = [
   'tools',
   'report',
   'ladder',
+  'recipes',
   'contrib',
   '__main__',
 ]
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
-  'experiments.finetuning', 'generation', 'ladder', 'tools', 'contrib',
+  'experiments.finetuning', 'generation', 'ladder', 'recipes', 'tools', 'contrib',
   'transformer_engine', 'quantization',
 }  # fmt: skip
 EXTRAS = {

@@ -1,0 +1,198 @@
+"""paxlite recipe FILE|NAME [--folder=FOLDER] [--until=STAGE] [--set STAGE.NAME=VALUE …]
+
+Runs the stages of a recipe, a Python file, one after the other. Each one is an ordinary run in a
+folder of its name. The same command continues after any end; a stage whose values, code or data
+have changed runs again with all that need it, which is said before. docs/recipes.md tells more.
+
+Exits with 1 if what must hold at the end of a stage does not, and with 75 if it was asked to leave.
+
+Examples:
+  paxlite recipe chat_small
+  paxlite recipe my_recipe.py --folder=runs/mine --until=sft --set sft.LEARNING_RATE=1e-5
+"""
+
+import importlib
+import os
+import pathlib
+import pkgutil
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from paxlite.cli.parser import Parser, local
+from paxlite.cli.terminal import say, warn
+from paxlite.cli.user_modules import import_named
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.core.near_names import did_you_mean
+from paxlite.recipes import bundled
+from paxlite.recipes.recipe import Files, Recipe, Stage, placed
+
+if TYPE_CHECKING:
+  from paxlite.recipes.experiments import Needs
+  from paxlite.recipes.processes import Processes
+  from paxlite.recipes.progress import Progress, Status
+
+PARSER = Parser(__doc__)
+PARSER.word('recipe', 'FILE|NAME', 'the file of the recipe, or the name of one of paxlite', local)
+PARSER.option('--folder', 'where the stages are (runs/RECIPE)', local, metavar='FOLDER')
+PARSER.option('--until', 'the last stage to run', metavar='STAGE')
+PARSER.option('--set', 'another value', action='append', default=[], metavar='STAGE.NAME=VALUE')
+PARSER.option('--dry_run', 'print the stages and what they take, and run none', bool)
+
+
+def main(argv: Sequence[str]) -> None:
+  args = PARSER.parsed(argv)
+  import jax
+
+  jax.config.update('jax_platforms', 'cpu')  # the devices are those of the stages' processes
+  from paxlite.files.folder_lock import FolderLock
+  from paxlite.recipes import experiments, results
+  from paxlite.recipes.processes import Processes
+  from paxlite.recipes.progress import Progress
+
+  module = module_of(args.recipe)
+  recipe = recipe_in(module).changed(args.set)
+  names = [*recipe.stages]
+  if args.until is not None:
+    recipe.named(args.until, '--until')
+    names = names[: names.index(args.until) + 1]
+  folder = pathlib.Path(args.folder or f'runs/{module.rpartition(".")[2]}').absolute()
+  built = experiments.built(recipe, folder)
+  progress, lock = Progress(recipe, module, folder), FolderLock(folder)
+  if not args.dry_run:
+    lock.acquire()
+  statuses = progress.statuses(names, built)
+  needs = {name: experiments.needs_of(built[name]) for name in names if name in built}
+  header = ['stage', 'parameters', 'tokens', 'FLOPs', 'bytes on disk', '']
+  rows = [[n, *experiments.shown(needs, n), str(status)] for n, status in statuses.items()]
+  for line in results.lines([header, *rows]):
+    say(line)
+  if args.dry_run:
+    return
+  _check_disk(folder, needs, statuses)
+  processes = Processes()
+  try:
+    with processes.listening():
+      folder.mkdir(parents=True, exist_ok=True)
+      lock.acquire()
+      for sentence in progress.begin(statuses):
+        say(sentence)
+      for number, name in enumerate(names, 1):
+        if statuses[name].state != 'done':
+          say(f'\nStage {number} of {len(names)}: {name}')
+          _run(recipe, name, progress, statuses[name], processes, module)
+        _check_holds(recipe, name, folder)
+  except Interrupted as e:
+    warn(f'interrupted: {e}. The same command continues')
+    sys.exit(EXIT_AGAIN)
+  except TrainingError as e:
+    warn(f'stopped: {e}')
+    sys.exit(1)
+  if len(found := results.table(recipe, folder)) > 1:
+    say('\n' + '\n'.join(results.lines(found)))
+
+
+def module_of(given: str) -> str:
+  """Returns the dotted name of the module of a recipe, which a file or a name names."""
+  known = [found.name for found in pkgutil.iter_modules(bundled.__path__)]
+  if given in known:
+    return f'{bundled.__name__}.{given}'
+  if not given.endswith('.py'):
+    meant = did_you_mean(given, known, cutoff=0.6) or f'Those of paxlite: {", ".join(known)}'
+    raise UserError(f'{given} is neither a file NAME.py nor a recipe of paxlite. {meant}')
+  path = os.path.relpath(given)
+  if not os.path.isfile(path):
+    raise UserError(f'{given} is missing')
+  name = path.removesuffix('.py').replace(os.sep, '.')
+  if not all(part.isidentifier() for part in name.split('.')):
+    raise UserError(
+      f'{given}: its classes are found by the name {name}, which is none in Python: go to the '
+      'folder of the file, or to one above it, and name the file with letters, digits and _'
+    )
+  return name
+
+
+def recipe_in(module: str) -> Recipe:
+  """Returns the recipe of a module: its RECIPE, or what that returns."""
+  is_bundled = module.startswith(f'{bundled.__name__}.')
+  found = importlib.import_module(module) if is_bundled else import_named(module)
+  recipe = getattr(found, 'RECIPE', None)
+  if callable(recipe):
+    recipe = recipe()
+  if not isinstance(recipe, Recipe):
+    raise UserError(f'{found.__file__} has no RECIPE = Recipe([…]), nor a function RECIPE')
+  return recipe
+
+
+def _check_disk(
+  folder: pathlib.Path, needs: Mapping[str, 'Needs'], statuses: Mapping[str, 'Status']
+) -> None:
+  """Raises UserError if the checkpoints of the stages that run do not fit on the disk."""
+  wanted = sum(x.bytes for name, x in needs.items() if statuses[name].state != 'done')
+  here = next(p for p in (folder, *folder.parents) if p.exists())
+  free = shutil.disk_usage(here).free
+  if wanted > free:
+    raise UserError(
+      f'the checkpoints of the stages take {wanted:,} bytes, and {free:,} are free at {folder}: '
+      'make room, choose another --folder, or set CHECKPOINT_MAX_TO_KEEP of the stages'
+    )
+
+
+def _run(
+  recipe: Recipe,
+  name: str,
+  progress: 'Progress',
+  status: 'Status',
+  processes: 'Processes',
+  module: str,
+) -> None:
+  """Runs a stage to its end, from where it is."""
+  from paxlite.recipes.experiments import values_of
+  from paxlite.recipes.processes import wait_until_free
+
+  stage, folder = recipe.stages[name], progress.folder / name
+  progress.starts(name, status.made_of)
+  if isinstance(stage, Stage):
+    wait_until_free(folder)
+    words = [f'{k}={text}' for k, text in values_of(recipe, stage, progress.folder).items()]
+    own = [] if module.startswith('paxlite.') else [f'--import={module}']
+    _finished(processes, name, ['train', stage.class_name, f'--folder={folder}', *own, *words])
+  else:
+    _make(recipe, stage, progress, processes)
+  progress.ends(name)
+
+
+def _make(recipe: Recipe, stage: Files, progress: 'Progress', processes: 'Processes') -> None:
+  """Makes the files of a stage in a folder that gets its name when they are complete."""
+  folder, unfinished = progress.folder / stage.name, progress.unfinished(stage.name)
+  if folder.exists():
+    return  # it was killed right after them
+  shutil.rmtree(unfinished, ignore_errors=True)
+  unfinished.mkdir()
+  folders = {name: str(progress.folder / name) for name in recipe.stages}
+  folders[stage.name] = str(unfinished)
+  if callable(stage.makes):
+    stage.makes(unfinished, **{k: placed(value, folders) for k, value in stage.values.items()})
+  else:
+    _finished(processes, stage.name, placed(stage.command, folders))
+  unfinished.rename(folder)
+
+
+def _finished(processes: 'Processes', name: str, arguments: Sequence[str]) -> None:
+  """Runs a command of a stage; ends this process with its exit code if that is not 0."""
+  code = processes.run(arguments)
+  if code == EXIT_AGAIN:
+    raise Interrupted(f'stage {name} was asked to leave')
+  if code:
+    warn(f'error: stage {name} ended with exit code {code}; the same command continues')
+    sys.exit(code)
+
+
+def _check_holds(recipe: Recipe, name: str, folder: pathlib.Path) -> None:
+  """Raises TrainingError if what must hold at the end of a stage does not."""
+  from paxlite.recipes.results import unmet
+
+  stage = recipe.stages[name]
+  if isinstance(stage, Stage) and (problem := unmet(stage, folder / name)):
+    raise TrainingError(f'stage {name}: {problem}')
