@@ -157,8 +157,11 @@ class BeforeAndAfter(Callback):
 
   def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
     if step == 0:
-      with loop.paused(state, 'evaluation'):
-        self._evaluation.evaluate(state, step, loop.summaries)
+      try:
+        with loop.paused(state, 'evaluation'):
+          self._evaluation.evaluate(state, step, loop.summaries)
+      except StoppedError:
+        preemption.check()  # raises Interrupted: the next start evaluates again
 
   def on_evaluation(
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries

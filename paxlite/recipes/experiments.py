@@ -159,7 +159,7 @@ def needs_of(e: Experiment) -> Needs:
   state = meta.unbox(boxed)
   saved = task.optimizer.split(state.params)[0] if e.saves_trainable_only else state.params
   of_checkpoint = _bytes(saved) + _bytes(state.opt_state)
-  kept = e.CHECKPOINT_MAX_TO_KEEP or math.ceil(e.MAX_STEPS / max(1, e.CHECKPOINT_EVERY_N_STEPS))
+  kept = min(e.CHECKPOINT_MAX_TO_KEEP, math.ceil(e.MAX_STEPS / e.CHECKPOINT_EVERY_N_STEPS))
   parameters = num_parameters(boxed.params)
   if e.NUM_EPOCHS is not None:
     return Needs(parameters, None, None, (kept + 1) * of_checkpoint)

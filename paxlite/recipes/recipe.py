@@ -130,6 +130,8 @@ class Stage:
 
   def changed(self, name: str, text: str) -> 'Stage':
     """Returns the stage with another value; its name is checked when the experiment is built."""
+    if name == 'holds':
+      return dataclasses.replace(self, holds=None if text == 'None' else text)
     return dataclasses.replace(self, values={**self.values, name: Text(text)})
 
 

@@ -148,7 +148,7 @@ EDITS = [
   (('mine.py', "'SEED': 7", "'SEED': 8"), 'SEED 7 → 8', {'more'}),
   (('mine.py', 'LEARNING_RATE = 1e-4', 'LEARNING_RATE = 2e-4'), 'LEARNING_RATE', {'more'}),
   (
-    ('mine.py', 'return super().task()', 'x = super().task(); x.z_loss_weight = 0.1; return x'),
+    ('mine.py', 'return super().task()', 'x = super().task(); x.max_skipped_steps = 50; return x'),
     'task.', {'more'},
   ),
   (('further.txt', 'The end', 'An end'), 'further.txt', {'data', 'other'}),
@@ -292,7 +292,7 @@ def test_what_does_not_hold_ends_the_recipe(whole):
     (['--set', 'base.TRAIN_FILES=nope.txt'], 'nope.txt is missing'),
     (['--set', 'base.TRAIN_FILES=nope/*.txt'], 'nope/*.txt matches no file'),
     (['--set', 'base.MAX_STEPS=-1'], 'stage base: '),
-    (['--set', 'base.CHECKPOINT_MAX_TO_KEEP=100000000000'], 'bytes are free at '),
+    ([f'--set={name}.MODEL_DIMS=4000000' for name in ('base', 'more')], ' are free at '),
     (['--until=sft'], '--until: no stage sft'),
     (['--folder=.'], 'holds something else than a recipe'),
   ],
@@ -327,3 +327,27 @@ def test_a_folder_of_another_recipe_is_refused(whole):
     os.rename(folder / 'yours.py', folder / 'mine.py')
   assert done.returncode == 2
   assert 'is of the recipe mine, and not of yours' in done.stderr
+
+
+@pytest.mark.slow
+def test_chat_small_has_a_table_of_all_stages(tmp_path):
+  """With a tiny model of few steps; its folders are those of ordinary runs."""
+  small = ['NUM_LAYERS=1', 'MODEL_DIMS=32', 'HIDDEN_DIMS=64', 'VOCAB_SIZE=400', 'MAX_STEPS=2']
+  values = [f'{name}.{value}' for name in ('pretrain', 'sft', 'grpo') for value in small]
+  values += ['data.paragraphs=30', 'data.chats=100', 'data.prompts=20', 'tokenizer.vocab_size=400']
+  values += ['tokenizer.files=["{data}/facts.txt"]', 'pretrain.TRAIN_FILES={data}/facts.txt']
+  values += ['pretrain.holds=None', 'sft.holds=None', 'grpo.PERCORE_BATCH_SIZE=16']
+  settings = [f'--set={value}' for value in values]
+  done = runs.module('paxlite', 'recipe', 'chat_small', f'--folder={tmp_path}/chat', *settings)
+  table = done.stdout[done.stdout.rindex('\nstage ') :].splitlines()[2:]
+  cells = [re.split(r'  +', line) for line in table]
+  assert [row[:3] for row in cells] == [
+    ['pretrain', 'held_out', 'nats per byte'],
+    ['pretrain', 'sums', 'exact_match'],
+    ['pretrain', 'calls', 'exact_match'],
+    ['sft', 'held_out', 'avg_xent'],
+    *([name, task, 'exact_match'] for name in ('sft', 'grpo') for task in ('sums', 'calls')),
+  ]
+  assert all(len(row) == 5 for row in cells if row[0] != 'pretrain' and row[1] != 'held_out')
+  chat = runs.module('paxlite', 'chat', f'{tmp_path}/chat/grpo', '--prompt=What is 2 + 3?')
+  assert 'What is 2 + 3?' not in chat.stderr

@@ -1,0 +1,181 @@
+"""The data of the recipe chat_small: plain facts, sums, and chats with a calculator.
+
+All of it is drawn from a seed; there is nothing about persons.
+"""
+
+import json
+import pathlib
+import random
+from collections.abc import Iterator, Mapping
+
+from paxlite.core.json_text import JsonObject
+
+SPECIAL = ['<|end|>', '<|system|>', '<|user|>', '<|assistant|>', '<|tool|>', '<|call|>']
+# Tools are written as the system message that names them, so that tasks ask in the same way.
+TEMPLATE = """\
+{%- if tools %}<|system|>Tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|end|>
+{%- endif %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}<|assistant|>
+{%- generation %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}<|call|>
+{{- call.function.name }} {{ call.function.arguments.expression }}
+{%- endfor %}<|end|>{% endgeneration %}
+{%- else %}<|{{ m.role }}|>{{ m.content }}<|end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+TOOL = {
+  'type': 'function',
+  'function': {
+    'name': 'calculator',
+    'description': 'computes',
+    'parameters': {'type': 'object', 'properties': {'expression': {'type': 'string'}}},
+  },
+}
+SYSTEM = 'Tools: calculator'
+
+_LARGEST = 50  # of the numbers of sums that are to be known by heart
+_COLORS = {('red', 'yellow'): 'orange', ('blue', 'yellow'): 'green', ('red', 'blue'): 'purple'}
+_DAYS = ['Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday', 'Sunday']
+_MONTHS = [
+  'January', 'February', 'March', 'April', 'May', 'June', 'July', 'August', 'September', 'October',
+  'November', 'December',
+]  # fmt: skip
+_LEGS = {'dog': 4, 'hen': 2, 'ant': 6, 'spider': 8, 'horse': 4, 'snake': 0, 'bee': 6, 'cat': 4}
+
+
+def exact(record: Mapping[str, str], answer: str) -> float:
+  """Returns 1 for the right answer to a sum, else 0: the reward of the recipe."""
+  return float(answer.strip() == record['answer'])
+
+
+def is_held_out(a: int, b: int) -> bool:
+  """Whether a sum is asked and never shown; a + b and b + a go together."""
+  return (min(a, b) * 7 + max(a, b) * 31) % 10 == 0
+
+
+def _sum(draw: random.Random, held_out: bool = False) -> tuple[int, int]:
+  while True:
+    a, b = draw.randrange(_LARGEST), draw.randrange(_LARGEST)
+    if is_held_out(a, b) == held_out:
+      return a, b
+
+
+def _fact(draw: random.Random) -> tuple[str, str]:
+  """Returns a question and its answer."""
+  kind, n = draw.randrange(5), draw.randrange(1, 100)
+  if kind == 0:
+    i = draw.randrange(7)
+    return f'Which day comes after {_DAYS[i]}?', _DAYS[(i + 1) % 7]
+  if kind == 1:
+    i = draw.randrange(12)
+    return f'Which month comes after {_MONTHS[i]}?', _MONTHS[(i + 1) % 12]
+  if kind == 2:
+    pair = draw.choice([*_COLORS])
+    one, two = draw.sample(pair, 2)
+    return f'What do {one} and {two} make?', _COLORS[pair]
+  if kind == 3:
+    animal = draw.choice([*_LEGS])
+    return f'How many legs has a {animal}?', str(_LEGS[animal])
+  return f'Which number comes after {n}?', str(n + 1)
+
+
+def _paragraphs(draw: random.Random, count: int) -> Iterator[str]:
+  for _ in range(count):
+    lines = []
+    for _ in range(draw.randint(8, 16)):
+      a, b = _sum(draw)
+      question, answer = _fact(draw)
+      lines.append(f'{a} + {b} = {a + b}.' if draw.random() < 0.75 else f'{question} {answer}.')
+    yield '\n'.join(lines) + '\n\n'
+
+
+def _call(draw: random.Random) -> tuple[str, str, str]:
+  """Returns a question that needs the calculator, what it is asked, and what it answers."""
+  a, b = draw.randint(100, 999), draw.randint(10, 99)
+  sign, word, found = draw.choice([('*', 'times', a * b), ('-', 'minus', a - b)])
+  return f'What is {a} {word} {b}?', f'{a} {sign} {b}', str(found)
+
+
+def _user(text: str) -> JsonObject:
+  return {'role': 'user', 'content': text}
+
+
+def _answer(text: str) -> JsonObject:
+  return {'role': 'assistant', 'content': text}
+
+
+def _chat(draw: random.Random) -> JsonObject:
+  kind = draw.random()
+  if kind < 0.5:
+    a, b = _sum(draw)
+    return {'messages': [_user(f'What is {a} + {b}?'), _answer(str(a + b))]}
+  if kind < 0.7:
+    question, text = _fact(draw)
+    return {'messages': [_user(question), _answer(text)]}
+  question, expression, found = _call(draw)
+  function = {'name': 'calculator', 'arguments': {'expression': expression}}
+  call = {'role': 'assistant', 'content': '', 'tool_calls': [{'function': function}]}
+  result = {'role': 'tool', 'content': found}
+  return {'messages': [_user(question), call, result, _answer(found)], 'tools': [TOOL]}
+
+
+def write_data(folder: pathlib.Path, seed: int, paragraphs: int, chats: int, prompts: int) -> None:
+  """Writes facts.txt, chats.jsonl, prompts.jsonl, and the tasks sums.json and calls.json."""
+  draw = random.Random(seed)
+  (folder / 'facts.txt').write_text(''.join(_paragraphs(draw, paragraphs)))
+  _write(folder / 'chats.jsonl', (_chat(draw) for _ in range(chats)))
+  _write(folder / 'prompts.jsonl', (_prompt(*_sum(draw)) for _ in range(prompts)))
+  held_out = sorted((a, b) for a in range(_LARGEST) for b in range(_LARGEST) if is_held_out(a, b))
+  asked = [_prompt(a, b) for a, b in draw.sample(held_out, 100)]
+  calls = [_call(draw) for _ in range(50)]
+  _write_task(folder, 'sums', [{'text': x['messages'][0]['content'], **x} for x in asked])
+  _write_task(
+    folder,
+    'calls',
+    [{'text': text, 'answer': f'calculator {expression}'} for text, expression, _ in calls],
+    system=SYSTEM,
+  )
+
+
+def _prompt(a: int, b: int) -> JsonObject:
+  return {'messages': [_user(f'What is {a} + {b}?')], 'answer': str(a + b)}
+
+
+def _write(path: pathlib.Path, records: Iterator[JsonObject]) -> None:
+  with path.open('w') as file:
+    file.writelines(json.dumps(record) + '\n' for record in records)
+
+
+def _write_task(folder: pathlib.Path, name: str, records: list[JsonObject], **more: str) -> None:
+  _write(folder / f'{name}.jsonl', iter(records))
+  task = {
+    'kind': 'generate', 'files': f'{name}.jsonl', 'doc_to_text': '{{text}}',
+    'doc_to_target': '{{answer}}', 'chat': True, 'max_new_tokens': 16, **more,
+  }  # fmt: skip
+  (folder / f'{name}.json').write_text(json.dumps(task))
+
+
+def write_tokenizer(folder: pathlib.Path, files: list[str], vocab_size: int) -> None:
+  """Trains byte-level BPE, with a token for each digit, on what is not held out of text files."""
+  import tokenizers
+  from tokenizers import decoders, models, pre_tokenizers, trainers
+
+  from paxlite.data.text import split_blocks
+
+  tokenizer = tokenizers.Tokenizer(models.BPE())
+  parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=SPECIAL,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  texts = (block for file in files for block, is_held in split_blocks(file) if not is_held)
+  tokenizer.train_from_iterator(texts, trainer)
+  tokenizer.save(str(folder / 'tokenizer.json'))
+  (folder / 'tokenizer_config.json').write_text(json.dumps({'eos_token': SPECIAL[0]}))
+  (folder / 'chat_template.jinja').write_text(TEMPLATE)
