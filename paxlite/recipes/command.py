@@ -31,7 +31,7 @@ from paxlite.recipes.recipe import Files, Recipe, Stage, placed
 if TYPE_CHECKING:
   from paxlite.recipes.experiments import Needs
   from paxlite.recipes.processes import Processes
-  from paxlite.recipes.progress import Progress, Status
+  from paxlite.recipes.recipe_folder import RecipeFolder, Status
 
 PARSER = Parser(__doc__)
 PARSER.word('recipe', 'FILE|NAME', 'the file of the recipe, or the name of one of paxlite', local)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.files.folder_lock import FolderLock
   from paxlite.recipes import experiments, results
   from paxlite.recipes.processes import Processes
-  from paxlite.recipes.progress import Progress
+  from paxlite.recipes.recipe_folder import RecipeFolder
 
   module = module_of(args.recipe)
   recipe = recipe_in(module).changed(args.set)
@@ -59,10 +59,10 @@ def main(argv: Sequence[str]) -> None:
     names = names[: names.index(args.until) + 1]
   folder = pathlib.Path(args.folder or f'runs/{module.rpartition(".")[2]}').absolute()
   built = experiments.built(recipe, folder)
-  progress, lock = Progress(recipe, module, folder), FolderLock(folder)
+  place, lock = RecipeFolder(recipe, module, folder), FolderLock(folder)
   if not args.dry_run:
     lock.acquire()
-  statuses = progress.statuses(names, built)
+  statuses = place.statuses(names, built)
   needs = {name: experiments.needs_of(built[name]) for name in names if name in built}
   header = ['stage', 'parameters', 'tokens', 'FLOPs', 'bytes on disk', '']
   rows = [[n, *experiments.shown(needs, n), str(status)] for n, status in statuses.items()]
@@ -76,12 +76,12 @@ def main(argv: Sequence[str]) -> None:
     with processes.listening():
       folder.mkdir(parents=True, exist_ok=True)
       lock.acquire()
-      for sentence in progress.begin(statuses):
+      for sentence in place.begin(statuses):
         say(sentence)
       for number, name in enumerate(names, 1):
         if statuses[name].state != 'done':
           say(f'\nStage {number} of {len(names)}: {name}')
-          _run(recipe, name, progress, statuses[name], processes, module)
+          _run(recipe, name, place, statuses[name], processes, module)
         _check_holds(recipe, name, folder)
   except Interrupted as e:
     warn(f'interrupted: {e}. The same command continues')
@@ -117,7 +117,7 @@ def recipe_in(module: str) -> Recipe:
   """Returns the recipe of a module: its RECIPE, or what that returns."""
   is_bundled = module.startswith(f'{bundled.__name__}.')
   found = importlib.import_module(module) if is_bundled else import_named(module)
-  recipe = getattr(found, 'RECIPE', None)
+  recipe = vars(found).get('RECIPE')
   if callable(recipe):
     recipe = recipe()
   if not isinstance(recipe, Recipe):
@@ -142,7 +142,7 @@ def _check_disk(
 def _run(
   recipe: Recipe,
   name: str,
-  progress: 'Progress',
+  place: 'RecipeFolder',
   status: 'Status',
   processes: 'Processes',
   module: str,
@@ -151,26 +151,26 @@ def _run(
   from paxlite.recipes.experiments import values_of
   from paxlite.recipes.processes import wait_until_free
 
-  stage, folder = recipe.stages[name], progress.folder / name
-  progress.starts(name, status.made_of)
+  stage, folder = recipe.stages[name], place.folder / name
+  place.starts(name, status.made_of)
   if isinstance(stage, Stage):
     wait_until_free(folder)
-    words = [f'{k}={text}' for k, text in values_of(recipe, stage, progress.folder).items()]
+    words = [f'{k}={text}' for k, text in values_of(recipe, stage, place.folder).items()]
     own = [] if module.startswith('paxlite.') else [f'--import={module}']
     _finished(processes, name, ['train', stage.class_name, f'--folder={folder}', *own, *words])
   else:
-    _make(recipe, stage, progress, processes)
-  progress.ends(name)
+    _make(recipe, stage, place, processes)
+  place.ends(name)
 
 
-def _make(recipe: Recipe, stage: Files, progress: 'Progress', processes: 'Processes') -> None:
+def _make(recipe: Recipe, stage: Files, place: 'RecipeFolder', processes: 'Processes') -> None:
   """Makes the files of a stage in a folder that gets its name when they are complete."""
-  folder, unfinished = progress.folder / stage.name, progress.unfinished(stage.name)
+  folder, unfinished = place.folder / stage.name, place.unfinished(stage.name)
   if folder.exists():
     return  # it was killed right after them
   shutil.rmtree(unfinished, ignore_errors=True)
   unfinished.mkdir()
-  folders = {name: str(progress.folder / name) for name in recipe.stages}
+  folders = {name: str(place.folder / name) for name in recipe.stages}
   folders[stage.name] = str(unfinished)
   if callable(stage.makes):
     stage.makes(unfinished, **{k: placed(value, folders) for k, value in stage.values.items()})

@@ -21,6 +21,7 @@ from paxlite.data.tokenizer import open_tokenizer, vocabulary_fingerprint
 from paxlite.eval.eval_tasks import find_tasks
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.compatibility import differences, function_lines
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.schemes import is_address
 from paxlite.files.text_files import expanded
 from paxlite.parallel.quantized_weights import num_parameters
@@ -90,7 +91,7 @@ def built(recipe: Recipe, folder: pathlib.Path) -> dict[str, Experiment]:
 
 def _facts(path: str, e: Experiment) -> WeightsFacts:
   """Returns what will be known of the weights that an experiment leaves at a path."""
-  tokenizer = e.tokenizer_path or e.facts_of(getattr(e, _FROM)).tokenizer
+  tokenizer = e.tokenizer_path or e.facts_of(e.CHECKPOINT_RESTORE_PATH).tokenizer
   return WeightsFacts(path, full_name(type(e)), e.values(), tokenizer)
 
 
@@ -98,17 +99,18 @@ def _check_start(e: Experiment, before: Experiment) -> None:
   """Raises UserError if an experiment cannot begin with the weights of another one."""
   shapes, theirs = (x.model_values[0] for x in (e, before))
   other = {k: theirs[k] for k, v in shapes.items() if k in theirs and theirs[k] != v}
-  if other and not getattr(e, 'CHECKPOINT_IGNORE_RULES', ()):
+  if other and not e.CHECKPOINT_IGNORE_RULES:
     ours = shell.flags({k: shapes[k] for k in other})
     raise UserError(f'it has {ours}, and the weights {shell.flags(other)}')
   lines = function_lines(before.plain.build_task().model)
   different = differences(lines, function_lines(e.plain.model_of(before)))
-  if different and not (other or getattr(e, 'CHECKPOINT_RESTORE_CHANGES', ())):
+  if different and not (other or e.CHECKPOINT_RESTORE_CHANGES):
     raise UserError(f'its model computes something else: {listed(different, shown=3)}')
   one, two = e.tokenizer_path, before.tokenizer_path
   if one and two and not _same_tokens(one, two):
     raise UserError(f'its tokenizer is {one}, and that of the weights {two}')
-  templates = [x.CHAT_TEMPLATE for x in (e, before) if getattr(x, 'learns_chats', False)]
+  of_chats = (x for x in (e, before) if isinstance(x, LanguageModel) and x.learns_chats)
+  templates = [x.CHAT_TEMPLATE for x in of_chats]
   if len(set(templates)) == 2:
     raise UserError('its CHAT_TEMPLATE writes chats in another way than they were learned')
 

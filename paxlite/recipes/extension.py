@@ -5,7 +5,7 @@ from paxlite.core.extension import Command, Extension
 _PURPOSE = 'run the stages of a recipe, or those that have changed'
 EXTENSION = Extension(
   'recipes',
-  needs=('eval',),  # whose tasks name files
+  needs=('eval', 'finetuning'),  # for files of tasks, and for chat_small
   commands=(Command('recipe', _PURPOSE, 'paxlite.recipes.command', 'Runs'),),
   experiments=('paxlite.recipes.bundled',),
 )

@@ -15,7 +15,7 @@ from paxlite.checkpointing.checksums import CHECKSUMS, checksum, fingerprint
 from paxlite.cli.user_code import is_own
 from paxlite.compilation import versions
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.shell import shortened
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.code_changes import changes
@@ -66,7 +66,7 @@ def ingredients(
     'values': values, 'code': code, 'files': {path: _stamp(path, known.get(path)) for path in found}
   }  # fmt: skip
   text = json.dumps(made, default=repr).replace(f'{folder}{os.sep}', '{folder}/')
-  return dict(json.loads(text))
+  return dict(parsed(text))
 
 
 def differences(now: JsonObject, before: JsonObject) -> list[str]:

@@ -132,10 +132,10 @@ class Stage:
     """Returns the stage with another value; its name is checked when the experiment is built."""
     if name == 'holds':
       return dataclasses.replace(self, holds=None if text == 'None' else text)
-    return dataclasses.replace(self, values={**self.values, name: Text(text)})
+    return dataclasses.replace(self, values={**self.values, name: Stated(text)})
 
 
-class Text(str):
+class Stated(str):
   """A value as a command line states it."""
 
 
@@ -205,7 +205,7 @@ def placed(value: Any, folders: Mapping[str, str]) -> Any:
   """Returns a value with the folders of stages in place of their names in braces."""
   if isinstance(value, str):
     found = _REFERENCE.sub(lambda m: folders[m[1]], value)
-    return Text(found) if isinstance(value, Text) else found
+    return Stated(found) if isinstance(value, Stated) else found
   if isinstance(value, list | tuple):
     return [placed(x, folders) for x in value]
   return value
@@ -213,7 +213,7 @@ def placed(value: Any, folders: Mapping[str, str]) -> Any:
 
 def text_of(value: object) -> str:
   """Returns a value as `paxlite train` reads it from NAME=VALUE."""
-  if isinstance(value, Text) or (isinstance(value, str) and re.fullmatch(r'[\w./+@-]+', value)):
+  if isinstance(value, Stated) or (isinstance(value, str) and re.fullmatch(r'[\w./+@-]+', value)):
     return str(value)
   return repr(list(value) if isinstance(value, tuple) else value)
 

@@ -6,7 +6,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.recipes import Files, Recipe, Stage
-from paxlite.recipes.recipe import Condition, Text, placed, text_of
+from paxlite.recipes.recipe import Condition, Stated, placed, text_of
 
 
 def made(folder, count=1, share=0.5, words=()):
@@ -91,7 +91,7 @@ def test_a_text_of_a_value_is_read_as_the_value():
       ]
     )
     assert read(text_of(value), kind) == value
-  assert text_of(Text('[8, 1]')) == '[8, 1]'
+  assert text_of(Stated('[8, 1]')) == '[8, 1]'
 
 
 def test_folders_of_stages_are_placed_in_texts_alone():
@@ -99,7 +99,7 @@ def test_folders_of_stages_are_placed_in_texts_alone():
   assert placed(['{data}/a', 3, '{{ data }} {% x %}'], folders) == [
     '/r/data/a', 3, '{{ data }} {% x %}',
   ]  # fmt: skip
-  assert isinstance(placed(Text('{data}'), folders), Text)
+  assert isinstance(placed(Stated('{data}'), folders), Stated)
 
 
 def test_a_condition_compares():

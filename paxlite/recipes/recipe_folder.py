@@ -38,7 +38,7 @@ class Status:
     return f'{self.state}: {"; ".join(self.reasons)}' if self.reasons else self.state
 
 
-class Progress:
+class RecipeFolder:
   """The folder of a recipe, and what it says of the stages.
 
   Args:
