@@ -79,6 +79,7 @@ def main(argv: Sequence[str]) -> None:
       for sentence in place.begin(statuses):
         say(sentence)
       for number, name in enumerate(names, 1):
+        processes.check()
         if statuses[name].state != 'done':
           say(f'\nStage {number} of {len(names)}: {name}')
           _run(recipe, name, place, statuses[name], processes, module)

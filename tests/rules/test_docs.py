@@ -32,6 +32,12 @@ SHORTENED = {
   'paxlite train DemoGPT --folder=logs/teacher MAX_STEPS=60': _SMALL,
   'paxlite train students.Student --folder=logs/student TEACHER=logs/teacher MAX_STEPS=40': _SMALL,
   'paxlite train DemoGPT': _SMALL,
+  'paxlite recipe chat_small --folder=runs/chat_small': [
+    f'--set={name}.{value}'
+    for name in ('pretrain', 'sft', 'grpo')
+    for value in ('NUM_LAYERS=1', 'MODEL_DIMS=32', 'HIDDEN_DIMS=64', 'MAX_STEPS=2', 'holds=None')
+  ]
+  + ['--set=data.paragraphs=50', '--set=data.chats=200', '--set=pretrain.MAX_EVAL_BATCHES=1'],
   'paxlite train my_experiments.MyGPT --folder=runs/my': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
   'paxlite train sums.SumsGPT --folder=runs/sums': ['MAX_STEPS=30'],
   'python -m tests.support.fuzz --cases=20': ['--cases=2'],
