@@ -37,7 +37,12 @@ SHORTENED = {
     for name in ('pretrain', 'sft', 'grpo')
     for value in ('NUM_LAYERS=1', 'MODEL_DIMS=32', 'HIDDEN_DIMS=64', 'MAX_STEPS=2', 'holds=None')
   ]
-  + ['--set=data.paragraphs=50', '--set=data.chats=200', '--set=pretrain.MAX_EVAL_BATCHES=1'],
+  + [
+    '--set=data.paragraphs=50',
+    '--set=data.chats=200',
+    '--set=tokenizer.files=["{data}/facts.txt"]',
+    '--set=pretrain.TRAIN_FILES={data}/facts.txt',
+  ],
   'paxlite train my_experiments.MyGPT --folder=runs/my': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
   'paxlite train sums.SumsGPT --folder=runs/sums': ['MAX_STEPS=30'],
   'python -m tests.support.fuzz --cases=20': ['--cases=2'],
