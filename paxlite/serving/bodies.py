@@ -68,6 +68,7 @@ class CompletionRequest:
     max_tokens: The most new tokens, which may be 0 with echo.
     tools: The names of the functions that the answer may call.
     thinking: See Speech.
+    ids: Whether the response has the token ids of the prompts and the answers.
   """
 
   requests: list[Request]
@@ -80,6 +81,7 @@ class CompletionRequest:
   max_tokens: int = 0
   tools: frozenset[str] = frozenset()
   thinking: str | None = None
+  ids: bool = False
 
 
 class Bodies:
@@ -195,7 +197,7 @@ class Bodies:
     bias = self._bias(fields.get('logit_bias', {}))
     least = fields.integer('min_tokens', 0, 0, max_tokens) or 0
     grammar = self._grammar(fields)
-    stream = fields.flag('stream')
+    stream, ids = fields.flag('stream'), fields.flag('return_token_ids')
     of_stream = _inner(fields, 'stream_options', {})
     usage = of_stream.flag('include_usage')
     of_stream.check_all_read()
@@ -217,7 +219,9 @@ class Bodies:
             stop, bias, grammar(), logprobs or 0,
           )
         )  # fmt: skip
-    return CompletionRequest(requests, prompts, n, stream, usage, logprobs, max_tokens=max_tokens)
+    return CompletionRequest(
+      requests, prompts, n, stream, usage, logprobs, max_tokens=max_tokens, ids=ids
+    )
 
   def _prompts(self, given: Any) -> list[list[int]]:
     """Returns the ids of one or several prompts, which are texts or ids."""

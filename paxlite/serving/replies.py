@@ -40,10 +40,11 @@ class Reply:
 
   def opening(self, index: int) -> JsonObject | None:
     """Returns what a stream begins with for one of the answers."""
-    if not self.asked.echo:
+    if not self.asked.echo and not self.asked.ids:
       return None
-    text = self._prompt_text(index)
-    return self.chunk([dict(index=index, text=text, logprobs=None, finish_reason=None)])
+    text = self._prompt_text(index) if self.asked.echo else ''
+    choice = dict(index=index, text=text, logprobs=None, finish_reason=None)
+    return self.chunk([choice | self._prompt_ids(index)])
 
   def piece(self, index: int, parts: Sequence[str], answer: Completion | None) -> JsonObject | None:
     """Returns a chunk of a stream; None if there is nothing to tell.
@@ -59,7 +60,8 @@ class Reply:
     finish = None if answer is None else finish_reason(answer)
     # log-probabilities belong to tokens, and pieces to text: they come with the last one
     told = None if answer is None else self._logprobs(index, answer, with_prompt=False)
-    return self.chunk([dict(index=index, text=text, logprobs=told, finish_reason=finish)])
+    choice = dict(index=index, text=text, logprobs=told, finish_reason=finish)
+    return self.chunk([choice | self._answer_ids(answer)])
 
   def last(self, answers: Sequence[Completion]) -> JsonObject:
     """Returns the chunk with the numbers of tokens."""
@@ -71,7 +73,8 @@ class Reply:
     if self.asked.echo:
       text = self._prompt_text(index) + text
     logprobs = self._logprobs(index, answer, with_prompt=self.asked.echo)
-    return dict(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(answer))
+    found = dict(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(answer))
+    return found | self._prompt_ids(index) | self._answer_ids(answer)
 
   def usage(self, answers: Sequence[Completion]) -> JsonObject:
     """Returns the numbers of tokens."""
@@ -121,6 +124,16 @@ class Reply:
   def _prompt(self, index: int) -> list[int]:
     return self.asked.prompts[index // self.asked.n]
 
+  def _prompt_ids(self, index: int) -> JsonObject:
+    """Returns a prompt's ids, if the request wants them; the field is vLLM's, as the next one."""
+    return {'prompt_token_ids': self._prompt(index)} if self.asked.ids else {}
+
+  def _answer_ids(self, answer: Completion | None) -> JsonObject:
+    """Returns the ids of a complete answer, with the token that ended it, if they are wanted."""
+    if answer is None or not self.asked.ids:
+      return {}
+    return {'token_ids': answer.ids + ([] if answer.end is None else [answer.end])}
+
   def _prompt_text(self, index: int) -> str:
     """Returns the text of a prompt, without a character that the answer may complete."""
     spelling = Spelling(self.tokenizer)
@@ -139,9 +152,13 @@ class ChatReply(Reply):
     super().__init__(asked, tokenizer, model)
     self._speeches: dict[int, Speech] = {}
 
+  def whole(self, answers: Sequence[Completion]) -> JsonObject:
+    return super().whole(answers) | self._prompt_ids(0)
+
   def opening(self, index: int) -> JsonObject:
     delta = dict(role='assistant', content='')
-    return self.chunk([dict(index=index, delta=delta, logprobs=None, finish_reason=None)])
+    choice = dict(index=index, delta=delta, logprobs=None, finish_reason=None)
+    return self.chunk([choice]) | self._prompt_ids(index)
 
   def piece(self, index: int, parts: Sequence[str], answer: Completion | None) -> JsonObject | None:
     said = self._speech(index).add(parts, answer is not None)
@@ -156,7 +173,8 @@ class ChatReply(Reply):
       return None
     told = None if answer is None else self._logprobs(index, answer, with_prompt=False)
     finish = None if answer is None else _finish(answer, said)
-    return self.chunk([dict(index=index, delta=delta, logprobs=told, finish_reason=finish)])
+    choice = dict(index=index, delta=delta, logprobs=told, finish_reason=finish)
+    return self.chunk([choice | self._answer_ids(answer)])
 
   def choice(self, index: int, answer: Completion) -> dict[str, Any]:
     said = self._speech(index).add(answer.parts, True)
@@ -172,6 +190,7 @@ class ChatReply(Reply):
       message=message,
       logprobs=self._logprobs(index, answer, with_prompt=False),
       finish_reason=_finish(answer, said),
+      **self._answer_ids(answer),
     )
 
   def _speech(self, index: int) -> Speech:

@@ -1,5 +1,7 @@
 """Replies give the text of an answer exactly: its tokens, their bytes and places, and its parts."""
 
+import itertools
+import random
 import types
 
 import pytest
@@ -11,7 +13,7 @@ from paxlite.generation.request import Request
 from paxlite.serving.bodies import Bodies, CompletionRequest, RequestLimits, _sampling
 from paxlite.serving.fields import RequestFields
 from paxlite.serving.replies import ChatReply, Reply
-from tests.unit.generation.test_spelling import KINDS, made
+from tests.unit.generation.test_spelling import KINDS, made, texts
 
 pytest.importorskip('tokenizers')
 CALL = '{"name": "f", "arguments": {}}'
@@ -102,6 +104,26 @@ def test_special_tokens_are_interpreted_and_not_shown(tokenizers):
   said = []
   Actor._said(types.SimpleNamespace(_room=99, _max_turns=1), episode, answer)
   assert said[0][2]['content'] == text
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_ids_of_prompts_and_answers(tokenizers, kind):
+  """They are where vLLM has them, the same in a stream, and nowhere if they are not wanted."""
+  tokenizer, rng = tokenizers[kind], random.Random(kind)
+  ends = None, tokenizer.special_id('eos_token')
+  for end, reply, wanted in itertools.product(ends, (Reply, ChatReply), (True, False)):
+    prompt, ids = map(tokenizer.encode, texts(rng, 2))
+    answer, parts = answered(tokenizer, prompt, ids, end)
+    told = [*ids, *([] if end is None else [end])]
+    asked = CompletionRequest([], [prompt], 1, True, False, None, thinking='', ids=wanted)
+    whole, stream = reply(asked, tokenizer, 'm').whole([answer]), reply(asked, tokenizer, 'm')
+    pieces = [stream.piece(0, each, answer if each is parts[-1] else None) for each in parts]
+    chunks = [chunk for chunk in (stream.opening(0), *pieces) if chunk]
+    for first, last in ((whole, whole), (chunks[0], chunks[-1])):
+      place = first if reply is ChatReply else first['choices'][0]
+      assert place.get('prompt_token_ids') == (prompt if wanted else None)
+      assert last['choices'][0].get('token_ids') == (told if wanted else None)
+    assert 'token_ids' not in str(chunks[1:-1])
 
 
 def test_requests_take_the_settings_of_the_model():
