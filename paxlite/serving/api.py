@@ -22,7 +22,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.grammar import GrammarError
 from paxlite.generation.request import Completion
-from paxlite.serving import errors
+from paxlite.serving import errors, page
 from paxlite.serving.bodies import Bodies, CompletionRequest
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import body_of
@@ -51,6 +51,7 @@ class Api:
     seconds: The most seconds from a request to the end of its answer.
     key: What clients must send; '': nothing.
     hosts: See gate.RequestGate.
+    has_page: Whether there is a page for people at /.
   """
 
   def __init__(
@@ -62,10 +63,11 @@ class Api:
     seconds: float,
     key: str = '',
     hosts: Collection[str] = (),
+    has_page: bool = True,
   ):
     self._worker, self._bodies, self._tokenizer = worker, bodies, tokenizer
     self._model, self._seconds, self._key = model, seconds, key
-    self._hosts = hosts
+    self._hosts, self._has_page = hosts, has_page
     self._started = int(time.time())
     self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, 'reader')
 
@@ -79,6 +81,8 @@ class Api:
       Route('/v1/completions', self._completions, methods=['POST']),
       Route('/v1/chat/completions', self._chat, methods=['POST']),
     ]
+    if self._has_page:
+      routes.append(Route('/', self._page))
     handlers: Any = {
       ApiError: self._on_error,
       HTTPException: self._on_http_error,
@@ -86,6 +90,9 @@ class Api:
       Exception: self._on_failure,
     }
     return RequestGate(Starlette(routes=routes, exception_handlers=handlers), self._hosts)
+
+  async def _page(self, request: HttpRequest) -> Response:
+    return Response(page.CONTENT, headers=page.HEADERS)
 
   async def _health(self, request: HttpRequest) -> Response:
     return JSONResponse(

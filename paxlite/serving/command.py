@@ -1,6 +1,7 @@
 """paxlite serve CHECKPOINT [--port=8000] [--host=127.0.0.1] [NAME=VALUE …]
 
 Answers requests in the form of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
+A browser shows a chat at /.
 CHECKPOINT is the folder of a run or of imported weights. The server listens on this machine alone,
 unless --host says otherwise. SIGTERM or Ctrl-C: it takes no more requests, answers those that it
 has, and ends. Needs the extra serve.
@@ -39,6 +40,7 @@ PARSER.option('--api_key_file', f'holds what clients must send (the variable {_K
 PARSER.option('--allowed_hosts', 'further names of the server, NAME,NAME', default='',
               metavar='NAMES')  # fmt: skip
 PARSER.option('--allow_special_tokens', 'in messages; otherwise they are ordinary text', bool)
+PARSER.option('--page', 'a chat for people, at /', bool, default=True)
 PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
 PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, default=256)
 PARSER.option('--max_tokens', 'most new tokens of an answer (as many as there is room for)', int)
@@ -95,13 +97,15 @@ def main(argv: Sequence[str]) -> None:
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
     most = min(args.max_tokens or inference.max_length, inference.max_length - 1)
     bodies = Bodies(inference, RequestLimits(most), special=args.allow_special_tokens)
-    api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts)
+    api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts, args.page)
     host, port = place.getsockname()[:2]
     with _own_port(args.host, args.port):
       place.listen(2048)  # until now connections are refused: no client waits for the programs
     worker.start()
     return_regularly()
     say(f'{name} answers at http://{host}:{port}/v1')
+    if args.page:
+      say(f'A chat with it is at http://{host}:{port}/')
     config = uvicorn.Config(
       api.application, log_level='warning', lifespan='off', access_log=False,
       timeout_graceful_shutdown=args.grace, http=protocol(),

@@ -20,12 +20,10 @@ MOST, SECONDS = 8, 0.5
 
 
 @contextlib.contextmanager
-def served(application):
+def served(application, limits=(MOST, SECONDS, SECONDS)):
   """Serves an application; yields the port."""
   place = socket.create_server(('127.0.0.1', 0))
-  config = uvicorn.Config(
-    application, log_level='critical', lifespan='off', http=protocol(MOST, SECONDS, SECONDS)
-  )
+  config = uvicorn.Config(application, log_level='critical', lifespan='off', http=protocol(*limits))
   server = uvicorn.Server(config)
   thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
   thread.start()
@@ -34,11 +32,11 @@ def served(application):
   thread.join(10)
 
 
-def application(hosts=LOOPBACK):
+def application(hosts=LOOPBACK, has_page=True):
   """The application of a server that has no model."""
   worker = types.SimpleNamespace(count=0, engine=types.SimpleNamespace(num_active=0))
   bodies = types.SimpleNamespace(chat=None)
-  return api.Api(worker, bodies, None, 'm', 9.0, 'kéy', hosts).application
+  return api.Api(worker, bodies, None, 'm', 9.0, 'kéy', hosts, has_page).application
 
 
 @pytest.fixture
