@@ -53,6 +53,9 @@ class Extension:
     schemes: What reads and writes the paths of a scheme, by scheme: {'gs': 'module:name'} for
       gs://bucket/file. The name is that of a `paxlite.files.schemes.Scheme`.
     parts: Attributes of all experiments: subclasses of `paxlite.experiments.parts.part.Part`.
+    options: The names of attributes of few experiments, by the part that has them: a subclass of
+      LanguageModel. An experiment gets the part when a value for one of them is given, and a class
+      that states one names the part as a base; see `paxlite.experiments.options`.
     optimizers: Classes of the names by which `paxlite.optim.by_name.register` registers them. The
       attributes that their fields declare are those of experiments.
     callbacks: Functions (run, trainer) that return callbacks of a run that trains: lists of
@@ -82,6 +85,7 @@ class Extension:
   commands: tuple[Command, ...] = ()
   schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
   parts: tuple[str, ...] = ()
+  options: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
   optimizers: tuple[str, ...] = ()
   callbacks: tuple[str, ...] = ()
   inputs: tuple[str, ...] = ()
@@ -93,10 +97,12 @@ class Extension:
 
   @property
   def added(self) -> tuple[str, ...]:
-    """The names that only one extension may add: commands, schemes, optimizers and hooks."""
+    """The names that only one extension may add: commands, schemes, optimizers, hooks
+    and attributes of options."""
     commands, schemes = (c.name for c in self.commands), (f'{s}://' for s in self.schemes)
     optimizers = (f'OPTIMIZER={name.partition(":")[2]}' for name in self.optimizers)
-    return tuple(dict.fromkeys((*commands, *schemes, *optimizers, *self.hooks)))
+    attributes = (name for names in self.options.values() for name in names)
+    return tuple(dict.fromkeys((*commands, *schemes, *optimizers, *self.hooks, *attributes)))
 
 
 def imported(reference: str) -> Any:

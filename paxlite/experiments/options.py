@@ -3,6 +3,7 @@
 `paxlite train LLaMA3_8B RESIDUAL_FACTOR=0.5` trains LLaMA3_8B with the part ResidualFactor between
 LLaMA and LanguageModel. The class keeps its name: experiment.json has the values, and the same
 class follows from them. A class in a file names such a part as a base.
+Extensions add such parts; see Extension.options.
 """
 
 import functools
@@ -10,28 +11,31 @@ import inspect
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeVar
 
+from paxlite import extensions
 from paxlite.config.attributes import Attributes, attribute_types, derived
 from paxlite.config.former_names import current, current_values
 from paxlite.core.errors import UserError
 from paxlite.core.extension import imported
 
+_HERE = 'paxlite.experiments.parts'
 _PARTS = {
-  'attention_sinks:AttentionSinkLogits': ('USE_ATTENTION_SINKS',),
-  'embedding_factors:EmbeddingFactors': (
+  f'{_HERE}.attention_sinks:AttentionSinkLogits': ('USE_ATTENTION_SINKS',),
+  f'{_HERE}.embedding_factors:EmbeddingFactors': (
     'SCALE_EMBEDDING', 'EMBEDDING_FACTOR', 'LOGITS_DIVISOR',
   ),
-  'local_positions:LocalPositions': ('ROPE_LOCAL_THETA', 'ROPE_STRETCHES_LOCAL'),
-  'logits_bias:LogitsBias': ('USE_SOFTMAX_BIAS',),
-  'long_positions:LongPositions': ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'),
-  'parallel_blocks:ParallelBlocks': ('BLOCK_ORDER',),
-  'partial_positions:PartialPositions': ('ROPE_FRACTION',),
-  'prediction:MultiTokenPrediction': ('NUM_PREDICTION_MODULES', 'PREDICTION_LOSS_WEIGHT'),
-  'attention_temperature:AttentionTemperature': (
+  f'{_HERE}.local_positions:LocalPositions': ('ROPE_LOCAL_THETA', 'ROPE_STRETCHES_LOCAL'),
+  f'{_HERE}.logits_bias:LogitsBias': ('USE_SOFTMAX_BIAS',),
+  'paxlite.experiments.phi.long_positions:LongPositions': (
+    'ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS',
+  ),
+  f'{_HERE}.parallel_blocks:ParallelBlocks': ('BLOCK_ORDER',),
+  f'{_HERE}.partial_positions:PartialPositions': ('ROPE_FRACTION',),
+  f'{_HERE}.prediction:MultiTokenPrediction': ('NUM_PREDICTION_MODULES', 'PREDICTION_LOSS_WEIGHT'),
+  f'{_HERE}.attention_temperature:AttentionTemperature': (
     'ATTENTION_TEMPERATURE_SCALE', 'ATTENTION_TEMPERATURE_FLOOR',
   ),
-  'residual_factor:ResidualFactor': ('RESIDUAL_FACTOR',),
+  'paxlite.experiments.granite.residual_factor:ResidualFactor': ('RESIDUAL_FACTOR',),
 }  # fmt: skip
-_OF = {name: part for part, names in _PARTS.items() for name in names}
 # What one family alone has now, and every language model had: False changes nothing.
 _FORMER = {
   'USE_OUTPUT_GATE': 'qwen_hybrid:Qwen3_5', 'QK_NORM_AFTER_ROTATION': 'hunyuan:HunyuanDense'
@@ -48,7 +52,7 @@ def with_parts(cls: T, values: Mapping[str, object]) -> T:
     values: Values by attribute. Those that a part has anyway ask for no part.
   """
   now = {current(name): value for name, value in values.items()}
-  return with_attributes(cls, (k for k, v in now.items() if k in _OF and v != usual(k, v)))
+  return with_attributes(cls, (k for k, v in now.items() if k in _of() and v != usual(k, v)))
 
 
 def with_attributes(cls: T, names: Iterable[str]) -> T:
@@ -59,8 +63,8 @@ def with_attributes(cls: T, names: Iterable[str]) -> T:
   """
   names = list(names)
   refuse_lost(cls, {name: None for name in names if name in _FORMER})
-  wanted = {_OF[name] for name in map(current, names) if name in _OF and not hasattr(cls, name)}
-  return _composed(cls, tuple(part for part in _PARTS if part in wanted)) if wanted else cls
+  wanted = {_of()[name] for name in map(current, names) if name in _of() and not hasattr(cls, name)}
+  return _composed(cls, tuple(part for part in _parts() if part in wanted)) if wanted else cls
 
 
 def usual(name: str, value: object) -> object:
@@ -72,9 +76,9 @@ def usual(name: str, value: object) -> object:
   """
   if name in _FORMER:
     return False
-  if name not in _OF:
+  if name not in _of():
     return value
-  found = getattr(_part(_OF[name]), name)
+  found = getattr(imported(_of()[name]), name)
   return value if isinstance(found, derived) else found
 
 
@@ -91,7 +95,7 @@ def kept(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
 
 def is_lost(known: Container[str], name: str) -> bool:
   """Whether an attribute that every language model had is none of the known ones."""
-  return (name in _OF or name in _FORMER) and name not in known
+  return (name in _of() or name in _FORMER) and name not in known
 
 
 def refuse_lost(cls: type, values: Mapping[str, object]) -> None:
@@ -125,23 +129,27 @@ def missing(cls: type, name: str) -> str:
   if name in _FORMER:
     module, _, model = _FORMER[name].partition(':')
     return f'{start}another model: derive it from {model} of paxlite.experiments.{module}'
-  if name not in _OF:
+  if name not in _of():
     return ''
-  module, _, part = _OF[name].partition(':')
-  return (
-    f'{start}a part: write class {cls.__name__}({part}, …), with {part} from '
-    f'paxlite.experiments.parts.{module}'
-  )
+  module, _, part = _of()[name].partition(':')
+  return f'{start}a part: write class {cls.__name__}({part}, …), with {part} from {module}'
 
 
-def _part(reference: str) -> Any:
-  return imported(f'paxlite.experiments.parts.{reference}')
+@functools.cache
+def _parts() -> dict[str, tuple[str, ...]]:
+  """Returns the names of attributes by their parts: those of the core, and of extensions."""
+  return _PARTS | {k: names for e in extensions.found() for k, names in e.options.items()}
+
+
+@functools.cache
+def _of() -> dict[str, str]:
+  return {name: part for part, names in _parts().items() for name in names}
 
 
 @functools.cache
 def _composed(cls: Any, references: tuple[str, ...]) -> Any:
   names = {k: getattr(cls, k) for k in ('__module__', '__qualname__', '__doc__')}
-  parts = [part for part in map(_part, references) if issubclass(cls, part.__base__)]
+  parts = [part for part in map(imported, references) if issubclass(cls, part.__base__)]
   named, steps = vars(cls).get('_composed_of', (cls, ()))
   names |= {'_composed_of': (named, (*steps, references)), '__reduce_ex__': _reduced}
   return type(cls.__name__, (cls, *parts), names)

@@ -15,7 +15,6 @@ from flax import linen as nn
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import call_name
 from paxlite.layers.attention.partial_attention import RESULTS as ATTENTION_RESULTS
-from paxlite.layers.lora import LORA_SUM
 from paxlite.layers.precision.einsum import FP8_LARGEST
 from paxlite.parallel.partitioning import HOST
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
   from jax.extend.core import Primitive
 
 _Body = TypeVar('_Body', bound=Callable)
+
+LORA_SUM = 'lora_sum'  # the sum of the products of a weight and of LoRA's factors
 
 CheckpointPolicy = Literal[
   'SAVE_NOTHING',
@@ -67,7 +68,7 @@ _OF_PRODUCTS = (
 # The first four are as large as the product that each is computed from. Where the backward pass
 # reads one of them instead of the product, JAX does not keep the product, and computes less again.
 _BESIDE_PRODUCTS = (
-  LORA_SUM,  # the sum of the products of a weight and of LoRA's factors
+  LORA_SUM,
   'attention_input',  # queries, keys and values after their biases and rotations
   'residual',  # the sum after attention
   'norm_statistics',  # one or two numbers for each token

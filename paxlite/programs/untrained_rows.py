@@ -18,6 +18,7 @@ from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch, Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.optim.optimizers import Optimizer
 
@@ -46,12 +47,12 @@ def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input
     'embedding/emb_var': np.concatenate([read, learned]) if is_tied else read,
     'softmax/w': learned,
   }
-  found = {}
+  found, trained_ids = {}, options.value(e, 'LORA_TOKENS') or ()
   for name, ids in tables.items():
     module, leaf = name.split('/')
     rows_VD = frozen.get(module, {}).get(leaf)
     if isinstance(rows_VD, jax.Array):  # and not None, as where it is trained
-      found[name] = np.setdiff1d(untrained(rows_VD, np.unique(ids)), e.LORA_TOKENS)
+      found[name] = np.setdiff1d(untrained(rows_VD, np.unique(ids)), trained_ids)
   names = [name for name, ids in found.items() if len(ids)]
   if not names:
     return []

@@ -4,15 +4,9 @@ import fiddle as fdl
 from fiddle import selectors
 
 from paxlite.experiments.parts.memory_savings import MemorySavings
-from paxlite.layers.dora import DoraProjection
-from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.quantization.four_bits import Int4, Nf4
-from paxlite.quantization.quantized_projection import (
-  QuantizedDoraProjection,
-  QuantizedLoraProjection,
-  QuantizedProjection,
-)
+from paxlite.quantization.quantized_projection import QUANTIZED
 from paxlite.quantization.schemes import Int8, QuantizationScheme, register_scheme, scheme_named
 
 for _name, _scheme in {'int8': Int8, 'int4': Int4, 'nf4': Nf4}.items():
@@ -41,14 +35,9 @@ def put_scheme(model: fdl.Config, scheme: type[QuantizationScheme]) -> None:
 
   Experts, embeddings and logits keep the dtype of their weights, as do subclasses of a user's.
   """
-  kinds = {
-    Projection: QuantizedProjection,
-    LoraProjection: QuantizedLoraProjection,
-    DoraProjection: QuantizedDoraProjection,
-  }
   for projection in selectors.select(model, Projection, check_nonempty=False):
     kind = fdl.get_callable(projection)
-    if kind in kinds:
-      fdl.update_callable(projection, kinds[kind])
-    if kind in kinds or kind in kinds.values():
+    if kind in QUANTIZED:
+      fdl.update_callable(projection, QUANTIZED[kind])
+    if kind in QUANTIZED or kind in QUANTIZED.values():
       projection.scheme = fdl.Config(scheme)

@@ -1,15 +1,18 @@
 """Projections whose weights are quantized, and not trained."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
 from flax.linen import meta
 
-from paxlite.layers.dora import DoraProjection
-from paxlite.layers.lora import LoraProjection
 from paxlite.layers.precision.einsum import with_bias
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import gather_weight
 from paxlite.parallel.quantized_weights import QuantizedWeight, quantized_param
 from paxlite.quantization.schemes import Arrays, Int8, QuantizationScheme
+
+_Class = TypeVar('_Class', bound=type)
 
 
 class QuantizedProjection(Projection):
@@ -39,12 +42,17 @@ class QuantizedProjection(Projection):
     return self.scheme.decode(jax.lax.optimization_barrier(arrays), self.shape)
 
 
-class QuantizedLoraProjection(LoraProjection, QuantizedProjection):
-  """LoraProjection whose weight is quantized; the low-rank factors keep their dtype."""
+QUANTIZED: dict[type, type] = {Projection: QuantizedProjection}
 
 
-class QuantizedDoraProjection(DoraProjection, QuantizedProjection):
-  """DoraProjection whose weight is quantized; what is trained keeps its dtype."""
+def quantizes(plain: type[Projection]) -> Callable[[_Class], _Class]:
+  """Registers the class that takes the place of a projection whose weight is quantized."""
+
+  def registered(cls: _Class) -> _Class:
+    QUANTIZED[plain] = cls
+    return cls
+
+  return registered
 
 
 def _product(

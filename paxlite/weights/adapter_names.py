@@ -2,14 +2,45 @@
 
 import re
 from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
 
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.adapters import NamedWeight
 from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.tensor_entries import Entry
 
 _EXPERTS = re.compile(r'(.*)/w_(in_gate|in|out)')
+_EVERY = 'all-linear'  # peft's word for all weights of layers that are matrices
+_IS_EXPRESSION = re.compile(r'[][*+?()|\\^$]')
+
+
+class NamedWeight(NamedTuple):
+  """A weight of a model with the name that peft has for it.
+
+  Attributes:
+    ours: The variable; of a weight that may have factors, the module that has them.
+    part: Its index in a variable that combines queries, keys and values, or None.
+    theirs: The module of transformers, or the parameter of experts.
+    kind: What it may have: factors of a projection or of experts; other weights are trained whole.
+  """
+
+  ours: str
+  part: int | None
+  theirs: str
+  kind: Literal['linear', 'experts', 'whole']
+
+  def is_named(self, text: str) -> bool:
+    """Whether peft takes `text` for the name of this weight, or it is the end of ours."""
+    if text == _EVERY:
+      return self.kind == 'linear'
+    if _IS_EXPRESSION.search(text):
+      return re.fullmatch(text, self.theirs) is not None
+    if self.kind == 'experts' and text == 'experts':
+      return True
+    own = re.sub(r'/(w|scale|emb_var)$', '', self.ours)
+    return f'.{self.theirs}'.endswith(f'.{text}') or f'/{own}'.endswith(f'/{text}')
+
+
 _kept: dict[str, list[NamedWeight]] = {}  # of the last model
 
 

@@ -16,7 +16,7 @@ EXTENSION = Extension(
     _command('export', 'write weights for Hugging Face or llama.cpp'),
     Command('families', 'the published families that import reads', _FAMILIES, 'Models'),
   ),
-  hooks={'LORA_TARGETS': 'paxlite.weights.adapter_names:named_weights'},
+  hooks={'names of peft': 'paxlite.weights.adapter_names:named_weights'},
   former_modules={
     f'paxlite.tools.{name}': f'paxlite.weights.commands.{name}'
     for name in ('import_weights', 'export_weights')

@@ -183,7 +183,8 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
   ]
   if found:
     return found
-  names = attribute_types(type(plain))
+  known = attribute_types(type(plain))
+  names = [*known, *(k for k in attribute_types(type(e)) if options.is_lost(known, k))]
   same = type(plain)(**{name: getattr(e, name) for name in names if hasattr(e, name)})
   model = e.language_model()
   if config_text(same.model()) != config_text(model):  # Fiddle's == takes seconds

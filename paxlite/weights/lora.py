@@ -7,15 +7,17 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from paxlite import extensions
 from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, listed
-from paxlite.core.variable_names import DORA_VARIABLES, TOKEN_ROWS
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES, TOKEN_ROWS
+from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.adapters import FactorSize
 from paxlite.weights import adapter_layout
 from paxlite.weights.adapter_names import experts_of, module_of, short_names
 from paxlite.weights.families import family_of, hugging_face_entries
@@ -40,7 +42,7 @@ def merged(experiment: LanguageModel, variables: Mapping[str, Variable]) -> dict
       continue
     stem = name.removesuffix('/lora_a')
     a, b, grown = variables[name], variables[f'{stem}/lora_b'], variables.get(f'{stem}/lora_m')
-    ranks, scales = experiment.factors_at(stem)
+    ranks, scales = extensions.hook('USE_LORA')(experiment).at(stem)
     if stem.endswith('_factors'):
       place, _, which = stem.removesuffix('_factors').rpartition('/')
       weights = [n for n in (f'{place}/w_{which}_gate', f'{place}/w_{which}') if n in plain]
@@ -51,7 +53,7 @@ def merged(experiment: LanguageModel, variables: Mapping[str, Variable]) -> dict
     plain[f'{stem}/w'] = _sum(w, a, b, grown, '/post' in stem, ranks, scales)
   for place, table in _TABLES.items():
     if rows := variables.get(f'{place}/lora_rows'):
-      plain[table] = _with_rows(variables[table], rows, experiment.LORA_TOKENS)
+      plain[table] = _with_rows(variables[table], rows, options.value(experiment, 'LORA_TOKENS'))
   return plain
 
 
@@ -69,8 +71,8 @@ class _Adapter:
 
   def __init__(self, dtype: str):
     self.tensors: dict[str, np.ndarray] = {}
-    self.linear: dict[str, FactorSize] = {}
-    self.experts: dict[str, FactorSize] = {}
+    self.linear: dict[str, Any] = {}
+    self.experts: dict[str, Any] = {}
     self.whole: list[str] = []
     self.rows: list[str] = []
     self._kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
@@ -85,7 +87,7 @@ class _Adapter:
 
   def config(self, e: LanguageModel, base: str, names: list[str]) -> dict[str, object]:
     """Returns the contents of adapter_config.json; `names` are those of all modules."""
-    root = lambda f: math.sqrt(f.rank) if e.LORA_RS else f.rank
+    root = lambda f: math.sqrt(f.rank) if options.value(e, 'LORA_RS') else f.rank
     number = lambda x: int(x) if x == int(x) else x
     kinds = {n: (f.rank, number(round(f.scale * root(f), 9))) for n, f in self._all.items()}
     rank, alpha = collections.Counter(kinds.values()).most_common(1)[0][0]
@@ -103,26 +105,26 @@ class _Adapter:
       'base_model_name_or_path': base,
       'r': rank,
       'lora_alpha': alpha,
-      'lora_dropout': e.LORA_DROPOUT,
+      'lora_dropout': options.value(e, 'LORA_DROPOUT'),
       'bias': 'none',
       'fan_in_fan_out': False,
       'inference_mode': True,
       'use_dora': any(n.endswith('.lora_magnitude_vector') for n in self.tensors),
-      'use_rslora': e.LORA_RS,
+      'use_rslora': options.value(e, 'LORA_RS'),
       'target_modules': sorted(short_names(self.linear, names)),
       'target_parameters': sorted(short_names(self.experts, names, whole=True)) or None,
       'rank_pattern': pattern(0, rank),
       'alpha_pattern': pattern(1, alpha),
       'modules_to_save': sorted(short_names(self.whole, names, whole=True)) or None,
       'trainable_token_indices': {
-        name.rpartition('.')[2]: list(e.LORA_TOKENS) for name in self.rows
+        name.rpartition('.')[2]: list(options.value(e, 'LORA_TOKENS')) for name in self.rows
       }
       or None,
       'ensure_weight_tying': bool(self.whole) and not e.SEPARATE_EMBEDDING,
     }
 
   @property
-  def _all(self) -> dict[str, FactorSize]:
+  def _all(self) -> dict[str, Any]:
     return self.linear | self.experts
 
 
@@ -141,7 +143,8 @@ def write_adapter(
   e = experiment
   if not any(name.endswith('/lora_a') for name in variables):
     raise UserError('the checkpoint holds nothing of LoRA: train with USE_LORA=True')
-  if others := [p for p in e.TRAINABLE_VARIABLES if p not in e.every_factor_variable]:
+  every = [LORA_VARIABLES, DORA_VARIABLES, *e.factor_variables]
+  if others := [p for p in e.TRAINABLE_VARIABLES if p not in every]:
     raise UserError(
       f'the run trained {listed(others)} beside the factors, and an adapter would leave them out: '
       'export with --to=hf, which merges all of it, or train such weights by LORA_MODULES_TO_SAVE'
@@ -151,7 +154,8 @@ def write_adapter(
       'a gpt2 of Hugging Face has weights with inputs and outputs in the other order, for which '
       'adapters are not implemented: export with --to=hf, which merges them'
     )
-  adapter = _Adapter(dtype)
+  adapter, factors = _Adapter(dtype), extensions.hook('USE_LORA')(e)
+  tokens = options.value(e, 'LORA_TOKENS')
   by_tensor: dict[str, list[Entry]] = {}
   experts: dict[str, tuple[str, Entry]] = {}
   for entry in hugging_face_entries(e):
@@ -161,21 +165,21 @@ def write_adapter(
     else:
       by_tensor.setdefault(entry.theirs, []).append(entry)
   for theirs, group in by_tensor.items():
-    if any(re.fullmatch(p, group[0].ours) for p in e.whole_variables):
+    if any(re.fullmatch(p, group[0].ours) for p in factors.whole_variables):
       value = variables[group[0].ours].whole()
       adapter.put(theirs, np.asarray(group[0].to_theirs(value)).reshape(group[0].shape))
       adapter.whole.append(module_of(group[0]))
       if group[0].ours == _TABLES['embedding'] and not e.SEPARATE_EMBEDDING:
         adapter.put('lm_head.weight', value)  # peft has one tensor for each name
-    elif group[0].ours in _TABLES.values() and e.LORA_TOKENS:
+    elif group[0].ours in _TABLES.values() and tokens:
       table, module = group[0].ours, module_of(group[0])
       rows = variables[f'{table.partition("/")[0]}/lora_rows'].whole()
-      whole = variables[table].whole()[[*e.LORA_TOKENS]].astype(np.float32) + rows
+      whole = variables[table].whole()[[*tokens]].astype(np.float32) + rows
       adapter.put(f'{module}.token_adapter.trainable_tokens_delta', whole)
       adapter.rows.append(module)
     elif group[0].ours.endswith('/w'):
-      _put_linear(adapter, e, group, variables)
-  for theirs, factors in e.factors_of(experts).items():
+      _put_linear(adapter, factors, group, variables)
+  for theirs, size in factors.of(experts).items():
     module, entry = experts[theirs]
     a, b = (variables[f'{module}/{leaf}'].whole() for leaf in ('lora_a', 'lora_b'))
     place = theirs.rpartition('.')[0]
@@ -183,7 +187,7 @@ def write_adapter(
     adapter.put_factors(
       place + ('.base_layer' if is_inner else ''), *adapter_layout.experts_to_theirs(entry, a, b)
     )
-    adapter.experts[theirs] = factors
+    adapter.experts[theirs] = size
   if shared := [n for n in adapter.linear if re.search(r'\.shared_experts?\.', n)]:
     log.warning('%s: peft 0.21 takes shared experts for experts, and may not load it', shared[0])
   names = [module_of(entry) for group in by_tensor.values() for entry in group]
@@ -199,7 +203,7 @@ def write_adapter(
 
 
 def _put_linear(
-  adapter: _Adapter, e: LanguageModel, group: list[Entry], variables: Mapping[str, Variable]
+  adapter: _Adapter, factors: Any, group: list[Entry], variables: Mapping[str, Variable]
 ) -> None:
   """Puts the factors of one tensor, which may hold several weights of ours.
 
@@ -211,7 +215,7 @@ def _put_linear(
     if f'{stem}/lora_a' not in variables:
       continue
     a, b = (_part(variables[f'{stem}/{leaf}'], entry) for leaf in ('lora_a', 'lora_b'))
-    rank = e.factors_of([module])[module].rank
+    rank = factors.of([module])[module].rank
     parts.append((a[:, :rank], adapter_layout.rows_to_theirs(entry, b[:, :rank])))
     if f'{stem}/lora_m' in variables:
       w, grown = (_part(variables[f'{stem}/{leaf}'], entry) for leaf in ('w', 'lora_m'))
@@ -225,7 +229,7 @@ def _put_linear(
   else:
     a, b = np.concatenate(every_a, 1), np.concatenate(every_b, 1)
   adapter.put_factors(module, a, b)
-  adapter.linear[module] = FactorSize(a.shape[1], e.factors_of([module])[module].scale)
+  adapter.linear[module] = factors.of([module])[module]._replace(rank=a.shape[1])
   if norms_of:
     adapter.put(f'{module}.lora_magnitude_vector', np.sum(norms_of, 0))
 

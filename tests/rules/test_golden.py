@@ -27,8 +27,9 @@ from collections.abc import Iterable, Iterator
 import fiddle as fdl
 import pytest
 
+from paxlite import extensions
 from paxlite.config.templates import config_text
-from paxlite.core.extension import Command
+from paxlite.core.extension import Command, imported
 from paxlite.experiments import parts
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.demo import TinyGPT
@@ -208,6 +209,8 @@ def described() -> list[dict[str, str]]:
   experiments()
   for module in pkgutil.iter_modules(parts.__path__, f'{parts.__name__}.'):
     importlib.import_module(module.name)
+  for part in (name for extension in extensions.found() for name in extension.options):
+    imported(part)
   found: list[type[Part]] = [Part]
   for cls in found:
     found += cls.__subclasses__()

@@ -38,6 +38,7 @@ ROOMS = [
   'programs',
   'main',
   'quantization',
+  'adapters',
   'doctor',
   'tokenization',
   'trackers',
@@ -65,7 +66,7 @@ ROOMS = [
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
   'experiments.finetuning', 'generation', 'ladder', 'recipes', 'tools', 'contrib',
-  'transformer_engine', 'quantization',
+  'transformer_engine', 'quantization', 'adapters',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow',

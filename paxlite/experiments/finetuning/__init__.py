@@ -8,6 +8,7 @@ the weights.
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Self
 
@@ -23,7 +24,6 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.datasets import DocumentFiles
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.adapters import names_of_factors
 from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.registry import class_of, experiments, find_model, has_data, register
 from paxlite.finetuning.chats.datasets import SftFiles
@@ -221,7 +221,7 @@ _OF_TEXT = 'EOS_IDS', 'START_ID', 'REPETITION_PENALTY', 'GENERATION_CONFIG'
 
 
 # what factors are, which are trained further as they began
-_OF_FACTORS = 'USE_REPEATED_LAYER', 'USE_DORA', *names_of_factors()
+_OF_FACTORS = re.compile('USE_REPEATED_LAYER|USE_DORA|LORA_.*')
 
 
 class _OfAnyModel(LanguageModel, subject='Checkpoints'):
@@ -275,8 +275,9 @@ class _OfAnyModel(LanguageModel, subject='Checkpoints'):
     is_ours = model.__module__.startswith('paxlite.')
     variant = composed(cls, model.__name__ if is_ours else full_name(model))
     decide_model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
-    kept = {*decide_model, 'HEADS_SPAN_MODEL', *_OF_TEXT, *(_OF_FACTORS if has_factors else ())}
-    values = {k: v for k, v in stated_values(base, weights.values).items() if k in kept}
+    kept = {*decide_model, 'HEADS_SPAN_MODEL', *_OF_TEXT}
+    is_kept = lambda k: k in kept or (has_factors and _OF_FACTORS.fullmatch(k))
+    values = {k: v for k, v in stated_values(base, weights.values).items() if is_kept(k)}
     longest = weights.values['MAX_SEQ_LEN']
     values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, longest)  # type: ignore[call-overload]
     if issubclass(variant, Documents):

@@ -1,21 +1,28 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import fiddle as fdl
 
 from paxlite import extensions
-from paxlite.config.attribute_kinds import Run
+from paxlite.config.attribute_kinds import Count, Run, Training
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.experiments.parts.adapters import Adapters
+from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
+from paxlite.experiments.base import Experiment
+from paxlite.layers.attention.attention import Attention
 from paxlite.layers.remat import ActivationName, Offloaded
 
 Dtype = Literal['float32', 'bfloat16']
 
 
-class MemorySavings(Adapters, subject='Memory'):
+class MemorySavings(
+  Experiment, subject='Memory', beside={'USE_LORA': 'USE_DORA LORA_RANK LORA_TARGET_LAYERS'}
+):
   """Trades precision, traffic to the host, or what is trained, for memory of the devices.
+
+  LoRA and DoRA train low-rank factors beside the weights, which are frozen.
 
   A checkpoint that was written with some of these values continues with others; but moments of int8
   stay so.
@@ -35,6 +42,31 @@ class MemorySavings(Adapters, subject='Memory'):
     'float32'  # dtype of frozen parameters, or their quantization: int8, int4, nf4
   )
 
+  USE_LORA: Training[bool] = False  # trains low-rank factors of weights, and freezes the weights
+  USE_DORA: Training[bool] = False  # with USE_LORA, trains the lengths of weights beside factors
+  LORA_RANK: Training[Count] = 8  # rank of the factors of LoRA
+  LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = (
+    'all'  # layers whose projections have factors of LoRA, unless LORA_TARGETS names weights
+  )
+
+  @property
+  def saves_trainable_only(self) -> bool:
+    return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
+
+  @property
+  def factor_variables(self) -> list[str]:
+    """Regular expressions of what is trained with USE_LORA."""
+    return [DORA_VARIABLES if self.USE_DORA else LORA_VARIABLES]
+
+  @property
+  def attention_classes(self) -> tuple[type, ...]:
+    """The classes of layers that a model may have in the place of attention."""
+    return (Attention,)
+
+  def without_factors(self, layer: fdl.Buildable) -> Iterable[fdl.Buildable]:
+    """Returns projections of a layer of attention that have no low-rank factors."""
+    return ()
+
   def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
     if not self.OFFLOAD_ACTIVATIONS:
@@ -48,6 +80,8 @@ class MemorySavings(Adapters, subject='Memory'):
 
   def validate(self) -> None:
     super().validate()
+    if self.USE_LORA:
+      extensions.hook('USE_LORA')
     if self.OFFLOAD_OPTIMIZER and self.ADAM_MOMENTS_DTYPE == 'int8':
       raise UserError(
         'OFFLOAD_OPTIMIZER moves moments of float32 or bfloat16: choose one of it and '

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import fiddle as fdl
-from fiddle import selectors
 
 from paxlite import extensions
 from paxlite.config import edits
@@ -14,12 +13,6 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES
 from paxlite.data.base import RowArray
 from paxlite.experiments.parts.optimization import Optimization
-from paxlite.layers.embeddings import LmHead, TokenEmbedding
-from paxlite.layers.lora import LoraProjection
-from paxlite.layers.moe.lora_experts import LoraMoeFeedForward
-from paxlite.layers.moe.moe import MoeFeedForward
-from paxlite.layers.projection import Projection
-from paxlite.layers.token_rows import RowsEmbedding, RowsHead
 from paxlite.losses.sown_losses import SownLosses
 from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
 
@@ -80,25 +73,11 @@ class Objective(Optimization, subject='Losses'):
     copy. CONFIG_EDITS of the model are its own too.
     """
     model = self.model()
-    factors = list(selectors.select(model, LoraProjection, check_nonempty=False))
-    for projection in factors:
-      for name in ('rank', 'factor_scale', 'dropout', 'chosen'):
-        delattr(projection, name)
-      fdl.update_callable(projection, Projection)
-    without: dict[type, tuple[type, str]] = {
-      LoraMoeFeedForward: (MoeFeedForward, 'chosen'),
-      RowsEmbedding: (TokenEmbedding, 'row_ids'),
-      RowsHead: (LmHead, 'row_ids'),
-    }
-    for kind, (plain, field) in without.items():
-      for layer in selectors.select(model, kind, check_nonempty=False):
-        delattr(layer, field)
-        fdl.update_callable(layer, plain)
+    is_base = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
+    if self.USE_LORA or is_base:
+      is_base &= extensions.hook('a model without factors')(model)
     model = edits.edited(model, self.CONFIG_EDITS, 'task.model')
-    is_frozen = list(self.TRAINABLE_VARIABLES) in ([LORA_VARIABLES], [DORA_VARIABLES])
-    return config(
-      extensions.hook('a reference model'), model=model, is_base=bool(factors) and is_frozen
-    )
+    return config(extensions.hook('a reference model'), model=model, is_base=is_base)
 
   @property
   def warnings(self) -> list[str]:

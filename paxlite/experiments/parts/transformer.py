@@ -1,11 +1,11 @@
 """The parts of a language model, and the config of its Task."""
 
 import copy
-from typing import cast
 
 import fiddle as fdl
 from fiddle import selectors
 
+from paxlite import extensions
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
@@ -17,7 +17,6 @@ from paxlite.experiments.parts.vocabulary import Vocabulary
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.optim.model_flops import TokenFlops, rates
 from paxlite.optim.optimizers import Optimizer
@@ -65,7 +64,7 @@ class Transformer(Stack, Objective, Vocabulary, Decoding):
       for attention in selectors.select(lm, Attention, check_nonempty=False):
         selectors.select(attention.qkv_tpl, Projection).set(use_bias=self.USE_QKV_BIAS)
     if self.USE_LORA:
-      self.add_lora(lm)
+      extensions.hook('USE_LORA')(self).add_to(lm)
     if self.OUTPUT_INIT_STD != self.INIT_STD:
       self._init_outputs(lm)
     return lm
@@ -102,8 +101,7 @@ class Transformer(Stack, Objective, Vocabulary, Decoding):
       ffn.output_tpl = copy.deepcopy(ffn.projection_tpl)
       outputs.append(ffn.output_tpl)
     for projection in outputs:
-      kind = cast(type, fdl.get_callable(projection))
-      if issubclass(kind, LoraProjection):  # its factors must not all begin at zero
+      if hasattr(fdl.get_callable(projection), 'a_init'):  # factors must not all begin at zero
         projection.a_init = self.weight_init(self.INIT_STD)
       projection.w_init = self.weight_init(self.OUTPUT_INIT_STD)
 

@@ -8,9 +8,9 @@ import pytest
 from fiddle import selectors
 from flax import linen as nn
 
+from paxlite.adapters.lora import LoraProjection
 from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.deepseek_sparse.layers import SparseIndexer
-from paxlite.layers.lora import LoraProjection
 
 B, T, D, Q, N, H, K = 2, 10, 8, 6, 12, 6, 3
 SIZES = dict(model_dims=D, query_latent_dims=Q, num_heads=N, head_dim=H, rotary_dims=4)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
+from paxlite.adapters.factors import LowRankFactors
 from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import find_source
 from paxlite.checkpointing.variables import Variable
@@ -390,7 +391,9 @@ def test_peft_computes_the_same_with_factors_that_began_here(family, use_dora, t
     'qwen3_next': ['gate_proj', 'up_proj', 'down_proj', 'shared_expert_gate'],
     'falcon_h1': ['out_proj'],
   }
-  linear = (n.theirs.rpartition('.')[2] for n in e.named_weights() if n.kind == 'linear')
+  linear = (
+    n.theirs.rpartition('.')[2] for n in LowRankFactors(e).named_weights() if n.kind == 'linear'
+  )
   targets = {*linear} - {*refused.get(family, [])}
   e = e.replaced(
     USE_LORA=True, USE_DORA=use_dora, LORA_RANK=2, LORA_ALPHA=3.0, LORA_RS=True,

@@ -10,9 +10,9 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.layers.projection import Initializer, Projection
+from paxlite.layers.remat import LORA_SUM
 from paxlite.parallel.partitioning import gather_weight, param
-
-LORA_SUM = 'lora_sum'  # the name of a projection's output, for checkpoint policies
+from paxlite.quantization.quantized_projection import QuantizedProjection, quantizes
 
 # A regular expression of the paths of modules, and the rank and the scale of their factors: of a
 # combined weight those of each part, of which some may have rank 0.
@@ -110,3 +110,8 @@ class LoraProjection(Projection):
     read = [i for i, d in enumerate(weight_dims) if d in in_dims]
     made = [i for i in range(len(weight_dims)) if i not in read + stacked]
     return stacked, read, made
+
+
+@quantizes(LoraProjection)
+class QuantizedLoraProjection(LoraProjection, QuantizedProjection):
+  """LoraProjection whose weight is quantized; the low-rank factors keep their dtype."""

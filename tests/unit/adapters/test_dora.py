@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite.layers.dora import DoraProjection
+from paxlite.adapters.dora import DoraProjection, QuantizedDoraProjection
 from paxlite.quantization.four_bits import Nf4
-from paxlite.quantization.quantized_projection import QuantizedDoraProjection
 
 CASES = {
   'BTD,DF->BTF': ((64, 24), ('embed', 'mlp')),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from paxlite.layers.lora import Chosen, chosen_at
+from paxlite.adapters.lora import Chosen, chosen_at
 from paxlite.layers.moe.moe import MoeFeedForward, Weights
 from paxlite.layers.projection import Initializer
 from paxlite.parallel.partitioning import param, shard

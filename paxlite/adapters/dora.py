@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from paxlite.layers.lora import LORA_SUM, LoraProjection
+from paxlite.adapters.lora import LoraProjection
 from paxlite.layers.precision.einsum import with_bias
+from paxlite.layers.remat import LORA_SUM
 from paxlite.parallel.partitioning import gather_weight, param
+from paxlite.quantization.quantized_projection import QuantizedProjection, quantizes
 
 
 class DoraProjection(LoraProjection):
@@ -58,3 +60,8 @@ class DoraProjection(LoraProjection):
     tiny = jnp.finfo(jnp.float32).tiny  # an output whose weights are all zero stays so
     norm = lambda x: jnp.sqrt(jnp.maximum(x, tiny))
     return norm(squares), norm(squares + 2 * cross + of_factors)
+
+
+@quantizes(DoraProjection)
+class QuantizedDoraProjection(DoraProjection, QuantizedProjection):
+  """DoraProjection whose weight is quantized; what is trained keeps its dtype."""

@@ -1,0 +1,30 @@
+"""What adapters add: the factors of USE_LORA, and the attributes that choose them as peft does."""
+
+from paxlite.core.extension import Extension
+
+_HERE = 'paxlite.adapters'
+EXTENSION = Extension(
+  'adapters',
+  needs=('quantization',),
+  hooks={
+    'USE_LORA': f'{_HERE}.factors:LowRankFactors',
+    'a model without factors': f'{_HERE}.factors:removed',
+  },
+  options={
+    f'{_HERE}.attributes:AdapterChoices': (
+      'LORA_ALPHA',
+      'LORA_RS',
+      'LORA_DROPOUT',
+      'LORA_TARGETS',
+      'LORA_RANK_PATTERN',
+      'LORA_ALPHA_PATTERN',
+      'LORA_LAYERS',
+      'LORA_MODULES_TO_SAVE',
+      'LORA_TOKENS',
+    ),
+  },
+  former_modules={
+    'paxlite.layers.dora': f'{_HERE}.dora',
+    'paxlite.layers.lora': f'{_HERE}.lora',
+  },
+)
