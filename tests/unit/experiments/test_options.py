@@ -7,6 +7,7 @@ import pickle
 import fiddle as fdl
 import pytest
 
+from paxlite.adapters.attributes import AdapterChoices
 from paxlite.checkpointing.source import Source
 from paxlite.config.attributes import attribute_types
 from paxlite.config.templates import config_text
@@ -153,6 +154,18 @@ def test_a_class_names_the_part_whose_attribute_it_states():
     {'ATTENTION_TEMPERATURE_SCALE': 0.1, '__module__': __name__},
   )
   assert mine().ATTENTION_TEMPERATURE_SCALE == 0.1
+
+
+def test_a_leaf_adds_such_parts():
+  with pytest.raises(UserError, match=r'write class Mine\(AdapterChoices, …\), with Adapter'):
+    type('Mine', (SmolLM135M,), dict(USE_LORA=True, LORA_ALPHA=4.0, __module__=__name__))
+  body = dict(USE_LORA=True, LORA_ALPHA=4.0, __module__=__name__)
+  mine = type('Mine', (AdapterChoices, SmolLM135M), body)
+  assert 'factor_scale = 0.5' in config_text(mine().build_task())
+  e = build_experiment('SmolLM135M', [], dict(USE_LORA='True', LORA_ALPHA='4'))
+  assert config_text(e.build_task()) == config_text(mine().build_task())
+  assert class_of(json.loads(json.dumps(identity_of(e)))) is type(e)
+  assert 'LORA_ALPHA' not in SmolLM135M(USE_LORA=True, LORA_ALPHA=None).values()
 
 
 def sets(cfg):
