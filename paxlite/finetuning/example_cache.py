@@ -9,6 +9,7 @@ name, which is renamed when it is whole, so that a killed process leaves nothing
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -35,6 +36,7 @@ log = logging.getLogger('paxlite')
 OFF = 'off'
 _META = 'meta.json'
 _UNFINISHED = '.unfinished'
+_LOCK = '.lock'
 _KEPT_DAYS = 30  # for which arrays are kept that nobody opens
 _WAIT_SECONDS = 0.5
 
@@ -134,12 +136,12 @@ class ExampleCache:
       return found
     try:
       folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-      with _alone(folder / f'{name}.lock') as state:
+      with _alone(folder / f'{name}{_LOCK}') as state:
         if state == 'waited' or not is_damaged:  # meanwhile, another process may have made it
           found = _opened(place, lazy)
         if found is None:
           _remove_old(folder, '' if state == 'unlocked' else name)
-          _make(place, make)
+          _make(place, make, lazy)
       found = found or _opened(place, lazy)
     except OSError as e:
       if not str(e.filename or '').startswith(str(folder)):
@@ -169,14 +171,20 @@ def checksum_of_code(*folders: pathlib.Path) -> str:
   return found.hexdigest()
 
 
-def _make(place: pathlib.Path, make: Callable[[ArrayWriter], JsonObject]) -> None:
+def _make(
+  place: pathlib.Path, make: Callable[[ArrayWriter], JsonObject], lazy: Collection[str]
+) -> None:
   unfinished = tempfile.mkdtemp(prefix=f'{place.name}.', suffix=_UNFINISHED, dir=place.parent)
   writer = ArrayWriter(pathlib.Path(unfinished))
   try:
     writer.finish(make(writer))
-    shutil.rmtree(place, ignore_errors=True)  # a damaged one
-    with contextlib.suppress(FileExistsError):  # where locks do not work, another one was faster
+    if place.exists() and _opened(place, lazy) is None:
+      shutil.rmtree(place, ignore_errors=True)
+    try:
       os.rename(unfinished, place)
+    except OSError as e:  # where locks do not work, another process may have been faster
+      if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+        raise
   finally:
     writer.close()
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -220,6 +228,8 @@ def _remove_old(folder: pathlib.Path, name: str) -> None:
   """Removes what killed processes have left of `name`, and what nobody has opened for long."""
   before = time.time() - 86400 * _KEPT_DAYS
   for path in folder.iterdir():
+    if path.suffix == _LOCK:  # whoever waits for one has it open
+      continue
     with contextlib.suppress(OSError):
       note = path / _META
       is_left = bool(name) and path.name.startswith(f'{name}.') and path.suffix == _UNFINISHED
@@ -237,7 +247,7 @@ def _alone(path: pathlib.Path) -> Iterator[Literal['first', 'waited', 'unlocked'
   with path.open('ab') as lock:
     while True:
       try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
       except (PermissionError, BlockingIOError):
         if state == 'first':

@@ -17,7 +17,7 @@ import re
 log = logging.getLogger('paxlite')
 
 _WORD = r'[A-Za-z0-9][\w.-]{0,95}'
-_REVISION = r'(?!.*\.\.)[\w.+/-]+'
+_REVISION = r'(?!.*\.\.)\w[\w.+/-]*'
 _MODEL = re.compile(rf'(hf:)?({_WORD})/({_WORD})(?:@({_REVISION}))?')
 _DATASET = re.compile(rf'hf:({_WORD})/({_WORD})(?:@({_REVISION}))?(?::([^:]+))?')
 _FILE = re.compile(r'[^/]+|.*\.(jsonl|ndjson|json|csv|tsv|parquet)(\.gz|\.xz|\.zst)?')

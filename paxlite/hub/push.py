@@ -1,6 +1,7 @@
 """Uploads an exported model to the Hub, where `paxlite export` is told to."""
 
 import pathlib
+import re
 from collections.abc import Callable
 
 import paxlite
@@ -10,6 +11,11 @@ from paxlite.core.errors import UserError
 from paxlite.hub.answers import asking, package, patiently
 from paxlite.hub.names import HubName, model_named
 
+# Files of the same form that a former upload may have left, and that would be read before new ones.
+_STALE = {
+  'hf': re.compile(r'[^/]+\.(safetensors|bin)(\.index\.json)?|adapter_config\.json'),
+  'peft': re.compile(r'adapter_model\.(safetensors|bin)'),
+}
 _LIBRARIES = {'hf': 'transformers', 'peft': 'peft', 'gguf': 'gguf'}
 
 
@@ -52,21 +58,33 @@ def _push(name: HubName, folder: pathlib.Path, is_there: bool, private: bool, fo
   api = hub.HfApi(library_name='paxlite')
   add = lambda path, content: hub.CommitOperationAdd(path, content)
   files = [p for p in sorted(folder.rglob('*')) if p.is_file()]
-  operations = [add(p.relative_to(folder).as_posix(), p) for p in files]
+  names = [p.relative_to(folder).as_posix() for p in files]
+  operations = [*map(add, names, files)]
   try:
     with asking(name):
       if not is_there:
         api.create_repo(name.repo, private=private or None, exist_ok=True)
         say(f'{name.page} is new{", and private" if private else ""}')
-      if not api.file_exists(name.repo, 'README.md'):
+      before = api.repo_info(name.repo)
+      there = {file.rfilename for file in before.siblings or ()}
+      if 'README.md' not in there:
         operations.append(add('README.md', _card(name, form).encode()))
-      api.create_commit(name.repo, operations, commit_message='Upload by paxlite export')
+      stale = sorted(n for n in there - {*names} if form in _STALE and _STALE[form].fullmatch(n))
+      operations += [hub.CommitOperationDelete(n) for n in stale]
+      message = 'Upload by paxlite export'
+      api.create_commit(
+        name.repo,
+        operations,
+        commit_message=message,
+        parent_commit=before.sha if is_there else None,
+      )
   except UserError as e:
     way = shell.shlex.join(['hf', 'upload', name.repo, str(folder)])
     raise UserError(
       f'{folder} is exported, and was not uploaded: {e}. To try again: {way}'
     ) from None
-  say(f'{name.page} has the {len(files)} files of {folder}')
+  replaced = f', in place of {", ".join(stale)}' if stale else ''
+  say(f'{name.page} has the {len(files)} files of {folder}{replaced}')
 
 
 def _card(name: HubName, form: str) -> str:

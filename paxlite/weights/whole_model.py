@@ -5,7 +5,6 @@ export goes through the folder's safetensors files in their order, and replaces 
 text model. It copies everything else byte for byte: other tensors, headers, and other files.
 """
 
-import contextlib
 import logging
 import os
 import pathlib
@@ -29,7 +28,7 @@ from paxlite.files.text_files import check_file
 from paxlite.weights import huggingface, model_files
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.family_tables import FAMILIES
-from paxlite.weights.folder import ORIGIN, link_out_of
+from paxlite.weights.folder import ORIGIN, link_out_of, tokenizer_files
 from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.safetensors_file import DTYPES, FileTensor, tensors_in
@@ -96,10 +95,12 @@ def original_of(checkpoint: str, base: str, given: str) -> Original | None:
 
 
 def _remembered(checkpoint: str) -> JsonObject | None:
-  with contextlib.suppress(AbsentError):
+  try:
     for source in lineage(checkpoint):
       if (source.folder / ORIGIN).is_file():
         return read_object(source.folder / ORIGIN)
+  except AbsentError as e:
+    log.warning('%s. If they came from a model with images, --into=FOLDER names its folder', e)
   return None
 
 
@@ -115,7 +116,11 @@ class WholeModel:
   """
 
   def __init__(
-    self, original: Original, experiment: LanguageModel, variables: Mapping[str, Variable]
+    self,
+    original: Original,
+    experiment: LanguageModel,
+    variables: Mapping[str, Variable],
+    tokenizer: pathlib.Path | None,
   ):
     self._folder, self.summary = original.folder, ''
     before, _, self._tensors = huggingface.read_folder(self._folder, is_whole=True)
@@ -127,6 +132,11 @@ class WholeModel:
     self._entries = self._entries_of(experiment)
     self._check_quantized()
     self._others, self._unwritten = self._other_files()
+    self._tokenizer = {
+      name: path
+      for name, path in tokenizer_files(tokenizer).items()
+      if not _is_same(path, self._folder / name)
+    }
 
   def write(self, to: pathlib.Path, report: Callable[[int, int], None]) -> int:
     """Writes the folder; a failure leaves none behind.
@@ -146,6 +156,8 @@ class WholeModel:
         target = folder / path.relative_to(self._folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+      for name, path in self._tokenizer.items():
+        shutil.copyfile(path, folder / name)
       if self._template:
         (folder / CHAT_TEMPLATE).write_text(self._template, encoding='utf-8')
       for name, tensors in files.items():
@@ -160,8 +172,11 @@ class WholeModel:
     text = sum((t.path, t.name) in names for tensors in files.values() for t in tensors)
     self.summary = (
       f'The whole model of {self._folder}: {changed:,} of the {text:,} tensors of its text model '
-      f'are new, and {total - changed:,} tensors and {len(self._others)} other files as they were'
+      f'are new, and {total - changed:,} tensors and '
+      f'{len(self._others) - len(self._tokenizer)} other files as they were'
     )
+    if self._tokenizer:
+      self.summary += f'\nThe tokenizer is that of the run: {", ".join(self._tokenizer)}'
     if self._template:
       self.summary += f'\n{CHAT_TEMPLATE} has the CHAT_TEMPLATE of the run'
     if self._unwritten:
@@ -261,6 +276,8 @@ class WholeModel:
       for path in (pathlib.Path(place, name) for name in sorted(names)):
         if path.parent == self._folder and path.name in read:
           continue
+        if path.name.startswith('.') and path.name != '.gitattributes':
+          continue  # settings of programs, and maybe secrets
         is_index = path == index and model_files.SINGLE not in read
         if not is_index and _WEIGHTS.fullmatch(path.name):
           unwritten.append(str(path.relative_to(self._folder)))
@@ -272,6 +289,10 @@ class WholeModel:
           )
         found.append(path)
     return found, ', '.join(unwritten)
+
+
+def _is_same(one: pathlib.Path, other: pathlib.Path) -> bool:
+  return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def _stored(tensors: Dequantized) -> huggingface.Safetensors:

@@ -18,7 +18,7 @@ from paxlite.checkpointing.checksums import write_checksums
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.weights import huggingface
-from paxlite.weights.commands import export_weights
+from paxlite.weights.commands import export_weights, import_weights
 from paxlite.weights.folder import ORIGIN
 from tests.support import runs
 from tests.support.image_models import IMAGES, image_inputs, model_with_images, save
@@ -235,6 +235,26 @@ def test_flags_that_exclude_each_other(gemma, tmp_path, flags):
   with pytest.raises(UserError, match='--text_only'):
     export(gemma[1], tmp_path / 'out', *flags)
   assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.slow
+def test_new_tokens_and_no_secrets_go_back(tmp_path):
+  """The tokenizer is that of the weights, and hidden files stay where they are."""
+  from tests.unit.weights.test_adapters import tokenizer_in
+
+  folder = published(tmp_path / 'hf', 'Gemma3')
+  tokenizer_in(folder)
+  (folder / '.env').write_text('SECRET=1')
+  import_weights.main([str(folder), f'--to={tmp_path / "w"}', '--add_tokens=<a>'])
+  export(tmp_path / 'w', tmp_path / 'out')
+  vocabulary = json.loads((tmp_path / 'out/tokenizer.json').read_text())
+  assert '<a>' in [token['content'] for token in vocabulary['added_tokens']]
+  files, before = contents(tmp_path / 'out'), contents(folder)
+  differing = {name for name in before if files.get(name) != before[name]}
+  assert '.env' not in files
+  assert {n for n in differing if not n.endswith('.safetensors')} <= {
+    '.env', 'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
+  }  # fmt: skip
 
 
 @pytest.mark.slow

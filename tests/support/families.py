@@ -1,5 +1,6 @@
 """Tiny models of every family in transformers, with all options of the family in use."""
 
+import copy
 import importlib.util
 import pkgutil
 
@@ -45,7 +46,8 @@ def theirs(case: str, seed: int = 0, **changes):
 
   torch.manual_seed(seed)
   register_mistral4()
-  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case] | changes)
+  given = copy.deepcopy(CASES[case] | changes)  # transformers writes into dicts
+  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **given)
   config._attn_implementation = 'eager'
   model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()
   with torch.no_grad():
@@ -79,5 +81,6 @@ def experiment(case: str, **changes):
 
   from paxlite.weights.families import experiment_of
 
-  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case] | changes)
+  given = copy.deepcopy(CASES[case] | changes)  # transformers writes into dicts
+  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **given)
   return experiment_of(config.to_dict(), pathlib.Path('config.json'))

@@ -292,5 +292,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         files[value['path']] = base64.b64decode(value['content'])
       elif entry['key'] == 'lfsFile':
         files[value['path']] = self.hub.blobs[value['oid']]
+      elif entry['key'] == 'deletedFile':
+        del files[value['path']]
+      elif entry['key'] == 'header':
+        assert value.get('parentCommit') in (None, head)
     commit = found.commit(files)
     self._json({'commitUrl': f'{self.hub.address}/{repo}/commit/{commit}', 'commitOid': commit})

@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     )
   started = time.perf_counter()
   whole = original and whole_model.WholeModel(
-    original, experiment, lora.merged(experiment, variables)
+    original, experiment, lora.merged(experiment, variables), source.tokenizer
   )
   # before anything is written: it may be that there is no tokenizer
   prove = extensions.hook('export --proof') if args.proof else None

@@ -1,5 +1,6 @@
 """Many examples are tokenized once, by workers, into files that the next start reads."""
 
+import concurrent.futures
 import json
 import os
 import random
@@ -257,3 +258,41 @@ def test_a_script_without_a_guard_starts_workers(tmp_path):
   assert done.stdout.splitlines()[0] == 'started', done.stderr
   assert done.stdout.count('started') == 1
   assert done.returncode == 0, done.stderr
+
+
+def test_without_locks_the_slower_of_two_processes_reads_what_the_faster_one_made(tmp_path):
+  cache = example_cache.ExampleCache(str(tmp_path))
+  array = {'a': np.arange(3)}
+
+  def make(writer):
+    place = next(tmp_path.glob('*.unfinished'))
+    faster = place.with_name(place.name.partition('.')[0])
+    faster.mkdir()
+    whole = example_cache.ArrayWriter(faster)
+    for each in (whole, writer):
+      each.append(array)
+    whole.finish({'by': 'faster'})
+    whole.close()
+    return {'by': 'slower'}
+
+  found = cache.get({'key': 1}, make)
+  assert found.facts == {'by': 'faster'}
+  assert not list(tmp_path.glob('*.unfinished'))
+
+
+def test_a_lock_that_is_old_stays_and_holds_threads_off(tmp_path):
+  cache, begun = example_cache.ExampleCache(str(tmp_path)), []
+
+  def make(writer):
+    begun.append(1)
+    for lock in tmp_path.glob('*.lock'):
+      os.utime(lock, (0, 0))
+    cache.get({'other': len(begun)}, lambda w: w.append({'a': np.arange(2)}) or {})
+    time.sleep(0.3)
+    writer.append({'a': np.arange(3)})
+    return {}
+
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    found = list(pool.map(lambda _: cache.get({'key': 1}, make), range(3)))
+  assert len(begun) == 1
+  assert all(each.arrays['a'].tolist() == [0, 1, 2] for each in found)

@@ -212,10 +212,15 @@ def test_an_export_is_uploaded_when_asked_to(here, hub, exported):
   assert card.startswith('---\nlibrary_name: transformers\n---\n# mine\n')
 
   again = [*exported[:3], '--path=exported/again', '--push=lab/mine']
-  hub.repos['model', 'lab/mine'].commit(files | {'README.md': b'mine'})
+  stale = 'model-00001-of-00002.safetensors', 'pytorch_model.bin', 'adapter_config.json'
+  others = {'README.md': b'mine', 'eval.json': b'1', 'q8.gguf': b'2', 'old/model.safetensors': b'3'}
+  hub.repos['model', 'lab/mine'].commit(files | others | dict.fromkeys(stale, b'old'))
   said = paxlite(*again, here=here, env=token)
   assert 'is new' not in said
-  assert repo.commits[repo.at('main')]['README.md'] == b'mine'
+  assert all(name in said for name in stale)
+  left = repo.commits[repo.at('main')]
+  assert {name: left[name] for name in others} == others
+  assert not {*stale} & {*left}, 'transformers would read them before the new ones'
 
 
 @pytest.mark.slow
