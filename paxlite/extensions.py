@@ -144,6 +144,11 @@ def missing(name: str) -> str:
   return f'{name} needs the extension {_lacking(leaf) or leaf}, which is not installed'
 
 
+def lacking(name: str) -> str:
+  """Returns the same sentence, and '' where the leaf is there."""
+  return missing(name) if all(name not in e.added for e in found()) else ''
+
+
 def _lacking(name: str) -> str:
   """Returns the name of a leaf if it is not there, or of one that it needs and is not; or ''."""
   leaf = _leaf(name) if name in BUILT_IN else None

@@ -10,6 +10,7 @@ EXTENSION = Extension(
     'USE_LORA': f'{_HERE}.factors:LowRankFactors',
     'a model without factors': f'{_HERE}.factors:removed',
   },
+  callbacks=(f'{_HERE}.untrained_rows:callbacks',),
   options={
     f'{_HERE}.attributes:AdapterChoices': (
       'LORA_ALPHA',

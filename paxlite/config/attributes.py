@@ -303,7 +303,7 @@ def _type_of_attribute(cls: type, name: str) -> object:
   name = current(name)
   if name not in known:
     way_out = f'paxlite show {cls.__name__} lists them.'
-    raise UserError(_unknown(cls, name, known, way_out))
+    raise UserError(extensions.lacking(name) or _unknown(cls, name, known, way_out))
   return known[name]
 
 

@@ -21,13 +21,11 @@ from paxlite.data.base import RowInput
 from paxlite.data.example_rows import ExampleRows
 from paxlite.experiments.description import warnings
 from paxlite.experiments.identity import write_configuration
-from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.folder_lock import FolderLock
 from paxlite.parallel import devices
 from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
-from paxlite.programs import untrained_rows
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.first_start import dated, in_steps, noting, with_positions
 from paxlite.programs.run import Run
@@ -152,10 +150,6 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
   if begins and not trainer.store.is_local(step):
     for plan in filter(None, (trainer.store.plan, trainer.store.reference_plan)):
       _say(plan.table())
-    if isinstance(e := run.experiment, LanguageModel) and trainer.store.plan is not None:
-      optimizer = trainer.store.task.task.optimizer
-      for line in untrained_rows.warnings(e, optimizer, state.params, trainer.data.input):
-        _say(line)
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
   if run.command and jax.process_index() == 0:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from paxlite.cli.terminal import say
 from paxlite.core import shell
 from paxlite.core.errors import listed
 from paxlite.core.trees import PyTree
@@ -21,11 +22,36 @@ from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.optim.optimizers import Optimizer
+from paxlite.programs.run import Run
+from paxlite.training.callbacks import Callback, Loop
+from paxlite.training.train_state import TrainState
+from paxlite.training.trainer import Trainer
 
 _ROWS = 64  # of the training data that are looked at
 _SMALL = 0.02  # of the median norm of all rows: those of tokens differ by a factor of a few
 _CLOSE = 1e-3  # of the norm of a row: by how much equal ones may differ
 _PROJECTIONS = 4  # by which rows are compared: chance agrees in all of them once in 1e9
+
+
+def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
+  """Returns what warns before the first step of a run that starts from weights."""
+  e = run.experiment
+  return [UntrainedRows(e, trainer)] if isinstance(e, LanguageModel) else []
+
+
+class UntrainedRows(Callback):
+  """Prints the warnings."""
+
+  def __init__(self, e: LanguageModel, trainer: Trainer):
+    self._e, self._trainer = e, trainer
+
+  def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
+    store, data = self._trainer.store, self._trainer.data.input
+    if store.checkpoints.steps() or store.is_local(step) or store.plan is None:
+      return
+    for line in warnings(self._e, store.task.task.optimizer, state.params, data):
+      if jax.process_index() == 0:
+        say(line)
 
 
 def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input) -> list[str]:
@@ -47,7 +73,7 @@ def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input
     'embedding/emb_var': np.concatenate([read, learned]) if is_tied else read,
     'softmax/w': learned,
   }
-  found, trained_ids = {}, options.value(e, 'LORA_TOKENS') or ()
+  found, trained_ids = {}, options.value(e, 'LORA_TOKENS')
   for name, ids in tables.items():
     module, leaf = name.split('/')
     rows_VD = frozen.get(module, {}).get(leaf)

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
+from paxlite.adapters.untrained_rows import untrained, warnings
 from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optim.optimizers import Optimizer
-from paxlite.programs.untrained_rows import untrained, warnings
 
 
 @pytest.mark.cases(fast=4)
