@@ -178,8 +178,13 @@ def test_what_a_leaf_adds_is_absent_without_it(monkeypatch):
     assert extensions.missing('plan') == 'plan needs the extension aot, which is not installed'
     with pytest.raises(UserError, match=r'^LEAVE_OUT needs the extension run_data, which is not'):
       extensions.hook('LEAVE_OUT')
+    assert extensions.lacking('LORA_ALPHA').startswith('LORA_ALPHA needs the extension adapters, ')
   finally:
     extensions.found.cache_clear()
+
+
+def test_what_is_there_is_not_lacking():
+  assert extensions.lacking('LORA_ALPHA') == extensions.lacking('anything') == ''
 
 
 def test_two_extensions_cannot_add_the_same(monkeypatch):
