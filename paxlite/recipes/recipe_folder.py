@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment
@@ -18,6 +18,7 @@ from paxlite.recipes.recipe import Recipe, Stage
 _FILE = 'recipe.json'
 _UNFINISHED = '.unfinished'
 _OTHER = 'choose another --folder'
+_KEYS = {'values', 'code', 'files', 'needed', 'outcome'}  # of a stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Status:
   made_of: JsonObject
 
   def __str__(self) -> str:
-    return f'{self.state}: {"; ".join(self.reasons)}' if self.reasons else self.state
+    return f'{self.state}: {listed(self.reasons)}' if self.reasons else self.state
 
 
 class RecipeFolder:
@@ -61,7 +62,10 @@ class RecipeFolder:
       of = found.get('recipe')
       if of != self._name:
         raise UserError(f'{self.folder} is of the recipe {of}, and not of {self._name}: {_OTHER}')
-      return dict(found['stages'])
+      stages = found.get('stages')
+      if not (isinstance(stages, dict) and all(entry.keys() >= _KEYS for entry in stages.values())):
+        raise UserError(f'{self._path} is damaged: {_OTHER}')
+      return stages
     is_new = not self.folder.exists()
     if is_new or (self.folder.is_dir() and {p.name for p in self.folder.iterdir()} <= {'.lock'}):
       return {}

@@ -40,7 +40,6 @@ SHORTENED = {
   + [
     '--set=data.paragraphs=50',
     '--set=data.chats=200',
-    '--set=tokenizer.files=["{data}/facts.txt"]',
     '--set=pretrain.TRAIN_FILES={data}/facts.txt',
   ],
   'paxlite train my_experiments.MyGPT --folder=runs/my': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
