@@ -85,7 +85,7 @@ def build_experiment(
       find(known['MODEL'])  # imports what the user names
   cls = cls.of_values(known)
   path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
-  if path and not os.path.exists(path) and not is_address(path):
+  if path and not (os.path.isabs(path) or os.path.exists(path) or is_address(path)):
     _check_stated(cls, overrides)
   cls, values = cls.chosen(facts(path))
   cls = optional_parts.with_attributes(cls, overrides.keys())

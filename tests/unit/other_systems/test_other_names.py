@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from paxlite import main
+from paxlite.adapters.attributes import AdapterChoices
 from paxlite.config.attributes import attribute_types, parse
 from paxlite.contrib.gpu.scripts_gpu import (
   configs,
@@ -160,7 +161,7 @@ OUTSIDE = """
 @pytest.fixture(scope='module')
 def known() -> set[str]:
   """The attributes of all experiments."""
-  classes = [*experiments().values(), DocumentFiles, Mixture]
+  classes = [*experiments().values(), DocumentFiles, Mixture, AdapterChoices]
   return {name for cls in classes for name in attribute_types(cls)}
 
 
@@ -235,7 +236,7 @@ def test_what_answers_name_exists(known):
 def test_an_answer_leaves_out_no_attribute_of_the_same_topic(known):
   """So that a new attribute does not leave an answer that says that there is none."""
   by_word: dict[str, set[str]] = {}
-  for cls in (*experiments().values(), DocumentFiles, Mixture):
+  for cls in (*experiments().values(), DocumentFiles, Mixture, AdapterChoices):
     for attribute, annotation in attribute_types(cls).items():
       services = choices(annotation) if attribute == 'TRACKERS' else set()
       for word in words(attribute) | services:
