@@ -75,6 +75,7 @@ def _identity(path: pathlib.Path, crc32c: int) -> dict[str, str | int]:
     'path': os.path.realpath(path),
     'size': status.st_size,
     'mtime_ns': status.st_mtime_ns,
+    'ctime_ns': status.st_ctime_ns,  # touch and rsync can restore the other time
     'inode': status.st_ino,
     'crc32c': crc32c,
   }
