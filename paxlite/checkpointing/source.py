@@ -84,11 +84,7 @@ class Source:
     beside = (*beside, self.folder.resolve())
     if base.folder.resolve() in beside:
       raise _circular(self.experiment)
-    # a run that continues factors may have one array for the layers, and its base one for each
-    stack = lambda name: re.sub(r'/x_layers_\d+/', f'/{REPEATED}/', name, count=1)
-    trained = {*map(stack, own)}
-    kept = _weights(base._variables(beside)).items()
-    return {name: x for name, x in kept if stack(name) not in trained} | own
+    return _untrained(_weights(base._variables(beside)), own) | own
 
   @functools.cached_property
   def weights(self) -> dict[str, Variable]:
@@ -147,6 +143,23 @@ def _weights(variables: Mapping[str, Variable]) -> dict[str, Variable]:
     for name, variable in variables.items():
       if name.startswith(_AVERAGE):
         found[f'{_PARAMS}/{name.removeprefix(_AVERAGE)}'] = variable
+  return found
+
+
+def _untrained(base: Mapping[str, Variable], own: Mapping[str, Variable]) -> dict[str, Variable]:
+  """Returns the variables of `base` that `own` does not replace under another name.
+
+  A run that continues factors may have one array for the layers where its base has one for each,
+  or the reverse. It may train some of the layers: the others are the base's.
+  """
+  found: dict[str, Variable] = {}
+  for name, variable in base.items():
+    before, repeated, after = name.partition(f'/{REPEATED}/')
+    layers = [f'{before}/x_layers_{i}/{after}' for i in range(variable.shape[0] if repeated else 0)]
+    if not own.keys().isdisjoint(layers):
+      found |= {layer: layer_of(variable, i) for i, layer in enumerate(layers)}
+    elif re.sub(r'/x_layers_\d+/', f'/{REPEATED}/', name, count=1) not in own:
+      found[name] = variable
   return found
 
 
