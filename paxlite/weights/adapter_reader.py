@@ -43,6 +43,8 @@ _READ = {
   'megatron_core', 'loftq_config', 'eva_config', 'corda_config', 'lora_ga_config',
   'qalora_group_size', 'trainable_token_indices',
 }  # fmt: skip
+# Ways to begin that leave the weights as they were; pissa, olora, corda and others change them.
+_PLAIN_BEGINNINGS = (None, True, False, 'gaussian', 'eva', 'orthogonal')
 _OFF: tuple[object, ...] = (None, False, 'none', [], {}, '')
 
 
@@ -231,6 +233,12 @@ def _check(config: Mapping[str, Any]) -> None:
         f'{ADAPTER}: {key}={value!r} is not implemented: merge the adapter with '
         "peft's merge_and_unload, and import the result"
       )
+  if (begun := config.get('init_lora_weights')) not in _PLAIN_BEGINNINGS:
+    raise UserError(
+      f'{ADAPTER}: init_lora_weights={begun!r} has changed the weights beside the factors: convert '
+      "it by peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), or merge it "
+      "with peft's merge_and_unload and import the result"
+    )
   numbers = [config.get('r'), config.get('lora_alpha')]
   if not all(isinstance(n, (int, float)) and n > 0 for n in numbers):
     raise UserError(f'{ADAPTER}: r={numbers[0]!r} and lora_alpha={numbers[1]!r} must be above 0')

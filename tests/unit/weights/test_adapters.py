@@ -20,6 +20,7 @@ from paxlite.programs.launch import build_experiment
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.weights import huggingface
+from paxlite.weights.adapter_reader import read_adapter
 from paxlite.weights.commands import export_weights, import_weights
 from paxlite.weights.lora import write_adapter
 from tests.support.families import theirs
@@ -234,6 +235,24 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_written(tmp_
     with pytest.raises(UserError, match=message):
       import_weights.main([str(tmp_path / 'adapter'), *to])
   assert not (tmp_path / 'new').exists()
+
+
+PLAIN = None, True, False, 'gaussian', 'eva', 'orthogonal'
+
+
+@pytest.mark.parametrize(
+  'begun', ['pissa', 'pissa_niter_4', 'olora', 'corda', 'loftq', 'lora_ga', 'unknown', 1.5]
+)
+def test_beginnings_that_change_the_weights_are_refused_and_others_are_not(begun, tmp_path):
+  kept = [{}, *({'init_lora_weights': x} for x in PLAIN)]
+  for state in (*kept, {'init_lora_weights': begun}):
+    stated = dict(peft_type='LORA', r=2, lora_alpha=4) | state
+    (tmp_path / 'adapter_config.json').write_text(json.dumps(stated))
+    of_beginning = state.get('init_lora_weights') == begun
+    message = 'path_initial_model_for_weight_conversion' if of_beginning else 'is missing'
+    with pytest.raises(UserError, match=message) as found:
+      read_adapter(tmp_path, None)
+    assert '\n' not in str(found.value)
 
 
 @pytest.mark.cases(fast=0, slow=2)
