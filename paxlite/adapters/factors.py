@@ -56,14 +56,28 @@ class LowRankFactors:
     texts = options.value(self._e, 'LORA_MODULES_TO_SAVE')
     if not texts:
       return []
-    found = self._found(texts, self.named_weights(), 'LORA_MODULES_TO_SAVE')
+    names = self.named_weights()
+    found = self._found(texts, names, 'LORA_MODULES_TO_SAVE')
     if factors := [name.theirs for name in found if name.kind != 'whole']:
       raise UserError(
         f'LORA_MODULES_TO_SAVE: {factors[0]} is a matrix of a layer, which has factors instead: '
         'name it in LORA_TARGETS, or train it whole by TRAINABLE_VARIABLES'
       )
-    of = lambda name: re.sub(_LAYER, f'({REPEATED}|x_layers_[0-9]+)', re.escape(name.ours), count=1)
-    return list(dict.fromkeys(map(of, found)))
+    stack = lambda name: re.sub(_LAYER, REPEATED, name.ours, count=1)
+    partly = {*map(stack, {*names} - {*found})}
+    if self._e.USE_REPEATED_LAYER and (wrong := [n.theirs for n in found if stack(n) in partly]):
+      raise UserError(
+        f'LORA_MODULES_TO_SAVE names {wrong[0]} and not that of all layers, and a repeated stack '
+        'has one array for all layers: USE_REPEATED_LAYER=False'
+      )
+    general = f'({REPEATED}|x_layers_[0-9]+)'
+    patterns = (
+      re.escape(n.ours)
+      if stack(n) in partly
+      else re.sub(_LAYER, general, re.escape(n.ours), count=1)
+      for n in found
+    )
+    return list(dict.fromkeys(patterns))
 
   def add_to(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers of the stack."""

@@ -132,15 +132,12 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
     LORA_TOKENS=(ids := _token_ids(config, rows)),
     CHECKPOINT_RESTORE_PATH=str(base.folder),
   )
-  experiment = plain.replaced(**values)
-  experiment = experiment.replaced(TRAINABLE_VARIABLES=experiment.factor_variables)
   try:
-    experiment.validate()
+    experiment = _valid(plain, values)
   except UserError:
     if not plain.USE_REPEATED_LAYER:
       raise
-    experiment = experiment.replaced(USE_REPEATED_LAYER=False)
-    experiment.validate()
+    experiment = _valid(plain, values | dict(USE_REPEATED_LAYER=False))
   stored, shapes = base.unrolled_params(), _shapes(experiment)
   for table in (n for n in shapes if n.endswith('/lora_rows')):
     name = f'{table.removesuffix("/lora_rows")}/{"w" if "softmax" in table else "emb_var"}'
@@ -150,6 +147,13 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
   if experiment.USE_DORA:
     found |= _grown(found, stored)
   return experiment, {**found, **whole}
+
+
+def _valid(plain: LanguageModel, values: Mapping[str, Any]) -> LanguageModel:
+  experiment = plain.replaced(**values)
+  experiment = experiment.replaced(TRAINABLE_VARIABLES=experiment.factor_variables)
+  experiment.validate()
+  return experiment
 
 
 def _token_ids(config: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> list[int]:

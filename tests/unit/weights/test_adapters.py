@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import fiddle as fdl
 import jax
@@ -159,6 +160,9 @@ BAD = {
   'LORA_MODULES_TO_SAVE: .*q_proj is a matrix of a layer': dict(LORA_MODULES_TO_SAVE=['q_proj']),
   'LORA_LAYERS=.7.: layer 7 has none': dict(LORA_LAYERS=[7]),
   'a repeated stack has one array for all layers: USE_REPEATED_LAYER=False': dict(LORA_LAYERS=[1]),
+  'LORA_MODULES_TO_SAVE names model.layers.1.input_layernorm and not that of all.*=False': dict(
+    LORA_MODULES_TO_SAVE=['norm', 'layers.1.input_layernorm']
+  ),
   "LORA_RANK_PATTERN: 'q_proj' must be NAME=NUMBER": dict(LORA_RANK_PATTERN=['q_proj']),
   "LORA_RANK_PATTERN: 'q_proj=1.5' must be": dict(LORA_RANK_PATTERN=['q_proj=1.5']),
   "LORA_ALPHA_PATTERN: 'o_proj' is the name of no weight that has factors": dict(
@@ -195,6 +199,22 @@ def test_only_what_is_named_has_factors_in_a_repeated_stack_too():
   e = LLaMA(**SIZES, USE_LORA=True, LORA_TARGETS=['v_proj', 'ffn_layer2'], LORA_RANK=3)
   found = {n.rpartition('/')[0].removeprefix('transformer/') for n in shapes(e) if 'lora_' in n}
   assert found == {'repeat/self_attention/qkv/combined', 'repeat/ff_layer/ffn_layer2'}
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_the_weights_of_the_layers_that_are_named_are_trained_whole_and_no_others(seed):
+  rng = random.Random(seed)
+  layers = rng.sample(range(3), rng.randint(1, 3))
+  names = [f'layers.{i}.input_layernorm' for i in layers]
+  sizes = SIZES | dict(NUM_LAYERS=3, USE_REPEATED_LAYER=False)
+  e = LLaMA(**sizes, USE_LORA=True, LORA_MODULES_TO_SAVE=[*names, 'post_attention_layernorm'])
+  whole = LowRankFactors(e).whole_variables
+  of = lambda i, norm: f'transformer/x_layers_{i}/{norm}/scale'
+  every = [of(i, norm) for i in range(3) for norm in ('layer_norm', 'ff_layer_norm')]
+  found = {n for n in every if any(re.fullmatch(p, n) for p in whole)}
+  assert found == {*every} - {of(i, 'layer_norm') for i in {*range(3)} - {*layers}}
+  if len(layers) == 3:
+    assert LowRankFactors(e.replaced(USE_REPEATED_LAYER=True)).whole_variables == whole
 
 
 @pytest.mark.slow
