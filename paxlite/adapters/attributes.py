@@ -56,7 +56,7 @@ class AdapterChoices(
       return
     if self.num_stages > 1:
       raise UserError('LORA_TARGETS, LORA_LAYERS and patterns need a mesh without stages')
-    experts = [name for name, *_ in factors.chosen() or () if name.endswith('_factors')]
+    experts = [name for name, *_ in factors.chosen or () if name.endswith('_factors')]
     if experts and (self.USE_DORA or self.LORA_DROPOUT):
       raise UserError(
         'LORA_TARGETS names experts, whose factors change the weights themselves, as in peft: '

@@ -1,5 +1,6 @@
 """Low-rank factors beside frozen weights: which weights have them, of which rank."""
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from paxlite.adapters.dora import DoraProjection
 from paxlite.adapters.lora import Chosen, LoraProjection, chosen_at
 from paxlite.adapters.lora_experts import LoraMoeFeedForward
 from paxlite.adapters.token_rows import RowsEmbedding, RowsHead
+from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.variable_names import REPEATED
@@ -24,6 +26,10 @@ from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.projection import Projection
 
 _LAYER = r'x_layers_\d+'
+_CHOICES = (
+  'LORA_RANK', 'LORA_ALPHA', 'LORA_RS', 'LORA_TARGETS', 'LORA_RANK_PATTERN', 'LORA_ALPHA_PATTERN',
+  'LORA_LAYERS',
+)  # fmt: skip
 _ROWS: dict[type, type] = {TokenEmbedding: RowsEmbedding, LmHead: RowsHead}
 
 
@@ -81,7 +87,7 @@ class LowRankFactors:
 
   def add_to(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers of the stack."""
-    chosen = self.chosen()
+    chosen = self.chosen
     for projection in self._projections(lm):
       fdl.update_callable(projection, DoraProjection if self._e.USE_DORA else LoraProjection)
       projection.rank = self._usual.rank
@@ -192,14 +198,50 @@ class LowRankFactors:
 
   def at(self, module: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Returns the ranks and the scales of the parts of a module of an unrolled stack."""
-    if (chosen := self.chosen()) is not None:
+    if (chosen := self.chosen) is not None:
       return chosen_at(chosen, module.split('/'))
     return (self._usual.rank,), (self._usual.scale,)
+
+  def check_continued(self, writer: LanguageModel, stored: Iterable[str]) -> None:
+    """Raises UserError if factors of a checkpoint would lose columns, or be multiplied otherwise.
+
+    Args:
+      writer: The experiment that wrote it.
+      stored: The names of its parameters, those of an unrolled stack.
+    """
+    before = LowRankFactors(writer)
+    for name in stored:
+      module = name.removesuffix('/lora_a')
+      forms = name, re.sub(_LAYER, REPEATED, name, count=1)
+      rules = self._e.ignored_variables
+      if module == name or any(re.fullmatch(rule, form) for rule in rules for form in forms):
+        continue
+      sizes = before.at(module), self.at(module)
+      parts = max(len(ranks) for ranks, _ in sizes)
+      theirs, ours = (
+        [FactorSize(*size) for size in zip(*(x * (parts // len(x)) for x in of), strict=True)]
+        for of in sizes
+      )
+      for there, here in zip(theirs, ours, strict=True):
+        is_kept = here.rank >= there.rank and math.isclose(here.scale, there.scale, rel_tol=1e-6)
+        if there.rank and not is_kept:
+          raise UserError(
+            f'the factors of {module} have rank {there.rank} and scale {there.scale:g}, and those '
+            f'of this run rank {here.rank} and scale {here.scale:g}, which loses some of what was '
+            f'learned: {shell.flags(self._differing(writer))}, or merge the factors first, by '
+            'paxlite export --to=hf'
+          )
+
+  def _differing(self, writer: LanguageModel) -> dict[str, object]:
+    """Returns the values of `writer` that choose other factors than the experiment has."""
+    values = {name: options.value(writer, name) for name in _CHOICES}
+    return {k: v for k, v in values.items() if v != options.value(self._e, k)}
 
   @property
   def chooses(self) -> bool:
     return bool(self._targets or self._layers or self._ranks or self._alphas)
 
+  @functools.cached_property
   def chosen(self) -> tuple[Chosen, ...] | None:
     """Returns the factors of modules, by regular expressions of their paths; None: of all alike."""
     if not self.chooses:

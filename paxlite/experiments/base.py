@@ -12,7 +12,7 @@ that the trainer needs.
 import inspect
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import fiddle as fdl
@@ -114,6 +114,14 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
   def model_of(self, writer: 'Experiment') -> fdl.Config:
     """Returns the config of the model that takes the weights of what `writer` has trained."""
     return self.build_task().model
+
+  def check_continued(self, writer: 'Experiment', stored: Collection[str]) -> None:
+    """Raises UserError if the model uses what `writer` has trained in another way, or in part.
+
+    Args:
+      writer: The experiment of the checkpoint that a run starts from.
+      stored: The names of its parameters, those of an unrolled stack.
+    """
 
   def complete(self, task: fdl.Config) -> None:
     """Edits the config of a task in plain XLA so that it is that of the experiment's backend."""

@@ -6,6 +6,7 @@ with the same names and shapes. But weights that were trained for one are useles
 
 import pathlib
 import re
+from collections.abc import Collection
 
 import fiddle as fdl
 
@@ -14,7 +15,7 @@ from paxlite.config.experiment_file import read_experiment
 from paxlite.config.former_names import current
 from paxlite.config.templates import config_text
 from paxlite.core import shell
-from paxlite.core.errors import UserError, listed
+from paxlite.core.errors import UserError, listed, located
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.registry import class_of
@@ -42,7 +43,9 @@ _SAME = {
 _CLASS = re.compile(r'(.*: (?:template of )?)\S+\.(\w+)')
 
 
-def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path) -> None:
+def check_function(
+  e: Experiment, folder: pathlib.Path, experiment: pathlib.Path, stored: Collection[str] = ()
+) -> None:
   """Compares the model of `e` with the model of a checkpoint.
 
   Attributes that CHECKPOINT_RESTORE_CHANGES names may differ. A checkpoint that does not name its
@@ -52,6 +55,7 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
     e: The experiment.
     folder: The checkpoint, for messages.
     experiment: The experiment.json of what wrote it; it may not exist.
+    stored: Names of parameters of an unrolled stack that `e` goes on with.
 
   Raises:
     UserError: The checkpoint's model computes a different function.
@@ -90,6 +94,8 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
       f'{folder} is of {found["experiment"]}, whose model computes something else than that '
       f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
     )
+  with located(str(folder)):
+    e.check_continued(writer, stored)
 
 
 def refuse_edited_model(e: Experiment) -> None:

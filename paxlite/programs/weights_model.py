@@ -33,7 +33,9 @@ def restore_of(e: Experiment) -> Restore | None:
     rename=tuple(e.CHECKPOINT_RENAME_RULES),
     whole_state=e.CHECKPOINT_RESTORE_STATE,
     sizes=e.values_of(Kind.SHAPE),
-    check=lambda source: check_function(e, source.folder, source.experiment),
+    check=lambda source: check_function(
+      e, source.folder, source.experiment, source.unrolled_params()
+    ),
   )
 
 

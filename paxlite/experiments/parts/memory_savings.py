@@ -1,6 +1,6 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal, get_args
 
 import fiddle as fdl
@@ -72,6 +72,11 @@ class MemorySavings(
     if not self.OFFLOAD_ACTIVATIONS:
       return policy
     return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))
+
+  def check_continued(self, writer: Experiment, stored: Collection[str]) -> None:
+    super().check_continued(writer, stored)
+    if self.USE_LORA and isinstance(writer, MemorySavings) and writer.USE_LORA:
+      extensions.hook('USE_LORA')(self).check_continued(writer, stored)
 
   def quantize_frozen(self, task: fdl.Config) -> None:
     """Edits the config of a task so that FROZEN_DTYPE quantizes the frozen weights."""
