@@ -277,6 +277,8 @@ def _sum(
     if grown is not None:
       before, now = (lengths(x, is_post, stacked=len(a.shape) > 2) for x in (plain, whole))
       more = grown.whole().reshape(before.shape)
+      if len(a.shape) > 2:  # parts without factors keep their lengths
+        more = more * (np.array(ranks) > 0).reshape(-1, 1, 1, 1)
       whole *= (before + more) / np.where(now == 0, 1, now)
     return whole[index].astype(w.dtype)
 

@@ -7,7 +7,11 @@ import pytest
 from flax.linen import meta
 
 from paxlite.adapters.dora import DoraProjection, QuantizedDoraProjection
+from paxlite.adapters.factors import LowRankFactors
+from paxlite.checkpointing.variables import Variable
+from paxlite.experiments.llama import LLaMA
 from paxlite.quantization.four_bits import Nf4
+from paxlite.weights.lora import merged
 
 CASES = {
   'BTD,DF->BTF': ((64, 24), ('embed', 'mlp')),
@@ -57,6 +61,31 @@ def test_outputs_and_gradients_are_those_of_the_formula(equation, scheme):
     )
   assert float(found) == pytest.approx(float(wanted), rel=1e-4)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), grads, wanted_grads)
+
+
+@pytest.mark.parametrize('targets', [['q_proj'], ['q_proj', 'v_proj'], ['k_proj', 'v_proj'], []])
+def test_merged_weights_compute_the_same_where_parts_have_no_factors(targets):
+  """Lengths of parts without factors are stored too, and count neither here nor there."""
+  equation, (shape, axes) = 'BTD,ADNH->BTANH', CASES['BTD,ADNH->BTANH']
+  e = LLaMA(
+    NUM_LAYERS=1, NUM_HEADS=2, NUM_KV_HEADS=2, MODEL_DIMS=64, HIDDEN_DIMS=20, VOCAB_SIZE=32,
+    MAX_SEQ_LEN=8, USE_LORA=True, USE_DORA=True, LORA_RANK=3, LORA_ALPHA=4.0, LORA_TARGETS=targets,
+  )  # fmt: skip
+  module = 'transformer/x_layers_0/self_attention/qkv/combined'
+  chosen = (('', *LowRankFactors(e).at(module)),)
+  layer = DoraProjection(equation=equation, shape=shape, axes=axes, chosen=chosen, use_bias=False)
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(2, 3, 64)), jnp.float32)
+  params = meta.unbox(layer.init(jax.random.key(0), x)['params'])
+  params = {k: v + 0.1 * rng.normal(size=v.shape).astype(np.float32) for k, v in params.items()}
+  read = lambda v: Variable(v.shape, v.dtype, lambda index: np.asarray(v)[index])
+  whole = merged(e, {f'{module}/{k}': read(v) for k, v in params.items()})[f'{module}/w'].whole()
+  with jax.default_matmul_precision('highest'):
+    found, wanted = jnp.einsum(equation, x, whole), layer.apply({'params': params}, x)
+  np.testing.assert_allclose(found, wanted, atol=1e-4)
+  assert (np.abs(whole - params['w']).max((1, 2, 3)) > 0).tolist() == [
+    not targets or name in targets for name in ('q_proj', 'k_proj', 'v_proj')
+  ]
 
 
 def test_it_begins_as_the_layer_without_factors():
