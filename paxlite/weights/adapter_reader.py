@@ -1,10 +1,11 @@
 """Reads an adapter of peft, and writes it as the checkpoint of a run of LoRA, beside its base."""
 
 import json
+import logging
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import fiddle as fdl
@@ -29,6 +30,8 @@ from paxlite.weights.model_files import ADAPTER
 from paxlite.weights.safetensors_file import FileTensor, tensors_in
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
+
+log = logging.getLogger('paxlite')
 
 _TENSORS = 'adapter_model.safetensors'
 _ROOT = 'base_model.model.'
@@ -124,7 +127,7 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
     LORA_RANK=rank,
     LORA_ALPHA=float(alpha),
     LORA_RS=bool(config.get('use_rslora')),
-    LORA_DROPOUT=float(config.get('lora_dropout') or 0),
+    LORA_DROPOUT=weights.dropout(factors, config),
     LORA_TARGETS=short_names(factors, names),
     LORA_RANK_PATTERN=pattern(ranks, rank),
     LORA_ALPHA_PATTERN=pattern(alphas, alpha),
@@ -281,6 +284,16 @@ class _Weights:
       f'{_TENSORS}: {module} has factors, and none here: leave it out of the targets, as a '
       'router, or name the weights that the adapter was trained beside by --base_weights'
     )
+
+  def dropout(self, factors: Iterable[str], config: Mapping[str, Any]) -> float:
+    """Returns the rate at which training goes on, which is no matter of what is computed."""
+    rate = float(config.get('lora_dropout') or 0)
+    if not rate or self._experts.keys().isdisjoint(factors):
+      return rate
+    log.warning(
+      '%s: lora_dropout=%g is taken for 0, as the factors of experts have none here', ADAPTER, rate
+    )
+    return 0.0
 
   def rank(self, theirs: str, of: Mapping[str, np.ndarray]) -> int:
     size = len(of['lora_A'])

@@ -138,6 +138,28 @@ def test_an_adapter_of_peft_computes_the_same_here_and_ours_there(family, seed, 
   assert effect > 1e-2, config
 
 
+@pytest.mark.parametrize('targets', [EXPERTS, []])
+def test_experts_are_read_without_the_dropout_that_they_were_trained_with(
+  targets, tmp_path, caplog
+):
+  pytest.importorskip('transformers')
+  peft = pytest.importorskip('peft')
+  base = theirs('qwen3_moe')
+  base.save_pretrained(tmp_path / 'hf')
+  import_weights.main([str(tmp_path / 'hf'), f'--to={tmp_path / "base"}'])
+  config = peft.LoraConfig(r=2, target_modules=['q_proj'], target_parameters=targets)
+  with_noise(peft.get_peft_model(base, config)).save_pretrained(tmp_path / 'adapter')
+  file = tmp_path / 'adapter' / 'adapter_config.json'
+  read = lambda: read_adapter(tmp_path / 'adapter', find_source(tmp_path / 'base'))
+  _, wanted = read()
+  file.write_text(json.dumps(json.loads(file.read_text()) | dict(lora_dropout=0.25)))
+  caplog.clear()
+  e, found = read()
+  assert (0 if targets else 0.25) == e.LORA_DROPOUT
+  assert ('lora_dropout=0.25 is taken for 0' in caplog.text) == bool(targets)
+  jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('family', ['gemma2', 'qwen3_moe'])
 def test_an_embedding_that_is_trained_whole_is_also_the_head_where_they_are_one(family, tmp_path):
