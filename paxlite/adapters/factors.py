@@ -64,6 +64,9 @@ class LowRankFactors:
       return []
     names = self.named_weights()
     found = self._found(texts, names, 'LORA_MODULES_TO_SAVE')
+    # peft takes any end of a name here: 'norm' names input_layernorm too
+    is_end = lambda n: n.kind == 'whole' and any(map(n.theirs.endswith, texts))
+    found = [name for name in names if name in found or is_end(name)]
     if factors := [name.theirs for name in found if name.kind != 'whole']:
       raise UserError(
         f'LORA_MODULES_TO_SAVE: {factors[0]} is a matrix of a layer, which has factors instead: '

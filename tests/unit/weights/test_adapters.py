@@ -183,7 +183,7 @@ BAD = {
   'LORA_LAYERS=.7.: layer 7 has none': dict(LORA_LAYERS=[7]),
   'a repeated stack has one array for all layers: USE_REPEATED_LAYER=False': dict(LORA_LAYERS=[1]),
   'LORA_MODULES_TO_SAVE names model.layers.1.input_layernorm and not that of all.*=False': dict(
-    LORA_MODULES_TO_SAVE=['norm', 'layers.1.input_layernorm']
+    LORA_MODULES_TO_SAVE=['model.norm', 'layers.1.input_layernorm']
   ),
   "LORA_RANK_PATTERN: 'q_proj' must be NAME=NUMBER": dict(LORA_RANK_PATTERN=['q_proj']),
   "LORA_RANK_PATTERN: 'q_proj=1.5' must be": dict(LORA_RANK_PATTERN=['q_proj=1.5']),
@@ -237,6 +237,15 @@ def test_the_weights_of_the_layers_that_are_named_are_trained_whole_and_no_other
   assert found == {*every} - {of(i, 'layer_norm') for i in {*range(3)} - {*layers}}
   if len(layers) == 3:
     assert LowRankFactors(e.replaced(USE_REPEATED_LAYER=True)).whole_variables == whole
+
+
+def test_an_end_of_a_name_names_all_weights_with_it_as_in_peft():
+  e = LLaMA(**SIZES, USE_LORA=True, LORA_MODULES_TO_SAVE=['norm'])
+  whole = LowRankFactors(e).whole_variables
+  of_layers = [f'transformer/repeat/{norm}/scale' for norm in ('layer_norm', 'ff_layer_norm')]
+  norms = ['final_ln/scale', *of_layers]
+  assert all(any(re.fullmatch(p, n) for p in whole) for n in norms)
+  assert len(whole) == len(norms)
 
 
 @pytest.mark.slow
