@@ -18,7 +18,7 @@ class AdapterChoices(
   """A LanguageModel whose factors with USE_LORA are chosen as peft chooses them."""
 
   LORA_ALPHA: Training[Positive | None] = (
-    None  # the product of LoRA's factors is multiplied by this / rank; None: by 1
+    None  # the product of LoRA's factors is multiplied by this / rank; None: the rank
   )
   LORA_RS: Training[bool] = False  # divides LORA_ALPHA by the root of the rank instead (rsLoRA)
   LORA_DROPOUT: Training[Below1] = 0.0  # dropout rate of the inputs of LoRA's factors
