@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from paxlite.adapters.untrained_rows import UntrainedRows
 from paxlite.aot.run_callbacks import MeasuredStep
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
@@ -103,7 +104,7 @@ def test_the_order_of_the_loops_own_parts(tmp_path):
   values = dict(LOSS_SPIKE_FACTOR=2.0, KEEP_BEST=True, LOCAL_CHECKPOINT_EVERY_N_STEPS=2)
   e = Whole(**VALUES, **values, LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'))
   kinds = [type(c) for c in Run(e, tmp_path).trainer().callbacks]
-  last = [StepProfiler, LossAlarm, MeasuredStep]
+  last = [StepProfiler, LossAlarm, UntrainedRows, MeasuredStep]
   assert kinds == [DataRecords, LocalSaves, SpikeDetector, Best, Recorded, *last]
 
 
