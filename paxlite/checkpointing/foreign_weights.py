@@ -1,5 +1,6 @@
 """The formats of weights that paxlite imports, told by the names of files."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -55,7 +56,10 @@ def formats_at(path: str) -> list[WeightsFormat]:
 
 def way_of_gguf(path: str) -> str:
   """Returns how a GGUF file is imported by way of transformers; '' if `path` holds none."""
-  files = sorted(pathlib.Path(path).rglob('*.gguf')) if os.path.isdir(path) else []
+  files = []
+  with contextlib.suppress(OSError):  # a folder in it may be somebody else's
+    # no deeper: `path` may be the root of a disk
+    files = sorted(f for depth in ('', '*/') for f in pathlib.Path(path).glob(f'{depth}*.gguf'))
   if not files and not (path.endswith('.gguf') and os.path.isfile(path)):
     return ''
   file = files[0] if files else pathlib.Path(path)
