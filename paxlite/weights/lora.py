@@ -43,6 +43,8 @@ def merged(experiment: LanguageModel, variables: Mapping[str, Variable]) -> dict
     stem = name.removesuffix('/lora_a')
     a, b, grown = variables[name], variables[f'{stem}/lora_b'], variables.get(f'{stem}/lora_m')
     ranks, scales = extensions.hook('USE_LORA')(experiment).at(stem)
+    if not any(ranks):
+      continue  # factors of a run before, which the experiment does not have
     if stem.endswith('_factors'):
       place, _, which = stem.removesuffix('_factors').rpartition('/')
       weights = [n for n in (f'{place}/w_{which}_gate', f'{place}/w_{which}') if n in plain]

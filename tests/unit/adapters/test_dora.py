@@ -96,3 +96,19 @@ def test_it_begins_as_the_layer_without_factors():
   np.testing.assert_array_equal(
     layer.apply({'params': params}, x), jnp.einsum(equation, x, params['w'])
   )
+
+
+@pytest.mark.parametrize('name', ['ff_layer/ffn_layer1', 'self_attention/post'])
+def test_factors_that_the_experiment_does_not_have_are_not_merged(name):
+  """They may be left of a run with more targets, whose factors this one ignores."""
+  e = LLaMA(
+    NUM_LAYERS=1, NUM_HEADS=2, NUM_KV_HEADS=2, MODEL_DIMS=8, HIDDEN_DIMS=20, VOCAB_SIZE=32,
+    MAX_SEQ_LEN=8, USE_LORA=True, LORA_RANK=3, LORA_TARGETS=['q_proj'],
+  )  # fmt: skip
+  rng, module = np.random.default_rng(0), f'transformer/x_layers_0/{name}'
+  shapes = {'w': (8, 20), 'lora_a': (8, 3), 'lora_b': (20, 3)}
+  arrays = {k: rng.normal(size=shape).astype(np.float32) for k, shape in shapes.items()}
+  read = lambda v: Variable(v.shape, v.dtype, lambda index: v[index])
+  found = merged(e, {f'{module}/{k}': read(v) for k, v in arrays.items()})
+  assert found.keys() == {f'{module}/w'}
+  np.testing.assert_array_equal(found[f'{module}/w'].whole(), arrays['w'])
