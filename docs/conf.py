@@ -1,5 +1,6 @@
 """The site of these pages: `make docs` builds it into build/site."""
 
+import json
 import pathlib
 import re
 import sys
@@ -19,6 +20,9 @@ html_title = f'paxlite {release}'
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ['site']
+html_css_files = ['pages.css']
+html_js_files = ['search_of_files.js']
 myst_heading_anchors = 3
 myst_enable_extensions = ['attrs_block']
 suppress_warnings = ['misc.highlighting_failure', 'myst.xref_missing']
@@ -43,6 +47,38 @@ def write_llms_txt(app, exception) -> None:
       title, text = first_sentence((folder / f'{name}.md').read_text())
       lines.append(f'- [{title}]({name}.html): {text}')
   (pathlib.Path(app.outdir) / 'llms.txt').write_text('\n'.join(lines) + '\n')
+
+
+def write_pages_js(app, exception) -> None:
+  """Writes the text of all pages as a script, for the search of a site that is opened as files."""
+  if exception or app.builder.name != 'html':
+    return
+  folder = pathlib.Path(app.outdir)
+  main = re.compile(r'<article role="main".*?</article>', re.DOTALL)
+  pages = {
+    str(path.relative_to(folder)): found.group()
+    for path in sorted(folder.rglob('*.html'))
+    if (found := main.search(path.read_text()))
+  }
+  (folder / '_static' / 'pages.js').write_text(f'window.PAGES = {json.dumps(pages)}\n')
+
+
+def wrap_commands(app, page, template, context, doctree) -> None:
+  """Makes each command of a block an element, which pages.css indents where it wraps."""
+  block = re.compile(
+    r'(<div class="highlight-sh [^>]*><div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL
+  )
+
+  def elements(found) -> str:
+    lines = re.sub(r'(?<![\w-])--\w+', r'<span class="flag">\g<0></span>', found[2]).split('\n')
+    spans = ''
+    for line in lines[:-1]:
+      whole = line.count('<span') == line.count('</span>')
+      spans += f'<span class="command">{line}\n</span>' if whole else f'{line}\n'
+    return found[1] + spans + lines[-1] + found[3]
+
+  if 'body' in context:
+    context['body'] = block.sub(elements, context['body'])
 
 
 def first_sentence(page: str) -> tuple[str, str]:
@@ -77,4 +113,6 @@ def with_families(app, page, source) -> None:
 
 def setup(app) -> None:
   app.connect('source-read', with_families)
+  app.connect('html-page-context', wrap_commands)
   app.connect('build-finished', write_llms_txt)
+  app.connect('build-finished', write_pages_js)
