@@ -9,7 +9,7 @@ from paxlite.core.json_text import JsonObject, number
 
 _ERROR = '_stderr'
 _HEADER = ['task', 'metric', 'before', 'after', 'change', '']
-_SMALLER_IS_BETTER = 'perplexity_per_word'
+_SMALLER_IS_BETTER = 'perplexity_per_word', 'bits_per_byte'
 
 
 class _Run(Protocol):
@@ -43,7 +43,7 @@ class Change:
   def gain(self) -> float:
     """The difference, positive where the model became better."""
     change = self.after - self.before
-    return -change if self.metric == _SMALLER_IS_BETTER else change
+    return -change if self.metric in _SMALLER_IS_BETTER else change
 
   @property
   def verdict(self) -> str:

@@ -166,7 +166,7 @@ class TaskExample:
 
   Attributes:
     prompts: What the model reads before an answer: one, or one for each choice.
-    choices: Continuations that may follow; one for cloze, none for generate.
+    choices: Continuations that may follow; one for cloze and text, none for generate.
     gold: Number of the right choice.
     target: The rendered doc_to_target; for generate, the right text; for code, a program with
       GENERATED where the answer belongs.
@@ -224,7 +224,7 @@ def read_tasks(
     chat: Whether all of them are asked in a chat, as TaskSpec.chat says of one.
   """
   found = [
-    (name, dataclasses.replace(spec, chat=True) if chat else spec)
+    (name, dataclasses.replace(spec, chat=True) if chat and spec.kind != 'text' else spec)
     for text in names
     for part in _names(text)
     for name, spec in find_tasks(part, tfds_data_dir)
@@ -317,7 +317,7 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
     if spec.target_pattern and matched(target, spec.target_pattern) is None:
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
     return TaskExample(prompts, (), 0, target, place)
-  if spec.kind == 'cloze':
+  if spec.kind in ('cloze', 'text'):
     return TaskExample(prompts, (spec.delimiter + target,), 0, target, place)
   if isinstance(spec.doc_to_choice, str):
     found = _field(record, spec.doc_to_choice)

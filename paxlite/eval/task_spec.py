@@ -11,8 +11,8 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.files.json_files import parse_objects
 from paxlite.files.text_files import read_text
 
-Kind = Literal['cloze', 'multiple_choice', 'generate']
-_KINDS = {'cloze', 'multiple_choice', 'generate'}
+Kind = Literal['cloze', 'multiple_choice', 'generate', 'text']
+_KINDS = {'cloze', 'multiple_choice', 'generate', 'text'}
 _NO_CODE = (
   'programs that a model wrote are not run: the tasks of the harness do so, with paxlite lm-eval '
   'in a container (docs/evaluation.md)'
@@ -27,10 +27,11 @@ class TaskSpec:
   Attributes:
     kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
       token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
-      compares the text that the model writes with doc_to_target.
+      compares the text that the model writes with doc_to_target. 'text' measures how well the model
+      predicts doc_to_target from its beginning.
     files: Sources of the records, named as in data.records.
     doc_to_text: The text that the model reads: a template, or the name of a field. Where each
-      choice has a text of its own, it is a list with one template for each choice.
+      choice has a text of its own, it is a list with one template for each choice. Not for 'text'.
     doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
       right choice, or its text or label.
     doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
@@ -126,6 +127,11 @@ def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
   fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
   for name in values.keys() - fields.keys():
     raise UserError(f'{where}: {name!r} is none of {", ".join(fields)}')
+  if values.get('kind') == 'text':
+    for name in ('doc_to_text', 'chat', 'num_fewshot'):
+      if values.get(name):
+        raise UserError(f'{where}: {name} is not for kind "text", which has no prompt')
+    values = {**values, 'doc_to_text': '', 'target_delimiter': ''}
   for name in ('kind', 'files', 'doc_to_text', 'doc_to_target'):
     if name not in values:
       raise UserError(f'{where} has no {name!r}')

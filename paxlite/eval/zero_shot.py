@@ -132,8 +132,7 @@ class ZeroShot:
       asked = [self._asked(task.spec, example) for example in task.examples]
       scores = iter(self._score([c for row in asked for c in row], report))
       by_example = [[next(scores) for _ in row] for row in asked]
-      of_kind = _cloze if task.spec.kind == 'cloze' else _multiple_choice
-      metrics, found = of_kind(task.examples, by_example)
+      metrics, found = _METRICS[task.spec.kind](task.examples, by_example)
       for entry, row in zip(found, by_example, strict=True):
         entry['truncated'] = any(s.is_truncated for s in row)
     return Result(metrics, found, time.perf_counter() - started, task.unreadable)
@@ -224,15 +223,26 @@ def _cloze(examples: Sequence[TaskExample], scores: Sequence[Sequence[Score]]) -
   right = [s.is_greedy for (s,) in scores]
   nats = np.array([-s.log_likelihood for (s,) in scores])
   words = np.array([max(1, len(e.target.split())) for e in examples])
-  log_perplexity = nats.sum() / words.sum()
-  perplexity = math.exp(min(log_perplexity, 700.0))
-  # The standard error of a ratio of sums comes from the residuals; exp multiplies it by its
-  # derivative.
-  residuals = (nats - log_perplexity * words) / words.mean()
+  per_word = _ratio(nats, words)
+  perplexity = math.exp(min(per_word.value, 700.0))
   return {
     'acc': _mean(right),
-    'perplexity_per_word': Metric(perplexity, perplexity * _mean(residuals).stderr),
+    # exp multiplies the standard error by its derivative.
+    'perplexity_per_word': Metric(perplexity, perplexity * per_word.stderr),
   }, [dict(log_likelihood=-float(n), right=bool(r)) for n, r in zip(nats, right, strict=True)]
+
+
+def _text(examples: Sequence[TaskExample], scores: Sequence[Sequence[Score]]) -> Found:
+  bits = np.array([-s.log_likelihood for (s,) in scores]) / math.log(2)
+  sizes = np.array([len(e.target.encode()) for e in examples])
+  found = [dict(bits=float(b), bytes=int(n)) for b, n in zip(bits, sizes, strict=True)]
+  return {'bits_per_byte': _ratio(bits, sizes)}, found
+
+
+def _ratio(values: np.ndarray, sizes: np.ndarray) -> Metric:
+  """Returns a ratio of sums; its standard error comes from the residuals."""
+  ratio = values.sum() / sizes.sum()
+  return Metric(float(ratio), _mean((values - ratio * sizes) / sizes.mean()).stderr)
 
 
 def _multiple_choice(examples: Sequence[TaskExample], scores: Sequence[Sequence[Score]]) -> Found:
@@ -244,6 +254,9 @@ def _multiple_choice(examples: Sequence[TaskExample], scores: Sequence[Sequence[
     normalized.append(int((likelihoods / lengths).argmax()) == example.gold)
     found.append(dict(log_likelihoods=likelihoods.tolist(), gold=example.gold, right=raw[-1]))
   return {'acc': _mean(raw), 'acc_norm': _mean(normalized)}, found
+
+
+_METRICS = {'cloze': _cloze, 'text': _text, 'multiple_choice': _multiple_choice}
 
 
 def compared_text(answer: Completion, pattern: str) -> str:

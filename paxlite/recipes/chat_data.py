@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Mapping
 
 from paxlite.core.json_text import JsonObject
+from paxlite.data import packaged
 
 SPECIAL = ['<|end|>', '<|system|>', '<|user|>', '<|assistant|>', '<|tool|>', '<|call|>']
 # Tools are written as the system message that names them, so that tasks ask in the same way.
@@ -122,7 +123,7 @@ def _chat(draw: random.Random) -> JsonObject:
 
 
 def write_data(folder: pathlib.Path, seed: int, paragraphs: int, chats: int, prompts: int) -> None:
-  """Writes facts.txt, chats.jsonl, prompts.jsonl, and the tasks sums.json and calls.json."""
+  """Writes facts.txt, chats.jsonl, prompts.jsonl, and the tasks text, sums and calls."""
   draw = random.Random(seed)
   (folder / 'facts.txt').write_text(''.join(_paragraphs(draw, paragraphs)))
   _write(folder / 'chats.jsonl', (_chat(draw) for _ in range(chats)))
@@ -137,6 +138,18 @@ def write_data(folder: pathlib.Path, seed: int, paragraphs: int, chats: int, pro
     [{'text': text, 'answer': f'calculator {expression}'} for text, expression, _ in calls],
     system=SYSTEM,
   )
+  lines = [line for path in packaged.TEXTS for line in _held_out_lines(path)]
+  _write(folder / 'text.jsonl', ({'text': line} for line in draw.sample(lines, 200)))
+  task = {'kind': 'text', 'files': 'text.jsonl', 'doc_to_target': '{{text}}'}
+  (folder / 'text.json').write_text(json.dumps(task))
+
+
+def _held_out_lines(path: str) -> list[str]:
+  """Returns lines of a text that no stage trains on, and that fit into a prompt for a sum."""
+  from paxlite.data.text import split_blocks
+
+  held_out = [block for block, is_held_out in split_blocks(path) if is_held_out]
+  return [x for block in held_out for x in block.splitlines() if 40 <= len(x.encode()) <= 70]
 
 
 def _prompt(a: int, b: int) -> JsonObject:

@@ -72,7 +72,7 @@ class SmallChatSums(PromptFiles, SmallChat):
 
 _TASKS = {
   'VOCAB_PATH': '{tokenizer}/tokenizer.json',
-  'EVAL_TASKS': ['{data}/sums.json', '{data}/calls.json'],
+  'EVAL_TASKS': ['{data}/text.json', '{data}/sums.json', '{data}/calls.json'],
 }
 _TEXTS = [*packaged.TEXTS, '{data}/facts.txt']
 

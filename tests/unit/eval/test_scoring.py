@@ -12,12 +12,13 @@ import jax
 import numpy as np
 import pytest
 
+import paxlite
 from paxlite.core.errors import UserError
 from paxlite.eval import scoring
 from paxlite.eval.commands import zero_shot as tool
 from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
-from paxlite.eval.zero_shot import Metric, Result, compared_text, matched
+from paxlite.eval.zero_shot import Metric, Result, compared_text, contexts_of, matched
 from paxlite.generation.engine import Engine
 from paxlite.generation.request import Completion
 from paxlite.generation.spelling import Mark, shown
@@ -212,6 +213,9 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
   [
     (dict(a='x'), GOOD, r"a.jsonl:1: '{{b}}' cannot be written: 'b' is undefined"),
     (dict(a='x', b='y'), GOOD | dict(kind='guess'), "kind 'guess' is none of"),
+    (dict(a='x', b='y'), GOOD | dict(kind='text'), 'doc_to_text is not for kind "text"'),
+    (dict(a='x', b='y'), dict(kind='text', files='a.jsonl', doc_to_target='{{a}}', chat=True),
+     'chat is not for kind "text"'),
     (dict(a='x', b='y'), GOOD | dict(kind='code', pass_at=[1]), 'programs that a model wrote are'),
     (dict(a='x', b='y'), GOOD | dict(more=1), "'more' is none of kind, files"),
     (dict(a='x', b='y'), {'kind': 'cloze', 'files': 'a.jsonl'}, "has no 'doc_to_text'"),
@@ -495,3 +499,25 @@ def test_beginnings_that_rows_share_are_read_once(monkeypatch):
   for a, b in zip(shared, whole, strict=True):
     np.testing.assert_allclose(a.log_likelihood, b.log_likelihood, atol=1e-5)
     assert (a.is_greedy, a.is_truncated) == (b.is_greedy, b.is_truncated)
+
+
+@pytest.mark.slow
+def test_bits_per_byte_of_texts_are_those_of_their_logits(trained, tmp_path):
+  texts = ['who is there?', 'a cafe\u0301', 'in the beginning']
+  write(tmp_path / 'a.jsonl', [dict(a=text) for text in texts])
+  spec = task(tmp_path, kind='text', files='a.jsonl', doc_to_target='{{a}}')
+  out = tmp_path / 'out'
+  done = evaluate(trained, '--tasks', spec, '--chat', f'--output={out}')
+  assert done.returncode == 0, done.stderr
+  found = json.loads((out / 'results.json').read_text())['task']['metrics']['bits_per_byte']
+  model = paxlite.load(str(trained))
+  contexts, bits = contexts_of(model.inference), []
+  for text in texts:
+    ids = [contexts.needed_prefix, *contexts.encode(text, starts=False)]
+    logits = np.asarray(model.logits(ids), np.float64)[:-1]
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    bits.append(-logs[np.arange(len(logs)), ids[1:]].sum() / math.log(2))
+  sizes = [len(text.encode()) for text in texts]
+  assert math.isclose(found['value'], sum(bits) / sum(sizes), rel_tol=1e-5)
+  rows = [json.loads(line) for line in (out / 'task.jsonl').read_text().splitlines()]
+  assert [row['bytes'] for row in rows] == sizes
