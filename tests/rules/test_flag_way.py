@@ -26,7 +26,7 @@ def test_the_way_is_short_and_is_that_of_the_map(name, program, tmp_path):
   found = set(json.loads(next(x for x in done.stdout.splitlines() if x.startswith('["'))))
   assert len(found) <= MOST, sorted(found)
   page = (runs.ROOT / 'docs/architecture.md').read_text()
-  rows = re.findall(r'^\d+\. .*', page.split('## The way of one flag\n')[1].split('\n## ')[0], re.M)
+  rows = re.findall(r'^\d+\. .*', page.split('## Life of a flag\n')[1].split('\n## ')[0], re.M)
   others = {*TEXTS} - {name} | ({'`paxlite train`'} if program == 'paxlite.main' else set())
   mine = [row for row in rows if not any(other in row.split(':')[0] for other in others)]
   assert {re.findall(r'`([\w/]+\.py)`', row)[0] for row in mine} == found
