@@ -18,21 +18,19 @@ class AdapterChoices(
   """A LanguageModel whose factors with USE_LORA are chosen as peft chooses them."""
 
   LORA_ALPHA: Training[Positive | None] = (
-    None  # the product of LoRA's factors is multiplied by this / rank; None: the rank
+    None  # LoRA products are multiplied by this / rank; None: the rank
   )
-  LORA_RS: Training[bool] = False  # divides LORA_ALPHA by the root of the rank instead (rsLoRA)
-  LORA_DROPOUT: Training[Below1] = 0.0  # dropout rate of the inputs of LoRA's factors
-  LORA_TARGETS: Training[list[str]] = []  # weights with factors, by peft's names or by ours
-  LORA_RANK_PATTERN: Training[list[str]] = []  # ranks of some weights, 'NAME=RANK', as peft's
-  LORA_ALPHA_PATTERN: Training[list[str]] = []  # LORA_ALPHA of some weights, 'NAME=ALPHA'
-  LORA_LAYERS: Training[list[int]] = []  # layers with factors, from 0; []: all
+  LORA_RS: Training[bool] = False  # divides LORA_ALPHA by √rank instead (rsLoRA)
+  LORA_DROPOUT: Training[Below1] = 0.0  # dropout rate of LoRA inputs
+  LORA_TARGETS: Training[list[str]] = []  # weights with LoRA, by peft's or paxlite's names
+  LORA_RANK_PATTERN: Training[list[str]] = []  # ranks by weight, 'NAME=RANK', as in peft
+  LORA_ALPHA_PATTERN: Training[list[str]] = []  # LORA_ALPHA by weight, 'NAME=ALPHA'
+  LORA_LAYERS: Training[list[int]] = []  # layers with LoRA, from 0; []: all
   LORA_MODULES_TO_SAVE: Training[
     list[str]
-  ] = []  # weights beside the factors that are trained whole, by peft's names
+  ] = []  # weights trained whole besides the factors, by peft's names
 
-  LORA_TOKENS: Training[
-    list[int]
-  ] = []  # ids whose rows of the embedding and of the head are trained beside the factors
+  LORA_TOKENS: Training[list[int]] = []  # token ids with trained rows in the embedding and head
 
   @property
   def factor_variables(self) -> list[str]:

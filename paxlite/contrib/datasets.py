@@ -19,7 +19,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
   If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
   """
 
-  SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
+  SEQIO_TASK: Training[str] = ''  # SeqIO task or mixture
   SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
   SEQIO_ROWS: Training[StreamRows] = 'stream'  # how documents of a SeqIO task become sequences
 

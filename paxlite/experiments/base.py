@@ -51,7 +51,7 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
   Sizes are those of the whole run unless the attribute's name says otherwise.
   """
 
-  CONFIG_EDITS: Training[list[str]] = []  # values of the built config: 'task.PATH=VALUE'
+  CONFIG_EDITS: Training[list[str]] = []  # edits of the built config, 'task.PATH=VALUE'
 
   @classmethod
   def config(cls) -> fdl.Config:

@@ -47,10 +47,10 @@ class Synthetic(Rows):
 class TextFiles(Tokenized, Rows, subject='Data'):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
-  TRAIN_FILES: Run[list[StoredPath]] = []  # files to train on, or patterns such as data/*.jsonl
-  EVAL_FILES: Training[list[StoredPath]] = []  # files to evaluate on
+  TRAIN_FILES: Run[list[StoredPath]] = []  # training files, or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[StoredPath]] = []  # evaluation files
   EVAL_FRACTION: Training[float] = (
-    0.05  # share of the text that is held out for evaluation without EVAL_FILES; 0: none
+    0.05  # held-out share of the text if EVAL_FILES is empty; 0: none
   )
 
   def validate(self) -> None:
@@ -106,8 +106,8 @@ class EmbeddedText(TextFiles):
 class FlatTokens(Tokenized, Splits, subject='Data'):
   """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
-  DATASET_PATH: Run[StoredPath] = ''  # folder of tokens that paxlite tokenize has written
-  ROWS: Training[RowKind | None] = None  # how tokens become sequences; None: as PACKED_INPUT says
+  DATASET_PATH: Run[StoredPath] = ''  # folder that paxlite tokenize wrote
+  ROWS: Training[RowKind | None] = None  # how tokens become sequences; None: by PACKED_INPUT
   VOCAB_PATH: Run[StoredPath] = ''  # tokenizer of the tokens; '': that of CHECKPOINT_RESTORE_PATH
 
   @property
@@ -147,12 +147,12 @@ class DocumentFiles(FromTfds, Rows, subject='Data'):
   held out. If there are none, one document out of HELD_OUT_EVERY is held out.
   """
 
-  TRAIN_SOURCES: Run[list[StoredPath]] = []  # files, and tfds: and hf: datasets, to train on
-  EVAL_SOURCES: Run[list[StoredPath]] = []  # files and datasets to evaluate on
+  TRAIN_SOURCES: Run[list[StoredPath]] = []  # training files, and tfds: and hf: datasets
+  EVAL_SOURCES: Run[list[StoredPath]] = []  # evaluation files and datasets
   HELD_OUT_EVERY: Training[NotNegativeInt] = (
-    200  # holds out one document of so many for evaluation; 0: none
+    200  # holds out every Nth document for evaluation; 0: none
   )
-  TEXT_FIELD: Training[str] = 'text'  # field of a record that holds the text
+  TEXT_FIELD: Training[str] = 'text'  # record field with the text
   SKIP_UNREADABLE: Run[bool] = False  # skips records without text and logs their number
 
   @property
@@ -205,14 +205,14 @@ class Mixture(FromTfds, Rows, subject='Data'):
   DocumentFiles. Each source holds out the same data as it would alone.
   """
 
-  SOURCES: Training[list[StoredPath]] = []  # datasets that a mixture draws from
-  WEIGHTS: Training[list[float]] = []  # weights of the datasets of a mixture; any sum
+  SOURCES: Training[list[StoredPath]] = []  # datasets of a mixture
+  WEIGHTS: Training[list[float]] = []  # weights of a mixture's datasets; any sum
   TRAIN_SPLIT: Training[str] = 'train'  # split of the datasets to train on
   EVAL_SPLIT: Run[str | None] = 'validation'  # split of the datasets to evaluate on; None: none
   HELD_OUT_EVERY: Training[NotNegativeInt] = (
-    200  # holds out one document of so many for evaluation; 0: none
+    200  # holds out every Nth document for evaluation; 0: none
   )
-  TEXT_FIELD: Training[str] = 'text'  # field of a record that holds the text
+  TEXT_FIELD: Training[str] = 'text'  # record field with the text
   SKIP_UNREADABLE: Training[bool] = False  # leaves out invalid records and counts them
   SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
 

@@ -32,9 +32,9 @@ class LanguageModel(Transformer, subject='Backends'):
 
   _is_published = False  # whether the experiments that fine-tune any model take it
 
-  USE_FP8: Training[bool] = False  # matrix multiplications in FP8, by XLA alone
+  USE_FP8: Training[bool] = False  # FP8 matrix multiplications, by XLA alone
   USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = (
-    'off'  # matrix multiplications in int8, of the forward pass or of both
+    'off'  # int8 matrix multiplications, in the forward pass or both
   )
 
   @property
@@ -44,7 +44,7 @@ class LanguageModel(Transformer, subject='Backends'):
 
   @property
   def TE_RECIPE(self) -> Training[TeRecipe]:
-    """Transformer Engine's recipe of scaling in FP8; bf16: no FP8."""
+    """Transformer Engine's FP8 recipe; bf16: no FP8."""
     if vars(self).get('USE_TE') == 'off':
       return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
@@ -116,7 +116,7 @@ class LanguageModel(Transformer, subject='Backends'):
 
   @property
   def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
-    """Kinds of devices on which repeated layers are compiled one by one, without a loop.
+    """Device kinds that compile repeated layers one by one, without a loop.
 
     With Transformer Engine there are none: policies neither see nor keep its products.
     """

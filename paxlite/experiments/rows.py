@@ -28,11 +28,11 @@ class Rows(LanguageModel, subject='Data'):
   """Rows of tokens, and batches of them for training and evaluation."""
 
   EVAL_BATCH_SIZE: Run[Count | None] = (
-    None  # sequences of a global evaluation batch; None: as in training
+    None  # sequences per global evaluation batch; None: as in training
   )
 
   LEAVE_OUT: Run[StoredPath] = (
-    ''  # file of records that training leaves out, FILE:RECORD a line; paxlite data --without
+    ''  # file of records to leave out, FILE:RECORD per line (paxlite data --without)
   )
 
   def leaving_out(self, data: fdl.Config) -> fdl.Config:
@@ -101,8 +101,8 @@ class Rows(LanguageModel, subject='Data'):
 class Splits(Rows):
   """Rows of a dataset that has splits."""
 
-  TRAIN_SPLIT: Training[str] = 'train'  # split of the dataset to train on
-  EVAL_SPLIT: Run[str | None] = 'validation'  # split of the dataset to evaluate on; None: none
+  TRAIN_SPLIT: Training[str] = 'train'  # training split
+  EVAL_SPLIT: Run[str | None] = 'validation'  # evaluation split; None: none
 
   def validate(self) -> None:
     super().validate()
@@ -116,7 +116,7 @@ class Splits(Rows):
 class Tokenized(Experiment, subject='Data'):
   """Text data, which has a tokenizer."""
 
-  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer: a file, or a folder of Hugging Face
+  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer file, or Hugging Face folder
 
   @property
   def tokenizer_path(self) -> str:

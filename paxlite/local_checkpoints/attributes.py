@@ -13,6 +13,6 @@ class LocalCheckpointing(
   """Local checkpoints on the disks of a run's machines."""
 
   LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (
-    0  # most steps that a crash may lose; each host writes a local checkpoint every N / 2; 0: off
+    0  # maximum steps lost in a crash; each host saves locally every N / 2; 0: off
   )
   LOCAL_CHECKPOINT_DIR: Run[LocalPath] = ''  # folder of local checkpoints; '': /dev/shm

@@ -20,8 +20,8 @@ class soap(Decayed):
   adam_beta1: float
   adam_beta2: float
   adam_epsilon: float
-  soap_frequency: Training[Count] = 10  # updates between two changes of SOAP's bases
-  soap_max_size: Training[Count] = 10_000  # most inputs, or outputs, that have a basis in SOAP
+  soap_frequency: Training[Count] = 10  # updates between changes of SOAP's bases
+  soap_max_size: Training[Count] = 10_000  # most inputs or outputs with a basis in SOAP
 
   def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
     of_adam = self.adam_beta1, self.adam_beta2, self.adam_epsilon

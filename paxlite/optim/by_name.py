@@ -154,7 +154,7 @@ class adam(_Moments):
   state has an empty entry for it, as in older checkpoints.
   """
 
-  adam_clip_threshold: Training[float] = 1.0  # largest RMS of a variable's update; ≤ 0: off
+  adam_clip_threshold: Training[float] = 1.0  # maximum RMS of a variable's update; ≤ 0: off
   clip_gradient_norm_to_value: float = 5.0
 
   def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -175,13 +175,11 @@ class adamw(_Moments):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Muon(_Moments):
-  muon_momentum: Training[Below1] = 0.95  # decay rate of the mean gradient of Muon's matrices
+  muon_momentum: Training[Below1] = 0.95  # decay rate of Muon's mean gradient
   muon_update_rms: Training[NotNegative] = (
-    0.2  # root mean square of Muon's updates, as of AdamW's; 0: Keller Jordan's scale
+    0.2  # RMS of Muon's updates, as AdamW's; 0: Keller Jordan's scale
   )
-  muon_split_heads: Training[bool] = (
-    False  # whether Muon takes each head of queries, keys and values as a matrix
-  )
+  muon_split_heads: Training[bool] = False  # Muon treats each query, key and value head as a matrix
 
   def updates(self, schedule: optax.Schedule, neuron_decay: float | None = None) -> Skippable:
     own = self.muon_momentum, self.muon_update_rms, self.muon_split_heads, neuron_decay

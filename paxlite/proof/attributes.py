@@ -7,6 +7,4 @@ from paxlite.experiments.parts.part import Part
 class Verification(Part, subject='Training loop'):
   """Wrong bits of a device: see docs/verifying.md."""
 
-  VERIFY_EVERY_N_STEPS: Run[OffAtZeroInt] = (
-    0  # steps after which one is repeated, and its bits are compared; 0: never
-  )
+  VERIFY_EVERY_N_STEPS: Run[OffAtZeroInt] = 0  # repeats one step in N and compares bits; 0: never

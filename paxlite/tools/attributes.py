@@ -1,7 +1,7 @@
 """paxlite attributes [TEXT]
 
-Prints the attributes of experiments with TEXT in their names or meanings: the type, the default and
-the meaning of each. `paxlite show EXPERIMENT` prints the values of one experiment.
+Prints the attributes with TEXT in their names or meanings: type, default and meaning of each.
+`paxlite show EXPERIMENT` prints the values of one experiment.
 
 Example:
   paxlite attributes checkpoint
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
   from paxlite.experiments.parts.part import Part
 
 PARSER = Parser(__doc__)
-PARSER.word('text', 'TEXT', 'a part of names or meanings', required=False)
+PARSER.word('text', 'TEXT', 'part of a name or meaning', required=False)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> None:
 def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
   """Describes the attributes of experiment classes: name, type, default, kind, meaning …
 
-  The default is that of the class that declares the attribute; `where` is the class, and `subject`
-  the heading of its part. The rows are in the order of the subjects.
+  `where` is the class that declares the attribute and its default, and `subject` the heading of its
+  part. The rows are in the order of the subjects.
   """
   rows: dict[str, dict[str, str]] = {}
   subjects: list[str] = []
@@ -59,7 +59,7 @@ def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
           'subject': cls.subject_of(name),
           'where': f'{owner.__module__}.{owner.__qualname__}',
           'type': type_text(annotation),
-          'default': 'from other attributes' if hasattr(value, 'fget') else repr(value),
+          'default': 'computed' if hasattr(value, 'fget') else repr(value),
           'decides': '' if kind is None else kind.value,
           'meaning': meanings.get(name, ''),
         }
@@ -67,7 +67,7 @@ def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
 
 
 def _declared(cls: type) -> dict[str, object]:
-  """Returns the annotations of attributes that a class itself declares or computes."""
+  """Returns the annotations of attributes that the class itself declares or computes."""
   hints = {
     name: hint
     for name, hint in typing.get_type_hints(cls, include_extras=True).items()
@@ -81,12 +81,12 @@ def _declared(cls: type) -> dict[str, object]:
 
 
 def type_text(annotation: object) -> str:
-  """Returns the type of an annotation as text: int, list of str, 'a' or 'b', int or None."""
+  """Returns the type of an annotation as text: int, list of str, int or None, 'a', 'b'."""
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is Annotated:
     return type_text(arguments[0])
   if origin is Literal:
-    return ' or '.join(map(repr, arguments))
+    return ', '.join(map(repr, arguments))
   if origin in (typing.Union, types.UnionType):
     return ' or '.join(map(type_text, arguments))
   if origin is list:
@@ -95,13 +95,13 @@ def type_text(annotation: object) -> str:
 
 
 def page(rows: Sequence[dict[str, str]]) -> str:
-  """Returns docs/attributes.md, with the attributes that are no family's."""
+  """Returns docs/attributes.md, without the attributes of single families."""
   text = """# Attributes
 
-The attributes of the experiments, by subject, from their declarations. `NAME=VALUE` sets one on the
-command line of `paxlite`, and `--fdl.NAME=VALUE` on that of `python -m paxlite.main`. "May change"
-says whether a run can be continued after a change. `paxlite attributes` also prints those that one
-family alone has, and so does the site, at the end of this page.
+Attributes of experiments by subject, from their declarations. Set one with `NAME=VALUE` after a
+`paxlite` command, or with `--fdl.NAME=VALUE` after `python -m paxlite.main`. "May change" says
+whether a run can continue with another value; `computed` defaults follow from other attributes.
+`paxlite attributes` adds those of single families, and so does the end of this page on the site.
 """
   return f'{text}{tables(rows)}\n<!-- attributes of families -->\n'
 

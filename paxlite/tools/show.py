@@ -118,7 +118,9 @@ def _own_meanings(cls: type) -> dict[str, str]:
   found: dict[str, str] = {}
   for name, value in vars(cls).items():
     if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
-      found[name] = value.__doc__.splitlines()[0].removesuffix('.')
+      first = value.__doc__.splitlines()[0].removesuffix('.')
+      is_word = first.partition(' ')[0][1:].islower()  # as Width, and not as RoPE
+      found[name] = first[0].lower() + first[1:] if is_word else first
   try:
     source = textwrap.dedent(inspect.getsource(cls))
   except (OSError, TypeError):  # made by a function, as the classes of experiments.finetuning

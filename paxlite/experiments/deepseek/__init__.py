@@ -24,11 +24,11 @@ class DeepSeek(
 ):
   """The architecture of both; DIMS_PER_HEAD is the part of queries and keys that is not rotated."""
 
-  LATENT_DIMS: Shape[Count] = 512  # width of the latent vector of keys and values
-  ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # width of a head's rotated part of queries and keys
-  VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of a head's values
+  LATENT_DIMS: Shape[Count] = 512  # width of the key-value latent
+  ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # rotated width of a query or key head
+  VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of a value head
   # YaRN's scale of the scores of attention, with and without that of rotated queries and keys
-  ROPE_MSCALE: Function[float] = 1.0  # YaRN's mscale, over ROPE_MSCALE_ALL_DIM
+  ROPE_MSCALE: Function[float] = 1.0  # YaRN's mscale, relative to ROPE_MSCALE_ALL_DIM
   ROPE_MSCALE_ALL_DIM: Function[float] = 1.0  # YaRN's mscale of all attention scores; 0: off
 
   DIMS_PER_HEAD = 128

@@ -26,7 +26,7 @@ class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.
   """DeepSeek-V3.2: each query sees the keys that an indexer scores highest; see Indexers."""
 
   INDEXER_ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = (
-    'half'  # dimensions that RoPE rotates in pairs in the indexer: neighbors, or the two halves
+    'half'  # dimension pairs of the indexer's RoPE: adjacent, or across halves
   )
 
   def has_indexer(self, kind: BlockKind) -> bool:

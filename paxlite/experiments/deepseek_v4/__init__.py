@@ -52,12 +52,12 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
   The first block of the stack makes the streams of the embeddings, and the last one merges them.
   """
 
-  HYPER_CONNECTION_STREAMS: Shape[Count] = 4  # streams of activations between blocks
+  HYPER_CONNECTION_STREAMS: Shape[Count] = 4  # activation streams between blocks
   HYPER_CONNECTION_SINKHORN_ITERATIONS: Function[Count] = (
-    20  # how often the matrix that mixes streams is normalized along its columns
+    20  # column normalizations of the stream-mixing matrix
   )
   HYPER_CONNECTION_EPSILON: Function[Positive] = (
-    1e-6  # what is added to the weights of streams, and to the sums that normalize them
+    1e-6  # ε added to stream weights and to their normalizing sums
   )
 
   def validate(self) -> None:
@@ -131,16 +131,14 @@ class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
   overlap, and of which an indexer chooses.
   """
 
-  KV_COMPRESSION_RATIO: Function[Count] = (
-    128  # tokens of a window, for which there is one compressed key
-  )
+  KV_COMPRESSION_RATIO: Function[Count] = 128  # tokens per compressed key
   SPARSE_KV_COMPRESSION_RATIO: Function[Count] = (
-    4  # the same of the windows of which an indexer chooses; keys are made of the window before too
+    4  # tokens per compressed key where an indexer selects; keys also read the window before
   )
-  OUTPUT_GROUPS: Shape[Count] = 8  # groups of heads, each of which is projected by itself
-  OUTPUT_GROUP_DIMS: Shape[Count] = 1024  # width of what a group of heads is projected to
+  OUTPUT_GROUPS: Shape[Count] = 8  # head groups with separate output projections
+  OUTPUT_GROUP_DIMS: Shape[Count] = 1024  # output width of a head group's projection
   # Kinds of attention of the first blocks, before ATTENTION_PATTERN begins.
-  FIRST_ATTENTION: Function[list[AttentionKind]] = []  # kinds of attention of the first blocks
+  FIRST_ATTENTION: Function[list[AttentionKind]] = []  # attention kinds of the first blocks
 
   @property
   def state_kinds(self) -> set[AttentionKind]:
@@ -297,11 +295,9 @@ class DeepSeekV4(
   DIMS_PER_HEAD is the whole of a head, and ROPE_FRACTION the share at its end that is rotated.
   """
 
-  NUM_HASH_BLOCKS: Shape[NotNegativeInt] = (
-    3  # first blocks, whose experts a table chooses by token ids
-  )
+  NUM_HASH_BLOCKS: Shape[NotNegativeInt] = 3  # first blocks that choose experts by token id
   # The argument of the activation is at most this, and its factor within ± this.
-  SWIGLU_LIMIT: Function[Positive] = 10.0  # limit of the arguments of a gated activation
+  SWIGLU_LIMIT: Function[Positive] = 10.0  # bound on the inputs of a gated activation
 
   MAX_SEQ_LEN = 4096
   VOCAB_SIZE = 129_280

@@ -21,17 +21,17 @@ _PROJECTIONS = ('gate', 'value', 'key', 'query', 'step')
 class FalconH1(EmbeddingFactors, Mamba2Layers, LLaMA, subject='Falcon-H1'):
   """Falcon-H1: LLaMA's, with Mamba 2 beside attention, and factors of most activations."""
 
-  KEY_FACTOR: Function[Positive] = 1.0  # factor of the keys of attention
-  ATTENTION_IN_FACTOR: Function[float] = 1.0  # factor of the input of attention
-  ATTENTION_OUT_FACTOR: Function[float] = 1.0  # factor of the output of attention
-  MAMBA_IN_FACTOR: Function[float] = 1.0  # factor of the input of Mamba 2
-  MAMBA_OUT_FACTOR: Function[float] = 1.0  # factor of the output of Mamba 2
+  KEY_FACTOR: Function[Positive] = 1.0  # multiplier of attention keys
+  ATTENTION_IN_FACTOR: Function[float] = 1.0  # multiplier of attention inputs
+  ATTENTION_OUT_FACTOR: Function[float] = 1.0  # multiplier of attention outputs
+  MAMBA_IN_FACTOR: Function[float] = 1.0  # multiplier of Mamba 2 inputs
+  MAMBA_OUT_FACTOR: Function[float] = 1.0  # multiplier of Mamba 2 outputs
   # In transformers' names they are z, x, B, C and dt.
   MAMBA_FACTORS: Function[list[float]] = 5 * [
     1.0
-  ]  # factors of Mamba 2's gates, values, keys, queries and steps
-  FFN_GATE_FACTOR: Function[float] = 1.0  # factor of what the activation function is computed from
-  FFN_OUT_FACTOR: Function[float] = 1.0  # factor of the output of feed-forward layers
+  ]  # multipliers of Mamba 2's gates, values, keys, queries and steps
+  FFN_GATE_FACTOR: Function[float] = 1.0  # multiplier of the input of the activation function
+  FFN_OUT_FACTOR: Function[float] = 1.0  # multiplier of feed-forward outputs
 
   HEADS_SPAN_MODEL = False
   ROPE_LAYOUT = 'half'

@@ -227,7 +227,7 @@ _OF_FACTORS = re.compile('USE_REPEATED_LAYER|USE_DORA|LORA_.*')
 class _OfAnyModel(LanguageModel, subject='Checkpoints'):
   """An experiment whose model is the one that MODEL names, or else that of the weights."""
 
-  MODEL: Training[str] = ''  # experiment of the model; '': that of the weights
+  MODEL: Training[str] = ''  # the model's experiment; '': from the weights
 
   _method: type[LanguageModel]
   _generic: type['_OfAnyModel'] | None = None  # the class without a model, of one with a model

@@ -40,21 +40,21 @@ class WideAttention(LanguageModel, subject='Attention'):
   """A LanguageModel with sliding and full attention that have heads of their own, as Gemma 4."""
 
   KEYS_ARE_VALUES: Shape[bool] = (
-    False  # full attention has no weight of values: they are its keys, before norm and positions
+    False  # full attention reuses keys, before norm and positions, as values
   )
-  USE_VALUE_NORM: Function[bool] = False  # norm of the values of each head, without a scale
+  USE_VALUE_NORM: Function[bool] = False  # unscaled norm of each head's values
   FULL_ROPE_SHARE: Function[Fraction] = (
-    1.0  # share of the pairs that RoPE rotates in full attention; the first ones
+    1.0  # share of pairs, from the first, that RoPE rotates in full attention
   )
 
   @property
   def FULL_DIMS_PER_HEAD(self) -> Shape[Count]:
-    """Width of a head of full attention."""
+    """Head width of full attention."""
     return self.DIMS_PER_HEAD
 
   @property
   def FULL_KV_HEADS(self) -> Shape[Count]:
-    """Heads of keys and values of full attention."""
+    """Key-value heads of full attention."""
     return self.NUM_KV_HEADS
 
   @property
@@ -154,20 +154,20 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
   """
 
   PER_LAYER_EMBEDDING_DIMS: Shape[NotNegativeInt] = (
-    0  # width of the embeddings of tokens that each layer has for itself (PLE); 0: none
+    0  # width of per-layer token embeddings (PLE); 0: none
   )
   NUM_KV_SHARED_LAYERS: Shape[NotNegativeInt] = (
-    0  # last layers, which share the keys and values of earlier ones
+    0  # last layers that reuse keys and values of earlier layers
   )
 
   @property
   def PER_LAYER_EMBEDDING_VOCAB_SIZE(self) -> Shape[Count]:
-    """Rows of the table of per-layer embeddings."""
+    """Rows of the per-layer embedding table."""
     return self.VOCAB_SIZE
 
   @property
   def KV_SHARED_HIDDEN_DIMS(self) -> Shape[Count]:
-    """Width inside the feed-forward layers of NUM_KV_SHARED_LAYERS."""
+    """Feed-forward width in NUM_KV_SHARED_LAYERS."""
     return self.HIDDEN_DIMS
 
   @property

@@ -41,10 +41,10 @@ class GLaM(MixtureOfExperts, subject='Relative bias (GLaM)'):
   ATTEN_LOGIT_CAP = -1.0
   SOFTMAX_INIT_STD = 1.0
   RELATIVE_BIAS_BUCKETS: Shape[Annotated[int, Bounds('must be at least 2', lowest=2)]] = (
-    32  # buckets of distances in T5's relative bias of attention
+    32  # distance buckets of T5's relative attention bias
   )
   RELATIVE_BIAS_MAX_DISTANCE: Function[Count] = (
-    128  # distance from which all share a bucket of T5's bias
+    128  # distance from which all positions share one bucket of T5's bias
   )
 
   def validate(self) -> None:

@@ -20,7 +20,7 @@ class SharedIndexers(LinkedStack, DeepSeekV3_2):  # type: ignore[override]
 
   INDEXER_TYPES: Shape[
     list[Literal['full', 'shared']]
-  ] = []  # of each block, whether it has an indexer or shares that of an earlier one; []: all have
+  ] = []  # for each block, its own indexer or an earlier block's; []: all own
 
   @property
   def links(self) -> str:

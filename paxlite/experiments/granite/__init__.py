@@ -22,7 +22,7 @@ class Granite(ResidualFactor, EmbeddingFactors, LLaMA, subject='Attention'):
   RESIDUAL_FACTOR = 0.22
   LOGITS_DIVISOR = 8.0
 
-  ATTENTION_FACTOR: Function[float] = 0.015625  # factor of the scores of attention
+  ATTENTION_FACTOR: Function[float] = 0.015625  # multiplier of attention scores
 
   @property
   def attention_scale(self) -> float:

@@ -13,7 +13,7 @@ class ResidualFactor(LanguageModel, subject='Stack of layers'):
   """A LanguageModel that may scale its residual branches, as Granite, and as a ladder does."""
 
   RESIDUAL_FACTOR: Function[float] = (
-    1.0  # factor of what attention and feed-forward layers add to the activations between blocks
+    1.0  # multiplier of what attention and feed-forward layers add to the residual stream
   )
 
   def validate(self) -> None:

@@ -10,7 +10,7 @@ from paxlite.experiments.parts.attention import QkNorm
 class HunyuanDense(LLaMA, subject='Attention'):
   """Hunyuan's dense models: LLaMA with norms of queries and keys after their rotation."""
 
-  QK_NORM_AFTER_ROTATION: Function[bool] = True  # computes QK_NORM after RoPE, not before it
+  QK_NORM_AFTER_ROTATION: Function[bool] = True  # applies QK_NORM after RoPE instead of before
 
   VOCAB_SIZE = 290_943
   ROPE_LAYOUT = 'half'

@@ -14,10 +14,10 @@ from paxlite.experiments.parts.attention import AttentionKind
 class DeltaNetLayers(LayersWithState, subject='Gated delta net'):
   """A LanguageModel in which ATTENTION_PATTERN may have 'gated_delta'."""
 
-  DELTA_KEY_HEADS: Shape[Count] = 16  # heads of queries and keys of a gated delta net
-  DELTA_VALUE_HEADS: Shape[Count] = 32  # heads of values of a gated delta net
-  DELTA_KEY_DIMS: Shape[Count] = 128  # width of such a head of queries and keys
-  DELTA_VALUE_DIMS: Shape[Count] = 128  # width of such a head of values
+  DELTA_KEY_HEADS: Shape[Count] = 16  # query and key heads of a gated delta net
+  DELTA_VALUE_HEADS: Shape[Count] = 32  # value heads of a gated delta net
+  DELTA_KEY_DIMS: Shape[Count] = 128  # width of a gated delta net's query and key heads
+  DELTA_VALUE_DIMS: Shape[Count] = 128  # width of a gated delta net's value heads
   # 2 lets states change their sign.
   DELTA_BETA_SCALE: Function[Positive] = (
     1.0  # largest share of a key's old value that a gated delta net replaces
@@ -25,7 +25,7 @@ class DeltaNetLayers(LayersWithState, subject='Gated delta net'):
 
   @property
   def DELTA_NORM_EPSILON(self) -> Function[Positive]:
-    """ε of the norm of what the heads of a gated delta net read."""
+    """ε of a gated delta net's output norm."""
     return self.LAYERNORM_EPSILON
 
   @property

@@ -13,12 +13,12 @@ from paxlite.layers.projection import Projection
 class LayersWithState(LanguageModel, subject='Layers with a state'):
   """What the layers of all kinds with a state have in common."""
 
-  CONVOLUTION_WIDTH: Shape[Count] = 4  # tokens that a short convolution sees
+  CONVOLUTION_WIDTH: Shape[Count] = 4  # tokens in the kernel of a short convolution
   USE_CONVOLUTION_BIAS: Shape[bool] = False  # biases of short convolutions
 
   @property
   def USE_STATE_BIAS(self) -> Shape[bool]:
-    """Biases of the projections of layers with a state."""
+    """Projection biases of layers with a state."""
     return self.USE_BIAS
 
   def convolution(self) -> fdl.Partial:

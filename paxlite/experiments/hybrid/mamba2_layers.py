@@ -20,17 +20,17 @@ MambaNorm = Literal['after_gate', 'before_gate', 'none']
 class Mamba2Layers(LayersWithState, subject='Mamba 2'):
   """A LanguageModel in which ATTENTION_PATTERN may have 'mamba2'."""
 
-  MAMBA_HEADS: Shape[Count] = 128  # heads of a layer of Mamba 2
-  MAMBA_HEAD_DIMS: Shape[Count] = 64  # width of such a head
-  MAMBA_GROUPS: Shape[Count] = 1  # groups of heads, which share what writes and reads their states
-  MAMBA_STATE_DIMS: Shape[Count] = 128  # size of the state of each dimension of a head
-  MAMBA_NORM: Shape[MambaNorm] = 'after_gate'  # norm of what Mamba 2 reads, and its gate's place
-  MAMBA_DT_MIN: Function[NotNegative] = 0.0  # smallest time step Δt of a token in Mamba 2
-  MAMBA_DT_MAX: Function[NotNegative] = 0.0  # largest Δt in Mamba 2; 0: no limit
+  MAMBA_HEADS: Shape[Count] = 128  # heads of a Mamba 2 layer
+  MAMBA_HEAD_DIMS: Shape[Count] = 64  # width of a Mamba 2 head
+  MAMBA_GROUPS: Shape[Count] = 1  # Mamba 2 head groups that share B and C
+  MAMBA_STATE_DIMS: Shape[Count] = 128  # Mamba 2 state size per head dimension
+  MAMBA_NORM: Shape[MambaNorm] = 'after_gate'  # norm of Mamba 2's output, after or before its gate
+  MAMBA_DT_MIN: Function[NotNegative] = 0.0  # smallest time step Δt in Mamba 2
+  MAMBA_DT_MAX: Function[NotNegative] = 0.0  # largest time step Δt in Mamba 2; 0: unlimited
 
   @property
   def MAMBA_ACTIVATION_CLS(self) -> Function[Activation]:
-    """Activation function after the convolutions of Mamba 2."""
+    """Activation after Mamba 2's convolutions."""
     return self.ACTIVATION_CLS
 
   @property

@@ -14,8 +14,8 @@ from paxlite.experiments.registry import register
 class KimiDeltaLayers(LayersWithState, subject='Kimi Delta Attention'):
   """A LanguageModel in which ATTENTION_PATTERN may have 'kimi_delta'."""
 
-  KDA_HEADS: Shape[Count] = 32  # heads of a layer of Kimi Delta Attention
-  KDA_HEAD_DIMS: Shape[Count] = 128  # width of such a head
+  KDA_HEADS: Shape[Count] = 32  # heads of a Kimi Delta Attention layer
+  KDA_HEAD_DIMS: Shape[Count] = 128  # width of a Kimi Delta Attention head
 
   @property
   def state_kinds(self) -> set[AttentionKind]:

@@ -25,10 +25,10 @@ class ChunkedLayers(LanguageModel, subject='Attention'):
   a model, queries without rotary positions alone grow with ATTENTION_TEMPERATURE_SCALE.
   """
 
-  CHUNK_LENGTH: Function[Count] = 8192  # positions of a chunk, within which tokens see each other
+  CHUNK_LENGTH: Function[Count] = 8192  # positions per chunk; tokens attend within theirs
   # Llama 4's norm of queries and keys, which has no weights and is computed after the rotation.
   USE_UNSCALED_QK_NORM: Function[bool] = (
-    False  # norm of rotated queries and keys of each head, without a scale
+    False  # unscaled norm of each head's rotated queries and keys
   )
 
   @property
@@ -99,12 +99,12 @@ class Llama4(AttentionTemperature, ChunkedLayers, MixtureOfExperts, LLaMA):
 
   @property
   def ROUTER_SCORES(self) -> Function[Literal['sigmoid', 'softmax']]:
-    """Function that makes the scores of experts of the router's logits."""
+    """Function from router logits to scores."""
     return 'sigmoid'
 
   @property
   def ATTENTION_TEMPERATURE_FLOOR(self) -> Function[Count]:
-    """Tokens after which queries grow for the first time, by ATTENTION_TEMPERATURE_SCALE."""
+    """Tokens after which ATTENTION_TEMPERATURE_SCALE first scales queries."""
     return 8192
 
   @property

@@ -42,45 +42,43 @@ QkNorm = Literal['none', 'per_head', 'all_heads']
 class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   """Attention layers; defaults are those of Pax's base class of language models."""
 
-  NUM_HEADS: Shape[Count] = 16  # heads of queries
-  HEADS_SPAN_MODEL: Training[bool] = (
-    True  # requires that NUM_HEADS × DIMS_PER_HEAD equals MODEL_DIMS
-  )
+  NUM_HEADS: Shape[Count] = 16  # query heads
+  HEADS_SPAN_MODEL: Training[bool] = True  # requires NUM_HEADS × DIMS_PER_HEAD = MODEL_DIMS
   # Blocks save memory and half of the work. MAX_SEQ_LEN: all queries at a time. 0: all, but on CPUs
   # a quarter if the sequence has 512 tokens or more. Where the mesh axis context splits sequences,
   # it is the most keys of a block instead.
-  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries that attention computes at a time; 0: the kernel's
-  USE_FLASH_ATTENTION: Run[bool] = True  # computes attention in fused kernels where they exist
+  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries per attention block; 0: the kernel's choice
+  USE_FLASH_ATTENTION: Run[bool] = True  # fused attention kernels where they exist
   # gather: each device gets all keys. ring: keys travel from device to device, or those alone that
   # a window reaches. heads: devices exchange tokens for heads.
   CONTEXT_ATTENTION: Run[ContextWay] = (
-    'auto'  # attention over the mesh axis context: all-gather, ring, or heads (Ulysses)
+    'auto'  # attention over the context axis: all-gather, ring, or heads (Ulysses)
   )
   # GPUs from Hopper on skip the scores between the segments of a packed sequence. None: sequences
   # with more segments than usual are computed with a mask instead. A number saves the program for
   # those, and a sequence with more segments is refused. 0: a mask for all.
   MAX_SEGMENTS_PER_SEQ: Run[OffAtZeroInt | None] = (
-    None  # most segments of a packed sequence, padding included; None: not known
+    None  # maximum segments of a packed sequence, including padding; None: unknown
   )
-  SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
+  SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all previous
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', the same without rotary positions ('sliding_nope', 'full_nope'), and what few models
   # have: kinds with a state instead of keys in hybrid models, such as 'mamba2'.
   ATTENTION_PATTERN: Function[
     list[AttentionKind]
-  ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
-  QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
+  ] = []  # attention kinds of the blocks, repeated over the layers; []: all alike
+  QK_NORM: Shape[QkNorm] = 'none'  # query and key norm, per head or over the full width
   ATTEN_LOGIT_CAP: Function[float] = 50.0  # soft cap of attention scores; ≤ 0: off
-  USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
+  USE_PER_DIM_SCALE: Shape[bool] = False  # learned scale per query dimension
 
   @property
   def DIMS_PER_HEAD(self) -> Shape[Count]:
-    """Width of a head of attention."""
+    """Attention head width."""
     return self.MODEL_DIMS // self.NUM_HEADS
 
   @property
   def NUM_KV_HEADS(self) -> Shape[Count]:
-    """Heads of keys and values; each serves a group of query heads."""
+    """Key-value heads; each serves a group of query heads."""
     return self.NUM_HEADS
 
   @property
@@ -156,7 +154,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
 
   @property
   def USE_QKV_BIAS(self) -> Shape[bool]:
-    """Biases of queries, keys and values."""
+    """Query, key and value biases."""
     return self.USE_BIAS
 
   @property

@@ -11,7 +11,7 @@ from paxlite.layers.attention.attention import AttentionSinks
 class AttentionSinkLogits(LanguageModel, subject='Attention'):
   """A LanguageModel whose heads of attention may learn the logit of a sink."""
 
-  USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
+  USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit per head, without a value
 
   def dot_product_attention(self) -> fdl.Partial:
     attention = super().dot_product_attention()

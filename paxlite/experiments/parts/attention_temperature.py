@@ -12,12 +12,12 @@ class AttentionTemperature(LanguageModel, subject='Attention'):
   """A LanguageModel that may multiply queries by 1 + SCALE · ln(1 + ⌊position / FLOOR⌋)."""
 
   ATTENTION_TEMPERATURE_SCALE: Function[NotNegative] = (
-    0.0  # growth of queries with the logarithm of their positions, as in Llama 4; 0: none
+    0.0  # logarithmic growth of queries with position, as in Llama 4; 0: none
   )
 
   @property
   def ATTENTION_TEMPERATURE_FLOOR(self) -> Function[Count]:
-    """Tokens after which queries grow for the first time, by ATTENTION_TEMPERATURE_SCALE."""
+    """Tokens after which ATTENTION_TEMPERATURE_SCALE first scales queries."""
     return self.ROPE_ORIGINAL_LENGTH
 
   def position_scale(self) -> fdl.Partial:

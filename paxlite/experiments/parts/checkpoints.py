@@ -20,23 +20,23 @@ class Checkpointing(Part, subject='Checkpoints', beside=_BESIDE):
   That is imported weights, or a job_log_dir or a checkpoint of a run.
   """
 
-  CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints
+  CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between checkpoints
   CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
-    10.0  # minutes after which a checkpoint is saved if the steps take longer; 0: only by steps
+    10.0  # minutes until a checkpoint if steps take longer; 0: only by steps
   )
-  CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # newest checkpoints that are kept
-  STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run at the first save after one that failed
-  CHECKPOINT_RESTORE_PATH: Run[StoredPath] = ''  # weights, or a run, that a new run starts from
+  CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # newest checkpoints to keep
+  STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run at the first save after a failed one
+  CHECKPOINT_RESTORE_PATH: Run[StoredPath] = ''  # weights or run that a new run starts from
   CHECKPOINT_IGNORE_RULES: Training[
     list[str]
-  ] = []  # regular expressions of variables that keep their initial values
+  ] = []  # regular expressions of variables that keep initial values
   CHECKPOINT_RENAME_RULES: Training[
     list[str]
-  ] = []  # regular expressions 'name here=>name there' of variables
-  CHECKPOINT_RESTORE_STATE: Training[bool] = False  # restores optimizer state and step as well
+  ] = []  # regular expressions of variables, 'name here=>name there'
+  CHECKPOINT_RESTORE_STATE: Training[bool] = False  # restores optimizer state and step too
   CHECKPOINT_RESTORE_CHANGES: Training[
     list[str]
-  ] = []  # attributes of the model that may differ from the restored checkpoint
+  ] = []  # model attributes that may differ from the restored checkpoint
 
   @property
   def ignored_variables(self) -> list[str]:

@@ -16,47 +16,43 @@ _BESIDE = {'EVAL_TASKS': _OF_TASKS, 'SAMPLE_PROMPTS SAMPLE_PROMPT': 'SAMPLE_CHAT
 class Decoding(Experiment, subject='Generation and zero-shot tasks', beside=_BESIDE):
   """What a model continues: in a run, in `--mode=decode`, and in zero-shot evaluation."""
 
-  START_ID: Training[NotNegativeInt | None] = (
-    0  # token id at the start of every text; None: the one that the tokenizer adds
-  )
-  EOS_IDS: Generation[list[int]] = []  # token ids that end a text; []: those of the tokenizer
+  START_ID: Training[NotNegativeInt | None] = 0  # first token id of a text; None: the tokenizer's
+  EOS_IDS: Generation[list[int]] = []  # ids of stop tokens; []: the tokenizer's
 
-  DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines with the prompts or chats of --mode=decode
-  DECODE_BATCH_SIZE: Generation[Count] = 32  # most prompts that are continued at a time
-  MAX_DECODE_STEPS: Generation[Count] = 128  # most tokens of a continuation
-  TEMPERATURE: Generation[float] = 0.0  # sampling temperature; 0: always the most likely token
-  TOP_K: Generation[int] = 0  # most likely tokens that sampling chooses from; 0: all
-  TOP_P: Generation[float] = 1.0  # probability of the tokens that sampling chooses from; 1: all
-  REPETITION_PENALTY: Generation[float] = 1.0  # divisor of the logits of earlier tokens; 1: off
+  DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines of prompts or chats for --mode=decode
+  DECODE_BATCH_SIZE: Generation[Count] = 32  # maximum prompts continued at once
+  MAX_DECODE_STEPS: Generation[Count] = 128  # maximum new tokens
+  TEMPERATURE: Generation[float] = 0.0  # sampling temperature; 0: the most likely token
+  TOP_K: Generation[int] = 0  # most likely tokens to sample from; 0: all
+  TOP_P: Generation[float] = 1.0  # probability mass to sample from; 1: all
+  REPETITION_PENALTY: Generation[float] = 1.0  # divisor of earlier tokens' logits; 1: off
   GENERATION_CONFIG: Generation[
     dict
   ] = {}  # generation_config.json of imported weights, for exports
   CHAT_TEMPLATE: Generation[TextOrFile] = (
-    ''  # Jinja template of chats, or its file; '': that of the tokenizer
+    ''  # Jinja chat template, or its file; '': the tokenizer's
   )
-  CHAT_DATE: Generation[str] = ''  # day that a chat template sees; '': that of a run's first start
+  CHAT_DATE: Generation[str] = ''  # date for a chat template; '': the run's first start
   CHAT_THINKING: Generation[bool | None] = (
-    None  # enable_thinking of a chat template; None: as in the answers that are learned
+    None  # enable_thinking of a chat template; None: as in training answers
   )
   INT8_WEIGHTS: Generation[bool] = (
-    False  # quantizes projections for evaluation and generation, one scale per output channel
+    False  # int8 projections in evaluation and generation, one scale per output channel
   )
 
   # lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
-  EVAL_TASKS_IN_TRAINING: Run[bool] = False  # evaluates them while training too
-  EVAL_CHAT: Run[bool] = False  # asks zero-shot tasks as a chat, through the chat template
-  EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate tokens of a batch of zero-shot tasks
+  EVAL_TASKS_IN_TRAINING: Run[bool] = False  # evaluates EVAL_TASKS during training too
+  EVAL_CHAT: Run[bool] = False  # asks zero-shot tasks through the chat template
+  EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate tokens per zero-shot batch
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = (
-    'truncate'  # what happens to a zero-shot task that is longer than the model's context
+    'truncate'  # what to do with zero-shot examples longer than the context
   )
-  EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records of zero-shot tasks
+  EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable zero-shot records
 
-  SAMPLE_PROMPTS: Run[list[str]] = []  # prompts that the model continues at each evaluation
-  SAMPLE_PROMPT: Run[str | None] = None  # text that the model continues after training; None: none
-  SAMPLE_CHAT: Run[bool | None] = (
-    None  # the model answers sample prompts as a chat; None: if it learns chats
-  )
+  SAMPLE_PROMPTS: Run[list[str]] = []  # prompts to continue at each evaluation
+  SAMPLE_PROMPT: Run[str | None] = None  # prompt to continue after training; None: none
+  SAMPLE_CHAT: Run[bool | None] = None  # answers sample prompts as a chat; None: if it learns chats
 
   @property
   def gives_rewards(self) -> bool:

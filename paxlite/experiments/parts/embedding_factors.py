@@ -12,8 +12,8 @@ class EmbeddingFactors(LanguageModel, subject='Embeddings and logits'):
   """A LanguageModel that may scale embeddings and logits."""
 
   SCALE_EMBEDDING: Function[bool] = False  # multiplies embeddings by √MODEL_DIMS
-  EMBEDDING_FACTOR: Function[float] = 1.0  # factor of the embeddings, beside √MODEL_DIMS
-  LOGITS_DIVISOR: Function[Positive] = 1.0  # number that the logits are divided by
+  EMBEDDING_FACTOR: Function[float] = 1.0  # multiplier of embeddings, besides √MODEL_DIMS
+  LOGITS_DIVISOR: Function[Positive] = 1.0  # divisor of logits
 
   def token_embedding(self) -> fdl.Partial:
     embedding = super().token_embedding()

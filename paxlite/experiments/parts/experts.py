@@ -32,65 +32,59 @@ RouterScores = Literal['sigmoid', 'softmax']
 class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
 
-  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a repeated layer, of which the first has experts
+  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks per repeated layer; the first has experts
   NUM_DENSE_BLOCKS: Shape[NotNegativeInt] = 0  # blocks without experts before the first layer
-  NUM_EXPERTS: Shape[Count] = 64  # experts of a layer
-  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # experts that a router chooses for a token
+  NUM_EXPERTS: Shape[Count] = 64  # experts per layer
+  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # experts chosen per token
   EXPERT_CAPACITY_FACTOR: Function[float] = (
-    2.0  # size of an expert's buffer, in multiples of the mean number of tokens
+    2.0  # buffer of an expert, times the mean number of tokens
   )
   AUX_LOSS_COEF: Training[NotNegative] = (
-    0.01  # weight of the load-balancing loss, which is a mean over the layers with experts
+    0.01  # weight of the load-balancing loss, a mean over layers with experts
   )
-  USE_DROPLESS_MOE: Function[bool] = (
-    False  # experts without a capacity, so that no token is dropped
-  )
+  USE_DROPLESS_MOE: Function[bool] = False  # experts without capacity, which drop no tokens
   # 0 is a buffer for all tokens. Larger buffers cost memory and time.
   DROPLESS_BUFFER_FACTOR: Function[OffAtZero] = (
-    0.0  # buffer of a device's dropless experts, in multiples of the mean load; 0: all tokens
+    0.0  # buffer of a device's dropless experts, times the mean load; 0: all tokens
   )
 
-  EXPERT_ACTIVATION_CLS: Function[Activation] = 'relu'  # activation function of experts
+  EXPERT_ACTIVATION_CLS: Function[Activation] = 'relu'  # expert activation
   USE_GATED_EXPERTS: Shape[bool] = (
-    False  # gates experts: the activation is multiplied by a second projection
+    False  # gated experts: a second projection multiplies the activation
   )
-  USE_EXPERT_BIAS: Shape[bool] = False  # biases of the projections of experts
-  NORMALIZE_EXPERT_WEIGHTS: Function[bool] = (
-    True  # scales the weights of a token's experts to sum 1
-  )
-  EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of the weights of a token's experts
-  USE_ROUTER_BIAS: Shape[bool] = False  # learned bias of the router's logits
+  USE_EXPERT_BIAS: Shape[bool] = False  # expert projection biases
+  NORMALIZE_EXPERT_WEIGHTS: Function[bool] = True  # scales a token's expert weights to sum 1
+  EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of a token's expert weights
+  USE_ROUTER_BIAS: Shape[bool] = False  # learned bias of router logits
   NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # shared experts, which see every token
-  USE_SHARED_EXPERT_GATE: Shape[bool] = False  # learned gate of what the shared experts compute
+  USE_SHARED_EXPERT_GATE: Shape[bool] = False  # learned gate of the shared experts' output
   # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
   # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
   ROUTER: Shape[Router] = (
-    'top_k'  # router: top-k, top-k within groups, or balanced by a bias (DeepSeek-V3)
+    'top_k'  # router: top-k, within groups, or balanced by a bias (DeepSeek-V3)
   )
-  NUM_EXPERT_GROUPS: Function[Count] = 1  # groups of experts that a router chooses from
-  NUM_EXPERT_GROUPS_PER_TOKEN: Function[Count] = 1  # groups that the experts of a token come from
-  ROUTER_BIAS_RATE: Training[OffAtZero] = (
-    0.001  # change per step of the bias that balances the load
-  )
+  NUM_EXPERT_GROUPS: Function[Count] = 1  # expert groups to route among
+  NUM_EXPERT_GROUPS_PER_TOKEN: Function[Count] = 1  # groups per token
+  ROUTER_BIAS_RATE: Training[OffAtZero] = 0.001  # change per step of the load-balancing bias
 
   @property
   def EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
-    """Width inside an expert."""
+    """Expert width."""
     return self.HIDDEN_DIMS
 
   @property
   def SHARED_EXPERT_HIDDEN_DIMS(self) -> Shape[NotNegativeInt]:
-    """Width inside the shared experts, all together."""
+    """Total width of shared experts."""
     return self.NUM_SHARED_EXPERTS * self.EXPERT_HIDDEN_DIMS
 
   @property
   def BEST_PER_EXPERT_GROUP(self) -> Function[Count]:
-    """Experts of a group whose scores add up to that of the group."""
+    """Experts of a group summed for its score."""
     return 2 if self.ROUTER == 'balanced' else 1
 
   @property
   def ROUTER_SCORES(self) -> Function[RouterScores]:
-    """Function that makes the scores of experts of the router's logits."""
+    """Function from router logits to scores."""
     return 'sigmoid' if self.ROUTER == 'balanced' else 'softmax'
 
   @property
@@ -107,7 +101,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   @property
   def EXPERT_AXIS(self) -> Run[str | None]:
-    """Mesh axis that shards the experts; None if each device has a part of every expert.
+    """Mesh axis that shards experts; None: each device has a part of every expert.
 
     Pax shards experts over data. With an axis of their own, data shards their other dimensions.
     Dropless experts are not sharded over data, as each device would need room for all tokens.
@@ -120,7 +114,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   @property
   def NUM_MOE_GROUPS(self) -> Run[Count]:
-    """Groups of rows that share the capacity of experts; by default one per shard of the batch."""
+    """Groups of sequences that share expert capacity; default: one per batch shard."""
     return self.batch_shards
 
   @property

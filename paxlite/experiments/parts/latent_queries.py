@@ -8,7 +8,7 @@ from paxlite.experiments.language_model import LanguageModel
 class QueryLatents(LanguageModel, subject='Latent attention (DeepSeek)'):
   """A LanguageModel whose queries may come from latents."""
 
-  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # width of the latent vector of queries; 0: none
+  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # width of the query latent; 0: none
 
 
 class Indexers(QueryLatents, subject='Sparse attention (DeepSeek-V3.2)'):
@@ -18,8 +18,8 @@ class Indexers(QueryLatents, subject='Sparse attention (DeepSeek-V3.2)'):
   """
 
   INDEXER_HEADS: Shape[Count] = 64  # heads of the indexer, which chooses keys
-  INDEXER_DIMS_PER_HEAD: Shape[Count] = 128  # width of a head of the indexer
-  INDEXER_TOP_K: Function[Count] = 2048  # keys that the indexer chooses for a query
+  INDEXER_DIMS_PER_HEAD: Shape[Count] = 128  # indexer head width
+  INDEXER_TOP_K: Function[Count] = 2048  # keys that the indexer chooses per query
 
   @property
   def trains_all(self) -> bool:

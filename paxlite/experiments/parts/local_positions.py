@@ -7,10 +7,8 @@ from paxlite.experiments.language_model import LanguageModel
 class LocalPositions(LanguageModel, subject='Positions'):
   """A LanguageModel whose sliding attention may have other positions, or not stretch them."""
 
-  ROPE_LOCAL_THETA: Function[OffAtZero] = (
-    0.0  # base of the wavelengths of RoPE in sliding attention; 0: ROPE_THETA
-  )
-  ROPE_STRETCHES_LOCAL: Function[bool] = True  # stretches RoPE in sliding attention as well
+  ROPE_LOCAL_THETA: Function[OffAtZero] = 0.0  # RoPE base in sliding attention; 0: ROPE_THETA
+  ROPE_STRETCHES_LOCAL: Function[bool] = True  # stretches RoPE in sliding attention too
 
   def rotary_theta(self, is_local: bool) -> float:
     return (is_local and self.ROPE_LOCAL_THETA) or super().rotary_theta(is_local)

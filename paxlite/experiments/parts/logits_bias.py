@@ -11,7 +11,7 @@ from paxlite.layers.embeddings import LmHeadBias
 class LogitsBias(LanguageModel, subject='Embeddings and logits'):
   """A LanguageModel that may add a bias to its logits."""
 
-  USE_SOFTMAX_BIAS: Shape[bool] = False  # bias of the logits
+  USE_SOFTMAX_BIAS: Shape[bool] = False  # logits bias
 
   def logits_bias(self) -> fdl.Partial | None:
     return template(LmHeadBias, vocab_size=self.VOCAB_SIZE) if self.USE_SOFTMAX_BIAS else None

@@ -29,24 +29,22 @@ class MemorySavings(
   """
 
   ADAM_MOMENTS_DTYPE: Run[Literal['float32', 'bfloat16', 'int8']] = (
-    'float32'  # dtype of the optimizer's moments; bfloat16 is rounded stochastically; int8: blocks
+    'float32'  # dtype of optimizer moments; bfloat16: stochastic rounding; int8: blocks
   )
-  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the optimizer's moments in the memory of the host
+  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps optimizer moments in host memory
   OFFLOAD_ACTIVATIONS: Run[
     list[ActivationName]
-  ] = []  # activations that are kept in the memory of the host for the backward pass
+  ] = []  # activations kept in host memory for the backward pass
   GRADIENT_DTYPE: Run[Dtype] = (
-    'float32'  # dtype of the gradients of a microbatch; they are accumulated in float32
+    'float32'  # dtype of microbatch gradients, which are accumulated in float32
   )
-  FROZEN_DTYPE: Run[str] = (
-    'float32'  # dtype of frozen parameters, or their quantization: int8, int4, nf4
-  )
+  FROZEN_DTYPE: Run[str] = 'float32'  # dtype or quantization of frozen parameters: int8, int4, nf4
 
-  USE_LORA: Training[bool] = False  # trains low-rank factors of weights, and freezes the weights
-  USE_DORA: Training[bool] = False  # with USE_LORA, trains the lengths of weights beside factors
-  LORA_RANK: Training[Count] = 8  # rank of the factors of LoRA
+  USE_LORA: Training[bool] = False  # trains low-rank factors and freezes the weights
+  USE_DORA: Training[bool] = False  # with USE_LORA, also trains weight magnitudes
+  LORA_RANK: Training[Count] = 8  # LoRA rank
   LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = (
-    'all'  # layers whose projections have factors of LoRA, unless LORA_TARGETS names weights
+    'all'  # layers with LoRA, unless LORA_TARGETS names weights
   )
 
   @property

@@ -20,14 +20,12 @@ from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
 class Objective(Optimization, subject='Losses'):
   """Next-token prediction. A subclass overrides `losses`, and `reference` if a loss reads one."""
 
-  LABEL_SMOOTHING: Training[Fraction] = (
-    0.0  # share of the uniform distribution in the labels of the cross-entropy
-  )
+  LABEL_SMOOTHING: Training[Fraction] = 0.0  # uniform share of the cross-entropy labels
   Z_LOSS_WEIGHT: Training[NotNegative] = 0.0  # weight of the z-loss, (log Σ exp(logits))²
 
   @property
   def REFERENCE_RESTORE_PATH(self) -> Run[StoredPath]:
-    """Weights of the frozen reference model, for experiments whose losses read one."""
+    """Weights of the frozen reference model, for losses that read one."""
     return self.CHECKPOINT_RESTORE_PATH
 
   @property

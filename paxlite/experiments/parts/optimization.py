@@ -78,81 +78,69 @@ class Optimization(
   Attributes of one optimizer alone are fields of its class in optim/by_name.py.
   """
 
-  OPTIMIZER: Training[str] = 'adam'  # name of the optimizer: adam (Pax's), adamw, muon, lion, …
-  LEARNING_RATE: Training[NotNegative] = 1e-3  # learning rate that the schedule multiplies
+  OPTIMIZER: Training[str] = 'adam'  # optimizer: adam (Pax's), adamw, muon, lion, …
+  LEARNING_RATE: Training[NotNegative] = 1e-3  # base learning rate, multiplied by the schedule
   ADAM_BETA1: Training[Below1] = 0.9  # decay rate of the mean gradient (first moment)
   ADAM_BETA2: Training[Below1] = 0.99  # decay rate of the mean squared gradient (second moment)
-  ADAM_EPSILON: Training[NotNegative] = 1e-6  # ε beside the root of the mean squared gradient
-  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # ε under the root of the mean squared gradient
-  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = (
-    5.0  # largest norm of all gradients together; ≤ 0: off
-  )
+  ADAM_EPSILON: Training[NotNegative] = 1e-6  # ε outside the root of the second moment
+  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # ε inside the root of the second moment
+  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0  # maximum global gradient norm; ≤ 0: off
   WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled weight decay, times the learning rate
 
   EMA_DECAY: Training[Below1] = (
-    0.0  # decay rate of an average of the weights, which evaluations and exports take; 0: none
+    0.0  # decay rate of averaged weights for evaluation and export; 0: none
   )
 
-  LR_SCHEDULE: Training[Schedule] = (
-    'linear_rampup_exponential_decay'  # schedule of the learning rate
-  )
+  LR_SCHEDULE: Training[Schedule] = 'linear_rampup_exponential_decay'  # learning-rate schedule
   LR_WARMUP: Training[NotNegativeInt] = (
-    0  # warmup steps of the schedules linear, warmup_stable_decay and inverse_sqrt
+    0  # warmup steps (linear, warmup_stable_decay, inverse_sqrt)
   )
-  LR_DECAY_SHAPE: Run[DecayShape] = 'linear'  # curve of the decays of warmup_stable_decay
-  LR_MIN_RATIO: Run[Fraction] = (
-    0.0  # final value of linear and warmup_stable_decay, as a share of LEARNING_RATE
-  )
+  LR_DECAY_SHAPE: Run[DecayShape] = 'linear'  # decay curve of warmup_stable_decay
+  LR_MIN_RATIO: Run[Fraction] = 0.0  # final share of LEARNING_RATE (linear, warmup_stable_decay)
   LR_COS_WARMUP: Training[NotNegativeInt] = 4000  # warmup steps of the cosine schedule
-  LR_COS_DECAY_END: Training[int] = 300_000  # step at which the decay of the cosine schedule ends
-  LR_COS_MIN_RATIO: Training[Fraction] = (
-    0.1  # final value of the cosine schedule, as a share of its peak
-  )
+  LR_COS_DECAY_END: Training[int] = 300_000  # step where cosine decay ends
+  LR_COS_MIN_RATIO: Training[Fraction] = 0.1  # final share of the cosine schedule's peak
   LR_COS_MAX: Training[NotNegative] = 1.0  # peak of the cosine schedule, times LEARNING_RATE
   LR_LRED_WARMUP: Training[NotNegativeInt] = 4000  # warmup steps of the exponential schedule
-  LR_LRED_DECAY_END: Training[int] = (
-    300_000  # step at which the decay of the exponential schedule ends
-  )
-  LR_LRED_MIN_RATIO: Training[Fraction] = (
-    0.1  # final value of the exponential schedule, as a share of its peak
-  )
+  LR_LRED_DECAY_END: Training[int] = 300_000  # step where exponential decay ends
+  LR_LRED_MIN_RATIO: Training[Fraction] = 0.1  # final share of the exponential schedule's peak
   LR_LRED_MAX: Training[NotNegative] = 1.0  # peak of the exponential schedule, times LEARNING_RATE
 
   @property
   def LEARNING_RATE_FACTORS(self) -> Training[list[str]]:
-    """Factors of the learning rates of some variables, 'PATTERN=FACTOR'; the first match counts."""
+    """Learning-rate factors, 'PATTERN=FACTOR'; a variable takes its first match."""
     return []
 
   @property
   def WEIGHT_DECAY_FACTORS(self) -> Training[list[str]]:
-    """Factors of the weight decay of some variables, 'PATTERN=FACTOR', as '.*/b=0'."""
+    """Weight-decay factors by variable, 'PATTERN=FACTOR', as '.*/b=0'."""
     return []
 
   @property
   def LR_DECAY_ENDS(self) -> Run[list[int]]:
-    """Steps at which the decays of linear (one) and of warmup_stable_decay (one or more) end."""
+    """Steps where decays end: one for linear, one or more for warmup_stable_decay."""
     return [self.MAX_STEPS]
 
   @property
   def LR_DECAY_STEPS(self) -> Run[Count]:
-    """Number of steps of each decay of warmup_stable_decay."""
+    """Steps per decay of warmup_stable_decay."""
     return max(1, self.MAX_STEPS // 5)
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
-    """Regular expressions of the variables that are trained; all others are frozen."""
+    """Regular expressions of trained variables; others are frozen."""
     if not self.USE_LORA:
       return ['.*']
     return self.factor_variables
 
   @property
   def LR_COS_DECAY_START(self) -> Training[int]:
-    """Step at which the decay of the cosine schedule starts."""
+    """Step where cosine decay starts."""
     return self.LR_COS_WARMUP + 1
 
   @property
   def LR_LRED_DECAY_START(self) -> Training[int]:
-    """Step at which the decay of the exponential schedule starts."""
+    """Step where exponential decay starts."""
     return self.LR_LRED_WARMUP + 1
 
   def validate(self) -> None:

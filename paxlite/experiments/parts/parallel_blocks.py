@@ -18,7 +18,7 @@ class ParallelBlocks(LanguageModel, subject='Stack of layers'):
 
   # A parallel block adds what attention and the feed-forward layer make of the same activations.
   BLOCK_ORDER: Function[BlockOrder] = (
-    'sequential'  # a block's two layers: in turn, or side by side, after two norms or one
+    'sequential'  # a block's two layers: in turn, or in parallel after two norms or one
   )
 
   def validate(self) -> None:

@@ -22,16 +22,14 @@ class Parallelism(Part, subject='Mesh of devices'):
   Axes besides those of Pax: stage (pipeline), expert, and context, which splits sequences.
   """
 
-  MESH_AXES: Run[list[str]] = ['replica', 'data', 'mdl']  # names of the mesh axes, slowest first
-  ICI_MESH_SHAPE: Run[list[int]] = [1, 1, 1]  # sizes of the mesh axes within a host or slice
-  DCN_MESH_SHAPE: Run[list[int]] = [1, 1, 1]  # sizes of the mesh axes between hosts or slices
+  MESH_AXES: Run[list[str]] = ['replica', 'data', 'mdl']  # mesh axis names, slowest first
+  ICI_MESH_SHAPE: Run[list[int]] = [1, 1, 1]  # mesh axis sizes within a host or slice
+  DCN_MESH_SHAPE: Run[list[int]] = [1, 1, 1]  # mesh axis sizes between hosts or slices
   SEQUENCE_SHARDED_ACTIVATIONS: Run[bool] = (
-    False  # shards activations between blocks over mdl by length, and not by width
+    False  # shards activations between blocks over mdl by length, not width
   )
-  DETERMINISTIC: Run[bool] = (
-    False  # leaves out kernels of GPUs that add up in an order that varies from run to run
-  )
-  COMPILER_OPTIONS: Run[list[str]] = []  # options of XLA as name=value, for the devices they suit
+  DETERMINISTIC: Run[bool] = False  # avoids GPU kernels with a varying order of sums
+  COMPILER_OPTIONS: Run[list[str]] = []  # XLA options, name=value, for the devices they suit
 
   @property
   def rules(self) -> partitioning.Rules:

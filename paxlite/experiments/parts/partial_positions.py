@@ -11,7 +11,7 @@ from paxlite.layers.rotary import PartialRotary
 class PartialPositions(LanguageModel, subject='Positions'):
   """A LanguageModel that may leave some dimensions of queries and keys without positions."""
 
-  ROPE_FRACTION: Function[Fraction] = 1.0  # share of a head's dimensions that RoPE rotates
+  ROPE_FRACTION: Function[Fraction] = 1.0  # share of head dimensions that RoPE rotates
 
   @property
   def rotary_dims(self) -> int:

@@ -27,35 +27,33 @@ class Positions(Experiment, abc.ABC, subject='Positions'):
   be as long as the model has positions.
   """
 
-  TRAINABLE_POSITION_EMB: Shape[bool] = False  # adds learned position embeddings
+  TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned position embeddings
   USE_ROTARY_POSITION_EMB: Function[bool] = False  # rotary position embedding (RoPE)
-  ROPE_THETA: Function[Annotated[float, Bounds('must be above 0', above=0)]] = (
-    10_000.0  # base of the wavelengths of RoPE
-  )
+  ROPE_THETA: Function[Annotated[float, Bounds('must be above 0', above=0)]] = 10_000.0  # RoPE base
   ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = (
-    'interleaved'  # dimensions that RoPE rotates in pairs: neighbors, or the two halves
+    'interleaved'  # dimension pairs of RoPE: adjacent, or across halves
   )
   ROPE_FACTOR: Function[float] = 1.0  # factor by which RoPE stretches positions; 1: none
-  ROPE_SCALING: Function[RopeScaling] = 'llama3'  # method of stretching RoPE by ROPE_FACTOR
+  ROPE_SCALING: Function[RopeScaling] = 'llama3'  # how RoPE is stretched by ROPE_FACTOR
   ROPE_ORIGINAL_LENGTH: Function[Count] = 8192  # tokens of a sequence before RoPE was stretched
   ROPE_LOW_FREQUENCY_FACTOR: Function[float] = (
-    1.0  # llama3 scaling: waves longer than the original length over this are stretched fully
+    1.0  # llama3 scaling: fully stretches waves longer than the original length over this
   )
   ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = (
-    4.0  # llama3 scaling: waves shorter than the original length over this are kept
+    4.0  # llama3 scaling: keeps waves shorter than the original length over this
   )
   ROPE_BETA_FAST: Function[float] = 32.0  # YaRN's beta_fast: waves with more turns are kept
   ROPE_BETA_SLOW: Function[float] = (
-    1.0  # YaRN's beta_slow: waves with fewer turns are stretched fully
+    1.0  # YaRN's beta_slow: waves with fewer turns are fully stretched
   )
-  ROPE_WHOLE_PAIRS: Function[bool] = True  # YaRN: rounds both bounds to whole pairs of dimensions
+  ROPE_WHOLE_PAIRS: Function[bool] = True  # YaRN: rounds both bounds to whole dimension pairs
   ROPE_ATTENTION_FACTOR: Function[OffAtZero] = (
-    0.0  # factor of rotated queries and keys, for YaRN and LongRoPE; 0: that of the papers
+    0.0  # factor of rotated queries and keys (YaRN, LongRoPE); 0: the papers'
   )
 
   @property
   def MAX_POSITION_EMBEDDINGS(self) -> Generation[Count]:
-    """Most positions of the model: those of the weights it starts from, or MAX_SEQ_LEN."""
+    """Maximum positions, from the initial weights or MAX_SEQ_LEN."""
     found = self.weights.positions or self.MAX_SEQ_LEN
     return found if self.has_position_table else max(found, self.MAX_SEQ_LEN)
 

@@ -19,17 +19,17 @@ class MultiTokenPrediction(LanguageModel, subject='Multi-token prediction'):
   """
 
   NUM_PREDICTION_MODULES: Shape[NotNegativeInt] = (
-    0  # modules behind the last layer, which predict the token after the next one, and so on
+    0  # modules after the last layer that predict further tokens ahead
   )
 
   @property
   def PREDICTION_LOSS_WEIGHT(self) -> Training[NotNegative]:
-    """Weight of the mean loss of prediction modules (DeepSeek-V3: 0.3, later 0.1); 0: frozen."""
+    """Weight of prediction modules' mean loss (DeepSeek-V3: 0.3, later 0.1); 0: frozen."""
     return 0.3 if self.learns_predictions else 0.0
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
-    """Regular expressions of the variables that are trained; all others are frozen."""
+    """Regular expressions of trained variables; others are frozen."""
     trainable = super().TRAINABLE_VARIABLES
     if trainable != ['.*'] or not self.NUM_PREDICTION_MODULES or self.PREDICTION_LOSS_WEIGHT:
       return trainable

@@ -39,34 +39,34 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
 
   NUM_LAYERS: Shape[Count] = 10  # transformer blocks
   USE_REPEATED_LAYER: Training[bool] = (
-    False  # stacks the weights of all layers in arrays [L, …]; a loop computes the layers
+    False  # stacks all layers' weights as [L, …] and loops over layers
   )
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = (
-    'SAVE_NOTHING'  # activations that are kept for the backward pass and not recomputed
+    'SAVE_NOTHING'  # activations saved for the backward pass; others are recomputed
   )
-  NUM_PIPELINE_REPEATS: Run[Count] = 1  # groups of layers (virtual stages) of a pipeline stage
+  NUM_PIPELINE_REPEATS: Run[Count] = 1  # virtual stages per pipeline stage
   GATHER_STAGES_ONCE: Run[bool] = (
-    True  # a pipeline gathers the sharded weights of its stages once a step, not once a tick
+    True  # gathers a pipeline stage's sharded weights once a step, not every tick
   )
 
-  ACTIVATION_CLS: Function[Activation] = 'relu'  # activation function of feed-forward layers
+  ACTIVATION_CLS: Function[Activation] = 'relu'  # feed-forward activation
   USE_GATED_ACTIVATION: Shape[bool] = (
-    False  # gates feed-forward layers: the activation is multiplied by a second projection
+    False  # gated feed-forward layers: a second projection multiplies the activation
   )
 
   @property
   def HIDDEN_DIMS(self) -> Shape[Count]:
-    """Width inside a feed-forward layer."""
+    """Feed-forward width."""
     return 4 * self.MODEL_DIMS
 
   @property
   def USE_FFN_BIAS(self) -> Shape[bool]:
-    """Biases of feed-forward layers."""
+    """Feed-forward biases."""
     return self.USE_BIAS
 
   @property
   def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
-    """Kinds of devices on which repeated layers are compiled one by one, without a loop.
+    """Device kinds that compile repeated layers one by one, without a loop.
 
     By default these are GPUs, for dense layers that keep their products on a mesh of data and
     replica. There, steps take less time without the loop, and most of them less memory.

@@ -32,49 +32,49 @@ class TrainingLoop(Parallelism, subject='Training loop', beside=_BESIDE):
   The global batch is PERCORE_BATCH_SIZE × devices, for every mesh. Fractions are allowed.
   """
 
-  MAX_STEPS: Run[Count] = 1_000_000  # the last step of training
+  MAX_STEPS: Run[Count] = 1_000_000  # last training step
   NUM_EPOCHS: Run[Annotated[float, Bounds('must be above 0', above=0)] | None] = (
-    None  # passes over the data, from which a run computes MAX_STEPS when it starts
+    None  # passes over the data; a run computes MAX_STEPS from it at its start
   )
-  SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of training metrics
-  EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between two evaluations
-  MAX_EVAL_BATCHES: Run[Count | None] = None  # most batches of an evaluation; None: all
+  SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between records of training metrics
+  EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between evaluations
+  MAX_EVAL_BATCHES: Run[Count | None] = None  # maximum batches per evaluation; None: all
   TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that receive metrics
-  KEEP_BEST: Run[bool] = False  # keeps the checkpoint of the best evaluation, in best/
+  KEEP_BEST: Run[bool] = False  # keeps the best evaluation's checkpoint in best/
   BEST_METRIC: Run[str] = (
-    'avg_xent'  # metric of the first evaluation input that decides which checkpoint is best
+    'avg_xent'  # metric of the first evaluation input that selects the best checkpoint
   )
   EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = (
-    0  # evaluations without a new best after which training ends; 0: off
+    0  # evaluations without a new best before training ends; 0: off
   )
-  PROFILER_NUM_STEPS: Run[Count] = 2  # steps of a profile
+  PROFILER_NUM_STEPS: Run[Count] = 2  # steps per profile
   PROFILER_CAPTURE_STEP: Run[int | None] = None  # step after which a profile begins; None: none
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = (
-    100  # skipped updates in a row after which a run ends
+    100  # consecutive skipped updates that end a run
   )
   STEP_TIMEOUT: Run[OffAtZero] = (
-    1800.0  # seconds without a step after which a run writes its stacks and ends; 0: no limit
+    1800.0  # seconds without a step before a run writes stacks and ends; 0: unlimited
   )
   PHASE_TIMEOUT: Run[OffAtZero] = (
-    14400.0  # most seconds for starting, restoring, compiling, and the last save; 0: no limit
+    14400.0  # maximum seconds for starting, restoring, compiling and the last save; 0: unlimited
   )
   STACK_TRACE_INTERVAL: Run[OffAtZero] = (
-    0.0  # seconds between two stack traces, even without a hang; 0: none
+    0.0  # seconds between stack traces, even without a hang; 0: none
   )
   LOSS_SPIKE_FACTOR: Run[OffAtZero] = (
-    0.0  # multiple of the recent mean loss at which a run is rolled back; 0: off
+    0.0  # multiple of the recent mean loss that triggers a rollback; 0: off
   )
   LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = (
-    100  # steps in the recent mean that LOSS_SPIKE_FACTOR compares with
+    100  # steps in the mean for LOSS_SPIKE_FACTOR
   )
   MAX_ROLLBACKS: Run[NotNegativeInt] = 3  # rollbacks after which the next loss spike ends a run
-  PERCORE_BATCH_SIZE: Run[float] = 1.0  # sequences of a batch per device
-  MAX_SEQ_LEN: Training[Count] = 1024  # tokens of a sequence
+  PERCORE_BATCH_SIZE: Run[float] = 1.0  # sequences per device in a batch
+  MAX_SEQ_LEN: Training[Count] = 1024  # tokens per sequence
   PACKED_INPUT: Training[bool] = True  # packs segments into a sequence; none attends to another
-  NUM_MICROBATCHES: Run[Count] = 1  # parts of a batch whose gradients are accumulated
-  ROWS_PER_EXAMPLE: Training[Count] = 1  # sequences that belong together, such as a pair
-  SEED: Training[Uint32] = 1234  # seed of initial values, dropout and the order of the data
+  NUM_MICROBATCHES: Run[Count] = 1  # parts of a batch with accumulated gradients
+  ROWS_PER_EXAMPLE: Training[Count] = 1  # sequences per example, such as a pair
+  SEED: Training[Uint32] = 1234  # seed of initial values, dropout and data order
 
   @property
   def packed(self) -> bool:

@@ -26,17 +26,17 @@ from paxlite.layers.embeddings import (
 class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
   """The first and the last layer of a model."""
 
-  VOCAB_SIZE: Shape[Count] = 32000  # token ids that the model knows
-  SEPARATE_EMBEDDING: Shape[bool] = False  # unties the weight of the logits from the embedding
+  VOCAB_SIZE: Shape[Count] = 32000  # token ids of the model
+  SEPARATE_EMBEDDING: Shape[bool] = False  # unties the logits' weight from the embedding
   SOFTMAX_CAP_LOGITS: Function[float] = (
-    30.0  # soft cap of the logits, cap · tanh(logits / cap); ≤ 0: off
+    30.0  # soft cap of logits, cap · tanh(logits / cap); ≤ 0: off
   )
-  EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0  # dropout of the embeddings
-  NUM_LOSS_CHUNKS: Run[Count] = 1  # parts of the vocabulary whose logits are in memory in turn
+  EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0  # embedding dropout
+  NUM_LOSS_CHUNKS: Run[Count] = 1  # vocabulary chunks with only one's logits in memory
 
   @property
   def SOFTMAX_INIT_STD(self) -> Training[NotNegative]:
-    """Standard deviation of the initial values of embeddings and of the weight of the logits."""
+    """Initial standard deviation of embeddings and of the logits' weight."""
     return self.INIT_STD
 
   @property

@@ -26,34 +26,32 @@ _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 class WidthAndNorms(Experiment, subject='All layers'):
   """What all layers share; defaults are those of Pax's base class of language models."""
 
-  MODEL_DIMS: Shape[Count] = 2048  # width of the activations between blocks
-  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = (
-    'bfloat16'  # dtype of activations
-  )
-  USE_BIAS: Shape[bool] = False  # biases of projections, in attention and feed-forward layers
+  MODEL_DIMS: Shape[Count] = 2048  # activation width between blocks
+  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # activation dtype
+  USE_BIAS: Shape[bool] = False  # projection biases in attention and feed-forward layers
   DROPOUT_PROB: Training[Below1] = (
-    0.0  # dropout of attention, of feed-forward layers and of residual branches
+    0.0  # dropout of attention, feed-forward layers and residual branches
   )
   WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = (
-    'normal'  # distribution of the initial values of weights
+    'normal'  # initial distribution of weights
   )
-  INIT_STD: Training[NotNegative] = 0.02  # standard deviation of the initial values of weights
-  NORM_CLS: Function[Norm] = 'RmsNorm'  # class of the norms
+  INIT_STD: Training[NotNegative] = 0.02  # initial standard deviation of weights
+  NORM_CLS: Function[Norm] = 'RmsNorm'  # norm class
   # Before attention and feed-forward layers (pre), after them (post), or both. The names are those
   # of praxis.
   NORM_POLICY: Shape[Literal['pre', 'post', 'primer_hybrid']] = (
-    'pre'  # place of the norms in a block: before a layer, after it, or both
+    'pre'  # norm before a layer, after it, or both
   )
-  LAYERNORM_EPSILON: Function[NotNegative] = 1e-6  # ε that norms add to the variance
+  LAYERNORM_EPSILON: Function[NotNegative] = 1e-6  # ε added to the variance in norms
 
   @property
   def OUTPUT_INIT_STD(self) -> Training[NotNegative]:
-    """INIT_STD of the last projection of attention and feed-forward layers, not of experts."""
+    """INIT_STD of attention and feed-forward output projections, except experts'."""
     return self.INIT_STD
 
   @property
   def NORM_SCALE_OFFSET(self) -> Function[float]:
-    """Number that is added to the stored scale of a norm."""
+    """Number added to a norm's stored scale."""
     return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
 
   def validate(self) -> None:

@@ -14,10 +14,10 @@ class LongPositions(LanguageModel, subject='Positions'):
 
   ROPE_SHORT_FACTORS: Function[
     list[float]
-  ] = []  # LongRoPE's factors of the wavelengths, for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
+  ] = []  # LongRoPE wavelength factors for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
   ROPE_LONG_FACTORS: Function[
     list[float]
-  ] = []  # LongRoPE's factors of the wavelengths, for a larger MAX_SEQ_LEN
+  ] = []  # LongRoPE wavelength factors for larger MAX_SEQ_LEN
 
   def validate(self) -> None:
     super().validate()

@@ -17,7 +17,7 @@ from paxlite.experiments.registry import register
 class Qwen3_5(MultiTokenPrediction, PartialPositions, DeltaNetLayers, Qwen3, subject='Attention'):
   """Qwen3.5's text model: gated delta nets in three of four blocks, gated attention in others."""
 
-  USE_OUTPUT_GATE: Shape[bool] = True  # learned gate of what the heads of attention read
+  USE_OUTPUT_GATE: Shape[bool] = True  # learned gate of attention outputs
 
   VOCAB_SIZE = 248_320
   MAX_SEQ_LEN = 32_768

@@ -20,19 +20,19 @@ from paxlite.finetuning.chats.sft import AnswerRows, SftRows, TooLong
 class SftFiles(Tokenized, Rows, subject='Data'):
   """Prompts and answers, packed, with loss only on the answers (see chats.sft and sft_formats)."""
 
-  TRAIN_FILES: Run[list[StoredPath]] = []  # files to train on, or patterns such as data/*.jsonl
-  EVAL_FILES: Training[list[StoredPath]] = []  # files to evaluate on
+  TRAIN_FILES: Run[list[StoredPath]] = []  # training files, or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[StoredPath]] = []  # evaluation files
   EVAL_FRACTION: Training[float] = (
     0.0  # share of the examples that is held out for evaluation; 0: none
   )
   VOCAB_PATH: Run[StoredPath] = ''  # tokenizer; '': that of CHECKPOINT_RESTORE_PATH
-  TOO_LONG: Training[TooLong] = 'error'  # what happens to an example that is longer than a sequence
+  TOO_LONG: Training[TooLong] = 'error'  # what to do with an example longer than a sequence
   EXAMPLE_CACHE: Run[AnyPath] = (
-    ''  # folder of tokenized examples; '': paxlite/examples of the user's cache; off: memory
+    ''  # folder of tokenized examples; '': paxlite/examples in your cache folder; off: memory
   )
-  SKIP_UNREADABLE: Run[bool] = False  # leaves out records that cannot be read, and counts them
+  SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records
   CHAT_EXAMPLES: Training[Literal['conversations', 'answers']] = (
-    'conversations'  # what of a chat is one example; answers: each with the prompt that asks for it
+    'conversations'  # one example per conversation, or per answer with its prompt
   )
 
   def validate(self) -> None:

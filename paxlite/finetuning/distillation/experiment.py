@@ -105,18 +105,18 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
 class Distillation(StoredValues, LanguageModel, subject='Losses'):
   """Adds a divergence from a teacher to the losses: see distillation_losses.py."""
 
-  TEACHER: Run[StoredPath] = ''  # weights of the teacher: imported ones, or a run
+  TEACHER: Run[StoredPath] = ''  # teacher's weights, imported or from a run
   DIVERGENCE: Training[distillation_losses.Kind] = (
-    'forward'  # divergence of the student from its teacher; forward is KL(teacher ‖ student)
+    'forward'  # divergence of student and teacher; forward: KL(teacher ‖ student)
   )
   TEACHER_TEMPERATURE: Training[NotNegative] = (
-    1.0  # temperature that divides the logits of the teacher and of its student
+    1.0  # divisor of the teacher's and the student's logits
   )
   TEACHER_WEIGHT: Training[Fraction] = (
-    0.5  # share of the divergence in the loss; the rest is that of the cross-entropy
+    0.5  # share of the divergence in the loss; the rest is cross-entropy
   )
   TEACHER_TOP_K: Training[OffAtZeroInt] = (
-    0  # most likely tokens of the teacher that are stored once, before training; 0: its model stays
+    0  # stores the teacher's top-k tokens once, before training; 0: keeps its model
   )
 
   @property

@@ -26,21 +26,21 @@ class Preferences(StoredValues, subject='Losses'):
   """Losses of pairs of answers, or of labelled ones: preference_losses.py, kto_loss.py."""
 
   PREFERENCE_LOSS: Training[PreferenceLoss] = (
-    'sigmoid'  # loss of a pair of answers (sigmoid is that of DPO), or kto of labelled answers
+    'sigmoid'  # pair loss (sigmoid: DPO), or kto for labelled answers
   )
-  SIMPO_GAMMA: Training[NotNegative] = 1.0  # margin of SimPO between the rewards of both answers
+  SIMPO_GAMMA: Training[NotNegative] = 1.0  # SimPO's margin between a pair's rewards
   PREFERENCES_FLIPPED: Training[Fraction] = (
-    0.0  # share of pairs in the wrong order that PREFERENCE_LOSS=robust assumes
+    0.0  # share of wrongly ordered pairs that PREFERENCE_LOSS=robust assumes
   )
   PRECOMPUTE_REFERENCE: Training[bool] = (
-    False  # computes log-probabilities of the reference once, before training, and keeps no copy
+    False  # computes the reference's log-probabilities once, before training, and keeps no copy
   )
   DESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of good answers in KTO
   UNDESIRABLE_WEIGHT: Training[NotNegative] = 1.0  # weight of bad answers in KTO
 
   @property
   def PREFERENCE_BETA(self) -> Training[NotNegative]:
-    """β of the loss of pairs; larger values keep the model closer to the reference."""
+    """β of pair losses; larger values stay closer to the reference."""
     return _BETAS.get(self.PREFERENCE_LOSS, 0.1)
 
   def validate(self) -> None:

@@ -31,7 +31,7 @@ class RewardModel(LanguageModel, subject='Losses'):
   """Learns rewards from pairs of answers: see reward_loss.py."""
 
   CENTER_REWARDS: Training[NotNegative] = (
-    0.0  # weight of the squared sum of both rewards of a pair, which keeps rewards near 0
+    0.0  # weight of a pair's squared reward sum, which keeps rewards near 0
   )
 
   @property

@@ -24,34 +24,32 @@ from paxlite.losses.sown_losses import SownLosses
 class Policy(Objective, subject='Reinforcement learning'):
   """Group-relative policy optimization: policy_loss.py, policy_rollouts.py."""
 
-  GROUP_SIZE: Training[Count] = 8  # answers to each prompt, which are compared with each other
+  GROUP_SIZE: Training[Count] = 8  # answers per prompt, compared with each other
   REWARDS: Training[list[str]] = []  # functions of (record, answer), as my_module.my_function
   REWARD_WEIGHTS: Training[list[float]] = []  # factor of each reward; []: 1
-  ENVIRONMENT: Training[str] = ''  # class with reply and reward, for episodes of several turns
-  MAX_TURNS: Training[Count] = 1  # most answers of an episode
-  REWARD_TIMEOUT: Run[Positive] = 10.0  # most seconds that a reward or a reply may take
+  ENVIRONMENT: Training[str] = ''  # class with reply and reward, for multi-turn episodes
+  MAX_TURNS: Training[Count] = 1  # maximum answers per episode
+  REWARD_TIMEOUT: Run[Positive] = 10.0  # maximum seconds per reward or reply
   KEPT_EPISODES: Run[NotNegativeInt] = (
-    16  # episodes of each batch that episodes.jsonl keeps, with their rewards; 0: none
+    16  # episodes per batch kept in episodes.jsonl, with rewards; 0: none
   )
-  MAX_NEW_TOKENS: Training[Count] = 256  # most tokens of an answer
-  ROLLOUT_TEMPERATURE: Training[Positive] = 1.0  # temperature with which answers are drawn
+  MAX_NEW_TOKENS: Training[Count] = 256  # maximum tokens per answer
+  ROLLOUT_TEMPERATURE: Training[Positive] = 1.0  # sampling temperature of answers
   ADVANTAGE_SCALE: Training[Scale] = (
-    'group'  # whose standard deviation divides advantages; none is Dr. GRPO's
+    'group'  # standard deviation that divides advantages; none: Dr. GRPO
   )
   POLICY_MEAN: Training[Mean] = (
-    'grpo'  # mean over tokens: grpo of episodes, dapo of all tokens, dr_grpo of a constant length
+    'grpo'  # token mean: per episode (grpo), all (dapo), over a constant length (dr_grpo)
   )
-  BATCHES_PER_ROLLOUT: Training[Count] = (
-    1  # batches that are generated at a time, for as many steps
-  )
-  UPDATES_PER_BATCH: Training[Count] = 1  # times that each batch is trained on
-  CLIP_LOW: Training[Positive] = 0.2  # clips the ratio of probabilities at 1 - CLIP_LOW
-  CLIP_HIGH: Training[Positive] = 0.2  # clips it at 1 + CLIP_HIGH
+  BATCHES_PER_ROLLOUT: Training[Count] = 1  # batches generated at once, for as many steps
+  UPDATES_PER_BATCH: Training[Count] = 1  # updates on each batch
+  CLIP_LOW: Training[Positive] = 0.2  # lower clip of the probability ratio, 1 - CLIP_LOW
+  CLIP_HIGH: Training[Positive] = 0.2  # upper clip of the probability ratio, 1 + CLIP_HIGH
   POLICY_RATIO: Training[Ratio] = (
-    'token'  # ratio of probabilities: of each token, or the mean of an answer (sequence, GSPO)
+    'token'  # probability ratio: per token, or an answer's mean (sequence, GSPO)
   )
   DYNAMIC_SAMPLING_ROUNDS: Training[Count] = (
-    1  # most times that prompts are drawn until enough groups have unequal rewards (DAPO); 1: once
+    1  # maximum draws of prompts for enough groups with unequal rewards (DAPO); 1: once
   )
   KL_WEIGHT: Training[NotNegative] = 0.0  # weight of the divergence from the reference; 0: none
 
