@@ -1,0 +1,1 @@
+"""paxlite beside nanochat: see __main__.py."""
