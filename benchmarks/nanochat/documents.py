@@ -3,10 +3,12 @@
 import json
 import pathlib
 import random
+import shutil
 from collections.abc import Iterator
 
 LEAST, MOST = 200, 700  # characters of a document, before the line in which it ends
 HELD_OUT_EVERY = 40
+_DONE = 'held_out.json'  # what is written last
 
 
 def documents() -> tuple[list[str], list[str]]:
@@ -39,6 +41,19 @@ def _cut(text: str, draw: random.Random) -> Iterator[str]:
     yield rest
 
 
+def write(folder: pathlib.Path, seeds: list[int], vocab_size: int, length: int) -> None:
+  """Writes what is not there yet: for paxlite once, and for nanochat in an order for each seed."""
+  train, held_out = documents()
+  if not (folder / 'paxlite' / _DONE).exists():
+    shutil.rmtree(folder / 'paxlite', ignore_errors=True)
+    write_for_paxlite(folder / 'paxlite', train, held_out, vocab_size, length)
+  for seed in seeds:
+    if not (folder / f'nanochat_{seed}' / _DONE).exists():
+      shutil.rmtree(folder / f'nanochat_{seed}', ignore_errors=True)
+      random.Random(seed).shuffle(ordered := list(train))
+      write_for_nanochat(folder / f'nanochat_{seed}', ordered, held_out)
+
+
 def write_for_nanochat(folder: pathlib.Path, train: list[str], held_out: list[str]) -> None:
   """Writes shards of its format; the last one is held out."""
   import pyarrow as pa
@@ -48,19 +63,16 @@ def write_for_nanochat(folder: pathlib.Path, train: list[str], held_out: list[st
   for number, texts in enumerate((train, held_out)):
     path = folder / 'base_data_climbmix' / f'shard_{number:05d}.parquet'
     pq.write_table(pa.table({'text': texts}), path, row_group_size=1024)
-  (folder / 'held_out.json').write_text(json.dumps(held_out))
+  (folder / _DONE).write_text(json.dumps(held_out))
 
 
 def write_for_paxlite(
   folder: pathlib.Path, train: list[str], held_out: list[str], vocab_size: int, length: int
-) -> dict[str, int]:
-  """Writes a tokenizer of the documents of training, and flat tokens.
+) -> None:
+  """Writes a tokenizer of the documents of training, flat tokens, and the size of what is held out.
 
   Held-out documents have no EOS, and those of more than `length` tokens are cut, so that a row of
   one document each has all of their bytes, and nothing else.
-
-  Returns:
-    The numbers of held-out tokens and bytes.
   """
   import numpy as np
 
@@ -83,5 +95,4 @@ def write_for_paxlite(
     writer.write(ids, np.cumsum([len(part) for part in parts]))
     writer.close({'tokenizer': vocabulary_fingerprint(tokenizer)})
   size = {'tokens': sum(map(len, rows)), 'bytes': sum(len(text.encode()) for text in held_out)}
-  (folder / 'held_out.json').write_text(json.dumps(size))
-  return size
+  (folder / _DONE).write_text(json.dumps(size))
