@@ -56,6 +56,9 @@ def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
     color, dashes = stroke(number)
     style = f'fill="none" stroke="{color}" stroke-width="1.8" stroke-dasharray="{dashes}"'
     parts.append(f'<polyline points="{path}" {style}/>')
+    if len(points) == 1:  # no line shows one point
+      x, y = at(*points[0])
+      parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
     y = _TOP + 16 + 17 * number
     parts.append(f'<path d="M{right - 30} {y - 4}h30" {style}/>')
     parts.append(

@@ -259,6 +259,11 @@ def test_no_two_of_many_runs_look_alike():
   assert len(set(lines)) == 10
 
 
+@pytest.mark.parametrize(('points', 'dots'), [([], 0), ([(3, 1.5)], 1), ([(3, 1.5), (4, 1)], 0)])
+def test_a_curve_of_one_point_is_a_dot(points, dots):
+  assert curves.svg('x', 'y', {'run': points}).count('<circle') == dots
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   write_run(tmp_path / 'run', 20)
