@@ -170,11 +170,15 @@ def test_commands_can_be_pasted_into_any_shell(page):
   assert [x for x in inline if re.search(r'=\[', unquoted(x))] == []
 
 
-def test_the_first_screen_says_how_to_install():
+def test_the_readme_is_short_and_says_how_to_install():
   text = (runs.ROOT / 'README.md').read_text()
+  assert len(text.splitlines()) <= 120
   first = text[: text.index('## Measured speed')]
+  assert 'make demo' in first
+  assert '(#install)' in first
+  install = text.split('\n## Install\n')[1].split('\n## ')[0]
   for needed in ('python -m pip install .', "'.[cuda12]'", "'.[cuda13]'", "'.[tpu]'"):
-    assert needed in first
+    assert needed in install
   pages = [p.read_text() for p in PAGES]
   sources = [p.read_text() for p in (runs.ROOT / 'paxlite').rglob('*.py') if p.name != 'shell.py']
   assert not [x for x in pages + sources if re.search('pip install [\'"]?paxlite', x)], 'PyPI'
