@@ -38,7 +38,7 @@ def write_llms_txt(app, exception) -> None:
   """Writes llms.txt, which lists the pages with their first sentences (llmstxt.org)."""
   if exception or app.builder.name != 'html':
     return
-  lines = ['# paxlite', '', '> Train language models in JAX, from a laptop to a TPU pod.']
+  lines = ['# paxlite', '', '> Trains language models in JAX.']
   toctree = re.compile(r'```\{toctree\}\n:caption: (.+)\n:hidden:\n\n([^`]*)```')
   folder = pathlib.Path(app.srcdir)
   for caption, names in toctree.findall((folder / 'index.md').read_text()):
