@@ -8,10 +8,10 @@ from paxlite.other_systems.answers import Answer, absent, each, instead, needles
 _FOLDER = instead('--job_log_dir=FOLDER is where a run writes')
 _HUB = instead('paxlite export --push=org/name uploads what it writes')
 _TORCH = needless('it is for PyTorch; XLA compiles the step')
-_DDP = needless('the mesh says how devices share the work: docs/scaling.md')
+_DDP = needless('the mesh divides the work: docs/scaling.md')
 _LOADER = needless('a thread reads two batches ahead')
 _MODE = instead('--mode=train, eval or decode')
-_LOG = needless('a run prints a line at each report, and process 0 prints it')
+_LOG = needless('process 0 prints a line at each report')
 _METRICS = absent(
   'evaluation reports the loss, perplexity and accuracy; EVAL_TASKS are zero-shot tasks'
 )
@@ -21,20 +21,20 @@ ARGUMENTS: dict[str, Answer] = {
   **each('output_dir logging_dir run_name', _FOLDER),
   **each('do_train do_eval do_predict', _MODE),
   'resume_from_checkpoint': needless('a run continues from the last checkpoint in its folder'),
-  'overwrite_output_dir': instead('Name a new --job_log_dir: one with checkpoints is continued'),
+  'overwrite_output_dir': instead('Name a new --job_log_dir: a run with checkpoints continues'),
   # Batch and length
   'per_device_train_batch_size': renamed('PERCORE_BATCH_SIZE', 'with all microbatches'),
   'per_gpu_train_batch_size': renamed('PERCORE_BATCH_SIZE', 'with all microbatches'),
-  'per_device_eval_batch_size': renamed('EVAL_BATCH_SIZE', 'rows on all devices together'),
+  'per_device_eval_batch_size': renamed('EVAL_BATCH_SIZE', 'sequences on all devices together'),
   'gradient_accumulation_steps': renamed(
-    'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE counts the rows of all of them'
+    'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE counts the sequences of all of them'
   ),
   'auto_find_batch_size': instead('paxlite plan EXPERIMENT --target=here finds the largest batch'),
   'max_steps': renamed('MAX_STEPS'),
   **each('num_train_epochs num_epochs epochs', renamed('NUM_EPOCHS')),
   **each('max_seq_length max_length', renamed('MAX_SEQ_LEN')),
   'packing': renamed('PACKED_INPUT'),
-  'batch_size': renamed('PERCORE_BATCH_SIZE', 'rows for each device'),
+  'batch_size': renamed('PERCORE_BATCH_SIZE', 'sequences per device'),
   # Optimizer and schedule
   **each('learning_rate lr', renamed('LEARNING_RATE')),
   'lr_scheduler_type': renamed(
@@ -42,9 +42,7 @@ ARGUMENTS: dict[str, Answer] = {
     'linear, inverse_sqrt, constant and warmup_stable_decay have the same names; cosine is '
     'linear_rampup_cosine_decay, which ends at LR_COS_MIN_RATIO and has LR_COS_WARMUP',
   ),
-  'lr_scheduler_kwargs': instead(
-    'LR_DECAY_, LR_COS_ and LR_LRED_ attributes describe the schedule'
-  ),
+  'lr_scheduler_kwargs': instead('LR_DECAY_, LR_COS_ and LR_LRED_ attributes set the schedule'),
   'warmup_steps': renamed('LR_WARMUP', _COSINE),
   'warmup_ratio': renamed('LR_WARMUP', f'in steps; {_COSINE}'),
   'weight_decay': renamed(
@@ -56,13 +54,13 @@ ARGUMENTS: dict[str, Answer] = {
   'max_grad_norm': renamed('CLIP_GRADIENT_NORM_TO_VALUE'),
   'optim': renamed(
     'OPTIMIZER',
-    'adamw_torch and its variants are adamw; muon, lion, adafactor and schedule_free are there',
+    'adamw_torch and its variants are adamw; muon, lion, adafactor and schedule_free are supported',
   ),
   'optim_args': instead('OPTIMIZER reads attributes such as ADAM_BETA1'),
   'optim_target_modules': absent('OPTIMIZER trains all of TRAINABLE_VARIABLES'),
   'adafactor': renamed('OPTIMIZER', 'adafactor'),
   'label_smoothing_factor': renamed('LABEL_SMOOTHING'),
-  'neftune_noise_alpha': absent('embeddings get no noise; EMBEDDING_DROPOUT_PROB drops out'),
+  'neftune_noise_alpha': absent('EMBEDDING_DROPOUT_PROB sets dropout of embeddings'),
   'average_tokens_across_devices': needless('the loss is the mean over all tokens of a batch'),
   # Precision and memory
   'bf16': renamed('FPROP_DTYPE', 'bfloat16 is the default'),
@@ -78,7 +76,7 @@ ARGUMENTS: dict[str, Answer] = {
   ),
   **each('torch_compile torch_compile_backend torch_compile_mode', _TORCH),
   **each('torch_empty_cache_steps use_cache', _TORCH),
-  **each('use_liger_kernel liger_kernel_config', needless('kernels are chosen by the device')),
+  **each('use_liger_kernel liger_kernel_config', needless('the device decides the kernels')),
   # Evaluation
   'eval_strategy': renamed('EVAL_INTERVAL_STEPS', 'it is always by steps'),
   'evaluation_strategy': renamed('EVAL_INTERVAL_STEPS', 'it is always by steps'),
@@ -97,16 +95,14 @@ ARGUMENTS: dict[str, Answer] = {
   'save_safetensors': instead('paxlite export writes safetensors'),
   'save_on_each_node': needless('all processes write to one folder'),
   'enable_jit_checkpoint': needless('a run that gets SIGTERM saves first'),
-  'load_best_model_at_end': renamed(
-    'KEEP_BEST', 'the checkpoint is in the folder best/ of the run'
-  ),
+  'load_best_model_at_end': renamed('KEEP_BEST', 'the checkpoint is in best/ of the run folder'),
   'metric_for_best_model': renamed('BEST_METRIC', 'such as avg_xent, for KEEP_BEST'),
   'greater_is_better': needless('paxlite knows which values of BEST_METRIC are better'),
   **each(
     'early_stopping_patience early_stopping',
-    renamed('EARLY_STOPPING_PATIENCE', 'evaluations without a best one'),
+    renamed('EARLY_STOPPING_PATIENCE', 'evaluations without a new best'),
   ),
-  'early_stopping_threshold': absent('EARLY_STOPPING_PATIENCE counts any better value'),
+  'early_stopping_threshold': absent('any better value counts for EARLY_STOPPING_PATIENCE'),
   **each(
     'ignore_data_skip restore_callback_states_from_checkpoint',
     needless('a run continues with its whole state and its position in the data'),
@@ -126,21 +122,21 @@ ARGUMENTS: dict[str, Answer] = {
     'trackio_space_id trackio_bucket_id trackio_static_space_id',
     absent('TRACKERS=[trackio] writes to a database on this machine'),
   ),
-  'debug': absent('MAX_SKIPPED_STEPS=1 ends a run at the first NaN, and names its operation'),
-  'skip_memory_metrics': needless('--dry_run and paxlite compile say what a device needs'),
+  'debug': absent('MAX_SKIPPED_STEPS=1 ends a run at the first NaN and names its operation'),
+  'skip_memory_metrics': needless('--dry_run and paxlite compile print the memory of a device'),
   # Data
   'seed': renamed('SEED'),
-  'data_seed': renamed('SEED', 'it decides the order of rows too'),
+  'data_seed': renamed('SEED', 'it also decides the order of the data'),
   'full_determinism': needless('SEED decides every random number'),
   'dataset_text_field': renamed('TEXT_FIELD'),
   **each('dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers', _LOADER),
   **each('dataloader_prefetch_factor dataloader_multiprocessing_context', _LOADER),
   'dataloader_in_order': _LOADER,
-  'dataloader_drop_last': needless('rows go on into the next epoch'),
+  'dataloader_drop_last': needless('sequences continue into the next epoch'),
   'remove_unused_columns': needless('only the text of a record is read'),
   **each(
     'group_by_length train_sampling_strategy length_column_name',
-    absent('rows are packed to MAX_SEQ_LEN, in a random order'),
+    absent('examples are packed to MAX_SEQ_LEN, in a random order'),
   ),
   # Devices
   'use_cpu': instead('JAX_PLATFORMS=cpu in the environment is the same'),

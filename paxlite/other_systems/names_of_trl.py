@@ -6,18 +6,20 @@ names_of_transformers.py.
 
 from paxlite.other_systems.answers import Answer, absent, each, instead, needless, renamed
 
-_ROWS = needless('rows are packed without padding, and attention stays within an example')
-_FORMATS = needless('the format of a record is found by its keys: docs/fine_tuning.md')
+_ROWS = needless('sequences are packed without padding, and attention stays within an example')
+_FORMATS = needless('the keys of a record determine its format: docs/fine_tuning.md')
 _LEARNED = needless('only answers are learned: what the assistant says, or the completion')
 _ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole documents')
-_INITIAL = needless('A starts like the weight that it belongs to, and B at 0')
+_INITIAL = needless('A starts like its weight, and B at 0')
 _RESTORED = renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --from=hf makes')
 
 # SFTConfig, and the arguments of TRL's scripts
 SFT: dict[str, Answer] = {
   'dataset_name': renamed('TRAIN_FILES', 'hf:org/name, or files of your own'),
   **each('dataset_config dataset_kwargs', _FORMATS),
-  'dataset_text_field': renamed('TEXT_FIELD', 'of documents; chats are found by their keys'),
+  'dataset_text_field': renamed(
+    'TEXT_FIELD', 'of documents; the keys of a chat determine its format'
+  ),
   'dataset_num_proc': needless('examples are tokenized when a run starts'),
   'dataset_train_split': renamed('TRAIN_FILES', 'files, and no splits'),
   'dataset_test_split': renamed('EVAL_FILES', 'or EVAL_FRACTION, which holds examples out'),
@@ -30,10 +32,8 @@ SFT: dict[str, Answer] = {
     'PREFERENCE_LOSS', 'of preferences; otherwise the loss is the cross-entropy'
   ),
   'activation_offloading': renamed('OFFLOAD_ACTIVATIONS', 'the names of activations'),
-  **each(
-    'model_revision trust_remote_code', needless('weights are imported, and no code of theirs')
-  ),
-  'model_init_kwargs': needless('the weights say what their model is'),
+  **each('model_revision trust_remote_code', needless('weights are imported, without their code')),
+  'model_init_kwargs': needless('the weights determine the model'),
   **each(
     'use_bnb_nested_quant bnb_4bit_quant_type',
     renamed('FROZEN_DTYPE', 'nf4, with nested quantization, or int4'),
@@ -46,15 +46,15 @@ PREFERENCES: dict[str, Answer] = {
   'simpo_gamma': renamed('SIMPO_GAMMA'),
   'ref_model_name_or_path': renamed('REFERENCE_RESTORE_PATH'),
   'precompute_ref_log_probs': renamed('PRECOMPUTE_REFERENCE'),
-  'precompute_ref_batch_size': needless('the batch is that of a step, or of its microbatch'),
-  'sync_ref_model': absent('the reference stays as it is'),
+  'precompute_ref_batch_size': needless('it is the batch of a step, or of a microbatch'),
+  'sync_ref_model': absent('the reference does not change'),
   'desirable_weight': renamed('DESIRABLE_WEIGHT'),
   'undesirable_weight': renamed('UNDESIRABLE_WEIGHT'),
   'center_rewards_coefficient': renamed('CENTER_REWARDS'),
   'cpo_alpha': absent('PREFERENCE_LOSS=simpo has no other term'),
   'max_prompt_length': needless('a pair that is too long is refused or left out: TOO_LONG'),
   'max_completion_length': needless('a pair that is too long is refused or left out: TOO_LONG'),
-  'disable_dropout': needless('there is no dropout unless DROPOUT_PROB asks for it'),
+  'disable_dropout': needless('there is no dropout unless you set DROPOUT_PROB'),
 }
 
 # LoraConfig, with and without the prefix of TRL's scripts
@@ -83,7 +83,7 @@ LORA: dict[str, Answer] = {
 AXOLOTL: dict[str, Answer] = {
   'base_model': _RESTORED,
   'adapter': renamed('USE_LORA', 'True is lora'),
-  'datasets': renamed('TRAIN_FILES', 'the format is found by the keys of a record'),
+  'datasets': renamed('TRAIN_FILES', 'the keys of a record determine the format'),
   'test_datasets': renamed('EVAL_FILES'),
   'val_set_size': renamed('EVAL_FRACTION', 'a share of the examples'),
   'sequence_len': renamed('MAX_SEQ_LEN'),
@@ -96,6 +96,6 @@ AXOLOTL: dict[str, Answer] = {
   'flash_attention': renamed('USE_FLASH_ATTENTION'),
   **each(
     'wandb_project wandb_name wandb_entity',
-    instead('TRACKERS=[wandb], with WANDB_PROJECT and others of its variables in the environment'),
+    instead('TRACKERS=[wandb], with WANDB_PROJECT and its other environment variables'),
   ),
 }

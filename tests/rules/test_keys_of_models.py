@@ -14,37 +14,37 @@ from tests.support import runs
 PAGE = runs.ROOT / 'docs' / 'keys_of_models.md'
 TOP = """# Keys of published models
 
-`paxlite import` reads a key of a published model, or knows that it changes nothing, or refuses
-the model with the name of the key. A key that is in none of these tables is refused, unless it is
-null. The tables are made from those in `paxlite/weights/`; a test compares them.
+`paxlite import` reads each key of a published model, knows that it changes nothing, or refuses the
+model and names the key. A key in none of these tables is refused, unless it is null. The tables
+are generated from `paxlite/weights/`.
 """
 HF = """
 ## config.json of Hugging Face
 
-Which keys are read depends on the family. Each other family refuses them. `paxlite families NAME`
-prints those of a family, and `paxlite families KEY` the families that read a key. The site has a
-table of all here.
+Each family reads some keys and refuses those of other families. `paxlite families NAME` prints the
+keys of a family, and `paxlite families KEY` the families that read a key. The site has a table of
+all here.
 
 <!-- keys of families -->
 """
 ROPE = """
-In `rope_parameters` and `rope_scaling` of any family, where `rope_scaling` comes first if a file
-has both, as in transformers:
+In `rope_parameters` and `rope_scaling` of any family; if a file has both, `rope_scaling` comes
+first, as in transformers:
 
 | rope_type | keys that are read |
 |---|---|
 """
 SOURCES = """
-Where two files disagree, import does what transformers does, and says so:
+If two files disagree, `paxlite import` does what transformers does, and says so:
 
-- `model.safetensors` is read before `model.safetensors.index.json` and its shards. Files beside
-  them are not read. Several .safetensors files without an index are refused, unless they are all
-  shards of one model.
-- A tensor that two files hold is refused.
+- `model.safetensors` comes before `model.safetensors.index.json` and its shards; other weight files
+  are not read. Several .safetensors files without an index are refused, unless they are all shards
+  of one model.
+- A tensor in two files is refused.
 - If `lm_head.weight` is stored and differs from the embedding, both are read, whatever
   `tie_word_embeddings` says.
-- The ids that end a text are those of generation_config.json and then those of config.json.
-- A folder with adapter_config.json beside a model is refused; without one, it is an adapter, for
+- Stop tokens are those of generation_config.json and then those of config.json.
+- A folder with adapter_config.json and a model is refused. Without a model, it is an adapter, for
   `paxlite import --base_weights`.
 """
 
