@@ -35,7 +35,7 @@ class Answer:
     if self.kind == 'renamed':
       note = f' ({self.text})' if self.text else ''
       return f'It is {self.target} here{note}.'
-    start = {'needless': 'Leave it out: ', 'absent': 'paxlite has nothing like it: '}
+    start = {'needless': 'Leave it out: ', 'absent': 'Not supported: '}
     return f'{start.get(self.kind, "")}{self.text}.' if self.text else ''
 
 

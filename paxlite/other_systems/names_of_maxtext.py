@@ -2,8 +2,8 @@
 
 from paxlite.other_systems.answers import Answer, absent, each, instead, needless, renamed
 
-_FOLDER = instead('--job_log_dir=FOLDER is where a run writes')
-_SHUFFLED = 'SEED decides the order of rows and the initial values'
+_FOLDER = instead('--job_log_dir=FOLDER is the run folder')
+_SHUFFLED = 'SEED determines the order of sequences and the initial values'
 _CACHE = absent('the layout of the cache of keys and values is fixed')
 _CLOUD = absent('a run writes to its --job_log_dir, which may be gs://, and to TRACKERS')
 
@@ -13,7 +13,7 @@ def _axis(ours: str) -> dict[str, Answer]:
   theirs, axis = ours.split(' ')
   return {
     f'{where}_{theirs}_parallelism': instead(
-      f"It is the mesh's axis {axis} here: its number in {where.upper()}_MESH_SHAPE"
+      f'It is the size of the mesh axis {axis} in {where.upper()}_MESH_SHAPE'
     )
     for where in ('ici', 'dcn')
   }
@@ -52,22 +52,26 @@ KEYS: dict[str, Answer] = {
   'base_mlp_dim': renamed('HIDDEN_DIMS'),
   'base_num_decoder_layers': renamed('NUM_LAYERS'),
   'head_dim': renamed(
-    'DIMS_PER_HEAD', 'with HEADS_SPAN_MODEL=False if heads × it is not the width'
+    'DIMS_PER_HEAD', 'with HEADS_SPAN_MODEL=False if NUM_HEADS × DIMS_PER_HEAD is not MODEL_DIMS'
   ),
   'vocab_size': renamed('VOCAB_SIZE'),
   'max_target_length': renamed('MAX_SEQ_LEN'),
-  'mlp_activations': renamed('ACTIVATION_CLS', 'USE_GATED_ACTIVATION=True is a pair with linear'),
+  'mlp_activations': renamed(
+    'ACTIVATION_CLS', 'for a pair with linear, set USE_GATED_ACTIVATION=True'
+  ),
   'normalization_layer_epsilon': renamed('LAYERNORM_EPSILON'),
   'rope_max_timescale': renamed('ROPE_THETA'),
-  'rope_min_timescale': needless('it is 1'),
+  'rope_min_timescale': needless('it is always 1'),
   'sliding_window_size': renamed('SLIDING_WINDOW'),
   'attn_logits_soft_cap': renamed('ATTEN_LOGIT_CAP'),
   'final_logits_soft_cap': renamed('SOFTMAX_CAP_LOGITS'),
-  'logits_via_embedding': renamed('SEPARATE_EMBEDDING', 'it is the opposite'),
+  'logits_via_embedding': renamed('SEPARATE_EMBEDDING', 'with the opposite value'),
   'normalize_embedding_logits': absent('attend_scale of TokenEmbedding scales them, in task()'),
   'logits_dot_in_fp32': absent('the product is in FPROP_DTYPE and the loss in float32'),
   'use_iota_embed': needless('rows of the table are gathered'),
-  'use_untrainable_positional_embedding': renamed('TRAINABLE_POSITION_EMB', 'it is the opposite'),
+  'use_untrainable_positional_embedding': renamed(
+    'TRAINABLE_POSITION_EMB', 'with the opposite value'
+  ),
   'trainable_position_size': renamed(
     'TRAINABLE_POSITION_EMB', 'its length is MAX_POSITION_EMBEDDINGS'
   ),
@@ -84,19 +88,19 @@ KEYS: dict[str, Answer] = {
   'grad_dtype': renamed('GRADIENT_DTYPE'),
   'optimizer_memory_host_offload': renamed('OFFLOAD_OPTIMIZER'),
   'quantization': instead('USE_FP8, USE_INT8 or USE_TE choose a backend: docs/backends.md'),
-  'quantize_kvcache': absent('INT8_WEIGHTS quantizes the weights alone'),
+  'quantize_kvcache': absent('INT8_WEIGHTS quantizes only weights'),
   'quantization_local_shard_count': absent('USE_INT8 has no such number'),
   # How it is computed
   'remat_policy': renamed(
     'CHECKPOINT_POLICY', 'full is SAVE_NOTHING, minimal is SAVE_DOT_WITH_NO_BATCH_DIM'
   ),
   'scan_layers': renamed('USE_REPEATED_LAYER'),
-  'param_scan_axis': needless('it is the first dimension'),
+  'param_scan_axis': needless('it is always the first dimension'),
   'attention': renamed('USE_FLASH_ATTENTION', 'the device and the shape choose the kernel'),
-  'fused_qkv': needless('queries, keys and values share a matrix where their sizes allow it'),
+  'fused_qkv': needless('queries, keys and values share a matrix if their sizes allow it'),
   'fused_mlp': absent('the gate and the hidden units have a matrix each'),
   'gradient_accumulation_steps': renamed(
-    'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE counts the rows of all of them'
+    'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE counts the sequences of all microbatches'
   ),
   # The mesh
   **_axis('data replica'),
@@ -121,8 +125,8 @@ KEYS: dict[str, Answer] = {
   'enable_single_controller': absent('every host runs a process'),
   # The data
   'per_device_batch_size': renamed('PERCORE_BATCH_SIZE'),
-  'eval_per_device_batch_size': renamed('EVAL_BATCH_SIZE', 'rows on all devices together'),
-  'dataset_type': instead('A class of experiments/datasets.py is mixed in: docs/data.md'),
+  'eval_per_device_batch_size': renamed('EVAL_BATCH_SIZE', 'sequences on all devices together'),
+  'dataset_type': instead('Inherit from a class of experiments/datasets.py: docs/data.md'),
   'dataset_path': renamed('DATASET_PATH', 'of flat tokens; --tfds_data_dir is for TFDS'),
   'dataset_name': renamed('TRAIN_SOURCES', 'tfds:NAME:VERSION/SPLIT'),
   'eval_dataset_name': renamed('EVAL_SOURCES', 'tfds:NAME:VERSION/SPLIT'),
@@ -130,13 +134,13 @@ KEYS: dict[str, Answer] = {
   'eval_split': renamed('EVAL_SPLIT'),
   **each('hf_path hf_data_dir', renamed('TRAIN_SOURCES', 'hf:NAME:CONFIGURATION/SPLIT')),
   'hf_data_files': renamed('TRAIN_SOURCES', 'names of files'),
-  'hf_access_token': instead('HF_TOKEN in the environment is the same'),
+  'hf_access_token': instead('Set HF_TOKEN in the environment'),
   'tokenizer_path': renamed('VOCAB_PATH'),
   'packing': renamed('PACKED_INPUT'),
   'grain_worker_count': needless('a thread reads two batches ahead'),
-  'expansion_factor_real_data': absent('every process reads its own rows'),
-  'max_corpus_chars': instead('--sample_chars of paxlite train-tokenizer is the same'),
-  'reuse_example_batch': instead('Synthetic experiments, as Synthetic126M, measure without data'),
+  'expansion_factor_real_data': absent('every process reads its own sequences'),
+  'max_corpus_chars': instead('Use --sample_chars of paxlite train-tokenizer'),
+  'reuse_example_batch': instead('Synthetic experiments, such as Synthetic126M, need no data'),
   'enable_data_shuffling': absent(_SHUFFLED),
   **each('data_shuffle_seed init_weights_seed', renamed('SEED')),
   # Optimizer and schedule
@@ -156,7 +160,7 @@ KEYS: dict[str, Answer] = {
   'eval_interval': renamed('EVAL_INTERVAL_STEPS'),
   'eval_steps': renamed('MAX_EVAL_BATCHES'),
   'target_eval_loss': absent(
-    'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without a best one'
+    'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without improvement'
   ),
   # Profiles, faults, compilation
   'profiler': renamed('PROFILER_CAPTURE_STEP'),
@@ -169,7 +173,7 @@ KEYS: dict[str, Answer] = {
   'max_checkify': absent(
     'MAX_SKIPPED_STEPS=1 ends a run at the first NaN, and names its operation'
   ),
-  'jax_cache_dir': instead('JAX_COMPILATION_CACHE_DIR in the environment is the same'),
+  'jax_cache_dir': instead('Set JAX_COMPILATION_CACHE_DIR in the environment'),
   'compiled_trainstep_file': instead(
     '--compiled_step=FILE loads it; paxlite compile --save writes it'
   ),
@@ -185,7 +189,7 @@ KEYS: dict[str, Answer] = {
   'decode_sampling_top_k': renamed('TOP_K'),
   'decode_sampling_temperature': renamed('TEMPERATURE'),
   **each('load_from_prefill_dir prefill_cache_dir', absent('a prompt is read each time')),
-  'autoregressive_decode_assert': absent('it compares no texts'),
+  'autoregressive_decode_assert': absent('generated texts are not compared'),
   **each('prefill_key_axis_order prefill_value_axis_order', _CACHE),
   **each('ar_key_axis_order ar_value_axis_order', _CACHE),
   **each(

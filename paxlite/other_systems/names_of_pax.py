@@ -29,7 +29,7 @@ MODES: dict[str, Answer] = {
   'infer': instead('--mode=decode continues the prompts of DECODE_FILES'),
   **each(
     'tf_data_service_dispatcher tf_data_service_worker',
-    absent('each process reads its own rows, and no service distributes them'),
+    absent('each process reads its own sequences, without a data service'),
   ),
 }
 
@@ -48,7 +48,7 @@ FLAGS: dict[str, Answer] = {
   ),
   'eval_during_decode': absent('paxlite eval RUN evaluates a checkpoint', 'false'),
   'restore_checkpoint_dir': instead(
-    'Give --fdl.CHECKPOINT_RESTORE_PATH=FOLDER and a --job_log_dir without checkpoints'
+    'Use --fdl.CHECKPOINT_RESTORE_PATH=FOLDER and a --job_log_dir without checkpoints'
   ),
   'restore_checkpoint_step': instead(
     '--fdl.CHECKPOINT_RESTORE_PATH may name one checkpoint_%08d in a folder of checkpoints'
@@ -63,25 +63,23 @@ FLAGS: dict[str, Answer] = {
     'a job that is preempted saves and always exits', 'any'
   ),
   'checkpoint_todelete_subdir': absent('checkpoints beyond CHECKPOINT_MAX_TO_KEEP are deleted'),
-  'decode_output_pickle': needless('decoded texts are written as JSON lines only', 'any'),
-  'globally_use_hardware_rng': needless('the random numbers are those of JAX', 'any'),
+  'decode_output_pickle': needless('decoded texts are written as JSON lines', 'any'),
+  'globally_use_hardware_rng': needless('random numbers come from JAX', 'any'),
   'enable_auto_sharding': absent(
     'shardings follow ICI_MESH_SHAPE and DCN_MESH_SHAPE, which paxlite plan can choose', 'false'
   ),
-  'jax_traceback_filtering_option': instead(
-    'JAX_TRACEBACK_FILTERING in the environment is the same'
-  ),
-  'jax_xla_backend': instead('JAX_PLATFORMS in the environment is the same'),
-  'jax_backend_target': absent('the devices are those of this machine'),
-  'jax_enable_checks': instead('JAX_ENABLE_CHECKS in the environment is the same'),
+  'jax_traceback_filtering_option': instead('Set JAX_TRACEBACK_FILTERING in the environment'),
+  'jax_xla_backend': instead('Set JAX_PLATFORMS in the environment'),
+  'jax_backend_target': absent('a run uses the devices of its machine'),
+  'jax_enable_checks': instead('Set JAX_ENABLE_CHECKS in the environment'),
   **each(
     'jax_array_in_pax jax_parallel_functions_output_gda use_orbax',
-    needless('it chose between ways of an older Pax', 'any'),
+    needless('it chose between methods of an older Pax', 'any'),
   ),
   **each(
     'study controller_mode tuner_group metrics_from num_trials pythia_port', absent(_ONE_BY_ONE)
   ),
-  'alsologtostderr': same('it does nothing: logs go to stderr anyway'),
+  'alsologtostderr': same('it changes nothing: logs go to stderr anyway'),
   'logtostderr': needless('logs go to stderr anyway', 'any'),
 }
 
@@ -154,36 +152,36 @@ ATTRIBUTES: dict[str, Answer] = {
   **each('PROFILER_CAPTURE_STEP USE_LORA LORA_RANK LORA_TARGET_LAYERS', SAME),
   **each('CHECKPOINT_RESTORE_PATH CHECKPOINT_IGNORE_RULES', SAME),
   # Attention and embeddings
-  'USE_MQA': renamed('NUM_KV_HEADS', 'which is enough; 1 is multi-query attention'),
-  'USE_CUDNN_FLASH_ATTENTION': renamed(
-    'USE_FLASH_ATTENTION', 'on by default, where there is a kernel'
-  ),
-  'COMBINE_QKV': needless('queries, keys and values share a matrix where their sizes allow it'),
+  'USE_MQA': renamed('NUM_KV_HEADS', '1 is multi-query attention'),
+  'USE_CUDNN_FLASH_ATTENTION': renamed('USE_FLASH_ATTENTION', 'on by default if there is a kernel'),
+  'COMBINE_QKV': needless('queries, keys and values share a matrix if their sizes allow it'),
   'RELATIVE_BIAS': renamed('RELATIVE_BIAS_BUCKETS', 'GLaM has it'),
   'REL_POS_EMB_DIM': absent('positions are learned, sinusoidal, rotary or a relative bias'),
   'ENABLE_DCONV': absent('projections have no depthwise convolution'),
-  'EMBEDDING_LOOKUP_STYLE': needless('rows of the table are gathered, which is the same number'),
+  'EMBEDDING_LOOKUP_STYLE': needless('rows of the table are gathered, with the same result'),
   'TRAINABLE_PE_MAX_SEQ_LEN': renamed(
-    'MAX_POSITION_EMBEDDINGS', 'the rows of a table of learned positions'
+    'MAX_POSITION_EMBEDDINGS', 'the size of the table of learned positions'
   ),
   'RMS_NORM_EPSILON': renamed('LAYERNORM_EPSILON'),
   'INPUT_DROPOUT_PROB': renamed('EMBEDDING_DROPOUT_PROB'),
   'ACTIVATION': renamed('ACTIVATION_CLS', 'gelu, relu, silu'),
-  'MODEL_DTYPE': needless('trained parameters are float32, and FPROP_DTYPE is for the computation'),
+  'MODEL_DTYPE': needless('trained parameters are float32; the computation is in FPROP_DTYPE'),
   'ENABLE_BFLOAT16': renamed('FPROP_DTYPE', 'bfloat16 is the default'),
   'MODEL_CLASS': instead('task() says which model is trained: docs/experiments.md'),
   'ENABLE_TE': renamed('USE_TE', 'ENABLE_TE=1 in the environment works too'),
-  'ENABLE_FP8': renamed(
-    'TE_RECIPE', 'ENABLE_FP8=1 in the environment works too; USE_FP8 is of XLA'
-  ),
+  'ENABLE_FP8': renamed('TE_RECIPE', 'ENABLE_FP8=1 in the environment works too; USE_FP8 uses XLA'),
   # Experts
   'LOAD_BALANCING_WEIGHT': renamed('AUX_LOSS_COEF'),
   'Z_LOSS_WEIGHT': SAME,
-  'NUM_GPUS': instead('The mesh says it: ICI_MESH_SHAPE × DCN_MESH_SHAPE'),
+  'NUM_GPUS': instead('It follows from ICI_MESH_SHAPE × DCN_MESH_SHAPE'),
   # Pipeline
   'NUM_STAGES': instead('A pipeline is the mesh axis stage: docs/pipelines.md'),
-  'MICROBATCH_SIZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
-  'MICROBATCH_SIAZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
+  'MICROBATCH_SIZE': renamed(
+    'NUM_MICROBATCHES', 'sequences of a batch / sequences of a microbatch'
+  ),
+  'MICROBATCH_SIAZE': renamed(
+    'NUM_MICROBATCHES', 'sequences of a batch / sequences of a microbatch'
+  ),
   'CIRCULAR_REPEAT': renamed('NUM_PIPELINE_REPEATS'),
   'STREAM_IO': needless('the pipeline has one way to move its inputs'),
   'PIPELINE_BROADCAST_INPUTS': needless('the pipeline has one way to move its inputs'),
@@ -192,17 +190,17 @@ ATTRIBUTES: dict[str, Answer] = {
   'DECAY_END': renamed('LR_LRED_DECAY_END'),
   'EMA_DECAY': SAME,
   'TARGET_LOG_PPLX': absent(
-    'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without a best one'
+    'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without improvement'
   ),
   'NUM_TRAIN_STEPS': renamed('MAX_STEPS'),
   'CHECKPOINT_SAVE_MAX_TO_KEEP': renamed('CHECKPOINT_MAX_TO_KEEP'),
   'PROFILER_MIN_DURATION_SEC': needless('the profile has PROFILER_NUM_STEPS steps'),
-  'EVAL_SKIP_TRAIN': needless('evaluation is on held-out data alone'),
+  'EVAL_SKIP_TRAIN': needless('evaluation uses held-out data only'),
   'TRAINING_OPTIMIZED_SHARDING': needless('activations are always sharded for training'),
   'MESH_SHAPE': renamed('ICI_MESH_SHAPE'),
   # Data
-  'BATCH_SIZE': renamed('PERCORE_BATCH_SIZE', 'rows for each device'),
-  'PERCORE_EVAL_BATCH_SIZE': renamed('EVAL_BATCH_SIZE', 'rows on all devices together'),
+  'BATCH_SIZE': renamed('PERCORE_BATCH_SIZE', 'sequences per device'),
+  'PERCORE_EVAL_BATCH_SIZE': renamed('EVAL_BATCH_SIZE', 'sequences on all devices together'),
   'TRAINING_SEED': renamed('SEED'),
   'TRAIN_INPUT_RANDOM_SEED': renamed('SEED'),
   'TRAINING_NUM_BATCHES_TO_SKIP': needless('a checkpoint holds the position in the data'),
@@ -233,14 +231,14 @@ CONVERT_TE: dict[str, Answer] = {
   'direction': SAME,
   'input_path': renamed('--checkpoint', 'both names work'),
   'output_path': renamed('--path', 'both names work'),
-  'fw': needless('the checkpoint is one of paxlite; paxlite import reads those of Pax'),
+  'fw': needless("the checkpoint is paxlite's; paxlite import reads Pax's"),
   **each('num_of_layer num_of_head head_dim mlp_intermediate_dim embed_dim', _SIZES),
   **each('use_gated_activations pax_repeat pax_split_qkv num_gqa_groups te_qkv_layout', _SIZES),
   'kernel_chunk_size': needless('variables are written one by one'),
   'weight_only': needless("Adam's moments are converted if the checkpoint has them"),
   'skip_ln': absent('the scales and biases of norms are always converted'),
   'skip_bias': absent('a model without biases has none to convert'),
-  't5x_fuse_qkv': absent('checkpoints are those of paxlite and of Pax'),
+  't5x_fuse_qkv': absent("checkpoints are paxlite's or Pax's"),
 }
 
 # Flags of saxml's convert_llama_ckpt.py, which is paxlite import. Its older versions have the
@@ -265,8 +263,8 @@ VARIABLES: dict[str, Answer] = {
   ),
   'NCCL_IB_SL': needless("run_llama_boolq.sh sets 0 in Pax, which is NCCL's default"),
   'NCCL_PROTO': needless(
-    'run_llama_boolq.sh sets LL128 in Pax; NCCL chooses it where the links are safe for it, and '
-    'says that data may be corrupted elsewhere'
+    'run_llama_boolq.sh sets LL128 in Pax; NCCL chooses it if the links are safe for it; '
+    'elsewhere it may corrupt data'
   ),
-  'CUDA_DEVICE_MAX_CONNECTIONS': needless('set it yourself where it helps: it is passed on'),
+  'CUDA_DEVICE_MAX_CONNECTIONS': needless('if you set it, it is passed on'),
 }

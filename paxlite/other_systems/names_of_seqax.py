@@ -12,7 +12,7 @@ KEYS: dict[str, Answer] = {
   'model.vocab': renamed('VOCAB_SIZE'),
   'model.rope_max_timescale': renamed('ROPE_THETA'),
   'training.seed': renamed('SEED'),
-  'training.tokens.batch': renamed('PERCORE_BATCH_SIZE', 'the rows of a batch / devices'),
+  'training.tokens.batch': renamed('PERCORE_BATCH_SIZE', 'sequences of a batch / devices'),
   'training.tokens.len': renamed('MAX_SEQ_LEN'),
   'training.steps': renamed('MAX_STEPS'),
   'training.warmup_steps': renamed('LR_COS_WARMUP'),
@@ -30,22 +30,22 @@ KEYS: dict[str, Answer] = {
   **each(
     'flat_tokens.streams flat_tokens.read_blocks_per_shuffle_buffer'
     ' flat_tokens.sequences_per_read_block',
-    needless('rows are permuted over the whole dataset, without a buffer'),
+    needless('sequences are shuffled over the whole dataset, without a buffer'),
   ),
   'hf_dataset.path': renamed('TRAIN_SOURCES', 'hf:NAME:CONFIGURATION/SPLIT'),
   'hf_dataset.name': renamed('TRAIN_SOURCES', 'hf:NAME:CONFIGURATION/SPLIT'),
   'hf_dataset.tokenizer': renamed('VOCAB_PATH'),
   'hf_dataset.num_workers': needless('a thread reads two batches ahead'),
   'hf_dataset.sequences_packed_per_batch': needless(
-    'rows are packed until they are full where PACKED_INPUT is True'
+    'with PACKED_INPUT=True, sequences are packed until they are full'
   ),
   **each(
     'paths.root_working_dir paths.model_name',
-    instead('--job_log_dir=FOLDER is where a run writes'),
+    instead('--job_log_dir=FOLDER is the run folder'),
   ),
   'checkpoint_interval': renamed('CHECKPOINT_EVERY_N_STEPS'),
   'num_hosts': instead('--num_hosts, or nothing in a Slurm step'),
   'io.max_io_threads': absent('Orbax chooses the number of threads'),
-  'mesh.d': instead("It is the mesh's axis data here: the second number in ICI_MESH_SHAPE"),
-  'mesh.t': instead("It is the mesh's axis mdl here: the third number in ICI_MESH_SHAPE"),
+  'mesh.d': instead('It is the size of the mesh axis data, the second number in ICI_MESH_SHAPE'),
+  'mesh.t': instead('It is the size of the mesh axis mdl, the third number in ICI_MESH_SHAPE'),
 }

@@ -23,7 +23,7 @@ def cell(answer: Answer) -> str:
     'renamed': answer.target,
     'instead': '',
     'needless': 'leave it out',
-    'absent': 'none',
+    'absent': 'not supported',
   }[answer.kind]
   text = f'{start}: {answer.text}' if start and answer.text else start or answer.text
   text = re.sub(r'(?<![\w-])(--[a-z][\w.]*(?:=[\w.]+)?)', r'`\1`', text)

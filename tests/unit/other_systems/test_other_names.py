@@ -271,7 +271,7 @@ def test_every_attribute_is_answered(known, library):
 def test_an_attribute_of_pax_is_not_taken_for_a_near_name():
   for name, said in {
     'USE_MQA': 'It is NUM_KV_HEADS here',
-    'TARGET_LOG_PPLX': 'nothing like it: a run ends at MAX_STEPS',
+    'TARGET_LOG_PPLX': 'Not supported: a run ends at MAX_STEPS',
     'NUM_STAGES': 'A pipeline is the mesh axis stage',
   }.items():
     with pytest.raises(UserError, match=f'has no attribute {name}. .*{said}') as error:
@@ -377,7 +377,7 @@ def test_key_value_arguments_are_all_answered():
   assert said == (
     '--fdl_config=EXPERIMENT is used in place of a YAML file. '
     'steps: It is MAX_STEPS here. Write MAX_STEPS=VALUE. '
-    "ici_fsdp_parallelism: It is the mesh's axis data here: its number in ICI_MESH_SHAPE."
+    'ici_fsdp_parallelism: It is the size of the mesh axis data in ICI_MESH_SHAPE.'
   )
 
 
@@ -392,7 +392,7 @@ def test_every_flag_of_the_converters_is_accepted_or_answered():
       flag = '--' + name.replace('_', '-')
       for argv in ([flag, 'x', '--to=y'], [f'{flag}=x', '--to=y'], [flag, '--to=y']):
         if answer.kind == 'absent':
-          with pytest.raises(UserError, match=f'{flag}: paxlite has nothing like it: '):
+          with pytest.raises(UserError, match=f'{flag}: Not supported: '):
             other_names.translated(argv, names)
           continue
         kept, warnings = other_names.translated(argv, names)
