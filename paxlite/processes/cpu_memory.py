@@ -4,7 +4,8 @@ In every step XLA allocates the memory of the temporaries with malloc and frees 
 then clears and maps this memory each time: 240,000 pages of 4 KiB for a step of 124M parameters. A
 malloc that keeps freed memory, in pages of 2 MiB, soon asks the kernel for almost nothing
 (benchmarks/README.md). The price is memory: freed blocks do not always have a size that is needed
-again, and the memory that compiling or restoring used once stays with the process.
+again, and the memory that compiling or restoring used once stays with the process. Where the kernel
+has large pages, blocks of 32 MiB or more therefore go back to it: mapping them again is cheap.
 """
 
 import contextlib
@@ -15,13 +16,15 @@ import sys
 
 _VARIABLE = 'GLIBC_TUNABLES'
 _LARGE_PAGES = 'glibc.malloc.hugetlb'
+# Blocks with their own mapping go back to the kernel: none of them, or the largest ones.
+_WITHOUT_MAPPINGS = {'glibc.malloc.mmap_max': 0}
+_LARGEST_MAPPED = {'glibc.malloc.mmap_threshold': 32 << 20}  # glibc accepts no higher threshold
 _KEPT = {
-  'glibc.malloc.mmap_max': 0,  # Blocks with their own mapping would go back to the kernel.
   'glibc.malloc.trim_threshold': 1 << 40,
   'glibc.malloc.arena_max': 1,  # Arenas of other threads map blocks above 64 MB separately.
 }
-# settings with which users limit memory
-_OTHERS = 'glibc.malloc.mmap_threshold', 'glibc.malloc.top_pad'
+_OURS = _KEPT | _WITHOUT_MAPPINGS | _LARGEST_MAPPED | {_LARGE_PAGES: 1}
+_OTHERS = ('glibc.malloc.top_pad',)  # with which users limit memory, too
 _OLD_NAMES = 'ARENA_MAX', 'TRIM_THRESHOLD_', 'MMAP_MAX_', 'MMAP_THRESHOLD_', 'TOP_PAD_'
 _SETTING = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 _ACCELERATORS = '/dev/nvidiactl', '/dev/kfd', '/dev/dxg', '/dev/accel0', '/dev/vfio'
@@ -34,18 +37,21 @@ def environment() -> dict[str, str]:
   The C library must be glibc 2.35 or newer. The machine must have no accelerator, unless
   JAX_PLATFORMS is cpu. If GLIBC_TUNABLES or a variable MALLOC_… already has one of these settings,
   nothing is changed. Large pages are requested if the kernel leaves the choice to programs
-  ([madvise]).
+  ([madvise]). Without them, malloc keeps blocks of all sizes.
   """
   tunables = os.environ.get(_VARIABLE, '')
   on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu' or not any(map(os.path.exists, _ACCELERATORS))
-  named = any(name in tunables for name in (_LARGE_PAGES, *_KEPT, *_OTHERS))
+  named = any(name in tunables for name in (*_OURS, *_OTHERS))
   named |= any(f'MALLOC_{name}' in os.environ for name in _OLD_NAMES)
   if named or not on_cpu or _glibc() < (2, 35):
     return {}
-  chosen = dict(_KEPT)
+  setting = ''
   with contextlib.suppress(OSError):
-    if '[madvise]' in _SETTING.read_text():
-      chosen[_LARGE_PAGES] = 1
+    setting = _SETTING.read_text()
+  asked, always = '[madvise]' in setting, '[always]' in setting
+  chosen = _KEPT | (_LARGEST_MAPPED if asked or always else _WITHOUT_MAPPINGS)
+  if asked:
+    chosen[_LARGE_PAGES] = 1
   added = [f'{name}={value}' for name, value in chosen.items()]
   return {_VARIABLE: ':'.join([tunables, *added]).lstrip(':')}
 
@@ -72,7 +78,7 @@ def restart_with_them() -> None:
 
 def _leave_to_children_what_was_there() -> None:
   """Removes our tunables, which glibc has read, from the environment."""
-  ours = {f'{name}={value}' for name, value in (_KEPT | {_LARGE_PAGES: 1}).items()}
+  ours = {f'{name}={value}' for name, value in _OURS.items()}
   left = [t for t in os.environ.get(_VARIABLE, '').split(':') if t and t not in ours]
   if left:
     os.environ[_VARIABLE] = ':'.join(left)

@@ -124,15 +124,17 @@ def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
   setting = tmp_path / 'enabled'
   monkeypatch.setattr(cpu_memory, '_SETTING', setting)
   monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
-  kept = {'mmap_max': '0', 'trim_threshold': str(1 << 40), 'arena_max': '1'}
-  large = {'hugetlb': '1'}
-  assert tunables() == kept  # a different kernel
+  kept = {'trim_threshold': str(1 << 40), 'arena_max': '1'}
+  all_sizes, small_ones = {'mmap_max': '0'} | kept, {'mmap_threshold': str(32 << 20)} | kept
+  assert tunables() == all_sizes  # a different kernel
+  setting.write_text('always madvise [never]\n')
+  assert tunables() == all_sizes
   setting.write_text('[always] madvise never\n')
-  assert tunables() == kept
+  assert tunables() == small_ones
   setting.write_text('always [madvise] never\n')
-  assert tunables() == kept | large
+  assert tunables() == small_ones | {'hugetlb': '1'}
   monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=1')
-  assert tunables() == {'check': '1'} | kept | large
+  assert tunables() == {'check': '1', 'hugetlb': '1'} | small_ones
   for name in ('hugetlb', 'mmap_max', 'trim_threshold', 'arena_max', 'mmap_threshold', 'top_pad'):
     monkeypatch.setenv('GLIBC_TUNABLES', f'glibc.malloc.{name}=0')
     assert cpu_memory.environment() == {}
@@ -158,22 +160,50 @@ _NONE = "another C library, or the environment tells malloc's part itself"
 
 
 @pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
-def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
+@pytest.mark.parametrize('large_pages', [False, True])
+def test_memory_that_was_freed_is_used_again_without_asking_the_kernel(
+  large_pages, tmp_path, monkeypatch
+):
   """The test is necessary because glibc silently ignores unknown tunables."""
+  if not large_pages:
+    monkeypatch.setattr(cpu_memory, '_SETTING', tmp_path / 'missing')
+  elif 'mmap_max' in tunables():
+    pytest.skip('the kernel has no large pages')
+  kept, without = page_faults(30_000_000), page_faults(30_000_000, ours=False)
+  assert kept < 10
+  assert without > 3_000  # 30 MB in pages of 4 KiB are 7,324 faults
+  # Blocks of 32 MiB or more go back to the kernel where a fault brings 2 MiB, but for both ends.
+  assert page_faults(100_000_000) < (48 + 2 * 512 if large_pages else 10)
+  assert page_faults(100_000_000, ours=False) > 10_000  # 24,414 in pages of 4 KiB
+
+
+def page_faults(size: int, ours: bool = True) -> int:
+  """Returns the page faults of an allocation in a process that has freed one of the same size."""
   code = (
     'import resource\n'
     'faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n'
-    'bytearray(100_000_000); before = faults(); bytearray(100_000_000)\n'
+    f'bytearray({size}); before = faults(); bytearray({size})\n'
     'print(faults() - before)'
   )
   env = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
-  count = lambda **more: int(
-    subprocess.run(
-      [sys.executable, '-c', code], capture_output=True, text=True, check=True, env=env | more
-    ).stdout
+  env |= cpu_memory.environment() if ours else {}
+  command = [sys.executable, '-c', code]
+  return int(subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout)
+
+
+@pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
+def test_large_blocks_that_were_freed_are_not_held(monkeypatch, tmp_path):
+  """A freed block that is too small for the next one would stay with the process."""
+  if 'mmap_max' in tunables():
+    pytest.skip('the kernel has no large pages')
+  code = (
+    'import pathlib\n'
+    'for size in range(100_000_000, 1_000_000_000, 100_000_000): bytearray(size)\n'
+    "print(pathlib.Path('/proc/self/statm').read_text().split()[1])\n"
   )
-  assert count(**cpu_memory.environment()) < 10
-  assert count() > 10_000  # 100 MB in pages of 4 KiB are 24,414 faults
+  env = os.environ | cpu_memory.environment()
+  process = subprocess.run([sys.executable, '-c', code], capture_output=True, check=True, env=env)
+  assert int(process.stdout) * os.sysconf('SC_PAGE_SIZE') < 100_000_000
 
 
 def test_children_have_the_environment_that_the_user_gave(monkeypatch):
@@ -195,13 +225,13 @@ def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
   flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'
   with running(runs.command(tmp_path / 'a', *flags)) as process:
     wait_for(tmp_path / 'a' / 'metrics.jsonl')
-    assert 'glibc.malloc.mmap_max=0' in proc(process, 'environ')
+    assert cpu_memory.environment()['GLIBC_TUNABLES'] in proc(process, 'environ')
     assert proc(process, 'cmdline').split('\0').count('paxlite_restarted') == 1
   # If glibc or a wrapper removes the variable, the process must not restart repeatedly.
   command = [sys.executable, '-X', 'paxlite_restarted', *runs.command(tmp_path / 'b', *flags)[1:]]
   with running(command) as process:
     wait_for(tmp_path / 'b' / 'metrics.jsonl')
-    assert 'mmap_max' not in proc(process, 'environ')
+    assert 'glibc.malloc' not in proc(process, 'environ')
 
 
 @pytest.mark.parametrize(
