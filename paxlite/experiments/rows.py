@@ -55,6 +55,8 @@ class Rows(LanguageModel, subject='Data'):
 
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
     """Raises UserError if a file is used both for training and for evaluation."""
+    if not (train and held_out):
+      return  # datasets of the Hub would be copied for nothing
     apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
     for both in sorted(apart[0] & apart[1]):
       raise UserError(

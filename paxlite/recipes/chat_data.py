@@ -1,11 +1,14 @@
-"""The data of the recipe chat_small: plain facts, sums, and chats with a calculator.
+"""The data of the bundled recipes: plain facts, sums, and chats with a calculator.
 
-All of it is drawn from a seed; there is nothing about persons.
+They are drawn from a seed; there is nothing about persons. Tokenizers and questions may come from
+datasets of the Hub, too.
 """
 
+import itertools
 import json
 import pathlib
 import random
+import re
 from collections.abc import Iterator, Mapping
 
 from paxlite.core.json_text import JsonObject
@@ -170,12 +173,40 @@ def _write_task(folder: pathlib.Path, name: str, records: list[JsonObject], **mo
   (folder / f'{name}.json').write_text(json.dumps(task))
 
 
-def write_tokenizer(folder: pathlib.Path, files: list[str], vocab_size: int) -> None:
-  """Trains byte-level BPE, with a token for each digit, on what is not held out of text files."""
+def write_questions(folder: pathlib.Path, source: str) -> None:
+  """Writes prompts.jsonl from records such as GSM8K's, whose answers end in '#### NUMBER'."""
+  from paxlite.data.records import read_records
+  from paxlite.files.text_files import expanded
+
+  records = (record for file in expanded([source]) for _, record in read_records(file))
+  _write(folder / 'prompts.jsonl', (_question(x['question'], x['answer']) for x in records))
+
+
+def _question(question: str, answer: str) -> JsonObject:
+  return {'messages': [_user(question)], 'answer': _number(answer.rpartition('####')[2])}
+
+
+def _number(text: str) -> str:
+  """Returns the last number in a text, without commas; '' if there is none."""
+  found = re.findall(r'-?\d[\d,]*(?:\.\d+)?', text)
+  return found[-1].replace(',', '') if found else ''
+
+
+def last_number(record: Mapping[str, str], answer: str) -> float:
+  """Returns 1 if the last number of an answer is the right one, else 0: the reward of chat_d20."""
+  return float(_number(answer) == record['answer'])
+
+
+def write_tokenizer(
+  folder: pathlib.Path, files: list[str], vocab_size: int, characters: int = 20_000_000
+) -> None:
+  """Trains byte-level BPE, with a token for each digit, on the first characters of sources.
+
+  What a run would hold out of them is left out. Text files are read as by TextFiles, and all other
+  sources as by DocumentFiles.
+  """
   import tokenizers
   from tokenizers import decoders, models, pre_tokenizers, trainers
-
-  from paxlite.data.text import split_blocks
 
   tokenizer = tokenizers.Tokenizer(models.BPE())
   parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
@@ -187,8 +218,33 @@ def write_tokenizer(folder: pathlib.Path, files: list[str], vocab_size: int) -> 
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
-  texts = (block for file in files for block, is_held in split_blocks(file) if not is_held)
+  texts = _first(itertools.chain.from_iterable(map(_shown, files)), characters)
   tokenizer.train_from_iterator(texts, trainer)
   tokenizer.save(str(folder / 'tokenizer.json'))
   (folder / 'tokenizer_config.json').write_text(json.dumps({'eos_token': SPECIAL[0]}))
   (folder / 'chat_template.jinja').write_text(TEMPLATE)
+
+
+def _shown(source: str) -> Iterator[str]:
+  """Yields the texts of a source but for those that are held out of training."""
+  from paxlite.data.held_out import is_held_out, text_identity
+  from paxlite.data.records import read_records, text_of
+  from paxlite.data.text import split_blocks
+  from paxlite.experiments.datasets import DocumentFiles
+  from paxlite.files.text_files import expanded, kind
+
+  if not source.startswith(('hf:', 'tfds:')) and kind(source) == '.txt':
+    yield from (block for block, is_held in split_blocks(source) if not is_held)
+    return
+  for place, record in itertools.chain.from_iterable(map(read_records, expanded([source]))):
+    text = text_of(record, DocumentFiles.TEXT_FIELD, place)
+    if not is_held_out(text_identity(text), 1 / DocumentFiles.HELD_OUT_EVERY):
+      yield text
+
+
+def _first(texts: Iterator[str], characters: int) -> Iterator[str]:
+  """Yields texts until they have so many characters."""
+  for text in texts:
+    yield text
+    if (characters := characters - len(text)) <= 0:
+      return

@@ -9,6 +9,7 @@ Exits with 1 if what must hold at the end of a stage does not, and with 75 if it
 Examples:
   paxlite recipe chat_small
   paxlite recipe my_recipe.py --folder=runs/mine --until=sft --set sft.LEARNING_RATE=1e-5
+  paxlite recipe chat_d20 --dry_run --target=h100x8 --price=2.5
 """
 
 import importlib
@@ -25,10 +26,12 @@ from paxlite.cli.terminal import say, warn
 from paxlite.cli.user_modules import import_named
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.core.near_names import did_you_mean
-from paxlite.recipes import bundled
+from paxlite.recipes import bundled, prediction
 from paxlite.recipes.recipe import Files, Recipe, Stage, placed
 
 if TYPE_CHECKING:
+  from paxlite.aot.targets import Target
+  from paxlite.experiments.base import Experiment
   from paxlite.recipes.experiments import Needs
   from paxlite.recipes.processes import Processes
   from paxlite.recipes.recipe_folder import RecipeFolder, Status
@@ -39,13 +42,24 @@ PARSER.option('--folder', 'where the stages are (runs/RECIPE)', local, metavar='
 PARSER.option('--until', 'the last stage to run', metavar='STAGE')
 PARSER.option('--set', 'another value', action='append', default=[], metavar='STAGE.NAME=VALUE')
 PARSER.option('--dry_run', 'print the stages and what they take, and run none', bool)
+PARSER.option(
+  '--target', 'with --dry_run: the machine to predict the hours on, as for `paxlite plan`'
+)
+PARSER.option('--price', 'with --target: dollars of an hour of one device, for the cost')
 
 
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
+  if args.target is not None and not args.dry_run:
+    raise UserError(f'--target={args.target} is for --dry_run: stages are run on this machine')
+  if args.price is not None and args.target is None:
+    raise UserError(f'--price={args.price} is for --target: the hours are not known without it')
+  price = None if args.price is None else prediction.price_of(args.price)
+  target = None if args.target is None else prediction.target_of(args.target)
   import jax
 
-  jax.config.update('jax_platforms', 'cpu')  # the devices are those of the stages' processes
+  if args.target != 'here':  # the devices are those of the stages' processes
+    jax.config.update('jax_platforms', 'cpu')
   from paxlite.files.folder_lock import FolderLock
   from paxlite.recipes import experiments, results
   from paxlite.recipes.processes import Processes
@@ -66,8 +80,13 @@ def main(argv: Sequence[str]) -> None:
   needs = {name: experiments.needs_of(built[name]) for name in names if name in built}
   header = ['stage', 'parameters', 'tokens', 'FLOPs', 'bytes on disk', '']
   rows = [[n, *experiments.shown(needs, n), str(status)] for n, status in statuses.items()]
-  for line in results.lines([header, *rows]):
+  table = [header, *rows]
+  if target is not None:
+    table = _with_hours(table, {n: e for n, e in built.items() if n in names}, target, price)
+  for line in results.lines(table):
     say(line)
+  if target is not None:
+    say(prediction.NOTE)
   if args.dry_run:
     return
   _check_disk(folder, needs, statuses)
@@ -92,6 +111,27 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(1)
   if len(found := results.table(recipe, folder)) > 1:
     say('\n' + '\n'.join(results.lines(found)))
+
+
+def _with_hours(
+  table: Sequence[Sequence[str]],
+  built: Mapping[str, 'Experiment'],
+  target: 'Target',
+  price: float | None,
+) -> list[list[str]]:
+  """Returns a table of stages with their hours on a machine, their cost, and the sums."""
+  hours: dict[str, float | None] = {}
+  for name, e in built.items():
+    warn(f'predicting {name} on {target.name}')
+    hours[name] = prediction.hours_of(e, target, name)
+  header, *rows = table
+  rows = [*rows, [''] * len(header)]
+  added = [prediction.cells(hours[row[0]], target, price) if row[0] in hours else ['', '']
+           for row in rows[:-1]]  # fmt: skip
+  added.append(prediction.cells(sum(filter(None, hours.values())), target, price))
+  shown = 1 if price is None else 2
+  pairs = zip([header, *rows], [['hours', 'dollars'], *added], strict=True)
+  return [[*row[:-1], *cells[:shown], row[-1]] for row, cells in pairs]
 
 
 def module_of(given: str) -> str:

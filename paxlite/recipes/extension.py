@@ -5,7 +5,7 @@ from paxlite.core.extension import Command, Extension
 _PURPOSE = 'run the stages of a recipe, or those that have changed'
 EXTENSION = Extension(
   'recipes',
-  needs=('eval', 'finetuning'),  # for files of tasks, and for chat_small
+  needs=('aot', 'eval', 'finetuning'),  # for hours, files of tasks, and the bundled recipes
   commands=(Command('recipe', _PURPOSE, 'paxlite.recipes.command', 'Runs'),),
   experiments=('paxlite.recipes.bundled',),
 )

@@ -1,0 +1,31 @@
+"""Hours and cost on a machine: what is refused, and what is written."""
+
+import types
+
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.recipes import command, prediction
+
+
+@pytest.mark.parametrize(
+  ('words', 'said'),
+  [
+    (['--target=h100x8'], 'is for --dry_run'),
+    (['--dry_run', '--price=2.5'], 'is for --target'),
+    (['--dry_run', '--target=h100x8', '--price=cheap'], 'must be dollars of an hour'),
+    (['--dry_run', '--target=h100x8', '--price=-1'], 'must be dollars of an hour'),
+    (['--dry_run', '--target=h100x8', '--price=nan'], 'must be dollars of an hour'),
+  ],
+)
+def test_what_cannot_be_is_refused_in_a_line(words, said):
+  with pytest.raises(UserError, match=said) as e:
+    command.main(['chat_small', *words])
+  assert '\n' not in str(e.value)
+
+
+def test_hours_cost_those_of_all_devices():
+  target = types.SimpleNamespace(devices=8)
+  assert prediction.cells(1.5, target, 2.5) == ['1.5', '30.00']
+  assert prediction.cells(1.5, target, None) == ['1.5', '']
+  assert prediction.cells(None, target, 2.5) == ['?', '?']
