@@ -45,6 +45,7 @@ def main() -> None:
   parser.add_argument('--scales', nargs='*', type=float, default=[0.5, 1, 1.5, 2])
   parser.add_argument('--their_scales', nargs='*', type=float, default=[5, 10, 20, 40])
   parser.add_argument('--seeds', nargs='*', type=int, default=[0])
+  parser.add_argument('--vocab', type=int, default=VOCAB_SIZE, help='token ids; each has its RUNS')
   parser.add_argument('--evaluations', type=int, default=3, help='of each run')
   parser.add_argument('--experiment', default='benchmarks.nanochat.experiment.Beside')
   parser.add_argument('--values', nargs='*', default=[], help='attributes of it, NAME=VALUE')
@@ -53,7 +54,7 @@ def main() -> None:
   args = parser.parse_args()
   args.nanochat, args.runs = args.nanochat.resolve(), args.runs.resolve()
   args.width = args.width or HEAD * args.depth
-  documents.write(args.runs, args.seeds, VOCAB_SIZE, LENGTH)
+  documents.write(args.runs, args.seeds, args.vocab, LENGTH)
   done = args.runs / ('times.jsonl' if args.time_only else 'results.jsonl')
   for key in timed(args) if args.time_only else planned(args):
     if any(key.items() <= result.items() for result in results(done)):
@@ -112,7 +113,7 @@ def of_nanochat(args: argparse.Namespace, key: Result) -> Result:
     return log.read_text()
 
   if not (base / 'tokenizer' / 'token_bytes.pt').exists():
-    run('tokenizer', '-m', 'scripts.tok_train', f'--vocab-size={VOCAB_SIZE}')
+    run('tokenizer', '-m', 'scripts.tok_train', f'--vocab-size={args.vocab}')
   name = f'd{key["depth"]}_w{key["width"]}_n{steps}_x{scale:g}'
   every = -1 if 'round' in key else max(1, steps // args.evaluations)
   log = run(
@@ -141,7 +142,7 @@ def of_paxlite(args: argparse.Namespace, key: Result) -> Result:
   shutil.rmtree(run, ignore_errors=True)
   every = max(1, steps // args.evaluations)
   values = {
-    'DATASET_PATH': data, 'VOCAB_PATH': data / 'tokenizer.model', 'VOCAB_SIZE': VOCAB_SIZE,
+    'DATASET_PATH': data, 'VOCAB_PATH': data / 'tokenizer.model', 'VOCAB_SIZE': args.vocab,
     'MAX_SEQ_LEN': LENGTH, 'PERCORE_BATCH_SIZE': ROWS, 'NUM_LAYERS': key['depth'],
     'MODEL_DIMS': key['width'], 'NUM_HEADS': key['width'] // HEAD, 'HIDDEN_DIMS': 4 * key['width'],
     'MAX_STEPS': steps, 'SEED': key['seed'], 'LEARNING_RATE': RATE * key['scale'],

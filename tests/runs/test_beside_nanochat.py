@@ -37,13 +37,14 @@ def few_texts(monkeypatch, tmp_path):
   text = tmp_path / 'text.txt'
   text.write_text(read_text(packaged.TEXTS[0])[:60_000])
   monkeypatch.setattr(packaged, 'TEXTS', [str(text)])
-  monkeypatch.setattr(beside, 'VOCAB_SIZE', VOCAB_SIZE)
+
   monkeypatch.setattr(beside, 'LENGTH', 64)
   return text.read_text()
 
 
 def run(monkeypatch, capsys, tmp_path, *flags):
-  words = [str(tmp_path / 'nanochat'), str(tmp_path / 'runs'), '--depth=1', '--steps=3', *flags]
+  words = [str(tmp_path / 'nanochat'), str(tmp_path / 'runs'), '--depth=1', '--steps=3']
+  words += [f'--vocab={VOCAB_SIZE}', *flags]
   monkeypatch.setattr(sys, 'argv', ['nanochat', *words])
   beside.main()
   return capsys.readouterr().out
