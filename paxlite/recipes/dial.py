@@ -1,6 +1,6 @@
 """One dial for chat models: the depth decides the sizes, the batch, the tokens and the rates.
 
-class Mine(TextFiles, Chat(depth=4)):
+class Books(TextFiles, Chat(depth=4)):
   TRAIN_FILES = ['books/*.txt']
 
 Widths, initial values, rates and factors follow the rules of docs/ladder.md. docs/recipes.md has
@@ -85,10 +85,11 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
 
   @property
   def _batch_tokens(self) -> int:
-    """A power of two."""
+    """A power of two, and at least a sequence for each device."""
     tokens = self.TRAIN_TOKENS
     best = min(_BATCH * tokens**_BATCH_EXPONENT, tokens / _FEWEST_STEPS)
-    return max(_SMALLEST_BATCH, self.MAX_SEQ_LEN, 1 << int(math.log2(max(1, best))))
+    least = max(_SMALLEST_BATCH, self.MAX_SEQ_LEN * self.num_devices)
+    return max(least, 1 << int(math.log2(max(1, best))))
 
   @property
   def _steps(self) -> int:

@@ -155,7 +155,7 @@ def test_imports_go_downward():
 # and what reads the states of hybrid models
 KNOW_FAMILIES = {
   'weights.meta', 'weights.gguf_keys', 'weights.commands.import_weights',
-  'weights.mamba_keys', 'weights.state_layout', 'recipes.bundled.chat_small',
+  'weights.mamba_keys', 'weights.state_layout', 'recipes.bundled.chat_small', 'recipes.dial',
   'experiments.gpt_bigcode', 'experiments.gpt_neo', 'experiments.gptj', 'experiments.minimax',
 }  # fmt: skip
 

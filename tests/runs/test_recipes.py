@@ -350,3 +350,50 @@ def test_chat_small_has_a_table_of_all_stages(tmp_path):
   ]
   assert all(len(row) == 5 for row in cells if row[0] != 'pretrain' and row[1] != 'held_out')
   runs.module('paxlite', 'chat', f'{tmp_path}/chat/grpo', '--prompt=What is 2 + 3?')
+
+
+def _written(path: pathlib.Path, records: list[dict]) -> str:
+  path.write_text(''.join(json.dumps(record) + '\n' for record in records))
+  return str(path)
+
+
+@pytest.mark.slow
+def test_chat_d20_runs_on_its_mesh_with_files_in_place_of_the_hub(tmp_path):
+  """Of depth 1, on eight virtual devices."""
+  say = lambda role, content: {'role': role, 'content': content}
+  texts = [{'text': f'{i} pens and {i} inks are {2 * i} things. ' * 20} for i in range(60)]
+  chats = [{'messages': [say('user', f'{i}?'), say('assistant', f'{i}!')]} for i in range(200)]
+  asked = [{'question': f'What is {i}?', 'answer': f'It is {i}. #### {i}'} for i in range(20)]
+  found = {
+    name: _written(tmp_path / f'{name}.jsonl', records)
+    for name, records in (('texts', texts), ('chats', chats), ('asked', asked))
+  }
+  small = ['DEPTH=1', 'MAX_STEPS=2', 'VOCAB_SIZE=400', 'EVAL_TASKS=[]', 'MAX_EVAL_BATCHES=1']
+  values = [f'{name}.{value}' for name in ('pretrain', 'sft', 'grpo') for value in small]
+  values += [f'tokenizer.files=["{found["texts"]}"]', 'tokenizer.vocab_size=400']
+  values += [f'pretrain.TRAIN_SOURCES={found["texts"]}', 'data.chats=100']
+  values += [f'sft.TRAIN_FILES={found["chats"]},{{data}}/chats.jsonl', 'sft.PERCORE_BATCH_SIZE=1']
+  values += [f'questions.source={found["asked"]}', 'grpo.PERCORE_BATCH_SIZE=2']
+  values += [
+    'grpo.MAX_NEW_TOKENS=8',
+    'grpo.MAX_SEQ_LEN=64',
+    'pretrain.EVAL_TASKS_IN_TRAINING=False',
+  ]
+  settings = [f'--set={value}' for value in values]
+  runs.module('paxlite', 'recipe', 'chat_d20', f'--folder={tmp_path}/chat', *settings, devices=8)
+  about = json.loads((tmp_path / 'chat' / 'grpo' / 'experiment.json').read_text())['values']
+  assert (about['NUM_LAYERS'], about['MODEL_DIMS']) == (1, 64)
+  assert about['LEARNING_RATE_FACTORS'] == ['transformer/.*/w=4']  # by AdamW
+
+
+@pytest.mark.slow
+def test_hours_are_predicted_by_steps_that_are_run(tmp_path):
+  folder = written(tmp_path / 'hours')
+  said = recipe(folder, '--dry_run', '--target=here', '--price=2')
+  header, *rows = said.splitlines()[:-1]
+  assert re.split('  +', header)[5:] == ['hours', 'dollars']
+  found = {row.split()[0]: re.split('  +', row)[5:7] for row in rows[2:5]}
+  assert [*found] == ['base', 'more', 'other']
+  assert all(float(hours) > 0 for hours, _ in found.values())
+  assert 'hours are those of training steps' in said.splitlines()[-1]
+  assert not (folder / 'all').exists()

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.recipes import command, prediction
+from paxlite.recipes import command, experiments, prediction
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,13 @@ def test_hours_cost_those_of_all_devices():
   assert prediction.cells(1.5, target, 2.5) == ['1.5', '30.00']
   assert prediction.cells(1.5, target, None) == ['1.5', '']
   assert prediction.cells(None, target, 2.5) == ['?', '?']
+
+
+@pytest.mark.parametrize('name', ['chat_d20', 'chat_small'])
+def test_bundled_recipes_are_built_without_the_hub(name, monkeypatch, tmp_path):
+  """Nothing is asked for, and nothing copied, before a stage runs."""
+  monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
+  monkeypatch.setattr('paxlite.hub.datasets.listing_of', lambda name: pytest.fail(str(name)))
+  recipe = command.recipe_in(command.module_of(name))
+  built = experiments.built(recipe, tmp_path / 'all')
+  assert [*built] == ['pretrain', 'sft', 'grpo']
