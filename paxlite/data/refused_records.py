@@ -22,20 +22,21 @@ class RefusedRecords:
   Attributes:
     messages: What is wrong with the first thousand, each with its place.
     count: The number of refused records.
+    num_read: The number of all records.
   """
 
   def __init__(self) -> None:
     self.messages: list[str] = []
-    self.count = self._num_read = 0
+    self.count = self.num_read = 0
 
   @property
   def is_all(self) -> bool:
     """Whether there are records, and all of them are refused."""
-    return 0 < self.count == self._num_read
+    return 0 < self.count == self.num_read
 
   def attempt(self, read: Callable[..., _T], *args: object) -> _T | None:
     """Returns read(*args), or None if it raises a UserError that is about this record alone."""
-    self._num_read += 1
+    self.num_read += 1
     try:
       return read(*args)
     except RecordlessError:
@@ -48,25 +49,27 @@ class RefusedRecords:
 
   def add(self, later: 'RefusedRecords') -> None:
     """Adds what is wrong with later records."""
-    self._num_read += later._num_read
+    self.num_read += later.num_read
     self.count += later.count
     self.messages = (self.messages + later.messages)[:_MOST_KEPT]
 
-  def check(self, name: str, skip: bool) -> None:
+  def check(self, name: str, skip: bool, says: bool = True) -> None:
     """Raises UserError if records are refused and `skip` is false; else says how many are left out.
 
     Args:
       name: The name of the source, for messages.
       skip: Whether such records are left out.
+      says: Whether to say that they are; another reader of the same records says so otherwise.
     """
     if not self.count:
       return
     if self.count == 1 and not skip:
       raise UserError(f'{self.messages[0]} (SKIP_UNREADABLE=True leaves such records out)')
-    found = f'{name}: {self.count:,} of {self._num_read:,} records cannot be read'
+    found = f'{name}: {self.count:,} of {self.num_read:,} records cannot be read'
     first = f'the first: {self.messages[0]}'
     if skip:
-      log.warning('%s, and are left out (SKIP_UNREADABLE); %s', found, first)
+      if says:
+        log.warning('%s, and are left out (SKIP_UNREADABLE); %s', found, first)
       return
     for message in self.messages[:_MOST_LOGGED]:
       log.warning('%s', message)

@@ -345,7 +345,8 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
   print(f'Data      {printable(data.name)}')
   if isinstance(source, ExampleRows):
     formats = (f'{keys} ({count:,})' for keys, count in source.formats.most_common())
-    print(printable(f'Format    {"; ".join(formats)}'))
+    of = f', of {amount(source.refused.num_read, "record")}' if source.refused.count else ''
+    print(printable(f'Format    {"; ".join(formats)}{of}'))
   for line in data_report.report(data):
     print(printable(line))
   if e.NUM_EPOCHS is not None:

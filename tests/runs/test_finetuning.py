@@ -163,7 +163,10 @@ def test_rows_fit_and_hold_each_example_once():
       dict(messages=[dict(role='assistant', content='a')], tools=[dict(name='f')]),
       'a.jsonl:2: the chat template leaves out the tool f',
     ),
-    (dict(inputs='word ' * 200, targets='a'), 'a.jsonl:2 has .* tokens and a row holds 33'),
+    (
+      dict(inputs='word ' * 200, targets='a'),
+      r'a.jsonl:2 has .* tokens and a row holds MAX_SEQ_LEN \+ 1 = 33 tokens',
+    ),
   ],
 )
 def test_a_bad_line_is_named(record, match, tmp_path):
@@ -183,13 +186,29 @@ def test_long_examples_are_left_out_or_cut(tmp_path, caplog):
   path = write(tmp_path / 'a.jsonl', records)
   skipped, cut = rows(path, too_long='skip'), rows(path, too_long='truncate')
   assert (skipped.num_examples, skipped.num_skipped) == (1, 1)
-  assert '1 example of more than 33 tokens is left out, 1 stays' in caplog.text
+  assert '1 example of more than MAX_SEQ_LEN + 1 = 33 tokens is left out, 1 stays' in caplog.text
   assert (cut.num_examples, cut.num_skipped) == (2, 0)
   assert cut.read(np.arange(len(cut)))['weights'].sum() > 30
 
 
 def examples(source) -> set[bytes]:
   return {source.example(i).ids.tobytes() for i in range(source.num_examples)}
+
+
+def test_what_is_left_out_of_both_parts_is_said_once(tmp_path, caplog):
+  records = [dict(inputs=f'number {i} is', targets=f' {i * i}.') for i in range(96)]
+  records += [dict(inputs='a', targets='word ' * 200)] * 2 + [dict(inputs='a')] * 2
+  path = write(tmp_path / 'a.jsonl', records)
+  split = lambda name: rows(
+    path, split=name, held_out_share=0.1, too_long='skip', skip_unreadable=True
+  )
+  parts = split('train'), split('held_out')
+  assert sum(part.num_examples for part in parts) == 96
+  said = [record.getMessage() for record in caplog.records]
+  assert [line for line in said if 'left out' in line] == said
+  assert len(said) == 2
+  assert '2 of 100 records cannot be read, and are left out' in said[0]
+  assert '2 examples of more than MAX_SEQ_LEN + 1 = 33 tokens are left out, 96 stay' in said[1]
 
 
 def test_a_share_is_held_out_and_stays_so(tmp_path):

@@ -109,26 +109,26 @@ class SftRows(ExampleRows):
     self.refused, self.formats, self.has_chats = notes.refused, notes.formats, notes.has_chats
     self.long, self.num_skipped = LongRecords(), 0
     here = self._fitting()
-    self.refused.check(self.name, skip_unreadable and bool(len(here) or self.long.count))
+    says = split != 'held_out'  # the training data are the other part of the same records
+    self.refused.check(self.name, skip_unreadable and bool(len(here) or self.long.count), says)
     if too_long == 'error':
       self._check_lengths()
     self.holds_out = split != 'all'
+    if says and (left_out := self._too_long(here)):
+      log.warning('%s: %s', self.name, left_out)
     share_said: list[str] = []
     if len(here) and self.holds_out:
       here, share_said = self._kept(here, split, held_out_share)
     if not len(here):
       long = f'; the longest are {self.long.longest}' if self.long.count else ''
       raise UserError(
-        f'{self.name} holds no {self.noun} of at most {self.longest} tokens{long}: raise '
-        'MAX_SEQ_LEN'
+        f'{self.name} holds no {self.noun} of at most {self._most}{long}: raise MAX_SEQ_LEN'
       )
     per_record = self.examples_of_a_record
-    self._numbers = (here[:, None] * per_record + np.arange(per_record)).reshape(-1)
+    self._numbers = self._examples_of(here)
     whole = self._examples.length[self._numbers]
     self._lengths = np.minimum(whole, seq_len + 1)
     self.num_cut = int((whole > self._lengths).sum())
-    if self.num_skipped or self.num_cut:
-      log.warning('%s: %s', self.name, self._too_long())
     end_ids = options.opened(self.tokenizer).encoding.end_ids
     self.warnings = notes.warnings.lines(notes.has_pairs and not end_ids)
     self.warnings += share_said
@@ -299,7 +299,7 @@ class SftRows(ExampleRows):
     return np.flatnonzero(~is_long)
 
   def _long(self, place: str, length: int) -> str:
-    return f'{place} has {length:,} tokens and a row holds {self.longest:,}'
+    return f'{place} has {length:,} tokens and a row holds {self._most}'
 
   def _check_lengths(self) -> None:
     """Raises UserError if examples are too long."""
@@ -310,18 +310,31 @@ class SftRows(ExampleRows):
       others = f'; {self.long.count:,} {self.noun}s are too long, the longest {self.long.longest}'
     raise UserError(f'{self.long.first}{others}: raise MAX_SEQ_LEN, or {self._ways_out}')
 
-  def _too_long(self) -> str:
-    """Says what became of the records that are too long."""
-    most = f'of more than {self.longest:,} tokens'
+  def _too_long(self, here: np.ndarray) -> str:
+    """Says what became of the records of all splits that are too long; '' if there are none."""
+    num_cut = int((self._examples.length[self._examples_of(here)] > self.seq_len + 1).sum())
+    most = f'of more than {self._most}'
     are = lambda n: 'is' if n == 1 else 'are'
     left_out = f'{are(self.num_skipped)} left out'
-    if not self.num_cut:
-      found = f'{amount(self.num_skipped, self.noun)} {most} {left_out}'
-    else:
-      found = f'{amount(self.num_cut, self.noun)} {most} {are(self.num_cut)} cut'
+    if num_cut:
+      found = f'{amount(num_cut, self.noun)} {most} {are(num_cut)} cut'
       if self.num_skipped:
         found += f', and {self.num_skipped:,} {left_out}, as the answer begins behind the cut'
-    return f'{found}, {self.num_records:,} {"stays" if self.num_records == 1 else "stay"}'
+    elif self.num_skipped:
+      found = f'{amount(self.num_skipped, self.noun)} {most} {left_out}'
+    else:
+      return ''
+    return f'{found}, {len(here):,} {"stays" if len(here) == 1 else "stay"}'
+
+  @property
+  def _most(self) -> str:
+    """The most tokens of a record, for messages."""
+    with_first = 'MAX_SEQ_LEN + 1 = ' if self.longest > self.seq_len else ''
+    return f'{with_first}{self.longest:,} tokens'
+
+  def _examples_of(self, records: np.ndarray) -> np.ndarray:
+    per_record = self.examples_of_a_record
+    return (records[:, None] * per_record + np.arange(per_record)).reshape(-1)
 
   def _kept(self, here: np.ndarray, split: Split, share: float) -> tuple[np.ndarray, list[str]]:
     """Returns the records of a split, and a line if the share is another one than was asked for.

@@ -11,6 +11,7 @@ from paxlite.core.wording import amount
 
 NO_ANSWER = 'no answer, which a run refuses'
 BLANK_ANSWER = 'an answer that is empty'
+BLANK_QUESTION = 'a message of the user that is empty'
 OPEN = 'a last message that is not an answer, of which nothing is learned'
 _MOST_KEYS = 12  # that are named
 
@@ -147,8 +148,10 @@ def _odd_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
   if not learned:
     yield NO_ANSWER, ''
     return
-  if any(not any(t.strip() for t in texts_in(m.get('content'))) and not m.get('tool_calls')
-         for m in learned):  # fmt: skip
+  is_blank = lambda message: not any(t.strip() for t in texts_in(message.get('content')))
+  if any(is_blank(m) and not m.get('tool_calls') for m in learned):
     yield BLANK_ANSWER, ''
+  if any(m['role'] == 'user' and is_blank(m) for m in chat.messages):
+    yield BLANK_QUESTION, ''
   if chat.messages[-1]['role'] != 'assistant':
     yield OPEN, f' ends with a message of the {chat.messages[-1]["role"]}'

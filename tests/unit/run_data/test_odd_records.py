@@ -23,6 +23,7 @@ def chat(*contents: str) -> dict:
   [
     (chat('Hi', ''), sft_warnings.BLANK_ANSWER),
     (chat('Hi', ' \n'), sft_warnings.BLANK_ANSWER),
+    (chat(' ', 'Yes'), sft_warnings.BLANK_QUESTION),
     (chat('Hi', 'Yes', 'And?'), sft_warnings.OPEN),
     (chat('Hi'), sft_warnings.NO_ANSWER),
     (chat('Say </s>', 'No'), odd_records.MARKED),
