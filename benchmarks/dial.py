@@ -30,6 +30,7 @@ class Dialed(EmbeddedText, Chat(depth=4)):  # type: ignore[misc]
   DCN_MESH_SHAPE = [1, 1, 1]
   PERCORE_BATCH_SIZE = 4
   EVAL_BATCH_SIZE = 16
+  MAX_EVAL_BATCHES = 10
   CHECKPOINT_MAX_TO_KEEP = 1
 
 

@@ -378,6 +378,7 @@ def test_chat_d20_runs_on_its_mesh_with_files_in_place_of_the_hub(tmp_path):
     'grpo.MAX_NEW_TOKENS=8',
     'grpo.MAX_SEQ_LEN=64',
     'pretrain.EVAL_TASKS_IN_TRAINING=False',
+    'pretrain.HELD_OUT_EVERY=10',
   ]
   settings = [f'--set={value}' for value in values]
   runs.module('paxlite', 'recipe', 'chat_d20', f'--folder={tmp_path}/chat', *settings, devices=8)
