@@ -1,6 +1,6 @@
 """The data of the bundled recipes: plain facts, sums, and chats with a calculator.
 
-They are drawn from a seed; there is nothing about persons. Tokenizers and questions may come from
+They are drawn from a seed; there is nothing about people. Tokenizers and questions may come from
 datasets of the Hub, too.
 """
 
@@ -54,15 +54,19 @@ def exact(record: Mapping[str, str], answer: str) -> float:
   return float(answer.strip() == record['answer'])
 
 
-def is_held_out(a: int, b: int) -> bool:
-  """Whether a sum is asked and never shown; a + b and b + a go together."""
-  return (min(a, b) * 7 + max(a, b) * 31) % 10 == 0
+def use(a: int, b: int) -> str:
+  """Returns what a sum is for: 'asked' in evaluations, 'rewarded', or 'shown' with its answer.
+
+  a + b and b + a have one use.
+  """
+  number = (min(a, b) * 7 + max(a, b) * 31) % 10
+  return 'asked' if number == 0 else 'rewarded' if number <= 2 else 'shown'
 
 
-def _sum(draw: random.Random, held_out: bool = False) -> tuple[int, int]:
+def _sum(draw: random.Random, of_use: str = 'shown') -> tuple[int, int]:
   while True:
     a, b = draw.randrange(_LARGEST), draw.randrange(_LARGEST)
-    if is_held_out(a, b) == held_out:
+    if use(a, b) == of_use:
       return a, b
 
 
@@ -130,9 +134,10 @@ def write_data(folder: pathlib.Path, seed: int, paragraphs: int, chats: int, pro
   draw = random.Random(seed)
   (folder / 'facts.txt').write_text(''.join(_paragraphs(draw, paragraphs)))
   _write(folder / 'chats.jsonl', (_chat(draw) for _ in range(chats)))
-  _write(folder / 'prompts.jsonl', (_prompt(*_sum(draw)) for _ in range(prompts)))
-  held_out = sorted((a, b) for a in range(_LARGEST) for b in range(_LARGEST) if is_held_out(a, b))
-  asked = [_prompt(a, b) for a, b in draw.sample(held_out, 100)]
+  _write(folder / 'prompts.jsonl', (_prompt(*_sum(draw, 'rewarded')) for _ in range(prompts)))
+  pairs = itertools.product(range(_LARGEST), repeat=2)
+  unseen = [(a, b) for a, b in pairs if use(a, b) == 'asked']
+  asked = [_prompt(a, b) for a, b in draw.sample(unseen, 100)]
   calls = [_call(draw) for _ in range(50)]
   _write_task(folder, 'sums', [{'text': x['messages'][0]['content'], **x} for x in asked])
   _write_task(

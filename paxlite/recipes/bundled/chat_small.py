@@ -50,8 +50,8 @@ class SmallChatSft(SftFiles, SmallChat):
   MAX_SEQ_LEN = 128
   PACKED_INPUT = True
   PERCORE_BATCH_SIZE = 8
-  MAX_STEPS = 400
-  EVAL_INTERVAL_STEPS = 400
+  MAX_STEPS = 300
+  EVAL_INTERVAL_STEPS = 300
   EVAL_FRACTION = 0.01
   LEARNING_RATE = 2e-3
 
@@ -66,7 +66,7 @@ class SmallChatSums(PromptFiles, SmallChat):
   PERCORE_BATCH_SIZE = 128
   MAX_STEPS = 200
   OPTIMIZER = 'adamw'
-  LEARNING_RATE = 1e-4
+  LEARNING_RATE = 3e-4
   LR_SCHEDULE = 'linear'
 
 
