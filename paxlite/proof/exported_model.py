@@ -27,7 +27,8 @@ from paxlite.generation.inference import Inference, experiment_of, load_checkpoi
 from paxlite.weights import folder, gguf_reader, huggingface
 from paxlite.weights.families import config_json
 from paxlite.weights.families import experiment_of as experiment_of_config
-from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of
+from paxlite.weights.gguf_architecture import ROPE_FREQS
+from paxlite.weights.gguf_families import architecture_of
 from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.tensor_entries import Entry
 

@@ -18,15 +18,11 @@ from paxlite.core.json_text import JsonObject
 from paxlite.data import sentencepiece_model as sentencepiece
 from paxlite.files.text_files import check_file
 from paxlite.weights.config_keys import Config
-from paxlite.weights.gguf_families import (
-  PATTERN,
-  ROPE_FREQS,
-  Architecture,
-  model_fields,
-  rope_freqs,
-)
+from paxlite.weights.gguf_architecture import PATTERN, ROPE_FREQS, Architecture
+from paxlite.weights.gguf_families import model_fields
 
-_PIECES = {'llama': sentencepiece.BPE, 't5': sentencepiece.UNIGRAM}  # tokenizers with scores
+# tokenizers with scores
+_PIECES = {'llama': sentencepiece.BPE, 'gemma4': sentencepiece.BPE, 't5': sentencepiece.UNIGRAM}
 
 
 class GgufTensors:
@@ -102,9 +98,10 @@ def other_config(architecture: Architecture, config: Config, file: GgufTensors) 
       stated = value if np.float32(value) == np.float32(stated) else stated
     if stated != value:
       short = name.removeprefix(f'{architecture.name}.')
-      other = 'layer_types' if short == PATTERN else 'rope_scaling'
+      other = {PATTERN: 'layer_types'}.get(short, short)
+      other = 'rope_scaling' if short.startswith('rope.scaling.') else other
       found[architecture.fields.get(short, other)] = stated
-  expected = rope_freqs(config)
+  expected = architecture.constants(config).get(ROPE_FREQS)
   own = file.read(ROPE_FREQS) if ROPE_FREQS in file.shapes else None
   same = own is expected if own is None or expected is None else np.allclose(own, expected, 1e-4)
   return found if same else found | {'rope_scaling': ROPE_FREQS}

@@ -1,7 +1,8 @@
 """The fields of a GGUF file that hold a tokenizer and its chat template.
 
-llama.cpp has three kinds of tokenizers that paxlite's can be: `gpt2`, byte-level BPE with merges;
-`llama`, BPE of SentencePiece with scores; and `t5`, unigrams of SentencePiece.
+llama.cpp has four kinds of tokenizers that paxlite's can be: `gpt2`, byte-level BPE with merges;
+`llama`, BPE of SentencePiece with scores; `gemma4`, the same with merges; and `t5`, unigrams of
+SentencePiece.
 """
 
 import logging
@@ -38,6 +39,8 @@ _CASE_SPLIT = '|'.join((
   r'\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+',
 ))  # fmt: skip
 _DIGIT_SPLIT = _SPLIT.replace(r'\p{N}{1,3}', r'\p{N}')
+_MARK_SPLIT = _DIGIT_SPLIT.replace(r'?\p{L}+', r'?[\p{L}\p{M}]+')
+_MARK_SPLIT = _MARK_SPLIT.replace(r'[^\s\p{L}\p{N}]', r'[^\s\p{L}\p{M}\p{N}]')
 
 
 class Pipeline(NamedTuple):
@@ -78,16 +81,20 @@ PIPELINES: dict[str, Pipeline] = {
   'llama-bpe': Pipeline(_split(_SPLIT), ignores_merges=True),
   'dbrx': Pipeline(_split(_SPLIT)),
   'qwen2': Pipeline(_split(_DIGIT_SPLIT), 'NFC'),
+  'qwen35': Pipeline(_split(_MARK_SPLIT), 'NFC'),
   'gpt-4o': Pipeline(_split(_CASE_SPLIT)),
 }
 
 
-def tokenizer_fields(e: LanguageModel, path: pathlib.Path | None) -> dict[str, object]:
+def tokenizer_fields(
+  e: LanguageModel, path: pathlib.Path | None, shown: Sequence[str] | None = None
+) -> dict[str, object]:
   """Returns the fields of a tokenizer, with special tokens and the chat template of an experiment.
 
   Args:
     e: The experiment.
     path: The tokenizer's file or folder; None: the file says that it has none.
+    shown: See Architecture.
 
   Raises:
     UserError: llama.cpp has no such tokenizer, or it is that of another model.
@@ -97,7 +104,7 @@ def tokenizer_fields(e: LanguageModel, path: pathlib.Path | None) -> dict[str, o
   tokenizer = open_tokenizer(str(path))
   check_vocabulary(tokenizer, e.VOCAB_SIZE)
   if isinstance(tokenizer, JsonTokenizer) and not tokenizer.follows_model:
-    found = _of_json(tokenizer, e.VOCAB_SIZE)
+    found = _of_json(tokenizer, e.VOCAB_SIZE, shown)
   else:
     model = sentencepiece.parsed(pathlib.Path(tokenizer.path).read_bytes())
     if isinstance(tokenizer, JsonTokenizer):
@@ -146,7 +153,9 @@ def _special(
   return found
 
 
-def _of_json(tokenizer: JsonTokenizer, vocab_size: int) -> dict[str, object]:
+def _of_json(
+  tokenizer: JsonTokenizer, vocab_size: int, shown: Sequence[str] | None
+) -> dict[str, object]:
   """Returns the tokens of a tokenizer.json, as texts are encoded with it."""
   pipeline = tokenizer.pipeline
   model = pipeline['model']
@@ -159,7 +168,7 @@ def _of_json(tokenizer: JsonTokenizer, vocab_size: int) -> dict[str, object]:
     if changed and token['id'] < vocab_size:
       log.warning('llama.cpp does not know %s of the token %r', changed[0], token['content'])
   if model['byte_fallback']:
-    return _of_merges(pipeline, tokenizer.path, vocab_size)
+    return _of_merges(pipeline, tokenizer.path, vocab_size, shown)
   steps = Pipeline.of(pipeline)
   pre = next((name for name, known in PIPELINES.items() if known == steps), None)
   if pre is None:
@@ -171,8 +180,12 @@ def _of_json(tokenizer: JsonTokenizer, vocab_size: int) -> dict[str, object]:
   if steps.normalizer is not None:
     log.warning('llama.cpp does not normalize texts (%s) as the tokenizer does', steps.normalizer)
   tokens, kinds = _tokens(pipeline, vocab_size)
-  merges = [m if isinstance(m, str) else ' '.join(m) for m in model['merges']]
+  merges = _merges(pipeline)
   return {'model': 'gpt2', 'pre': pre, 'tokens': tokens, 'token_type': kinds, 'merges': merges}
+
+
+def _merges(pipeline: JsonObject) -> list[str]:
+  return [m if isinstance(m, str) else ' '.join(m) for m in pipeline['model']['merges']]
 
 
 def _tokens(pipeline: JsonObject, vocab_size: int) -> tuple[list[str], list[int]]:
@@ -190,28 +203,40 @@ def _tokens(pipeline: JsonObject, vocab_size: int) -> tuple[list[str], list[int]
   return tokens, kinds
 
 
-def _of_merges(pipeline: JsonObject, path: str, vocab_size: int) -> dict[str, object]:
+def _of_merges(
+  pipeline: JsonObject, path: str, vocab_size: int, shown: Sequence[str] | None
+) -> dict[str, object]:
   """Returns the tokens of a tokenizer.json that was made of BPE of SentencePiece.
 
   llama.cpp joins the two pieces whose token has the highest score, and tokenizers those of the
-  first merge. So the score of a token is the number of its first merge, with a minus.
+  first merge. So the score of a token is the number of its first merge, with a minus. It takes the
+  merges themselves for an architecture that tells what is `shown`.
   """
   adds_prefix = _adds_prefix(pipeline)
   if adds_prefix is None:
     raise UserError(f'{_OTHER} with the normalizer and pre-tokenizer of {path}: --to=hf exports it')
   tokens, kinds = _tokens(pipeline, vocab_size)
   vocabulary = pipeline['model']['vocab']
-  scores = [0.0] * max(vocab_size, len(vocabulary))
-  merges = [m.split(' ') if isinstance(m, str) else m for m in pipeline['model']['merges']]
-  for rank, (left, right) in reversed(list(enumerate(merges))):
-    scores[vocabulary[left + right]] = float(-rank)
   for i, token in enumerate(tokens):
     if kinds[i] == sentencepiece.NORMAL and len(token) == 6 and token[:3] == '<0x':
       kinds[i] = sentencepiece.BYTE
     if kinds[i] == sentencepiece.USER_DEFINED:  # llama.cpp looks for it in the text as it is
       tokens[i] = token.replace(_SPACE, ' ')
+  if shown is not None and not adds_prefix:
+    kinds = [
+      sentencepiece.USER_DEFINED if t in shown else k for t, k in zip(tokens, kinds, strict=True)
+    ]
+    return {
+      'model': 'gemma4', 'tokens': tokens, 'token_type': kinds, 'merges': _merges(pipeline),
+      'scores': [-1000.0] * vocab_size,  # as the converter has it; llama.cpp does not read them
+      'add_space_prefix': False,
+    }  # fmt: skip
   if (unknown := pipeline['model']['unk_token']) in vocabulary:
     kinds[vocabulary[unknown]] = sentencepiece.UNKNOWN
+  scores = [0.0] * max(vocab_size, len(vocabulary))
+  merges = [m.split(' ') for m in _merges(pipeline)]
+  for rank, (left, right) in reversed(list(enumerate(merges))):
+    scores[vocabulary[left + right]] = float(-rank)
   return {
     'model': 'llama', 'pre': 'default', 'tokens': tokens, 'token_type': kinds,
     'scores': scores[:vocab_size],

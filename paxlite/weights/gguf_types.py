@@ -20,16 +20,19 @@ OF_DTYPES = {'float32': 'f32', 'float16': 'f16', 'bfloat16': 'bf16'}
 _BLOCKS = {'q8_0': 32, 'q4_k': q4_k.BLOCK}
 _SMALLER = {'q4_k': 'q8_0', 'q8_0': 'f16'}  # where the length of a row is no multiple of a block
 # llama.cpp keeps these in float32, because it adds or compares what they give
-_EXACT = ('ffn_gate_inp.weight', 'rope_freqs.weight', 'shortconv.conv.weight', '.bias')
+_EXACT = (
+  'ffn_gate_inp.weight', 'ffn_gate_inp_shexp.weight', 'rope_freqs.weight', 'shortconv.conv.weight',
+  'ssm_conv1d.weight', '_norm.weight',
+)  # fmt: skip
 
 
 def chosen(name: str, shape: tuple[int, ...], wanted: str) -> str:
   """Returns the type that a tensor has in a file of type `wanted`.
 
-  Vectors, biases, routers and short convolutions are float32. Where the length of a row is no
-  multiple of 256, q4_k becomes q8_0, and where it is none of 32, that becomes f16.
+  Vectors, norms, routers, short convolutions and what is no weight are float32. Where the length
+  of a row is no multiple of 256, q4_k becomes q8_0, and where it is none of 32, that becomes f16.
   """
-  if len(shape) == 1 or name.endswith(_EXACT):
+  if len(shape) == 1 or name.endswith(_EXACT) or not name.endswith('.weight'):
     return 'f32'
   while shape[-1] % _BLOCKS.get(wanted, 1):
     wanted = _SMALLER[wanted]

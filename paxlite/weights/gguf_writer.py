@@ -12,7 +12,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import gguf_types
-from paxlite.weights.gguf_families import ROPE_FREQS, architecture_of, model_fields, rope_freqs
+from paxlite.weights.gguf_families import architecture_of, model_fields
 from paxlite.weights.gguf_tokenizer_writer import tokenizer_fields
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
@@ -75,11 +75,11 @@ def write_folder(
     'general.file_type': int(LlamaFileType[gguf_types.TYPES[kind][1]]),
     'general.quantization_version': GGML_QUANT_VERSION,
     **model_fields(architecture, config),
-    **tokenizer_fields(experiment, tokenizer),
+    **tokenizer_fields(experiment, tokenizer, architecture.shown),
   }
-  constant = {} if (freqs := rope_freqs(config)) is None else {ROPE_FREQS: freqs}
+  constants = architecture.constants(config)
   shapes = {name: entries[0].shape for name, entries in by_tensor.items()}
-  shapes |= {name: value.shape for name, value in constant.items()}
+  shapes |= {name: value.shape for name, value in constants.items()}
   kinds = {name: gguf_types.chosen(name, shape, kind) for name, shape in shapes.items()}
   name = f'model-{kind}.gguf'
   read = VariableReader(variables)
@@ -92,7 +92,7 @@ def write_folder(
       writer.write_kv_data_to_file()
       writer.write_ti_data_to_file()
       for done, (tensor, shape) in enumerate(shapes.items()):
-        value = constant.get(tensor)
+        value = constants.get(tensor)
         if value is None:
           value = written_tensor(by_tensor[tensor], read).astype(np.float32).reshape(shape)
         if offset := architecture.offset(tensor):
@@ -106,7 +106,8 @@ def write_folder(
 
 def _stored_kind(by_tensor: Mapping[str, list[Entry]], variables: Mapping[str, Variable]) -> str:
   """Returns the type of the dtype that matrices are stored in."""
-  matrices = [entries[0] for entries in by_tensor.values() if len(entries[0].shape) > 1]
+  rounded = lambda entry: gguf_types.chosen(entry.theirs, entry.shape, 'f16') != 'f32'
+  matrices = [entries[0] for entries in by_tensor.values() if rounded(entries[0])]
   dtypes = {variables[entry.ours].dtype.name for entry in matrices}
   name = dtypes.pop() if len(dtypes) == 1 else 'float32'
   if name not in gguf_types.OF_DTYPES:

@@ -38,11 +38,6 @@ def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> 
     cuts = np.cumsum([0, K, K, shares * V, shares * V])
     for i, (role, heads) in enumerate({**sizes, 'gate': (M, V)}.items()):
       entries.append(_grouped(name['delta_packed'], D, N, cuts, i, f'{ours}/{role}/w', (D, *heads)))
-    cuts = np.array([0, shares, 2 * shares])
-    for i, role in enumerate(('beta', 'decay_input')):
-      entries.append(
-        _grouped(name['delta_packed_gates'], D, N, cuts, i, f'{ours}/{role}/w', (D, M))
-      )
   else:
     for role, heads in sizes.items():
       if 'delta_joined' in name:
@@ -57,8 +52,13 @@ def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> 
     entries.append(
       row_entry(name['delta_gate'], (M * V, D), slice(0, M * V), f'{ours}/gate', (M, V))
     )
-    for role in ('beta', 'decay_input'):
-      entries.append(row_entry(name[f'delta_{role}'], (M, D), slice(0, M), f'{ours}/{role}', (M,)))
+  for i, role in enumerate(('beta', 'decay_input')):
+    of_role = f'{ours}/{role}'
+    if packed := name.get('delta_packed_gates'):
+      cuts = np.array([0, M // N, 2 * (M // N)])
+      entries.append(_grouped(packed, D, N, cuts, i, f'{of_role}/w', (D, M)))
+    else:
+      entries.append(row_entry(name[f'delta_{role}'], (M, D), slice(0, M), of_role, (M,)))
   for role, heads in sizes.items():
     of_role = f'{ours}/{role}_convolution'
     if 'delta_convolution' in name:

@@ -3,6 +3,7 @@
 llama.cpp's package is compiled when it is installed: python -m pip install llama-cpp-python
 """
 
+import json
 import pathlib
 import re
 import subprocess
@@ -38,12 +39,19 @@ from tests.support.imported import flat, loaded, run_import, unrolled, variables
 gguf = pytest.importorskip('gguf')
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
+load_file = pytest.importorskip('safetensors.numpy').load_file
 pytest.importorskip('tokenizers')
 
 IDS = np.random.default_rng(0).integers(3, 96, 40)
 INSTALL = 'python -m pip install llama-cpp-python compiles llama.cpp, which takes half an hour'
 # llama.cpp computes GELU from a table of float16 on a CPU
-COARSE = {'gemma2': 2e-3, 'gemma3': 4e-3}
+COARSE = {'gemma2': 2e-3, 'gemma3': 4e-3} | dict.fromkeys(
+  ('gemma4', 'gemma4 experts', 'gemma4 linked'), 6e-3
+)
+# The file has the scales of norms plus 1, or rates of decay instead of their logarithms.
+ROUNDED = {
+  'gemma2', 'gemma3', 'qwen3_5', 'qwen3_5_moe', 'qwen3_next', 'granite4', 'granite4 dense',
+}  # fmt: skip
 
 
 def llama_of(path: pathlib.Path, **options):
@@ -84,8 +92,7 @@ def test_a_model_comes_back_as_it_was(name, tmp_path):
   assert model.facts()['config'] == expected.facts()['config']
   before, after = unrolled(flat(loaded(weights)[2])), variables_of(model.entries, model.stored.read)
   assert before.keys() == after.keys()
-  # the file has the scales of Gemma's norms plus 1, in float32
-  rounding = 1e-7 if name.startswith('gemma') else 0
+  rounding = 5e-7 if name in ROUNDED else 0
   for key, value in before.items():
     np.testing.assert_allclose(after[key], value, rtol=0, atol=rounding, err_msg=key)
 
@@ -125,18 +132,30 @@ def test_transformers_computes_the_same_of_a_file_of_lfm2(tmp_path):
   assert expected.abs().max() > 1
 
 
-@pytest.mark.parametrize('name', ['granite', 'glm4', 'glm4_moe', 'lfm2', 'gpt_oss'])
-def test_a_file_has_the_tensors_that_llama_cpp_names(name, tmp_path):
-  _, weights = imported(name, tmp_path)
-  reader = gguf.GGUFReader(export(weights, tmp_path / 'gguf', 'q8_0'))
+# What models do not have: fused projections and experts, other heads, further tokens.
+OTHERS = r'nextn|attn_qkv|rope_freqs|dense_2|^output$|ffn_gate_up_exps|ssm_in$|blk.{bid}.ffn_norm$'
+
+
+@pytest.mark.parametrize(
+  'names',
+  [
+    ('granite',), ('glm4',), ('glm4_moe',), ('lfm2',), ('gpt_oss',), ('qwen3_5',),
+    ('qwen3_5_moe',), ('qwen3_next',), ('gemma4', 'gemma4 experts', 'gemma4 linked'),
+    ('granite4', 'granite4 dense'),
+  ],
+)  # fmt: skip
+def test_files_have_the_tensors_that_llama_cpp_names(names, tmp_path):
+  found: set[str] = set()
+  for name in names:
+    _, weights = imported(name, tmp_path / name)
+    reader = gguf.GGUFReader(export(weights, tmp_path / name / 'gguf', 'q8_0'))
+    stems = (re.sub(r'\.(weight|bias|scale)$', '', t.name) for t in reader.tensors)
+    found |= {re.sub(r'blk\.\d+', 'blk.{bid}', stem) for stem in stems}
   kind = reader.fields['general.architecture'].contents()
   arch = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[kind]
   known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
-  stem = lambda tensor: re.sub(r'blk\.\d+', 'blk.{bid}', tensor.rpartition('.')[0])
-  assert {stem(t.name) for t in reader.tensors} <= known
-  # what these models do not have: fused projections, other heads, further tokens
-  rest = known - {stem(t.name) for t in reader.tensors}
-  assert not [n for n in rest if not re.search(r'nextn|attn_qkv|rope_freqs|dense_2|^output$', n)]
+  assert found <= known
+  assert not [n for n in known - found if not re.search(OTHERS, n)]
 
 
 def of_pairs(w, heads):
@@ -144,8 +163,124 @@ def of_pairs(w, heads):
   return w.reshape(heads, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
-# By the names in a file: what llama.cpp's converter writes, of transformers' tensors.
+def apart(w, width):
+  """Returns rows of 2 groups of 2 heads, of which the converter puts first heads before others."""
+  return w.reshape(2, 2, width, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+
+
+def behind(w, start, width):
+  return np.concatenate([w[:start], apart(w[start:], width)])
+
+
+NEXT = {
+  'attn_norm.weight': lambda t: t('input_layernorm.weight') + 1,
+  'post_attention_norm.weight': lambda t: t('post_attention_layernorm.weight') + 1,
+  'ssm_norm.weight': lambda t: t('linear_attn.norm.weight'),
+  '1.attn_q.weight': lambda t: t('self_attn.q_proj.weight'),
+  '1.attn_k_norm.weight': lambda t: t('self_attn.k_norm.weight') + 1,
+}
+QWEN3_5 = NEXT | {
+  'attn_qkv.weight': lambda t: behind(t('linear_attn.in_proj_qkv.weight'), 48, 12),
+  'attn_gate.weight': lambda t: apart(t('linear_attn.in_proj_z.weight'), 12),
+  'ssm_beta.weight': lambda t: apart(t('linear_attn.in_proj_b.weight'), 1),
+  'ssm_alpha.weight': lambda t: apart(t('linear_attn.in_proj_a.weight'), 1),
+  'ssm_conv1d.weight': lambda t: behind(t('linear_attn.conv1d.weight').squeeze(1), 48, 12),
+  'ssm_a': lambda t: apart(-np.exp(t('linear_attn.A_log')), 1),
+  'ssm_dt.bias': lambda t: apart(t('linear_attn.dt_bias'), 1),
+  'ssm_out.weight': lambda t: apart(t('linear_attn.out_proj.weight').T, 12).T,
+}
+MOE = {
+  'ffn_gate_inp.weight': lambda t: t('mlp.gate.weight'),
+  'ffn_gate_inp_shexp.weight': lambda t: t('mlp.shared_expert_gate.weight'),
+  'ffn_up_shexp.weight': lambda t: t('mlp.shared_expert.up_proj.weight'),
+  'ffn_gate_exps.weight': lambda t: t('mlp.experts.gate_up_proj')[:, :24],
+  'ffn_up_exps.weight': lambda t: t('mlp.experts.gate_up_proj')[:, 24:],
+  'ffn_down_exps.weight': lambda t: t('mlp.experts.down_proj'),
+}
+
+
+def next_rows(w, part):
+  """Returns queries, keys, values or gates of rows that have these by heads of keys."""
+  cuts = [0, 12, 24, 48, 72]
+  return w.reshape(2, 72, -1)[:, cuts[part] : cuts[part + 1]].reshape(-1, w.shape[-1])
+
+
+MAMBA = {
+  'ssm_in.weight': lambda t: t('mamba.in_proj.weight'),
+  'ssm_conv1d.weight': lambda t: t('mamba.conv1d.weight').squeeze(1),
+  'ssm_conv1d.bias': lambda t: t('mamba.conv1d.bias'),
+  'ssm_a': lambda t: -np.exp(t('mamba.A_log'))[:, None],
+  'ssm_d': lambda t: t('mamba.D')[:, None],
+  'ssm_dt.bias': lambda t: t('mamba.dt_bias'),
+  'ssm_norm.weight': lambda t: t('mamba.norm.weight')[None],
+  'ssm_out.weight': lambda t: t('mamba.out_proj.weight'),
+  'ffn_norm.weight': lambda t: t('post_attention_layernorm.weight'),
+  '1.attn_q.weight': lambda t: of_pairs(t('self_attn.q_proj.weight'), 4),
+  '1.attn_k.weight': lambda t: of_pairs(t('self_attn.k_proj.weight'), 2),
+}
+# By the names in a file, without that of the first block: what llama.cpp's converter writes, of
+# transformers' tensors of that block.
 CONVERTED = {
+  'qwen3_5': QWEN3_5 | {'ffn_up.weight': lambda t: t('mlp.up_proj.weight')},
+  'qwen3_5_moe': QWEN3_5 | MOE,
+  'qwen3_next': NEXT
+  | MOE
+  | {
+    'attn_qkv.weight': lambda t: np.concatenate(
+      [next_rows(t('linear_attn.in_proj_qkvz.weight'), i) for i in range(3)]
+    ),
+    'attn_gate.weight': lambda t: next_rows(t('linear_attn.in_proj_qkvz.weight'), 3),
+    'ssm_ba.weight': lambda t: t('linear_attn.in_proj_ba.weight'),
+    'ssm_conv1d.weight': lambda t: t('linear_attn.conv1d.weight').squeeze(1),
+    'ssm_a': lambda t: -np.exp(t('linear_attn.A_log')),
+    'ssm_out.weight': lambda t: t('linear_attn.out_proj.weight'),
+  },
+  'gemma4': {
+    'attn_q.weight': lambda t: t('self_attn.q_proj.weight'),
+    'attn_v.weight': lambda t: t('self_attn.v_proj.weight'),
+    '1.attn_k.weight': lambda t: t('self_attn.k_proj.weight'),
+    'attn_q_norm.weight': lambda t: t('self_attn.q_norm.weight'),
+    'ffn_norm.weight': lambda t: t('pre_feedforward_layernorm.weight'),
+    'post_ffw_norm.weight': lambda t: t('post_feedforward_layernorm.weight'),
+    'layer_output_scale.weight': lambda t: t('layer_scalar'),
+  },
+  'gemma4 experts': {
+    'ffn_gate_inp.weight': lambda t: t('router.proj.weight'),
+    'ffn_gate_inp.scale': lambda t: t('router.scale'),
+    'ffn_gate_up_exps.weight': lambda t: t('experts.gate_up_proj'),
+    'ffn_down_exps.weight': lambda t: t('experts.down_proj'),
+    'ffn_down_exps.scale': lambda t: t('router.per_expert_scale'),
+    'ffn_up.weight': lambda t: t('mlp.up_proj.weight'),
+    'pre_ffw_norm_2.weight': lambda t: t('pre_feedforward_layernorm_2.weight'),
+    'post_ffw_norm_1.weight': lambda t: t('post_feedforward_layernorm_1.weight'),
+    'post_ffw_norm_2.weight': lambda t: t('post_feedforward_layernorm_2.weight'),
+  },
+  'gemma4 linked': {
+    'inp_gate.weight': lambda t: t('per_layer_input_gate.weight'),
+    'proj.weight': lambda t: t('per_layer_projection.weight'),
+    'post_norm.weight': lambda t: t('post_per_layer_input_norm.weight'),
+    '5.ffn_up.weight': lambda t: t('mlp.up_proj.weight'),
+  },
+  'granite4': MAMBA
+  | {
+    'ffn_gate_inp.weight': lambda t: t('block_sparse_moe.router.layer.weight'),
+    'ffn_gate_exps.weight': lambda t: t('block_sparse_moe.input_linear.weight')[:, :56],
+    'ffn_up_exps.weight': lambda t: t('block_sparse_moe.input_linear.weight')[:, 56:],
+    'ffn_down_exps.weight': lambda t: t('block_sparse_moe.output_linear.weight'),
+    'ffn_gate_shexp.weight': lambda t: t('shared_mlp.input_linear.weight')[:20],
+    'ffn_up_shexp.weight': lambda t: t('shared_mlp.input_linear.weight')[20:],
+    'ffn_down_shexp.weight': lambda t: t('shared_mlp.output_linear.weight'),
+  },
+  'granite4 dense': MAMBA
+  | {
+    'ffn_gate.weight': lambda t: t('shared_mlp.input_linear.weight')[:40],
+    'ffn_up.weight': lambda t: t('shared_mlp.input_linear.weight')[40:],
+    'ffn_down.weight': lambda t: t('shared_mlp.output_linear.weight'),
+  },
+  'granite4 attention': {
+    'attn_q.weight': lambda t: of_pairs(t('self_attn.q_proj.weight'), 4),
+    'ffn_up.weight': lambda t: t('shared_mlp.input_linear.weight')[40:],
+  },
   'granite': {
     'attn_q.weight': lambda t: of_pairs(t('self_attn.q_proj.weight'), 4),
     'attn_k.weight': lambda t: of_pairs(t('self_attn.k_proj.weight'), 2),
@@ -190,7 +325,50 @@ CONVERTED = {
 }
 
 
+_QWEN = {
+  'ssm.conv_kernel': 3, 'ssm.state_size': 12, 'ssm.group_count': 2, 'ssm.time_step_rank': 4,
+  'ssm.inner_size': 48, 'attention.recurrent_layers': [True, False, True, True],
+  'rope.dimension_count': 4, 'attention.key_length': 16,
+}  # fmt: skip
+_SECTIONS = {'rope.dimension_sections': [1, 1, 0, 0]}
+_EXPERTS = {
+  'expert_count': 8, 'expert_used_count': 3, 'expert_feed_forward_length': 24,
+  'expert_shared_feed_forward_length': 20,
+}  # fmt: skip
+_GEMMA = {
+  'attention.key_length': 12, 'attention.value_length': 12, 'attention.key_length_swa': 10,
+  'attention.value_length_swa': 10, 'rope.dimension_count': 12, 'rope.dimension_count_swa': 10,
+  'rope.freq_base': 1e3, 'rope.freq_base_swa': 1e2, 'attention.sliding_window': 5,
+}  # fmt: skip
+_MAMBA = {
+  'ssm.conv_kernel': 3, 'ssm.state_size': 12, 'ssm.group_count': 1, 'ssm.time_step_rank': 4,
+  'ssm.inner_size': 64, 'attention.head_count_kv': [0, 2, 0, 0], 'rope.dimension_count': 8,
+}  # fmt: skip
+# By the name of a case, or of an architecture.
 FIELDS = {
+  'qwen3_5': _QWEN | _SECTIONS,
+  'qwen3_5_moe': _QWEN | _SECTIONS | _EXPERTS,
+  'qwen3_next': _QWEN | _EXPERTS,
+  'gemma4': _GEMMA | {
+    'attention.head_count_kv': [2, 1] * 3, 'attention.shared_kv_layers': 0,
+    'embedding_length_per_layer_input': 0, 'final_logit_softcapping': 3.0,
+    'attention.sliding_window_pattern': [True, False] * 3, 'feed_forward_length': 56,
+  },
+  'gemma4 experts': _GEMMA | {
+    'attention.head_count_kv': 2, 'expert_count': 8, 'expert_used_count': 3,
+    'expert_feed_forward_length': 24, 'feed_forward_length': 56,
+  },
+  'gemma4 linked': _GEMMA | {
+    'attention.shared_kv_layers': 2, 'embedding_length_per_layer_input': 16,
+    'feed_forward_length': [56, 56, 56, 56, 112, 112],
+  },
+  'granite4': _MAMBA | {
+    'expert_count': 8, 'expert_used_count': 2, 'feed_forward_length': 56,
+    'expert_shared_feed_forward_length': 20, 'context_length': 2**20, 'attention.scale': 0.7,
+    'rope.scaling.finetuned': False,
+  },
+  'granite4 dense': _MAMBA | {'feed_forward_length': 40, 'rope.scaling.finetuned': True},
+  'granite4 attention': {'attention.head_count_kv': [2] * 4, 'rope.scaling.finetuned': True},
   'granite': {
     'attention.scale': 0.7, 'embedding_scale': 3.0, 'residual_scale': 0.4, 'logit_scale': 2.5,
     'rope.dimension_count': 8,
@@ -239,13 +417,16 @@ def test_fields_and_tensors_are_those_of_the_converter(name, tmp_path):
   reader = gguf.GGUFReader(export(weights, tmp_path / 'gguf', 'f32'))
   found = {t.name: np.array(t.data).reshape(t.shape[::-1]) for t in reader.tensors}
   tensors = {key: x.detach().numpy() for key, x in model.state_dict().items()}
+  tensors |= load_file(tmp_path / 'hf' / 'model.safetensors')
   kind = reader.fields['general.architecture'].contents()
-  for short, value in FIELDS[kind].items():
+  for short, value in FIELDS.get(name, FIELDS.get(kind, {})).items():
     assert reader.fields[f'{kind}.{short}'].contents() == pytest.approx(value), short
   for short, convert in CONVERTED[name].items():
-    layer = int(name == 'glm4_moe')  # the first one has no experts
+    first = str(int(name == 'glm4_moe'))  # the first one has no experts
+    layer, short = short.split('.', 1) if short[0].isdigit() else (first, short)
     wanted = convert(lambda key: tensors[f'model.layers.{layer}.{key}'])  # noqa: B023
-    assert np.array_equal(found[f'blk.{layer}.{short}'], wanted), short
+    rounding = 2e-7 if short == 'ssm_a' else 0
+    np.testing.assert_allclose(found[f'blk.{layer}.{short}'], wanted, rtol=rounding, err_msg=short)
 
 
 @pytest.mark.cases(fast=1, slow=1)
@@ -351,7 +532,7 @@ def test_a_tokenizer_comes_back_as_it_was(name, tmp_path):
   tokenizer, texts = open_tokenizer(str(weights)), TEXTS_OF.get(name, PLAIN_TEXTS)
   assert len(texts) > 6
   for text in texts:
-    if name != 'qwen2' or '\u0301' not in text:  # llama.cpp leaves NFC out
+    if not name.startswith('qwen') or '\u0301' not in text:  # llama.cpp leaves NFC out
       assert theirs.encode(text) == tokenizer.encode(text), text
 
 
@@ -370,7 +551,7 @@ def test_llama_cpp_has_the_tokens_of_paxlite(name, tmp_path):
       continue  # llama.cpp knows the case of ASCII letters alone
     # llama.cpp has no bytes (ids 3 to 258) for unigrams, and leaves NFC out
     if (name == 'unigram' and not {*ids}.isdisjoint(range(3, 259))) or (
-      name == 'qwen2' and '\u0301' in text
+      name.startswith('qwen') and '\u0301' in text
     ):
       continue
     compared += 1
@@ -379,6 +560,26 @@ def test_llama_cpp_has_the_tokens_of_paxlite(name, tmp_path):
   assert compared > 6
   assert llama.token_eos() == tokenizer.eos_id
   assert llama.metadata['tokenizer.chat_template'].startswith('{% for m')
+
+
+def test_gemma_4_has_the_tokenizer_of_the_converter(tmp_path):
+  write_tokenizer('gemma', folder := tmp_path / 'tokenizer')
+  tree = json.loads((folder / 'tokenizer.json').read_text())
+  size = tree['model']['vocab']['<|channel>'] = len(tree['model']['vocab'])
+  tree['added_tokens'].append(tree['added_tokens'][0] | dict(id=size, content='<|channel>'))
+  (folder / 'tokenizer.json').write_text(json.dumps(tree))
+  theirs('gemma4_text', vocab_size=size + 1).save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w', f'--tokenizer={folder}')
+  fields = gguf.GGUFReader(export(tmp_path / 'w', tmp_path / 'gguf', 'f16')).fields
+  found = {key.removeprefix('tokenizer.ggml.'): f.contents() for key, f in fields.items()}
+  tokens, scores, kinds = zip(*gguf.LlamaHfVocab(folder).all_tokens(), strict=True)
+  assert found['model'] == 'gemma4'
+  assert found['tokens'] == [token.decode() for token in tokens]
+  assert found['scores'] == [*scores]
+  shown = int(gguf.TokenType.USER_DEFINED)  # the converter changes the kind of this token
+  assert found['token_type'] == [*map(int, kinds[:-1]), shown]
+  assert found['merges'] == gguf.SpecialVocab(folder, load_merges=True).merges
+  assert found['add_space_prefix'] is False
 
 
 PROMPTS = (

@@ -105,7 +105,7 @@ MODULES = {module_name(p): p for p in FILES if p.parent != PACKAGE or p.name != 
 
 
 def room(module: str) -> str:
-  if family(module) and module.endswith('.weights'):
+  if family(module) and module.endswith(('.weights', '.gguf')):
     return 'weights'  # how the engine finds the tables of families
   whole = '.'.join(module.split('.')[1:3])
   return whole if whole in ROOMS else module.split('.')[1]

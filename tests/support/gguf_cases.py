@@ -1,6 +1,7 @@
 """Tiny models of the families that GGUF has, and tokenizers of each kind that llama.cpp has."""
 
 import json
+import math
 import pathlib
 
 from paxlite.data import packaged
@@ -17,6 +18,11 @@ YARN = dict(
   beta_fast=4.0, truncate=True,
 )  # fmt: skip
 LINEAR = dict(rope_type='linear', rope_theta=1e4, factor=4.0)
+
+_MAMBA = dict(
+  time_step_limit=(0.0, math.inf), mamba_n_groups=1, mamba_proj_bias=False, mamba_conv_bias=True,
+  rope_parameters=dict(rope_type='default', rope_theta=1e4),
+)  # fmt: skip
 
 # By name: a case of tests.support.families, and what differs from it.
 MODELS: dict[str, tuple[str, dict]] = {
@@ -37,6 +43,18 @@ MODELS: dict[str, tuple[str, dict]] = {
   'glm4_moe': ('glm4_moe', dict(n_group=1, topk_group=1)),
   'lfm2': ('lfm2', dict(conv_bias=False)),
   'gpt_oss': ('gpt_oss', dict(rope_parameters=YARN)),
+  'qwen3_5': ('qwen3_5_text', dict(linear_value_head_dim=12)),
+  'qwen3_5_moe': ('qwen3_5_moe_text', dict(linear_value_head_dim=12)),
+  'qwen3_next': ('qwen3_next', dict(linear_value_head_dim=12, norm_topk_prob=True)),
+  'gemma4': ('gemma4_text', {}),
+  'gemma4 experts': ('gemma4_text experts', {}),
+  'gemma4 linked': ('gemma4_text linked', dict(num_kv_shared_layers=2)),
+  'granite4': ('granitemoehybrid', _MAMBA),
+  'granite4 dense': ('granitemoehybrid dense', _MAMBA | dict(attention_bias=False)),
+  'granite4 attention': (
+    'granitemoehybrid dense',
+    _MAMBA | dict(attention_bias=False, layer_types=['full_attention'] * 4),
+  ),
 }
 
 _LINES = [
@@ -45,7 +63,7 @@ _LINES = [
 ]
 TOKENIZERS = (
   'unigram', 'bpe', 'gpt-2', 'smollm', 'llama-bpe', 'dbrx', 'qwen2', 'first', 'never', 'prepend',
-  'gemma', 'gpt-4o',
+  'gemma', 'gpt-4o', 'qwen35',
 )  # fmt: skip
 # Special tokens in a text are found by tokenizers and llama.cpp, and not by SentencePiece. NFC is
 # left out by llama.cpp.

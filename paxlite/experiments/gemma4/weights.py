@@ -241,30 +241,30 @@ GEMMA4 = tensor_names.GEMMA2 | {
 }
 
 
-def gemma4_entries(e: LanguageModel) -> list[Entry]:
+def gemma4_entries(e: LanguageModel, names: Mapping[str, str] = GEMMA4) -> list[Entry]:
   """Returns the entries of a Gemma 4; see decoder_entries."""
   assert isinstance(e, Gemma4)
   blocks = [*zip(e.block_names, e.block_kinds, strict=True)]
   shared = [f'transformer/{name}/self_attention' for name, kind in blocks if e.is_kv_shared(kind)]
-  decoder = decoder_entries(e, GEMMA4, 'half', {'full': _full_attention})
+  decoder = decoder_entries(e, names, 'half', {'full': _full_attention})
   entries = _with_queries_alone(shared, decoder)
   D, P, L = e.MODEL_DIMS, e.PER_LAYER_EMBEDDING_DIMS, e.NUM_LAYERS
   if P:
     rows, table, projection = e.PER_LAYER_EMBEDDING_VOCAB_SIZE, (L * P, D), (D, L, P)
     entries += [
-      same(GEMMA4['inputs'], (rows, L * P), 'layer_inputs/table/emb_var'),
+      same(names['inputs'], (rows, L * P), 'layer_inputs/table/emb_var'),
       Entry(
-        GEMMA4['inputs_projection'],
+        names['inputs_projection'],
         table,
         'layer_inputs/projection/w',
         projection,
         to_ours=lambda x: x.T,
         to_theirs=lambda w: w.reshape(D, L * P).T,
       ),
-      same(GEMMA4['inputs_norm'], (P,), 'layer_inputs/norm/scale'),
+      same(names['inputs_norm'], (P,), 'layer_inputs/norm/scale'),
     ]
   for i, (block, kind) in enumerate(blocks):
-    name = {role: text.replace('{i}', str(i)) for role, text in GEMMA4.items()}
+    name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
     entries += _beside_decoder(e, name, f'transformer/{block}', kind.has_experts)
   return entries
 

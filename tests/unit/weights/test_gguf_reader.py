@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.weights.gguf_families import ARCHITECTURES
+from paxlite.weights.gguf_families import architectures
 from paxlite.weights.gguf_reader import GgufTensors, text_facts
 
 gguf = pytest.importorskip('gguf')
-LLAMA = ARCHITECTURES[0]
+LLAMA = next(a for a in architectures() if a.kind == 'llama')
 
 
 def header(*counts: int, version: int = 3, order: str = '<') -> bytes:
