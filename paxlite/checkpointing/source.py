@@ -19,6 +19,7 @@ from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experi
 from paxlite.core.errors import AbsentError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.variable_names import REPEATED
+from paxlite.data import tokenizer_copies
 from paxlite.data.tokenizer import TOKENIZERS
 from paxlite.files import paths, schemes
 from paxlite.files.json_files import read_object
@@ -193,8 +194,8 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
 def tokenizer_of(path: str | pathlib.Path, base: str = '') -> pathlib.Path | None:
   """Returns the tokenizer of a checkpoint (a file, or a folder that contains one), or None.
 
-  The function looks next to the weights, then at the VOCAB_PATH of the run that wrote them,
-  then in the same way for the checkpoint from which that run started. For '' it is None.
+  The function looks next to the weights, at the copy that the run which wrote them has kept, and at
+  its VOCAB_PATH, then in the same way for the checkpoint from which it started. For '' it is None.
 
   Args:
     path: The checkpoint.
@@ -228,16 +229,21 @@ def weights_facts(path: str) -> WeightsFacts:
 def lineage(path: str | pathlib.Path) -> Iterator[Source]:
   """Yields the checkpoint at `path`, then the one that its run started from, and so on.
 
+  Of several at a path it is the one whose weights a LoRA run has frozen, or else the newest.
+
   Raises:
     AbsentError: One of them is not there, or does not say which run wrote it.
     UserError: An experiment.json is damaged.
   """
   seen: set[pathlib.Path] = set()
+  frozen: int | None = None
   while str(path):
     try:
-      folder = _checkpoint_folders(path)[0]
+      folders = _checkpoint_folders(path)
     except UserError as e:
       raise AbsentError(str(e)) from None
+    begun = (f for f in folders if frozen is not None and fingerprint(f) == frozen)
+    folder = next(begun, folders[0])
     source = Source(folder, _experiment_file(folder))
     if folder.resolve() in seen:
       raise _circular(source.experiment)
@@ -245,13 +251,17 @@ def lineage(path: str | pathlib.Path) -> Iterator[Source]:
     yield source
     if not source.experiment.is_file():
       raise AbsentError(f'{source.experiment} is missing')
-    path = source.written_by['values'].get('CHECKPOINT_RESTORE_PATH') or ''
+    path, frozen = source.written_by['values'].get('CHECKPOINT_RESTORE_PATH') or '', None
+    with contextlib.suppress(UserError):  # imported weights have none
+      frozen = source.frozen
 
 
 def _own_tokenizer(source: Source) -> pathlib.Path | None:
   """Returns the tokenizer next to a checkpoint, or that of the run that wrote it, or None."""
   if any((source.folder / name).is_file() for name in TOKENIZERS):
     return source.folder
+  if own := tokenizer_copies.kept(source.experiment.parent):
+    return own
   vocab = source.written_by['values'].get('VOCAB_PATH') if source.experiment.is_file() else None
   if vocab and (is_address(vocab) or os.path.exists(vocab)):
     return pathlib.Path(schemes.local(vocab, schemes.SMALL))

@@ -1,7 +1,5 @@
 """SeqIO tasks as a dataset: `class Mine(SeqioTask, GPT126M)`."""
 
-import os
-
 import fiddle as fdl
 
 from paxlite.cli.user_modules import import_named
@@ -47,7 +45,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
       SeqioSource,
       task=self.SEQIO_TASK,
       split=split,
-      vocab_path=self.VOCAB_PATH or os.environ.get('VOCAB_PATH', ''),
+      vocab_path=self.tokenizer_path,
       tfds_data_dir=self.TFDS_DATA_DIR,
       start_id=self.START_ID,
     )

@@ -44,12 +44,15 @@ def identity(data: Input) -> JsonObject:
   return known | {'left_out': left_out} if left_out else known
 
 
-def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
+def change(
+  now: Mapping[str, Json], before: Mapping[str, Json], encoding: Callable[[], Sequence[str]] = list
+) -> str:
   """Says what has changed in the data since a checkpoint; '' if nothing has.
 
   Args:
     now: The identity of the input.
     before: The metadata of the checkpoint.
+    encoding: Names what is known to have changed of how records are encoded.
   """
   records, known = now.get('fingerprint'), before.get('fingerprint')
   if records is None or known is None:
@@ -62,6 +65,9 @@ def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
   if differ(records, known):
     return 'its contents have changed since'
   if before['tokens'] != now['tokens']:
+    if known_changes := encoding():
+      have = 'has' if len(known_changes) == 1 else 'have'
+      return f'its records are the same, but {" and ".join(known_changes)} {have} changed since'
     return (
       'its records are the same, but they are encoded in another way: the tokenizer, the chat '
       'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since, or the run '

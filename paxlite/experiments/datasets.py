@@ -1,7 +1,6 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
 import itertools
-import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -185,7 +184,7 @@ class DocumentFiles(FromTfds, Rows, subject='Data'):
     source = config(
       DocumentSource,
       names=list(names),
-      vocab_path=self.VOCAB_PATH or os.environ.get('VOCAB_PATH', ''),
+      vocab_path=self.tokenizer_path,
       vocab_size=self.VOCAB_SIZE,
       field=self.TEXT_FIELD,
       start_id=self.START_ID,

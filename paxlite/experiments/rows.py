@@ -1,5 +1,6 @@
 """What the datasets of experiments share: rows of tokens, a tokenizer, and what is held out."""
 
+import os
 from collections.abc import Sequence
 
 import fiddle as fdl
@@ -129,3 +130,7 @@ class FromTfds(Tokenized):
   """Text that may come from TFDS datasets."""
 
   TFDS_DATA_DIR: Run[AnyPath] = ''  # folder of TFDS datasets
+
+  @property
+  def tokenizer_path(self) -> str:
+    return self.VOCAB_PATH or os.environ.get('VOCAB_PATH', '')

@@ -57,7 +57,8 @@ def _import(listing: Listing, to: pathlib.Path) -> None:
   to.parent.mkdir(parents=True, exist_ok=True)
   with WeakFileLock(to.with_name(f'.{to.name}.import')):  # other processes wait for this one
     if not to.is_dir():
-      line, *_ = import_published('hf', _downloaded(listing, to), to, None, None)
+      folder, named = _downloaded(listing, to), listing.name.repo
+      line, *_ = import_published('hf', folder, to, None, None, named=named)
       warn(f'{listing.name} is imported: {line}')
 
 

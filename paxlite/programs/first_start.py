@@ -2,18 +2,26 @@
 
 import dataclasses
 import datetime
+import logging
+import os
 
 import fiddle as fdl
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from paxlite.config.attributes import derived
+from paxlite.data import tokenizer_copies
 from paxlite.data.base import Input
 from paxlite.data.data_summary import thinking
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.schemes import is_address
+from paxlite.programs import kept_tokenizer
 from paxlite.programs.run import Run
+
+log = logging.getLogger('paxlite')
 
 _NAMES = ('CHAT_DATE', 'CHAT_THINKING')
 
@@ -65,6 +73,31 @@ def with_positions(run: Run) -> Run:
     return run
   positions = max(values[name], e.MAX_SEQ_LEN)
   return dataclasses.replace(run, experiment=e.replaced(**{name: positions}))
+
+
+def with_tokenizer(run: Run) -> Run:
+  """Returns a run that continues with its own copy, if the tokenizer that it names is gone."""
+  e, path = run.experiment, kept_tokenizer.path_of(run.experiment)
+  if kept_tokenizer.NAME not in e.values() or is_address(path) or os.path.exists(path):
+    return run
+  own = tokenizer_copies.kept(run.folder) if run.checkpoints().steps() else None
+  if own is None:
+    return run
+  if jax.process_index() == 0:
+    log.warning('the tokenizer of the run is gone: it continues with its own copy, %s', own)
+  return dataclasses.replace(run, experiment=e.replaced(**{kept_tokenizer.NAME: str(own)}))
+
+
+def with_warmup(run: Run) -> Run:
+  """Returns the run with the warmup that it began with, if that follows from MAX_STEPS."""
+  e, name = run.experiment, 'LR_COS_WARMUP'
+  if name in vars(e) or not isinstance(getattr(type(e), name, None), derived):
+    return run
+  before = run_values(run.folder) if run.checkpoints().steps() else None
+  values = before['values'] if before else {}
+  if values.get(name) in (None, e.values()[name]):
+    return run
+  return dataclasses.replace(run, experiment=e.replaced(**{name: values[name]}))
 
 
 def in_steps(run: Run) -> Run:

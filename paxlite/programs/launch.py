@@ -33,6 +33,7 @@ from paxlite.experiments.registry import apply_fiddler, find, find_known
 from paxlite.files.schemes import is_address, records_of
 from paxlite.files.text_files import check_file, expanded
 from paxlite.processes import preemption
+from paxlite.programs import kept_tokenizer
 
 
 def launch(options: argparse.Namespace) -> None:
@@ -54,7 +55,9 @@ def launch(options: argparse.Namespace) -> None:
       )
     name = run['experiment']  # a name in a file must not cause the import of a module
     find_known(name, way_out='--import={0}')
-  run_experiment(build_experiment(name, options.fiddler, options.attributes, run), options)
+  facts = functools.partial(_facts_of, folder=options.job_log_dir)
+  experiment = build_experiment(name, options.fiddler, options.attributes, run, facts)
+  run_experiment(experiment, options)
 
 
 def build_experiment(
@@ -224,8 +227,26 @@ def _drop_debugging_of_jax() -> None:
 
 
 def run_in(folder: str) -> JsonObject | None:
-  """Returns the experiment of the run in a folder and its values, or None if there is no run."""
+  """Returns the experiment of the run in a folder and its values, or None if there is no run.
+
+  The VOCAB_PATH is that of the run's own copy.
+  """
   try:
-    return run_values(records_of(folder))
+    place = records_of(folder)
   except AbsentError:
     return None
+  found = run_values(place)
+  return found and kept_tokenizer.to_read(found, place)
+
+
+def _facts_of(path: str, folder: str | None) -> WeightsFacts:
+  """Returns what is known of weights; of those that are gone, what a run that they began knows."""
+  facts = weights_facts(path)
+  if facts.experiment or not path or not folder:
+    return facts
+  run = run_in(folder)
+  began_with = run and run['values'].get('CHECKPOINT_RESTORE_PATH')
+  if not run or began_with not in (path, os.path.abspath(path)) or run['values'].get('USE_LORA'):
+    return facts  # without frozen weights, no run goes on
+  tokenizer = str(run['values'].get('VOCAB_PATH') or '')
+  return WeightsFacts(path, run['experiment'], run['values'], tokenizer, facts.problem)

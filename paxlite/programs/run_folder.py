@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator
 from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import UserError
+from paxlite.data import tokenizer_copies
 from paxlite.experiments.code_changes import changes, refuse_other_code
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.identity import is_of, refuse_other_experiment, refuse_other_model
 from paxlite.files.folder_lock import FolderLock
 from paxlite.files.schemes import is_address, scheme_of
+from paxlite.programs import kept_tokenizer
 from paxlite.programs.run import Run
 from paxlite.programs.run_checks import check_moments
 
@@ -89,7 +91,19 @@ def check_folder(run: Run) -> None:
   if not run.accept_changes:
     refuse_other_experiment(run.experiment, run.folder)
     refuse_other_code(run.experiment, run.folder)
+    check_tokenizer(run)
   check_moments(run.experiment, run.folder)
+
+
+def check_tokenizer(run: Run) -> None:
+  """Raises UserError if a run would continue with other tokens than it was trained with."""
+  path = kept_tokenizer.path_of(run.experiment)
+  own = tokenizer_copies.kept(run.folder)
+  if path and own is not None and tokenizer_copies.has_other_tokens(path, str(own)):
+    raise UserError(
+      f'{path} is not the tokenizer that {run.folder} was trained with: continue with its own '
+      f'copy, {kept_tokenizer.NAME}={own}, or with the change, --accept_changes'
+    )
 
 
 def code_changes(run: Run) -> list[str]:

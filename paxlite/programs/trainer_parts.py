@@ -1,5 +1,6 @@
 """The parts of a trainer that are made of its experiment alone."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -11,7 +12,7 @@ from paxlite.data.base import Input
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import former_files
 from paxlite.parallel.devices import peak_flops
-from paxlite.programs import run_checks
+from paxlite.programs import kept_tokenizer, run_checks
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
 from paxlite.training.loss_alarm import LossAlarm
@@ -41,7 +42,8 @@ def train_data(
 ) -> TrainData:
   """Returns the training data with what a run in this folder knows of them."""
   former = '' if accepts_changes else former_files(e, folder)
-  return TrainData(data, accepts_changes, e.max_segments_per_seq, eval_data, former)
+  encoding = functools.partial(kept_tokenizer.changes, e, folder)
+  return TrainData(data, accepts_changes, e.max_segments_per_seq, eval_data, former, encoding)
 
 
 def throughput(e: Experiment, task: ShardedTask, batch_size: int) -> Throughput:

@@ -26,8 +26,16 @@ from paxlite.parallel import devices
 from paxlite.processes import join, preemption
 from paxlite.processes.hosts import check_shared
 from paxlite.processes.process_messages import meet
+from paxlite.programs import kept_tokenizer
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
-from paxlite.programs.first_start import dated, in_steps, noting, with_positions
+from paxlite.programs.first_start import (
+  dated,
+  in_steps,
+  noting,
+  with_positions,
+  with_tokenizer,
+  with_warmup,
+)
 from paxlite.programs.run import Run
 from paxlite.programs.run_checks import TRAINING
 from paxlite.programs.run_folder import check_folder, holding, make_folder
@@ -61,7 +69,7 @@ def _train(run: Run, lock: FolderLock) -> None:
     watchdog.pause()  # before each wait for others, so that they are named if they do not come
     compare_configs(run)
     compare_folders(run)
-    run = with_positions(in_steps(dated(run)))
+    run = with_warmup(with_positions(in_steps(dated(with_tokenizer(run)))))
     check_folder(run)
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
@@ -152,6 +160,7 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
       _say(plan.table())
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
+  kept_tokenizer.keep(run.experiment, run.folder)
   if run.command and jax.process_index() == 0:
     command = f'cd {shlex.quote(os.getcwd())}\n{run.command}\n'
     write_file(run.folder / 'command.txt', command.encode('utf-8', 'replace'))

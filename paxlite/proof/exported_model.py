@@ -22,6 +22,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.data import sentencepiece_model
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.data.tokenizer_copies import tokenizer_files
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.inference import Inference, experiment_of, load_checkpoint
 from paxlite.weights import folder, gguf_reader, huggingface
@@ -177,7 +178,7 @@ def _of_hugging_face(path: pathlib.Path) -> ExportedModel:
     checksums[name] = _checksum(value)
     if len(shape) > 1:
       dtypes.add(value.dtype.name)
-  tokenizer = path if folder.tokenizer_files(path) else None
+  tokenizer = path if tokenizer_files(path) else None
   kind = _coarsest(sorted(dtypes))
   config = config_of(experiment)
   return ExportedModel(path, 'hf', experiment, checksums, kind, config, tokenizer, entries, tensors)

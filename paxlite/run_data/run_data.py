@@ -27,6 +27,7 @@ from paxlite.experiments.registry import find_known
 from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import records_of
+from paxlite.programs import kept_tokenizer
 from paxlite.programs.launch import build_experiment
 from paxlite.run_data.data_records import DataRecords
 from paxlite.run_data.origins import traced
@@ -279,7 +280,10 @@ class RunData:
   def _build(self, stretch: Stretch) -> Experiment:
     name = stretch.values['experiment']
     find_known(name)  # a name in a file must not cause the import of a module
-    e = build_experiment(name, [], {}, stretch.values)
+    values, is_of = stretch.values, lambda x: x['values'].get(kept_tokenizer.NAME)
+    if is_of(values) == is_of(self._values):  # the copy is that of the last start
+      values = kept_tokenizer.to_read(values, self.folder)
+    e = build_experiment(name, [], {}, values)
     if stretch.batch_size and e.batch_size != stretch.batch_size:
       return e.replaced(PERCORE_BATCH_SIZE=stretch.batch_size / e.num_devices)
     return e

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -44,6 +44,7 @@ class TrainData:
     max_segments: The most segments of a packed row, padding included; 0: any number.
     evaluated: The inputs of evaluations, by name.
     former: The flags that name the files of the last start, if they are others now.
+    encoding: Names what is known to have changed of how records are encoded.
   """
 
   def __init__(
@@ -53,10 +54,11 @@ class TrainData:
     max_segments: int = 0,
     evaluated: Mapping[str, Input] | None = None,
     former: str = '',
+    encoding: Callable[[], Sequence[str]] = list,
   ):
     self.input = input
     self._evaluated = evaluated or {}
-    self._accept_changes = accept_changes
+    self._accept_changes, self._encoding = accept_changes, encoding
     self._max_segments = max_segments
     self._former = f'. {former} names the files of before' if former else ''
     self.skipped_batches = 0
@@ -141,7 +143,7 @@ class TrainData:
         raise UserError(f'{e}{self._former}') from None
     if step and jax.process_index() == 0:
       self._warn(step, metadata)
-    why = change(self._known, metadata)
+    why = change(self._known, metadata, self._encoding)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:

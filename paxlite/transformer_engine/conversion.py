@@ -19,11 +19,12 @@ from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.source import Source
 from paxlite.checkpointing.variables import Variable, write_variable
 from paxlite.core.errors import UserError, listed
+from paxlite.data.tokenizer_copies import copy_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.inference import experiment_of
 from paxlite.parallel.mesh import MESH_AXES
 from paxlite.transformer_engine.templates import check_supported
-from paxlite.weights.folder import copy_tokenizer, write_identity
+from paxlite.weights.folder import write_identity
 from paxlite.weights.unfinished_folder import unfinished_folder
 
 Arrays = Mapping[str, np.ndarray]

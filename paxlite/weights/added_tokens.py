@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from paxlite.core.errors import UserError, listed
+from paxlite.data.tokenizer_copies import copy_tokenizer
 from paxlite.data.tokenizer_files import JSON
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.folder import Tensors, copy_tokenizer
+from paxlite.weights.folder import Tensors
 from paxlite.weights.tensor_entries import Entry
 
 _TABLES = ('embedding/emb_var', 'softmax/w', 'logits_bias/b')

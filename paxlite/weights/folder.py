@@ -9,10 +9,8 @@ TO/tokenizer.json …                   the tokenizer, where there is one
 
 import json
 import logging
-import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,25 +20,15 @@ from paxlite.checkpointing.checksums import Sum, write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.json_text import JsonObject
-from paxlite.data.tokenizer import open_tokenizer
-from paxlite.data.tokenizer_files import (
-  CONFIGURATION,
-  FILES,
-  JSON,
-  MODEL,
-  PLAIN,
-  TOKENIZERS,
-  configuration,
-  published,
-)
+from paxlite.data.tokenizer_copies import copy_tokenizer
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.files.text_files import check_file
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
 
 log = logging.getLogger('paxlite')
 
 ORIGIN = 'origin.json'
+IMPORTED_FROM = 'imported_from'  # in experiment.json
 
 
 class Tensors(Protocol):
@@ -60,6 +48,7 @@ def write_weights(
   tokenizer_from: pathlib.Path | None,
   report: Callable[[int, int], None],
   origin: JsonObject | None = None,
+  named: str = '',
 ) -> int:
   """Writes the folder, tensor by tensor; a failure leaves no folder behind.
 
@@ -71,6 +60,7 @@ def write_weights(
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.
     report: Called with the number of tensors done and the number of all tensors.
     origin: What is remembered of a model with images; see whole_model.origin_of.
+    named: Where the weights come from: a folder, an address, or a name of the Hub; ''.
 
   Returns:
     Bytes of the variables.
@@ -93,7 +83,7 @@ def write_weights(
       del value
       report(done, len(entries))
     copy_tokenizer(tokenizer_from, folder)
-    write_identity(folder, experiment)
+    write_identity(folder, experiment, named)
     if origin is not None:
       (folder / ORIGIN).write_text(json.dumps(origin, indent=2) + '\n')
     write_checksums(folder, sums)
@@ -110,14 +100,18 @@ def has_nan(value: np.ndarray) -> bool:
   return signed > largest or unsigned > 0x8000 + largest
 
 
-def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
-  """Writes experiment.json, which names the experiment of the weights as in a run."""
+def write_identity(folder: pathlib.Path, experiment: LanguageModel, named: str = '') -> None:
+  """Writes experiment.json, which names the experiment of the weights as in a run.
+
+  `named` is where they were imported from.
+  """
   cls = type(experiment)
   values = experiment.values()
   # All backends but USE_TE=layer have the same weights, whichever backend the environment chose.
   if values['USE_TE'] != 'layer':
     values |= experiment.plain_backend
   identity = {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': values}
+  identity |= {IMPORTED_FROM: named} if named else {}
   (folder / 'experiment.json').write_text(json.dumps(identity, indent=2) + '\n')
 
 
@@ -161,71 +155,3 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
     whole[entry.part].reshape(view.shape)[...] = view
   assert whole is not None
   return whole, first.our_shape
-
-
-def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
-  """Copies a tokenizer, with the files next to it for chats and special tokens.
-
-  Its class, which may follow from the config.json next to it, is written into
-  tokenizer_config.json, because a copy without config.json must encode texts in the same way. A
-  config.json next to the copy gives one without a class a plain one, which puts BOS before a text
-  only if tokenizer_config.json says so.
-
-  Args:
-    source: A tokenizer's file, or a folder that may hold a tokenizer; None copies nothing.
-    folder: The folder that receives the tokenizer under its usual name.
-
-  Raises:
-    UserError: See tokenizer_files.
-  """
-  for name, path in tokenizer_files(source).items():
-    (folder / name).parent.mkdir(exist_ok=True)
-    shutil.copyfile(path, folder / name)
-  if source is None:
-    return
-  beside = source if source.is_dir() else source.parent
-  found, copied = (published(str(place / JSON)).tokenizer_class for place in (beside, folder))
-  said: JsonObject = {}
-  if (wanted := found or (PLAIN if copied else '')) != copied:
-    said['tokenizer_class'] = wanted
-  if not found and copied and (folder / MODEL).is_file() and not (folder / JSON).is_file():
-    said['add_bos_token'] = open_tokenizer(str(source)).bos_id is not None
-  if said:
-    contents = configuration(str(beside / JSON)) | said
-    (folder / CONFIGURATION).write_text(json.dumps(contents, indent=2) + '\n')
-
-
-def tokenizer_files(source: pathlib.Path | None) -> dict[str, pathlib.Path]:
-  """Returns the files of a tokenizer, by the names that a copy gives them.
-
-  Raises:
-    UserError: One of them is a FIFO or another special file, or a link out of its folder, by which
-      someone else's model could have any file of the user copied. Links of Hugging Face's cache
-      stay within it.
-  """
-  if source is None:
-    return {}
-  is_file = not source.is_dir()
-  found = {f'tokenizer{source.suffix}': source} if is_file else {}
-  beside = source.parent if is_file else source
-  for name in FILES:
-    path = beside / name
-    if not os.path.lexists(path) or (is_file and name in TOKENIZERS):
-      continue
-    check_file(path)
-    if target := link_out_of(beside, path):
-      raise UserError(
-        f'{path} is a link out of its folder, to {target}: put a copy there, or name the tokenizer '
-        'with --tokenizer'
-      )
-    found[name] = path
-  for path in found.values():
-    check_file(path)
-  return found
-
-
-def link_out_of(folder: pathlib.Path, path: pathlib.Path) -> pathlib.Path | None:
-  """Returns what a file is a link to, if not within its folder or Hugging Face's cache."""
-  root, target = folder.resolve(), path.resolve()
-  roots = [root, root.parent.parent / 'blobs'] if root.parent.name == 'snapshots' else [root]
-  return None if any(target.is_relative_to(r) for r in roots) else target

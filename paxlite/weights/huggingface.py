@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
+from paxlite.data.tokenizer_copies import copy_tokenizer
 from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_object
@@ -23,7 +24,7 @@ from paxlite.files.text_files import check_file
 from paxlite.weights import model_files
 from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
-from paxlite.weights.folder import Tensors, copy_tokenizer
+from paxlite.weights.folder import Tensors
 from paxlite.weights.generation_keys import read_generation, written_generation
 from paxlite.weights.layout import check_layers, has_modules
 from paxlite.weights.prediction_keys import own_prefix, with_present_modules

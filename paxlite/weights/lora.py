@@ -1,6 +1,7 @@
 """Exports factors of LoRA and DoRA: merged into the weights, or as an adapter of peft."""
 
 import collections
+import contextlib
 import json
 import logging
 import math
@@ -13,14 +14,17 @@ import ml_dtypes
 import numpy as np
 
 from paxlite import extensions
+from paxlite.checkpointing.source import lineage
 from paxlite.checkpointing.variables import Variable
-from paxlite.core.errors import UserError, listed
+from paxlite.core.errors import AbsentError, UserError, listed
 from paxlite.core.variable_names import DORA_VARIABLES, LORA_VARIABLES, TOKEN_ROWS
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.json_files import read_object
 from paxlite.weights import adapter_layout
 from paxlite.weights.adapter_names import experts_of, module_of, short_names
 from paxlite.weights.families import family_of, hugging_face_entries
+from paxlite.weights.folder import IMPORTED_FROM
 from paxlite.weights.huggingface import header
 from paxlite.weights.tensor_entries import Entry
 from paxlite.weights.unfinished_folder import unfinished_folder
@@ -128,6 +132,21 @@ class _Adapter:
   @property
   def _all(self) -> dict[str, Any]:
     return self.linear | self.experts
+
+
+def named_base(checkpoint: str, base: str) -> str:
+  """Returns what the base weights of a LoRA checkpoint were imported from; '' if nothing says it.
+
+  Args:
+    checkpoint: The run, or the weights.
+    base: The base weights, if they were moved.
+  """
+  found = ''
+  with contextlib.suppress(AbsentError):
+    for source in lineage(base or checkpoint):
+      if source.experiment.is_file():
+        found = str(read_object(source.experiment).get(IMPORTED_FROM) or found)
+  return found
 
 
 def write_adapter(

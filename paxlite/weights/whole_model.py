@@ -20,6 +20,7 @@ from paxlite.checkpointing.source import lineage
 from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import AbsentError, UserError, listed, located
 from paxlite.core.json_text import JsonObject
+from paxlite.data.tokenizer_copies import link_out_of, tokenizer_files
 from paxlite.data.tokenizer_files import CHAT_TEMPLATE
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
@@ -28,7 +29,7 @@ from paxlite.files.text_files import check_file
 from paxlite.weights import huggingface, model_files
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.family_tables import FAMILIES
-from paxlite.weights.folder import ORIGIN, link_out_of, tokenizer_files
+from paxlite.weights.folder import ORIGIN
 from paxlite.weights.known_keys import HARMLESS
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.safetensors_file import DTYPES, FileTensor, tensors_in

@@ -42,7 +42,7 @@ PARSER.option(
 PARSER.option('--into', 'folder of the whole model (where its import found it)', local, default='')
 PARSER.option('--text_only', 'write the text model of a model with images alone', bool)
 PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
-PARSER.option('--base', 'base model that a PEFT adapter names', default='')
+PARSER.option('--base', 'base that a PEFT adapter names (what it was imported from)', default='')
 PARSER.option('--base_weights', BASE_WEIGHTS, stored, default='')
 PARSER.option('--push', 'upload what is written to the Hugging Face Hub', metavar='ORG/NAME')
 PARSER.option('--private', 'of a new model of --push: only its owners see it', bool)
@@ -103,7 +103,8 @@ def main(argv: Sequence[str]) -> None:
     command_line.progress('exporting') as report,
   ):
     if args.to == 'peft':
-      size = lora.write_adapter(folder, experiment, variables, args.base, args.dtype or 'float32')
+      base = args.base or lora.named_base(args.checkpoint, args.base_weights)
+      size = lora.write_adapter(folder, experiment, variables, base, args.dtype or 'float32')
     elif args.to == 'gguf':
       written = gguf_writer.write_folder(
         folder, experiment, lora.merged(experiment, variables), args.type, source.tokenizer, report

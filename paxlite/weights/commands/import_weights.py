@@ -94,7 +94,8 @@ def main(argv: Sequence[str]) -> None:
     elif source == 'peft':
       lines = _import_adapter(path, to, args.base_weights)
     else:
-      lines = import_published(source, path, to, tokenizer, address, args.add_tokens)
+      named = args.path.partition('@')[0] if download else address or str(path.absolute())
+      lines = import_published(source, path, to, tokenizer, address, args.add_tokens, named)
   lines = [line.replace(str(to), args.to) for line in lines]
   print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
 
@@ -140,8 +141,10 @@ def import_published(
   tokenizer: pathlib.Path | None,
   address: str | None,
   add_tokens: str = '',
+  named: str = '',
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
+  from paxlite.data.tokenizer_copies import tokenizer_files
   from paxlite.experiments.gpt import GPT2
   from paxlite.weights import added_tokens, folder, huggingface, meta, whole_model
   from paxlite.weights.folder import Tensors
@@ -159,7 +162,7 @@ def import_published(
     check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)
   elif path.is_dir():
     tokenizer = path
-  folder.tokenizer_files(tokenizer)  # raises UserError before anything is written
+  tokenizer_files(tokenizer)  # raises UserError before anything is written
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
   said = []
@@ -172,7 +175,7 @@ def import_published(
         f'{add_tokens}: ids {ids}, with rows that are the mean of all others. To train these rows '
         f'beside low-rank factors: {shell.flag("LORA_TOKENS", ids)}'
       ]
-    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, origin)
+    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, origin, named)
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.', *said]
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):

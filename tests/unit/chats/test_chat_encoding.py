@@ -17,12 +17,12 @@ from paxlite.core.errors import UserError
 from paxlite.core.fields import Fields
 from paxlite.data import packaged
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
+from paxlite.data.tokenizer_copies import copy_tokenizer
 from paxlite.experiments import finetuning
 from paxlite.experiments.llama import SmolLM135M
 from paxlite.files.text_files import read_text
 from paxlite.finetuning.chats.sft import SftRows, held_out
 from paxlite.weights.families import config_json
-from paxlite.weights.folder import copy_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
 from tests.support.tokenizer_draws import TEMPLATES, draw_chat, draw_tokenizer  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paxlite.checkpointing.checksums import write_checksums
-from paxlite.checkpointing.source import Source
+from paxlite.checkpointing.source import Source, lineage
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError
 
@@ -37,6 +37,17 @@ def test_what_a_run_trained_beside_its_factors_replaces_what_the_base_has(traine
   of = lambda name: 'params/' + name.replace('.', '/')
   expected = {of(name): 1.0 for name in BASE} | {of(name): 2.0 for name in FACTORS + trained}
   assert found == expected
+
+
+def test_the_lineage_has_the_weights_that_were_frozen_and_not_newer_ones(tmp_path):
+  names = [f'checkpoint_{step:08d}' for step in (1, 2)]
+  base = tmp_path / 'base' / 'checkpoints'
+  older, newer = [write(base / name, BASE, i) for i, name in enumerate(names)]
+  run = write(tmp_path / 'run', FACTORS, 2, tmp_path / 'base')
+  of = lambda: [source.folder for source in lineage(tmp_path / 'run')]
+  assert of() == [run.folder, newer.folder]
+  (run.folder / 'data' / 'metadata').write_text(json.dumps({'frozen': older.fingerprint}))
+  assert of() == [run.folder, older.folder]
 
 
 def stack(is_repeated, layers, leaf='mlp.lora_a'):

@@ -389,6 +389,8 @@ def test_the_adapter_of_a_quantized_base_is_that_of_the_decoded_weights(scheme, 
   plain = e.replaced(USE_LORA=False, FROZEN_DTYPE='float32', TRAINABLE_VARIABLES=['.*'])
   huggingface.write_folder(tmp_path / 'plain', plain, whole, None, None, lambda *_: None)
   export_weights.main([str(tmp_path / 'ours'), '--to=peft', f'--path={tmp_path / "out"}'])
+  written = json.loads((tmp_path / 'out' / 'adapter_config.json').read_text())
+  assert written['base_model_name_or_path'] == str(tmp_path / 'hf')
   fresh = lambda name: AutoModelForCausalLM.from_pretrained(
     tmp_path / name, attn_implementation='eager'
   ).eval()

@@ -11,8 +11,10 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
-from paxlite.weights.folder import copy_tokenizer, tokenizer_files
+from paxlite.data.tokenizer_copies import copy_tokenizer, tokenizer_files
+from paxlite.weights.folder import IMPORTED_FROM
 from paxlite.weights.huggingface import Safetensors, read_folder
+from paxlite.weights.lora import named_base
 from paxlite.weights.model_files import chosen
 
 numpy = pytest.importorskip('safetensors.numpy')
@@ -108,6 +110,21 @@ def test_links_out_of_a_folder_are_not_copied(tmp_path):
   os.mkfifo(folder / 'chat_template.jinja')
   with pytest.raises(UserError, match='it is a FIFO'):
     tokenizer_files(folder)
+
+
+@pytest.mark.parametrize('named', ['', 'org/name', '/downloads/llama'])
+def test_an_adapter_names_what_its_base_was_imported_from(named, tmp_path):
+  before = ''
+  for name, of_base in {'base': {IMPORTED_FROM: named} if named else {}, 'a': {}, 'b': {}}.items():
+    (tmp_path / name / 'state').mkdir(parents=True)
+    values = {'CHECKPOINT_RESTORE_PATH': before}
+    found = {'experiment': 'a.B', 'values': values} | of_base
+    (tmp_path / name / 'experiment.json').write_text(json.dumps(found))
+    before = str(tmp_path / name)
+  assert named_base(before, '') == named_base(str(tmp_path / 'base'), '') == named
+  (tmp_path / 'base').rename(tmp_path / 'moved')
+  assert named_base(before, '') == ''
+  assert named_base(before, str(tmp_path / 'moved')) == named
 
 
 def test_links_of_hugging_faces_cache_are_copied(tmp_path):
