@@ -7,10 +7,11 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
+from paxlite.experiments.base import full_name
 from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import find
-from paxlite.programs.first_start import in_steps
+from paxlite.programs.first_start import in_steps, with_warmup
 from paxlite.programs.launch import build_experiment
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
@@ -91,6 +92,20 @@ def test_data_of_unknown_length_are_refused(tmp_path, cls):
     in_steps(Run(e, tmp_path / 'run'))
 
 
+def test_a_run_that_continues_with_more_steps_keeps_its_warmup(tmp_path):
+  step = tmp_path / 'checkpoints' / 'checkpoint_00000002'
+  step.mkdir(parents=True)
+  cls, name = find('LLaMA7BSFT'), 'LR_COS_WARMUP'
+  for before in (50, 500):  # 500: of an earlier version
+    found = {'experiment': full_name(cls), 'values': {name: before}}
+    (tmp_path / 'experiment.json').write_text(json.dumps(found))
+    of = lambda **values: with_warmup(Run(cls(MAX_STEPS=200, **values), tmp_path)).experiment
+    assert of().values()[name] == before
+    assert of(LR_COS_WARMUP=7).LR_COS_WARMUP == 7
+  step.rmdir()
+  assert of().LR_COS_WARMUP == 100
+
+
 def test_steps_and_epochs_together_are_refused():
   both = {'MAX_STEPS': '5', 'NUM_EPOCHS': '2'}
   with pytest.raises(UserError, match='MAX_STEPS=5 and NUM_EPOCHS=2 both say when training ends'):
@@ -100,11 +115,13 @@ def test_steps_and_epochs_together_are_refused():
   assert build_experiment(TINY_SFT, [], {**both, 'NUM_EPOCHS': 'None'}).MAX_STEPS == 5
 
 
-def test_without_epochs_fine_tuning_has_the_schedule_that_it_had():
+def test_without_epochs_the_warmup_is_that_of_pax_or_half_of_a_short_run():
   small = find('HuggingFaceSFT').of_values({'MODEL': 'SmolLM135M'})
-  for cls, warmup in ((find('LLaMA7BSFT'), 500), (find('LLaMA7BLoRA'), 500), (small, 50)):
-    for changes in ({}, {'MAX_STEPS': 30}):
+  lora = find('LLaMA7BLoRA')  # whose rate is constant
+  for cls, warmups in ((find('LLaMA7BSFT'), (500, 15)), (lora, (500, 500)), (small, (50, 15))):
+    for changes, warmup in zip(({}, {'MAX_STEPS': 30}), warmups, strict=True):
       e = cls(**changes)
       assert (warmup, 1000) == (e.LR_COS_WARMUP, e.LR_COS_DECAY_END)
+  assert find('LLaMA7BSFT')(MAX_STEPS=100, LR_COS_WARMUP=70).LR_COS_WARMUP == 70
   assert small(NUM_EPOCHS=1, MAX_STEPS=30).LR_COS_WARMUP == 15
   assert find('LLaMA7BSFT')(NUM_EPOCHS=1, LR_COS_DECAY_END=70).LR_COS_DECAY_END == 70

@@ -39,7 +39,7 @@ from paxlite.finetuning.reinforcement.datasets import PromptFiles
 class SFT(SftFiles):
   """Rosetta Pax's values: learning rate 1e-6, 500 warmup steps, cosine decay, 1000 steps in all.
 
-  With NUM_EPOCHS, the decay ends with the run, and the warmup is at most half of it.
+  The warmup is at most half of the run. With NUM_EPOCHS, the decay ends with the run.
   """
 
   MAX_SEQ_LEN = 4096
@@ -53,7 +53,8 @@ class SFT(SftFiles):
 
   def _warmup(self) -> int:
     stated = super().LR_COS_WARMUP
-    return stated if self.NUM_EPOCHS is None else min(stated, self.MAX_STEPS // 2)
+    is_used = self.schedule_kind == 'COS'
+    return min(stated, self.MAX_STEPS // 2) if is_used or self.NUM_EPOCHS is not None else stated
 
   def _decay_end(self) -> int:
     if self.NUM_EPOCHS is None:
