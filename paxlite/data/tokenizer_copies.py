@@ -45,18 +45,20 @@ def keep(path: str, run: pathlib.Path) -> None:
       return
   beside = [file.parent / name for name in TOKENIZERS if (file.parent / name).is_file()]
   source = file.parent if file in beside[:1] else file  # not one beside it that would be read first
-  check_place(run)
-  with tempfile.TemporaryDirectory(dir=run, prefix=f'.{KEPT}-') as unfinished:
-    fresh = pathlib.Path(unfinished, KEPT)
-    fresh.mkdir()
+  with tempfile.TemporaryDirectory() as made:
+    fresh = pathlib.Path(made, KEPT)
+    fresh.mkdir()  # with the usual permissions, unlike a temporary folder
     copy_tokenizer(source, fresh)
     if file.suffix != '.json' and file.name != MODEL:  # only this name is read as transformers does
       (fresh / MODEL).rename(fresh / file.name)
     if _contents(fresh) == _contents(target):
       return
-    if os.path.lexists(target):
-      target.rename(pathlib.Path(unfinished, 'former'))
-    fresh.rename(target)
+    check_place(run)
+    with tempfile.TemporaryDirectory(dir=run, prefix=f'.{KEPT}-') as unfinished:
+      whole = shutil.copytree(fresh, pathlib.Path(unfinished, KEPT))
+      if os.path.lexists(target):
+        target.rename(pathlib.Path(unfinished, 'former'))
+      whole.rename(target)
 
 
 def kept(run: pathlib.Path) -> pathlib.Path | None:

@@ -63,9 +63,12 @@ def test_the_copy_changes_with_its_original_alone(run, tmp_path, monkeypatch):
   path = original(tmp_path / 'a')
   keep(path, run)
   before = (run / 'tokenizer').stat()
+  assert before.st_mode == run.stat().st_mode
+  written = run.stat().st_mtime_ns
   keep(path, run)
   keep(str(kept(run)), run)  # a run that continues with its own copy
   assert (run / 'tokenizer').stat().st_ino == before.st_ino
+  assert run.stat().st_mtime_ns == written
   (tmp_path / 'a' / 'chat_template.jinja').write_text('other')
   assert differences(path, str(kept(run))) == [f'the chat template of {path}/tokenizer.model']
   assert not has_other_tokens(path, str(kept(run)))
