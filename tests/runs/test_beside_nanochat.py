@@ -68,13 +68,14 @@ def test_held_out_documents_are_apart_and_whole(few_texts, tmp_path):
 
 
 def test_paxlite_side(few_texts, monkeypatch, capsys, tmp_path):
-  flags = '--sides', 'paxlite', '--scales', '1', '2', f'--json={tmp_path / "found.jsonl"}'
+  flags = '--sides', 'paxlite', '--scales', '2', f'--json={tmp_path / "found.jsonl"}'
   out = run(monkeypatch, capsys, tmp_path, *flags)
-  found = beside.results(tmp_path / 'found.jsonl')
-  assert [r['scale'] for r in found] == [1, 2]
-  assert all([*r['bits_per_byte']] == ['1', '2', '3'] for r in found)
-  assert all(1 < bits < 8 for r in found for bits in r['bits_per_byte'].values())
-  assert '| paxlite | 1 × 64 | 3 | 1.0 | 0 | ' in out
+  (found,) = beside.results(tmp_path / 'found.jsonl')
+  assert [*found['bits_per_byte']] == ['1', '2', '3']
+  assert all(1 < bits < 8 for bits in found['bits_per_byte'].values())
+  assert '| paxlite | 1 × 64 | 3 | 2.0 | 0 | ' in out
+  (rates,) = (tmp_path / 'runs' / 'runs').glob('*/metrics.jsonl')
+  assert max(r['lr'] for r in beside.results(rates)) == pytest.approx(2 * beside.RATE)
   monkeypatch.setattr(beside, 'SIDES', {'paxlite': None})  # nothing is trained again
   again = run(monkeypatch, capsys, tmp_path, *flags)
   assert again == out[out.index('| |') :]
