@@ -75,7 +75,7 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
   def _rate(self) -> float:
     """The factor of the learning rate of the weights of layers."""
     is_by_matrix = self.OPTIMIZER in ('muon', 'normuon')
-    return self._width ** (-0.5 if is_by_matrix else -1.0)
+    return math.pow(self._width, -0.5 if is_by_matrix else -1.0)
 
   @property
   def _parameters(self) -> int:
@@ -87,7 +87,7 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
   def _batch_tokens(self) -> int:
     """A power of two, and at least a sequence for each device."""
     tokens = self.TRAIN_TOKENS
-    best = min(_BATCH * tokens**_BATCH_EXPONENT, tokens / _FEWEST_STEPS)
+    best = min(_BATCH * math.pow(tokens, _BATCH_EXPONENT), tokens / _FEWEST_STEPS)
     least = max(_SMALLEST_BATCH, self.MAX_SEQ_LEN * self.num_devices)
     return max(least, 1 << int(math.log2(max(1, best))))
 
@@ -98,7 +98,7 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
 
   @property
   def _weight_decay(self) -> float:
-    averaged = _AVERAGED * (self.TRAIN_TOKENS / self._parameters) ** _AVERAGED_EXPONENT
+    averaged = _AVERAGED * math.pow(self.TRAIN_TOKENS / self._parameters, _AVERAGED_EXPONENT)
     return 1 / (averaged * self.MAX_STEPS * self.LEARNING_RATE)
 
 
