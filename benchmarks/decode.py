@@ -27,7 +27,7 @@ Prompts = list[list[int]]
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.add_argument('--checkpoint', required=True, help='run folder, or imported weights')
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--prompt', type=int, default=128, help='tokens of a prompt')
   parser.add_argument('--new', type=int, default=128, help='tokens after it')

@@ -1,4 +1,4 @@
-"""paxlite: Pax's way of training language models on today's JAX.
+"""paxlite trains language models in JAX, in the way of Pax.
 
     import paxlite
 
@@ -7,7 +7,8 @@
     run.metrics['loss']
     run.generate('And it came to pass')
 
-The names below are the public interface. Importing paxlite imports none of them, and no JAX.
+`__all__` is the public interface. Its names load on first use; importing paxlite alone loads no
+JAX.
 """
 
 import sys

@@ -150,7 +150,7 @@ def lacking(name: str) -> str:
 
 
 def _lacking(name: str) -> str:
-  """Returns the name of a leaf if it is not there, or of one that it needs and is not; or ''."""
+  """Returns the name of a leaf, or of one that it needs, that is not installed; or ''."""
   leaf = _leaf(name) if name in BUILT_IN else None
   return name if leaf is None else next(filter(None, map(_lacking, leaf.needs)), '')
 
@@ -189,7 +189,7 @@ def _of_packages() -> Iterator[Extension]:
       ) from None
     if not isinstance(extension, Extension):
       raise UserError(
-        f'the extension {entry.name}: {entry.value} is no paxlite.core.extension.Extension'
+        f'the extension {entry.name}: {entry.value} is not a paxlite.core.extension.Extension'
       )
     yield extension
 

@@ -1,1 +1,1 @@
-"""Low-rank factors beside frozen weights (LoRA, DoRA), and rows of tables that are trained."""
+"""Low-rank factors of frozen weights (LoRA, DoRA), and trained rows of tables."""

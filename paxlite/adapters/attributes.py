@@ -15,7 +15,7 @@ class AdapterChoices(
     'LORA_LAYERS LORA_MODULES_TO_SAVE LORA_TOKENS'
   },
 ):
-  """A LanguageModel whose factors with USE_LORA are chosen as peft chooses them."""
+  """A LanguageModel with peft's choices of LoRA factors."""
 
   LORA_ALPHA: Training[Positive | None] = (
     None  # LoRA products are multiplied by this / rank; None: the rank
@@ -57,6 +57,6 @@ class AdapterChoices(
     experts = [name for name, *_ in factors.chosen or () if name.endswith('_factors')]
     if experts and (self.USE_DORA or self.LORA_DROPOUT):
       raise UserError(
-        'LORA_TARGETS names experts, whose factors change the weights themselves, as in peft: '
+        'LORA_TARGETS names experts. Their factors change the weights themselves, as in peft: '
         'USE_DORA=False LORA_DROPOUT=0'
       )

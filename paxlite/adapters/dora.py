@@ -64,4 +64,4 @@ class DoraProjection(LoraProjection):
 
 @quantizes(DoraProjection)
 class QuantizedDoraProjection(DoraProjection, QuantizedProjection):
-  """DoraProjection whose weight is quantized; what is trained keeps its dtype."""
+  """A DoraProjection with a quantized weight; trained variables keep their dtype."""

@@ -1,4 +1,4 @@
-"""What adapters add: the factors of USE_LORA, and the attributes that choose them as peft does."""
+"""The extension for adapters: the factors of USE_LORA, and the attributes that choose them."""
 
 from paxlite.core.extension import Extension
 

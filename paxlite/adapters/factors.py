@@ -1,4 +1,4 @@
-"""Low-rank factors beside frozen weights: which weights have them, of which rank."""
+"""Which frozen weights have low-rank factors, and of which rank."""
 
 import functools
 import math
@@ -69,15 +69,15 @@ class LowRankFactors:
     found = [name for name in names if name in found or is_end(name)]
     if factors := [name.theirs for name in found if name.kind != 'whole']:
       raise UserError(
-        f'LORA_MODULES_TO_SAVE: {factors[0]} is a matrix of a layer, which has factors instead: '
-        'name it in LORA_TARGETS, or train it whole by TRAINABLE_VARIABLES'
+        f'LORA_MODULES_TO_SAVE: {factors[0]} is a matrix of a layer: name it in LORA_TARGETS, or '
+        'train it whole with TRAINABLE_VARIABLES'
       )
     stack = lambda name: re.sub(_LAYER, REPEATED, name.ours, count=1)
     partly = {*map(stack, {*names} - {*found})}
     if self._e.USE_REPEATED_LAYER and (wrong := [n.theirs for n in found if stack(n) in partly]):
       raise UserError(
-        f'LORA_MODULES_TO_SAVE names {wrong[0]} and not that of all layers, and a repeated stack '
-        'has one array for all layers: USE_REPEATED_LAYER=False'
+        f'LORA_MODULES_TO_SAVE names {wrong[0]} alone, but a repeated stack has one array for all '
+        'layers: USE_REPEATED_LAYER=False'
       )
     general = f'({REPEATED}|x_layers_[0-9]+)'
     patterns = (
@@ -105,8 +105,8 @@ class LowRankFactors:
       kind = fdl.get_callable(experts)
       if kind is not MoeFeedForward:
         raise UserError(
-          f'LORA_TARGETS names experts, and those of this model are a {kind.__name__}, which has '
-          'no factors: name other weights'
+          f"LORA_TARGETS names experts, but LoRA does not support this model's {kind.__name__}: "
+          'name other weights'
         )
       fdl.update_callable(experts, LoraMoeFeedForward)
       experts.chosen = chosen
@@ -158,7 +158,7 @@ class LowRankFactors:
       kinds = {name.kind for name in names if name.is_named(text)}
       if kinds == {'whole'}:
         raise UserError(
-          f'LORA_TARGETS: {text!r} is no matrix of a layer, and has no factors: '
+          f'LORA_TARGETS: {text!r} is not a matrix of a layer, so it cannot have factors: '
           'LORA_MODULES_TO_SAVE trains it whole'
         )
     chosen = self._found(self._targets or ['all-linear'], names, 'LORA_TARGETS')
@@ -187,7 +187,7 @@ class LowRankFactors:
       if not any(name.is_named(text) for name in names):
         last = sorted({name.theirs.rpartition('.')[2] for name in names})
         raise UserError(
-          f'{attribute}: {text!r} is the name of no weight of {type(self._e).__name__}, which has '
+          f'{attribute}: {text!r} is not a weight of {type(self._e).__name__}, which has '
           f'{listed(last, shown=12)}. {did_you_mean(text, last)}'.rstrip()
         )
     return [name for name in names if any(map(name.is_named, texts))]
@@ -229,9 +229,9 @@ class LowRankFactors:
         is_kept = here.rank >= there.rank and math.isclose(here.scale, there.scale, rel_tol=1e-6)
         if there.rank and not is_kept:
           raise UserError(
-            f'the factors of {module} have rank {there.rank} and scale {there.scale:g}, and those '
-            f'of this run rank {here.rank} and scale {here.scale:g}, which loses some of what was '
-            f'learned: {shell.flags(self._differing(writer))}, or merge the factors first, by '
+            f'the factors of {module} have rank {there.rank} and scale {there.scale:g}, but this '
+            f'run has rank {here.rank} and scale {here.scale:g}, which would lose some of the '
+            f'training: {shell.flags(self._differing(writer))}, or merge the factors first with '
             'paxlite export --to=hf'
           )
 
@@ -268,13 +268,13 @@ class LowRankFactors:
         continue
       if self._e.USE_REPEATED_LAYER:
         raise UserError(
-          'LORA_LAYERS, LORA_TARGETS or patterns give layers different factors, and a repeated '
+          'LORA_LAYERS, LORA_TARGETS or patterns give layers different factors, but a repeated '
           f'stack has one array for all layers: USE_REPEATED_LAYER=False (of {stack})'
         )
       if len({_columns(sizes)[0] for sizes in kinds}) < len(kinds):  # a trace is of equal shapes
         raise UserError(
-          f'LORA_ALPHA_PATTERN gives layers of one rank different alphas ({stack}): give such '
-          'weights one alpha, or ranks that differ too'
+          f'LORA_ALPHA_PATTERN gives layers of one rank different alphas ({stack}): give these '
+          'weights one alpha, or different ranks too'
         )
       found += [(ours, *_columns(sizes)) for ours, sizes in layers.items()]
     return tuple(entry for entry in found if any(entry[1]))
@@ -285,13 +285,13 @@ def _train_rows(lm: fdl.Config, ids: Sequence[int]) -> None:
   for table in filter(None, (lm.embedding_tpl, lm.head_tpl)):
     kind = cast(type, fdl.get_callable(table))
     if kind not in _ROWS:
-      raise UserError(f'LORA_TOKENS: a {kind.__name__} has no rows of its own to train')
+      raise UserError(f'LORA_TOKENS: a {kind.__name__} has no rows to train')
     fdl.update_callable(table, _ROWS[kind])
     table.row_ids = tuple(ids)
 
 
 def removed(model: fdl.Config) -> bool:
-  """Makes the config of a model that of the model without factors; returns whether it had any."""
+  """Removes the factors from a model's config; returns whether it had any."""
   factors = list(selectors.select(model, LoraProjection, check_nonempty=False))
   for projection in factors:
     for name in ('rank', 'factor_scale', 'dropout', 'chosen'):
@@ -333,7 +333,7 @@ def _pattern(texts: Sequence[str], attribute: str, names: Sequence[Any]) -> dict
       if re.match(rf'(.*\.)?({pattern})$', name.theirs) or name.is_named(pattern)
     ]
     if not matching:
-      raise UserError(f'{attribute}: {pattern!r} is the name of no weight that has factors')
+      raise UserError(f'{attribute}: {pattern!r} matches no weight with factors')
     for name in matching:
       found.setdefault(name, value)
   return found

@@ -75,7 +75,7 @@ class LoraProjection(Projection):
     return max(self.factors[0])
 
   def delta(self, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns the product of x with ΔW, whose outputs are one dimension, and A and scale·B."""
+    """Returns x·ΔW, with one output dimension, and A and scale·B."""
     stacked, read, made = self.parts
     k = 'k' if stacked else ''
     to_hidden, to_delta = f'bti,{k}ir->bt{k}r', f'bt{k}r,{k}or->bt{k}o'
@@ -114,4 +114,4 @@ class LoraProjection(Projection):
 
 @quantizes(LoraProjection)
 class QuantizedLoraProjection(LoraProjection, QuantizedProjection):
-  """LoraProjection whose weight is quantized; the low-rank factors keep their dtype."""
+  """A LoraProjection with a quantized weight; the low-rank factors keep their dtype."""

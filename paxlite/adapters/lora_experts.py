@@ -46,7 +46,7 @@ class ExpertFactors(nn.Module):
 
 
 class LoraMoeFeedForward(MoeFeedForward):
-  """A MoeFeedForward whose experts have factors. Their sums with the weights exist, as in peft.
+  """A MoeFeedForward with factors of experts, added to the weights in memory, as in peft.
 
   Attributes:
     chosen: The factors of modules by their paths; see LoraProjection.

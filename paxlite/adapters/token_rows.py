@@ -1,4 +1,4 @@
-"""Tables of which some rows are trained, those of tokens that a tokenizer was given later."""
+"""Tables with a few trained rows, for tokens added to a tokenizer later."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Tokens of the training data whose rows were never trained, in variables that stay frozen.
+"""Finds tokens of the training data with untrained rows in frozen variables.
 
 Base models have tokens that no text of their training had, such as those of a chat template. Their
 rows of the embedding are zeros, or one row is that of several tokens. A run that trains factors of
@@ -88,15 +88,15 @@ def warnings(e: LanguageModel, optimizer: Optimizer, params: PyTree, data: Input
   tokens = sorted({int(i) for name in names for i in found[name]})
   trained = shell.flag('TRAINABLE_VARIABLES', [*e.TRAINABLE_VARIABLES, *names])
   return [
-    'Tokens of the training data have rows that the weights never trained, near zero or equal to '
-    f'those of other tokens, and they stay frozen in {" and ".join(names)}: '
-    f'{listed(map(spelled, tokens))}. The model cannot tell such tokens apart; to train these '
-    f'rows: {trained}, or these rows alone: {shell.flag("LORA_TOKENS", tokens)}'
+    "Some tokens of the training data have untrained rows, near zero or equal to other tokens' "
+    f'rows, which stay frozen in {" and ".join(names)}: {listed(map(spelled, tokens))}. The model '
+    f'cannot tell these tokens apart. To train all rows: {trained}; to train these rows alone: '
+    f'{shell.flag("LORA_TOKENS", tokens)}'
   ]
 
 
 def untrained(rows_VD: jax.Array, ids: np.ndarray) -> np.ndarray:
-  """Returns those of `ids` whose row is near zero, or equal to the row of another id.
+  """Returns the `ids` with a row near zero or equal to another id's row.
 
   Args:
     rows_VD: A row for each id; it may be spread over devices of several processes.

@@ -1,1 +1,1 @@
-"""Compiles a train step for machines that are not there, and says what it costs."""
+"""Compiles a train step for other machines and reports its cost."""

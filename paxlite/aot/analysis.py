@@ -33,7 +33,7 @@ from paxlite.training.sharded_task import ShardedTask
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """The report of a compiled step; bytes are those of one device."""
+  """The report of a compiled step; bytes are per device."""
 
   experiment: str
   target: str
@@ -82,12 +82,12 @@ def compile_step(
   e, chip = experiment, target.chip
   if e.NUM_EPOCHS is not None:
     raise UserError(
-      f'NUM_EPOCHS={e.NUM_EPOCHS:g} depends on data, which are not read here: '
+      f'NUM_EPOCHS={e.NUM_EPOCHS:g} depends on the data, which is not read here: set '
       'NUM_EPOCHS=None and MAX_STEPS=N'
     )
   notes: list[str] = []
   if e.DETERMINISTIC and chip is not None and chip.gpu is not None:
-    notes.append('DETERMINISTIC is left out: XLA finds such kernels on the GPU itself alone.')
+    notes.append('DETERMINISTIC is left out: XLA selects such kernels only on the GPU.')
     if save is not None:
       raise UserError(f'--save={save}: {notes[0]} Save a step with DETERMINISTIC=False')
     e = e.replaced(DETERMINISTIC=False)
@@ -117,7 +117,7 @@ def compile_step(
       compiled = compiled_step.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
     verdict, total = _too_large(target, str(error))
-    notes += [] if save is None else [f'Nothing is in {save}.']
+    notes += [] if save is None else [f'{save} was not written.']
     spent = time.perf_counter() - before
     return dataclasses.replace(
       report, compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
@@ -141,8 +141,8 @@ def compile_step(
     if target.name != 'here' and '__cudnn$' in (text or ''):
       # an H100 loaded such a step (jax 0.11.2), and XLA did not find the kernels when it began
       raise UserError(
-        f"--save={save}: the step calls cuDNN's attention, whose kernels are built on the GPU "
-        'itself alone. Save a step with USE_FLASH_ATTENTION=False, or compile it there'
+        f'--save={save}: the step calls cuDNN attention, which compiles its kernels only on the '
+        'GPU. Save a step with USE_FLASH_ATTENTION=False, or compile it on the GPU'
       )
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
@@ -198,7 +198,7 @@ def explain(experiment: Experiment, target: Target) -> JsonObject:
 
 
 def _activations(e: Experiment, mesh: Mesh, rows: int) -> list[JsonObject]:
-  """Returns the arrays that the forward pass of so many rows keeps, by origin, most bytes first.
+  """Returns the arrays that the forward pass of `rows` sequences saves, by origin, largest first.
 
   `module` has made them, by the operation of JAX `made_by` or under this name of checkpoint
   policies. `bytes` are those of one device, of all `arrays` together.
@@ -233,8 +233,8 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
     found = {k: RowArray(v.dtype.name, v.shape[2:]) for k, v in row.items()}
   except (UserError, OSError, ImportError):
     notes.append(
-      f'The data is not here: a batch is taken to hold {", ".join(found)}, and training refuses '
-      'the compiled step if its data differs.'
+      f'The data is not on this machine. The step assumes batches with {", ".join(found)}; '
+      'training refuses it if the data differs.'
     )
   shape = (e.batch_size, e.MAX_SEQ_LEN)
   return {
@@ -254,12 +254,12 @@ def _too_large(target: Target, error: str) -> tuple[str, int]:
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
   if sizes is None:
     return f'does not fit: {error.splitlines()[0]}', 0
-  verdict = f'does not fit: {sizes[1]} GiB are needed and {sizes[2]} GiB are there'
+  verdict = f'does not fit: needs {sizes[1]} GiB of {sizes[2]} GiB'
   return verdict, int(float(sizes[1]) * 2**30)
 
 
 def peak(memory: Any, platform: str) -> int:
-  """Returns the most bytes that are in use at a time, from a compiled program's memory_analysis.
+  """Returns the peak memory in bytes from a compiled program's memory_analysis.
 
   On a TPU, the sum of temporaries counts shared memory once for each buffer that shares it. The TPU
   compiler itself refuses programs that do not fit. The compiler's peak counts the memory of the
@@ -276,7 +276,7 @@ def peak(memory: Any, platform: str) -> int:
 
 def _verdict(total: int, host: int, chip: Chip | None) -> tuple[bool | None, str]:
   if chip is None:
-    return None, 'compiled; the memory of a device is not known'
+    return None, 'compiled; the device memory is unknown'
   share = total / chip.memory
   of = f'{total / 2**30:.2f} GiB of {chip.memory / 2**30:.2f} GiB, {share:.0%}'
   if host:

@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-  """What kernels reach of a data sheet, as measured.
+  """The measured share of a data sheet's speeds that kernels reach.
 
   Kernels of attention have rates of their own; see attention_case.Kernel.peak_share.
 
@@ -43,7 +43,7 @@ _OF_GPUS = Rates(0.73, 0.74, 0.757, 0.857, 2.4e-6, 'one NVIDIA H200, jax 0.11.2,
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """What XLA has to know of a GPU that is not there, beside its memory.
+  """The facts, besides memory, that XLA needs to compile for an absent GPU.
 
   Attributes:
     kind: What JAX calls the device.
@@ -260,7 +260,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
     )
   if found.get('chip') != chip.name:
     raise UserError(
-      f'--calibration={path} is of {found.get("chip")}, and the target of {chip.name}'
+      f'--calibration={path} is for {found.get("chip")}, but the target is {chip.name}'
     )
   flops = found.get('flops', {})
   numbers = {**(flops if isinstance(flops, dict) else {'flops': None})}

@@ -94,7 +94,7 @@ def collective(
 
 
 def _groups(line: str) -> np.ndarray | None:
-  """Returns positions of devices in the mesh, [groups, size]; at least those of the first group."""
+  """Returns device positions in the mesh, [groups, size], at least for the first group."""
   if match := re.search(r'source_target_pairs=\{\{(.*?)\}\}', line):
     return np.array([_integers(pair) for pair in match[1].split('},{')])
   if match := re.search(r'replica_groups=\{\{(.*?)\}', line):

@@ -1,4 +1,4 @@
-"""What a compiled program does on one device in one run: its kernels, FLOPs and memory traffic.
+"""The kernels, FLOPs and memory traffic of one run of a compiled program on one device.
 
 The compiler's own cost analysis counts the body of a loop once and does not exist for GPUs. This
 module reads the program's text instead, with each loop as often as it runs.
@@ -68,7 +68,7 @@ class Costs:
     return sum(kernel.bytes * count for kernel, count in self.kernels())
 
   def kernel(self, computation: Computation, instruction: Instruction) -> DeviceKernel | None:
-    """Returns the kernel that an instruction is; None where it takes no time of its own."""
+    """Returns an instruction's kernel; None if it takes no time."""
     flops = flops_of(self.program, computation, instruction, self._platform == 'tpu')
     moved = self._traffic.moved(computation, instruction)
     if not flops and not moved:

@@ -204,7 +204,7 @@ def block_rows(
 def _collectives(found: Sequence[JsonObject]) -> Table:
   """Returns the table of collectives, the most sent first."""
   if not found:
-    return Table('There are no collectives: one device has all of the model.', (), ())
+    return Table('No collectives: one device holds the whole model.', (), ())
   title = 'Collectives of a step, by block'
   header = ('block', 'pass', 'kind', 'axes', '#runs', '#bytes', '#seconds', '#not hidden')
   names = lambda row: (row['block'], row['pass'], row['kind'], '+'.join(row['axes']))

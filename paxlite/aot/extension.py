@@ -1,4 +1,4 @@
-"""What compilation for other machines adds: commands, and what runs and reports say of a step."""
+"""The extension for compilation: commands, and step costs in runs and reports."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -12,8 +12,8 @@ EXTENSION = Extension(
   needs=('pipeline',),
   commands=(
     _command('plan', 'the fastest mesh and batch that fit a machine', 'plan'),
-    _command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),
-    _command('explain', 'where the memory and the time of a step go', 'explain'),
+    _command('compile', 'whether a step fits another machine, and how fast it is', 'compile'),
+    _command('explain', "where a step's memory and time go", 'explain'),
   ),
   callbacks=('paxlite.aot.run_callbacks:callbacks',),
   sections=('paxlite.aot.report_sections:sections',),

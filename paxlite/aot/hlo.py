@@ -187,7 +187,7 @@ class Program:
 
     @functools.cache
     def state(trip: int, index: int) -> int | None:
-      """Returns a number of the loop's state after so many trips."""
+      """Returns a number of the loop's state after `trip` trips."""
       if trip == 0:
         return self._number(within, instruction.operands[0], index, lambda *_: None)
       return self._number(body, body.root.name, index, after(trip - 1))

@@ -1,4 +1,4 @@
-"""What `paxlite report` shows of the step of a run: predicted, measured by blocks, explained."""
+"""Sections of `paxlite report` on a run's step: predicted, measured by block, explained."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,11 +16,10 @@ from paxlite.core.json_text import number
 
 EXPLANATION = 'explanation.json'  # in a run's folder, where `paxlite explain --json` may write it
 _ABOUT_BLOCKS = (
-  'FLOPs and memory traffic are shares of the compiled program, as `paxlite explain` divides it; '
-  'the backward pass computes some FLOPs again. '
-  'Predicted seconds are those of the kernels by the speeds of the chip. Kernels may run at the '
-  'same time, so that their sum is not the time of a step. Collectives are measured with the '
-  f'waiting for other devices. {UNKNOWN.capitalize()} are kernels of several CUDA graphs.'
+  'FLOPs and memory traffic are shares of the compiled program, as in `paxlite explain`; the '
+  'backward pass recomputes some FLOPs. Predicted seconds follow from the kernels and the speeds '
+  'of the chip. Kernels may overlap, so their sum is not the step time. Measured collectives '
+  f'include waiting for other devices. {UNKNOWN.capitalize()} are kernels of several CUDA graphs.'
 )
 
 
@@ -44,8 +43,8 @@ def _prediction(runs: Sequence[Any]) -> Table:
   notes = ['A step is measured as a whole: the median of several.'] if any(found.values()) else []
   if others := [name for name, rows in found.items() if not rows]:
     notes.append(
-      'Nothing was predicted of these runs, which ended before 50 steps of a start, or ran on '
-      f'devices whose speeds are unknown, such as CPUs: {", ".join(others)}.'
+      'No prediction for these runs, which ended within 50 steps of a start or ran on devices '
+      f'with unknown speeds, such as CPUs: {", ".join(others)}.'
     )
   rows = [(name, *row) for name, rows in found.items() for row in rows]
   header = ('run', 'part of a step', 'predicted', 'measured', 'measured / predicted')

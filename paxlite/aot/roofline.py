@@ -1,4 +1,4 @@
-"""What a compiled step costs by blocks of the model, and what bounds it at the speeds of a chip."""
+"""Costs of a compiled step by model block, and the resource that bounds it on a chip."""
 
 import collections
 import dataclasses
@@ -67,13 +67,13 @@ class Roofline:
 
   @property
   def bound(self) -> str:
-    """What most of the step waits for."""
+    """The resource that bounds most of the step."""
     return max(self.parts, key=lambda name: self.parts[name])
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCosts:
-  """What one run of a program does on one device; seconds are known where the chip is."""
+  """The costs of one run of a program on one device; seconds only for known chips."""
 
   flops: dict[str, float]  # of matrix multiplications, by the type of their operands
   traffic: int  # bytes that are read from and written to main memory

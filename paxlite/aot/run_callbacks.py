@@ -1,4 +1,4 @@
-"""What a run writes of its compiled step: its predicted seconds, and what each block has taken."""
+"""Records a run's step: its predicted seconds, and the measured time of each block."""
 
 import contextlib
 import dataclasses
@@ -73,7 +73,7 @@ class MeasuredStep(Callback):
     self._compiled = compiled
 
   def traced(self, folder: pathlib.Path, steps: int) -> None:
-    """Reads a complete trace of so many steps from its folder."""
+    """Reads a complete trace of `steps` steps from its folder."""
     self._tracer = _begun(lambda: self._read_trace(folder, steps))
 
   def on_start(self, state: TrainState, step: int, loop: Loop) -> None:

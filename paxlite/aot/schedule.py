@@ -23,7 +23,7 @@ COMPUTE, MEMORY, EXPOSED, HOST = PARTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """What the device does in a second; '' is a type of operands that is not listed."""
+  """Operations per second of a device by operand type; '' stands for unlisted types."""
 
   flops: Mapping[str, float]  # FLOP/s by the type of the operands
   memory: float  # bytes/s of main memory

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
   import jax
 
 
-NOT_HERE = (
-  '--calibration is for machines that are not here: on those of --target=here, steps are run'
-)
+NOT_HERE = '--calibration is for other machines: with --target=here, steps are run'
 
 
 def one_of(chip: Chip) -> str:
@@ -167,7 +165,7 @@ def _parse(name: str) -> Target:
 
 
 def _parts_of_hosts(chip: Chip, count: int) -> bool:
-  """Returns whether so many GPUs are neither within one host nor whole hosts."""
+  """Returns whether GPUs span hosts without filling them."""
   return count < 1 or (count > chip.domain and count % chip.domain != 0)
 
 
@@ -240,7 +238,7 @@ def _tell_jax_of_the_gpus(gpu: Gpu) -> None:
 
 
 def prepare_environment() -> None:
-  """Sets environment variables for compiling without devices, and with several compilers at a time.
+  """Sets environment variables to compile without devices and with parallel compilers.
 
   They take effect only if they are set before JAX is imported.
   """

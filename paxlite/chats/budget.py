@@ -66,7 +66,7 @@ _T = TypeVar('_T')
 class TooMuch(Exception):
   """Raised when a rendering costs more than its budget."""
 
-  def __init__(self, what: str = 'it computes or writes far more than a conversation'):
+  def __init__(self, what: str = 'it computes or writes far more than a conversation needs'):
     super().__init__(what)
 
 
@@ -326,7 +326,7 @@ def _tojson(budget: Budget) -> Callable[..., str]:
 def filters(
   budget: Budget, known: Mapping[str, Callable[..., object]]
 ) -> dict[str, Callable[..., object]]:
-  """Returns those of Jinja's filters that chats can use, and the tojson of transformers."""
+  """Returns the Jinja filters that chats can use, with transformers' tojson."""
   paying = {k: _filter(budget, k, f) for k, f in known.items() if k not in _LEFT_OUT}
   return paying | {'tojson': _tojson(budget)}
 

@@ -100,7 +100,7 @@ class ChatEncoding(DocumentEncoding):
 
   @functools.cached_property
   def chat_format(self) -> ChatFormat:
-    """What writes conversations; raises UserError if there is no template."""
+    """The encoder of conversations; raises UserError without a template."""
     tokens = self.tokenizer.named_tokens
     return ChatFormat(self._template, self.tokenizer.path, self._date, tokens)
 

@@ -79,7 +79,9 @@ class ChatFormat:
     except ImportError:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
     if template and '{' not in template:
-      raise UserError(f'CHAT_TEMPLATE={template[:80]!r} is no template, and no file has that name')
+      raise UserError(
+        f'CHAT_TEMPLATE={template[:80]!r} is neither a template nor the name of a file'
+      )
     self._budget = Budget()
     self._now: Callable[[], datetime.datetime] = datetime.datetime.now
     if date:
@@ -97,8 +99,7 @@ class ChatFormat:
   def _compiled(self, template: str) -> Any:
     if len(template) > MAX_TEMPLATE_CHARS:
       raise UserError(
-        f'the chat template has {len(template):,} characters, and at most {MAX_TEMPLATE_CHARS:,} '
-        'are allowed'
+        f'the chat template has {len(template):,} characters; the limit is {MAX_TEMPLATE_CHARS:,}'
       )
     try:
       return environment(self._budget, lambda: self._now()).from_string(template)
@@ -117,7 +118,7 @@ class ChatFormat:
 
   @property
   def eos_token(self) -> str:
-    """The text of the token that ends a text; '' if there is none."""
+    """The text of the stop token; '' if there is none."""
     return self._tokens.get('eos_token', '')
 
   def marks_learned(self, tools: Sequence[Tool] | None = None) -> bool:
@@ -191,8 +192,8 @@ class ChatFormat:
     for number, what in enumerate(marks):
       if f'Mark{number}ed' not in text:
         raise UserError(
-          f'the chat template leaves out {what}: CHAT_TEMPLATE=FILE gives one that '
-          'writes it; otherwise leave the row out'
+          f'the chat template leaves out {what}: set CHAT_TEMPLATE=FILE to one that writes it, or '
+          'leave the record out'
         )
 
 
@@ -210,8 +211,8 @@ def check_says_messages(text: str, messages: Sequence[Message]) -> None:
     has_words = True
   if has_words:
     raise UserError(
-      'the chat template writes nothing of the messages: it is not a template of chats, or not one '
-      'for these roles'
+      'the chat template writes none of the messages: it is not a chat template, or does not '
+      'support these roles'
     )
 
 
@@ -241,7 +242,7 @@ def _without_marks(text: str) -> RenderedChat:
 
 
 def _marked(message: Message, number: int, mark: Callable[[str], str]) -> Message:
-  """Returns a message in which the names of calls, and texts beside or from tools, are marked."""
+  """Returns a message with marked names of calls and marked texts next to or from tools."""
   if message['role'] == 'tool':
     return {**message, 'content': mark(f'the result of a tool (message {number})')}
   if 'tool_calls' not in message:
@@ -256,7 +257,7 @@ def _marked(message: Message, number: int, mark: Callable[[str], str]) -> Messag
   ]
   content = message['content']
   if content.strip():
-    content = mark(f'the text beside a tool call (message {number})')
+    content = mark(f'the text next to a tool call (message {number})')
   return {**message, 'content': content, 'tool_calls': calls}
 
 
@@ -292,14 +293,14 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
     if not isinstance(template.get('default'), str):
       names = ', '.join(map(str, template)) or 'none'
       raise UserError(
-        f'{where} has no template named default (its names: {names}): choose one and give '
-        'its text, CHAT_TEMPLATE'
+        f'{where} has no template named default (its names: {names}): choose one and set '
+        'CHAT_TEMPLATE to its text'
       )
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}
   if not isinstance(template, str):
     place = schemes.shown(pathlib.Path(tokenizer_path))
     raise NoTemplate(
-      f'{place} comes with no chat template: neither chat_template.jinja nor '
-      f'chat_template in {CONFIGURATION} are next to it'
+      f'{place} has no chat template: neither chat_template.jinja nor chat_template in '
+      f'{CONFIGURATION} is next to it'
     )
   return {'default': template}

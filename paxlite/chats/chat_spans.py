@@ -20,7 +20,7 @@ _MARK = 'Answer0Mark'
 
 
 class Learned(NamedTuple):
-  """What is learned of a conversation.
+  """The learned parts of a conversation.
 
   Attributes:
     text: The text of the conversation.
@@ -83,15 +83,15 @@ def _unmasked(generated: Sequence[Span], chat: Conversation) -> list[Span]:
   if len(answers) != len(generated):
     raise UserError(
       f'the chat template has {len(generated)} blocks of {{% generation %}} for {len(answers)} '
-      'answers, so that nothing says which block is that of an answer that is not learned'
+      'answers, so the block of an answer that is not learned is unknown'
     )
   return [span for i, span in zip(answers, generated, strict=True) if i not in chat.masked]
 
 
 def _unknown() -> UserError:
   return UserError(
-    'the chat template does not write the conversation message by message, so that '
-    'nothing says which part is the answer'
+    'the chat template does not write the conversation message by message, so the answer cannot '
+    'be located'
   )
 
 

@@ -146,7 +146,7 @@ def environment(budget: Budget, now: Callable[[], datetime.datetime]) -> Any:
         super().visit_Tuple(node, frame)
 
     def visit_ScopedEvalContextModifier(self, node: Any, frame: Any) -> None:
-      self.fail('a chat is no HTML, and has no {% autoescape %}', node.lineno)
+      self.fail('{% autoescape %} is not supported: a chat is not HTML', node.lineno)
 
   class Environment(sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = Code

@@ -113,7 +113,7 @@ def conversation(
       first_learned += 1 if first_learned else 0
     elif read_messages[0]['content'].strip() != system.strip():
       raise UserError(
-        'the record has a system message, and its messages begin with another one: leave one out'
+        'the record has a system message, but its messages begin with another: leave one out'
       )
   masked = frozenset(
     i
@@ -139,8 +139,8 @@ def list_of_messages(value: Json) -> list[Message] | None:
   if isinstance(value, Mapping):
     for key in ('messages', 'conversations'):
       if isinstance(value.get(key), list | tuple):
-        raise UserError(f'an object with {key!r} stands where messages should be: write the list '
-                        'of messages itself, and its other keys beside it')  # fmt: skip
+        raise UserError(f'an object with {key!r} stands in place of messages: write the list '
+                        'of messages itself, with the other keys next to it')  # fmt: skip
     value = [value]
   good = isinstance(value, list | tuple) and all(
     isinstance(m, Mapping) and isinstance(m.get('role', m.get('from')), str) for m in value
@@ -180,7 +180,7 @@ def _message(fields: Fields) -> tuple[Message, bool | None]:
   for key in _OF_TURNS if speaker is not None else ('role', 'content', _CALLER, *_OF_TURNS):
     fields.get(key)
   if role not in ROLES:
-    raise UserError(f'a message has the role {role!r}; there are {", ".join(ROLES)}: rename it')
+    raise UserError(f'a message has the role {role!r}: rename it to one of {", ".join(ROLES)}')
   if role == 'assistant':
     _check_marks(fields)
   call, calls = message.pop(_CALLER, None), message.pop('tool_calls', None)
@@ -220,13 +220,13 @@ def _check_marks(fields: Fields) -> None:
   for key in (*_LEARNED, *_MASKED):
     if key in fields and _truth(fields.get(key)) is None:
       raise UserError(
-        f'{key}={fields.get(key)!r} of an answer is neither 0 or false nor 1 or true: an answer is '
-        'learned or not, and has no other weight'
+        f'{key}={fields.get(key)!r} of an answer must be 0, 1, false or true: an answer is either '
+        'learned or not'
       )
   for key in _NOT_READ:
     if not is_empty(fields.get(key)):
       raise UserError(
-        f'{key!r} of an answer is not read: "weight": 0 leaves an answer out of what is learned'
+        f'{key!r} of an answer is not supported: "weight": 0 excludes an answer from training'
       )
 
 
@@ -251,8 +251,8 @@ def _joined(parts: Sequence[Json], role: str, message: Fields) -> str:
       kind, text = fields.get('type') or 'text', fields.get('text')
     if kind not in ('text', 'str') or not isinstance(text, str):
       raise UserError(
-        f'the message of the {role} has a part of the type {kind!r} in its "content", and only '
-        'texts are read, {"type": "text", "text": …}: leave it out'
+        f'the message of the {role} has a part of type {kind!r} in its "content": only {{"type": '
+        '"text", "text": …} is supported; leave it out'
       )
     texts.append(text)
   return ''.join(texts)

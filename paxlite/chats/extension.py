@@ -1,4 +1,4 @@
-"""What chats add: nothing by themselves, but other leaves need them."""
+"""The extension for chats, which only other leaves use."""
 
 from paxlite.core.extension import Extension
 

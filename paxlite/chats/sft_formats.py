@@ -14,9 +14,9 @@ from paxlite.files.json_files import parse_text
 LABELS = 'label', 'kto_tag'  # the keys that say whether an answer is a good one, for KTO
 SYSTEM = 'system', 'system_prompt'  # the keys of a system message beside the messages
 
-_TEXTS_ONLY = 'only texts are read: leave the record out'
-_NO_WEIGHTS = 'a record has no weight: leave it out, or write it as often as it counts'
-_MARKS = '"weight": 0 in a message leaves that answer out of what is learned'
+_TEXTS_ONLY = 'only text is supported: leave the record out'
+_NO_WEIGHTS = 'record weights are not supported: leave it out, or repeat the record'
+_MARKS = '"weight": 0 in a message excludes that answer from training'
 _INSIDE = 'write it into the messages or the prompt'
 # What changes what a model learns, and is refused where a format does not read it, unless the
 # record says it in what is read, too. All other keys are counted, and said once.
@@ -40,9 +40,9 @@ _MEANT = {
     'write it into the answer, or as "reasoning_content" of its message',
   ),
   'chat_template_kwargs': (
-    'CHAT_THINKING says for all records whether prompts ask for thinking'
+    'CHAT_THINKING sets for all records whether prompts ask for thinking'
   ),
-  'margin': 'a pair has no margin',
+  'margin': 'margins of pairs are not supported',
   'rejected_response': 'rename it to rejected, and the answer of the messages to chosen',
 }  # fmt: skip
 _LONG = 12  # characters of a text that is not in another one by chance

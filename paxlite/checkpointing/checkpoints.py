@@ -234,7 +234,7 @@ class Checkpoints(StepFolders):
   def raise_failure(self) -> None:
     """Raises TrainingError if the last save failed: the final state is not on disk."""
     if self._failure is not None:
-      raise TrainingError(f'the last checkpoint was not written: {self._failure}')
+      raise TrainingError(f'the last checkpoint was not saved: {self._failure}')
 
   def close(self) -> None:
     """Finishes the last save; the object can be used again afterwards."""

@@ -17,7 +17,7 @@ def unused_name(path: pathlib.Path) -> pathlib.Path:
 
 
 def refuse_dangling(folder: pathlib.Path, name: str = '') -> None:
-  """Raises UserError if `folder` is a link to what is not there, as a disk that is not mounted.
+  """Raises UserError if `folder` is a dangling link, for example to an unmounted disk.
 
   Args:
     folder: A path.
@@ -25,8 +25,8 @@ def refuse_dangling(folder: pathlib.Path, name: str = '') -> None:
   """
   if folder.is_symlink() and not folder.exists():
     raise UserError(
-      f'{name or folder} is a link to {os.readlink(folder)}, which is not there: mount the disk '
-      'that holds it, or remove the link'
+      f'{name or folder} is a link to {os.readlink(folder)}, which does not exist: mount its '
+      'disk, or remove the link'
     )
 
 

@@ -57,7 +57,7 @@ class Restore:
 
 
 class RestorePlan:
-  """Says from where each variable of a state is restored.
+  """The origin of each restored variable of a state.
 
   The plan is made before anything is compiled or written, so that errors are found early.
 
@@ -186,13 +186,14 @@ class RestorePlan:
       if unused:
         names = [path_name(p).partition('/')[2] for p, _ in _params(abstract)]
         raise UserError(
-          f'{attribute}: {unused[0]!r} matches no whole name; there are {", ".join(names[:3])} …'
+          f'{attribute}: {unused[0]!r} matches no whole variable name, such as '
+          f'{", ".join(names[:3])} …'
         )
 
   def _wanted(
     self, stored: Mapping[str, Variable], abstract: PyTree
   ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns what to look for by name: what is quantized here and not there, as a whole."""
+    """Returns the variables to look for by name: those quantized only here, as a whole."""
     found = {}
     for path, like in jax.tree_util.tree_leaves_with_path(abstract):
       name = path_name(path)

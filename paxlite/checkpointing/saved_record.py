@@ -1,4 +1,4 @@
-"""A small file that says that a run has saved checkpoints, beside the folder that holds them.
+"""A small file next to the checkpoints folder that records that a run saved checkpoints.
 
 Without it a run whose checkpoints are gone looks like one that has not saved any yet: their folder
 was deleted, or is on a disk that is not mounted. Such a run must not begin again at step 0.
@@ -55,7 +55,7 @@ class SavedRecord:
       log.debug('%s cannot be written: %s', self._path, e)
 
   def remove(self) -> None:
-    """Forgets what was saved; there are no checkpoints from now on."""
+    """Clears the record: no checkpoints exist from now on."""
     self._newest = None
     self._path.unlink(missing_ok=True)
 
@@ -76,7 +76,6 @@ class SavedRecord:
       saved = None
     saved_step = f'the checkpoint of step {saved}' if isinstance(saved, int) else 'checkpoints'
     raise UserError(
-      f'this run has saved {saved_step}, and {checkpoints} holds none: put them back, or mount the '
-      'disk that holds them. Or choose another folder, or begin again as a new run does: '
-      '--start_over'
+      f'this run saved {saved_step}, but {checkpoints} holds no checkpoints: put them back or '
+      'mount their disk, choose another folder, or start a new run with --start_over'
     )

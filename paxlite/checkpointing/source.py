@@ -72,15 +72,13 @@ class Source:
       return own
     path = self.base or self.written_by['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:
-      raise UserError(
-        f'{self.folder} holds the factors of LoRA, and not the weights that they belong to'
-      )
+      raise UserError(f'{self.folder} holds LoRA factors without their base weights')
     try:
       base = find_source(path, frozen=self.frozen)
     except UserError as e:
       raise UserError(
-        f'{self.folder} holds factors of LoRA, which need their base weights: {e}. '
-        'If they were moved: --base_weights=FOLDER'
+        f'{self.folder} holds LoRA factors, which need their base weights: {e}. If they were '
+        'moved: --base_weights=FOLDER'
       ) from None
     beside = (*beside, self.folder.resolve())
     if base.folder.resolve() in beside:
@@ -104,9 +102,9 @@ class Source:
     was_in = values.get('VOCAB_PATH') or values.get('CHECKPOINT_RESTORE_PATH')
     if found is None and was_in and not is_address(was_in) and not os.path.exists(was_in):
       raise UserError(
-        f'the tokenizer of {self.folder} was in {was_in}, which is not there: '
-        '--base_weights=FOLDER names the weights there if they were moved, and --tokenizer of '
-        'other commands than export a tokenizer'
+        f'the tokenizer of {self.folder} was in {was_in}, which does not exist: if it was moved, '
+        'name the weights with --base_weights=FOLDER, or the tokenizer with --tokenizer (not in '
+        'export)'
       )
     return found
 
@@ -257,7 +255,7 @@ def lineage(path: str | pathlib.Path) -> Iterator[Source]:
 
 
 def _own_tokenizer(source: Source) -> pathlib.Path | None:
-  """Returns the tokenizer next to a checkpoint, or that of the run that wrote it, or None."""
+  """Returns the tokenizer next to a checkpoint, or of the run that wrote it, or None."""
   if any((source.folder / name).is_file() for name in TOKENIZERS):
     return source.folder
   if own := tokenizer_copies.kept(source.experiment.parent):
@@ -269,9 +267,7 @@ def _own_tokenizer(source: Source) -> pathlib.Path | None:
 
 
 def _circular(experiment: pathlib.Path) -> UserError:
-  return UserError(
-    f'{experiment} is damaged: following its CHECKPOINT_RESTORE_PATH leads back to where it began'
-  )
+  return UserError(f'{experiment} is damaged: its chain of CHECKPOINT_RESTORE_PATH is a circle')
 
 
 def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:

@@ -129,9 +129,8 @@ class StepFolders:
     damaged = [n for n in self._names() if n.startswith(f'{DAMAGED}_{PREFIX}_')]
     if (left := damaged + [folder_name(step) for step in self.steps()]) and not accepted:
       raise UserError(
-        f'{self._directory} holds checkpoints, and none of them is good: {listed(left, shown=3)}. '
-        'Put a good one back, choose another folder, or begin again as a new run does, '
-        'with what is there moved aside: --start_over'
+        f'{self._directory} holds no good checkpoint: {listed(left, shown=3)}. Put a good one '
+        'back, choose another folder, or move these aside and start over with --start_over'
       )
     if left:
       log.warning('no checkpoint is good: the run starts over, because of --start_over')

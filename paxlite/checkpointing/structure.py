@@ -39,10 +39,10 @@ def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 def conversion_hint(differences: list[str]) -> str:
   """Returns a hint for differences that an attribute causes, or ''."""
   if any(text.startswith('opt_state/average/') for text in differences):
-    return '; an average of the weights is kept or not as at first: EMA_DECAY must be as it was'
+    return '; a run cannot start or stop averaging weights: restore the former EMA_DECAY'
   names = {text.partition(' ')[0] for text in differences}
   if any(name.rpartition('/')[0] in names for name in names):  # w, and w/values in place of it
-    return '; weights that are not trained are kept in one form: FROZEN_DTYPE must be as it was'
+    return '; frozen weights cannot change their dtype: restore the former FROZEN_DTYPE'
   if not any('/te/' in text for text in differences):
     return ''
-  return '; between USE_TE=layer and others, paxlite convert-te'
+  return '; paxlite convert-te converts between USE_TE=layer and others'

@@ -131,7 +131,7 @@ def _open(path: pathlib.Path) -> Variable:
   """Returns a variable after checking its files against its description; reads no elements."""
   array = ZarrChunks(path, (*STATING, 'gzip', 'zlib'))
   if array.filters:
-    raise UserError(f'{path} has filters, and paxlite reads arrays without filters alone')
+    raise UserError(f'{path} has filters, which are not supported')
   count, present = math.prod(array.grid), sum(len(files) for _, _, files in os.walk(path))
   if count >= present:  # .zarray is counted too.
     missing = count - present + 1

@@ -1,4 +1,4 @@
-"""What all commands share: printing, signals, exit codes, and a progress bar."""
+"""Shared by all commands: printing, signals, exit codes, and a progress bar."""
 
 import codecs
 import contextlib
@@ -169,7 +169,7 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
 
 
 def import_asked(name: str) -> None:
-  """Imports the module of --import=MODULE; raises UserError if there is none."""
+  """Imports the module of --import=MODULE; raises UserError if it does not exist."""
   try:
     import_named(name)
   except ImportError as e:

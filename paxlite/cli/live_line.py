@@ -99,7 +99,7 @@ def working(what: str, say: Callable[[str], None]) -> Iterator[Callable[[str], N
 
 
 class _Line:
-  """What rich draws: the line, or the work that is under way, cut at the edge of the terminal."""
+  """The renderable for rich: the live line or current work, cut at the terminal's edge."""
 
   def __rich__(self) -> 'Text':
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The parser of all command lines: those of `paxlite COMMAND`, and of `python -m paxlite.main`.
+"""The parser of all command lines: `paxlite COMMAND` and `python -m paxlite.main`.
 
 Flags may be written as Pax writes them: with one hyphen or two, `--flag value` or `--flag=value`,
 and `--noflag` or `--flag=false` for what is on or off. Flags and words come in any order. The type
@@ -73,6 +73,7 @@ class Parser(argparse.ArgumentParser):
       allow_abbrev=False,
       exit_on_error=False,
     )
+    self._option_string_actions['--help'].help = 'print this help'
     self.takes_attributes = False
     self._words: dict[str, str] = {}
 
@@ -94,12 +95,10 @@ class Parser(argparse.ArgumentParser):
 
   def processes(self) -> None:
     """Declares the options by which the processes of a run find each other."""
-    self.option(
-      '--multiprocess_gpu', 'this is one process of several; on Slurm that is known', bool
-    )
-    self.option('--server_addr', 'HOST:PORT of process 0, for the others to find it')
-    self.option('--num_hosts', 'how many processes', int)
-    self.option('--host_idx', 'which one of them this is, from 0', int)
+    self.option('--multiprocess_gpu', 'one of several processes; implied on Slurm', bool)
+    self.option('--server_addr', 'HOST:PORT of process 0')
+    self.option('--num_hosts', 'number of processes', int)
+    self.option('--host_idx', 'index of this process, from 0', int)
 
   def attributes(self) -> None:
     """Adds NAME=VALUE and --fdl.NAME=VALUE, which set attributes of the experiment.
@@ -107,7 +106,7 @@ class Parser(argparse.ArgumentParser):
     A path task.PATH in the place of NAME sets a value of the config that is built.
     """
     self.takes_attributes = True
-    explained = 'sets an attribute; `paxlite show EXPERIMENT` lists them'
+    explained = 'attribute; `paxlite show EXPERIMENT` lists them'
     self.add_argument('attributes', nargs=argparse.SUPPRESS, metavar='NAME=VALUE', help=explained)
 
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:

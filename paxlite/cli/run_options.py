@@ -1,4 +1,4 @@
-"""The options of a run: those of `python -m paxlite.main`, `paxlite train`, eval and decode."""
+"""Options of a run: `python -m paxlite.main`, `paxlite train`, eval and decode."""
 
 import argparse
 import pathlib
@@ -11,12 +11,12 @@ from paxlite.core.errors import UserError
 from paxlite.files.schemes import is_address
 
 _MODES = 'train', 'eval', 'verify', 'decode', 'decode_once'
-_OF_RUN = 'RUN', 'the folder of a run, or an experiment'
+_OF_RUN = 'RUN', 'run folder, or experiment'
 _WORDS = {
-  'train': ('EXPERIMENT', 'TinyGPT, or my_module.MyGPT; `paxlite list` lists those of paxlite'),
+  'train': ('EXPERIMENT', 'a name of `paxlite list`, or my_module.MyGPT'),
   'eval': _OF_RUN,
   'decode': _OF_RUN,
-  'verify': ('RUN', 'the folder of a run'),
+  'verify': ('RUN', 'run folder'),
 }
 
 
@@ -54,30 +54,30 @@ class RunParser(Parser):
     # of the modes that have the option; other commands take it too, and their help leaves it out
     of = lambda text, *modes: text if mode in (None, *modes) else argparse.SUPPRESS
     flag, alias = ('--job_log_dir', '--folder')[:: 1 if mode is None else -1]
-    where = 'checkpoints, metrics and logs' + (f' ({folder})' if mode else '')
-    add('--fdl_config', of('the experiment: TinyGPT, or my.module.MyGPT'), alias='--exp')
+    where = 'run folder' + (f' ({folder})' if mode else '')
+    add('--fdl_config', of('experiment: TinyGPT, or my.module.MyGPT'), alias='--exp')
     add('--mode', of(f'{", ".join(_MODES)} (train)'), _mode, default=mode or 'train')
     add(flag, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
-    where = 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)'
+    where = 'local copy of a gs:// or s3:// run (~/.cache/paxlite/runs)'
     add('--local_dir', of(where, 'train', 'eval', 'decode'), local)
-    add('--fiddler', 'a function that edits the config', action='append', default=[])
-    meaning = 'a module of yours with the class of a run or of weights'
+    add('--fiddler', 'function that edits the config', action='append', default=[])
+    meaning = 'your module with the class of a run or of weights'
     add('--import', meaning, action='append', default=[], dest='imports', metavar='MODULE')
-    add('--dry_run', 'print the configuration and what it needs, and stop', bool)
-    add('--before', of('evaluate first the weights that the run began with', 'eval'), bool)
-    add('--from_step', of('the checkpoint to start from; 0: the beginning', 'verify'), int)
-    add('--to_step', of('the checkpoint to compare with (the last one)', 'verify'), int)
-    add('--accept_changes', of('continue with other values, or other data', 'train'), bool)
-    add('--start_over', of('begin again if none of the checkpoints is good', 'train'), bool)
+    add('--dry_run', 'print the configuration and its needs, and stop', bool)
+    add('--before', of('evaluate the initial weights first', 'eval'), bool)
+    add('--from_step', of('checkpoint to start from; 0: the beginning', 'verify'), int)
+    add('--to_step', of('checkpoint to compare with (the last)', 'verify'), int)
+    add('--accept_changes', of('continue with changed values or data', 'train'), bool)
+    add('--start_over', of('start over if no checkpoint is good', 'train'), bool)
     add('--enable_checkpoint_saving', of('write checkpoints', 'train'), bool, default=True)
-    add('--check_memory', 'refuse a run that needs more memory than is left', bool, default=True)
-    add('--compiled_step', of('load what `paxlite compile --save=PATH` wrote', 'train'), local)
+    add('--check_memory', 'refuse runs that exceed free memory', bool, default=True)
+    add('--compiled_step', of('step from `paxlite compile --save=PATH`', 'train'), local)
     add('--alsologtostderr', of('does nothing: logs go to stderr anyway'), bool, default=True)
     # TFDS reads from object stores
-    add('--tfds_data_dir', 'where TFDS datasets are; TFDS_DATA_DIR is the same', expanded)
+    add('--tfds_data_dir', 'folder of TFDS datasets, like TFDS_DATA_DIR', expanded)
     self.processes()
-    add('--jax_profiler_port', 'of a server of the JAX profiler', _port, metavar='PORT')
-    add('--flagfile', 'a file with further flags, one on each line')
+    add('--jax_profiler_port', 'port of the JAX profiler server', _port, metavar='PORT')
+    add('--flagfile', 'file of further flags, one per line')
 
   def complete(self, options: argparse.Namespace, stated: Collection[str]) -> None:
     """Sets the experiment or the folder that the word of the command names."""
@@ -90,7 +90,7 @@ class RunParser(Parser):
     elif mode != 'train' and (pathlib.Path(name).is_dir() or '/' in name):
       options.job_log_dir = stored(name)
       if not (is_address(name) or pathlib.Path(options.job_log_dir).is_dir()):
-        raise UserError(f'{name} is not a folder: name that of a run, as in {self.prog} runs/mine')
+        raise UserError(f'{name} is not a folder: name a run folder, as in {self.prog} runs/mine')
     else:
       options.fdl_config = name
       if options.job_log_dir is None and not options.dry_run:

@@ -32,7 +32,7 @@ class _LogLines(logging.Handler):
 
 
 def print_logs() -> None:
-  """Prints what is logged, unless the program has handlers of its own already."""
+  """Prints log records, unless the program has its own handlers."""
   logging.basicConfig(handlers=[_LogLines()])
 
 

@@ -202,7 +202,7 @@ def _class_line(cls: object) -> Frame | None:
 
 
 def _class_of_object(error: BaseException) -> Frame | None:
-  """Returns the line of the user's class whose object was called last, experiments aside.
+  """Returns the line of the user's class that was called last, experiments aside.
 
   A layer may have returned what the layer of paxlite around it cannot use. That one holds a
   template of the class.

@@ -44,7 +44,9 @@ def enable() -> None:
   if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
     return
   if not hasattr(jax_cache, 'get_file_cache'):  # It is no public function of JAX.
-    log.warning('Compiled programs are not kept: jax %s reads them in another way', jax.__version__)
+    log.warning(
+      ('Compiled programs are not cached: jax %s reads them differently'), jax.__version__
+    )
     return
   try:
     folder = programs_folder()
@@ -53,11 +55,11 @@ def enable() -> None:
         path.mkdir(mode=0o700, exist_ok=True)
     folder = folder.resolve()
     if (others := open_to_others(folder)) is not None:  # A program is machine code.
-      log.warning('Compiled programs are not kept: other users can write to %s', others)
+      log.warning('Compiled programs are not cached: other users can write to %s', others)
       return
     remove_old(folder)
   except (OSError, RuntimeError) as e:  # The home folder is missing or read-only.
-    log.warning('Compiled programs are not kept: %s', e)
+    log.warning('Compiled programs are not cached: %s', e)
     return
   original = jax_cache.get_file_cache
   jax_cache.get_file_cache = lambda path: (
@@ -86,13 +88,13 @@ class CompilationCache:
     except FileNotFoundError:
       return None
     except OSError as e:
-      log.warning('The compiled program %s cannot be read (%s): it is compiled again', path, e)
+      log.warning('Cannot read the compiled program %s (%s): compiling it again', path, e)
       return None
     end = len(_MARK) + 4
     program = content[:-end]
     if content[-end:] == _MARK + _checksum(key, program):
       return program
-    log.warning('The compiled program %s is damaged: it is removed and compiled again', path)
+    log.warning('The compiled program %s is damaged: removing it and compiling again', path)
     with contextlib.suppress(OSError):
       path.unlink()
     return None
@@ -105,7 +107,7 @@ class CompilationCache:
       unfinished.write_bytes(value + _MARK + _checksum(key, value))
       unfinished.replace(path)  # Readers see a complete file or none.
     except OSError as e:
-      log.warning('The compiled program %s is not kept: %s', path, e)
+      log.warning('The compiled program %s is not cached: %s', path, e)
       with contextlib.suppress(OSError):
         unfinished.unlink()
 

@@ -187,8 +187,8 @@ def _read(path: pathlib.Path) -> tuple[JsonObject, bytes]:
     path = path.resolve(strict=True)  # A link could be changed after the check.
     if (others := open_to_others(path)) is not None:
       raise UserError(
-        f'--compiled_step={given}: others can write {others}, and loading runs what is in it. '
-        'Put it into a folder of your own: chmod go-w'
+        f'--compiled_step={given}: others can write {others}, and loading it runs its code. Put '
+        'it into your own folder: chmod go-w'
       )
     line, _, payload = path.read_bytes().partition(b'\n')
     header = _parsed(line)
@@ -228,7 +228,7 @@ def _refuse_other(path: pathlib.Path, saved: JsonObject, here: JsonObject) -> No
     if before.get(k) != now.get(k)
   ]
   others = sorted(set(here['arguments']) ^ set(saved['arguments']))
-  changed += [f'the argument {a} is on one side alone' for a in others[:3]]
+  changed += [f'the argument {a} is on one side only' for a in others[:3]]
   reason = '; '.join(changed) or 'the code of paxlite, flax or optax'
   raise UserError(
     f'--compiled_step={path} was compiled for another train step. What differs: {reason}'
@@ -239,5 +239,5 @@ def _refuse_other_machine(path: pathlib.Path, saved: JsonObject, here: JsonObjec
   for name, value in here.items():
     if saved.get(name) != value:
       raise UserError(
-        f'--compiled_step={path} was compiled for {name} {saved.get(name)} and here is {value}'
+        f'--compiled_step={path} was compiled for {name} {saved.get(name)}, not {value}'
       )

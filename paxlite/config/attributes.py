@@ -56,7 +56,7 @@ class derived:
 
 
 class _Signature:
-  """The signature of a class, which is made when it is asked for: few classes are ever called."""
+  """The signature of a class, built on first use, because few classes are ever called."""
 
   def __get__(self, instance: object, owner: type) -> inspect.Signature:
     if owner not in _signatures:
@@ -65,7 +65,7 @@ class _Signature:
 
 
 class _Renaming(abc.ABCMeta):
-  """The class of classes whose attributes may be set by their former names."""
+  """A metaclass that accepts former names of attributes."""
 
   def __setattr__(cls, name: str, value: object) -> None:
     has_it = name in FORMER and hasattr(cls, FORMER[name])
@@ -73,7 +73,7 @@ class _Renaming(abc.ABCMeta):
 
 
 class Attributes(metaclass=_Renaming):
-  """Base class of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
+  """Base class that makes UPPER_CASE attributes keyword arguments of `__init__`."""
 
   __signature__ = _Signature()
 
@@ -103,7 +103,7 @@ class Attributes(metaclass=_Renaming):
       value = getattr(self, name)
       for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not _is_text(text):
-          raise UserError(f'{name}: {text!r} has half of a surrogate pair, which is no valid text')
+          raise UserError(f'{name}: {text!r} is not valid text: it has half of a surrogate pair')
       if rule := broken_rule(value, annotation):
         raise UserError(f'{name}={value:g} {rule}' if value < 1e6 else f'{name}={value} {rule}')
 
@@ -155,7 +155,7 @@ def _rename_former(cls: type) -> None:
     if not hasattr(cls, now):
       if name in vars(cls) or name in inspect.get_annotations(cls):
         raise UserError(
-          f'{cls.__name__}.{name}: {now} of other models had this name: choose another one'
+          f'{cls.__name__}.{name}: this was the name of {now} in other models: choose another one'
         )
       continue
     owner = next(base for base in cls.__mro__ if name in vars(base) or now in vars(base))

@@ -92,7 +92,7 @@ def find(cfg: Any, path: str, root: str = 'task') -> list[Node]:
 
 
 def _meant(path: str, known: Sequence[str]) -> str:
-  """Returns a sentence on what a path may mean that is not there."""
+  """Returns a sentence on what a missing path may mean."""
   parent, _, name = path.rpartition('.')
   while not any(p.startswith(f'{parent}.') for p in known):
     if not parent:
@@ -113,8 +113,8 @@ def _value(node: Node, text: str) -> object:
     return node.value
   if node.is_config:
     raise UserError(
-      f'{flag}: it is a config of several values, which no text says: set one of them '
-      f'(paxlite show EXPERIMENT --path={node.path} lists them), or override task() in a class'
+      f'{flag}: it is a config of several values: set one of them (paxlite show EXPERIMENT '
+      f'--path={node.path} lists them), or override task() in a class'
     )
   expected = _of_texts(node.annotation)
   if expected is Any and node.value is not None:

@@ -43,7 +43,7 @@ _PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
 @dataclasses.dataclass(frozen=True)
 class WeightsFacts:
-  """What the files beside weights say of the model; all of it is unknown where nothing says it.
+  """The facts about a model in the files next to its weights; missing facts are unknown.
 
   Attributes:
     path: Where the weights are: a CHECKPOINT_RESTORE_PATH.
@@ -78,7 +78,7 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
     UserError: The file is missing or damaged.
   """
   if not path.is_file():
-    raise UserError(f'{path} is missing, so that the model of {path.parent} is not known')
+    raise UserError(f'{path} is missing, so the model of {path.parent} is unknown')
   found = read_object(path)
   try:
     name, values = str(found['experiment']), dict(found['values'])

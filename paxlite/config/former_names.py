@@ -76,4 +76,4 @@ def current_values(values: Mapping[str, T], say: bool = True) -> dict[str, T]:
 
 @functools.cache
 def _say(name: str) -> None:
-  log.warning('the attribute %s is called %s now', name, FORMER[name])
+  log.warning('the attribute %s is now called %s', name, FORMER[name])

@@ -1,4 +1,4 @@
-"""How tokens are chosen where a model generates."""
+"""How a model samples tokens."""
 
 import dataclasses
 
@@ -7,20 +7,18 @@ from paxlite.core.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How the next token is chosen; the attributes are applied in this order.
+  """How the next token is sampled; the attributes apply in this order.
 
   Attributes:
-    temperature: Divides the logits; 0 always takes the token with the largest logit.
-    top_k: Keeps only this many of the largest logits; 0 is off.
-    top_p: Keeps only the smallest set of largest logits whose probabilities sum up to at least
-      this; 1 is off.
-    repetition_penalty: Divides the positive logits of tokens that the row already contains,
-      including the prompt, and multiplies the negative ones (https://arxiv.org/abs/1909.05858),
-      before all others; 1 is off.
-    min_p: Keeps only tokens with at least this share of the probability of the likeliest one; 0 is
-      off.
-    presence_penalty: Is subtracted once from the logits of tokens that were generated; 0 is off.
-    frequency_penalty: Is subtracted as often as a token was generated; 0 is off.
+    temperature: Divides the logits; 0 takes the token with the largest logit.
+    top_k: Keeps the k largest logits; 0 is off.
+    top_p: Keeps the smallest set of most likely tokens with a total probability of at least this; 1
+      is off.
+    repetition_penalty: Before all others, divides positive logits and multiplies negative logits of
+      tokens already in the sequence, prompt included (https://arxiv.org/abs/1909.05858); 1 is off.
+    min_p: Keeps tokens with at least this share of the most likely token's probability; 0 is off.
+    presence_penalty: Subtracted once from the logits of generated tokens; 0 is off.
+    frequency_penalty: Subtracted from a token's logit for each time it was generated; 0 is off.
   """
 
   temperature: float = 0.0
@@ -33,7 +31,7 @@ class Sampling:
 
   def __post_init__(self) -> None:
     for name, good, what in (
-      ('temperature', self.temperature >= 0, 'at least 0 (0 takes the likeliest token)'),
+      ('temperature', self.temperature >= 0, 'at least 0 (0 takes the most likely token)'),
       ('top_k', self.top_k >= 0, 'at least 0 (0 is off)'),
       ('top_p', 0 < self.top_p <= 1, 'above 0 and at most 1 (1 is off)'),
       ('repetition_penalty', self.repetition_penalty > 0, 'positive (1 is off)'),
@@ -46,12 +44,12 @@ class Sampling:
 
   @property
   def has_filters(self) -> bool:
-    """Whether some tokens are never drawn."""
+    """Whether some tokens are never sampled."""
     return (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
 
   @property
   def has_penalties(self) -> bool:
-    """Whether the choice depends on the tokens before."""
+    """Whether the choice depends on earlier tokens."""
     return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 

@@ -9,7 +9,7 @@ from paxlite.files import paths
 
 
 def placed(cls: type, name: str, value: object, folder: str) -> object:
-  """Returns a value whose relative paths begin at a folder, where that has such a file.
+  """Returns a value with relative paths resolved in a folder that has such files.
 
   Args:
     cls: A subclass of `Attributes`.
@@ -37,6 +37,6 @@ def _placed(path: str, folder: str) -> str:
 
 
 def is_of_paths(expected: object) -> bool:
-  """Returns whether a type of an attribute is that of a path, or of a list of paths."""
+  """Returns whether an attribute's type is a path or a list of paths."""
   is_path = lambda x: x in (paths.stored, paths.local, paths.expanded) or is_of_paths(x)
   return any(map(is_path, typing.get_args(expected)))

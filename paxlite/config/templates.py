@@ -73,8 +73,8 @@ def selections_named(where: str) -> Iterator[None]:
     if found is None:
       raise
     raise UserError(
-      f'{where}: selectors.select finds no {found[1]} in the config, so that nothing would be '
-      'changed: name a class that is there (paxlite show lists them), or pass check_nonempty=False'
+      f'{where}: selectors.select finds no {found[1]} in the config, so nothing would change: '
+      'name a class of the config (paxlite show lists them), or pass check_nonempty=False'
     ) from None
 
 

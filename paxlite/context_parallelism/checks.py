@@ -1,4 +1,4 @@
-"""What CONTEXT_ATTENTION asks of an experiment."""
+"""Checks of an experiment with CONTEXT_ATTENTION."""
 
 from paxlite.context_parallelism import context_choice
 from paxlite.core.errors import UserError
@@ -6,7 +6,7 @@ from paxlite.experiments.parts.attention import AttentionLayers
 
 
 def check(e: AttentionLayers) -> None:
-  """Raises UserError if attention cannot be computed over the mesh axis context as is asked."""
+  """Raises UserError if attention over the mesh axis context cannot be computed as requested."""
   size, way = e.mesh_sizes['context'], e.CONTEXT_ATTENTION
   if way not in ('ring', 'heads'):
     return

@@ -1,4 +1,4 @@
-"""What context parallelism adds: attention of rows that are split over devices."""
+"""The extension for context parallelism: attention of sequences split over devices."""
 
 from paxlite.core.extension import Extension
 

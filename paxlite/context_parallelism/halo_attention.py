@@ -30,7 +30,7 @@ def reach(window: int, length: int, size: int) -> int:
 
 
 def piece(window: int, length: int, most: int) -> int:
-  """Returns how many of a device's queries to compute at a time, so that few keys are read twice.
+  """Returns the number of queries per block, so that few keys are read twice.
 
   Args:
     window: The keys that a query sees, with its own.

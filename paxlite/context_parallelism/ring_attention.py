@@ -258,7 +258,7 @@ def _segments(
 
 
 def _segments_of_rows(ids: jax.Array | None) -> Segments | None:
-  """Returns the segments of halves that are rows of their own, for queries and for keys."""
+  """Returns the segments of halves as separate rows, for queries and for keys."""
   return None if ids is None else (_rows(ids), _rows(ids))
 
 
@@ -281,7 +281,7 @@ def _placed(x: jax.Array, number: _Half, axis: int = 1, other: float = 0.0) -> j
 
 
 def _rows(x: jax.Array, axis: int = 1) -> jax.Array:
-  """Returns the halves of an array as rows of their own, [2 · B, …, T / 2, …]."""
+  """Returns the halves of an array as separate rows, [2 · B, …, T / 2, …]."""
   shape = x.shape
   x = x.reshape([*shape[:axis], 2, shape[axis] // 2, *shape[axis + 1 :]])
   return jnp.moveaxis(x, axis, 1).reshape([2 * shape[0], *x.shape[1:axis], *x.shape[axis + 1 :]])

@@ -1,4 +1,4 @@
-"""What the world of Pax adds: the experiments of its GPU scripts, and SeqIO tasks as a dataset."""
+"""The extension for Pax: the experiments of its GPU scripts, and SeqIO tasks as datasets."""
 
 from paxlite.core.extension import Extension
 

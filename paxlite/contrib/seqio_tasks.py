@@ -67,8 +67,8 @@ class SeqioSource:
     found = self.datasets[0].first_id if start_id is None else start_id
     if found is None:
       raise UserError(
-        f'the vocabulary of {self.name} has neither BOS nor EOS, and the first token of a text '
-        'must follow another: START_ID=ID names it'
+        f'the vocabulary of {self.name} has neither BOS nor EOS to precede the first token of a '
+        'text: set START_ID=ID'
       )
     self.start_id = found
     self.datasets = [dataclasses.replace(d, start_id=found) for d in self.datasets]
@@ -178,16 +178,14 @@ def find_datasets(name: str, split: str, vocab_path: str, tfds_data_dir: str) ->
     seqio.set_tfds_data_dir_override(folder)
   if name in _BUILT_IN:
     if name in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
-      raise UserError(
-        f'the SeqIO task {name} is registered already, and is also one of paxlite: rename yours'
-      )
+      raise UserError(f'the SeqIO task {name} is also a task of paxlite: rename yours')
     return [_dataset(_built_in(name, vocab_path), split, 1.0, folder)]
   try:
     found = seqio.get_mixture_or_task(name)
   except ValueError:
     raise UserError(
-      f'there is no SeqIO task or mixture {name!r}: paxlite has {", ".join(_BUILT_IN)}; '
-      "'SEQIO_MODULES=[my.tasks]' names modules that register others"
+      f'no SeqIO task or mixture is named {name!r}: paxlite has {", ".join(_BUILT_IN)}; '
+      "'SEQIO_MODULES=[my.tasks]' names modules that register more"
     ) from None
   if not isinstance(found, seqio.Mixture):
     return [_dataset(found, split, 1.0, folder)]
@@ -206,7 +204,7 @@ def _dataset(task: Any, split: str, rate: float, folder: str) -> SeqioDataset:
       'paxlite/contrib/gpu/scripts_gpu/download_*.py make those of paxlite'
     ) from None
   if split not in splits:
-    raise UserError(f'{task.name} has no split {split!r}; there are {", ".join(splits)}')
+    raise UserError(f'{task.name} has no split {split!r}; it has {", ".join(splits)}')
   vocabulary = task.output_features['targets'].vocabulary
   ids = (getattr(vocabulary, name, None) for name in ('bos_id', 'eos_id'))
   return SeqioDataset(

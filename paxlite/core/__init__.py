@@ -1,1 +1,1 @@
-"""Errors, arrays, names of variables and safe files: what every other room uses."""
+"""Errors, arrays, variable names and safe files, used by every other room."""

@@ -1,4 +1,4 @@
-"""The errors that paxlite raises on purpose. `paxlite.main` prints them as one line."""
+"""The errors that paxlite raises deliberately; `paxlite.main` prints each on one line."""
 
 import contextlib
 import errno
@@ -13,10 +13,10 @@ _NEEDED = 'jax', 'flax', 'optax', 'orbax', 'fiddle'  # without them nothing star
 
 
 class UserError(ValueError):
-  """Wrong input. The message says on one line what is wrong, where, and how to correct it.
+  """Wrong input. The message says on one line what is wrong, where, and how to fix it.
 
-  The exit code is 2 and there is no traceback. An unexpected exception that came out at a user's
-  own code is reported by user_code; any other is a defect of paxlite and keeps its traceback.
+  Commands exit with 2 and print no traceback. cli/user_code.py reports exceptions from the user's
+  own code; any other exception is a defect in paxlite and keeps its traceback.
   """
 
   def __init__(self, message: str):
@@ -25,15 +25,15 @@ class UserError(ValueError):
 
 
 class TrainingError(RuntimeError):
-  """Training cannot continue: the message says since when and why. The exit code is 1."""
+  """Training cannot continue; the message says since when and why. Commands exit with 1."""
 
 
 class WrongBitsError(TrainingError):
-  """A step was done again and gave other bits: the state may be wrong, and is not to be saved."""
+  """A repeated step gave other bits: the state may be wrong and must not be saved."""
 
 
 class Interrupted(RuntimeError):
-  """The run was asked to end; started again, it continues. The exit code is EXIT_AGAIN."""
+  """The run was told to stop; the same call continues it. Commands exit with EXIT_AGAIN."""
 
 
 NO_SPACE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # a disk, a quota, or RLIMIT_FSIZE is used up
@@ -45,12 +45,12 @@ class UnreadableError(UserError):
 
 
 class AbsentError(UserError):
-  """There is nothing at an address of an object store."""
+  """An address in an object store does not exist."""
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-  """A context whose OSErrors name the file: opening a file does so itself, reading does not."""
+  """Adds the file name to OSErrors from the block; open() does so itself, read() does not."""
   try:
     yield
   except OSError as e:
@@ -70,8 +70,8 @@ def check_interpreter() -> None:
   """Checks that this Python can run paxlite.
 
   Raises:
-    UserError: It drops docstrings, without which Fiddle cannot be imported, or lacks a package, as
-      the Python of a checkout does that is not the one of its environment.
+    UserError: It drops docstrings, which Fiddle needs, or lacks a package, as a Python outside
+      the environment does.
   """
   if sys.flags.optimize > 1:
     raise UserError(
@@ -87,7 +87,7 @@ def check_interpreter() -> None:
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-  """A context that notes in the exceptions that leave it what was done, for `work_of`.
+  """Notes in exceptions from the block what was being done, for `work_of`.
 
   Args:
     what: The work, as 'Compiling the train step'.
@@ -102,7 +102,7 @@ def doing(what: str) -> Iterator[None]:
 
 
 def work_of(error: BaseException) -> str:
-  """Returns what was done when an exception came out; '' if that is not known."""
+  """Returns what was being done when an exception was raised; '' if unknown."""
   return getattr(error, _WORK, '')
 
 
@@ -112,7 +112,7 @@ def line_of(error: Exception) -> str:
 
 
 def compiled(pattern: str, place: str) -> re.Pattern[str]:
-  """Compiles a regular expression that a user wrote; raises UserError where it is not valid."""
+  """Compiles a user's regular expression; raises UserError if it is invalid."""
   try:
     return re.compile(pattern)
   except (re.error, OverflowError, RecursionError) as e:
@@ -120,7 +120,7 @@ def compiled(pattern: str, place: str) -> re.Pattern[str]:
 
 
 def listed(problems: Iterable[str], shown: int = 8) -> str:
-  """Lists problems, sorted, on one line: the first `shown`, and the number of the others."""
+  """Lists problems, sorted, on one line: the first `shown`, and how many more there are."""
   ordered = sorted(problems)
   more = f'; and {len(ordered) - shown} more' if len(ordered) > shown else ''
   return '; '.join(ordered[:shown]) + more

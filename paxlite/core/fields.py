@@ -11,7 +11,7 @@ from paxlite.core.json_text import Json
 
 
 class Fields:
-  """The fields of an object. A field whose value is null is as one that is absent.
+  """The fields of an object; null counts as absent.
 
   Args:
     given: The object.
@@ -48,8 +48,9 @@ class Fields:
     found = [(key, value) for key in keys if not is_empty(value := self.get(key))]
     for key, value in found[1:]:
       if value != found[0][1]:
-        raise UserError(f'{self._label(found[0][0])} and {self._label(key)} say different things: '
-                        'leave one of them out')  # fmt: skip
+        raise UserError(
+          f'{self._label(found[0][0])} and {self._label(key)} contradict each other: leave one out'
+        )
     return found[0][1] if found else None
 
   def text(self, *keys: str) -> str:
@@ -71,7 +72,7 @@ class Fields:
       UserError: It is no object.
     """
     if not isinstance(value, Mapping):
-      raise UserError(f'{name} must be an object, and is {type(value).__name__}')
+      raise UserError(f'{name} must be an object, not {type(value).__name__}')
     inner = Fields(value, name)
     self._inner.append(inner)
     return inner

@@ -31,7 +31,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> JsonObject:
   found: JsonObject = {}
   for name, value in pairs:
     if name in found:
-      raise ValueError(f'{name} is there twice')
+      raise ValueError(f'{name} appears twice')
     found[name] = value
   return found
 

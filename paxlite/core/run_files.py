@@ -43,7 +43,7 @@ def unguard(folder: pathlib.Path) -> None:
 
 
 def check_place(path: pathlib.Path) -> None:
-  """Raises MovedError if `path` is below the folder of a run that is not there any more."""
+  """Raises MovedError if `path` is in a run folder that no longer exists."""
   for folder, check in list(_guards.items()):  # another run may begin in another thread
     if path.is_relative_to(folder):
       check()
@@ -85,7 +85,7 @@ def _followed(path: pathlib.Path) -> pathlib.Path:
 
 
 def make_folder(path: pathlib.Path) -> None:
-  """Makes a folder within that of a run, if there is none.
+  """Makes a folder in a run folder, if it does not exist.
 
   Raises:
     OSError: It cannot be made, or the run's folder was deleted.

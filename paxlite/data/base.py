@@ -1,4 +1,4 @@
-"""The input protocol, and RowInput, which implements it for sources with random access.
+"""The protocol of inputs, and RowInput, which implements it for random-access sources.
 
 Resuming a RowInput needs only the step: row r of the endless training order is row
 permutation(seed, epoch)(r mod n) of the source, with epoch = r div n. This depends neither on the
@@ -25,12 +25,12 @@ class Input(Protocol):
 
   @property
   def batch_size(self) -> int:
-    """Rows of a global batch."""
+    """Sequences in a global batch."""
     ...
 
   @property
   def max_token_id(self) -> int:
-    """The largest id that can occur, checked against the vocabulary before the first step."""
+    """The largest possible token id, checked against the vocabulary before the first step."""
     ...
 
   @property
@@ -49,7 +49,7 @@ class Input(Protocol):
 
 @runtime_checkable
 class Seekable(Protocol):
-  """An Input whose position does not follow from the step alone, so checkpoints hold it."""
+  """An Input with a position that checkpoints must hold, because the step does not determine it."""
 
   def position(self, step: int) -> np.ndarray:
     """Returns the position before the batch of `step`, int64 [R, C].
@@ -66,7 +66,7 @@ class Seekable(Protocol):
 
 @runtime_checkable
 class OnPolicyInput(Protocol):
-  """An Input whose batches the newest parameters make, so that none is drawn ahead, or again."""
+  """An Input that makes batches with the newest parameters, so none is drawn ahead or twice."""
 
   def device_batches(self, sharding: Any, number: int, max_segments: int) -> Any:
     """Returns the batches on a mesh, of this number and later ones.
@@ -91,21 +91,22 @@ class OnPolicyInput(Protocol):
 
 
 def place(data: Input, step: int) -> str:
-  """Says which rows the batch of `step` holds, for messages."""
+  """Names the rows in the batch of `step`, for messages."""
   return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
 
 
 class RowArray(NamedTuple):
-  """What an array of a row holds besides its tokens: its dtype, and its dimensions after T."""
+  """The dtype of an array of a row, and its dimensions after T."""
 
   dtype: str
   dims: tuple[int, ...] = ()
 
 
 class RowSource(Protocol):
-  """Rows of tokens that can be read in any order.
+  """Rows of tokens with random access.
 
-  If so many rows in a row belong together, such as pairs, it has an attribute `rows_per_example`.
+  If several consecutive rows form one example, such as a pair, the attribute `rows_per_example` is
+  their number.
   """
 
   max_token_id: int
@@ -123,14 +124,14 @@ class RowSource(Protocol):
 
 @dataclasses.dataclass
 class RowInput:
-  """Shuffled endless batches, or one ordered pass, over a RowSource.
+  """Endless shuffled batches of a RowSource, or one ordered pass over it.
 
   Attributes:
     source: The source of the rows.
-    batch_size: Rows of a global batch.
-    seed: Seed of the shuffling.
-    shuffle: Whether training shuffles; each epoch has its own order.
-    max_eval_batches: An evaluation ends after this many batches; None reads all.
+    batch_size: Rows in a global batch.
+    seed: The shuffling seed.
+    shuffle: Whether training shuffles, with a new order in each epoch.
+    max_eval_batches: Maximum batches of an evaluation; None reads all.
   """
 
   source: RowSource
@@ -144,13 +145,13 @@ class RowInput:
       raise UserError(f'{self.source.name} holds no rows')
     if len(self.source) % self.rows_per_example:
       raise UserError(
-        f'{self.source.name} holds {len(self.source)} rows, and {self.rows_per_example} each '
-        'belong together: the last ones are incomplete'
+        f'{self.source.name} holds {len(self.source)} sequences in examples of '
+        f'{self.rows_per_example}: the last example is incomplete'
       )
 
   @property
   def rows_per_example(self) -> int:
-    """So many rows in a row belong together; they are in one batch, and stay in their order."""
+    """Consecutive rows per example; they stay in one batch and in order."""
     return getattr(self.source, 'rows_per_example', 1)
 
   @property
@@ -173,7 +174,7 @@ class RowInput:
       step += 1
 
   def _will_read(self, step: int, rows: slice) -> None:
-    """Tells a source that reads from far away which rows it will be asked for."""
+    """Tells a remote source which rows will be read next."""
     indices = self.indices(numbers(step, self.batch_size)[rows])
     self.source.will_read(indices)  # type: ignore[attr-defined]
 
@@ -191,7 +192,7 @@ class RowInput:
     return index * self.rows_per_example + row
 
   def place(self, step: int) -> str:
-    """Says which rows the batch of `step` holds, for messages."""
+    """Names the rows in the batch of `step`, for messages."""
     drawn = numbers(step, self.batch_size)
     rows = self.indices(drawn).tolist()
     shown = ', '.join(map(str, rows[:8])) + (' …' if len(rows) > 8 else '')

@@ -13,7 +13,7 @@ _OF_TOKENS = {*_INTEGERS, 'weights'}
 
 
 def check(data: Input, batch: object, num_rows: int, max_segments: int) -> None:
-  """Raises UserError if a batch is none that a model can be trained on.
+  """Raises UserError if a model cannot be trained on a batch.
 
   Args:
     data: The input that has yielded it.
@@ -31,8 +31,8 @@ def check(data: Input, batch: object, num_rows: int, max_segments: int) -> None:
     most = 1 + (ids[:, 1:] != ids[:, :-1]).sum(1).max(initial=0)
     if most > max_segments:
       raise UserError(
-        f'the data {data.name} has a row of {most} segments and padding, and '
-        f'MAX_SEGMENTS_PER_SEQ is {max_segments}: MAX_SEGMENTS_PER_SEQ={2 * most}'
+        f'the data {data.name} has a sequence of {most} segments and padding, but '
+        f'MAX_SEGMENTS_PER_SEQ is {max_segments}: set MAX_SEGMENTS_PER_SEQ={2 * most}'
       )
 
 
@@ -59,7 +59,9 @@ def problem(batch: object, num_rows: int, max_token_id: int) -> str:
       return f'{name} of the type {x.dtype} in place of integers'
   for name in _OF_TOKENS & batch.keys():
     if batch[name].shape != batch['ids'].shape:
-      return f'{name} of shape {list(batch[name].shape)} beside ids of {list(batch["ids"].shape)}'
+      return (
+        f'{name} of shape {list(batch[name].shape)} with ids of shape {list(batch["ids"].shape)}'
+      )
   for name in ('ids', 'labels'):
     low, high = batch[name].min(initial=0), batch[name].max(initial=0)
     if low < 0:

@@ -1,4 +1,4 @@
-"""What a run sees of its data, in lines that it prints first."""
+"""The lines about its data that a run prints first."""
 
 import math
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def _rows(source: RowSource, rows_a_step: float) -> str:
 
 
 def epoch(rows: int, rows_a_step: float) -> str:
-  """Says how many steps an epoch has, or how often a row is read in a step."""
+  """Describes the steps of an epoch, or how often a step reads a row."""
   step = amount(rows_a_step, 'row')
   if rows < rows_a_step:
     times = short(rows_a_step / rows)
@@ -124,7 +124,7 @@ def histogram(lengths: np.ndarray) -> list[str]:
 def first_look(source: ExampleRows, color: bool) -> list[str]:
   """Returns lines on the examples of a new run: how long they are, and the first one."""
   return [
-    'Tokens of an example, and how many examples have so many:',
+    'Examples by number of tokens:',
     *(f'  {line}' for line in histogram(source.lengths)),
     f'The first example, {how_learned(color)}:',
     example_text(source, 0, color, _MOST_TOKENS),
@@ -132,7 +132,7 @@ def first_look(source: ExampleRows, color: bool) -> list[str]:
 
 
 def how_learned(color: bool) -> str:
-  """Says how example_text and masked_text mark what is learned."""
+  """Describes how example_text and masked_text mark learned text."""
   return f'{"in green" if color else "in [[ ]]"} what is learned'
 
 

@@ -51,8 +51,8 @@ class DocumentEncoding:
     found = self.start_ids[-1] if self.start_ids else self.stand_in
     if found is None:
       raise UserError(
-        f'the tokenizer {self.tokenizer.path} has neither BOS nor EOS, and the first token of a '
-        'document must follow another: START_ID=ID names it'
+        f'the tokenizer {self.tokenizer.path} has neither BOS nor EOS to precede the first token '
+        'of a document: set START_ID=ID'
       )
     return found
 
@@ -76,19 +76,19 @@ class DocumentEncoding:
 
   @property
   def warnings(self) -> list[str]:
-    """What a person should know before a model learns documents, a line each."""
+    """Warnings before a model learns documents, a line each."""
     unknown = [self.unknown] if self.unknown else []
     if self.end_ids:
       return unknown
     return [
       *unknown,
-      'Nothing ends a document: the tokenizer has no EOS, so that the model does not learn to '
-      "stop. 'EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token",
+      'The tokenizer has no EOS, so documents have no end and the model does not learn to stop. '
+      "Set 'EOS_IDS=[ID]', or use a tokenizer with an eos_token",
     ]
 
   @property
   def unknown(self) -> str:
-    """Says how much of what has been encoded the tokenizer does not know; '' if it knows all."""
+    """Describes how much of the text the tokenizer does not know; '' if it knows all."""
     return unknown_tokens(self.num_unknown, self.num_tokens) if self.num_unknown else ''
 
   @functools.cached_property
@@ -126,8 +126,8 @@ class DocumentEncoding:
 
 
 def unknown_tokens(count: int, total: int) -> str:
-  """Says that this many tokens of all are unknown."""
+  """Returns a warning with the number of unknown tokens."""
   return (
-    f'{count:,} of {total:,} tokens are unknown: the tokenizer lacks characters of the text, which '
-    'the model cannot learn. Use a tokenizer with byte fallback, or one of this language'
+    f'{count:,} of {total:,} tokens are unknown: the tokenizer lacks characters of the text, so '
+    'the model cannot learn them. Use a tokenizer with byte fallback, or one for this language'
   )

@@ -71,9 +71,7 @@ class DocumentSource:
     tfds_data_dir: str = '',
   ):
     if not names:
-      raise UserError(
-        'there are no documents to train on: TRAIN_SOURCES=/path/to/a.jsonl names some'
-      )
+      raise UserError('no documents to train on: set TRAIN_SOURCES=/path/to/a.jsonl')
     names = expanded(names)
     check_once(names)
     tokenizer = open_tokenizer(vocab_path)
@@ -90,7 +88,7 @@ class DocumentSource:
 
   @property
   def warnings(self) -> list[str]:
-    """What a person should know of the documents that have been read, a line each."""
+    """Warnings about the documents read so far, a line each."""
     return self._encoding.warnings
 
 
@@ -99,7 +97,7 @@ def check_once(names: Sequence[str]) -> None:
   seen: set[str] = set()
   for name in names:
     if canonical(name) in seen:
-      raise UserError(f'the source {name} is named twice: leave one out')
+      raise UserError(f'the source {name} is listed twice: leave one out')
     seen.add(canonical(name))
 
 

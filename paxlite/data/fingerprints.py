@@ -47,7 +47,7 @@ def identity(data: Input) -> JsonObject:
 def change(
   now: Mapping[str, Json], before: Mapping[str, Json], encoding: Callable[[], Sequence[str]] = list
 ) -> str:
-  """Says what has changed in the data since a checkpoint; '' if nothing has.
+  """Describes what changed in the data since a checkpoint; '' for nothing.
 
   Args:
     now: The identity of the input.
@@ -59,8 +59,8 @@ def change(
     return ''
   if now.get('held_out') and not before.get('held_out'):
     return (
-      'an earlier version chose what is held out in another way, so that part of what is held out '
-      'now may have been trained on (EVAL_SOURCES or EVAL_FILES name other data)'
+      'an earlier version held out other data, so the run may have trained on part of what is '
+      'held out now (EVAL_SOURCES or EVAL_FILES name other data)'
     )
   if differ(records, known):
     return 'its contents have changed since'
@@ -69,18 +69,18 @@ def change(
       have = 'has' if len(known_changes) == 1 else 'have'
       return f'its records are the same, but {" and ".join(known_changes)} {have} changed since'
     return (
-      'its records are the same, but they are encoded in another way: the tokenizer, the chat '
-      'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since, or the run '
-      "is of an earlier version, which read the tokenizer's files in another way, or let documents "
-      'begin with 0'
+      'its records are the same, but encoded differently: the tokenizer, the chat template, its '
+      'date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since, or the run is of an '
+      "earlier version, which read the tokenizer's files in another way, or let documents begin "
+      'with 0'
     )
   if set(before.get('left_out', ())) - set(now.get('left_out', ())):
-    return 'LEAVE_OUT does not name all of the records any more that were left out'
+    return 'LEAVE_OUT no longer names all records that were left out'
   return ''
 
 
 def changes_of_evaluations(now: Mapping[str, JsonObject], before: Mapping[str, Json]) -> list[str]:
-  """Says of each input of evaluations, in a line, what has changed in it since a checkpoint.
+  """Describes, in a line per evaluation input, what changed since a checkpoint.
 
   Args:
     now: The identities of the inputs by name.
@@ -93,8 +93,8 @@ def changes_of_evaluations(now: Mapping[str, JsonObject], before: Mapping[str, J
     was = before['evaluated'].get(name, {}) if 'evaluated' in before else of_rule(known)
     if why := change(known, was):
       found.append(
-        f'{name} is not what the run has evaluated on: {why}. Its numbers cannot be compared with '
-        'earlier ones: put the data back, or evaluate all on the same'
+        f"{name} is not the data of the run's evaluations: {why}. Its numbers cannot be compared "
+        'with earlier ones: put the data back, or evaluate everything on the same data'
       )
   return found
 

@@ -87,15 +87,15 @@ class FlatTokenRows(TokenRows):
       tokenizer = open_tokenizer(vocab_path)
       if self.tokenizer_fingerprint not in (None, vocabulary_fingerprint(tokenizer)):
         raise UserError(
-          f'{name} was tokenized with another tokenizer than {tokenizer.path}: its ids are those '
-          'of other tokens. Name the one that made it, or tokenize the text again'
+          f'{name} was not tokenized with {tokenizer.path}, so its ids stand for other tokens. '
+          'Name the tokenizer that made it, or tokenize the text again'
         )
       start_id = DocumentEncoding(tokenizer, None, start_id).first_id
     elif start_id is None and rows != 'stream':
       raise UserError(
-        f'{name}: nothing says which id stands before the first token of a document: name the '
-        'tokenizer with VOCAB_PATH=PATH, or the id with START_ID=ID. In runs of an '
-        'earlier version it is 0, and only START_ID=0 with --accept_changes goes on as before'
+        f'{name}: the id before the first token of a document is unknown: name the tokenizer with '
+        'VOCAB_PATH=PATH, or the id with START_ID=ID. To continue a run of an earlier version, '
+        'which used 0: START_ID=0 with --accept_changes'
       )
     largest = max(max_token_id, start_id or 0)
     super().__init__(tokens, seq_starts, seq_len, rows, largest, name, start_id)
@@ -122,9 +122,7 @@ def open_flat_tokens(path: str, split: str) -> tuple[TokenArray, SequenceStarts,
   """Returns (tokens, seq_starts, max_token_id) of a dataset; the first two are sliceable."""
   folder = local_folder(path, split)
   if not path or not os.path.isdir(folder):
-    raise UserError(
-      f'{folder} is not a flat-tokens dataset: there is no such folder. paxlite tokenize makes one'
-    )
+    raise UserError(f'{folder} does not exist: paxlite tokenize makes a flat-tokens dataset')
   is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
   tokens: TokenArray
   seq_starts: SequenceStarts
@@ -173,7 +171,7 @@ def _open_memmap(folder: pathlib.Path, place: str) -> tuple[TokenArray, Sequence
       check_file(f'{place}/{name}')
       size = size_of(f'{place}/{name}')
     if size != expected:
-      raise UserError(f'{place}/{name} has {size:,} bytes and {META} says {expected:,}')
+      raise UserError(f'{place}/{name} has {size:,} bytes, but {META} says {expected:,}')
   if count == 0:
     return np.zeros(0, dtype), np.zeros(1, np.uint64), max_token_id
   seq_starts = SortedFileArray(f'{place}/{_STARTS}', '<u8')

@@ -1,4 +1,4 @@
-"""What is held out of training: documents and examples, chosen by hashes of their contents.
+"""Holds documents and examples out of training, chosen by hashes of their contents.
 
 A choice depends on nothing but the contents. So a file that is added, moved, copied or compressed
 again changes the side of no document, and equal documents are on one side.

@@ -322,7 +322,7 @@ class JsonTokenizer:
       self._tokenizer.add_tokens([_added(text, names) for text in special])
 
   def _finds_former_tokens(self) -> bool:
-    """Returns whether the added tokens that are found in texts are those of `former_tokens`.
+    """Returns whether the added tokens found in texts are the `former_tokens`.
 
     Those of tokenizer.json had the last word then.
     """

@@ -53,7 +53,7 @@ class MixtureInput:
   ):
     if not inputs or len(inputs) != len(weights):
       raise UserError(
-        f'a mixture of {len(inputs)} sources has {len(weights)} weights: give one for each source'
+        f'a mixture of {len(inputs)} sources has {len(weights)} weights: set one per source'
       )
     self.inputs, self.weights, self.batch_size, self._seed = inputs, weights, batch_size, seed
     for data, weight, quota in zip(inputs, weights, self.quotas, strict=True):
@@ -174,7 +174,7 @@ def _check_tokenizers(inputs: Sequence[RowInput | StreamInput]) -> None:
   if len(found) > 1:
     one, other, *_ = found.values()
     raise UserError(
-      f'{one} and {other} have ids of different tokenizers: tokenize the texts with one of them'
+      f'{one} and {other} use different tokenizers: tokenize all texts with one of them'
     )
 
 

@@ -1,4 +1,4 @@
-"""How many rows of a Parquet file are decoded at a time, so that few bytes cannot fill the memory.
+"""Limits the Parquet rows decoded at once, so that a small file cannot fill the memory.
 
 A column may name one long value of its dictionary in every row. So a file of some kilobytes can
 hold gigabytes, and its footer does not say so.

@@ -73,9 +73,8 @@ class StreamPositions:
       held = table[:, Field.FINGERPRINT].reshape(-1, len(fingerprints))
       if differ(held, fingerprints).any():
         raise UserError(
-          f'{self._name} is not what the checkpoint has read: files, their order or contents have '
-          'changed, so that reading cannot continue from its position: put them back, or '
-          'choose another folder'
+          f'{self._name} has changed since the checkpoint (files, their order or contents), so '
+          'reading cannot continue from its position: put the data back, or choose another folder'
         )
       table[:, Field.FINGERPRINT] = np.tile(fingerprints, len(held))  # by the rule of today
     self._start = step, found

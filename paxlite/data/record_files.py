@@ -143,7 +143,7 @@ class Text(File):
 
 
 class Parquet(File):
-  """A Parquet file, of which as many rows are decoded at a time as fit in memory."""
+  """A Parquet file; it decodes as many rows at once as fit in memory."""
 
   def __init__(self, name: str):
     super().__init__(name)
@@ -189,7 +189,7 @@ class Parquet(File):
 
 
 class _Parsed(File):
-  """A file whose records may take several lines, so that a record is located by its first line."""
+  """A file with records of several lines, located by their first line."""
 
   def __init__(self, name: str):
     super().__init__(name)
@@ -219,7 +219,7 @@ class Json(_Parsed):
 
 
 class CsvFile(_Parsed):
-  """A CSV file, whose first line has the names of the columns.
+  """A CSV file with column names in its first line.
 
   Columns are separated by commas, semicolons or tabs, whichever the first line has most of.
   """

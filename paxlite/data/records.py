@@ -120,7 +120,7 @@ def text_of(record: Record, field: str, place: str) -> str:
   if not isinstance(text, str):
     if field in record:
       raise UserError(f'{place}: the field {field!r} holds no text')
-    raise UserError(f'{place} has no text field {field!r}; there are {", ".join(record)}')
+    raise UserError(f'{place} has no text field {field!r}; it has {", ".join(record)}')
   return text
 
 
@@ -182,7 +182,7 @@ class _Tfds(_DatasetSplit):
       info = splits[self._split]
     except Exception as e:  # TFDS has dozens of exception classes
       raise UserError(
-        f'there is no TFDS dataset {self._path} with a split {self._split} in '
+        f'no TFDS dataset {self._path} with split {self._split} in '
         f'{folder or "its own folder (TFDS_DATA_DIR)"} ({line_of(e)}): name a file, or make it '
         'with a download_*.py of paxlite.contrib.gpu.scripts_gpu'
       ) from None
@@ -220,7 +220,7 @@ class _HuggingFace(_DatasetSplit):
       if any((folder / f).is_file() for f in ('dataset_dict.json', 'state.json')):
         saved = datasets.load_from_disk(str(folder))
         if isinstance(saved, dict) and self._split not in saved:
-          raise UserError(f'{name}: there is no such split; there are {", ".join(saved)}')
+          raise UserError(f'{name} is not a split; the dataset has {", ".join(saved)}')
         found = saved[self._split] if isinstance(saved, dict) else saved
         self.size = len(found)
         self._files = [file['filename'] for file in found.cache_files]

@@ -17,7 +17,7 @@ MOST_NAMED = 3
 
 
 class RefusedRecords:
-  """What is wrong with the records of a source.
+  """The faults found in the records of a source.
 
   Attributes:
     messages: What is wrong with the first thousand, each with its place.

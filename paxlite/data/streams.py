@@ -332,7 +332,7 @@ def _num_readers(shard_bytes: Sequence[float], batch_size: int) -> int:
 
 
 class _ShardReader:
-  """One reader of a dataset, whose rows are endless.
+  """One reader of a dataset, with endless sequences.
 
   Args:
     data: The input.

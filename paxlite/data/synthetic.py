@@ -27,7 +27,7 @@ class SyntheticRows:
   seed: int = 0
 
   name = 'synthetic tokens'
-  why_untraced = 'they are random numbers, which are in no file'
+  why_untraced = 'they are random numbers, not read from a file'
 
   @property
   def max_token_id(self) -> int:

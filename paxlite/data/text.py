@@ -85,7 +85,7 @@ class TextRows(TokenRows):
     eos_ids: Sequence[int] = (),
   ):
     if not files:
-      raise UserError('there is no text to train on: TRAIN_FILES=/path/to/a.txt names files')
+      raise UserError('no text to train on: set TRAIN_FILES=/path/to/a.txt')
     self.files = files = expanded(files)
     self._encoding = encoding = DocumentEncoding(
       open_tokenizer(vocab_path), None, start_id, eos_ids
@@ -242,7 +242,7 @@ def _held(blocks: Sequence[str], share: float) -> list[bool]:
 
 
 def _other_share(of_files: Sequence[Pairs], share: float) -> list[str]:
-  """Returns a warning if the share that is held out is not about the one asked for."""
+  """Returns a warning if the held-out share differs from the requested one."""
   sizes = [(len(block), held) for pairs in of_files for block, held in pairs]
   found = sum(size for size, held in sizes if held) / sum(size for size, _ in sizes)
   if share / 2 <= found <= share * 2:

@@ -140,7 +140,7 @@ class Tokenizer(Protocol):
 def tokenizer_file(path: str) -> pathlib.Path:
   """Returns the file of a tokenizer, which may be named by its folder; see open_tokenizer."""
   if not path:
-    raise UserError(f'there is no tokenizer: {_FLAGS}')
+    raise UserError(f'no tokenizer is set: {_FLAGS}')
   path = schemes.local(paths.stored(path), schemes.SMALL)
   file = pathlib.Path(path)
   if os.path.isdir(file):
@@ -188,8 +188,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     *beyond.tolist()
   }:
     raise UserError(
-      f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
-      'it is the tokenizer of another model'
+      f'{tokenizer.path} has {tokenizer.vocab_size:,} ids, but the model has '
+      f"VOCAB_SIZE={vocab_size:,}: it is another model's tokenizer"
     )
 
 
@@ -200,13 +200,13 @@ def vocabulary_fingerprint(tokenizer: Tokenizer) -> int:
 
 
 def check_ids(tokenizer: Tokenizer, ids: np.ndarray, vocab_size: int) -> None:
-  """Raises UserError if a text has a token whose id is not one of the model's `vocab_size`."""
+  """Raises UserError if a text has a token id beyond the model's `vocab_size`."""
   beyond = ids[ids >= vocab_size]
   if len(beyond):
     token = tokenizer.decode_marked([int(beyond[0])])
     raise UserError(
-      f'the text has the token {token!r}, whose id {beyond[0]:,} the model does not have '
-      f'(VOCAB_SIZE={vocab_size:,}): leave it out of the text'
+      f"the text has the token {token!r} with id {beyond[0]:,}, beyond the model's "
+      f'VOCAB_SIZE={vocab_size:,}: remove it from the text'
     )
 
 
@@ -350,5 +350,5 @@ class SentencePieceTokenizer:
 
 
 def _if_any(found: int) -> int | None:
-  """Returns an id of SentencePiece, for which −1 means that there is none."""
+  """Returns an id of SentencePiece; −1 becomes None."""
   return None if found < 0 else found

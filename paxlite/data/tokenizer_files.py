@@ -112,7 +112,7 @@ _OVERRULED = ('qwen2', 'phi3')  # a model_type whose stated class is often wrong
 
 
 class Published(NamedTuple):
-  """What the files next to a tokenizer say.
+  """The settings in the files next to a tokenizer.
 
   Attributes:
     configuration: The contents of tokenizer_config.json; {} if there is none.
@@ -183,7 +183,7 @@ def _ids(path: pathlib.Path) -> list[tuple[str, int]]:
   found = _object(path)
   for token, i in found.items():
     if not isinstance(i, int) or isinstance(i, bool):
-      raise UserError(f'{path}: the id of {token!r} is {i!r}, which is no number')
+      raise UserError(f'{path}: the id of {token!r} is {i!r}, not a number')
   return sorted(found.items(), key=lambda entry: entry[1])
 
 
@@ -240,7 +240,7 @@ def _say(warning: str) -> None:
 
 
 def check_model(tokenizer_path: str) -> None:
-  """Raises UserError if transformers reads a tokenizer.model in a way that is not implemented."""
+  """Raises UserError if transformers reads a tokenizer.model in a way that is not supported."""
   folder, found = pathlib.Path(tokenizer_path).parent, published(tokenizer_path)
   way_out = (
     f'. Let transformers write its {JSON}: '
@@ -260,7 +260,7 @@ def check_model(tokenizer_path: str) -> None:
   kind = _object(folder / 'config.json').get('model_type')
   if found.tokenizer_class == PLAIN and stated not in _PLAIN_NAMES and kind not in _REGISTERED:
     raise UserError(
-      f'{folder}: the class {stated} of {CONFIGURATION} is not implemented for {MODEL}{way_out}'
+      f'{folder}: the class {stated} of {CONFIGURATION} is not supported for {MODEL}{way_out}'
     )
   if found.tokenizer_class not in (PLAIN, *OF_PIECES):
     raise UserError(f'{folder}: the class {found.tokenizer_class} reads no {MODEL}{way_out}')

@@ -53,9 +53,7 @@ def workers(
   try:
     yield lambda blocks: _in_order(executor, blocks, 4 * processes)
   except BrokenProcessPool:
-    raise UserError(
-      f'a worker was killed, perhaps because there was too little memory: {way_out}'
-    ) from None
+    raise UserError(f'a worker was killed, possibly out of memory: {way_out}') from None
   finally:
     executor.shutdown(cancel_futures=True)
 

@@ -1,1 +1,1 @@
-"""What is on this machine, and whether its kernels compute what plain XLA does."""
+"""Examines this machine, and compares its kernels with plain XLA."""

@@ -1,11 +1,10 @@
 """paxlite doctor
 
-Prints what is on this machine: Python, JAX, devices, drivers, extras, memory and disk. It names
-known conflicts and what to do about them. The exit code is 1 if there is one.
+Prints this machine's Python, JAX, devices, drivers, extras, memory and disk, and known conflicts
+with their fixes. Exits with 1 if there is a conflict.
 
-With --kernels, it compares what runs on these devices compute with, kernels of attention and a mesh
-of eight devices or more, with plain XLA on one device. Do so after an update of JAX, cuDNN or a
-driver.
+--kernels compares attention kernels, and a mesh of eight devices or more, with plain XLA on one
+device. Use it after an update of JAX, cuDNN or a driver.
 
 Example:
   paxlite doctor --kernels > machine.txt
@@ -33,7 +32,7 @@ _CUDA_12, _CUDA_13 = 525, 580  # the oldest drivers that JAX's packages for them
 _SMALLEST_DISK = 5 << 30  # bytes; a checkpoint of 124M parameters with Adam's state has 1.5 GB
 
 PARSER = Parser(__doc__)
-PARSER.option('--kernels', 'compare kernels of attention, and a mesh, with plain XLA', bool)
+PARSER.option('--kernels', 'compare attention kernels and a mesh with plain XLA', bool)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -67,7 +66,7 @@ def _wrong_kernels() -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class MachineReport:
-  """What was found on a machine.
+  """The findings on a machine.
 
   Attributes:
     packages: Versions of installed packages by their normalized names.
@@ -141,11 +140,11 @@ class MachineReport:
     if self.has_gpu and 0 < driver < _CUDA_12:
       yield f'the driver {self.driver} is older than {_CUDA_12}, which CUDA 12 needs: update it'
     if self.has_tpu and not self.has_gpu and self.platform == 'cpu' and 'cpu' not in self._asked:
-      yield f'there is a TPU, and JAX does not use it: {shell.install("tpu")}'
+      yield f"JAX does not use this machine's TPU: {shell.install('tpu')}"
     if self.memory is not None and self.memory < 2 << 30:
-      yield f'there are {_gib(self.memory)} of free memory: the tests and the demo need 2 GiB'
+      yield f'only {_gib(self.memory)} of memory are free: the tests and the demo need 2 GiB'
     if self.disk < _SMALLEST_DISK:
-      yield f'there are {_gib(self.disk)} of free disk: checkpoints may not fit'
+      yield f'only {_gib(self.disk)} of disk are free: checkpoints may not fit'
 
   @property
   def _cuda(self) -> list[str]:

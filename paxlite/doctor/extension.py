@@ -1,8 +1,8 @@
-"""What the doctor adds: its command."""
+"""The extension for the command doctor."""
 
 from paxlite.core.extension import Command, Extension
 
-_PURPOSE = 'what is installed, what is missing, and what to do'
+_PURPOSE = 'what is installed, what is missing, and how to fix it'
 EXTENSION = Extension(
   'doctor',
   commands=(Command('doctor', _PURPOSE, 'paxlite.doctor.command', 'Machines'),),

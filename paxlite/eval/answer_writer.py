@@ -22,7 +22,7 @@ class AnswerWriter:
     self._engines: dict[tuple[Sampling, bool], Engine] = {}
 
   def set_params(self, params: PyTree | None) -> None:
-    """Makes later answers those of other parameters; None: of none, to make room for others."""
+    """Sets the parameters of later answers; None frees them."""
     self._params = params
     for engine in self._engines.values():
       engine.params = params

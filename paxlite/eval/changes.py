@@ -1,4 +1,4 @@
-"""What a fine-tuning has changed in tasks: metrics before its first step, and after its last."""
+"""Task metrics before and after fine-tuning, for reports."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ _SMALLER_IS_BETTER = 'perplexity_per_word', 'bits_per_byte'
 
 
 class _Run(Protocol):
-  """What a section reads of the records of a run."""
+  """The records of a run that a section reads."""
 
   @property
   def name(self) -> str: ...

@@ -33,7 +33,7 @@ class Contexts:
     """The prefix; UserError if there is none."""
     if self.prefix is None:
       raise UserError(
-        'the context is empty, and the tokenizer has neither BOS nor EOS that could stand for it'
+        'the context is empty, and the tokenizer has neither BOS nor EOS to replace it'
       )
     return self.prefix
 
@@ -77,5 +77,5 @@ class Contexts:
         before, after = whole[:-1], whole[-1:]
       before = before or [self.needed_prefix]
     if not after:
-      raise UserError(f'the continuation {continuation[:40]!r} has no token of its own')
+      raise UserError(f'the continuation {continuation[:40]!r} adds no token')
     return Continuation(before, after)

@@ -19,6 +19,7 @@ from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
+from paxlite.core.wording import amount
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded
@@ -64,7 +65,7 @@ def decode(run: Run, options: argparse.Namespace | None = None) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
   if holds_weights(run):
     raise UserError(
-      f'{run.place} holds weights and no run: paxlite generate {shlex.quote(str(run.place))} '
+      f'{run.place} holds weights, not a run: paxlite generate {shlex.quote(str(run.place))} '
       '"Once upon a time" continues a text with them'
     )
   with holding(run, deletes=False) as (held, _):
@@ -84,7 +85,7 @@ def _decode(run: Run) -> None:
   name = 'restored' if step is None else f'{step:08d}'
   output = run.folder / f'decoded_{name}.jsonl'
   count = decode_file(loaded, prompts, output)
-  say(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now')
+  say(f'{output}: {amount(len(prompts), "prompt")} continued, {count:,} of them now')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[PromptLine]
   for file in expanded(files):
     for place, record in read_json_lines(file):
       if 'prediction' in record:
-        raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
+        raise UserError(f'{place} already has a "prediction", the key of the output: rename it')
       fields = Fields(record)
       if 'messages' in record:
         with located(place):
@@ -122,7 +123,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[PromptLine]
           ids = inference.encode_chat(found.messages, found.tools)
       elif isinstance(text := fields.get('inputs'), str):
         if any(key in fields for key in (*SYSTEM, 'tools', 'functions')):
-          raise UserError(f'{place}: a text has no system message and no tools: write "messages"')
+          raise UserError(f'{place}: system messages and tools need a chat: write "messages"')
         ids = inference.encode(text)
       else:
         raise UserError(f'{place} has neither a text "inputs" nor a list "messages"')

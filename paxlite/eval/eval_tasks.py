@@ -97,7 +97,7 @@ def find_tasks(text: str, tfds_data_dir: str = '') -> list[tuple[str, TaskSpec]]
       fields = {k: v for k, v in variant.items() if k != 'fields'}
       return [(name, TaskSpec(files=paths, **fields))]
   wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
-  raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
+  raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; it has {", ".join(first)}')
 
 
 def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Record:
@@ -231,7 +231,7 @@ def read_tasks(
   ]
   tasks = [name for name, _ in found]
   if len(set(tasks)) < len(tasks):
-    raise UserError(f'the task {max(tasks, key=tasks.count)} is named twice: leave one out')
+    raise UserError(f'the task {max(tasks, key=tasks.count)} is listed twice: leave one out')
   return [
     ZeroShotTask(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
     for name, spec in found
@@ -304,7 +304,7 @@ def _shots(
       break
   if len(found) < spec.num_fewshot:
     files = ', '.join(spec.fewshot_files)
-    raise UserError(f'{files}: {len(found)} records, and num_fewshot is {spec.num_fewshot}')
+    raise UserError(f'{files}: {len(found)} records are too few for num_fewshot={spec.num_fewshot}')
   return found
 
 
@@ -330,9 +330,7 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
   if not all(c.strip() for c in choices):
     raise UserError(f'a choice is empty: {list(choices)}')
   if len(prompts) not in (1, len(choices)):
-    raise UserError(
-      f'doc_to_text has {len(prompts)} templates and there are {len(choices)} choices'
-    )
+    raise UserError(f'doc_to_text has {len(prompts)} templates for {len(choices)} choices')
   gold = _gold(target, choices, labels)
   return TaskExample(prompts, tuple(spec.delimiter + c for c in choices), gold, target, place)
 
@@ -387,6 +385,6 @@ def _field(record: Record, path: str) -> object:
   value: object = record
   for part in path.split('.'):
     if not isinstance(value, Mapping) or part not in value:
-      raise UserError(f'there is no field {path!r}')
+      raise UserError(f'field {path!r} is missing')
     value = value[part]
   return value

@@ -1,9 +1,9 @@
-"""What evaluation by tasks adds: its commands, --mode=decode, and EVAL_TASKS."""
+"""The extension for task evaluation: its commands, --mode=decode, and EVAL_TASKS."""
 
 from paxlite.core.extension import Command, Extension
 
 _COMMANDS = 'paxlite.eval.commands'
-_ZERO_SHOT = 'evaluate on LAMBADA, BoolQ and tasks of your own'
+_ZERO_SHOT = 'evaluate on LAMBADA, BoolQ and your own tasks'
 _LM_EVAL = "evaluate by EleutherAI's harness"
 _DECODE = 'continue the prompts of an experiment'
 EXTENSION = Extension(

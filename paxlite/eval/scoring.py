@@ -33,7 +33,7 @@ _WORTH_SHARING = 2  # so many times as many tokens as with shared beginnings
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-  """Token ids of a context, and of the continuation whose likelihood is wanted."""
+  """Token ids of a context and of the continuation to score."""
 
   context: Sequence[int]
   continuation: Sequence[int]
@@ -148,7 +148,7 @@ class Scorer:
   def _by_engine(
     self, rows: Sequence[_Row], scores: list[Score | None], report: Callable[[int, int], None]
   ) -> None:
-    """Scores each alternative as a prompt of its own, neighbors of which begin alike."""
+    """Scores each alternative as a separate prompt; neighbors share a beginning."""
     engine = self._engine
     engine.params = self.params
     asked = [
@@ -183,8 +183,8 @@ class Scorer:
         raise UserError(f'continuation {number} needs at least one token, and one before it')
       if len(c.continuation) > self._max_len:
         raise UserError(
-          f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '
-          f'which has {self._max_len:,}'
+          f"a continuation of {len(c.continuation):,} tokens is longer than the model's limit of "
+          f'{self._max_len:,}'
         )
       check_ids([*c.context, *c.continuation], vocab_size, f'continuation {number}')
       whole = [*c.context, *c.continuation[:-1]]
@@ -251,7 +251,7 @@ class Scorer:
     targets_BWU: jax.Array,
     is_target_BU: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns ln p of each alternative, and whether its tokens are the likeliest; [B, W] each."""
+    """Returns ln p of each alternative, and whether its tokens are the most likely; [B, W] each."""
     if self._mesh is None:
       return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
     with partitioning.activate(self._mesh, self._rules):

@@ -57,7 +57,7 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
   if always and not e.continues_text:
     raise UserError(
       'EVAL_TASKS_IN_TRAINING=True: a reward model, or layers of Transformer Engine, cannot be '
-      'asked while they are trained'
+      'evaluated on tasks during training'
     )
   if not e.EVAL_TASKS or not (always or (is_tuning and e.continues_text)):
     return []

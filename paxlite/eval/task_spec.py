@@ -14,8 +14,8 @@ from paxlite.files.text_files import read_text
 Kind = Literal['cloze', 'multiple_choice', 'generate', 'text']
 _KINDS = {'cloze', 'multiple_choice', 'generate', 'text'}
 _NO_CODE = (
-  'programs that a model wrote are not run: the tasks of the harness do so, with paxlite lm-eval '
-  'in a container (docs/evaluation.md)'
+  "paxlite does not run programs that a model wrote: use the harness's tasks, with paxlite "
+  'lm-eval in a container (docs/evaluation.md)'
 )
 _NUMBERS = 'max_new_tokens', 'num_fewshot', 'repeats'
 
@@ -126,7 +126,7 @@ def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
     raise UserError(f'{where}: {_NO_CODE}')
   fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
   for name in values.keys() - fields.keys():
-    raise UserError(f'{where}: {name!r} is none of {", ".join(fields)}')
+    raise UserError(f'{where}: {name!r} is unknown; use one of {", ".join(fields)}')
   if values.get('kind') == 'text':
     for name in ('doc_to_text', 'chat', 'num_fewshot'):
       if values.get(name):
@@ -138,7 +138,9 @@ def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
   for name, value in values.items():
     _check_type(where, name, value)
   if values['kind'] not in _KINDS:
-    raise UserError(f'{where}: kind {values["kind"]!r} is none of {", ".join(sorted(_KINDS))}')
+    raise UserError(
+      f'{where}: kind {values["kind"]!r} is unknown; use one of {", ".join(sorted(_KINDS))}'
+    )
   if values['kind'] == 'multiple_choice' and not values.get('doc_to_choice'):
     raise UserError(f'{where}: multiple_choice needs doc_to_choice')
   if values['kind'] != 'multiple_choice' and not isinstance(values['doc_to_text'], str):
@@ -172,7 +174,7 @@ def _check_type(where: str, name: str, value: Json) -> None:
 
 
 def _source(path: pathlib.Path, file: str) -> str:
-  """Returns what a task's file names: beside it, unless it is a dataset."""
+  """Returns the path that a task's file names, relative to it, unless it is a dataset."""
   return file if file.startswith(('hf:', 'tfds:')) else str(path.parent / file)
 
 

@@ -59,7 +59,7 @@ class Result:
 
   @property
   def truncated(self) -> int:
-    """Number of examples whose text was too long for the model and lost its beginning."""
+    """Number of examples with texts cut at the beginning, because they were too long."""
     return sum(example['truncated'] for example in self.examples)
 
   def line(self) -> str:
@@ -72,7 +72,9 @@ class Result:
     """Warnings about prompts that were cut off and about records that were left out."""
     found = []
     if self.truncated:
-      found.append(f'{self.truncated:,} prompts longer than the model takes lost their beginning')
+      found.append(
+        f"{amount(self.truncated, 'prompt')} longer than the model's context, cut at the beginning"
+      )
     if self.unreadable:
       found.append(f'{self.unreadable:,} unreadable records left out')
     return found

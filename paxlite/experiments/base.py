@@ -44,7 +44,7 @@ else:  # stands for the parts of extensions among the bases of a class
 
 
 class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
-  """What every run has; subclasses add the parts of a model and a dataset.
+  """The base of all experiments; subclasses add the parts of a model and a dataset.
 
   The parts of extensions are parts of every experiment.
 
@@ -124,10 +124,10 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
     """
 
   def complete(self, task: fdl.Config) -> None:
-    """Edits the config of a task in plain XLA so that it is that of the experiment's backend."""
+    """Edits a plain XLA task config for the experiment's backend."""
 
   def check_edits(self) -> None:
-    """Raises UserError if CONFIG_EDITS names what the built config does not have, or cannot be."""
+    """Raises UserError if the built config lacks what CONFIG_EDITS names, or rejects its values."""
     if self.CONFIG_EDITS:
       task = self.task()
       self.complete(task)
@@ -222,7 +222,7 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
 
   @property
   def reference_path(self) -> str:
-    """Where the weights of a frozen reference model are; '' if there is none that has its own."""
+    """The path of a frozen reference model's weights; '' if no model has its own."""
     return ''
 
   @property

@@ -1,4 +1,4 @@
-"""What the test cases of families have in common: parts of config.json of tiny models.
+"""Shared by test cases of families: parts of config.json of tiny models.
 
 A family's module `cases` has CASES, in which every option of the family is used and can be seen in
 the result; the first word of a case is its model_type. Its function `drawn` returns a config of a

@@ -1,4 +1,4 @@
-"""What has changed in the code of an experiment since a run was started.
+"""Finds changes in an experiment's code since a run started.
 
 Attributes are compared in identity.py. Here are the built config, which the methods of a user's
 experiment make, and the source of the user's functions and classes in it.

@@ -65,7 +65,7 @@ def check_function(
   for name in changing:
     if name not in function:
       raise UserError(
-        f'CHECKPOINT_RESTORE_CHANGES: {name!r} is none of {", ".join(function) or "nothing"}'
+        f'CHECKPOINT_RESTORE_CHANGES: {name!r} is not one of {", ".join(function) or "nothing"}'
       )
   if not experiment.is_file():
     return
@@ -81,9 +81,9 @@ def check_function(
   }
   if differing:
     raise UserError(
-      f'{folder} belongs to a model that computes something else: it has '
-      f'{shell.flags(differing)} and this run {shell.flags({k: function[k] for k in differing})}. '
-      'Give the run the values of the checkpoint, or, if you want the change, '
+      f'{folder} belongs to a model that computes something else: it has {shell.flags(differing)} '
+      f"and this run {shell.flags({k: function[k] for k in differing})}. Use the checkpoint's "
+      'values, or, to accept the change, '
       f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'
     )
   if writer is None:
@@ -91,8 +91,8 @@ def check_function(
   lines = function_lines(writer.plain.build_task().model)
   if different := differences(lines, function_lines(e.plain.model_of(writer))):
     raise UserError(
-      f'{folder} is of {found["experiment"]}, whose model computes something else than that '
-      f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
+      f'{folder} is of {found["experiment"]}, which computes something else than '
+      f'{type(e).__name__}: {listed(different, shown=3)}. Use the former'
     )
   with located(str(folder)):
     e.check_continued(writer, stored)
@@ -108,8 +108,8 @@ def refuse_edited_model(e: Experiment) -> None:
   )
   if different := differences(stated, edited):
     raise UserError(
-      f'CONFIG_EDITS={e.CONFIG_EDITS} change what the model computes, and a file for another '
-      f'program states its attributes alone: {listed(different, shown=3)}'
+      f'CONFIG_EDITS={e.CONFIG_EDITS} change what the model computes, but a file for another '
+      f'program can only state attributes: {listed(different, shown=3)}'
     )
 
 

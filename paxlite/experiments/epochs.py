@@ -17,8 +17,8 @@ def max_steps(e: Experiment, data: Input) -> int:
   if not isinstance(data, RowInput):
     kind = 'has rollouts' if isinstance(data, OnPolicyInput) else 'is a stream or a mixture'
     raise UserError(
-      f'NUM_EPOCHS={e.NUM_EPOCHS:g}: {data.name} {kind}, whose length is not '
-      'known: NUM_EPOCHS=None and MAX_STEPS=N'
+      f'NUM_EPOCHS={e.NUM_EPOCHS:g}: {data.name} {kind}, so its length is unknown: set '
+      'NUM_EPOCHS=None and MAX_STEPS=N'
     )
   exact = e.NUM_EPOCHS * len(data.source) / data.batch_size
   return max(1, math.ceil(round(exact, 6)))  # 0.1 · 30 is not 3 in floating point

@@ -50,8 +50,8 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
       built[name] = parsed(serialization.dump_json(cfg))
     except Exception as error:  # Fiddle has no one class of errors for what it cannot write
       raise UserError(
-        f'the config of {full_name(type(e))}.{name} cannot be written into the folder of the run: '
-        f'{line_of(error)}. Use functions and classes of a module, and no lambda or object'
+        f'the config of {full_name(type(e))}.{name} cannot be written into the run folder: '
+        f'{line_of(error)}. Use functions and classes of a module, not lambdas or objects'
       ) from None
   further = {
     'losses': _stated_by(cfgs['task']), 'started_in': os.getcwd(), 'files': files_of(e)

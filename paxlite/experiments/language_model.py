@@ -67,8 +67,8 @@ class LanguageModel(Transformer, subject='Backends'):
     names = [name for name, is_on in self._backends.items() if is_on]
     if len(names) > 1:
       raise UserError(
-        f'{" and ".join(map(self._origin, names))} exclude each other: choose one, '
-        f'USE_FP8=False, USE_TE=off or USE_INT8=off leave the others out'
+        f'{" and ".join(map(self._origin, names))} exclude each other: choose one; USE_FP8=False, '
+        'USE_TE=off or USE_INT8=off turn the others off'
       )
     if self.TE_RECIPE != 'bf16' and self.USE_TE == 'off':
       raise UserError(

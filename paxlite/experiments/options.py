@@ -94,7 +94,7 @@ def kept(cls: type, values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_lost(known: Container[str], name: str) -> bool:
-  """Whether an attribute that every language model had is none of the known ones."""
+  """Whether an attribute that every language model had is unknown."""
   return (name in _of() or name in _FORMER) and name not in known
 
 
@@ -125,7 +125,7 @@ def refuse_attributes(cls: type) -> None:
 
 def missing(cls: type, name: str) -> str:
   """Returns the message for an attribute of other models that a class lacks; '' for others."""
-  start = f'{cls.__name__} has no attribute {name}, which is that of '
+  start = f'{cls.__name__} has no attribute {name}, which belongs to '
   if name in _FORMER:
     module, _, model = _FORMER[name].partition(':')
     return f'{start}another model: derive it from {model} of paxlite.experiments.{module}'

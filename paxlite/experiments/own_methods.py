@@ -14,7 +14,7 @@ from paxlite.training.callbacks import Callback
 
 
 class _Returned(NamedTuple):
-  """What a method returns, for messages; whether a value is that; and what is often forgotten."""
+  """A method's return type: its description, its check, and a hint at common mistakes."""
 
   described: str
   fits: Callable[[object], bool]
@@ -73,7 +73,7 @@ def check_overrides(cls: type, base: type) -> None:
       setattr(cls, name, _checked(getattr(cls, name), kind))
   for name, now in _FORMER.items():
     if name in vars(cls):  # nothing would ask it
-      raise UserError(f'{cls.__name__}.{name} is called {now} now: rename it')
+      raise UserError(f'{cls.__name__}.{name} is now called {now}: rename it')
   if any('optimizer' in vars(b) for b in bases) and is_new('optimizer'):
     cls.optimizer = _refused(cls.optimizer)  # type: ignore[attr-defined]
 

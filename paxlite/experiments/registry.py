@@ -36,12 +36,12 @@ E = TypeVar('E', bound=type[Experiment])
 
 
 def register(cls: E) -> E:
-  """Registers an experiment under its bare name.
+  """Registers an experiment class under its bare name; use it as a decorator.
 
-  Its docstring then begins with a command, unless it states one itself.
+  Puts a command that runs the experiment before its docstring, unless that begins with one.
 
   Raises:
-    UserError: Another experiment of that name is registered.
+    UserError: Another experiment with this name is registered.
   """
   other = _REGISTRY.get(cls.__name__)
   if other is not None and (other.__module__, other.__qualname__) != (
@@ -51,8 +51,8 @@ def register(cls: E) -> E:
     ours = cls.__module__.startswith('paxlite.')  # its module may be imported after a user's
     kept, renamed = (cls, other) if ours else (other, cls)
     raise UserError(
-      f'an experiment {cls.__name__} is registered by {kept.__module__} already: give the one of '
-      f'{renamed.__module__} another name, or no @register'
+      f'an experiment {cls.__name__} is registered by {kept.__module__} already: rename the one '
+      f'in {renamed.__module__}, or remove its @register'
     )
   _REGISTRY[cls.__name__] = cls
   doc = inspect.cleandoc(cls.__doc__ or '')
@@ -63,12 +63,12 @@ def register(cls: E) -> E:
 
 
 def _packages() -> tuple[str, ...]:
-  """The packages in which experiments of paxlite, and of extensions, are."""
+  """The packages that hold the experiments of paxlite and of extensions."""
   return 'paxlite.experiments', *(name for e in extensions.found() for name in e.experiments)
 
 
 def experiments() -> dict[str, type[Experiment]]:
-  """Returns all registered experiments of paxlite and of the modules imported so far."""
+  """Returns all registered experiments in paxlite and in the modules imported so far."""
   for package in _packages():
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path):
@@ -78,7 +78,7 @@ def experiments() -> dict[str, type[Experiment]]:
 
 
 def _modules_of(name: str) -> list[ModuleType]:
-  """Imports the modules of paxlite that define a class; to import all takes 0.2 seconds."""
+  """Imports the paxlite modules that define a class; importing all takes 0.2 seconds."""
   return [
     imported(f'{package}.{path.relative_to(folder).parts[0].removesuffix(".py")}')
     for package in _packages()
@@ -90,7 +90,7 @@ def _modules_of(name: str) -> list[ModuleType]:
 
 
 class Absent(UserError):
-  """A family or a leaf is needed by a module of experiments, and is not installed."""
+  """A module of experiments needs a family or a leaf that is not installed."""
 
 
 def imported(module: str) -> ModuleType:
@@ -103,27 +103,27 @@ def imported(module: str) -> ModuleType:
 
 
 def find(name: str) -> type[Experiment]:
-  """Returns the experiment with a bare registered name or a dotted path.
+  """Returns the experiment with a registered name or a dotted path.
 
-  The path of a class of another system is that of the same class here.
+  A class path of another system finds the same class here.
 
   Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
 
   Raises:
-    UserError: There is no such experiment, and the message suggests similar names; or a module of
-      the user registers the name of one of paxlite's.
+    UserError: No experiment has this name (the message suggests similar ones), or a user's module
+      registers the name of one of paxlite's.
   """
   if os.path.isfile(os.path.join(name, 'experiment.json')):
     raise UserError(
-      f'{name} is the folder of a run or of weights, and this takes an experiment: a name of '
-      '`paxlite list`, or package.module.Class. `paxlite --help` says what takes a run'
+      f'{name} is a folder of a run or of weights, but this command takes an experiment: a name '
+      'of `paxlite list`, or package.module.Class. `paxlite --help` lists commands for runs'
     )
   if '.' not in name:
     found = _REGISTRY.get(name)
     if found is None or not found.__module__.startswith('paxlite.'):
       _modules_of(name)
     if name not in _REGISTRY and name not in (known := experiments()):
-      raise UserError(f'{name}: no experiment of that name. {_meant(name, known)}')
+      raise UserError(f'{name}: no experiment has this name. {_meant(name, known)}')
     return _REGISTRY[name]
   if here := extensions.hint('path', name):
     return find(here)
@@ -167,8 +167,8 @@ def find_known(
   module = name.rpartition('.')[0]
   if module and not module.startswith(_packages()) and module not in sys.modules:
     raise UserError(
-      f'the checkpoint is of the experiment {name}, and checkpoints do not import modules: if this '
-      f'one is yours, {way_out.format(module)}'
+      f'the checkpoint is of the experiment {name}, and paxlite does not import modules for '
+      f'checkpoints: if it is yours, {way_out.format(module)}'
     )
   return find(name)
 
@@ -197,7 +197,7 @@ def find_model(name: str) -> type[Experiment]:
   if name in known:  # registered by a module of the user
     return known[name]
   models = [n for n, cls in known.items() if not has_data(cls)]
-  raise UserError(f'MODEL={name}: no model of that name. {_meant(name, models)}')
+  raise UserError(f'MODEL={name}: no model has this name. {_meant(name, models)}')
 
 
 def has_data(cls: type[Experiment]) -> bool:
@@ -238,7 +238,7 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
         raise
       now, message = current(absent[1]), options.missing(cast(type, cls), absent[1])
       if now != absent[1]:
-        message = f'the attribute {absent[1]} is called {now} now'
+        message = f'the attribute {absent[1]} is now called {now}'
       if not message:
         raise
       raise UserError(f'--fiddler={name}: {message}') from None
@@ -256,9 +256,9 @@ def _attribute(dotted: str, flag: str) -> object:
       if attribute in experiments():
         hint = f'It is {flag}={attribute} here.'
       if not hint and module_name.startswith(_packages()):
-        hint = 'It may be gone from paxlite: the version that began a run continues it.'
+        hint = 'paxlite may have removed it: continue a run with the version that started it.'
       hint = hidden(module_name) or hint
-      raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None
+      raise UserError(f'{flag}={dotted}: no module is named {e.name}. {hint}'.rstrip()) from None
     if (e.name or '').startswith('paxlite.'):
       raise UserError(f'{flag}={dotted} needs {e.name}, which is not installed') from None
     raise  # the module exists, but one of its own imports is missing

@@ -1,4 +1,4 @@
-"""What the datasets of experiments share: rows of tokens, a tokenizer, and what is held out."""
+"""Shared by datasets of experiments: sequences of tokens, a tokenizer, and held-out data."""
 
 import os
 from collections.abc import Sequence
@@ -60,9 +60,7 @@ class Rows(LanguageModel, subject='Data'):
       return  # datasets of the Hub would be copied for nothing
     apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
     for both in sorted(apart[0] & apart[1]):
-      raise UserError(
-        f'{name}: {both} is used for training and for evaluation: name another one, or none'
-      )
+      raise UserError(f'{name}: {both} is used for training and evaluation: name another, or none')
 
   @property
   def row_kind(self) -> RowKind:
@@ -111,8 +109,7 @@ class Splits(Rows):
     super().validate()
     if self.TRAIN_SPLIT == self.EVAL_SPLIT:
       raise UserError(
-        f'EVAL_SPLIT: {self.EVAL_SPLIT} is used for training and for evaluation: name another one, '
-        'or None'
+        f'EVAL_SPLIT: {self.EVAL_SPLIT} is used for training and evaluation: name another, or None'
       )
 
 

@@ -102,7 +102,7 @@ def _defined_in(cfg: fdl.Buildable) -> Iterator[_Defined | _Constant]:
 
 
 def _named(path: str) -> Sequence[_Defined | _Constant]:
-  """Returns what a dotted path names; [] where that is not there, of which its caller says more."""
+  """Returns what a dotted path names; [] if it does not exist, which the caller reports."""
   module, _, name = path.rpartition('.')
   try:
     value = getattr(import_named(module), name)

@@ -47,8 +47,8 @@ class FileContent:
       if not count:
         size = os.fstat(self._descriptor).st_size
         raise UserError(
-          f'{self._path} has {size:,} bytes and had {self.size:,} when it was opened: it was '
-          'changed while it was read. Put it back and start the run again'
+          f'{self._path} has {size:,} bytes but had {self.size:,} when opened: it changed while '
+          'the run read it. Put it back and start the run again'
         )
       left, offset = left[count:], offset + count
     return data

@@ -47,7 +47,7 @@ class FolderLock:
     self._checking = threading.RLock()  # several threads write into the folder
 
   def acquire(self) -> None:
-    """Takes the lock; does nothing if this object holds it, or if the folder does not exist yet.
+    """Acquires the lock; does nothing if this object holds it or the folder does not exist yet.
 
     Raises:
       UserError: Another run holds the lock, or the file cannot be opened.

@@ -24,7 +24,7 @@ def expanded(text: str) -> str:
   kind, path = found.groups()
   home = os.path.expanduser(path)
   if home.startswith('~'):
-    raise UserError(f'{text}: there is no user {path.partition("/")[0][1:]}')
+    raise UserError(f'{text}: user {path.partition("/")[0][1:]} does not exist')
   return kind + home
 
 
@@ -37,8 +37,8 @@ def local(text: str) -> str:
   scheme = _SCHEME.match(text)
   if scheme is not None:
     raise UserError(
-      f'{text} is in an object store ({scheme[2]}://), and this must be a path on this machine: '
-      'copy what is needed, or mount the bucket'
+      f'{text} is in an object store ({scheme[2]}://), but this must be a path on this machine: '
+      'copy it, or mount the bucket'
     )
   return expanded(text)
 
@@ -55,8 +55,7 @@ def stored(text: str) -> str:
   kind, scheme = found.groups()
   if f'{scheme}://' not in schemes.known():
     raise UserError(
-      f'{text}: {_unknown(f"{scheme}://")}; copy what is needed, or mount it, and name a path on '
-      'this machine'
+      f'{text}: {_unknown(f"{scheme}://")}; copy or mount it, and name a path on this machine'
     )
   address = text.removeprefix(kind)
   return kind + schemes.scheme_of(address).checked(address)
@@ -64,4 +63,4 @@ def stored(text: str) -> str:
 
 def _unknown(scheme: str) -> str:
   known = ' and '.join(schemes.known()) or 'none'
-  return missing(scheme) or f'paxlite knows the object stores {known}, and not {scheme}'
+  return missing(scheme) or f'{scheme} is not supported; paxlite reads the object stores {known}'

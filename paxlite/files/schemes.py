@@ -113,8 +113,8 @@ class Scheme(abc.ABC):
 
 def _refusal(address: str) -> UserError:
   return UserError(
-    f'{address}: only data are read from {address.partition("://")[0]}://, and nothing is written: '
-    'name a path on this machine'
+    f'{address}: only data can be read from {address.partition("://")[0]}://, not written: name a '
+    'path on this machine'
   )
 
 
@@ -138,7 +138,7 @@ def scheme_of(address: str) -> Scheme:
   where = _known()[address.partition(':')[0]]
   scheme = imported(where)
   if not isinstance(scheme, Scheme):
-    raise UserError(f'{address}: the extension names {where}, which is no object of a Scheme')
+    raise UserError(f'{address}: the extension names {where}, which is not a Scheme')
   return scheme
 
 
@@ -190,7 +190,7 @@ def shown(path: pathlib.Path) -> str:
 
 
 def complete(folder: pathlib.Path) -> None:
-  """Copies the files of a checkpoint that are not there yet, if `folder` is a copy."""
+  """Copies the missing files of a checkpoint, if `folder` is a copy."""
   address = address_of(folder)
   if address is not None:
     scheme_of(address).copy(address)

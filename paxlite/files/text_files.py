@@ -63,7 +63,7 @@ def fingerprint_of(path: str | pathlib.Path) -> int:
 
 
 def open_raw(path: str | pathlib.Path) -> IO[bytes]:
-  """Opens a file, or one at an address, to be read as it is."""
+  """Opens a file, or an address, for raw reading."""
   if is_address(str(path)):
     return scheme_of(str(path)).open(str(path))
   return open(path, 'rb')
@@ -217,8 +217,8 @@ def read_text(path: str) -> str:
         data += part
         if len(data) > most:
           raise UserError(
-            f'{path} holds more than {most >> 20:,} MiB of text, which is read as a whole and does '
-            'not fit in memory: cut it into JSON lines, which are read one by one'
+            f'{path} holds more than {most >> 20:,} MiB of text, which does not fit in memory as '
+            'a whole: convert it to JSON Lines, which are read one by one'
           )
   except _DAMAGED as e:
     raise UserError(f'{path} cannot be decompressed: {e}') from None

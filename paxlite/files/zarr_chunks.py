@@ -62,7 +62,7 @@ class ZarrChunks:
     self.codec = compressor.get('id') if isinstance(compressor, dict) else compressor
     if self.codec not in codecs:
       raise UserError(
-        f'{path}: chunks compressed by {str(self.codec)[:40]!r} are not read, but those of '
+        f'{path}: compression by {str(self.codec)[:40]!r} is not supported; use '
         f'{", ".join(filter(None, codecs))}'
       )
     self.dtype, self.filters, self.order = dtype, found.get('filters'), found.get('order', 'C')

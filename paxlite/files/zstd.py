@@ -82,8 +82,8 @@ class ZstdReader(io.RawIOBase):
     window = size if is_single else _window_bytes(rest[0])
     if window > self._most:
       raise OSError(
-        f'it needs a window of {window >> 20:,} MiB, and {self._most >> 20:,} MiB are the most '
-        'here: compress it again with zstd --long=27, or decompress it with zstd -d --long=31'
+        f'it needs a window of {window >> 20:,} MiB; the limit is {self._most >> 20:,} MiB: '
+        'compress it again with zstd --long=27, or decompress it with zstd -d --long=31'
       )
     self._has_checksum = bool(flags & 4)
     self._frame = self._zstandard.ZstdDecompressor(max_window_size=_LARGEST).decompressobj()

@@ -1,16 +1,16 @@
 """paxlite finetune WEIGHTS [--method=METHOD] [--folder=FOLDER] [NAME=VALUE …]
 
-Trains published weights further; the same command continues the run. WEIGHTS is a folder that
-`paxlite import` has written, a run, a model of the Hugging Face Hub (org/name), or a model of
-`paxlite list`, with CHECKPOINT_RESTORE_PATH.
+Fine-tunes published weights; the same command continues the run. WEIGHTS is a folder from `paxlite
+import`, a run, a Hugging Face Hub model (org/name), or a model of `paxlite list` with
+CHECKPOINT_RESTORE_PATH.
 
-  sft        trains all weights, on prompts and answers in TRAIN_FILES
-  lora       trains low-rank factors beside the weights, on the same; qlora with weights of 4 bits
-  documents  trains all weights, on documents in TRAIN_SOURCES
-  distill    trains all weights, on prompts, answers and what a TEACHER makes of them
-  dpo        trains all weights, on pairs of a chosen and a rejected answer; so do ipo, orpo, simpo
-  kto        the same, on answers that are labelled as good or bad
-  reward     makes a reward model, of the pairs of dpo
+  sft        trains all weights on prompts and answers in TRAIN_FILES
+  lora       trains low-rank factors on the same; qlora: with 4-bit weights
+  documents  trains all weights on documents in TRAIN_SOURCES
+  distill    trains all weights on prompts, answers and a TEACHER's distribution
+  dpo        trains all weights on pairs of a chosen and a rejected answer; also ipo, orpo, simpo
+  kto        trains all weights on answers labelled good or bad
+  reward     trains a reward model on the pairs of dpo
 
 Example:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
@@ -28,7 +28,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 
 _PATH = 'CHECKPOINT_RESTORE_PATH'
-_WORD = 'WEIGHTS', 'a folder of weights, a run, or the name of a model'
+_WORD = 'WEIGHTS', 'folder of weights, run, or model name'
 
 
 def _method(text: str) -> str:
@@ -42,9 +42,7 @@ def _method(text: str) -> str:
 class _FinetuneParser(RunParser):
   def __init__(self) -> None:
     super().__init__(__doc__, 'train', _WORD, folder='runs/WEIGHTS-METHOD')
-    self.option(
-      '--method', 'how to train: a name from the list above (sft)', _method, default='sft'
-    )
+    self.option('--method', 'method from the list above (sft)', _method, default='sft')
 
   def complete(self, options: argparse.Namespace, stated: Collection[str]) -> None:
     weights, method = options.name, options.method
@@ -52,16 +50,16 @@ class _FinetuneParser(RunParser):
       raise UserError(f'WEIGHTS is missing: see {self.prog} --help')
     if '/' in weights or pathlib.Path(weights).expanduser().is_dir():
       if _PATH in stated:
-        raise UserError(f'{weights} and {_PATH} both say which weights to train: leave one out')
+        raise UserError(f'{weights} and {_PATH} both name weights: leave one out')
       named = _PATH
     elif 'MODEL' in stated:
-      raise UserError(f'{weights} and MODEL both say which model to train: leave one out')
+      raise UserError(f'{weights} and MODEL both name a model: leave one out')
     elif _PATH in stated or options.dry_run:
       named = 'MODEL'
     else:
       raise UserError(
-        f'{weights} is not a folder. If it is the name of a model, its weights are missing: '
-        f'{_PATH}=FOLDER, as paxlite import writes them'
+        f'{weights} is not a folder. If it is a model, set its weights: {_PATH}=FOLDER, as '
+        'paxlite import writes them'
       )
     options.fdl_config = FINE_TUNING[method]
     options.attributes = {**VALUES_OF_METHODS.get(method, {}), named: weights}

@@ -195,7 +195,7 @@ def _checksum(meta: JsonObject) -> int:
 
 
 def _opened(place: pathlib.Path, lazy: Collection[str]) -> Arrays | None:
-  """Returns the arrays in a folder; None if they are not there, or damaged, which is said."""
+  """Returns the arrays in a folder; None if they are missing, or damaged, which is reported."""
   if not place.is_dir():
     return None
   try:
@@ -239,7 +239,7 @@ def _remove_old(folder: pathlib.Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _alone(path: pathlib.Path) -> Iterator[Literal['first', 'waited', 'unlocked']]:
-  """A context that one process at a time is in; yields whether this one has waited for others.
+  """Lets one process in at a time; yields whether this one waited for others.
 
   'unlocked': the file system has no locks, so that others may make the same at this time.
   """
@@ -251,7 +251,7 @@ def _alone(path: pathlib.Path) -> Iterator[Literal['first', 'waited', 'unlocked'
         break
       except (PermissionError, BlockingIOError):
         if state == 'first':
-          log.warning('Waiting for another process, which tokenizes the same examples')
+          log.warning('Waiting for another process that tokenizes the same examples')
         state = 'waited'
         time.sleep(_WAIT_SECONDS)
       except OSError as e:

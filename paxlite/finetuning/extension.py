@@ -1,9 +1,9 @@
-"""What fine-tuning adds: its command, SftFiles, rollouts, and values of frozen models in rows."""
+"""The extension for fine-tuning: its command, SftFiles, rollouts, and frozen models' values."""
 
 from paxlite.core.extension import Command, Extension
 
 _HERE = 'paxlite.finetuning'
-_PURPOSE = 'train published weights further, or continue such a run'
+_PURPOSE = 'fine-tune published weights, or continue such a run'
 EXTENSION = Extension(
   'finetuning',
   needs=('chats', 'generation'),

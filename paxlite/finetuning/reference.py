@@ -1,4 +1,4 @@
-"""A frozen model beside the trained one, such as a teacher or the reference of preferences."""
+"""A frozen model next to the trained one, such as a teacher or a reference for preferences."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from paxlite.losses.outputs import Outputs
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """A frozen model whose outputs losses read.
+  """A frozen model with outputs that losses read.
 
   Attributes:
     model: The model.
@@ -41,7 +41,7 @@ LOG_PROBS = 'reference_log_probs'  # the array of a batch that StoredReference r
 
 @dataclasses.dataclass(frozen=True)
 class StoredReference:
-  """A reference model whose log-probabilities were computed before training, and are in batches.
+  """A reference model with log-probabilities from before training, stored in batches.
 
   Attributes:
     is_base: That it has no parameters of its own.

@@ -80,8 +80,8 @@ def fill(run: Run, inputs: Mapping[str, Input], beat: Callable[[], None]) -> Non
   for name, data in inputs.items():
     if not isinstance(data, RowInput) or not isinstance(data.source, SftRows):
       raise UserError(
-        f'{data.name} cannot hold what the frozen model makes of it before training: the data must '
-        'be those of TRAIN_FILES, prompts and answers'
+        f'{data.name} cannot store outputs of the frozen model before training: use prompts and '
+        'answers in TRAIN_FILES'
       )
     reference = config_text(whole.experiment.build_task().reference)
     arrays = sorted((name, *array) for name, array in e.stored_arrays.items())
@@ -153,7 +153,7 @@ class _Model:
     """Returns the arrays [rows, T, …] of all rows, by their names."""
     count = len(data.source)
     if jax.process_index() == 0:
-      say(f'Computing what the frozen model makes of {amount(count, "row")}, once')
+      say(f"Computing the frozen model's outputs for {amount(count, 'row')}, once")
     whole = dataclasses.replace(data, batch_size=batch_size, max_eval_batches=None)
     batches = DeviceBatches(whole, self._task.batch_sharding, None, self._e.max_segments_per_seq)
     compute = jax.jit(self._of_batch)

@@ -12,7 +12,7 @@ from paxlite.losses.outputs import Outputs
 
 
 class StoredValues(Objective):
-  """An objective whose losses may read what a frozen model has made of a row before training.
+  """An objective with losses that may read a frozen model's stored outputs for a sequence.
 
   See finetuning/reference_values.py, which computes and keeps it.
   """

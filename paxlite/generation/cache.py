@@ -22,7 +22,7 @@ Cache = dict[Path, jax.Array]
 
 
 class CacheLayout:
-  """What the cache of a model looks like.
+  """The layout of a model's cache.
 
   Args:
     variables: The shapes of the model's collection 'cache' for rows of one token.
@@ -84,7 +84,7 @@ class CacheLayout:
 
   @property
   def has_states(self) -> bool:
-    """Whether some layers have states, from which the last tokens cannot be taken off again."""
+    """Whether some layers have states, which cannot drop their last tokens."""
     return any(_is_state(path) for path in self._arrays)
 
   def variables(self, cache: Cache, length_B: jax.Array, count_B: jax.Array) -> PyTree:
@@ -117,7 +117,7 @@ def taken(cache: Cache, row_R: jax.Array) -> Cache:
 
 
 def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
-  """Returns the cache with other rows; those whose number is none are dropped.
+  """Reorders the rows of the cache; rows without a number are dropped.
 
   If `rows` have fewer slots, the rest keeps what it holds.
   """
@@ -133,7 +133,7 @@ def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
 
 
 def resized(cache: Cache, row_R: jax.Array, slots: int) -> Cache:
-  """Returns these rows with so many slots each."""
+  """Returns these rows with `slots` slots each."""
 
   def one(path: Path, x: jax.Array) -> jax.Array:
     x = x if _is_state(path) else x[..., :slots, :]

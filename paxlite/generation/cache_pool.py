@@ -1,4 +1,4 @@
-"""The KV cache on the devices, which grows with what is asked for."""
+"""The KV cache on the devices, which grows with the requests."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -145,7 +145,7 @@ class KVCachePool:
     return sorted({self._level(count) for count in range(1, self._most_rows + 1)})
 
   def _level(self, count: int) -> int:
-    """Returns the number of rows where there are so many answers."""
+    """Returns the number of rows for `count` answers."""
     needed = power(self._sizes.row_growth, max(count, self.least_rows))
     return min(self._whole(needed), self._most_rows)
 

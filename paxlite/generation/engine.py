@@ -1,4 +1,4 @@
-"""The engine that generates: it continues many prompts at a time, which come and go.
+"""The generation engine: requests join and leave its batch at any step.
 
 Each answer has a row of the cache while it is generated. `step` reads parts of the prompts that
 have a row and are not read yet, and then lets all others grow by some tokens. A row that ends makes
@@ -83,7 +83,7 @@ class Engine:
     drafts: bool = False,
   ):
     if drafts and not model.prediction_tpls:
-      raise UserError('the model has no modules that predict further tokens, to make drafts with')
+      raise UserError('speculative decoding needs a model with prediction modules')
     self._model, self._params = model, params
     self.max_length = max_length
     self.sampling = GREEDY if sampling is None else sampling
@@ -331,11 +331,11 @@ class Engine:
     return self._pool.row_levels
 
   def hold_rows(self, rows: int) -> None:
-    """Keeps rows for at least so many answers, even if there are fewer."""
+    """Keeps at least `rows` rows, even if there are fewer answers."""
     self._pool.least_rows = rows
 
   def lowered(self, rows: int, slots: int) -> jax.stages.Lowered:
-    """Returns the loop over the tokens of so many greedy rows, to see what it does.
+    """Returns the decoding loop of greedy rows, for inspection.
 
     Neither the devices nor the values of the parameters need to be there.
     """
@@ -378,7 +378,7 @@ class Engine:
         self.num_tokens += 1
 
   def _allowed(self, jobs: Sequence[Job], rows: Sequence[int], count: int) -> jax.Array:
-    """Returns which tokens may come next in so many rows, of which jobs have some."""
+    """Returns which tokens may come next in each row."""
     if all(job.request.grammar is None for job in jobs):
       if count not in self._any_token:
         self._any_token[count] = jnp.asarray(np.ones((count, self._vocab_size), bool))

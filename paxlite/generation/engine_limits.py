@@ -1,4 +1,4 @@
-"""What an engine can answer: requests that it cannot are refused before they enter."""
+"""The limits of an engine, which refuses other requests before they enter."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,27 +29,27 @@ class EngineLimits:
     self.check_prompt(request.prompt, what, new)
     if self.fixed_slots is not None and length + new > self.fixed_slots:
       raise UserError(
-        f'{what} has {length:,} tokens and wants {new:,} new ones: the engine was made for '
+        f'{what} has {length:,} tokens and requests {new:,} new ones: the engine was made for '
         f'{self.fixed_slots:,}'
       )
     check_ids([*request.bias], self.vocab_size, f'the bias of {what}')
     if any(not 0 <= token < 1 << 31 for token in request.ends):
       raise UserError(f'{what} ends with {[*request.ends]}, which are not all token ids')
     if request.stop and not self.has_tokenizer:
-      raise UserError(f'{what} has texts that end it, and the engine has no tokenizer')
+      raise UserError(f'{what} has stop texts, but the engine has no tokenizer')
 
   def check_prompt(self, prompt: Sequence[int], what: str, new: int = 1) -> None:
-    """Raises UserError if a prompt leaves no room for so many new tokens, or is none."""
+    """Raises UserError if a prompt is empty or leaves no room for the new tokens."""
     if not len(prompt):
-      raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
+      raise UserError('a prompt is empty: write a text, or set START_ID, the first token')
     check_ids(prompt, self.vocab_size, what)
     if len(prompt) + new > self.max_length:
       if new <= 1:
         raise UserError(
-          f'a prompt of {len(prompt)} tokens leaves no room for a new token: the model takes '
-          f'{self.max_length}; shorten it, or raise MAX_SEQ_LEN where positions are rotary'
+          f'a prompt of {len(prompt)} tokens leaves no room for a new token: the limit is '
+          f'{self.max_length}; shorten it, or raise MAX_SEQ_LEN if positions are rotary'
         )
       raise UserError(
-        f'{what} has {len(prompt):,} tokens and wants {new:,} new ones: the model takes '
+        f'{what} has {len(prompt):,} tokens and requests {new:,} new ones: the limit is '
         f'{self.max_length:,}'
       )

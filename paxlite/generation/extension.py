@@ -1,4 +1,4 @@
-"""What generation adds: its commands, and samples of a run."""
+"""The extension for generation: its commands, and samples of a run."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -12,7 +12,7 @@ EXTENSION = Extension(
   needs=('chats', 'quantization'),
   commands=(
     _command('generate', 'continue a text'),
-    _command('chat', 'talk with a model that was trained on chats'),
+    _command('chat', 'chat with a model'),
   ),
   callbacks=('paxlite.generation.samples:callbacks',),
   hooks={'TrainedModel.inference': 'paxlite.generation.inference:load_checkpoint'},

@@ -37,13 +37,13 @@ class Grammars:
     except ImportError as e:
       raise UserError(f'a grammar needs llguidance ({e}): {shell.install("serve")}') from None
     if not ends:
-      raise UserError('no token ends an answer of this model, which a grammar needs')
+      raise UserError('a grammar needs a model with stop tokens')
     self._library = llguidance
     size = max(vocab_size, tokenizer.vocab_size)
     try:
       self._tokenizer = llguidance.LLTokenizer(_described(tokenizer), size, [*ends])
     except Exception as e:  # the package knows some kinds of tokenizers, and raises several types
-      raise UserError(f'grammars cannot be used with this tokenizer: {line_of(e)}') from None
+      raise UserError(f'grammars are not supported with this tokenizer: {line_of(e)}') from None
 
   def json(self, schema: Mapping[str, Json] | None = None) -> 'MatchedGrammar':
     """Returns the grammar of a JSON value that fits a schema; None: of any object."""

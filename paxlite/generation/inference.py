@@ -109,7 +109,7 @@ class TextModel:
 
   @functools.cached_property
   def encoding(self) -> ChatEncoding:
-    """What encodes texts and conversations for the model."""
+    """The encoder of texts and conversations for the model."""
     return encoding_of(self.experiment, self.tokenizer)
 
 
@@ -150,7 +150,7 @@ def load(
   refuse_te_layers(source)
   if experiment.gives_rewards:
     raise UserError(
-      f'{source.folder} is of a {type(experiment).__name__}, which gives rewards and no text'
+      f'{source.folder} is of a {type(experiment).__name__}, which computes rewards, not text'
     )
   tokenizer = open_tokenizer(tokenizer_path or str(source.tokenizer or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
@@ -245,7 +245,7 @@ def load_before(
   run = experiment_of(source)
   path = base_weights or run.CHECKPOINT_RESTORE_PATH
   if not path:
-    raise UserError(f'{checkpoint} began without weights: there is nothing before it')
+    raise UserError(f'{checkpoint} started without weights, so it has no initial weights to show')
   tokenizer = tokenizer_path or str(source.tokenizer or '')
   with located('the weights before the training'):
     found = load_checkpoint(path, tokenizer, overrides)
@@ -274,6 +274,6 @@ def refuse_te_layers(source: Source) -> None:
   """Raises UserError if the weights belong to the fused layers of Transformer Engine."""
   if source.experiment.is_file() and source.written_by['values'].get('USE_TE') == 'layer':
     raise UserError(
-      f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
-      'values: first paxlite convert-te --direction=te2fw'
+      f"{source.folder} holds weights of Transformer Engine's layers, which do not support "
+      'generation: first paxlite convert-te --direction=te2fw'
     )

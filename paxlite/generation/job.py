@@ -1,4 +1,4 @@
-"""The course of one request: its row, what of its prompt is read, and what was generated."""
+"""The progress of one request: its cache row, the prompt read so far, and its output."""
 
 import enum
 import sys
@@ -16,7 +16,7 @@ _AHEAD = 256  # tokens of an answer that there is room for before they are writt
 
 
 class Phase(enum.Enum):
-  """What a job is at."""
+  """The stage of a job."""
 
   WAITING = 'it has no row'
   READING = 'its prompt is being read'
@@ -110,7 +110,7 @@ class Job:
     return self.request.max_tokens - len(self._ids)
 
   def admit(self, row: int, source: int, shared: int, number: int) -> None:
-    """Gives the job a row; its first tokens are those of another row.
+    """Assigns a row to the job; its first tokens come from another row.
 
     Args:
       row: The row.
@@ -132,7 +132,7 @@ class Job:
       self._most_held = min(self._most_held, slots)
 
   def part(self, length: int) -> PromptPart:
-    """Returns the next part of the prompt, of at most so many tokens."""
+    """Returns the next part of the prompt, up to `length` tokens."""
     start, stop = self.num_read, min(self.num_read + length, len(self.prompt))
     scored = self.request.scored_from
     first = stop if scored is None else max(start, scored - 1)
@@ -199,7 +199,7 @@ class Job:
       raise self.error
 
   def fail(self, error: Exception) -> None:
-    """Ends the job, whose text nobody reads, because something of its request has failed."""
+    """Ends the job without an answer, because part of its request failed."""
     self.error = error
     self.cancel()
 

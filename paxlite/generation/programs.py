@@ -23,7 +23,7 @@ _BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prom
 
 @struct.dataclass
 class DraftState:
-  """What B rows have beyond their latest tokens where drafts are made, arrays [B]; see speculative.
+  """The extra state of B sequences with speculative tokens, arrays [B]; see speculative.
 
   Attributes:
     draft: What may be the token after the latest one.
@@ -38,7 +38,7 @@ class DraftState:
 
 @struct.dataclass
 class DecodeRows:
-  """The state of B rows beside their cache, arrays [B].
+  """The state of B sequences besides their cache, arrays [B].
 
   Attributes:
     length: Number of tokens in the cache.
@@ -58,7 +58,7 @@ class DecodeRows:
 
 
 class State(NamedTuple):
-  """What is on the devices: the cache of B rows with S slots each, and the rest of the rows."""
+  """The state on the devices: the cache of B sequences with S slots each, and their other state."""
 
   cache: Cache
   rows: DecodeRows
@@ -118,7 +118,7 @@ class DecodeLimits(NamedTuple):
 
 
 class Read(NamedTuple):
-  """What is computed of parts of prompts.
+  """The results for parts of prompts.
 
   Attributes:
     chosen: The tokens after the parts.
@@ -314,7 +314,7 @@ class Programs:
     return self._placed(state), *self._everywhere((out, jnp.full(B, count), count))
 
   def _resize(self, state: State, row_R: jax.Array, slots: int) -> State:
-    """Returns these rows of a state with so many slots each."""
+    """Returns these rows of a state with `slots` slots each."""
     rows = jax.tree.map(lambda x: jnp.take(x, row_R, 0, mode='clip'), state.rows)
     return self._placed(State(caches.resized(state.cache, row_R, slots), rows))
 
@@ -341,7 +341,7 @@ class Programs:
     return logits_BTV
 
   def _known(self, vocab_size: int) -> np.ndarray | None:
-    """Returns whether each of so many ids has a token; None: all have one."""
+    """Returns whether each id has a token; None: all have one."""
     if self._known_V is None:
       return None
     known_V = np.zeros(vocab_size, bool)
@@ -349,7 +349,7 @@ class Programs:
     return known_V
 
   def _scores(self, params: PyTree, x_RTD: jax.Array, chunk: Chunk, full: bool) -> SampledTokens:
-    """Returns what is known of the tokens after `places`; the likeliest one is always there.
+    """Returns the facts about the tokens after `places`; always includes the most likely one.
 
     The columns are computed in blocks, as many as there are, so that one program scores few tokens
     and many.
@@ -398,7 +398,7 @@ def layout_of(
   rules: partitioning.Rules,
   drafts: bool = False,
 ) -> CacheLayout:
-  """Returns what the cache of a model looks like, with that of its first module for drafts."""
+  """Returns the layout of a model's cache, including its first prediction module's."""
 
   def read(model: TransformerLm, ids_BT: jax.Array) -> None:
     x_BTD = model.hidden(ids_BT, ids_BT, None)
@@ -421,7 +421,7 @@ def vocab_size(params: PyTree) -> int:
 
 
 def nothing_chosen(shape: tuple[int, ...], top: int) -> SampledTokens:
-  """Returns arrays of this shape for tokens that will be chosen, with the `top` likeliest ones."""
+  """Returns arrays of this shape for chosen tokens and the `top` most likely ones."""
   return SampledTokens(
     jnp.zeros(shape, jnp.int32),
     jnp.zeros(shape, jnp.float32),

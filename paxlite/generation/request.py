@@ -1,4 +1,4 @@
-"""What is asked of a model, and what it answers."""
+"""A request to a model, and its answer."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ Finish = Literal['stop', 'length', 'cancelled']
 
 
 class Grammar(Protocol):
-  """Says which tokens may come next; an object is for one answer."""
+  """Decides which tokens may come next, for one answer."""
 
   def allowed(self) -> np.ndarray:
     """Returns whether each id may be the next token, bool [V or fewer]."""
@@ -80,7 +80,7 @@ class Request:
         f'min_tokens={self.min_tokens} must be from 0 to max_tokens={self.max_tokens}'
       )
     if len(self.ends) > MOST_ENDS:
-      raise UserError(f'{len(self.ends)} tokens that end a text; at most {MOST_ENDS} are possible')
+      raise UserError(f'{len(self.ends)} stop tokens; at most {MOST_ENDS} are possible')
     if not 0 <= self.top_log_probs <= MOST_TOP:
       raise UserError(f'top_log_probs={self.top_log_probs} must be from 0 to {MOST_TOP}')
     if not 0 <= self.seed < 1 << 64:
@@ -102,13 +102,13 @@ class TokenScore:
 
   @property
   def is_greedy(self) -> bool:
-    """Whether no token is likelier; of a prompt's token."""
+    """Whether no token is more likely; for a prompt's token."""
     return self.log_prob >= max(self.top.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """What a model has written after a prompt.
+  """The text that a model generated after a prompt.
 
   Attributes:
     ids: The new tokens, without one that ends the answer; with those of a text that does.

@@ -124,7 +124,7 @@ class Sampler:
         if not count:
           raise UserError('it is empty, and the model has no start token')
         if count > most:
-          raise UserError(f'it has {count:,} tokens, and the model takes at most {most:,}')
+          raise UserError(f'it has {count:,} tokens; the limit is {most:,}')
 
   def ids(self, prompt: str) -> list[int]:
     """Returns the ids that the model reads of a prompt."""
@@ -186,7 +186,7 @@ class LastSample(Callback):
   def after_training(self, state: TrainState) -> None:
     for prompt in self.prompts:
       if self.sampler is None:
-        say("No sample: Transformer Engine's layers keep no keys and values")
+        say("No samples: Transformer Engine's layers do not support generation")
         continue
       (text,) = self.sampler.texts(state, [prompt])
       how = f'at temperature {_TEMPERATURE}, {self.sampler.verb} {prompt!r}'

@@ -1,4 +1,4 @@
-"""How the next token of a row is chosen from its logits, with options of its own for each row."""
+"""Samples the next token of each sequence from its logits, with options per sequence."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,7 +14,7 @@ MOST_TOP = 20  # likeliest tokens that are told at each one
 
 @struct.dataclass
 class Tables:
-  """What B rows have for each token of the vocabulary.
+  """Per-token state of B sequences over the vocabulary.
 
   Attributes:
     bias: Is added to the logits, [B, V].
@@ -97,7 +97,7 @@ class SampledTokens(NamedTuple):
 
 
 def most_top(vocab_size: int, full: bool) -> int:
-  """Returns how many of the likeliest tokens a program returns beside the chosen one."""
+  """Returns how many most likely tokens a program returns besides the chosen one."""
   return min(MOST_TOP, vocab_size) if full else 0
 
 

@@ -11,7 +11,7 @@ _SHARED_FROM = 16  # tokens that two prompts must have in common, so that they a
 
 
 class Scheduler:
-  """Gives jobs rows of the KV cache. A row keeps its last job, whose tokens it holds.
+  """Assigns rows of the KV cache to jobs; a row keeps the tokens of its last job.
 
   Args:
     shares: Whether the beginning of a prompt may be taken from another row.

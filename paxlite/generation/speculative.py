@@ -32,7 +32,7 @@ from paxlite.generation.sampling import Choice, SampledTokens, chosen, likeliest
 
 
 class SpeculativePrograms(Programs):
-  """The programs of a model whose first prediction module makes drafts; see Programs.
+  """The programs of a model with speculative tokens from its first prediction module; see Programs.
 
   Their cache has the keys of the module too. What it keeps of a token depends on the token after
   it.

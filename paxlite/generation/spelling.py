@@ -1,4 +1,4 @@
-"""What tokens add to the text before them: the one place where single tokens become text.
+"""Converts single tokens to the text that they add to the text before.
 
 A tokenizer decodes whole texts. Those of SentencePiece's kind drop the first space of a text, and a
 character may be several tokens. So the text of a token is what it adds: decode(before + token)
@@ -28,7 +28,7 @@ class Mark(str):
 
 
 class SpelledToken(NamedTuple):
-  """What a token adds to a text.
+  """The text that a token adds.
 
   Attributes:
     text: The characters that it completes; the name of a special token.
@@ -133,7 +133,7 @@ def spelled(
 
 
 def added_text(tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-  """Returns the text that tokens add to that of the tokens before them."""
+  """Returns the text that tokens add to the tokens before them."""
   return ''.join(
     piece.text for piece, _ in spelled(tokenizer, ids, before) if piece.data is not None
   )

@@ -21,7 +21,7 @@ class ScoredTokens:
     self._ids, self._top = chosen.top_ids.tolist(), chosen.top_log_probs.tolist()
 
   def at(self, place: int | tuple[int, int], top: int) -> tuple[int, float, dict[int, float]]:
-    """Returns a token, its log-probability, and those of the likeliest tokens."""
+    """Returns a token, its log-probability, and the most likely tokens' log-probabilities."""
     values: list[Any] = [self._token, self._log_prob, self._ids, self._top]
     for i in (place,) if isinstance(place, int) else place:
       values = [x[i] for x in values]

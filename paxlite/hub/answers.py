@@ -1,4 +1,4 @@
-"""What the Hub answers, asked with patience, and its errors as one line for the user."""
+"""Requests to the Hub with retries, and its errors as one line for the user."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ _LONGEST_WAIT = 60.0
 
 
 class UnreachableError(UserError):
-  """The Hub cannot be asked now; copies may do."""
+  """The Hub is unreachable; local copies may suffice."""
 
 
 def package() -> Any:
@@ -60,11 +60,11 @@ def _explained(e: Exception, name: HubName, hub: Any) -> tuple[type[UserError], 
   if isinstance(e, of_hub.GatedRepoError):
     return UserError, f'this {name.kind} is gated: accept its terms at {name.page}, and set {token}'
   if isinstance(e, of_hub.RevisionNotFoundError):
-    return UserError, f'there is no revision {name.revision}: {name.page}/tree/main lists them'
+    return UserError, f'revision {name.revision} does not exist: {name.page}/tree/main lists them'
   if isinstance(e, of_hub.RepositoryNotFoundError):
     return UserError, (
-      f'there is no such path here, and no {name.kind} at {name.page}, unless it is private: check '
-      f'the spelling, or set {token}'
+      f'neither a path here nor a public {name.kind} at {name.page}: check the spelling, or set '
+      f'{token} if it is private'
     )
   if status == 401:
     return UserError, f'{name.page} refuses the token: renew HF_TOKEN, or unset it'
@@ -83,8 +83,7 @@ def _explained(e: Exception, name: HubName, hub: Any) -> tuple[type[UserError], 
   if isinstance(e, ValueError):  # the package refuses a name
     return UserError, line_of(e)
   return UnreachableError, (
-    f'{name.page} cannot be read ({line_of(e)}): run the command again, which goes on with what '
-    'is there'
+    f'{name.page} cannot be read ({line_of(e)}): run the command again to continue'
   )
 
 
@@ -99,6 +98,6 @@ def patiently(name: HubName, ask: Callable[[], Any]) -> Any:
           raise
         stated = str(e.response.headers.get('Retry-After') or '')
         seconds = min(float(stated), _LONGEST_WAIT) if stated.isdecimal() else wait
-        warn(f'{name}: the Hub answers {e.response.status_code}; asked again in {seconds:.0f} s')
+        warn(f'{name}: the Hub answers {e.response.status_code}; retrying in {seconds:.0f} s')
         time.sleep(seconds)
     return ask()

@@ -52,7 +52,7 @@ def _chosen(listing: Listing) -> list[str]:
     raise UserError(f'{name} has no {what}; its files are {some}: name some, as hf:{name}:*.jsonl')
   if len(kinds := sorted({kind(f) for f in found})) > 1:
     raise UserError(
-      f'{name} has the records as {" and as ".join(kinds)}: choose, as hf:{name}:*{kinds[0]}'
+      f'{name} has the records as {" and as ".join(kinds)}: choose one, as hf:{name}:*{kinds[0]}'
     )
   return found
 

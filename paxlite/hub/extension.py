@@ -1,4 +1,4 @@
-"""What the Hugging Face Hub adds: names of it in the place of paths, and `export --push`."""
+"""The extension for the Hugging Face Hub: its names in place of paths, and `export --push`."""
 
 from paxlite.core.extension import Extension
 

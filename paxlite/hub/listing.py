@@ -27,7 +27,7 @@ _SUM = re.compile(r'[0-9a-f]{40}|[0-9a-f]{64}')
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """What a revision was when it was asked for.
+  """The state of a revision at the time of the request.
 
   Attributes:
     name: The model or dataset.
@@ -51,7 +51,7 @@ class Listing:
     return self.name.copies / 'snapshots' / self.commit
 
   def download(self, names: Sequence[str], beside: pathlib.Path | None = None) -> pathlib.Path:
-    """Copies files into the cache, where they are not there yet, and returns their folder.
+    """Copies missing files into the cache and returns their folder.
 
     Args:
       names: The files.
@@ -148,8 +148,8 @@ class Listing:
         blob.unlink()
       file.unlink(missing_ok=True)
       raise UserError(
-        f'{self.name}: {name} came with {about.st_size:,} bytes and the checksum {found[:12]}, and '
-        f'the Hub states {self.sizes[name]:,} and {stated[:12]}: it was removed; run the command '
+        f'{self.name}: {name} has {about.st_size:,} bytes and the checksum {found[:12]}, but the '
+        f'Hub states {self.sizes[name]:,} and {stated[:12]}: paxlite removed it; run the command '
         'again'
       )
     if about.st_size > 1 << 20:  # others are checked fast
@@ -167,7 +167,7 @@ def _sum_of(path: pathlib.Path, stated: str) -> str:
 
 
 def _check_room(written: Mapping[pathlib.Path, int]) -> None:
-  """Raises UserError unless there is room for so many bytes in each folder."""
+  """Raises UserError unless each folder has room for its bytes."""
   needed: dict[int, int] = {}
   for folder, size in written.items():
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
@@ -176,19 +176,19 @@ def _check_room(written: Mapping[pathlib.Path, int]) -> None:
     free = shutil.disk_usage(there).free
     if needed[device] > free:
       raise UserError(
-        f'{folder} has room for {free / 1e9:.1f} GB, and {needed[device] / 1e9:.1f} GB are needed: '
-        'make room, or name another disk with HF_HOME'
+        f'{folder} has room for {free / 1e9:.1f} GB, but {needed[device] / 1e9:.1f} GB are '
+        'needed: make room, or name another disk with HF_HOME'
       )
 
 
 @functools.cache
 def listing_of(name: HubName) -> Listing:
-  """Asks the Hub for the files of a model or dataset; its copies do where it cannot be reached.
+  """Lists the files of a model or dataset on the Hub, or in its copies if the Hub is unreachable.
 
   Raises:
     UserError: There is none of that name, it may not be read, or there are no copies.
   """
-  with located(f'{name}: there is no such path here'):
+  with located(f'{name}: this path does not exist'):
     api = package().HfApi(library_name='paxlite')
   try:
     info = patiently(
@@ -206,7 +206,7 @@ def listing_of(name: HubName) -> Listing:
   files = {f.rfilename: f for f in info.siblings or ()}
   for file in files:
     if file.startswith('/') or {'..', ''} & set(file.split('/')):  # would lead out of the cache
-      raise UserError(f'{name}: {file!r} is no name of a file in it: {name.page}')
+      raise UserError(f'{name}: it has no file {file!r}: {name.page}')
   stated = {n: f.lfs['sha256'] if f.lfs else f.blob_id or '' for n, f in files.items()}
   sums = {n: found for n, found in stated.items() if _SUM.fullmatch(found)}  # names of files too
   sizes = {n: f.size or 0 for n, f in files.items()}
@@ -220,8 +220,8 @@ def _copies(name: HubName, problem: UnreachableError) -> Listing:
   commit = ref.read_text().strip() if ref.is_file() else name.revision
   folder = name.copies / 'snapshots' / commit
   if not COMMIT.fullmatch(commit) or not folder.is_dir():
-    raise UserError(f'{problem}. There is no copy of it, nor such a path here') from None
-  warn(f'{problem}. The copy of commit {commit[:12]} is read')
+    raise UserError(f'{problem}. Neither a copy nor this path exists here') from None
+  warn(f'{problem}. Reading the copy of commit {commit[:12]}')
   files = {p.relative_to(folder).as_posix(): p for p in folder.rglob('*') if p.is_file()}
   sizes = {n: p.stat().st_size for n, p in files.items()}
   readme = folder / README

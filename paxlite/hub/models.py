@@ -70,7 +70,7 @@ def _downloaded(listing: Listing, to: pathlib.Path) -> pathlib.Path:
 
   name, there = listing.name, listing.sizes
   if 'config.json' not in there:
-    raise UserError(f'{name} has no config.json, and so is no model of transformers: {name.page}')
+    raise UserError(f'{name} has no config.json, so it is not a transformers model: {name.page}')
   index = [model_files.INDEX] * (model_files.SINGLE not in there)
   # those of processors go back with a model that is exported whole
   described = [n for n in there if '/' not in n and n.endswith(('_config.json', '_map.json'))]

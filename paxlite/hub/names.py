@@ -75,7 +75,7 @@ def model_named(text: str) -> HubName | None:
     return model
   if os.path.exists(text):
     if model.copies.is_dir():
-      _say(f'{text} is a path here, and is read; hf:{text} is the model of that name on the Hub')
+      _say(f'{text} is a path here, so paxlite reads it; hf:{text} names the model on the Hub')
     return None
   return None if os.path.isdir(org) else model
 

@@ -36,14 +36,14 @@ def pushing(text: str, private: bool, form: str) -> Callable[[pathlib.Path], Non
   if name is None or name.revision != 'main':
     raise UserError(f'--push={text} must be org/name')
   if not hub.get_token():
-    raise UserError(f'--push={text} needs a token that may write: set HF_TOKEN (hf auth login)')
+    raise UserError(f'--push={text} needs a write token: set HF_TOKEN (hf auth login)')
   api = hub.HfApi(library_name='paxlite')
   who = patiently(name, api.whoami)
   owners = [who.get('name'), *(org.get('name') for org in who.get('orgs') or ())]
   owner = name.repo.partition('/')[0]
   if owner not in owners:
     raise UserError(
-      f'--push={text}: the token is of {owners[0]}, who is not in {owner}: push to '
+      f'--push={text}: the token belongs to {owners[0]}, who is not in {owner}: push to '
       f'{owners[0]}/…, or set HF_TOKEN to another'
     )
   is_there = patiently(name, lambda: api.repo_exists(name.repo))
@@ -80,9 +80,7 @@ def _push(name: HubName, folder: pathlib.Path, is_there: bool, private: bool, fo
       )
   except UserError as e:
     way = shell.shlex.join(['hf', 'upload', name.repo, str(folder)])
-    raise UserError(
-      f'{folder} is exported, and was not uploaded: {e}. To try again: {way}'
-    ) from None
+    raise UserError(f'{folder} was exported but not uploaded: {e}. To try again: {way}') from None
   replaced = f', in place of {", ".join(stale)}' if stale else ''
   say(f'{name.page} has the {len(files)} files of {folder}{replaced}')
 

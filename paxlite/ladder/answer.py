@@ -1,4 +1,4 @@
-"""What the runs of a ladder say: the predicted loss, how sure it is, and which learning rate."""
+"""The result of a ladder: predicted loss, its uncertainty, and the learning rate."""
 
 import dataclasses
 import math
@@ -58,13 +58,13 @@ class LadderFit:
     found = min(self.rates, key=total)
     if not math.isfinite(total(found)):
       raise UserError(
-        'with every learning rate the loss of some size was not finite: choose a smaller '
+        'at every learning rate the loss of some size was not finite: choose a smaller '
         'LEARNING_RATE, or smaller --rates'
       )
     return found
 
   def law(self, without: Size | None = None) -> ScalingLaw:
-    """The law through the losses with the best learning rate, perhaps without those of one size."""
+    """The law through the losses at the best learning rate, optionally without one size."""
     rate = self.rate
     points = [
       (r.parameters.blocks, x) for r, x in self.losses if r.rate == rate and r.size != without
@@ -73,7 +73,7 @@ class LadderFit:
 
   @property
   def predicted(self) -> Prediction:
-    """The loss of the size that was asked for."""
+    """The loss of the requested size."""
     return self.law().predict(self.parameters.blocks, CONFIDENCE)
 
   @property

@@ -1,11 +1,11 @@
 """paxlite ladder EXPERIMENT [--rungs=WIDTHxLAYERS,…] [--rates=…] [NAME=VALUE …]
 
-Foretells the loss that a model will reach, with the uncertainty, from small models of its kind. It
-trains them one after the other, with learning rates and initial values that follow from their
-width and depth (muP, CompleteP), and fits a law to their held-out losses. With --rates it finds the
-learning rate, too. Runs that are complete are not repeated. docs/ladder.md tells more.
+Predicts the loss that a model will reach, with its uncertainty, from small models of its kind.
+Trains them in turn, with learning rates and initial values scaled to width and depth (muP,
+CompleteP), and fits a law to their held-out losses. --rates finds the learning rate too. Complete
+runs are not repeated. See docs/ladder.md.
 
-NAME=VALUE sets an attribute of the experiment, and so of all of its small models.
+NAME=VALUE sets an attribute of the experiment and its small models.
 
 Examples:
   paxlite ladder DemoGPT MAX_STEPS=100
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
   from paxlite.ladder.answer import LadderFit
 
 PARSER = Parser(__doc__)
-PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
-PARSER.option('--folder', 'where the runs are (ladders/EXPERIMENT)', local, metavar='FOLDER')
-PARSER.option('--rungs', 'sizes of the small models, as 64x1,128x2')
-PARSER.option('--asked', "the size to predict (the experiment's)", metavar='SIZE')
-PARSER.option('--base', 'the size that the learning rate and other values are for', metavar='SIZE')
-PARSER.option('--rates', 'factors of the learning rate to try, as 0.5,1,2 (1)')
-PARSER.option('--seeds', 'runs of each model (1)', int, default=1)
-PARSER.option('--print', 'print the commands that train the models, and train none', bool)
+PARSER.word('fdl_config', 'EXPERIMENT', 'experiment', experiment_name)
+PARSER.option('--folder', 'folder of the runs (ladders/EXPERIMENT)', local, metavar='FOLDER')
+PARSER.option('--rungs', 'sizes of small models, as 64x1,128x2')
+PARSER.option('--asked', "size to predict (the experiment's)", metavar='SIZE')
+PARSER.option('--base', 'size that the learning rate and other values suit', metavar='SIZE')
+PARSER.option('--rates', 'learning-rate factors to try, as 0.5,1,2 (1)')
+PARSER.option('--seeds', 'runs per model (1)', int, default=1)
+PARSER.option('--print', 'print the training commands only', bool)
 PARSER.attributes()
 _POINTS = 40  # of a curve
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
   experiment = build_experiment(args.fdl_config, [], args.attributes)
   if not isinstance(experiment, LanguageModel):
-    raise UserError(f'{args.fdl_config} is not a language model, and a ladder takes only these')
+    raise UserError(f'{args.fdl_config} is not a language model, which a ladder needs')
   rungs.check(experiment)
   own = Size.of(experiment)
   asked = own if args.asked is None else Size.parsed(args.asked)
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def picture(answer: 'LadderFit') -> str:
-  """The losses by size, the law, and its interval up to the size that was asked for, as SVG."""
+  """The losses by size, the law, and its interval up to the requested size, as SVG."""
   from paxlite.ladder.answer import CONFIDENCE
   from paxlite.report import curves
 

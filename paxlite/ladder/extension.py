@@ -1,8 +1,8 @@
-"""What the ladder adds: its command."""
+"""The extension for the command ladder."""
 
 from paxlite.core.extension import Command, Extension
 
-_PURPOSE = 'predict its loss by small models of its kind'
+_PURPOSE = 'predict a loss from small models'
 EXTENSION = Extension(
   'ladder',
   needs=('report',),  # whose curves it draws

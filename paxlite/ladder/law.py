@@ -24,7 +24,7 @@ MIN_SIZES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """What a law says of one size.
+  """The prediction of a law for one size.
 
   Attributes:
     loss: The median.
@@ -79,7 +79,7 @@ class ScalingLaw:
     return len(self.losses) - 2
 
   def _basis(self, alpha: float, sizes: np.ndarray) -> np.ndarray:
-    """Returns the shares of the losses of the smallest and the largest model in those of sizes."""
+    """Returns the shares of the smallest and the largest model's losses in the losses of sizes."""
     low, high = (n**-alpha for n in (self.sizes.max() / self.sizes.min(), 1.0))
     # in units of the smallest size, so that no power is too small
     power = (sizes / self.sizes.min()) ** -alpha
@@ -102,8 +102,8 @@ class ScalingLaw:
     possible = [e[0] >= e[1] and self._coefficients(i)[1] >= 0 for i, e in enumerate(self._at_ends)]
     if not any(possible):
       raise UserError(
-        'no law fits these losses, as where larger models did not reach lower ones: train for more '
-        'steps, or with more seeds'
+        'no law fits these losses, for example if larger models did not reach lower ones: train '
+        'for more steps, or with more seeds'
       )
     weights = np.where(possible, np.exp(logs - logs[possible].max()), 0.0)
     return weights / weights.sum()

@@ -61,7 +61,7 @@ class Rung:
 
   @property
   def loss(self) -> float | None:
-    """The held-out loss after its last step, in nats a token; None if it is not there yet.
+    """The held-out loss after its last step, in nats per token; None if not measured yet.
 
     A loss that is not finite is infinite.
 
@@ -118,12 +118,14 @@ def check(experiment: LanguageModel) -> None:
   transfer.check(experiment)
   if not experiment.eval_inputs():
     raise UserError(
-      f'{type(experiment).__name__} has no held-out data, and a ladder compares held-out losses: '
-      'derive it from a dataset that has some, as paxlite.experiments.datasets.TextFiles, or set '
-      'EVAL_FRACTION or EVAL_FILES of the one that it has'
+      f'{type(experiment).__name__} has no held-out data, which a ladder needs: derive it from a '
+      'dataset with held-out data, such as paxlite.experiments.datasets.TextFiles, or set '
+      'EVAL_FRACTION or EVAL_FILES'
     )
   if experiment.NUM_EPOCHS is not None:
-    raise UserError('NUM_EPOCHS is not known before the data are read: set MAX_STEPS instead')
+    raise UserError(
+      'NUM_EPOCHS needs the data, which a ladder does not read first: set MAX_STEPS instead'
+    )
 
 
 def rungs(

@@ -88,8 +88,8 @@ def check(experiment: LanguageModel) -> None:
   ]
   if others:
     raise UserError(
-      f'{type(experiment).__name__} has {", ".join(others)}, and the ladder does not know how '
-      'these change with the width: it takes models of attention and feed-forward layers or experts'
+      f'{type(experiment).__name__} has {", ".join(others)}, which the ladder cannot scale with '
+      'the width: it supports models of attention and feed-forward layers or experts'
     )
 
 
@@ -111,9 +111,9 @@ def values_of(experiment: LanguageModel, size: Size) -> dict[str, int]:
   step = step_of_widths(experiment)
   if size.width % step:
     raise UserError(
-      f'{size}: {type(experiment).__name__} has {experiment.NUM_HEADS} heads (NUM_KV_HEADS='
-      f'{experiment.NUM_KV_HEADS}) in {experiment.MODEL_DIMS} dimensions, so that a width must be '
-      f'a multiple of {step}'
+      f'{size}: {type(experiment).__name__} has {experiment.NUM_HEADS} heads '
+      f'(NUM_KV_HEADS={experiment.NUM_KV_HEADS}) in {experiment.MODEL_DIMS} dimensions, so widths '
+      f'must be multiples of {step}'
     )
   values = experiment.values()
   scaled = lambda name: round(int(str(values[name])) * size.width / experiment.MODEL_DIMS)
@@ -154,9 +154,9 @@ def default_rungs(experiment: LanguageModel) -> list[Size]:
     found = sorted({*found, *(Size(width, deep(width, 2)) for width in widths)})
   if len(found) < FEWEST_RUNGS:
     raise UserError(
-      f'the heads of {type(experiment).__name__} (NUM_HEADS={experiment.NUM_HEADS}, NUM_KV_HEADS='
-      f'{experiment.NUM_KV_HEADS}) allow no other widths than multiples of {step}, which are too '
-      'few below its own: state sizes of several depths, as --rungs='
+      f'the heads of {type(experiment).__name__} (NUM_HEADS={experiment.NUM_HEADS}, '
+      f'NUM_KV_HEADS={experiment.NUM_KV_HEADS}) allow only widths that are multiples of {step}, '
+      "too few below the model's: state sizes of several depths, as --rungs="
       + ','.join(f'{step}x{layers}' for layers in (1, 2, 3, 4))
     )
   if len(found) <= MOST_RUNGS:

@@ -1,4 +1,4 @@
-"""Trains the rungs of a ladder, one after the other, each in a process of its own."""
+"""Trains the rungs of a ladder in turn, each in its own process."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""How hyperparameters follow the size of a model, so that those of one size hold for another.
+"""Scales hyperparameters from one model size to another.
 
 The rules are those of muP for the width (https://arxiv.org/abs/2203.03466, table 8) and of
 CompleteP for the depth (https://arxiv.org/abs/2505.01618, table 1, α = 1). Muon's updates follow
@@ -51,19 +51,19 @@ def check(experiment: LanguageModel) -> None:
   name = type(experiment).__name__
   if experiment.OPTIMIZER not in _BY_ENTRY | _BY_MATRIX:
     raise UserError(
-      f'OPTIMIZER={experiment.OPTIMIZER}: no rule is known here for its learning rate at other '
-      f'widths: choose one of {", ".join(sorted(_BY_ENTRY | _BY_MATRIX))}'
+      f'OPTIMIZER={experiment.OPTIMIZER}: its learning rate at other widths is unknown: choose '
+      f'one of {", ".join(sorted(_BY_ENTRY | _BY_MATRIX))}'
     )
   if experiment.USE_LORA or not experiment.trains_all or experiment.CHECKPOINT_RESTORE_PATH:
     raise UserError(f'{name} starts from weights; a ladder predicts training from the beginning')
   if experiment.WEIGHT_INIT != 'normal':
     raise UserError(
-      f'WEIGHT_INIT={experiment.WEIGHT_INIT} does not follow the width as a ladder needs it: set '
-      'WEIGHT_INIT=normal, and INIT_STD'
+      f'WEIGHT_INIT={experiment.WEIGHT_INIT} does not scale with the width as a ladder needs: set '
+      'WEIGHT_INIT=normal and INIT_STD'
     )
   if not experiment.USE_ROTARY_POSITION_EMB and experiment.TRAINABLE_POSITION_EMB:
     raise UserError(
-      f'{name} learns an embedding of positions, whose initial values would follow INIT_STD: set '
+      f'{name} learns position embeddings, which would start with INIT_STD: set '
       'USE_ROTARY_POSITION_EMB=True'
     )
 

@@ -267,7 +267,7 @@ def _shard(y_MBTx: jax.Array) -> jax.Array:
 
 
 def _after(value: jax.Array, logits: jax.Array, cap: float) -> jax.Array:
-  """Returns logits whose capped values XLA computes again, after it has computed `value`.
+  """Returns logits with capped values that XLA recomputes after `value`.
 
   On GPUs, it would otherwise write a tanh that several kernels use: [B, T, V] in float32.
   """

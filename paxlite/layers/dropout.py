@@ -1,4 +1,4 @@
-"""Dropout of a batch whose microbatches draw their masks with keys of their own."""
+"""Dropout with separate random keys for the microbatches of a batch."""
 
 from typing import Any
 

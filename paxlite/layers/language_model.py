@@ -23,7 +23,7 @@ from paxlite.parallel.partitioning import shard
 
 
 class LogitFactors(NamedTuple):
-  """What logits are computed from, so that a loss need not hold all of them at a time.
+  """The inputs of logits, so that a loss need not hold all logits at once.
 
   Attributes:
     x_BTD: Activations.
@@ -149,7 +149,7 @@ class TransformerLm(nn.Module):
 
   @nn.nowrap
   def stack_inputs(self, ids_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns what the stack is called with beside activations, positions and segments.
+    """Returns the stack's further arguments, besides activations, positions and segments.
 
     Args:
       ids_BT: Token ids.

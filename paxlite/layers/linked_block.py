@@ -8,7 +8,7 @@ from paxlite.layers.transformer import TransformerBlock
 
 
 class LinkedBlock(TransformerBlock):
-  """A block with an input of its own and keys of others, [B, T, D] to ([B, T, D], keys).
+  """A block with its own input and other blocks' keys, [B, T, D] to ([B, T, D], keys).
 
   Attributes:
     attention_tpl: Attention, which is called with (x, positions, segments, keys) and returns its

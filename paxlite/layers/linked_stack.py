@@ -1,4 +1,4 @@
-"""A stack whose blocks get more than activations: inputs of their own, and keys of other blocks.
+"""A stack with blocks that also take their own inputs and other blocks' keys.
 
 The blocks of other stacks see the activations of the block before, and nothing else. Here, two
 values go past the activations:

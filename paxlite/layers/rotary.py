@@ -134,7 +134,7 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
 
 
 class LinearRotaryEmbedding(RotaryEmbedding):
-  """A rotary embedding whose wavelengths are all multiplied by `factor` (rope_type "linear")."""
+  """A rotary embedding that multiplies all wavelengths by `factor` (rope_type "linear")."""
 
   factor: float = 8.0
 
@@ -184,7 +184,7 @@ class YarnRotaryEmbedding(RotaryEmbedding):
 
 
 class LongRopeRotaryEmbedding(RotaryEmbedding):
-  """LongRoPE's rotary embedding, which multiplies each wavelength by a factor of its own.
+  """LongRoPE's rotary embedding, which multiplies each wavelength by its own factor.
 
   See https://arxiv.org/abs/2402.13753.
 

@@ -1,4 +1,4 @@
-"""What local checkpoints add: LOCAL_CHECKPOINT_EVERY_N_STEPS, and the callback that keeps them."""
+"""The extension for local checkpoints: LOCAL_CHECKPOINT_EVERY_N_STEPS, and its callback."""
 
 from paxlite.core.extension import Extension
 

@@ -36,7 +36,7 @@ _UNFINISHED = '.unfinished'
 
 
 class DamagedError(Exception):
-  """A file cannot be read, or its contents are not those that were written."""
+  """A file cannot be read, or its contents have changed."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -80,7 +80,7 @@ class LocalFolder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or path.is_symlink():
-          raise UserError(f'{path} is not a folder of this user alone: name another one')
+          raise UserError(f'{path} is accessible to other users: name another folder')
     except OSError as e:
       raise UserError(f'{e.filename or self.path} cannot be made: {e.strerror or e}') from None
 
@@ -165,7 +165,7 @@ class LocalFolder:
       unfinished.unlink(missing_ok=True)
 
   def open(self, name: Name) -> 'LocalFile':
-    """Returns a file whose description was read and is good.
+    """Returns a file with a description that was read and checked.
 
     Raises:
       DamagedError: It is damaged, or cannot be read.
@@ -197,7 +197,7 @@ class LocalFile:
       found = parsed(description)
       # after a loss of power, an old file may have the name of the one that was to replace it
       if found.get('name', path.name) != path.name:
-        raise DamagedError(f'{path} is damaged (its content is that of {found["name"]})')
+        raise DamagedError(f'{path} is damaged (it holds {found["name"]})')
       self.metadata: JsonObject = dict(found['notes'])
       self._entries: dict[Key, JsonObject] = {
         (entry['variable'], tuple(map(tuple, entry['bounds']))): {

@@ -110,9 +110,8 @@ class LocalCheckpoints:
     free = shutil.disk_usage(self._files.path).free + self._files.size()
     if needed > free:
       raise UserError(
-        f'two local states of this process need {needed / 2**30:,.1f} GiB, and {self._root} has '
-        f'room for {free / 2**30:,.1f}: name a folder on a local disk with '
-        'LOCAL_CHECKPOINT_DIR'
+        f'two local states of this process need {needed / 2**30:,.1f} GiB, but {self._root} has '
+        f'room for {free / 2**30:,.1f}: name a folder on a local disk with LOCAL_CHECKPOINT_DIR'
       )
 
   def begin(self, step: int) -> None:

@@ -1,1 +1,1 @@
-"""What is minimized: the cross-entropy, the z-loss, the losses of experts; metrics."""
+"""Losses (cross-entropy, z-loss, losses of experts) and metrics."""

@@ -22,17 +22,17 @@ _RESERVED = {
 def check_losses(losses: object) -> None:
   """Raises UserError if these are not the losses of a task, by names."""
   if not isinstance(losses, Mapping) or not losses:
-    raise UserError(f'the losses of a task are {losses!r}, and must be a dict of them by name')
+    raise UserError(f'the losses of a task must be a dict of losses by name, not {losses!r}')
   for name, loss in losses.items():
     if not isinstance(loss, Loss):
       raise UserError(
-        f'the loss {name!r} is {_described(loss)}, and must be a paxlite.losses.loss.Loss'
+        f'the loss {name!r} is {_described(loss)} and must be a paxlite.losses.loss.Loss'
       )
     _check_name(name, 'a task has a loss')
     if is_maximum(name) or is_count(name):
       raise UserError(
-        f'a task has a loss named {name!r}: names that begin with max_ or num_ are for metrics '
-        'whose maximum or sum is taken; rename it'
+        f'a task has a loss named {name!r}: names with max_ or num_ are for metrics that are '
+        'combined by maximum or sum; rename it'
       )
 
 
@@ -60,9 +60,7 @@ def check_distinct(metrics: Metrics, more: Collection[str], losses: Collection[s
   """Raises UserError if losses return two metrics of one name, or one with the name of a loss."""
   for name in more:
     if name in metrics or name in losses:
-      raise UserError(
-        f'two losses return a metric named {name!r}, or it is the name of a loss: rename one'
-      )
+      raise UserError(f'{name!r} names two metrics, or a metric and a loss: rename one')
 
 
 def checked_metrics(name: str, loss: Loss, metrics: Any, weight: jax.Array) -> Metrics:

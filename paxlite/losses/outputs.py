@@ -1,4 +1,4 @@
-"""What a model makes of a batch, as losses read it."""
+"""Model outputs for a batch, as losses read them."""
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
@@ -18,7 +18,7 @@ T = TypeVar('T')
 
 
 class Outputs:
-  """What a model makes of a batch. Each part is computed when a loss first asks for it.
+  """Model outputs for a batch, each computed when a loss first reads it.
 
   Args:
     model: The model, bound to its variables, with the collections of SOWN mutable.
@@ -92,7 +92,7 @@ class Outputs:
 
   @property
   def logit_factors(self) -> LogitFactors:
-    """What the logits are computed from, for losses that never hold all of them."""
+    """The inputs of the logits, for losses that never hold all of them."""
     return self._model.logit_factors(self.hidden)
 
   def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -115,7 +115,7 @@ class Outputs:
     if self._params is None:
       raise UserError(
         'a loss reads outputs.params: its class must state `reads_params = True`, so that the '
-        'parameters get the gradient of the loss also where GRADIENT_DTYPE is not float32'
+        'parameters get its gradient for any GRADIENT_DTYPE'
       )
     return self._params
 
@@ -135,7 +135,7 @@ class Outputs:
     """
     if self._reference is None:
       raise UserError(
-        'a loss reads outputs.reference, and the experiment has none: override its method '
+        'a loss reads outputs.reference, but the experiment has no reference: override its method '
         'reference(), as docs/library.md shows'
       )
     return self._reference()

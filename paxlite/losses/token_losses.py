@@ -19,7 +19,7 @@ def target_sum(values_BT: jax.Array, batch: Batch) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(Loss):
-  """−log softmax(logits)[label] in nats, the mean over the targets. The names are those of Pax.
+  """−log softmax(logits)[label] in nats, the mean over the targets, with the names of Pax.
 
   Attributes:
     over_padding: Whether it is the mean over all positions (GLaM), padding included, and not over

@@ -1,1 +1,1 @@
-"""Optimizers beside Adam, AdamW and Muon: SOAP, and others of optax."""
+"""Optimizers besides Adam, AdamW and Muon: SOAP, and others from optax."""

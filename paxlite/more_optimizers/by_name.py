@@ -1,4 +1,4 @@
-"""Optimizers by name, beside those of optim.by_name."""
+"""More optimizers by name, besides optim.by_name."""
 
 from typing import Any
 

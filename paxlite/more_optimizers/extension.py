@@ -1,4 +1,4 @@
-"""What more optimizers add: names of OPTIMIZER, and their attributes."""
+"""The extension for more optimizers: names for OPTIMIZER, and their attributes."""
 
 from paxlite.core.extension import Extension
 

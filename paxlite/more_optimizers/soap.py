@@ -145,7 +145,7 @@ def _rotated_back(x: jax.Array, bases: PyTree) -> jax.Array:
 
 
 def _eigenbases(products: PyTree) -> dict[str, jax.Array]:
-  """Returns the eigenvectors of each product, those of the largest eigenvalues first."""
+  """Returns the eigenvectors of each product, by descending eigenvalues."""
   return {k: jnp.linalg.eigh(x)[1][..., ::-1] for k, x in products.items()}
 
 

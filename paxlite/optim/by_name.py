@@ -96,7 +96,7 @@ def _of_class(cls: type) -> tuple[Make, type]:
 
 
 def _of_function(name: str, make: Make) -> tuple[Make, type]:
-  """Takes the parameters of a function as fields, as paxlite 0.2 did."""
+  """Makes fields of a function's parameters, as paxlite 0.2 did."""
   said = '%s: OPTIMIZER=%s is a function, which 0.4 refuses: write a class, as docs/library.md says'
   logging.getLogger('paxlite').warning(said, place_of(make), name)
   values = [p for p in inspect.signature(make).parameters.values() if p.name != 'schedule']
@@ -106,24 +106,24 @@ def _of_function(name: str, make: Make) -> tuple[Make, type]:
 
 
 def find(name: str) -> Named:
-  """Returns the optimizer of a name; UserError if there is none."""
+  """Returns the optimizer of a name; raises UserError if it is unknown."""
   if name in NAMED:
     return NAMED[name]
   raise UserError(
     extensions.missing(f'OPTIMIZER={name}')
-    or f'OPTIMIZER={name!r}: the optimizers are {", ".join(NAMED)}, and those that imported '
-    f'modules register. {did_you_mean(name, NAMED, 0.5)}'.rstrip()
+    or f'OPTIMIZER={name!r}: choose {", ".join(NAMED)}, or one that an imported module registers. '
+    f'{did_you_mean(name, NAMED, 0.5)}'.rstrip()
   )
 
 
 def is_by_layer(make: Callable[..., object]) -> bool:
-  """Whether a function is that of an optimizer which is registered with `by_layer`."""
+  """Whether a function belongs to an optimizer registered with `by_layer`."""
   return any(named.by_layer and named.make is make for named in NAMED.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decayed:
-  """An optimizer whose decay is multiplied by the learning rate."""
+  """An optimizer with a decay that is multiplied by the learning rate."""
 
   weight_decay: float = 1e-3
   weight_decay_factors: Sequence[str] = ()
@@ -197,7 +197,7 @@ class muon(_Muon):
 
 @register('normuon')
 class normuon(_Muon):
-  """Muon whose outputs have updates of one size (https://arxiv.org/abs/2510.05491)."""
+  """Muon with updates of one size for all outputs (https://arxiv.org/abs/2510.05491)."""
 
   def transformation(self, schedule: optax.Schedule) -> optax.GradientTransformation:
     return self.updates(schedule, self.adam_beta2)

@@ -105,12 +105,12 @@ def check_moments(state: PyTree, params: PyTree, dtype: str) -> None:
     is_small = any(getattr(k, 'name', None) in ('neurons', 'products', 'bases') for k in path)
     if is_moment(x) and x.shape in shapes and not is_narrowed(path, x) and not is_small:
       raise UserError(
-        f'ADAM_MOMENTS_DTYPE={dtype}: {path_name(path)} of the optimizer is not known to be a '
-        f'moment, and may not be rounded: {way_out}'
+        f'ADAM_MOMENTS_DTYPE={dtype}: {path_name(path)} of the optimizer may not be a moment, so '
+        f'it must not be rounded: {way_out}'
       )
   if not optax.tree.get_all_with_path(state, 'count'):
     raise UserError(
-      f'ADAM_MOMENTS_DTYPE={dtype} needs an optimizer whose state counts the updates: {way_out}'
+      f'ADAM_MOMENTS_DTYPE={dtype} needs an optimizer that counts updates in its state: {way_out}'
     )
 
 

@@ -93,8 +93,8 @@ class Optimizer:
     for path, x in jax.tree_util.tree_leaves_with_path(state):
       if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
         raise UserError(
-          f'{path_name(path)} of the optimizer is a random key of its own type, which a checkpoint '
-          'cannot hold: choose an optimizer without one'
+          f'{path_name(path)} of the optimizer is a typed random key, which a checkpoint cannot '
+          'hold: choose an optimizer without one'
         )
     if self.average_decay:
       state = Averaged.of(state, params)
@@ -110,15 +110,15 @@ class Optimizer:
     for pattern in self.trainable:
       if not any(re.fullmatch(pattern, name) for name in names):
         raise UserError(
-          f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
-          f'there are {", ".join(names[:3])} …'
+          f'TRAINABLE_VARIABLES: {pattern!r} matches no whole variable name, such as '
+          f'{", ".join(names[:3])} …'
         )
     trained = self.split(params)[0]
     for path, like in jax.tree_util.tree_leaves_with_path(trained):
       if not jnp.issubdtype(like.dtype, jnp.floating):
         raise UserError(
-          f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as '
-          f'{like.dtype}, which is for weights that are not trained: USE_LORA=True'
+          f'TRAINABLE_VARIABLES trains {path_name(path)}, but FROZEN_DTYPE keeps it as '
+          f'{like.dtype}, which is for frozen weights: USE_LORA=True'
         )
     if not jax.tree.leaves(trained):
       raise UserError(

@@ -40,8 +40,8 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
   is_averaged = lambda x: type(x).__name__ == 'ScheduleFreeState'
   if any(map(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged))):
     lines.append(
-      'Evaluated and exported are the weights that the gradients are computed at, and not the '
-      'average of them that a schedule-free optimizer has.'
+      'Evaluation and export use the weights of the gradients, not the average that a '
+      'schedule-free optimizer keeps.'
     )
   return lines
 

@@ -1,4 +1,4 @@
-"""Transformations to which each layer of a repeated stack is a variable of its own.
+"""Transformations that treat each layer of a repeated stack as a separate variable.
 
 A repeated stack keeps its layers in one array [L, …]. A transformation that takes norms or means of
 whole variables, such as Adafactor and LAMB, would take those of all layers together.

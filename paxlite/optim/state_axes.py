@@ -1,4 +1,4 @@
-"""The logical axes of an optimizer's state, which are those of the parameters that it is for."""
+"""The logical axes of an optimizer's state, derived from its parameters."""
 
 from collections.abc import Sequence
 

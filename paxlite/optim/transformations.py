@@ -99,7 +99,7 @@ def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransforma
 
 
 class Skippable(optax.GradientTransformationExtraArgs):
-  """A transformation whose update takes `valid`, a boolean scalar.
+  """A transformation with an update that takes `valid`, a boolean scalar.
 
   If it is False, the gradients are zeros, the updates are zeros too, and the state stays the same.
   """

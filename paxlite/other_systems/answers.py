@@ -15,7 +15,7 @@ Accepted = Literal['', 'false', 'any']
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a name of another library is in paxlite.
+  """The paxlite equivalent of a name in another library.
 
   Attributes:
     kind: Whether paxlite has this name, has another one for it, does the same in another way, needs

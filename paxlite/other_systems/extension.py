@@ -1,4 +1,4 @@
-"""What names of Pax, MaxText, transformers, TRL and seqax add: answers to users who write them."""
+"""The extension for names of Pax, MaxText, transformers, TRL and seqax: hints for their users."""
 
 from paxlite.core.extension import Extension
 

@@ -60,7 +60,7 @@ def device_order(
     slices = len({_slice(d) for d in devices})
     if slices != math.prod(dcn):
       raise UserError(
-        f'DCN_MESH_SHAPE={list(dcn)} is for {math.prod(dcn)} slices of TPUs and the devices are in '
+        f'DCN_MESH_SHAPE={list(dcn)} is for {math.prod(dcn)} TPU slices, but the devices are in '
         f'{slices}: its product must be {slices}'
       )
     make = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
@@ -121,6 +121,6 @@ def check_mesh_shape(
     all_data = [devices if a == 'data' else 1 for a in axes]
     here = shell.flags({'ICI_MESH_SHAPE': all_data, 'DCN_MESH_SHAPE': [1] * len(axes)})
     raise UserError(
-      f'ICI_MESH_SHAPE={list(ici)} × DCN_MESH_SHAPE={list(dcn)} asks for {product} devices and '
+      f'ICI_MESH_SHAPE={list(ici)} × DCN_MESH_SHAPE={list(dcn)} needs {product} devices, but '
       f'{devices} {"is" if devices == 1 else "are"} present. To use what is here: {here}'
     )

@@ -137,7 +137,7 @@ def active_kind() -> str:
 
 
 def adds_up_gradients() -> bool:
-  """Whether a device adds up the gradients of its own rows, and sends their sum once a step.
+  """Whether a device sums the gradients of its own sequences and sends the sum once a step.
 
   The layers of a pipeline do, if all mesh axes that split rows are in `row_shards`.
   """
@@ -290,7 +290,7 @@ HOST = 'pinned_host'  # JAX's name of the host's memory that a device reads and 
 
 
 def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-  """Returns a sharded shape whose array is in the memory of each device's host.
+  """Returns a sharded shape in the host memory of each device.
 
   Raises:
     UserError: The devices cannot read the memory of their host.
@@ -301,7 +301,7 @@ def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     there = sharding.with_memory_kind(HOST)
   elif memories:
     raise UserError(
-      f'OFFLOAD_OPTIMIZER=True needs the memory {HOST}, and these devices have '
+      f'OFFLOAD_OPTIMIZER=True needs the memory {HOST}, but these devices have '
       f'{", ".join(memories)}: OFFLOAD_OPTIMIZER=False'
     )
   else:  # a device that is only described has no memories, and an abstract mesh has no devices
@@ -414,11 +414,11 @@ def reading_probes(names: Collection[str]) -> Iterator[None]:
   missing = sorted(set(names) - read)
   if missing and not read:
     raise UserError(
-      'GRADIENT_DTYPE needs a loss that reads what the model returns: GRADIENT_DTYPE=float32'
+      "GRADIENT_DTYPE needs a loss that reads the model's outputs: GRADIENT_DTYPE=float32"
     )
   if missing:
     raise UserError(
-      f'GRADIENT_DTYPE needs parameters that paxlite.parallel.partitioning.param declares, and '
+      'GRADIENT_DTYPE needs parameters that paxlite.parallel.partitioning.param declares, but '
       f'{listed(missing, shown=3)} are declared otherwise: GRADIENT_DTYPE=float32'
     )
 

@@ -84,7 +84,7 @@ class _Box(nn.LogicallyPartitioned):
 def quantized_param(
   module: nn.Module, name: str, init: Callable[..., jax.Array], weight: QuantizedWeight
 ) -> dict[str, jax.Array]:
-  """Declares the arrays of a weight, whose initial value is that of a float32 parameter."""
+  """Declares the arrays of a weight, with the initial value of a float32 parameter."""
 
   def quantized(key: jax.Array) -> Any:
     arrays = weight.scheme.encode(init(key, weight.shape, 'float32'), weight.summed)
@@ -100,7 +100,7 @@ def is_quantized(box: object) -> bool:
 
 
 def num_parameters(boxed: PyTree) -> int:
-  """Returns the number of parameters in a boxed tree, arrays or shapes; not that of the bytes."""
+  """Returns the number of parameters (not bytes) in a boxed tree of arrays or shapes."""
   found: dict[str, int] = {}
   for path, leaf in jax.tree.leaves_with_path(boxed, is_leaf=lambda x: hasattr(x, 'unbox')):
     x, name = leaf.unbox() if hasattr(leaf, 'unbox') else leaf, path_name(path)

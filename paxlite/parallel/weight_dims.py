@@ -1,4 +1,4 @@
-"""What each dimension of a variable is, for optimizers that treat weights as matrices.
+"""The roles of a variable's dimensions, for optimizers that treat weights as matrices.
 
 A layer declares a weight with the einsum that multiplies it: partitioning.param. This is the only
 source; an optimizer asks `weight_dims`, in the init and the update of its transformation.
@@ -27,7 +27,7 @@ _ROWS = ('vocab', 'positions')
 
 @dataclasses.dataclass(frozen=True)
 class WeightDims:
-  """What the dimensions of a variable are; all are indices from 0.
+  """The roles of a variable's dimensions, as indices from 0.
 
   Attributes:
     stacked: Those along which there are separate weights: layers, experts, and the queries, keys
@@ -55,7 +55,7 @@ class WeightDims:
 
 @struct.dataclass
 class Weight(nn.LogicallyPartitioned):
-  """A box around a parameter with its logical axes, and the einsum whose second factor it is."""
+  """A box around a parameter with its logical axes and the einsum of which it is a factor."""
 
   equation: str = struct.field(default='', pytree_node=False)
 
@@ -142,8 +142,8 @@ def weight_dims(params: PyTree) -> PyTree:
   boxes = {path_name(path): x for path, x in leaves if is_box(x)}
   if not boxes:
     raise UserError(
-      'weight_dims is called outside of the init and the update of an optimizer, or no parameter '
-      'is declared by paxlite.parallel.partitioning.param'
+      "weight_dims was called outside an optimizer's init and update, or no parameter is declared "
+      'by paxlite.parallel.partitioning.param'
     )
 
   def one(path: Sequence[object], x: jax.Array) -> WeightDims:

@@ -1,4 +1,4 @@
-"""What pipelines add: the stack whose layers are split into stages."""
+"""The extension for pipelines: a stack with layers split into stages."""
 
 from paxlite.core.extension import Extension
 

@@ -27,7 +27,7 @@ from paxlite.pipeline.stage_weights import StageWeights
 
 
 class PipelinedTransformer(RepeatedTransformer):
-  """A RepeatedTransformer whose stages of layers work on different microbatches at the same time.
+  """A RepeatedTransformer with stages that work on different microbatches at the same time.
 
   At each tick every stage applies one group of its layers to the activations that it holds, and
   passes them to the next stage. With one group for each stage this is GPipe's schedule
@@ -244,7 +244,7 @@ class PipelinedTransformer(RepeatedTransformer):
 
   @property
   def _policy(self) -> Callable[..., bool]:
-    """What a layer keeps for its backward pass."""
+    """The values that a layer saves for its backward pass."""
     if self.checkpoint_policy == 'SAVE_EVERYTHING':
       return lambda primitive, *_, **__: primitive.name not in _READS
     return jax_policy(self.checkpoint_policy)
@@ -280,7 +280,7 @@ class PipelinedTransformer(RepeatedTransformer):
 
 
 class _State(NamedTuple):
-  """What a tick passes on to the next one, [Z, Q, b, T, D] each where nothing else is said.
+  """The values that a tick passes to the next, [Z, Q, b, T, D] each unless stated otherwise.
 
   Attributes:
     before: The rows of each stage before the first layer, [Z, Q, k, T, D].

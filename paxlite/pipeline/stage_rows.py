@@ -90,7 +90,7 @@ class StageRows:
     return _linear(whole, own)(own_ZQkTD)
 
   def send(self, x_ZQbTD: jax.Array, by: int) -> jax.Array:
-    """Returns what each stage gets from the stage whose number is less by `by`."""
+    """Returns what each stage receives from the stage `by` places before it."""
 
     def roll(by: int) -> Callable[[jax.Array], jax.Array]:
       return lambda x: self.on_stages(jnp.roll(self.on_stages(x), by, axis=0))

@@ -89,6 +89,6 @@ def check_alike(folder: pathlib.Path, look: Callable[[], Json]) -> None:
   unlike = np.flatnonzero(gathered(np.array([not same], np.int32))().ravel())
   if len(unlike):
     raise UserError(
-      f'process {unlike[0]} does not see what process 0 sees in --job_log_dir={folder}: it must be '
-      'on a disk that all processes share, or in an object store'
+      f'process {unlike[0]} sees other files than process 0 in --job_log_dir={folder}: use a disk '
+      'that all processes share, or an object store'
     )

@@ -90,7 +90,7 @@ def join(
       shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
   except (RuntimeError, ValueError) as e:
-    raise UserError(f'the processes did not come together: {str(e).splitlines()[0]}') from None
+    raise UserError(f'the processes could not connect: {str(e).splitlines()[0]}') from None
   return peers
 
 

@@ -152,8 +152,8 @@ def listening(host: str, port: int = 0) -> socket.socket:
     return socket.create_server(('' if everywhere else host, port), family=family)
   except OSError as e:
     raise UserError(
-      f'process 0 cannot listen on {host}:{port}: {e.strerror or e}. Its host and a free port of '
-      'it must be named: --server_addr=HOST:PORT, with --num_hosts and --host_idx'
+      f'process 0 cannot listen on {host}:{port}: {e.strerror or e}. Name its host and a free '
+      'port: --server_addr=HOST:PORT, with --num_hosts and --host_idx'
     ) from None
 
 
@@ -180,7 +180,7 @@ def gather(place: ProcessPlace, seconds: float = _WAIT_SECONDS) -> dict[int, Joi
     while missing := [i for i in range(1, place.count) if i not in joined]:
       more = f', … ({len(missing)} in all)' if len(missing) > 8 else ''
       named = f'process{"es" if missing[1:] else ""} {", ".join(map(str, missing[:8]))}{more}'
-      check(f'process 0 waits for {named} to come to {place.address}')
+      check(f'process 0 waits for {named} to connect to {place.address}')
       ended = wait([connection for connection, _ in joined.values()], 0)  # They say nothing now.
       for gone in [i for i, (connection, _) in joined.items() if connection in ended]:
         for connection, _ in joined.values():
@@ -199,8 +199,11 @@ def gather(place: ProcessPlace, seconds: float = _WAIT_SECONDS) -> dict[int, Joi
       while not greeted.empty():
         connection, process, count, statement = greeted.get()
         problems = {
-          f'it counts {count} processes, and process 0 {place.count}': count != place.count,
-          f'there is no process {process} of {count} but process 0 here': not 0 < process < count,
+          f'it expects {count} processes, but process 0 expects {place.count}': count
+          != place.count,
+          f'process {process} of {count} is unknown: only process 0 runs here': not 0
+          < process
+          < count,
           f'another process {process} is there already': process in joined,
         }
         problem = next((text for text, true in problems.items() if true), '')
@@ -306,7 +309,7 @@ def _service(
     case {'refused': problem}:
       raise UserError(f'{place.address} refuses process {place.process}: {problem}')
   raise UserError(
-    f'{place.address} is not process 0 of this run: something else listens there, or {_TOKEN} '
+    f'{place.address} is not process 0 of this run: another program listens there, or {_TOKEN} '
     'differs'
   )
 
@@ -344,10 +347,10 @@ def _waiting(seconds: float) -> Callable[[str], None]:
   def check(what: str) -> None:
     nonlocal said
     if preemption.asked():
-      raise Interrupted('asked to leave before the processes had come together: nothing was lost')
+      raise Interrupted('told to stop before the processes connected: nothing was lost')
     now = time.monotonic()
     if now - began > seconds:
-      raise UserError(f'the processes did not come together in {seconds:.0f} s: {what}')
+      raise UserError(f'the processes did not connect within {seconds:.0f} s: {what}')
     if now - said > _SAY_SECONDS:
       said = now
       warn(f'{what} ({now - began:.0f} s of {seconds:.0f})')

@@ -75,7 +75,7 @@ class ProcessPlace:
     try:
       host.encode('idna')
     except UnicodeError:
-      raise UserError(f'{named}: {host} is no name of a host') from None
+      raise UserError(f'{named}: {host} is not a host name') from None
     if count < 1 or not 0 <= process < count:
       raise UserError(
         f'{given}: process {process} of {count} is not possible'
@@ -157,14 +157,14 @@ def detected(environment: Mapping[str, str]) -> ProcessPlace | None:
       process = cluster.get_process_id()
     except Exception as e:  # of requests, of kubernetes, of a variable that is no number
       raise UserError(
-        f'JAX detects a {cluster.__name__} here, and not which process this is: '
+        f'JAX detects a {cluster.__name__} here, but not which process this is: '
         f'{type(e).__name__}: {line_of(e)}. Give {_FLAGS}; {_ALONE}'
       ) from None
     return ProcessPlace.parsed(address, count, process, _source(environment, cluster.__name__))
   if launcher:
     raise UserError(
-      f'{launcher} started several processes, and JAX needs mpi4py to find them: '
-      f'python -m pip install mpi4py. Or give {_FLAGS}; {_ALONE}'
+      f'{launcher} started several processes, but JAX needs mpi4py to find them: python -m pip '
+      f'install mpi4py. Or give {_FLAGS}; {_ALONE}'
     )
   return None
 
@@ -243,7 +243,7 @@ def _in_indexed_job(environment: Mapping[str, str]) -> bool:
     return index is not None
   if index != '0':
     raise UserError(
-      f'this is pod {index} of an indexed Job, and JAX needs the package kubernetes to find the '
+      f'this is pod {index} of an indexed Job, but JAX needs the package kubernetes to find the '
       f'others: python -m pip install kubernetes. Or give {_FLAGS}; {_ALONE}'
     )
   warn(

@@ -99,7 +99,7 @@ def check() -> None:
 
   if _listener is None or not _listener.asked:
     return
-  message = 'asked to leave before the first step: nothing was lost'
+  message = 'told to stop before the first step: nothing was lost'
   if jax.process_count() > 1:
     warn(f'interrupted: {message}')
     os._exit(EXIT_AGAIN)

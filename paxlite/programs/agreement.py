@@ -1,4 +1,4 @@
-"""What the processes of a run must have in common, which they compare before the first step.
+"""Compares, before the first step, what all processes of a run must share.
 
 Only what belongs to one machine may differ: the number of a process, LOCAL_CHECKPOINT_DIR,
 --local_dir, and where files are. Files that must hold the same, as training data, are compared by

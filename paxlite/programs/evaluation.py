@@ -52,8 +52,8 @@ def evaluate(run: Run, before: bool = False) -> None:
   if holds_weights(run):
     where = shlex.quote(str(run.place))
     raise UserError(
-      f'{run.place} holds weights and no run: paxlite zero-shot {where} --tasks=task.json asks '
-      'them the questions of a task. To evaluate them on documents, use an experiment that starts '
+      f'{run.place} holds weights, not a run: paxlite zero-shot {where} --tasks=task.json '
+      'evaluates them on a task. To evaluate them on documents, use an experiment that starts '
       f'from them, such as HuggingFaceSFT with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES '
       '(docs/evaluation.md)'
     )
@@ -68,7 +68,7 @@ def _evaluate_before(run: Run) -> None:
   path = run.experiment.CHECKPOINT_RESTORE_PATH
   if not path or not run.checkpoints().steps():
     why = 'holds no checkpoint' if path else 'began without weights'
-    raise UserError(f'--before: {run.place} {why}, so that there is no before and after')
+    raise UserError(f'--before: {run.place} {why}, so before and after are the same')
   check_evaluated(run)
   say(f'Before, {path}:')
   with tempfile.TemporaryDirectory() as folder:

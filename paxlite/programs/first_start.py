@@ -1,4 +1,4 @@
-"""What the first start of a run finds out, which later starts take over from its folder."""
+"""The facts that a run's first start determines and later starts read from its folder."""
 
 import dataclasses
 import datetime

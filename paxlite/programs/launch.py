@@ -51,7 +51,7 @@ def launch(options: argparse.Namespace) -> None:
     if run is None:
       raise UserError(
         f'--fdl_config=EXPERIMENT is missing, and --job_log_dir={options.job_log_dir} holds no '
-        'experiment.json that names one'
+        'experiment.json to name one'
       )
     name = run['experiment']  # a name in a file must not cause the import of a module
     find_known(name, way_out='--import={0}')
@@ -107,8 +107,8 @@ def build_experiment(
     setattr(cfg, attribute, value)
   if 'MAX_STEPS' in overrides and cfg.NUM_EPOCHS is not None:
     raise UserError(
-      f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both say when training ends: '
-      'leave one of them out (NUM_EPOCHS=None, if the experiment states it)'
+      f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both set the end of training: '
+      'leave one out (NUM_EPOCHS=None, if the experiment states it)'
     )
   experiment = fdl.build(cfg)
   experiment = experiment.knowing(*map(facts, experiment.paths_of_weights))
@@ -221,8 +221,8 @@ def _drop_debugging_of_jax() -> None:
     if getattr(jax.config, name):
       jax.config.update(name, False)
       warn(
-        f'{name.upper()} is ignored: MAX_SKIPPED_STEPS=1 ends a run at the first step that is not '
-        'finite, and names the operation, the layer and the line where that began'
+        f'{name.upper()} is ignored: MAX_SKIPPED_STEPS=1 ends a run at the first non-finite step '
+        'and names the operation, layer and line that caused it'
       )
 
 

@@ -1,4 +1,4 @@
-"""paxlite from Python: train an experiment, and use what was trained."""
+"""The Python interface: trains experiments and loads trained models."""
 
 import functools
 import os
@@ -28,37 +28,37 @@ from paxlite.tracking.writers import read_records
 
 
 def get(name: str) -> type[Experiment]:
-  """Returns an experiment class: get('TinyGPT')(NUM_LAYERS=6) is an experiment of that size.
+  """Returns an experiment class; its arguments are attributes, as in get('TinyGPT')(NUM_LAYERS=6).
 
   Args:
-    name: The bare name of one of paxlite's experiments, or a dotted path.
+    name: The name of a registered experiment, or a dotted path.
 
   Raises:
-    UserError: There is no such experiment; the message suggests similar names.
+    UserError: No experiment has this name; the message suggests similar ones.
   """
   return registry.find(name)
 
 
 def list_experiments() -> list[str]:
-  """Returns the names of all experiments, of paxlite and of the modules imported so far."""
+  """Returns the names of all experiments in paxlite and in the modules imported so far."""
   return list(registry.experiments())
 
 
 def train(
   experiment: Experiment, folder: str | os.PathLike, accept_changes: bool = False
 ) -> 'TrainedModel':
-  """Trains to MAX_STEPS and returns what was trained.
+  """Trains to MAX_STEPS and returns the trained model.
 
-  If the folder holds a run of this experiment that is not complete, training continues from its
-  last checkpoint. Ctrl-C, or a notebook's stop, saves the state first.
+  If the folder holds an unfinished run of this experiment, training continues from its last
+  checkpoint. Ctrl-C, or a notebook's stop button, saves the state first.
 
   Args:
     experiment: The experiment, such as get('TinyGPT')().
-    folder: Folder for checkpoints and metrics, or an address (gs://, s3://).
-    accept_changes: Whether to continue a run that began with other values or data.
+    folder: The run folder, or its address in an object store (gs://, s3://).
+    accept_changes: Whether to continue a run that started with other values or data.
 
   Raises:
-    UserError: The experiment, its data or the folder cannot be used.
+    UserError: The experiment, its data or the folder is not usable.
     Interrupted: Training was stopped. The same call continues it.
   """
   experiment = knowing_weights(experiment)
@@ -70,16 +70,16 @@ def train(
 
 
 def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
-  """Returns the model of a run, or of weights that `paxlite import` has written.
+  """Loads the model of a run, or weights that `paxlite import` wrote.
 
-  A run of your own experiment needs its module imported first; a warning says so.
+  Import the module of your own experiment before you load its run; a warning says if it is missing.
 
   Args:
-    folder: The folder, the address or the name of the run or of the weights.
+    folder: The folder, address or name of the run or weights.
     **values: Attributes of the experiment to change, such as FPROP_DTYPE='float32'.
 
   Raises:
-    UserError: The folder holds neither.
+    UserError: The folder holds neither a run nor weights.
   """
   given = os.fspath(folder)
   place = paths.stored((extensions.hint('weights', given) or [given])[0])
@@ -95,10 +95,10 @@ def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
 
 
 class TrainedModel:
-  """A run, or imported weights: its records, and its model, which is loaded when it is used.
+  """A run or imported weights: its records, and its model, which is loaded at first use.
 
   Attributes:
-    folder: Where it is, or where the records of a run in an object store were copied.
+    folder: The run folder, or the local copy of the records of a run in an object store.
   """
 
   def __init__(
@@ -115,7 +115,7 @@ class TrainedModel:
   def metrics(self) -> dict[str, np.ndarray]:
     """The recorded training steps as columns: step, loss, lr, grad_norm, tokens_per_second, …
 
-    pandas.DataFrame(run.metrics) and plt.plot(run.metrics['step'], run.metrics['loss']) take it.
+    For example: pandas.DataFrame(run.metrics), plt.plot(run.metrics['step'], run.metrics['loss']).
     """
     return _columns(self.folder / 'metrics.jsonl')
 
@@ -126,28 +126,29 @@ class TrainedModel:
 
   @functools.cached_property
   def inference(self) -> Any:
-    """The model with its parameters and its tokenizer; see generation.inference.Inference."""
+    """The model with parameters and tokenizer: a generation.inference.Inference."""
     overrides = {k: str(v) for k, v in self._values.items()}
     return extensions.hook('TrainedModel.inference')(self._checkpoint, overrides=overrides)
 
   @property
   def experiment(self) -> Experiment:
-    """The experiment that the model was trained with, with unrolled layers."""
+    """The experiment that trained the model, with unrolled layers."""
     return self.inference.experiment
 
   @property
   def params(self) -> PyTree:
-    """The parameters, a tree of arrays by the names that they have in training.
+    """The parameters, a tree of arrays with the names that training uses.
 
-    `inference.params` has them in the order for generation, which `inference.model` takes. Each
-    access makes arrays of the same size beside these.
+    `inference.params` has the layout for generation, which `inference.model` takes. Each access
+    allocates new arrays of the same size.
     """
     return self.inference.fused_projections.unfused(self.inference.params)
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
-    """Returns the float32 logits [T, V] of a text, or of token ids.
+    """Returns the float32 logits [T, V] of a text or of token ids.
 
-    Row t has the logits of the token after token t. The model's start id comes first if it has one.
+    Row t predicts the token after token t. A text is preceded by the model's start id, if it has
+    one.
     """
     ids = self.inference.encode(text) if isinstance(text, str) else list(text)
     return self._logits(self.inference.params, jnp.asarray([ids]))[0]
@@ -159,13 +160,13 @@ class TrainedModel:
   def generate(
     self, prompt: str, max_new_tokens: int = 128, sampling: Sampling | None = None, seed: int = 0
   ) -> str:
-    """Returns the continuation of a text.
+    """Generates a continuation of a prompt and returns it.
 
     Args:
-      prompt: The text.
-      max_new_tokens: The most tokens to generate.
-      sampling: How tokens are chosen; None takes the attributes TEMPERATURE, TOP_K and so on.
-      seed: Seed of the choice.
+      prompt: The text to continue.
+      max_new_tokens: The maximum number of new tokens.
+      sampling: How to sample; None uses the attributes TEMPERATURE, TOP_K and so on.
+      seed: The sampling seed.
     """
     inference = self.inference
     engine = inference.engine(sampling)
@@ -175,7 +176,7 @@ class TrainedModel:
 
 
 def _columns(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns the records of a file as columns; a number that a record lacks is NaN."""
+  """Returns a file's records as columns; missing numbers are NaN."""
   records = list(read_records(path))
   names = dict.fromkeys(name for record in records for name in record)
   columns = {}

@@ -15,10 +15,10 @@ TRAINING = 'training'  # the name of the training data among the inputs
 
 
 def check_best_metric(metric: str, losses: Collection[str]) -> None:
-  """Raises UserError if the default of BEST_METRIC is none of the losses."""
+  """Raises UserError if the default of BEST_METRIC is not one of the losses."""
   if metric == 'avg_xent' and metric not in losses:
     raise UserError(
-      f'BEST_METRIC={metric}, the default, is none of the losses ({", ".join(losses)}): '
+      f'BEST_METRIC={metric}, the default, is not one of the losses ({", ".join(losses)}): set '
       'BEST_METRIC=total_loss, or another metric'
     )
 
@@ -42,9 +42,9 @@ def check_vocabulary(e: Experiment, inputs: Mapping[str, Input]) -> None:
   for name, data in inputs.items():
     if vocab_size is not None and data.max_token_id >= vocab_size:
       raise UserError(
-        f'the {name} data {data.name} has token id {data.max_token_id} and VOCAB_SIZE is '
-        f'{vocab_size}: '
-        f'VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
+        f'the {name} data {data.name} has token id {data.max_token_id}, but VOCAB_SIZE is '
+        f'{vocab_size}: set VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another '
+        'dataset'
       )
 
 
@@ -54,8 +54,8 @@ def check_moments(e: Experiment, folder: pathlib.Path) -> None:
   before, now = (values.get('ADAM_MOMENTS_DTYPE') for values in stated)
   if before not in (None, now) and 'int8' in (before, now):
     raise UserError(
-      f'ADAM_MOMENTS_DTYPE={now}: the moments of {folder} are kept in {before}, and those of int8 '
-      f'are not converted. Keep {before}, or choose another folder'
+      f'ADAM_MOMENTS_DTYPE={now}: the moments in {folder} are {before}, and int8 moments cannot '
+      f'be converted. Keep {before}, or choose another folder'
     )
 
 
@@ -69,7 +69,7 @@ def check_reference_tokenizer(e: Experiment) -> None:
   if found[0] != found[1]:
     raise UserError(
       f'{e.reference_path} has another tokenizer than the run: {theirs} differs from {ours}. Its '
-      'ids are those of other tokens, and its probabilities say nothing about this data'
+      'ids stand for other tokens, so its probabilities do not apply to this data'
     )
 
 
@@ -91,6 +91,6 @@ def check_examples(e: Experiment, inputs: Mapping[str, Input]) -> None:
     rows = getattr(data, 'rows_per_example', 1)
     if rows != e.ROWS_PER_EXAMPLE:
       raise UserError(
-        f'in the {name} data ({data.name}) {rows} rows belong together, and ROWS_PER_EXAMPLE is '
-        f'{e.ROWS_PER_EXAMPLE}: its losses and its data must agree'
+        f'the {name} data ({data.name}) has examples of {rows} sequences, but ROWS_PER_EXAMPLE is '
+        f'{e.ROWS_PER_EXAMPLE}: losses and data must agree'
       )

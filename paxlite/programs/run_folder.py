@@ -63,11 +63,11 @@ def _check_name(folder: pathlib.Path, flag: str) -> None:
   problem = ''
   if any('\ud800' <= c <= '\udfff' for c in text):  # bytes that Python could not decode
     encoding = sys.getfilesystemencoding()
-    problem = f'it is not UTF-8, or Python reads it as {encoding} here (LC_ALL, PYTHONUTF8)'
+    problem = f'its name is not UTF-8, or Python reads it as {encoding} here (LC_ALL, PYTHONUTF8)'
   elif '\\' in text:
     problem = 'a backslash would be taken for a slash'
   elif address := re.search(r'/([a-z0-9]+:)/', f'{text}/'):
-    problem = f'{address[1]} would be taken for the beginning of an address'
+    problem = f'paxlite would read {address[1]} as the beginning of an address'
   if problem:
     shown = text.encode('ascii', 'backslashreplace').decode() if problem[:2] == 'it' else text
     raise UserError(f'{flag}={shown}: checkpoints cannot be written there, {problem}: rename it')
@@ -84,7 +84,7 @@ def make_folder(folder: pathlib.Path) -> None:
 
 
 def check_folder(run: Run) -> None:
-  """Raises UserError if the checkpoints are gone, or are those of another experiment."""
+  """Raises UserError if the checkpoints are gone or belong to another experiment."""
   check_present(run)
   if not run.checkpoints().steps():
     return
@@ -124,7 +124,7 @@ def holds_weights(run: Run) -> bool:
 
 
 def check_evaluated(run: Run) -> None:
-  """Raises UserError if the folder's checkpoints are those of another experiment or model.
+  """Raises UserError if the folder's checkpoints belong to another experiment or model.
 
   Attributes that affect neither the model nor its backend may differ from those of training.
   """
@@ -135,7 +135,7 @@ def check_evaluated(run: Run) -> None:
 
 
 def check_model(run: Run, also: Iterable[str] = ()) -> None:
-  """Raises UserError if the folder's checkpoints are those of another model.
+  """Raises UserError if the folder's checkpoints belong to another model.
 
   Args:
     also: Further attributes that must equal the run's, if the experiment has them.

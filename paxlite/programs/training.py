@@ -57,7 +57,7 @@ def train(run: Run) -> None:
   with preemption.listening(saves=run.save), holding(run) as (held, lock):
     if held.own_disks and held.experiment.LOSS_SPIKE_FACTOR:
       raise UserError(
-        'LOSS_SPIKE_FACTOR needs a folder that all processes share, and each has its own: '
+        'LOSS_SPIKE_FACTOR needs a folder that all processes share, but each has its own: '
         '--local_dir on a shared disk, or LOSS_SPIKE_FACTOR=0'
       )
     _train(held, lock)
@@ -172,13 +172,13 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
 
 
 def _say_what_records_lack(run: Run, start: int) -> None:
-  """Says if the records and the state that the run continues from do not end at the same step."""
+  """Reports if the run's records and state end at different steps."""
   records = run.folder / TrainRecords.name
   if jax.process_index() != 0 or not (steps := [r['step'] for r in read_records(records)]):
     return
   if start == 0:
     done = amount(max(steps), 'step')
-    say(f'No state of the {done} in {records.name} was saved: training begins again')
+    say(f'No state of the {done} in {records.name} was saved: training starts from the beginning')
   before = [0, 0, *sorted({s for s in steps if s <= start})]
   usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
   first = before[-1] + 1

@@ -9,7 +9,7 @@ from paxlite.experiments.parts.objective import Objective
 
 
 def knowing_weights(e: Experiment) -> Experiment:
-  """Returns an experiment that was made in Python, with what the files beside its weights say.
+  """Returns an experiment made in Python, completed from the files next to its weights.
 
   HuggingFaceSFT and its like become the experiment of the model that the weights are of.
   """
@@ -40,7 +40,7 @@ def restore_of(e: Experiment) -> Restore | None:
 
 
 def reference_of(e: Experiment) -> Restore | None:
-  """The checkpoint of a frozen reference model; None if there is none of its own."""
+  """The checkpoint of a frozen reference model; None if it has no checkpoint."""
   path = e.reference_path
   if not path or not isinstance(e, Objective):
     return None

@@ -1,11 +1,10 @@
 """paxlite bisect RUN OTHER [NAME=VALUE …]
 
-Finds where two runs part that should agree. It prints what differs before training (values,
-versions, devices, data), the first recorded step with other numbers, and the last checkpoints that
-are equal. From there it replays both, and names the first step that gives other bits, and in it the
-batch, the gradients or the arrays that differ. NAME=VALUE changes both, such as the mesh, where
-this machine has other devices. Nothing is written. Several processes are started as those of a run
-are. docs/verifying.md tells more.
+Finds where two runs that should agree diverge. Prints what differs before training (values,
+versions, devices, data), the first recorded step with other numbers, and the last equal
+checkpoints. Replays both from there and names the first step with other bits, and its batch,
+gradients or arrays that differ. NAME=VALUE changes both, such as the mesh on other devices. Writes
+nothing. Start several processes as for a run. See docs/verifying.md.
 
 Example:
   paxlite bisect runs/yesterday runs/today
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
   from paxlite.programs.run import Run
 
 PARSER = Parser(__doc__)
-PARSER.word('first', 'RUN', 'the folder of a run', stored)
-PARSER.word('second', 'OTHER', 'the folder of another run', stored)
+PARSER.word('first', 'RUN', 'run folder', stored)
+PARSER.word('second', 'OTHER', 'folder of another run', stored)
 PARSER.option(
-  '--import', 'a module of yours with the class of a run', action='append', default=[],
+  '--import', 'your module with the class of a run', action='append', default=[],
   dest='imports', metavar='MODULE',
 )  # fmt: skip
 PARSER.processes()

@@ -58,14 +58,12 @@ def bisect(one: Run, other: Run) -> None:
   say_once(f'Replaying both from {"the beginning" if not start else f"step {start:,}"}:')
   found = _replayed(replays, start, end)
   if found is None:
-    say_once(
-      f'  both give the same bits up to step {end:,}, on this machine and with these versions'
-    )
+    say_once(f'  both give the same bits up to step {end:,}, on this machine with these versions')
     if parted is not None and other_places:
-      say_once(f'  So what parted them is where they ran: {other_places[0]}')
+      say_once(f'  So the difference comes from where they ran: {other_places[0]}')
     elif parted is not None:
       say_once(
-        '  So what parted them is where they ran: paxlite verify tells which of them is right'
+        '  So the difference comes from where they ran: paxlite verify shows which one is right'
       )
     return
   for line in found:
@@ -104,7 +102,7 @@ def _other_data(runs: tuple[Run, Run]) -> list[str]:
     kept.append(read_object(path) if path is not None and path.is_file() else {})
   what = {
     'fingerprint': 'the records of the training data differ',
-    'tokens': 'the records are encoded in another way (tokenizer, template, TOO_LONG …)',
+    'tokens': 'the records are encoded differently (tokenizer, template, TOO_LONG …)',
     'batch_size': 'the batches have another number of rows',
   }
   one, two = kept
@@ -116,7 +114,7 @@ def _other_data(runs: tuple[Run, Run]) -> list[str]:
 
 
 def _first_other_record(runs: tuple[Run, Run]) -> int | None:
-  """Prints the first step whose records differ; returns it, or None."""
+  """Prints the first step with different records; returns it, or None."""
   one, two = ({r['step']: r for r in read_records(run.folder / TrainRecords.name)} for run in runs)
   common = sorted(one.keys() & two.keys())
   if not common:
@@ -127,7 +125,7 @@ def _first_other_record(runs: tuple[Run, Run]) -> int | None:
     if other:
       before = [s for s in common if s < step]
       equal = f'equal up to step {before[-1]:,}, ' if before else ''
-      say_once(f'Records: {equal}they part at step {step:,}: {"; ".join(other)}.')
+      say_once(f'Records: {equal}they differ from step {step:,}: {"; ".join(other)}.')
       return step
   say_once(f'Records: all {len(common):,} common steps are equal.')
   return None
@@ -168,22 +166,20 @@ def _checkpoints(replays: tuple[Replay, Replay], parted: int | None) -> tuple[in
   if high < len(common):
     other = common[high]
     found = _state_differences(replays, other)
-    say_once(f'Checkpoints: those of step {other:,} differ in {_arrays(len(found))}.')
+    say_once(f'Checkpoints: the states of step {other:,} differ in {_arrays(len(found))}.')
   if low < 0:
     found = _state_differences(replays, 0)
     if found:
-      say_once('They part before the first step. The states that they begin with differ:')
+      say_once('The runs differ before the first step: their initial states differ:')
       _say_differences(found)
       return None, 0
   ends = [step for step in (other, parted) if step is not None and step > equal]
   if not common and parted is None:
-    say_once('Checkpoints: the runs have none of the same step, so that no states can be compared.')
+    say_once('Checkpoints: the runs have none of the same step, so no states can be compared.')
     return None, 0
   if not ends:
     if parted is not None:
-      say_once(
-        'The records differ, and the states do not: they were not written by these runs alone.'
-      )
+      say_once('The records differ but the states do not: other runs also wrote them.')
     else:
       say_once('Nothing differs up to the last step that both have.')
     return None, 0
@@ -284,7 +280,7 @@ def _explained(
     lines += [f'  {d}' for d in of_gradients[:_SHOWN]]
     lines += _layers(replays, state, batches, step)
   else:
-    lines.append(f'gradients: all {total} arrays are equal, so the optimizer makes the difference')
+    lines.append(f'gradients: all {total} arrays are equal, so the optimizer causes the difference')
   lines.append(f'state after it: {_arrays(len(arrays))} differ')
   lines += [f'  {d}' for d in ([] if of_gradients else arrays[:_SHOWN])]
   return lines
@@ -296,7 +292,7 @@ def _layers(
   batches: Sequence[Mapping[str, jax.Array]],
   step: int,
 ) -> list[str]:
-  """Returns a line on the first layer whose output differs; [] if that cannot be found out."""
+  """Returns a line on the first layer with a different output; [] if unknown."""
   experiments = [replay.run.experiment for replay in replays]
   is_pipeline = any(isinstance(e, LanguageModel) and e.num_stages > 1 for e in experiments)
   if jax.process_count() > 1 or is_pipeline:
@@ -310,16 +306,16 @@ def _layers(
   except jax.errors.JaxRuntimeError as e:  # the batch is not cut into microbatches
     return [f'layers: not compared: {line_of(e)}']
   if name := first_difference(one, two):
-    return [f'layers: the first whose output differs is {name}']
+    return [f'layers: the first with another output is {name}']
   cuts = [str(e.values().get('NUM_MICROBATCHES')) for e in experiments]
   if cuts[0] != cuts[1]:
     return [
       f'layers: the outputs of all {len(one)} are equal for the whole batch. NUM_MICROBATCHES is '
-      f'{cuts[0]} in A and {cuts[1]} in B, so sums over microbatches may make the difference'
+      f'{cuts[0]} in A and {cuts[1]} in B, so sums over microbatches may cause the difference'
     ]
   return [
-    f'layers: the outputs of all {len(one)} are equal, so the loss or the backward pass makes the '
-    'difference'
+    f'layers: the outputs of all {len(one)} are equal, so the loss or the backward pass causes '
+    'the difference'
   ]
 
 

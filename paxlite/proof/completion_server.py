@@ -31,7 +31,7 @@ class CompletionServer:
     self.model = str(models[0].get('id'))
 
   def completion(self, prompt: str, steps: int, top: int) -> JsonObject:
-    """Returns the likeliest continuation of a prompt.
+    """Returns the most likely continuation of a prompt.
 
     Its `tokens` are texts, its `tops` the log-probabilities of the likeliest tokens of each step by
     their texts, and `prompt_tokens` is the number of the prompt's tokens, or None.
@@ -50,7 +50,7 @@ class CompletionServer:
       count = (found.get('usage') or {}).get('prompt_tokens')
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
       raise UserError(
-        f'{self.url}/v1/completions gives no log-probabilities: the server must return logprobs '
+        f'{self.url}/v1/completions returns no log-probabilities: the server must return logprobs '
         '(llama.cpp: --logits_all true)'
       ) from None
     return {'tokens': tokens, 'tops': tops, 'prompt_tokens': count}
@@ -65,7 +65,7 @@ class CompletionServer:
     except (urllib.error.URLError, OSError, ValueError) as e:
       reason = getattr(e, 'reason', None) or e
       raise UserError(
-        f'{self.url}{path} does not answer as a server of OpenAI ({reason})'
+        f'{self.url}{path} does not answer as an OpenAI API server ({reason})'
       ) from None
     if not isinstance(found, dict):
       raise UserError(f'{self.url}{path} does not answer with a JSON object')

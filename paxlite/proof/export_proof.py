@@ -1,4 +1,4 @@
-"""The proof that is written beside an export."""
+"""Writes the proof next to an export."""
 
 import functools
 import json

@@ -119,7 +119,7 @@ def opened(path: pathlib.Path, config: JsonObject) -> ExportedModel:
     UserError: There is none, or it is damaged or not implemented.
   """
   if not path.exists():
-    raise UserError(f'{path} is not there')
+    raise UserError(f'{path} does not exist')
   is_folder = path.is_dir()
   if path.suffix == '.gguf' or (is_folder and any(path.glob('*.gguf'))):
     return _of_gguf(path, config)

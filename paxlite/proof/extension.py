@@ -1,4 +1,4 @@
-"""What proofs add: their commands, --mode=verify, and VERIFY_EVERY_N_STEPS."""
+"""The extension for proofs: its commands, --mode=verify, and VERIFY_EVERY_N_STEPS."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -11,8 +11,8 @@ EXTENSION = Extension(
   'proof',
   needs=('eval', 'run_data', 'weights'),
   commands=(
-    _command('verify', 'replay steps of a run, and compare every bit', 'Runs', is_run=True),
-    _command('bisect', 'the first step and array where two runs part', 'Runs'),
+    _command('verify', 'replay steps of a run and compare every bit', 'Runs', is_run=True),
+    _command('bisect', 'the first step and array where two runs differ', 'Runs'),
     _command('prove', 'check that an export or a server has the same model', 'Models'),
   ),
   parts=('paxlite.proof.attributes:Verification',),

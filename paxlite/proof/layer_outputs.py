@@ -59,7 +59,7 @@ def layer_outputs(
 
 
 def first_difference(one: Outputs, other: Outputs) -> str | None:
-  """Returns the name of the first module of both whose output differs; None if there is none."""
+  """Returns the name of the first common module with different outputs, or None."""
   return next((name for name in one if name in other and one[name] != other[name]), None)
 
 

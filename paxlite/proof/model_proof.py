@@ -1,4 +1,4 @@
-"""The proof of an export: what identifies the model, and what it makes of a few prompts.
+"""The proof of an export: the model's identity, and its outputs for a few prompts.
 
 proof.json lies beside the weights. Whoever has it can check any other form of the model: the facts
 (config, tensors, tokenizer, chat template) where that form states them, and the log-probabilities
@@ -27,7 +27,7 @@ _RARE = math.log(0.01)
 
 
 class ReplyComparison(NamedTuple):
-  """How a reply differs from that of a proof.
+  """The difference between a reply and the proof's.
 
   Attributes:
     prompt: The text of the prompt.
@@ -54,20 +54,20 @@ class ReplyComparison(NamedTuple):
   def problem(self, tolerance: float) -> str | None:
     """Returns what shows that another model has replied, or None."""
     if self.same_ids is False:
-      return f'{self.prompt!r} has other token ids: the tokenizer is another one'
+      return f'{self.prompt!r} has other token ids: the tokenizer differs'
     if self.largest is not None and not self.largest <= tolerance:
       return (
-        f'the log-probabilities of {self.prompt!r} differ by {self.largest:.3g}, of which rounding '
-        f'explains {tolerance:g}: the weights are of another model'
+        f'the log-probabilities of {self.prompt!r} differ by {self.largest:.3g}, but rounding '
+        f"explains only {tolerance:g}: the weights are another model's"
       )
     # two tokens may change places if each of them moves by the tolerance
     if self.differs_at is not None and self.margin > 2 * tolerance:
-      return f'{self.prompt!r} is continued in another way: the weights are of another model'
+      return f"{self.prompt!r} is continued differently: the weights are another model's"
     return None
 
 
 class Facts(NamedTuple):
-  """How the facts of a model agree with those of a proof; texts for people.
+  """The comparison of a model's facts with a proof's, as texts.
 
   Attributes:
     proven: What is as the proof says.
@@ -94,7 +94,7 @@ def read_proof(path: pathlib.Path) -> JsonObject:
     )
   found = read_object(path)
   if found.get('proof') != VERSION:
-    raise UserError(f'{path} is not a proof of version {VERSION}, which this paxlite reads')
+    raise UserError(f'{path} is not a proof of version {VERSION}, the one that this paxlite reads')
   if not _is_whole(found):
     raise UserError(f'{path} is damaged: export the model again')
   return found
@@ -131,7 +131,7 @@ def _is_reply(reply: JsonObject) -> bool:
 
 
 def worst(found: Sequence[ReplyComparison], tolerance: float) -> list[str]:
-  """Returns what shows that another model has replied: what differs most, or nothing."""
+  """Returns the largest difference that proves another model replied, or nothing."""
   wrong = [c for c in found if c.problem(tolerance) is not None]
   wrong.sort(key=lambda c: (c.same_ids is not False, -(c.largest or 0)))
   return [str(wrong[0].problem(tolerance))] if wrong else []
@@ -141,7 +141,7 @@ def compared_facts(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Fac
   """Compares what identifies two models."""
   config, theirs = expected['config'], found['config']
   changed = [
-    f'{key} is {theirs[key]!r}, and {value!r} in the proof'
+    f'{key} is {theirs[key]!r}, but {value!r} in the proof'
     for key, value in config.items()
     if key in theirs and theirs[key] != value
   ]

@@ -1,4 +1,4 @@
-"""What a model makes of a few prompts: its log-probabilities, and the text that it continues with.
+"""A model's replies to a few prompts: log-probabilities and continuations.
 
 They are computed in float32 on rows of one length, so that the same weights give the same bits on
 the same machine.
@@ -58,7 +58,7 @@ class Replies:
     return np.asarray(found)[0, : len(ids)]
 
   def reply(self, text: str, ids: Sequence[int]) -> JsonObject:
-    """Returns the reply to a prompt, with the likeliest tokens of each step.
+    """Returns the reply to a prompt, with the most likely tokens of each step.
 
     Raises:
       UserError: The model gives no finite numbers.
@@ -68,7 +68,7 @@ class Replies:
       log_p_TV = self.log_probabilities([*ids, *continuation])
       if not np.isfinite(log_p_TV[-1].max()):
         place = self._inference.source.folder
-        raise UserError(f'{place} gives no numbers for {text!r}: there is nothing to prove')
+        raise UserError(f'{place} returns no numbers for {text!r}: nothing to prove')
       continuation.append(int(log_p_TV[-1].argmax()))
     return self.judged({'text': text, 'ids': list(ids), 'continuation': continuation})
 
@@ -110,8 +110,8 @@ def replies(inference: Inference) -> list[JsonObject]:
   fit = {text: ids for text, ids in encoded.items() if 1 < len(ids) <= inference.max_length - STEPS}
   if not fit:
     raise UserError(
-      f'{inference.source.folder} has {inference.max_length} positions, which are too few for the '
-      'prompts of a proof: leave --proof out'
+      f'{inference.source.folder} has {inference.max_length} positions, too few for the prompts '
+      'of a proof: leave --proof out'
     )
   model = Replies(inference, STEPS + max(map(len, fit.values())))
   return [model.reply(text, ids) for text, ids in fit.items()]
@@ -127,13 +127,13 @@ def judged(inference: Inference, given: Sequence[JsonObject]) -> list[JsonObject
   ids += [i for reply in given for top in reply['top'] for i, _ in top]
   if max(ids) >= inference.experiment.VOCAB_SIZE:
     raise UserError(
-      f'the proof has the token {max(ids)}, and the model does not: it is another one'
+      f'the proof has the token {max(ids)}, but the model does not: it is another model'
     )
   longest = max(len(r['ids']) + len(r['continuation']) for r in given)
   if longest > inference.max_length:
     raise UserError(
-      f'the model has {inference.max_length} positions, and the prompts of the proof {longest}: it '
-      'is another model'
+      f"the model has {inference.max_length} positions, but the proof's prompts need {longest}: "
+      'it is another model'
     )
   model = Replies(inference, longest)
   return [model.judged(reply) for reply in given]

@@ -1,13 +1,13 @@
 """paxlite prove MODEL
 
-Checks a model against the proof.json that `paxlite export --proof` wrote beside an export: a folder
-of Hugging Face, a GGUF file, weights of paxlite, a run, or a server with the API of OpenAI (vLLM,
-llama.cpp), which must return logprobs.
+Checks a model against the proof.json that `paxlite export --proof` wrote. MODEL is a Hugging Face
+folder, a GGUF file, paxlite weights, a run, or a server with OpenAI's API that returns logprobs
+(vLLM, llama.cpp).
 
-Of files, the config, the bits of the tensors, the tokenizer and the chat template are compared, and
-the log-probabilities of the proof's prompts in float32. A server is asked for the continuations.
-The exit code is 0 if it is the model of the proof, bit by bit or within the rounding of its type,
-and 2 if not. What a form of the model does not say is named as not proven.
+Files are compared by config, tensor bits, tokenizer, chat template and the float32
+log-probabilities of the proof's prompts; a server is asked for the continuations. Exits with 0 if
+the model is the proof's, bit by bit or within its type's rounding, and with 2 if not. What MODEL
+does not state is reported as not proven.
 
 Examples:
   paxlite prove exported/zed
@@ -22,8 +22,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 
 PARSER = Parser(__doc__)
-PARSER.word('model', 'MODEL', 'a folder, a GGUF file, a run, or the address of a server')
-PARSER.option('--proof', 'proof.json (that beside the model)', local)
+PARSER.word('model', 'MODEL', 'folder, GGUF file, run, or server address')
+PARSER.option('--proof', 'proof.json (next to the model)', local)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
 
   is_server = args.model.startswith(('http://', 'https://'))
   if is_server and args.proof is None:
-    raise UserError(f'a server has no {FILE} beside it: --proof=FILE names one')
+    raise UserError(f'a server needs --proof=FILE, the {FILE} of an export')
   path = pathlib.Path(local(args.model)) if not is_server else pathlib.Path()
   beside = path if path.is_dir() else path.parent
   place = pathlib.Path(args.proof) if args.proof is not None else beside / FILE
@@ -80,7 +80,7 @@ def _of_files(path: pathlib.Path, proof: JsonObject) -> list[str]:
   if facts.has_other_config:
     return facts.problems  # its weights would not fit
   if stated['tokenizer'] is None:
-    return [*facts.problems, 'it has no tokenizer, without which no prompt can be read']
+    return [*facts.problems, 'it has no tokenizer to read the prompts']
   with model.inference() as inference:
     replies = judged(inference, proof['replies'])
     reads = model.tokenizer is not None  # or its fields alone say what its tokenizer is

@@ -34,7 +34,7 @@ from paxlite.training.trainer import Trainer
 
 
 def copied(run: Run) -> Run:
-  """Returns a run whose folder has the records of the run, which are copied from an object store.
+  """Returns a run with a folder of its records, copied from an object store if necessary.
 
   The run in the store is not touched, and may be training.
 
@@ -70,11 +70,11 @@ class Replay:
     self.run = dataclasses.replace(run, read_only=True, save=False)
     check_folder(self.run)
     if not self.run.checkpoints().steps():
-      raise UserError(f'{run.place} holds no checkpoint, so that there is nothing to replay')
+      raise UserError(f'{run.place} holds no checkpoint, so nothing can be replayed')
     self.trainer: Trainer = self.run.trainer()
     if isinstance(self.trainer.data.input, OnPolicyInput):
       raise UserError(
-        'a run that generates its own training texts cannot be replayed: they are not kept'
+        'a run that generates its training texts cannot be replayed: it does not keep them'
       )
     for complete in extensions.added('inputs'):
       complete(self.run, {TRAINING: self.trainer.data.input}, lambda: None)
@@ -91,7 +91,7 @@ class Replay:
       return
     if step not in self.steps:
       shown = ', '.join(map(str, self.steps))
-      raise UserError(f'{self.run.place} has no checkpoint of step {step}: there are {shown}')
+      raise UserError(f'{self.run.place} has no checkpoint of step {step}; it has {shown}')
     folder = self._complete(step)
     if found := damage(folder):
       raise UserError(f'{folder} is damaged: {found}')
@@ -106,8 +106,8 @@ class Replay:
         if step in self.steps:
           raise
         raise UserError(
-          f'the checkpoint of step {step} has been deleted meanwhile, as by a run that is still '
-          'training: wait for its end, or keep more with CHECKPOINT_MAX_TO_KEEP'
+          f'the checkpoint of step {step} was deleted meanwhile, perhaps by a run that still '
+          'trains: wait for its end, or keep more with CHECKPOINT_MAX_TO_KEEP'
         ) from None
     with tempfile.TemporaryDirectory() as empty:
       new = dataclasses.replace(self.run, folder=pathlib.Path(empty), address=None)
@@ -117,13 +117,13 @@ class Replay:
       if begun:
         own = ', '.join(map(str, self.steps))
         raise UserError(
-          f'{self.run.place} continued the state of another run from step {begun}, so that it has '
-          f'no beginning of its own: it can be replayed between two of its checkpoints ({own})'
+          f'{self.run.place} continued the state of another run from step {begun}, so it has no '
+          f'start to replay from: replay it between two of its checkpoints ({own})'
         )
       return state
 
   def _complete(self, step: int) -> pathlib.Path:
-    """Returns the folder of a checkpoint, whose files are here then."""
+    """Returns the folder of a checkpoint after copying its files here."""
     folder = self.trainer.store.checkpoints.folder(step)
     schemes.complete(folder)
     meet()  # hosts take unlike times to copy it
@@ -138,8 +138,8 @@ class Replay:
     data = self.trainer.data
     if why := change(data.identity, self.trainer.store.metadata(last)):
       raise UserError(
-        f'{data.input.name} is not what {self.run.place} was trained on up to step {last:,}: '
-        f'{why}. Put it back'
+        f'{data.input.name} is not the data of {self.run.place} up to step {last:,}: {why}. Put '
+        'it back'
       )
     changed = lambda start: [
       text
@@ -165,8 +165,8 @@ class Replay:
     of = lambda step: self.trainer.store.metadata(step).get('skipped_batches', 0) if step else 0
     if of(first) != of(last):
       raise UserError(
-        f'between steps {first:,} and {last:,} the run went back to a checkpoint, and left out the '
-        'batches of a loss spike: choose two checkpoints after that, or before'
+        f'between steps {first:,} and {last:,} the run rolled back after a loss spike: choose two '
+        'checkpoints after that, or before'
       )
 
   @contextlib.contextmanager

@@ -78,7 +78,7 @@ def on_devices(tree: PyTree) -> tuple[list[str], list[jax.Array]]:
 def odd_copies(
   names: Sequence[str], arrays: Sequence[jax.Array], sums: np.ndarray, mesh: Mesh
 ) -> list[str]:
-  """Returns a text for each array whose copies on several devices are not the same.
+  """Returns a text for each array with different copies on several devices.
 
   Args:
     names: The names of the arrays.

@@ -1,4 +1,4 @@
-"""What a run was started with, start by start: its values, and the versions and devices."""
+"""The values, versions and devices of each start of a run."""
 
 import dataclasses
 import pathlib

@@ -128,7 +128,7 @@ class StepVerifier:
     if found.any():
       where = described([self._mesh.devices.flat[i] for i in np.flatnonzero(found)])
       raise WrongBitsError(
-        f'the batch of step {step:,} is not what the data has, on {where}. {self._what_now()}'
+        f'the batch of step {step:,} differs from the data, on {where}. {self._what_now()}'
       )
 
   def _check_groups(self, compiled: Compiled, state: TrainState, batch: Batch, step: int) -> None:
@@ -151,8 +151,8 @@ class StepVerifier:
     if len(odd) > len(groups) // 2 and not self._agreed:
       # on a machine without a fault, too, as with losses that do not only sum over rows
       log.warning(
-        'VERIFY_EVERY_N_STEPS: the result of this step depends on where its rows are computed. '
-        'From now on, steps are only repeated on the same devices'
+        'VERIFY_EVERY_N_STEPS: the result of this step depends on the devices of its sequences. '
+        'From now on, steps repeat only on the same devices'
       )
       self._swaps = False
       return
@@ -201,8 +201,8 @@ class StepVerifier:
     )
     raise WrongBitsError(
       f'step {step:,} gave other bits when it was repeated on the same devices; they differ on '
-      f'{where}. If it does so each time, kernels have no fixed order of sums: DETERMINISTIC=True. '
-      f'{self._what_now()}'
+      f'{where}. If this happens each time, kernels have no fixed order of sums: '
+      f'DETERMINISTIC=True. {self._what_now()}'
     )
 
 
@@ -216,7 +216,7 @@ def _moved(batch: Batch, groups: int, own: jax.Array, place: jax.Array) -> Batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Result:
-  """What a step gave: sums of the bits of its state on each device, and the bits of its metrics."""
+  """The result of a step: sums of the state's bits on each device, and the metrics' bits."""
 
   sums: np.ndarray
   metrics: bytes

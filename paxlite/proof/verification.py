@@ -71,7 +71,9 @@ def _verify(replay: Replay, first: int, last: int) -> None:
   reasons = _other_bits(replay, first, last)
   state = replay.state(first)
   begin = 'the beginning' if not first else f'the checkpoint of step {first:,}'
-  say_once(f'Replaying {amount(last - first, "step")} from {begin} to that of step {last:,}.')
+  say_once(
+    f'Replaying {amount(last - first, "step")} from {begin} to the checkpoint of step {last:,}.'
+  )
   for reason in reasons:
     say_once(f'Other bits are expected: {reason}.')
   recorded = {
@@ -103,8 +105,8 @@ def _verify(replay: Replay, first: int, last: int) -> None:
   tolerance = _TOLERANCES.get(str(dtype), 2e-2)
   if reasons and other and not found.compared:
     raise UserError(
-      'no recorded loss can be compared, and the states differ, as they do where sums have another '
-      'order: this cannot be judged'
+      'no recorded loss can be compared, and the states differ, which another order of sums also '
+      'causes: no conclusion is possible'
     )
   if reasons and found.largest <= tolerance:
     say_once(
@@ -113,8 +115,8 @@ def _verify(replay: Replay, first: int, last: int) -> None:
     )
   elif reasons:
     raise TrainingError(
-      f'the losses of the replay differ by {found.largest:.1e}; {tolerance:.0e} is allowed where '
-      'sums have another order'
+      f'the losses of the replay differ by {found.largest:.1e}; another order of sums allows '
+      f'{tolerance:.0e}'
     )
   elif (other or found.steps) and (changed := code_changes(replay.run)):
     raise TrainingError(
@@ -123,9 +125,8 @@ def _verify(replay: Replay, first: int, last: int) -> None:
     )
   elif other or found.steps:
     raise TrainingError(
-      'the replay differs from the run. Versions, devices and the mesh are the same, so that a '
-      'device or its memory has failed, or the program has kernels without a fixed order of sums '
-      '(docs/verifying.md)'
+      'the replay differs from the run. Versions, devices and mesh are the same, so a device or '
+      'its memory failed, or kernels have no fixed order of sums (docs/verifying.md)'
     )
 
 

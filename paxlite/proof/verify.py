@@ -1,10 +1,10 @@
 """paxlite verify RUN [--from_step=STEP] [--to_step=STEP] [NAME=VALUE …]
 
-Proves that a run did what its program says: replays its steps from one checkpoint to another, and
-compares losses, norms of gradients and every number of the last state, bit for bit. A device that
-computed wrong, or memory that lost a bit, makes a difference, which is named. On other devices or
-another mesh sums have another order; then losses are compared within a tolerance. Nothing is
-written, and the exit code is 1 where something differs. docs/verifying.md tells more.
+Replays a run's steps from one checkpoint to another and compares losses, gradient norms and every
+number of the final state bit for bit, which proves that the run did what its program says. Names
+any difference, such as from a faulty device or memory. On other devices or another mesh, sums have
+another order, so losses are compared within a tolerance. Writes nothing. Exits with 1 if something
+differs. See docs/verifying.md.
 
 Examples:
   paxlite verify runs/TinyGPT

@@ -23,7 +23,7 @@ _DECADES = 7
 
 
 class EightBits(NamedTuple):
-  """A state whose moments are kept in eight bits.
+  """A state with 8-bit moments.
 
   Attributes:
     codes: The state, with uint8 codes [..., n] in place of moments.

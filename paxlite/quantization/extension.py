@@ -1,4 +1,4 @@
-"""What quantization adds: USE_FP8, USE_INT8, and int8 and four bits of weights and moments."""
+"""The extension for quantization: USE_FP8, USE_INT8, and 8- and 4-bit weights and moments."""
 
 from paxlite.core.extension import Extension
 

@@ -120,7 +120,7 @@ _amaxes.defvjp(lambda *arguments: (_amaxes(*arguments), arguments), _amaxes_back
 
 
 class Residuals(NamedTuple):
-  """What a product keeps for its backward pass.
+  """The values that a product saves for its backward pass.
 
   Attributes:
     q_x: The activations in FP8.

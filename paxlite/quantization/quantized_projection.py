@@ -1,4 +1,4 @@
-"""Projections whose weights are quantized, and not trained."""
+"""Projections with frozen, quantized weights."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,7 +16,7 @@ _Class = TypeVar('_Class', bound=type)
 
 
 class QuantizedProjection(Projection):
-  """A Projection whose weight is quantized, if the scheme keeps it.
+  """A Projection with a quantized weight, if the scheme supports it.
 
   Attributes:
     scheme: How.

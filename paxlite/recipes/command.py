@@ -1,10 +1,10 @@
 """paxlite recipe FILE|NAME [--folder=FOLDER] [--until=STAGE] [--set STAGE.NAME=VALUE …]
 
-Runs the stages of a recipe, a Python file, one after the other. Each one is an ordinary run in a
-folder of its name. The same command continues after any end; a stage whose values, code or data
-have changed runs again with all that need it, which is said before. docs/recipes.md tells more.
+Runs the stages of a recipe (a Python file) in order, each as a run in a folder of its name. The
+same command continues. A stage with changed values, code or data runs again, with all that need it;
+paxlite says so first. See docs/recipes.md.
 
-Exits with 1 if what must hold at the end of a stage does not, and with 75 if it was asked to leave.
+Exits with 1 if a condition at the end of a stage fails, and with 75 if told to stop.
 
 Examples:
   paxlite recipe chat_small
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
   from paxlite.recipes.recipe_folder import RecipeFolder, Status
 
 PARSER = Parser(__doc__)
-PARSER.word('recipe', 'FILE|NAME', 'the file of the recipe, or the name of one of paxlite', local)
-PARSER.option('--folder', 'where the stages are (runs/RECIPE)', local, metavar='FOLDER')
-PARSER.option('--until', 'the last stage to run', metavar='STAGE')
-PARSER.option('--set', 'another value', action='append', default=[], metavar='STAGE.NAME=VALUE')
-PARSER.option('--dry_run', 'print the stages and what they take, and run none', bool)
+PARSER.word('recipe', 'FILE|NAME', 'recipe file, or the name of a bundled recipe', local)
+PARSER.option('--folder', 'folder of the stages (runs/RECIPE)', local, metavar='FOLDER')
+PARSER.option('--until', 'last stage to run', metavar='STAGE')
+PARSER.option('--set', 'value to change', action='append', default=[], metavar='STAGE.NAME=VALUE')
+PARSER.option('--dry_run', 'print the stages and their needs only', bool)
 PARSER.option(
-  '--target', 'with --dry_run: the machine to predict the hours on, as for `paxlite plan`'
+  '--target', 'with --dry_run: target machine for predicted hours, as for `paxlite plan`'
 )
-PARSER.option('--price', 'with --target: dollars of an hour of one device, for the cost')
+PARSER.option('--price', 'with --target: dollars per device hour')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -148,8 +148,8 @@ def module_of(given: str) -> str:
   name = path.removesuffix('.py').replace(os.sep, '.')
   if not all(part.isidentifier() for part in name.split('.')):
     raise UserError(
-      f'{given}: its classes are found by the name {name}, which is none in Python: go to the '
-      'folder of the file, or to one above it, and name the file with letters, digits and _'
+      f'{given}: {name} is not a Python module name: go to the folder of the file, or one above '
+      'it, and name the file with letters, digits and _'
     )
   return name
 
@@ -175,7 +175,7 @@ def _check_disk(
   free = shutil.disk_usage(here).free
   if wanted > free:
     raise UserError(
-      f'the checkpoints of the stages take {wanted:,} bytes, and {free:,} are free at {folder}: '
+      f'the checkpoints of the stages take {wanted:,} bytes, but {free:,} are free at {folder}: '
       'make room, choose another --folder, or set CHECKPOINT_MAX_TO_KEEP of the stages'
     )
 

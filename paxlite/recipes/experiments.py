@@ -35,7 +35,7 @@ _READ = 'VOCAB_PATH', 'DATASET_PATH', _FROM  # paths of one file or folder that 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """What a stage trains and takes.
+  """The experiment and inputs of a stage.
 
   Attributes:
     parameters: Their number.
@@ -101,18 +101,18 @@ def _check_start(e: Experiment, before: Experiment) -> None:
   other = {k: theirs[k] for k, v in shapes.items() if k in theirs and theirs[k] != v}
   if other and not e.CHECKPOINT_IGNORE_RULES:
     ours = shell.flags({k: shapes[k] for k in other})
-    raise UserError(f'it has {ours}, and the weights {shell.flags(other)}')
+    raise UserError(f'it has {ours}, but the weights have {shell.flags(other)}')
   lines = function_lines(before.plain.build_task().model)
   different = differences(lines, function_lines(e.plain.model_of(before)))
   if different and not (other or e.CHECKPOINT_RESTORE_CHANGES):
     raise UserError(f'its model computes something else: {listed(different, shown=3)}')
   one, two = e.tokenizer_path, before.tokenizer_path
   if one and two and not _same_tokens(one, two):
-    raise UserError(f'its tokenizer is {one}, and that of the weights {two}')
+    raise UserError(f'its tokenizer is {one}, but the weights have {two}')
   of_chats = (x for x in (e, before) if isinstance(x, LanguageModel) and x.learns_chats)
   templates = [x.CHAT_TEMPLATE for x in of_chats]
   if len(set(templates)) == 2:
-    raise UserError('its CHAT_TEMPLATE writes chats in another way than they were learned')
+    raise UserError('its CHAT_TEMPLATE differs from the one in training')
 
 
 def _same_tokens(one: str, two: str) -> bool:

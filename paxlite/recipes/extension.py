@@ -1,8 +1,8 @@
-"""What recipes add: their command, and the experiments of those that ship with paxlite."""
+"""The extension for recipes: its command, and the experiments of bundled recipes."""
 
 from paxlite.core.extension import Command, Extension
 
-_PURPOSE = 'run the stages of a recipe, or those that have changed'
+_PURPOSE = 'run the stages of a recipe that are new or changed'
 EXTENSION = Extension(
   'recipes',
   needs=('aot', 'eval', 'finetuning'),  # for hours, files of tasks, and the bundled recipes

@@ -1,4 +1,4 @@
-"""What a stage is made of, and what has changed in it since it was run."""
+"""The ingredients of a stage, and their changes since it ran."""
 
 import json
 import os

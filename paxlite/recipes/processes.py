@@ -1,4 +1,4 @@
-"""Runs stages in processes of their own, and passes signals on to them."""
+"""Runs stages in separate processes, and passes signals on to them."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What a recipe is: its stages, what each one needs, and what must hold at its end.
+"""A recipe: its stages, their inputs, and the conditions at their end.
 
 # my_recipe.py
 RECIPE = Recipe([
@@ -26,7 +26,7 @@ _COMPARED = {'>=': operator.ge, '<=': operator.le, '>': operator.gt, '<': operat
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-  """What must hold at the end of a stage, as 'sums: exact_match >= 0.2'.
+  """A condition at the end of a stage, as 'sums: exact_match >= 0.2'.
 
   Attributes:
     evaluation: The evaluation input, or the zero-shot task.
@@ -158,7 +158,7 @@ class Recipe:
     for stage in stages:
       name = stage.name
       if not _NAME.fullmatch(name):
-        raise UserError(f'{name!r} is no name of a stage: small letters, digits and _')
+        raise UserError(f'{name!r} is not a name for a stage: use small letters, digits and _')
       if name in self.stages:
         raise UserError(f'two stages are called {name}: rename one')
       self.stages[name] = stage
@@ -183,7 +183,7 @@ class Recipe:
     return [*dict.fromkeys(found)]
 
   def named(self, name: str, flag: str) -> AnyStage:
-    """Returns the stage of a name; raises UserError where there is none."""
+    """Returns the stage of a name; raises UserError if it does not exist."""
     if name not in self.stages:
       raise UserError(f'{flag}: no stage {name}. {_meant(name, self.stages)}')
     return self.stages[name]

@@ -61,7 +61,7 @@ class RecipeFolder:
       found = read_object(self._path)
       of = found.get('recipe')
       if of != self._name:
-        raise UserError(f'{self.folder} is of the recipe {of}, and not of {self._name}: {_OTHER}')
+        raise UserError(f'{self.folder} belongs to the recipe {of}, not {self._name}: {_OTHER}')
       stages = found.get('stages')
       if not (isinstance(stages, dict) and all(entry.keys() >= _KEYS for entry in stages.values())):
         raise UserError(f'{self._path} is damaged: {_OTHER}')
@@ -69,7 +69,7 @@ class RecipeFolder:
     is_new = not self.folder.exists()
     if is_new or (self.folder.is_dir() and {p.name for p in self.folder.iterdir()} <= {'.lock'}):
       return {}
-    raise UserError(f'{self.folder} holds something else than a recipe: {_OTHER}')
+    raise UserError(f'{self.folder} holds something other than a recipe: {_OTHER}')
 
   def statuses(
     self, names: Collection[str], experiments: Mapping[str, Experiment]

@@ -1,4 +1,4 @@
-"""What the stages of a recipe have reached: the table of evaluations, and what had to hold."""
+"""The results of a recipe's stages: the table of evaluations, and the conditions."""
 
 import math
 import pathlib
@@ -20,7 +20,7 @@ def unmet(stage: Stage, folder: pathlib.Path) -> str:
   value = number(last.get(condition.evaluation, {}).get(condition.metric))
   if value is None:
     there = ', '.join(f'{name}: {", ".join(_metrics(x))}' for name, x in last.items()) or 'nothing'
-    return f'{stage.holds} cannot be judged, as the run has evaluated {there}'
+    return f'{stage.holds} cannot be checked: the run evaluated {there}'
   return '' if condition.is_met(value) else f'{stage.holds} does not hold: it is {value:.4g}'
 
 

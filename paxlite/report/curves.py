@@ -65,7 +65,7 @@ def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
       f'<text x="{right - 36}" y="{y}" text-anchor="end" fill="{color}">{html.escape(name)}</text>'
     )
   if not drawn:
-    parts.append(f'<text x="{_LEFT + 20}" y="{_TOP + 30}">There are no numbers yet.</text>')
+    parts.append(f'<text x="{_LEFT + 20}" y="{_TOP + 30}">No numbers yet.</text>')
   return '\n'.join([*parts, '</svg>']) + '\n'
 
 

@@ -1,4 +1,4 @@
-"""What reports add: their commands."""
+"""The extension for the commands of reports."""
 
 from paxlite.core.extension import Command, Extension
 

@@ -59,8 +59,8 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
     _table('Runs', tables.summary(runs)),
     _warnings(runs),
     '<section id="curves"></section>',
-    f'<p class="note">The curves show {shown:,} of {of:,} points; where points are left out, the '
-    'smallest and the largest of each interval are kept. Hours are those spent in steps.</p>'
+    f'<p class="note">The curves show {shown:,} of {of:,} points; left-out intervals keep their '
+    'smallest and largest points. Hours count time spent in steps.</p>'
     if of > shown
     else '',
     spike_texts.section(spikes, runs),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from paxlite.config.former_names import current_values
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, number
+from paxlite.core.wording import amount
 from paxlite.files.json_files import read_object
 from paxlite.files.schemes import records_of
 from paxlite.tracking.writers import (
@@ -28,7 +29,7 @@ _OF_RUNS = 'experiment.json', 'metrics.jsonl', 'eval_metrics.jsonl', 'goodput'
 
 @dataclasses.dataclass(frozen=True)
 class RunRecords:
-  """What a run has recorded.
+  """The records of a run.
 
   Attributes:
     folder: The run's folder.
@@ -127,8 +128,8 @@ class RunRecords:
     where = [f'{n - m:,} in steps {a + 1:,} to {b:,}' for (a, m), (b, n) in changes if n > m]
     shown = ', '.join(where[:_MOST_PLACES]) + (' …' if len(where) > _MOST_PLACES else '')
     return [
-      f'{total:,} steps were skipped, because their gradient or loss was not finite: {shown}. '
-      'They changed nothing.'
+      f'{amount(total, "step")} skipped because of a non-finite gradient or loss: {shown}. Skipped '
+      'steps change nothing.'
     ]
 
   def series(self, metric: str, over: str) -> Points:
@@ -186,14 +187,14 @@ def read_runs(folders: Sequence[str]) -> list[RunRecords]:
   """Returns the records of runs.
 
   Raises:
-    UserError: A folder is not that of a run, or is named twice.
+    UserError: A folder is not that of a run, or is listed twice.
   """
   paths = [records_of(f) for f in folders]
   for path in paths:
     if not path.is_dir() or not any((path / name).exists() for name in _OF_RUNS):
       raise UserError(f'{path} is not the folder of a run')
     if paths.count(path) > 1:
-      raise UserError(f'{path} is named twice')
+      raise UserError(f'{path} is listed twice')
   depth = 1
   while len({p.parts[-depth:] for p in paths}) < len(paths):
     depth += 1
@@ -214,7 +215,7 @@ def thinned(points: Points, most: int) -> Points:
 
 
 def differing(runs: Sequence[RunRecords]) -> list[tuple[str, list[Json]]]:
-  """Returns the attributes whose values are not the same in all runs, with the values."""
+  """Returns the attributes with different values in the runs, with the values."""
   names = sorted({name for run in runs for name in run.values})
   rows = [(name, [run.values.get(name) for run in runs]) for name in names]
   return [(name, values) for name, values in rows if any(v != values[0] for v in values)]

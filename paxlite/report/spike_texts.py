@@ -19,7 +19,7 @@ _CHARS = 12_000  # of a step
 
 @dataclasses.dataclass(frozen=True)
 class SpikeTexts:
-  """What is shown of a spike.
+  """The contents shown for a spike.
 
   Attributes:
     run: The number of its run.

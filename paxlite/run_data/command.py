@@ -43,8 +43,9 @@ def show(args: argparse.Namespace, runs: Sequence[str]) -> None:
   if args.spike:
     if not found_spikes:
       raise UserError(
-        f'no loss of the {len(run.losses):,} recorded steps of {run.place} is far above the losses '
-        'before it (SUMMARY_INTERVAL_STEPS says how many are recorded): --step=N shows any step'
+        f'no loss of the {len(run.losses):,} recorded steps of {run.place} is far above the '
+        'losses before it (SUMMARY_INTERVAL_STEPS sets how often losses are recorded): --step=N '
+        'shows any step'
       )
     step = found_spikes[0].step
   if kept := run.episodes(step):
@@ -79,8 +80,7 @@ def _check(args: argparse.Namespace, runs: Sequence[str]) -> None:
     raise UserError(f'{" and ".join(asked)}: leave one of them out')
   if args.fdl_config or args.attributes or args.chat_template:
     raise UserError(
-      'the values of a run are those in its folder: leave --fdl_config, --chat_template and '
-      'NAME=VALUE out'
+      "a run's values are in its folder: leave out --fdl_config, --chat_template and NAME=VALUE"
     )
   most = 1 if asked else 2
   if len(args.files) != most:

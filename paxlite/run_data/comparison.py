@@ -38,7 +38,7 @@ class Difference:
 
 @dataclasses.dataclass
 class Comparison:
-  """What two runs were trained on, compared.
+  """The comparison of two runs' training data.
 
   Attributes:
     steps: The steps that both have done.
@@ -78,7 +78,7 @@ def check_tokenizers(one: RunData, other: RunData) -> None:
   if _vocabulary(one.tokenizer) != _vocabulary(other.tokenizer):
     names = [run.tokenizer.path if run.tokenizer else 'none' for run in (one, other)]
     raise UserError(
-      f'{one.place} and {other.place} have other tokenizers, {names[0]} and {names[1]}, so that '
+      f'{one.place} and {other.place} have different tokenizers, {names[0]} and {names[1]}, so '
       'their ids cannot be compared'
     )
 
@@ -182,7 +182,7 @@ def lines(one: RunData, other: RunData, found: Comparison) -> Iterator[str]:
     )
     return
   at = found.difference
-  before = f'the {found.equal:,} steps before are the same' if found.equal else 'it is the first'
+  before = f'equal for {amount(found.equal, "step")} before' if found.equal else 'it is the first'
   yield f'Different {both} differ at step {at.step:,}; {before}'
   if at.row is None or at.position is None:
     yield f'          their batches have another {at.what}'
@@ -197,10 +197,10 @@ def _order(found: Comparison, one: RunData, other: RunData) -> Iterator[str]:
   if found.documents is None:
     yield 'Documents unknown: the data do not name their records'
     return
-  steps = f'in the first {found.steps:,} steps'
+  steps = f'in the first {amount(found.steps, "step")}'
   if not any(found.only):
     often = 'but not equally often' if found.unequal else 'equally often, in another order'
-    yield f'Documents both have seen the same {found.documents:,} {steps}, {often}'
+    yield f'Documents both saw the same {found.documents:,} {steps}, {often}'
   else:
     yield (
       f'Documents {found.documents:,} were seen by both {steps}, {found.only[0]:,} only by '

@@ -43,8 +43,8 @@ def counted(run: RunData) -> Counts:
   others = [step for step in run.first_steps if not run.same_documents(step, steps)]
   if others:
     raise UserError(
-      f'{run.place} was trained on other data from step {others[-1]:,} on than at its end, so that '
-      'its documents cannot be counted as one set'
+      f'{run.place} changed its data after step {others[-1]:,}, so its documents cannot be '
+      'counted as one set'
     )
   for _, batch in run.batches(1, steps):
     for row in range(len(batch['ids'])):

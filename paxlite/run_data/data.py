@@ -1,18 +1,17 @@
 """paxlite data [FILES…] [--fdl_config=EXPERIMENT] [--vocab=FILE] [NAME=VALUE …]
 paxlite data RUN --step=N|--spike|--counts|--without=RECORDS, or RUN RUN
 
-Shows what a run would see of FILES: the format, examples and tokens, a histogram of lengths, how
-full rows are, what is cut or left out, what is odd (empty answers, chats that end with a question,
-duplicates, special tokens in a text), all records that a run refuses, the steps of an epoch, and
-examples, in which the learned text is green, or in [[ ]] where there is no color. Without FILES,
-the data are those of the experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step
-has PERCORE_BATCH_SIZE rows, and without a tokenizer, that of the demo is used, so that counts are
-rough. None of this writes a file.
+Shows what a run would see of FILES: format, examples and tokens, a histogram of lengths, how full
+sequences are, what is cut or left out, what is odd (empty answers, chats that end with a question,
+duplicates, special tokens in text), all records that a run refuses, steps per epoch, and examples.
+Learned text is green, or in [[ ]] without color. FILES default to the experiment's data. Without an
+experiment, sequences have MAX_SEQ_LEN tokens and a step PERCORE_BATCH_SIZE sequences; without a
+tokenizer, the demo's gives rough counts. None of this writes a file.
 
-RUN is the folder of a run. --step shows the texts that a step was trained on, with their files and
-records, --spike those of the step whose recorded loss is furthest above the steps before it, and
---counts how often each document was seen. --without writes a file of records that a continuation
-leaves out. Two runs are compared batch by batch.
+RUN is a run folder. --step shows a step's texts, with files and records; --spike those of the step
+with the recorded loss furthest above the steps before it; --counts how often each document was
+seen. --without writes a file of records for a continuation to leave out. Two runs are compared
+batch by batch.
 
 Examples:
   paxlite data chats.jsonl
@@ -59,21 +58,19 @@ _TEMPLATE = (
 
 PARSER = Parser(__doc__)
 PARSER.option('files', 'files, or other sources of docs/data.md', nargs='*')
-PARSER.option('--fdl_config', 'the experiment that would train on them')
-PARSER.option('--vocab', "a tokenizer; without it, the experiment's", stored)
-PARSER.option('--chat_template', 'a file with a Jinja template, or its text', stored)
-PARSER.option('--step', 'the texts of this step of RUN, as metrics.jsonl counts steps', int)
-PARSER.option('--row', 'only this row of the step, from 0, with all of its tokens', int)
+PARSER.option('--fdl_config', 'experiment to train on them')
+PARSER.option('--vocab', "tokenizer (the experiment's)", stored)
+PARSER.option('--chat_template', 'Jinja template, or its file', stored)
+PARSER.option('--step', 'texts of this step of RUN, as in metrics.jsonl', int)
+PARSER.option('--row', 'only this sequence of the step, from 0, with all tokens', int)
+PARSER.option('--spike', 'texts of the step with the largest loss spike', bool)
+PARSER.option('--counts', 'how often RUN saw each document', bool)
 PARSER.option(
-  '--spike', 'the texts of the step whose loss is furthest above the steps before it', bool
+  '--without', 'plan a continuation of RUN without FILE:RECORD,… or STEP:ROW,…', metavar='RECORDS'
 )
-PARSER.option('--counts', 'how often RUN has seen each document', bool)
-PARSER.option(
-  '--without', 'plans a continuation of RUN without FILE:RECORD,… or STEP:ROW,…', metavar='RECORDS'
-)
-PARSER.option('--output', 'the file for LEAVE_OUT that --without writes (left_out.txt)', local)
-PARSER.option('--json', 'prints one JSON object, with all ids and texts', bool)
-PARSER.option('--examples', 'how many examples are shown (3)', int, default=3)
+PARSER.option('--output', 'file for LEAVE_OUT, of --without (left_out.txt)', local)
+PARSER.option('--json', 'print one JSON object with all ids and texts', bool)
+PARSER.option('--examples', 'examples to show (3)', int, default=3)
 PARSER.attributes()
 
 
@@ -106,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _show_prompts(e: 'Rows', num_examples: int) -> 'RefusedRecords':
-  """Shows prompts whose answers the model generates; returns those that a run refuses."""
+  """Shows prompts that the model answers; returns those that a run refuses."""
   import fiddle as fdl
   import numpy as np
 
@@ -274,7 +271,7 @@ def _dataset_of_record(place: str, raw: 'Raw', overrides: Mapping[str, str]) -> 
 
 
 def _oddities(e: 'Experiment') -> 'Oddities | None':
-  """Returns what is odd in the records; None if the data are no records."""
+  """Returns the oddities of the records; None if the data has no records."""
   import fiddle as fdl
 
   from paxlite.data.record_files import OF_RECORDS
@@ -318,9 +315,7 @@ def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
   for each in inputs:
     rows = isinstance(each, RowInput) and isinstance(each.source, ExampleRows | TokenRows)
     if not rows and not isinstance(each, StreamInput):
-      raise UserError(
-        f'{type(e).__name__} trains on {e.dataset}, and paxlite data cannot show such data'
-      )
+      raise UserError(f'{type(e).__name__} trains on {e.dataset}, which paxlite data cannot show')
   return inputs
 
 
@@ -353,9 +348,7 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) ->
     print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {amount(max_steps(e, data), "step")}')
   if isinstance(source, ExampleRows) and (too_long := e.values().get('TOO_LONG')):
     if source.num_skipped and too_long == 'error':
-      print(
-        '          TOO_LONG=error: a run refuses these data; skip and truncate are other values'
-      )
+      print('          TOO_LONG=error: a run refuses this data; other values are skip and truncate')
     for cfg in _tolerant(e).eval_inputs().values():
       print(f'Held out  {data_summary.examples(fdl.build(cfg).source)}')
   color = has_color()

@@ -1,4 +1,4 @@
-"""data.jsonl: what a run was trained on since which step, so that its batches can be read again.
+"""data.jsonl: a run's training data by step, so that its batches can be read again.
 
 A start, and a rollback, write a record of the step, the number of its batch, the batch size, what
 identifies the data, and, if they have changed, the values of the experiment, the versions and the

@@ -1,4 +1,4 @@
-"""What a run would see of its data: the contents of inputs, in lines for `paxlite data`."""
+"""Describes a run's inputs in lines for `paxlite data`."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -127,11 +127,11 @@ def report(data: RowInput | StreamInput) -> list[str]:
 
 
 def _left_out(source: ExampleRows) -> list[str]:
-  """Says which examples are too long, and what becomes of them."""
+  """Describes which examples are too long, and what happens to them."""
   lines = []
   if source.num_cut:
     lines.append(f'Cut       {amount(source.num_cut, source.noun)}, too long')
   if source.num_skipped:
-    why = 'whose answer begins behind the cut' if source.too_long == 'truncate' else 'too long'
+    why = 'with the whole answer cut off' if source.too_long == 'truncate' else 'too long'
     lines.append(f'Left out  {amount(source.num_skipped, source.noun)}, {why}')
   return [*lines, f'          the longest: {source.long.longest}'] if lines else lines

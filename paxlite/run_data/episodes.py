@@ -6,7 +6,7 @@ from paxlite.core.json_text import Json, JsonObject
 
 
 def lines(episode: JsonObject) -> Iterator[str]:
-  """Yields the lines that show an episode: what it was worth, the prompt and the answers."""
+  """Yields the lines that show an episode: its reward, prompt and answers."""
   cut = ', cut at its longest' if episode.get('is_cut') else ''
   yield f'Row {episode.get("row")}  {worth(episode)}{cut}  ({episode.get("place")})'
   for text in [*said(episode.get('prompt')), *said(episode.get('answer'))]:

@@ -1,4 +1,4 @@
-"""What the data of a run add: data.jsonl, `paxlite data`, and LEAVE_OUT."""
+"""The extension for the data of runs: data.jsonl, `paxlite data`, and LEAVE_OUT."""
 
 from paxlite.core.extension import Command, Extension
 

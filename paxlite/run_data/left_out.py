@@ -55,7 +55,7 @@ def without(data: Input, path: str, flag: str = '') -> Input:
   if left:
     first, said = next(iter(left)), flag or f'LEAVE_OUT={path}'
     raise UserError(
-      f'{said}: {first} is no record of {data.name[:200]}: a record is named FILE:RECORD, as '
+      f'{said}: {first} is not a record of {data.name[:200]}: name a record FILE:RECORD, as '
       'paxlite data shows it'
     )
   data.left_out = checksums(places, names)  # type: ignore[attr-defined]
@@ -81,8 +81,8 @@ def read(path: str) -> list[Place]:
     raise UserError(f'{path} names no record to leave out')
   if len(found) > _MOST:
     raise UserError(
-      f'{path} names {len(found):,} records, and at most {_MOST:,} can be left out of a run: write '
-      'other files without them, and begin another run'
+      f'{path} names {len(found):,} records; a run can leave out at most {_MOST:,}: write files '
+      'without them, and start another run'
     )
   return list(found.values())
 
@@ -154,20 +154,20 @@ def _leave_out(data: object, places: Sequence[Place]) -> list[Place]:
     return found
   if isinstance(data, RowInput) and isinstance(source, ExampleRows):
     if source.examples_of_a_record != 1:
-      raise _refusal(source.name, 'the answers of a row are compared with each other')
+      raise _refusal(source.name, 'the answers of a sequence are compared with each other')
     return _left_out_of(source, places)
   if isinstance(data, RowInput) and isinstance(source, TokenRows):
     if source.rows == 'stream':
-      why = 'texts follow each other in its rows without a border (PACKED_INPUT=False)'
+      why = 'its sequences join texts without a border (PACKED_INPUT=False)'
       raise _refusal(source.name, why)
     return _left_out_of(source, places)
-  raise _refusal(str(getattr(data, 'name', data)), 'its texts are no records of files')
+  raise _refusal(str(getattr(data, 'name', data)), 'its texts are not records of files')
 
 
 def _left_out_of(source: ExampleRows | TokenRows, places: Sequence[Place]) -> list[Place]:
   found = source.leave_out(places)
   if len(source.left_out) >= source.num_documents:
-    raise UserError(f'LEAVE_OUT: no record of {source.name[:200]} is left: name fewer records')
+    raise UserError(f'LEAVE_OUT names all records of {source.name[:200]}: name fewer')
   return found
 
 

@@ -67,7 +67,7 @@ class Oddities:
     return record
 
   def look_at(self, place: str, record: Record) -> None:
-    """Counts what is odd in a record."""
+    """Counts the oddities of a record."""
     for kind, detail in self._found(place, record):
       self._counts[kind] = self._counts.get(kind, 0) + 1
       self._first.setdefault(kind, f'{place}{detail}')

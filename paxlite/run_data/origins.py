@@ -45,7 +45,7 @@ Key = tuple[int, int, int, int]  # all but TOKEN: identifies a document of an in
 
 
 class DocumentIndex(Protocol):
-  """What a source says of one of its documents."""
+  """A source's facts about one of its documents."""
 
   def place_of(self, document: int) -> Place: ...
 
@@ -192,7 +192,7 @@ def place_of(data: Input, key: Key) -> Place:
   each = _input_of(data, key)
   source = getattr(each, 'source', each)
   if key[Column.DOCUMENT] < 0:
-    why = getattr(source, 'why_untraced', 'its source does not say where its rows come from')
+    why = getattr(source, 'why_untraced', 'its source does not name the origin of its sequences')
     return Place(str(getattr(each, 'name', '')), unknown=why)
   if isinstance(each, StreamInput):
     dataset = each.source.datasets[key[Column.DATASET]]

@@ -56,14 +56,14 @@ def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
     yield f'{"":12}and {len(before):,} that the run leaves out already'
   yield f'{"Written":12}{output}'
   yield (
-    f'{"Continue":12}with LEAVE_OUT={os.path.abspath(output)} beside what the run was started '
-    f'with. The steps up to {run.steps_done:,} stay as they were trained; to undo steps as well, '
-    'start from an earlier checkpoint'
+    f"{'Continue':12}with LEAVE_OUT={os.path.abspath(output)} and the run's other arguments. "
+    f'Steps up to {run.steps_done:,} stay as trained; to undo steps too, start from an earlier '
+    'checkpoint'
   )
 
 
 def _output(run: RunData, asked: str | None) -> str:
-  """Returns the file to write, which is none that the run reads its steps so far by."""
+  """Returns the file to write, never one that the run's steps so far need."""
   first = _OUTPUT if asked is None else asked
   if canonical(first) not in map(canonical, run.files_left_out):
     return first
@@ -73,15 +73,15 @@ def _output(run: RunData, asked: str | None) -> str:
   if asked is None:
     return free
   raise UserError(
-    f'--output={asked} is the file that LEAVE_OUT of {run.place} names, and its steps so far are '
-    f'read by it: choose another one, such as --output={free}'
+    f'--output={asked} is the LEAVE_OUT file of {run.place}, which its steps so far need: choose '
+    f'another, such as --output={free}'
   )
 
 
 def _before(run: RunData) -> list[Place]:
   e = run.experiment
   if not isinstance(e, Rows):
-    raise UserError(f'{type(e).__name__} has no LEAVE_OUT: its data are its own')
+    raise UserError(f'{type(e).__name__} has its own data without LEAVE_OUT')
   return left_out.read(e.LEAVE_OUT) if e.LEAVE_OUT else []
 
 

@@ -1,4 +1,4 @@
-"""What a run was trained on: its batches, read again from the data, with their origins.
+"""The batches of a run, read again from the data, with their origins.
 
 Nothing here needs an accelerator or the parameters. A step's batch is computed from its number.
 Streams are read from the nearest position that the run has kept: see run_data.data_records.
@@ -132,7 +132,7 @@ class RunData:
     done = self.steps_done
     if not 1 <= step <= done:
       raise UserError(
-        f'--step={step}: {self.place} has done the steps from 1 to {done:,}'
+        f'--step={step}: {self.place} trained steps 1 to {done:,}'
         if done
         else f'{self.place} has done no step yet'
       )
@@ -155,7 +155,7 @@ class RunData:
     return [stretch.step + 1 for stretch in self._stretches if stretch.step < self.steps_done]
 
   def data_of(self, step: int) -> Input:
-    """Returns the input of a step, whose batches are not traced."""
+    """Returns the input of a step, without tracing its batches."""
     return self._input(self._number(step))
 
   def batch_number(self, step: int) -> int:
@@ -218,7 +218,7 @@ class RunData:
       # Fiddle's errors repeat the config below the first line
       what = f'{e.filename}: {e.strerror}' if e.filename else line_of(e)
       raise UserError(
-        f'the data of {self.place} cannot be read ({what}): put them back, or permit reading them'
+        f'the data of {self.place} cannot be read ({what}): put it back, or permit reading it'
       ) from None
 
   def _position(self, number: int, batch: int) -> tuple[int, list[list[int]] | None]:
@@ -238,26 +238,26 @@ class RunData:
     if stretch.batch == 0:
       return 0, None
     raise UserError(
-      f'{self.place} has kept no position of its streams at step {stretch.step}, from which the '
-      'batches behind it could be read'
+      f'{self.place} kept no position of its streams at step {stretch.step}, which later batches '
+      'need'
     )
 
   def _number(self, step: int) -> int:
     """Returns the number of the stretch of a step."""
     if step <= self._unknown_left_out:
       raise UserError(
-        f'{self.place} leaves records out (LEAVE_OUT), and without the {DataRecords.name} of its '
-        f'first start it is not known from which of its steps up to {self._unknown_left_out:,} on'
+        f'{self.place} leaves records out (LEAVE_OUT), but without the {DataRecords.name} of its '
+        f'first start the step (up to {self._unknown_left_out:,}) where this began is unknown'
       )
     if step <= self._first and _continued_another(self._stretches[0].values):
       raise UserError(
         f'{self.place} continued the state of another run (CHECKPOINT_RESTORE_STATE) from step '
-        f'{self._first:,}, and these steps are of that run: ask for its data'
+        f'{self._first:,}, and these steps belong to that run: ask for its data'
       )
     if step <= self._first:
       raise UserError(
-        f'the batches of the steps up to {self._first:,} are not known: {self.place} rolled back '
-        f'before it kept {DataRecords.name}'
+        f'the batches up to step {self._first:,} are unknown: {self.place} rolled back before it '
+        f'kept {DataRecords.name}'
       )
     numbers = [i for i, stretch in enumerate(self._stretches) if stretch.step < step]
     return numbers[-1] if numbers else 0
@@ -313,14 +313,14 @@ class RunData:
       self._built.append((config, data))
     if isinstance(data, OnPolicyInput):
       raise UserError(
-        f'{self.place} was trained on what the model itself generated, of which it keeps '
-        f'KEPT_EPISODES of each batch in {EpisodeRecords.name}: there is none of this step'
+        f'{self.place} was trained on generated answers and keeps KEPT_EPISODES per batch in '
+        f'{EpisodeRecords.name}: it has none of this step'
       )
     why = change(now, stretch.identity)
     if not why and stretch.identity and now.get('left_out') != stretch.identity.get('left_out'):
       why = 'the file that LEAVE_OUT names has changed since'
     if why:
-      raise UserError(f'{data.name} is not what {self.place} was trained on: {why}')
+      raise UserError(f'{data.name} is not the training data of {self.place}: {why}')
     return data
 
   @functools.cached_property
@@ -358,7 +358,7 @@ class RunData:
     return found
 
   def _read_stretches(self) -> tuple[list[Stretch], int]:
-    """Returns the stretches, and the last step before them whose batch is not known."""
+    """Returns the stretches, and the last step before them with an unknown batch."""
     found: list[Stretch] = []
     values = self._values
     for record in self._records:

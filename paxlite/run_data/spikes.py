@@ -1,4 +1,4 @@
-"""Finds the steps whose recorded loss is far above that of the steps before them."""
+"""Finds the steps with a recorded loss far above the steps before them."""
 
 import dataclasses
 import statistics
@@ -11,7 +11,7 @@ _FEWEST = 8  # recorded steps
 
 @dataclasses.dataclass(frozen=True)
 class Spike:
-  """A recorded step whose loss is above the median of the steps before it.
+  """A recorded step with a loss above the median of the steps before it.
 
   Attributes:
     step: The step.

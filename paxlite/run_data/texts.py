@@ -21,7 +21,7 @@ def check_row(batch: Batch, row: int | None) -> None:
   """Raises UserError if a batch has no such row."""
   count = len(batch['ids'])
   if row is not None and not 0 <= row < count:
-    raise UserError(f'--row={row}: the batch has the rows from 0 to {count - 1}')
+    raise UserError(f'--row={row}: the batch has rows 0 to {count - 1}')
 
 
 def described(run: RunData, step: int, batch: Batch, row: int | None = None) -> JsonObject:
@@ -85,7 +85,7 @@ def lines(
   yield f'Step {step:,}{said}: batch {run.batch_number(step):,} of {name}'
   yield f'          {amount(rows, "row")} of {amount(length, "token")}; {how_learned(color)}'
   if run.tokenizer is None:
-    yield '          the run names no tokenizer, so that ids are shown'
+    yield '          ids, because the run names no tokenizer'
   for number in range(rows) if row is None else [row]:
     yield ''
     yield f'Row {number}'
@@ -103,7 +103,7 @@ def lines(
 
 
 def _extent(piece: DocumentSpan, learned: np.ndarray, is_packed: bool) -> str:
-  """Says which tokens of a row a text has, and how many of them count."""
+  """Describes which tokens of a sequence a text has, and how many count."""
   segment = f'segment {piece.segment}, ' if is_packed else ''
   count = int(learned.sum())
   counted = 'all learned' if count == len(learned) else f'{count:,} of them learned'

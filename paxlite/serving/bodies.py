@@ -1,4 +1,4 @@
-"""What the bodies of OpenAI's requests ask for."""
+"""Reads the bodies of OpenAI API requests."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RequestLimits:
-  """What a client may ask for.
+  """The limits of a client's requests.
 
   Attributes:
     max_tokens: The most new tokens of an answer, and those of a chat that does not say how many.
@@ -55,7 +55,7 @@ class RequestLimits:
 
 @dataclasses.dataclass(frozen=True)
 class CompletionRequest:
-  """What a request asks for.
+  """The contents of a request.
 
   Attributes:
     requests: The requests to the engine, n to each prompt, one prompt after another.
@@ -132,7 +132,7 @@ class Bodies:
     tools, choice = fields.get('tools'), fields.get('tool_choice', 'auto')
     if choice not in ('auto', 'none'):
       raise ApiError(
-        'tool_choice must be "auto" or "none": a call cannot be forced', 'tool_choice',
+        'tool_choice must be "auto" or "none": forcing a call is not supported', 'tool_choice',
         'unsupported_value',
       )  # fmt: skip
     if choice == 'none':
@@ -190,9 +190,9 @@ class Bodies:
     ends = [*([] if fields.flag('ignore_eos') else ends), *own_ends]
     if len(ends) > MOST_ENDS:
       raise ApiError(
-        f'{len(ends)} tokens end an answer, with those of the model; at most {MOST_ENDS} are '
-        'possible', 'stop_token_ids',
-      )  # fmt: skip
+        f"{len(ends)} stop tokens, including the model's; at most {MOST_ENDS} are possible",
+        'stop_token_ids',
+      )
     self._check_ids(own_ends, 'stop_token_ids')
     bias = self._bias(fields.get('logit_bias', {}))
     least = fields.integer('min_tokens', 0, 0, max_tokens) or 0
@@ -248,7 +248,7 @@ class Bodies:
     return found
 
   def _check_length(self, text: str, name: str, times: int) -> None:
-    """Refuses a text whose beginning alone has `times` as many tokens as the model takes, or more.
+    """Refuses a text if its beginning alone has `times` the model's limit of tokens or more.
 
     Encoding megabytes takes minutes, in which nothing else is answered.
     """
@@ -316,7 +316,7 @@ class Bodies:
   def _thinking(self, given: Any) -> bool | None:
     known = {'enable_thinking', 'thinking'}
     if not isinstance(given, dict) or set(given) - known:
-      raise ApiError('chat_template_kwargs may have enable_thinking alone', 'chat_template_kwargs')
+      raise ApiError('chat_template_kwargs supports only enable_thinking', 'chat_template_kwargs')
     return next((bool(value) for value in given.values()), None)
 
 

@@ -1,10 +1,9 @@
 """paxlite serve CHECKPOINT [--port=8000] [--host=127.0.0.1] [NAME=VALUE …]
 
-Answers requests in the form of OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
-A browser shows a chat at /.
-CHECKPOINT is the folder of a run or of imported weights. The server listens on this machine alone,
-unless --host says otherwise. SIGTERM or Ctrl-C: it takes no more requests, answers those that it
-has, and ends. Needs the extra serve.
+Serves OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a chat page at /.
+CHECKPOINT is a run folder or imported weights. The server listens on this machine alone unless
+--host is set. On SIGTERM or Ctrl-C it refuses new requests, finishes the others and ends. Needs the
+extra serve.
 
 Example:
   paxlite serve weights/smollm --port=8000
@@ -31,23 +30,23 @@ from paxlite.generation.checkpoint_options import add_weights
 _KEY = 'PAXLITE_API_KEY'
 
 PARSER = Parser(__doc__)
-PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
-PARSER.option('--host', 'the address to listen on (127.0.0.1)', default='127.0.0.1')
-PARSER.option('--port', '0 takes a free one (8000)', int, default=8000)
-PARSER.option('--name', 'of the model in requests (the last part of CHECKPOINT)')
+PARSER.word('checkpoint', 'CHECKPOINT', 'run folder, or imported weights', stored)
+PARSER.option('--host', 'address to listen on (127.0.0.1)', default='127.0.0.1')
+PARSER.option('--port', '0: a free one (8000)', int, default=8000)
+PARSER.option('--name', 'model name in requests (the last part of CHECKPOINT)')
 PARSER.option('--api_key', argparse.SUPPRESS)
-PARSER.option('--api_key_file', f'holds what clients must send (the variable {_KEY})', local)
-PARSER.option('--allowed_hosts', 'further names of the server, NAME,NAME', default='',
+PARSER.option('--api_key_file', f'file with the key of clients (variable {_KEY})', local)
+PARSER.option('--allowed_hosts', 'further server names, NAME,NAME', default='',
               metavar='NAMES')  # fmt: skip
-PARSER.option('--allow_special_tokens', 'in messages; otherwise they are ordinary text', bool)
-PARSER.option('--page', 'a chat for people, at /', bool, default=True)
+PARSER.option('--allow_special_tokens', 'in messages, not as ordinary text', bool)
+PARSER.option('--page', 'chat page at /', bool, default=True)
 PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
-PARSER.option('--most_waiting', 'requests that wait beside them (256)', int, default=256)
-PARSER.option('--max_tokens', 'most new tokens of an answer (as many as there is room for)', int)
-PARSER.option('--timeout', 'seconds from a request to the end of its answer (600)', float,
+PARSER.option('--most_waiting', 'queued requests (256)', int, default=256)
+PARSER.option('--max_tokens', 'maximum new tokens per answer (as many as fit)', int)
+PARSER.option('--timeout', 'seconds per request (600)', float,
               default=600.0)  # fmt: skip
-PARSER.option('--drafts', 'fewer steps, by a prediction module (NUM_PREDICTION_MODULES)', bool)
-PARSER.option('--grace', 'seconds for the last answers after SIGTERM (30)', float, default=30.0)
+PARSER.option('--drafts', 'speculative decoding (needs NUM_PREDICTION_MODULES)', bool)
+PARSER.option('--grace', 'seconds to finish answers after SIGTERM (30)', float, default=30.0)
 add_weights(PARSER)
 
 
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
     is_local = ipaddress.ip_address(place.getsockname()[0]).is_loopback
     hosts = [*LOOPBACK, args.host, *more] if is_local or more else []
     if not key and not is_local:
-      warn(f'{args.host} is open to other machines, and there is no key: set {_KEY}')
+      warn(f'{args.host} is open to other machines, but no key is set: set {_KEY}')
     cache.enable()
     given = args.tokenizer, args.attributes, args.base_weights
     with _ending_in_order():
@@ -123,7 +122,7 @@ def _ending_in_order() -> Iterator[None]:
   try:
     yield
   except (KeyboardInterrupt, SystemExit):
-    warn('Asked to end before the first request: nothing was lost')
+    warn('Told to stop before the first request: nothing was lost')
     os._exit(0)  # a program may still be compiled
 
 
@@ -131,7 +130,7 @@ def _key(args: argparse.Namespace) -> str:
   """Returns what clients must send; '' if there is nothing."""
   if args.api_key is not None:
     raise UserError(
-      f'--api_key shows the key to all who list processes: set {_KEY}, or --api_key_file=FILE'
+      f'--api_key would show the key in the process list: set {_KEY}, or --api_key_file=FILE'
     )
   if args.api_key_file is None:
     return os.environ.get(_KEY, '')

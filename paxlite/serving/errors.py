@@ -50,8 +50,8 @@ def wrong_key() -> ApiError:
 def foreign_host(kind: str, value: str) -> ApiError:
   """Returns the error that a request is for another server, or from a page of another site."""
   message = (
-    f'{kind} is {value[:200]!r}: this server answers requests to and from its own names alone; '
-    '--allowed_hosts of `paxlite serve` names further ones'
+    f'{kind} is {value[:200]!r}: this server answers only requests to and from its own names; '
+    '`paxlite serve --allowed_hosts` adds names'
   )
   return ApiError(message, code='host_not_allowed', status=403, type='permission_error')
 
@@ -65,7 +65,7 @@ def too_slow_body(seconds: float) -> ApiError:
 def busy() -> ApiError:
   """Returns the error that too many requests wait."""
   return ApiError(
-    'Too many requests wait for an answer; try again later',
+    'Too many requests are queued; try again later',
     code='rate_limit_exceeded', status=429, type='rate_limit_error',
   )  # fmt: skip
 

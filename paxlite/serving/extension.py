@@ -1,8 +1,8 @@
-"""What serving adds: its command."""
+"""The extension for the command serve."""
 
 from paxlite.core.extension import Command, Extension
 
-_PURPOSE = "answer requests in the form of OpenAI's API"
+_PURPOSE = "serve OpenAI's API"
 EXTENSION = Extension(
   'serving',
   needs=('generation',),

@@ -57,7 +57,7 @@ class RequestFields(fields.Fields):
   Args:
     body: The JSON object.
     ignored: Names of fields that change nothing here.
-    refused: Fields that are not implemented, and the values with which they change nothing.
+    refused: Fields that are not supported, and the values with which they change nothing.
   """
 
   def __init__(
@@ -67,7 +67,7 @@ class RequestFields(fields.Fields):
     self._ignored, self._refused = ignored, refused
 
   def get(self, key: str, default: Any = None) -> Any:
-    """Returns the value of a field, or the default; null is as if it were not there."""
+    """Returns the value of a field, or the default; null counts as absent."""
     value = super().get(key)
     return default if value is None else value
 
@@ -130,4 +130,4 @@ class RequestFields(fields.Fields):
         hint = did_you_mean(name, known)
         raise ApiError(f'Unrecognized request argument supplied: {name}. {hint}'.rstrip(), name)
       if value not in self._refused[name]:
-        raise ApiError(f'{name} is not implemented', name, 'unsupported_value')
+        raise ApiError(f'{name} is not supported', name, 'unsupported_value')

@@ -1,4 +1,4 @@
-"""What every request passes: the check of the names that it is sent to, and the log."""
+"""Checks the host names of every request, and logs it."""
 
 import json
 import time

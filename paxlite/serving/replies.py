@@ -214,13 +214,13 @@ class ChatReply(Reply):
 
 
 def _token(piece: SpelledToken, log_prob: float) -> dict[str, Any]:
-  """Returns a token in OpenAI's form; the bytes of all tokens are those of the text."""
+  """Returns a token in OpenAI's form; the bytes of all tokens make up the text."""
   data = None if piece.data is None else [*piece.data]
   return dict(token=piece.text, logprob=log_prob, bytes=data)
 
 
 def _by_text(score: TokenScore, pieces: Sequence[SpelledToken]) -> dict[str, float]:
-  """Returns the likeliest tokens by their texts; of several with one text, the likeliest."""
+  """Returns the most likely tokens by text; of several with one text, the most likely."""
   found: dict[str, float] = {}
   for piece, log_prob in zip(pieces, score.top.values(), strict=True):
     found.setdefault(piece.text, log_prob)

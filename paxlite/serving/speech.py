@@ -1,4 +1,4 @@
-"""What an answer of a chat consists of: thinking, content, and calls of functions."""
+"""The parts of a chat answer: thinking, content, and function calls."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

@@ -78,7 +78,7 @@ def _without(text: str, spans: Sequence[Span]) -> str:
 
 
 def _call(text: str, tools: Collection[str]) -> JsonObject | None:
-  """Returns the call that a text is; None if it is none of these tools."""
+  """Parses a text as a call of one of these tools; None if it is not one."""
   try:
     value: Any = strictly_parsed(text.strip().encode())
   except ValueError:

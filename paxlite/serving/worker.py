@@ -23,7 +23,7 @@ class BusyError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """What is new of an answer.
+  """The new part of an answer.
 
   Attributes:
     parts: Parts of its text that later tokens cannot change.
@@ -41,7 +41,7 @@ class Progress:
 
 
 class Ticket:
-  """A request that the thread works on, for the loop of events that asked for it."""
+  """A request that the thread processes for an event loop."""
 
   def __init__(self, request: Request):
     self.request = request
@@ -70,7 +70,7 @@ class Ticket:
 
 
 class Worker:
-  """Runs an engine in a thread of its own.
+  """Runs an engine in its own thread.
 
   Args:
     engine: The engine, which nothing else uses meanwhile.
@@ -116,7 +116,7 @@ class Worker:
     return tickets
 
   def cancel(self, ticket: Ticket) -> None:
-    """Ends a request whose answer nobody waits for any more."""
+    """Ends a request that no client waits for."""
     self._calls.put(('cancel', ticket))
 
   def _run(self) -> None:
@@ -174,7 +174,7 @@ class Worker:
 
 
 def _news(job: Job) -> Progress:
-  """Returns what is new of a job; an error is that of its request alone."""
+  """Returns the news of a job; an error concerns only its request."""
   parts: Sequence[str] = ()
   try:
     parts = job.parts()

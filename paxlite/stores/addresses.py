@@ -27,7 +27,9 @@ def parsed(address: str) -> tuple[str, str, str]:
     )
   parts = [part for part in key.split('/') if part]
   if any(part in ('.', '..') or not part.isprintable() for part in parts):
-    raise UserError(f'{address}: the name of an object has no part ., .. or control characters')
+    raise UserError(
+      f'{address}: object names cannot contain the parts . or .., or control characters'
+    )
   return found[1], bucket, '/'.join(parts)
 
 

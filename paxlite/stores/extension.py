@@ -1,4 +1,4 @@
-"""What object stores add: the paths of gs:// and s3://."""
+"""The extension for object stores: gs:// and s3:// paths."""
 
 from paxlite.core.extension import Extension
 

@@ -1,4 +1,4 @@
-"""Says that a store fails: once, and not for each object or at each try."""
+"""Reports failures of a store once, and not for each object or try."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ log = logging.getLogger('paxlite')
 
 
 class FailureLog:
-  """Says failures of copies to `place`, and counts those that it does not say."""
+  """Reports failures of copies to `place`, and counts those not reported."""
 
   def __init__(self, place: str):
     self._place = place
@@ -22,7 +22,7 @@ class FailureLog:
     self._count = 0  # failures that were not said
 
   def failed(self, error: Exception) -> str:
-    """Says a failure, unless the same was said lately; returns its reason."""
+    """Reports a failure, unless the same was reported lately; returns its reason."""
     reason, now = reason_of(error), time.monotonic()
     if self._failing_since is None:
       self._failing_since = now
@@ -37,7 +37,7 @@ class FailureLog:
     return reason
 
   def passed(self) -> None:
-    """Says that writing succeeds again, if it was said that it fails."""
+    """Reports that writing succeeds again, after a reported failure."""
     if self._is_said:
       log.warning('%s can be written again', self._place)
     self._failing_since, self._is_said = None, False

@@ -1,4 +1,4 @@
-"""A lease: the lock of a run whose folder is in an object store.
+"""A lease: the lock of a run folder in an object store.
 
 Stores have no locks, but they can create an object only if it is not there, and replace it only if
 it is unchanged. The lease is such an object. Its holder replaces it regularly. Another run watches
@@ -84,7 +84,7 @@ class Lease:
       raise _unsure(self._address, why)
 
   def acquire(self, own: str | None) -> str | None:
-    """Takes the lease, and renews it in a thread until `release`.
+    """Acquires the lease and renews it in a thread until `release`.
 
     Args:
       own: The attempt of a run on this machine that is known to have ended, or None.
@@ -123,9 +123,8 @@ class Lease:
           if not store.enforces_conditions(NAME, self._content(released=True)):
             self._tag = None  # a lease keeps nobody out
             raise UserError(
-              f'{self._address}: the store ignores the conditions of writes (If-None-Match, '
-              'If-Match), so that two runs could write here at the same time. Use a store that has '
-              'them'
+              f'{self._address}: the store ignores conditional writes (If-None-Match, If-Match), '
+              'so two runs could write here at the same time. Use a store that supports them'
             )
           self._thread.start()
           return last if isinstance(last, str) else None
@@ -135,10 +134,10 @@ class Lease:
           refused_at = asked_at
         elif asked_at > refused_at + self._times.expires:
           raise UserError(
-            f'the lease {store.address(NAME)} can be read and not replaced: for '
+            f'the lease {store.address(NAME)} can be read but not replaced: for '
             f'{self._times.expires:.0f} s the store has answered that another process changes it, '
-            'and it is the same. Look for a proxy or a cache between, or for a rule that keeps '
-            'objects as they are'
+            'but it stays the same. Look for a proxy or cache in between, or a rule that makes '
+            'objects immutable'
           )
       time.sleep(self._times.look)
 
@@ -168,7 +167,7 @@ class Lease:
         if tag is None or content.get('attempt', self.attempt) != self.attempt:
           self._tag = None
           how = f'was taken over by another run ({_described(content)})'
-          self._lost(f'{self._address} {how if tag else "has no lease any more: it was removed"}')
+          self._lost(f'{self._address} {how if tag else "lost its lease: it was removed"}')
           return
         # The answer to an earlier renewal was lost, or the store could not decide (409 of S3).
         self._tag, self._problem = tag, 'the store says that another process changes it'
@@ -209,7 +208,7 @@ class LeaseView:
       if not self._seen or now > self._looked_at + self._times.renew / 3:
         data, content, tag = _read(self._store)
         if content.get('attempt') != self._attempt or content.get('released'):
-          held = f'the lease is that of {_described(content)}' if content else 'it is damaged'
+          held = f'the lease belongs to {_described(content)}' if content else 'it is damaged'
           raise _unsure(self._address, f' ({held if tag else "there is none any more"})')
         if data != self._seen:  # It was renewed after the last look, and maybe long ago.
           self._seen, self._renewed_at = data, self._looked_at

@@ -140,7 +140,7 @@ class Mirror:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-  """Raises the error of a folder that cannot be read, whose files are not gone."""
+  """Raises the error of a folder that cannot be read, so that its files do not count as gone."""
   if not isinstance(error, FileNotFoundError):
     raise error
 

@@ -51,7 +51,7 @@ class ObjectRanges:
       try:
         found = self._store.head('')
       except FileNotFoundError:
-        raise AbsentError(f'{address} is not there') from None
+        raise AbsentError(f'{address} does not exist') from None
     self.size, self._tag = found.size, found.tag
 
   def read(self, offset: int, length: int) -> bytes | bytearray:

@@ -52,7 +52,7 @@ def copy_of(address: str, largest: int | None = None, deep: bool = True) -> path
       }
       found = below or found
     if not found:
-      raise AbsentError(f'{address} is not there: no object has this name or lies below it')
+      raise AbsentError(f'{address} does not exist: no object has this name or prefix')
     _copy(store, address, found)
   return place
 
@@ -137,7 +137,7 @@ def _make_room(size: int, own: pathlib.Path) -> None:
       used -= others[path]['size']
   if used + size > most:
     raise UserError(
-      f'copies of objects would take {(used + size) / 1e9:,.1f} GB in {cache()} and '
+      f'copies of objects would take {(used + size) / 1e9:,.1f} GB in {cache()}, but '
       f'PAXLITE_CACHE_GB allows {most / 1e9:,.1f}: set it to more, or XDG_CACHE_HOME to a larger '
       'disk'
     )

@@ -112,7 +112,7 @@ class ObjectStore:
 
   @property
   def is_bucket(self) -> bool:
-    """Whether the address is that of a whole bucket, so that there is no object of this name."""
+    """Whether the address is a whole bucket, so no object has this name."""
     return not self._prefix
 
   def address(self, name: str = '') -> str:
@@ -123,7 +123,7 @@ class ObjectStore:
     return '/'.join(filter(None, (self._prefix, name)))
 
   def check(self) -> None:
-    """Raises StoreError if the bucket is not there or may not be read, OSError if it is silent."""
+    """Raises StoreError if the bucket is missing or unreadable, OSError if it does not answer."""
     import obstore
 
     absent = '.paxlite-does-not-exist'
@@ -212,7 +212,7 @@ class ObjectStore:
       at = f'{at}/{part}'.lstrip('/')
       folders, objects = self._names(at)
       if not folders and not objects:
-        raise self._no_list(at, 'its list is empty, and the one above it names it')
+        raise self._no_list(at, 'its list is empty, but the parent list names it')
     return folders
 
   def write(self, name: str, content: bytes) -> str:
@@ -244,7 +244,7 @@ class ObjectStore:
         tag = self.head(name).tag
       except FileNotFoundError:
         tag = None
-    reason = 'the store says at each try that another process has changed it'
+    reason = 'the store reports at each try that another process changed it'
     raise OSError(errno.EBUSY, reason, self.address(name))
 
   def enforces_conditions(self, name: str, content: bytes) -> bool:
@@ -285,7 +285,7 @@ class ObjectStore:
     self._check_size(name, done, size)
 
   def delete(self, names: Sequence[str]) -> None:
-    """Deletes objects; those that are not there are left out."""
+    """Deletes objects, ignoring missing ones."""
     import obstore
 
     count = _DELETED_AT_ONCE[self._scheme]
@@ -316,7 +316,7 @@ class ObjectStore:
     return folders, list(map(self._object, found['objects']))
 
   def _is_file(self, prefix: str, found: Object) -> bool:
-    """Returns whether a listed object is no marker, whose name has lost its slash in the list."""
+    """Returns whether a listed object is not a folder marker, which loses its slash in the list."""
     if found.name == prefix or found.size:
       return found.name != prefix
     if found.name.endswith('_$folder$'):
@@ -353,7 +353,7 @@ class ObjectStore:
 
   def _check_size(self, name: str, size: int, listed: int | None) -> None:
     if listed is not None and size != listed:
-      reason = f'the answer has {size:,} bytes, and the list of the store says {listed:,}'
+      reason = f'the answer has {size:,} bytes, but the store lists {listed:,}'
       raise OSError(errno.EIO, reason, self.address(name))
 
   def _put(self, name: str, content: bytes, mode: str | dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The paths of gs:// and s3://: what the core asks of a scheme, done by an object store."""
+"""The scheme of gs:// and s3:// paths, implemented by an object store."""
 
 import contextlib
 import pathlib

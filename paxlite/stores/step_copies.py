@@ -1,4 +1,4 @@
-"""Checkpoints of a run in an object store. The methods raise what those of ObjectStore raise.
+"""Checkpoints of a run in an object store; methods raise the errors of ObjectStore.
 
 A store has no folders that could be renamed, so a checkpoint is complete when its checksums.json is
 there. This file is written last, and only if there is none. When a checkpoint is deleted, this file

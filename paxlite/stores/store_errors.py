@@ -1,4 +1,4 @@
-"""What goes wrong with an object store, as OSError, FileNotFoundError or StoreError."""
+"""Translates errors of object stores to OSError, FileNotFoundError or StoreError."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ _SKEWED = 'RequestTimeTooSkewed'
 
 
 class StoreError(UserError):
-  """A bucket cannot be used: it is not there, or its owner does not allow it.
+  """A bucket does not exist, or access to it is denied.
 
   Args:
     address: What was asked for.
@@ -44,14 +44,14 @@ class StoreError(UserError):
 
 
 def reason_of(error: Exception) -> str:
-  """Returns what is wrong, without the object that was asked for, so that it can be said once."""
+  """Returns the error without the object's name, so that it can be reported once."""
   reason = error.reason if isinstance(error, StoreError) else getattr(error, 'strerror', None)
   return reason or str(error) or repr(error)
 
 
 @contextlib.contextmanager
 def reading(address: str) -> Iterator[None]:
-  """A context whose OSErrors become UnreadableErrors that name the address."""
+  """Turns OSErrors from the block into UnreadableErrors that name the address."""
   try:
     yield
   except OSError as e:
@@ -76,9 +76,9 @@ def _translation(error: Exception, address: str) -> Exception:
   text = str(error).partition('\n\nDebug source')[0]
   if _NO_BUCKET.search(text):
     bucket = address.split('/')[2]
-    return StoreError(address, f'there is no bucket {bucket}: make it first, or correct the name')
+    return StoreError(address, f'bucket {bucket} does not exist: create it, or correct the name')
   if isinstance(error, FileNotFoundError):
-    return FileNotFoundError(errno.ENOENT, 'there is no such object', address)
+    return FileNotFoundError(errno.ENOENT, 'the object does not exist', address)
   if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
     return FileExistsError(errno.EEXIST, 'it has been changed by another process', address)
   if isinstance(error, OSError) and error.filename is not None:
@@ -88,8 +88,8 @@ def _translation(error: Exception, address: str) -> Exception:
   if name := _BAD_NAME.search(text):
     return StoreError(
       address,
-      f'an object below it is called {name[1][:200]!r}, which cannot be a path of files (an '
-      'empty part, . or .., or a control character): rename it or delete it',
+      f'an object below it is named {name[1][:200]!r}, which cannot be a file path (an empty '
+      'part, . or .., or a control character): rename or delete it',
     )
   code = _CODE.search(text)
   if code and code[1] == _SKEWED:

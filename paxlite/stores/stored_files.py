@@ -15,7 +15,7 @@ def piece_name(name: str, number: int) -> str:
 
 
 def is_piece(name: str) -> bool:
-  """Returns whether a name is that of a second or later piece of a file."""
+  """Returns whether a name belongs to a second or later piece of a file."""
   return _PIECE.fullmatch(name) is not None
 
 
@@ -43,7 +43,7 @@ def files_below(
     if name in folders:
       if listed[name].size:
         raise UserError(
-          f'{place} is an object and also a folder of others, which no file can be: rename or '
+          f'{place} is both an object and a folder of objects, which a file cannot be: rename or '
           'delete it'
         )
       continue  # a marker of a folder, without a slash at its end

@@ -1,4 +1,4 @@
-"""A run whose job_log_dir is in an object store, and the folder on this machine that it works in.
+"""A run with its job_log_dir in an object store, and its working folder on this machine.
 
 The run reads and writes only that folder, as any other run does. A thread copies new files to the
 store. So a store that is slow or absent stops no step. A run that was killed continues on the same
@@ -80,7 +80,7 @@ class StoredRun:
       if self.hosts.count not in (1, jax.process_count()):
         raise UserError(
           f'some processes of the run in {self._address} share {self._folder}, and others do not: '
-          'give each process --local_dir=FOLDER of its own, or all of them one on a shared disk'
+          'give each process its own --local_dir=FOLDER, or all of them one on a shared disk'
         )
       if self.hosts.count > 1:
         self._leave_parts_of_the_best()
@@ -133,7 +133,7 @@ class StoredRun:
       raise problem
 
   def _take(self) -> None:
-    """Takes the lease in process 0, and makes its folder that of the run."""
+    """Acquires the lease in process 0 and makes the run's folder."""
     if jax.process_index() != 0:
       return
     self._folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class StoredRun:
     self._write_metadata()
 
   def _write_metadata(self) -> None:
-    """Notes that the folder is that of this attempt to run."""
+    """Records that the folder belongs to this attempt to run."""
     metadata = {'address': self._address, 'attempt': self._lease.attempt}
     write_file(self._folder / _METADATA, json.dumps(metadata).encode())
 
@@ -234,7 +234,7 @@ class StoredRun:
       raise failures[0]
 
   def _finish(self, seconds: float) -> str:
-    """Copies what is left, for at most so many seconds; returns what is wrong, or ''."""
+    """Copies what is left, within a time limit in seconds; returns what is wrong, or ''."""
     until = time.monotonic() + seconds
     pending = sum(len(copies.pending()) for copies in self._steps)
     if pending and jax.process_index() == 0:
@@ -252,7 +252,7 @@ class StoredRun:
       if time.monotonic() > until:
         what = f'the checkpoint of step {left[-1]}' if left else 'the last records'
         return (
-          f'{self._address} has not got {what}{f" ({reason})" if reason else ""}: it is in '
+          f'{self._address} lacks {what}{f" ({reason})" if reason else ""}: it is in '
           f'{self._folder}. Start the run again on this machine to copy it'
         )
       time.sleep(_LOOK_SECONDS)

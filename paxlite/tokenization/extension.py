@@ -1,4 +1,4 @@
-"""What tokenization adds: the commands that write datasets of tokens, and tokenizers."""
+"""The extension for tokenization: commands that write token datasets and tokenizers."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -13,7 +13,7 @@ EXTENSION = Extension(
   'tokenization',
   commands=(
     _command('tokenize', 'turn text into a dataset of tokens'),
-    _command('train-tokenizer', 'make a tokenizer of your own text'),
+    _command('train-tokenizer', 'train a tokenizer on your text'),
   ),
   former_modules={
     'paxlite.tools.tokenize': f'{_HERE}.commands.tokenize',

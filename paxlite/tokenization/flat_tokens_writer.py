@@ -188,9 +188,8 @@ class FlatTokensWriter:
     for name in self._settings.keys() | theirs.keys():
       if self._settings.get(name) != theirs.get(name):
         raise UserError(
-          f'{self._folder} was begun with {name}={theirs.get(name)} and now it is '
-          f'{self._settings.get(name)}: continue with the same command as before, or remove '
-          'the folder'
+          f'{self._folder} was started with {name}={theirs.get(name)}, not '
+          f'{self._settings.get(name)}: continue with the same command, or remove the folder'
         )
     for file, size in (
       (self._tokens, self.token_count * self.dtype.itemsize),
@@ -225,8 +224,8 @@ class FlatTokensWriter:
       self._crc, self._max, self._max, self.token_count, self.sequences, True,
     ):  # fmt: skip
       raise UserError(
-        f'{pathlib.Path(path) / split}: what is on the disk is not what was written; the disk or '
-        'its memory is faulty, or another process has changed it. Remove it and tokenize again'
+        f'{pathlib.Path(path) / split}: the disk does not hold what was written: the disk or '
+        'memory is faulty, or another process changed it. Remove it and tokenize again'
       )
 
   def _convert(self, about: JsonObject) -> None:

@@ -79,6 +79,6 @@ def train(
       minloglevel=2,
     )
   except RuntimeError as e:
-    reason = ' '.join(str(e).rpartition(']')[2].split()) or 'there is no text'
+    reason = ' '.join(str(e).rpartition(']')[2].split()) or 'no text found'
     raise UserError(f'no tokenizer of {vocab_size:,} ids can be made: {reason}') from None
   return model.getvalue()

@@ -1,4 +1,4 @@
-"""The commands of `paxlite`: those of the core, and those that extensions add."""
+"""The commands of `paxlite`, from the core and from extensions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,9 +12,9 @@ _CORE = {
   ),
   'Experiments': (
     ('list', 'all experiments, with their sizes', 'experiments'),
-    ('show', 'the values of an experiment and what they mean', 'show'),
+    ('show', "an experiment's values and what they mean", 'show'),
     ('attributes', 'what every attribute means', 'attributes'),
-    ('new', 'write a file with an experiment of your own', 'new'),
+    ('new', 'write a file with your own experiment', 'new'),
   ),
   'Models': (),  # extensions have these and those for data
   'Data': (),

@@ -43,7 +43,7 @@ complete -c paxlite -a '(__paxlite_words)'""",
 }
 
 PARSER = Parser(__doc__)
-PARSER.option('shell', 'the shell to complete in', choices=tuple(_SCRIPTS))
+PARSER.option('shell', 'shell', choices=tuple(_SCRIPTS))
 
 
 def main(argv: Sequence[str]) -> None:

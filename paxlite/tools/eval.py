@@ -1,8 +1,8 @@
 """paxlite eval RUN [--before] [NAME=VALUE …]
 
-Evaluates the last good checkpoint of a run on its held-out data, with the settings of the run, and
-on the zero-shot tasks of EVAL_TASKS. RUN may also be an experiment that starts from published
-weights. `paxlite zero-shot WEIGHTS --tasks=TASK.json` evaluates imported weights on a task.
+Evaluates a run's last good checkpoint on its held-out data and on EVAL_TASKS, with the run's
+settings. RUN may also be an experiment that starts from published weights. `paxlite zero-shot`
+evaluates imported weights.
 
 Examples:
   paxlite eval runs/TinyGPT

@@ -1,9 +1,8 @@
 """paxlite list [TEXT] [--import=MODULE]
 
-Prints the names of all experiments with the numbers of their parameters; or, with TEXT, a table of
-those that have it in their name or dataset. --import=MODULE adds the experiments of your own
-module. Only columns for which the screen has room are shown: COLUMNS=150 paxlite list llama shows
-all, and `paxlite show NAME` all values of one.
+Prints all experiments with their parameter counts; with TEXT, a table of those with TEXT in their
+name or dataset. --import=MODULE adds your own module's experiments. The table has the columns that
+fit the screen: COLUMNS=150 paxlite list llama shows all, and `paxlite show NAME` all values of one.
 
 Examples:
   paxlite list
@@ -42,12 +41,12 @@ _ANY_MODEL = '-'  # the number of parameters of an experiment that takes the mod
 _UNITS = (1_000_000_000, 'B'), (1_000_000, 'M'), (1_000, 'K'), (1, '')
 _MORE = (
   'paxlite list llama: a table of some; paxlite show NAME: the values of one. paxlite finetune '
-  'trains published weights further, and paxlite train trains from the start.'
+  'fine-tunes published weights; paxlite train trains from scratch.'
 )
 _LEFT_OUT_FIRST = ('checkpoint policy', 'ICI × DCN', 'dataset', 'steps')
 
 PARSER = Parser(__doc__)
-PARSER.word('text', 'TEXT', 'a part of names or datasets', required=False)
+PARSER.word('text', 'TEXT', 'part of a name or dataset', required=False)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -148,9 +147,7 @@ def table(text: str, screen: int) -> str:
   """
   rows = [r for r in _rows() if text.lower() in ' '.join(r[1:3]).lower()]
   if not rows:
-    raise UserError(
-      f'no experiment has {text!r} in its name or dataset: paxlite list shows them all'
-    )
+    raise UserError(f'no experiment has {text!r} in its name or dataset: paxlite list shows all')
   cells = [COLUMNS, *(tuple(r[1:]) for r in rows)]
   widths = dict(zip(COLUMNS, (max(map(len, c)) for c in zip(*cells, strict=True)), strict=True))
   for column in _LEFT_OUT_FIRST:

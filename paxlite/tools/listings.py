@@ -1,4 +1,4 @@
-"""What is known of paxlite's own experiments without importing one, from files in their folders.
+"""Facts about paxlite's experiments, read from files without importing any.
 
 The folder of each family has a listing.json with its experiments, as rows of `paxlite list`, and
 the attributes that it declares. That of `experiments/` itself has those of the core and of leaves.

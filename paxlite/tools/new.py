@@ -1,7 +1,7 @@
 """paxlite new FILE [--base=EXPERIMENT]
 
-Writes a Python file with an experiment of your own, which begins as a copy of EXPERIMENT (TinyGPT).
-The command that trains it is printed.
+Writes a Python file with your own experiment, a copy of EXPERIMENT (TinyGPT), and prints the
+command that trains it.
 
 Example:
   paxlite new my_experiments.py --base=DemoGPT
@@ -30,8 +30,8 @@ class {name}({base}):
 _SHOWN = ('NUM_LAYERS', 'MODEL_DIMS', 'LEARNING_RATE', 'MAX_STEPS')
 
 PARSER = Parser(__doc__)
-PARSER.word('output', 'FILE', 'the file to write, such as my_experiments.py', local)
-PARSER.option('--base', 'the experiment to begin with (TinyGPT)', default='TinyGPT')
+PARSER.word('output', 'FILE', 'file to write, such as my_experiments.py', local)
+PARSER.option('--base', 'experiment to copy (TinyGPT)', default='TinyGPT')
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """paxlite show EXPERIMENT [--path=PATH] [NAME=VALUE …]
 
-Prints the values of an experiment by subject, with their meanings, and the config that is built
-from them; or, with --path, what that config has there. EXPERIMENT is a bare name or a dotted path.
+Prints an experiment's values by subject, with their meanings, and the config built from them; with
+--path, what the config has there.
 
 Examples:
   paxlite show GPT126M NUM_LAYERS=24
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PARSER = Parser(__doc__)
 PARSER.word('fdl_config', 'EXPERIMENT', 'bare name or dotted path', experiment_name)
-PARSER.option('--path', 'a place in the built config, as task.model')
+PARSER.option('--path', 'place in the built config, as task.model')
 PARSER.attributes()
 
 

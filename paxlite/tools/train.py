@@ -1,7 +1,7 @@
 """paxlite train EXPERIMENT [--folder=FOLDER] [NAME=VALUE …]
 
-Trains an experiment to its last step. If FOLDER holds a run of it that is not complete, training
-continues from the last checkpoint. Ctrl-C saves and ends; the same command continues.
+Trains an experiment to its last step, or continues its unfinished run in FOLDER from the last
+checkpoint. Ctrl-C saves and ends; the same command continues.
 
 Examples:
   paxlite train TinyGPT

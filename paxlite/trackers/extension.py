@@ -1,4 +1,4 @@
-"""What trackers add: TRACKERS."""
+"""The extension for TRACKERS."""
 
 from paxlite.core.extension import Extension
 

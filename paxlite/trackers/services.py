@@ -1,8 +1,8 @@
 """Sends the metrics of a run to services that compare runs: Weights & Biases, MLflow, Trackio.
 
-Each is a package of its own (the extras wandb, mlflow and trackio) and finds its server and its key
-by its own environment variables. A tracker that cannot start is an error before a run begins; one
-that fails later never stops the run.
+Each needs its extra (wandb, mlflow, trackio) and finds its server and key by its own environment
+variables. A tracker that cannot start is an error before a run begins; one that fails later never
+stops the run.
 """
 
 import abc
@@ -29,10 +29,10 @@ _MOST_WAITING = 10_000  # records that wait for a tracker
 
 
 class Tracker(Writer, abc.ABC):
-  """A writer that sends numbers by name, in a run of its own that continues when ours does.
+  """A writer that sends numbers by name to a service's run, which continues when the run does.
 
-  A thread sends them, so that a server that does not answer holds up no step. Only numbers that are
-  left over at the end are waited for, and these not for long.
+  A thread sends the numbers, so a server that does not answer delays no step. The end of a run
+  waits for unsent numbers, up to `end_seconds`.
 
   Args:
     folder: The run's job_log_dir, whose name is the name of the run.
@@ -88,7 +88,7 @@ class Tracker(Writer, abc.ABC):
     try:
       self._waiting.put_nowait(lambda: self._log(step, numbers))
     except queue.Full:
-      self._report('it does not answer, and numbers that wait for it are dropped')
+      self._report('it does not answer; queued numbers are dropped')
 
   def _send(self) -> None:
     """Sends what waits until there is a None; runs in the thread."""
@@ -194,7 +194,7 @@ class MlflowTracker(Tracker):
 
 
 class TrackioTracker(Tracker):
-  """Trackio, whose database is in TRACKIO_DIR."""
+  """Trackio, with its database in TRACKIO_DIR."""
 
   name = 'trackio'
   way_out = 'TRACKIO_DIR in the environment names the folder of its database'

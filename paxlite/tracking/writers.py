@@ -1,4 +1,4 @@
-"""What receives the metrics of a run: files, TensorBoard, the terminal, and trackers."""
+"""Writers of a run's metrics: files, TensorBoard, the terminal, and trackers."""
 
 import collections
 import contextlib
@@ -21,19 +21,19 @@ _MOST_KEPT = 100_000  # records in memory while a file cannot be written; older 
 
 
 class Writer:
-  """Receives the metrics of a run; a subclass overrides the methods that it needs.
+  """Receives the metrics of a run; subclasses override the methods that they need.
 
-  A writer that raises one of its `failures` may lose that record, and the run continues.
+  If a writer raises one of its `failures`, the run continues; that record may be lost.
   """
 
   name = ''  # what a message calls it, such as the name of a file
   failures: tuple[type[Exception], ...] = (OSError,)  # do not stop the run
 
   def start(self) -> None:
-    """Begins; raises UserError if that is impossible."""
+    """Starts the writer; raises UserError if it cannot start."""
 
   def rewind(self, step: int, evaluated: int) -> None:
-    """Drops records of later steps, which the run repeats.
+    """Drops the records of later steps, which the run will repeat.
 
     Args:
       step: The last step that is not repeated.
@@ -41,7 +41,7 @@ class Writer:
     """
 
   def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
-    """Receives a training step.
+    """Receives the record of a training step.
 
     Args:
       step: Number of steps done, including this one.
@@ -51,24 +51,24 @@ class Writer:
     """
 
   def progress(self, step: int, record: Mapping[str, Json]) -> None:
-    """Receives a step between two records; the arguments are those of `train`."""
+    """Receives a step between two records; arguments as for `train`."""
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
-    """Receives the metrics of input `name`."""
+    """Receives the metrics of the evaluation input `name`."""
 
   def samples(self, step: int, generated: Mapping[str, str], verb: str = 'continuing') -> None:
-    """Receives texts that the model has generated, by their prompts; `verb` says how."""
+    """Receives generated texts by prompt; `verb` says how, as 'continuing'."""
 
   def write_kept(self) -> None:
-    """Writes what could not be written before, if there is any; also after `close`."""
+    """Writes records that could not be written before, if any; may be called after `close`."""
 
   def close(self) -> None:
-    """Writes what is left, and ends."""
+    """Writes what is left and ends."""
 
 
 @contextlib.contextmanager
 def started(writers: Sequence[Writer]) -> Iterator[None]:
-  """A context in which trackers have started; it closes them.
+  """Starts trackers and closes them at the end of the block.
 
   Raises:
     UserError: A tracker cannot start.
@@ -285,7 +285,7 @@ def drop_later_records(path: pathlib.Path, start: int) -> None:
   if not os.path.lexists(path):
     return
   if path.is_symlink() or not path.is_file():
-    set_aside(path, 'it is not a file of its own')
+    set_aside(path, 'it is not a regular file')
     return
   content = path.read_bytes()
   lines = list(filter(None, content.split(b'\n')))

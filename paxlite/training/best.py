@@ -106,8 +106,8 @@ class Best(Callback):
     if not self.is_over:
       return []
     return [
-      f'Training ends early at step {step:,}: no evaluation was better than that of step '
-      f'{self.step:,} ({self.metric} {self.value:.4f}) in {self.worse} (EARLY_STOPPING_PATIENCE)'
+      f'Training ends early at step {step:,}: no evaluation was better than step {self.step:,} '
+      f'({self.metric} {self.value:.4f}) in {self.worse} (EARLY_STOPPING_PATIENCE)'
     ]
 
   def wait(self) -> None:

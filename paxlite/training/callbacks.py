@@ -1,4 +1,4 @@
-"""The events of the training loop, and what is called at them: paxlite's own parts and a user's."""
+"""Events of the training loop, and the callbacks of paxlite and of users that receive them."""
 
 import contextlib
 import dataclasses
@@ -15,28 +15,28 @@ Evaluations = Mapping[str, Mapping[str, float]]
 
 
 class LoopRequest(enum.Enum):
-  """What a callback may return to change the course of the loop."""
+  """A request that a callback may return to the training loop."""
 
   END = 'training ends after this step'
   ROLL_BACK = 'the run continues from the last good checkpoint before this step'
 
   @classmethod
   def of(cls, answers: Iterable[object]) -> 'LoopRequest | None':
-    """Returns what several callbacks request: a rollback goes before an end."""
+    """Combines the requests of several callbacks: a rollback takes precedence over an end."""
     found = [answer for answer in answers if isinstance(answer, LoopRequest)]
     return cls.ROLL_BACK if cls.ROLL_BACK in found else next(iter(found), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """What the training loop offers to callbacks.
+  """The interface of the training loop for callbacks.
 
   Attributes:
     summaries: Prints lines and sends numbers and texts to all writers.
-    paused: paused(state, kind) is a context whose time counts as `kind`, one of goodput.KINDS, and
-      not as training. It waits for the devices first.
-    metadata: metadata(step) begins to collect what a checkpoint of the step says beside the
-      state, and returns a function that waits for it. Every process must call it.
+    paused: paused(state, kind) is a context manager that first waits for the devices, and counts
+      its time as `kind`, one of goodput.KINDS, instead of as training.
+    metadata: metadata(step) starts to collect the metadata of a checkpoint of the step, and returns
+      a function that waits for the result. Every process must call it.
   """
 
   summaries: Summaries
@@ -45,18 +45,18 @@ class Loop:
 
 
 class Callback:
-  """Listens to the events of the training loop; a subclass overrides the methods that it needs.
+  """Receives events of the training loop; subclasses override the methods that they need.
 
-  An experiment returns its callbacks from `callbacks()`. At each event the order is: loss spikes,
-  the best checkpoint, those of `callbacks()`, the profiler, those of extensions. A class whose
-  `rank` is not 0 goes before or after all of these: the records of the data and local states have
-  -1, samples have 1.
+  An experiment returns its callbacks from `callbacks()`. At each event, callbacks run in this
+  order: loss spikes, the best checkpoint, those of `callbacks()`, the profiler, those of
+  extensions. A nonzero `rank` moves a class before or after all of these: data records and local
+  states have -1, samples have 1.
 
-  Every process calls them, and must get the same requests from them. An exception ends the run with
-  the line that raised it. A run of one process first saves its state, except in `resume`, in
-  `on_start`, and in the events after a save.
+  Every process calls the callbacks and must get the same requests from them. An exception ends the
+  run, and the message names the line that raised it. A run of one process saves its state first,
+  except in `resume`, in `on_start`, and in the events after a save.
 
-  `state` is the state after `step` steps. It must not be kept, because the next step overwrites it.
+  `state` is the state after `step` steps. Do not keep it: the next step overwrites it.
   """
 
   END = LoopRequest.END
@@ -64,38 +64,39 @@ class Callback:
   rank = 0  # callbacks are called by ascending ranks
 
   def start_lines(self) -> Sequence[str]:
-    """Returns lines that a start of training prints."""
+    """Returns lines to print when training starts."""
     return ()
 
   def resume(self, step: int) -> LoopRequest | None:
-    """Called with the step that a run continues from, 0 at first; maybe twice with the same step.
+    """Called with the step that a run continues from, 0 at first; may be called twice for a step.
 
     Returns:
-      END if the run had ended there, so that there is nothing left to do.
+      END if the run already ended there, so nothing is left to do.
     """
 
   def on_start(self, state: TrainState, step: int, loop: Loop) -> None:
-    """Called before the first step of a start, and again after a rollback to `step`."""
+    """Called before the first step after a start, and again after a rollback to `step`."""
 
   def before_step(self, state: TrainState, step: int, loop: Loop) -> None:
-    """Called before the batch of the next step is drawn; evaluation and save of `step` are done."""
+    """Called before the next batch is drawn, after the evaluation and save of `step`."""
 
   def after_step(
     self, state: TrainState, step: int, metrics: Metrics, loop: Loop
   ) -> LoopRequest | None:
-    """Called when a step is dispatched, which the devices may still be computing.
+    """Called when a step is dispatched; the devices may still be computing it.
 
     Args:
       state: The state after the step.
       step: Number of steps done, including this one.
-      metrics: Its metrics by TensorBoard name, a Weighted of arrays on the devices each. They may
-        be kept. float(metrics[name].value) waits for the step, so that the devices run idle before
-        the next one. Those of the step before are there.
+      metrics: The step's metrics by TensorBoard name, each a Weighted of arrays on the devices.
+        They may be kept. float(metrics[name].value) waits for the step, which leaves the devices
+        idle before the next one; metrics of the previous step are ready.
       loop: The training loop.
 
     Returns:
-      END: The state is evaluated if that is due, and saved. A run that continues from it goes on,
-      unless `resume` returns END as well. ROLL_BACK, which goes before END: as after a loss spike.
+      END: Evaluates the state if due, saves it, and ends training. A run that continues from it
+      trains on unless `resume` returns END too. ROLL_BACK, which takes precedence over END: rolls
+      the run back as after a loss spike.
     """
 
   def on_evaluation(
@@ -110,23 +111,23 @@ class Callback:
       summaries: Prints lines and sends numbers and texts to all writers.
 
     Returns:
-      END: The state is saved, and training ends.
+      END: Saves the state and ends training.
     """
 
   def on_save(self, state: TrainState, step: int, loop: Loop) -> None:
-    """Called when a checkpoint is copied, and is being written in the background.
+    """Called when a checkpoint has been copied and is being written in the background.
 
-    This is not called for local states, and not for the state that is saved because of an error.
+    Not called for local checkpoints, nor for a state saved because of an error.
     """
 
   def on_end(self, state: TrainState, step: int, loop: Loop) -> None:
     """Called after the last save, at the last step or after END; not after an error or a signal."""
 
   def close(self) -> None:
-    """Called last, also after an error or a signal, to free what the callback holds."""
+    """Called last, also after an error or signal, to free resources."""
 
   def after_training(self, state: TrainState) -> None:
-    """Called with the last state when training has ended, and all files of the run are written.
+    """Called with the last state when training has ended and all files of the run are written.
 
-    This is also called if nothing was left to do; not after an error or a signal.
+    Also called if nothing was left to do; not called after an error or signal.
     """

@@ -1,4 +1,4 @@
-"""Says when a run seems to learn nothing: a loss that is 0 or constant, or no token to learn."""
+"""Warns when a run seems to learn nothing: a loss that is 0 or constant, or no learned token."""
 
 import math
 
@@ -13,8 +13,8 @@ _TEXTS = {
   'unlearned': 'no token is learned: all have weight 0. `paxlite data RUN` shows the examples',
   'zero': 'the loss is exactly 0: nothing is learned. `paxlite data RUN` shows the examples',
   'constant': (
-    'the loss is exactly {loss:.6g} in each: neither the parameters nor the data change it. Look '
-    'at LEARNING_RATE, at what is frozen, and at the loss'
+    'the loss is exactly {loss:.6g} in each: neither the parameters nor the data change it. Check '
+    'LEARNING_RATE, frozen variables, and the loss'
   ),
 }
 

@@ -89,9 +89,9 @@ class MemoryCheck:
     needed = each * len(self.mesh.local_devices)
     if self.enabled and available is not None and needed > available:
       raise UserError(
-        f'OFFLOAD_OPTIMIZER=True needs {_size(needed)} of the memory of this machine, and '
-        f'{_size(available)} are left. Choose ADAM_MOMENTS_DTYPE=bfloat16, or more machines '
-        f'with a larger axis data in DCN_MESH_SHAPE. {_WAY_OUT}'
+        f'OFFLOAD_OPTIMIZER=True needs {_size(needed)} of host memory, but {_size(available)} are '
+        'left. Choose ADAM_MOMENTS_DTYPE=bfloat16, or more machines with a larger axis data in '
+        f'DCN_MESH_SHAPE. {_WAY_OUT}'
       )
 
   def _compare(self, needed: int, what: str, way_out: str) -> None:
@@ -101,7 +101,7 @@ class MemoryCheck:
       return
     device = 'this machine' if _on_cpu(self.mesh) else 'a device'
     each = ' on each device' if self.mesh.size > 1 else ''
-    text = f'{what}{each}, and {_size(left)} of memory are left on {device} for it'
+    text = f'{what}{each}, but {_size(left)} of memory are left on {device}'
     if needed > left:
       raise UserError(f'{text}. {way_out}. {_WAY_OUT}')
     warn(f'Little memory is left: {text}')

@@ -32,7 +32,7 @@ _OF_JAX = re.compile(r'while|body|cond|branch_\d+_fun|checkpoint|remat\w*|closed
 
 @dataclasses.dataclass(frozen=True)
 class NonFiniteOrigin:
-  """What has made a number that is not finite.
+  """The origin of a non-finite number.
 
   Attributes:
     what: 'NaN' or 'an infinite number'.

@@ -124,7 +124,7 @@ class Reporter:
       self._pending = (step, metrics, self._var_norm(state.params))
 
   def flush(self) -> None:
-    """Reports the step whose metrics are pending; waits until the device has finished it."""
+    """Reports the step with pending metrics, after the device has finished it."""
     if self._pending is None:
       return
     step, metrics, var_norm = self._pending
@@ -146,7 +146,9 @@ class Reporter:
   def roll_back(self, spiked: int, step: int) -> None:
     """Notes that the run continues from `step`, because the loss of step `spiked` was a spike."""
     self.summaries.drop_records_after(step, evaluated=step)
-    self.summaries.say(f'The loss spiked at step {spiked:,}: back to the checkpoint of {step:,}.')
+    self.summaries.say(
+      f'The loss spiked at step {spiked:,}: rolled back to the checkpoint of {step:,}.'
+    )
     self._pending = None
     self._goodput.roll_back(step)
     self._records.start(step)
@@ -182,11 +184,9 @@ class Reporter:
   def _report_skip(self, step: int) -> None:
     self._skips += 1
     if self._skips <= _SKIPS_SHOWN:
-      self.summaries.say(
-        f'Step {step:,} has a gradient or loss that is not finite: it changes nothing.'
-      )
+      self.summaries.say(f'Step {step:,} has a non-finite gradient or loss: it changes nothing.')
     if self._skips == _SKIPS_SHOWN:
-      self.summaries.say('More of such steps are counted (learning/skipped_steps) and not printed.')
+      self.summaries.say('Further such steps are counted (learning/skipped_steps) but not printed.')
 
 
 class _Clock:

@@ -24,7 +24,7 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class ShardedTask:
-  """A task whose states and batches are sharded over a mesh.
+  """A task with states and batches sharded over a mesh.
 
   Attributes:
     task: The model, its loss and its optimizer.

@@ -1,4 +1,4 @@
-"""Limits the number of skipped steps, whose gradient or loss is not finite."""
+"""Limits the number of steps skipped for a non-finite gradient or loss."""
 
 import dataclasses
 from collections.abc import Callable
@@ -37,9 +37,9 @@ class SkippedSteps:
     if in_a_row >= self.limit:
       first = step - in_a_row
       raise NotFiniteError(
-        f'{amount(in_a_row, "step")} in a row had a gradient that is not finite, from step '
-        f'{first} on (MAX_SKIPPED_STEPS={self.limit}). The last good state is that of step '
-        f'{first}; lower LEARNING_RATE, or look at the data of that step: {self.rows(first)}',
+        f'{amount(in_a_row, "step")} in a row had a non-finite gradient, from step {first} on '
+        f'(MAX_SKIPPED_STEPS={self.limit}). The last good state is step {first}; lower '
+        f'LEARNING_RATE, or look at the data of that step: {self.rows(first)}',
         step,
       )
 
@@ -47,8 +47,8 @@ class SkippedSteps:
     """Raises TrainingError if more than half of the steps of a complete run were skipped."""
     if 2 * skipped > steps:
       raise TrainingError(
-        f'{skipped:,} of {steps:,} steps had a gradient or loss that is not finite and changed '
-        'nothing. What the others trained is saved; lower LEARNING_RATE, or look at the data'
+        f'{skipped:,} of {steps:,} steps had a non-finite gradient or loss and changed nothing. '
+        "The others' training is saved; lower LEARNING_RATE, or look at the data"
       )
 
 

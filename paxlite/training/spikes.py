@@ -7,6 +7,7 @@ import numpy as np
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError
+from paxlite.core.wording import amount
 from paxlite.losses.metrics import Metrics
 from paxlite.training.callbacks import Callback, Loop, LoopRequest
 from paxlite.training.train_state import TrainState
@@ -83,7 +84,7 @@ class Rollbacks:
     hint = f'lower LEARNING_RATE, or look at {rows}'
     if self.count >= self._limit:
       raise TrainingError(
-        f'{where}, after {self.count} rollbacks (MAX_ROLLBACKS={self._limit}): {hint}'
+        f'{where}, after {amount(self.count, "rollback")} (MAX_ROLLBACKS={self._limit}): {hint}'
       )
     found = None
     if self._last is not None and self._checkpoints.steps()[-1:] == [self._last]:
@@ -91,7 +92,7 @@ class Rollbacks:
     if found is None:
       found = self._checkpoints.roll_back(step)
     if found is None:
-      raise TrainingError(f'{where}, and there is no checkpoint to roll back to: {hint}')
+      raise TrainingError(f'{where}, and no checkpoint exists to roll back to: {hint}')
     self.count += 1
     self._last = found
     return found

@@ -106,9 +106,9 @@ class StateStore:
     step, (state, metadata) = found
     if (before := metadata['batch_size']) != self.batch_size:
       raise UserError(
-        f'the checkpoint of step {step} was trained with a global batch of {before} '
-        f'and this run has {self.batch_size}: the data would be read twice or left out. '
-        'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
+        f'the checkpoint of step {step} has a global batch of {before}, but this run has '
+        f'{self.batch_size}: data would be read twice or left out. Choose PERCORE_BATCH_SIZE so '
+        'that PERCORE_BATCH_SIZE × devices is the same'
       )
     return state, step
 
@@ -205,7 +205,7 @@ class StateStore:
   def described(
     self, state: TrainState, step: int, metadata: Callable[[], JsonObject]
   ) -> tuple[PyTree, int, Callable[[], JsonObject]]:
-    """Returns what a local state holds of a state, whose metadata it completes."""
+    """Returns the contents of a local state, and completes its metadata."""
     described = self._described(step)
     return self._on_disk(self._saved(state)), step, lambda: described | metadata()
 

@@ -35,7 +35,7 @@ TOTAL = 'total_loss'  # the metric of the sum of all losses
 
 
 class FrozenModel(Protocol):
-  """A frozen model beside the trained one, as training.reference.Reference."""
+  """A frozen model next to the trained one, as training.reference.Reference."""
 
   @property
   def model(self) -> TransformerLm | None:
@@ -43,7 +43,7 @@ class FrozenModel(Protocol):
 
   @property
   def is_base(self) -> bool:
-    """Whether it has no parameters of its own."""
+    """Whether it has no own parameters."""
 
   def outputs(self, params: PyTree, batch: Batch) -> Any:
     """Returns what losses read of it for a batch."""
@@ -90,7 +90,7 @@ class Task:
     checks.check_losses(self.losses)
     if hasattr(self, 'loss'):
       raise UserError(
-        f'{type(self).__name__} has a method `loss`, which nothing calls: write a subclass of '
+        f'{type(self).__name__} has a method `loss`, which is never called: write a subclass of '
         'paxlite.losses.loss.Loss, and return it from losses() of the experiment'
       )
 

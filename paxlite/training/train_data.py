@@ -145,7 +145,7 @@ class TrainData:
       self._warn(step, metadata)
     why = change(self._known, metadata, self._encoding)
     if why:
-      changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
+      changed = f'{self.input.name} is not the data of the checkpoint of step {step}'
       if not self._accept_changes:
         raise UserError(
           f'{changed}: {why}. Put it back, choose another folder, or continue with the '
@@ -161,8 +161,8 @@ class TrainData:
       log.warning('from step %d on, %s (LEAVE_OUT)', step + 1, records)
     if is_unknown(self.identity, metadata):
       log.warning(
-        '%s: the version that saved step %d noted names and sizes alone, so that nothing tells '
-        'whether the contents have changed since',
+        '%s: the version that saved step %d recorded only names and sizes, so later changes of '
+        'the contents are unknown',
         self.input.name,
         step,
       )

@@ -346,7 +346,7 @@ class Trainer:
     try:
       origin = not_finite.origin_of(self.store.task, state, self._last_batches[step], step)
     except Exception as e:  # operations one by one need more memory, and kernels a compiler
-      return f'. The operation that began it could not be found: {line_of(e)}'
+      return f'. The operation that caused it could not be found: {line_of(e)}'
     return f'. In step {step} it began with {origin}' if origin else ''
 
   def _leave(self, state: TrainState, step: int, unevaluated: bool) -> None:

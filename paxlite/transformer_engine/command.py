@@ -1,14 +1,14 @@
 """paxlite convert-te CHECKPOINT --direction=fw2te --path=OUT
 
-Converts a checkpoint to the fused layers of Transformer Engine or back. The parameters and Adam's
-moments are converted bit for bit.
+Converts a checkpoint's parameters and Adam moments, bit for bit, to Transformer Engine's fused
+layers or back.
 
   fw2te  from paxlite's layers (any backend but USE_TE=layer) to USE_TE=layer
   te2fw  from USE_TE=layer to paxlite's layers
 
-A run continues from OUT with CHECKPOINT_RESTORE_PATH=OUT CHECKPOINT_RESTORE_STATE=True.
-FP8's scales and histories are not converted, because they belong to the backend that made them:
-they start again. The flags of the converter in JAX-Toolbox are understood, such as --input-path.
+Continue a run from OUT with CHECKPOINT_RESTORE_PATH=OUT CHECKPOINT_RESTORE_STATE=True. FP8 scales
+and histories are not converted: they start again. Flags of JAX-Toolbox's converter, such as
+--input-path, also work.
 
 Example:
   paxlite convert-te runs/llama --direction=fw2te --path=runs/llama-te
@@ -23,8 +23,8 @@ from paxlite.files import output
 
 PARSER = Parser(__doc__)
 PARSER.option('--direction', '', required=True, choices=('fw2te', 'te2fw'))
-PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
-PARSER.option('--path', 'the folder to make', stored, required=True)
+PARSER.word('checkpoint', 'CHECKPOINT', 'run folder, or imported weights', stored)
+PARSER.option('--path', 'folder to make', stored, required=True)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -133,11 +133,11 @@ def convert(
     changes |= dict(USE_TE='layer', USE_FP8=False, USE_INT8='off', PACKED_INPUT=False)
   after = before.replaced(**changes)
   if before.USE_LORA:
-    raise UserError(f'{source.folder} has USE_LORA=True: its low-rank factors have no place there')
+    raise UserError(f'{source.folder} has USE_LORA=True: low-rank factors are not supported there')
   one_device = dict(MESH_AXES=list(MESH_AXES), ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1])
   check_supported(after.replaced(**one_device))
   if to.absolute().is_relative_to(source.folder.absolute()):
-    raise UserError(f'{to} lies in what is converted: choose another folder')
+    raise UserError(f'{to} is inside the folder to convert: choose another folder')
   variables = {k: v for k, v in source.variables.items() if not k.startswith('overwritten/')}
   size = done = 0
   with unfinished_folder(to) as folder:

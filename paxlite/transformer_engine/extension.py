@@ -1,9 +1,9 @@
-"""What Transformer Engine adds: USE_TE, and the command that converts weights to its layers."""
+"""The extension for Transformer Engine: USE_TE, and the command that converts weights."""
 
 from paxlite.core.extension import Command, Extension
 
 _HERE = 'paxlite.transformer_engine'
-_PURPOSE = "to and from Transformer Engine's layers"
+_PURPOSE = "convert to and from Transformer Engine's layers"
 EXTENSION = Extension(
   'transformer_engine',
   needs=('weights',),

@@ -67,8 +67,8 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   check_supported(e)
   if model.transformer_tpl.layer_tpl != Transformer.model(e).transformer_tpl.layer_tpl:
     raise UserError(
-      f"{type(e).__name__} changes its blocks, and Transformer Engine's fused layer does not know "
-      'how: USE_TE=gemm replaces matrix multiplications alone'
+      f"{type(e).__name__} changes its blocks, which Transformer Engine's fused layer does not "
+      'support: USE_TE=gemm replaces only matrix multiplications'
     )
   return template(
     TeTransformerLayer,
@@ -111,6 +111,6 @@ def check_supported(e: Transformer) -> None:
     problems.append(f'the blocks of {type(e).__name__}, which compute something else')
   if problems:
     raise UserError(
-      f"Transformer Engine's fused layer does not know: {listed(problems)}. Choose the backend "
-      'that replaces matrix multiplications alone, or none'
+      f"Transformer Engine's fused layer does not support: {listed(problems)}. Choose the backend "
+      'that replaces only matrix multiplications, or none'
     )

@@ -1,4 +1,4 @@
-"""The order of elements in factors of peft's adapters, which is that of the weights' rows.
+"""The element order of peft's factors, which follows the rows of the weights.
 
 A weight of theirs [out, in] has A [rank, in] and B [out, rank]. Inputs have the same order here and
 there. The outputs have that of the tensor, of which a weight of ours may be some rows. Experts have

@@ -1,4 +1,4 @@
-"""What peft calls the weights of a model, by which LORA_TARGETS and others name them."""
+"""peft's names of a model's weights, for LORA_TARGETS and others."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -30,7 +30,7 @@ class NamedWeight(NamedTuple):
   kind: Literal['linear', 'experts', 'whole']
 
   def is_named(self, text: str) -> bool:
-    """Whether peft takes `text` for the name of this weight, or it is the end of ours."""
+    """Whether `text` names this weight in peft, or ends paxlite's name."""
     if text == _EVERY:
       return self.kind == 'linear'
     if _IS_EXPRESSION.search(text):

@@ -1,4 +1,4 @@
-"""Reads an adapter of peft, and writes it as the checkpoint of a run of LoRA, beside its base."""
+"""Reads a peft adapter and writes it as a LoRA run's checkpoint next to its base."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ def import_adapter(folder: pathlib.Path, base: Source, to: pathlib.Path) -> tupl
     to: The folder to write, which must not exist.
 
   Raises:
-    UserError: The adapter has what is not implemented, or does not fit the weights.
+    UserError: The adapter has what is not supported, or does not fit the weights.
   """
   with located(str(folder)):
     experiment, variables = read_adapter(folder, base)
@@ -78,7 +78,7 @@ def import_adapter(folder: pathlib.Path, base: Source, to: pathlib.Path) -> tupl
 
 
 def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dict[str, np.ndarray]]:
-  """Returns the experiment of an adapter beside its base, and the variables that it trains."""
+  """Returns the experiment of an adapter with its base, and the variables that it trains."""
   config = read_object(folder / ADAPTER)
   _check(config)
   if not (folder / _TENSORS).is_file():
@@ -87,7 +87,7 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
   plain = experiment_of(base)
   if plain.USE_LORA:
     raise UserError(
-      f'--base_weights={base.folder} has factors itself: name the weights beside them'
+      f'--base_weights={base.folder} has factors itself: name weights without factors'
     )
   weights = _Weights(plain)
   factors: dict[str, dict[str, np.ndarray]] = {}
@@ -179,8 +179,8 @@ def _check_head(
     return
   if embedding is None or head is None or not np.array_equal(head.read(), embedding):
     raise UserError(
-      f'{ADAPTER}: modules_to_save has trained the embedding apart from the head, which are one in '
-      'this model: train the adapter with ensure_weight_tying=True'
+      f'{ADAPTER}: modules_to_save trained the embedding apart from the head, but this model ties '
+      'them: train the adapter with ensure_weight_tying=True'
     )
 
 
@@ -200,7 +200,9 @@ def _together(
   for name, value in found.items():
     ours, _, part = name.partition(' ')
     if ours not in shapes:
-      raise UserError(f'{_TENSORS} has factors of {ours.rpartition("/")[0]}, which has none here')
+      raise UserError(
+        f'{_TENSORS} has factors of {ours.rpartition("/")[0]}, which are not supported here'
+      )
     if part:
       array = whole.setdefault(ours, np.zeros(shapes[ours], value.dtype))
       array[int(part)][tuple(slice(n) for n in value.shape)] = value
@@ -233,18 +235,18 @@ def _of_pattern(config: Mapping[str, Any], patterns: str, usual: str, name: str)
 def _check(config: Mapping[str, Any]) -> None:
   """Raises UserError for what an adapter has and a run of LoRA has not."""
   if config.get('peft_type') != 'LORA':
-    raise UserError(f'{ADAPTER}: peft_type {config.get("peft_type")!r} is not read, but LORA')
+    raise UserError(f'{ADAPTER}: peft_type {config.get("peft_type")!r} is not supported, only LORA')
   for key, value in config.items():
     if key not in _READ and value not in _OFF:
       raise UserError(
-        f'{ADAPTER}: {key}={value!r} is not implemented: merge the adapter with '
+        f'{ADAPTER}: {key}={value!r} is not supported: merge the adapter with '
         "peft's merge_and_unload, and import the result"
       )
   if (begun := config.get('init_lora_weights')) not in _PLAIN_BEGINNINGS:
     raise UserError(
-      f'{ADAPTER}: init_lora_weights={begun!r} has changed the weights beside the factors: convert '
-      "it by peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), or merge it "
-      "with peft's merge_and_unload and import the result"
+      f'{ADAPTER}: init_lora_weights={begun!r} has changed the base weights: convert it with '
+      "peft's save_pretrained(…, path_initial_model_for_weight_conversion=…), or merge it with "
+      "peft's merge_and_unload and import the result"
     )
   numbers = [config.get('r'), config.get('lora_alpha')]
   if not all(isinstance(n, (int, float)) and n > 0 for n in numbers):
@@ -281,8 +283,8 @@ class _Weights:
       is_down = not is_inner and (is_nested or any(f'.{down}'.endswith(f'.{t}') for t in targets))
       return down if is_down else ups
     raise UserError(
-      f'{_TENSORS}: {module} has factors, and none here: leave it out of the targets, as a '
-      'router, or name the weights that the adapter was trained beside by --base_weights'
+      f'{_TENSORS}: {module} has factors that are not supported here: leave it out of the '
+      "targets, as a router, or name the adapter's base weights with --base_weights"
     )
 
   def dropout(self, factors: Iterable[str], config: Mapping[str, Any]) -> float:
@@ -291,7 +293,9 @@ class _Weights:
     if not rate or self._experts.keys().isdisjoint(factors):
       return rate
     log.warning(
-      '%s: lora_dropout=%g is taken for 0, as the factors of experts have none here', ADAPTER, rate
+      '%s: lora_dropout=%g is read as 0: dropout is not supported for factors of experts',
+      ADAPTER,
+      rate,
     )
     return 0.0
 
@@ -308,12 +312,12 @@ class _Weights:
     if entries is None and plain == 'lm_head.weight':  # of a model whose head is the embedding
       return {}
     if entries is None or len(entries) > 1 or entries[0].shape != value.shape:
-      raise UserError(f'{_TENSORS}: {name} {list(value.shape)} is no weight of the model')
+      raise UserError(f'{_TENSORS}: {name} {list(value.shape)} is not a weight of the model')
     entry = entries[0]
     return {entry.ours: np.asarray(entry.to_ours(entry.view(value))).reshape(entry.our_shape)}
 
   def factors(self, theirs: str, of: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns variables of ours, those of combined weights by 'name part'."""
+    """Returns paxlite's variables, combined weights by 'name part'."""
     if missing := {'lora_A', 'lora_B'} - of.keys():
       raise UserError(f'{_TENSORS}: {theirs} has no {min(missing)}')
     a, b = of['lora_A'], of['lora_B']
@@ -321,8 +325,8 @@ class _Weights:
     shape = (entries[0].shape[0], a.shape[0])
     if a.ndim != 2 or b.ndim != 2 or (theirs in self._by_name and b.shape != shape):
       raise UserError(
-        f'{_TENSORS}: {theirs} has factors {list(a.shape)} and {list(b.shape)}, and the weight is '
-        f'{list(entries[0].shape)}: name the weights that it was trained beside by --base_weights'
+        f'{_TENSORS}: {theirs} has factors {list(a.shape)} and {list(b.shape)}, but the weight is '
+        f'{list(entries[0].shape)}: name its base weights with --base_weights'
       )
     if theirs in self._experts:
       module, entry = self._experts[theirs]

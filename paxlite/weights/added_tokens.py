@@ -68,8 +68,8 @@ def with_tokenizer(source: pathlib.Path | None, texts: str, to: pathlib.Path) ->
   copy_tokenizer(source, to)
   if not (to / JSON).is_file():
     raise UserError(
-      f'--add_tokens needs a {JSON}, and {source or "the weights"} has none: transformers '
-      'makes one by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(TO), for --tokenizer=TO'
+      f'--add_tokens needs a {JSON}, and {source or "the weights"} has none: transformers makes '
+      'one with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(TO), for --tokenizer=TO'
     )
   tokenizer = Tokenizer.from_file(str(to / JSON))
   if there := [name for name in names if tokenizer.token_to_id(name) is not None]:
@@ -90,9 +90,7 @@ def with_rows(
   V, size = e.VOCAB_SIZE, max(e.VOCAB_SIZE, max(ids) + 1)
   others = [x.theirs for x in entries if x.shape[:1] == (V,) and x.ours not in _TABLES]
   if size > V and others:
-    raise UserError(
-      f'--add_tokens: {others[0]} has a row for each id too, which is not implemented'
-    )
+    raise UserError(f'--add_tokens: {others[0]} has a row per id too, which is not supported')
   resized = lambda x: dataclasses.replace(
     x, shape=(size, *x.shape[1:]), our_shape=(size, *x.our_shape[1:])
   )

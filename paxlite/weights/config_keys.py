@@ -41,7 +41,7 @@ _REQUIRED = object()
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-  """A key whose value is that of an attribute.
+  """A key with the value of an attribute.
 
   Attributes:
     key: The key.
@@ -80,7 +80,7 @@ class Same:
 
 @dataclasses.dataclass(frozen=True)
 class Cap:
-  """A key of a cap on logits, which is null where there is none.
+  """A key of a cap on logits; null for none.
 
   A file with 0 or less is refused: transformers divides by it, and here it turns the cap off.
 
@@ -127,7 +127,7 @@ class OneOf:
   def read(self, config: Config) -> dict[str, object]:
     value = config.get(self.theirs[0], self._values[0])
     if value not in self._values and (value is not None or self._values[0]):
-      raise UserError(f'{self.theirs[0]}={value!r} is not implemented')
+      raise UserError(f'{self.theirs[0]}={value!r} is not supported')
     return {}
 
   def write(self, e: LanguageModel) -> JsonObject:
@@ -157,7 +157,7 @@ class Repeated:
     value, expected = config.get(self.key), config.get(self.other)
     if value not in (None, expected):
       raise UserError(
-        f'{self.key}={value!r} is not implemented: it must be {self.other}={expected!r}'
+        f'{self.key}={value!r} is not supported: it must be {self.other}={expected!r}'
       )
     return {}
 
@@ -186,7 +186,7 @@ def read_keys(keys: Sequence[Key], config: Config) -> dict[str, object]:
   """Returns the attributes of a config.
 
   Raises:
-    UserError: A key or its value is not implemented.
+    UserError: A key or its value is not supported.
     KeyError: A key is missing.
   """
   known = {name for key in keys for name in key.theirs}
@@ -267,7 +267,9 @@ def activation(
   def read(config: Config) -> dict[str, object]:
     name = config.get(key) or default or config[key]
     if name not in _ACTIVATIONS:
-      raise UserError(f'activation {name!r} is none of {", ".join(_ACTIVATIONS)}')
+      raise UserError(
+        f'activation {name!r} is not supported; paxlite has {", ".join(_ACTIVATIONS)}'
+      )
     return dict.fromkeys(ours, _ACTIVATIONS[name])
 
   def write(e: LanguageModel) -> JsonObject:

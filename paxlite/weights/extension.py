@@ -1,4 +1,4 @@
-"""What weights of others add: the commands that read and write them."""
+"""The extension for published weights: the commands that read and write them."""
 
 from paxlite.core.extension import Command, Extension
 
@@ -14,7 +14,7 @@ EXTENSION = Extension(
   commands=(
     _command('import', 'read weights of Hugging Face, Meta or Pax'),
     _command('export', 'write weights for Hugging Face or llama.cpp'),
-    Command('families', 'the published families that import reads', _FAMILIES, 'Models'),
+    Command('families', 'the model families that import reads', _FAMILIES, 'Models'),
   ),
   hooks={'names of peft': 'paxlite.weights.adapter_names:named_weights'},
   former_modules={

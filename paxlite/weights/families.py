@@ -40,7 +40,7 @@ def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> Lan
     ends: The eos_token_id of generation_config.json, an id or several.
 
   Raises:
-    UserError: The architecture or one of its options is not implemented, or a value is missing or
+    UserError: The architecture or one of its options is not supported, or a value is missing or
       not valid.
   """
   kind = config.get('model_type')
@@ -56,7 +56,9 @@ def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> Lan
     eos = [*_listed(config.get('eos_token_id')), *_listed(inner.get('eos_token_id'))]
     return experiment_of(inner | {'eos_token_id': eos}, where, ends)
   if not isinstance(kind, str) or kind not in FAMILIES:
-    raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(FAMILIES)}')
+    raise UserError(
+      f'{where}: model_type {kind!r} is not supported; paxlite reads {", ".join(FAMILIES)}'
+    )
   family = FAMILIES[kind]
   try:
     with located(str(where)):
@@ -175,7 +177,7 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
     one.update({k: options.usual(k, v) for k, v in other.items() if options.is_lost(one, k)})
   missing = object()
   found = [
-    f'{name}={ours.get(name)!r}, as {type(e).__name__} has it: there it is {theirs.get(name)!r}'
+    f'{name}={ours.get(name)!r}, which {type(e).__name__} has: there it is {theirs.get(name)!r}'
     for name in {**theirs, **ours}
     if name not in _FREE
     and ours.get(name, missing) != theirs.get(name, missing)

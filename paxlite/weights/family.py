@@ -1,4 +1,4 @@
-"""What a published model family consists of."""
+"""The parts of a published model family."""
 
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence

@@ -76,7 +76,7 @@ def write_weights(
       name = f'params.{ours.replace("/", ".")}'
       if has_nan(value):
         theirs = ', '.join(part.theirs for part in parts)
-        log.warning('%s: has numbers that are NaN, and so has all that the model computes', theirs)
+        log.warning('%s: has NaN values, so all that the model computes is NaN', theirs)
       chunk, sums[chunk] = write_variable(folder / 'state', name, value, shape)
       size += value.nbytes
       done += len(parts)
@@ -136,7 +136,7 @@ def check_tensors(
     if name in shapes and tuple(shapes[name]) != tuple(shape)
   ]
   if problems:
-    raise UserError(f'the tensors are not those of the model: {listed(problems)}')
+    raise UserError(f'the tensors do not match the model: {listed(problems)}')
 
 
 def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -23,7 +23,7 @@ _HARMLESS: Mapping[str, Sequence[str]] = {
   'lengths, which each command and request says': ('max_length', 'max_new_tokens', 'max_time'),
   'without effect where there is one beam': ('early_stopping', 'length_penalty'),
   'of encoders': ('decoder_start_token_id', 'encoder_no_repeat_ngram_size'),
-  'the same likeliest token, and the same draws': ('renormalize_logits', 'remove_invalid_values'),
+  'the same most likely token, and the same draws': ('renormalize_logits', 'remove_invalid_values'),
   'how fast transformers is': (
     'assistant_confidence_threshold', 'assistant_early_exit', 'assistant_lookbehind',
     'cache_config', 'cache_implementation', 'compile_config', 'disable_compile', 'is_assistant',
@@ -40,7 +40,7 @@ _HARMLESS: Mapping[str, Sequence[str]] = {
     'assistant_token_id', 'chat_format', 'max_window_size', 'trust_remote_code', 'user_token_id',
   ),
 }  # fmt: skip
-# What changes a text and is not implemented, with the values that change nothing; nothing is null.
+# What changes a text and is not supported, with the values that change nothing; nothing is null.
 _UNREAD: Mapping[str, Sequence[Json]] = {
   'bad_words_ids': ([],),
   'begin_suppress_tokens': ([],),
@@ -78,7 +78,7 @@ def read_generation(
 ) -> LanguageModel:
   """Returns the experiment with the settings of generation_config.json.
 
-  A warning names keys that change a text and are not implemented, and those that are not known.
+  A warning names keys that change a text and are not supported, and those that are not known.
 
   Args:
     config: The contents of the file.
@@ -95,10 +95,12 @@ def read_generation(
   changing = {k: v for k in _UNREAD if (v := fields.get(k)) is not None and v not in _UNREAD[k]}
   if changing:
     log.warning(
-      '%s: %s changes what transformers writes, and is not read', where, ', '.join(changing)
+      '%s: %s changes the text that transformers generates, and is not supported',
+      where,
+      ', '.join(changing),
     )
   if unknown := fields.unread():
-    log.warning('%s: paxlite does not know %s, and does not read it', where, ', '.join(unknown))
+    log.warning('%s: %s is unknown and ignored', where, ', '.join(unknown))
   kept = {key: value for key, value in config.items() if not key.startswith('_')}
   experiment = experiment.replaced(GENERATION_CONFIG=kept)
   if penalty is None:

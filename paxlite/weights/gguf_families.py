@@ -45,7 +45,7 @@ def architecture_of(e: LanguageModel) -> tuple[Architecture, JsonObject]:
   if not of_kind or e.gives_rewards:
     what = 'reward models' if e.gives_rewards else f'the family {kind}'
     known = ', '.join(sorted({a.kind for a in architectures()}))
-    raise UserError(f'there is no export of {what} to GGUF: --to=hf writes it; GGUF has {known}')
+    raise UserError(f'{what} cannot be exported to GGUF: --to=hf writes it; GGUF has {known}')
   config = config_json(e, 'float32', None)
   found = next(a for a in of_kind if a.fits(config))
   window = config.get('sliding_window')

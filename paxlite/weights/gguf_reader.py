@@ -59,7 +59,7 @@ class GgufTensors:
     try:
       reader = Reader(path)
       if reader.byte_order != 'I':
-        raise ValueError('its byte order is that of another machine')
+        raise ValueError("it has another machine's byte order")
       self.fields = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, LookupError, TypeError, ArithmeticError, OSError) as e:
       raise UserError(f'{path} is not a GGUF file, or is cut short ({e})') from None

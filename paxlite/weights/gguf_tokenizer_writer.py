@@ -141,7 +141,7 @@ def _special(
   for name, end in zip(('eos', 'eot', 'eom'), ends, strict=False):
     found[f'{name}_token_id'] = end
   if len(ends) > 3:
-    log.warning('GGUF has three ids that end a text; these are left out: %s', ends[3:])
+    log.warning('GGUF has three stop tokens; these are left out: %s', ends[3:])
   found = {f'tokenizer.ggml.{name}': value for name, value in found.items()}
   try:
     templates = encoding.chat_format.texts

@@ -22,7 +22,7 @@ log = logging.getLogger('paxlite')
 
 
 class Written(NamedTuple):
-  """What a file holds.
+  """The contents of a file.
 
   Attributes:
     name: The name of the file.
@@ -66,7 +66,7 @@ def write_folder(
 
   architecture, config = architecture_of(experiment)
   if (config.get('rope_scaling') or {}).get('truncate') is False:
-    log.warning('llama.cpp rounds the range of dimensions that YaRN blends, as this model does not')
+    log.warning('llama.cpp rounds the range of dimensions that YaRN blends; this model does not')
   by_tensor = entries_by_tensor(architecture.entries(experiment))
   kind = kind or _stored_kind(by_tensor, variables)
   fields: dict[str, object] = {

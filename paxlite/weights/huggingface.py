@@ -97,7 +97,7 @@ class Safetensors:
           continue
         if other := self.tensors.get(short):
           raise UserError(
-            f'{short} is there twice: {other.name} of {other.path}, and {name} of {path}'
+            f'{short} appears twice: {other.name} of {other.path}, and {name} of {path}'
           )
         self.tensors[short] = tensor
         self.dtypes[short], self.shapes[short] = tensor.dtype, tensor.shape
@@ -222,7 +222,7 @@ def entries_in(e: LanguageModel, tensors: Tensors) -> list[Entry]:
 
 
 def _without_missing_copies(entries: list[Entry], tensors: Tensors) -> list[Entry]:
-  """Returns the entries without copies that are not there.
+  """Returns the entries without missing copies.
 
   Raises:
     UserError: A copy has other values than what it should repeat.
@@ -234,9 +234,7 @@ def _without_missing_copies(entries: list[Entry], tensors: Tensors) -> list[Entr
     if not entry.is_copy or not is_there or tensors.shapes[first] != tensors.shapes[entry.theirs]:
       continue
     if not np.array_equal(tensors.read(entry.theirs), tensors.read(first)):
-      raise UserError(
-        f'{entry.theirs} is not {first}, which it must repeat: paxlite has one variable for both'
-      )
+      raise UserError(f'{entry.theirs} differs from {first}, but paxlite has one variable for both')
   return [entry for entry in entries if not entry.is_copy or entry.theirs in tensors.shapes]
 
 

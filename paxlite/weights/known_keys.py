@@ -1,4 +1,4 @@
-"""What is known of the keys of a published model that are not read.
+"""The known keys of published models that are not read.
 
 A key of a file that is not read, and is not known to be harmless, may change what the model
 computes. It is refused, so that tomorrow's keys are not ignored. The tables here and those of what
@@ -103,11 +103,11 @@ def check_known(
       continue
     if name not in neutral:
       raise UserError(
-        f'{name}={shortened(value)} is not implemented: it may change what the model computes, and '
+        f'{name}={shortened(value)} is not supported: it may change what the model computes, and '
         'paxlite does not know this key'
       )
     if value not in neutral[name]:
-      raise UserError(f'{name}={shortened(value)} is not implemented')
+      raise UserError(f'{name}={shortened(value)} is not supported')
 
 
 def shortened(value: object) -> str:
@@ -117,7 +117,7 @@ def shortened(value: object) -> str:
 
 
 def check_count(name: str, value: object, most: int) -> int:
-  """Returns a number that loops run over; raises UserError where no model has so many."""
+  """Returns a loop count; raises UserError if no model could have that many."""
   if isinstance(value, bool) or not isinstance(value, int):
     raise UserError(f'{name}={shortened(value)} must be an integer')
   if not 0 <= value <= most:
@@ -126,7 +126,7 @@ def check_count(name: str, value: object, most: int) -> int:
 
 
 def check_counts(config: Mapping[str, Json]) -> None:
-  """Raises UserError where a number that loops run over is none, or no model has so many."""
+  """Raises UserError if a loop count is not a number, or larger than any model's."""
   for name, most in COUNTS.items():
     if config.get(name) is not None:
       check_count(name, config[name], most)
@@ -139,7 +139,7 @@ def check_quantization(found: Json) -> None:
   fields = Fields(found if isinstance(found, dict) else {})
   method = fields.get('quant_method')
   if method not in list(QUANTIZATION):
-    raise UserError(f'quantization_config={shortened(found)} is not implemented')
+    raise UserError(f'quantization_config={shortened(found)} is not supported')
   neutral = {name: values for name, values in QUANTIZATION[method].items() if ... not in values}
   with located('quantization_config'):
     check_known(fields.left(), QUANTIZATION[method].keys() - neutral, neutral)

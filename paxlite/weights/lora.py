@@ -163,17 +163,17 @@ def write_adapter(
   """
   e = experiment
   if not any(name.endswith('/lora_a') for name in variables):
-    raise UserError('the checkpoint holds nothing of LoRA: train with USE_LORA=True')
+    raise UserError('the checkpoint has no LoRA factors: train with USE_LORA=True')
   every = [LORA_VARIABLES, DORA_VARIABLES, *e.factor_variables]
   if others := [p for p in e.TRAINABLE_VARIABLES if p not in every]:
     raise UserError(
-      f'the run trained {listed(others)} beside the factors, and an adapter would leave them out: '
-      'export with --to=hf, which merges all of it, or train such weights by LORA_MODULES_TO_SAVE'
+      f'the run also trained {listed(others)}, which an adapter would leave out: export with '
+      '--to=hf, which merges everything, or train these weights with LORA_MODULES_TO_SAVE'
     )
   if family_of(e) == 'gpt2':
     raise UserError(
-      'a gpt2 of Hugging Face has weights with inputs and outputs in the other order, for which '
-      'adapters are not implemented: export with --to=hf, which merges them'
+      "Hugging Face's gpt2 stores weights transposed, for which adapters are not supported: "
+      'export with --to=hf, which merges them'
     )
   adapter, factors = _Adapter(dtype), extensions.hook('USE_LORA')(e)
   tokens = options.value(e, 'LORA_TOKENS')
@@ -210,7 +210,7 @@ def write_adapter(
     )
     adapter.experts[theirs] = size
   if shared := [n for n in adapter.linear if re.search(r'\.shared_experts?\.', n)]:
-    log.warning('%s: peft 0.21 takes shared experts for experts, and may not load it', shared[0])
+    log.warning('%s: peft 0.21 treats shared experts as experts and may not load it', shared[0])
   names = [module_of(entry) for group in by_tensor.values() for entry in group]
   config = adapter.config(e, base, [*names, *(n for n in experts)])
   tensors = adapter.tensors

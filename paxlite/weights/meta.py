@@ -148,14 +148,12 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   tensors = MetaTensors(folder, width)
   for name in (META['embedding'], META['gate'].format(i=0)):
     if len(tensors.shapes.get(name, ())) != _MATRIX:
-      raise UserError(
-        f'{folder}: {name} is missing or not a matrix: these are not weights of LLaMA'
-      )
+      raise UserError(f'{folder}: {name} is missing or not a matrix: these are not LLaMA weights')
   rows = tensors.shapes.get(META['query'].format(i=0), (width,))[0]
   if rows != width:
     raise UserError(
-      f'{folder}: its shards hold {rows:,} of {width:,} rows of the queries: '
-      'not all consolidated.*.pth are there'
+      f'{folder}: its shards hold {rows:,} of {width:,} rows of the queries: some '
+      'consolidated.*.pth are missing'
     )
   vocabulary = tensors.shapes[META['embedding']][0]
   hidden = tensors.shapes[META['gate'].format(i=0)][0]

@@ -19,7 +19,7 @@ _SHARD = re.compile(r'(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.sa
 _OTHERS = {
   r'.*\.bin(\.index\.json)?': 'convert its .bin files with transformers',
   r'consolidated\.\d+\.pth': 'its .pth files are read with --from=meta',
-  r'.*\.gguf': 'paxlite import FOLDER names the way of its .gguf file',
+  r'.*\.gguf': 'paxlite import FOLDER shows how to convert its .gguf file',
 }
 
 
@@ -35,11 +35,11 @@ def check_no_adapter(where: object, names: Collection[str], base: Callable[[], s
     return
   if 'config.json' in names:
     raise UserError(
-      f'{where} holds an adapter ({ADAPTER}) beside a model, which transformers adds to its '
+      f'{where} holds an adapter ({ADAPTER}) next to a model, and transformers adds it to the '
       "weights: merge it with peft's merge_and_unload, or move it elsewhere"
     )
   raise UserError(
-    f'{where} holds an adapter of peft and no model: import its base model, {base()}, first, and '
+    f'{where} holds a peft adapter without a model: import its base model, {base()}, first, and '
     'then the adapter with --from=peft --base_weights=FOLDER'
   )
 
@@ -61,7 +61,9 @@ def chosen(
   if SINGLE in names:
     unread = [n for n in found if n != SINGLE] + [INDEX] * (INDEX in names)
     if unread:
-      log.warning('%s: %s is read, as by transformers, and not %s', where, SINGLE, _list(unread))
+      log.warning(
+        ('%s: reading %s, as transformers does, and not %s'), where, SINGLE, _list(unread)
+      )
     return [SINGLE], {}
   if INDEX in names:
     stated = weight_map()

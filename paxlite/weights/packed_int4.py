@@ -31,7 +31,7 @@ def group_size(config: Mapping[str, Json]) -> int:
     config: The quantization_config of this method.
 
   Raises:
-    UserError: Its groups say something that is not implemented.
+    UserError: Its groups say something that is not supported.
   """
   whole = Fields(config, 'quantization_config')
   groups = whole.get('config_groups')
@@ -46,7 +46,7 @@ def group_size(config: Mapping[str, Json]) -> int:
     weights = whole.object(group.get('weights'), f'weights of {name}')
     for key, wanted in _WEIGHTS.items():
       if (found := weights.get(key)) != wanted:
-        raise UserError(f'{key}={shortened(found)} is not implemented')
+        raise UserError(f'{key}={shortened(found)} is not supported')
     size = weights.get('group_size')
     for fields in (group, weights):
       check_known(fields.left(), _HARMLESS, _NEUTRAL)

@@ -1,4 +1,4 @@
-"""The keys of config.json about modules that predict further tokens, and those of a folder."""
+"""The keys of config.json and tensors of a folder about prediction modules."""
 
 import logging
 import pathlib
@@ -38,10 +38,10 @@ PREDICTION_MODULES = Both(
 def _read_one(config: Config) -> dict[str, object]:
   number: Any = config.get(_NUMBER) or 0
   if number > 1:
-    raise UserError(f'{_NUMBER}={number} is not implemented: such modules share their projection')
+    raise UserError(f'{_NUMBER}={number} is not supported: such modules share their projection')
   if number and config.get(_DEDICATED) not in (None, False):
     raise UserError(
-      f'{_DEDICATED}={config[_DEDICATED]!r} is not implemented: the module reads the embedding of '
+      f'{_DEDICATED}={config[_DEDICATED]!r} is not supported: the module reads the embedding of '
       'the model'
     )
   return {'NUM_PREDICTION_MODULES': number}
@@ -102,7 +102,7 @@ def with_present_modules(
     changed = {_NUMBER: 1}
   elif not is_there and any(counts):
     log.warning(
-      '%s: config.json says %s=%s, and there are no tensors of them: imported without',
+      '%s: config.json says %s=%s, but their tensors are missing: imported without them',
       folder, keys[0], max(counts),
     )  # fmt: skip
     changed = dict.fromkeys(keys, 0)

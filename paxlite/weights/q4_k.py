@@ -1,4 +1,4 @@
-"""Blocks of four bits as llama.cpp's type Q4_K has them, which the package gguf can only decode.
+"""4-bit blocks of llama.cpp's type Q4_K, which the package gguf can only decode.
 
 A block has 256 elements of a row: 8 parts of 32. An element is d·s·q − d'·m, where q is a number of
 4 bits, s and m are numbers of 6 bits for each part, and d and d' are float16 for each block. The

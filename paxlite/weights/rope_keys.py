@@ -64,7 +64,7 @@ def _check_names(rope: Config, kind: str) -> None:
       continue
     if name in elsewhere:
       raise UserError(f'{name}={value!r} has no effect with rope_type {kind}: one of them is wrong')
-    raise UserError(f'{name}={value!r} of rope_type {kind} is not implemented')
+    raise UserError(f'{name}={value!r} of rope_type {kind} is not supported')
 
 
 def _not_yet_stretched(rope: Config) -> JsonObject:
@@ -78,7 +78,7 @@ def _not_yet_stretched(rope: Config) -> JsonObject:
   known = {'factor'} | _OTHERS | HARMLESS
   for name, value in rope.items():
     if name not in known and value not in (None, 0):
-      raise UserError(f'{name}={value!r} of rope_type {_BY_LENGTH} is not implemented')
+      raise UserError(f'{name}={value!r} of rope_type {_BY_LENGTH} is not supported')
   return {'ROPE_SCALING': 'ntk'}
 
 
@@ -102,12 +102,12 @@ def _read_one(
   if is_phi3 and kind in ('su', 'yarn'):  # transformers' former names of longrope in Phi-3
     kind = 'longrope'
   if kind not in list(KEYS):
-    raise UserError(f'rope_type {kind!r} is not implemented; {", ".join([*KEYS, _BY_LENGTH])} are')
+    raise UserError(f'rope_type {kind!r} is not supported; {", ".join([*KEYS, _BY_LENGTH])} are')
   _check_names(rope, kind)
   if kind == 'default':
     return values
   if has_mscale and rope.get('attention_factor') is not None:
-    raise UserError('attention_factor is not implemented where there is mscale_all_dim')
+    raise UserError('attention_factor is not supported where there is mscale_all_dim')
   if rope.get('attention_factor') is not None:
     _number(rope['attention_factor'], 'attention_factor')
   values['ROPE_SCALING'] = kind
@@ -168,9 +168,9 @@ def _by_kind(config: Config) -> tuple[JsonObject, JsonObject]:
   full, local = (dict(parts.get(kind) or plain) for kind in (_FULL, _SLIDING))
   for name, value in local.items():
     if name not in ('rope_type', 'type', 'rope_theta') and value is not None:
-      raise UserError(f'{name}={value!r} of {_SLIDING} is not implemented')
+      raise UserError(f'{name}={value!r} of {_SLIDING} is not supported')
   if local.get('rope_type', local.get('type', 'default')) != 'default':
-    raise UserError(f'rope_parameters of sliding_attention: {local!r} is not implemented')
+    raise UserError(f'rope_parameters of sliding_attention: {local!r} is not supported')
   return full, local
 
 
@@ -229,7 +229,7 @@ def rope(
     share = full.get('partial_rotary_factor', config.get(names[1], fraction or 1.0))
     share = _number(1.0 if share is None else share, 'partial_rotary_factor')
     if share != 1 and not fraction:
-      raise UserError(f'partial_rotary_factor={share} is not implemented')
+      raise UserError(f'partial_rotary_factor={share} is not supported')
     if is_phi3 and 'short_factor' in full:
       config['original_max_position_embeddings']  # a KeyError, if it is missing
     values: dict[str, object] = dict(_read_one(full, config, base, has_mscale, is_phi3))

@@ -91,7 +91,7 @@ def original_of(checkpoint: str, base: str, given: str) -> Original | None:
     return None
   folder = pathlib.Path(given or str((remembered or {}).get('folder')))
   if not (folder / 'config.json').is_file():
-    raise UserError(f'{folder}, the model with images to write into, is not there: {_WAY}')
+    raise UserError(f'{folder}, the model with images to write into, does not exist: {_WAY}')
   return Original(folder, None if given else remembered)
 
 
@@ -106,7 +106,7 @@ def _remembered(checkpoint: str) -> JsonObject | None:
 
 
 class WholeModel:
-  """A folder whose text model has the weights of an experiment.
+  """A folder with an experiment's weights in its text model.
 
   Attributes:
     summary: What was written, once it was.
@@ -173,15 +173,17 @@ class WholeModel:
     text = sum((t.path, t.name) in names for tensors in files.values() for t in tensors)
     self.summary = (
       f'The whole model of {self._folder}: {changed:,} of the {text:,} tensors of its text model '
-      f'are new, and {total - changed:,} tensors and '
-      f'{len(self._others) - len(self._tokenizer)} other files as they were'
+      f'are new, and {total - changed:,} tensors and {len(self._others) - len(self._tokenizer)} '
+      'other files are unchanged'
     )
     if self._tokenizer:
-      self.summary += f'\nThe tokenizer is that of the run: {", ".join(self._tokenizer)}'
+      self.summary += f"\nThe tokenizer is the run's: {', '.join(self._tokenizer)}"
     if self._template:
       self.summary += f'\n{CHAT_TEMPLATE} has the CHAT_TEMPLATE of the run'
     if self._unwritten:
-      self.summary += f'\nLeft out, as they are of the weights before: {self._unwritten}'
+      self.summary += (
+        f'\nLeft out, because they describe the weights before training: {self._unwritten}'
+      )
     return sum(t.size for tensors in files.values() for t in tensors)
 
   def _write_tensor(self, new: IO[bytes], tensor: FileTensor, entries: list[Entry] | None) -> bool:
@@ -210,26 +212,28 @@ class WholeModel:
     differing = {
       'bytes': 'files of other sizes',
       'config': 'another config.json',
-      'left_out': 'other tensors beside the text model',
+      'left_out': "other tensors than the text model's",
     }
     what = next((w for k, w in differing.items() if found.get(k) != remembered.get(k)), '')
     if what:
       raise UserError(
         f'{self._folder} has changed since its text model was imported ({what}): '
-        f'--into={self._folder} takes it as it is, and --text_only writes the text model alone'
+        f'--into={self._folder} uses it as it is, and --text_only writes the text model alone'
       )
 
   def _check_model(self, before: LanguageModel, experiment: LanguageModel) -> None:
     """Raises UserError if config.json of the folder would not be right for an experiment."""
     if experiment.gives_rewards:
-      raise UserError(f'a reward model has no place in {self._folder}: --text_only writes it')
+      raise UserError(
+        f'a reward model cannot be written into {self._folder}: --text_only writes it'
+      )
     theirs, ours = _decisive(before), _decisive(experiment)
     for key in sorted({**theirs, **ours}):
       if theirs.get(key) != ours.get(key):
         raise UserError(
-          f'{self._folder} is a model with {key}={theirs.get(key)!r}, and here it is '
-          f'{ours.get(key)!r}: its config.json stays as it is, so --into={self._folder} cannot be. '
-          '--text_only writes the text model, with a config.json of its own'
+          f'{self._folder} has {key}={theirs.get(key)!r}, but here it is {ours.get(key)!r}. Its '
+          f'config.json cannot change, so --into={self._folder} is not possible: --text_only '
+          'writes the text model with its own config.json'
         )
 
   def _entries_of(self, experiment: LanguageModel) -> dict[str, list[Entry]]:
@@ -240,7 +244,7 @@ class WholeModel:
       # modules that predict further tokens may be new
       absent = [e for e in entries if e.ours.startswith('predictions') and e.theirs not in shapes]
       if absent:
-        log.warning('%s has no modules that predict further tokens: left out', self._folder)
+        log.warning('%s has no prediction modules: left out', self._folder)
       found = entries_by_tensor(e for e in entries if e not in absent)
       wrong = [
         name for name, parts in found.items() if tuple(shapes.get(name, ())) != parts[0].shape
@@ -263,12 +267,12 @@ class WholeModel:
       theirs = self._tensors.read(name)
       if b''.join(written_blocks(entries, self._read, theirs.dtype)) != theirs.tobytes():
         raise UserError(
-          f'{name} was trained, and is quantized in {self._folder}, as no export writes it: '
+          f'{name} was trained but is quantized in {self._folder}, which export does not support: '
           '--text_only writes the text model in bfloat16'
         )
 
   def _other_files(self) -> tuple[list[pathlib.Path], str]:
-    """Returns the files beside those with tensors, and the names of those that are left out."""
+    """Returns the files without tensors, and the names of those left out."""
     index = self._folder / model_files.INDEX
     read = {pathlib.Path(path).name for path in self._stored.files}
     found, unwritten = [], []

@@ -96,7 +96,7 @@ def test_a_package_adds_a_scheme_of_paths(site, tmp_path, monkeypatch):
     files = f'--folder={tmp_path}/{folder}', f'TRAIN_FILES={place}/*.txt'
     paxlite(site, 'train', 'DemoGPT', *files, *flags)
   assert runs.losses(tmp_path / 'there') == runs.losses(tmp_path / 'here')
-  assert 'only data are read from shelf://, and nothing is written' in paxlite(
+  assert 'only data can be read from shelf://, not written' in paxlite(
     site, 'train', 'TinyGPT', '--folder=shelf://run', code=2
   )
 

@@ -63,13 +63,15 @@ def test_which_reference_is_lora_s_base():
 
 
 def test_references_without_weights_are_refused():
-  with pytest.raises(UserError, match='nothing says where its weights are'):
+  with pytest.raises(UserError, match='needs the weights of its reference model'):
     Preferences().validate()
   path = dict(CHECKPOINT_RESTORE_PATH='somewhere', ICI_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=2)
   Preferences(**path).validate()
   with pytest.raises(UserError, match='leaves variables of the reference model without values'):
     Preferences(**path, CHECKPOINT_IGNORE_RULES=['.*']).validate()
-  with pytest.raises(UserError, match='BEST_METRIC=avg_xent, the default, is none of the losses'):
+  with pytest.raises(
+    UserError, match='BEST_METRIC=avg_xent, the default, is not one of the losses'
+  ):
     check_best_metric('avg_xent', Preferences().losses())
 
 

@@ -202,7 +202,7 @@ def test_drawn_requests_are_answered_as_by_the_harness(name, count, tmp_path):
 
   for arguments, match in (
     (dict(max_gen_toks=draws.POSITIONS), 'leaves no room for a prompt'),
-    (dict(num_beams=4), 'num_beams=4 is not implemented'),
+    (dict(num_beams=4), 'num_beams=4 is not supported'),
     (dict(do_sample=True), 'do_sample=True needs a temperature above 0'),
   ):
     with pytest.raises(UserError, match=match):

@@ -172,7 +172,7 @@ def test_the_text_model_of_kimi_k25(tmp_path, caplog):
     trained, out = tmp_path / f'{kind}.tuned', tmp_path / kind
     write_trained(folder, tmp_path / 'w', trained, {name})
     if not is_written:
-      with pytest.raises(UserError, match=f'{name} was trained, and is quantized in'):
+      with pytest.raises(UserError, match=f'{name} was trained but is quantized in'):
         export(trained, f'--path={out}')
       assert not out.exists()
       export(trained, f'--path={out}', '--text_only')
@@ -203,19 +203,19 @@ def test_a_quantization_beside_the_text_model_is_checked(tmp_path):
   path.write_text(
     json.dumps({'model_type': 'kimi_k25', 'text_config': text, 'quantization_config': outer})
   )
-  with pytest.raises(UserError, match=r'quantization_config=.*gptq.* is not implemented'):
+  with pytest.raises(UserError, match=r'quantization_config=.*gptq.* is not supported'):
     run_import('hf', tmp_path / 'hf', tmp_path / 'w')
 
 
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (dict(num_bits=8), 'config_groups: num_bits=8 is not implemented'),
+    (dict(num_bits=8), 'config_groups: num_bits=8 is not supported'),
     (dict(symmetric=False), 'symmetric=False'),
     (dict(actorder='group'), "actorder='group'"),
     (dict(group_size=-1), 'group_size=-1'),
     (dict(group_size=16), 'has 24 numbers for each output, and .* 3 scales of 16 each'),
-    (dict(other=1), 'config_groups: other=1 is not implemented'),
+    (dict(other=1), 'config_groups: other=1 is not supported'),
   ],
   ids=str,
 )

@@ -171,7 +171,7 @@ def test_modules_that_are_not_there(published, tmp_path, caplog):
     assert not lines
   else:
     assert [line.partition('config.json ')[2] for line in lines] == [
-      'says mtp_num_hidden_layers=1, and there are no tensors of them: imported without'
+      'says mtp_num_hidden_layers=1, but their tensors are missing: imported without'
     ]
   part = changed(published, tmp_path / 'part', lambda tensors: drop(tensors, 'mtp.fc.'))
   with pytest.raises(UserError, match=r'mtp\.fc\.weight is missing'):
@@ -179,15 +179,15 @@ def test_modules_that_are_not_there(published, tmp_path, caplog):
 
 
 REFUSED = {
-  'two': (dict(mtp_num_hidden_layers=2), 'mtp_num_hidden_layers=2 is not implemented: such mod'),
+  'two': (dict(mtp_num_hidden_layers=2), 'mtp_num_hidden_layers=2 is not supported: such mod'),
   'dedicated': (
     dict(mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=True),
-    'mtp_use_dedicated_embeddings=True is not implemented: the module reads the embedding of',
+    'mtp_use_dedicated_embeddings=True is not supported: the module reads the embedding of',
   ),
   'text': (dict(mtp_num_hidden_layers='1'), "mtp_num_hidden_layers='1' must be an integer"),
   'text of a choice': (
     dict(mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings='false'),
-    "mtp_use_dedicated_embeddings='false' is not implemented",
+    "mtp_use_dedicated_embeddings='false' is not supported",
   ),
 }
 

@@ -192,19 +192,19 @@ def test_options_that_are_not_implemented(tmp_path):
   folder = hf_folder(tmp_path)
   config = json.loads((folder / 'config.json').read_text())
   for change, match in (
-    (dict(model_type='falcon'), "model_type 'falcon' is none of"),
-    (dict(attention_bias=True), 'attention_bias=True is not implemented'),
+    (dict(model_type='falcon'), "model_type 'falcon' is not supported"),
+    (dict(attention_bias=True), 'attention_bias=True is not supported'),
     (dict(rope_parameters=dict(rope_type='curved', factor=2.0)), "rope_type 'curved' is not"),
     (dict(rope_parameters=dict(rope_type='yarn', beta=2.0)), 'beta=2.0 of rope_type yarn is not'),
-    (dict(model_type='gemma', hidden_act='silu', mlp_bias=None), "hidden_act='silu' is not impl"),
-    (dict(hidden_act='mish'), "activation 'mish' is none of"),
-    (dict(tomorrows_option=1), 'tomorrows_option=1 is not implemented: it may change what'),
-    (dict(quantization_config=dict(quant_method='gptq')), 'quantization_config=.* is not impl'),
-    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5 is not implemented'),
+    (dict(model_type='gemma', hidden_act='silu', mlp_bias=None), "hidden_act='silu' is not supp"),
+    (dict(hidden_act='mish'), "activation 'mish' is not supported"),
+    (dict(tomorrows_option=1), 'tomorrows_option=1 is not supported: it may change what'),
+    (dict(quantization_config=dict(quant_method='gptq')), 'quantization_config=.* is not supp'),
+    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5 is not supported'),
     (dict(num_attention_heads=0), 'config.json: NUM_HEADS=0 must be at least 1'),
     (dict(hidden_size=None), 'MODEL_DIMS must be int'),
     (dict(rope_parameters='linear'), "rope_parameters='linear': no model of this family"),
-    (dict(model_type=['llama']), r"model_type \['llama'\] is none of"),
+    (dict(model_type=['llama']), r"model_type \['llama'\] is not supported"),
   ):
     (folder / 'config.json').write_text(json.dumps(config | change))
     refused(tmp_path, folder, match)
@@ -421,7 +421,7 @@ def test_meta_shards(shards, tmp_path):
   if shards == 2:
     last = folder / 'consolidated.01.pth'
     last.rename(tmp_path / 'elsewhere')
-    refused(tmp_path, folder, r'hold 16 of 32 rows .* not all consolidated', 'meta')
+    refused(tmp_path, folder, r'hold 16 of 32 rows .* some consolidated', 'meta')
     (tmp_path / 'elsewhere').rename(last)
   (folder / 'params.json').rename(tmp_path / 'params.json')
   refused(tmp_path, folder, 'params.json is missing', 'meta')

@@ -142,7 +142,7 @@ def test_other_dtypes_names_and_copies_stay(tmp_path, capsys):
   assert 'model.embed_tokens.weight' in changed
   export(tmp_path / 'tuned', tmp_path / 'whole')
   assert (
-    'Left out, as they are of the weights before: consolidated.safetensors'
+    'Left out, because they describe the weights before training: consolidated.safetensors'
     in capsys.readouterr().out
   )
   old, new = (path / 'model.safetensors' for path in (folder, tmp_path / 'whole'))
@@ -202,10 +202,10 @@ def linked(folder, weights):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (gone, 'hf, the model with images to write into, is not there'),
+    (gone, 'hf, the model with images to write into, does not exist:'),
     (other_images, r'has changed since its text model was imported \(other tensors beside'),
     (other_config, r'imported \(another config.json\)'),
-    (longer, 'is a model with max_position_embeddings=64, and here it is 128'),
+    (longer, 'has max_position_embeddings=64, but here it is 128'),
     (linked, 'notes.txt is a link out of its folder'),
   ],
 )

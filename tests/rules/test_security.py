@@ -135,7 +135,7 @@ def test_the_tools_import_what_the_user_names(tmp_path):
   tool = 'paxlite', 'generate'
   arguments = [f'--checkpoint={tmp_path / "run"}', '--prompt=In the', '--max_new_tokens=3']
   refused = runs.module(*tool, *arguments, code=2)
-  assert 'if this one is yours, --import=tests.support.experiments' in refused.stderr
+  assert 'if it is yours, --import=tests.support.experiments' in refused.stderr
   runs.module(*tool, *arguments, '--import=tests.support.experiments')
   wrong = runs.module(*tool, *arguments, '--import=no.such', code=2)
   assert wrong.stderr == "error: --import=no.such: No module named 'no'\n"

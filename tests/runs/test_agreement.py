@@ -104,4 +104,4 @@ def test_code_data_and_folders(tmp_path):
   own = '--fdl_config=TinyGPT', '--job_log_dir=run'
   said = ended(here, *own)
   assert [code for code, _ in said] == [2, 2], said
-  assert 'does not see what process 0 sees in --job_log_dir=' in said[0][1]
+  assert 'sees other files than process 0 in --job_log_dir=' in said[0][1]

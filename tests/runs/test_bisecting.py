@@ -45,27 +45,27 @@ def test_runs_that_agree(run, tmp_path):
       'LEARNING_RATE=0.0007',
       [
         'LEARNING_RATE: 0.0006 in A, 0.0007 in B',
-        'Records: equal up to step 1, they part at step 2: lr 0.0003',
+        'Records: equal up to step 1, they differ from step 2: lr 0.0003',
         'Replaying both from the beginning:',
         'step 2: the state before it and its batch are equal',
-        'are equal, so the optimizer makes the difference',
+        'are equal, so the optimizer causes the difference',
       ],
     ),
     (
       'ACTIVATION_CLS=gelu_exact',
       [
-        'Records: they part at step 1: ',
+        'Records: they differ from step 1: ',
         'gradients: ',
         'arrays differ',
-        'layers: the first whose output differs is transformer/x_layers_0/ff_layer/',
+        'layers: the first with another output is transformer/x_layers_0/ff_layer/',
       ],
     ),
     (
       'Z_LOSS_WEIGHT=0.01',
-      ['layers: the outputs of all ', 'the loss or the backward pass makes the difference'],
+      ['layers: the outputs of all ', 'the loss or the backward pass causes the difference'],
     ),
     ('NUM_MICROBATCHES=2', ['NUM_MICROBATCHES is 1 in A and 2 in B, so sums over microbatches']),
-    ('SEED=4', ['They part before the first step.', 'params/embedding/emb_var: ']),
+    ('SEED=4', ['The runs differ before the first step:', 'params/embedding/emb_var: ']),
     ('MODEL_DIMS=64', ['Checkpoints: arrays have other shapes: opt_state/1/m/embedding/emb_var']),
     ('NUM_LAYERS=2', ['Checkpoints: the states have other arrays: ']),
   ],
@@ -95,7 +95,7 @@ def test_the_first_layer_that_differs_on_four_devices(tmp_path):
   other = ['--fdl.ACTIVATION_CLS=gelu_exact', '--fdl.NUM_MICROBATCHES=2']
   runs.run(tmp_path / 'other', *flags, *other, devices=4)
   found = bisected(tmp_path / 'one', tmp_path / 'other', devices=4)
-  assert 'layers: the first whose output differs is transformer/x_layers_0/ff_layer/' in found
+  assert 'layers: the first with another output is transformer/x_layers_0/ff_layer/' in found
 
 
 @pytest.mark.slow

@@ -70,12 +70,12 @@ FLIP = ('bit of the batch', 1, 7)
     (STOPPED.format('it is full'), Plan('a'), {'unclear errors': 1}),
     ('import sys; sys.exit(1)', Plan('a', happened=['full disk']), {'unclear errors': 1}),
     (
-      STOPPED.format('the batch of step 7 is not what the data has, on device 1.'),
+      STOPPED.format('the batch of step 7 differs from the data, on device 1.'),
       Plan('a', happened=[FLIP[0]], flip=FLIP),
       {},
     ),
     (
-      STOPPED.format('the batch of step 7 is not what the data has, on device 2.'),
+      STOPPED.format('the batch of step 7 differs from the data, on device 2.'),
       Plan('a', happened=[FLIP[0]], flip=FLIP),
       {'unclear errors': 1},
     ),

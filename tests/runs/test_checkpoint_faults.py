@@ -54,7 +54,7 @@ def test_a_run_begins_again_only_when_it_is_told_to(tmp_path):
   before = contents(tmp_path)
   for mode in ('train', 'train', 'eval'):
     refused = runs.run(tmp_path, *FLAGS, f'--mode={mode}', config=TEXT, code=2)
-    assert 'holds checkpoints, and none of them is good' in refused.stderr
+    assert 'holds no good checkpoint:' in refused.stderr
     assert contents(tmp_path) == before
   done = runs.run(tmp_path, '--fdl.MAX_STEPS=2', '--start_over', config=TEXT)
   assert 'Continuing' not in done.stdout

@@ -100,4 +100,4 @@ def test_what_is_not_named_is_not_found(folder):
   said = ended(
     folder, sys.executable, '-m', 'paxlite.main', '--fdl_config=absent.Mine', '--dry_run', code=2
   )
-  assert 'there is no module absent' in said
+  assert 'no module is named absent' in said

@@ -136,7 +136,9 @@ def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog)
   longer = dataclasses.replace(run, experiment=experiment(tmp_path, kind, 4))
   write(tmp_path, kind, changed=True)
   before = {p: p.stat().st_mtime_ns for p in (tmp_path / 'run').rglob('*') if p.is_file()}
-  with pytest.raises(UserError, match=r'is not what the checkpoint of step 2 .*accept_changes'):
+  with pytest.raises(
+    UserError, match=r'is not the data of the checkpoint of step 2 .*accept_changes'
+  ):
     train(longer)
   after = {p: p.stat().st_mtime_ns for p in (tmp_path / 'run').rglob('*') if p.is_file()}
   assert {p.name for p in before if before[p] != after.get(p)} <= {'.lock'}

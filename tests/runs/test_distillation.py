@@ -96,7 +96,7 @@ def test_likely_tokens_of_a_teacher_are_stored_once(tmp_path):
   assert of(tmp_path / 'parts', *few) == one
   documents = [text(tmp_path), *flags[2:], '--fdl.TEACHER_TOP_K=4']
   result = run(tmp_path / 'no', 'Student', *documents, code=2)
-  assert 'cannot hold what the frozen model makes of it' in result.stderr
+  assert 'cannot store outputs of the frozen model' in result.stderr
 
 
 @pytest.mark.exhaustive
@@ -122,7 +122,7 @@ def test_wrong_values_are_refused(tmp_path):
     (dict(TEACHER_WEIGHT=0.0), 'TEACHER_WEIGHT=0: nothing would be learned'),
     (dict(TEACHER_TEMPERATURE=0.0), 'TEACHER_TEMPERATURE=0: nothing would be learned'),
     (dict(TEACHER_TOP_K=10**6), 'TEACHER_TOP_K=1000000 must be at most VOCAB_SIZE'),
-    (dict(TEACHER='a', REFERENCE_RESTORE_PATH='b'), 'both say where the weights of the teacher'),
+    (dict(TEACHER='a', REFERENCE_RESTORE_PATH='b'), "both name the teacher's weights:"),
   ):
     with pytest.raises(UserError, match=message):
       made(**values).validate()

@@ -108,7 +108,7 @@ def test_a_run_that_continues_with_more_steps_keeps_its_warmup(tmp_path):
 
 def test_steps_and_epochs_together_are_refused():
   both = {'MAX_STEPS': '5', 'NUM_EPOCHS': '2'}
-  with pytest.raises(UserError, match='MAX_STEPS=5 and NUM_EPOCHS=2 both say when training ends'):
+  with pytest.raises(UserError, match='MAX_STEPS=5 and NUM_EPOCHS=2 both set the end of training:'):
     build_experiment(TINY_SFT, [], both)
   with pytest.raises(UserError, match='NUM_EPOCHS=0 must be above 0'):
     build_experiment(TINY_SFT, [], {'NUM_EPOCHS': '0'})

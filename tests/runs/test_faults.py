@@ -200,7 +200,7 @@ def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):
   assert f'checkpoint_0000000{3 if stops else 9}' not in left[-1]
   assert 'saving failed, training continues: step 3: No space left on device' in ended[0]
   assert 'saving failed, training continues: step 3: OSError: process 0 could not' in ended[1]
-  assert 'the last checkpoint was not written' in ended[0]
+  assert 'the last checkpoint was not saved:' in ended[0]
   assert [*(tmp_path / 'checkpoints').glob('*')] == []
   assert max(runs.losses(tmp_path)) == (6 if stops else 9)
 
@@ -359,7 +359,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
   else:
     assert 'step 20/20' in ended.stdout
   if code:
-    assert 'stopped: the last checkpoint was not written' in ended.stderr
+    assert 'stopped: the last checkpoint was not saved:' in ended.stderr
     again = runs.run(result, '--fdl.MAX_STEPS=20')
     assert 'Continuing from the checkpoint of step 8.' in again.stdout
 
@@ -428,7 +428,7 @@ def test_a_loss_spike_is_rolled_back_and_its_data_left_out(tmp_path):
   factor = '--fdl.LOSS_SPIKE_FACTOR=1.15'
   spike, clean = tmp_path / 'spike', tmp_path / 'clean'
   out = faulty(spike, 'noise:33', *SPIKE, factor, '--fdl.MAX_STEPS=36', config=TEXT).stdout
-  assert 'The loss spiked at step 34: back to the checkpoint of 30.' in out
+  assert 'The loss spiked at step 34: rolled back to the checkpoint of 30.' in out
   faulty(spike, 'noise:33', *SPIKE, factor, config=TEXT)
   faulty(clean, 'left_out:30-33', *SPIKE, config=TEXT)
   assert runs.losses(spike) == runs.losses(clean)
@@ -443,7 +443,7 @@ def test_a_second_spike_goes_further_back_where_that_can_be(tmp_path):
   """Two spikes with no checkpoint between them go back to 30, then 20; without 20, to 30 twice."""
   flags = [*SPIKE, '--fdl.LOSS_SPIKE_FACTOR=1.15', '--fdl.LOSS_SPIKE_WINDOW=3']
   out = faulty(tmp_path / 'a', 'noise:33,38', *flags, config=TEXT).stdout
-  assert 'spiked at step 34: back to the checkpoint of 30.' in out
+  assert 'spiked at step 34: rolled back to the checkpoint of 30.' in out
   assert 'back to the checkpoint of 20.' in out
   assert (tmp_path / 'a' / 'checkpoints' / 'rolled_back_checkpoint_00000030').is_dir()
   assert runs.records(tmp_path / 'a')[-1]['step'] == 40

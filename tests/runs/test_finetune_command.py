@@ -119,7 +119,7 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
   )
   tuned_again = {'CHECKPOINT_RESTORE_PATH': run}
   if method == 'lora':
-    with pytest.raises(UserError, match='beside other weights: --method=lora trains them'):
+    with pytest.raises(UserError, match='and other weights: --method=lora trains them'):
       build_experiment('HuggingFaceSFT', [], tuned_again)
   else:
     e = build_experiment('HuggingFaceLoRA', [], tuned_again)
@@ -230,9 +230,9 @@ def test_the_words_after_finetune(words, config, attributes, folder):
       '^--method=lor must be sft, lora, qlora, documents, distill, dpo, ipo, orpo, simpo, kto, '
       r'reward or grpo\. Did you mean lora',
     ),
-    (['a/b', 'CHECKPOINT_RESTORE_PATH=c'], '^a/b and CHECKPOINT_RESTORE_PATH both say which'),
-    (['LLaMA3_8B', 'MODEL=GPT5B', '--dry_run'], '^LLaMA3_8B and MODEL both say which'),
-    (['LLaMA3_8B'], '^LLaMA3_8B is not a folder.* its weights are missing: CHECKPOINT_RESTORE'),
+    (['a/b', 'CHECKPOINT_RESTORE_PATH=c'], '^a/b and CHECKPOINT_RESTORE_PATH both name weights'),
+    (['LLaMA3_8B', 'MODEL=GPT5B', '--dry_run'], '^LLaMA3_8B and MODEL both name a model'),
+    (['LLaMA3_8B'], '^LLaMA3_8B is not a folder.* set its weights: CHECKPOINT_RESTORE'),
   ],
 )
 def test_words_that_are_wrong(words, match):
@@ -250,7 +250,7 @@ def test_a_model_by_its_name():
   assert (small.MAX_SEQ_LEN, small.num_devices, small.LEARNING_RATE) == (512, 1, 1e-3)
   large = find('HuggingFaceLoRA')(MODEL='LLaMA70B')
   assert large.ICI_MESH_SHAPE == find('LLaMA70BLoRA')().ICI_MESH_SHAPE == [1, 8, 1]
-  with pytest.raises(UserError, match='the model is a SmolLM135M, and another one cannot'):
+  with pytest.raises(UserError, match='the model is a SmolLM135M and cannot'):
     small.replaced(MODEL='LLaMA3_8B')
 
 
@@ -298,7 +298,7 @@ def test_a_model_in_a_file_imports_no_module(tmp_path, monkeypatch):
   (tmp_path / 'model_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
   found = {'experiment': 'paxlite.experiments.finetuning.HuggingFaceSFT'}
-  with pytest.raises(UserError, match='checkpoints do not import modules'):
+  with pytest.raises(UserError, match='paxlite does not import modules for checkpoints:'):
     class_of({**found, 'values': {'MODEL': 'model_that_runs.Model'}})
 
 

@@ -165,7 +165,7 @@ def test_rows_fit_and_hold_each_example_once():
     ),
     (
       dict(inputs='word ' * 200, targets='a'),
-      r'a.jsonl:2 has .* tokens and a row holds MAX_SEQ_LEN \+ 1 = 33 tokens',
+      r'a.jsonl:2 has .* tokens; a sequence holds MAX_SEQ_LEN \+ 1 = 33 tokens',
     ),
   ],
 )
@@ -177,7 +177,7 @@ def test_a_bad_line_is_named(record, match, tmp_path):
 
 def test_a_tokenizer_of_another_model(tmp_path):
   path = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b')])
-  with pytest.raises(UserError, match='it is the tokenizer of another model'):
+  with pytest.raises(UserError, match="it is another model's tokenizer"):
     SftRows([path], packaged.VOCAB, 32, 49152)
 
 
@@ -281,17 +281,15 @@ def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):
   path = write(tmp_path / 'a.jsonl', [CHAT])
   e = Squares(TRAIN_FILES=[path], CHAT_TEMPLATE=TEMPLATE, SAMPLE_PROMPTS=['word ' * 40])
   task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
-  with pytest.raises(
-    UserError, match=r'of a sample: it has .* tokens, and the model takes at most 31'
-  ):
+  with pytest.raises(UserError, match=r'of a sample: it has .* tokens; the limit is 31'):
     sampler_of(e, task, fdl.build(e.train_input()))
 
 
 def test_a_folder_of_weights_is_no_run(tmp_path):
   (tmp_path / 'state').mkdir()
   for mode, match in (
-    (evaluate, r'holds weights and no run: paxlite zero-shot /\S+ --tasks=task\.json'),
-    (decode, 'holds weights and no run: paxlite generate /'),
+    (evaluate, r'holds weights, not a run: paxlite zero-shot /\S+ --tasks=task\.json'),
+    (decode, 'holds weights, not a run: paxlite generate /'),
   ):
     with pytest.raises(UserError, match=match):
       mode(Run(Squares(), tmp_path))
@@ -373,7 +371,7 @@ def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path, capsys
   before, after = generate(lora, 0).stdout.split('After, ')
   assert before.startswith(f'Before, {sft}')
   assert [shown.split(':\n')[1].strip() for shown in (before, after)] == ['beta', 'delta']
-  assert 'began without weights: there is nothing before it' in generate(sft, 2).stderr
+  assert 'started without weights, so it has no initial weights' in generate(sft, 2).stderr
 
   capsys.readouterr()
   evaluate(Run(Squares(**changes, EVAL_FILES=[second]), lora), before=True)

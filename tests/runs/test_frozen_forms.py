@@ -61,19 +61,17 @@ def test_initial_values_in_int8_are_saved_once(tmp_path):
     lambda: train(tmp_path / 'two', 6, **lora),
     lambda: paxlite.load(tmp_path / 'two', FROZEN_DTYPE='float32').params,
   ):
-    with pytest.raises(UserError, match='FROZEN_DTYPE must be as it was'):
+    with pytest.raises(UserError, match='restore the former FROZEN_DTYPE'):
       fails()
   to = ['--to=hf', f'--path={tmp_path / "hf"}', f'--checkpoint={tmp_path / "two"}']
-  with pytest.raises(
-    UserError, match='holds weights in the form int8, of which there is no export'
-  ):
+  with pytest.raises(UserError, match='holds int8 weights, which cannot be exported:'):
     export_weights.main(to)
-  with pytest.raises(UserError, match='FROZEN_DTYPE keeps it as int8, which is for weights that'):
+  with pytest.raises(UserError, match='FROZEN_DTYPE keeps it as int8, which is for frozen weights'):
     train(tmp_path / 'all', 2, FROZEN_DTYPE='int8')
 
 
 def test_differences_of_a_form_have_a_hint():
-  hint = 'FROZEN_DTYPE must be as it was'
+  hint = 'restore the former FROZEN_DTYPE'
   assert hint in conversion_hint([f'{W} is missing', f'{W}/values is not in the model'])
   assert hint in conversion_hint([f'{W}/values is missing', f'{W} is not in the model'])
   assert conversion_hint([f'{W} is missing', 'params/b is not in the model']) == ''

@@ -134,7 +134,7 @@ def test_a_stopped_ladder_goes_on(tmp_path):
     (['--rungs=8x1,16x1,32x1'], '3 sizes cannot determine a law'),
     (['--rates=0'], '--rates=0 must be numbers above 0'),
     (['--seeds=0'], '--seeds=0 must be at least 1'),
-    (['OPTIMIZER=sgd', '--print'], 'OPTIMIZER=sgd: no rule is known'),
+    (['OPTIMIZER=sgd', '--print'], 'OPTIMIZER=sgd: its learning rate at other widths is unknown'),
     (['EVAL_FRACTION=0', '--print'], 'DemoGPT has no held-out data'),
   ],
 )

@@ -32,13 +32,13 @@ TINY = '--fdl_config=TinyGPT'
   [
     ([], '--fdl_config=EXPERIMENT is missing'),
     ([TINY], '--job_log_dir=FOLDER is missing'),
-    (['--fdl_config=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
+    (['--fdl_config=TinyGTP'], 'no experiment has this name. Did you mean TinyGPT'),
     (['--fdl_config=Nothing'], 'List them: paxlite list'),
-    (['--fdl_config=no.such.module.X'], 'there is no module no'),
-    (['--fdl_config=paxlite.experiments.gptj.GPTJ_6B'], 'It may be gone from paxlite: the version'),
+    (['--fdl_config=no.such.module.X'], 'no module is named no'),
+    (['--fdl_config=paxlite.experiments.gptj.GPTJ_6B'], 'paxlite may have removed it: continue'),
     (
       ['--fdl_config=paxml.contrib.gpu.scripts_gpu.configs.Pile126M'],
-      'asks for 64 devices and 1 is present',
+      'needs 64 devices, but 1 is present',
     ),
     (
       ['--fdl_config=paxlite.experiments.gpt.GPT127M'],
@@ -54,7 +54,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.NUM_LAYERS'], 'has no value: write --fdl.NUM_LAYERS=VALUE'),
     ([TINY, '--fdl.NUM_LAYERS=0'], 'NUM_LAYERS=0 must be at least 1'),
     ([TINY, '--mode=trian'], "should be one of <train|eval|verify|decode|decode_once>"),
-    (['--exp=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
+    (['--exp=TinyGTP'], 'no experiment has this name. Did you mean TinyGPT'),
     (['--exp=TinyGPT', '--mode=decode_once'], 'DECODE_FILES=/path/to/prompts.jsonl is miss'),
     ([TINY, '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
     ([TINY, 'steps=10'], 'flags are written --name=value. It is MAX_STEPS here.'),
@@ -83,7 +83,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, 'stray'], "unexpected argument 'stray'"),
     (
       [TINY, '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.PERCORE_BATCH_SIZE=1'],
-      'asks for 8 devices and 1 is present. To use what is here: \'ICI_MESH_SHAPE=[1,1,1]\'',
+      'needs 8 devices, but 1 is present. To use what is here: \'ICI_MESH_SHAPE=[1,1,1]\'',
     ),
     ([TINY, '--fdl.ICI_MESH_SHAPE=[8,1]'], 'must have 3 positive sizes, for replica, data, mdl'),
     (
@@ -96,7 +96,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.NUM_KV_HEADS=3'], 'NUM_HEADS=4 is not divisible by NUM_KV_HEADS=3'),
     ([TINY, '--fdl.LR_COS_DECAY_END=2'], 'LR_COS_DECAY_START=3 < LR_COS_DECAY_END=2'),
     (['--fdl_config=Pile126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
-     'there is no tokenizer: VOCAB_PATH'),
+     'no tokenizer is set: VOCAB_PATH'),
     (['--fdl_config=GPT126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      'GPT126M has no dataset: mix one in'),
     (['--fdl_config=DemoGPT', '--fdl.VOCAB_SIZE=4096'], 'is 4096: VOCAB_SIZE=8192'),
@@ -105,7 +105,7 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=DemoGPT', '--fdl.TRAIN_FILES=["gone.txt"]'], 'gone.txt is not a file'),
     (['--fdl_config=FlatTokens5B', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      'DATASET_PATH=/path/to/flat/tokens is missing'),
-    ([TINY, '--fdl.TRAINABLE_VARIABLES=["x.*"]'], 'matches no variable as a whole'),
+    ([TINY, '--fdl.TRAINABLE_VARIABLES=["x.*"]'], 'matches no whole variable name, such as'),
     ([TINY, '--fdl.NUM_LOSS_CHUNKS=0'], 'NUM_LOSS_CHUNKS=0 must be at least 1'),
     ([TINY, '--fdl.MAX_STEPS=1e999'], "MAX_STEPS must be int, for example 10; got '1e999'"),
     ([TINY, '--fdl.PERCORE_BATCH_SIZE=1e999'], 'PERCORE_BATCH_SIZE must be float'),
@@ -114,7 +114,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.ADAM_BETA1=1'], 'ADAM_BETA1=1 must be at least 0 and below 1'),
     ([TINY, '--fdl.EVAL_BATCH_SIZE=0'], 'EVAL_BATCH_SIZE=0 must be at least 1'),
     ([TINY, '--fdl.MAX_EVAL_BATCHES=0'], 'MAX_EVAL_BATCHES=0 must be at least 1'),
-    ([TINY, '--fdl.SAMPLE_PROMPT=hi'], 'there is no tokenizer: VOCAB_PATH'),
+    ([TINY, '--fdl.SAMPLE_PROMPT=hi'], 'no tokenizer is set: VOCAB_PATH'),
     ([TINY, '--jax_profiler_port=99999'], '--jax_profiler_port=99999 must be from 1 to 65535'),
     (['--fdl_config=.foo'], '--fdl_config=.foo is not a dotted path'),
     (['--fdl_config=..foo.Bar'], 'is not a dotted path'),
@@ -203,7 +203,7 @@ def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_pa
   )
   code, _, err = call(capsys, '--mode=eval', f'--job_log_dir={tmp_path}')
   assert code == 2
-  assert 'if this one is yours, --import=somebody' in err
+  assert 'if it is yours, --import=somebody' in err
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_a_signal_ends_the_wait_for_a_process_0_that_cannot_be_reached(tmp_path)
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=30)
   assert process.returncode == 75
-  assert 'asked to leave before the processes had come together' in stderr
+  assert 'told to stop before the processes connected:' in stderr
 
 
 @pytest.mark.slow

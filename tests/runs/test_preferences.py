@@ -193,7 +193,7 @@ def test_a_reward_model_is_that_of_transformers_and_the_loss_that_of_trl(tmp_pat
   for name, value in loss.metrics(outputs, batch).items():
     logged = trainer._metrics['eval'][name][-1]
     assert float(value.value) == pytest.approx(logged, rel=1e-5, abs=1e-7), name
-  with pytest.raises(UserError, match='gives rewards and no text'):
+  with pytest.raises(UserError, match='computes rewards, not text'):
     generate.main([str(tmp_path / 'one'), 'The capital of France is'])
 
 
@@ -206,7 +206,7 @@ def test_wrong_values_are_refused():
     with pytest.raises(UserError, match=message):
       HuggingFacePreferences(MODEL='LLaMA3_8B', **values).validate()
   for cls, values, message in (
-    (HuggingFaceReward, dict(USE_LORA=True), 'leave the new head of a reward model'),
+    (HuggingFaceReward, dict(USE_LORA=True), 'not train the new head of a reward model'),
     (
       HuggingFacePreferences,
       dict(PRECOMPUTE_REFERENCE=True, CHECKPOINT_IGNORE_RULES=['a'], CHECKPOINT_RESTORE_PATH='w'),
@@ -226,7 +226,7 @@ def test_values_of_a_reference_are_computed_once(tmp_path):
   """They are read after a restart, and computed again for other rows or weights, or if damaged."""
   flags = [*names(tmp_path), '--fdl.PRECOMPUTE_REFERENCE=True', '--fdl.EVAL_FRACTION=0.3']
   lora = [*flags, '--fdl.USE_LORA=True', '--fdl.LORA_RANK=2', '--fdl.EVAL_INTERVAL_STEPS=2']
-  said = 'Computing what the frozen model makes of'
+  said = "Computing the frozen model's outputs for"
   run = functools.partial(runs.run, tmp_path / 'run', config=CONFIG)
   first = run(*lora, '--fdl.MAX_STEPS=2')
   assert (first.stdout + first.stderr).count(said) == 2
@@ -254,7 +254,7 @@ def test_two_processes_compute_a_reference_once_as_one_does(tmp_path):
   for steps in (2, 4):  # the second start reads what the first has kept
     more = [*flags, '--fdl.PRECOMPUTE_REFERENCE=True', f'--fdl.MAX_STEPS={steps}']
     printed = on_processes(tmp_path / 'two', 2, *more, config=CONFIG)
-    assert ('Computing what the frozen model makes of' in printed[0]) == (steps == 2)
+    assert ("Computing the frozen model's outputs for" in printed[0]) == (steps == 2)
   assert list(runs.losses(tmp_path / 'two').values()) == pytest.approx(one, rel=1e-5)
 
 
@@ -282,4 +282,4 @@ def test_the_stored_values_are_those_of_the_weights_that_a_run_began_with(tmp_pa
 ])  # fmt: skip
 def test_a_step_compiles_without_data_and_weights(flags, capsys):
   compile_tool.main([*flags, 'MODEL=SmolLM135M', 'NUM_LAYERS=2', '--target=here'])
-  assert 'a batch is taken to hold' in capsys.readouterr().out
+  assert 'The step assumes batches with' in capsys.readouterr().out

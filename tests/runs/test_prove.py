@@ -160,24 +160,24 @@ def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, t
 @pytest.mark.slow
 def test_other_weights_are_another_model(made, tmp_path):
   other = weights(tmp_path / 'other', seed=1)
-  refused('log-probabilities of .* the weights are of another model', other,
+  refused("log-probabilities of .* the weights are another model's", other,
           f'--proof={made / "hf" / "proof.json"}')  # fmt: skip
 
 
 def test_weights_without_numbers_are_neither_proven_nor_exported_with_a_proof(made, tmp_path):
   broken = weights(tmp_path / 'broken', seed=None)
   refused('differ by nan', broken, f'--proof={made / "hf" / "proof.json"}')
-  with pytest.raises(UserError, match='there is nothing to prove'):
+  with pytest.raises(UserError, match='nothing to prove'):
     export_weights.main([str(broken), '--to=hf', f'--path={tmp_path / "out"}', '--proof'])
   assert not (tmp_path / 'out').exists()
 
 
 def test_proofs_that_cannot_be_used(made, tmp_path):
   refused('proof.json is missing: --proof=FILE names', made / 'w')
-  refused('a server has no proof.json beside it', 'http://127.0.0.1:9')
+  refused('a server needs --proof=FILE', 'http://127.0.0.1:9')
   refused('127.0.0.1:9/v1/models does not answer', 'http://127.0.0.1:9',
           f'--proof={made / "hf" / "proof.json"}')  # fmt: skip
-  refused('nowhere is not there', tmp_path / 'nowhere', f'--proof={made / "hf" / "proof.json"}')
+  refused('nowhere does not exist', tmp_path / 'nowhere', f'--proof={made / "hf" / "proof.json"}')
   proof = json.loads((made / 'hf' / 'proof.json').read_text())
   damaged = tmp_path / 'proof.json'
   for change in ({'proof': 2}, {'replies': []}, {'facts': {}}):
@@ -246,11 +246,11 @@ def test_a_server_is_proven_by_what_it_continues(made, capsys):
     assert said in out
     assert 'Not proven: the config' in out
   with serving(answers(proof, 0.7)) as url:
-    refused('differ by 0.7, of which rounding explains 0.4', url, f'--proof={place}')
+    refused('differ by 0.7, but rounding explains only 0.4', url, f'--proof={place}')
   with serving(answers(proof, count=1)) as url:
-    refused('other token ids: the tokenizer is another one', url, f'--proof={place}')
+    refused('other token ids: the tokenizer differs', url, f'--proof={place}')
   with serving(lambda body: {'choices': [{'text': 'x', 'logprobs': None}]}) as url:
-    refused('gives no log-probabilities', url, f'--proof={place}')
+    refused('returns no log-probabilities', url, f'--proof={place}')
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_other_texts_are_another_model_where_the_proof_is_sure(made):
   margins = [r['top'][0][0][1] - r['top'][0][1][1] for r in proof['replies']]
   assert max(margins) > 0.8
   with serving(answers(proof, wrong_token=True)) as url:
-    refused('is continued in another way', url, f'--proof={place}')
+    refused('is continued differently:', url, f'--proof={place}')
 
 
 def test_a_proof_needs_a_tokenizer_and_nothing_is_written_without(tmp_path):
@@ -269,6 +269,6 @@ def test_a_proof_needs_a_tokenizer_and_nothing_is_written_without(tmp_path):
   (source / 'tokenizer.model').unlink()
   (source / 'checksums.json').unlink()
   write_checksums(source)
-  with pytest.raises(UserError, match='there is no tokenizer'):
+  with pytest.raises(UserError, match='no tokenizer is set'):
     export_weights.main([str(source), '--to=hf', f'--path={tmp_path / "out"}', '--proof'])
   assert not (tmp_path / 'out').exists()

@@ -270,7 +270,7 @@ def test_what_does_not_hold_ends_the_recipe(whole):
   try:
     for bound, said in (
       ("'held_out: avg_xent <= 1'", 'held_out: avg_xent <= 1 does not hold: it is '),
-      ("'held: avg_xent <= 1'", 'cannot be judged, as the run has evaluated held_out: '),
+      ("'held: avg_xent <= 1'", 'cannot be checked: the run evaluated held_out: '),
     ):
       (folder / 'mine.py').write_text(text.replace("'held_out: avg_xent <= 9'", bound))
       assert f'stopped: stage base: {bound[1:-1]}' in (found := recipe(folder, code=1))
@@ -285,7 +285,7 @@ def test_what_does_not_hold_ends_the_recipe(whole):
   ('arguments', 'said'),
   [
     (['--set', 'more.VOCAB_SIZE=256'], 'stage more cannot start from base: it has VOCAB_SIZE=256'),
-    (['--set', 'more.NUM_LAYERS=2'], 'it has NUM_LAYERS=2, and the weights NUM_LAYERS=1'),
+    (['--set', 'more.NUM_LAYERS=2'], 'it has NUM_LAYERS=2, but the weights have NUM_LAYERS=1'),
     (['--set', 'more.VOCAB_PATH={data}/tok.model'], 'its tokenizer is '),
     (['--set', 'more.ACTIVATION_CLS=relu'], 'its model computes something else: '),
     (['--set', 'more.LEARNING_RAT=1'], 'Did you mean LEARNING_RATE?'),
@@ -294,7 +294,7 @@ def test_what_does_not_hold_ends_the_recipe(whole):
     (['--set', 'base.MAX_STEPS=-1'], 'stage base: '),
     ([f'--set={name}.MODEL_DIMS=4000000' for name in ('base', 'more')], ' are free at '),
     (['--until=sft'], '--until: no stage sft'),
-    (['--folder=.'], 'holds something else than a recipe'),
+    (['--folder=.'], 'holds something other than a recipe'),
   ],
 )
 def test_wrong_input_is_refused_in_a_line_before_anything_is_written(arguments, said, tmp_path):
@@ -326,7 +326,7 @@ def test_a_folder_of_another_recipe_is_refused(whole):
   finally:
     os.rename(folder / 'yours.py', folder / 'mine.py')
   assert done.returncode == 2
-  assert 'is of the recipe mine, and not of yours' in done.stderr
+  assert 'belongs to the recipe mine, not yours' in done.stderr
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_accepted_changes_must_still_fit(uninterrupted):
 def test_another_global_batch_is_refused(uninterrupted):
   flags = '--fdl.MAX_STEPS=12', '--fdl.PERCORE_BATCH_SIZE=8'
   result = runs.run(uninterrupted, *SHORT, *flags, code=2)
-  assert 'global batch of 4 and this run has 8' in result.stderr
+  assert 'global batch of 4, but this run has 8' in result.stderr
 
 
 @pytest.mark.exhaustive

@@ -229,7 +229,7 @@ def test_a_lost_rollout_is_said_and_made_again(files, tmp_path):
   runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=2', config=CONFIG)
   (tmp_path / 'run' / 'rollouts' / '0.rollout').write_bytes(b'damaged')
   went_on = runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=4', config=CONFIG)
-  assert 'are not in its folder: others are generated' in went_on.stdout + went_on.stderr
+  assert 'are not in the run folder: new ones are generated' in went_on.stdout + went_on.stderr
   assert len(rewards_of(tmp_path / 'run')) == 4
 
 
@@ -243,7 +243,7 @@ def test_other_prompts_are_noticed(files, tmp_path):
   runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=1', config=CONFIG)
   shown.write_text(lines.replace('aa=', 'ab='))
   refused = runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=2', config=CONFIG, code=2)
-  assert 'is not what the checkpoint of step 1 was trained on' in refused.stderr
+  assert 'is not the data of the checkpoint of step 1' in refused.stderr
 
 
 @pytest.mark.exhaustive
@@ -395,7 +395,7 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
 @pytest.mark.parametrize(
   ('values', 'match'),
   [
-    (dict(REWARDS=[]), 'is missing: what an answer is worth'),
+    (dict(REWARDS=[]), 'is missing: set a reward'),
     (dict(REWARDS=['no path']), 'is not the dotted path of a function'),
     (dict(GROUP_SIZE=5), 'is not divisible by GROUP_SIZE=5'),
     (dict(GROUP_SIZE=1), 'GROUP_SIZE=1: an answer is compared'),
@@ -417,7 +417,7 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
     ),
     (
       dict(REWARDS=[f'{REWARDS}.hangs'], REWARD_TIMEOUT=0.5),
-      r'was not done after 0\.5 seconds \(REWARD_TIMEOUT\)',
+      r'did not finish within 0\.5 seconds \(REWARD_TIMEOUT\)',
     ),
   ],
 )

@@ -185,11 +185,11 @@ def test_a_run_whose_seed_and_data_changed(tmp_path, got):
   changed = written(tmp_path / 'more.jsonl', [{'prompt': 'a', 'completion': ' b c d'}] * 9)
   more = e.replaced(MAX_STEPS=11, SEED=7, TRAIN_FILES=[*e.TRAIN_FILES, changed])
   train(Run(more, folder, accept_changes=True))
-  with pytest.raises(UserError, match='was trained on other data from step 6 on than at its end'):
+  with pytest.raises(UserError, match='changed its data after step 6,'):
     tool.main([str(folder), '--counts'])
   (tmp_path / 'more.jsonl').write_text('{"prompt": "a", "completion": " b"}\n')
   assert RunData(str(folder)).batch(8)['ids'].shape == (4, 32)
-  with pytest.raises(UserError, match=r'more.jsonl is not what .*run was trained on: its contents'):
+  with pytest.raises(UserError, match=r'more.jsonl is not the .*run was trained on: its contents'):
     RunData(str(folder)).batch(9)
 
 
@@ -212,7 +212,9 @@ def test_steps_of_another_run_whose_state_was_continued_are_not_told(tmp_path):
   train(Run(e.replaced(MAX_STEPS=6, SEED=5, **state), tmp_path / 'run'))
   run = RunData(str(tmp_path / 'run'))
   for step in 1, 3:
-    with pytest.raises(UserError, match=r'of another run .* from step 3, and these steps are of'):
+    with pytest.raises(
+      UserError, match=r'of another run .* from step 3, and these steps belong to'
+    ):
       run.batch(step)
   assert run.batch(4)['ids'].shape == (4, 32)
 
@@ -226,7 +228,7 @@ def test_without_its_records_a_run_does_not_guess_what_it_left_out(tmp_path, cap
   train(Run(left, run))
   assert 'Row 0' in shown(capsys, run, '--step=1')
   (run / 'data.jsonl').unlink()
-  why = 'it is not known from which of its steps up to 4 on'
+  why = 'the step (up to 4) where this began is unknown'
   for asked in ('--step=1', '--step=4', '--counts'):
     with pytest.raises(UserError, match=why):
       shown(capsys, run, asked)
@@ -310,7 +312,7 @@ def test_a_poisoned_record_is_found_looked_at_left_out(tmp_path, got, capsys, mo
     shown(capsys, folder, f'--without={name}', f'--output={out}')
   train(Run(longer, twin))
   check(twin, got)
-  with pytest.raises(UserError, match=r'LEAVE_OUT does not name all .*accept_changes'):
+  with pytest.raises(UserError, match=r'LEAVE_OUT no longer names all .*accept_changes'):
     train(Run(longer.replaced(MAX_STEPS=46), folder))
 
   said = shown(capsys, folder, twin)
@@ -380,14 +382,14 @@ def test_the_file_that_a_run_reads_is_not_overwritten(tmp_path, monkeypatch, cap
   train(Run(e.replaced(MAX_STEPS=4, LEAVE_OUT='left_out.txt'), run))
   (tmp_path / 'link.txt').symlink_to(path)
   for other, free in (('left_out.txt', 'left_out_2.txt'), (tmp_path / 'link.txt', 'link_2.txt')):
-    with pytest.raises(UserError, match=f'is the file that LEAVE_OUT .* names, .*{free}'):
+    with pytest.raises(UserError, match=f'is the LEAVE_OUT file .* names, .*{free}'):
       shown(capsys, run, f'--without={name}:4', f'--output={other}')
   second = tmp_path / 'left_out_2.txt'
   assert f'LEAVE_OUT={second} ' in shown(capsys, run, f'--without={name}:4')
   assert second.read_text() == f'{name}:3\n{name}:4\n'
   assert 'Row 0' in shown(capsys, run, '--step=4')
   train(Run(e.replaced(MAX_STEPS=6, LEAVE_OUT='left_out_2.txt'), run))
-  with pytest.raises(UserError, match='is the file that LEAVE_OUT'):  # of the steps 3 and 4
+  with pytest.raises(UserError, match='is the LEAVE_OUT file'):  # of the steps 3 and 4
     shown(capsys, run, f'--without={name}:5', '--output=left_out.txt')
   assert f'LEAVE_OUT={tmp_path}/left_out_3.txt ' in shown(capsys, run, f'--without={name}:5')
   for step in (2, 4, 6):
@@ -410,7 +412,7 @@ def test_runs_that_saw_the_same_and_other_things(tmp_path, capsys):
   said = shown(capsys, tmp_path / 'one', tmp_path / 'order')
   assert re.match(r'Different .* differ at step 1; it is the first', said)
   assert 'examples.jsonl:' in said
-  assert 'both have seen the same 30 ' in said
+  assert 'both saw the same 30 ' in said
   assert 'another shape' in shown(capsys, tmp_path / 'one', tmp_path / 'length')
 
 
@@ -429,31 +431,31 @@ def small_run(tmp_path_factory):
 
 
 WRONG = [
-  ('RUN --step=3', r'--step=3: .*/run has done the steps from 1 to 2'),
-  ('RUN --step=0', r'--step=0: .*/run has done the steps from 1 to 2'),
-  ('RUN --step=-1', r'--step=-1: .*/run has done the steps'),
+  ('RUN --step=3', r'--step=3: .*/run trained steps 1 to 2'),
+  ('RUN --step=0', r'--step=0: .*/run trained steps 1 to 2'),
+  ('RUN --step=-1', r'--step=-1: .*/run trained steps'),
   ('RUN --step=x', r'--step=x must be a whole number'),
-  ('RUN --step=1 --row=4', r'--row=4: the batch has the rows from 0 to 3'),
-  ('RUN --step=1 --row=-1', r'--row=-1: the batch has the rows'),
+  ('RUN --step=1 --row=4', r'--row=4: the batch has rows 0 to 3'),
+  ('RUN --step=1 --row=-1', r'--row=-1: the batch has rows'),
   ('RUN --row=1', '--row is for --step and --spike: leave'),
   ('RUN --json', '--json is for --step, --spike, --counts or two runs'),
   ('RUN --step=1 --spike', '--step and --spike: leave one of them out'),
-  ('RUN --step=1 MAX_STEPS=3', 'the values of a run are those in its folder'),
+  ('RUN --step=1 MAX_STEPS=3', "a run's values are in its folder"),
   ('RUN --spike', r'no loss of the \d recorded steps'),
   ('FOLDER --step=1', r'is not the folder of a run: it holds no experiment.json'),
   ('FOLDER/nothing --counts', r'is not the folder of a run'),
   ('--step=1', r'--step is for one run, and 0 names are given'),
   ('RUN RUN --step=1', r'--step is for one run, and 2 names are given'),
   ('RUN RUN --row=1', r'--row is for --step and --spike'),
-  ('RUN OTHER', r'have other tokenizers, .*text8k.model and .*vocab.model, so that their ids'),
+  ('RUN OTHER', r'have different tokenizers, .*text8k.model and .*vocab.model, so their ids'),
   ('RUN RUN RUN', r'two runs are compared, and 3 names are given'),
   ('RUN --without=', 'names no record'),
   ('RUN --without=a', 'a must be FILE:RECORD or STEP:ROW'),
   ('RUN --without=1:0,a', 'a must be FILE:RECORD or STEP:ROW'),
-  ('RUN --without=a,b.jsonl:3,1:0', 'a,b.jsonl:3 is no record of'),
+  ('RUN --without=a,b.jsonl:3,1:0', 'a,b.jsonl:3 is not a record of'),
   ('RUN --without=9:1', '--step=9'),
   ('RUN --without=1:9', '--row=9'),
-  ('RUN --without=FOLDER/examples.jsonl:31', 'examples.jsonl:31 is no record of'),
+  ('RUN --without=FOLDER/examples.jsonl:31', 'examples.jsonl:31 is not a record of'),
 ]
 
 

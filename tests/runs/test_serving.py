@@ -136,17 +136,17 @@ def test_a_schema_is_kept_to(server):
     (dict(max_tokens=33), 400, 'max_tokens=33 must be from 1 to 32'),
     (dict(temperature=3), 400, 'temperature=3 must be from 0 to 2'),
     (dict(extra_body=dict(tempratur=1)), 400, 'tempratur.*Did you mean temperature'),
-    (dict(extra_body=dict(reasoning_effort='low')), 400, 'reasoning_effort is not implemented'),
+    (dict(extra_body=dict(reasoning_effort='low')), 400, 'reasoning_effort is not supported'),
     (dict(messages=[]), 400, '"messages" must be a list'),
     (dict(messages=[dict(role='user', content='word ' * 99)]), 400, 'maximum context length is 64'),
     (
       dict(messages=[dict(role='user', content=[dict(type='image_url')])]),
       400,
-      'only texts are read',
+      'only text is supported',
     ),
     (dict(logit_bias={'99999': 1}), 400, 'has the id 99999'),
     (dict(top_logprobs=2), 400, 'top_logprobs needs logprobs'),
-    (dict(tool_choice='required'), 400, 'a call cannot be forced'),
+    (dict(tool_choice='required'), 400, 'forcing a call is not supported'),
     (dict(response_format=dict(type='json_schema')), 400, 'schema must be an object'),
     (dict(n=129), 400, 'n=129 must be from 1 to 128'),
     (dict(extra_body=dict(stop_token_ids=[1 << 40])), 400, 'stop_token_ids has the id'),
@@ -369,7 +369,7 @@ def test_an_orderly_end_while_programs_are_compiled(trained, how):
   assert 'Compiling' in process.stderr.readline()
   process.send_signal(how)
   said = process.communicate(timeout=60)[1]
-  assert said == 'Asked to end before the first request: nothing was lost\n'
+  assert said == 'Told to stop before the first request: nothing was lost\n'
   assert process.returncode == 0
 
 

@@ -272,9 +272,9 @@ def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
   assert 'State of step 3: ' in found
   assert 'numbers, equal bit for bit.' in found
   found = paxlite('bisect', one, two).stdout
-  assert 'Checkpoints: those of step 3 differ in ' in found
+  assert 'Checkpoints: the states of step 3 differ in ' in found
   assert 'step 2: the state before it and its batch are equal' in found
-  assert 'are equal, so the optimizer makes the difference' in found
+  assert 'are equal, so the optimizer causes the difference' in found
   found = paxlite('data', one, two).stdout
   assert 'were trained on the same batches in all 12 steps' in found
   assert 'Row 0' in paxlite('data', one, '--step=7').stdout

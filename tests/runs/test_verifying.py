@@ -120,14 +120,14 @@ CASES = {
   2: {
     'params:1:4': 'copies differ: params/embedding/emb_var on device 0 and device 1: one of its',
     'opt_state:0:4': 'opt_state/1/m/embedding/emb_var on device 0 and device 1: one of its copies',
-    'batch:1:4': 'the batch of step 4 is not what the data has, on device 1.',
+    'batch:1:4': 'the batch of step 4 differs from the data, on device 1.',
     'product:1:4': 'step 4 gave other bits when it was repeated on the same devices',
     'products:1:3': 'device 0 and device 1: one of them computes wrong',
   },
   8: {
     'params:3:4': 'params/embedding/emb_var on device 3: it is wrong',
     'opt_state:5:4': 'opt_state/1/m/embedding/emb_var on device 5: it is wrong',
-    'batch:6:4': 'the batch of step 4 is not what the data has, on device 6.',
+    'batch:6:4': 'the batch of step 4 differs from the data, on device 6.',
     'products:2:3': 'the same rows gave other bits on other devices: device 2: there the',
   },
 }
@@ -144,7 +144,7 @@ def test_the_device_with_other_bits_is_named(devices, tmp_path):
     env=dict(FLIPS=','.join(['none:0:0', *cases])), devices=devices, code=1,
   )  # fmt: skip
   assert 'none:0:0 ended with 0' in result.stdout
-  assert 'depends on where' not in result.stderr
+  assert 'depends on the devices of' not in result.stderr
   stopped = [line for line in result.stderr.splitlines() if line.startswith('stopped:')]
   for (flip, message), line in zip(cases.items(), stopped, strict=True):
     assert message in line
@@ -160,7 +160,7 @@ def test_the_device_with_other_bits_is_named(devices, tmp_path):
   ('flip', 'message'),
   [
     ('opt_state:3:4', r'on device \d+ of process 1: it is wrong'),
-    ('batch:1:4', 'not what the data has, on device 1 of process 0'),
+    ('batch:1:4', 'differs from the data, on device 1 of process 0'),
     ('products:2:3', r'on other devices: device \d+ of process 1: there the results are wrong'),
   ],
 )
@@ -193,7 +193,7 @@ def test_verified_steps_change_nothing_and_give_no_false_alarm(name, tmp_path):
     config='tests.runs.test_verifying.TinyExperts' if name == 'experts' else 'TinyGPT',
   )
   result = runs.run(tmp_path / 'verified', *flags, '--fdl.VERIFY_EVERY_N_STEPS=1', **how)
-  assert 'depends on where' not in result.stderr
+  assert 'depends on the devices of' not in result.stderr
   runs.run(tmp_path / 'plain', *flags, **how)
   keys = 'step', 'loss', 'grad_norm'
   of = lambda name: [[r[k] for k in keys] for r in runs.records(tmp_path / name)]
@@ -225,7 +225,7 @@ def test_a_run_that_continued_the_state_of_another_one(short_run, tmp_path):
   runs.run(tmp_path / 'run', *SHORT, *state, '--fdl.MAX_STEPS=12')
   found = verified(tmp_path / 'run', code=2)
   assert 'Replaying' not in found
-  assert 'continued the state of another run from step 8, so that it has no beginning' in found
+  assert 'continued the state of another run from step 8, so it has no start' in found
   assert 'between two of its checkpoints (12)' in found
 
 
@@ -260,5 +260,5 @@ def test_other_data_are_named_before_a_device_is():
     ),
     run=types.SimpleNamespace(place='run'),
   )
-  with pytest.raises(UserError, match=r'a\.jsonl is not what run was trained on up to step 4'):
+  with pytest.raises(UserError, match=r'a\.jsonl is not the data of run up to step 4'):
     Replay.check_same_course(replay, 0, 4)

@@ -1,18 +1,16 @@
 """paxlite compile EXPERIMENT --target=v5e-256 [NAME=VALUE …] [--save=step.bin]
 
-Compiles the train step of an experiment for a machine that need not be there, and reports whether
-the step fits, what it communicates and how fast it can be. NAME=VALUE sets an attribute of it.
-The mesh must match the target. COMPILER_OPTIONS are passed to XLA.
---compiled_step=step.bin makes training load the step that --save has written, and
-XLA_FLAGS=--xla_dump_to=FOLDER writes the text of the program.
+Compiles an experiment's train step for a machine you need not have, and reports whether it fits,
+what it communicates and how fast it can be. The mesh must match the target. COMPILER_OPTIONS go to
+XLA. --compiled_step=step.bin makes training load the step that --save wrote, and
+XLA_FLAGS=--xla_dump_to=FOLDER writes the program text.
 
---network=50 counts with hosts of GPUs that send 50 GB/s to each other, in place of what usual hosts
-of such GPUs send: 400 GB/s for H100.
+--network=50 assumes 50 GB/s between GPU hosts instead of their usual speed (H100: 400 GB/s).
 
-Exits with 1 if the step does not fit, and with 2 for wrong input.
+Exits with 1 if the step does not fit, and 2 for wrong input.
 
-The targets are v5e-N, v5p-N, v6e-N, tpu7x-N (one slice of TPUs), Kxv5e-N (K slices), a100xN,
-l40sxN, h100xN, h200xN, b200xN, gb200xN, and here. The extras tpu and cuda install the compilers.
+Targets: v5e-N, v5p-N, v6e-N, tpu7x-N (one TPU slice), Kxv5e-N (K slices), a100xN, l40sxN, h100xN,
+h200xN, b200xN, gb200xN, and here. The extras tpu and cuda install the compilers.
 
 Examples:
   paxlite compile TinyGPT --target=here
@@ -28,13 +26,13 @@ from paxlite.cli.parser import Parser, experiment_name, local, stored
 from paxlite.files.output import check_output, write_output
 
 PARSER = Parser(__doc__)
-PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
-PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
-PARSER.option('--target', 'the machine: see above', required=True)
-PARSER.option('--network', 'GB/s that a host of GPUs sends to others')
-PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
-PARSER.option('--save', 'where the compiled step goes', local)
-PARSER.option('--json', 'where the report goes as JSON', stored)
+PARSER.word('fdl_config', 'EXPERIMENT', 'experiment', experiment_name)
+PARSER.option('--fiddler', 'function that edits the config', action='append', default=[])
+PARSER.option('--target', 'machine: see above', required=True)
+PARSER.option('--network', 'GB/s between GPU hosts')
+PARSER.option('--calibration', 'measured chip speeds; see docs/planning.md', stored)
+PARSER.option('--save', 'file for the compiled step', local)
+PARSER.option('--json', 'report to write as JSON', stored)
 PARSER.attributes()
 
 

@@ -1,11 +1,10 @@
 """paxlite explain EXPERIMENT [--target=v5e-256] [NAME=VALUE …] [--json=RUN/explanation.json]
 
-Compiles the train step of an experiment, and says where its memory and its time go: what paxlite
-compile prints, the parts of the state, and the saved activations by the modules that make them.
-NAME=VALUE sets an attribute.
+Compiles an experiment's train step and shows where memory and time go: the report of `paxlite
+compile`, the parts of the state, and saved activations by module.
 
-The targets are those of paxlite compile. The default is here: as many devices as the mesh has.
-`paxlite report` shows the explanation.json in the folder of a run.
+Targets are as for `paxlite compile`; the default, here, has as many devices as the mesh. `paxlite
+report` shows the explanation.json in a run folder.
 
 Examples:
   paxlite explain TinyGPT
@@ -20,10 +19,10 @@ from paxlite.cli.parser import Parser, experiment_name, stored
 from paxlite.files.output import check_output, write_output
 
 PARSER = Parser(__doc__)
-PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
-PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
-PARSER.option('--target', 'the machine (here)', default='here')
-PARSER.option('--json', 'where the explanation goes as JSON', stored)
+PARSER.word('fdl_config', 'EXPERIMENT', 'experiment', experiment_name)
+PARSER.option('--fiddler', 'function that edits the config', action='append', default=[])
+PARSER.option('--target', 'machine (here)', default='here')
+PARSER.option('--json', 'explanation to write as JSON', stored)
 PARSER.attributes()
 
 

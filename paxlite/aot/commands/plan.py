@@ -1,14 +1,14 @@
 """paxlite plan EXPERIMENT --target=h100x64 [NAME=VALUE …] [--keep NAME …]
 
-Lists meshes, batches and recomputations with which an experiment fits a machine, the fastest first,
-with the memory and the time of each, and prints the command that trains the first one. The machine
-need not be there: the compiler judges the candidates that look best. On `here`, their steps are
-run. Ctrl-C prints the best so far; what was judged is kept.
+Lists meshes, batches and recomputations with which an experiment fits a machine, fastest first,
+with their memory and time, and prints the training command of the first. You need not have the
+machine: the compiler judges the best candidates. On `here`, their steps run. Ctrl-C prints the best
+so far and keeps what was judged.
 
-NAME=VALUE sets an attribute of the experiment and keeps it. Without --global_batch, the batch is
-chosen too, by the time for each of its rows.
+NAME=VALUE sets an attribute and keeps it. Without --global_batch, the batch is chosen too, by time
+per sequence.
 
-Exits with 1 if nothing fits, with 2 for wrong input, and with 130 after Ctrl-C.
+Exits with 1 if nothing fits, 2 for wrong input, and 130 after Ctrl-C.
 
 Examples:
   paxlite plan LLaMA3_8B --target=h100x64 --global_batch=512
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 
 PARSER = Parser(__doc__)
-PARSER.word('fdl_config', 'EXPERIMENT', 'the experiment', experiment_name)
-PARSER.option('--fiddler', 'a function that edits the config', action='append', default=[])
-PARSER.option('--target', 'the machine, as for `paxlite compile`', required=True)
-PARSER.option('--global_batch', 'rows of a batch on all devices', int)
+PARSER.word('fdl_config', 'EXPERIMENT', 'experiment', experiment_name)
+PARSER.option('--fiddler', 'function that edits the config', action='append', default=[])
+PARSER.option('--target', 'machine, as for `paxlite compile`', required=True)
+PARSER.option('--global_batch', 'sequences per global batch', int)
 _names: dict[str, Any] = {'nargs': '+', 'action': 'extend', 'default': [], 'metavar': 'NAME'}
-PARSER.option('--keep', 'do not choose these', **_names)
+PARSER.option('--keep', 'attributes to keep', **_names)
 PARSER.option('--most', 'candidates to compile or run (16)', int, default=16)
-PARSER.option('--workers', 'processes that compile (one a core)', int)
-PARSER.option('--calibration', 'measured speeds of the chip; see docs/planning.md', stored)
-PARSER.option('--json', 'where the plan goes as JSON, with the command of each', stored)
+PARSER.option('--workers', 'compiling processes (one per core)', int)
+PARSER.option('--calibration', 'measured chip speeds; see docs/planning.md', stored)
+PARSER.option('--json', 'plan to write as JSON, with all commands', stored)
 PARSER.attributes()
 
 
@@ -119,14 +119,16 @@ def experiment_of(args: argparse.Namespace) -> 'LanguageModel':
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
   other = '. paxlite compile takes this experiment'
   if not isinstance(experiment, LanguageModel):
-    raise UserError(f'{args.fdl_config} is not a language model, as plans need{other}')
+    raise UserError(f'{args.fdl_config} is not a language model, which plans need{other}')
   if (rows := experiment.ROWS_PER_EXAMPLE) > 1:
-    raise UserError(f'ROWS_PER_EXAMPLE={rows}: plans are for losses of single rows{other}')
+    raise UserError(
+      f'ROWS_PER_EXAMPLE={rows}: plans support only losses of single sequences{other}'
+    )
   if isinstance(experiment, LinkedStack) and experiment.has_links:
-    raise UserError(f'{experiment.links}: plans are for stacks that repeat layers{other}')
+    raise UserError(f'{experiment.links}: plans support only stacks of repeated layers{other}')
   if wrong := [name for name in args.keep if name not in space.NAMES]:
     chosen = ', '.join(space.NAMES)
-    raise UserError(f'--keep={wrong[0]}: the planner chooses {chosen}, and no other')
+    raise UserError(f'--keep={wrong[0]}: the planner chooses only {chosen}')
   return experiment if experiment.NUM_EPOCHS is None else experiment.replaced(NUM_EPOCHS=None)
 
 

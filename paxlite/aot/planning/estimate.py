@@ -145,7 +145,7 @@ class Step:
     return moved + 1.5 * (1 if self._gathers_once else self._runs) * (state.layers + state.others)
 
   def _memory(self) -> float:
-    """Returns the most bytes in use at a time beside the state."""
+    """Returns the peak memory in bytes besides the state."""
     e, state, sizes = self._experiment, self._state, self._sizes
     gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
     activations = max(_BACKWARD * self._all - self._saved, 0.0)

@@ -61,7 +61,7 @@ def here() -> Machine:
   kind, platform = found[0].device_kind, {'cpu': 'cpu', 'tpu': 'tpu'}.get(found[0].platform, 'gpu')
   chip = _CPU if platform == 'cpu' else chips.chip_of_kind(kind)
   if chip is None:
-    raise UserError(f'--target=here: {kind} is not known, so that nothing can be estimated')
+    raise UserError(f'--target=here: {kind} is unknown, so no estimate is possible')
   near = sum(d.process_index == found[0].process_index for d in found)
   memory = min((d.memory_stats() or {}).get('bytes_limit', 1 << 34) for d in found)
   if platform == 'cpu':

@@ -54,7 +54,7 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What a part of a model computes and keeps in a step with ROWS rows."""
+  """The computation and saved memory of a part of a model in a step with ROWS sequences."""
 
   flops: Counter[str]  # of products, by the type of the operands in HLO
   saved: Counter[Array]  # on the device for the backward pass
@@ -131,7 +131,7 @@ class Model:
     return self._works[key]
 
   def _loss(self, units: int, values: Values) -> saved_activations.TracedLoss:
-    """Returns the loss of the experiment with so many units of blocks, for one device."""
+    """Returns the loss of the experiment with `units` units of blocks, for one device."""
     e = self.experiment
     ones = [1] * len(mesh.MESH_AXES)
     changes: dict[str, Any] = dict(

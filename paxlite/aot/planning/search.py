@@ -43,7 +43,7 @@ class Judged(NamedTuple):
 
 @dataclasses.dataclass
 class Plan:
-  """What a search has found; `judged` is in the order in which the verdicts came."""
+  """The result of a search; `judged` is in the order of the verdicts."""
 
   space: Space
   considered: int = 0  # candidates that were estimated
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Search:
-  """Searches a space by at most so many verdicts."""
+  """Searches a space with a limited number of verdicts."""
 
   space: Space
   estimator: Estimator
@@ -75,7 +75,7 @@ class Search:
   say: Callable[[str], None]
 
   def run(self) -> Plan:
-    """Searches until so many are judged, or the user presses Ctrl-C."""
+    """Searches until the limit of verdicts or Ctrl-C."""
     plan = Plan(self.space)
     try:
       waiting = self.estimated(plan)
@@ -108,7 +108,7 @@ class Search:
   def _next(
     self, waiting: list[Estimated], ratio: float, number: int
   ) -> list[tuple[Candidate, Estimate, LanguageModel]]:
-    """Takes the fastest candidates that may fit, or the ones that need least if none may."""
+    """Selects the fastest candidates that may fit, or those that need least if none may."""
     limit = _NEAR * self.space.machine.memory
     may_fit = lambda x: ratio * x[1].memory <= limit
     order = [*filter(may_fit, waiting)] or sorted(waiting, key=lambda x: x[1].memory)
@@ -124,7 +124,7 @@ class Search:
     return found
 
   def ask(self, plan: Plan, chosen: Sequence[tuple[Candidate, Estimate, LanguageModel]]) -> None:
-    """Takes the verdicts about candidates, with their estimates and experiments."""
+    """Records the verdicts about candidates, with their estimates and experiments."""
     for i, verdict in self._verdicts([experiment for *_, experiment in chosen]):
       candidate, estimate, _ = chosen[i]
       judged = Judged(candidate, estimate, verdict, verdict.fits(self.space.machine.memory))

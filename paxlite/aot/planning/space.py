@@ -122,7 +122,7 @@ class Space:
     if e.num_devices != devices:
       raise UserError(
         f'ICI_MESH_SHAPE={e.ICI_MESH_SHAPE} × DCN_MESH_SHAPE={e.DCN_MESH_SHAPE} is a mesh of '
-        f'{e.num_devices} devices, and {self.machine.name} has {devices}: leave it out'
+        f'{e.num_devices} devices, but {self.machine.name} has {devices}: leave it out'
       )
     return [own_layout(e)]
 
@@ -150,7 +150,7 @@ class Space:
             yield Candidate(layout, rows, parts, values)
 
   def batches(self, shards: int, stages: int) -> Iterator[tuple[int, int]]:
-    """Yields (rows, microbatches) that a mesh with so many stages can hold.
+    """Yields (rows, microbatches) that a mesh with `stages` stages can hold.
 
     Its devices split the rows of a batch into `shards` parts.
     """

@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
   host: float = 0.0  # bytes of the memory of the host that each device needs
 
   def fits(self, memory: float) -> bool:
-    """Returns whether the step runs with so many bytes on a device."""
+    """Returns whether the step runs with this memory on a device."""
     return not self.error and self.seconds > 0 and self.memory <= memory
 
 

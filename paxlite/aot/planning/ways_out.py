@@ -18,7 +18,7 @@ _SURE = 0.95  # an estimate below this share of the memory counts as possible
 _NARROW: Values = {'ADAM_MOMENTS_DTYPE': 'bfloat16', 'GRADIENT_DTYPE': 'bfloat16'}
 # what saves memory
 _WAYS: dict[str, Values] = {
-  'LoRA, which trains low-rank factors alone': {'USE_LORA': True},
+  'LoRA, which trains only low-rank factors': {'USE_LORA': True},
   'moments on the host': {'OFFLOAD_OPTIMIZER': True},
   'inputs of layers on the host': {'OFFLOAD_ACTIVATIONS': ['iteration_input']},
   'moments and gradients in bfloat16': _NARROW,
@@ -27,7 +27,7 @@ _OF_STATE = {'OFFLOAD_OPTIMIZER', *_NARROW}  # the layers are the same
 
 
 def message(space: Space, estimator: Estimator, needed: float | None = None) -> str:
-  """Says why no candidate fits, and what would.
+  """Explains why no candidate fits, and what would.
 
   Args:
     space: The candidates of the search.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Question = tuple[str, Mapping[str, Json], float]  # a class, its values, and bytes of a device
 _LEAST_STEPS, _MOST_STEPS = 3, 20
 _SECONDS = 2.0  # the time for which steps are measured
-_ON_HOST = '; what the host does is not counted'
-_DEAD = 'the process that compiled it ended: it may have had too little memory'
+_ON_HOST = '; host work is not counted'
+_DEAD = 'the compiling process ended, possibly out of memory'
 
 
 class WorkerPool:
@@ -137,7 +137,7 @@ def compiled(experiment: 'Experiment', target: 'Target') -> Verdict:
   if not report.arguments:
     return Verdict(memory=float(report.total), bound=report.verdict)
   if report.costs is None or (line := report.costs.roofline) is None:
-    return Verdict(memory=float(report.total), error='the compiler does not show its program')
+    return Verdict(memory=float(report.total), error='the compiler cannot print its program')
   computes = '_xla_compute_type="host"' in (report.program or '')
   is_unknown = report.host and target.chip and not target.chip.host_bandwidth
   bound = line.bound + (_ON_HOST if computes or is_unknown else '')

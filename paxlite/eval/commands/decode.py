@@ -1,7 +1,7 @@
 """paxlite decode RUN [NAME=VALUE …]
 
-Continues the prompts in the file DECODE_FILES with the last good checkpoint of a run.
-MAX_DECODE_STEPS and TEMPERATURE, for example, say how.
+Continues the prompts in DECODE_FILES with a run's last good checkpoint. Attributes such as
+MAX_DECODE_STEPS and TEMPERATURE control sampling.
 
 Examples:
   paxlite decode runs/TinyGPT DECODE_FILES=prompts.jsonl MAX_DECODE_STEPS=20

@@ -1,8 +1,8 @@
 """paxlite lm-eval --model=paxlite --model_args=checkpoint=FOLDER --tasks=…
 
-EleutherAI's evaluation harness on a checkpoint (the extra lm-eval). The command line is the
-harness' own, with the model 'paxlite'; `paxlite lm-eval run --help` prints it. In Python, the call
-is lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
+Runs EleutherAI's evaluation harness on a checkpoint (extra lm-eval). The command line is the
+harness's, with the model 'paxlite'; `paxlite lm-eval run --help` prints it. In Python:
+lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
 
 Example:
   paxlite lm-eval --model=paxlite --model_args=checkpoint=logs/tiny --tasks=lambada_openai
@@ -130,7 +130,7 @@ class PaxliteLM(TemplateLM):
     for (context, continuation), before, after in requests:
       if not before or not after:
         what = f'continuation {continuation[:40]!r}' if before else f'context {context[:40]!r}'
-        raise UserError(f'the {what} has no token of its own, so that nothing can be scored')
+        raise UserError(f'the {what} adds no token, so it cannot be scored')
     asked = [Continuation(before, after) for _, before, after in requests]
     with command_line.progress('loglikelihood') as report:
       scores = self._scorer(asked, report)
@@ -241,7 +241,7 @@ def _generation(
   for name, value in fields.left().items():
     if value not in _HARMLESS.get(name, ()):
       raise UserError(
-        f'generation_kwargs: {name}={value!r} is not implemented; '
+        f'generation_kwargs: {name}={value!r} is not supported; '
         f'{", ".join((*_LENGTHS[:1], *_UNDERSTOOD))} are'
       )
   if is_drawn and not temperature:

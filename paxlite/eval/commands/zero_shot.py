@@ -1,8 +1,8 @@
 """paxlite zero-shot CHECKPOINT --tasks=lambada:FILE.jsonl[,TASK.json …]
 
-Zero-shot evaluation of a job_log_dir or of imported weights. Prints a table with standard errors,
-and writes JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the
-fields of its records (docs/evaluation.md).
+Evaluates a run or imported weights on zero-shot tasks. Prints a table with standard errors;
+--output writes JSON. A task is lambada:FILE, boolq:FILE, or a .json file that names the fields of
+its records (docs/evaluation.md).
 
 Example:
   paxlite zero-shot runs/llama --tasks=lambada:lambada.jsonl,boolq:boolq.jsonl --output=scores
@@ -18,15 +18,15 @@ from paxlite.files.output import check_output, write_output
 from paxlite.generation.checkpoint_options import add_weights
 
 PARSER = Parser(__doc__)
-PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
-PARSER.option('--tasks', 'what to evaluate', stored, required=True, nargs='+')
-PARSER.option('--chat', 'ask in a chat, by the chat template', bool)
-PARSER.option('--limit', 'only the first examples of each task', int)
-PARSER.option('--batch_tokens', 'tokens of a batch (4096)', int, default=4096)
-PARSER.option('--skip_unreadable', 'leave out bad records', bool)
-_too_long = 'what to do with a text that the model cannot take: cut its beginning off (and say so)'
+PARSER.word('checkpoint', 'CHECKPOINT', 'run folder, or imported weights', stored)
+PARSER.option('--tasks', 'tasks', stored, required=True, nargs='+')
+PARSER.option('--chat', 'use the chat template', bool)
+PARSER.option('--limit', 'first examples of each task only', int)
+PARSER.option('--batch_tokens', 'tokens per batch (4096)', int, default=4096)
+PARSER.option('--skip_unreadable', 'skip bad records', bool)
+_too_long = 'cut the beginning of a text that is too long, and say so, or fail'
 PARSER.option('--too_long', _too_long, choices=('truncate', 'error'), default='truncate')
-PARSER.option('--output', 'folder for results.json and the examples of each task', stored)
+PARSER.option('--output', "folder for results.json and each task's examples", stored)
 add_weights(PARSER)
 
 

@@ -80,10 +80,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'more than the experts of NUM_EXPERT_GROUPS_PER_TOKEN=2': (
     'deepseek_v3', dict(num_experts_per_tok=6),
   ),
-  'attention_factor is not implemented where': (
+  'attention_factor is not supported where': (
     'deepseek_v3', dict(rope_parameters=YARN | dict(attention_factor=2.0)),
   ),
-  'partial_rotary_factor=0.5 is not implemented: it must be 0.4': (
+  'partial_rotary_factor=0.5 is not supported: it must be 0.4': (
     'mistral4',
     dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)),
   ),

@@ -98,7 +98,7 @@ def latent_rope() -> Both:
     given = {k: dict(config[k]) for k in names if config.get(k)}
     for found in (parameters.pop('partial_rotary_factor', None) for parameters in given.values()):
       if found not in (None, share):
-        raise UserError(f'partial_rotary_factor={found!r} is not implemented: it must be {share}')
+        raise UserError(f'partial_rotary_factor={found!r} is not supported: it must be {share}')
     others = {k: v for k, v in config.items() if k not in (*names, 'partial_rotary_factor')}
     return plain.read(others | given)
 

@@ -44,7 +44,7 @@ def dense_blocks(missing: int) -> Both:
     found = given.count('dense')
     if given != types(found, layers):
       raise UserError(
-        f'{name}={shortened(given)} is not implemented: it must have {layers} kinds, and dense '
+        f'{name}={shortened(given)} is not supported: it must have {layers} kinds, and dense '
         'blocks first'
       )
     if stated is not None and min(stated, layers) != found:
@@ -82,7 +82,7 @@ def _check_layers(config: Config) -> None:
   wanted = ['indexed_attention'] * config['num_hidden_layers']
   if config.get('layer_types') not in (None, wanted):
     raise UserError(
-      f'layer_types={shortened(config["layer_types"])} is not implemented: each of the '
+      f'layer_types={shortened(config["layer_types"])} is not supported: each of the '
       f'{len(wanted)} layers must have indexed_attention'
     )
 
@@ -93,7 +93,7 @@ def _read_indexers(config: Config) -> dict[str, object]:
   if 'shared' in (types := indexer_types(config)):
     raise UserError(
       f'indexers that layers share ({types.count("shared")} of {len(types)} layers) are not '
-      'implemented in this family: each layer must have full'
+      'supported in this family: each layer must have full'
     )
   return {}
 
@@ -128,7 +128,7 @@ def indexer_types(config: Config) -> list[str]:
     found = ['shared' if max(i - first + 1, 0) % every else 'full' for i in range(layers)]
   if len(found) != layers or {*found} - {'full', 'shared'} or found[0] != 'full':
     raise UserError(
-      f'{name}={shortened(config.get(name))} is not implemented: {layers} layers must have full or '
+      f'{name}={shortened(config.get(name))} is not supported: {layers} layers must have full or '
       'shared, and the first one full'
     )
   return list(found)

@@ -180,11 +180,11 @@ class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
     for attribute, value in fixed.items():
       if (found := getattr(self, attribute, value)) != value:  # parts may be absent
         raise UserError(
-          f'{attribute}={found} is not implemented for attention of {name}: it must be {value}'
+          f'{attribute}={found} is not supported for attention of {name}: it must be {value}'
         )
     if self.ATTEN_LOGIT_CAP > 0:
       raise UserError(
-        f'ATTEN_LOGIT_CAP={self.ATTEN_LOGIT_CAP:g} is not implemented for attention of {name}: it '
+        f'ATTEN_LOGIT_CAP={self.ATTEN_LOGIT_CAP:g} is not supported for attention of {name}: it '
         'must be at most 0'
       )
 
@@ -351,7 +351,7 @@ class DeepSeekV4(
     for name, value in fixed.items():
       if getattr(self, name) != value:
         raise UserError(
-          f'{name}={getattr(self, name)} is not implemented for {type(self).__name__}: it must be '
+          f'{name}={getattr(self, name)} is not supported for {type(self).__name__}: it must be '
           f'{value}'
         )
     if self.NUM_HASH_BLOCKS and self.NUM_EXPERTS > 256 and self.FROZEN_DTYPE != 'float32':

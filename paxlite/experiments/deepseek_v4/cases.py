@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'norm_topk_prob=False': ('deepseek_v4', dict(norm_topk_prob=False)),
   'n_shared_experts=2': ('deepseek_v4', dict(n_shared_experts=2)),
   'num_key_value_heads=2': ('deepseek_v4', dict(num_key_value_heads=2)),
-  'of main is not implemented': ('deepseek_v4', dict(rope_parameters=dict(
+  'of main is not supported': ('deepseek_v4', dict(rope_parameters=dict(
     main=dict(rope_type='linear', rope_theta=1e4, factor=2.0),
     compress=dict(rope_type='default', rope_theta=1e4),
   ))),

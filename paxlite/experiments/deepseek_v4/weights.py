@@ -86,7 +86,7 @@ def _hash_blocks(config: Config) -> int:
   found = given.count('hash_moe')
   if list(given) != _mlp_types(found, layers):
     raise UserError(
-      f'mlp_layer_types={shortened(given)} is not implemented: it must have {layers} kinds, those '
+      f'mlp_layer_types={shortened(given)} is not supported: it must have {layers} kinds, those '
       'of hash_moe first, and then moe'
     )
   return int(found)
@@ -144,13 +144,13 @@ def _read_rope(config: Config) -> dict[str, object]:
       windows.setdefault('attention_factor', 1.0)
   shares = [part.pop('partial_rotary_factor', 1.0) for part in (main, windows)]
   if shares[0] != shares[1]:
-    raise UserError(f'partial_rotary_factor={shares[0]} of main must be that of compress')
+    raise UserError(f'partial_rotary_factor={shares[0]} of main must equal that of compress')
   theta = main.pop('rope_theta', None)
   if theta is None:
     raise KeyError('rope_theta of main')
   kind = main.pop('rope_type', main.pop('type', 'default'))
   if kind != 'default' or any(value is not None for value in main.values()):
-    raise UserError(f'rope_parameters: {kind} {main!r} of main is not implemented')
+    raise UserError(f'rope_parameters: {kind} {main!r} of main is not supported')
   if isinstance(theta, bool) or not isinstance(theta, (int, float)):
     raise UserError(f'rope_theta={theta!r} of main must be a number')
   if windows.get('rope_theta') is None:

@@ -7,7 +7,7 @@ from paxlite.experiments.registry import register
 
 
 class _Demo(EmbeddedText, GPT126M):
-  """What the demos have in common."""
+  """Shared values of the demos."""
 
   NUM_LAYERS = 4
   NUM_HEADS = 4

@@ -26,7 +26,7 @@ def _read_ernie_blocks(config: Config) -> dict[str, object]:
   end = last if last != -1 else layers - 1
   of_all, of_file = range(first, layers, every), range(first, min(end + 1, layers), every)
   if of_all != of_file:
-    raise UserError(f'moe_layer_end_index={last} before the last of the blocks is not implemented')
+    raise UserError(f'moe_layer_end_index={last} before the last of the blocks is not supported')
   return {'NUM_DENSE_BLOCKS': first, 'BLOCKS_PER_LAYER': every}
 
 

@@ -79,7 +79,7 @@ FALCON_NORM = Both(
 def _read_bias(config: Config) -> dict[str, object]:
   inner, outer = is_on(config, 'mamba_proj_bias'), is_on(config, 'projectors_bias')
   if inner != outer:
-    raise UserError(f'projectors_bias={outer} beside mamba_proj_bias={inner} is not implemented')
+    raise UserError(f'projectors_bias={outer} with mamba_proj_bias={inner} is not supported')
   return {'USE_STATE_BIAS': inner}
 
 

@@ -97,7 +97,7 @@ class Documents(DocumentFiles):
 
 
 class LinearSFT(SFT):
-  """SFT whose learning rate falls in a line until the end of the run, as trl's by default."""
+  """SFT with a learning rate that decays linearly to the end of the run, like trl's default."""
 
   LR_SCHEDULE: Schedule = 'linear'
 
@@ -107,7 +107,7 @@ class LinearSFT(SFT):
 
 
 class Preference(PreferenceFiles, LinearSFT, Preferences):
-  """Training on preferences; the learning rate is that of trl's DPO."""
+  """Training on preferences, with the learning rate of trl's DPO."""
 
   LEARNING_RATE = 1e-6
 
@@ -126,13 +126,13 @@ class Preference(PreferenceFiles, LinearSFT, Preferences):
 
 
 class Reward(RewardModel, PreferenceFiles, LinearSFT):
-  """Training of a reward model on preferences; the learning rate is that of trl."""
+  """Training of a reward model on preferences, with trl's learning rate."""
 
   LEARNING_RATE = 1e-4
 
 
 class PolicyTraining(PromptFiles, LinearSFT):
-  """Training on rewards of the model's own answers; the learning rate is that of trl's GRPO."""
+  """Training on rewards of the model's own answers, with the learning rate of trl's GRPO."""
 
   LEARNING_RATE = 1e-6
   DCN_MESH_SHAPE = [1, 1, 1]
@@ -150,7 +150,7 @@ class DistilledSFT(Distillation, SFT):
 
 
 class _OneDevicePreference(Preference):
-  """What differs for a small model."""
+  """Values for a small model."""
 
   MAX_SEQ_LEN = 1024
   ICI_MESH_SHAPE = [1, 1, 1]
@@ -176,7 +176,7 @@ class _OneDevicePolicy(PolicyTraining):
 
 
 class _OneDeviceSFT(SFT):
-  """What differs for a small model, which fits on one device and learns faster."""
+  """Values for a small model, which fits on one device and learns faster."""
 
   MAX_SEQ_LEN = 512
   ICI_MESH_SHAPE = [1, 1, 1]
@@ -200,7 +200,7 @@ class _OneDeviceLoRA(LoRA):
 
 
 class ShardedLoRA(LoRA):
-  """What differs for weights that do not fit on one device."""
+  """Values for weights that do not fit on one device."""
 
   ICI_MESH_SHAPE = [1, 8, 1]
 
@@ -226,7 +226,7 @@ _OF_FACTORS = re.compile('USE_REPEATED_LAYER|USE_DORA|LORA_.*')
 
 
 class _OfAnyModel(LanguageModel, subject='Checkpoints'):
-  """An experiment whose model is the one that MODEL names, or else that of the weights."""
+  """An experiment with the model that MODEL names, or else the weights' model."""
 
   MODEL: Training[str] = ''  # the model's experiment; '': from the weights
 
@@ -235,9 +235,7 @@ class _OfAnyModel(LanguageModel, subject='Checkpoints'):
 
   def __new__(cls, **values: object) -> Self:
     if not issubclass(cls.of_values(values), cls):
-      raise UserError(
-        f'MODEL={values["MODEL"]}: the model is a {cls.MODEL}, and another one cannot be put in'
-      )
+      raise UserError(f'MODEL={values["MODEL"]}: the model is a {cls.MODEL} and cannot be replaced')
     return super().__new__(cls, **values)
 
   @classmethod
@@ -264,8 +262,8 @@ class _OfAnyModel(LanguageModel, subject='Checkpoints'):
     has_factors = weights.values.get('USE_LORA')
     if has_factors and not cls.USE_LORA:
       raise UserError(
-        f'{weights.path} holds low-rank factors beside other weights: --method=lora trains them '
-        'further; for other methods, merge them by paxlite export and paxlite import, and start '
+        f'{weights.path} holds low-rank factors and other weights: --method=lora trains them '
+        'further; for other methods, merge them with paxlite export and paxlite import, and start '
         'from the result'
       )
     model = _model_of(base)

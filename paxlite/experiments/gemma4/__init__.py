@@ -86,7 +86,7 @@ class WideAttention(LanguageModel, subject='Attention'):
       )
     if self.FULL_ROPE_SHARE != 1 and self.stretches_positions:
       raise UserError(
-        f'FULL_ROPE_SHARE={self.FULL_ROPE_SHARE:g} needs positions that are not stretched, and '
+        f'FULL_ROPE_SHARE={self.FULL_ROPE_SHARE:g} needs unstretched positions, but '
         f'ROPE_FACTOR={self.ROPE_FACTOR:g} stretches them'
       )
 
@@ -209,7 +209,7 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
     if missing := [kind for kind in kinds if kind not in kinds[: max(first, 0)]]:
       raise UserError(
         f'NUM_KV_SHARED_LAYERS={self.NUM_KV_SHARED_LAYERS} of NUM_LAYERS={self.NUM_LAYERS} leave '
-        f'no block with {missing[0]!r} attention whose keys they could read'
+        f'no earlier block with {missing[0]!r} attention to share keys with'
       )
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:

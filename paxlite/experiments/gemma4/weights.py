@@ -48,7 +48,7 @@ def _pattern(config: Config) -> list[str]:
 def _write_types(e: LanguageModel) -> JsonObject:
   types = write_types(e)
   if types[-1] != _FULL:
-    raise UserError('Hugging Face has no Gemma 4 whose last block has sliding attention')
+    raise UserError('Hugging Face has no Gemma 4 with sliding attention in the last block')
   return {'layer_types': types, 'sliding_window': e.SLIDING_WINDOW}
 
 
@@ -73,10 +73,10 @@ def _overrides(config: Config) -> JsonObject:
   others = [i for i in by_block if i not in full or by_block[i] != first]
   others += [i for i in full if by_block.get(i, {}) != first]
   if unknown := [name for name in first if name not in ('head_dim', 'num_key_value_heads')]:
-    raise UserError(f'{unknown[0]} of per_layer_config is not implemented')
+    raise UserError(f'{unknown[0]} of per_layer_config is not supported')
   if others:
     raise UserError(
-      f'per_layer_config of layer {others[0]} is not implemented: all of {_FULL} must be alike, '
+      f'per_layer_config of layer {others[0]} is not supported: all of {_FULL} must be alike, '
       f'and {_SLIDING} must have none'
     )
   return first
@@ -97,7 +97,7 @@ def _write_widths(e: LanguageModel) -> JsonObject:
   heads, is_shared = values['FULL_KV_HEADS'], values['KEYS_ARE_VALUES']
   if heads != e.NUM_KV_HEADS and not is_shared:
     raise UserError(
-      f'Hugging Face has no FULL_KV_HEADS={heads} beside NUM_KV_HEADS={e.NUM_KV_HEADS} in this '
+      f'Hugging Face has no FULL_KV_HEADS={heads} with NUM_KV_HEADS={e.NUM_KV_HEADS} in this '
       'family without KEYS_ARE_VALUES=True'
     )
   return {
@@ -124,7 +124,7 @@ def _read_rope(config: Config) -> dict[str, object]:
     if not isinstance(share, (int, float)) or not 0 < share <= 1:
       raise UserError(f'partial_rotary_factor={share!r} must be above 0 and at most 1')
     if full.pop('factor', 1.0) != 1:
-      raise UserError('a factor of rope_type proportional is not implemented')
+      raise UserError('a factor of rope_type proportional is not supported')
     full['rope_type'] = 'default'
   values = _STRETCHED.read({**config, 'rope_parameters': given | {_FULL: full}})
   return values | {'FULL_ROPE_SHARE': float(share)}

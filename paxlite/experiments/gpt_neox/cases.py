@@ -15,7 +15,7 @@ CASES = {
 ON_MESHES: dict[str, dict[str, Any]] = {'gpt_neox': {}}
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-  'head_dim=8 is not implemented': ('gpt_neox', dict(head_dim=8)),
+  'head_dim=8 is not supported': ('gpt_neox', dict(head_dim=8)),
   'use_parallel_residual=1 must be true or false': ('gpt_neox', dict(use_parallel_residual=1)),
 }  # fmt: skip
 

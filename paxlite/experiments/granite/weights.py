@@ -83,7 +83,7 @@ def _write_granite_experts(e: LanguageModel) -> JsonObject:
     }  # fmt: skip
   if not all(kind.has_experts for kind in e.block_kinds):
     raise UserError(
-      f'Hugging Face has no NUM_DENSE_BLOCKS={e.NUM_DENSE_BLOCKS} beside experts in this family'
+      f'Hugging Face has no NUM_DENSE_BLOCKS={e.NUM_DENSE_BLOCKS} with experts in this family'
     )
   return {
     'shared_intermediate_size': e.SHARED_EXPERT_HIDDEN_DIMS,
@@ -122,8 +122,8 @@ def _write_heads(e: LanguageModel) -> JsonObject:
   count, width = e.MAMBA_HEADS, e.MAMBA_HEAD_DIMS
   if count * width % e.MODEL_DIMS:
     raise UserError(
-      f'Hugging Face has no MAMBA_HEADS={count} × MAMBA_HEAD_DIMS={width} that is no multiple of '
-      f'MODEL_DIMS={e.MODEL_DIMS} in this family'
+      f'Hugging Face has no MAMBA_HEADS={count} × MAMBA_HEAD_DIMS={width} that is not a multiple '
+      f'of MODEL_DIMS={e.MODEL_DIMS} in this family'
     )
   expand = count * width // e.MODEL_DIMS
   return {'mamba_n_heads': count, 'mamba_d_head': width, 'mamba_expand': expand}

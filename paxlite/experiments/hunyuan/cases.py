@@ -13,7 +13,7 @@ CASES = {
 }  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-  'mscale=2.0 of rope_type dynamic is not implemented': (
+  'mscale=2.0 of rope_type dynamic is not supported': (
     'hunyuan_v1_dense', dict(rope_parameters=dict(rope_type='dynamic', factor=2.0, mscale=2.0)),
   ),
   'use_cla=True': ('hunyuan_v1_dense', dict(use_cla=True)),

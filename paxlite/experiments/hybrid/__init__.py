@@ -1,4 +1,4 @@
-"""What hybrid models share: layers with a state beside attention, and the attributes of them.
+"""Shared by hybrid models: layers with a state, and their attributes.
 
 Delta rules, state spaces and convolutions have a state instead of keys and values. A family names
 LayersWithState, Mamba2Layers or DeltaNetLayers as a base.

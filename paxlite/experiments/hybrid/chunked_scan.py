@@ -27,7 +27,7 @@ _BLOCK = 8  # rows of a triangle that is inverted by products alone
 
 
 class ScanChunks(NamedTuple):
-  """What a scan needs of M chunks of C tokens; arrays have the dimensions [M, B, N, …].
+  """Inputs of a scan over M chunks of C tokens; arrays have the dimensions [M, B, N, …].
 
   Attributes:
     read: Queries that read the state, [C, K].

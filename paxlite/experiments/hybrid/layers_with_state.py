@@ -1,4 +1,4 @@
-"""What the parts of hybrid models share, in which layers with a state stand beside attention."""
+"""Shared by the parts of hybrid models, which mix layers with a state and attention."""
 
 import fiddle as fdl
 from fiddle import selectors
@@ -11,7 +11,7 @@ from paxlite.layers.projection import Projection
 
 
 class LayersWithState(LanguageModel, subject='Layers with a state'):
-  """What the layers of all kinds with a state have in common."""
+  """The base of all kinds of layers with a state."""
 
   CONVOLUTION_WIDTH: Shape[Count] = 4  # tokens in the kernel of a short convolution
   USE_CONVOLUTION_BIAS: Shape[bool] = False  # biases of short convolutions

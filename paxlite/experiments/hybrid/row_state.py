@@ -1,4 +1,4 @@
-"""What layers without keys keep of the tokens of a row: arrays of one size, whatever its length.
+"""The state that layers without keys keep of a sequence: arrays of constant size.
 
 A cache of keys may hold anything behind the tokens of a row. A state must not have seen it, so the
 caller says how many of the tokens of a call count.

@@ -64,7 +64,7 @@ def _parts(config: Config) -> Config:
   if not isinstance(parts, dict):
     raise UserError(f'{_PARTS}={parts!r} must be an object')
   if unknown := parts.keys() - {*_SIZES, *_LISTS}:
-    raise UserError(f'{_PARTS} has {min(unknown)}, which is not implemented')
+    raise UserError(f'{_PARTS} has {min(unknown)}, which is not supported')
   return parts
 
 

@@ -19,7 +19,7 @@ ON_MESHES: dict[str, dict[str, Any]] = {'lfm2': {}}
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'use_pos_enc=False': ('lfm2', dict(use_pos_enc=False)),
-  'conv_dim=16 is not implemented: it must be hidden_size=32': ('lfm2', dict(conv_dim=16)),
+  'conv_dim=16 is not supported: it must be hidden_size=32': ('lfm2', dict(conv_dim=16)),
   'layer_types must have 4 of conv': ('lfm2', dict(layer_types=['conv'] * 3)),
   "conv_bias='true' must be": ('lfm2', dict(conv_bias='true')),
 }  # fmt: skip

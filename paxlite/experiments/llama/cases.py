@@ -29,7 +29,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-  "rope_type 'proportional' is not implemented": (
+  "rope_type 'proportional' is not supported": (
     'llama yarn', dict(rope_parameters=dict(rope_type='proportional', factor=2.0)),
   ),
   "factor='x' must be a number above 0": (

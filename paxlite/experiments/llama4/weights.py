@@ -100,9 +100,7 @@ def _read_blocks(config: Config) -> dict[str, object]:
     return {'NUM_DENSE_BLOCKS': layers, 'BLOCKS_PER_LAYER': 1}
   step = found[1] - found[0] if len(found) > 1 else layers
   if step < 1 or found != list(range(found[0], layers, step)):
-    raise UserError(
-      f'moe_layers={found!r} is not implemented: every n-th layer up to the last ones'
-    )
+    raise UserError(f'moe_layers={found!r} is not supported: every n-th layer up to the last ones')
   return {'NUM_DENSE_BLOCKS': found[0], 'BLOCKS_PER_LAYER': step}
 
 
@@ -128,8 +126,8 @@ def _write_widths(e: LanguageModel) -> JsonObject:
   width, shared = values['EXPERT_HIDDEN_DIMS'], values['SHARED_EXPERT_HIDDEN_DIMS']
   if width != shared:
     raise UserError(
-      f'Hugging Face has no SHARED_EXPERT_HIDDEN_DIMS={shared} beside EXPERT_HIDDEN_DIMS={width} '
-      'in this family'
+      f'Hugging Face has no SHARED_EXPERT_HIDDEN_DIMS={shared} with EXPERT_HIDDEN_DIMS={width} in '
+      'this family'
     )
   return {'intermediate_size': width, 'intermediate_size_mlp': e.HIDDEN_DIMS}
 

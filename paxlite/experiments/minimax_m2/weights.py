@@ -40,7 +40,7 @@ def _rotated() -> Both:
 def _read_kinds(config: Config) -> dict[str, object]:
   kinds = config.get('attn_type_list')
   if kinds is not None and set(kinds) != {1}:
-    raise UserError(f'attn_type_list={shortened(kinds)} is not implemented: only 1 is')
+    raise UserError(f'attn_type_list={shortened(kinds)} is not supported: only 1 is')
   return {}
 
 

@@ -68,7 +68,7 @@ def types_without_positions(kinds: Mapping[str, str]) -> Both:
     if 'full_nope' not in found:
       return types.write(e) | whole.write(e)
     if 'full' in found:
-      raise UserError('Hugging Face has no family with full and full_nope beside states')
+      raise UserError('Hugging Face has no family with full, full_nope and states')
     nope = {**kinds, 'full_attention': 'full_nope'}
     return {
       'layer_types': write_types(e, 'full_nope', nope),

@@ -40,7 +40,7 @@ QkNorm = Literal['none', 'per_head', 'all_heads']
 
 
 class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
-  """Attention layers; defaults are those of Pax's base class of language models."""
+  """Attention layers, with the defaults of Pax's base class of language models."""
 
   NUM_HEADS: Shape[Count] = 16  # query heads
   HEADS_SPAN_MODEL: Training[bool] = True  # requires NUM_HEADS × DIMS_PER_HEAD = MODEL_DIMS
@@ -281,7 +281,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     return self.attention_params
 
   def attention_flops_of(self, kind: AttentionKind | None) -> float:
-    """Returns the FLOPs of training a token, beside those of weights, in a layer of this kind.
+    """Returns a layer's training FLOPs per token, besides its weights'.
 
     They are 12 · N·H·S, where S is the mean number of keys that a query sees: T / 2, or less with a
     sliding window.

@@ -9,7 +9,7 @@ from paxlite.layers.attention.attention import AttentionSinks
 
 
 class AttentionSinkLogits(LanguageModel, subject='Attention'):
-  """A LanguageModel whose heads of attention may learn the logit of a sink."""
+  """A LanguageModel with learned attention sink logits."""
 
   USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit per head, without a value
 

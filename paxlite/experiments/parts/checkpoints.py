@@ -47,7 +47,7 @@ class Checkpointing(Part, subject='Checkpoints', beside=_BESIDE):
 
   @property
   def weights(self) -> WeightsFacts:
-    """What is known of the weights in CHECKPOINT_RESTORE_PATH; no experiment reads a file for it.
+    """The known facts about CHECKPOINT_RESTORE_PATH; no experiment reads a file for them.
 
     Programs read it once, when they are built: see programs.weights_model.
     """

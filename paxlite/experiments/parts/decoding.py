@@ -14,7 +14,7 @@ _BESIDE = {'EVAL_TASKS': _OF_TASKS, 'SAMPLE_PROMPTS SAMPLE_PROMPT': 'SAMPLE_CHAT
 
 
 class Decoding(Experiment, subject='Generation and zero-shot tasks', beside=_BESIDE):
-  """What a model continues: in a run, in `--mode=decode`, and in zero-shot evaluation."""
+  """Generation settings: in a run, in `--mode=decode`, and in zero-shot evaluation."""
 
   START_ID: Training[NotNegativeInt | None] = 0  # first token id of a text; None: the tokenizer's
   EOS_IDS: Generation[list[int]] = []  # ids of stop tokens; []: the tokenizer's

@@ -135,8 +135,8 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   def validate(self) -> None:
     if self.USE_DROPLESS_MOE and self.backend.name in ('xla_fp8', 'int8'):
       raise UserError(
-        f'{self.backend} needs experts with a capacity, whose matrix multiplications have one '
-        'shape: USE_DROPLESS_MOE=False'
+        f'{self.backend} needs experts with a capacity, because their matrix multiplications have '
+        'one shape: USE_DROPLESS_MOE=False'
       )
     super().validate()
     if self.EXPERT_ACTIVATION_CLS == 'clamped_swiglu' and not self.USE_GATED_EXPERTS:

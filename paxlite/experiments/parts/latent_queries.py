@@ -6,7 +6,7 @@ from paxlite.experiments.language_model import LanguageModel
 
 
 class QueryLatents(LanguageModel, subject='Latent attention (DeepSeek)'):
-  """A LanguageModel whose queries may come from latents."""
+  """A LanguageModel that may compute queries from latents."""
 
   QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # width of the query latent; 0: none
 

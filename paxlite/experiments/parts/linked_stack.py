@@ -1,4 +1,4 @@
-"""A stack whose blocks may get more than activations; see layers.linked_stack."""
+"""A stack with further inputs of blocks besides activations; see layers.linked_stack."""
 
 import fiddle as fdl
 

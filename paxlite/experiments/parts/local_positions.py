@@ -1,11 +1,11 @@
-"""Rotary positions of sliding attention that differ from those of full attention."""
+"""Different rotary positions for sliding and full attention."""
 
 from paxlite.config.attribute_kinds import Function, OffAtZero
 from paxlite.experiments.language_model import LanguageModel
 
 
 class LocalPositions(LanguageModel, subject='Positions'):
-  """A LanguageModel whose sliding attention may have other positions, or not stretch them."""
+  """A LanguageModel with other, or unstretched, positions in sliding attention."""
 
   ROPE_LOCAL_THETA: Function[OffAtZero] = 0.0  # RoPE base in sliding attention; 0: ROPE_THETA
   ROPE_STRETCHES_LOCAL: Function[bool] = True  # stretches RoPE in sliding attention too

@@ -87,7 +87,7 @@ class MemorySavings(
       extensions.hook('USE_LORA')
     if self.OFFLOAD_OPTIMIZER and self.ADAM_MOMENTS_DTYPE == 'int8':
       raise UserError(
-        'OFFLOAD_OPTIMIZER moves moments of float32 or bfloat16: choose one of it and '
+        'OFFLOAD_OPTIMIZER supports float32 and bfloat16 moments: choose either it or '
         'ADAM_MOMENTS_DTYPE=int8'
       )
     is_plain = self.backend.name == 'xla' and self.num_stages == 1

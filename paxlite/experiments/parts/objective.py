@@ -1,4 +1,4 @@
-"""What a model is trained for: its losses, and the frozen model that losses may read."""
+"""The training objective: losses, and the frozen model that losses may read."""
 
 from collections.abc import Mapping
 
@@ -82,8 +82,8 @@ class Objective(Optimization, subject='Losses'):
     found = list(super().warnings)
     if self.reference() is not None and self.backend.name != 'xla':
       found.append(
-        'The reference model is computed in plain XLA, and the trained one on '
-        f'{self.backend.name}: their outputs differ before the first step.'
+        f'The reference model runs in plain XLA, but the trained one on {self.backend.name}: '
+        'their outputs differ before the first step.'
       )
     return found
 
@@ -94,8 +94,8 @@ class Objective(Optimization, subject='Losses'):
       return ''
     if not self.REFERENCE_RESTORE_PATH:
       raise UserError(
-        f'{type(self).__name__} has a reference model, and nothing says where its weights are: '
-        'REFERENCE_RESTORE_PATH=FOLDER, of imported weights or of a run'
+        f'{type(self).__name__} needs the weights of its reference model: set '
+        'REFERENCE_RESTORE_PATH=FOLDER, imported weights or a run'
       )
     if self.CHECKPOINT_IGNORE_RULES and self.REFERENCE_RESTORE_PATH == self.CHECKPOINT_RESTORE_PATH:
       raise UserError(

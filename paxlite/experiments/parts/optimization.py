@@ -73,7 +73,7 @@ class Optimization(
   subject='Optimizer and learning rate',
   fields=[named.fields for named in by_name.NAMED.values()],
 ):
-  """An optimizer and its learning rate schedule. The defaults are those of Pax's base class.
+  """An optimizer and its learning-rate schedule, with the defaults of Pax's base class.
 
   Attributes of one optimizer alone are fields of its class in optim/by_name.py.
   """
@@ -154,8 +154,8 @@ class Optimization(
       )
     if self.LEARNING_RATE_FACTORS and self.OPTIMIZER == 'schedule_free':
       raise UserError(
-        'LEARNING_RATE_FACTORS: schedule_free keeps averages of the variables, which would move at '
-        'another rate than these: choose another OPTIMIZER'
+        'LEARNING_RATE_FACTORS: not supported with schedule_free, which averages variables at its '
+        'own rate: choose another OPTIMIZER'
       )
     for pattern in self.TRAINABLE_VARIABLES:
       compiled(pattern, 'TRAINABLE_VARIABLES')
@@ -212,9 +212,7 @@ class Optimization(
     if not self.LEARNING_RATE:
       found.append('LEARNING_RATE=0: no step changes a variable.')
     if self.FROZEN_DTYPE != 'float32' and self.trains_all:
-      found.append(
-        f'FROZEN_DTYPE={self.FROZEN_DTYPE}: all variables are trained, and none is frozen.'
-      )
+      found.append(f'FROZEN_DTYPE={self.FROZEN_DTYPE}: no variable is frozen.')
     if unread := self.unread_by_optimizer:
       found.append(
         f'{", ".join(unread)}: the optimizer of {type(self).__name__} does not read '

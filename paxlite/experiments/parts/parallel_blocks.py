@@ -1,4 +1,4 @@
-"""Blocks whose two layers see the same activations."""
+"""Blocks with both layers on the same activations."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ BlockOrder = Literal['sequential', 'parallel', 'parallel_one_norm']
 
 
 class ParallelBlocks(LanguageModel, subject='Stack of layers'):
-  """A LanguageModel whose blocks may have attention and feed-forward layers side by side."""
+  """A LanguageModel that may compute attention and feed-forward layers in parallel."""
 
   # A parallel block adds what attention and the feed-forward layer make of the same activations.
   BLOCK_ORDER: Function[BlockOrder] = (

@@ -32,7 +32,7 @@ class Part(Attributes):
     beside: Mapping[str, str] = _beside,
     **kwargs: object,
   ) -> None:
-    """Takes what else describes a part.
+    """Records the further properties of a part.
 
     Args:
       subject: The heading below which `paxlite show` and docs/attributes.md list the attributes.
@@ -52,7 +52,7 @@ class Part(Attributes):
 
   @classmethod
   def subject_of(cls, name: str) -> str:
-    """Returns the heading of an attribute: that of the part that declares it.
+    """Returns the heading of an attribute, from the part that declares it.
 
     Experiments of paxlite declare attributes of the subject that they inherit. Those that a user's
     own class declares have a heading of their own, unless the class names a subject.
@@ -70,7 +70,7 @@ class Part(Attributes):
 
   @classmethod
   def subjects(cls) -> list[str]:
-    """Returns the headings of all attributes, those of the most derived part first."""
+    """Returns the headings of all attributes, the most derived part's first."""
     order = [getattr(base, '_subject', '') for base in cls.__mro__]
     used = {cls.subject_of(name) for name in attribute_types(cls)}
     return sorted(used, key=lambda s: order.index(s) if s in order else -1)

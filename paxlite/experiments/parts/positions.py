@@ -101,7 +101,7 @@ class Positions(Experiment, abc.ABC, subject='Positions'):
     return True
 
   def rotary_base(self, is_local: bool = False) -> float:
-    """Returns the base of the wavelengths as it is computed with; `is_local`: in sliding attention.
+    """Returns the effective base of the wavelengths; `is_local`: in sliding attention.
 
     NTK-aware scaling is another base: ROPE_THETA · ROPE_FACTOR^(D / (D − 2)), D the rotated
     dimensions, which stretches the longest wave by ROPE_FACTOR and keeps the shortest one. The
@@ -139,8 +139,9 @@ class Positions(Experiment, abc.ABC, subject='Positions'):
     if length > positions and not is_stretched:
       table = ', each with a learned embedding' if self.has_position_table else ''
       raise UserError(
-        f'MAX_SEQ_LEN={length} is longer than the model: it has MAX_POSITION_EMBEDDINGS='
-        f'{positions}{table}. Shorten the rows, or set MAX_POSITION_EMBEDDINGS={length}'
+        f'MAX_SEQ_LEN={length} is longer than the model: it has '
+        f'MAX_POSITION_EMBEDDINGS={positions}{table}. Lower MAX_SEQ_LEN, or set '
+        f'MAX_POSITION_EMBEDDINGS={length}'
       )
 
     if self.weights.positions is not None and self.weights.positions < length and is_stretched:
@@ -251,5 +252,5 @@ class Positions(Experiment, abc.ABC, subject='Positions'):
     return [
       *super().warnings,
       f'MAX_SEQ_LEN={self.MAX_SEQ_LEN:,}: the weights in {self.CHECKPOINT_RESTORE_PATH} have '
-      f'{before:,} positions, and the model of this run has {self.num_positions:,}.{hint}',
+      f"{before:,} positions, but this run's model has {self.num_positions:,}.{hint}",
     ]

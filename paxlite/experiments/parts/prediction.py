@@ -61,14 +61,14 @@ class MultiTokenPrediction(LanguageModel, subject='Multi-token prediction'):
     super().validate()
     stated = f'NUM_PREDICTION_MODULES={self.NUM_PREDICTION_MODULES}'
     if self.NUM_PREDICTION_MODULES and not self.takes_modules:
-      raise UserError(f'{stated} is not implemented beside what links blocks of the model')
+      raise UserError(f'{stated} is not supported with links between blocks of the model')
     if self.NUM_PREDICTION_MODULES and self.num_stages > 1:
-      raise UserError(f'{stated} needs a mesh without an axis stage: modules are behind the stack')
+      raise UserError(f'{stated} needs a mesh without an axis stage: modules come after the stack')
     if self.trained_modules and not self.learns_predictions:
       why = 'USE_LORA=True' if self.USE_LORA else f'the losses of {type(self).__name__}'
       raise UserError(
-        f'{stated} cannot be trained beside {why}: PREDICTION_LOSS_WEIGHT=0 leaves the '
-        'modules as they are'
+        f'{stated} cannot be trained with {why}: PREDICTION_LOSS_WEIGHT=0 leaves the modules as '
+        'they are'
       )
 
   def losses(self) -> dict[str, fdl.Config]:

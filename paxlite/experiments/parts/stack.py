@@ -26,7 +26,7 @@ DeviceKind = Literal['cpu', 'gpu', 'tpu']
 
 
 class BlockKind(NamedTuple):
-  """What distinguishes a block from the other blocks of its stack."""
+  """The properties that distinguish a block from the others in its stack."""
 
   attention: AttentionKind | None  # None: as the other attributes say
   has_experts: bool
@@ -252,7 +252,7 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
 
   @property
   def generating_values(self) -> dict[str, object]:
-    """Attributes with which a text does not depend on others that are generated beside it."""
+    """Attributes that make a text independent of others in its batch."""
     return {}
 
   @property

@@ -25,7 +25,7 @@ from paxlite.training.task import Task
 
 
 class Transformer(Stack, Objective, Vocabulary, Decoding):
-  """A decoder-only transformer. The defaults of its parts are those of Pax's base class."""
+  """A decoder-only transformer, with the defaults of Pax's base class."""
 
   @property
   def warnings(self) -> list[str]:
@@ -95,7 +95,7 @@ class Transformer(Stack, Objective, Vocabulary, Decoding):
     return self.block_kinds
 
   def _init_outputs(self, lm: fdl.Config) -> None:
-    """Gives the projections to the residual stream initial values of their own."""
+    """Sets separate initial values for the projections to the residual stream."""
     outputs = [a.post_tpl for a in selectors.select(lm, Attention, check_nonempty=False)]
     for ffn in selectors.select(lm, FeedForward, check_nonempty=False):
       ffn.output_tpl = copy.deepcopy(ffn.projection_tpl)

@@ -54,7 +54,7 @@ class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
     )
 
   def head(self) -> fdl.Partial | None:
-    """Returns the template of the weight of the logits; None if it is that of the embedding."""
+    """Returns the template of the logits' weight; None if it is the embedding's."""
     if not self.SEPARATE_EMBEDDING:
       return None
     return template(

@@ -1,4 +1,4 @@
-"""What all layers of a model share: width, dtype, biases, dropout, initial values and norms."""
+"""Shared by all layers of a model: width, dtype, biases, dropout, initial values and norms."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
 
 class WidthAndNorms(Experiment, subject='All layers'):
-  """What all layers share; defaults are those of Pax's base class of language models."""
+  """Shared by all layers, with the defaults of Pax's base class of language models."""
 
   MODEL_DIMS: Shape[Count] = 2048  # activation width between blocks
   FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # activation dtype

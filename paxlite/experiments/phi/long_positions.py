@@ -10,7 +10,7 @@ from paxlite.layers.rotary import LongRopeRotaryEmbedding
 
 
 class LongPositions(LanguageModel, subject='Positions'):
-  """A LanguageModel whose ROPE_SCALING may be 'longrope'."""
+  """A LanguageModel that supports ROPE_SCALING='longrope'."""
 
   ROPE_SHORT_FACTORS: Function[
     list[float]

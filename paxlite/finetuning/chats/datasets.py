@@ -39,8 +39,9 @@ class SftFiles(Tokenized, Rows, subject='Data'):
     super().validate()
     check_fraction(self.EVAL_FRACTION)
     if self.EVAL_FRACTION and self.EVAL_FILES:
-      raise UserError('EVAL_FRACTION holds out a part of TRAIN_FILES, and EVAL_FILES names others: '
-                      'leave one of them out')  # fmt: skip
+      raise UserError(
+        'EVAL_FRACTION holds out part of TRAIN_FILES, but EVAL_FILES is also set: leave one out'
+      )
     self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
@@ -85,7 +86,7 @@ class SftFiles(Tokenized, Rows, subject='Data'):
     weights = self.weights
     if weights.problem and not weights.tokenizer:  # reported before a missing tokenizer
       raise UserError(
-        'CHECKPOINT_RESTORE_PATH, whose tokenizer is used where VOCAB_PATH names none: '
+        'CHECKPOINT_RESTORE_PATH, the source of the tokenizer without VOCAB_PATH: '
         f'{weights.problem}'
       )
     return weights.tokenizer or self.CHECKPOINT_RESTORE_PATH

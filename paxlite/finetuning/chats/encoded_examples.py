@@ -1,4 +1,4 @@
-"""Examples as arrays: what readers make of blocks of records, and what rows are made of.
+"""Examples as arrays: the output of readers, and the input of sequences.
 
 Token i of an example is ids[i] · 2, + 1 if it is learned, so that one read gets both.
 """
@@ -37,7 +37,7 @@ class SftExample:
 
 
 class Notes:
-  """What a reader has to say of records besides their examples.
+  """A reader's notes on records, besides their examples.
 
   Attributes:
     refused: The records that cannot be read.

@@ -84,7 +84,7 @@ def read_examples(
     encoded = encode_blocks(_blocks(sources), options, functools.partial(share_done, sources))
     facts = write_blocks(writer, encoded)
     if key_of(files, options, reader) != key:
-      raise UserError(f'{", ".join(files)}: a file has changed while it was read: start again')
+      raise UserError(f'{", ".join(files)}: a file changed while it was read: start again')
     return facts
 
   return EncodedExamples(cache.get(key, make, LAZY), key)

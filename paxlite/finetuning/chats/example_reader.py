@@ -1,4 +1,4 @@
-"""Readers of records: they turn each into its examples, and note what is odd in it."""
+"""Readers that turn each record into its examples and note oddities."""
 
 import contextlib
 import dataclasses
@@ -124,7 +124,7 @@ class KeepingReader(SftReader):
 
 
 class AnswerReader(SftReader):
-  """Reads each answer of a record as an example; those of a conversation are held out together."""
+  """Reads each answer of a record as an example; a conversation is held out as a whole."""
 
   def read(self, place: str, raw: Raw) -> list[SftExample]:
     (whole,) = self._contents(place, parsed(raw, place))

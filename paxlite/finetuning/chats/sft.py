@@ -93,7 +93,7 @@ class SftRows(ExampleRows):
     cache: str = '',
   ):
     if not files:
-      raise UserError('there are no examples to train on: TRAIN_FILES=/path/to/a.jsonl names some')
+      raise UserError('no examples to train on: set TRAIN_FILES=/path/to/a.jsonl')
     files = expanded(files)
     self.seq_len = seq_len
     self.tokenizer = open_tokenizer(vocab_path)
@@ -299,7 +299,7 @@ class SftRows(ExampleRows):
     return np.flatnonzero(~is_long)
 
   def _long(self, place: str, length: int) -> str:
-    return f'{place} has {length:,} tokens and a row holds {self._most}'
+    return f'{place} has {length:,} tokens; a sequence holds {self._most}'
 
   def _check_lengths(self) -> None:
     """Raises UserError if examples are too long."""
@@ -311,7 +311,7 @@ class SftRows(ExampleRows):
     raise UserError(f'{self.long.first}{others}: raise MAX_SEQ_LEN, or {self._ways_out}')
 
   def _too_long(self, here: np.ndarray) -> str:
-    """Says what became of the records of all splits that are too long; '' if there are none."""
+    """Describes what happened to records of all splits that are too long; '' for none."""
     num_cut = int((self._examples.length[self._examples_of(here)] > self.seq_len + 1).sum())
     most = f'of more than {self._most}'
     are = lambda n: 'is' if n == 1 else 'are'
@@ -337,7 +337,7 @@ class SftRows(ExampleRows):
     return (records[:, None] * per_record + np.arange(per_record)).reshape(-1)
 
   def _kept(self, here: np.ndarray, split: Split, share: float) -> tuple[np.ndarray, list[str]]:
-    """Returns the records of a split, and a line if the share is another one than was asked for.
+    """Returns the records of a split, and a line if the share differs from the requested one.
 
     Raises:
       UserError: There is none.

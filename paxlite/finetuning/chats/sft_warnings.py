@@ -1,4 +1,4 @@
-"""What a person should know of the examples of a fine-tuning run before it begins."""
+"""Warnings about the examples of a fine-tuning run before it starts."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,13 +11,13 @@ from paxlite.core.wording import amount
 
 NO_ANSWER = 'no answer, which a run refuses'
 BLANK_ANSWER = 'an answer that is empty'
-BLANK_QUESTION = 'a message of the user that is empty'
-OPEN = 'a last message that is not an answer, of which nothing is learned'
+BLANK_QUESTION = 'an empty user message'
+OPEN = 'a last message that is not an answer, which is not learned'
 _MOST_KEYS = 12  # that are named
 
 
 class ExampleWarnings:
-  """Counts what is odd in examples.
+  """Counts oddities in examples.
 
   Attributes:
     counts: How many examples are odd, by kinds.
@@ -74,59 +74,59 @@ class ExampleWarnings:
       keys = ', '.join(f'{key} ({count:,})' for key, count in self.unread.most_common(_MOST_KEYS))
       more = len(self.unread) - _MOST_KEYS
       found.append(
-        f'Keys that are not read, with how many of {counts["records"]:,} records have them: {keys}'
+        f'Ignored keys, with the number of {counts["records"]:,} records that have them: {keys}'
         + (f', and {more:,} more' if more > 0 else '')
       )
     if counts['labelled']:
       found.append(
-        f'{self._counted("labelled", "record")} with a label: all answers are learned, good and '
-        'bad ones; --method=kto reads the labels'
+        f'{self._counted("labelled", "record")} with a label: good and bad answers are learned '
+        'alike; --method=kto reads the labels'
       )
     if has_endless_answers:
       found.append(
-        'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
-        "stop. 'EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
+        'The tokenizer has no EOS, so answers have no end and the model does not learn to stop. '
+        "Set 'EOS_IDS=[ID]', or use a tokenizer with an eos_token"
       )
     if counts['endless']:
       found.append(
-        f'{counts["endless"]:,} chats end no answer with a token that stops generation, so that '
-        'the model does not learn to stop: the chat template must write such a token within what '
-        "is learned, or 'EOS_IDS=[ID]' names it"
+        f'In {amount(counts["endless"], "chat")}, no answer ends with a stop token, so the model '
+        'does not learn to stop: use a chat template that writes one in the learned text, or set '
+        "'EOS_IDS=[ID]'"
       )
     if counts['differing']:
       found.append(
-        f'{self._counted("differing", "example")}: the prompt alone has other tokens than together '
-        'with the answer, so that generation begins with what was not learned. Where a space is '
-        'between them, let the answer begin with it'
+        f"{self._counted('differing', 'example')}: the prompt's tokens change when the answer "
+        'follows, so generation starts from untrained text. If a space separates them, let the '
+        'answer begin with it'
       )
     if counts['unprompted']:
       found.append(
         f'{self._counted("unprompted", "chat")}: the chat template writes another text before the '
-        'last answer than in the prompt that asks for it, so that generation begins with what was '
-        'not learned. If it ends a prompt with <think> and drops the thinking of answers, '
-        'CHAT_EXAMPLES=answers puts it there'
+        'last answer than in its prompt, so generation starts from untrained text. If it ends a '
+        'prompt with <think> and drops the thinking of answers, CHAT_EXAMPLES=answers puts it '
+        'there'
       )
     if counts['unreasoned']:
       found.append(
-        f'{self._counted("unreasoned", "chat")}: the chat template leaves out the reasoning of the '
-        'last answer, so that it is not learned: write it into the text of the answer, or '
-        'CHAT_TEMPLATE=FILE gives one that writes it'
+        f'{self._counted("unreasoned", "chat")}: the chat template leaves out the reasoning of '
+        "the last answer, so it is not learned: write it into the answer's text, or set "
+        'CHAT_TEMPLATE=FILE to one that writes it'
       )
     if counts['missed']:
       found.append(
-        f'{self._counted("missed", "answer")} not learned, because nothing says where the chat '
-        'template writes them'
+        f'{self._counted("missed", "answer")} not learned, because their place in the chat '
+        "template's text is unknown"
       )
     if self.thinking is False:
       found.append(
-        'No answer begins with thinking, so that prompts of this model ask for none '
+        "No answer begins with thinking, so this model's prompts do not ask for it "
         '(CHAT_THINKING=False)'
       )
     if counts['without_thinking'] and counts['with_thinking']:
       found.append(
         f'{counts["with_thinking"]:,} answers begin with thinking and '
-        f'{counts["without_thinking"]:,} do not: prompts ask for thinking, and '
-        'CHAT_THINKING=False asks for none'
+        f'{counts["without_thinking"]:,} do not: prompts ask for thinking unless '
+        'CHAT_THINKING=False'
       )
     return found
 

@@ -72,14 +72,14 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
     if '--import' not in str(e):
       raise
     raise UserError(
-      f'TEACHER={path} is a {facts.experiment}, whose module is not imported: import it in the '
-      'module of the student'
+      f'TEACHER={path} is a {facts.experiment}, but its module is not imported: import it in the '
+      "student's module"
     ) from None
   if not issubclass(cls, LanguageModel):
     raise UserError(f'TEACHER={path}: {facts.experiment} is not a language model')
   if facts.values.get('USE_LORA'):
     raise UserError(
-      f'TEACHER={path} holds low-rank factors beside other weights: merge them by paxlite export '
+      f'TEACHER={path} holds low-rank factors and other weights: merge them with paxlite export '
       'and paxlite import, and name the result'
     )
   decide_model = {*names_of(attribute_types(cls), Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
@@ -91,12 +91,12 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
   if teacher.VOCAB_SIZE != student.VOCAB_SIZE and not facts.tokenizer:
     raise UserError(
       f'TEACHER={path} has VOCAB_SIZE={teacher.VOCAB_SIZE}, and the student has '
-      f'{student.VOCAB_SIZE}; no tokenizer is beside the teacher, to say whether their tokens are '
+      f'{student.VOCAB_SIZE}; the teacher has no tokenizer that shows whether their tokens are '
       'the same'
     )
   if teacher.has_position_table and teacher.MAX_POSITION_EMBEDDINGS < student.MAX_SEQ_LEN:
     raise UserError(
-      f'TEACHER={path} has {teacher.MAX_POSITION_EMBEDDINGS} positions, and MAX_SEQ_LEN is '
+      f'TEACHER={path} has {teacher.MAX_POSITION_EMBEDDINGS} positions, but MAX_SEQ_LEN is '
       f'{student.MAX_SEQ_LEN}'
     )
   return edits.edited(teacher.plain.task(), teacher.CONFIG_EDITS).model
@@ -171,8 +171,8 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
       )
     if self.REFERENCE_RESTORE_PATH != self.TEACHER:
       raise UserError(
-        f'REFERENCE_RESTORE_PATH={self.REFERENCE_RESTORE_PATH} and TEACHER={self.TEACHER} both say '
-        'where the weights of the teacher are: leave the former out'
+        f'REFERENCE_RESTORE_PATH={self.REFERENCE_RESTORE_PATH} and TEACHER={self.TEACHER} both '
+        "name the teacher's weights: leave the former out"
       )
 
   def losses(self) -> dict[str, fdl.Config]:

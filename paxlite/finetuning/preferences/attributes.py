@@ -1,4 +1,4 @@
-"""What a model learns from preferences: the attributes and the losses."""
+"""Attributes and losses of training on preferences."""
 
 from collections.abc import Mapping
 from typing import Literal, Self
@@ -51,12 +51,12 @@ class Preferences(StoredValues, subject='Losses'):
       _ = self.with_reference.reference_path  # raises UserError
       if self.CHECKPOINT_IGNORE_RULES:
         raise UserError(
-          'PRECOMPUTE_REFERENCE needs all variables of the reference, and CHECKPOINT_IGNORE_RULES '
-          'leaves some of them out: leave one of both out'
+          'PRECOMPUTE_REFERENCE needs all variables of the reference, but CHECKPOINT_IGNORE_RULES '
+          'leaves some out: drop one of the two'
         )
     if not self.PREFERENCES_FLIPPED < 0.5:
       raise UserError(
-        f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} must be below 0.5: with more, the '
+        f'PREFERENCES_FLIPPED={self.PREFERENCES_FLIPPED:g} must be below 0.5: above it, the '
         'rejected answers would be the better ones'
       )
 

@@ -20,17 +20,15 @@ class PreferenceFiles(SftFiles):
     super().validate()
     if self.CHAT_EXAMPLES != 'conversations':
       raise UserError(
-        f'CHAT_EXAMPLES={self.CHAT_EXAMPLES}: of preferences, the last answers are compared; leave '
-        'it out'
+        f'CHAT_EXAMPLES={self.CHAT_EXAMPLES}: preferences compare the last answers; leave it out'
       )
     if self.TOO_LONG == 'truncate':
       raise UserError(
-        'TOO_LONG=truncate would cut off answers, and prefer one for what it does not say: '
-        'TOO_LONG=skip leaves such pairs out'
+        'TOO_LONG=truncate would compare answers that were cut: TOO_LONG=skip leaves such pairs out'
       )
     if not self.PACKED_INPUT:
       raise UserError(
-        'PACKED_INPUT=False: both answers of a pair share a row; leave PACKED_INPUT as it is'
+        'PACKED_INPUT=False: both answers of a pair share a sequence; leave PACKED_INPUT as it is'
       )
 
   @property

@@ -18,7 +18,7 @@ from paxlite.losses.outputs import Outputs
 
 
 class _Answers(NamedTuple):
-  """What the answers of a batch have, each [B, T]: at the end of an answer and its companion.
+  """Values of a batch's answers, each [B, T], at the ends of an answer and its companion.
 
   Attributes:
     is_good: Whether this is the end of a good answer.

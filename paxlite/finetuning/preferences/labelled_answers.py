@@ -1,4 +1,4 @@
-"""Answers that are labelled as good or bad, each beside an answer to another prompt, for KTO.
+"""Answers labelled good or bad, each with an answer to another prompt, for KTO.
 
     {"prompt": "2 + 2 =", "completion": " 4", "label": true}
 
@@ -140,7 +140,7 @@ class LabelledRows(PreferenceRows):
 
   noun = 'labelled answer'
   reader = LabelledReader
-  _together = 'the answer, and beside it that of another record, with their prompts'
+  _together = "the answer and another record's answer, with their prompts"
 
   def __init__(self, files: Sequence[str], *args: object, **kwargs: object):
     super().__init__(files, *args, **kwargs)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ class LabelledRows(PreferenceRows):
     if not good or not bad or max(good, bad) > 2 * min(good, bad):
       self.warnings.append(
         f'Of {good + bad:,} labelled answers {good:,} are good: choose DESIRABLE_WEIGHT and '
-        'UNDESIRABLE_WEIGHT so that weight times number is about the same for both kinds'
+        'UNDESIRABLE_WEIGHT so that weight × number is similar for both kinds'
       )
 
   def _encoded(self, options: ReaderOptions) -> EncodedExamples:
@@ -198,8 +198,8 @@ class LabelledRows(PreferenceRows):
         if other is None:
           form = 'a text' if is_text[number] else 'messages'
           raise UserError(
-            f'{own.place(number)}: no other record has another prompt that is {form}, too, and KTO '
-            'compares an answer with answers to other prompts: add records'
+            f'{own.place(number)}: KTO compares an answer with answers to other prompts, but no '
+            f'other record has another prompt that is {form}: add records'
           )
         # the answers to one prompt are held out together
         example = own.example(number, int(own.length[number]))
@@ -233,12 +233,12 @@ def labelled(record: Fields) -> list[Labelled]:
   contents, label = format_of(record).read(record), record.one_of(*LABELS)
   if label is None:
     raise UserError(
-      'a labelled answer has "prompt", "completion" and "label", which is true or false, and this '
+      'a labelled answer needs "prompt", "completion" and "label" (true or false), but this '
       'record has no label'
     )
   is_good = _LABELS.get(str(label).strip().lower())
   if is_good is None:
-    raise UserError(f'"label" is {label!r}, and must be true for a good or false for a bad answer')
+    raise UserError(f'"label" is {label!r}; it must be true for a good or false for a bad answer')
   if isinstance(contents, Conversation) and not contents.first_learned:
     contents = dataclasses.replace(contents, first_learned=_start_of_answer(contents))
   return [Labelled(contents, is_good)]

@@ -21,7 +21,7 @@ Kind = Literal['sigmoid', 'hinge', 'ipo', 'robust']
 
 
 class Pairs(NamedTuple):
-  """What the pairs of a batch have, each [B, T]: at the last token of a pair, and nowhere else.
+  """Values of a batch's pairs, each [B, T], only at the last token of a pair.
 
   Attributes:
     is_last: Whether this is the last token of a pair.
@@ -35,7 +35,7 @@ class Pairs(NamedTuple):
 
 
 class PairLosses(NamedTuple):
-  """What a loss makes of pairs.
+  """A loss's results for pairs.
 
   Attributes:
     losses_BT: The loss of each pair at its last token; elsewhere any number.
@@ -205,7 +205,7 @@ class SimPo(_MeanOverPairs):
 
 @dataclasses.dataclass(frozen=True)
 class OddsRatio(_MeanOverPairs):
-  """ORPO's −β·log σ(log odds of the chosen − log odds of the rejected answer), beside a ChosenLoss.
+  """ORPO's −β·log σ(log odds of the chosen − log odds of the rejected answer), with a ChosenLoss.
 
   The odds are p / (1 − p), with the geometric mean p of the probabilities of an answer's tokens.
   https://arxiv.org/abs/2403.07691, equations 6 and 7.

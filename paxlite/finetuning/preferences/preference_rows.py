@@ -44,7 +44,7 @@ class PreferenceReader(SftReader):
     """Returns the chosen and the rejected answer; UserError if there is no difference."""
     for key in KEYS:
       if record.get(key) in ('', []):
-        raise UserError(f'{key!r} is empty: there is no answer to learn from')
+        raise UserError(f'{key!r} is empty: no answer to learn from')
     answers = pair_of(record)
     if identity(answers[0]) == identity(answers[1]):
       raise UserError('"chosen" and "rejected" are the same: a pair must have a difference')
@@ -96,7 +96,7 @@ class PreferenceRows(SftRows):
     return batch | {'preferences': preferences}
 
   def _long(self, place: str, length: int) -> str:
-    return f'{place}: {self._together} have {length:,} tokens, a row holds {self.seq_len:,}'
+    return f'{place}: {self._together} have {length:,} tokens; a sequence holds {self.seq_len:,}'
 
 
 class RewardRows(PreferenceRows):
@@ -124,7 +124,7 @@ def pair_of(record: Fields) -> list[Pair | Conversation]:
     hint = '; --method=kto reads labelled answers' if any(k in record for k in LABELS) else ''
     keys = ', '.join(record.keys()) or 'none'
     raise UserError(
-      f'a pair has "chosen" and "rejected", and the keys of this record are {keys}{hint}'
+      f'a pair needs "chosen" and "rejected", but this record has the keys {keys}{hint}'
     )
   prompt = _prompt_of(record)
   good, bad = list_of_messages(chosen), list_of_messages(rejected)
@@ -168,8 +168,7 @@ def _answers_as_texts(
     prompt = _common_text(chosen, rejected)
     if not prompt.strip():
       raise UserError(
-        'the pair has no "prompt", and its answers do not begin with one: "prompt": "" says that '
-        'there is none'
+        'the pair has no "prompt", and its answers share no beginning: write "prompt": "" for none'
       )
     chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
   return [Pair(prompt, chosen), Pair(prompt, rejected)]
@@ -207,7 +206,7 @@ def _answers_as_messages(
 def _chat(record: Fields, prompt: Sequence[Message], answer: Sequence[Message]) -> Conversation:
   """Returns a conversation of which the messages after the prompt are learned."""
   if not answer:
-    raise UserError('one answer is the beginning of the other, and nothing of it is left to prefer')
+    raise UserError('one answer is the beginning of the other, so nothing of it is left to compare')
   found = chat(record, [*prompt, *answer], len(prompt))
   if found.messages[-1]['role'] != 'assistant':
     raise UserError('an answer of a pair must end with a message of the role "assistant"')

@@ -1,4 +1,4 @@
-"""Reward models: a language model whose logits are replaced by one number, the reward of a text.
+"""Reward models: language models with one number, the reward of a text, in place of logits.
 
 class Judge(RewardModel, PreferenceFiles, SmolLM135M):
   TRAIN_FILES = ['pairs.jsonl']
@@ -81,8 +81,8 @@ class RewardModel(LanguageModel, subject='Losses'):
       )
     if self.USE_LORA:
       raise UserError(
-        'USE_LORA=True would train low-rank factors, and leave the new head of a reward model as '
-        'it was drawn: leave it out, and save memory by ADAM_MOMENTS_DTYPE'
+        'USE_LORA=True is not supported: it would not train the new head of a reward model. Leave '
+        'it out, and save memory with ADAM_MOMENTS_DTYPE'
       )
 
   def language_model(self) -> fdl.Config:

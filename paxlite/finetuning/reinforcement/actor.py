@@ -92,7 +92,7 @@ class Actor:
     return found
 
   def request(self, episode: Episode, seed: int, sample: int) -> Request:
-    """Returns what the engine is asked for the next answer of an episode."""
+    """Returns the engine request for the next answer of an episode."""
     room = min(self._max_tokens, self._room - len(episode.ids))
     return Request(episode.ids, room, self.engine.sampling, seed, sample, ends=self.engine.ends)
 
@@ -126,7 +126,7 @@ class Actor:
       start = start[: start.rfind(end) + len(end)]
     if not whole.startswith(start):
       raise UserError(
-        'the chat template changes earlier messages when another one follows, so that a '
-        'conversation cannot go on token by token: choose another CHAT_TEMPLATE'
+        'the chat template changes earlier messages when another follows, so a conversation '
+        'cannot be continued token by token: choose another CHAT_TEMPLATE'
       )
     return self._encoding.marked(whole[len(start) :])

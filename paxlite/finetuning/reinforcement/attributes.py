@@ -1,4 +1,4 @@
-"""What a model learns from rewards of its own answers: the attributes and the loss."""
+"""Attributes and loss of training on rewards of the model's own answers."""
 
 from collections.abc import Mapping
 
@@ -77,7 +77,7 @@ class Policy(Objective, subject='Reinforcement learning'):
 
   @property
   def steps_per_rollout(self) -> int:
-    """The number of steps that train on the answers which are generated at a time."""
+    """The number of steps that train on answers generated together."""
     return self.BATCHES_PER_ROLLOUT * self.UPDATES_PER_BATCH
 
   @property

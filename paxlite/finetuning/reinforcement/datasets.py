@@ -1,4 +1,4 @@
-"""Prompts whose answers the model generates: `class Mine(PromptFiles, Policy, SmolLM135M)`."""
+"""Prompts that the model answers: `class Mine(PromptFiles, Policy, SmolLM135M)`."""
 
 import fiddle as fdl
 
@@ -35,13 +35,13 @@ class PromptFiles(SftFiles, Policy):
     for name, value in self.generating_values.items():
       if getattr(self, name) != value:
         raise UserError(
-          f'{name}={getattr(self, name)}: an answer would depend on others beside it, and training '
-          f'would see other numbers: {name}={value}'
+          f'{name}={getattr(self, name)}: an answer would depend on the others in its batch, and '
+          f'training would see other numbers: {name}={value}'
         )
     self._check_updates()
     if self.EVAL_FILES or self.EVAL_FRACTION:
       raise UserError(
-        'EVAL_FILES and EVAL_FRACTION: rollouts are for training, and each step tells its rewards; '
+        'EVAL_FILES and EVAL_FRACTION are not supported with rollouts: steps report rewards, and '
         'paxlite zero-shot evaluates a checkpoint on a task'
       )
 
@@ -53,8 +53,8 @@ class PromptFiles(SftFiles, Policy):
       found = getattr(self, name, value)
       if self.steps_per_rollout > 1 and found != value:
         raise UserError(
-          f'{name}={found}: with several updates of an answer, the ratio of its probabilities '
-          f'would compare other numbers than those of two updates: {name}={value}'
+          f'{name}={found}: with several updates per answer, the probability ratio would compare '
+          f'numbers of two kinds: {name}={value}'
         )
 
   @property
@@ -64,7 +64,7 @@ class PromptFiles(SftFiles, Policy):
   def train_input(self) -> fdl.Config:
     if not self.REWARDS and not self.ENVIRONMENT:
       example = shell.flag('REWARDS', ['my_rewards.correct'])
-      raise UserError(f'{example} is missing: what an answer is worth; or an ENVIRONMENT')
+      raise UserError(f'{example} is missing: set a reward or an ENVIRONMENT')
     # a command that only loads the model has other batches and lengths
     if self.batch_size % self.GROUP_SIZE:
       raise UserError(

@@ -1,4 +1,4 @@
-"""What a model acts in: what answers it, and what its episodes are worth.
+"""The environment of a model: replies to its answers, and rewards of episodes.
 
 A reward is a function of (record, answer) that returns a number. An environment is a class with two
 methods, for episodes of several turns. Both are named by dotted paths, and run in processes of

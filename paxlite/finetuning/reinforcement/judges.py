@@ -1,4 +1,4 @@
-"""What says how good episodes are, and what follows an answer: functions of the user."""
+"""The user's functions that reward episodes and reply to answers."""
 
 import json
 import math

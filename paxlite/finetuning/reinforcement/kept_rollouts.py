@@ -59,7 +59,7 @@ def _unpacked(content: bytes) -> dict[str, np.ndarray]:
   line, _, values = content.partition(b'\n')
   head, found, start = parsed(line), {}, 0
   if zlib.crc32(values) != head['crc32']:
-    raise ValueError('the checksum is another one')
+    raise ValueError('the checksum differs')
   for name, (dtype, *shape) in head['arrays'].items():
     count = math.prod(shape)
     found[name] = np.frombuffer(values, dtype, count, start).reshape(shape)

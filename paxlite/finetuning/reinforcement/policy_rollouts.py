@@ -135,9 +135,8 @@ class PolicyRollouts(RolloutInput):
       return arrays
     if jax.process_index() == 0:
       log.warning(
-        'The answers that the run was trained on when it ended are not in its folder: others are '
-        'generated with the parameters of the checkpoint, so that the run will not be equal bit '
-        'for bit to one that was not interrupted'
+        'The answers of the interrupted batch are not in the run folder: new ones are generated '
+        'from the checkpoint, so the run will not equal an uninterrupted one bit for bit'
       )
     return None
 

@@ -74,8 +74,8 @@ class PromptReader(KeepingReader):
       raise UserError('the prompt is empty, and the model has no start token')
     if len(ids) > self.most_tokens:
       raise UserError(
-        f'the prompt has {len(ids):,} tokens; with MAX_SEQ_LEN and MAX_NEW_TOKENS at most '
-        f'{self.most_tokens:,} are possible'
+        f'the prompt has {len(ids):,} tokens; MAX_SEQ_LEN and MAX_NEW_TOKENS allow at most '
+        f'{self.most_tokens:,}'
       )
     return ids
 
@@ -160,12 +160,13 @@ def _messages(record: Record) -> tuple[Sequence[Mapping[str, Any]], Sequence[Too
     whole = chat(fields, conversation)
     asked = [i for i, m in enumerate(whole.messages) if m['role'] != 'assistant']
     if not asked:
-      raise UserError('the messages are those of the assistant alone')
+      raise UserError("all messages are the assistant's")
     # an answer at the end is one that others gave
     return whole.messages[: asked[-1] + 1], whole.tools
   if not isinstance(given, str):
-    raise UserError('it has neither a text or messages "prompt", nor "messages"')
+    raise UserError('it needs "prompt" (text or messages) or "messages"')
   if fields.text(*SYSTEM) or tools_beside(fields):
-    raise UserError('a prompt that is a text has no system message and no tools: write "prompt" '
-                    'as messages, or leave them out')  # fmt: skip
+    raise UserError(
+      'system messages and tools need messages: write "prompt" as messages, or leave them out'
+    )
   return [], None

@@ -27,11 +27,11 @@ _KEPT = 1024  # steps whose states are kept: more than are skipped before a run 
 
 
 class RunFiles(NamedTuple):
-  """Where an input may keep files that a restored run needs.
+  """The folder where an input may keep files that a restored run needs.
 
   Attributes:
-    folder: A folder within that of the run, which may not exist.
-    writes: Whether this process is one that writes; all processes read.
+    folder: A folder inside the run folder; it may not exist yet.
+    writes: Whether this process writes; all processes read.
     oldest_step: Returns the step of the oldest checkpoint; 0 if there is none.
   """
 
@@ -41,17 +41,18 @@ class RunFiles(NamedTuple):
 
 
 class RolloutInput(abc.ABC):
-  """An Input that is asked for one batch at a time, with the newest parameters, and not read ahead.
+  """An Input that makes each batch with the newest parameters, without reading ahead.
 
-  A subclass has the attributes and the abstract methods. A restored run continues with the state
-  that its checkpoint holds. After a loss spike, the parameters go back and the state does not.
+  Subclasses set the attributes and implement the abstract methods. A restored run continues with
+  the state in its checkpoint. A rollback after a loss spike restores the parameters but not the
+  state.
 
   Attributes:
-    batch_size: Rows of a global batch.
+    batch_size: Rows in a global batch.
     seq_len: Length T of a row.
-    max_token_id: The largest id that can occur.
+    max_token_id: The largest possible token id.
     name: Its name, for messages.
-    run_files: Set before training; None: there is no run.
+    run_files: Set before training; None without a run.
   """
 
   batch_size: int
@@ -62,34 +63,33 @@ class RolloutInput(abc.ABC):
 
   @abc.abstractmethod
   def next_batch(self, params: PyTree, number: int, rows: slice) -> Batch:
-    """Returns rows of the next global batch, as arrays of the host.
+    """Returns rows of the next global batch as host arrays.
 
-    Every process calls this for the same batch. What a jitted function computes from the parameters
-    is computed by all of them, and has to be replicated before a process reads it.
+    Every process calls this for the same batch. All processes compute what a jitted function
+    computes from the parameters; replicate it before a process reads it.
 
     Args:
-      params: The parameters after the step before, on the mesh. The next step overwrites them.
-      number: Number of the batch, from 0. It is that of the step, plus the steps rolled back.
+      params: The parameters after the previous step, on the mesh. The next step overwrites them.
+      number: Number of the batch, from 0: the step plus the steps rolled back.
       rows: The rows of the global batch that belong to this process.
     """
 
   @abc.abstractmethod
   def state(self) -> JsonObject:
-    """Returns what the next batch depends on besides the parameters and its number, as JSON.
+    """Returns, as JSON, what the next batch depends on besides the parameters and its number.
 
-    It is asked for before each batch, so it has to be small, and the same in all processes.
+    Called before each batch, so keep it small; it must be the same in all processes.
     """
 
   @abc.abstractmethod
   def restore(self, state: JsonObject) -> None:
-    """Continues from what `state` has returned."""
+    """Continues from a result of `state`."""
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of a global batch's arrays, as `next_batch` makes them.
+    """Returns the shapes and dtypes of the arrays of a global batch from `next_batch`.
 
-    An override adds arrays [batch_size, …] to ids, labels and weights [batch_size, T]. Without
-    segment_ids and segment_pos, each row is one segment, and what follows its last target is
-    padding.
+    Override it to add arrays [batch_size, …] to ids, labels and weights [batch_size, T]. Without
+    segment_ids and segment_pos, each row is one segment, and padding follows its last target.
     """
     like = lambda dtype: jax.ShapeDtypeStruct((self.batch_size, self.seq_len), dtype)
     return {'ids': like('int32'), 'labels': like('int32'), 'weights': like('float32')}
@@ -109,11 +109,11 @@ class RolloutInput(abc.ABC):
   def resume(self, step: int, state: Json) -> None:
     """Restores the state that the checkpoint of `step` holds; UserError if it holds none."""
     if state is None:
-      raise UserError(f'{self.name}: the checkpoint of step {step} is not one of rollouts')
+      raise UserError(f'{self.name}: the checkpoint of step {step} has no state of rollouts')
     self.restore(cast(JsonObject, state))
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
-    raise UserError(f'{self.name}: its batches need the newest parameters, which training has')
+    raise UserError(f'{self.name}: its batches need the newest parameters, which only training has')
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
     raise UserError(f'{self.name}: rollouts are for training; evaluate on other data')
@@ -155,7 +155,7 @@ class RolloutBatches:
     batch = {k: np.asarray(x) for k, x in batch.items()}
     found, stated = _described(batch), _described(self._data.shapes())
     if found != stated:
-      raise UserError(f'the data {self._data.name} yields {found}, and its shapes() say {stated}')
+      raise UserError(f'the data {self._data.name} yields {found}, but its shapes() says {stated}')
     self._number += 1
     if 'segment_ids' not in batch:
       batch |= one_segment(batch['weights'])
@@ -173,7 +173,7 @@ class RolloutBatches:
     try:
       return json.dumps(state, sort_keys=True)
     except (TypeError, ValueError) as e:
-      raise UserError(f'{self._data.name}: its state() has to be JSON: {e}') from None
+      raise UserError(f'{self._data.name}: its state() must be JSON: {e}') from None
 
   def close(self) -> None:
     """Does nothing, as no thread reads ahead."""

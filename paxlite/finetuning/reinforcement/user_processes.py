@@ -69,7 +69,7 @@ class UserProcesses:
     return self._all(self._result, calls)
 
   def look_up(self, calls: Sequence[Call]) -> None:
-    """Has every process import what these calls name, for which there is more time.
+    """Makes every process import what these calls name, with a longer time limit.
 
     Raises:
       UserError: It is not there, or its module raises.
@@ -137,7 +137,7 @@ class _Worker:
     if line is None:
       self._end()
       limit = '' if call.arguments is None else ' (REWARD_TIMEOUT)'
-      raise UserError(f'{name} was not done after {seconds:g} seconds{limit}')
+      raise UserError(f'{name} did not finish within {seconds:g} seconds{limit}')
     if not line:
       with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Calls a user's functions in a process of its own.
+"""Calls a user's functions in a separate process.
 
 It reads a JSON line {"path": …, "method": … or null, "arguments": […]} after another from its
 input, and answers each with {"result": …} or {"error": …}. Without arguments, a function is found

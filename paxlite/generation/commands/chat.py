@@ -1,7 +1,7 @@
 """paxlite chat CHECKPOINT [--prompt=TEXT] [--system=TEXT] [NAME=VALUE …]
 
-Asks for one message after another and answers by the chat template of the model, or answers TEXT
-alone. CHECKPOINT is the folder of a run or of imported weights. exit or Ctrl-D ends it.
+Chats with a model through its chat template, or answers TEXT alone. CHECKPOINT is a run folder or
+imported weights. exit or Ctrl-D ends.
 
 Example:
   paxlite chat weights/smollm --system="Answer in one sentence."
@@ -13,8 +13,8 @@ from paxlite.cli.parser import Parser, stored
 from paxlite.generation.commands import generate
 
 PARSER = Parser(__doc__)
-PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
-PARSER.word('prompt', 'TEXT', 'a message to answer; without it you are asked', required=False)
+PARSER.word('checkpoint', 'CHECKPOINT', 'run folder, or imported weights', stored)
+PARSER.word('prompt', 'TEXT', 'message to answer; omit it to chat', required=False)
 PARSER.set_defaults(chat=True)
 generate.add_options(PARSER)
 

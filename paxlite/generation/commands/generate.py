@@ -1,8 +1,8 @@
 """paxlite generate CHECKPOINT PROMPT [--chat] [--before] [NAME=VALUE …]
 
-Continues a text and prints it while it is generated. CHECKPOINT is the folder of a run or of
-imported weights. With --chat, the text is a question of a chat. With --before, the weights that the
-run began with continue the same prompt too.
+Continues PROMPT and prints the text as it is generated. CHECKPOINT is a run folder or imported
+weights. --chat asks PROMPT as a chat message. --before also continues it with the run's initial
+weights.
 
 Example:
   paxlite generate runs/demo "And it came to pass" --temperature=0.8
@@ -17,6 +17,7 @@ from paxlite.cli.parser import Parser, stored
 from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
 from paxlite.core.foreign_text import printable
+from paxlite.core.wording import amount
 from paxlite.generation.checkpoint_options import add_weights
 
 if TYPE_CHECKING:
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
   """Declares the options of generation."""
-  parser.option('--system', 'what a chat begins with')
-  parser.option('--before', 'show also what the weights before the training write', bool)
-  parser.option('--max_new_tokens', 'at most (256)', int, default=256)
-  parser.option('--temperature', '0 takes the likeliest token (0)', float)
-  parser.option('--top_k', 'only this many of the likeliest (0: all)', int)
-  parser.option('--top_p', 'only the likeliest up to this share (1: all)', float)
+  parser.option('--system', 'system message')
+  parser.option('--before', 'also show text from the initial weights', bool)
+  parser.option('--max_new_tokens', 'maximum new tokens (256)', int, default=256)
+  parser.option('--temperature', '0: the most likely token (0)', float)
+  parser.option('--top_k', 'most likely tokens to sample from (0: all)', int)
+  parser.option('--top_p', 'probability mass to sample from (1: all)', float)
   parser.option('--repetition_penalty', 'above 1: fewer repetitions (1)', float)
-  parser.option('--drafts', 'fewer steps, by a prediction module (NUM_PREDICTION_MODULES)', bool)
-  parser.option('--seed', 'of what is drawn at random (0)', int, default=0)
+  parser.option('--drafts', 'speculative decoding (needs NUM_PREDICTION_MODULES)', bool)
+  parser.option('--seed', 'sampling seed (0)', int, default=0)
   add_weights(parser)
 
 
 _ENDS = 'exit', 'quit', '/exit', '/quit', '/bye'  # what ends a conversation
 
 PARSER = Parser(__doc__)
-PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
-PARSER.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
-PARSER.option('--chat', 'ask and answer, by the chat template', bool)
+PARSER.word('checkpoint', 'CHECKPOINT', 'run folder, or imported weights', stored)
+PARSER.word('prompt', 'PROMPT', 'text to continue or answer', required=False)
+PARSER.option('--chat', 'use the chat template', bool)
 add_options(PARSER)
 
 
@@ -55,12 +56,12 @@ def answer(args: argparse.Namespace) -> None:
   overrides = args.attributes
   if args.prompt is None and not args.chat:
     raise UserError(
-      'PROMPT is missing: paxlite generate CHECKPOINT PROMPT. With --chat you are asked for it'
+      'PROMPT is missing: paxlite generate CHECKPOINT PROMPT. paxlite asks for it with --chat'
     )
   if not 0 <= args.seed < 1 << 32:
     raise UserError(f'--seed={args.seed} must be from 0 to 2**32 - 1')
   if args.before and args.prompt is None:
-    raise UserError('--before needs a prompt, which both the run and the weights before it get')
+    raise UserError('--before needs a prompt for both the run and its initial weights')
   if args.system is not None and not args.chat:
     raise UserError('--system needs --chat')
   for flag, name in (
@@ -94,14 +95,14 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
     text = _show(engine.parts(ids, args.max_new_tokens, seed=args.seed))
     if args.drafts:  # the first token comes with the prompt
       steps = engine.num_steps - steps + 1
-      print(f'{engine.num_tokens - tokens} tokens in {steps} steps', file=sys.stderr)
+      print(
+        f'{amount(engine.num_tokens - tokens, "token")} in {amount(steps, "step")}', file=sys.stderr
+      )
     return text
 
   if not args.chat:
     if not show(inference.encode(args.prompt)):
-      warn(
-        'The model ends the text at once. If it was trained on chats, ask it with `paxlite chat`.'
-      )
+      warn('The model ends the text at once. If it was trained on chats, use `paxlite chat`.')
     return
   messages = [] if args.system is None else [{'role': 'system', 'content': args.system}]
   for text in [args.prompt] if args.prompt is not None else _questions():

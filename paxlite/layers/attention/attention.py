@@ -89,7 +89,7 @@ class FullWidthNorm(nn.Module):
 
 
 class AttentionSinks(nn.Module):
-  """Learned logits [N] of virtual keys whose values are 0, one for each head.
+  """Learned logits [N] of virtual keys with values 0, one per head.
 
   See https://arxiv.org/abs/2309.17453, section 3.3.
 

@@ -1,4 +1,4 @@
-"""What a kernel of attention is: the cases that it is asked for, and the calls that it makes."""
+"""The interface of an attention kernel: the cases that it supports, and its calls."""
 
 import abc
 import dataclasses
@@ -31,7 +31,7 @@ def _active_axes() -> tuple[Mapping[str, int], partitioning.Rules]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """An attention that is asked for, with its arrays or with their shapes.
+  """A requested attention, with its arrays or their shapes.
 
   Attributes:
     q: Queries [B, T, N, H]: those of all devices, or of one if `over_context`.
@@ -211,7 +211,7 @@ class LocalKernel(Kernel):
     reasons = {
       'knows no bias': case.bias is not None and not self.knows_bias,
       'knows no dropout of attention': case.softmax.dropout is not None,
-      'needs whole rows, and the keys of its heads, on each device': not (
+      'needs whole sequences, and the keys of its heads, on each device': not (
         case.over_context or (case.has_whole_heads and case.shards('length') == 1)
       ),
       **self.reasons(case),

@@ -1,4 +1,4 @@
-"""Attention by the first kernel of the list that computes what is asked for."""
+"""Attention by the first listed kernel that supports the case."""
 
 import dataclasses
 from typing import Literal

@@ -27,7 +27,7 @@ def register(kernel: Kernel) -> None:
     ValueError: There is a kernel of this name.
   """
   if any(kernel.name == known.name for known in _kernels):
-    raise ValueError(f'there is a kernel of attention named {kernel.name!r} already')
+    raise ValueError(f'an attention kernel named {kernel.name!r} is registered already')
   _kernels.insert(0, kernel)
 
 
@@ -38,7 +38,7 @@ def refusal(kernel: Kernel, case: Case) -> str | None:
   if kernel.is_fused and not case.fused:
     return 'is left out by USE_FLASH_ATTENTION=False'
   if case.over_context and not isinstance(kernel, LocalKernel):
-    return 'takes no rows that are split over context'
+    return 'does not support sequences split over context'
   return kernel.refusal(case)
 
 

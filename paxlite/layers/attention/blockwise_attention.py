@@ -1,4 +1,4 @@
-"""Attention in plain XLA that holds the scores of one block of keys at a time.
+"""Attention in plain XLA that holds one block of scores at a time.
 
 The backward pass computes the scores again from the log-sums, so that no array [T, S] ever exists.
 See https://arxiv.org/abs/2112.05682.
@@ -150,7 +150,7 @@ class BlockwiseKernel(LocalKernel):
   is_fused = False
 
   def reasons(self, case: Case) -> dict[str, bool]:
-    return {'is for rows that are split over context': not case.over_context}
+    return {'is for sequences split over context': not case.over_context}
 
   def attend_locally(self, case: Case) -> jax.Array:
     logit_N = sink_logits(case.softmax, case.q.shape[2])

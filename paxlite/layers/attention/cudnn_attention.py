@@ -45,7 +45,7 @@ class CudnnKernel(LocalKernel):
       'knows no cap of the scores': case.softmax.logit_cap > 0,
       'computes in 16 bits only': case.q.dtype not in (jnp.bfloat16, jnp.float16),
       'takes an even number of tokens': case.q.shape[1] % 2 != 0,
-      'takes a bias without segments, a window and stages alone': (
+      'takes a bias only without segments, a window and stages': (
         case.bias is not None
         and (
           case.is_packed
@@ -55,10 +55,10 @@ class CudnnKernel(LocalKernel):
           or case.sizes.get('stage', 1) > 1
         )
       ),
-      f'takes heads of a multiple of 8 numbers, at most {largest}': (
+      f'takes head widths that are multiples of 8, up to {largest}': (
         width % 8 != 0 or width > largest
       ),
-      'takes values of the width of keys': (
+      'needs values as wide as keys': (
         width_of_values != width if case.over_context else width_of_values > width
       ),
     }

@@ -32,7 +32,7 @@ _TYPES = {'bfloat16': ('BF16', -(2.0**41)), 'float16': ('F16', -(2.0**15))}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What the kernels of a forward and a backward pass have in common.
+  """The shared arguments of the forward and backward kernels.
 
   Attributes:
     scale: Factor of the scores.

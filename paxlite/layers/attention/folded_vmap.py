@@ -1,4 +1,4 @@
-"""Functions of rows whose vmap makes one call with the rows of all mapped calls."""
+"""Functions of sequences with a vmap that merges all mapped calls into one."""
 
 from collections.abc import Callable
 

@@ -23,7 +23,7 @@ class OneQueryKernel(Kernel):
   def refusal(self, case: Case) -> str | None:
     if case.q.shape[1] != 1:
       return 'takes one query a row'
-    return 'knows no dropout of attention' if case.softmax.dropout is not None else None
+    return 'does not support attention dropout' if case.softmax.dropout is not None else None
 
   def attend(self, case: Case) -> jax.Array:
     case = _within_window(case)

@@ -69,7 +69,7 @@ def sink_logits(softmax: Softmax, heads: int) -> jax.Array | None:
 
 
 def with_sink_logit(part: Partial, logit: jax.Array | None) -> Partial:
-  """Adds the attention sink, a virtual key whose value is 0, to a part.
+  """Adds the attention sink, a virtual key with value 0, to a part.
 
   Args:
     part: A part.

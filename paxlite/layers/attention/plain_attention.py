@@ -23,7 +23,7 @@ class XlaKernel(Kernel):
     return None
 
   def block_size(self, length: int) -> int:
-    """Returns the number of queries per block where none is asked for."""
+    """Returns the default number of queries per block."""
     return length
 
   def attend(self, case: Case) -> jax.Array:

@@ -30,8 +30,8 @@ class SplashKernel(LocalKernel):
 
   def reasons(self, case: Case) -> dict[str, bool]:
     return {
-      f'takes rows of a multiple of {_LANES} tokens': case.q.shape[1] % _LANES != 0,
-      'takes values of the width of keys where rows are split over context': (
+      f'takes sequences with a multiple of {_LANES} tokens': case.q.shape[1] % _LANES != 0,
+      'needs values as wide as keys if sequences are split over context': (
         case.over_context and case.v.shape[3] != case.k.shape[3]
       ),
     }
@@ -186,7 +186,7 @@ def _places(leaves: list[jax.Array], context: jax.Array) -> tuple[int, int]:
   ]
   if len(found) != 1:
     raise RuntimeError(
-      'this version of JAX keeps other arrays for the backward kernel of attention than paxlite '
-      'knows: CONTEXT_ATTENTION=heads'
+      'this version of JAX saves arrays for the backward attention kernel that paxlite does not '
+      'know: CONTEXT_ATTENTION=heads'
     )
   return found[0]

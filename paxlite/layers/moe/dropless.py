@@ -31,7 +31,7 @@ class Permutation(NamedTuple):
 
 
 class Slices(NamedTuple):
-  """What a device sends and gets: a slice of rows for each expert of each device.
+  """The slices that a device sends and receives, for each expert of each device.
 
   The first half of the arguments of jax.lax.ragged_all_to_all says which rows are sent, the second
   half where they are put on the device that gets them, and how many rows this device gets.

@@ -18,7 +18,7 @@ def refusal(w_EDF: ArrayOrShape, platform: str) -> str | None:
   if w_EDF.dtype not in (jnp.bfloat16, jnp.float32):
     return 'multiplies bfloat16 and float32'
   if w_EDF.shape[1] % _LANES or w_EDF.shape[2] % _LANES:
-    return f'takes matrices whose sizes {_LANES} divides'
+    return f'takes matrices with sizes divisible by {_LANES}'
   return None
 
 

@@ -53,7 +53,7 @@ def refusal(w_EDF: ArrayOrShape, platform: str) -> str | None:
   if w_EDF.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
     return 'multiplies numbers of 16 and 32 bits'
   if w_EDF.shape[1] % _COLUMNS[-1] or w_EDF.shape[2] % _COLUMNS[-1]:
-    return f'takes matrices whose sizes {_COLUMNS[-1]} divides'
+    return f'takes matrices with sizes divisible by {_COLUMNS[-1]}'
   return None
 
 

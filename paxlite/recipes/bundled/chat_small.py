@@ -57,7 +57,7 @@ class SmallChatSft(SftFiles, SmallChat):
 
 
 class SmallChatSums(PromptFiles, SmallChat):
-  """Sums, whose answers a function checks."""
+  """Sums, with answers that a function checks."""
 
   MAX_SEQ_LEN = 32
   MAX_NEW_TOKENS = 6

@@ -1,7 +1,7 @@
 """paxlite diff A B [NAME=VALUE …]
 
-Prints the lines in which two experiments differ: their values, and the configs that are built from
-them. NAME=VALUE sets an attribute of both.
+Prints the lines in which two experiments' values and built configs differ. NAME=VALUE sets an
+attribute of both.
 
 Example:
   paxlite diff GPT126M GPT5B
@@ -16,8 +16,8 @@ from paxlite.core.errors import UserError
 from paxlite.tools import show
 
 PARSER = Parser(__doc__)
-PARSER.word('a', 'A', 'an experiment', experiment_name)
-PARSER.word('b', 'B', 'the experiment to compare it with', experiment_name)
+PARSER.word('a', 'A', 'experiment', experiment_name)
+PARSER.word('b', 'B', 'experiment to compare with', experiment_name)
 PARSER.attributes()
 
 

@@ -1,7 +1,7 @@
 """paxlite goodput RUN
 
-The share of a run's wall time spent in steps that count, over all restarts. The table also shows
-where the rest of the time went.
+Prints the share of a run's wall time spent in steps that count, over all restarts, and where the
+rest went.
 
 Example:
   paxlite goodput runs/demo
@@ -15,7 +15,7 @@ from paxlite.files.schemes import records_of
 from paxlite.training import goodput
 
 PARSER = Parser(__doc__)
-PARSER.option('job_log_dir', 'of the run', stored)
+PARSER.option('job_log_dir', 'run folder', stored)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,10 +1,9 @@
 """paxlite report RUN [RUN …] [--output=report.html] [--curves=FILE.svg] [--markdown=FILE.md]
 
-Writes one HTML page about runs: curves over steps, tokens or hours, evaluations, what the time was
-spent on, samples, and what differs. The page needs no network and can be sent by mail. --curves
-writes the curves as a picture, and --markdown the tables; - is standard output. A click on a spike
-of the training loss shows the texts of its step, which are read from the data; --texts=false does
-without them.
+Writes one HTML page about runs: curves over steps, tokens or hours, evaluations, time spent,
+samples and differences. The page works offline. --curves writes the curves as SVG and --markdown
+the tables; - is standard output. A click on a spike of the training loss shows the texts of its
+step, read from the data; --texts=false leaves them out.
 
 Example:
   paxlite report runs/narrow runs/wide --output=widths.html
@@ -19,18 +18,18 @@ from paxlite.files.output import write_output
 _POINTS = 2_000  # of a curve of the picture, which is not wider
 
 PARSER = Parser(__doc__)
-PARSER.option('runs', 'folders of runs', stored, nargs='+', metavar='RUN')
-PARSER.option('--output', 'the page to write (report.html)', stored, default='report.html')
-PARSER.option('--curves', 'a picture of the curves to write, as SVG', stored)
-PARSER.option('--markdown', 'the tables to write as Markdown', stored)
-PARSER.option('--texts', 'reads the texts of spikes of the loss from the data', bool, default=True)
-PARSER.option('--title', 'the title of the page')
+PARSER.option('runs', 'run folders', stored, nargs='+', metavar='RUN')
+PARSER.option('--output', 'page to write (report.html)', stored, default='report.html')
+PARSER.option('--curves', 'curves to write as SVG', stored)
+PARSER.option('--markdown', 'tables to write as Markdown', stored)
+PARSER.option('--texts', 'include the texts of loss spikes', bool, default=True)
+PARSER.option('--title', 'page title')
 
 
 def main(argv: Sequence[str]) -> None:
   args = PARSER.parsed(argv)
   if args.curves is not None and not args.curves.endswith('.svg'):
-    raise UserError(f'--curves={args.curves} must end with .svg, which browsers and papers take')
+    raise UserError(f'--curves={args.curves} must end with .svg')
 
   from paxlite.report import curves, page, tables
   from paxlite.report.records import read_runs, thinned

@@ -2,8 +2,8 @@
 
 Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .json, .csv,
 also .gz .xz .zst; .parquet), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
-(hf:allenai/c4:en/train). A .txt file is one document. In other sources, each record is a document,
-whose text is in the field --field. After an interruption, the same command resumes the work.
+(hf:allenai/c4:en/train). A .txt file is one document; in other sources each record is one, with its
+text in --field. After an interruption, the same command resumes.
 
 Examples:
   paxlite tokenize books/*.txt.gz --vocab=tokenizer.json --output=data/books
@@ -160,14 +160,14 @@ class Encoder:
 
 PARSER = Parser(__doc__)
 PARSER.option('sources', 'files and datasets', stored, nargs='+')
-PARSER.option('--vocab', 'a SentencePiece .model or a tokenizer.json', stored, required=True)
-PARSER.option('--output', 'folder of the dataset', stored, required=True)
-PARSER.option('--split', 'split that is written (train)', default='train')
-PARSER.option('--field', 'field of a record (text)', default='text')
+PARSER.option('--vocab', 'SentencePiece .model, or tokenizer.json', stored, required=True)
+PARSER.option('--output', 'dataset folder', stored, required=True)
+PARSER.option('--split', 'split to write (train)', default='train')
+PARSER.option('--field', 'record field (text)', default='text')
 PARSER.option('--format', '', choices=('memmap', 'seqax'), default='memmap')
 PARSER.option('--append_eos', 'end each document with EOS', bool)
-PARSER.option('--held_out_every', 'leave out one document of so many', int)
-PARSER.option('--held_out', 'write those instead', bool)
+PARSER.option('--held_out_every', 'hold out every Nth document', int)
+PARSER.option('--held_out', 'write the held-out documents instead', bool)
 PARSER.option('--skip_unreadable', 'records without text too', bool)
 PARSER.option('--processes', '', int, default=multiprocessing.cpu_count())
 
@@ -182,7 +182,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--processes={args.processes} must be at least 1')
   every = args.held_out_every
   if (args.held_out and every is None) or (every is not None and every < 2):
-    raise UserError('--held_out_every=N holds out one of N documents, so that N must be at least 2')
+    raise UserError('--held_out_every=N holds out one of N documents, so N must be at least 2')
   args.sources = expanded(args.sources)
   check_once(args.sources)
   sources = [open_records(s) for s in args.sources]
@@ -220,14 +220,14 @@ def _check_apart(args: argparse.Namespace) -> None:
     every, held_out = map(read_object(path).get, HELD_OUT)
     if held_out is None:
       print(
-        f'{path.parent} was written by an earlier version: if it leaves documents out, they are '
-        'others than here. Write it again',
+        f'{path.parent} was written by an earlier version, which held out other documents. Write '
+        'it again',
         file=sys.stderr,
       )
     elif every and every != args.held_out_every and held_out != args.held_out:
       raise UserError(
-        f'--held_out_every={args.held_out_every}: {path.parent} was written with {every}, so that '
-        'both would have some of the same documents. Use the same number'
+        f'--held_out_every={args.held_out_every}: {path.parent} was written with {every}, so both '
+        'would share documents. Use the same number'
       )
 
 

@@ -1,9 +1,9 @@
 """paxlite train-tokenizer SOURCES… --vocab_size=8192 --output=tok.model
 
-Trains a SentencePiece tokenizer on text. Sources are those of `paxlite tokenize`. Of more than
---sample_chars characters, a random sample is used, which is always the same. Training takes about
-25 bytes of memory for each of them. White space is kept, and characters without an id of their own
-are encoded as bytes, so that decoding always gives the text back.
+Trains a SentencePiece tokenizer on the sources of `paxlite tokenize`. Of more than --sample_chars
+characters, it uses a fixed random sample, with about 25 bytes of memory per character. White space
+is kept, and characters without an id are encoded as bytes, so that decoding always restores the
+text.
 
 Example:
   paxlite train-tokenizer books/*.txt --vocab_size=16384 --output=books.model
@@ -25,11 +25,13 @@ _SAMPLE_CHARS = 20_000_000
 PARSER = Parser(__doc__)
 PARSER.option('sources', 'files and datasets', stored, nargs='+')
 PARSER.option('--vocab_size', 'number of ids', int, required=True)
-PARSER.option('--output', 'the file to write: NAME.model', stored, required=True)
-PARSER.option('--field', 'field of a record (text)', default='text')
+PARSER.option('--output', 'file to write: NAME.model', stored, required=True)
+PARSER.option('--field', 'record field (text)', default='text')
 PARSER.option('--model_type', '', choices=('unigram', 'bpe'), default='unigram')
 PARSER.option('--sample_chars', '(20 million)', int, default=_SAMPLE_CHARS)
-PARSER.option('--character_coverage', 'share of them with ids (0.9995)', float, default=0.9995)
+PARSER.option(
+  '--character_coverage', 'share of characters with ids (0.9995)', float, default=0.9995
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -48,8 +50,8 @@ def main(argv: Sequence[str]) -> None:
   used = sum(map(len, pieces))
   part = f'{used:,} of {num_chars:,}' if used < num_chars else f'all {num_chars:,}'
   print(
-    f'{args.output}: {tokenizer.vocab_size:,} ids, trained on {part} characters, on which a token '
-    f'has {num_bytes / num_tokens:.2f} bytes'
+    f'{args.output}: {tokenizer.vocab_size:,} ids, trained on {part} characters, with '
+    f'{num_bytes / num_tokens:.2f} bytes per token'
   )
   flags = shell.flags({'VOCAB_PATH': args.output, 'VOCAB_SIZE': tokenizer.vocab_size})
   print(f'Use it with {flags}, or with --vocab of a tool')

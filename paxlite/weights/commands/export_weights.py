@@ -2,14 +2,14 @@
 
 Writes the weights of a run, or imported weights, for other programs, tensor by tensor.
 
-  hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged.
-        Weights that were imported from a model with images become that model again: its other
-        tensors and files are copied byte for byte. --text_only writes the text model alone
-  peft  the LoRA factors, as a folder that peft loads in addition to the base model
-  gguf  a folder with one file for llama.cpp, which holds the tokenizer and the chat template, too
+  hf    folder for transformers: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged. Weights
+        imported from a model with images become that model again: its other tensors and files are
+        copied byte for byte. --text_only writes the text model alone
+  peft  LoRA factors, as a folder that peft loads on top of the base model
+  gguf  folder with one llama.cpp file, including tokenizer and chat template
 
-Matrices of a GGUF file have the --type; vectors are f32. Where the length of a row is no multiple
-of 256, q4_k becomes q8_0, and where it is none of 32, that becomes f16.
+In GGUF, matrices have the --type and vectors are f32. If a row's length is not a multiple of 256,
+q4_k becomes q8_0; if not of 32, q8_0 becomes f16.
 
 Examples:
   paxlite export runs/zed --to=hf --path=exported/zed
@@ -32,20 +32,20 @@ from paxlite.generation.checkpoint_options import BASE_WEIGHTS
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json', 'gguf': ''}  # what is copied last
 
 PARSER = Parser(__doc__)
-PARSER.option('--to', 'hf, unless given', choices=('hf', 'peft', 'gguf'), default='hf')
-PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
-PARSER.option('--path', 'the folder to make', stored, required=True)
-PARSER.option('--dtype', 'of the tensors (as stored)', choices=('float32', 'bfloat16', 'float16'))
+PARSER.option('--to', 'format (hf)', choices=('hf', 'peft', 'gguf'), default='hf')
+PARSER.word('checkpoint', 'CHECKPOINT', 'run folder, or imported weights', stored)
+PARSER.option('--path', 'folder to make', stored, required=True)
+PARSER.option('--dtype', 'tensor dtype (as stored)', choices=('float32', 'bfloat16', 'float16'))
 PARSER.option(
-  '--type', 'of the tensors of GGUF (as stored)', choices=('f32', 'f16', 'bf16', 'q8_0', 'q4_k')
+  '--type', 'GGUF tensor type (as stored)', choices=('f32', 'f16', 'bf16', 'q8_0', 'q4_k')
 )
-PARSER.option('--into', 'folder of the whole model (where its import found it)', local, default='')
-PARSER.option('--text_only', 'write the text model of a model with images alone', bool)
-PARSER.option('--proof', 'write proof.json, against which `paxlite prove` checks', bool)
-PARSER.option('--base', 'base that a PEFT adapter names (what it was imported from)', default='')
+PARSER.option('--into', 'folder of the whole model (as at its import)', local, default='')
+PARSER.option('--text_only', "write only an image model's text model", bool)
+PARSER.option('--proof', 'write proof.json for `paxlite prove`', bool)
+PARSER.option('--base', 'base model that a PEFT adapter names (its imported base)', default='')
 PARSER.option('--base_weights', BASE_WEIGHTS, stored, default='')
-PARSER.option('--push', 'upload what is written to the Hugging Face Hub', metavar='ORG/NAME')
-PARSER.option('--private', 'of a new model of --push: only its owners see it', bool)
+PARSER.option('--push', 'upload to the Hugging Face Hub', metavar='ORG/NAME')
+PARSER.option('--private', 'make a new Hub model private', bool)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -61,13 +61,13 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.weights.layout import has_modules
 
   if args.type and args.to != 'gguf':
-    raise UserError(f'--type={args.type} is for --to=gguf: --dtype is that of other tensors')
+    raise UserError(f'--type={args.type} is for --to=gguf: use --dtype for other formats')
   if args.dtype and args.to == 'gguf':
-    raise UserError(f'--dtype={args.dtype} is not for --to=gguf: --type is that of its tensors')
+    raise UserError(f'--dtype={args.dtype} is not for --to=gguf: use --type')
   if args.private and not args.push:
     raise UserError('--private is for --push=ORG/NAME')
   if args.push and is_address(args.path):
-    raise UserError(f'--push uploads a folder of this machine, and --path={args.path} is none')
+    raise UserError(f'--push uploads a folder of this machine, which --path={args.path} is not')
   if args.proof and args.to == 'peft':
     raise UserError('--proof is for whole models: --to=hf or --to=gguf')
   if (args.into or args.text_only) and (args.to != 'hf' or (args.into and args.text_only)):
@@ -81,8 +81,8 @@ def main(argv: Sequence[str]) -> None:
   variables = source.unrolled_params()
   if args.to != 'peft' and any(v.dtype.kind in 'iu' for v in variables.values()):
     raise UserError(
-      f'{source.folder} holds weights in the form {experiment.FROZEN_DTYPE}, of which there is no '
-      'export: --to=peft exports the factors, and a run that began from weights exports those'
+      f'{source.folder} holds {experiment.FROZEN_DTYPE} weights, which cannot be exported: '
+      '--to=peft exports the factors, and a run that started from weights exports those'
     )
   original = None
   if args.to == 'hf' and not args.text_only:
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
   elif options.value(experiment, 'NUM_PREDICTION_MODULES') and (
     args.to == 'gguf' or not has_modules(FAMILIES[family_of(experiment)].names)
   ):
-    print('Its modules that predict further tokens are left out: the format has no names for them')
+    print('Its prediction modules are left out: the format has no names for them')
   if args.to == 'gguf':
     print(f'{written.name} has {written.kinds} tensors')
   if push:

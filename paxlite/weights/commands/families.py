@@ -1,8 +1,8 @@
 """paxlite families [TEXT]
 
-Prints the families of published models that `paxlite import` reads: the model_type of config.json,
-the experiments, and what is special. With TEXT, those that have it in one of these, or read a key
-of config.json of that name; if it is one family, also the keys that it reads.
+Prints the model families that `paxlite import` reads: model_type in config.json, experiments and
+special features. TEXT selects those with it in one of these, or that read a config.json key of that
+name; for a single family, its keys are printed too.
 
 Examples:
   paxlite families
@@ -18,11 +18,11 @@ from paxlite.cli.parser import Parser
 from paxlite.core.errors import UserError
 
 PARSER = Parser(__doc__)
-PARSER.word('text', 'TEXT', 'a part of a name or a description, or a key', required=False)
+PARSER.word('text', 'TEXT', 'part of a name or description, or a key', required=False)
 
 
 class Row(NamedTuple):
-  """What is said of the families that have one class of experiments.
+  """The table row of families that share an experiment class.
 
   Attributes:
     types: Their values of model_type, and others that mean the same.

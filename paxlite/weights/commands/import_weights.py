@@ -1,16 +1,16 @@
 """paxlite import WEIGHTS --to=FOLDER
 
-Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor. It writes a
-folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT. The files tell which
-format they have, unless --from does.
+Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor, into a folder
+for CHECKPOINT_RESTORE_PATH and for commands that take a CHECKPOINT. The format follows from the
+files, or from --from.
 
-  hf    a Hugging Face folder (config.json, *.safetensors), or a model of the Hub, org/name or
-        org/name@revision; paxlite families lists them
-  meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
-  peft  an adapter (adapter_config.json) of the weights that --base_weights names
-  pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
+  hf    Hugging Face folder (config.json, *.safetensors), or Hub model, org/name or
+        org/name@revision; `paxlite families` lists supported ones
+  meta  Meta's LLaMA folder (params.json, consolidated.*.pth)
+  peft  adapter (adapter_config.json) of the weights in --base_weights
+  pax   Pax checkpoint_%08d; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
 
-The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
+Flags of convert_llama_ckpt.py in saxml and MaxText, such as --base and --pax, also work.
 
 Example:
   paxlite import downloads/Mistral-7B-v0.1 --to=weights/mistral
@@ -33,21 +33,23 @@ from paxlite.files import output, schemes
 from paxlite.files.schemes import is_address
 
 PARSER = Parser(__doc__)
-PARSER.option('--from', 'the format', dest='source', choices=('hf', 'meta', 'pax', 'peft'))
-PARSER.word('path', 'WEIGHTS', 'the weights to read', stored)
-PARSER.option('--to', 'the folder to make', stored, required=True)
-PARSER.option('--tokenizer', 'tokenizer file, or folder with one, to put next to them', stored)
-PARSER.option('--add_tokens', 'new tokens, with commas between them: A,B', default='')
-PARSER.option('--base_weights', 'imported weights that an adapter of peft belongs to', stored)
-PARSER.option('--fdl_config', 'the experiment that a Pax checkpoint is of')
-PARSER.option('--params_only', "leave out the Adam state of Pax's checkpoint", bool)
+PARSER.option('--from', 'format', dest='source', choices=('hf', 'meta', 'pax', 'peft'))
+PARSER.word('path', 'WEIGHTS', 'weights to read', stored)
+PARSER.option('--to', 'folder to make', stored, required=True)
+PARSER.option('--tokenizer', 'tokenizer file or folder to add', stored)
+PARSER.option('--add_tokens', 'new tokens, as A,B', default='')
+PARSER.option('--base_weights', 'imported base weights of a peft adapter', stored)
+PARSER.option('--fdl_config', 'experiment of a Pax checkpoint')
+PARSER.option('--params_only', "leave out a Pax checkpoint's Adam state", bool)
 PARSER.attributes()
 
 
 def main(argv: Sequence[str]) -> None:
   argv = command_line.translate('import', argv)
   if '--from=gguf' in argv:
-    raise UserError('--from=gguf is gone: paxlite import FILE names the way by transformers')
+    raise UserError(
+      '--from=gguf was removed: paxlite import FILE shows how to convert with transformers'
+    )
   args = PARSER.parsed(argv)
 
   download = extensions.hint('published weights', args.path)
@@ -58,24 +60,22 @@ def main(argv: Sequence[str]) -> None:
   source = args.source or ('hf' if download else _source_at(args.path))
   _check_folder(args.path)
   if source == 'pax' and args.fdl_config is None:
-    raise UserError(
-      'a checkpoint of Pax does not say what its model is: name it with --fdl_config=EXPERIMENT'
-    )
+    raise UserError('a Pax checkpoint does not name its model: set --fdl_config=EXPERIMENT')
   if args.fdl_config and source != 'pax':
-    raise UserError('--fdl_config is for --from=pax: other weights say what they are')
+    raise UserError('--fdl_config is for --from=pax: other weights name their model')
   if args.attributes and source != 'pax':
-    raise UserError('NAME=VALUE is for --from=pax: other weights say what they are')
+    raise UserError('NAME=VALUE is for --from=pax: other weights name their model')
   if args.params_only and source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   if args.add_tokens and source not in ('hf', 'meta'):
     raise UserError('--add_tokens is for published models: --from=hf or --from=meta')
   if source == 'peft' and args.base_weights is None:
     raise UserError(
-      f'{args.path} is an adapter of peft: --base_weights=FOLDER names the weights that it belongs '
-      'to, as paxlite import writes them'
+      f'{args.path} is a peft adapter: set --base_weights=FOLDER to its base weights, as paxlite '
+      'import writes them'
     )
   if args.base_weights and source != 'peft':
-    raise UserError('--base_weights is for an adapter of peft (--from=peft)')
+    raise UserError('--base_weights is for a peft adapter (--from=peft)')
   if download and source != 'hf':
     raise UserError(f'{args.path} is read with --from=hf alone')
   started = time.perf_counter()
@@ -116,14 +116,14 @@ def _source_at(path: str) -> str:
     raise UserError(f'{path} has files of several formats: choose {choices}')
   if is_own(path):
     raise UserError(
-      f'{path} is of paxlite already, and needs no import: name it where a command takes a '
-      'CHECKPOINT, as in: paxlite generate CHECKPOINT'
+      f"{path} already has paxlite's format: name it where a command takes a CHECKPOINT, as in: "
+      'paxlite generate CHECKPOINT'
     )
   if way := way_of_gguf(path):
     raise UserError(way)
   raise UserError(
-    f'{path} has no weights of Hugging Face (.safetensors) or Meta (.pth), and is no folder of a '
-    "checkpoint of Pax, as in 'checkpoint_00001000'"
+    f'{path} has no Hugging Face (.safetensors) or Meta (.pth) weights, and is not a Pax '
+    "checkpoint folder, as 'checkpoint_00001000'"
   )
 
 
@@ -173,13 +173,13 @@ def import_published(
       tokenizer = pathlib.Path(made)
       said = [
         f'{add_tokens}: ids {ids}, with rows that are the mean of all others. To train these rows '
-        f'beside low-rank factors: {shell.flag("LORA_TOKENS", ids)}'
+        f'with low-rank factors: {shell.flag("LORA_TOKENS", ids)}'
       ]
     size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, origin, named)
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.', *said]
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
-    lines.append('There was no tokenizer: name one with --tokenizer when text is read or written.')
+    lines.append('No tokenizer was found: name one with --tokenizer where text is read or written.')
   weights = shlex.quote(str(to))
   lines += [
     'To continue a text, to train on documents, and to fine-tune all weights or low-rank factors:',
@@ -206,7 +206,7 @@ def _import_adapter(path: pathlib.Path, to: pathlib.Path, base: str) -> list[str
   size, what = import_adapter(path, find_source(base), to)
   return [
     f'{to}: {what}, {size:,} bytes',
-    f'They stay beside {base}. To train them further:',
+    f'They stay next to {base}. To train them further:',
     f'  paxlite finetune {shlex.quote(str(to))} --method=lora TRAIN_FILES=train.jsonl',
   ]
 

@@ -81,7 +81,7 @@ def test_training_loads_what_was_compiled(tmp_path):
   assert 'another train step. What differs: WEIGHT_DECAY 0.2 → 0.1' in refused()
   assert 'MAX_SEQ_LEN 32 → 16' in refused(decay, '--fdl.MAX_SEQ_LEN=16')
   two = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=2']
-  assert 'compiled for devices 1 and here is 2' in refused(decay, *two, devices=2)
+  assert 'compiled for devices 1, not 2' in refused(decay, *two, devices=2)
   step.chmod(0o622)
   assert 'others can write' in refused(decay)
   step.chmod(0o600)
@@ -150,7 +150,7 @@ def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
     (['--target=v5p-12'], 'a slice of v5p has one of 8, 16'),
     (['--target=h100x12'], 'hosts have 8 GPUs'),
     (['--target=z100x8'], 'write v5e-256, 2xv5e-256'),
-    (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'asks for 2 devices and 1 is present'),
+    (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'needs 2 devices, but 1 is present'),
     (['--target=h100x8', '--fdl.DETERMINISTIC=True', '--save=x'], 'with DETERMINISTIC=False'),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[fast]'], "'fast' must be xla_NAME=VALUE"),
     (['--target=here', '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], 'xla_cpu_nonsense'),
@@ -273,9 +273,9 @@ def test_v5e_256(tmp_path):
   assert step.stat().st_size > 1 << 20
   large = [*flags, '--fdl.PERCORE_BATCH_SIZE=4096', f'--save={tmp_path / "none.bin"}']
   page = runs.module('paxlite', 'compile', *SMALL, *large, code=1).stdout
-  assert f'Nothing is in {tmp_path / "none.bin"}.' in page
+  assert f'{tmp_path / "none.bin"} was not written.' in page
   assert 'does not fit: ' in page.splitlines()[0]
-  assert '15.75 GiB are there' in page
+  assert 'of 15.75 GiB' in page
 
 
 @pytest.mark.parametrize(

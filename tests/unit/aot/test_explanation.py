@@ -243,7 +243,7 @@ def test_what_is_not_known_or_not_there_is_left_out():
   alone = REPORT | {'costs': COSTS | {'communication': [], 'roofline': None}}
   titles = [table.title for table in explanation_tables.tables({'report': alone})]
   assert titles[1:3] == ['Memory of a device', 'Kernels of a step, by block']
-  assert 'There are no collectives' in titles[3]
+  assert 'No collectives' in titles[3]
   too_large = REPORT | {'costs': None, 'arguments': 0}
   assert len(list(explanation_tables.tables({'report': too_large}))) == 1
 

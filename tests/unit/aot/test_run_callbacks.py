@@ -127,7 +127,7 @@ def test_blocks_have_all_of_the_time_and_of_the_flops(tmp_path, monkeypatch, cap
   assert rows[-1][1] == explanation_tables.ALL
   by_name = {row[1]: row for row in rows}
   assert by_name['logits'][6] == milliseconds(blocks['logits']['measured'])
-  assert 'Collectives are measured with the waiting' in notes[0]
+  assert 'Measured collectives include waiting' in notes[0]
   assert '| run | block | FLOPs |' in tables.markdown(recorded)
 
 

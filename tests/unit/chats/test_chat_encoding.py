@@ -132,7 +132,7 @@ def test_the_end_of_a_text_is_one_that_stops_generation(tmp_path):
     assert ChatEncoding(tokenizer, eos_ids=stated).end_ids == end
   nothing = open_tokenizer(written(tmp_path / 'b', eos_token=None))
   assert ChatEncoding(nothing).document('a').tolist() == nothing.encode('a')
-  assert 'the tokenizer has no EOS' in ChatEncoding(nothing).warnings[0]
+  assert 'The tokenizer has no EOS' in ChatEncoding(nothing).warnings[0]
   assert ChatEncoding(nothing, eos_ids=[256]).warnings == []
 
 
@@ -223,8 +223,8 @@ def test_an_answer_that_the_template_leaves_out_is_named(tmp_path):
   rows = SftRows([str(path)], written(tmp_path / 't', template), 99, 259)
   assert 'another text before the last answer' in rows.warnings[0]  # its prompt has message 2
   assert rows.warnings[1:] == [
-    f'1 answer (the first: {path}:1, message 2) not learned, because nothing says where the chat '
-    'template writes them'
+    f'1 answer (the first: {path}:1, message 2) not learned, because their place in the '
+    "chat template's text is unknown"
   ]
 
 
@@ -247,7 +247,7 @@ def test_a_prompt_that_no_conversation_has_is_said(tmp_path):
   file.write_text(json.dumps({'messages': chat('a', 'b', 'c', 'd').messages}) + '\n')
   for template, count in ((CHATML, 0), (asks, 1)):
     rows = SftRows([str(file)], written(tmp_path, template), 200, 300)
-    assert sum('generation begins with what was not learned' in r for r in rows.warnings) == count
+    assert sum('generation starts from untrained text' in r for r in rows.warnings) == count
     example = rows.example(0)
     learned = rows.tokenizer.decode_marked(example.ids[example.is_answer].tolist())
     assert learned == 'b<|im_end|>\nd<|im_end|>\n'
@@ -289,7 +289,7 @@ def test_ids_without_tokens_and_tokens_without_rows(tmp_path):
   encoding = ChatEncoding(tokenizer, 302)
   assert encoding.text('a<|im_start|>')
   for encode in (encoding.text, encoding.prompt, encoding.document, encoding.marked):
-    with pytest.raises(UserError, match=r"the token '<\|im_end\|>', whose id 302 the model does"):
+    with pytest.raises(UserError, match=r"the token '<\|im_end\|>' with id 302"):
       encode('a<|im_end|>b')
 
 

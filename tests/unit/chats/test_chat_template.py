@@ -113,7 +113,7 @@ def test_a_list_of_templates_has_a_default(tmp_path):
     ([{'name': 'a', 'template': 'x'}], r'no template named default \(its names: a\)'),
     ([], r'no template named default \(its names: none\)'),
     ({'default': 5}, 'no template named default'),
-    (5, 'comes with no chat template'),
+    (5, 'has no chat template'),
     ('x' * 300_000, '300,000 characters'),
     ('{% for %}', 'not a valid Jinja template'),
     ('{{ 1 | urlize }}', 'not a valid Jinja template: No filter named'),
@@ -121,7 +121,7 @@ def test_a_list_of_templates_has_a_default(tmp_path):
     ('{% if 1 %}' * 20_000, 'not a valid Jinja template'),
     ('{% if 1 %}' * 150 + '{% endif %}' * 150, 'not a valid Jinja template'),
     ('{% for a in b %}' * 30 + '{% endfor %}' * 30, 'not a valid Jinja template'),
-    ('{% autoescape true %}{% endautoescape %}', 'no HTML'),
+    ('{% autoescape true %}{% endautoescape %}', 'not HTML'),
   ],
 )
 def test_templates_that_are_none(tmp_path, template, match):
@@ -130,7 +130,9 @@ def test_templates_that_are_none(tmp_path, template, match):
 
 
 def test_a_name_of_no_file_is_no_template(tmp_path):
-  with pytest.raises(UserError, match="CHAT_TEMPLATE='t2' is no template, and no file has that"):
+  with pytest.raises(
+    UserError, match="CHAT_TEMPLATE='t2' is neither a template nor the name of a file"
+  ):
     ChatFormat('t2', str(tmp_path))
 
 

@@ -229,7 +229,7 @@ def test_answers_within_a_prompt_are_not_learned(tmp_path):
     (WITHOUT_TOOLS, dict(messages=[USER, RESULT, ANSWER]), r'the result of a tool \(message 2\)'),
     (WITHOUT_TOOLS, dict(messages=[USER, ANSWER], tools=[TOOL]), 'the tool weather'),
     (WITH_TOOLS.replace('message.content }}\n    {%- for', "'' }}\n    {%- for"),
-     dict(messages=[USER, {**CALLING, 'content': 'I look.'}]), 'the text beside a tool call'),
+     dict(messages=[USER, {**CALLING, 'content': 'I look.'}]), 'the text next to a tool call'),
     (WITH_TOOLS.replace('message.tool_calls or []', 'message.tool_calls[:1]'),
      dict(messages=[USER, {**CALLING, 'tool_calls': [CALL, CALL]}]), 'the call of weather'),
   ],
@@ -255,7 +255,7 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
 def test_a_template_that_writes_nothing_of_the_messages_is_refused(tmp_path, template):
   (tmp_path / 'tokenizer_config.json').write_text('{}')
   text = ChatFormat(template, str(tmp_path / 'tokenizer.json')).render([USER], True)
-  with pytest.raises(UserError, match='writes nothing of the messages'):
+  with pytest.raises(UserError, match='writes none of the messages'):
     check_says_messages(text, [USER])
   check_says_messages(f'{text} {USER["content"]}', [USER])
 
@@ -267,12 +267,12 @@ def test_a_template_that_writes_nothing_of_the_messages_is_refused(tmp_path, tem
       {'messages': [USER, ANSWER], 'chat_template_kwargs': {'enable_thinking': False}},
       'chat_template_kwargs',
     ),
-    ({'messages': [USER, {**ANSWER, 'weight': 0.5}]}, 'weight=0.5 of an answer is neither'),
+    ({'messages': [USER, {**ANSWER, 'weight': 0.5}]}, 'weight=0.5 of an answer must be'),
     ({'messages': [USER, {**ANSWER, 'weight': 1, 'train': False}]}, 'contradict each other'),
     ({'messages': [USER, {**ANSWER, 'train_detail': [{'train': False}]}]}, "'train_detail' of"),
     ({'messages': [USER, ANSWER], 'loss_mask': [1]}, '0 or 1 for each of 2 messages'),
     ({'messages': [USER, ANSWER], 'weight': 0}, "'weight' of this record is not read"),
-    ({'messages': [USER, ANSWER], 'images': ['a.png']}, 'only texts are read'),
+    ({'messages': [USER, ANSWER], 'images': ['a.png']}, 'only text is supported'),
     ({'messages': [USER, {**ANSWER, 'images': ['a.png']}]}, "'images' of messages is not read"),
     ({'messages': [USER, ANSWER], 'context': 'a book'}, "'context' of this record is not read"),
     ({'inputs': 'a', 'targets': 'b', 'system': 's'}, "'system' of this record is not read"),
@@ -281,7 +281,7 @@ def test_a_template_that_writes_nothing_of_the_messages_is_refused(tmp_path, tem
     ({'inputs': 'ab', 'targets': 'c', 'instruction': 'a'}, "'instruction' of this record"),
     ({'inputs': 'a1', 'targets': 'b', 'input': '1'}, "'input' of this record"),
     ({'messages': [USER, ANSWER], 'masked': True}, "'masked' of this record"),
-    ({'messages': [USER, ANSWER], 'images': ['hello']}, 'only texts are read'),
+    ({'messages': [USER, ANSWER], 'images': ['hello']}, 'only text is supported'),
     (
       {'messages': [USER, {**CALLING, 'function_call': {'name': 'f', 'arguments': '{}'}}]},
       'both "function_call" and "tool_calls"',
@@ -293,10 +293,10 @@ def test_a_template_that_writes_nothing_of_the_messages_is_refused(tmp_path, tem
           {**CALLING, 'tool_calls': [dict(name='f', arguments={'a': 1}, parameters={'a': 2})]},
         ]
       },
-      'say different things',
+      'contradict each other:',
     ),
-    ({'messages': WHOLE, 'system': 'be brief'}, 'begin with another one'),
-    ({'messages': WHOLE, 'system': 'a', 'system_prompt': 'b'}, 'say different things'),
+    ({'messages': WHOLE, 'system': 'be brief'}, 'begin with another:'),
+    ({'messages': WHOLE, 'system': 'a', 'system_prompt': 'b'}, 'contradict each other:'),
   ],
 )
 def test_what_changes_what_is_learned_is_read_or_refused(record, name):
@@ -400,7 +400,7 @@ def test_other_keys_are_counted_and_said_once(tmp_path):
   records = [odd, odd, dict(messages=[USER, ANSWER], source='x')]
   path.write_text(''.join(json.dumps(r) + '\n' for r in records))
   rows = SftRows([str(path)], packaged.VOCAB, 64, 8192, chat_template=PLAIN)
-  (said,) = [w for w in rows.warnings if w.startswith('Keys that are not read')]
+  (said,) = [w for w in rows.warnings if w.startswith('Ignored keys,')]
   assert said.endswith('of 3 records have them: rating (2), messages.stars (2)')
 
 

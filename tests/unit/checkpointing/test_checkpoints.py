@@ -206,7 +206,9 @@ def test_damaged_checkpoints_are_refused_until_a_run_may_start_over(tmp_path, ca
     c = Checkpoints(tmp_path)
     assert c.restore_latest(lambda step: 1 / 0) is None
     assert c.latest_good_step() is None
-    with pytest.raises(UserError, match=r'them is good: checkpoint_00000001\. .* --start_over'):
+    with pytest.raises(
+      UserError, match=r'no good checkpoint: checkpoint_00000001\. .* --start_over'
+    ):
       c.start_over(accepted=False)
     assert c.steps() == [1]
   assert 'checkpoint of step 1: checksums.json is missing' in caplog.text
@@ -218,7 +220,7 @@ def test_damaged_checkpoints_are_refused_until_a_run_may_start_over(tmp_path, ca
   assert (tmp_path / 'damaged_checkpoint_00000001').is_dir()
   c.close()
   c = Checkpoints(tmp_path)
-  with pytest.raises(UserError, match=r'them is good: damaged_checkpoint_00000001\. '):
+  with pytest.raises(UserError, match=r'no good checkpoint: damaged_checkpoint_00000001\. '):
     c.start_over(accepted=False)  # nothing was saved since then
   c.start_over(accepted=True)
   c.save(1, state(3.0), {'step': 1})

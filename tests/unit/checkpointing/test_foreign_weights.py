@@ -42,11 +42,11 @@ def test_what_is_not_there_has_no_format(path):
 @pytest.mark.parametrize(
   ('files', 'message'),
   [
-    (['notes.txt'], 'has no weights of Hugging Face .* Meta'),
+    (['notes.txt'], 'has no Hugging Face .* Meta'),
     (['a.bin', 'a.safetensors', 'b.pth'], 'several formats: choose --from=meta or --from=hf'),
-    (['checksums.json', 'state/x'], 'is of paxlite already'),
-    (['experiment.json'], 'is of paxlite already'),
-    (['checkpoints/checkpoint_00000100/state/x'], 'has no weights of Hugging Face .* Meta'),
+    (['checksums.json', 'state/x'], "already has paxlite's format:"),
+    (['experiment.json'], "already has paxlite's format:"),
+    (['checkpoints/checkpoint_00000100/state/x'], 'has no Hugging Face .* Meta'),
   ],
 )
 def test_an_import_says_what_it_looked_for(tmp_path, files, message):
@@ -70,7 +70,7 @@ def test_a_gguf_file_goes_by_way_of_transformers(tmp_path, file):
     assert f'AutoModelForCausalLM.{place}' in str(error.value)
     assert f'AutoTokenizer.{place}' in str(error.value)
     assert '\n' not in str(error.value)
-  with pytest.raises(UserError, match='--from=gguf is gone: paxlite import FILE names the way'):
+  with pytest.raises(UserError, match='--from=gguf was removed: paxlite import FILE shows how'):
     import_weights.main(['--from=gguf', f'--path={path}', f'--to={tmp_path / "new"}'])
 
 
@@ -84,7 +84,7 @@ def test_one_file_of_a_folder_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
   ('name', 'flags', 'message'),
   [
-    ('checkpoint_00000100', [], 'name it with --fdl_config=EXPERIMENT'),
+    ('checkpoint_00000100', [], 'set --fdl_config=EXPERIMENT'),
     ('hf', ['--from=hf', '--fdl_config=TinyGPT'], '--fdl_config is for --from=pax'),
   ],
 )

@@ -49,9 +49,9 @@ def test_names_that_work(tmp_path):
     ('a\\b', 'a backslash would be taken for a slash: rename it'),
     (
       os.fsdecode(b'\xff'),
-      r'\\udcff: checkpoints cannot be written there, it is not UTF-8, or Python',
+      r'\\udcff: checkpoints cannot be written there, its name is not UTF-8, or Python',
     ),
-    ('gs:/run', 'gs: would be taken for the beginning of an address'),
+    ('gs:/run', 'paxlite would read gs: as the beginning of an address'),
   ],
 )
 def test_names_that_tensorstore_would_take_for_others(tmp_path, name, expected):

@@ -73,7 +73,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, t
   train(tmp_path, **source)
   for checksums in tmp_path.glob('checkpoints/checkpoint_*/checksums.json'):
     checksums.unlink()
-  with pytest.raises(UserError, match=r'them is good: checkpoint_00000002\. .*--start_over'):
+  with pytest.raises(UserError, match=r'no good checkpoint: checkpoint_00000002\. .*--start_over'):
     trainer(tmp_path, **source).store.initial()
   # This run looks for the other checkpoint, but does not need it yet.
   states = trainer(tmp_path, start_over=True, **source).store
@@ -151,7 +151,10 @@ def test_ignored_and_renamed(base, tmp_path):
     (dict(CHECKPOINT_RENAME_RULES=['a']), 'must be pattern=>replacement'),
     (dict(CHECKPOINT_IGNORE_RULES=['(']), 'is not a regular expression'),
     (dict(CHECKPOINT_RENAME_RULES=[r'(softmax)/w=>\5']), 'invalid group reference 5'),
-    (dict(CHECKPOINT_RESTORE_CHANGES=['X']), "CHECKPOINT_RESTORE_CHANGES: 'X' is none of USE_ROTA"),
+    (
+      dict(CHECKPOINT_RESTORE_CHANGES=['X']),
+      "CHECKPOINT_RESTORE_CHANGES: 'X' is not one of USE_ROTA",
+    ),
     (dict(VOCAB_SIZE=128), 'The checkpoint is of a model with VOCAB_SIZE=64'),
     (
       dict(ROPE_THETA=5e5, ACTIVATION_CLS='gelu'),
@@ -400,9 +403,9 @@ def test_checkpoints_that_name_each_other(tmp_path, around):
   for name, other in zip(around, [*around[1:], around[0]], strict=True):
     (tmp_path / name).mkdir()
     of_lora(tmp_path / name, CHECKPOINT_RESTORE_PATH=str(tmp_path / other))
-  with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH leads back to where it began'):
+  with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH is a circle'):
     tokenizer_of(tmp_path / 'a')
-  with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH leads back to where it began'):
+  with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH is a circle'):
     print(find_source(tmp_path / 'a').variables)
 
 

@@ -103,7 +103,7 @@ def described(folder, **changes):
     ({'filters': [{'id': 'pickle'}]}, 'filters'),
     ({'compressor': {'id': 'pickle'}}, "compressed by 'pickle'"),
     ({'compressor': 5}, "compressed by '5'"),
-    ({'compressor': {'id': ['zstd']}}, 'compressed by .* are not read'),
+    ({'compressor': {'id': ['zstd']}}, 'compression by .* is not supported'),
   ],
 )
 def test_descriptions_of_something_else_than_numbers(tmp_path, changes, message):

@@ -327,7 +327,7 @@ def test_words_after_train_and_eval():
   assert train.PARSER.parsed(['TinyGPT', '--dry_run']).job_log_dir is None
   given = eval.PARSER.parsed(['gs://bucket/run', '--before'])
   assert (given.mode, given.job_log_dir, given.before) == ('eval', 'gs://bucket/run', True)
-  with pytest.raises(UserError, match=r'^runs/none is not a folder: name that of a run, as in pax'):
+  with pytest.raises(UserError, match=r'^runs/none is not a folder: name a run folder, as in pax'):
     eval.PARSER.parsed(['runs/none'])
   with pytest.raises(UserError, match=r'^RUN is missing: see paxlite decode --help'):
     decode.PARSER.parsed([])

@@ -154,12 +154,12 @@ def test_paths_are_expanded_and_addresses_checked(monkeypatch, name):
   assert parse(FlatTokens5B, name, 'a/~/x') == 'a/~/x'
   assert FlatTokens5B(**{name: '~/x'}).values()[name] == '/home/me/x'
   assert parse(FlatTokens5B, name, 'gs://bucket/x/') == 'gs://bucket/x'
-  message = 'az://bucket/x: paxlite knows the object stores gs:// and s3://'
+  message = 'az://bucket/x: az:// is not supported; paxlite reads the object stores gs:// and s3://'
   with pytest.raises(UserError, match=f'^{name}: {message}'):
     parse(FlatTokens5B, name, 'az://bucket/x')
   with pytest.raises(UserError, match=f'FlatTokens5B.{name}: {message}'):
     FlatTokens5B(**{name: 'az://bucket/x'})
-  with pytest.raises(UserError, match='there is no user nobody_of_this_name'):
+  with pytest.raises(UserError, match='user nobody_of_this_name does not exist'):
     parse(FlatTokens5B, name, '~nobody_of_this_name/x')
 
 
@@ -312,7 +312,7 @@ def test_text_that_is_none_is_refused_by_its_attribute():
   """A name of a file may have bytes that are no UTF-8."""
   from paxlite.experiments.finetuning import LLaMA7BSFT
 
-  with pytest.raises(UserError, match=r"TRAIN_FILES: '\\udd00' has half of a surrogate pair"):
+  with pytest.raises(UserError, match=r"TRAIN_FILES: '\\udd00' is not valid text"):
     LLaMA7BSFT(TRAIN_FILES=['a', '\udd00']).check_bounds()
   LLaMA7BSFT(TRAIN_FILES=['\udcff']).check_bounds()
 

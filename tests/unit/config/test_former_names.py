@@ -74,7 +74,7 @@ def test_a_former_name_is_that_of_the_same_attribute(former, seed, tmp_path, cap
     cls(**{former: value}),
     stated(),
   ]
-  assert [r.getMessage() for r in caplog.records] == [f'the attribute {former} is called {now} now']
+  assert [r.getMessage() for r in caplog.records] == [f'the attribute {former} is now called {now}']
   for e in found:
     assert getattr(e, now) == getattr(e, former) == value
     assert e.values() == expected.values()
@@ -129,7 +129,7 @@ def of_former_names(cfg):
 
 def test_a_fiddler_learns_the_name_of_today():
   fiddler = f'{__name__}.of_former_names'
-  with pytest.raises(UserError, match='ROPE_FAST_TURNS is called ROPE_BETA_FAST now'):
+  with pytest.raises(UserError, match='ROPE_FAST_TURNS is now called ROPE_BETA_FAST'):
     build_experiment('SmolLM135M', [fiddler], {})
 
 

@@ -197,7 +197,7 @@ def test_wrong_names(tfds, tmp_path):
   make = lambda task, split='train', folder=tfds: SeqioSource(
     task, split, packaged.VOCAB, str(folder)
   )
-  with pytest.raises(UserError, match="no SeqIO task or mixture 'nothing'"):
+  with pytest.raises(UserError, match="no SeqIO task or mixture is named 'nothing'"):
     make('nothing')
   with pytest.raises(UserError, match="the_pile_lm has no split 'dev'; there are train, valid"):
     make('the_pile_lm', 'dev')
@@ -205,7 +205,7 @@ def test_wrong_names(tfds, tmp_path):
     make('c4')
   with pytest.raises(UserError, match='is not a folder'):
     make('the_pile_lm', folder=tmp_path / 'gone')
-  with pytest.raises(UserError, match='there is no tokenizer'):
+  with pytest.raises(UserError, match='no tokenizer is set:'):
     SeqioSource('the_pile_lm', 'train', tfds_data_dir=str(tfds))
 
 

@@ -73,7 +73,7 @@ def test_a_run_goes_on_with_a_dataset_that_moved_and_with_no_other(tmp_path, kin
   moved.seek(3, position)
   assert change(identity(moved), known) == ''
   other = stream(write(tmp_path / 'data', kind, drawn(1)))
-  with pytest.raises(UserError, match='is not what the checkpoint has read'):
+  with pytest.raises(UserError, match='has changed since the checkpoint'):
     other.seek(3, position)
   assert 'its contents have changed' in change(identity(other), known)
 

@@ -139,7 +139,7 @@ def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
     (['b.jsonl', VOCAB], r'b.jsonl:1: the keys of this record \(question\) .*; or to text'),
     (['b.jsonl', VOCAB, '--fdl.TEXT_FIELD=answer'], "b.jsonl:1 has no text field 'answer'"),
     (['a.jsonl', VOCAB, '--fdl_config=TinyGPT'], 'TinyGPT reads no files'),
-    (['--fdl_config=TinyGPT'], 'trains on synthetic, and paxlite data cannot show such data'),
+    (['--fdl_config=TinyGPT'], 'trains on synthetic, which paxlite data cannot show'),
     (['none.jsonl', VOCAB], 'none.jsonl is not a file'),
   ],
 )
@@ -200,7 +200,7 @@ def test_a_run_says_what_is_cut_and_left_out(tmp_path):
 def test_a_run_begins_with_lengths_and_one_example(tmp_path):
   source = SftRows([write(tmp_path / 'a.jsonl', EXAMPLES)], packaged.VOCAB, 64, 8192)
   first, *bars, title, example = data_summary.first_look(source, color=False)
-  assert first.startswith('Tokens of an example')
+  assert first.startswith('Examples by number of tokens:')
   assert bars == [f'  {line}' for line in data_summary.histogram(source.lengths)]
   assert (title, example) == (
     'The first example, in [[ ]] what is learned:',

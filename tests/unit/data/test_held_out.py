@@ -173,13 +173,15 @@ def test_a_run_that_chose_in_another_way_is_told(tmp_path, kind):
   assert now['held_out'] == 'contents'
   assert change(now, now) == ''
   former = {k: v for k, v in now.items() if k != 'held_out'}
-  assert 'an earlier version chose what is held out in another way' in change(now, former)
+  assert 'an earlier version held out other data,' in change(now, former)
   whole = identity(data(path, kind, 'all'))
   assert 'held_out' not in whole
   assert change(whole, whole) == ''
   evaluated = {'held_out': identity(data(path, kind, 'held_out'))}
   (line,) = changes_of_evaluations(evaluated, former)
-  assert line.startswith('held_out is not what the run has evaluated on: an earlier version chose')
+  assert line.startswith(
+    "held_out is not the data of the run's evaluations: an earlier version held"
+  )
   assert changes_of_evaluations(evaluated, {**now, 'evaluated': evaluated}) == []
   assert changes_of_evaluations(evaluated, {}) == []
   write_shard(tmp_path, 'a.jsonl', [record(kind, rng) for _ in range(70)])

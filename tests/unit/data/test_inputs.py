@@ -175,7 +175,7 @@ def test_a_row_of_too_many_segments_is_refused(start):
   batches = DeviceBatches(data, sharding, start, max_segments=2)
   assert next(batches)['ids'].shape == (3, 4)
   batches.close()
-  with pytest.raises(UserError, match=r'a row of 2 segments .*MAX_SEGMENTS_PER_SEQ=4'):
+  with pytest.raises(UserError, match=r'a sequence of 2 segments .*MAX_SEGMENTS_PER_SEQ=4'):
     next(DeviceBatches(data, sharding, start, max_segments=1))
 
 
@@ -416,7 +416,7 @@ def test_bad_vocabularies_are_named(tmp_path):
   wrong = tmp_path / 'x.model'
   wrong.write_bytes(b'no model')
   for path, message in [
-    ('', 'there is no tokenizer'),
+    ('', 'no tokenizer is set:'),
     ('gone.model', 'not a file'),
     (str(wrong), 'is not a Sent'),
   ]:
@@ -464,5 +464,5 @@ def test_an_evaluation_is_filled_up_with_whole_examples():
 
 
 def test_an_incomplete_example_is_refused():
-  with pytest.raises(UserError, match='pairs holds 7 rows, and 2 each belong together'):
+  with pytest.raises(UserError, match='pairs holds 7 sequences in examples of 2'):
     RowInput(Pairs(7), batch_size=2)

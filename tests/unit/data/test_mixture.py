@@ -211,7 +211,7 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
     (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: .*/y is'),
     (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 would hold out all'),
     (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: .*/x is used for training'),
-    (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'is named twice'),
+    (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'is listed twice'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1], EVAL_SPLIT='train'), 'EVAL_SPLIT: train is'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1, 2]), '1 SOURCES have 2 WEIGHTS'),
     (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1'),
@@ -244,9 +244,9 @@ def test_a_stream_refuses_other_files_than_it_read(files, tmp_path):
   stopped = streamed(files)
   list(itertools.islice(stopped.train_batches(0, slice(0, 4)), 3))
   position = stopped.position(3)
-  with pytest.raises(UserError, match='is not what the checkpoint has read'):
+  with pytest.raises(UserError, match='has changed since the checkpoint'):
     streamed(files[:2]).seek(3, position)
-  with pytest.raises(UserError, match='is named twice'):
+  with pytest.raises(UserError, match='is listed twice'):
     streamed([files[0], files[0]])
 
 

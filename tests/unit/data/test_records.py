@@ -108,7 +108,7 @@ def test_every_record_once_and_from_any_on(tmp_path, documents, make, monkeypatc
   [
     ('nowhere.jsonl', 'nowhere.jsonl is not a file'),
     ('tfds:the_pile:1.0.0', r'names no split: write tfds:the_pile:1.0.0/train'),
-    ('tfds:no_such_dataset/train', 'there is no TFDS dataset no_such_dataset with a split train'),
+    ('tfds:no_such_dataset/train', 'no TFDS dataset no_such_dataset with split train'),
     ('hf:/no/such/folder/train', 'hf:/no/such/folder/train cannot be read'),
     ('README.parquet', 'README.parquet cannot be read'),
   ],
@@ -226,7 +226,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 5)
   flags = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match=r'the source c\.jsonl is named twice'):
+  with pytest.raises(UserError, match=r'the source c\.jsonl is listed twice'):
     tokenize.main([*flags, source, 'c.jsonl'])
   monkeypatch.setattr(tokenize, '_SECONDS_BETWEEN_NOTES', 0.0)
   with monkeypatch.context() as m:
@@ -235,7 +235,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
       tokenize.main([*flags, source])
   text = pathlib.Path(source).read_text()
   pathlib.Path(source).write_text(text.replace('KING', 'LORD'))  # has the same size
-  with pytest.raises(UserError, match='was begun with sources='):
+  with pytest.raises(UserError, match='was started with sources='):
     tokenize.main([*flags, source])
 
 
@@ -295,7 +295,7 @@ def test_an_unfinished_split_goes_on_only_as_it_was_begun(tmp_path, documents, m
     with pytest.raises(ZeroDivisionError):
       tokenize.main(flags)
   assert not (tmp_path / 'out' / 'train').exists()
-  with pytest.raises(UserError, match='was begun with append_eos=False and now it is True'):
+  with pytest.raises(UserError, match='was started with append_eos=False, not True'):
     tokenize.main([*flags, '--append_eos'])
   tokenize.main(flags)
   assert len(texts(tmp_path / 'out', packaged.VOCAB)) == 20 * len(documents)
@@ -312,7 +312,7 @@ def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypa
   writer.note({})
   with (tmp_path / 'out' / '.train.unfinished' / 'tokens.bin').open('r+b') as f:
     f.write(b'\7')
-  with pytest.raises(UserError, match='what is on the disk is not what was written'):
+  with pytest.raises(UserError, match='the disk does not hold what was written'):
     writer.close()
   assert not (tmp_path / 'out' / 'train').exists()
 

@@ -34,11 +34,11 @@ def test_what_is_here(healthy):
 @pytest.mark.parametrize(
   ('plugins', 'values', 'said'),
   [
-    ({}, dict(memory=1 << 30), 'there are 1.0 GiB of free memory'),
-    ({}, dict(disk=1 << 30), 'there are 1.0 GiB of free disk'),
+    ({}, dict(memory=1 << 30), 'only 1.0 GiB of memory are free'),
+    ({}, dict(disk=1 << 30), 'only 1.0 GiB of disk are free'),
     ({}, dict(devices='', failure='no tpu'), 'JAX has no devices: no tpu. Leave JAX_PLATFORMS'),
     ({'jaxlib': '0.9.1'}, {}, 'jax and jaxlib have different versions'),
-    ({}, dict(has_tpu=True), 'there is a TPU, and JAX does not use it: pip install '),
+    ({}, dict(has_tpu=True), "JAX does not use this machine's TPU: pip install "),
     ({}, GPU | dict(platform='cpu'), "JAX's package for it is missing: pip install "),
     ({12: '0.10.2'}, GPU | dict(driver='510.1'), 'the driver 510.1 is older than 525'),
     ({12: '0.9.0'}, GPU, 'jax-cuda12-plugin 0.9.0 is of another version than jax'),

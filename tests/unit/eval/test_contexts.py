@@ -58,7 +58,7 @@ def test_a_text_that_a_template_wrote_gets_no_start(tokenizer):
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer):
-  with pytest.raises(UserError, match='has no token of its own'):
+  with pytest.raises(UserError, match='adds no token'):
     Contexts(ChatEncoding(tokenizer), [256], 256).pair('', None, '')
   with pytest.raises(UserError, match='neither BOS nor EOS'):
     Contexts(ChatEncoding(tokenizer), [], None).pair('', None, 'b')

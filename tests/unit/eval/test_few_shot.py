@@ -56,7 +56,7 @@ def test_generated_and_cloze_answers_are_shown_as_they_are(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'match'),
   [
-    (dict(num_fewshot=4), r'shown\.jsonl: 3 records, and num_fewshot is 4'),
+    (dict(num_fewshot=4), r'shown\.jsonl: 3 records are too few for num_fewshot=4'),
     (dict(num_fewshot=0), 'num_fewshot and fewshot_files need each other'),
     (dict(fewshot_files=[]), 'num_fewshot and fewshot_files need each other'),
     (dict(num_fewshot=-1), 'num_fewshot cannot be -1'),

@@ -32,7 +32,7 @@ def test_the_table_of_a_task():
   assert result.table('lambada').splitlines() == [
     'lambada: 3,000 examples, 2,000.0 a second',
     '  acc                       0.5000 ± 0.2500',
-    '  3,000 prompts longer than the model takes lost their beginning',
+    "  3,000 prompts longer than the model's context, cut at the beginning",
     '  2 unreadable records left out',
   ]
 
@@ -108,7 +108,7 @@ def test_a_long_context_loses_its_beginning():
   (cut,) = Scorer(model, params, 64)([Continuation(list(range(27, 90)), [3, 4])])
   assert dataclasses.replace(cut, is_truncated=True) == score
   assert not cut.is_truncated
-  with pytest.raises(UserError, match='a continuation of 65 tokens is longer than a row'):
+  with pytest.raises(UserError, match='a continuation of 65 tokens is longer than the model'):
     Scorer(model, params, 64)([Continuation([1], [2] * 65)])
 
 
@@ -212,19 +212,19 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
   ('record', 'spec', 'match'),
   [
     (dict(a='x'), GOOD, r"a.jsonl:1: '{{b}}' cannot be written: 'b' is undefined"),
-    (dict(a='x', b='y'), GOOD | dict(kind='guess'), "kind 'guess' is none of"),
+    (dict(a='x', b='y'), GOOD | dict(kind='guess'), "kind 'guess' is unknown"),
     (dict(a='x', b='y'), GOOD | dict(kind='text'), 'doc_to_text is not for kind "text"'),
     (dict(a='x', b='y'), dict(kind='text', files='a.jsonl', doc_to_target='{{a}}', chat=True),
      'chat is not for kind "text"'),
-    (dict(a='x', b='y'), GOOD | dict(kind='code', pass_at=[1]), 'programs that a model wrote are'),
-    (dict(a='x', b='y'), GOOD | dict(more=1), "'more' is none of kind, files"),
+    (dict(a='x', b='y'), GOOD | dict(kind='code', pass_at=[1]), 'programs that a model wrote: use'),
+    (dict(a='x', b='y'), GOOD | dict(more=1), "'more' is unknown; use one of kind, files"),
     (dict(a='x', b='y'), {'kind': 'cloze', 'files': 'a.jsonl'}, "has no 'doc_to_text'"),
     (dict(a='x', b='y'), GOOD | dict(files='gone.jsonl'), r'gone\.jsonl is not a file'),
     (dict(a='x', b='y'), GOOD | dict(kind='multiple_choice'), 'needs doc_to_choice'),
     (dict(a='x', b='7'), GOOD | dict(kind='multiple_choice', doc_to_choice=['{{a}}']),
      "a.jsonl:1: the answer '7' is neither a label nor a number"),
     (dict(a='x', b='0'), GOOD | dict(kind='multiple_choice', doc_to_choice='c.d'),
-     "a.jsonl:1: there is no field 'c.d'"),
+     "a.jsonl:1: field 'c.d' is missing"),
     (dict(a='x', b='y'), GOOD | dict(doc_to_text='{{a'), 'a.jsonl:1: .* cannot be written'),
     (dict(a='x', b='y'), GOOD | dict(target_pattern='('), 'is not a regular expression'),
     (dict(a='x', b=' '), GOOD, "a.jsonl:1: the answer '{{b}}' is empty"),
@@ -256,7 +256,7 @@ def test_bad_tasks_are_named(record, spec, match, tmp_path):
   ('text', 'match'),
   [
     ('hellaswag', 'is neither'),
-    ('lambada', 'there is no TFDS dataset lambada'),
+    ('lambada', 'no TFDS dataset lambada'),
     ('boolq:a.jsonl', 'needs the'),
   ],
 )
@@ -377,7 +377,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert "l.jsonl:3: '{{context}}' cannot be written" in evaluate(trained, *flags).stderr
   flags.append('--skip_unreadable')
   result = evaluate(trained, *flags, f'--output={tmp_path / "out"}')
-  assert '1 prompts longer than the model takes lost their beginning' in result.stdout
+  assert "1 prompt longer than the model's context, cut at the beginning" in result.stdout
   assert '1 unreadable records left out' in result.stdout
   found = json.loads((tmp_path / 'out' / 'results.json').read_text())['lambada']
   assert (found['num_examples'], found['truncated'], found['unreadable']) == (2, 1, 1)
@@ -442,7 +442,7 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   for flags, message in (
     (['--tasks', 'x'], 'error: --tasks: '),
     (['--tasks', f'lambada:{lambada}', '--limit=0'], 'error: --limit=0'),
-    (['--tasks', f'lambada:{lambada}', f'lambada:{lambada}'], 'is named twice'),
+    (['--tasks', f'lambada:{lambada}', f'lambada:{lambada}'], 'is listed twice'),
   ):
     result = evaluate(trained, *flags)
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
@@ -458,7 +458,7 @@ def test_a_file_of_several_tasks_names_each(tmp_path):
   with pytest.raises(UserError, match=r'all\.json: task 1 needs a "name"'):
     read_tasks([str(path)])
   path.write_text(json.dumps([GOOD | dict(name='one'), GOOD | dict(name='two', kind='guess')]))
-  with pytest.raises(UserError, match=r"all\.json: two: kind 'guess' is none of"):
+  with pytest.raises(UserError, match=r"all\.json: two: kind 'guess' is unknown"):
     read_tasks([str(path)])
   for text, match in (('[]', 'holds no task'), ('[3]', 'is not a JSON object'), ('', 'is empty')):
     path.write_text(text)

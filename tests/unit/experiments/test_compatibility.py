@@ -138,7 +138,7 @@ def test_a_run_refuses_weights_of_another_function(tmp_path):
   values = SMALL | dict(PERCORE_BATCH_SIZE=2, MAX_STEPS=1, SUMMARY_INTERVAL_STEPS=1)
   train(Run(scaled(**values), tmp_path / 'scaled'))
   restored = plain(**values, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'scaled'))
-  with pytest.raises(UserError, match=r'Scaled, whose model computes something else .*query_scale'):
+  with pytest.raises(UserError, match=r'Scaled, which computes something else .*query_scale'):
     Run(restored, tmp_path / 'plain').trainer()
   same = scaled(**values, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'scaled'))
   Run(same, tmp_path / 'same').trainer()

@@ -97,7 +97,7 @@ def test_a_name_of_paxlite_is_taken_whatever_registers_first(first, monkeypatch)
   mine = type('DemoGPT', (Experiment,), {'__module__': 'mine.configs'})
   message = (
     'an experiment DemoGPT is registered by paxlite.experiments.demo already: '
-    'give the one of mine.configs another name'
+    'rename the one in mine.configs'
   )
   if first == 'paxlite':
     with pytest.raises(UserError, match=message):
@@ -215,7 +215,7 @@ def test_a_selection_of_nothing_is_an_error():
 
 def test_each_pattern_of_trainable_variables_matches(tmp_path):
   experiment = TinyGPT(TRAINABLE_VARIABLES=['.*', 'nothing'], NUM_LAYERS=1)
-  with pytest.raises(UserError, match="TRAINABLE_VARIABLES: 'nothing' matches no variable"):
+  with pytest.raises(UserError, match="TRAINABLE_VARIABLES: 'nothing' matches no whole variable"):
     Run(experiment, tmp_path).trainer()
 
 
@@ -241,7 +241,7 @@ def test_an_attribute_of_ones_own_has_a_heading_of_its_own():
 
 
 def test_a_former_name_of_a_property_is_refused():
-  with pytest.raises(UserError, match=r'^Mine\.remarks is called warnings now: rename it$'):
+  with pytest.raises(UserError, match=r'^Mine\.remarks is now called warnings: rename it$'):
 
     class Mine(TinyGPT):
       @property
@@ -251,7 +251,7 @@ def test_a_former_name_of_a_property_is_refused():
 
 @pytest.mark.parametrize('patterns', [['nothing'], ['.*/lora_[ab]'], ['embedding/.*', 'a/b']])
 def test_a_dry_run_refuses_what_trains_nothing_as_a_run_does(patterns):
-  with pytest.raises(UserError, match=r'TRAINABLE_VARIABLES: .* matches no variable'):
+  with pytest.raises(UserError, match=r'TRAINABLE_VARIABLES: .* matches no whole variable'):
     requirements(TinyGPT(TRAINABLE_VARIABLES=patterns))
 
 
@@ -261,7 +261,7 @@ def test_the_folder_of_a_run_is_no_experiment(name, tmp_path, monkeypatch):
   folder = tmp_path / name
   folder.mkdir(parents=True)
   (folder / 'experiment.json').write_text('{}')
-  with pytest.raises(UserError, match=f'{name} is the folder of a run'):
+  with pytest.raises(UserError, match=f'{name} is a folder of a run'):
     find(name)
   with pytest.raises(UserError, match=f'paxlite bisect {name} {name}'):
     diff.main([name, name])

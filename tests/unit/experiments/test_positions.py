@@ -65,7 +65,7 @@ def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_pat
   e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=512, **SMALL))
   e.validate()
   assert exported(e) == 512
-  assert 'have 256 positions, and the model of this run has 512' in ' '.join(e.warnings)
+  assert "have 256 positions, but this run's model has 512" in ' '.join(e.warnings)
   stated = e.replaced(MAX_POSITION_EMBEDDINGS=256)
   with pytest.raises(UserError, match='MAX_SEQ_LEN=512 is longer than the model: it has MAX_POS'):
     stated.validate()
@@ -191,10 +191,10 @@ def test_a_checkpoint_is_found_and_read_once_when_an_experiment_is_built(tmp_pat
 def test_weights_that_are_gone_are_a_problem_of_whoever_needs_them(tmp_path):
   gone = {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'gone')}
   e = build_experiment('HuggingFaceSFT', [], gone | {'MODEL': 'SmolLM135M'})
-  with pytest.raises(UserError, match=r'whose tokenizer is used .*gone is not a folder'):
+  with pytest.raises(UserError, match=r'the source of the tokenizer .*gone is not a folder'):
     e.train_input()
   with pytest.raises(UserError, match='gone is not a folder: it must be a job_log_dir'):
     build_experiment('HuggingFaceSFT', [], gone)
   (tmp_path / 'gone' / 'state').mkdir(parents=True)
-  with pytest.raises(UserError, match=r'is missing, so that the model of .*gone is not known'):
+  with pytest.raises(UserError, match=r'is missing, so the model of .*gone is unknown'):
     build_experiment('HuggingFaceSFT', [], gone)

@@ -98,7 +98,7 @@ def test_pairs_are_held_out_as_a_whole(tmp_path):
   ('record', 'message'),
   [
     (dict(prompt='a', chosen=' b', rejected=' b'), r'pairs.jsonl.*1.*are the same'),
-    (dict(prompt='a', chosen=' b'), 'the keys of this record are prompt, chosen'),
+    (dict(prompt='a', chosen=' b'), 'this record has the keys prompt, chosen'),
     (dict(prompt='a', chosen=' b', rejected=BAD), '"chosen" and "rejected" must be two answers'),
     (
       dict(prompt=[QUESTION], chosen=[QUESTION], rejected=BAD),
@@ -113,7 +113,7 @@ def test_pairs_are_held_out_as_a_whole(tmp_path):
     (dict(instruction='x', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]), 'is not in'),
     (dict(messages=[QUESTION, *BAD], chosen='good day', rejected='no'), 'not the chosen one'),
     (dict(prompt='a', system='s', chosen='b', rejected='c'), "'system' of this record"),
-    (dict(prompt='a', margin=2, chosen='b', rejected='c'), 'a pair has no margin'),
+    (dict(prompt='a', margin=2, chosen='b', rejected='c'), 'margins of pairs are not supported'),
     (
       dict(prompt='a topic', chosen=[QUESTION, *GOOD], rejected=[QUESTION, *BAD]),
       r'the prompt \(prompt\) is not in',
@@ -133,7 +133,7 @@ def test_pairs_that_are_too_long_are_left_out_as_a_whole(tmp_path, caplog):
   assert '1 pair of more than 32 tokens is left out, 1 stays' in caplog.text
   assert data_summary.examples(source).startswith('1 pair, ')
   for values, message in (
-    (dict(TOO_LONG='truncate'), 'would cut off'),
+    (dict(TOO_LONG='truncate'), 'would compare answers that were cut:'),
     (dict(PACKED_INPUT=False), 'share'),
   ):
     with pytest.raises(UserError, match=message):
@@ -209,7 +209,7 @@ def test_few_bad_answers_are_warned_of(tmp_path):
   records = [dict(prompt=f'{i} is', completion=f' {i}', label=i > 0) for i in range(5)]
   source = rows(tmp_path, records, cls=LabelledRows)
   assert any('Of 5 labelled answers 4 are good' in w for w in source.warnings)
-  with pytest.raises(UserError, match=r'beside it that of another record.*a row holds 8'):
+  with pytest.raises(UserError, match=r"another record's answer.*a sequence holds 8"):
     rows(tmp_path, records, seq_len=8, cls=LabelledRows)
 
 

@@ -116,7 +116,7 @@ def test_a_run_continues_from_a_local_state(tmp_path, whole):
 
 @pytest.mark.slow
 def test_the_last_good_state_has_the_state_of_its_batch(tmp_path):
-  with pytest.raises(TrainingError, match='had a gradient that is not finite, from step 1 on'):
+  with pytest.raises(TrainingError, match='had a non-finite gradient, from step 1 on'):
     trained(tmp_path, Own(poison=(1, 2)), MAX_SKIPPED_STEPS=2, CHECKPOINT_EVERY_N_STEPS=100)
   assert state_of(tmp_path, 1) == {'count': 1}
 
@@ -148,7 +148,7 @@ def test_wrong_batches_are_refused(tmp_path, change, message):
 def test_a_state_that_is_not_json_is_refused(tmp_path):
   data = Own()
   data.state = lambda: {'count': np.zeros(2)}
-  with pytest.raises(UserError, match=r'rollouts: its state\(\) has to be JSON'):
+  with pytest.raises(UserError, match=r'rollouts: its state\(\) must be JSON'):
     trained(tmp_path, data)
 
 
@@ -156,11 +156,11 @@ def test_what_needs_rows_by_number_is_refused(tmp_path):
   t = trainer_of(tmp_path, Own())
   t.store.save(t.store.initial()[0], 3, {})
   t.store.close()
-  with pytest.raises(UserError, match='the checkpoint of step 3 is not one of rollouts'):
+  with pytest.raises(UserError, match='the checkpoint of step 3 has no state of rollouts'):
     trainer_of(tmp_path, Own()).resume(3)
   with pytest.raises(UserError, match='rollouts are for training'):
     Own().eval_batches(slice(0, 1))
-  with pytest.raises(UserError, match='has rollouts, whose length is not known'):
+  with pytest.raises(UserError, match='has rollouts, so its length is unknown'):
     max_steps(TinyGPT(NUM_EPOCHS=1.0), Own())
 
 

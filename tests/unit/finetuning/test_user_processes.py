@@ -38,7 +38,7 @@ def test_results_come_in_order(processes):
   ('name', 'match'),
   [
     ('raises', r'raises raised ValueError: no reward for abc \(my_rewards.py:\d+\)'),
-    ('hangs', r'hangs was not done after 2 seconds \(REWARD_TIMEOUT\)'),
+    ('hangs', r'hangs did not finish within 2 seconds \(REWARD_TIMEOUT\)'),
     ('ends', 'ends ended its process with the exit status 3'),
     ('is_missing', "raised AttributeError: .*has no attribute 'is_missing'"),
   ],

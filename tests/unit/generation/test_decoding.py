@@ -118,7 +118,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
     (['--prompt=a', '--system=b'], 'error: --system needs --chat'),
     (['--prompt=a', '--top_p=2'], 'error: top_p=2 must be above 0'),
     (['--prompt=' + 'word ' * 100], 'leaves no room for a new token'),
-    (['--prompt=a', '--chat'], 'comes with no chat template'),
+    (['--prompt=a', '--chat'], 'has no chat template'),
     (['--prompt=a', '--tokenizer=/nowhere'], 'is not a file'),
   ):
     result = runs_as(*flags)
@@ -133,7 +133,7 @@ def test_a_tokenizer_of_another_model(trained, tmp_path):
 
   tokenizer = open_tokenizer(packaged.VOCAB)
   for size in (8000, 32000):
-    with pytest.raises(UserError, match='it is the tokenizer of another model'):
+    with pytest.raises(UserError, match="it is another model's tokenizer"):
       check_vocabulary(tokenizer, size)
   check_vocabulary(tokenizer, 8320)
 
@@ -153,14 +153,14 @@ def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
 @pytest.mark.parametrize(
   ('record', 'match'),
   [
-    (dict(inputs='a', prediction='b'), 'has a "prediction" already'),
+    (dict(inputs='a', prediction='b'), 'already has a "prediction"'),
     (dict(text='a'), 'has neither'),
     (dict(messages=[]), '"messages" must be a list'),
     (
       dict(messages=[dict(role='user', content=None)]),
       'the message of the user has no text "content"',
     ),
-    (dict(messages=[dict(role='user', content='a')]), 'comes with no chat template'),
+    (dict(messages=[dict(role='user', content='a')]), 'has no chat template'),
   ],
 )
 def test_a_bad_prompt_is_named(record, match, trained, tmp_path):

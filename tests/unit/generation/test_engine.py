@@ -492,7 +492,7 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
 @pytest.mark.parametrize(
   ('values', 'match'),
   [
-    (dict(max_tokens=70), 'prompt 0 has 2 tokens and wants 70 new ones: the model takes 64'),
+    (dict(max_tokens=70), 'prompt 0 has 2 tokens and requests 70 new ones: the limit is 64'),
     (dict(max_tokens=4, stop=['x']), 'the engine has no tokenizer'),
     (dict(max_tokens=-1), 'max_tokens=-1 must be at least 0'),
     (dict(max_tokens=3, min_tokens=4), 'min_tokens=4 must be from 0 to max_tokens=3'),

@@ -149,7 +149,7 @@ def test_mistakes_are_said_before_weights_are_downloaded(here, hub):
   assert 'PROMPT is missing' in paxlite('generate', 'org/tiny', here=here, code=2)
   assert not hub.asked('org/tiny')
   line = paxlite('generate', 'org/tniy', 'x', here=here, code=2)
-  assert 'org/tniy: there is no such path here, and no model at' in line
+  assert 'org/tniy: neither a path here nor a public model at' in line
   assert not (here / 'runs').exists()
 
 
@@ -229,9 +229,9 @@ def test_nothing_is_uploaded_or_exported_where_that_cannot_succeed(here, hub, ex
   commits = lambda: sum(len(repo.commits) for repo in hub.repos.values())
   before, good = commits(), {'HF_TOKEN': 'hf_good'}
   for words, env, said in (
-    (['--push=lab/mine'], {}, '--push=lab/mine needs a token that may write: set HF_TOKEN'),
+    (['--push=lab/mine'], {}, '--push=lab/mine needs a write token: set HF_TOKEN'),
     (['--push=lab/mine'], {'HF_TOKEN': 'hf_bad'}, 'refuses the token: renew HF_TOKEN'),
-    (['--push=other/mine'], good, 'the token is of someone, who is not in other'),
+    (['--push=other/mine'], good, 'the token belongs to someone, who is not in other'),
     (['--push=mine'], good, '--push=mine must be org/name'),
     (['--push=lab/public', '--private'], good, 'is public: choose another name'),
     (['--private'], good, '--private is for --push=ORG/NAME'),
@@ -248,7 +248,7 @@ def test_nothing_is_uploaded_or_exported_where_that_cannot_succeed(here, hub, ex
 def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(here, hub, exported):
   hub.faults[:] = [Fault('POST .*commit', 403, times=9)]
   line = paxlite(*exported, '--push=lab/mine', here=here, env={'HF_TOKEN': 'hf_good'}, code=2)
-  assert 'exported/tiny is exported, and was not uploaded: lab/mine' in line
+  assert 'exported/tiny was exported but not uploaded: lab/mine' in line
   assert line.endswith('To try again: hf upload lab/mine exported/tiny')
   assert not hub.repos['model', 'lab/mine'].commits
   assert (here / 'exported/tiny/model.safetensors').is_file()

@@ -112,7 +112,7 @@ def test_parquet_is_read_from_its_copies(hub):
 
 
 def test_a_name_that_is_no_dataset(hub):
-  with pytest.raises(UserError, match=r'no dataset at http://\S+/datasets/org/no, unless it is'):
+  with pytest.raises(UserError, match=r'nor a public dataset at http://\S+/datasets/org/no: check'):
     expanded(['hf:org/no'])
   assert datasets.files_of('gs://a/b') == []
   hub.faults[:] = [Fault('.', 500)]

@@ -79,4 +79,4 @@ def test_a_folder_here_is_meant_unless_the_name_says_hub(here, caplog):
   assert model_named('org/name') is None
   assert model_named('org/name') is None
   (said,) = caplog.messages
-  assert 'hf:org/name is the model of that name on the Hub' in said
+  assert 'hf:org/name names the model on the Hub' in said

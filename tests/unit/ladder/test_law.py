@@ -91,7 +91,7 @@ def test_the_unit_of_the_size_does_not_matter():
     ([1, 2, 4], [3, 2, 1.5], '3 sizes cannot determine'),
     ([1, 1, 2, 2], [3, 3, 2, 2], '2 sizes cannot determine'),
     ([1, 2, 4, 8], [3, 2, float('nan'), 1], 'a loss is not finite'),
-    ([1, 2, 4, 8], [1, 2, 3, 4], 'no law fits these losses, as where larger'),
+    ([1, 2, 4, 8], [1, 2, 3, 4], 'no law fits these losses, for example if larger'),
   ],
 )
 def test_what_has_no_law_is_refused(sizes, losses, said):

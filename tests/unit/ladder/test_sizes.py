@@ -39,7 +39,7 @@ def test_experts_are_scaled_as_well():
 
 def test_a_width_without_whole_heads_is_refused():
   assert sizes.step_of_widths(Gemma3_4B()) == 640
-  with pytest.raises(UserError, match='a width must be a multiple of 640'):
+  with pytest.raises(UserError, match='widths must be multiples of 640'):
     sizes.values_of(Gemma3_4B(), Size(512, 4))
 
 
@@ -50,7 +50,7 @@ def test_the_rungs_of_an_experiment():
   assert found == [Size(16, 1), Size(32, 1), Size(64, 1), Size(96, 2), Size(192, 3)]
   few_heads = [Size(64, 1), Size(128, 1), Size(128, 2), Size(192, 2), Size(192, 3)]
   assert sizes.default_rungs(DemoGPT()) == few_heads
-  with pytest.raises(UserError, match='allow no other widths than multiples of 256'):
+  with pytest.raises(UserError, match='allow only widths that are multiples of 256'):
     sizes.default_rungs(DemoGPT(NUM_KV_HEADS=1))
 
 

@@ -108,10 +108,10 @@ def test_patterns_match_the_variables_whose_inputs_grow_and_no_others():
 @pytest.mark.parametrize(
   ('experiment', 'said'),
   [
-    (DemoGPT(OPTIMIZER='sgd'), 'OPTIMIZER=sgd: no rule is known'),
+    (DemoGPT(OPTIMIZER='sgd'), 'OPTIMIZER=sgd: its learning rate at other widths is unknown'),
     (DemoGPT(USE_LORA=True), 'a ladder predicts training from the beginning'),
-    (DemoGPT(WEIGHT_INIT='xavier_uniform', OUTPUT_INIT_STD=0.023), 'set WEIGHT_INIT=normal, and'),
-    (GPT126M(), 'GPT126M learns an embedding of positions'),
+    (DemoGPT(WEIGHT_INIT='xavier_uniform', OUTPUT_INIT_STD=0.023), 'set WEIGHT_INIT=normal and'),
+    (GPT126M(), 'GPT126M learns position embeddings, which'),
   ],
 )
 def test_what_has_no_rules_is_refused(experiment, said):

@@ -124,7 +124,7 @@ def test_a_further_kernel_computes_what_it_says(mine):
   x = jax.random.normal(jax.random.key(0), (2, 16, 4, 8))
   assert (attention()(x) == x).all()
   assert not (attention(window=6)(x) == x).all()
-  with pytest.raises(ValueError, match="named 'mine' already"):
+  with pytest.raises(ValueError, match="named 'mine' is registered already"):
     attention_kernels.register(Mine())
 
 

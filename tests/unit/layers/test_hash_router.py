@@ -43,21 +43,21 @@ def test_ids_choose_and_activations_weigh():
 
 
 REFUSED = {
-  'NUM_PREDICTION_MODULES=1 is not implemented': dict(NUM_PREDICTION_MODULES=1),
+  'NUM_PREDICTION_MODULES=1 is not supported': dict(NUM_PREDICTION_MODULES=1),
   'needs a mesh without an axis stage': dict(
     MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1],
   ),
   'BLOCK_ORDER=parallel needs NORM_POLICY=pre, and blocks as': dict(BLOCK_ORDER='parallel'),
-  'NUM_KV_HEADS=2 is not implemented': dict(NUM_KV_HEADS=2),
+  'NUM_KV_HEADS=2 is not supported': dict(NUM_KV_HEADS=2),
   'USE_ATTENTION_SINKS=False is not': dict(USE_ATTENTION_SINKS=False),
   'ATTEN_LOGIT_CAP=50 is not': dict(ATTEN_LOGIT_CAP=50.0),
   r"must have sliding, sparse_windows and windows": dict(ATTENTION_PATTERN=['full']),
   'needs a SLIDING_WINDOW above 0': dict(SLIDING_WINDOW=0),
   'not divisible by OUTPUT_GROUPS=3': dict(OUTPUT_GROUPS=3),
   'INDEXER_DIMS_PER_HEAD=32 must be at least the 64': dict(INDEXER_DIMS_PER_HEAD=32),
-  'ROUTER=top_k is not implemented': dict(ROUTER='top_k', ROUTER_SCORES='softmax',
+  'ROUTER=top_k is not supported': dict(ROUTER='top_k', ROUTER_SCORES='softmax',
                                           EXPERT_WEIGHT_SCALE=1.0),
-  'ROUTER_SCORES=sigmoid is not implemented': dict(ROUTER_SCORES='sigmoid'),
+  'ROUTER_SCORES=sigmoid is not supported': dict(ROUTER_SCORES='sigmoid'),
   'QUERY_LATENT_DIMS must be above 0': dict(QUERY_LATENT_DIMS=0),
   'FROZEN_DTYPE=bfloat16 cannot hold': dict(FROZEN_DTYPE='bfloat16', NUM_EXPERTS=384),
 }  # fmt: skip

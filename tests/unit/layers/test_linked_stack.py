@@ -98,15 +98,15 @@ def test_lora_and_what_it_trains():
   ('values', 'message'),
   [
     (dict(USE_REPEATED_LAYER=True), 'needs USE_REPEATED_LAYER=False'),
-    (dict(NUM_PREDICTION_MODULES=1), 'NUM_PREDICTION_MODULES=1 is not implemented beside'),
-    (dict(NUM_KV_SHARED_LAYERS=6), "leave no block with 'sliding' attention"),
-    (dict(NUM_KV_SHARED_LAYERS=5), "leave no block with 'full' attention"),
+    (dict(NUM_PREDICTION_MODULES=1), 'NUM_PREDICTION_MODULES=1 is not supported with'),
+    (dict(NUM_KV_SHARED_LAYERS=6), "leave no earlier block with 'sliding' attention"),
+    (dict(NUM_KV_SHARED_LAYERS=5), "leave no earlier block with 'full' attention"),
     (dict(PER_LAYER_EMBEDDING_VOCAB_SIZE=95), 'PER_LAYER_EMBEDDING_VOCAB_SIZE=95 has no rows'),
     (
       dict(MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1]),
       'needs USE_REPEATED_LAYER=True',
     ),
-    (dict(USE_TE='layer'), "Transformer Engine's fused layer does not know"),
+    (dict(USE_TE='layer'), "Transformer Engine's fused layer does not support"),
   ],
 )
 def test_what_linked_blocks_refuse(values, message):

@@ -236,7 +236,7 @@ class Judge(RewardModel, LLaMA):
       ),
       'NUM_PREDICTION_MODULES=2 needs a mesh without an axis stage',
     ),
-    (LLaMA, dict(USE_LORA=True, PREDICTION_LOSS_WEIGHT=0.3), 'be trained beside USE_LORA=True'),
+    (LLaMA, dict(USE_LORA=True, PREDICTION_LOSS_WEIGHT=0.3), 'be trained with USE_LORA=True'),
     (Judge, {}, 'a reward model predicts no tokens'),
     (LLaMA, dict(PREDICTION_LOSS_WEIGHT=-1.0), 'must not be negative'),
     (LLaMA, dict(USE_TE='layer', PACKED_INPUT=False), r'NUM_PREDICTION_MODULES=2 \(only 0\)'),

@@ -71,7 +71,7 @@ def test_the_content_of_another_step_is_damage(folder):
   write(folder)
   later = Name(18, '0123abcd', 3)
   (folder.path / str(NAME)).rename(folder.path / str(later))
-  with pytest.raises(DamagedError, match=rf'its content is that of {NAME}\)'):
+  with pytest.raises(DamagedError, match=rf'it holds {NAME}\)'):
     folder.open(later)
 
 
@@ -136,7 +136,7 @@ def test_files_are_removed_by_what_their_names_say(folder):
 
 def test_a_folder_that_others_can_read_is_refused(tmp_path):
   (tmp_path / f'paxlite-{os.getuid()}').mkdir(mode=0o755)
-  with pytest.raises(UserError, match='is not a folder of this user alone'):
+  with pytest.raises(UserError, match='is accessible to other users:'):
     LocalFolder(str(tmp_path), pathlib.Path('/runs/a')).make()
   (tmp_path / 'file').touch()
   with pytest.raises(UserError, match='cannot be made'):

@@ -105,5 +105,5 @@ def test_the_average_is_what_is_evaluated_and_loaded(tmp_path):
   one, lora = (paxlite.load(tmp_path / name).logits([1, 2, 3]) for name in ('one', 'lora'))
   np.testing.assert_allclose(lora, one, atol=1e-5)
   without = TinyText(**(values | {'EMA_DECAY': 0.0, 'MAX_STEPS': 5}))
-  with pytest.raises(UserError, match='EMA_DECAY must be as it was'):
+  with pytest.raises(UserError, match='restore the former EMA_DECAY'):
     paxlite.train(without, tmp_path / 'one', accept_changes=True)

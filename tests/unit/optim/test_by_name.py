@@ -107,7 +107,7 @@ def optimizer_of(name: str, **values) -> Optimizer:
 
 def test_all_optimizers_are_tested():
   assert list(OWN) == NAMES
-  with pytest.raises(UserError, match=f'the optimizers are .*{NAMES[0]}'):
+  with pytest.raises(UserError, match=f'choose .*{NAMES[0]}'):
     TinyGPT(OPTIMIZER='').validate()
 
 
@@ -248,13 +248,13 @@ def test_what_a_user_sets_and_an_optimizer_does_not_read_is_said():
 
 
 def test_wrong_names_are_refused_in_one_line():
-  with pytest.raises(UserError, match=r"OPTIMIZER='loin': the optimizers are .* Did you mean lion"):
+  with pytest.raises(UserError, match=r"OPTIMIZER='loin': choose .* Did you mean lion"):
     TinyGPT(OPTIMIZER='loin').validate()
   with pytest.raises(UserError, match="optimizer 'lion' is registered already"):
     by_name.register('lion')(lambda schedule: optax.sgd(schedule))
   with pytest.raises(UserError, match=r'Empty needs a method transformation\(schedule\)'):
     by_name.register('empty')(type('Empty', (), {}))
-  with pytest.raises(UserError, match='would move at another rate'):
+  with pytest.raises(UserError, match='averages variables at its own rate'):
     TinyGPT(OPTIMIZER='schedule_free', LEARNING_RATE_FACTORS=['.*=2']).validate()
   with pytest.raises(UserError, match='schedule_free needs ADAM_BETA1 above 0'):
     optimizer_of('schedule_free', ADAM_BETA1=0.0)
@@ -359,7 +359,7 @@ def test_the_weights_that_a_schedule_free_run_evaluates_are_said():
   params = {'w': jnp.ones((2, 2))}
   said = partition_report.described(optimizer_of('schedule_free').init(params), params)
   assert len(said) == 1
-  assert said[0].startswith('Evaluated and exported are the weights that the gradients')
+  assert said[0].startswith('Evaluation and export use the weights of the gradients,')
   assert partition_report.described(optimizer_of('adam').init(params), params) == []
 
 

@@ -134,7 +134,7 @@ def check_eight_devices_with(name: str) -> None:
 
 
 def test_a_state_with_a_random_key_of_its_own_type_is_refused_before_it_is_trained():
-  with pytest.raises(UserError, match='rng_key of the optimizer is a random key'):
+  with pytest.raises(UserError, match='rng_key of the optimizer is a typed random key'):
     trained(completed(optax.noisy_sgd(0.1, key=0)), mesh_of(1), 0)
 
 
@@ -166,9 +166,9 @@ def test_moments_of_an_optimizer_of_ones_own_are_kept_narrow_or_refused():
   (_, state), _ = trained(narrow(optax.adamw(0.01)), mesh_of(1), 2)
   types = {x.dtype.name for x in jax.tree.leaves(state) if x.ndim}
   assert types == {'bfloat16'}
-  with pytest.raises(UserError, match='z/embedding/w of the optimizer is not known to be a moment'):
+  with pytest.raises(UserError, match='z/embedding/w of the optimizer may not be a moment'):
     trained(narrow(OPTAX['schedule_free']()), mesh_of(1), 0)
-  with pytest.raises(UserError, match='whose state counts the updates'):
+  with pytest.raises(UserError, match='that counts updates in its state:'):
     trained(narrow(optax.sgd(0.1, momentum=0.9)), mesh_of(1), 0)
 
 

@@ -161,5 +161,5 @@ def test_dimensions_are_known_for_gradients_and_parts_of_them_and_only_where_the
       lambda grads, _: jax.tree.map(lambda g, d: g * len(d.stacked), grads, weight_dims(grads))
     )}, {'transformer': {'repeat': {'self_attention': 'b', 'mine': 'a'}}})  # fmt: skip
     masked.update(params, masked.init(params), params)
-  with pytest.raises(UserError, match='outside of the init and the update of an optimizer'):
+  with pytest.raises(UserError, match="outside an optimizer's init and update"):
     weight_dims(params)

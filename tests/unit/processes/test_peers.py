@@ -103,7 +103,7 @@ def test_who_does_not_come_is_named(port, threads, monkeypatch, capfd):
   monkeypatch.setattr(peers, '_SAY_SECONDS', 0.1)
   there = threads.submit(attend, place(port, 2, 4), {}, 3)
   message = (
-    rf'did not come together in 2 s: process 0 waits for processes 1, 3 to come to {HOST}:{port}'
+    rf'did not connect within 2 s: process 0 waits for processes 1, 3 to connect to {HOST}:{port}'
   )
   with pytest.raises(UserError, match=message):
     gather(place(port, 0, 4), seconds=2)
@@ -170,15 +170,15 @@ def test_a_program_without_the_token_is_not_taken_for_process_0(port, threads, m
     connection = Connection(server.accept()[0].detach())
     with pytest.raises(Exception, match='digest'):
       deliver_challenge(connection, b'another key')
-  with pytest.raises(UserError, match=r'something else listens there, or PAXLITE_TOKEN differs'):
+  with pytest.raises(UserError, match=r'another program listens there, or PAXLITE_TOKEN differs'):
     there.result()
 
 
 @pytest.mark.parametrize(
   ('process', 'count', 'problem'),
   [
-    (1, 4, 'it counts 4 processes, and process 0 3'),
-    (0, 3, 'there is no process 0 of 3 but process 0 here'),
+    (1, 4, 'it expects 4 processes, but process 0 expects 3'),
+    (0, 3, 'process 0 of 3 is unknown: only process 0 runs here'),
     (1, 3, 'another process 1 is there already'),
   ],
 )

@@ -71,7 +71,7 @@ def on_tpus(monkeypatch):
     (('h:0', 2, 0), 'with a port from 1 to 65535'),
     (('h:99999', 2, 0), 'with a port from 1 to 65535'),
     (('h:²', 2, 0), 'with a port from 1 to 65535'),
-    (('a..b:1234', 2, 0), 'a..b is no name of a host'),
+    (('a..b:1234', 2, 0), 'a..b is not a host name'),
     (('h:1', 2, 2), '--host_idx=2 must be from 0 to --num_hosts=2'),
     ((None, None, None, True), '--multiprocess_gpu needs --server_addr'),
   ],
@@ -192,7 +192,7 @@ def test_gke(here, on_tpus):
   here(GKE | SLICES)
   assert place.find(None, None, None) == ProcessPlace('localhost', 8482, 3, 4)
   here(SLICES | {name: value for name, value in GKE.items() if name != 'TPU_WORKER_ID'})
-  with pytest.raises(UserError, match=r'detects a GkeTpuCluster here, and not .*: ValueError'):
+  with pytest.raises(UserError, match=r'detects a GkeTpuCluster here, but not .*: ValueError'):
     place.find(None, None, None)
 
 

@@ -21,8 +21,8 @@ BASE = Stage('base', 'TinyGPT', {'TRAIN_FILES': ['{data}/a.txt']})
   ('stages', 'said'),
   [
     ([], 'the recipe has no stages'),
-    ([Stage('Base', 'TinyGPT')], "'Base' is no name of a stage"),
-    ([Stage('a/b', 'TinyGPT')], 'is no name of a stage'),
+    ([Stage('Base', 'TinyGPT')], "'Base' is not a name for a stage"),
+    ([Stage('a/b', 'TinyGPT')], 'is not a name for a stage'),
     ([BASE], 'stage base: no stage data comes before it'),
     ([DATA, DATA], 'two stages are called data'),
     ([DATA, BASE, Stage('sft', 'TinyGPT', starts_from='bsae')], 'Did you mean base?'),

@@ -60,8 +60,8 @@ def test_drawn_changes_run_the_first_changed_stage_and_all_after_it(seed, tmp_pa
     ('[]', 'is damaged'),
     (json.dumps({'recipe': 'm'}), 'is damaged'),
     (json.dumps({'recipe': 'm', 'stages': {'a': {'outcome': None}}}), 'is damaged'),
-    (json.dumps({'recipe': 'n', 'stages': {}}), 'is of the recipe n, and not of m'),
-    (None, 'holds something else than a recipe'),
+    (json.dumps({'recipe': 'n', 'stages': {}}), 'belongs to the recipe n, not m'),
+    (None, 'holds something other than a recipe'),
   ],
 )
 def test_a_folder_of_something_else_is_refused(content, said, tmp_path):

@@ -168,8 +168,8 @@ def test_what_was_skipped_is_said_with_the_reason(tmp_path):
   (folder / 'metrics.jsonl').write_text(''.join(records))
   (run,) = read_runs([str(folder)])
   assert run.warnings[-1] == (
-    '3 steps were skipped, because their gradient or loss was not finite: 2 in steps 11 to 20, '
-    '1 in steps 31 to 40. They changed nothing.'
+    '3 steps skipped because of a non-finite gradient or loss: 2 in steps 11 to 20, '
+    '1 in steps 31 to 40. Skipped steps change nothing.'
   )
 
 
@@ -278,7 +278,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
   (tmp_path / 'none').mkdir()
   for arguments, problem in (
     (['none'], 'none is not the folder of a run'),
-    (['run', 'run'], 'run is named twice'),
+    (['run', 'run'], 'run is listed twice'),
     (['run', '--curves=c.png'], r'c\.png must end with \.svg'),
     (['run', '--output=run'], 'cannot be written'),
   ):

@@ -168,7 +168,7 @@ def test_a_lease_that_cannot_be_replaced_is_told_after_a_while(gcs, monkeypatch,
     ObjectStore(RUN).write('lease.json', content)
   with proxy(gcs.endpoint, mode='412') as between:
     monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
-    with pytest.raises(UserError, match=r'gs://bkt/run/lease\.json can be read and not replaced'):
+    with pytest.raises(UserError, match=r'gs://bkt/run/lease\.json can be read but not replaced'):
       lease(Times(renew=1, expires=0.4, sure=1, look=0.1)).acquire(None)
     assert between.requests < 40
 
@@ -206,7 +206,7 @@ def test_a_store_that_ignores_conditions_is_refused(gcs, monkeypatch):
     put(self, *args)
 
   monkeypatch.setattr(gcs_server_module._Handler, '_put', ignore)
-  with pytest.raises(UserError, match='gs://bkt/run: the store ignores the conditions of writes'):
+  with pytest.raises(UserError, match='gs://bkt/run: the store ignores conditional writes'):
     lease().acquire(None)
 
 
@@ -218,7 +218,7 @@ def test_a_lease_that_was_removed_is_lost(gcs):
   until = time.monotonic() + 10
   while not why and time.monotonic() < until:
     time.sleep(0.01)
-  assert why == ['gs://bkt/run has no lease any more: it was removed']
+  assert why == ['gs://bkt/run lost its lease: it was removed']
   loser.release()
 
 

@@ -51,7 +51,7 @@ def test_reading_and_writing(store, tmp_path):
   assert store.read_range('a/top', 3, 6, tag) == b'345'
   assert store.read_range('a/top', 8, 99, tag) == b'89'
   store.write('a/top', b'0123456789')
-  with pytest.raises(OSError, match='there is no such object'):
+  with pytest.raises(OSError, match='the object does not exist'):
     store.read_range('a/top', 3, 6, tag)
   big = tmp_path / 'big'
   big.write_bytes(bytes(range(256)) * 70_000)  # three parts
@@ -188,7 +188,7 @@ def test_copies_follow_the_store(store, gcs, monkeypatch, tmp_path):
   store.write('w/a', b'4444')
   with pytest.raises(UserError, match='PAXLITE_CACHE_GB'):
     object_copies.copy_of('gs://bkt/w')
-  with pytest.raises(UserError, match='is not there'):
+  with pytest.raises(UserError, match='does not exist'):
     object_copies.copy_of('gs://bkt/none')
 
 
@@ -282,9 +282,7 @@ def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
     if mode == 'page':
       with pytest.raises(OSError, match='random name'):
         portal.check()
-      with pytest.raises(
-        OSError, match='the answer has 40 bytes, and the list of the store says 2'
-      ):
+      with pytest.raises(OSError, match='the answer has 40 bytes, but the store lists 2'):
         portal.read('run/experiment.json', 2)
       with pytest.raises(OSError, match='the answer has 40 bytes'):
         list(portal.chunks('run/experiment.json', 2))

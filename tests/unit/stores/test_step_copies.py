@@ -191,7 +191,7 @@ def test_a_store_that_has_lost_an_upload_is_asked_again(gcs, tmp_path, monkeypat
   upload = one._store.upload
 
   def lost(key, path):
-    raise FileNotFoundError(2, 'there is no such object', f'gs://bkt/{key}')
+    raise FileNotFoundError(2, 'the object does not exist', f'gs://bkt/{key}')
 
   monkeypatch.setattr(one._store, 'upload', lost)
   with pytest.raises(OSError, match='the store has lost an upload'):

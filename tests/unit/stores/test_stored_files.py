@@ -41,7 +41,7 @@ def test_an_empty_object_beside_its_folder_is_a_marker(gcs):
 @pytest.mark.parametrize(
   ('objects', 'text'),
   [
-    ({'d': b'1', 'd/m': b'2'}, 'gs://bkt/run/d is an object and also a folder of others'),
+    ({'d': b'1', 'd/m': b'2'}, 'gs://bkt/run/d is both an object and a folder of objects,'),
     ({'n' * 256: b''}, 'gs://bkt/run/nnnn.* has a name that is too long for a file'),
     ({'nn/' * 1001: b'1'}, 'empty|too long'),
   ],

@@ -74,7 +74,7 @@ def test_a_sample_is_bounded_and_spread_over_all_text():
     (['--vocab_size=400', '--output=there.model'], 'there.model exists: choose another name'),
     (['--vocab_size=400', '--output=no/a.model'], 'in a folder that exists'),
     (['--vocab_size=400', 'b.txt'], r'b.txt:2 is not UTF-8 \(0xff\)'),
-    (['--vocab_size=400', 'a.txt'], 'the source a.txt is named twice'),
+    (['--vocab_size=400', 'a.txt'], 'the source a.txt is listed twice'),
     (['--vocab_size=400', 'c.jsonl'], "c.jsonl:1 has no text field 'text'"),
   ],
 )

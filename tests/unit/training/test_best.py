@@ -39,7 +39,7 @@ def test_the_best_is_saved_and_the_run_ends(tmp_path):
   _, lines = evaluated(best, [4.0], first=60)
   assert best.is_over
   assert lines == [
-    'Training ends early at step 60: no evaluation was better than that of step 40 '
+    'Training ends early at step 60: no evaluation was better than step 40 '
     '(avg_xent 1.0000) in 2 (EARLY_STOPPING_PATIENCE)'
   ]
 

@@ -136,7 +136,7 @@ def test_a_request_to_roll_back_goes_before_one_to_end(tmp_path):
   assert back.events[7:11] == ['before 2', 'after 3', 'start 2', 'before 2']
   assert [r['step'] for r in runs.records(tmp_path)] == [1, 2, 3, 4]
   folder = tmp_path / 'none'
-  with pytest.raises(TrainingError, match='there is no checkpoint to roll back to'):
+  with pytest.raises(TrainingError, match='no checkpoint exists to roll back to'):
     trained(folder, Recorded({('after', 1): LoopRequest.ROLL_BACK}))
 
 

@@ -78,7 +78,9 @@ def test_a_link_to_nowhere_is_named(run, tmp_path):
   train(run)
   link = tmp_path / 'link'
   link.symlink_to(tmp_path / 'unmounted' / 'run')
-  with pytest.raises(UserError, match=f'{link} is a link to .*/unmounted/run, which is not there'):
+  with pytest.raises(
+    UserError, match=f'{link} is a link to .*/unmounted/run, which does not exist'
+  ):
     train(Run(tiny(), link))
 
 

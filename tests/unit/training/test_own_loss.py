@@ -202,11 +202,11 @@ class Bad(Loss):
     ('array', r'test_own_loss.py, line \d+: Bad.__call__ returns an array float32\[8, 6\] for the'),
     ('none', r'Bad.__call__ returns None for the loss .bad.'),
     ('params', 'must state `reads_params = True`'),
-    ('reference', 'the experiment has none: override its method'),
+    ('reference', 'the experiment has no reference: override its method'),
     ('name', r"returns a metric named 'step', a name that the records of evaluations use"),
     ('vector', r"returns an array float32\[8, 6\] in the metric 'x'"),
     ('list', 'returns an object of the type list, and must return a dict'),
-    ('twice', r"two losses return a metric named 'bad', or it is the name of a loss"),
+    ('twice', r"'bad' names two metrics, or a metric and a loss"),
     ('weight', r'Bad.weight returns an array float32\[8\] for the loss .bad.'),
   ],
 )
@@ -266,11 +266,11 @@ def test_which_metrics_are_better_if_they_are_larger():
 def test_losses_of_a_task_are_checked():
   make = lambda losses: Task(Table(), Optimizer(optax.sgd(1.0)), losses)
   for losses, message in (
-    ({}, 'must be a dict of them by name'),
+    ({}, 'must be a dict of losses by name'),
     ({'x': print}, "the loss 'x' is an object of the type builtin_function"),
     ({'total_loss': CrossEntropy()}, 'a name that the sum of all losses has'),
-    ({'num_pairs': CrossEntropy()}, 'names that begin with max_ or num_ are for metrics'),
-    ({'max_margin': CrossEntropy()}, 'names that begin with max_ or num_ are for metrics'),
+    ({'num_pairs': CrossEntropy()}, 'names with max_ or num_ are for metrics'),
+    ({'max_margin': CrossEntropy()}, 'names with max_ or num_ are for metrics'),
   ):
     with pytest.raises(UserError, match=message):
       make(losses)
@@ -279,7 +279,7 @@ def test_losses_of_a_task_are_checked():
     def loss(self, params, batch):
       return 0
 
-  with pytest.raises(UserError, match='WithLoss has a method `loss`, which nothing calls'):
+  with pytest.raises(UserError, match='WithLoss has a method `loss`, which is never called'):
     WithLoss(Table(), Optimizer(optax.sgd(1.0)), LOSSES['tokens'])
 
 

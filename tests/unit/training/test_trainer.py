@@ -199,7 +199,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(
     CHECKPOINT_EVERY_N_STEPS=100,
   )
   t.data = TrainData(Poisoned(t.data.input, poison={5, 6, 7}))  # good batches follow
-  with pytest.raises(TrainingError, match='had a gradient that is not finite, from step 5 on'):
+  with pytest.raises(TrainingError, match='had a non-finite gradient, from step 5 on'):
     t.train(*t.store.initial())
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [5]
   state, _ = t.store.restored(5)
@@ -423,9 +423,9 @@ def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
   t.data = TrainData(Poisoned(t.data.input, poison={1, 3, 5, 6, 7}))
   t.train(*t.store.initial())
   said = capsys.readouterr().out
-  assert said.count('has a gradient or loss that is not finite: it changes nothing.') == 3
-  assert 'Step 2 has a gradient' in said
-  assert 'More of such steps are counted' in said
+  assert said.count('has a non-finite gradient or loss: it changes nothing.') == 3
+  assert 'Step 2 has a non-finite gradient' in said
+  assert 'Further such steps are counted' in said
 
 
 @pytest.mark.slow
@@ -433,7 +433,7 @@ def test_a_run_that_skipped_most_steps_ends_with_an_error(tmp_path):
   """The same holds after a restart, and the state is saved."""
   t = make(tmp_path)
   t.data = TrainData(Poisoned(t.data.input, poison={2, 3, 4, 6, 7, 9}))
-  message = '6 of 10 steps had a gradient or loss that is not finite and changed nothing'
+  message = '6 of 10 steps had a non-finite gradient or loss and changed nothing'
   with pytest.raises(TrainingError, match=message):
     t.train(*t.store.initial())
   assert Checkpoints(tmp_path / 'checkpoints').steps()[-1] == 10

@@ -156,7 +156,7 @@ def test_experts_are_read_without_the_dropout_that_they_were_trained_with(
   caplog.clear()
   e, found = read()
   assert (0 if targets else 0.25) == e.LORA_DROPOUT
-  assert ('lora_dropout=0.25 is taken for 0' in caplog.text) == bool(targets)
+  assert ('lora_dropout=0.25 is read as 0' in caplog.text) == bool(targets)
   jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
@@ -173,24 +173,24 @@ def test_an_embedding_that_is_trained_whole_is_also_the_head_where_they_are_one(
 
 
 BAD = {
-  "LORA_TARGETS: 'q_porj' is the name of no weight of LLaMA.* Did you mean q_proj": dict(
+  "LORA_TARGETS: 'q_porj' is not a weight of LLaMA.* Did you mean q_proj": dict(
     LORA_TARGETS=['q_porj']
   ),
-  "LORA_TARGETS: 'embed_tokens' is no matrix of a layer.* LORA_MODULES_TO_SAVE": dict(
+  "LORA_TARGETS: 'embed_tokens' is not a matrix of a layer.* LORA_MODULES_TO_SAVE": dict(
     LORA_TARGETS=['embed_tokens']
   ),
   'LORA_MODULES_TO_SAVE: .*q_proj is a matrix of a layer': dict(LORA_MODULES_TO_SAVE=['q_proj']),
   'LORA_LAYERS=.7.: layer 7 has none': dict(LORA_LAYERS=[7]),
   'a repeated stack has one array for all layers: USE_REPEATED_LAYER=False': dict(LORA_LAYERS=[1]),
-  'LORA_MODULES_TO_SAVE names model.layers.1.input_layernorm and not that of all.*=False': dict(
+  'LORA_MODULES_TO_SAVE names model.layers.1.input_layernorm alone.*=False': dict(
     LORA_MODULES_TO_SAVE=['model.norm', 'layers.1.input_layernorm']
   ),
   "LORA_RANK_PATTERN: 'q_proj' must be NAME=NUMBER": dict(LORA_RANK_PATTERN=['q_proj']),
   "LORA_RANK_PATTERN: 'q_proj=1.5' must be": dict(LORA_RANK_PATTERN=['q_proj=1.5']),
-  "LORA_ALPHA_PATTERN: 'o_proj' is the name of no weight that has factors": dict(
+  "LORA_ALPHA_PATTERN: 'o_proj' matches no weight with factors": dict(
     LORA_TARGETS=['q_proj'], LORA_ALPHA_PATTERN=['o_proj=2']
   ),
-  'give such weights one alpha': dict(
+  'give these weights one alpha': dict(
     LORA_ALPHA_PATTERN=['layers.0.*q_proj=2'], USE_REPEATED_LAYER=False
   ),
 }
@@ -273,13 +273,13 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_written(tmp_
   adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=['q_proj']))
   adapted.save_pretrained(tmp_path / 'adapter')
   to = ['--to=' + str(tmp_path / 'new'), f'--base_weights={tmp_path / "base"}']
-  with pytest.raises(UserError, match='--base_weights=FOLDER names the weights'):
+  with pytest.raises(UserError, match='name the weights with --base_weights=FOLDER'):
     import_weights.main([str(tmp_path / 'adapter'), to[0]])
   file = tmp_path / 'adapter' / 'adapter_config.json'
   stated = json.loads(file.read_text())
   for changes, message in [
-    (dict(peft_type='LOHA'), "peft_type 'LOHA' is not read"),
-    (dict(lora_bias=True), 'lora_bias=True is not implemented: merge the adapter'),
+    (dict(peft_type='LOHA'), "peft_type 'LOHA' is not supported"),
+    (dict(lora_bias=True), 'lora_bias=True is not supported: merge the adapter'),
     (dict(r=0), 'r=0 and lora_alpha=8 must be above 0'),
   ]:
     file.write_text(json.dumps(stated | changes))

@@ -24,7 +24,7 @@ def read(config):
     (dict(num_kv_shared_layers=30), 'must leave some of num_hidden_layers=30 that have keys'),
     (
       dict(num_kv_shared_layers=25),
-      "NUM_KV_SHARED_LAYERS=25 of NUM_LAYERS=30 leave no block with 'full'",
+      "NUM_KV_SHARED_LAYERS=25 of NUM_LAYERS=30 leave no earlier block with 'full'",
     ),
     (
       dict(hidden_size_per_layer_input=256, vocab_size_per_layer_input=100),
@@ -33,7 +33,7 @@ def read(config):
     (dict(use_bidirectional_attention='all'), "use_bidirectional_attention='all' is not"),
     (dict(per_layer_config={'0': {'head_dim': 8}}), 'per_layer_config of layer 0'),
     (dict(per_layer_config={'5': {'sliding_window': 8}}), 'sliding_window of per_layer_config'),
-    (dict(attention_bias=True), 'attention_bias=True is not implemented'),
+    (dict(attention_bias=True), 'attention_bias=True is not supported'),
   ],
 )
 def test_options_of_gemma4_that_are_not_computed(change, message):
@@ -73,7 +73,7 @@ def test_keys_in_published_files_that_no_layer_reads():
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (dict(moe_layers=[0, 1, 3]), r'moe_layers=\[0, 1, 3\] is not implemented'),
+    (dict(moe_layers=[0, 1, 3]), r'moe_layers=\[0, 1, 3\] is not supported'),
     (dict(layer_types=['chunked_attention'] * 48), 'with rotary positions'),
     (dict(no_rope_layers=[1, 0]), 'no_rope_layers must have 48 numbers'),
     (dict(attention_chunk_size=None), 'attention_chunk_size is missing'),
@@ -86,7 +86,7 @@ def test_options_of_llama4_that_are_not_computed(change, message):
 
 
 def test_experiments_that_gemma4_has_no_file_for():
-  with pytest.raises(UserError, match='last block has sliding attention'):
+  with pytest.raises(UserError, match='sliding attention in the last block'):
     config_json(Gemma4_31B(NUM_LAYERS=59, NUM_DENSE_BLOCKS=59), 'float32', None)
   with pytest.raises(UserError, match='NUM_DENSE_BLOCKS=3 of Gemma4_31B must be 0 or'):
     Gemma4_31B(NUM_DENSE_BLOCKS=3).validate()

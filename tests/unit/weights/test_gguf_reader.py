@@ -24,7 +24,7 @@ TEXT = struct.pack('<Q', 1) + b'a'
 @pytest.mark.parametrize(
   ('content', 'match'),
   [
-    (header(0, 0, order='>'), 'its byte order is that of another machine'),
+    (header(0, 0, order='>'), "it has another machine's byte order"),
     (header(1 << 62, 0), 'it ends too early'),
     (header(0, 1 << 62), 'it ends too early'),
     (header(0, 0, version=1), 'version 1'),

@@ -34,16 +34,16 @@ def test_keys_without_an_effect_are_accepted(changes):
 @pytest.mark.parametrize(
   ('changes', 'match'),
   [
-    (dict(pruned_heads={'0': [1]}), r"pruned_heads=\{'0': \[1\]\} is not implemented"),
-    (dict(_scale=2.0), '_scale=2.0 is not implemented: it may change'),
-    (dict(logit_scale=2.0), 'logit_scale=2.0 is not implemented: it may change'),
+    (dict(pruned_heads={'0': [1]}), r"pruned_heads=\{'0': \[1\]\} is not supported"),
+    (dict(_scale=2.0), '_scale=2.0 is not supported: it may change'),
+    (dict(logit_scale=2.0), 'logit_scale=2.0 is not supported: it may change'),
     (dict(note='x' * 1000), 'x…'),
     (dict(rope_parameters=dict(factor=4.0)), 'factor=4.0 has no effect with rope_type default'),
     (dict(rope_scaling=YARN | dict(attention_factor=0.0)), 'attention_factor=0.0 must be'),
     (dict(rope_theta=0), 'rope_theta=0 must be a number above 0'),
     (dict(partial_rotary_factor=0.0), 'partial_rotary_factor=0.0 must be a number above 0'),
     (dict(rope_scaling=dict(YARN, rope_type='linear', mscale=1.0)), 'has no effect with rope_type'),
-    (dict(rope_parameters=dict(full_attention=YARN)), 'full_attention=.* is not implemented'),
+    (dict(rope_parameters=dict(full_attention=YARN)), 'full_attention=.* is not supported'),
     (dict(num_hidden_layers=4_000_000_000), 'num_hidden_layers=4000000000 must be from 0'),
     (dict(num_hidden_layers=2.0), 'num_hidden_layers=2.0 must be an integer'),
     (dict(num_nextn_predict_layers=10**12), 'num_nextn_predict_layers=.* must be from 0 to 100'),
@@ -81,10 +81,10 @@ def test_ids_that_end_a_text_come_from_all_files(caplog):
 @pytest.mark.parametrize(
   ('found', 'match'),
   [
-    (dict(quant_method='gptq'), 'is not implemented'),
+    (dict(quant_method='gptq'), 'is not supported'),
     (dict(quant_method='fp8', fmt='e5m2'), "quantization_config: fmt='e5m2' is not"),
     (dict(quant_method='fp8', tomorrow=1), 'quantization_config: tomorrow=1 is not'),
-    ([], 'is not implemented'),
+    ([], 'is not supported'),
   ],
 )
 def test_other_quantizations_are_refused(found, match):

@@ -83,8 +83,8 @@ def test_a_fifo_is_refused_at_once(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'match'),
   [
-    (dict(moe={}), r'moe=\{\} is not implemented: it may change'),
-    (dict(sliding_window=4096), 'sliding_window=4096 is not implemented'),
+    (dict(moe={}), r'moe=\{\} is not supported: it may change'),
+    (dict(sliding_window=4096), 'sliding_window=4096 is not supported'),
     (dict(n_layers=4_000_000_000), 'n_layers=4000000000 must be from 0 to 2,000'),
     (dict(n_heads=2.0), 'n_heads=2.0 must be an integer'),
     (dict(head_dim=3), 'head_dim=3 is not dim / n_heads'),

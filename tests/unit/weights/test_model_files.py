@@ -48,7 +48,7 @@ def test_files_are_those_that_transformers_reads(names, expected):
     (['a.safetensors', 'b.safetensors'], 'a.safetensors, b.safetensors, and neither'),
     (['pytorch_model.bin'], r'convert its .bin files'),
     (['consolidated.00.pth'], '--from=meta'),
-    (['m.gguf'], 'paxlite import FOLDER names the way'),
+    (['m.gguf'], 'paxlite import FOLDER shows how to convert'),
   ],
 )
 def test_files_that_are_not_clear_are_refused(names, match):
@@ -58,13 +58,13 @@ def test_files_that_are_not_clear_are_refused(names, match):
 
 def test_what_is_not_read_is_named(caplog):
   chosen('m', [SINGLE, A], dict)
-  assert f'{SINGLE} is read, as by transformers, and not {A}' in caplog.text
+  assert f'reading {SINGLE}, as transformers does, and not {A}' in caplog.text
 
 
 def test_two_files_with_one_tensor_are_refused(tmp_path):
   numpy.save_file({'a': np.zeros(2, np.float32)}, tmp_path / A)
   numpy.save_file({'transformer.a': np.ones(2, np.float32)}, tmp_path / B)
-  with pytest.raises(UserError, match=r'a is there twice: a of .*, and transformer.a of'):
+  with pytest.raises(UserError, match=r'a appears twice: a of .*, and transformer.a of'):
     Safetensors(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_an_adapter_is_refused_by_name(tmp_path, beside):
   (tmp_path / 'adapter_config.json').write_text(json.dumps(config))
   if beside:
     (tmp_path / 'config.json').write_text('{}')
-  match = 'an adapter .* beside a model' if beside else 'import its base model, ann/base, first'
+  match = 'an adapter .* next to a model' if beside else 'import its base model, ann/base, first'
   with pytest.raises(UserError, match=match):
     read_folder(tmp_path)
 

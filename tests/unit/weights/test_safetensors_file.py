@@ -81,7 +81,7 @@ def test_a_name_that_a_file_has_twice_is_refused(tmp_path, seed):
   one, other = draw.sample([*tensors], 2)
   path = tmp_path / 'model.safetensors'
   path.write_bytes(whole.replace(f'"{one}"'.encode(), f'"{other}"'.encode()))
-  with pytest.raises(UserError, match=rf'model\.safetensors is damaged .*{other} is there twice'):
+  with pytest.raises(UserError, match=rf'model\.safetensors is damaged .*{other} appears twice'):
     Safetensors(tmp_path)
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   folder = pathlib.Path(args.source)
   if not folder.is_dir():
     raise UserError(
-      f'--source={folder} is not a folder. The Pile is no longer public: name a mirror of your own'
+      f'--source={folder} is not a folder. The Pile is no longer public: name your own mirror'
     )
   splits = {split: _files(folder, names) for split, names in _NAMES.items()}
   splits = {split: files for split, files in splits.items() if files}

@@ -30,20 +30,20 @@ class LLaMA70BSFT(SFT, LLaMA70B):
 
 @register
 class LLaMA7BLoRA(LoRA, LLaMA7B):
-  """Fine-tunes low-rank factors beside the weights of LLaMA 7B or Llama 2 7B."""
+  """Fine-tunes LLaMA 7B or Llama 2 7B with low-rank factors."""
 
   __module__ = _WHERE
 
 
 @register
 class LLaMA13BLoRA(LoRA, LLaMA13B):
-  """Fine-tunes low-rank factors beside the weights of LLaMA 13B or Llama 2 13B."""
+  """Fine-tunes LLaMA 13B or Llama 2 13B with low-rank factors."""
 
   __module__ = _WHERE
 
 
 @register
 class LLaMA70BLoRA(ShardedLoRA, LLaMA70B):
-  """Fine-tunes low-rank factors beside the weights of Llama 2 70B."""
+  """Fine-tunes Llama 2 70B with low-rank factors."""
 
   __module__ = _WHERE

@@ -20,7 +20,7 @@ Convert = Callable[[JsonObject], JsonObject]
 def add_data_dir(parser: Parser) -> None:
   """Adds --tfds_data_dir, whose default is the environment variable TFDS_DATA_DIR."""
   given = os.environ.get('TFDS_DATA_DIR') or None
-  meaning = 'where the dataset is written; TFDS_DATA_DIR is the same'
+  meaning = 'folder for the dataset, like TFDS_DATA_DIR'
   parser.option('--tfds_data_dir', meaning, local, default=given, required=given is None)
 
 

@@ -201,7 +201,7 @@ def test_a_process_that_ends_fails_its_own_candidate_alone():
   pool._pool = Executor()
   verdicts = dict(pool.judge([('a', {}, 1.0), ('kills', {}, 2.0), ('b', {}, 3.0)]))
   assert [verdicts[i].memory for i in range(3)] == [1.0, 0.0, 3.0]
-  assert 'too little memory' in verdicts[1].error
+  assert 'out of memory' in verdicts[1].error
 
 
 @pytest.mark.slow
@@ -260,7 +260,9 @@ def test_a_state_that_is_too_large_is_an_answer():
 
 
 def test_what_cannot_be_estimated_is_refused():
-  with pytest.raises(UserError, match='NUM_KV_SHARED_LAYERS=20: plans are for stacks that repeat'):
+  with pytest.raises(
+    UserError, match='NUM_KV_SHARED_LAYERS=20: plans support only stacks of repeated'
+  ):
     tool.main(['Gemma4E2B', '--target=v5e-8'])
 
 
@@ -275,7 +277,7 @@ def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
   ('argument', 'message'),
   [
     ('--global_batch=0', '--global_batch=0 must be at least 1'),
-    ('--keep=NUM_LAYERS', '--keep=NUM_LAYERS: the planner chooses MESH_AXES'),
+    ('--keep=NUM_LAYERS', '--keep=NUM_LAYERS: the planner chooses only MESH_AXES'),
     ('--json=/proc/plan.json', '--json=/proc/plan.json cannot be written'),
     ('NUM_LAYER=3', 'TinyGPT has no attribute NUM_LAYER'),
   ],
@@ -290,7 +292,7 @@ class OtherModel(Experiment):
 
 
 def test_an_experiment_without_a_language_model_is_refused():
-  with pytest.raises(UserError, match='OtherModel is not a language model, as plans need'):
+  with pytest.raises(UserError, match='OtherModel is not a language model, which plans need'):
     tool.main([f'{__name__}.OtherModel', '--target=v5e-8'])
 
 
