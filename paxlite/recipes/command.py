@@ -42,9 +42,7 @@ PARSER.option('--folder', 'folder of the stages (runs/RECIPE)', local, metavar='
 PARSER.option('--until', 'last stage to run', metavar='STAGE')
 PARSER.option('--set', 'value to change', action='append', default=[], metavar='STAGE.NAME=VALUE')
 PARSER.option('--dry_run', 'print the stages and their needs only', bool)
-PARSER.option(
-  '--target', 'with --dry_run: target machine for predicted hours, as for `paxlite plan`'
-)
+PARSER.option('--target', 'with --dry_run: machine to predict hours for')
 PARSER.option('--price', 'with --target: dollars per device hour')
 
 
