@@ -184,7 +184,9 @@ def write_questions(folder: pathlib.Path, source: str) -> None:
   from paxlite.files.text_files import expanded
 
   records = (record for file in expanded([source]) for _, record in read_records(file))
-  _write(folder / 'prompts.jsonl', (_question(x['question'], x['answer']) for x in records))
+  _write(
+    folder / 'prompts.jsonl', (_question(str(x['question']), str(x['answer'])) for x in records)
+  )
 
 
 def _question(question: str, answer: str) -> JsonObject:

@@ -40,27 +40,27 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
     """Tokens to train on, from which the batch, the steps and the weight decay follow."""
     return _TOKENS_PER_PARAMETER * self._parameters
 
-  NUM_LAYERS = derived(lambda self: max(1, self.DEPTH))  # type: ignore[assignment]
-  MODEL_DIMS = derived(lambda self: _HEAD * self.NUM_LAYERS)  # type: ignore[assignment]
-  NUM_HEADS = derived(lambda self: max(1, self.MODEL_DIMS // _HEAD))  # type: ignore[assignment]
-  HIDDEN_DIMS = derived(lambda self: 9 * self.MODEL_DIMS // 2)  # type: ignore[assignment]
-  VOCAB_SIZE = derived(lambda self: 4096 << self._doublings)  # type: ignore[assignment]
-  MAX_SEQ_LEN = derived(lambda self: 256 << self._doublings)  # type: ignore[assignment]
+  NUM_LAYERS = derived(lambda self: max(1, self.DEPTH))
+  MODEL_DIMS = derived(lambda self: _HEAD * self.NUM_LAYERS)
+  NUM_HEADS = derived(lambda self: max(1, self.MODEL_DIMS // _HEAD))
+  HIDDEN_DIMS = derived(lambda self: 9 * self.MODEL_DIMS // 2)
+  VOCAB_SIZE = derived(lambda self: 4096 << self._doublings)
+  MAX_SEQ_LEN = derived(lambda self: 256 << self._doublings)
   TRAINABLE_POSITION_EMB = False
 
-  PERCORE_BATCH_SIZE = derived(  # type: ignore[assignment]
+  PERCORE_BATCH_SIZE = derived(
     lambda self: self._batch_tokens / self.MAX_SEQ_LEN / self.num_devices
   )
-  MAX_STEPS = derived(lambda self: self._steps)  # type: ignore[assignment]
-  WEIGHT_DECAY = derived(lambda self: self._weight_decay)  # type: ignore[assignment]
+  MAX_STEPS = derived(lambda self: self._steps)
+  WEIGHT_DECAY = derived(lambda self: self._weight_decay)
 
-  INIT_STD = derived(lambda self: GPT126M.INIT_STD / math.sqrt(self._width))  # type: ignore[assignment]
+  INIT_STD = derived(lambda self: GPT126M.INIT_STD / math.sqrt(self._width))
   SOFTMAX_INIT_STD = GPT126M.INIT_STD
-  ADAM_EPSILON = derived(lambda self: GPT126M.ADAM_EPSILON / self._width)  # type: ignore[assignment]
-  LOGITS_DIVISOR = derived(lambda self: self._width)  # type: ignore[assignment]
-  RESIDUAL_FACTOR = derived(lambda self: 1 / self.NUM_LAYERS)  # type: ignore[assignment]
-  LEARNING_RATE_FACTORS = derived(lambda self: _of_matrices(self._rate))  # type: ignore[assignment]
-  WEIGHT_DECAY_FACTORS = derived(lambda self: _of_matrices(1 / self._rate))  # type: ignore[assignment]
+  ADAM_EPSILON = derived(lambda self: GPT126M.ADAM_EPSILON / self._width)
+  LOGITS_DIVISOR = derived(lambda self: self._width)
+  RESIDUAL_FACTOR = derived(lambda self: 1 / self.NUM_LAYERS)
+  LEARNING_RATE_FACTORS = derived(lambda self: _of_matrices(self._rate))
+  WEIGHT_DECAY_FACTORS = derived(lambda self: _of_matrices(1 / self._rate))
 
   @property
   def _doublings(self) -> int:
@@ -121,7 +121,8 @@ def Chat(depth: int) -> Any:
 
 @functools.cache
 def _of_depth(depth: int) -> Any:
-  return type(ChatByDepth)(
+  made: Any = type(ChatByDepth)
+  return made(
     f'Chat{depth}', (ChatByDepth,), {'DEPTH': depth, '__module__': __name__, '__doc__': None}
   )
 

@@ -68,8 +68,9 @@ class Qwen3_5Architecture(DeltaNetArchitecture):
     found = []
     for entry in super().entries(e):
       axis = _OF_VALUES.get(entry.ours.rpartition('/self_attention/')[-1])
-      is_delta = axis is not None and not entry.theirs.endswith('attn_output.weight')
-      found.append(_apart(entry, e.DELTA_KEY_HEADS, axis) if is_delta else entry)
+      if axis is not None and not entry.theirs.endswith('attn_output.weight'):
+        entry = _apart(entry, e.DELTA_KEY_HEADS, axis)
+      found.append(entry)
     return found
 
 
