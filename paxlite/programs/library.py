@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from paxlite import extensions
 from paxlite.cli.terminal import warn
@@ -144,14 +145,21 @@ class TrainedModel:
     """
     return self.inference.fused_projections.unfused(self.inference.params)
 
-  def logits(self, text: str | Sequence[int]) -> jax.Array:
-    """Returns the float32 logits [T, V] of a text or of token ids.
+  def logits(self, text: str | Sequence[int] | ArrayLike) -> jax.Array:
+    """Returns the float32 logits [T, V] of a text or of token ids [T], or [B, T, V] of ids [B, T].
 
     Row t predicts the token after token t. A text is preceded by the model's start id, if it has
-    one.
+    one; ids are not.
     """
-    ids = self.inference.encode(text) if isinstance(text, str) else list(text)
-    return self._logits(self.inference.params, jnp.asarray([ids]))[0]
+    given = self.inference.encode(text) if isinstance(text, str) else text
+    try:
+      ids = np.asarray(given)
+    except ValueError:
+      ids = np.zeros(0)
+    if ids.ndim not in (1, 2) or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+      raise UserError('logits takes a text, token ids [T], or sequences [B, T] of the same length')
+    logits = self._logits(self.inference.params, jnp.asarray(np.atleast_2d(ids)))
+    return logits if ids.ndim == 2 else logits[0]
 
   @functools.cached_property
   def _logits(self) -> Callable[[PyTree, jax.Array], jax.Array]:

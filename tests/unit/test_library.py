@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import paxlite
+from paxlite.core.errors import UserError
 from tests.support import runs
 
 TEXT = 'tests.support.experiments.TinyText'
@@ -47,6 +48,12 @@ def test_a_run_from_python(tmp_path):
   ids = again.inference.encode(text)
   assert logits.shape == (len(ids), experiment.VOCAB_SIZE)
   np.testing.assert_array_equal(logits, run.logits(ids))
+  of_both = run.logits([ids, ids])
+  assert of_both.shape == (2, *logits.shape)
+  np.testing.assert_allclose(of_both[1], logits, atol=1e-5)
+  for wrong in ([ids, ids[1:]], [], [[]], ['a'], [0.5], np.zeros((1, 1, 1), int)):
+    with pytest.raises(UserError, match=r'token ids \[T\], or sequences \[B, T\]'):
+      run.logits(wrong)
   (first,) = again.inference.engine().continuations([ids], 1)
   assert first == [int(np.argmax(logits[-1]))]
   assert again.generate(text, 5) == run.generate(text, 5)
