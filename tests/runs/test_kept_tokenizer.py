@@ -125,5 +125,5 @@ def test_a_fine_tuned_run_needs_no_folder_of_its_base(weights, data, tmp_path): 
   assert list(runs.losses(run)) == [1, 2, 3, 4, 5], out
   words[words.index(f'--folder={run}')] = f'--folder={tmp_path / "new"}'
   result = runs.ended([sys.executable, '-m', 'paxlite', *words], runs.environment())
-  assert (result.returncode, len(result.stderr.splitlines())) == (1, 1), result.stderr
+  assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
   assert f'{base} is not a folder' in result.stderr
