@@ -114,7 +114,7 @@ def test_llama_cpp_computes_the_logits_of_transformers(name, tmp_path):
   np.testing.assert_allclose(
     llama.scores[: len(IDS)], expected, rtol=0, atol=COARSE.get(name, 5e-6)
   )
-  assert np.abs(expected).max() > 1
+  assert np.abs(expected).max() > 0.5  # Granite divides its logits by 2.5
 
 
 @pytest.mark.slow
