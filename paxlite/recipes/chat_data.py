@@ -180,13 +180,12 @@ def _write_task(folder: pathlib.Path, name: str, records: list[JsonObject], **mo
 
 def write_questions(folder: pathlib.Path, source: str) -> None:
   """Writes prompts.jsonl from records such as GSM8K's, whose answers end in '#### NUMBER'."""
-  from paxlite.data.records import read_records
+  from paxlite.data.records import read_records, text_of
   from paxlite.files.text_files import expanded
 
-  records = (record for file in expanded([source]) for _, record in read_records(file))
-  _write(
-    folder / 'prompts.jsonl', (_question(str(x['question']), str(x['answer'])) for x in records)
-  )
+  records = (found for file in expanded([source]) for found in read_records(file))
+  pairs = ([text_of(x, field, at) for field in ('question', 'answer')] for at, x in records)
+  _write(folder / 'prompts.jsonl', (_question(*pair) for pair in pairs))
 
 
 def _question(question: str, answer: str) -> JsonObject:

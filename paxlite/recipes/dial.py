@@ -121,8 +121,8 @@ def Chat(depth: int) -> Any:
 
 @functools.cache
 def _of_depth(depth: int) -> Any:
-  made: Any = type(ChatByDepth)
-  return made(
+  make: Any = type(ChatByDepth)
+  return make(
     f'Chat{depth}', (ChatByDepth,), {'DEPTH': depth, '__module__': __name__, '__doc__': None}
   )
 
