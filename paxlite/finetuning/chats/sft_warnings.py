@@ -74,7 +74,7 @@ class ExampleWarnings:
       keys = ', '.join(f'{key} ({count:,})' for key, count in self.unread.most_common(_MOST_KEYS))
       more = len(self.unread) - _MOST_KEYS
       found.append(
-        f'Ignored keys, with the number of {counts["records"]:,} records that have them: {keys}'
+        f'Ignored keys, with how many of {counts["records"]:,} records have them: {keys}'
         + (f', and {more:,} more' if more > 0 else '')
       )
     if counts['labelled']:

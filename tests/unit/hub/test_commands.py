@@ -139,7 +139,7 @@ def test_a_model_with_images_goes_back_whole(here, hub, tmp_path):
 def test_mistakes_are_said_before_weights_are_downloaded(here, hub):
   cases = (
     (['TRAIN_FILES=no.jsonl'], 'no.jsonl'),
-    (['TRAIN_FILES=hf:org/chat'], 'no dataset at'),
+    (['TRAIN_FILES=hf:org/chat'], 'nor a public dataset at'),
     (['TRAIN_FILES=hf:org/chats', 'LEARNING_RATE=fast'], 'LEARNING_RATE'),
     (['TRAIN_FILES=hf:org/chats:test'], 'no split test'),
   )

@@ -237,7 +237,7 @@ def test_names_that_a_hub_makes_up_lead_nowhere(hub, tmp_path):
   link = listing_of(NAME).folder / 'a.json'
   link.unlink()
   link.symlink_to(victim)
-  with pytest.raises(UserError, match='it was removed'):
+  with pytest.raises(UserError, match='paxlite removed it'):
     listing_of(NAME).download(['a.json'])
   assert victim.read_text() == 'mine'
   repo.commits.clear()

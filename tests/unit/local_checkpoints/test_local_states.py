@@ -309,7 +309,7 @@ def test_a_state_whose_metrics_are_not_written_is_not_kept(local, tmp_path):
 def test_a_disk_without_room(local, monkeypatch, caplog):
   usage = shutil.disk_usage('/')
   monkeypatch.setattr(local_states.shutil, 'disk_usage', lambda _: usage._replace(free=10))
-  with pytest.raises(UserError, match=r'two local states of this process need 0\.0 GiB, and '):
+  with pytest.raises(UserError, match=r'two local states of this process need 0\.0 GiB, but '):
     restored(local())
 
 

@@ -110,7 +110,7 @@ def test_who_does_not_come_is_named(port, threads, monkeypatch, capfd):
   with pytest.raises(Interrupted, match='process 2: process 0 is gone'):
     there.result()
   said = capfd.readouterr().err
-  assert f'process 0 waits for processes 1, 3 to come to {HOST}:{port} (' in said
+  assert f'process 0 waits for processes 1, 3 to connect to {HOST}:{port} (' in said
   assert 'process 2 waits for the others, as process 0 does (' in said
 
 
