@@ -113,7 +113,10 @@ def tokenizer_fields(
   tokens = found['tokens']
   assert isinstance(tokens, list)
   named = {f'tokenizer.ggml.{name}': value for name, value in found.items()}
-  return named | _special(encoding_of(e, tokenizer), tokenizer, tokens)
+  encoding = encoding_of(e, tokenizer)
+  if found['model'] == 'gemma4' and not encoding.start_ids:
+    log.warning('llama.cpp begins each text of a Gemma 4 with BOS, and the tokenizer does not')
+  return named | _special(encoding, tokenizer, tokens)
 
 
 def _special(

@@ -136,6 +136,7 @@ def test_transformers_computes_the_same_of_a_file_of_lfm2(tmp_path):
 OTHERS = r'nextn|attn_qkv|rope_freqs|dense_2|^output$|ffn_gate_up_exps|ssm_in$|blk.{bid}.ffn_norm$'
 
 
+@pytest.mark.cases(fast=2, slow=8)
 @pytest.mark.parametrize(
   'names',
   [
@@ -411,6 +412,7 @@ def test_what_the_converter_does_not_write_is_refused(tmp_path):
     assert not (tmp_path / name / 'gguf').exists()
 
 
+@pytest.mark.cases(fast=3, slow=11)
 @pytest.mark.parametrize('name', CONVERTED)
 def test_fields_and_tensors_are_those_of_the_converter(name, tmp_path):
   model, weights = imported(name, tmp_path)
@@ -562,7 +564,7 @@ def test_llama_cpp_has_the_tokens_of_paxlite(name, tmp_path):
   assert llama.metadata['tokenizer.chat_template'].startswith('{% for m')
 
 
-def test_gemma_4_has_the_tokenizer_of_the_converter(tmp_path):
+def test_gemma_4_has_the_tokenizer_of_the_converter(tmp_path, caplog):
   write_tokenizer('gemma', folder := tmp_path / 'tokenizer')
   tree = json.loads((folder / 'tokenizer.json').read_text())
   size = tree['model']['vocab']['<|channel>'] = len(tree['model']['vocab'])
@@ -580,6 +582,7 @@ def test_gemma_4_has_the_tokenizer_of_the_converter(tmp_path):
   assert found['token_type'] == [*map(int, kinds[:-1]), shown]
   assert found['merges'] == gguf.SpecialVocab(folder, load_merges=True).merges
   assert found['add_space_prefix'] is False
+  assert 'llama.cpp begins each text of a Gemma 4 with BOS' in caplog.text
 
 
 PROMPTS = (
