@@ -101,8 +101,8 @@ def described(folder, **changes):
     ({'order': 'K'}, 'order'),
     ({'dimension_separator': '../'}, 'separator'),
     ({'filters': [{'id': 'pickle'}]}, 'filters'),
-    ({'compressor': {'id': 'pickle'}}, "compressed by 'pickle'"),
-    ({'compressor': 5}, "compressed by '5'"),
+    ({'compressor': {'id': 'pickle'}}, "compression by 'pickle'"),
+    ({'compressor': 5}, "compression by '5'"),
     ({'compressor': {'id': ['zstd']}}, 'compression by .* is not supported'),
   ],
 )

@@ -137,7 +137,7 @@ def damage(path, how):
     ('no folder', 'd/train does not exist'),
     ('no meta', 'd/train is unfinished: meta.json is missing'),
     ('bad meta', 'meta.json is damaged'),
-    ('short', 'tokens.bin has 10 bytes and meta.json says 52'),
+    ('short', 'tokens.bin has 10 bytes, but meta.json says 52'),
     ('empty', 'holds no tokens'),
     ('unfinished seqax', 'd/train is not a complete seqax dataset'),
   ],

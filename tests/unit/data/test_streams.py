@@ -171,7 +171,7 @@ def test_every_batch_has_each_dataset_by_its_rate():
 def test_a_position_in_other_datasets_is_refused():
   _, position = read(lambda: INPUTS['datasets']('packed'), 1, 0, 2)
   for kind in ('many shards', 'mixture'):
-    with pytest.raises(UserError, match=r'other sources|is not what the checkpoint has read'):
+    with pytest.raises(UserError, match=r'other sources|has changed since the checkpoint'):
       INPUTS[kind]('packed').seek(2, position)
 
 

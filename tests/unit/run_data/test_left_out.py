@@ -197,7 +197,7 @@ def test_a_stream_of_which_all_is_left_out_says_so(tmp_path):
 def test_something_must_be_left(tmp_path, kind):
   data = made(tmp_path, kind)
   names = [name_of(data, (0, 0, 0, i)) for i in range(data.source.num_documents)]
-  with pytest.raises(UserError, match=r'LEAVE_OUT names all records of .* is left'):
+  with pytest.raises(UserError, match=r'LEAVE_OUT names all records of '):
     without(data, file_of(tmp_path, *names))
 
 

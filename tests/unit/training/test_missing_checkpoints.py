@@ -72,7 +72,9 @@ def test_a_link_to_nowhere_is_named(run, tmp_path):
   checkpoints = run.folder / 'checkpoints'
   checkpoints.rename(tmp_path / 'away')
   checkpoints.symlink_to(tmp_path / 'disk')
-  with pytest.raises(UserError, match=f'{checkpoints} is a link to {tmp_path}/disk, which is not'):
+  with pytest.raises(
+    UserError, match=f'{checkpoints} is a link to {tmp_path}/disk, which does not'
+  ):
     train(run)
   (tmp_path / 'away').rename(tmp_path / 'disk')
   train(run)

@@ -273,7 +273,7 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_written(tmp_
   adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=['q_proj']))
   adapted.save_pretrained(tmp_path / 'adapter')
   to = ['--to=' + str(tmp_path / 'new'), f'--base_weights={tmp_path / "base"}']
-  with pytest.raises(UserError, match='name the weights with --base_weights=FOLDER'):
+  with pytest.raises(UserError, match='set --base_weights=FOLDER to its base weights'):
     import_weights.main([str(tmp_path / 'adapter'), to[0]])
   file = tmp_path / 'adapter' / 'adapter_config.json'
   stated = json.loads(file.read_text())
