@@ -14,7 +14,12 @@ def lines(episode: JsonObject) -> Iterator[str]:
 
 
 def worth(episode: JsonObject) -> str:
-  """Returns the reward and the advantage of an episode, and its single rewards by name."""
+  """Returns the reward and the advantage of an episode, and its single rewards by name.
+
+  An episode without a reward is one of distillation: who wrote the answer is returned.
+  """
+  if 'reward' not in episode:
+    return 'a given answer' if episode.get('is_given') else "the student's answer"
   rewards = episode.get('rewards')
   known = rewards.items() if isinstance(rewards, Mapping) else ()
   each = ', '.join(f'{name} {_number(value)}' for name, value in known)

@@ -25,8 +25,8 @@ from tests.support.processes import on_processes
 REWARDS = 'tests.unit.finetuning.my_rewards'
 
 
-class Letters(PromptFiles, LLaMA):
-  """A tiny model with a token for each letter, rewarded for writing a."""
+class Tiny(LLaMA):
+  """A tiny model with a token for each letter."""
 
   NUM_LAYERS = 2
   NUM_HEADS = 4
@@ -36,10 +36,7 @@ class Letters(PromptFiles, LLaMA):
   VOCAB_SIZE = 16
   START_ID = 1
   MAX_SEQ_LEN = 16
-  MAX_NEW_TOKENS = 6
   FPROP_DTYPE = 'float32'
-  REWARDS = ['tests.runs.test_rollouts.share_of_a']
-  GROUP_SIZE = 4
   PERCORE_BATCH_SIZE = 16
   LEARNING_RATE = 3e-3
   LR_SCHEDULE = 'constant'
@@ -50,6 +47,14 @@ class Letters(PromptFiles, LLaMA):
     '{% for m in messages %}{{ m.content }}{% if m.role == "assistant" %}</s>{% else %}={% endif %}'
     '{% endfor %}'
   )
+
+
+class Letters(PromptFiles, Tiny):
+  """It is rewarded for writing a."""
+
+  MAX_NEW_TOKENS = 6
+  REWARDS = ['tests.runs.test_rollouts.share_of_a']
+  GROUP_SIZE = 4
 
 
 CONFIG = 'tests.runs.test_rollouts.Letters'

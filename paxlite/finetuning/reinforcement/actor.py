@@ -63,14 +63,19 @@ class Actor:
     self._room = min(room, max_length)
 
   def play(
-    self, params: PyTree, prompts: Sequence[Prompt], judges: Judges, seed: int, first: int = 0
+    self,
+    params: PyTree,
+    prompts: Sequence[Prompt],
+    judges: Judges | None,
+    seed: int,
+    first: int = 0,
   ) -> list[Episode]:
     """Returns an episode for each prompt.
 
     Args:
       params: The parameters, which the engine forgets afterwards: the next step overwrites them.
       prompts: The prompts.
-      judges: What replies.
+      judges: What replies; None where an episode has one answer.
       seed: Of what is drawn.
       first: The number of the first episode among those of this seed.
     """
@@ -85,7 +90,7 @@ class Actor:
         asked = [self.request(found[i], seed, k) for i, k in zip(open_, samples, strict=True)]
         for i, answer in zip(open_, self.engine.generate(asked), strict=True):
           self._said(found[i], answer)
-        if turn + 1 < self._max_turns:
+        if judges is not None and turn + 1 < self._max_turns:
           self._replied([found[i] for i in open_ if not found[i].is_over], judges)
     finally:
       self.engine.params = None

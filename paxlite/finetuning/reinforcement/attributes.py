@@ -1,4 +1,4 @@
-"""Attributes and loss of training on rewards of the model's own answers."""
+"""What a model learns from its own answers, and from rewards of them: attributes and the loss."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,31 @@ from paxlite.finetuning.reinforcement.policy_loss import OLD, Mean, PolicyLoss, 
 from paxlite.losses.sown_losses import SownLosses
 
 
-class Policy(Objective, subject='Reinforcement learning'):
+class Answering(Objective, subject='Reinforcement learning'):
+  """Training on answers of the model itself: answer_rollouts.py."""
+
+  MAX_NEW_TOKENS: Training[Count] = 256  # maximum tokens per answer
+  ROLLOUT_TEMPERATURE: Training[Positive] = 1.0  # sampling temperature of answers
+  BATCHES_PER_ROLLOUT: Training[Count] = 1  # batches generated at once, for as many steps
+  UPDATES_PER_BATCH: Training[Count] = 1  # updates on each batch
+  KEPT_EPISODES: Run[NotNegativeInt] = (
+    16  # episodes per batch kept in episodes.jsonl, with rewards; 0: none
+  )
+
+  @property
+  def steps_per_rollout(self) -> int:
+    """The number of steps that train on answers generated together."""
+    return self.BATCHES_PER_ROLLOUT * self.UPDATES_PER_BATCH
+
+  @property
+  def learns_next_tokens(self) -> bool:
+    return False
+
+  def losses(self) -> dict[str, fdl.Config]:
+    return {'aux_loss': config(SownLosses)}
+
+
+class Policy(Answering, subject='Reinforcement learning'):
   """Group-relative policy optimization: policy_loss.py, policy_rollouts.py."""
 
   GROUP_SIZE: Training[Count] = 8  # answers per prompt, compared with each other
@@ -30,19 +54,12 @@ class Policy(Objective, subject='Reinforcement learning'):
   ENVIRONMENT: Training[str] = ''  # class with reply and reward, for multi-turn episodes
   MAX_TURNS: Training[Count] = 1  # maximum answers per episode
   REWARD_TIMEOUT: Run[Positive] = 10.0  # maximum seconds per reward or reply
-  KEPT_EPISODES: Run[NotNegativeInt] = (
-    16  # episodes per batch kept in episodes.jsonl, with rewards; 0: none
-  )
-  MAX_NEW_TOKENS: Training[Count] = 256  # maximum tokens per answer
-  ROLLOUT_TEMPERATURE: Training[Positive] = 1.0  # sampling temperature of answers
   ADVANTAGE_SCALE: Training[Scale] = (
     'group'  # standard deviation that divides advantages; none: Dr. GRPO
   )
   POLICY_MEAN: Training[Mean] = (
     'grpo'  # token mean: per episode (grpo), all (dapo), over a constant length (dr_grpo)
   )
-  BATCHES_PER_ROLLOUT: Training[Count] = 1  # batches generated at once, for as many steps
-  UPDATES_PER_BATCH: Training[Count] = 1  # updates on each batch
   CLIP_LOW: Training[Positive] = 0.2  # lower clip of the probability ratio, 1 - CLIP_LOW
   CLIP_HIGH: Training[Positive] = 0.2  # upper clip of the probability ratio, 1 + CLIP_HIGH
   POLICY_RATIO: Training[Ratio] = (
@@ -76,15 +93,6 @@ class Policy(Objective, subject='Reinforcement learning'):
         )
 
   @property
-  def steps_per_rollout(self) -> int:
-    """The number of steps that train on answers generated together."""
-    return self.BATCHES_PER_ROLLOUT * self.UPDATES_PER_BATCH
-
-  @property
-  def learns_next_tokens(self) -> bool:
-    return False
-
-  @property
   def further_arrays(self) -> Mapping[str, RowArray]:
     names = ['advantages', 'rewards', *([OLD] if self.steps_per_rollout > 1 else [])]
     return {**dict.fromkeys(names, RowArray('float32')), **super().further_arrays}
@@ -100,7 +108,7 @@ class Policy(Objective, subject='Reinforcement learning'):
       length=self.MAX_NEW_TOKENS,
       temperature=self.ROLLOUT_TEMPERATURE,
     )
-    return {'policy_loss': loss, 'aux_loss': config(SownLosses)}
+    return {'policy_loss': loss, **super().losses()}
 
   def reference(self) -> fdl.Config | None:
     return self.initial_reference() if self.KL_WEIGHT else None

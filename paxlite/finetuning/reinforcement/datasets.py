@@ -11,7 +11,8 @@ from paxlite.data.text import Split
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.reinforcement.actor import Actor
-from paxlite.finetuning.reinforcement.attributes import Policy
+from paxlite.finetuning.reinforcement.answer_rollouts import AnswerRollouts
+from paxlite.finetuning.reinforcement.attributes import Answering, Policy
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.policy_rollouts import PolicyRollouts
@@ -19,14 +20,10 @@ from paxlite.finetuning.reinforcement.prompts import Prompts
 from paxlite.parallel import mesh
 
 
-class PromptFiles(SftFiles, Policy):
+class AnsweredPrompts(SftFiles, Answering):
   """Prompts in TRAIN_FILES: JSON lines with "prompt" or "messages" (see prompts.py)."""
 
   PACKED_INPUT = False
-
-  @property
-  def dataset(self) -> str:
-    return 'prompts with rewards'
 
   def validate(self) -> None:
     super().validate()
@@ -38,39 +35,18 @@ class PromptFiles(SftFiles, Policy):
           f'{name}={getattr(self, name)}: an answer would depend on the others in its batch, and '
           f'training would see other numbers: {name}={value}'
         )
-    self._check_updates()
     if self.EVAL_FILES or self.EVAL_FRACTION:
       raise UserError(
-        'EVAL_FILES and EVAL_FRACTION are not supported with rollouts: steps report rewards, and '
+        'EVAL_FILES and EVAL_FRACTION are not supported with rollouts: steps report metrics, and '
         'paxlite zero-shot evaluates a checkpoint on a task'
       )
-
-  def _check_updates(self) -> None:
-    """Raises UserError if a ratio would compare other numbers than those of two updates."""
-    plain: dict[str, object] = {'DROPOUT_PROB': 0.0, 'EMBEDDING_DROPOUT_PROB': 0.0}
-    plain |= {'USE_FP8': False, 'USE_TE': 'off', 'USE_INT8': 'off'}
-    for name, value in plain.items():
-      found = getattr(self, name, value)
-      if self.steps_per_rollout > 1 and found != value:
-        raise UserError(
-          f'{name}={found}: with several updates per answer, the probability ratio would compare '
-          f'numbers of two kinds: {name}={value}'
-        )
 
   @property
   def prompts(self) -> fdl.Config:
     return self._source(self.TRAIN_FILES, 'all')
 
   def train_input(self) -> fdl.Config:
-    if not self.REWARDS and not self.ENVIRONMENT:
-      example = shell.flag('REWARDS', ['my_rewards.correct'])
-      raise UserError(f'{example} is missing: set a reward or an ENVIRONMENT')
     # a command that only loads the model has other batches and lengths
-    if self.batch_size % self.GROUP_SIZE:
-      raise UserError(
-        f'a batch of {self.batch_size} answers is not divisible by GROUP_SIZE={self.GROUP_SIZE}: '
-        'change it, or PERCORE_BATCH_SIZE'
-      )
     if self.MAX_NEW_TOKENS >= self.MAX_SEQ_LEN:
       raise UserError(
         f'MAX_NEW_TOKENS={self.MAX_NEW_TOKENS} leaves no room for a prompt in MAX_SEQ_LEN='
@@ -102,55 +78,96 @@ class PromptFiles(SftFiles, Policy):
     )
 
   def input(self, source: fdl.Config) -> fdl.Config:
-    judges = config(
-      Judges,
-      rewards=list(self.REWARDS),
-      weights=list(self.REWARD_WEIGHTS) or [1.0] * len(self.REWARDS),
-      environment=self.ENVIRONMENT,
-      seconds=self.REWARD_TIMEOUT,
-    )
-    model = self.plain.build_task().model
-    devices = config(
-      mesh.make_mesh,
-      ici=list(self.ICI_MESH_SHAPE),
-      dcn=list(self.DCN_MESH_SHAPE),
-      axes=list(self.MESH_AXES),
-    )
     actor = config(
       Actor,
       encoding=source.encoding,
-      model=model,
-      mesh=devices,
+      model=self.plain.build_task().model,
+      mesh=config(
+        mesh.make_mesh,
+        ici=list(self.ICI_MESH_SHAPE),
+        dcn=list(self.DCN_MESH_SHAPE),
+        axes=list(self.MESH_AXES),
+      ),
       rules=self.rules,
       max_length=self.num_positions,
       sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
       rows=self.batch_size * self.BATCHES_PER_ROLLOUT,
       room=self.MAX_SEQ_LEN + 1,
       max_tokens=self.MAX_NEW_TOKENS,
-      max_turns=self.MAX_TURNS,
-    )
-    log_probs = config(
-      LabelLogProbs,
-      model=model,
-      mesh=devices,
-      rules=self.rules,
-      temperature=self.ROLLOUT_TEMPERATURE,
-      rows=self.batch_size // self.NUM_MICROBATCHES,
     )
     return config(
-      PolicyRollouts,
+      AnswerRollouts,
       prompts=source,
       actor=actor,
-      judges=judges,
-      groups=self.batch_size // self.GROUP_SIZE,
-      group_size=self.GROUP_SIZE,
+      batch_size=self.batch_size,
       seq_len=self.MAX_SEQ_LEN,
       seed=self.SEED,
-      scale=self.ADVANTAGE_SCALE,
       max_token_id=self.VOCAB_SIZE - 1,
       batches=self.BATCHES_PER_ROLLOUT,
       updates=self.UPDATES_PER_BATCH,
-      rounds=self.DYNAMIC_SAMPLING_ROUNDS,
-      log_probs=log_probs if self.steps_per_rollout > 1 else None,
       kept_episodes=self.KEPT_EPISODES,
     )
+
+
+class PromptFiles(AnsweredPrompts, Policy):
+  """Prompts, with rewards of the answers to them."""
+
+  @property
+  def dataset(self) -> str:
+    return 'prompts with rewards'
+
+  def validate(self) -> None:
+    super().validate()
+    self._check_updates()
+
+  def _check_updates(self) -> None:
+    """Raises UserError if a ratio would compare other numbers than those of two updates."""
+    plain: dict[str, object] = {'DROPOUT_PROB': 0.0, 'EMBEDDING_DROPOUT_PROB': 0.0}
+    plain |= {'USE_FP8': False, 'USE_TE': 'off', 'USE_INT8': 'off'}
+    for name, value in plain.items():
+      found = getattr(self, name, value)
+      if self.steps_per_rollout > 1 and found != value:
+        raise UserError(
+          f'{name}={found}: with several updates per answer, the probability ratio would compare '
+          f'numbers of two kinds: {name}={value}'
+        )
+
+  def train_input(self) -> fdl.Config:
+    if not self.REWARDS and not self.ENVIRONMENT:
+      example = shell.flag('REWARDS', ['my_rewards.correct'])
+      raise UserError(f'{example} is missing: set a reward or an ENVIRONMENT')
+    if self.batch_size % self.GROUP_SIZE:
+      raise UserError(
+        f'a batch of {self.batch_size} answers is not divisible by GROUP_SIZE={self.GROUP_SIZE}: '
+        'change it, or PERCORE_BATCH_SIZE'
+      )
+    return super().train_input()
+
+  def input(self, source: fdl.Config) -> fdl.Config:
+    rollouts = super().input(source)
+    actor = rollouts.actor
+    actor.max_turns = self.MAX_TURNS
+    fdl.update_callable(rollouts, PolicyRollouts)
+    fdl.assign(
+      rollouts,
+      judges=config(
+        Judges,
+        rewards=list(self.REWARDS),
+        weights=list(self.REWARD_WEIGHTS) or [1.0] * len(self.REWARDS),
+        environment=self.ENVIRONMENT,
+        seconds=self.REWARD_TIMEOUT,
+      ),
+      group_size=self.GROUP_SIZE,
+      scale=self.ADVANTAGE_SCALE,
+      rounds=self.DYNAMIC_SAMPLING_ROUNDS,
+    )
+    if self.steps_per_rollout > 1:
+      rollouts.log_probs = config(
+        LabelLogProbs,
+        model=actor.model,
+        mesh=actor.mesh,
+        rules=self.rules,
+        temperature=self.ROLLOUT_TEMPERATURE,
+        rows=self.batch_size // self.NUM_MICROBATCHES,
+      )
+    return rollouts

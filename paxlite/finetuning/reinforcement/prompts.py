@@ -60,11 +60,16 @@ class PromptReader(KeepingReader):
     if is_chat:
       self.encoding.check_template(place)
     with located(place):
-      ids = self._ids(record)
+      ids = self.ids(record)
+      self.check(record)
     self.keep(record)
     return [SftExample(np.array(ids, np.int32), np.zeros(len(ids), bool), 0, place=place)]
 
-  def _ids(self, record: Record) -> list[int]:
+  def check(self, record: Record) -> None:
+    """Raises UserError if a further part of a record cannot be read."""
+
+  def ids(self, record: Record) -> list[int]:
+    """Returns the ids of the prompt of a record."""
     messages, tools = _messages(record)
     if messages:
       ids = self.encoding.chat_prompt(messages, tools)
@@ -91,8 +96,10 @@ class Prompts:
     most_tokens: The most tokens of a prompt.
     skip_unreadable: Whether lines without a prompt, or with a longer one, are left out.
     cache: Where many prompts are kept: see ExampleCache.
+    reader: Reads records.
 
   Attributes:
+    reader: The reader, which encodes further parts of records.
     refused: The records that are left out.
     fingerprint: A number of the records; another one if they change.
     tokens_fingerprint: A number of the tokens, which the tokenizer and the chat template change
@@ -109,14 +116,15 @@ class Prompts:
     most_tokens: int,
     skip_unreadable: bool = False,
     cache: str = '',
+    reader: type[PromptReader] = PromptReader,
   ):
     self.name = ', '.join(files)
     kept = ExampleCache(cache)
     options = ReaderOptions(
-      PromptReader, encoding.tokenizer.path, *encoding.options, most_tokens=most_tokens
+      reader, encoding.tokenizer.path, *encoding.options, most_tokens=most_tokens
     )
-    reader = PromptReader(encoding, most_tokens)
-    self._found = read_examples(expanded(files), options, reader, kept)
+    self.reader = reader(encoding, most_tokens)
+    self._found = read_examples(expanded(files), options, self.reader, kept)
     self.refused = self._found.notes.refused
     self.refused.check(self.name, skip_unreadable and not self.refused.is_all)
     if not len(self._found):
