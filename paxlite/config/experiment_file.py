@@ -25,6 +25,7 @@ FINE_TUNING = {
   'kto': 'HuggingFacePreferences',
   'reward': 'HuggingFaceReward',
   'grpo': 'HuggingFacePolicy',
+  'opd': 'HuggingFaceOnPolicyDistillation',
 }
 # What a method states beside its experiment.
 VALUES_OF_METHODS: Mapping[str, Mapping[str, str]] = {

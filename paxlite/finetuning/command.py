@@ -8,6 +8,7 @@ CHECKPOINT_RESTORE_PATH.
   lora       trains low-rank factors on the same; qlora: with 4-bit weights
   documents  trains all weights on documents in TRAIN_SOURCES
   distill    trains all weights on prompts, answers and a TEACHER's distribution
+  opd        trains all weights on the model's own answers and a TEACHER's distribution
   dpo        trains all weights on pairs of a chosen and a rejected answer; also ipo, orpo, simpo
   kto        trains all weights on answers labelled good or bad
   reward     trains a reward model on the pairs of dpo

@@ -32,8 +32,11 @@ class Reference:
       params: The parameters of the task.
       batch: The batch.
     """
-    own = jax.lax.stop_gradient(params if self.is_base else params[REFERENCE])
-    return Outputs(self.model.bind({'params': own}, mutable=SOWN), batch)
+    return Outputs(self.model.bind({'params': self.params_of(params)}, mutable=SOWN), batch)
+
+  def params_of(self, params: PyTree) -> PyTree:
+    """Returns the parameters of the model, without a gradient, of those of the task."""
+    return jax.lax.stop_gradient(params if self.is_base else params[REFERENCE])
 
 
 LOG_PROBS = 'reference_log_probs'  # the array of a batch that StoredReference reads

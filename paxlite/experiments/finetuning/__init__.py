@@ -3,8 +3,8 @@
 paxlite finetune WEIGHTS --method=lora --folder=runs/mine TRAIN_FILES=train.jsonl
 
 HuggingFaceSFT, HuggingFaceLoRA, HuggingFacePreferences, HuggingFaceReward, HuggingFacePolicy,
-HuggingFaceDistillation and HuggingFaceDocuments take any model: that which MODEL names, or that of
-the weights.
+HuggingFaceDistillation, HuggingFaceOnPolicyDistillation and HuggingFaceDocuments take any model:
+that which MODEL names, or that of the weights.
 """
 
 import functools
@@ -28,6 +28,7 @@ from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.registry import class_of, experiments, find_model, has_data, register
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.distillation.experiment import Distillation
+from paxlite.finetuning.distillation.on_policy import OnPolicyDistillation
 from paxlite.finetuning.preferences.attributes import Preferences
 from paxlite.finetuning.preferences.datasets import PreferenceFiles
 from paxlite.finetuning.preferences.labelled_answers import LabelledRows
@@ -149,6 +150,14 @@ class DistilledSFT(Distillation, SFT):
     return self.stored_arrays
 
 
+class AnswersDistillation(OnPolicyDistillation, LinearSFT):
+  """Training on the model's own answers, and on what a teacher makes of them."""
+
+  LEARNING_RATE = 1e-5
+  DCN_MESH_SHAPE = [1, 1, 1]
+  MAX_SEQ_LEN = 1024
+
+
 class _OneDevicePreference(Preference):
   """Values for a small model."""
 
@@ -173,6 +182,13 @@ class _OneDevicePolicy(PolicyTraining):
   ICI_MESH_SHAPE = [1, 1, 1]
   PERCORE_BATCH_SIZE = 16
   LEARNING_RATE = 5e-6
+
+
+class _OneDeviceAnswersDistillation(AnswersDistillation):
+  """The same for a teacher of its answers."""
+
+  MAX_SEQ_LEN = 512
+  ICI_MESH_SHAPE = [1, 1, 1]
 
 
 class _OneDeviceSFT(SFT):
@@ -213,6 +229,7 @@ _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
   (Reward, 'SmolLM135M'): _OneDeviceReward,
   (PolicyTraining, 'SmolLM135M'): _OneDevicePolicy,
   (DistilledSFT, 'SmolLM135M'): _OneDeviceDistillation,
+  (AnswersDistillation, 'SmolLM135M'): _OneDeviceAnswersDistillation,
   (LoRA, 'LLaMA70B'): ShardedLoRA,
 }
 
@@ -384,6 +401,17 @@ class HuggingFaceDistillation(_OfAnyModel, DistilledSFT):
   """
 
   _method = DistilledSFT
+
+
+@register
+class HuggingFaceOnPolicyDistillation(_OfAnyModel, AnswersDistillation):
+  """python -m paxlite.main --fdl_config=HuggingFaceOnPolicyDistillation --fdl.TEACHER=FOLDER …
+
+  Trains any imported model on its own answers to prompts, and on what a TEACHER makes of them.
+  With USE_LORA=True and no TEACHER, the weights beside the low-rank factors are the teacher.
+  """
+
+  _method = AnswersDistillation
 
 
 @register

@@ -28,27 +28,30 @@ _LEAST = -87.0  # the log-probability of no token; its exponential is about the 
 _NONE = -1e30  # a logit without probability, which has a gradient, as minus infinity has not
 
 
-def divergence(kind: Kind, student: jax.Array, teacher: jax.Array) -> jax.Array:
+def divergence(kind: Kind, student: jax.Array, teacher: jax.Array, beta: float = 0.5) -> jax.Array:
   """Returns a divergence of distributions over the last dimension, in nats.
 
-  With p of the teacher, q of the student and m = (p + q) / 2 it is
+  With p of the teacher, q of the student and m = β p + (1 − β) q it is
 
   - forward: KL(p ‖ q), which covers all that the teacher may say;
   - reverse: KL(q ‖ p), which keeps to what the teacher is likely to say;
-  - jensen_shannon: (KL(p ‖ m) + KL(q ‖ m)) / 2, https://arxiv.org/abs/2306.13649, equation 1.
+  - jensen_shannon: β KL(p ‖ m) + (1 − β) KL(q ‖ m), https://arxiv.org/abs/2306.13649, equation 1.
 
   Args:
     kind: One of these.
     student: log q, [..., V].
     teacher: log p, [..., V].
+    beta: β, between 0 and 1.
   """
   kl = lambda log_p, log_q: (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
   if kind == 'forward':
     return kl(teacher, student)
   if kind == 'reverse':
     return kl(student, teacher)
-  mixture = jnp.logaddexp(teacher, student) - math.log(2)
-  return (kl(teacher, mixture) + kl(student, mixture)) / 2
+  # the factors 2 leave the sum of β = ½ as it is, to the last bit
+  ours, theirs = student + math.log(2 * (1 - beta)), teacher + math.log(2 * beta)
+  mixture = jnp.logaddexp(theirs, ours) - math.log(2)
+  return beta * kl(teacher, mixture) + (1 - beta) * kl(student, mixture)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +67,16 @@ class DistillationLoss(Loss):
     temperature: τ.
     num_chunks: Number of chunks of tokens. Each has its logits in memory, [B, T / chunks, V], which
       are computed again in the backward pass. 1: those of all tokens are kept.
+    beta: β of the divergence.
+    top_k: The most likely tokens of the teacher that are told apart. All others count as one, as in
+      StoredDistillation. 0: all are.
   """
 
   kind: Kind = 'forward'
   temperature: float = 1.0
   num_chunks: int = 1
+  beta: float = 0.5
+  top_k: int = 0
 
   label = 'divergence'
   larger_is_better = ('teacher_agreement',)
@@ -107,7 +115,12 @@ class DistillationLoss(Loss):
 
   def _compare(self, student: LogitFactors, teacher: LogitFactors) -> tuple[jax.Array, jax.Array]:
     ours, theirs = student.logits() / self.temperature, teacher.logits() / self.temperature
-    each_BT = divergence(self.kind, jax.nn.log_softmax(ours), jax.nn.log_softmax(theirs))
+    if self.top_k:
+      _, ids_BTK = jax.lax.top_k(theirs, self.top_k)
+      logs = of_tokens(ours, ids_BTK), of_tokens(theirs, ids_BTK)
+    else:
+      logs = jax.nn.log_softmax(ours), jax.nn.log_softmax(theirs)
+    each_BT = divergence(self.kind, *logs, self.beta)
     return each_BT * self.temperature**2, ours.argmax(-1) == theirs.argmax(-1)
 
 
@@ -144,6 +157,18 @@ def of_tokens(logits: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
+class AnswersDivergence(DistillationLoss):
+  """The divergence of answers that the student wrote, whose lengths tell how it learns."""
+
+  followed = {'teacher_agreement': 'agreement {:.3f}', 'answer_tokens': 'tokens {:.0f}'}
+
+  def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted]:
+    rows = (batch['weights'].max(1) > 0).sum()
+    tokens = Weighted.mean(self.weight(batch), rows.astype(jnp.float32))
+    return {**super().metrics(outputs, batch), 'answer_tokens': tokens}
+
+
+@dataclasses.dataclass(frozen=True)
 class StoredDistillation(Loss):
   """Distillation from the most likely tokens of a teacher, which were stored before training.
 
@@ -151,13 +176,15 @@ class StoredDistillation(Loss):
   that of the whole distributions, and equals it where k is the size of the vocabulary.
 
   Attributes:
-    kind, temperature, num_chunks: See DistillationLoss; the stored values have this temperature.
+    kind, temperature, num_chunks, beta: See DistillationLoss; the stored values have this
+      temperature.
     vocab_size: The ids that both models have; those behind them do not count.
   """
 
   kind: Kind = 'forward'
   temperature: float = 1.0
   num_chunks: int = 1
+  beta: float = 0.5
   vocab_size: int = 0
 
   label = DistillationLoss.label
@@ -182,7 +209,7 @@ class StoredDistillation(Loss):
     def compare(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
       x_BTD, ids_BTK, teacher_BTK = chunk
       ours = student._replace(x_BTD=x_BTD).logits() / self.temperature
-      each = divergence(self.kind, of_tokens(ours, ids_BTK), teacher_BTK)
+      each = divergence(self.kind, of_tokens(ours, ids_BTK), teacher_BTK, self.beta)
       return each * self.temperature**2, ours.argmax(-1) == ids_BTK[..., 0]
 
     if self.num_chunks == 1:

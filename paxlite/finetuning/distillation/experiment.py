@@ -102,21 +102,19 @@ def teacher_model(student: LanguageModel, path: str) -> fdl.Config:
   return edits.edited(teacher.plain.task(), teacher.CONFIG_EDITS).model
 
 
-class Distillation(StoredValues, LanguageModel, subject='Losses'):
-  """Adds a divergence from a teacher to the losses: see distillation_losses.py."""
+class Taught(LanguageModel, subject='Losses'):
+  """A student that learns from the distributions of a TEACHER: see distillation_losses.py."""
 
   TEACHER: Run[StoredPath] = ''  # teacher's weights, imported or from a run
   DIVERGENCE: Training[distillation_losses.Kind] = (
     'forward'  # divergence of student and teacher; forward: KL(teacher ‖ student)
   )
+  DIVERGENCE_BETA: Training[Fraction] = 0.5  # teacher's share in the mixture of jensen_shannon
   TEACHER_TEMPERATURE: Training[NotNegative] = (
     1.0  # divisor of the teacher's and the student's logits
   )
-  TEACHER_WEIGHT: Training[Fraction] = (
-    0.5  # share of the divergence in the loss; the rest is cross-entropy
-  )
   TEACHER_TOP_K: Training[OffAtZeroInt] = (
-    0  # stores the teacher's top-k tokens once, before training; 0: keeps its model
+    0  # compares the teacher's top-k tokens, the others as one; stored before training if on data
   )
 
   @property
@@ -127,6 +125,78 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
   @property
   def paths_of_weights(self) -> list[str]:
     return super().paths_of_weights + ([self.TEACHER] if self.TEACHER else [])
+
+  @property
+  def has_teacher(self) -> bool:
+    """Whether a teacher is named."""
+    return bool(self.TEACHER)
+
+  @property
+  def _common_tokens(self) -> int:
+    """The size of the smaller vocabulary; the rest of the larger one fills it up."""
+    theirs = self.facts_of(self.TEACHER).values.get('VOCAB_SIZE')
+    return min(self.VOCAB_SIZE, theirs) if isinstance(theirs, int) else self.VOCAB_SIZE
+
+  def validate(self) -> None:
+    super().validate()
+    if not self.TEACHER_TEMPERATURE:
+      raise UserError('TEACHER_TEMPERATURE=0: nothing would be learned from the teacher')
+    if self.TEACHER_TOP_K > self.VOCAB_SIZE:
+      raise UserError(
+        f'TEACHER_TOP_K={self.TEACHER_TOP_K} must be at most VOCAB_SIZE={self.VOCAB_SIZE}'
+      )
+    beta = self.DIVERGENCE_BETA
+    if self.DIVERGENCE == 'jensen_shannon' and beta in (0, 1):
+      way_out = 'reverse' if beta else 'forward'
+      raise UserError(f'DIVERGENCE_BETA={beta:g} is the limit DIVERGENCE={way_out}: name that')
+    if self.DIVERGENCE != 'jensen_shannon' and beta != Taught.DIVERGENCE_BETA:
+      raise UserError(
+        f'DIVERGENCE_BETA={beta:g} has no effect with DIVERGENCE={self.DIVERGENCE}: '
+        'DIVERGENCE=jensen_shannon has a mixture'
+      )
+    if self.REFERENCE_RESTORE_PATH != self.TEACHER:
+      raise UserError(
+        f'REFERENCE_RESTORE_PATH={self.REFERENCE_RESTORE_PATH} and TEACHER={self.TEACHER} both '
+        "name the teacher's weights: leave the former out"
+      )
+
+  def divergence(self, loss: type[distillation_losses.DistillationLoss]) -> fdl.Config:
+    """Returns the config of a loss: the divergence from a teacher that each step computes."""
+    return config(
+      loss,
+      kind=self.DIVERGENCE,
+      temperature=self.TEACHER_TEMPERATURE,
+      num_chunks=self.NUM_LOSS_CHUNKS,
+      beta=self.DIVERGENCE_BETA,
+      top_k=self.TEACHER_TOP_K,
+    )
+
+  def train_input(self) -> fdl.Config:
+    if not self.has_teacher:
+      raise UserError(
+        'TEACHER=FOLDER is missing: the weights to learn from, as paxlite import writes them, or a '
+        'run'
+      )
+    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
+      raise UserError(
+        f'NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}: the '
+        'divergence from a teacher is computed in chunks of tokens'
+      )
+    return super().train_input()
+
+  def reference(self) -> fdl.Config | None:
+    # train_input() asks for a teacher; what reads no weights, as to generate text, needs none
+    if not self.TEACHER or self.facts_of(self.TEACHER) is UNKNOWN:
+      return None
+    return config(Reference, model=teacher_model(self, self.TEACHER))
+
+
+class Distillation(StoredValues, Taught, subject='Losses'):
+  """Adds a divergence from a teacher to the losses."""
+
+  TEACHER_WEIGHT: Training[Fraction] = (
+    0.5  # share of the divergence in the loss; the rest is cross-entropy
+  )
 
   @property
   def reference_path(self) -> str:
@@ -154,59 +224,23 @@ class Distillation(StoredValues, LanguageModel, subject='Losses'):
   def with_reference(self) -> Self:
     return self.replaced(TEACHER_TOP_K=0)
 
-  @property
-  def _common_tokens(self) -> int:
-    """The size of the smaller vocabulary; the rest of the larger one fills it up."""
-    theirs = self.facts_of(self.TEACHER).values.get('VOCAB_SIZE')
-    return min(self.VOCAB_SIZE, theirs) if isinstance(theirs, int) else self.VOCAB_SIZE
-
   def validate(self) -> None:
     super().validate()
-    if not self.TEACHER_TEMPERATURE or not self.TEACHER_WEIGHT:
-      name = 'TEACHER_WEIGHT' if self.TEACHER_TEMPERATURE else 'TEACHER_TEMPERATURE'
-      raise UserError(f'{name}=0: nothing would be learned from the teacher')
-    if self.TEACHER_TOP_K > self.VOCAB_SIZE:
-      raise UserError(
-        f'TEACHER_TOP_K={self.TEACHER_TOP_K} must be at most VOCAB_SIZE={self.VOCAB_SIZE}'
-      )
-    if self.REFERENCE_RESTORE_PATH != self.TEACHER:
-      raise UserError(
-        f'REFERENCE_RESTORE_PATH={self.REFERENCE_RESTORE_PATH} and TEACHER={self.TEACHER} both '
-        "name the teacher's weights: leave the former out"
-      )
+    if not self.TEACHER_WEIGHT:
+      raise UserError('TEACHER_WEIGHT=0: nothing would be learned from the teacher')
 
   def losses(self) -> dict[str, fdl.Config]:
     losses, share = super().losses(), self.TEACHER_WEIGHT
     for name, loss in losses.items():
       if name.endswith('_xent'):
         loss.coefficient *= 1 - share
-    divergence = config(
-      distillation_losses.DistillationLoss,
-      coefficient=share,
-      kind=self.DIVERGENCE,
-      temperature=self.TEACHER_TEMPERATURE,
-      num_chunks=self.NUM_LOSS_CHUNKS,
-    )
+    divergence = self.divergence(distillation_losses.DistillationLoss)
+    divergence.coefficient = share
     if self.stored_arrays:
+      del divergence.top_k
       fdl.update_callable(divergence, distillation_losses.StoredDistillation)
       divergence.vocab_size = self._common_tokens
     return losses | {'divergence': divergence}
 
-  def train_input(self) -> fdl.Config:
-    if not self.TEACHER:
-      raise UserError(
-        'TEACHER=FOLDER is missing: the weights to learn from, as paxlite import writes them, or a '
-        'run'
-      )
-    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
-      raise UserError(
-        f'NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}: the '
-        'divergence from a teacher is computed in chunks of tokens'
-      )
-    return super().train_input()
-
   def reference(self) -> fdl.Config | None:
-    # train_input() asks for a teacher; what reads no weights, as to generate text, needs none
-    if not self.TEACHER or self.TEACHER_TOP_K or self.facts_of(self.TEACHER) is UNKNOWN:
-      return None
-    return config(Reference, model=teacher_model(self, self.TEACHER))
+    return None if self.TEACHER_TOP_K else super().reference()

@@ -1,4 +1,4 @@
-"""Divergences from a teacher, and their gradients, equal those of torch, in chunks or whole."""
+"""Divergences from a teacher and their gradients equal those of torch and trl, in chunks or not."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pytest
 from paxlite.finetuning.distillation.distillation_losses import (
   TEACHER_IDS,
   TEACHER_LOG_PROBS,
+  AnswersDivergence,
   DistillationLoss,
   StoredDistillation,
   divergence,
@@ -81,6 +82,89 @@ def test_divergences_equal_torch(kind, temperature):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def generalized(ours, theirs, weights, beta):
+  """Returns the mean over targets in float64, and its gradient for the student's logits."""
+  q, p = (np.exp(x - x.max(-1, keepdims=True)) for x in (ours, theirs))
+  q, p = (x / x.sum(-1, keepdims=True) for x in (q, p))
+  m = beta * p + (1 - beta) * q
+  kl = lambda a, b: (a * np.log(a / b)).sum(-1)
+  if beta == 0:
+    each, slope = kl(p, q), -p / q
+  elif beta == 1:
+    each, slope = kl(q, p), np.log(q / p) + 1
+  else:
+    each = beta * kl(p, m) + (1 - beta) * kl(q, m)
+    slope = (1 - beta) * np.log(q / m)
+  share = weights / weights.sum()
+  gradient = q * (slope - (q * slope).sum(-1, keepdims=True)) * share[..., None]
+  return (each * share).sum(), gradient
+
+
+def of_logits(ours, theirs, weights, beta, temperature, more):
+  """Returns the mean over targets without τ², and its gradient; β of 0 and 1 name the limits."""
+  kind = {0.0: 'forward', 1.0: 'reverse'}.get(beta, 'jensen_shannon')
+  loss = AnswersDivergence(kind=kind, beta=beta or 0.5, temperature=temperature, **more)
+  batch = {'weights': jnp.asarray(weights, jnp.float32)}
+  theirs = jnp.asarray(theirs, jnp.float32)
+
+  def of(x):
+    outputs = Models((x, jnp.eye(V)), (theirs, jnp.eye(V)))
+    outputs.reference.logit_factors = LogitFactors(theirs, jnp.eye(V), None, 0.0)
+    return loss(outputs, batch) / loss.weight(batch) / temperature**2
+
+  return jax.value_and_grad(of)(jnp.asarray(ours, jnp.float32))
+
+
+def of_trl(ours, theirs, weights, beta, temperature):
+  gkd = pytest.importorskip('trl.experimental.gkd')
+  torch = pytest.importorskip('torch')
+  x = torch.tensor(ours, requires_grad=True)
+  labels = torch.where(torch.tensor(weights) > 0, 0, -100)
+  loss = gkd.GKDTrainer.generalized_jsd_loss(x, torch.tensor(theirs), labels, beta, temperature)
+  loss.backward()
+  return loss.item(), x.grad.numpy()
+
+
+def of_float64(ours, theirs, weights, beta, temperature):
+  value, slope = generalized(ours / temperature, theirs / temperature, weights, beta)
+  return value, slope / temperature
+
+
+@pytest.mark.parametrize(
+  'expected', [of_float64, pytest.param(of_trl, marks=pytest.mark.slow)], ids=['numpy', 'trl']
+)
+def test_generalized_divergences_and_their_gradients(expected):
+  rng = np.random.default_rng(0)
+  ours, theirs = rng.normal(size=(2, B, T, V)) * 3
+  weights = rng.integers(0, 2, (B, T)).astype(np.float64)
+  for beta, temperature in ((0.0, 1.0), (0.1, 0.7), (0.5, 1.0), (0.9, 2.5), (1.0, 0.7)):
+    given = ours, theirs, weights, beta, temperature
+    value, slope = expected(*given)
+    for more in ({}, {'num_chunks': 3}, {'top_k': V}):
+      found, gradient = of_logits(*given, more)
+      np.testing.assert_allclose(found, value, rtol=1e-5)
+      np.testing.assert_allclose(gradient, slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
+def test_likely_tokens_of_each_step_are_those_that_are_stored(kind):
+  student, teacher, weights = arrays()
+  batch = {'weights': jnp.asarray(weights)}
+  values = dict(kind=kind, temperature=2.5, beta=0.5)
+  ids, log_probs = most_likely(Models(teacher, None, jnp.arange(V) / V).logit_factors, 3, 2.5)
+  stored = StoredDistillation(vocab_size=V, **values)
+  named = {**batch, TEACHER_IDS: ids, TEACHER_LOG_PROBS: log_probs}
+  for chunks in (1, 3):
+    loss = DistillationLoss(top_k=3, num_chunks=chunks, **values)
+    of = lambda x, loss=loss: loss(Models((x, student[1]), teacher), batch)
+    whole = lambda x: stored(Models((x, student[1]), None), named)
+    for ours, theirs in zip(
+      jax.value_and_grad(of)(student[0]), jax.value_and_grad(whole)(student[0]), strict=True
+    ):
+      np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
@@ -99,7 +183,7 @@ def test_stored_likely_tokens_equal_torch(kind):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
-def of_float64(kind, ours, teacher, ids):
+def of_events(kind, ours, teacher, ids):
   """Returns the divergence and its gradient for float64 logits [n, V] of a student."""
   n, k = ids.shape
   is_kept = np.zeros(ours.shape, bool)
@@ -144,7 +228,7 @@ def test_what_is_left_beside_likely_tokens_keeps_its_digits(kind, rest):
 
   ours, theirs = drawn(rest), drawn(3 * rest)
   wide = [x.astype(np.float64) for x in (ours, theirs)]
-  expected, gradient = of_float64(kind, *wide, ids)
+  expected, gradient = of_events(kind, *wide, ids)
   teacher = of_tokens(jnp.asarray(theirs), jnp.asarray(ids))
   of = lambda x: divergence(kind, of_tokens(x, jnp.asarray(ids)), teacher)
   found, slope = of(jnp.asarray(ours)), jax.grad(lambda x: of(x).sum())(jnp.asarray(ours))

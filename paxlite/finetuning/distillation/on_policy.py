@@ -1,0 +1,239 @@
+"""On-policy distillation: a student answers prompts, and a teacher says how it would go on.
+
+    class Student(OnPolicyDistillation, SmolLM135M):
+      MAX_NEW_TOKENS = 64
+
+paxlite train students.Student TEACHER=runs/teacher TRAIN_FILES=prompts.jsonl
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paxlite.chats.chat_encoding import Encoded
+from paxlite.chats.conversations import Conversation
+from paxlite.chats.sft_formats import Pair, format_of
+from paxlite.config.attribute_kinds import Fraction, Training
+from paxlite.core.errors import UserError
+from paxlite.core.fields import Fields
+from paxlite.core.trees import PyTree
+from paxlite.data.base import Batch as HostBatch
+from paxlite.data.base import RowArray
+from paxlite.data.record_files import Record
+from paxlite.data.text import Split
+from paxlite.finetuning.chats.example_reader import answers_of
+from paxlite.finetuning.distillation import distillation_losses
+from paxlite.finetuning.distillation.experiment import Taught
+from paxlite.finetuning.reference import Reference
+from paxlite.finetuning.reinforcement.actor import Actor
+from paxlite.finetuning.reinforcement.answer_rollouts import Answered, AnswerRollouts, padded
+from paxlite.finetuning.reinforcement.datasets import AnsweredPrompts
+from paxlite.finetuning.reinforcement.episode import Episode
+from paxlite.finetuning.reinforcement.prompts import Prompt, PromptReader, Prompts
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.sown import SOWN
+from paxlite.losses.metrics import Batch
+from paxlite.losses.outputs import Outputs
+
+_PROMPT = 'teacher_prompt'  # the key of what the teacher reads in place of the prompt
+# arrays of a batch [B, T]: what the teacher reads, and where its distributions of the labels are
+_HINTED_IDS, _HINTED_AT = 'hinted_ids', 'hinted_at'
+_MIXING = 0x6D6978  # tells the draws of a mixture from those of tokens
+
+
+class GivenReader(PromptReader):
+  """Reads prompts whose records have an answer too."""
+
+  def check(self, record: Record) -> None:
+    super().check(record)
+    if not self.given(record)[1].is_learned[1:].any():
+      raise UserError('it has no answer, and STUDENT_SHARE is below 1')
+
+  def given(self, record: Record) -> tuple[Pair | Conversation, Encoded]:
+    """Returns a prompt with its last answer, and their ids."""
+    fields = Fields(record)
+    last = answers_of(format_of(fields).read(fields))[-1]
+    encoding = self.encoding
+    return last, encoding.pair(*last) if isinstance(last, Pair) else encoding.chat(last)
+
+
+class HintedReader(PromptReader):
+  """Reads prompts whose records have another one for the teacher."""
+
+  def check(self, record: Record) -> None:
+    super().check(record)
+    self.hinted(record)
+
+  def hinted(self, record: Record) -> list[int]:
+    """Returns the ids of the teacher's prompt."""
+    if not record.get(_PROMPT):
+      raise UserError(f'it has no {_PROMPT!r}, a text or messages, and TEACHER_PROMPTS=True')
+    own = {k: v for k, v in record.items() if k not in ('prompt', 'messages')}
+    return self.ids({**own, 'prompt': record[_PROMPT]})
+
+
+class GivenHintedReader(GivenReader, HintedReader):
+  """Reads prompts whose records have both."""
+
+
+_READERS: Mapping[tuple[bool, bool], type[PromptReader]] = {
+  (False, False): PromptReader,
+  (True, False): GivenReader,
+  (False, True): HintedReader,
+  (True, True): GivenHintedReader,
+}
+
+
+class TaughtRollouts(AnswerRollouts):
+  """Answers of the student, mixed with given ones.
+
+  Args:
+    prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes: See
+      AnswerRollouts.
+    student_share: The probability that the student answers a prompt (λ of
+      https://arxiv.org/abs/2306.13649, algorithm 1, for each sequence). Others have the answers of
+      their records.
+  """
+
+  def __init__(
+    self,
+    prompts: Prompts,
+    actor: Actor,
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    max_token_id: int,
+    batches: int = 1,
+    updates: int = 1,
+    kept_episodes: int = 0,
+    student_share: float = 1.0,
+  ):
+    super().__init__(
+      prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes
+    )
+    self._share = student_share
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    shapes = super().shapes()
+    is_hinted = isinstance(self._prompts.reader, HintedReader)
+    return shapes | dict.fromkeys([_HINTED_IDS, _HINTED_AT] if is_hinted else [], shapes['ids'])
+
+  def _answered(self, params: PyTree, number: int) -> list[Answered]:
+    if self._share == 1:
+      return super()._answered(params, number)
+    prompts = self._next_prompts(number)
+    draws = np.random.default_rng([self._seed, number, _MIXING]).random(len(prompts))
+    is_own = draws < self._share
+    asked = [prompt for prompt, own in zip(prompts, is_own, strict=True) if own]
+    episodes = iter(self._actor.play(params, asked, None, self._seed_of(number)))
+    return [
+      Answered(next(episodes) if own else self._given(prompt), {'is_given': not own})
+      for prompt, own in zip(prompts, is_own, strict=True)
+    ]
+
+  def _given(self, prompt: Prompt) -> Episode:
+    reader = self._prompts.reader
+    assert isinstance(reader, GivenReader)
+    contents, encoded = reader.given(prompt.record)
+    said = contents.targets if isinstance(contents, Pair) else contents.messages[-1]
+    message = {'role': 'assistant', 'content': said} if isinstance(said, str) else said
+    return Episode(prompt, encoded.ids.tolist(), encoded.is_learned.tolist(), [message], True)
+
+  def _row(self, answered: Answered) -> HostBatch:
+    row, T = super()._row(answered), self.seq_len
+    reader, episode = self._prompts.reader, answered.episode
+    if not isinstance(reader, HintedReader):
+      return row
+    hinted, begin = reader.hinted(episode.prompt.record), episode.is_own.index(True)
+    at = np.arange(T, dtype=np.int32) + len(hinted) - begin
+    weights = row['weights'] * (at < T)  # a given answer may be too long for the teacher
+    ids = [*hinted, *episode.ids[begin:]][:T]
+    at = np.where(weights > 0, at, 0).astype(np.int32)
+    return row | {'weights': weights, _HINTED_IDS: padded(ids, T, np.int32), _HINTED_AT: at}
+
+
+class _HintedOutputs(Outputs):
+  """Outputs of a teacher that reads another prompt, at the places of the student's answer."""
+
+  def __init__(self, model: TransformerLm, batch: Batch, at_BT: jax.Array):
+    super().__init__(model, batch)
+    self._at_BT = at_BT
+
+  @functools.cached_property
+  def hidden(self) -> jax.Array:
+    return jnp.take_along_axis(super().hidden, self._at_BT[..., None], 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class HintedReference(Reference):
+  """A teacher that reads another prompt than the student."""
+
+  def outputs(self, params: PyTree, batch: Batch) -> Outputs:
+    model = self.model.bind({'params': self.params_of(params)}, mutable=SOWN)
+    # no token depends on the padding after it, which needs no segment of its own
+    return _HintedOutputs(model, {'ids': batch[_HINTED_IDS]}, batch[_HINTED_AT])
+
+
+class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learning'):
+  """Prompts in TRAIN_FILES, which the student answers; it learns what the TEACHER would say.
+
+  With USE_LORA and no TEACHER, the weights without the factors are the teacher.
+  """
+
+  DIVERGENCE = 'reverse'
+  STUDENT_SHARE: Training[Fraction] = (
+    1.0  # share of sequences that the student writes (λ of GKD); the rest: answers of the records
+  )
+  TEACHER_PROMPTS: Training[bool] = False  # gives the teacher each record's teacher_prompt
+
+  @property
+  def dataset(self) -> str:
+    return 'prompts with a teacher'
+
+  @property
+  def has_teacher(self) -> bool:
+    return super().has_teacher or self.USE_LORA
+
+  @property
+  def warnings(self) -> list[str]:
+    found = list(super().warnings)
+    if self.has_teacher and not self.TEACHER and not self.TEACHER_PROMPTS:
+      found.append(
+        'The teacher is the base of the factors, which new factors equal: with TEACHER_PROMPTS=True '
+        'it reads a hint, and TEACHER=FOLDER names another one.'
+      )
+    return found
+
+  @property
+  def further_arrays(self) -> Mapping[str, RowArray]:
+    names = [_HINTED_IDS, _HINTED_AT] if self.TEACHER_PROMPTS else []
+    return {**dict.fromkeys(names, RowArray('int32')), **super().further_arrays}
+
+  def losses(self) -> dict[str, fdl.Config]:
+    loss = distillation_losses.AnswersDivergence
+    return {'divergence': self.divergence(loss), **super().losses()}
+
+  def reference(self) -> fdl.Config | None:
+    is_base = self.USE_LORA and not self.TEACHER
+    found = self.initial_reference() if is_base else super().reference()
+    if found is not None and self.TEACHER_PROMPTS:
+      fdl.update_callable(found, HintedReference)
+    return found
+
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
+    source = super()._source(files, split)
+    reader = _READERS[self.STUDENT_SHARE < 1, self.TEACHER_PROMPTS]
+    if reader is not PromptReader:
+      source.reader = reader
+    return source
+
+  def input(self, source: fdl.Config) -> fdl.Config:
+    rollouts = super().input(source)
+    fdl.update_callable(rollouts, TaughtRollouts)
+    rollouts.student_share = self.STUDENT_SHARE
+    return rollouts

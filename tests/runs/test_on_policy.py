@@ -1,0 +1,199 @@
+"""Distillation on the student's own answers: its batches, its teachers, and after a stop."""
+
+import functools
+import json
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+from flax.linen import meta
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.datasets import SftFiles
+from paxlite.experiments.finetuning import HuggingFaceOnPolicyDistillation
+from paxlite.experiments.identity import write_configuration
+from paxlite.finetuning.distillation.on_policy import OnPolicyDistillation
+from paxlite.finetuning.reinforcement.rollouts import RunFiles
+from paxlite.programs.run import Run
+from paxlite.programs.weights_model import knowing_weights
+from paxlite.run_data.episodes import worth
+from tests.runs import test_rollouts
+from tests.runs.test_rollouts import Tiny
+from tests.support import runs
+
+files = test_rollouts.files
+LETTERS = 'abcdefgh'
+AFTER = {c: 2 * chr(ord(c) + 1) for c in LETTERS}  # what the teacher answers
+
+
+class Teacher(SftFiles, Tiny):
+  """Another depth and width than the student's."""
+
+  NUM_LAYERS, MODEL_DIMS = 3, 48
+  PACKED_INPUT, MAX_STEPS, SUMMARY_INTERVAL_STEPS = False, 60, 20
+
+
+class Student(OnPolicyDistillation, Tiny):
+  MAX_NEW_TOKENS = 6
+
+
+ONE = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1])
+NAMES = 'divergence', 'teacher_agreement', 'answer_tokens', 'total_loss'
+
+
+@pytest.fixture(scope='module')
+def teacher(files):
+  """A run that has learned to name the next letter twice; the prompts have its answers."""
+  lines = [
+    dict(prompt=f'{c}{c}=', completion=AFTER[c], teacher_prompt=f'{c}l{c}=') for c in LETTERS
+  ]
+  (files / 'answers.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  values = dict(VOCAB_PATH=str(files), TRAIN_FILES=[f'{files}/answers.jsonl'], **ONE)
+  trained(Teacher(**values), files / 'teacher')
+  return files / 'teacher'
+
+
+def trained(e, folder):
+  folder.mkdir(exist_ok=True)
+  write_configuration(e, folder)
+  t = Run(e, folder).trainer()
+  t.train(*t.store.initial())
+
+
+def flags(files, teacher, *more):
+  return [
+    f'--fdl.VOCAB_PATH={files}', f"--fdl.TRAIN_FILES=['{files}/answers.jsonl']",
+    f'--fdl.TEACHER={teacher}', *more,
+  ]  # fmt: skip
+
+
+def of(folder):
+  return [[r.get(n) for n in NAMES] for r in runs.records(folder) if 'answer_tokens' in r]
+
+
+run = functools.partial(runs.run, config='tests.runs.test_on_policy.Student')
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_its_answers_and_a_killed_run_goes_on_bit_for_bit(
+  files, teacher, tmp_path
+):
+  given = flags(files, teacher, '--fdl.UPDATES_PER_BATCH=2', '--fdl.STUDENT_SHARE=0.75')
+  run(tmp_path / 'whole', *given)
+  for steps in (3, 6):  # the first ends within a rollout
+    run(tmp_path / 'parts', *given, f'--fdl.MAX_STEPS={steps}')
+  whole = of(tmp_path / 'whole')
+  assert whole == of(tmp_path / 'parts')
+  assert len(whole) == 6
+  run(tmp_path / 'long', *flags(files, teacher, '--fdl.MAX_STEPS=60'))
+  first, *_, last = of(tmp_path / 'long')
+  assert last[0] < 0.5 * first[0]
+  assert last[1] > first[1]
+
+
+def made(files, **values):
+  """Returns rollouts of a LoRA student whose base is the teacher, their parameters and the task."""
+  folder = files / 'hints.jsonl'
+  lines = [
+    dict(prompt=f'{c}{c}=', completion=AFTER[c], teacher_prompt=f'{c}l{c}=') for c in LETTERS
+  ]
+  folder.write_text('\n'.join(map(json.dumps, lines)))
+  values = ONE | dict(USE_LORA=True) | values
+  e = Student(VOCAB_PATH=str(files), TRAIN_FILES=[str(folder)], **values)
+  e.validate()
+  task = fdl.build(e.build_task())
+  init = jax.jit(task.model.init)(jax.random.key(1), np.zeros((1, 1), np.int32))
+  return fdl.build(e.train_input()), meta.unbox(init)['params'], task
+
+
+def divergences(task, params, batch):
+  outputs = task._outputs(params, batch, None, {}, None)
+  return outputs, jax.jit(lambda p: task.losses['divergence'](
+    task._outputs(p, batch, None, {}, None), batch))(params)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_base_with_a_hint_teaches_its_factors_token_by_token(files):
+  """Factors begin at nothing, so that only the hint tells the teacher from the student."""
+  rollouts, params, task = made(files, TEACHER_PROMPTS=True)
+  batch = rollouts.next_batch(params, 0, slice(0, 16))
+  model = task.reference.model
+  logits_of = lambda ids: np.asarray(
+    jax.jit(model.apply)({'params': params}, ids[None]), np.float64)[0]  # fmt: skip
+  log_softmax = lambda x: x - np.log(np.exp(x).sum(-1, keepdims=True))
+  expected = 0.0
+  for i in range(16):
+    own = np.flatnonzero(batch['weights'][i])
+    answer = batch['labels'][i][own]
+    first = int(own[0]) + 1
+    letter = batch['ids'][i][1]
+    assert batch['ids'][i][:first].tolist() == [1, letter, letter, 3]
+    hinted = np.array([1, letter, 15, letter, 3, *answer], np.int32)
+    q = log_softmax(logits_of(np.array([*batch['ids'][i][:first], *answer], np.int32)))[first - 1 :]
+    p = log_softmax(logits_of(hinted))[first:]
+    expected += sum((np.exp(b) * (b - a)).sum() for a, b in zip(p, q, strict=True) if len(a))
+    expected -= (np.exp(q[-1]) * (q[-1] - p[-1])).sum()  # what follows the last token
+  _, found = divergences(task, params, batch)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  assert expected > 1e-3
+
+  plain, params, task = made(files)
+  same = plain.next_batch(params, 0, slice(0, 16))
+  np.testing.assert_array_equal(same['ids'], batch['ids'])
+  assert abs(float(divergences(task, params, same)[1])) < 1e-5
+
+
+@pytest.mark.slow
+def test_given_answers_are_mixed_with_those_of_the_student(files, tmp_path):
+  rollouts, params, _ = made(files, STUDENT_SHARE=0.5, KEPT_EPISODES=16, TEACHER_PROMPTS=True)
+  rollouts.run_files = RunFiles(tmp_path / 'rollouts', True, lambda: 0)
+  batch = rollouts.next_batch(params, 0, slice(0, 16))
+  for name, array in rollouts.next_batch(params, 0, slice(0, 16)).items():
+    np.testing.assert_array_equal(array, batch[name], err_msg=name)
+  kept = runs.records(tmp_path, 'episodes.jsonl')[:16]
+  given = [row for row, record in enumerate(kept) if record['is_given']]
+  assert 3 < len(given) < 13
+  for row in given:
+    answer = AFTER[kept[row]['prompt'][0]]
+    assert kept[row]['answer'][0]['content'] == answer
+    own = batch['labels'][row][batch['weights'][row] > 0]
+    assert ''.join('=abcdefghijkl'[i - 3] for i in own if i >= 3) == answer
+    assert own[-1] == 2
+  assert {worth(record) for record in kept} == {'a given answer', "the student's answer"}
+  all_given, params, _ = made(files, STUDENT_SHARE=0.0)
+  batch = all_given.next_batch(params, 0, slice(0, 16))
+  assert (batch['weights'].sum(1) == 3).all()
+
+
+def test_what_cannot_be_taught_is_one_line(files, tmp_path):
+  lines = files / 'chats.jsonl'
+  plain = dict(VOCAB_PATH=str(files), TRAIN_FILES=[str(lines)], USE_LORA=True, **ONE)
+  for values, message in (
+    (dict(STUDENT_SHARE=0.5), r'chats\.jsonl:1.*has no answer'),
+    (dict(TEACHER_PROMPTS=True), r"chats\.jsonl:1.*it has no 'teacher_prompt'"),
+  ):
+    with pytest.raises(UserError, match=message):
+      fdl.build(Student(**plain, **values).train_input())
+  for values, message in (
+    (dict(DIVERGENCE_BETA=0.1), 'DIVERGENCE_BETA=0.1 has no effect with DIVERGENCE=reverse'),
+    (dict(DIVERGENCE='jensen_shannon', DIVERGENCE_BETA=1.0), 'is the limit DIVERGENCE=reverse'),
+    (dict(PACKED_INPUT=True), 'an episode is a row'),
+  ):
+    with pytest.raises(UserError, match=message):
+      Student(**plain, **values).validate()
+  with pytest.raises(UserError, match='TEACHER=FOLDER is missing'):
+    HuggingFaceOnPolicyDistillation(MODEL='LLaMA3_8B', CHECKPOINT_RESTORE_PATH='a').train_input()
+
+
+@pytest.mark.slow
+def test_a_teacher_of_other_tokens_is_refused_by_name(files, teacher, tmp_path):
+  other = tmp_path / 'tokens'
+  other.mkdir()
+  for name in ('tokenizer.json', 'tokenizer_config.json'):
+    (other / name).write_text((files / name).read_text().replace('"a"', '"z"'))
+  values = dict(VOCAB_PATH=str(other), TRAIN_FILES=[f'{files}/answers.jsonl'], TEACHER=str(teacher))
+  e = knowing_weights(Student(**values, **ONE))
+  with pytest.raises(UserError, match='teacher has another tokenizer than the run') as raised:
+    Run(e, tmp_path).trainer()
+  assert '\n' not in str(raised.value)
