@@ -114,7 +114,7 @@ class Taught(LanguageModel, subject='Losses'):
     1.0  # divisor of the teacher's and the student's logits
   )
   TEACHER_TOP_K: Training[OffAtZeroInt] = (
-    0  # compares the teacher's top-k tokens, the others as one; stored before training if on data
+    0  # teacher's tokens told apart, the others as one; on given answers stored first; 0: all
   )
 
   @property

@@ -204,7 +204,7 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     found = list(super().warnings)
     if self.has_teacher and not self.TEACHER and not self.TEACHER_PROMPTS:
       found.append(
-        'The teacher is the base of the factors, which new factors equal: with TEACHER_PROMPTS=True '
+        'The teacher is the base of the factors, and equal to new ones: with TEACHER_PROMPTS=True '
         'it reads a hint, and TEACHER=FOLDER names another one.'
       )
     return found
