@@ -21,6 +21,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
 _IMPORT_SECONDS = 300.0
+_MOST_BYTES = 4 << 20  # of a result, which is a number or a message
 _END_SECONDS = 1.0  # in which a process that has closed its output tells its exit status
 
 
@@ -68,6 +69,10 @@ class UserProcesses:
     """
     return self._all(self._result, calls)
 
+  def outcomes(self, calls: Sequence[Call]) -> list[Any]:
+    """Returns the results of calls, with a UserError in the place of each one that failed."""
+    return self._all(self._outcome, calls)
+
   def look_up(self, calls: Sequence[Call]) -> None:
     """Makes every process import what these calls name, with a longer time limit.
 
@@ -103,6 +108,12 @@ class UserProcesses:
       return worker.result(call, self._seconds)
     finally:
       self._idle.put(worker)
+
+  def _outcome(self, call: Call) -> Any:
+    try:
+      return self._result(call)
+    except UserError as e:
+      return e
 
 
 class _Worker:
@@ -142,6 +153,9 @@ class _Worker:
       with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
       raise UserError(f'{name} ended its process with the exit status {self._end()}')
+    if len(line) > _MOST_BYTES:
+      self._end()
+      raise UserError(f'{name} returned more than {_MOST_BYTES >> 20} MiB')
     answer = parsed(line)
     if 'error' in answer:
       raise UserError(f'{name} raised {answer["error"]}')
@@ -190,12 +204,15 @@ class _Worker:
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-  """Returns the next line of a process; b'': it has ended; None: there is none in time."""
+  """Returns the next line of a process, or the beginning of one that is too long.
+
+  b'': the process has ended; None: there is none in time.
+  """
   assert process.stdout is not None
   end, found = time.monotonic() + seconds, b''
   with selectors.DefaultSelector() as selector:
     selector.register(process.stdout, selectors.EVENT_READ)
-    while not found.endswith(b'\n'):
+    while not found.endswith(b'\n') and len(found) <= _MOST_BYTES:
       if not selector.select(max(0, end - time.monotonic())):
         return None
       part = os.read(process.stdout.fileno(), 1 << 16)

@@ -20,9 +20,12 @@ from paxlite.cli.user_modules import import_named
 from paxlite.core.child_processes import end_group_with_parent
 from paxlite.core.json_text import parsed
 
+_MOST_CHARS = 2000  # of what an error says
+
 
 def main() -> None:
   end_group_with_parent()  # also while a function of the user goes on
+  own = os.getpid()
   answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
   os.dup2(2, 1)
   known: dict[str, Any] = {}
@@ -35,7 +38,9 @@ def main() -> None:
     except BaseException as e:
       if isinstance(e, KeyboardInterrupt):
         return
-      text = json.dumps({'error': f'{type(e).__name__}: {e}{_place(e)}'})
+      text = json.dumps({'error': f'{type(e).__name__}: {str(e)[:_MOST_CHARS]}{_place(e)}'})
+    if os.getpid() != own:
+      os._exit(0)  # the function has forked, and its process answers
     answers.write(text + '\n')
     answers.flush()
 

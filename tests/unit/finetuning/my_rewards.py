@@ -50,3 +50,12 @@ class Counting:
 
   def reward(self, record, messages):
     return float(len(messages))
+
+
+def forks(record, answer):
+  """Both processes return."""
+  return 1.0 + (os.fork() == 0)
+
+
+def is_large(record, answer):
+  return 'x' * (10 << 20)

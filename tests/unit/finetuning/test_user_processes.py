@@ -40,6 +40,7 @@ def test_results_come_in_order(processes):
     ('raises', r'raises raised ValueError: no reward for abc \(my_rewards.py:\d+\)'),
     ('hangs', r'hangs did not finish within 2 seconds \(REWARD_TIMEOUT\)'),
     ('ends', 'ends ended its process with the exit status 3'),
+    ('is_large', r'is_large returned more than 4 MiB'),
     ('is_missing', "raised AttributeError: .*has no attribute 'is_missing'"),
   ],
 )
@@ -47,6 +48,12 @@ def test_what_goes_wrong_is_one_line(processes, name, match):
   with pytest.raises(UserError, match=match):
     processes.results([call(name)])
   assert processes.results([call('length'), call('length', '')]) == [4, 1]  # others go on
+
+
+def test_a_call_has_one_answer_where_its_process_forks(processes):
+  for _ in range(4):
+    asked = [call('forks'), call('length'), call('length', '')]
+    assert processes.results(asked) == [1.0, 4, 1]
 
 
 @pytest.mark.parametrize('module', ['config', 'core', 'data', 'eval', 'stores', 'tools'])
