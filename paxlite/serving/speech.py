@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from paxlite.core.json_text import JsonObject
+from paxlite.generation import tool_calls
 from paxlite.generation.spelling import Mark, shown
-from paxlite.serving import tool_calls
 
 THINKING = {'<think>': '</think>', '[THINK]': '[/THINK]'}  # what begins it, and what ends it
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from paxlite.chats.chat_encoding import ChatEncoding, Encoded
-from paxlite.chats.conversations import Conversation
+from paxlite.chats.conversations import Conversation, Tool
 from paxlite.chats.sft_formats import LABELS, Pair, check_unread, format_of, identity
 from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
@@ -24,8 +24,9 @@ class SftReader:
   examples_of_a_record = 1
   notes_labels = True
 
-  def __init__(self, encoding: ChatEncoding, most_tokens: int = 0):
+  def __init__(self, encoding: ChatEncoding, most_tokens: int = 0, tools: Sequence[Tool] = ()):
     self.encoding, self.notes, self.most_tokens = encoding, Notes(), most_tokens
+    self.tools = tools  # besides those of a record
 
   @staticmethod
   def open(name: str) -> Records:
@@ -161,6 +162,7 @@ class ReaderOptions:
   date: str
   thinking: bool | None
   most_tokens: int = 0
+  tools: Sequence[Tool] = ()
 
   def opened(self, tokenizer: Tokenizer | None = None) -> SftReader:
     """Returns the reader, with the tokenizer if it is open already."""
@@ -173,4 +175,4 @@ class ReaderOptions:
       self.date,
       self.thinking,
     )
-    return self.reader(encoding, self.most_tokens)
+    return self.reader(encoding, self.most_tokens, self.tools)

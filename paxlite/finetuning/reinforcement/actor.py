@@ -113,18 +113,19 @@ class Actor:
 
   def _replied(self, episodes: Sequence[Episode], judges: Judges) -> None:
     """Appends what the environment replies, or ends episodes."""
-    for episode, message in zip(episodes, judges.replies(episodes), strict=True):
-      new = [] if message is None else self._after(episode, message)
-      if message is None or len(episode.ids) + len(new) >= self._room - 1:
+    for episode, messages in zip(episodes, judges.replies(episodes), strict=True):
+      new = self._after(episode, messages) if messages else []
+      if not messages or len(episode.ids) + len(new) >= self._room - 1:
         episode.is_over = True
       else:
-        episode.append(new, False, message)
+        episode.append(new, False, *messages)
 
-  def _after(self, episode: Episode, message: Mapping[str, Any]) -> list[int]:
+  def _after(self, episode: Episode, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Returns the ids between the end of an answer and the beginning of the next one."""
     before = [*episode.prompt.messages, *episode.messages]
-    whole = self._encoding.chat_text([*before, message], True)
-    start = self._encoding.chat_text(before, False)
+    tools = episode.prompt.tools
+    whole = self._encoding.chat_text([*before, *messages], True, tools)
+    start = self._encoding.chat_text(before, False, tools)
     # the answer has the token that ended it already, and not what the template puts behind that
     end = self._encoding.tokenizer.decode_marked(episode.ids[-1:])
     if end in start:

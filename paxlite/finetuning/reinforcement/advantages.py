@@ -7,6 +7,13 @@ import numpy as np
 Scale = Literal['group', 'batch', 'none']
 
 
+def filled(rewards_GN: np.ndarray) -> np.ndarray:
+  """Returns rewards with the mean of its group, or 0, in the place of each one that is NaN."""
+  known_GN = ~np.isnan(rewards_GN)
+  sums_G1 = np.where(known_GN, rewards_GN, 0).sum(1, keepdims=True)
+  return np.where(known_GN, rewards_GN, sums_G1 / np.maximum(known_GN.sum(1, keepdims=True), 1))
+
+
 def advantages(rewards_GN: np.ndarray, scale: Scale) -> np.ndarray:
   """Returns rewards minus the mean of their group, [G, N], over a standard deviation.
 

@@ -52,6 +52,7 @@ class Policy(Answering, subject='Reinforcement learning'):
   REWARDS: Training[list[str]] = []  # functions of (record, answer), as my_module.my_function
   REWARD_WEIGHTS: Training[list[float]] = []  # factor of each reward; []: 1
   ENVIRONMENT: Training[str] = ''  # class with reply and reward, for multi-turn episodes
+  TOOLS: Training[list[str]] = []  # functions that answers may call, as my_tools.calculator
   MAX_TURNS: Training[Count] = 1  # maximum answers per episode
   REWARD_TIMEOUT: Run[Positive] = 10.0  # maximum seconds per reward or reply
   ADVANTAGE_SCALE: Training[Scale] = (
@@ -76,11 +77,13 @@ class Policy(Answering, subject='Reinforcement learning'):
       raise UserError('GROUP_SIZE=1: an answer is compared with others to its prompt; 2 or more')
     if self.REWARD_WEIGHTS and len(self.REWARD_WEIGHTS) != len(self.REWARDS):
       raise UserError(f'{len(self.REWARDS)} REWARDS have {len(self.REWARD_WEIGHTS)} REWARD_WEIGHTS')
-    for path in (*self.REWARDS, *filter(None, [self.ENVIRONMENT])):
+    for path in (*self.REWARDS, *self.TOOLS, *filter(None, [self.ENVIRONMENT])):
       if not all(part.isidentifier() for part in path.split('.')) or '.' not in path:
         raise UserError(f'{path} is not the dotted path of a function, as my_rewards.correct')
-    if self.MAX_TURNS > 1 and not self.ENVIRONMENT:
-      raise UserError(f'MAX_TURNS={self.MAX_TURNS} needs an ENVIRONMENT that replies')
+    if self.MAX_TURNS > 1 and not self.ENVIRONMENT and not self.TOOLS:
+      raise UserError(f'MAX_TURNS={self.MAX_TURNS} needs an ENVIRONMENT that replies, or TOOLS')
+    if self.TOOLS and self.MAX_TURNS == 1:
+      raise UserError('MAX_TURNS=1: TOOLS need another answer after the call of one; 2 or more')
     if self.CLIP_LOW >= 1:
       raise UserError(f'CLIP_LOW={self.CLIP_LOW:g}: a ratio of probabilities is above 0; below 1')
     for name in ('CLIP_LOW', 'CLIP_HIGH', 'POLICY_RATIO'):

@@ -132,6 +132,11 @@ class PromptFiles(AnsweredPrompts, Policy):
           f'numbers of two kinds: {name}={value}'
         )
 
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
+    source = super()._source(files, split)
+    source.tools = list(self.TOOLS)
+    return source
+
   def train_input(self) -> fdl.Config:
     if not self.REWARDS and not self.ENVIRONMENT:
       example = shell.flag('REWARDS', ['my_rewards.correct'])
@@ -156,6 +161,7 @@ class PromptFiles(AnsweredPrompts, Policy):
         weights=list(self.REWARD_WEIGHTS) or [1.0] * len(self.REWARDS),
         environment=self.ENVIRONMENT,
         seconds=self.REWARD_TIMEOUT,
+        tools=list(self.TOOLS),
       ),
       group_size=self.GROUP_SIZE,
       scale=self.ADVANTAGE_SCALE,

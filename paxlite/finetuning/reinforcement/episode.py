@@ -19,6 +19,7 @@ class Episode:
     is_over: Whether the episode has ended.
     is_cut: Whether an answer was as long as it may be.
     rewards: What each reward gave it, by its name; set when it was judged.
+    error: What its environment did wrong, which ended it; '': nothing.
   """
 
   prompt: Prompt
@@ -28,14 +29,15 @@ class Episode:
   is_over: bool = False
   is_cut: bool = False
   rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+  error: str = ''
 
   @classmethod
   def of(cls, prompt: Prompt) -> Self:
     """Returns an episode in which nothing was answered yet."""
     return cls(prompt, [*prompt.ids], [False] * len(prompt.ids), [])
 
-  def append(self, ids: list[int], is_own: bool, message: Mapping[str, Any]) -> None:
+  def append(self, ids: list[int], is_own: bool, *messages: Mapping[str, Any]) -> None:
     """Appends what was said, and its tokens."""
     self.ids += ids
     self.is_own += [is_own] * len(ids)
-    self.messages.append(message)
+    self.messages += messages

@@ -7,7 +7,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch
 from paxlite.finetuning.reinforcement.actor import Actor
-from paxlite.finetuning.reinforcement.advantages import Scale, advantages
+from paxlite.finetuning.reinforcement.advantages import Scale, advantages, filled
 from paxlite.finetuning.reinforcement.answer_rollouts import Answered, AnswerRollouts
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
@@ -75,10 +75,11 @@ class PolicyRollouts(AnswerRollouts):
 
   def _answered(self, params: PyTree, number: int) -> list[Answered]:
     episodes, rewards_GN = self._played(params, number)
-    values = advantages(rewards_GN, self._scale)
-    each = zip(episodes, rewards_GN.reshape(-1).tolist(), values.reshape(-1).tolist(), strict=True)
+    values = advantages(rewards_GN, self._scale).reshape(-1)
+    values[[bool(episode.error) for episode in episodes]] = 0  # which teach nothing
+    each = zip(episodes, rewards_GN.reshape(-1).tolist(), values.tolist(), strict=True)
     return [
-      Answered(e, {'rewards': e.rewards, 'reward': reward, 'advantage': value})
+      Answered(e, {'rewards': e.rewards, 'reward': reward, 'advantage': value, **_error(e)})
       for e, reward, value in each
     ]
 
@@ -93,7 +94,7 @@ class PolicyRollouts(AnswerRollouts):
       place += self._groups
       first = round_ * len(prompts)
       episodes = self._actor.play(params, prompts, self._judges, seed, first)
-      rewards_GN = self._judges.rewards(episodes).reshape(-1, size)
+      rewards_GN = filled(self._judges.rewards(episodes).reshape(-1, size))
       for g, rewards_N in enumerate(rewards_GN):
         is_equal = self._rounds > 1 and np.ptp(rewards_N) == 0
         (equal if is_equal else unequal).append((episodes[g * size : (g + 1) * size], rewards_N))
@@ -112,3 +113,7 @@ class PolicyRollouts(AnswerRollouts):
       'advantages': row['weights'] * np.float32(facts['advantage']),
       'rewards': rewards,
     }
+
+
+def _error(episode: Episode) -> JsonObject:
+  return {'error': episode.error} if episode.error else {}

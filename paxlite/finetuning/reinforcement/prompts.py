@@ -22,6 +22,9 @@ from paxlite.finetuning.chats.encoded_examples import SftExample
 from paxlite.finetuning.chats.example_files import read_examples
 from paxlite.finetuning.chats.example_reader import KeepingReader, ReaderOptions
 from paxlite.finetuning.example_cache import ArrayWriter, ExampleCache, in_memory
+from paxlite.finetuning.reinforcement.user_processes import IMPORT_SECONDS, Call, UserProcesses
+
+SCHEMAS = 'paxlite.finetuning.reinforcement.tools.schemas'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +36,14 @@ class Prompt:
     ids: Its token ids.
     messages: Its messages; those of a prompt that is a text are none.
     place: Its file and line, for messages.
+    tools: The descriptions of the functions that answers may call.
   """
 
   record: Record
   ids: list[int]
   messages: Sequence[Mapping[str, Any]]
   place: str
+  tools: Sequence[Tool] | None = None
 
   def __str__(self) -> str:
     text = self.messages[-1]['content'] if self.messages else self.record['prompt']
@@ -70,7 +75,7 @@ class PromptReader(KeepingReader):
 
   def ids(self, record: Record) -> list[int]:
     """Returns the ids of the prompt of a record."""
-    messages, tools = _messages(record)
+    messages, tools = _messages(record, self.tools)
     if messages:
       ids = self.encoding.chat_prompt(messages, tools)
     else:
@@ -97,6 +102,7 @@ class Prompts:
     skip_unreadable: Whether lines without a prompt, or with a longer one, are left out.
     cache: Where many prompts are kept: see ExampleCache.
     reader: Reads records.
+    tools: Dotted paths of functions that answers may call.
 
   Attributes:
     reader: The reader, which encodes further parts of records.
@@ -117,13 +123,19 @@ class Prompts:
     skip_unreadable: bool = False,
     cache: str = '',
     reader: type[PromptReader] = PromptReader,
+    tools: Sequence[str] = (),
   ):
     self.name = ', '.join(files)
     kept = ExampleCache(cache)
+    self._tools = _schemas(tools)
     options = ReaderOptions(
-      reader, encoding.tokenizer.path, *encoding.options, most_tokens=most_tokens
+      reader,
+      encoding.tokenizer.path,
+      *encoding.options,
+      most_tokens=most_tokens,
+      tools=self._tools,
     )
-    self.reader = reader(encoding, most_tokens)
+    self.reader = reader(encoding, most_tokens, self._tools)
     self._found = read_examples(expanded(files), options, self.reader, kept)
     self.refused = self._found.notes.refused
     self.refused.check(self.name, skip_unreadable and not self.refused.is_all)
@@ -152,15 +164,30 @@ class Prompts:
   def __getitem__(self, index: int) -> Prompt:
     place = str(self._found.place(index))
     record = parsed(self._found.kept_record(index), place)
-    return Prompt(record, self._ids(index), _messages(record)[0], place)
+    messages, tools = _messages(record, self._tools)
+    return Prompt(record, self._ids(index), messages, place, tools)
 
 
 def _given(fields: Fields) -> Json:
   return fields.get('messages') or fields.get('prompt')
 
 
-def _messages(record: Record) -> tuple[Sequence[Mapping[str, Any]], Sequence[Tool] | None]:
-  """Returns the messages of a prompt and its tools; those of a text are none."""
+def _schemas(paths: Sequence[str]) -> Sequence[Tool]:
+  """Returns the schemas of functions, which are imported in another process."""
+  if not paths:
+    return ()
+  processes = UserProcesses(1, IMPORT_SECONDS)
+  try:
+    found: Sequence[Tool] = processes.results([Call(SCHEMAS, None, [list(paths)])])[0]
+    return found
+  finally:
+    processes.close()
+
+
+def _messages(
+  record: Record, more: Sequence[Tool] = ()
+) -> tuple[Sequence[Mapping[str, Any]], Sequence[Tool] | None]:
+  """Returns the messages of a prompt and its tools, with `more`; those of a text are none."""
   fields = Fields(record)  # rewards get all of them, so that what is not read here is not lost
   given = _given(fields)
   conversation = list_of_messages(given)
@@ -170,10 +197,10 @@ def _messages(record: Record) -> tuple[Sequence[Mapping[str, Any]], Sequence[Too
     if not asked:
       raise UserError("all messages are the assistant's")
     # an answer at the end is one that others gave
-    return whole.messages[: asked[-1] + 1], whole.tools
+    return whole.messages[: asked[-1] + 1], [*(whole.tools or ()), *more] or None
   if not isinstance(given, str):
     raise UserError('it needs "prompt" (text or messages) or "messages"')
-  if fields.text(*SYSTEM) or tools_beside(fields):
+  if fields.text(*SYSTEM) or tools_beside(fields) or more:
     raise UserError(
       'system messages and tools need messages: write "prompt" as messages, or leave them out'
     )

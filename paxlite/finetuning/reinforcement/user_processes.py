@@ -20,7 +20,7 @@ from paxlite.core.child_processes import kill_group
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
-_IMPORT_SECONDS = 300.0
+IMPORT_SECONDS = 300.0
 _MOST_BYTES = 4 << 20  # of a result, which is a number or a message
 _END_SECONDS = 1.0  # in which a process that has closed its output tells its exit status
 
@@ -81,7 +81,7 @@ class UserProcesses:
     """
     every = [(worker, call) for worker in self._workers for call in calls]
     try:
-      self._all(lambda pair: pair[0].result(pair[1], _IMPORT_SECONDS), every)
+      self._all(lambda pair: pair[0].result(pair[1], IMPORT_SECONDS), every)
     except BaseException:
       self.close()  # others may import for minutes
       raise

@@ -38,11 +38,16 @@ def main() -> None:
     except BaseException as e:
       if isinstance(e, KeyboardInterrupt):
         return
-      text = json.dumps({'error': f'{type(e).__name__}: {str(e)[:_MOST_CHARS]}{_place(e)}'})
+      text = json.dumps({'error': f'{type(e).__name__}: {_said(e)}{_place(e)}'})
     if os.getpid() != own:
       os._exit(0)  # the function has forked, and its process answers
     answers.write(text + '\n')
     answers.flush()
+
+
+def _said(error: BaseException) -> str:
+  """Returns what an error says, on one line."""
+  return ' '.join(str(error)[:_MOST_CHARS].split())
 
 
 def _place(error: BaseException) -> str:

@@ -59,3 +59,61 @@ def forks(record, answer):
 
 def is_large(record, answer):
   return 'x' * (10 << 20)
+
+
+def add(a: int, b: int = 0) -> int:
+  """Adds numbers.
+
+  Args:
+    a: The first one.
+    b: The other one,
+      which may be missing.
+
+  Returns:
+    Their sum.
+  """
+  print('what a tool prints is no answer')
+  if a > 99:
+    raise ValueError('too large')
+  if a < 0:
+    os._exit(3)
+  return a + b
+
+
+class Faulty:
+  """Does what the record says, in `reply` or in `reward`."""
+
+  def _act(self, fault):
+    if fault == 'raises':
+      raise RuntimeError('first line\nsecond line')
+    if fault == 'hangs':
+      time.sleep(60)
+    if fault == 'ends':
+      os._exit(3)
+    if fault == 'forks':
+      os.fork()
+    if fault == 'prints':
+      print('x' * (1 << 20))
+    return {
+      'is large': 'x' * (10 << 20), 'is NaN': float('nan'), 'is a text': '1.0', 'is None': None,
+      'is infinite': 1e39, 'another count': [1.0, 2.0, 3.0], 'NaN of a turn': [float('nan')],
+      'no message': [{'role': 'user'}], 'no role': {'role': 'poet', 'content': ''},
+      'a number': 4,
+    }.get(fault, 1.0)  # fmt: skip
+
+  def reply(self, record, messages):
+    found = self._act(record.get('reply'))
+    return 'on' if found == 1.0 else found
+
+  def reward(self, record, messages):
+    return self._act(record.get('reward'))
+
+
+class OfTurns:
+  """Gives each answer its number."""
+
+  def reply(self, record, messages):
+    return None
+
+  def reward(self, record, messages):
+    return [i + 1 for i in range(sum(m['role'] == 'assistant' for m in messages))]

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from paxlite.generation.spelling import Mark
-from paxlite.serving.tool_calls import parted
+from paxlite.generation.tool_calls import parted
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 BOB = '{"name": "Bob", "arguments": {"age": 3}}'
