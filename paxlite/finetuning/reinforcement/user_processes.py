@@ -82,6 +82,8 @@ class UserProcesses:
     every = [(worker, call) for worker in self._workers for call in calls]
     try:
       self._all(lambda pair: pair[0].result(pair[1], IMPORT_SECONDS), every)
+      for worker in self._workers:
+        worker.named = calls
     except BaseException:
       self.close()  # others may import for minutes
       raise
@@ -123,6 +125,7 @@ class _Worker:
     self._process: subprocess.Popen[bytes] | None = None
     self._lock = threading.Lock()
     self._interrupted = self._closed = False
+    self.named: Sequence[Call] = ()  # what a new process imports before its first call
 
   def result(self, call: Call, seconds: float) -> Any:
     """Returns the result of a call; see UserProcesses."""
@@ -133,6 +136,14 @@ class _Worker:
       return self._result(call, seconds)
 
   def _result(self, call: Call, seconds: float) -> Any:
+    if self._process is not None and self._process.poll() is not None:
+      self._end()
+    if self._process is None:
+      for named in self.named:
+        self._exchanged(named, IMPORT_SECONDS)
+    return self._exchanged(call, seconds)
+
+  def _exchanged(self, call: Call, seconds: float) -> Any:
     name = call.path if call.method is None else f'{call.path}.{call.method}'
     name += f' for {call.about}' if call.about else ''
     process = self._started()
@@ -162,12 +173,11 @@ class _Worker:
     return answer['result']
 
   def _started(self) -> subprocess.Popen[bytes]:
-    if self._process is not None and self._process.poll() is not None:
-      self._end()
     if self._process is None:
       paths = [str(pathlib.Path(paxlite.__file__).parents[1]), os.environ.get('PYTHONPATH', '')]
       environment = os.environ | {
         'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'JAX_PLATFORMS': 'cpu',
+        'PYTHONHASHSEED': '0',  # what a set is iterated in is the same in each process
       }  # fmt: skip
       # -P: a file such as json.py in the current folder must not be imported
       self._process = subprocess.Popen(

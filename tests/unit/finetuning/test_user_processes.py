@@ -145,3 +145,16 @@ def test_a_module_that_is_missing_ends_the_imports_of_others(tmp_path, calls, co
   assert said.splitlines()[-1].endswith(
     'UserError: my_slow.reward_0 raised ImportError: it is not there (my_slow.py:6)'
   )
+
+
+def test_a_new_process_imports_in_the_time_of_the_first_one(processes, tmp_path, monkeypatch):
+  """What takes longer to import than a call may take is imported again after a call has hung."""
+  (tmp_path / 'my_slow_module.py').write_text(
+    'import os, time\ntime.sleep(3)\ndef f(ends):\n  return os._exit(3) if ends else 1.0\n'
+  )
+  monkeypatch.chdir(tmp_path)
+  processes.look_up([Call('my_slow_module.f', None, None)])
+  for _ in range(2):
+    with pytest.raises(UserError, match='ended its process'):
+      processes.results([Call('my_slow_module.f', None, [True])])
+  assert processes.results([Call('my_slow_module.f', None, [False])] * 2) == [1.0, 1.0]
