@@ -67,6 +67,7 @@ OFFERED = {
   'tokenization': ('tokenize', 'train-tokenizer'),
   'local_checkpoints': (),
   'finetuning': ('finetune', 'data of examples', 'a reference model', 'SftFiles'),
+  'environments': (),
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
   'context_parallelism': ('the mesh axis context', 'CONTEXT_ATTENTION'),
   'pipeline': ('the mesh axis stage',),

@@ -49,6 +49,7 @@ ROOMS = [
   'other_systems',
   'finetuning',
   'experiments.finetuning',
+  'environments',
   'eval',
   'weights',
   'hub',
@@ -92,6 +93,8 @@ EXTRAS = {
   'mlflow',
   'trackio',
   'obstore',
+  'reasoning_gym',
+  'verifiers',
 }
 
 

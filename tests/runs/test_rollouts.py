@@ -346,6 +346,52 @@ def test_episodes_of_several_turns(files):
 
 
 @pytest.mark.slow
+def test_an_environment_fails_in_some_episodes(files):
+  """They have the advantage 0; the others learn from rewards of turns, and not from replies."""
+  _, rollouts, params = made(
+    files, 'chats', ENVIRONMENT=f'{REWARDS}.Pairs', REWARDS=[], MAX_TURNS=2, MAX_NEW_TOKENS=12,
+    MAX_SEQ_LEN=60, PERCORE_BATCH_SIZE=32,
+  )  # fmt: skip
+  episodes, rewards_GN = rollouts._played(params, 0)
+  values = rollouts._made(params, 0)['advantages']
+  failed = np.array([e.prompt.record['messages'][0]['content'] in 'cd' for e in episodes])
+  assert [bool(e.error) for e in episodes] == failed.tolist()
+  assert 8 <= failed.sum() < 32
+  assert (values[failed] == 0).all()
+  assert (values[~failed] != 0).any()
+  decode = rollouts._actor.engine.tokenizer.decode_marked
+  long = [e for e in episodes if len(e.messages) == 4]
+  assert long
+  for e in long:
+    foreign = [i for i, mine in zip(e.ids, e.is_own, strict=True) if not mine]
+    assert decode(foreign) == f'{decode(e.prompt.ids)}ab=c='
+  for e, reward in zip(episodes, rewards_GN.reshape(-1), strict=True):
+    said = sum(len(m['content']) for m in e.messages if m['role'] == 'assistant')
+    assert e.error or reward == 0.5 * said
+
+
+@pytest.mark.slow
+def test_a_prompt_shows_the_tools_and_an_answer_calls_them(files):
+  template = '{% for t in tools %}{{ t.function.name }}{% endfor %}' + Letters.CHAT_TEMPLATE
+  values = dict(MAX_TURNS=2, MAX_SEQ_LEN=60, CHAT_TEMPLATE=template, TOOLS=[f'{REWARDS}.add'])
+  _, rollouts, _ = made(files, 'chats', **values)
+  (prompt,) = rollouts._drawn(0, 1)
+  assert prompt.tools[0]['function']['name'] == 'add'
+  actor = rollouts._actor
+  decode = actor.engine.tokenizer.decode_marked
+  assert decode(prompt.ids).endswith(f'add{prompt.record["messages"][0]["content"]}=')
+  episode = Episode.of(prompt)
+  said = '<tool_call>{"name": "add", "arguments": {"a": 100}}</tool_call>'
+  episode.append([4, 2], True, {'role': 'assistant', 'content': said})
+  actor._replied([episode], rollouts._judges)
+  assert episode.messages[1]['content'] == 'error: ValueError: too large'
+  assert episode.is_own[-3:] == [False] * 3
+  assert decode(episode.ids[-1:]) == '='
+  with pytest.raises(UserError, match='no system message and no tools: write "prompt" as messages'):
+    made(files, 'prompts', **values)
+
+
+@pytest.mark.slow
 def test_episodes_can_be_read_and_a_full_disk_loses_none(
   files, tmp_path, monkeypatch, caplog, capsys
 ):
@@ -409,6 +455,7 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
     (dict(USE_INT8='forward', UPDATES_PER_BATCH=2), 'USE_INT8=forward: with several updates'),
     (dict(CLIP_LOW=1.0, UPDATES_PER_BATCH=2), 'CLIP_LOW=1: a ratio'),
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
+    (dict(TOOLS=[f'{REWARDS}.add']), 'MAX_TURNS=1: TOOLS need another answer'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),
     (dict(PACKED_INPUT=True), 'an episode is a row'),
     (dict(MAX_NEW_TOKENS=14), r'prompts\.jsonl:1.*the prompt has 4 tokens'),

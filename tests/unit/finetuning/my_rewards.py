@@ -117,3 +117,15 @@ class OfTurns:
 
   def reward(self, record, messages):
     return [i + 1 for i in range(sum(m['role'] == 'assistant' for m in messages))]
+
+
+class Pairs:
+  """Replies with two messages, rewards each answer, and fails where a prompt is c or d."""
+
+  def reply(self, record, messages):
+    return [{'role': 'tool', 'content': 'ab'}, {'role': 'user', 'content': 'c'}]
+
+  def reward(self, record, messages):
+    if record['messages'][0]['content'] in 'cd':
+      raise ValueError('no reward')
+    return [0.5 * len(m['content']) for m in messages if m['role'] == 'assistant']

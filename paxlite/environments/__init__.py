@@ -1,0 +1,1 @@
+"""Tasks of other packages as environments: reasoning-gym and verifiers."""
