@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: ENVIRONMENT=paxlite.environments.reasoning_gym.Tasks."""
+"""Tasks of reasoning-gym: ENVIRONMENT=paxlite.environments.reasoning_gym.ReasoningGym."""
 
 import functools
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from paxlite.environments.sources import write_records
 
 
-class Tasks:
+class ReasoningGym:
   """Scores the answers to tasks of reasoning-gym, each of one turn."""
 
   def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers: ENVIRONMENT=paxlite.environments.verifiers.Tasks.
+"""Tasksets of verifiers: ENVIRONMENT=paxlite.environments.verifiers.Verifiers.
 
 The model is the agent: its answers, and the results of the tools that it calls, make the trace that
 a task scores. Tools run in the process of the environment. A trace is made again for each call from
@@ -20,7 +20,7 @@ from paxlite.finetuning.reinforcement.tools import calls, message, schema
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Tasks:
+class Verifiers:
   """Runs the tools of tasks of verifiers, and scores episodes."""
 
   def __init__(self) -> None:

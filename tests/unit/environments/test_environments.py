@@ -11,8 +11,11 @@ from paxlite.files.text_files import expanded
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
+from tests.runs.test_rollouts import CONFIG, files  # noqa: F401
+from tests.support import runs
 
-GYM, VERIFIERS = (f'paxlite.environments.{name}.Tasks' for name in ('reasoning_gym', 'verifiers'))
+GYM = 'paxlite.environments.reasoning_gym.ReasoningGym'
+VERIFIERS = 'paxlite.environments.verifiers.Verifiers'
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +133,20 @@ def test_tasks_that_cannot_run_here_are_refused():
     with pytest.raises(UserError, match=match) as e:
       files_of(f'verifiers:my-taskset{query}')
     assert '\n' not in str(e.value)
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_a_task_and_goes_on(files, tmp_path):  # noqa: F811
+  """The prompts are written again at each start, and are the same."""
+  pytest.importorskip('reasoning_gym')
+  given = [
+    f'--fdl.VOCAB_PATH={files}', f'--fdl.ENVIRONMENT={GYM}', '--fdl.REWARDS=[]',
+    "--fdl.TRAIN_FILES=['reasoning_gym:word_ladder?size=4&seed=1&prompt=text']",
+    '--fdl.MAX_SEQ_LEN=1024', '--fdl.REWARD_TIMEOUT=60',
+  ]  # fmt: skip
+  runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=1', config=CONFIG)
+  runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=2', config=CONFIG)
+  rewards = [r['reward'] for r in runs.records(tmp_path / 'run') if 'reward' in r]
+  assert len(rewards) == 2
+  kept = runs.records(tmp_path / 'run', 'episodes.jsonl')
+  assert {name for episode in kept for name in episode['rewards']} == {GYM}
