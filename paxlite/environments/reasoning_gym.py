@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paxlite.core.json_text import parsed
 from paxlite.environments.sources import write_records
 
 
@@ -24,7 +25,7 @@ class ReasoningGym:
     given = record['reasoning_gym']
     dataset = _dataset(given['task'], json.dumps(given['options'], sort_keys=True))
     entry = dataset[given['index']]
-    if json.loads(json.dumps(entry, default=str)) != given['entry']:
+    if parsed(json.dumps(entry, default=str)) != given['entry']:
       entry = given['entry']  # another version draws others
     said = messages[-1]['content'].rpartition('</think>')[2]
     answer = extract_answer(said)
@@ -66,4 +67,4 @@ def write(task: str, options: Mapping[str, Any], path: str) -> None:
 def _dataset(task: str, options: str) -> Any:
   import reasoning_gym
 
-  return reasoning_gym.create_dataset(task, **json.loads(options))
+  return reasoning_gym.create_dataset(task, **parsed(options))

@@ -17,6 +17,7 @@ from typing import Any
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
 from paxlite.finetuning.reinforcement.user_processes import IMPORT_SECONDS, Call, UserProcesses
 
 _SOURCE = re.compile(r'(reasoning_gym|verifiers):([^?]+)(?:\?(.*))?')
@@ -69,7 +70,7 @@ def _options(text: str, query: str) -> dict[str, Any]:
     for level in levels:
       into = into.setdefault(level, {})
     try:
-      into[last] = json.loads(value)
+      into[last] = parsed(value)
     except ValueError:
       into[last] = value
   return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paxlite.cli.user_modules import import_named
+from paxlite.core.json_text import parsed
 from paxlite.environments.sources import write_records
 from paxlite.finetuning.reinforcement.tools import calls, message, schema
 
@@ -65,7 +66,7 @@ def _tasks(taskset: str, options: str) -> list[Any]:
 
   with contextlib.suppress(ImportError):  # which the loader tells better
     import_named(taskset.rpartition('/')[2].partition('@')[0].replace('-', '_').lower())
-  given = json.loads(options)
+  given = parsed(options)
   limit = given.pop('limit', None)
   if loaders.environment_class(taskset) is not SingleAgentEnv:
     raise ValueError(f'{taskset} has an Env of its own, which is not supported')
@@ -172,7 +173,7 @@ class _Play:
     found = []
     for call in self.trace.last_message.tool_calls or []:
       try:
-        result = self.tools[call.name](**json.loads(call.arguments))
+        result = self.tools[call.name](**parsed(call.arguments))
         result = await result if inspect.isawaitable(result) else result
       except Exception as e:
         result = f'error: {type(e).__name__}: {e}'
@@ -181,15 +182,24 @@ class _Play:
 
   async def is_stopped(self) -> bool:
     """Whether a condition of the task ends the episode."""
+    results = [stop(self._boundaries()) for stop in self._stops()]
+    return any([await one if inspect.isawaitable(one) else one for one in results])
+
+  def _stops(self) -> list[Callable[[Mapping[Any, Any]], Any]]:
+    from verifiers.v1.utils.decorators import invoke
+
+    return [functools.partial(invoke, stop) for stop in self.task.hooks('stop')]
+
+  def _boundaries(self) -> dict[Any, Any]:
+    """Returns what conditions may ask for, by its class."""
     import verifiers.v1 as vf
-    from verifiers.v1.session import call_hook
     from verifiers.v1.types import Request, Response
 
     last = self.trace.last_message
     finish = self.trace.calls[-1].finish_reason
     answer = Response(id='', created=0, model='', message=last, finish_reason=finish)
-    given = {vf.Trace: self.trace, Request: Request(messages=self.trace.messages), Response: answer}
-    return any([await call_hook(stop, given) for stop in self.task.hooks('stop')])
+    asked = Request(messages=self.trace.messages)
+    return {vf.Trace: self.trace, Request: asked, Response: answer}
 
 
 async def _played(record: Mapping[str, Any], messages: Messages) -> _Play:

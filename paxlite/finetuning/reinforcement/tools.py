@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paxlite.cli.user_modules import import_named
+from paxlite.core.json_text import parsed
 from paxlite.generation.tool_calls import parted
 
 _TYPES = {
@@ -52,7 +53,7 @@ def calls(answer: str, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]
   """Returns the calls of these functions in an answer: names and arguments. Thinking has none."""
   found = parted([answer.rpartition('</think>')[2]], names)[1]
   each = [call['function'] for call in found if isinstance(call['function'], dict)]
-  return [(str(call['name']), json.loads(str(call['arguments']))) for call in each]
+  return [(str(call['name']), parsed(str(call['arguments']))) for call in each]
 
 
 def reply(messages: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[Any] | None:
