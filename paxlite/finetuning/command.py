@@ -12,6 +12,7 @@ CHECKPOINT_RESTORE_PATH.
   dpo        trains all weights on pairs of a chosen and a rejected answer; also ipo, orpo, simpo
   kto        trains all weights on answers labelled good or bad
   reward     trains a reward model on the pairs of dpo
+  grpo       trains all weights on rewards of the model's own answers
 
 Example:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
