@@ -44,9 +44,7 @@ def enable() -> None:
   if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
     return
   if not hasattr(jax_cache, 'get_file_cache'):  # It is no public function of JAX.
-    log.warning(
-      ('Compiled programs are not cached: jax %s reads them differently'), jax.__version__
-    )
+    log.warning('Compiled programs are not cached: jax %s reads them differently', jax.__version__)
     return
   try:
     folder = programs_folder()

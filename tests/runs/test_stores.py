@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path):
   with gcs_server('bkt') as gcs:
     environment = gcs.environment()
     result = run('gs://none/x', tmp_path, environment, code=2)
-    assert result.stderr.startswith('error: gs://none: there is no bucket none: make it first')
+    assert result.stderr.startswith('error: gs://none: bucket none does not exist: create it')
     result = run('gs://bkt/x', tmp_path, environment | {'GOOGLE_BEARER_TOKEN': 'no'}, code=2)
     assert result.stderr.startswith('error: gs://bkt: the store refuses these credentials')
     assert not gcs.objects['bkt']
@@ -266,7 +266,7 @@ def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
   before, one, two = held(), 's3://bkt/verified/one', 's3://bkt/verified/two'
   paxlite = lambda *arguments, code=0: runs.module('paxlite', *arguments, code=code)
   found = paxlite('verify', one).stdout
-  assert 'Replaying 3 steps from the checkpoint of step 9 to that of step 12.' in found
+  assert 'Replaying 3 steps from the checkpoint of step 9 to the checkpoint of step 12.' in found
   assert 'Loss and gradients of 3 recorded steps: equal bit for bit.' in found
   found = paxlite('verify', one, '--from_step=0', '--to_step=3').stdout
   assert 'State of step 3: ' in found
@@ -281,7 +281,7 @@ def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
   assert held() == before
   store.delete([key for key in before if '/one/checkpoints/checkpoint_00000009/' in key])
   found = paxlite('verify', one).stdout  # although there is a copy of it here
-  assert 'Replaying 6 steps from the checkpoint of step 6 to that of step 12.' in found
+  assert 'Replaying 6 steps from the checkpoint of step 6 to the checkpoint of step 12.' in found
   assert 'has no checkpoint of step 9' in paxlite('verify', one, '--from_step=9', code=2).stderr
   store.delete([key for key in before if '/two/checkpoints/' in key])
   found = paxlite('bisect', one, two, code=2)

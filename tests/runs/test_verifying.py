@@ -39,13 +39,13 @@ def test_a_run_is_replayed_bit_for_bit(tmp_path):
   runs.run(tmp_path / 'run', *SHORT)
   files = {p: p.read_bytes() for p in (tmp_path / 'run').rglob('*') if p.is_file()}
   found = verified(tmp_path / 'run')
-  assert 'Replaying 4 steps from the checkpoint of step 4 to that of step 8.' in found
+  assert 'Replaying 4 steps from the checkpoint of step 4 to the checkpoint of step 8.' in found
   assert 'Loss and gradients of 4 recorded steps: equal bit for bit.' in found
   assert 'State of step 8: ' in found
   assert 'numbers, equal bit for bit.' in found
   assert files == {p: p.read_bytes() for p in (tmp_path / 'run').rglob('*') if p.is_file()}
   found = verified(tmp_path / 'run', '--from_step=0', '--to_step=4')
-  assert 'Replaying 4 steps from the beginning to that of step 4.' in found
+  assert 'Replaying 4 steps from the beginning to the checkpoint of step 4.' in found
   assert 'equal bit for bit' in found
 
 
@@ -203,7 +203,7 @@ def test_verified_steps_change_nothing_and_give_no_false_alarm(name, tmp_path):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--from_step=3'], 'has no checkpoint of step 3: there are 4, 8'),
+    (['--from_step=3'], 'has no checkpoint of step 3; it has 4, 8'),
     (['--from_step=8'], '--from_step=8 must be at least 0 and below --to_step=8'),
     (['--to_step=0'], '--to_step=0 must be at least 1'),
     (['--to_step=-1'], '--to_step=-1 must be at least 1'),

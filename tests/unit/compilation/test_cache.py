@@ -155,7 +155,7 @@ def test_two_programs_change_places(tmp_path):
 def test_a_full_disk_keeps_nothing(tmp_path, monkeypatch, caplog):
   kept = CompilationCache(tmp_path / 'gone')
   kept.put('key', b'program')
-  assert 'is not kept' in caplog.text
+  assert 'is not cached' in caplog.text
   assert kept.get('key') is None
 
 

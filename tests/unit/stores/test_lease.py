@@ -237,7 +237,7 @@ def test_another_process_of_the_run_sees_whether_its_lease_is_renewed(gcs):
   other = lease()
   other.acquire(held.attempt)
   time.sleep(QUICK.renew)  # the view reads the lease once for each third of that time
-  with pytest.raises(OSError, match=r'\(the lease is that of process \d+ on '):
+  with pytest.raises(OSError, match=r'\(the lease belongs to process \d+ on '):
     view.check()
   LeaseView(RUN, other.attempt, QUICK).check()
   other.release()

@@ -114,7 +114,7 @@ def test_patience_ends(gcs, mode):
 
 
 def test_what_no_repetition_helps(gcs, monkeypatch):
-  with pytest.raises(StoreError, match=r'gs://none: there is no bucket none'):
+  with pytest.raises(StoreError, match=r'gs://none: bucket none does not exist: create it'):
     ObjectStore('gs://none').check()
   monkeypatch.setenv('GOOGLE_BEARER_TOKEN', 'another-secret')
   with pytest.raises(StoreError, match='refuses these credentials') as e:
@@ -261,7 +261,7 @@ def test_markers_of_folders_are_no_files(gcs, store):
 def test_a_name_that_is_no_path_is_told(gcs, store, name):
   gcs.put(f'/bkt/{name}')
   for read in (lambda: list(store.below('run')), lambda: store.folders('run')):
-    with pytest.raises(StoreError, match=r'gs://bkt/run: an object below it is called .*: rename'):
+    with pytest.raises(StoreError, match=r'gs://bkt/run: an object below it is named .*: rename'):
       read()
 
 

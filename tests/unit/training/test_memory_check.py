@@ -44,9 +44,9 @@ def test_a_state_that_does_not_fit(mesh, left, capfd):
   left(needed)
   check.state(state, trainable)
   said = capfd.readouterr().err
-  assert 'Little memory is left: parameters, optimizer and gradients need 4 kB, and 4 kB ' in said
+  assert 'Little memory is left: parameters, optimizer and gradients need 4 kB, but 4 kB ' in said
   left(needed - 1)
-  with pytest.raises(UserError, match=r'need 4 kB, and 4 kB .* --nocheck_memory'):
+  with pytest.raises(UserError, match=r'need 4 kB, but 4 kB .* --nocheck_memory'):
     check.state(state, trainable)
   MemoryCheck(mesh, enabled=False).state(state, trainable)
   left(None)  # where the free memory is unknown
@@ -110,7 +110,7 @@ def test_an_ordinary_mistake_ends_in_seconds(tmp_path):
   began = time.monotonic()
   flags = '--fdl.USE_LORA=True', '--fdl.LORA_RANK=100000000'
   refused = runs.run(tmp_path, *flags, code=2).stderr.splitlines()[-1]
-  assert refused.startswith('error: parameters, optimizer and gradients need 1.84 TB, and ')
+  assert refused.startswith('error: parameters, optimizer and gradients need 1.84 TB, but ')
   assert time.monotonic() - began < 60
   assert not (tmp_path / 'checkpoints').exists()
 
