@@ -171,7 +171,7 @@ def test_modules_that_are_not_there(published, tmp_path, caplog):
     assert not lines
   else:
     assert [line.partition('config.json ')[2] for line in lines] == [
-      'says mtp_num_hidden_layers=1, but their tensors are missing: imported without'
+      'says mtp_num_hidden_layers=1, but their tensors are missing: imported without them'
     ]
   part = changed(published, tmp_path / 'part', lambda tensors: drop(tensors, 'mtp.fc.'))
   with pytest.raises(UserError, match=r'mtp\.fc\.weight is missing'):

@@ -123,7 +123,7 @@ def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch, name):
   (tmp_path / 'experiment_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(
-    UserError, match=r'is not an Experiment class|checkpoints do not import modules'
+    UserError, match=r'is not an Experiment class|paxlite does not import modules for checkpoints'
   ):
     registry.find_known(name)
   assert registry.find_known('paxlite.experiments.demo.TinyGPT').__name__ == 'TinyGPT'

@@ -45,7 +45,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'mamba_n_heads=4 × mamba_d_head=5 must be 48': ('falcon_h1', dict(mamba_d_head=5)),
-  'projectors_bias=True beside': ('falcon_h1', dict(projectors_bias=True)),
+  'projectors_bias=True with mamba_proj_bias=False': ('falcon_h1', dict(projectors_bias=True)),
   'ssm_multipliers=.1.0. must be 5 numbers': ('falcon_h1', dict(ssm_multipliers=[1.0])),
   'lm_head_multiplier=0.0 must be': ('falcon_h1', dict(lm_head_multiplier=0.0)),
   'mamba_use_mlp=False': ('falcon_h1', dict(mamba_use_mlp=False)),

@@ -193,8 +193,8 @@ def test_labelled_conversations_are_those_of_prompt_and_completion(tmp_path):
   ('record', 'message'),
   [
     (dict(prompt='a', completion=' b'), r'pairs.jsonl.*1.*this record has no label'),
-    (dict(prompt='a', completion=' b', label='good'), "is 'good', and must be true"),
-    (dict(prompt='a', completion=' b', label=0.5), 'is 0.5, and must be true'),
+    (dict(prompt='a', completion=' b', label='good'), "is 'good'; it must be true"),
+    (dict(prompt='a', completion=' b', label=0.5), 'is 0.5; it must be true'),
     (dict(messages=[QUESTION], label=True), 'must end with an answer to a message of the user'),
     (dict(prompt='a', completion=' b', label=True), 'no other record has another prompt'),
     (dict(prompt='a', chosen=' b', rejected=' b'), 'are the same'),

@@ -87,7 +87,11 @@ def test_files_are_those_that_the_readme_states(hub, monkeypatch, data_files):
   ('files', 'card', 'said'),
   [
     ({'a.png': b'x'}, {}, 'org/odd has no split train; its files are none of .jsonl'),
-    ({'train.jsonl': b'{}', 'train.csv': b'a'}, {}, r'as .csv and as .jsonl: choose, as hf:org'),
+    (
+      {'train.jsonl': b'{}', 'train.csv': b'a'},
+      {},
+      r'as .csv and as .jsonl: choose one, as hf:org/odd:\*\.csv$',
+    ),
     (
       {'train.jsonl': b'{}'},
       {'configs': [{'config_name': c, 'data_files': f'{c}/*'} for c in 'ab']},

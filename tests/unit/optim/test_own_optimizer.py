@@ -270,5 +270,5 @@ def test_a_config_that_no_file_can_hold_is_refused_in_one_line(tmp_path):
     def transformation(self):
       return config(optax.sgd, learning_rate=lambda count: 0.1)
 
-  with pytest.raises(UserError, match=r'Local\.task cannot be written .* no lambda'):
+  with pytest.raises(UserError, match=r'Local\.task cannot be written .* not lambdas'):
     identity.write_configuration(Local(), tmp_path)
