@@ -127,7 +127,7 @@ def names(screen: int) -> str:
     for title, members in sorted(titled.items(), key=lambda pair: pair[0] == 'Others'):
       unbroken = ', '.join(member.replace(' ', '\0') for member in members)
       lines += textwrap.wrap(f'- {title}: {unbroken}', screen, subsequent_indent='  ')
-  lines += ['', *textwrap.wrap(_MORE, screen)]
+  lines += ['', *textwrap.wrap(_MORE, screen, break_on_hyphens=False)]
   return '\n'.join(lines).replace('\0', ' ')
 
 

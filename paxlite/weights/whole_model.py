@@ -212,7 +212,7 @@ class WholeModel:
     differing = {
       'bytes': 'files of other sizes',
       'config': 'another config.json',
-      'left_out': "other tensors than the text model's",
+      'left_out': 'different tensors outside the text model',
     }
     what = next((w for k, w in differing.items() if found.get(k) != remembered.get(k)), '')
     if what:

@@ -1,4 +1,4 @@
-"""Blocks with inputs of their own, and blocks that read the keys of others; see linked_stack."""
+"""Gemma 4: blocks with inputs of their own, and blocks that read the keys of earlier blocks."""
 
 import math
 from typing import Self
