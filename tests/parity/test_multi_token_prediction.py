@@ -210,7 +210,7 @@ def test_modules_that_are_not_there(published, tmp_path, caplog):
   assert loaded(tmp_path / 'w')[0].NUM_PREDICTION_MODULES == 0
   lines = [r.getMessage() for r in caplog.records if 'num_nextn_predict_layers=2' in r.getMessage()]
   assert len(lines) == 1
-  assert lines[0].endswith('but their tensors are missing: imported without')
+  assert lines[0].endswith('but their tensors are missing: imported without them')
 
   part = changed(published, tmp_path / 'part', lambda tensors: drop(tensors, layers[1]))
   with pytest.raises(UserError, match=r'model\.layers\.3\..* is missing'):

@@ -247,7 +247,7 @@ def test_a_weight_that_is_nan_is_named(tmp_path, caplog):
   run_import('hf', folder, tmp_path / 'w')
   named = [message for message in caplog.messages if 'NaN' in message]
   assert len(named) == 1
-  assert 'model.norm.weight: has numbers that are NaN' in named[0]
+  assert 'model.norm.weight: has NaN values, so all that the model computes is NaN' in named[0]
 
 
 def test_a_head_that_is_no_copy_of_the_embedding(tmp_path, caplog):

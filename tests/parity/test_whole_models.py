@@ -203,7 +203,7 @@ def linked(folder, weights):
   ('change', 'message'),
   [
     (gone, 'hf, the model with images to write into, does not exist:'),
-    (other_images, r'has changed since its text model was imported \(other tensors beside'),
+    (other_images, r'has changed since its text model was imported \(different tensors outside'),
     (other_config, r'imported \(another config.json\)'),
     (longer, 'has max_position_embeddings=64, but here it is 128'),
     (linked, 'notes.txt is a link out of its folder'),

@@ -75,7 +75,7 @@ def test_a_run_that_cannot_save_leaves_at_once(tmp_path, number):
   began = time.monotonic()
   done = runs.run(tmp_path / 'run', *FLAGS, env=env, code=1)
   assert time.monotonic() - began < 120
-  assert 'stopped: the last checkpoint was not written: step 4: ' in done.stderr
+  assert 'stopped: the last checkpoint was not saved: step 4: ' in done.stderr
   assert os.strerror(number) in done.stderr
   assert 'Traceback' not in done.stderr
 

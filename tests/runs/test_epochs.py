@@ -88,7 +88,7 @@ def test_data_of_unknown_length_are_refused(tmp_path, cls):
     dict(TRAIN_SOURCES=[path]) if cls is TinyDocuments else dict(SOURCES=[path], WEIGHTS=[1.0])
   )
   e = cls(VOCAB_PATH=packaged.VOCAB, NUM_EPOCHS=1, **names)
-  with pytest.raises(UserError, match=r'is a stream or a mixture, whose length is not known'):
+  with pytest.raises(UserError, match=r'is a stream or a mixture, so its length is unknown'):
     in_steps(Run(e, tmp_path / 'run'))
 
 

@@ -245,7 +245,7 @@ def test_a_held_out_share_is_an_attribute(tmp_path):
   assert fdl.build(e.train_input()).source.num_examples == 38
   assert fdl.build(e.eval_inputs()['held_out']).source.num_examples == 2
   for values, match in [
-    (dict(EVAL_FILES=['b.jsonl'], EVAL_FRACTION=0.1), 'leave one of them out'),
+    (dict(EVAL_FILES=['b.jsonl'], EVAL_FRACTION=0.1), 'but EVAL_FILES is also set: leave one out'),
     (dict(EVAL_FRACTION=0.9), 'EVAL_FRACTION=0.9 must be 0, or'),
   ]:
     with pytest.raises(UserError, match=match):

@@ -118,7 +118,7 @@ def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, c
   c.save(2, state(2.0), {})
   c.wait()
   assert 'saving failed, training continues: step 2: No space left on device' in caplog.text
-  with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
+  with pytest.raises(TrainingError, match='the last checkpoint was not saved: step 2'):
     c.raise_failure()
   monkeypatch.setattr(checksums, 'checksum', real)
   c.save(3, state(3.0), {})
@@ -309,7 +309,7 @@ def test_a_save_whose_state_was_overwritten_is_not_tried_again(tmp_path, monkeyp
   c.close()
   assert len(calls) == 1 + 3
   assert caplog.text.count('saving failed') == 2, 'what fails in the same way is told once'
-  with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
+  with pytest.raises(TrainingError, match='the last checkpoint was not saved: step 2'):
     c.raise_failure()
   assert list(tmp_path.iterdir()) == []
 

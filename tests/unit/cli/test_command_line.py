@@ -201,10 +201,10 @@ def test_show_says_what_values_mean(capsys, monkeypatch):
   monkeypatch.delenv('COLUMNS', raising=False)
   show.main(['TinyGPT', 'LOSS_SPIKE_FACTOR=2'])
   out = capsys.readouterr().out
-  assert 'SAMPLE_PROMPT = None  # text that the model continues' in out
-  assert 'LOSS_SPIKE_WINDOW = 100  # steps in the recent mean that LOSS_SPIKE_FACTOR' in out
+  assert 'SAMPLE_PROMPT = None  # prompt to continue after training; None: none\n' in out
+  assert 'LOSS_SPIKE_WINDOW = 100  # steps in the mean for LOSS_SPIKE_FACTOR\n' in out
   assert re.search(r'^OFFLOAD_ACTIVATIONS = \[\]  # .', out, re.M)  # declared over three lines
-  assert 'NORM_SCALE_OFFSET = 1.0  # Number that is added to the stored scale of a norm\n' in out
+  assert "NORM_SCALE_OFFSET = 1.0  # number added to a norm's stored scale\n" in out
   assert out.index('## Attention') < out.index('\nNUM_HEADS = ') < out.index('## Mesh of devices')
 
 

@@ -28,7 +28,7 @@ def test_a_file_is_written_to_an_address(objects):
 
 
 def test_what_cannot_be_written_is_said_before_the_work(objects, tmp_path):
-  with pytest.raises(UserError, match='gs://none: there is no bucket none'):
+  with pytest.raises(UserError, match='gs://none: bucket none does not exist: create it'):
     check_output('--json', 'gs://none/x.json')
   (tmp_path / 'file').touch()
   with pytest.raises(UserError, match=r'--json=.*file/x cannot be written: '):

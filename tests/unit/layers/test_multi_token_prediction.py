@@ -258,7 +258,7 @@ def test_other_losses_leave_them_frozen():
   preferred = Preferred(**sizes)
   assert preferred.PREDICTION_LOSS_WEIGHT == 0
   assert list(preferred.losses()) == ['dpo', 'aux_loss']
-  with pytest.raises(UserError, match='cannot be trained beside the losses of Preferred'):
+  with pytest.raises(UserError, match='cannot be trained with the losses of Preferred'):
     preferred.replaced(PREDICTION_LOSS_WEIGHT=0.3).validate()
   task = make(USE_LORA=True)
   trainable, _ = task.optimizer.split(params_of(task))

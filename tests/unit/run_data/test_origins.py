@@ -219,7 +219,8 @@ class Own:
 
 
 @pytest.mark.parametrize(
-  ('source', 'why'), [(Own(), 'does not say'), (SyntheticRows(9, 4), 'random numbers')]
+  ('source', 'why'),
+  [(Own(), 'does not name the origin of its sequences'), (SyntheticRows(9, 4), 'random numbers')],
 )
 def test_what_is_not_known_is_said(source, why):
   data = RowInput(source, 2)
