@@ -32,7 +32,10 @@ KINDS = {
 FLIPS = {
   'bit of the parameters': ('params', r'copies differ: params/\S+ on device {device}: it is wrong'),
   'bit of the moments': ('opt_state', r'copies differ: opt_state/\S+ on device {device}: it is w'),
-  'bit of the batch': ('batch', r'the batch of step {step} is not what .*, on device {device}\.'),
+  'bit of the batch': (
+    'batch',
+    r'the batch of step {step} differs from the data, on device {device}\.',
+  ),
   'bit of the gradients': ('product', r'step {step} gave other bits when it was repeated'),
   'device that computes wrong': ('products', r'gave other bits on other devices: device {device}:'),
 }
