@@ -228,7 +228,7 @@ def test_the_words_after_finetune(words, config, attributes, folder):
     (
       ['a/b', '--method=lor'],
       '^--method=lor must be sft, lora, qlora, documents, distill, dpo, ipo, orpo, simpo, kto, '
-      r'reward or grpo\. Did you mean lora',
+      r'reward, grpo or opd\. Did you mean lora',
     ),
     (['a/b', 'CHECKPOINT_RESTORE_PATH=c'], '^a/b and CHECKPOINT_RESTORE_PATH both name weights'),
     (['LLaMA3_8B', 'MODEL=GPT5B', '--dry_run'], '^LLaMA3_8B and MODEL both name a model'),
@@ -284,7 +284,7 @@ def test_a_worker_of_the_planner_gets_the_same_experiment():
 @pytest.mark.parametrize(
   ('model', 'match'),
   [
-    ('smollm-135m', r'^MODEL=smollm-135m: no model of that name\. Did you mean SmolLM135M'),
+    ('smollm-135m', r'^MODEL=smollm-135m: no model has this name\. Did you mean SmolLM135M'),
     ('GPT2', '^MODEL=GPT2 is a model that HuggingFaceSFT does not fine-tune'),
     ('SyntheticLLaMA7B', 'has a dataset: name the model alone, MODEL=LLaMA7B'),
   ],

@@ -148,7 +148,7 @@ def _odd_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
   if not learned:
     yield NO_ANSWER, ''
     return
-  is_blank = lambda message: not any(t.strip() for t in texts_in(message.get('content')))
+  is_blank = lambda m: not any(t.strip() for t in texts_in(m.get('content')))
   if any(is_blank(m) and not m.get('tool_calls') for m in learned):
     yield BLANK_ANSWER, ''
   if any(m['role'] == 'user' and is_blank(m) for m in chat.messages):

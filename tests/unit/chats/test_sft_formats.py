@@ -115,7 +115,7 @@ def test_a_record_of_no_format_names_its_keys_and_all_formats():
   [
     (dict(prompt=[USER], completion='b'), 'must be two strings, or two lists of messages'),
     (dict(inputs='a', targets=3), "'targets' must be a string"),
-    (dict(messages=[dict(role='user', content=[{'type': 'image'}])]), "part of the type 'image'"),
+    (dict(messages=[dict(role='user', content=[{'type': 'image'}])]), "a part of type 'image' in"),
     (dict(messages=[dict(role='user', content=3)]), 'of the user has no text'),
     (dict(messages=[{**USER, 'tool_calls': [CALL]}]), 'in a message of the assistant'),
     (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='{')]}]), 'is not valid'),
@@ -124,7 +124,7 @@ def test_a_record_of_no_format_names_its_keys_and_all_formats():
     (dict(messages=[USER], tools='['), '"tools" is not valid JSON'),
     (dict(messages=[USER], tools=[dict(x=1)]), '"tools" must be a list of'),
     (dict(conversations=turns(('function_call', 'f(x)'))), 'must be the JSON text of'),
-    (dict(conversations=turns(('bot', 'x'))), "the role 'bot'; there are system, user"),
+    (dict(conversations=turns(('bot', 'x'))), "the role 'bot': rename it to one of system, user"),
     (dict(instruction='a', output='b', history=['a', 'b']), '"history" must be a list of'),
   ],
 )  # fmt: skip

@@ -78,7 +78,7 @@ def test_examples_that_are_too_long(tmp_path, capsys, too_long, expected, refuse
   assert re.search(rf'^{expected} +2 examples, too long$', found, re.MULTILINE)
   assert 'the longest: ' in found
   assert f' tokens ({path}:21)' in found
-  assert ('a run refuses these data' in found) == refused
+  assert ('a run refuses this data' in found) == refused
 
 
 def test_what_is_held_out(tmp_path, capsys):

@@ -62,8 +62,14 @@ def test_weights_are_imported_by_name(here, hub, tmp_path):
   for name, content in tiny_llama().items():
     (tmp_path / 'tiny' / name).write_bytes(content)
   paxlite('import', str(tmp_path / 'tiny'), '--to=weights/other', here=here)
-  same = lambda name: (here / 'weights' / name / 'checksums.json').read_bytes()
-  assert same('tiny') == same('other')
+  read = lambda name, file: json.loads((here / 'weights' / name / file).read_text())
+  tiny, other = read('tiny', 'experiment.json'), read('other', 'experiment.json')
+  assert tiny.pop('imported_from') == 'org/tiny'
+  assert other.pop('imported_from') == str(tmp_path / 'tiny')
+  assert tiny == other
+  tiny, other = read('tiny', 'checksums.json'), read('other', 'checksums.json')
+  del tiny['experiment.json'], other['experiment.json']
+  assert tiny == other
 
 
 @pytest.mark.slow

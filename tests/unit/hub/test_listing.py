@@ -216,7 +216,7 @@ def test_a_token_opens_what_is_gated_or_private(hub, monkeypatch):
 
 def test_without_the_package_its_extra_is_named(hub, monkeypatch):
   monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
-  said = r'org/tiny: there is no such path here: the Hugging Face Hub needs a package: pip .*hub\]'
+  said = r'org/tiny: this path does not exist: the Hugging Face Hub needs a package: pip .*hub\]'
   with pytest.raises(UserError, match=said):
     listing_of(NAME)
 
@@ -250,7 +250,7 @@ def test_names_that_a_hub_makes_up_lead_nowhere(hub, tmp_path):
 
 def test_room_on_the_disk_is_looked_for_first(hub, tmp_path):
   hub.add('org/tiny', FILES, claimed={'b.safetensors': 1 << 60})
-  with pytest.raises(UserError, match=r'has room for .* GB, and .* GB are needed: make room'):
+  with pytest.raises(UserError, match=r'has room for .* GB, but .* GB are needed: make room'):
     downloaded()
   assert not hub.asked('resolve')
   assert not (tmp_path / 'home').exists()

@@ -345,7 +345,7 @@ def test_every_experiment_of_pax_is_found_by_its_path_or_answered():
       find(name)
     assert str(error.value).endswith(answer.sentence())
   with pytest.raises(
-    UserError, match=r'there is no module paxml. paxlite has the experiments of Pa'
+    UserError, match=r'no module is named paxml. paxlite has the experiments of Pa'
   ):
     find('paxml.tasks.lm.params.nvidia.NVIDIA5B')
 

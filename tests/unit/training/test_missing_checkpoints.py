@@ -57,7 +57,8 @@ def test_it_is_refused_and_nothing_is_lost(run, tmp_path, lose):
   before = sorted(run.folder.rglob('*'))
   records = (run.folder / 'metrics.jsonl').read_bytes()
   message = (
-    rf'this run has saved the checkpoint of step 2, and {checkpoints} holds none: .*--start_over'
+    rf'this run saved the checkpoint of step 2, but {checkpoints} holds no checkpoints: put them '
+    'back or .*--start_over'
   )
   with pytest.raises(UserError, match=message):
     train(run)

@@ -54,7 +54,10 @@ def test_what_changes_a_text_and_is_not_read_is_named(caplog):
     suppress_tokens=[], stop_strings=['x'], tomorrow=2,
   )  # fmt: skip
   read_generation(given, TinyGPT(), PATH)
-  named = 'forced_decoder_ids, no_repeat_ngram_size, stop_strings changes what transformers writes'
+  named = (
+    'forced_decoder_ids, no_repeat_ngram_size, stop_strings changes the text that transformers '
+    'generates, and is not supported'
+  )
   assert named in caplog.text
-  assert 'paxlite does not know tomorrow' in caplog.text
+  assert ': tomorrow is unknown and ignored' in caplog.text
   assert not any(key in caplog.text for key in ('num_beams', 'min_length', 'typical', 'suppress'))
