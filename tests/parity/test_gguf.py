@@ -481,7 +481,7 @@ REFUSED = {
   'window': ('mistral wide heads', {}, 'llama.cpp has no mistral with sliding_window=7'),
   'scale': ('gemma2', {}, 'no gemma2 with query_pre_attn_scalar=7'),
   'longrope': ('phi3 longrope', {}, 'no phi3 with'),
-  'other family': ('smollm3', {}, 'no export of the family smollm3 to GGUF: --to=hf'),
+  'other family': ('smollm3', {}, 'the family smollm3 cannot be exported to GGUF: --to=hf'),
   'activation': ('llama yarn', dict(hidden_act='relu'), 'no llama with hidden_act=.relu'),
   'rotation': ('qwen3', dict(rope_parameters=LLAMA3), 'no qwen3 with rope_scaling='),
 }

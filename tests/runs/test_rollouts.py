@@ -387,7 +387,9 @@ def test_a_prompt_shows_the_tools_and_an_answer_calls_them(files):
   assert episode.messages[1]['content'] == 'error: ValueError: too large'
   assert episode.is_own[-3:] == [False] * 3
   assert decode(episode.ids[-1:]) == '='
-  with pytest.raises(UserError, match='no system message and no tools: write "prompt" as messages'):
+  with pytest.raises(
+    UserError, match='system messages and tools need messages: write "prompt" as messages'
+  ):
     made(files, 'prompts', **values)
 
 

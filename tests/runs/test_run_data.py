@@ -189,7 +189,9 @@ def test_a_run_whose_seed_and_data_changed(tmp_path, got):
     tool.main([str(folder), '--counts'])
   (tmp_path / 'more.jsonl').write_text('{"prompt": "a", "completion": " b"}\n')
   assert RunData(str(folder)).batch(8)['ids'].shape == (4, 32)
-  with pytest.raises(UserError, match=r'more.jsonl is not the .*run was trained on: its contents'):
+  with pytest.raises(
+    UserError, match=r'more.jsonl is not the training data of .*run: its contents'
+  ):
     RunData(str(folder)).batch(9)
 
 

@@ -338,7 +338,7 @@ def test_a_store_that_stays_away(tmp_path, s3, expected):
     between.mode = 'reset'
     out, _ = first.communicate(timeout=60)
   assert first.returncode == 1
-  assert f'stopped: {place} has not got the checkpoint of step 12' in out
+  assert f'stopped: {place} lacks the checkpoint of step 12' in out
   assert 'cannot be written, training continues' in out
   out = run(place, tmp_path / 'a', s3.environment()).stdout
   assert 'Training is complete' in out

@@ -141,7 +141,7 @@ def test_a_run_names_the_line_of_a_layer_of_the_user(tmp_path, monkeypatch):
   config = f'{__name__}.RootGPT'
   said = runs.run(tmp_path, '--fdl.MAX_SKIPPED_STEPS=1', config=config, code=1).stderr
   *rest, last = said.splitlines()
-  assert last.startswith('stopped: 1 step in a row had a gradient that is not finite')
+  assert last.startswith('stopped: 1 step in a row had a non-finite gradient')
   line = inspect.getsourcelines(Root.hidden)[1] + 1
   place = rf'{re.escape(__file__)}, line {line}, in Root.hidden'
   assert re.search(rf'began with NaN by sqrt in transformer/x_layers_0/ff_layer \({place}\)$', last)
