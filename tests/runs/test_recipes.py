@@ -343,10 +343,16 @@ def test_chat_small_has_a_table_of_all_stages(tmp_path):
   cells = [re.split(r'  +', line) for line in table]
   assert [row[:3] for row in cells] == [
     ['pretrain', 'held_out', 'nats per byte'],
+    ['pretrain', 'text', 'nats per byte'],
     ['pretrain', 'sums', 'exact_match'],
     ['pretrain', 'calls', 'exact_match'],
     ['sft', 'held_out', 'avg_xent'],
-    *([name, task, 'exact_match'] for name in ('sft', 'grpo') for task in ('sums', 'calls')),
+    ['sft', 'text', 'nats per byte'],
+    ['sft', 'sums', 'exact_match'],
+    ['sft', 'calls', 'exact_match'],
+    ['grpo', 'text', 'nats per byte'],
+    ['grpo', 'sums', 'exact_match'],
+    ['grpo', 'calls', 'exact_match'],
   ]
   assert all(len(row) == 5 for row in cells if row[0] != 'pretrain' and row[1] != 'held_out')
   runs.module('paxlite', 'chat', f'{tmp_path}/chat/grpo', '--prompt=What is 2 + 3?')

@@ -225,7 +225,9 @@ def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
   flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'
   with running(runs.command(tmp_path / 'a', *flags)) as process:
     wait_for(tmp_path / 'a' / 'metrics.jsonl')
-    assert cpu_memory.environment()['GLIBC_TUNABLES'] in proc(process, 'environ')
+    # glibc may write a zero byte over each colon as it reads them
+    found = proc(process, 'environ').replace('\0', ':')
+    assert cpu_memory.environment()['GLIBC_TUNABLES'] in found
     assert proc(process, 'cmdline').split('\0').count('paxlite_restarted') == 1
   # If glibc or a wrapper removes the variable, the process must not restart repeatedly.
   command = [sys.executable, '-X', 'paxlite_restarted', *runs.command(tmp_path / 'b', *flags)[1:]]
