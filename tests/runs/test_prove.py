@@ -145,7 +145,7 @@ def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, t
   content = file.read_bytes()
   assert content.count(field(1e4)) == 1
   file.write_bytes(content.replace(field(1e4), field(5e5)))
-  refused('the config has changed: rope_theta is 500000.0, and 10000.0 in the proof$', folder)
+  refused('the config has changed: rope_theta is 500000.0, but 10000.0 in the proof$', folder)
 
   folder = copied(made, 'hf', tmp_path / 'template')
   (folder / 'chat_template.jinja').write_text(changed)
@@ -154,7 +154,7 @@ def test_a_tokenizer_a_template_and_a_config_that_have_changed_are_named(made, t
   folder = copied(made, 'hf', tmp_path / 'config')
   config = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(config | {'rope_theta': 5e5}))
-  refused('the config has changed: rope_theta is 500000.0, and 10000.0 in the proof$', folder)
+  refused('the config has changed: rope_theta is 500000.0, but 10000.0 in the proof$', folder)
 
 
 @pytest.mark.slow

@@ -230,7 +230,7 @@ def test_without_its_records_a_run_does_not_guess_what_it_left_out(tmp_path, cap
   train(Run(left, run))
   assert 'Row 0' in shown(capsys, run, '--step=1')
   (run / 'data.jsonl').unlink()
-  why = 'the step (up to 4) where this began is unknown'
+  why = r'the step \(up to 4\) where this began is unknown'
   for asked in ('--step=1', '--step=4', '--counts'):
     with pytest.raises(UserError, match=why):
       shown(capsys, run, asked)
@@ -384,7 +384,7 @@ def test_the_file_that_a_run_reads_is_not_overwritten(tmp_path, monkeypatch, cap
   train(Run(e.replaced(MAX_STEPS=4, LEAVE_OUT='left_out.txt'), run))
   (tmp_path / 'link.txt').symlink_to(path)
   for other, free in (('left_out.txt', 'left_out_2.txt'), (tmp_path / 'link.txt', 'link_2.txt')):
-    with pytest.raises(UserError, match=f'is the LEAVE_OUT file .* names, .*{free}'):
+    with pytest.raises(UserError, match=f'is the LEAVE_OUT file of .* need: choose another, .*{free}'):
       shown(capsys, run, f'--without={name}:4', f'--output={other}')
   second = tmp_path / 'left_out_2.txt'
   assert f'LEAVE_OUT={second} ' in shown(capsys, run, f'--without={name}:4')

@@ -142,7 +142,7 @@ def test_a_schema_is_kept_to(server):
     (
       dict(messages=[dict(role='user', content=[dict(type='image_url')])]),
       400,
-      'only text is supported',
+      'only ."type": "text", "text": …. is supported',
     ),
     (dict(logit_bias={'99999': 1}), 400, 'has the id 99999'),
     (dict(top_logprobs=2), 400, 'top_logprobs needs logprobs'),
