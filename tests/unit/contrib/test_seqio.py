@@ -199,7 +199,7 @@ def test_wrong_names(tfds, tmp_path):
   )
   with pytest.raises(UserError, match="no SeqIO task or mixture is named 'nothing'"):
     make('nothing')
-  with pytest.raises(UserError, match="the_pile_lm has no split 'dev'; there are train, valid"):
+  with pytest.raises(UserError, match="the_pile_lm has no split 'dev'; it has train, validation"):
     make('the_pile_lm', 'dev')
   with pytest.raises(UserError, match='c4: its dataset is not in'):
     make('c4')
