@@ -4,8 +4,9 @@ In every step XLA allocates the memory of the temporaries with malloc and frees 
 then clears and maps this memory each time: 240,000 pages of 4 KiB for a step of 124M parameters. A
 malloc that keeps freed memory, in pages of 2 MiB, soon asks the kernel for almost nothing
 (benchmarks/README.md). The price is memory: freed blocks do not always have a size that is needed
-again, and the memory that compiling or restoring used once stays with the process. Where the kernel
-has large pages, blocks of 32 MiB or more therefore go back to it: mapping them again is cheap.
+again, and the memory that compiling or restoring used once stays with the process. Fine-tuning
+restores, and its models fill a machine sooner than those of pretraining on CPUs: there, blocks of
+32 MiB or more go back to the kernel if it has large pages, and mapping them again costs some time.
 """
 
 import contextlib
@@ -31,13 +32,16 @@ _ACCELERATORS = '/dev/nvidiactl', '/dev/kfd', '/dev/dxg', '/dev/accel0', '/dev/v
 _MARK = 'paxlite_restarted'  # an option -X of Python, which nothing in between removes
 
 
-def environment() -> dict[str, str]:
+def environment(frees_blocks: bool = False) -> dict[str, str]:
   """Returns the environment variables that make malloc keep memory; empty if it cannot or must not.
 
   The C library must be glibc 2.35 or newer. The machine must have no accelerator, unless
   JAX_PLATFORMS is cpu. If GLIBC_TUNABLES or a variable MALLOC_… already has one of these settings,
   nothing is changed. Large pages are requested if the kernel leaves the choice to programs
-  ([madvise]). Without them, malloc keeps blocks of all sizes.
+  ([madvise]).
+
+  Args:
+    frees_blocks: Blocks of 32 MiB or more go back to the kernel if it has large pages.
   """
   tunables = os.environ.get(_VARIABLE, '')
   on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu' or not any(map(os.path.exists, _ACCELERATORS))
@@ -49,7 +53,8 @@ def environment() -> dict[str, str]:
   with contextlib.suppress(OSError):
     setting = _SETTING.read_text()
   asked, always = '[madvise]' in setting, '[always]' in setting
-  chosen = _KEPT | (_LARGEST_MAPPED if asked or always else _WITHOUT_MAPPINGS)
+  frees = frees_blocks and (asked or always)
+  chosen = _KEPT | (_LARGEST_MAPPED if frees else _WITHOUT_MAPPINGS)
   if asked:
     chosen[_LARGE_PAGES] = 1
   added = [f'{name}={value}' for name, value in chosen.items()]
@@ -66,7 +71,8 @@ def restart_with_them() -> None:
   if _MARK in sys._xoptions:
     _leave_to_children_what_was_there()
     return
-  changes, plain = environment(), plain_command(sys.orig_argv, sys.argv[1:])
+  changes = environment(frees_blocks=sys.argv[1:2] == ['finetune'])
+  plain = plain_command(sys.orig_argv, sys.argv[1:])
   if not changes or plain is None or not sys.executable or sys.gettrace():
     return
   # -P: a file of the current folder must not be taken for a module that runpy imports
