@@ -9,7 +9,8 @@ import json
 import pathlib
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from paxlite.core.json_text import JsonObject
 from paxlite.data import packaged
@@ -50,12 +51,12 @@ _LEGS = {'dog': 4, 'hen': 2, 'ant': 6, 'spider': 8, 'horse': 4, 'snake': 0, 'bee
 
 
 def exact(record: Mapping[str, str], answer: str) -> float:
-  """Returns 1 for the right answer to a sum, else 0: the reward of the recipe."""
+  """Returns 1 for the right sum or call of the calculator, else 0: the reward of the recipe."""
   return float(answer.strip() == record['answer'])
 
 
 def use(a: int, b: int) -> str:
-  """Returns what a sum is for: 'asked' in evaluations, 'rewarded', or 'shown' with its answer.
+  """Returns what a sum is for: 'asked' in evaluations, 'rewarded' only, or 'shown' with its answer.
 
   a + b and b + a have one use.
   """
@@ -63,10 +64,10 @@ def use(a: int, b: int) -> str:
   return 'asked' if number == 0 else 'rewarded' if number <= 2 else 'shown'
 
 
-def _sum(draw: random.Random, of_use: str = 'shown') -> tuple[int, int]:
+def _sum(draw: random.Random, *uses: str) -> tuple[int, int]:
   while True:
     a, b = draw.randrange(_LARGEST), draw.randrange(_LARGEST)
-    if use(a, b) == of_use:
+    if use(a, b) in uses:
       return a, b
 
 
@@ -93,7 +94,7 @@ def _paragraphs(draw: random.Random, count: int) -> Iterator[str]:
   for _ in range(count):
     lines = []
     for _ in range(draw.randint(8, 16)):
-      a, b = _sum(draw)
+      a, b = _sum(draw, 'shown')
       question, answer = _fact(draw)
       lines.append(f'{a} + {b} = {a + b}.' if draw.random() < 0.75 else f'{question} {answer}.')
     yield '\n'.join(lines) + '\n\n'
@@ -114,14 +115,18 @@ def _answer(text: str) -> JsonObject:
   return {'role': 'assistant', 'content': text}
 
 
-def _chat(draw: random.Random) -> JsonObject:
+def _chat(draw: random.Random, lines: Sequence[str]) -> JsonObject:
+  """Returns a sum, a fact, a line of a text and the next one, or a call of the calculator."""
   kind = draw.random()
   if kind < 0.5:
-    a, b = _sum(draw)
+    a, b = _sum(draw, 'shown')
     return {'messages': [_user(f'What is {a} + {b}?'), _answer(str(a + b))]}
-  if kind < 0.7:
+  if kind < 0.6:
     question, text = _fact(draw)
     return {'messages': [_user(question), _answer(text)]}
+  if kind < 0.75:
+    at = draw.randrange(len(lines) - 1)
+    return {'messages': [_user(f'Go on: {lines[at]}'), _answer(lines[at + 1])]}
   question, expression, found = _call(draw)
   function = {'name': 'calculator', 'arguments': {'expression': expression}}
   call = {'role': 'assistant', 'content': '', 'tool_calls': [{'function': function}]}
@@ -133,44 +138,57 @@ def write_data(folder: pathlib.Path, seed: int, paragraphs: int, chats: int, pro
   """Writes facts.txt, chats.jsonl, prompts.jsonl, and the tasks text, sums and calls."""
   draw = random.Random(seed)
   (folder / 'facts.txt').write_text(''.join(_paragraphs(draw, paragraphs)))
-  _write(folder / 'chats.jsonl', (_chat(draw) for _ in range(chats)))
-  _write(folder / 'prompts.jsonl', (_prompt(*_sum(draw, 'rewarded')) for _ in range(prompts)))
+  lines = [line for path in packaged.TEXTS for line in _lines(path, held_out=False)]
+  _write(folder / 'chats.jsonl', (_chat(draw, lines) for _ in range(chats)))
+  _write(folder / 'prompts.jsonl', (_prompt(draw) for _ in range(prompts)))
   pairs = itertools.product(range(_LARGEST), repeat=2)
   unseen = [(a, b) for a, b in pairs if use(a, b) == 'asked']
-  asked = [_prompt(a, b) for a, b in draw.sample(unseen, 100)]
-  calls = [_call(draw) for _ in range(50)]
-  _write_task(folder, 'sums', [{'text': x['messages'][0]['content'], **x} for x in asked])
-  _write_task(
-    folder,
-    'calls',
-    [{'text': text, 'answer': f'calculator {expression}'} for text, expression, _ in calls],
-    system=SYSTEM,
-  )
-  lines = [line for path in packaged.TEXTS for line in _held_out_lines(path)]
+  asked = [_asked(a, b) for a, b in draw.sample(unseen, 100)]
+  _write_task(folder, 'sums', asked)
+  _write_task(folder, 'calls', [_asked_call(draw) for _ in range(50)], system=SYSTEM)
+  lines = [line for path in packaged.TEXTS for line in _lines(path, held_out=True)]
   _write(folder / 'text.jsonl', ({'text': line} for line in draw.sample(lines, 200)))
   task = {'kind': 'text', 'files': 'text.jsonl', 'doc_to_target': '{{text}}'}
   (folder / 'text.json').write_text(json.dumps(task))
 
 
-def _held_out_lines(path: str) -> list[str]:
-  """Returns lines of a text that no stage trains on, and that fit into a prompt for a sum."""
+def _lines(path: str, held_out: bool) -> list[str]:
+  """Returns lines of a text that fit into a prompt for a sum, either held out or trained on."""
   from paxlite.data.text import split_blocks
 
-  held_out = [block for block, is_held_out in split_blocks(path) if is_held_out]
-  return [x for block in held_out for x in block.splitlines() if 40 <= len(x.encode()) <= 70]
+  blocks = [block for block, is_held_out in split_blocks(path) if is_held_out == held_out]
+  lines = [line.strip() for block in blocks for line in block.splitlines()]
+  return [line for line in lines if 40 <= len(line.encode()) <= 70]
 
 
-def _prompt(a: int, b: int) -> JsonObject:
-  return {'messages': [_user(f'What is {a} + {b}?')], 'answer': str(a + b)}
+def _asked(a: int, b: int) -> dict[str, str]:
+  return {'text': f'What is {a} + {b}?', 'answer': str(a + b)}
 
 
-def _write(path: pathlib.Path, records: Iterator[JsonObject]) -> None:
+def _asked_call(draw: random.Random) -> dict[str, str]:
+  text, expression, _ = _call(draw)
+  return {'text': text, 'answer': f'calculator {expression}'}
+
+
+def _prompt(draw: random.Random) -> JsonObject:
+  """Returns a sum that no evaluation asks, or a question for the calculator."""
+  if draw.random() < 0.75:
+    asked = _asked(*_sum(draw, 'shown', 'rewarded'))
+    return {'messages': [_user(asked['text'])], 'answer': asked['answer']}
+  asked = _asked_call(draw)
+  system = {'role': 'system', 'content': SYSTEM}
+  return {'messages': [system, _user(asked['text'])], 'answer': asked['answer']}
+
+
+def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
   with path.open('w') as file:
     file.writelines(json.dumps(record) + '\n' for record in records)
 
 
-def _write_task(folder: pathlib.Path, name: str, records: list[JsonObject], **more: str) -> None:
-  _write(folder / f'{name}.jsonl', iter(records))
+def _write_task(
+  folder: pathlib.Path, name: str, records: list[dict[str, str]], **more: str
+) -> None:
+  _write(folder / f'{name}.jsonl', records)
   task = {
     'kind': 'generate', 'files': f'{name}.jsonl', 'doc_to_text': '{{text}}',
     'doc_to_target': '{{answer}}', 'chat': True, 'max_new_tokens': 16, **more,

@@ -50,21 +50,21 @@ class SmallChatSft(SftFiles, SmallChat):
   MAX_SEQ_LEN = 128
   PACKED_INPUT = True
   PERCORE_BATCH_SIZE = 8
-  MAX_STEPS = 300
-  EVAL_INTERVAL_STEPS = 300
+  MAX_STEPS = 450
+  EVAL_INTERVAL_STEPS = 450
   EVAL_FRACTION = 0.01
   LEARNING_RATE = 2e-3
 
 
 class SmallChatSums(PromptFiles, SmallChat):
-  """Sums, with answers that a function checks."""
+  """Sums and calls of the calculator, which a function checks."""
 
-  MAX_SEQ_LEN = 32
-  MAX_NEW_TOKENS = 6
+  MAX_SEQ_LEN = 44
+  MAX_NEW_TOKENS = 17
   REWARDS = ['paxlite.recipes.chat_data.exact']
   GROUP_SIZE = 8
   PERCORE_BATCH_SIZE = 128
-  MAX_STEPS = 200
+  MAX_STEPS = 120
   OPTIMIZER = 'adamw'
   LEARNING_RATE = 3e-4
   LR_SCHEDULE = 'linear'
