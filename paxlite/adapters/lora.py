@@ -38,21 +38,16 @@ class LoraProjection(Projection):
   queries, w [D, N, H] has A [D, rank] and B [N·H, rank]. For the output projection, whose input
   ends in [N, H], w [D, N, H] has A [N·H, rank] and B [D, rank]. Combined queries, keys and values
   have A [3, D, rank] and B [3, N·H, rank]; columns beyond the rank of a part are left out.
-
-  Attributes:
-    rank: Rank of ΔW.
-    factor_scale: Factor of the product: alpha / rank, or alpha / √rank (rsLoRA,
-      https://arxiv.org/abs/2312.03732).
-    dropout: Dropout rate of the input of A.
-    chosen: The factors of modules by their paths, in place of `rank` and `factor_scale`. A module
-      that none of them names has no factors. None: all have the same.
-    a_init: Initializer of A; None means that of w. It must not be zero, as B is.
   """
 
-  rank: int = 8
+  rank: int = 8  # rank of ΔW
+  # factor of the product: alpha / rank, or alpha / √rank (rsLoRA, https://arxiv.org/abs/2312.03732)
   factor_scale: float = 1.0
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the input of A
+  # The factors of modules by their paths, in place of `rank` and `factor_scale`. A module that none
+  # of them names has no factors. None: all have the same.
   chosen: tuple[Chosen, ...] | None = None
+  # Initializer of A; None means that of w. It must not be zero, as B is.
   a_init: Initializer | None = None
 
   @nn.compact

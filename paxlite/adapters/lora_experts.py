@@ -16,18 +16,12 @@ class ExpertFactors(nn.Module):
 
   A is lora_a [E, in, rank], initialized like the weights. B is lora_b [N, E, rank, out], and starts
   at 0. Gates and the products beside them have one A, as in peft, for which both are one parameter.
-
-  Attributes:
-    rank: Rank of ΔW.
-    scale: Factor of the product.
-    a_init: Initializer of A.
-    dtype: Dtype of ΔW.
   """
 
-  rank: int
-  scale: float
-  a_init: Initializer
-  dtype: DTypeLike = jnp.float32
+  rank: int  # rank of ΔW
+  scale: float  # factor of the product
+  a_init: Initializer  # initializer of A
+  dtype: DTypeLike = jnp.float32  # dtype of ΔW
 
   @nn.compact
   def __call__(
@@ -46,12 +40,9 @@ class ExpertFactors(nn.Module):
 
 
 class LoraMoeFeedForward(MoeFeedForward):
-  """A MoeFeedForward with factors of experts, added to the weights in memory, as in peft.
+  """A MoeFeedForward with factors of experts, added to the weights in memory, as in peft."""
 
-  Attributes:
-    chosen: The factors of modules by their paths; see LoraProjection.
-  """
-
+  # the factors of modules by their paths; see LoraProjection
   chosen: tuple[Chosen, ...] | None = None
 
   def expert_weights(self) -> Weights:

@@ -19,22 +19,14 @@ class Rates:
   """The measured share of a data sheet's speeds that kernels reach.
 
   Kernels of attention have rates of their own; see attention_case.Kernel.peak_share.
-
-  Attributes:
-    matmul: Share of the peak FLOP/s that a matrix multiplication reaches.
-    memory: Share of the memory bandwidth that the other kernels reach.
-    large_matmul: Share of the peak FLOP/s that one large matrix multiplication reaches.
-    copy: Share of the memory bandwidth that a large copy reaches.
-    launch: Seconds that a kernel takes beside its work.
-    source: Where and when they were measured.
   """
 
-  matmul: float = 1.0
-  memory: float = 1.0
-  large_matmul: float = 1.0
-  copy: float = 1.0
-  launch: float = 0.0
-  source: str = ''
+  matmul: float = 1.0  # share of the peak FLOP/s that a matrix multiplication reaches
+  memory: float = 1.0  # share of the memory bandwidth that the other kernels reach
+  large_matmul: float = 1.0  # share of the peak FLOP/s that one large matrix multiplication reaches
+  copy: float = 1.0  # share of the memory bandwidth that a large copy reaches
+  launch: float = 0.0  # seconds that a kernel takes beside its work
+  source: str = ''  # where and when they were measured
 
 
 # from the kernels of eight training steps; see docs/measurements.md#measured-on-a-gpu
@@ -43,69 +35,43 @@ _OF_GPUS = Rates(0.73, 0.74, 0.757, 0.857, 2.4e-6, 'one NVIDIA H200, jax 0.11.2,
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """The facts, besides memory, that XLA needs to compile for an absent GPU.
+  """The facts, besides memory, that XLA needs to compile for an absent GPU."""
 
-  Attributes:
-    kind: What JAX calls the device.
-    capability: The compute capability, such as 9.0.
-    cores: Number of multiprocessors.
-    shared_memory: Bytes of shared memory of a multiprocessor.
-    l2_cache: Bytes.
-    clock: GHz.
-    units: Units for floats of a multiprocessor.
-    threads: Threads of a multiprocessor.
-    of_host: GPUs of a host.
-    domain: GPUs that NVLink, or the host, connects.
-  """
-
-  kind: str
-  capability: str
-  cores: int
-  shared_memory: int
-  l2_cache: int
-  clock: float
-  units: int = 128
-  threads: int = 2048
-  of_host: int = 8
-  domain: int = 8
+  kind: str  # what JAX calls the device
+  capability: str  # the compute capability, such as 9.0
+  cores: int  # number of multiprocessors
+  shared_memory: int  # bytes of shared memory of a multiprocessor
+  l2_cache: int  # bytes
+  clock: float  # GHz
+  units: int = 128  # units for floats of a multiprocessor
+  threads: int = 2048  # threads of a multiprocessor
+  of_host: int = 8  # GPUs of a host
+  domain: int = 8  # GPUs that NVLink, or the host, connects
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """The capacity and speed of one device, in bytes and seconds.
+  """The capacity and speed of one device, in bytes and seconds."""
 
-  Attributes:
-    name: The name in a target.
-    peak_flops: Peak bf16 FLOP/s of dense matrices, by the data sheet.
-    peak_flops_8bit: The same with operands of 8 bits, by their types in HLO; empty where such
-      operands are no faster.
-    measured_flops: FLOP/s that were measured, by the types of the operands in HLO.
-    memory: Bytes that programs can use.
-    memory_bandwidth: Bytes/s.
-    ici_bandwidth: Bytes/s that a device sends to its neighbors along one mesh axis, over two links
-      of a TPU's torus or the whole NVLink of a GPU.
-    dcn_bandwidth: Bytes/s that a device sends to other slices or hosts, as its share of the host's
-      network.
-    source: The source of the numbers.
-    default_share: The share of the device's memory that JAX allocates by default.
-    host_bandwidth: Bytes/s between a device and its host, each way; 0 where it is not known.
-    gpu: What XLA has to know of a GPU; None for TPUs.
-    rates: What kernels reach of these numbers.
-  """
-
-  name: str
-  peak_flops: float
-  memory: int
-  memory_bandwidth: float
+  name: str  # the name in a target
+  peak_flops: float  # peak bf16 FLOP/s of dense matrices, by the data sheet
+  memory: int  # bytes that programs can use
+  memory_bandwidth: float  # bytes/s
+  # bytes/s that a device sends to its neighbors along one mesh axis, over two links of a TPU's
+  # torus or the whole NVLink of a GPU
   ici_bandwidth: float
+  # bytes/s that a device sends to other slices or hosts, as its share of the host's network
   dcn_bandwidth: float
-  source: str
-  default_share: float = 1.0
+  source: str  # the source of the numbers
+  default_share: float = 1.0  # the share of the device's memory that JAX allocates by default
+  # bytes/s between a device and its host, each way; 0 where it is not known
   host_bandwidth: float = 0.0
+  # the same with operands of 8 bits, by their types in HLO; empty where such operands are no faster
   peak_flops_8bit: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  # FLOP/s that were measured, by the types of the operands in HLO
   measured_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  gpu: Gpu | None = None
-  rates: Rates = dataclasses.field(default_factory=Rates)
+  gpu: Gpu | None = None  # what XLA has to know of a GPU; None for TPUs
+  rates: Rates = dataclasses.field(default_factory=Rates)  # what kernels reach of these numbers
 
   @property
   def platform(self) -> Literal['gpu', 'tpu']:

@@ -14,19 +14,12 @@ _MOST = 20  # rows of a table, of which the last one has the others
 
 
 class Table(NamedTuple):
-  """A table.
-
-  Attributes:
-    title: Its title.
-    header: The names of its columns; those of numbers begin with #.
-    rows: Its rows.
-    notes: Sentences about it.
-  """
+  """A table."""
 
   title: str
-  header: Sequence[str]
+  header: Sequence[str]  # the names of its columns; those of numbers begin with #
   rows: Sequence[Sequence[str]]
-  notes: Sequence[str] = ()
+  notes: Sequence[str] = ()  # sentences about it
 
 
 def size(count: float | None) -> str:

@@ -42,17 +42,14 @@ class Links:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """Seconds of a step.
+  """Seconds of a step."""
 
-  Attributes:
-    resources: Those of each resource by itself, by the data sheet of the chip: compute (FLOPs,
-      recomputation and padding included), memory, ici (links within slices or hosts), dcn (between
-      them), and host (in the busier direction).
-    parts: Those of the schedule, one after the other, by what they wait for (schedule.PARTS), at
-      the rates that kernels reach where these were measured.
-  """
-
+  # those of each resource by itself, by the data sheet of the chip: compute (FLOPs, recomputation
+  # and padding included), memory, ici (links within slices or hosts), dcn (between them), and host
+  # (in the busier direction)
   resources: dict[str, float]
+  # those of the schedule, one after the other, by what they wait for (schedule.PARTS), at the rates
+  # that kernels reach where these were measured
   parts: dict[str, float]
 
   @property

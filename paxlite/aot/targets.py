@@ -71,19 +71,12 @@ def _description(chip: Chip) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A machine to compile for.
+  """A machine to compile for."""
 
-  Attributes:
-    name: The name that the user wrote.
-    chip: The chip of every device; None means the devices of this machine.
-    devices: Number of devices.
-    slices: Number of TPU slices.
-  """
-
-  name: str
-  chip: Chip | None
-  devices: int
-  slices: int = 1
+  name: str  # the name that the user wrote
+  chip: Chip | None  # the chip of every device; None means the devices of this machine
+  devices: int  # number of devices
+  slices: int = 1  # number of TPU slices
 
   def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.

@@ -27,26 +27,18 @@ _MARK = re.compile(r'<([|｜]).+\1>')  # the form of names that templates may pu
 
 
 class Encoded(NamedTuple):
-  """Token ids of an example.
+  """Token ids of an example."""
 
-  Attributes:
-    ids: Token ids, int32 [n].
-    is_learned: Whether each of them is learned, bool [n].
-    prompt_differs: Whether the text before the (last) answer alone, as a prompt, has other ids
-      than together with the answer: a token holds the end of one and the beginning of the other.
-    missed: Numbers, from 1, of answers that are not learned; see chat_spans.Learned.
-    without_thinking: See chat_spans.Learned.
-    is_unprompted: See chat_spans.Learned.
-    is_without_its_thinking: Whether the chat template leaves out the reasoning that the last answer
-      of the conversation has.
-  """
-
-  ids: np.ndarray
-  is_learned: np.ndarray
+  ids: np.ndarray  # token ids, int32 [n]
+  is_learned: np.ndarray  # whether each of them is learned, bool [n]
+  # whether the text before the (last) answer alone, as a prompt, has other ids than together with
+  # the answer: a token holds the end of one and the beginning of the other
   prompt_differs: bool = False
+  # numbers, from 1, of answers that are not learned; see chat_spans.Learned
   missed: Sequence[int] = ()
-  without_thinking: Sequence[bool] = ()
-  is_unprompted: bool = False
+  without_thinking: Sequence[bool] = ()  # see chat_spans.Learned
+  is_unprompted: bool = False  # see chat_spans.Learned
+  # whether the chat template leaves out the reasoning that the last answer of the conversation has
   is_without_its_thinking: bool = False
 
 

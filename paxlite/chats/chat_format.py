@@ -30,14 +30,10 @@ _THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
 
 
 class RenderedChat(NamedTuple):
-  """The text of a conversation.
-
-  Attributes:
-    text: The text.
-    generated: First and last + 1 character of each {% generation %} block of the template.
-  """
+  """The text of a conversation."""
 
   text: str
+  # first and last + 1 character of each {% generation %} block of the template
   generated: list[tuple[int, int]]
 
 

@@ -20,23 +20,18 @@ _MARK = 'Answer0Mark'
 
 
 class Learned(NamedTuple):
-  """The learned parts of a conversation.
+  """The learned parts of a conversation."""
 
-  Attributes:
-    text: The text of the conversation.
-    spans: First and last + 1 character of each part that is learned, in order.
-    missed: Numbers, from 1, of the messages of the assistant that are not learned although they
-      should be, because nothing says where they are in the text.
-    without_thinking: Whether each answer follows the prompt of a template whose thinking is turned
-      off; only of templates and answers for which that differs.
-    is_unprompted: Whether the last message is an answer, and no prompt that asks for it is the
-      beginning of the text: generation begins with what is not learned.
-  """
-
-  text: str
-  spans: list[Span]
+  text: str  # the text of the conversation
+  spans: list[Span]  # first and last + 1 character of each part that is learned, in order
+  # numbers, from 1, of the messages of the assistant that are not learned although they should be,
+  # because nothing says where they are in the text
   missed: list[int]
+  # whether each answer follows the prompt of a template whose thinking is turned off; only of
+  # templates and answers for which that differs
   without_thinking: list[bool]
+  # whether the last message is an answer, and no prompt that asks for it is the beginning of the
+  # text: generation begins with what is not learned
   is_unprompted: bool = False
 
 

@@ -35,23 +35,18 @@ _OF_TURNS = ('tool_calls', *REASONING, 'name', 'tool_call_id')
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-  """Messages in the form that chat templates expect.
+  """Messages in the form that chat templates expect."""
 
-  Attributes:
-    messages: The messages. Each has a role of ROLES and a text as its content. The tool_calls of an
-      assistant are [{"type": "function", "function": {"name": text, "arguments": object}} …].
-    tools: Descriptions of the functions that the assistant may call; None if there are none.
-    first_learned: Number of the first message that may be learned.
-    as_asked: Whether the last answer follows the prompt that asks for it, also where the template
-      writes a conversation that drops the thinking with which the prompt lets an answer begin.
-    masked: Numbers of answers that are read and not learned.
-  """
-
+  # The messages. Each has a role of ROLES and a text as its content. The tool_calls of an assistant
+  # are [{"type": "function", "function": {"name": text, "arguments": object}} …].
   messages: Sequence[Message]
+  # descriptions of the functions that the assistant may call; None if there are none
   tools: Sequence[Tool] | None = None
-  first_learned: int = 0
+  first_learned: int = 0  # number of the first message that may be learned
+  # whether the last answer follows the prompt that asks for it, also where the template writes a
+  # conversation that drops the thinking with which the prompt lets an answer begin
   as_asked: bool = False
-  masked: frozenset[int] = frozenset()
+  masked: frozenset[int] = frozenset()  # numbers of answers that are read and not learned
 
   @property
   def has_tools(self) -> bool:

@@ -12,19 +12,13 @@ from paxlite.experiments.language_model import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class GenerationSettings:
-  """How a model generates where a request does not say it.
+  """How a model generates where a request does not say it."""
 
-  Attributes:
-    sampling: How tokens are chosen: TEMPERATURE, TOP_K, TOP_P and REPETITION_PENALTY.
-    ends: Ids that end a text.
-    chat_ends: Ids that end an answer of a chat.
-    published: What generation_config.json of the publisher says, by its keys. Exports write it
-      again. Of its sampling, the repetition penalty alone becomes a default here.
-  """
-
-  sampling: Sampling
-  ends: tuple[int, ...]
-  chat_ends: tuple[int, ...]
+  sampling: Sampling  # how tokens are chosen: TEMPERATURE, TOP_K, TOP_P and REPETITION_PENALTY
+  ends: tuple[int, ...]  # ids that end a text
+  chat_ends: tuple[int, ...]  # ids that end an answer of a chat
+  # What generation_config.json of the publisher says, by its keys. Exports write it again. Of its
+  # sampling, the repetition penalty alone becomes a default here.
   published: Mapping[str, Json]
 
   def ends_of(self, chat: bool) -> list[int]:

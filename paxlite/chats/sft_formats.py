@@ -72,17 +72,12 @@ class Pair(NamedTuple):
 
 
 class RecordFormat(NamedTuple):
-  """A format of records.
+  """A format of records."""
 
-  Attributes:
-    name: Its name, for messages.
-    keys: A record with all of these keys has this format.
-    read: Returns the contents of a record of this format; raises UserError if its values are not
-      what they must be.
-  """
-
-  name: str
-  keys: tuple[str, ...]
+  name: str  # its name, for messages
+  keys: tuple[str, ...]  # a record with all of these keys has this format
+  # returns the contents of a record of this format; raises UserError if its values are not what
+  # they must be
   read: Callable[[Fields], Conversation | Pair]
 
 

@@ -8,17 +8,11 @@ from typing import NamedTuple
 
 
 class WeightsFormat(NamedTuple):
-  """A format of weights.
+  """A format of weights."""
 
-  Attributes:
-    source: The value of --from of `paxlite import`.
-    what: Whose weights these are, for messages.
-    endings: Endings of the names of its files.
-  """
-
-  source: str
-  what: str
-  endings: tuple[str, ...]
+  source: str  # the value of --from of `paxlite import`
+  what: str  # whose weights these are, for messages
+  endings: tuple[str, ...]  # endings of the names of its files
 
 
 FORMATS = (

@@ -34,25 +34,21 @@ OVERWRITTEN = 'overwritten'  # FP8's field of TrainState, which runs on other ba
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-  """Which checkpoint to restore from, and which of its variables.
+  """Which checkpoint to restore from, and which of its variables."""
 
-  Attributes:
-    path: Folder of imported weights, a job_log_dir, or one checkpoint.
-    ignore: Regular expressions that must match a complete name. Variables of the model with these
-      names keep their initial values, and those of the checkpoint are not used.
-    rename: 'pattern=>replacement' pairs. If the regular expression matches the complete name of a
-      variable of the model, the variable is read under the replacement's name.
-    whole_state: Whether to restore the optimizer state and the step too, to continue a run.
-    sizes: Attributes of the experiment that determine the shapes, for messages.
-    check: Function that raises UserError if the model of a source computes something else; None
-      checks nothing.
-  """
-
-  path: str
+  path: str  # folder of imported weights, a job_log_dir, or one checkpoint
+  # Regular expressions that must match a complete name. Variables of the model with these names
+  # keep their initial values, and those of the checkpoint are not used.
   ignore: tuple[str, ...] = ()
+  # 'pattern=>replacement' pairs. If the regular expression matches the complete name of a variable
+  # of the model, the variable is read under the replacement's name.
   rename: tuple[str, ...] = ()
+  # whether to restore the optimizer state and the step too, to continue a run
   whole_state: bool = False
+  # attributes of the experiment that determine the shapes, for messages
   sizes: Mapping[str, object] = dataclasses.field(default_factory=dict)
+  # function that raises UserError if the model of a source computes something else; None checks
+  # nothing
   check: Callable[[Source], None] | None = None
 
 

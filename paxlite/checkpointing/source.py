@@ -34,17 +34,13 @@ _AVERAGE, _NUM_AVERAGED = 'opt_state/average/', 'opt_state/num_averaged'
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A checkpoint on disk.
+  """A checkpoint on disk."""
 
-  Attributes:
-    folder: Folder with state/ and checksums.json.
-    experiment: Path of the experiment.json of the run or tool that wrote it; it may not exist.
-    base: Folder of the frozen base weights of a LoRA checkpoint, if they were moved; '' means the
-      CHECKPOINT_RESTORE_PATH of its experiment.
-  """
-
-  folder: pathlib.Path
+  folder: pathlib.Path  # folder with state/ and checksums.json
+  # path of the experiment.json of the run or tool that wrote it; it may not exist
   experiment: pathlib.Path
+  # folder of the frozen base weights of a LoRA checkpoint, if they were moved; '' means the
+  # CHECKPOINT_RESTORE_PATH of its experiment
   base: str = ''
 
   @functools.cached_property

@@ -26,16 +26,11 @@ from paxlite.files.zarr_chunks import EXTENDED, STATING, ZarrChunks
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-  """One array, stored on disk or computed from other variables.
+  """One array, stored on disk or computed from other variables."""
 
-  Attributes:
-    shape: Shape of the full array.
-    dtype: Dtype on disk.
-    read: Function that reads the part at an index (a tuple of slices) as a NumPy array.
-  """
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
+  shape: tuple[int, ...]  # shape of the full array
+  dtype: np.dtype  # dtype on disk
+  # function that reads the part at an index (a tuple of slices) as a NumPy array
   read: Callable[[tuple[slice, ...]], np.ndarray]
 
   def whole(self) -> np.ndarray:

@@ -31,17 +31,11 @@ _LONGEST = 300  # characters of a message
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """A line of code.
+  """A line of code."""
 
-  Attributes:
-    file: The path of its file.
-    line: Its number.
-    function: The function that it is in; '' for a module.
-  """
-
-  file: str
-  line: int
-  function: str = ''
+  file: str  # the path of its file
+  line: int  # its number
+  function: str = ''  # the function that it is in; '' for a module
 
   @classmethod
   def of(cls, frame: types.FrameType, line: int) -> 'Frame':

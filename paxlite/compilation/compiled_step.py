@@ -35,17 +35,11 @@ _COMPILERS = ('libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
 
 @dataclasses.dataclass(frozen=True)
 class SavedStep:
-  """A file that training loads instead of compiling.
+  """A file that training loads instead of compiling."""
 
-  Attributes:
-    path: Path of the file.
-    values: Values of the experiment, to report which of them differ.
-    options: Options of the compiler.
-  """
-
-  path: pathlib.Path
-  values: Mapping[str, object]
-  options: Options
+  path: pathlib.Path  # path of the file
+  values: Mapping[str, object]  # values of the experiment, to report which of them differ
+  options: Options  # options of the compiler
 
   def check(self, mesh: Mesh) -> None:
     """Raises UserError if the file cannot be loaded here; called before anything is traced."""

@@ -36,21 +36,13 @@ Generation = Annotated[T, Kind.GENERATION]
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """The numbers that an attribute may have.
+  """The numbers that an attribute may have."""
 
-  Attributes:
-    rule: The end of a message about other numbers: 'must be at least 1'.
-    lowest: The smallest number.
-    highest: The largest number.
-    below: All numbers are smaller than this one.
-    above: All numbers are larger than this one.
-  """
-
-  rule: str
-  lowest: float = -math.inf
-  highest: float = math.inf
-  below: float = math.inf
-  above: float = -math.inf
+  rule: str  # the end of a message about other numbers: 'must be at least 1'
+  lowest: float = -math.inf  # the smallest number
+  highest: float = math.inf  # the largest number
+  below: float = math.inf  # all numbers are smaller than this one
+  above: float = -math.inf  # all numbers are larger than this one
 
   def allow(self, value: float) -> bool:
     return self.lowest <= value <= self.highest and self.above < value < self.below

@@ -44,21 +44,14 @@ _PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
 @dataclasses.dataclass(frozen=True)
 class WeightsFacts:
-  """The facts about a model in the files next to its weights; missing facts are unknown.
+  """The facts about a model in the files next to its weights; missing facts are unknown."""
 
-  Attributes:
-    path: Where the weights are: a CHECKPOINT_RESTORE_PATH.
-    experiment: The dotted path of the experiment that wrote them; ''.
-    values: The values of its attributes.
-    tokenizer: The path of its tokenizer; ''.
-    problem: Why some of this is unknown; ''.
-  """
-
-  path: str = ''
-  experiment: str = ''
+  path: str = ''  # where the weights are: a CHECKPOINT_RESTORE_PATH
+  experiment: str = ''  # the dotted path of the experiment that wrote them; ''
+  # the values of its attributes
   values: Mapping[str, object] = dataclasses.field(default_factory=dict)
-  tokenizer: str = ''
-  problem: str = ''
+  tokenizer: str = ''  # the path of its tokenizer; ''
+  problem: str = ''  # why some of this is unknown; ''
 
   @property
   def positions(self) -> int | None:

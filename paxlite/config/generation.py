@@ -7,26 +7,19 @@ from paxlite.core.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How the next token is sampled; the attributes apply in this order.
+  """How the next token is sampled; the attributes apply in this order."""
 
-  Attributes:
-    temperature: Divides the logits; 0 takes the token with the largest logit.
-    top_k: Keeps the k largest logits; 0 is off.
-    top_p: Keeps the smallest set of most likely tokens with a total probability of at least this; 1
-      is off.
-    repetition_penalty: Before all others, divides positive logits and multiplies negative logits of
-      tokens already in the sequence, prompt included (https://arxiv.org/abs/1909.05858); 1 is off.
-    min_p: Keeps tokens with at least this share of the most likely token's probability; 0 is off.
-    presence_penalty: Subtracted once from the logits of generated tokens; 0 is off.
-    frequency_penalty: Subtracted from a token's logit for each time it was generated; 0 is off.
-  """
-
-  temperature: float = 0.0
-  top_k: int = 0
+  temperature: float = 0.0  # divides the logits; 0 takes the token with the largest logit
+  top_k: int = 0  # keeps the k largest logits; 0 is off
+  # keeps the smallest set of most likely tokens with a total probability of at least this; 1 is off
   top_p: float = 1.0
+  # before all others, divides positive logits and multiplies negative logits of tokens already in
+  # the sequence, prompt included (https://arxiv.org/abs/1909.05858); 1 is off
   repetition_penalty: float = 1.0
+  # keeps tokens with at least this share of the most likely token's probability; 0 is off
   min_p: float = 0.0
-  presence_penalty: float = 0.0
+  presence_penalty: float = 0.0  # subtracted once from the logits of generated tokens; 0 is off
+  # subtracted from a token's logit for each time it was generated; 0 is off
   frequency_penalty: float = 0.0
 
   def __post_init__(self) -> None:

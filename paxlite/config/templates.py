@@ -80,19 +80,12 @@ def selections_named(where: str) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """A value in a config.
+  """A value in a config."""
 
-  Attributes:
-    path: Where it is, as 'task.model.logit_cap' or 'task.model.prediction_tpls[0]'.
-    value: The value: a config, a template, or what is none.
-    holder: The config, list or dict that holds it; None for the whole config.
-    key: Its name or its index there.
-  """
-
-  path: str
-  value: Any
-  holder: Any = None
-  key: Any = None
+  path: str  # where it is, as 'task.model.logit_cap' or 'task.model.prediction_tpls[0]'
+  value: Any  # the value: a config, a template, or what is none
+  holder: Any = None  # the config, list or dict that holds it; None for the whole config
+  key: Any = None  # its name or its index there
 
   @property
   def is_config(self) -> bool:

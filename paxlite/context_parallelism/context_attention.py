@@ -17,15 +17,10 @@ from paxlite.parallel import partitioning
 
 @dataclasses.dataclass(frozen=True)
 class ContextAttention:
-  """Attention of rows that are split over devices.
+  """Attention of rows that are split over devices."""
 
-  Attributes:
-    case: What is asked for, with the arrays of all devices.
-    way: The way to compute it; 'auto': the fastest by the estimates.
-  """
-
-  case: Case
-  way: ContextWay = 'auto'
+  case: Case  # what is asked for, with the arrays of all devices
+  way: ContextWay = 'auto'  # the way to compute it; 'auto': the fastest by the estimates
 
   def chosen(self) -> Way:
     """Returns how this attention is computed on the active mesh."""

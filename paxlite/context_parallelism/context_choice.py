@@ -24,34 +24,22 @@ _MORE_BYTES = 256 << 20  # a way may hold so much more for a layer than the lean
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-  """The attention of one layer on one device.
+  """The attention of one layer on one device."""
 
-  Attributes:
-    rows: Rows of the batch that the device has a part of.
-    length: Tokens of a row.
-    heads: Heads of queries.
-    kv_heads: Heads of keys.
-    width: Width of a head.
-    size: Devices that share a row.
-    window: The keys that a query sees, with its own; ≤ 0 means all.
-    masked_by_array: Whether the kernel needs an array of the pairs of tokens of one segment.
-    max_segments: The most segments of a row if a kernel of whole rows takes their bounds instead of
-      that array; else 0.
-    fused: Whether a fused kernel computes it.
-    itemsize: Bytes of a number.
-  """
-
-  rows: int
-  length: int
-  heads: int
-  kv_heads: int
-  width: int
-  size: int
-  window: int = 0
+  rows: int  # rows of the batch that the device has a part of
+  length: int  # tokens of a row
+  heads: int  # heads of queries
+  kv_heads: int  # heads of keys
+  width: int  # width of a head
+  size: int  # devices that share a row
+  window: int = 0  # the keys that a query sees, with its own; ≤ 0 means all
+  # whether the kernel needs an array of the pairs of tokens of one segment
   masked_by_array: bool = False
+  # the most segments of a row if a kernel of whole rows takes their bounds instead of that array;
+  # else 0
   max_segments: int = 0
-  fused: bool = True
-  itemsize: int = 2
+  fused: bool = True  # whether a fused kernel computes it
+  itemsize: int = 2  # bytes of a number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,15 +36,10 @@ _Ts = TypeVarTuple('_Ts')
 
 
 class Ring(NamedTuple):
-  """The devices of a ring.
+  """The devices of a ring."""
 
-  Attributes:
-    axis: Their mesh axis.
-    size: Their number.
-  """
-
-  axis: str
-  size: int
+  axis: str  # their mesh axis
+  size: int  # their number
 
   def next(self, *arrays: *_Ts) -> tuple[*_Ts]:
     """Returns the arrays of the device before this one."""

@@ -76,27 +76,17 @@ class SeqioSource:
 
 @dataclasses.dataclass(frozen=True)
 class SeqioDataset:
-  """A task, alone or in a mixture.
+  """A task, alone or in a mixture."""
 
-  Attributes:
-    name: Name of the task.
-    task: The seqio.Task.
-    split: The split that is read.
-    rate: The task's share of a mixture, not normalized.
-    shards: Names of the shards of the split; files, if the task reads any.
-    vocab_size: Number of ids in the task's vocabulary.
-    first_id: The id before the first token of a text: BOS, or else EOS; None: there is neither.
-    start_id: The id that is there instead.
-  """
-
-  name: str
-  task: Any
-  split: str
-  rate: float
-  shards: Sequence[str]
-  vocab_size: int
+  name: str  # name of the task
+  task: Any  # the seqio.Task
+  split: str  # the split that is read
+  rate: float  # the task's share of a mixture, not normalized
+  shards: Sequence[str]  # names of the shards of the split; files, if the task reads any
+  vocab_size: int  # number of ids in the task's vocabulary
+  # the id before the first token of a text: BOS, or else EOS; None: there is neither
   first_id: int | None
-  start_id: int = 0
+  start_id: int = 0  # the id that is there instead
 
   @property
   def num_shards(self) -> int:

@@ -124,21 +124,13 @@ class RowSource(Protocol):
 
 @dataclasses.dataclass
 class RowInput:
-  """Endless shuffled batches of a RowSource, or one ordered pass over it.
+  """Endless shuffled batches of a RowSource, or one ordered pass over it."""
 
-  Attributes:
-    source: The source of the rows.
-    batch_size: Rows in a global batch.
-    seed: The shuffling seed.
-    shuffle: Whether training shuffles, with a new order in each epoch.
-    max_eval_batches: Maximum batches of an evaluation; None reads all.
-  """
-
-  source: RowSource
-  batch_size: int
-  seed: int = 1234
-  shuffle: bool = True
-  max_eval_batches: int | None = None
+  source: RowSource  # the source of the rows
+  batch_size: int  # rows in a global batch
+  seed: int = 1234  # the shuffling seed
+  shuffle: bool = True  # whether training shuffles, with a new order in each epoch
+  max_eval_batches: int | None = None  # maximum batches of an evaluation; None reads all
 
   def __post_init__(self) -> None:
     if len(self.source) == 0:

@@ -5,19 +5,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a text is.
+  """Where a text is."""
 
-  Attributes:
-    source: The file, folder or dataset; '' if even that is not known.
-    record: Its record, numbered as in error messages: the line of a file, the row of a table.
-    detail: What else is known, as the characters of a text file.
-    unknown: Why the record is not known; '' if it is.
-  """
-
-  source: str
+  source: str  # the file, folder or dataset; '' if even that is not known
+  # its record, numbered as in error messages: the line of a file, the row of a table
   record: int | None = None
-  detail: str = ''
-  unknown: str = ''
+  detail: str = ''  # what else is known, as the characters of a text file
+  unknown: str = ''  # why the record is not known; '' if it is
 
   def __str__(self) -> str:
     name = self.source if self.record is None else f'{self.source}:{self.record}'

@@ -33,19 +33,12 @@ _SAMPLED = 16  # records of a dataset without files that identify it
 
 
 class Records(Protocol):
-  """A source of records.
+  """A source of records."""
 
-  Attributes:
-    name: Name by which the user calls the source.
-    num_shards: Number of shards; each can be read alone.
-    size: Size of all shards together, in any unit; None: not known.
-    done: How much of `size` has been read, in the same unit.
-  """
-
-  name: str
-  num_shards: int
-  size: int | None
-  done: int
+  name: str  # name by which the user calls the source
+  num_shards: int  # number of shards; each can be read alone
+  size: int | None  # size of all shards together, in any unit; None: not known
+  done: int  # how much of `size` has been read, in the same unit
 
   @property
   def shard_bytes(self) -> float:

@@ -47,28 +47,20 @@ class RemoteArray(Protocol):
 
 @dataclasses.dataclass
 class TokenRows:
-  """A RowSource over tokens in memory or in a file.
+  """A RowSource over tokens in memory or in a file."""
 
-  Attributes:
-    tokens: Ids [token_count] of any unsigned type, as an array or another sliceable object.
-    seq_starts: First index of each document, then token_count [sequences + 1]; an array, or a
-      SortedFileArray.
-    seq_len: Length T of a row.
-    rows: Kind of row; the module's docstring describes the kinds.
-    max_token_id: The largest id in tokens, as the dataset states it.
-    name: Name of the dataset, for messages.
-    start_id: The input before the first token of a document; None: not known, which stream rows
-      allow. The first row of these then follows the last token of the data.
-    left_out: Documents whose tokens are padding; see left_out.py.
-  """
-
+  # ids [token_count] of any unsigned type, as an array or another sliceable object
   tokens: TokenArray
+  # first index of each document, then token_count [sequences + 1]; an array, or a SortedFileArray
   seq_starts: SequenceStarts
-  seq_len: int
-  rows: RowKind
-  max_token_id: int
-  name: str = 'tokens'
+  seq_len: int  # length T of a row
+  rows: RowKind  # kind of row; the module's docstring describes the kinds
+  max_token_id: int  # the largest id in tokens, as the dataset states it
+  name: str = 'tokens'  # name of the dataset, for messages
+  # The input before the first token of a document; None: not known, which stream rows allow. The
+  # first row of these then follows the last token of the data.
   start_id: int | None = 0
+  # documents whose tokens are padding; see left_out.py
   left_out = frozenset[int]()  # no field: an input is made without it
 
   def __len__(self) -> int:

@@ -79,18 +79,11 @@ class Dataset(Examples, Protocol):
 
 
 class StreamSource(Protocol):
-  """The data that a StreamInput reads.
+  """The data that a StreamInput reads."""
 
-  Attributes:
-    name: Name of the source, for messages.
-    max_token_id: The largest id that can occur.
-    start_id: The first input id of a document.
-    datasets: The datasets.
-  """
-
-  name: str
-  max_token_id: int
-  start_id: int
+  name: str  # name of the source, for messages
+  max_token_id: int  # the largest id that can occur
+  start_id: int  # the first input id of a document
   datasets: Sequence[Dataset]
 
 

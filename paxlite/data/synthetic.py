@@ -10,21 +10,13 @@ from paxlite.data.base import Batch
 
 @dataclasses.dataclass
 class SyntheticRows:
-  """A RowSource of uniform random tokens; each row is a pure function of (seed, row).
+  """A RowSource of uniform random tokens; each row is a pure function of (seed, row)."""
 
-  Attributes:
-    vocab_size: The ids are in [0, vocab_size).
-    seq_len: Length of a row.
-    num_rows: Number of rows in an epoch.
-    packed: Whether a row has two segments instead of one.
-    seed: Seed of the tokens.
-  """
-
-  vocab_size: int
-  seq_len: int
-  num_rows: int = 1 << 20
-  packed: bool = False
-  seed: int = 0
+  vocab_size: int  # the ids are in [0, vocab_size)
+  seq_len: int  # length of a row
+  num_rows: int = 1 << 20  # number of rows in an epoch
+  packed: bool = False  # whether a row has two segments instead of one
+  seed: int = 0  # seed of the tokens
 
   name = 'synthetic tokens'
   why_untraced = 'they are random numbers, not read from a file'

@@ -112,23 +112,17 @@ _OVERRULED = ('qwen2', 'phi3')  # a model_type whose stated class is often wrong
 
 
 class Published(NamedTuple):
-  """The settings in the files next to a tokenizer.
+  """The settings in the files next to a tokenizer."""
 
-  Attributes:
-    configuration: The contents of tokenizer_config.json; {} if there is none.
-    special_tokens: The text of each special token by its name, as in 'eos_token'.
-    named_tokens: The same as the files have them: texts, or objects that describe a token.
-    added_tokens: Objects that describe the tokens which were added to the tokenizer, by their ids.
-    extra_tokens: Other tokens that are special: texts or objects; None: the files do not say.
-    tokenizer_class: One of CLASSES, or PLAIN; '' if no file names a class or a model.
-  """
-
-  configuration: JsonObject
-  special_tokens: dict[str, str]
+  configuration: JsonObject  # the contents of tokenizer_config.json; {} if there is none
+  special_tokens: dict[str, str]  # the text of each special token by its name, as in 'eos_token'
+  # the same as the files have them: texts, or objects that describe a token
   named_tokens: dict[str, Json]
+  # objects that describe the tokens which were added to the tokenizer, by their ids
   added_tokens: dict[int, JsonObject]
+  # other tokens that are special: texts or objects; None: the files do not say
   extra_tokens: list[str | JsonObject] | None
-  tokenizer_class: str
+  tokenizer_class: str  # one of CLASSES, or PLAIN; '' if no file names a class or a model
 
 
 def published(tokenizer_path: str) -> Published:

@@ -7,16 +7,12 @@ import numpy as np
 
 
 class Tokens(NamedTuple):
-  """The tokens of a text.
+  """The tokens of a text."""
 
-  Attributes:
-    ids: Token ids, int32 [n].
-    starts: The character that each token begins at [n]. Several tokens may share one character.
-    ends: The character after each token [n]; where it equals the start, a token has no character.
-  """
-
-  ids: np.ndarray
+  ids: np.ndarray  # token ids, int32 [n]
+  # The character that each token begins at [n]. Several tokens may share one character.
   starts: np.ndarray
+  # the character after each token [n]; where it equals the start, a token has no character
   ends: np.ndarray
 
   def within(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -66,33 +66,20 @@ def _wrong_kernels() -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class MachineReport:
-  """The findings on a machine.
+  """The findings on a machine."""
 
-  Attributes:
-    packages: Versions of installed packages by their normalized names.
-    extras: The packages of each of paxlite's extras, in normalized names.
-    devices: JAX's devices as text, or '' if there are none.
-    failure: Why there are none, or ''.
-    platform: The platform of JAX's devices: cpu, gpu, tpu.
-    has_gpu: Whether the machine has an NVIDIA GPU.
-    has_tpu: Whether the machine has a TPU.
-    driver: Version of NVIDIA's driver, or ''.
-    memory: Free bytes of main memory, or None if unknown.
-    disk: Free bytes of the disk of the current folder.
-    variables: Environment variables that change what JAX does.
-  """
-
-  packages: dict[str, str]
+  packages: dict[str, str]  # versions of installed packages by their normalized names
+  # the packages of each of paxlite's extras, in normalized names
   extras: dict[str, tuple[str, ...]]
-  devices: str
-  failure: str
-  platform: str
-  has_gpu: bool
-  has_tpu: bool
-  driver: str
-  memory: int | None
-  disk: int
-  variables: dict[str, str]
+  devices: str  # JAX's devices as text, or '' if there are none
+  failure: str  # why there are none, or ''
+  platform: str  # the platform of JAX's devices: cpu, gpu, tpu
+  has_gpu: bool  # whether the machine has an NVIDIA GPU
+  has_tpu: bool  # whether the machine has a TPU
+  driver: str  # version of NVIDIA's driver, or ''
+  memory: int | None  # free bytes of main memory, or None if unknown
+  disk: int  # free bytes of the disk of the current folder
+  variables: dict[str, str]  # environment variables that change what JAX does
 
   def __str__(self) -> str:
     version = lambda name: self.packages.get(name, 'not installed')

@@ -37,17 +37,12 @@ _SCALE = _H**-0.5
 
 
 class KernelComparison(NamedTuple):
-  """How results and gradients compare.
+  """How results and gradients compare."""
 
-  Attributes:
-    what: What is compared.
-    difference: The largest difference relative to the largest entry of each array; it may be NaN.
-    way_out: What a run sets to do without it.
-  """
-
-  what: str
+  what: str  # what is compared
+  # the largest difference relative to the largest entry of each array; it may be NaN
   difference: float
-  way_out: str
+  way_out: str  # what a run sets to do without it
 
   @property
   def is_wrong(self) -> bool:

@@ -15,17 +15,12 @@ from paxlite.eval.scoring import Continuation
 
 @dataclasses.dataclass(frozen=True)
 class Contexts:
-  """Encodes contexts and continuations for a model.
+  """Encodes contexts and continuations for a model."""
 
-  Attributes:
-    encoding: What encodes texts and conversations for the model.
-    start: The ids that a text begins with; none if the tokenizer adds none.
-    prefix: The id that stands for an empty context: the start, or else BOS, or else EOS; None:
-      there is none.
-  """
-
-  encoding: ChatEncoding
-  start: Sequence[int]
+  encoding: ChatEncoding  # what encodes texts and conversations for the model
+  start: Sequence[int]  # the ids that a text begins with; none if the tokenizer adds none
+  # the id that stands for an empty context: the start, or else BOS, or else EOS; None: there is
+  # none
   prefix: int | None
 
   @property

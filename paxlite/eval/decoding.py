@@ -90,17 +90,11 @@ def _decode(run: Run) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PromptLine:
-  """One line of a file of prompts.
+  """One line of a file of prompts."""
 
-  Attributes:
-    record: The JSON object of the line.
-    ids: Token ids of the prompt.
-    is_chat: Whether the line has messages.
-  """
-
-  record: JsonObject
-  ids: list[int]
-  is_chat: bool = False
+  record: JsonObject  # the JSON object of the line
+  ids: list[int]  # token ids of the prompt
+  is_chat: bool = False  # whether the line has messages
 
 
 def read_prompts(files: Sequence[str], inference: Inference) -> list[PromptLine]:

@@ -162,23 +162,17 @@ def _truth(value: object) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TaskExample:
-  """A record rendered with the templates of a task.
+  """A record rendered with the templates of a task."""
 
-  Attributes:
-    prompts: What the model reads before an answer: one, or one for each choice.
-    choices: Continuations that may follow; one for cloze and text, none for generate.
-    gold: Number of the right choice.
-    target: The rendered doc_to_target; for generate, the right text; for code, a program with
-      GENERATED where the answer belongs.
-    place: Location of the record, for messages.
-    shots: Texts and right answers of other records, which come before it.
-  """
-
-  prompts: tuple[str, ...]
+  prompts: tuple[str, ...]  # what the model reads before an answer: one, or one for each choice
+  # continuations that may follow; one for cloze and text, none for generate
   choices: tuple[str, ...]
-  gold: int
+  gold: int  # number of the right choice
+  # the rendered doc_to_target; for generate, the right text; for code, a program with GENERATED
+  # where the answer belongs
   target: str
-  place: str
+  place: str  # location of the record, for messages
+  # texts and right answers of other records, which come before it
   shots: tuple[tuple[str, str], ...] = ()
 
   def answer(self, delimiter: str) -> str:
@@ -194,19 +188,12 @@ class TaskExample:
 
 @dataclasses.dataclass(frozen=True)
 class ZeroShotTask:
-  """A task with its records.
+  """A task with its records."""
 
-  Attributes:
-    name: Name of the task in tables and summaries.
-    spec: Description of the task.
-    examples: The records, rendered.
-    unreadable: Number of records that were left out.
-  """
-
-  name: str
-  spec: TaskSpec
-  examples: list[TaskExample]
-  unreadable: int = 0
+  name: str  # name of the task in tables and summaries
+  spec: TaskSpec  # description of the task
+  examples: list[TaskExample]  # the records, rendered
+  unreadable: int = 0  # number of records that were left out
 
 
 def read_tasks(

@@ -41,36 +41,22 @@ class Continuation:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """The score of one continuation.
+  """The score of one continuation."""
 
-  Attributes:
-    log_likelihood: Σ ln p of the continuation's tokens, in nats.
-    is_greedy: Whether each token of the continuation is the likeliest one.
-    is_truncated: Whether the context has lost its beginning.
-  """
-
-  log_likelihood: float
-  is_greedy: bool
-  is_truncated: bool
+  log_likelihood: float  # Σ ln p of the continuation's tokens, in nats
+  is_greedy: bool  # whether each token of the continuation is the likeliest one
+  is_truncated: bool  # whether the context has lost its beginning
 
 
 @dataclasses.dataclass
 class _Row:
-  """One sequence of inputs, and the alternatives for its last `num_targets` tokens.
+  """One sequence of inputs, and the alternatives for its last `num_targets` tokens."""
 
-  Attributes:
-    inputs: Token ids of the row.
-    num_targets: Number of positions at the end of the row that are scored.
-    targets: Token ids of the alternatives, each [num_targets].
-    numbers: Number of the continuation that each alternative belongs to.
-    truncated: Numbers of the continuations whose context has lost its beginning.
-  """
-
-  inputs: list[int]
-  num_targets: int
-  targets: list[list[int]]
-  numbers: list[int]
-  truncated: set[int]
+  inputs: list[int]  # token ids of the row
+  num_targets: int  # number of positions at the end of the row that are scored
+  targets: list[list[int]]  # token ids of the alternatives, each [num_targets]
+  numbers: list[int]  # number of the continuation that each alternative belongs to
+  truncated: set[int]  # numbers of the continuations whose context has lost its beginning
 
 
 _Result = tuple[jax.Array, jax.Array]  # what Scorer._score returns

@@ -22,53 +22,41 @@ _NUMBERS = 'max_new_tokens', 'num_fewshot', 'repeats'
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-  """The description of a task.
+  """The description of a task."""
 
-  Attributes:
-    kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
-      token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
-      compares the text that the model writes with doc_to_target. 'text' measures how well the model
-      predicts doc_to_target from its beginning.
-    files: Sources of the records, named as in data.records.
-    doc_to_text: The text that the model reads: a template, or the name of a field. Where each
-      choice has a text of its own, it is a list with one template for each choice. Not for 'text'.
-    doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
-      right choice, or its text or label.
-    doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
-    doc_to_label: Name of the field with the choices' labels ("A", "B" …), if doc_to_target is a
-      label.
-    target_delimiter: The text between the text and the target; None: a space, or nothing in a chat.
-    generation_pattern: A regular expression. Its last match in the generated text is compared (its
-      group, if it has one); '' compares the entire text.
-    target_pattern: The same for doc_to_target.
-    until: Strings that end a generated answer.
-    max_new_tokens: Largest number of tokens of a generated answer.
-    chat: Whether the text is a message of the user, which the chat template of the model writes, so
-      that the target is the assistant's answer.
-    system: The message of the system that such a chat begins with; '': none.
-    num_fewshot: Number of solved examples before the text; in a chat, earlier turns of it.
-    fewshot_files: Their sources, from which the first ones are taken.
-    repeats: Number of answers to each prompt, for generate.
-    temperature: Temperature with which they are drawn; None: as the experiment says, or 0.8 where
-      there are several.
-  """
-
+  # 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by token.
+  # 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate' compares the
+  # text that the model writes with doc_to_target. 'text' measures how well the model predicts
+  # doc_to_target from its beginning
   kind: Kind
-  files: tuple[str, ...]
+  files: tuple[str, ...]  # sources of the records, named as in data.records
+  # The text that the model reads: a template, or the name of a field. Where each choice has a text
+  # of its own, it is a list with one template for each choice. Not for 'text'.
   doc_to_text: str | tuple[str, ...]
+  # For cloze and generate, the right text. For multiple_choice, the number of the right choice, or
+  # its text or label.
   doc_to_target: str
+  # the choices: a list of templates, or the name of a field that holds a list
   doc_to_choice: str | tuple[str, ...] = ()
+  # name of the field with the choices' labels ("A", "B" …), if doc_to_target is a label
   doc_to_label: str = ''
+  # the text between the text and the target; None: a space, or nothing in a chat
   target_delimiter: str | None = None
+  # A regular expression. Its last match in the generated text is compared (its group, if it has
+  # one); '' compares the entire text.
   generation_pattern: str = ''
-  target_pattern: str = ''
-  until: tuple[str, ...] = ()
-  max_new_tokens: int = 128
+  target_pattern: str = ''  # the same for doc_to_target
+  until: tuple[str, ...] = ()  # strings that end a generated answer
+  max_new_tokens: int = 128  # largest number of tokens of a generated answer
+  # whether the text is a message of the user, which the chat template of the model writes, so that
+  # the target is the assistant's answer
   chat: bool = False
-  system: str = ''
-  num_fewshot: int = 0
-  fewshot_files: tuple[str, ...] = ()
-  repeats: int = 1
+  system: str = ''  # the message of the system that such a chat begins with; '': none
+  num_fewshot: int = 0  # number of solved examples before the text; in a chat, earlier turns of it
+  fewshot_files: tuple[str, ...] = ()  # their sources, from which the first ones are taken
+  repeats: int = 1  # number of answers to each prompt, for generate
+  # temperature with which they are drawn; None: as the experiment says, or 0.8 where there are
+  # several
   temperature: float | None = None
 
   @property

@@ -37,19 +37,13 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """The result of one task.
+  """The result of one task."""
 
-  Attributes:
-    metrics: Metrics by name.
-    examples: Findings of each example, such as its log-likelihood and whether it is right.
-    seconds: Duration of the evaluation.
-    unreadable: Number of records that were left out.
-  """
-
-  metrics: dict[str, Metric]
+  metrics: dict[str, Metric]  # metrics by name
+  # findings of each example, such as its log-likelihood and whether it is right
   examples: list[JsonObject]
-  seconds: float
-  unreadable: int
+  seconds: float  # duration of the evaluation
+  unreadable: int  # number of records that were left out
 
   @property
   def values(self) -> dict[str, float]:

@@ -10,15 +10,10 @@ from paxlite.core.errors import UserError, naming
 
 
 class Content(Protocol):
-  """The bytes of a file, which can be read in any order, by several threads.
+  """The bytes of a file, which can be read in any order, by several threads."""
 
-  Attributes:
-    size: Bytes of the file.
-    read_ahead: How many batches of rows should be requested before they are read.
-  """
-
-  size: int
-  read_ahead: int
+  size: int  # bytes of the file
+  read_ahead: int  # how many batches of rows should be requested before they are read
 
   def read(self, offset: int, length: int) -> bytes | bytearray:
     """Returns `length` bytes from `offset` on; fewer at the end. Raises UserError."""

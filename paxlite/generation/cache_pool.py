@@ -17,20 +17,14 @@ _SHRINK_FOR = 64  # tokens that are left, for which a smaller program is worth i
 
 
 class Sizes(NamedTuple):
-  """Which sizes a cache may have; each needs programs.
+  """Which sizes a cache may have; each needs programs."""
 
-  Attributes:
-    slots: The fewest slots of a row.
-    slot_growth: By which factor their number grows.
-    row_growth: By which factor the number of rows grows, from 1. A CPU takes longer for more rows;
-      elsewhere fewer programs are worth more.
-    most_slots: The most slots of a row.
-  """
-
-  slots: int = 128
-  slot_growth: int = 2
+  slots: int = 128  # the fewest slots of a row
+  slot_growth: int = 2  # by which factor their number grows
+  # By which factor the number of rows grows, from 1. A CPU takes longer for more rows; elsewhere
+  # fewer programs are worth more.
   row_growth: int = 4
-  most_slots: int = 1 << 62
+  most_slots: int = 1 << 62  # the most slots of a row
 
 
 def steady_sizes(

@@ -9,19 +9,13 @@ from paxlite.generation.request import Request, check_ids
 
 @dataclasses.dataclass(frozen=True)
 class EngineLimits:
-  """The limits of an engine.
+  """The limits of an engine."""
 
-  Attributes:
-    max_length: The most tokens of a prompt and its answer that the model takes.
-    fixed_slots: The most tokens that the engine was made for; None: as many as the model takes.
-    vocab_size: The number of token ids of the model.
-    has_tokenizer: Whether the engine knows the texts of tokens.
-  """
-
-  max_length: int
+  max_length: int  # the most tokens of a prompt and its answer that the model takes
+  # the most tokens that the engine was made for; None: as many as the model takes
   fixed_slots: int | None
-  vocab_size: int
-  has_tokenizer: bool
+  vocab_size: int  # the number of token ids of the model
+  has_tokenizer: bool  # whether the engine knows the texts of tokens
 
   def check(self, request: Request, what: str) -> None:
     """Raises UserError if a request cannot be answered; messages call its prompt `what`."""

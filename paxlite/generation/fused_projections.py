@@ -31,14 +31,10 @@ from paxlite.quantization.schemes import Int8
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-  """Projections of one input that are fused.
+  """Projections of one input that are fused."""
 
-  Attributes:
-    parts: Their names.
-    axes: The logical axes of the fused weight; those of its bias are the last ones.
-  """
-
-  parts: tuple[str, ...]
+  parts: tuple[str, ...]  # their names
+  # the logical axes of the fused weight; those of its bias are the last ones
   axes: tuple[str | None, ...]
 
   def fused(self, arrays: Sequence[jax.Array]) -> jax.Array:

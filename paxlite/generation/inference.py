@@ -34,23 +34,14 @@ from paxlite.quantization.schemes import Int8
 
 @dataclasses.dataclass(frozen=True)
 class TextModel:
-  """A model with its tokenizer.
+  """A model with its tokenizer."""
 
-  Attributes:
-    experiment: The experiment of the model.
-    model: The model.
-    params: The parameters of `model` on the mesh; None: they are set before each use.
-    mesh: The mesh of the devices that hold the parameters.
-    tokenizer: The tokenizer, which converts text to ids and back.
-    max_length: The most tokens of a text, prompt and answer together.
-  """
-
-  experiment: LanguageModel
+  experiment: LanguageModel  # the experiment of the model
   model: TransformerLm
-  params: PyTree | None
-  mesh: Mesh
-  tokenizer: Tokenizer
-  max_length: int
+  params: PyTree | None  # the parameters of `model` on the mesh; None: they are set before each use
+  mesh: Mesh  # the mesh of the devices that hold the parameters
+  tokenizer: Tokenizer  # the tokenizer, which converts text to ids and back
+  max_length: int  # the most tokens of a text, prompt and answer together
 
   def engine(
     self,
@@ -115,14 +106,10 @@ class TextModel:
 
 @dataclasses.dataclass(frozen=True)
 class Inference(TextModel):
-  """A loaded model, with unrolled layers and parameters in the experiment's FPROP_DTYPE.
+  """A loaded model, with unrolled layers and parameters in the experiment's FPROP_DTYPE."""
 
-  Attributes:
-    source: The checkpoint or imported weights that the parameters come from.
-    fused_projections: How projections of one input were fused: see generation.fused_layers.
-  """
-
-  source: Source
+  source: Source  # the checkpoint or imported weights that the parameters come from
+  # how projections of one input were fused: see generation.fused_layers
   fused_projections: FusedProjections
 
 

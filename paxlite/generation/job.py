@@ -25,19 +25,12 @@ class Phase(enum.Enum):
 
 
 class PromptPart(NamedTuple):
-  """A part of a prompt.
+  """A part of a prompt."""
 
-  Attributes:
-    ids: Its tokens.
-    places: Which of its tokens are followed by one whose log-probability is wanted.
-    next: These tokens.
-    follow: The token of the prompt after the part; −1: there is none.
-  """
-
-  ids: Sequence[int]
-  places: Sequence[int]
-  next: Sequence[int]
-  follow: int
+  ids: Sequence[int]  # its tokens
+  places: Sequence[int]  # which of its tokens are followed by one whose log-probability is wanted
+  next: Sequence[int]  # these tokens
+  follow: int  # the token of the prompt after the part; −1: there is none
 
 
 class Job:

@@ -23,38 +23,23 @@ _BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prom
 
 @struct.dataclass
 class DraftState:
-  """The extra state of B sequences with speculative tokens, arrays [B]; see speculative.
+  """The extra state of B sequences with speculative tokens, arrays [B]; see speculative."""
 
-  Attributes:
-    draft: What may be the token after the latest one.
-    before: The token before the latest one.
-    waiting: How many of the latest tokens are not in the cache: 1, or 2 with `before`.
-  """
-
-  draft: jax.Array
-  before: jax.Array
-  waiting: jax.Array
+  draft: jax.Array  # what may be the token after the latest one
+  before: jax.Array  # the token before the latest one
+  waiting: jax.Array  # how many of the latest tokens are not in the cache: 1, or 2 with `before`
 
 
 @struct.dataclass
 class DecodeRows:
-  """The state of B sequences besides their cache, arrays [B].
+  """The state of B sequences besides their cache, arrays [B]."""
 
-  Attributes:
-    length: Number of tokens in the cache.
-    token: The latest token, which is not in the cache yet.
-    number: Number of generated tokens, with the latest one.
-    is_done: Whether the row has ended.
-    options: How its tokens are chosen.
-    drafts: Its drafts; None: none are made.
-  """
-
-  length: jax.Array
-  token: jax.Array
-  number: jax.Array
-  is_done: jax.Array
-  options: Choice
-  drafts: DraftState | None = None
+  length: jax.Array  # number of tokens in the cache
+  token: jax.Array  # the latest token, which is not in the cache yet
+  number: jax.Array  # number of generated tokens, with the latest one
+  is_done: jax.Array  # whether the row has ended
+  options: Choice  # how its tokens are chosen
+  drafts: DraftState | None = None  # its drafts; None: none are made
 
 
 class State(NamedTuple):
@@ -65,52 +50,32 @@ class State(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """Parts of the prompts of R rows, T tokens each.
+  """Parts of the prompts of R rows, T tokens each."""
 
-  Attributes:
-    ids: Token ids, [R, T], padded on the right.
-    count: Number of tokens of each part, [R].
-    source: The rows whose first `start` tokens precede the parts, [R]; mostly those of `target`.
-    target: The rows that get the tokens, [R]; one that does not exist: the part is padding.
-    start: Number of tokens before the parts, [R].
-    places: The tokens of each part, [R, T], after which log-probabilities are computed.
-    next: The token after each of them, [R, T].
-    num_places: How many columns of `places` are computed, []; None: none, and the program has no
-      code for it, which makes it faster.
-    follow: The token of the prompt after each part, [R]; −1: the part is the last one.
-    options: How the first token after the part is chosen.
-    allowed: Which token may be that, [R, V] bool; None: any.
-  """
-
-  ids: Any
-  count: Any
+  ids: Any  # token ids, [R, T], padded on the right
+  count: Any  # number of tokens of each part, [R]
+  # the rows whose first `start` tokens precede the parts, [R]; mostly those of `target`
   source: Any
-  target: Any
-  start: Any
-  places: Any
-  next: Any
+  target: Any  # the rows that get the tokens, [R]; one that does not exist: the part is padding
+  start: Any  # number of tokens before the parts, [R]
+  places: Any  # the tokens of each part, [R, T], after which log-probabilities are computed
+  next: Any  # the token after each of them, [R, T]
+  # how many columns of `places` are computed, []; None: none, and the program has no code for it,
+  # which makes it faster
   num_places: Any
-  follow: Any
-  options: Choice
-  allowed: Any
+  follow: Any  # the token of the prompt after each part, [R]; −1: the part is the last one
+  options: Choice  # how the first token after the part is chosen
+  allowed: Any  # which token may be that, [R, V] bool; None: any
 
 
 class DecodeLimits(NamedTuple):
-  """How far a call generates B rows.
+  """How far a call generates B rows."""
 
-  Attributes:
-    steps: The most steps, [].
-    until_one_ends: Whether it ends when a row has ended, [] bool.
-    has_grammar: Whether a row has a grammar, which allows tokens for one step, [] bool.
-    allowed: Which tokens may come, [B, V] bool; None: any.
-    draws: None: no row draws, and the program has no code for it.
-  """
-
-  steps: Any
-  until_one_ends: Any
-  has_grammar: Any
-  allowed: Any
-  draws: Any = None
+  steps: Any  # the most steps, []
+  until_one_ends: Any  # whether it ends when a row has ended, [] bool
+  has_grammar: Any  # whether a row has a grammar, which allows tokens for one step, [] bool
+  allowed: Any  # which tokens may come, [B, V] bool; None: any
+  draws: Any = None  # None: no row draws, and the program has no code for it
 
   def may_draw(self, full: bool) -> bool | None:
     """Returns the argument `draws` of sampling.chosen."""
@@ -118,15 +83,10 @@ class DecodeLimits(NamedTuple):
 
 
 class Read(NamedTuple):
-  """The results for parts of prompts.
+  """The results for parts of prompts."""
 
-  Attributes:
-    chosen: The tokens after the parts.
-    scores: What is known of the tokens after `places`, arrays [R, T, …].
-  """
-
-  chosen: SampledTokens
-  scores: SampledTokens
+  chosen: SampledTokens  # the tokens after the parts
+  scores: SampledTokens  # what is known of the tokens after `places`, arrays [R, T, …]
 
 
 class Programs:

@@ -37,39 +37,29 @@ class Grammar(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A prompt to be continued.
+  """A prompt to be continued."""
 
-  Attributes:
-    prompt: Token ids, at least one.
-    max_tokens: The most new tokens; 0 only reads the prompt.
-    sampling: How tokens are chosen.
-    seed: Of what is drawn at random. The same seed and sample give the same tokens, whatever else
-      is generated at the same time.
-    sample: The number of this answer among several to one prompt with one seed.
-    min_tokens: So many tokens come before one that ends the answer, or completes a text that does.
-    ends: Token ids that end the answer, and are not part of it.
-    stop: Texts that end the answer; what comes before the first of them is its text.
-    bias: Is added to the logits of tokens, by their ids.
-    grammar: Says which tokens may come next; None: all.
-    top_log_probs: How many of the likeliest tokens are reported at each token.
-    continues: Whether the text of the answer goes on from that of the prompt, with the space that
-      its first token may begin with; False: it is the text of the new tokens alone.
-    scored_from: The log-probabilities of the prompt's tokens from this position on are reported;
-      None: those of no token. That of position 0 does not exist.
-  """
-
-  prompt: Sequence[int]
-  max_tokens: int
-  sampling: Sampling = GREEDY
+  prompt: Sequence[int]  # token ids, at least one
+  max_tokens: int  # the most new tokens; 0 only reads the prompt
+  sampling: Sampling = GREEDY  # how tokens are chosen
+  # Of what is drawn at random. The same seed and sample give the same tokens, whatever else is
+  # generated at the same time.
   seed: int = 0
-  sample: int = 0
+  sample: int = 0  # the number of this answer among several to one prompt with one seed
+  # so many tokens come before one that ends the answer, or completes a text that does
   min_tokens: int = 0
-  ends: Sequence[int] = ()
+  ends: Sequence[int] = ()  # token ids that end the answer, and are not part of it
+  # texts that end the answer; what comes before the first of them is its text
   stop: Sequence[str] = ()
+  # is added to the logits of tokens, by their ids
   bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-  grammar: Grammar | None = None
-  top_log_probs: int = 0
+  grammar: Grammar | None = None  # says which tokens may come next; None: all
+  top_log_probs: int = 0  # how many of the likeliest tokens are reported at each token
+  # The log-probabilities of the prompt's tokens from this position on are reported; None: those of
+  # no token. That of position 0 does not exist.
   scored_from: int | None = None
+  # whether the text of the answer goes on from that of the prompt, with the space that its first
+  # token may begin with; False: it is the text of the new tokens alone
   continues: bool = True
 
   def __post_init__(self) -> None:
@@ -89,15 +79,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class TokenScore:
-  """The log-probability of a token, in nats, before temperature and filters.
+  """The log-probability of a token, in nats, before temperature and filters."""
 
-  Attributes:
-    log_prob: ln p of the token.
-    top: ln p of the likeliest tokens by their ids, as many as were asked for. Of a prompt's token,
-      the likeliest one is always there.
-  """
-
-  log_prob: float
+  log_prob: float  # ln p of the token
+  # ln p of the likeliest tokens by their ids, as many as were asked for. Of a prompt's token, the
+  # likeliest one is always there.
   top: Mapping[int, float]
 
   @property
@@ -108,26 +94,19 @@ class TokenScore:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """The text that a model generated after a prompt.
+  """The text that a model generated after a prompt."""
 
-  Attributes:
-    ids: The new tokens, without one that ends the answer; with those of a text that does.
-    scores: Their log-probabilities, and that of the token that ended the answer.
-    text: Their text up to the first of the texts that end it; '' if the engine has no tokenizer.
-    finish: 'stop' after such a token or text, or at the end of a grammar, otherwise 'length'.
-    prompt_scores: Those of the prompt's tokens from `scored_from` on; None at position 0.
-    shared: How many tokens of the prompt were taken from another row.
-    end: The token that ended the answer; None: it ended otherwise.
-    parts: The text with the names of special tokens, which are Marks (spelling.py).
-  """
-
-  ids: list[int]
-  scores: list[TokenScore]
+  ids: list[int]  # the new tokens, without one that ends the answer; with those of a text that does
+  scores: list[TokenScore]  # their log-probabilities, and that of the token that ended the answer
+  # their text up to the first of the texts that end it; '' if the engine has no tokenizer
   text: str
+  # 'stop' after such a token or text, or at the end of a grammar, otherwise 'length'
   finish: Finish
+  # those of the prompt's tokens from `scored_from` on; None at position 0
   prompt_scores: list[TokenScore | None] = dataclasses.field(default_factory=list)
-  shared: int = 0
-  end: int | None = None
+  shared: int = 0  # how many tokens of the prompt were taken from another row
+  end: int | None = None  # the token that ended the answer; None: it ended otherwise
+  # the text with the names of special tokens, which are Marks (spelling.py)
   parts: list[str] = dataclasses.field(default_factory=list)
 
   @property

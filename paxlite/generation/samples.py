@@ -149,14 +149,9 @@ class Sampler:
 
 @dataclasses.dataclass
 class PromptSamples(Callback):
-  """Continues prompts at each evaluation.
+  """Continues prompts at each evaluation."""
 
-  Attributes:
-    sampler: Continues them.
-    prompts: The prompts.
-  """
-
-  sampler: Sampler
+  sampler: Sampler  # continues them
   prompts: Sequence[str]
 
   rank = 1  # after other evaluations
@@ -170,14 +165,9 @@ class PromptSamples(Callback):
 
 @dataclasses.dataclass
 class LastSample(Callback):
-  """Continues prompts with the trained model, after the run.
+  """Continues prompts with the trained model, after the run."""
 
-  Attributes:
-    sampler: Continues them; None: the model cannot.
-    prompts: The prompts.
-  """
-
-  sampler: Sampler | None
+  sampler: Sampler | None  # continues them; None: the model cannot
   prompts: Sequence[str]
 
   def start_lines(self) -> Sequence[str]:

@@ -14,17 +14,11 @@ MOST_TOP = 20  # likeliest tokens that are told at each one
 
 @struct.dataclass
 class Tables:
-  """Per-token state of B sequences over the vocabulary.
+  """Per-token state of B sequences over the vocabulary."""
 
-  Attributes:
-    bias: Is added to the logits, [B, V].
-    seen: Whether the row contains a token, [B, V] bool.
-    count: How often a token was generated, [B, V] int32.
-  """
-
-  bias: jax.Array
-  seen: jax.Array
-  count: jax.Array
+  bias: jax.Array  # is added to the logits, [B, V]
+  seen: jax.Array  # whether the row contains a token, [B, V] bool
+  count: jax.Array  # how often a token was generated, [B, V] int32
 
   @classmethod
   def empty(cls, rows: int, vocab_size: int) -> 'Tables':
@@ -80,20 +74,14 @@ class Choice:
 
 
 class SampledTokens(NamedTuple):
-  """The next tokens of B rows.
+  """The next tokens of B rows."""
 
-  Attributes:
-    token: [B] int32.
-    log_prob: The logarithm of the probability that the model gives to the token, [B] float32, in
-      nats, before temperature, filters and penalties.
-    top_ids: The likeliest tokens, [B, top] int32.
-    top_log_probs: Theirs, [B, top] float32.
-  """
-
-  token: jax.Array
+  token: jax.Array  # [B] int32
+  # the logarithm of the probability that the model gives to the token, [B] float32, in nats, before
+  # temperature, filters and penalties
   log_prob: jax.Array
-  top_ids: jax.Array
-  top_log_probs: jax.Array
+  top_ids: jax.Array  # the likeliest tokens, [B, top] int32
+  top_log_probs: jax.Array  # theirs, [B, top] float32
 
 
 def most_top(vocab_size: int, full: bool) -> int:

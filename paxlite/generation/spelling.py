@@ -28,15 +28,10 @@ class Mark(str):
 
 
 class SpelledToken(NamedTuple):
-  """The text that a token adds.
+  """The text that a token adds."""
 
-  Attributes:
-    text: The characters that it completes; the name of a special token.
-    data: Its bytes; None: it is a special token.
-  """
-
-  text: str
-  data: bytes | None
+  text: str  # the characters that it completes; the name of a special token
+  data: bytes | None  # its bytes; None: it is a special token
 
 
 class Spelling:

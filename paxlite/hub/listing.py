@@ -27,23 +27,14 @@ _SUM = re.compile(r'[0-9a-f]{40}|[0-9a-f]{64}')
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """The state of a revision at the time of the request.
+  """The state of a revision at the time of the request."""
 
-  Attributes:
-    name: The model or dataset.
-    commit: Its commit.
-    sizes: The bytes of each file, by its name.
-    sums: The SHA-256 of large files, and the git checksum of the others.
-    configs: The configurations that the README of a dataset states.
-    problem: Why the Hub cannot be asked, so that these are the copies; '' if it could.
-  """
-
-  name: HubName
+  name: HubName  # the model or dataset
   commit: str
-  sizes: Mapping[str, int]
-  sums: Mapping[str, str]
-  configs: Sequence[Any]
-  problem: str = ''
+  sizes: Mapping[str, int]  # the bytes of each file, by its name
+  sums: Mapping[str, str]  # the SHA-256 of large files, and the git checksum of the others
+  configs: Sequence[Any]  # the configurations that the README of a dataset states
+  problem: str = ''  # why the Hub cannot be asked, so that these are the copies; '' if it could
 
   @property
   def folder(self) -> pathlib.Path:

@@ -27,19 +27,12 @@ COMMIT = re.compile(r'[0-9a-f]{40}')
 
 @dataclasses.dataclass(frozen=True)
 class HubName:
-  """A model or a dataset.
+  """A model or a dataset."""
 
-  Attributes:
-    repo: Its organization or user, a slash, and its name.
-    revision: A branch, a tag, or a commit.
-    part: Of a dataset: a split, or a pattern of files; '': the split train.
-    kind: 'model' or 'dataset'.
-  """
-
-  repo: str
-  revision: str = 'main'
-  part: str = ''
-  kind: str = 'model'
+  repo: str  # its organization or user, a slash, and its name
+  revision: str = 'main'  # a branch, a tag, or a commit
+  part: str = ''  # of a dataset: a split, or a pattern of files; '': the split train
+  kind: str = 'model'  # 'model' or 'dataset'
 
   def __str__(self) -> str:
     return self.repo if self.revision == 'main' else f'{self.repo}@{self.revision}'

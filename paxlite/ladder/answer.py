@@ -16,17 +16,11 @@ CONFIDENCE = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class LadderFit:
-  """The losses of a ladder's runs, and the law through them.
+  """The losses of a ladder's runs, and the law through them."""
 
-  Attributes:
-    losses: The rungs, and the loss of each.
-    asked: The size that the ladder was asked about.
-    parameters: The numbers of its parameters.
-  """
-
-  losses: Sequence[tuple[Rung, float]]
-  asked: Size
-  parameters: Parameters
+  losses: Sequence[tuple[Rung, float]]  # the rungs, and the loss of each
+  asked: Size  # the size that the ladder was asked about
+  parameters: Parameters  # the numbers of its parameters
 
   @property
   def rates(self) -> list[float]:

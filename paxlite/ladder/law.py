@@ -24,17 +24,11 @@ MIN_SIZES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The prediction of a law for one size.
+  """The prediction of a law for one size."""
 
-  Attributes:
-    loss: The median.
-    low: The end of the interval below it.
-    high: The end above it.
-  """
-
-  loss: float
-  low: float
-  high: float
+  loss: float  # the median
+  low: float  # the end of the interval below it
+  high: float  # the end above it
 
   def holds(self, loss: float) -> bool:
     """Whether a loss is in the interval."""

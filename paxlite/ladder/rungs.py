@@ -20,29 +20,17 @@ _NOTED = 'CHAT_DATE', 'CHAT_THINKING'  # which a run finds out when it starts
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-  """A run of a ladder.
+  """A run of a ladder."""
 
-  Attributes:
-    name: The experiment as the command line names it.
-    given: Attributes that the user has set, as texts.
-    values: The attributes that the rules set.
-    size: Its size.
-    parameters: The numbers of its parameters.
-    rate: The factor of its learning rate.
-    seed: Its seed.
-    experiment: The experiment with all of these values.
-    folder: Where the run is.
-  """
-
-  name: str
-  given: dict[str, str]
-  values: dict[str, object]
+  name: str  # the experiment as the command line names it
+  given: dict[str, str]  # attributes that the user has set, as texts
+  values: dict[str, object]  # the attributes that the rules set
   size: Size
-  parameters: Parameters
-  rate: float
+  parameters: Parameters  # the numbers of its parameters
+  rate: float  # the factor of its learning rate
   seed: int
-  experiment: LanguageModel
-  folder: pathlib.Path
+  experiment: LanguageModel  # the experiment with all of these values
+  folder: pathlib.Path  # where the run is
 
   @property
   def words(self) -> list[str]:

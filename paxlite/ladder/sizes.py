@@ -33,15 +33,11 @@ _CONSTANT = {
 
 
 class Parameters(NamedTuple):
-  """The numbers of parameters of a model.
+  """The numbers of parameters of a model."""
 
-  Attributes:
-    all: All of them.
-    blocks: Those but for the embedding and the output head, by which losses follow a law better
-      (https://arxiv.org/abs/2001.08361, section 3.2).
-  """
-
-  all: int
+  all: int  # all of them
+  # those but for the embedding and the output head, by which losses follow a law better
+  # (https://arxiv.org/abs/2001.08361, section 3.2)
   blocks: int
 
 
@@ -51,15 +47,10 @@ FEWEST_RUNGS = 4  # which determine the three numbers of a scaling law, and its 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Size:
-  """The size of a model.
+  """The size of a model."""
 
-  Attributes:
-    width: MODEL_DIMS.
-    layers: NUM_LAYERS.
-  """
-
-  width: int
-  layers: int
+  width: int  # MODEL_DIMS
+  layers: int  # NUM_LAYERS
 
   @classmethod
   def parsed(cls, text: str) -> Self:

@@ -12,11 +12,9 @@ class BlockSequence(nn.Module):
   """A sequence of different blocks, which a stack repeats as one layer.
 
   A layer of GLaM, for example, is a block with experts followed by a block without.
-
-  Attributes:
-    block_tpls: Templates of the blocks, whose parameters are x_layers_0, x_layers_1 …
   """
 
+  # templates of the blocks, whose parameters are x_layers_0, x_layers_1 …
   block_tpls: Sequence[Template]
 
   @nn.compact

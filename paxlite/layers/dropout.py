@@ -13,12 +13,9 @@ class MicrobatchDropout(nn.Module):
 
   Microbatch i is every n-th row from row i on, and its key is that of the batch with i folded in,
   as in task.Task.grads.
-
-  Attributes:
-    rate: The share of the entries that are set to 0.
   """
 
-  rate: float
+  rate: float  # the share of the entries that are set to 0
 
   def __call__(self, x_BTD: jax.Array, microbatches: int = 1) -> jax.Array:
     """Applies dropout to a batch that consists of `microbatches` microbatches.

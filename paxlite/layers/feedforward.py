@@ -13,23 +13,14 @@ from paxlite.parallel.partitioning import shard
 
 
 class FeedForward(nn.Module):
-  """w2·activation(w1·x + b1) + b2; the output of padded positions is 0, as in Pax.
+  """w2·activation(w1·x + b1) + b2; the output of padded positions is 0, as in Pax."""
 
-  Attributes:
-    model_dims: D.
-    hidden_dims: F.
-    activation: A key of ACTIVATIONS; 'gelu' is the tanh approximation.
-    projection_tpl: Template of the products with the weights.
-    output_tpl: Template of the product with w2; None means projection_tpl.
-    dropout: Dropout rate of the hidden units.
-  """
-
-  model_dims: int
-  hidden_dims: int
-  activation: str = 'gelu'
-  projection_tpl: Template = template_field(Projection)
-  output_tpl: Template | None = None
-  dropout: float = 0.0
+  model_dims: int  # D
+  hidden_dims: int  # F
+  activation: str = 'gelu'  # a key of ACTIVATIONS; 'gelu' is the tanh approximation
+  projection_tpl: Template = template_field(Projection)  # template of the products with the weights
+  output_tpl: Template | None = None  # template of the product with w2; None means projection_tpl
+  dropout: float = 0.0  # dropout rate of the hidden units
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:

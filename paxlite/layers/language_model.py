@@ -23,19 +23,12 @@ from paxlite.parallel.partitioning import shard
 
 
 class LogitFactors(NamedTuple):
-  """The inputs of logits, so that a loss need not hold all logits at once.
+  """The inputs of logits, so that a loss need not hold all logits at once."""
 
-  Attributes:
-    x_BTD: Activations.
-    w_VD: The weight of the logits, in the dtype of x.
-    b_V: A bias of the logits, or None.
-    cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
-  """
-
-  x_BTD: jax.Array
-  w_VD: jax.Array
-  b_V: jax.Array | None
-  cap: float
+  x_BTD: jax.Array  # activations
+  w_VD: jax.Array  # the weight of the logits, in the dtype of x
+  b_V: jax.Array | None  # a bias of the logits, or None
+  cap: float  # the logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap
 
   @property
   def vocab_size(self) -> int:
@@ -56,32 +49,22 @@ class LogitFactors(NamedTuple):
 
 
 class TransformerLm(nn.Module):
-  """A language model: embeddings, a stack of blocks, a final norm and logits.
+  """A language model: embeddings, a stack of blocks, a final norm and logits."""
 
-  Attributes:
-    embedding_tpl: The token embedding. If head_tpl is None (tied), it also computes the logits.
-    position_tpl: An embedding of the position that is added; None if attention is rotary.
-    transformer_tpl: The stack of blocks.
-    norm_tpl: The final norm.
-    head_tpl: A separate projection to the vocabulary, or None.
-    logits_bias_tpl: A bias that is added to the logits, or None.
-    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
-    embedding_dropout: Dropout rate of the sum of the embeddings.
-    num_loss_chunks: The loss is computed in this many chunks, so that all logits [B, T, V] never
-      exist.
-    prediction_tpls: Modules that predict the tokens after the next one, each one token further than
-      the one before; see multi_token_prediction. The logits do not depend on them.
-  """
-
+  # The token embedding. If head_tpl is None (tied), it also computes the logits.
   embedding_tpl: Template = template_field(TokenEmbedding)
+  # an embedding of the position that is added; None if attention is rotary
   position_tpl: Template | None = None
-  transformer_tpl: Template = template_field(UnrolledTransformer)
-  norm_tpl: Template = template_field(LayerNorm)
-  head_tpl: Template | None = None
-  logits_bias_tpl: Template | None = None
-  logit_cap: float = 0.0
-  embedding_dropout: float = 0.0
+  transformer_tpl: Template = template_field(UnrolledTransformer)  # the stack of blocks
+  norm_tpl: Template = template_field(LayerNorm)  # the final norm
+  head_tpl: Template | None = None  # a separate projection to the vocabulary, or None
+  logits_bias_tpl: Template | None = None  # a bias that is added to the logits, or None
+  logit_cap: float = 0.0  # the logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap
+  embedding_dropout: float = 0.0  # dropout rate of the sum of the embeddings
+  # the loss is computed in this many chunks, so that all logits [B, T, V] never exist
   num_loss_chunks: int = 1
+  # Modules that predict the tokens after the next one, each one token further than the one before;
+  # see multi_token_prediction. The logits do not depend on them.
   prediction_tpls: Sequence[Template] = ()
 
   def setup(self) -> None:

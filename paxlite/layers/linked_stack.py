@@ -44,16 +44,12 @@ from paxlite.parallel.partitioning import PROBES
 
 
 class LinkedTransformer(nn.Module):
-  """A stack of blocks x_layers_0, x_layers_1 …, some of which read the keys of earlier ones.
+  """A stack of blocks x_layers_0, x_layers_1 …, some of which read the keys of earlier ones."""
 
-  Attributes:
-    block_tpls: Templates of the blocks.
-    sources: For each block the number of the block whose keys it reads, or None.
-    checkpoint_policy: The activations that a block keeps for its backward pass; see remat.
-  """
-
-  block_tpls: Sequence[Template]
+  block_tpls: Sequence[Template]  # templates of the blocks
+  # for each block the number of the block whose keys it reads, or None
   sources: Sequence[int | None]
+  # the activations that a block keeps for its backward pass; see remat
   checkpoint_policy: str | Offloaded = 'SAVE_EVERYTHING'
 
   @property

@@ -19,19 +19,15 @@ class PredictionModule(nn.Module):
   (https://arxiv.org/abs/2412.19437, section 2.2). The embedding and the weight of the logits are
   those of the model. As in transformers, what the first module reads is the output of the model's
   final norm, and what a further one reads is the output of this module's last norm.
-
-  Attributes:
-    model_dims: D.
-    norm_tpl: Template of the norms of the embedding, of x, and of the output of the block.
-    projection_tpl: Template of w [2, D, D], whose first half reads the embedding.
-    block_tpl: Template of the block.
-    checkpoint_policy: The activations that the block keeps for its backward pass; see remat.
   """
 
-  model_dims: int
+  model_dims: int  # D
+  # template of the norms of the embedding, of x, and of the output of the block
   norm_tpl: Template = template_field(RmsNorm)
+  # template of w [2, D, D], whose first half reads the embedding
   projection_tpl: Template = template_field(Projection)
-  block_tpl: Template = template_field(TransformerBlock)
+  block_tpl: Template = template_field(TransformerBlock)  # template of the block
+  # the activations that the block keeps for its backward pass; see remat
   checkpoint_policy: str | Offloaded = 'SAVE_EVERYTHING'
 
   @nn.compact

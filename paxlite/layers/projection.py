@@ -20,24 +20,15 @@ class Projection(nn.Module):
 
   The equation determines all shapes: 'BTD,ADNH->BTANH' has the input [B,T,D] and the weight
   w [A,D,N,H]. The bias has the dimensions of w that are in the output, b [A,N,H].
-
-  Attributes:
-    equation: Einsum equation of the input and the weight, with single letters and no ellipsis.
-    shape: The weight's shape.
-    axes: The weight's logical axes.
-    use_bias: Whether there is a bias, which is initialized to zero.
-    w_init: Initializer of the weight.
-    einsum_tpl: Computes the product.
-    dtype: Dtype of the computation and of the output.
   """
 
-  equation: str
-  shape: tuple[int, ...]
-  axes: tuple[str | None, ...]
-  use_bias: bool = True
-  w_init: Initializer = nn.initializers.normal(0.02)
-  einsum_tpl: Template = template_field(Einsum)
-  dtype: DTypeLike = jnp.float32
+  equation: str  # einsum equation of the input and the weight, with single letters and no ellipsis
+  shape: tuple[int, ...]  # the weight's shape
+  axes: tuple[str | None, ...]  # the weight's logical axes
+  use_bias: bool = True  # whether there is a bias, which is initialized to zero
+  w_init: Initializer = nn.initializers.normal(0.02)  # initializer of the weight
+  einsum_tpl: Template = template_field(Einsum)  # computes the product
+  dtype: DTypeLike = jnp.float32  # dtype of the computation and of the output
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -93,15 +93,10 @@ _NAMES['SAVE_DOT_FOR_MLPERF_200B'] = _NAMES['SAVE_QKV_CONTEXT_OUT_PROJ']  # both
 
 @dataclasses.dataclass(frozen=True)
 class Offloaded:
-  """A policy that also moves some activations to the memory of the host, until they are needed.
+  """A policy that also moves some activations to the memory of the host, until they are needed."""
 
-  Attributes:
-    policy: The name of a CheckpointPolicy, for all other activations.
-    names: The ActivationNames of those that are moved.
-  """
-
-  policy: str
-  names: Sequence[str]
+  policy: str  # the name of a CheckpointPolicy, for all other activations
+  names: Sequence[str]  # the ActivationNames of those that are moved
 
 
 def jax_policy(policy: str | Offloaded) -> Callable[..., bool]:

@@ -22,16 +22,12 @@ _LAYOUTS: dict[str, tuple[Callable, Callable]] = {
 
 
 class RotaryEmbedding(nn.Module):
-  """Rotates pairs of head dimensions by the angle position · theta^(−2i/H), in radians.
+  """Rotates pairs of head dimensions by the angle position · theta^(−2i/H), in radians."""
 
-  Attributes:
-    theta: Base of the wavelengths.
-    layout: Which dimensions form a pair. 'interleaved' pairs (2i, 2i+1), as in Pax, Meta's code and
-      GGUF. 'half' pairs (i, i + H/2), as in Hugging Face. A model's query and key weights fit only
-      one of the two.
-  """
-
-  theta: float = 10_000.0
+  theta: float = 10_000.0  # base of the wavelengths
+  # Which dimensions form a pair. 'interleaved' pairs (2i, 2i+1), as in Pax, Meta's code and GGUF.
+  # 'half' pairs (i, i + H/2), as in Hugging Face. A model's query and key weights fit only one of
+  # the two.
   layout: Layout = 'interleaved'
 
   @nn.compact
@@ -112,18 +108,14 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
   Wavelengths shorter than original_length / high_frequency_factor do not change. Between the two,
   the rates are interpolated. This is rope_type "llama3" in Hugging Face's configs; Meta's
   `use_scaled_rope` has factor 8.
-
-  Attributes:
-    factor: Multiplies the long wavelengths.
-    low_frequency_factor: Sets the lower bound of the long wavelengths, as described above.
-    high_frequency_factor: Sets the upper bound of the short wavelengths, as described above.
-    original_length: Sequence length of the first training.
   """
 
-  factor: float = 8.0
+  factor: float = 8.0  # multiplies the long wavelengths
+  # sets the lower bound of the long wavelengths, as described above
   low_frequency_factor: float = 1.0
+  # sets the upper bound of the short wavelengths, as described above
   high_frequency_factor: float = 4.0
-  original_length: int = 8192
+  original_length: int = 8192  # sequence length of the first training
 
   def rates(self, half: int) -> jax.Array:
     rates = super().rates(half)
@@ -148,22 +140,14 @@ class YarnRotaryEmbedding(RotaryEmbedding):
   Pairs that turn fewer than `slow_turns` times over the original length get wavelengths multiplied
   by `factor`. Pairs that turn more than `fast_turns` times do not change. Between the two, the
   rates are interpolated linearly in the number of the pair.
-
-  Attributes:
-    factor: Multiplies the long wavelengths.
-    fast_turns: Sets the upper bound of the short wavelengths (beta_fast).
-    slow_turns: Sets the lower bound of the long wavelengths (beta_slow).
-    original_length: Sequence length of the first training.
-    whole_pairs: Whether the bounds are rounded to whole numbers of pairs.
-    stretched: The length of a rotated vector, as a multiple of its length before.
   """
 
-  factor: float = 4.0
-  fast_turns: float = 32.0
-  slow_turns: float = 1.0
-  original_length: int = 4096
-  whole_pairs: bool = True
-  stretched: float = 1.0
+  factor: float = 4.0  # multiplies the long wavelengths
+  fast_turns: float = 32.0  # sets the upper bound of the short wavelengths (beta_fast)
+  slow_turns: float = 1.0  # sets the lower bound of the long wavelengths (beta_slow)
+  original_length: int = 4096  # sequence length of the first training
+  whole_pairs: bool = True  # whether the bounds are rounded to whole numbers of pairs
+  stretched: float = 1.0  # the length of a rotated vector, as a multiple of its length before
 
   def rates(self, half: int) -> jax.Array:
     rates = super().rates(half)
@@ -187,14 +171,10 @@ class LongRopeRotaryEmbedding(RotaryEmbedding):
   """LongRoPE's rotary embedding, which multiplies each wavelength by its own factor.
 
   See https://arxiv.org/abs/2402.13753.
-
-  Attributes:
-    factors: Multiplies the wavelength of each pair, [H / 2].
-    stretched: The length of a rotated vector, as a multiple of its length before.
   """
 
-  factors: Sequence[float] = ()
-  stretched: float = 1.0
+  factors: Sequence[float] = ()  # multiplies the wavelength of each pair, [H / 2]
+  stretched: float = 1.0  # the length of a rotated vector, as a multiple of its length before
 
   def rates(self, half: int) -> jax.Array:
     return super().rates(half) / jnp.asarray(self.factors, jnp.float32)

@@ -20,15 +20,10 @@ class Scale(nn.Module):
 
 
 class Factors(nn.Module):
-  """Factors of what a layer's projections compute, by their names; see Scale.
+  """Factors of what a layer's projections compute, by their names; see Scale."""
 
-  Attributes:
-    names: The names of projections.
-    factors: A factor for each; other projections have none.
-  """
-
-  names: tuple[str, ...]
-  factors: tuple[float, ...]
+  names: tuple[str, ...]  # the names of projections
+  factors: tuple[float, ...]  # a factor for each; other projections have none
 
   def __call__(self, name: str, x: jax.Array) -> jax.Array:
     return scaled(x, dict(zip(self.names, self.factors, strict=True)).get(name, 1.0))
@@ -39,16 +34,11 @@ class PositionScale(nn.Module):
 
   The scores of a query with more keys before it are larger, so that the softmax over more keys is
   not flatter. Llama 4 and the newer models of Mistral have this scale.
-
-  Attributes:
-    growth: The factor of the logarithm.
-    length: The number of tokens after which the scale is larger for the first time.
-    first: The number of the first position.
   """
 
-  growth: float
-  length: int
-  first: int = 0
+  growth: float  # the factor of the logarithm
+  length: int  # the number of tokens after which the scale is larger for the first time
+  first: int = 0  # the number of the first position
 
   def __call__(self, q_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
     whole_BT = ((positions_BT + self.first) // self.length).astype(jnp.float32)

@@ -18,22 +18,17 @@ from paxlite.parallel.partitioning import PROBES, active_kind, shard
 
 
 class TransformerBlock(nn.Module):
-  """x += attention(norm(x)), then x += ffn(norm(x)), [B, T, D] to [B, T, D].
+  """x += attention(norm(x)), then x += ffn(norm(x)), [B, T, D] to [B, T, D]."""
 
-  Attributes:
-    norm_tpl: Template of the norms before both sublayers; None means no norm.
-    post_norm_tpl: Template of norms after both sublayers, before the sums, or of a factor; None
-      means neither.
-    attention_tpl: Attention, which is called with (x, positions, segment_ids).
-    ffn_tpl: Feed-forward layer, which is called with (x, paddings).
-    dropout: Dropout rate of the output of both sublayers.
-  """
-
+  # template of the norms before both sublayers; None means no norm
   norm_tpl: Template | None = template_field(LayerNorm)
+  # template of norms after both sublayers, before the sums, or of a factor; None means neither
   post_norm_tpl: Template | None = None
+  # attention, which is called with (x, positions, segment_ids)
   attention_tpl: Template = template_field(Attention)
+  # feed-forward layer, which is called with (x, paddings)
   ffn_tpl: Template = template_field(FeedForward)
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the output of both sublayers
 
   @nn.compact
   def __call__(
@@ -82,22 +77,17 @@ def _normed(norm_tpl: Template | None, name: str, x_BTD: jax.Array) -> jax.Array
 
 
 class ParallelBlock(nn.Module):
-  """x += attention(norm(x)) + ffn(norm(x)), [B, T, D] to [B, T, D], as in Phi-1.
+  """x += attention(norm(x)) + ffn(norm(x)), [B, T, D] to [B, T, D], as in Phi-1."""
 
-  Attributes:
-    norm_tpl: Template of the norm before attention.
-    ff_norm_tpl: Template of a norm before the feed-forward layer; None means that this layer has
-      the same input as attention.
-    attention_tpl: Attention, which is called with (x, positions, segment_ids).
-    ffn_tpl: Feed-forward layer, which is called with (x, paddings).
-    dropout: Dropout rate of the output of both layers.
-  """
-
-  norm_tpl: Template = template_field(LayerNorm)
+  norm_tpl: Template = template_field(LayerNorm)  # template of the norm before attention
+  # template of a norm before the feed-forward layer; None means that this layer has the same input
+  # as attention
   ff_norm_tpl: Template | None = None
+  # attention, which is called with (x, positions, segment_ids)
   attention_tpl: Template = template_field(Attention)
+  # feed-forward layer, which is called with (x, paddings)
   ffn_tpl: Template = template_field(FeedForward)
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the output of both layers
 
   @nn.compact
   def __call__(
@@ -122,19 +112,15 @@ class UnrolledTransformer(nn.Module):
   """A stack of `num_layers` layers x_layers_0, x_layers_1 …, each with its own parameters.
 
   What the stack is called with beside activations, positions and segments, it passes on to blocks.
-
-  Attributes:
-    num_layers: The number of equal layers.
-    layer_tpl: A layer: a block, or a BlockSequence.
-    first_tpls: Other blocks before the layers, whose parameters are first_0, first_1 …
-    last_tpls: Other blocks after the layers, whose parameters are last_0, last_1 …
-    checkpoint_policy: The activations that a layer keeps for its backward pass; see remat.
   """
 
-  num_layers: int
-  layer_tpl: Template = template_field(TransformerBlock)
+  num_layers: int  # the number of equal layers
+  layer_tpl: Template = template_field(TransformerBlock)  # a layer: a block, or a BlockSequence
+  # other blocks before the layers, whose parameters are first_0, first_1 …
   first_tpls: Sequence[Template] = ()
+  # other blocks after the layers, whose parameters are last_0, last_1 …
   last_tpls: Sequence[Template] = ()
+  # the activations that a layer keeps for its backward pass; see remat
   checkpoint_policy: str | Offloaded = 'SAVE_EVERYTHING'
 
   @property
@@ -183,12 +169,10 @@ class RepeatedTransformer(UnrolledTransformer):
 
   The scan is a loop, whose compile time does not depend on the number of layers. A loop copies the
   activations that a layer keeps into an array of all layers.
-
-  Attributes:
-    unrolled_on: The kinds of devices for whose programs there is no loop: cpu, gpu, tpu.
   """
 
   checkpoint_policy: str | Offloaded = 'SAVE_NOTHING'
+  # the kinds of devices for whose programs there is no loop: cpu, gpu, tpu
   unrolled_on: Sequence[str] = ()
 
   def layers(

@@ -41,17 +41,11 @@ class DamagedError(Exception):
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Name:
-  """The parts of a file's name.
+  """The parts of a file's name."""
 
-  Attributes:
-    step: The step of the state.
-    branch: The branch of the run that wrote it; see local_checkpoints.branches.
-    process: Number of the process that wrote it.
-  """
-
-  step: int
-  branch: str
-  process: int
+  step: int  # the step of the state
+  branch: str  # the branch of the run that wrote it; see local_checkpoints.branches
+  process: int  # number of the process that wrote it
 
   def __str__(self) -> str:
     return f'{self.step:08d}_{self.branch}_{self.process:05d}.state'

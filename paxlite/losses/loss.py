@@ -18,12 +18,9 @@ class Loss(abc.ABC):
   The task adds up coefficient · Σ sum / Σ weight over its losses. Both sums are over the whole
   batch of a step, or over all batches of an evaluation. So the number of microbatches does not
   change the loss, if it is a sum over rows or tokens.
-
-  Attributes:
-    coefficient: What the mean is multiplied by.
   """
 
-  coefficient: float = 1.0
+  coefficient: float = 1.0  # what the mean is multiplied by
 
   reads_params: ClassVar[bool] = False
   """Whether the sum depends on `outputs.params`, and not only on what the model returns."""

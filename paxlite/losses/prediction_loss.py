@@ -18,11 +18,9 @@ class PredictionLoss(Loss):
   A target counts where the token that it is predicted from, `distance` + 1 tokens before it, is in
   the same segment. It is a term of equation 25 of https://arxiv.org/abs/2412.19437, section 2.2,
   whose coefficient is PREDICTION_LOSS_WEIGHT divided by the number of modules.
-
-  Attributes:
-    distance: 1 for the module that predicts the token after the next one, 2 for the one after it.
   """
 
+  # 1 for the module that predicts the token after the next one, 2 for the one after it
   distance: int = 1
 
   @property

@@ -19,13 +19,10 @@ def target_sum(values_BT: jax.Array, batch: Batch) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(Loss):
-  """−log softmax(logits)[label] in nats, the mean over the targets, with the names of Pax.
+  """−log softmax(logits)[label] in nats, the mean over the targets, with the names of Pax."""
 
-  Attributes:
-    over_padding: Whether it is the mean over all positions (GLaM), padding included, and not over
-      the targets. Rows without any target do not count.
-  """
-
+  # Whether it is the mean over all positions (GLaM), padding included, and not over the targets.
+  # Rows without any target do not count.
   over_padding: bool = False
 
   label = 'cross-entropy'

@@ -17,23 +17,15 @@ from paxlite.parallel.weight_dims import WeightDims, weight_dims
 
 
 class SoapState(NamedTuple):
-  """The state of `scale_by_soap`. Trees have None in place of variables that are not matrices.
+  """The state of `scale_by_soap`. Trees have None in place of variables that are not matrices."""
 
-  Attributes:
-    count: The updates so far, int32. The first one changes no matrix, and makes the bases.
-    m: The mean gradient of each matrix, in the basis of the variable.
-    v: The mean square of the gradient in the eigenbases.
-    products: For each matrix [I, O] the means of G·Gᵀ [I, I] and of Gᵀ·G [O, O].
-    bases: Their eigenvectors, which are columns.
-    adam: Adam's state for all other variables.
-  """
-
+  # The updates so far, int32. The first one changes no matrix, and makes the bases.
   count: jax.Array  # type: ignore[assignment]
-  m: PyTree
-  v: PyTree
-  products: PyTree
-  bases: PyTree
-  adam: PyTree
+  m: PyTree  # the mean gradient of each matrix, in the basis of the variable
+  v: PyTree  # the mean square of the gradient in the eigenbases
+  products: PyTree  # for each matrix [I, O] the means of G·Gᵀ [I, I] and of Gᵀ·G [O, O]
+  bases: PyTree  # their eigenvectors, which are columns
+  adam: PyTree  # Adam's state for all other variables
 
 
 def scale_by_soap(

@@ -10,17 +10,11 @@ from paxlite.parallel.partitioning import is_on_host
 
 
 class Averaged(NamedTuple):
-  """An optimizer's state with an average of the weights.
+  """An optimizer's state with an average of the weights."""
 
-  Attributes:
-    optimizer: The state of the optimizer.
-    average: The average, a tree like the trainable parameters.
-    num_averaged: Number of updates that it is an average of, int32.
-  """
-
-  optimizer: PyTree
-  average: PyTree
-  num_averaged: jax.Array
+  optimizer: PyTree  # the state of the optimizer
+  average: PyTree  # the average, a tree like the trainable parameters
+  num_averaged: jax.Array  # number of updates that it is an average of, int32
 
   @classmethod
   def of(cls, optimizer: PyTree, params: PyTree) -> 'Averaged':

@@ -39,17 +39,11 @@ Make = Callable[..., optax.GradientTransformation]
 
 
 class Named(NamedTuple):
-  """An optimizer that has a name.
+  """An optimizer that has a name."""
 
-  Attributes:
-    make: The function of the schedule and of the fields.
-    fields: The dataclass.
-    by_layer: Whether each number is updated by itself.
-  """
-
-  make: Make
-  fields: Any
-  by_layer: bool
+  make: Make  # the function of the schedule and of the fields
+  fields: Any  # the dataclass
+  by_layer: bool  # whether each number is updated by itself
 
   @property
   def place(self) -> str:

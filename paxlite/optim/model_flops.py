@@ -26,19 +26,12 @@ _BEHIND = 'final_ln/', 'predictions_', _HEAD  # the stack
 
 @dataclasses.dataclass(frozen=True)
 class TokenFlops:
-  """FLOPs for a token.
+  """FLOPs for a token."""
 
-  Attributes:
-    weights: For each number of the weights of layers, on average; 6 if all are trained.
-    head: For each number of the output head.
-    passed: The share of the layers, the last ones, through which a gradient passes.
-    factors: Of all factors of LoRA together.
-  """
-
-  weights: float = 6.0
-  head: float = 6.0
-  passed: float = 1.0
-  factors: float = 0.0
+  weights: float = 6.0  # for each number of the weights of layers, on average; 6 if all are trained
+  head: float = 6.0  # for each number of the output head
+  passed: float = 1.0  # the share of the layers, the last ones, through which a gradient passes
+  factors: float = 0.0  # of all factors of LoRA together
 
 
 def rates(trained: Collection[str], boxed: PyTree, active: float) -> TokenFlops:

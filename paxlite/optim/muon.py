@@ -30,18 +30,13 @@ _Axes = tuple[tuple[str, ...], ...]
 
 
 class MuonState(NamedTuple):
-  """The state of `scale_by_muon`.
+  """The state of `scale_by_muon`."""
 
-  Attributes:
-    momentum: The mean gradient of each matrix; None for all other variables.
-    neurons: NorMuon's mean square of the update of each output, with dimensions of size 1 for the
-      inputs; None for other variables, and for Muon.
-    adam: Adam's state for all other variables.
-  """
-
-  momentum: PyTree
+  momentum: PyTree  # the mean gradient of each matrix; None for all other variables
+  # NorMuon's mean square of the update of each output, with dimensions of size 1 for the inputs;
+  # None for other variables, and for Muon
   neurons: PyTree
-  adam: PyTree
+  adam: PyTree  # Adam's state for all other variables
 
 
 def scale_by_muon(

@@ -28,36 +28,30 @@ from paxlite.parallel.quantized_weights import is_quantized
 class Optimizer:
   """An optax transformation, with its schedule, the variables it trains, and how they are updated.
 
-  Attributes:
-    transformation: Turns gradients into updates, including the learning rate. An update whose
-      gradients are not finite changes nothing: see `skippable`. Each layer of a repeated stack is a
-      variable of its own: see `per_layer`.
-    schedule: Learning rate by update count, for the summaries; None if it is not known.
-    trainable: Regular expressions; a variable trains when one of them matches its full path
-      ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
-    rate_factors: Factors of the learning rates of some variables, 'PATTERN=FACTOR': see
-      variable_groups.
-    clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
-      means no cap.
-    on_host: Whether the moments are in the memory of the host between two updates.
-    moments_dtype: The dtype that moments are kept in: see moments.narrow.
-    average_decay: Share that stays of an exponential moving average of the weights at an update; 0
-      means no average.
-    by_layer: Whether the layers of a repeated stack may be updated one by one, as moments.streamed
-      does it, because each number is updated by itself.
-
   Raises:
     UserError: `transformation` is no optax transformation.
   """
 
+  # Turns gradients into updates, including the learning rate. An update whose gradients are not
+  # finite changes nothing: see `skippable`. Each layer of a repeated stack is a variable of its
+  # own: see `per_layer`.
   transformation: optax.GradientTransformation
+  # learning rate by update count, for the summaries; None if it is not known
   schedule: optax.Schedule | None = None
+  # Regular expressions; a variable trains when one of them matches its full path
+  # ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
   trainable: Sequence[str] = ('.*',)
+  # factors of the learning rates of some variables, 'PATTERN=FACTOR': see variable_groups
   rate_factors: Sequence[str] = ()
+  # cap on the global norm of the gradients that `transformation` gets; ≤ 0 means no cap
   clip_gradient_norm: float = 0.0
-  on_host: bool = False
-  moments_dtype: str = 'float32'
+  on_host: bool = False  # whether the moments are in the memory of the host between two updates
+  moments_dtype: str = 'float32'  # the dtype that moments are kept in: see moments.narrow
+  # share that stays of an exponential moving average of the weights at an update; 0 means no
+  # average
   average_decay: float = 0.0
+  # whether the layers of a repeated stack may be updated one by one, as moments.streamed does it,
+  # because each number is updated by itself
   by_layer: bool = False
 
   def __post_init__(self) -> None:

@@ -15,19 +15,14 @@ Accepted = Literal['', 'false', 'any']
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """The paxlite equivalent of a name in another library.
+  """The paxlite equivalent of a name in another library."""
 
-  Attributes:
-    kind: Whether paxlite has this name, has another one for it, does the same in another way, needs
-      none, or has nothing like it.
-    target: The name in paxlite, of kind 'renamed'.
-    text: An explanation, the way to do it here, or the reason, without a full stop.
-    accepted: The values with which a flag of Pax's main is accepted: none, false, or any.
-  """
-
+  # whether paxlite has this name, has another one for it, does the same in another way, needs none,
+  # or has nothing like it
   kind: Kind
-  target: str = ''
-  text: str = ''
+  target: str = ''  # the name in paxlite, of kind 'renamed'
+  text: str = ''  # an explanation, the way to do it here, or the reason, without a full stop
+  # the values with which a flag of Pax's main is accepted: none, false, or any
   accepted: Accepted = ''
 
   def sentence(self) -> str:

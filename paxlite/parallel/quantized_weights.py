@@ -20,19 +20,12 @@ from paxlite.parallel import partitioning
 
 
 class QuantizedWeight(NamedTuple):
-  """A weight that is quantized: see quantization.schemes.QuantizationScheme.
+  """A weight that is quantized: see quantization.schemes.QuantizationScheme."""
 
-  Attributes:
-    scheme: The scheme; its `encode` turns the weight into arrays by name.
-    shape: The weight's own shape.
-    axes: Its logical axes.
-    summed: The dimensions that a product with activations sums over.
-  """
-
-  scheme: Any
-  shape: tuple[int, ...]
-  axes: tuple[str | None, ...]
-  summed: tuple[int, ...]
+  scheme: Any  # the scheme; its `encode` turns the weight into arrays by name
+  shape: tuple[int, ...]  # the weight's own shape
+  axes: tuple[str | None, ...]  # its logical axes
+  summed: tuple[int, ...]  # the dimensions that a product with activations sums over
 
   def axes_of(self, array: jax.Array) -> tuple[str | None, ...]:
     """Returns the logical axes of one of its arrays: those of the weight, where that is not 1."""
@@ -40,19 +33,16 @@ class QuantizedWeight(NamedTuple):
 
 
 class Quantization(NamedTuple):
-  """How the arrays of a weight are made from the weight.
+  """How the arrays of a weight are made from the weight."""
 
-  Attributes:
-    like: Shape, dtype (float32) and sharding of the weight, or of a stack [L, …] of weights.
-    part: The same of what is quantized at a time: the weight, or one of the stack, which may have
-      no room in memory as a whole.
-    encode: Turns such a part into its arrays by name, sharded.
-    arrays: Shapes, dtypes and shardings of the arrays of the weight, or of the stack.
-  """
-
+  # shape, dtype (float32) and sharding of the weight, or of a stack [L, …] of weights
   like: jax.ShapeDtypeStruct
+  # the same of what is quantized at a time: the weight, or one of the stack, which may have no room
+  # in memory as a whole
   part: jax.ShapeDtypeStruct
+  # turns such a part into its arrays by name, sharded
   encode: Callable[[jax.Array], Mapping[str, jax.Array]]
+  # shapes, dtypes and shardings of the arrays of the weight, or of the stack
   arrays: Mapping[str, jax.ShapeDtypeStruct]
 
   @property

@@ -27,24 +27,19 @@ _ROWS = ('vocab', 'positions')
 
 @dataclasses.dataclass(frozen=True)
 class WeightDims:
-  """The roles of a variable's dimensions, as indices from 0.
+  """The roles of a variable's dimensions, as indices from 0."""
 
-  Attributes:
-    stacked: Those along which there are separate weights: layers, experts, and the queries, keys
-      and values of one variable.
-    inputs: Those that the product with the activations sums over; () if there is no product, as for
-      norms and biases.
-    outputs: All others, which the product makes.
-    heads: Those of `inputs` or `outputs` that count attention heads.
-    is_table: Whether it has a row for each token id or position: embeddings and the output head.
-    names: The logical axis of each dimension; () if the layer has declared none.
-  """
-
+  # those along which there are separate weights: layers, experts, and the queries, keys and values
+  # of one variable
   stacked: tuple[int, ...]
+  # those that the product with the activations sums over; () if there is no product, as for norms
+  # and biases
   inputs: tuple[int, ...]
-  outputs: tuple[int, ...]
-  heads: tuple[int, ...] = ()
+  outputs: tuple[int, ...]  # all others, which the product makes
+  heads: tuple[int, ...] = ()  # those of `inputs` or `outputs` that count attention heads
+  # whether it has a row for each token id or position: embeddings and the output head
   is_table: bool = False
+  # the logical axis of each dimension; () if the layer has declared none
   names: tuple[str | None, ...] = ()
 
   @property

@@ -24,25 +24,19 @@ Combine = Literal['add', 'count', 'max']
 
 
 class LayerFacts(NamedTuple):
-  """The facts about a layer.
+  """The facts about a layer."""
 
-  Attributes:
-    axes: The logical axes of each variable, in the order of jax.tree.leaves.
-    dtypes: The dtype in which the layer reads each variable. It is narrower than the variable's own
-      dtype if the layer only casts the variable to it.
-    combine: How the results of microbatches for a variable are combined: gradients are added, what
-      a rule moves a variable by is counted, and of new values of an FP8 state there is the maximum.
-    draws: Whether the layer draws random numbers.
-    sows: Whether it sows losses or summaries.
-    has_experts: Whether it has experts.
-  """
-
+  # the logical axes of each variable, in the order of jax.tree.leaves
   axes: list[tuple[str | None, ...]]
+  # The dtype in which the layer reads each variable. It is narrower than the variable's own dtype
+  # if the layer only casts the variable to it.
   dtypes: list[np.dtype]
+  # how the results of microbatches for a variable are combined: gradients are added, what a rule
+  # moves a variable by is counted, and of new values of an FP8 state there is the maximum
   combine: list[Combine]
-  draws: bool
-  sows: bool
-  has_experts: bool
+  draws: bool  # whether the layer draws random numbers
+  sows: bool  # whether it sows losses or summaries
+  has_experts: bool  # whether it has experts
 
 
 def layer_facts(

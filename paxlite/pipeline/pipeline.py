@@ -42,17 +42,13 @@ class PipelinedTransformer(RepeatedTransformer):
 
   Shape letters: Z stages, I microbatches of b rows, which are split into Q parts; l layers of a
   group, n layers of a stage.
-
-  Attributes:
-    num_stages: Z, the size of the mesh axis 'stage'.
-    num_microbatches: I. If it does not divide the rows of a batch, the batch is not split.
-    num_repeats: R, the number of groups of layers in a stage.
-    gathers_once: Whether weights are gathered over data once a step, instead of once a tick.
   """
 
-  num_stages: int = 1
+  num_stages: int = 1  # Z, the size of the mesh axis 'stage'
+  # I. If it does not divide the rows of a batch, the batch is not split.
   num_microbatches: int = 1
-  num_repeats: int = 1
+  num_repeats: int = 1  # R, the number of groups of layers in a stage
+  # whether weights are gathered over data once a step, instead of once a tick
   gathers_once: bool = True
 
   @property
@@ -280,26 +276,16 @@ class PipelinedTransformer(RepeatedTransformer):
 
 
 class _State(NamedTuple):
-  """The values that a tick passes to the next, [Z, Q, b, T, D] each unless stated otherwise.
+  """The values that a tick passes to the next, [Z, Q, b, T, D] each unless stated otherwise."""
 
-  Attributes:
-    before: The rows of each stage before the first layer, [Z, Q, k, T, D].
-    entering: What is on its way to stage 0.
-    arriving: What each stage has got from the stage before it.
-    waiting: The microbatches between two groups of layers, [Z, I, Q, b, T, D]; None if a stage has
-      one group.
-    leaving: What is on its way from the last stage.
-    after: The rows of each stage after the last layer, [Z, Q, k, T, D].
-    sums: Where gradients are added up, from StageWeights.
-  """
-
-  before: jax.Array
-  entering: jax.Array
-  arriving: jax.Array
+  before: jax.Array  # the rows of each stage before the first layer, [Z, Q, k, T, D]
+  entering: jax.Array  # what is on its way to stage 0
+  arriving: jax.Array  # what each stage has got from the stage before it
+  # the microbatches between two groups of layers, [Z, I, Q, b, T, D]; None if a stage has one group
   waiting: jax.Array | None
-  leaving: jax.Array
-  after: jax.Array
-  sums: list[list[jax.Array]]
+  leaving: jax.Array  # what is on its way from the last stage
+  after: jax.Array  # the rows of each stage after the last layer, [Z, Q, k, T, D]
+  sums: list[list[jax.Array]]  # where gradients are added up, from StageWeights
 
 
 def _barrier(*arrays: jax.Array) -> Sequence[jax.Array]:
@@ -314,12 +300,9 @@ class OneOfRepeated(nn.Module):
   """One layer of a RepeatedTransformer, which draws the same random numbers as it does there.
 
   Flax traces the body of a scan twice, and the number of a draw depends on it.
-
-  Attributes:
-    layer_tpl: The layer.
   """
 
-  layer_tpl: Template
+  layer_tpl: Template  # the layer
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, *inputs: jax.Array | None) -> jax.Array:

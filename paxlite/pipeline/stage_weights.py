@@ -100,21 +100,15 @@ class StageLayout:
   In a step there is one array for each layer of a group, [Z, R, …]: stage z has layer j of its
   groups there. Layer j of a stage in repeat r is layer (r · Z + z) · l + j of the stack. Separate
   arrays can be read without copying a layer out of a stack.
-
-  Attributes:
-    stages: Z.
-    repeats: R, the number of groups of layers in a stage.
-    split: The mesh axes of each dimension of [L, …], before a step and after it.
-    row_shards: The mesh axes whose devices each add up the gradients of their own rows. What is
-      split over these axes is gathered.
-    combine: How what the ticks return for an array is combined: see LayerFacts.
   """
 
-  stages: int
-  repeats: int
-  split: PartitionSpec
+  stages: int  # Z
+  repeats: int  # R, the number of groups of layers in a stage
+  split: PartitionSpec  # the mesh axes of each dimension of [L, …], before a step and after it
+  # The mesh axes whose devices each add up the gradients of their own rows. What is split over
+  # these axes is gathered.
   row_shards: tuple[str, ...]
-  combine: Combine = 'add'
+  combine: Combine = 'add'  # how what the ticks return for an array is combined: see LayerFacts
 
   def lay_out(
     self, w: jax.Array, dtype: DTypeLike
@@ -312,17 +306,11 @@ class StageLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-  """One group of layers from each stage to another, or to itself.
+  """One group of layers from each stage to another, or to itself."""
 
-  Attributes:
-    taken: Which of its stored groups a stage sends, by stage.
-    to: The stage that gets it.
-    put: For which repeat a stage gets what it receives.
-  """
-
-  taken: list[int]
-  to: list[int]
-  put: list[int]
+  taken: list[int]  # which of its stored groups a stage sends, by stage
+  to: list[int]  # the stage that gets it
+  put: list[int]  # for which repeat a stage gets what it receives
 
 
 @jax.custom_vjp

@@ -21,17 +21,11 @@ _LOOK_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-  """The hosts of a run. A host is a group of processes that see the same folder.
+  """The hosts of a run. A host is a group of processes that see the same folder."""
 
-  Attributes:
-    index: Number of the host of this process.
-    count: Number of hosts.
-    leads: Whether this process is the first one of its host.
-  """
-
-  index: int = 0
-  count: int = 1
-  leads: bool = True
+  index: int = 0  # number of the host of this process
+  count: int = 1  # number of hosts
+  leads: bool = True  # whether this process is the first one of its host
 
 
 def hosts_of(folder: pathlib.Path) -> Hosts:

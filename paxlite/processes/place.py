@@ -36,19 +36,12 @@ _DETECT_SECONDS = 300  # that a host's name may take to resolve: JAX's own defau
 
 @dataclasses.dataclass(frozen=True)
 class ProcessPlace:
-  """The place of a process in a run of several.
+  """The place of a process in a run of several."""
 
-  Attributes:
-    host: The host name or address of process 0.
-    port: The port on which process 0 listens.
-    process: The number of this process, from 0.
-    count: The number of processes.
-  """
-
-  host: str
-  port: int
-  process: int
-  count: int
+  host: str  # the host name or address of process 0
+  port: int  # the port on which process 0 listens
+  process: int  # the number of this process, from 0
+  count: int  # the number of processes
 
   @property
   def address(self) -> str:

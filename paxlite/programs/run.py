@@ -25,37 +25,27 @@ from paxlite.training.watchdog import Limits, Watchdog
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """An experiment and the folder that it runs in.
+  """An experiment and the folder that it runs in."""
 
-  Attributes:
-    experiment: The experiment, validated.
-    folder: The folder job_log_dir, or the one on this machine where that is in an object store.
-    save: Whether training writes checkpoints; it continues from existing ones in both cases.
-    accept_changes: Whether the folder of another experiment, or of other data, may be continued.
-    start_over: Whether training may start from the beginning if all checkpoints are damaged.
-    read_only: Whether the folder must stay unchanged.
-    compiled_step: A file of `paxlite compile` to load instead of compiling.
-    check_memory: Whether to refuse a program that needs more memory than the devices have.
-    peers: The other processes of the run.
-    data: The training data, if they have been read already.
-    address: The job_log_dir, if it is an address.
-    own_disks: Whether each process has its own folder on this machine for it.
-    command: The command that started it, which its folder keeps; '': there is none.
-  """
-
-  experiment: Experiment
+  experiment: Experiment  # the experiment, validated
+  # the folder job_log_dir, or the one on this machine where that is in an object store
   folder: pathlib.Path
+  # whether training writes checkpoints; it continues from existing ones in both cases
   save: bool = True
+  # whether the folder of another experiment, or of other data, may be continued
   accept_changes: bool = False
+  # whether training may start from the beginning if all checkpoints are damaged
   start_over: bool = False
-  read_only: bool = False
+  read_only: bool = False  # whether the folder must stay unchanged
+  # a file of `paxlite compile` to load instead of compiling
   compiled_step: pathlib.Path | None = None
+  # whether to refuse a program that needs more memory than the devices have
   check_memory: bool = True
-  peers: Peers = dataclasses.field(default_factory=Peers)
-  data: Input | None = None
-  address: str | None = None
-  own_disks: bool = False
-  command: str = ''
+  peers: Peers = dataclasses.field(default_factory=Peers)  # the other processes of the run
+  data: Input | None = None  # the training data, if they have been read already
+  address: str | None = None  # the job_log_dir, if it is an address
+  own_disks: bool = False  # whether each process has its own folder on this machine for it
+  command: str = ''  # the command that started it, which its folder keeps; '': there is none
 
   def __post_init__(self) -> None:
     object.__setattr__(self, 'experiment', knowing_weights(self.experiment))

@@ -41,30 +41,21 @@ _TYPES = (
 
 
 class ExportedModel(NamedTuple):
-  """A model that is there to be read.
+  """A model that is there to be read."""
 
-  Attributes:
-    path: Where it is.
-    format: hf, gguf or paxlite.
-    experiment: Its experiment.
-    tensors: The checksum of each tensor; none of paxlite's own weights, which no proof has.
-    type: The coarsest type of its matrices.
-    config: The keys of config.json that decide what it computes.
-    tokenizer: The path of its tokenizer, if it has one that texts can be encoded with.
-    entries: The entries of its tensors; none of paxlite's own weights.
-    stored: Its tensors, which are read one at a time; None for paxlite's own weights.
-    stated: What a GGUF file says of its tokenizer, and of what else it holds.
-  """
-
-  path: pathlib.Path
-  format: str
+  path: pathlib.Path  # where it is
+  format: str  # hf, gguf or paxlite
   experiment: LanguageModel
+  # the checksum of each tensor; none of paxlite's own weights, which no proof has
   tensors: dict[str, int]
-  type: str
-  config: JsonObject
+  type: str  # the coarsest type of its matrices
+  config: JsonObject  # the keys of config.json that decide what it computes
+  # the path of its tokenizer, if it has one that texts can be encoded with
   tokenizer: pathlib.Path | None
-  entries: Sequence[Entry] = ()
+  entries: Sequence[Entry] = ()  # the entries of its tensors; none of paxlite's own weights
+  # its tensors, which are read one at a time; None for paxlite's own weights
   stored: folder.Tensors | None = None
+  # what a GGUF file says of its tokenizer, and of what else it holds
   stated: JsonObject | None = None
 
   def facts(self) -> JsonObject:

@@ -27,20 +27,15 @@ _RARE = math.log(0.01)
 
 
 class ReplyComparison(NamedTuple):
-  """The difference between a reply and the proof's.
+  """The difference between a reply and the proof's."""
 
-  Attributes:
-    prompt: The text of the prompt.
-    same_ids: Whether the prompt has the same ids; None: it is not known.
-    differs_at: The first step at which another token is the likeliest; None: there is none.
-    margin: By how much the proof's token was likelier there than the next, in log-probability.
-    largest: The largest difference of log-probabilities; None: there are none to compare.
-  """
-
-  prompt: str
-  same_ids: bool | None
+  prompt: str  # the text of the prompt
+  same_ids: bool | None  # whether the prompt has the same ids; None: it is not known
+  # the first step at which another token is the likeliest; None: there is none
   differs_at: int | None
+  # by how much the proof's token was likelier there than the next, in log-probability
   margin: float
+  # the largest difference of log-probabilities; None: there are none to compare
   largest: float | None
 
   @property
@@ -67,19 +62,12 @@ class ReplyComparison(NamedTuple):
 
 
 class Facts(NamedTuple):
-  """The comparison of a model's facts with a proof's, as texts.
+  """The comparison of a model's facts with a proof's, as texts."""
 
-  Attributes:
-    proven: What is as the proof says.
-    problems: What is not.
-    unproven: What the model does not say, or says in another form.
-    has_other_config: Whether a value of the config differs.
-  """
-
-  proven: list[str]
-  problems: list[str]
-  unproven: list[str]
-  has_other_config: bool
+  proven: list[str]  # what is as the proof says
+  problems: list[str]  # what is not
+  unproven: list[str]  # what the model does not say, or says in another form
+  has_other_config: bool  # whether a value of the config differs
 
 
 def read_proof(path: pathlib.Path) -> JsonObject:

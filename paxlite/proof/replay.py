@@ -188,15 +188,10 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True)
 class Stepping:
-  """Draws batches and does steps.
+  """Draws batches and does steps."""
 
-  Attributes:
-    batches: The batches of the steps, in order.
-    step: The executable of the train step, which overwrites the state.
-  """
-
-  batches: StepBatches
-  step: Compiled
+  batches: StepBatches  # the batches of the steps, in order
+  step: Compiled  # the executable of the train step, which overwrites the state
 
   def draw(self, state: TrainState) -> dict[str, jax.Array]:
     """Returns the next batch."""

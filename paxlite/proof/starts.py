@@ -19,19 +19,12 @@ MESH = 'MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE', 'PERCORE_BATCH_SIZE', 'N
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """A start of a run, or a rollback.
+  """A start of a run, or a rollback."""
 
-  Attributes:
-    step: The step that it continued from.
-    values: The values of the experiment; {} if they are not known.
-    versions: Versions and devices; {} if they are not known.
-    code_changes: Texts on what it changed in the code of the run.
-  """
-
-  step: int
-  values: JsonObject
-  versions: JsonObject
-  code_changes: Sequence[str] = ()
+  step: int  # the step that it continued from
+  values: JsonObject  # the values of the experiment; {} if they are not known
+  versions: JsonObject  # versions and devices; {} if they are not known
+  code_changes: Sequence[str] = ()  # texts on what it changed in the code of the run
 
 
 def starts(folder: pathlib.Path) -> list[Start]:

@@ -15,19 +15,13 @@ from paxlite.proof.shard_sums import bits
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDifference:
-  """How an array of one state differs from the same array of another.
+  """How an array of one state differs from the same array of another."""
 
-  Attributes:
-    name: The name of the array in the state, as params/embedding/emb_var.
-    numbers: How many numbers it has.
-    differing: How many of them differ in any bit.
-    largest: The largest difference of two numbers, over the largest absolute number; inf or NaN
-      where a number is not finite.
-  """
-
-  name: str
-  numbers: int
-  differing: int
+  name: str  # the name of the array in the state, as params/embedding/emb_var
+  numbers: int  # how many numbers it has
+  differing: int  # how many of them differ in any bit
+  # the largest difference of two numbers, over the largest absolute number; inf or NaN where a
+  # number is not finite
   largest: float
 
   @property

@@ -35,20 +35,15 @@ Batch = Mapping[str, jax.Array]
 
 @dataclasses.dataclass
 class StepVerifier:
-  """Does the steps of a run, and verifies some of them.
+  """Does the steps of a run, and verifies some of them."""
 
-  Attributes:
-    every: Each how many steps one is verified.
-    sharding: The sharding of the arrays of a batch.
-    redrawn: Returns the rows of this process of the batch of a step, drawn again; None where the
-      data cannot do that.
-    depends_on_places: Whether the result depends on the places of rows in the batch, as with
-      dropout, or with experts that have room for so many tokens.
-  """
-
-  every: int
-  sharding: NamedSharding
+  every: int  # each how many steps one is verified
+  sharding: NamedSharding  # the sharding of the arrays of a batch
+  # returns the rows of this process of the batch of a step, drawn again; None where the data cannot
+  # do that
   redrawn: Callable[[int], Mapping[str, np.ndarray] | None]
+  # whether the result depends on the places of rows in the batch, as with dropout, or with experts
+  # that have room for so many tokens
   depends_on_places: bool = False
 
   def __post_init__(self) -> None:

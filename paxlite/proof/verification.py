@@ -159,17 +159,11 @@ def _other_versions(then: JsonObject) -> list[str]:
 
 @dataclasses.dataclass
 class _Found:
-  """The recorded steps that were compared.
+  """The recorded steps that were compared."""
 
-  Attributes:
-    compared: How many there were.
-    steps: Texts on those that differ.
-    largest: The largest relative difference of a loss.
-  """
-
-  compared: int = 0
-  steps: list[str] = dataclasses.field(default_factory=list)
-  largest: float = 0.0
+  compared: int = 0  # how many there were
+  steps: list[str] = dataclasses.field(default_factory=list)  # texts on those that differ
+  largest: float = 0.0  # the largest relative difference of a loss
 
   def compare(
     self, step: int, recorded: dict[str, float | None], replayed: dict[str, float | None]

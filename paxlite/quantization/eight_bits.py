@@ -23,15 +23,11 @@ _DECADES = 7
 
 
 class EightBits(NamedTuple):
-  """A state with 8-bit moments.
+  """A state with 8-bit moments."""
 
-  Attributes:
-    codes: The state, with uint8 codes [..., n] in place of moments.
-    scales: The largest absolute value of each block, [..., n / block], float32; None for arrays
-      that are kept as they are.
-  """
-
-  codes: PyTree
+  codes: PyTree  # the state, with uint8 codes [..., n] in place of moments
+  # the largest absolute value of each block, [..., n / block], float32; None for arrays that are
+  # kept as they are
   scales: PyTree
 
 

@@ -120,20 +120,13 @@ _amaxes.defvjp(lambda *arguments: (_amaxes(*arguments), arguments), _amaxes_back
 
 
 class Residuals(NamedTuple):
-  """The values that a product saves for its backward pass.
+  """The values that a product saves for its backward pass."""
 
-  Attributes:
-    q_x: The activations in FP8.
-    q_w: The weight in FP8.
-    b: The bias, or None; its gradient does not depend on its values.
-    scales: The scales of the activations, of the weight and of the output gradient, [3].
-    amaxes: The largest absolute values of the activations and of the weight.
-  """
-
-  q_x: jax.Array
-  q_w: jax.Array
-  b: jax.Array | None
-  scales: jax.Array
+  q_x: jax.Array  # the activations in FP8
+  q_w: jax.Array  # the weight in FP8
+  b: jax.Array | None  # the bias, or None; its gradient does not depend on its values
+  scales: jax.Array  # the scales of the activations, of the weight and of the output gradient, [3]
+  # the largest absolute values of the activations and of the weight
   amaxes: tuple[jax.Array, jax.Array]
 
 

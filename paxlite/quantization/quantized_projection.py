@@ -16,13 +16,9 @@ _Class = TypeVar('_Class', bound=type)
 
 
 class QuantizedProjection(Projection):
-  """A Projection with a quantized weight, if the scheme supports it.
+  """A Projection with a quantized weight, if the scheme supports it."""
 
-  Attributes:
-    scheme: How.
-  """
-
-  scheme: QuantizationScheme = Int8()
+  scheme: QuantizationScheme = Int8()  # how
 
   def product(self, x: jax.Array) -> jax.Array:
     if not self.scheme.keeps('/'.join((*self.path, 'w')), self.shape):

@@ -35,19 +35,12 @@ _READ = 'VOCAB_PATH', 'DATASET_PATH', _FROM  # paths of one file or folder that 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """The experiment and inputs of a stage.
+  """The experiment and inputs of a stage."""
 
-  Attributes:
-    parameters: Their number.
-    tokens: The tokens of all steps; None: the data say how many steps there are.
-    flops: The model FLOPs of all steps; None as well.
-    bytes: The bytes of its checkpoints on the disk, as long as it runs.
-  """
-
-  parameters: int
-  tokens: int | None
-  flops: float | None
-  bytes: int
+  parameters: int  # their number
+  tokens: int | None  # the tokens of all steps; None: the data say how many steps there are
+  flops: float | None  # the model FLOPs of all steps; None as well
+  bytes: int  # the bytes of its checkpoints on the disk, as long as it runs
 
 
 def values_of(recipe: Recipe, stage: Stage, folder: pathlib.Path) -> dict[str, str]:

@@ -26,19 +26,12 @@ _COMPARED = {'>=': operator.ge, '<=': operator.le, '>': operator.gt, '<': operat
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-  """A condition at the end of a stage, as 'sums: exact_match >= 0.2'.
+  """A condition at the end of a stage, as 'sums: exact_match >= 0.2'."""
 
-  Attributes:
-    evaluation: The evaluation input, or the zero-shot task.
-    metric: Its metric.
-    sign: >=, <=, > or <.
-    bound: The number that it is compared with.
-  """
-
-  evaluation: str
+  evaluation: str  # the evaluation input, or the zero-shot task
   metric: str
-  sign: str
-  bound: float
+  sign: str  # >=, <=, > or <
+  bound: float  # the number that it is compared with
 
   @classmethod
   def parsed(cls, text: str) -> 'Condition':
@@ -58,18 +51,14 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-  """A stage that makes files, such as a tokenizer or data.
+  """A stage that makes files, such as a tokenizer or data."""
 
-  Attributes:
-    name: Its name, and that of its folder.
-    makes: A function of (folder, **values) that writes files into the folder, which must depend on
-      its arguments alone; or the arguments of a `paxlite` command, such as ['train-tokenizer',
-      'a.txt', '--vocab_size=500', '--output={tokenizer}/tok.model'] of a stage tokenizer.
-    values: Arguments of the function. {NAME} in a text is the folder of an earlier stage.
-  """
-
-  name: str
+  name: str  # its name, and that of its folder
+  # a function of (folder, **values) that writes files into the folder, which must depend on its
+  # arguments alone; or the arguments of a `paxlite` command, such as ['train-tokenizer', 'a.txt',
+  # '--vocab_size=500', '--output={tokenizer}/tok.model'] of a stage tokenizer
   makes: Callable[..., object] | Sequence[str]
+  # arguments of the function. {NAME} in a text is the folder of an earlier stage
   values: Mapping[str, object] = dataclasses.field(default_factory=dict)
   starts_from: ClassVar[None] = None
 
@@ -96,21 +85,16 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A stage that trains: an ordinary run, in the folder of its name.
+  """A stage that trains: an ordinary run, in the folder of its name."""
 
-  Attributes:
-    name: Its name, and that of its folder.
-    experiment: The class of an experiment, or its name.
-    values: Values of its attributes. {NAME} in a text is the folder of an earlier stage.
-    starts_from: The stage with whose last checkpoint it begins; None: with initial values, or those
-      of its CHECKPOINT_RESTORE_PATH.
-    holds: What must hold at its end, as 'sums: exact_match >= 0.2' (see Condition); None: nothing.
-  """
-
-  name: str
-  experiment: type | str
+  name: str  # its name, and that of its folder
+  experiment: type | str  # the class of an experiment, or its name
+  # values of its attributes. {NAME} in a text is the folder of an earlier stage
   values: Mapping[str, object] = dataclasses.field(default_factory=dict)
+  # the stage with whose last checkpoint it begins; None: with initial values, or those of its
+  # CHECKPOINT_RESTORE_PATH
   starts_from: str | None = None
+  # what must hold at its end, as 'sums: exact_match >= 0.2' (see Condition); None: nothing
   holds: str | None = None
 
   @property

@@ -23,17 +23,12 @@ _KEYS = {'values', 'code', 'files', 'needed', 'outcome'}  # of a stage
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-  """Where a stage is.
+  """Where a stage is."""
 
-  Attributes:
-    state: 'done', 'continues', 'runs', or 'runs again'.
-    reasons: Why it runs again.
-    made_of: What it is made of now; see ingredients.
-  """
-
+  # 'done', 'continues', 'runs', or 'runs again'
   state: Literal['done', 'continues', 'runs', 'runs again']
-  reasons: tuple[str, ...]
-  made_of: JsonObject
+  reasons: tuple[str, ...]  # why it runs again
+  made_of: JsonObject  # what it is made of now; see ingredients
 
   def __str__(self) -> str:
     return f'{self.state}: {listed(self.reasons)}' if self.reasons else self.state

@@ -21,45 +21,29 @@ _SHOWN = 40  # tokens around the first difference
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """Where two batches differ first.
-
-  Attributes:
-    step: The step.
-    what: The array that differs, or 'shape'.
-    row: The row; None: the shapes differ.
-    position: The position in the row; None: the shapes differ.
-  """
+  """Where two batches differ first."""
 
   step: int
-  what: str
-  row: int | None = None
-  position: int | None = None
+  what: str  # the array that differs, or 'shape'
+  row: int | None = None  # the row; None: the shapes differ
+  position: int | None = None  # the position in the row; None: the shapes differ
 
 
 @dataclasses.dataclass
 class Comparison:
-  """The comparison of two runs' training data.
+  """The comparison of two runs' training data."""
 
-  Attributes:
-    steps: The steps that both have done.
-    equal: How many steps, from the first on, have the same batches.
-    checksum: A CRC-32 of the checksums of these batches.
-    difference: The first difference; None: there is none.
-    documents: How many documents both have seen in these steps; None: the runs do not differ, or
-      the data do not name their documents.
-    only: How many documents only one of them has seen, for each run.
-    unequal: The document whose numbers of tokens seen differ most, and the numbers; None: all are
-      the same.
-    moved: A document that both have first seen at other steps: its place, and the steps.
-  """
-
-  steps: int
-  equal: int = 0
-  checksum: int = 0
-  difference: Difference | None = None
+  steps: int  # the steps that both have done
+  equal: int = 0  # how many steps, from the first on, have the same batches
+  checksum: int = 0  # a CRC-32 of the checksums of these batches
+  difference: Difference | None = None  # the first difference; None: there is none
+  # how many documents both have seen in these steps; None: the runs do not differ, or the data do
+  # not name their documents
   documents: int | None = None
-  only: tuple[int, int] = (0, 0)
+  only: tuple[int, int] = (0, 0)  # how many documents only one of them has seen, for each run
+  # the document whose numbers of tokens seen differ most, and the numbers; None: all are the same
   unequal: tuple[str, int, int] | None = None
+  # a document that both have first seen at other steps: its place, and the steps
   moved: tuple[str, int, int] | None = None
 
 

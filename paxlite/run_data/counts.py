@@ -16,17 +16,11 @@ _MOST = 5  # documents that are named
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """How often each document was seen: its tokens in the batches, divided by its tokens.
+  """How often each document was seen: its tokens in the batches, divided by its tokens."""
 
-  Attributes:
-    steps: The steps that are counted.
-    times: How often each document was seen that was, by its place.
-    unseen: How many were never seen; None: the number of documents is not known.
-  """
-
-  steps: int
-  times: dict[str, float]
-  unseen: int | None
+  steps: int  # the steps that are counted
+  times: dict[str, float]  # how often each document was seen that was, by its place
+  unseen: int | None  # how many were never seen; None: the number of documents is not known
 
 
 def counted(run: RunData) -> Counts:

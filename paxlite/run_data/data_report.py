@@ -19,25 +19,15 @@ _MOST_DOCUMENTS = 100_000  # of a stream, or of a large file of tokens, that are
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-  """The documents or examples of an input, and the rows that they fill.
+  """The documents or examples of an input, and the rows that they fill."""
 
-  Attributes:
-    noun: What they are called, in the singular.
-    lengths: Number of tokens of each [n].
-    num_learned: Number of tokens that are learned.
-    num_rows: Number of rows.
-    fill: Share of the rows' tokens that are targets.
-    is_whole: Whether this is all of the input.
-    share: How much of the input this is, roughly; None: not known.
-  """
-
-  noun: str
-  lengths: np.ndarray
-  num_learned: int
-  num_rows: int
-  fill: float
-  is_whole: bool = True
-  share: float | None = 1.0
+  noun: str  # what they are called, in the singular
+  lengths: np.ndarray  # number of tokens of each [n]
+  num_learned: int  # number of tokens that are learned
+  num_rows: int  # number of rows
+  fill: float  # share of the rows' tokens that are targets
+  is_whole: bool = True  # whether this is all of the input
+  share: float | None = 1.0  # how much of the input this is, roughly; None: not known
 
 
 def contents_of(data: RowInput | StreamInput) -> Contents:

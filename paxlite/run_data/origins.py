@@ -54,13 +54,9 @@ class DocumentIndex(Protocol):
 
 @runtime_checkable
 class TracedSource(DocumentIndex, Protocol):
-  """A RowSource that knows the documents of its rows.
+  """A RowSource that knows the documents of its rows."""
 
-  Attributes:
-    num_documents: How many there are.
-  """
-
-  num_documents: int
+  num_documents: int  # how many there are
 
   def origins(self, indices: np.ndarray) -> np.ndarray:
     """Returns (document, token) of each target of rows `indices`, int64 [b, T, 2]; −1: padding."""
@@ -241,21 +237,13 @@ def _input_of(data: Input, key: Key) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-  """Targets of a row that follow each other in one document: positions start … end − 1.
+  """Targets of a row that follow each other in one document: positions start … end − 1."""
 
-  Attributes:
-    key: The document; its numbers are −1 if it is not known.
-    token: The number of the first token in its document; None if it is not known.
-    start: The first position in the row.
-    end: The position behind the last one.
-    segment: The segment of a packed row; None: the row has none.
-  """
-
-  key: Key
-  token: int | None
-  start: int
-  end: int
-  segment: int | None
+  key: Key  # the document; its numbers are −1 if it is not known
+  token: int | None  # the number of the first token in its document; None if it is not known
+  start: int  # the first position in the row
+  end: int  # the position behind the last one
+  segment: int | None  # the segment of a packed row; None: the row has none
 
 
 def pieces(batch: Batch, row: int) -> list[DocumentSpan]:

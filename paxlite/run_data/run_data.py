@@ -38,21 +38,13 @@ _IDENTITY = 'fingerprint', 'tokens', 'held_out', 'left_out'  # what fingerprints
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-  """Steps that a run was trained on the same data in.
+  """Steps that a run was trained on the same data in."""
 
-  Attributes:
-    step: The step after which it begins.
-    batch: The number of the first batch.
-    batch_size: Rows of a global batch; None: that of the experiment.
-    values: What experiment.json held.
-    identity: What identifies the data; {}: not known.
-  """
-
-  step: int
-  batch: int
-  batch_size: int | None
-  values: JsonObject
-  identity: JsonObject
+  step: int  # the step after which it begins
+  batch: int  # the number of the first batch
+  batch_size: int | None  # rows of a global batch; None: that of the experiment
+  values: JsonObject  # what experiment.json held
+  identity: JsonObject  # what identifies the data; {}: not known
 
   def continues(self, before: 'Stretch') -> bool:
     """Whether another stretch and this one are one."""

@@ -11,17 +11,11 @@ _FEWEST = 8  # recorded steps
 
 @dataclasses.dataclass(frozen=True)
 class Spike:
-  """A recorded step with a loss above the median of the steps before it.
-
-  Attributes:
-    step: The step.
-    loss: Its loss.
-    before: The median loss of up to five recorded steps before it.
-  """
+  """A recorded step with a loss above the median of the steps before it."""
 
   step: int
   loss: float
-  before: float
+  before: float  # the median loss of up to five recorded steps before it
 
   @property
   def height(self) -> float:

@@ -42,46 +42,29 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RequestLimits:
-  """The limits of a client's requests.
+  """The limits of a client's requests."""
 
-  Attributes:
-    max_tokens: The most new tokens of an answer, and those of a chat that does not say how many.
-    most_answers: The most answers to one request: prompts times n.
-  """
-
+  # the most new tokens of an answer, and those of a chat that does not say how many
   max_tokens: int
-  most_answers: int = 128
+  most_answers: int = 128  # the most answers to one request: prompts times n
 
 
 @dataclasses.dataclass(frozen=True)
 class CompletionRequest:
-  """The contents of a request.
+  """The contents of a request."""
 
-  Attributes:
-    requests: The requests to the engine, n to each prompt, one prompt after another.
-    prompts: Token ids of each prompt.
-    n: The number of answers to each prompt.
-    stream: Whether pieces are sent while the answers are generated.
-    usage: Whether a stream ends with the numbers of tokens.
-    logprobs: How many of the likeliest tokens are told at each token; None: no log-probabilities.
-    echo: Whether prompts are part of the answers.
-    max_tokens: The most new tokens, which may be 0 with echo.
-    tools: The names of the functions that the answer may call.
-    thinking: See Speech.
-    ids: Whether the response has the token ids of the prompts and the answers.
-  """
-
-  requests: list[Request]
-  prompts: list[list[int]]
-  n: int
-  stream: bool
-  usage: bool
+  requests: list[Request]  # the requests to the engine, n to each prompt, one prompt after another
+  prompts: list[list[int]]  # token ids of each prompt
+  n: int  # the number of answers to each prompt
+  stream: bool  # whether pieces are sent while the answers are generated
+  usage: bool  # whether a stream ends with the numbers of tokens
+  # how many of the likeliest tokens are told at each token; None: no log-probabilities
   logprobs: int | None
-  echo: bool = False
-  max_tokens: int = 0
-  tools: frozenset[str] = frozenset()
-  thinking: str | None = None
-  ids: bool = False
+  echo: bool = False  # whether prompts are part of the answers
+  max_tokens: int = 0  # the most new tokens, which may be 0 with echo
+  tools: frozenset[str] = frozenset()  # the names of the functions that the answer may call
+  thinking: str | None = None  # see Speech
+  ids: bool = False  # whether the response has the token ids of the prompts and the answers
 
 
 class Bodies:

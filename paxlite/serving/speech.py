@@ -11,17 +11,11 @@ THINKING = {'<think>': '</think>', '[THINK]': '[/THINK]'}  # what begins it, and
 
 
 class Said(NamedTuple):
-  """A part of an answer.
+  """A part of an answer."""
 
-  Attributes:
-    reasoning: Its thinking.
-    content: What is shown to the user.
-    calls: Its calls in OpenAI's form, with the last part of an answer.
-  """
-
-  reasoning: str
-  content: str
-  calls: list[JsonObject]
+  reasoning: str  # its thinking
+  content: str  # what is shown to the user
+  calls: list[JsonObject]  # its calls in OpenAI's form, with the last part of an answer
 
 
 class Thinking:

@@ -23,17 +23,11 @@ class BusyError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """The new part of an answer.
+  """The new part of an answer."""
 
-  Attributes:
-    parts: Parts of its text that later tokens cannot change.
-    answer: The whole answer, if it is complete.
-    error: Why there will be none.
-  """
-
-  parts: Sequence[str] = ()
-  answer: Completion | None = None
-  error: Exception | None = None
+  parts: Sequence[str] = ()  # parts of its text that later tokens cannot change
+  answer: Completion | None = None  # the whole answer, if it is complete
+  error: Exception | None = None  # why there will be none
 
   @property
   def is_last(self) -> bool:

@@ -34,19 +34,12 @@ log = logging.getLogger('paxlite')
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """How often a lease is renewed, and when it counts as abandoned, in seconds.
+  """How often a lease is renewed, and when it counts as abandoned, in seconds."""
 
-  Attributes:
-    renew: Between two renewals.
-    expires: A lease that another process sees unchanged for so long is abandoned.
-    sure: Its holder relies on it for so long after a renewal; less than `expires`.
-    look: Between two looks of a process that waits for it.
-  """
-
-  renew: float = 30.0
-  expires: float = 120.0
-  sure: float = 90.0
-  look: float = 5.0
+  renew: float = 30.0  # between two renewals
+  expires: float = 120.0  # a lease that another process sees unchanged for so long is abandoned
+  sure: float = 90.0  # its holder relies on it for so long after a renewal; less than `expires`
+  look: float = 5.0  # between two looks of a process that waits for it
 
 
 class Lease:

@@ -42,16 +42,11 @@ _USUAL = ('lease.json', 'experiment.json', 'checksums.json', 'config.json', 'met
 
 @dataclasses.dataclass(frozen=True)
 class Object:
-  """An object of a bucket.
+  """An object of a bucket."""
 
-  Attributes:
-    name: Its name, relative to the address of the ObjectStore.
-    size: Bytes.
-    tag: Changes with every write of the object. In lists it may be another one than elsewhere.
-  """
-
-  name: str
-  size: int
+  name: str  # its name, relative to the address of the ObjectStore
+  size: int  # bytes
+  # Changes with every write of the object. In lists it may be another one than elsewhere.
   tag: str
 
 

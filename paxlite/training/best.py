@@ -24,33 +24,22 @@ _OF_RUN = 'experiment.json', 'experiment.txt', 'config.json', 'config.txt'
 
 @dataclasses.dataclass
 class Best(Callback):
-  """The best evaluation of a run so far.
+  """The best evaluation of a run so far."""
 
-  Attributes:
-    folder: The run's job_log_dir. The state is in best/checkpoints, and the run's experiment.json
-      in best/, so that best/ can be evaluated and exported as a run.
-    input: Name of the evaluation input.
-    metric: Name of the metric.
-    keeps: Whether the state is saved.
-    patience: Training ends after so many evaluations in a row that were not better; 0: never.
-    own_disks: Whether each process has a disk of its own.
-    store: The states of the run; None if `evaluated` is called in place of `on_evaluation`.
-    value: The best value so far; NaN before the first evaluation.
-    step: The step of this value.
-    worse: Number of evaluations since.
-    larger: Whether larger values are better; None: the name of the metric says it.
-  """
-
+  # The run's job_log_dir. The state is in best/checkpoints, and the run's experiment.json in best/,
+  # so that best/ can be evaluated and exported as a run.
   folder: pathlib.Path
-  input: str
-  metric: str
-  keeps: bool
-  patience: int
-  own_disks: bool = False
+  input: str  # name of the evaluation input
+  metric: str  # name of the metric
+  keeps: bool  # whether the state is saved
+  patience: int  # training ends after so many evaluations in a row that were not better; 0: never
+  own_disks: bool = False  # whether each process has a disk of its own
+  # the states of the run; None if `evaluated` is called in place of `on_evaluation`
   store: StateStore | None = None
-  value: float = math.nan
-  step: int = 0
-  worse: int = 0
+  value: float = math.nan  # the best value so far; NaN before the first evaluation
+  step: int = 0  # the step of this value
+  worse: int = 0  # number of evaluations since
+  # whether larger values are better; None: the name of the metric says it
   larger: bool | None = None
 
   def __post_init__(self) -> None:

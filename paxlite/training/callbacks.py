@@ -29,18 +29,14 @@ class LoopRequest(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """The interface of the training loop for callbacks.
+  """The interface of the training loop for callbacks."""
 
-  Attributes:
-    summaries: Prints lines and sends numbers and texts to all writers.
-    paused: paused(state, kind) is a context manager that first waits for the devices, and counts
-      its time as `kind`, one of goodput.KINDS, instead of as training.
-    metadata: metadata(step) starts to collect the metadata of a checkpoint of the step, and returns
-      a function that waits for the result. Every process must call it.
-  """
-
-  summaries: Summaries
+  summaries: Summaries  # prints lines and sends numbers and texts to all writers
+  # paused(state, kind) is a context manager that first waits for the devices, and counts its time
+  # as `kind`, one of goodput.KINDS, instead of as training
   paused: Callable[[TrainState, str], contextlib.AbstractContextManager[None]]
+  # metadata(step) starts to collect the metadata of a checkpoint of the step, and returns a
+  # function that waits for the result. Every process must call it.
   metadata: Callable[[int], Callable[[], JsonObject]]
 
 

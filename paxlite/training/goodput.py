@@ -125,15 +125,10 @@ class Goodput:
 
 @dataclasses.dataclass(frozen=True)
 class GoodputReport:
-  """The goodput of all attempts of a run.
+  """The goodput of all attempts of a run."""
 
-  Attributes:
-    attempts: Number of times that the run was started.
-    seconds: Wall time by kind, in seconds.
-  """
-
-  attempts: int
-  seconds: dict[str, float]
+  attempts: int  # number of times that the run was started
+  seconds: dict[str, float]  # wall time by kind, in seconds
 
   @property
   def total(self) -> float:

@@ -22,16 +22,11 @@ _WAY_OUT = 'To try it all the same: --nocheck_memory'
 
 @dataclasses.dataclass(frozen=True)
 class MemoryCheck:
-  """Warns if a run needs most of the memory left, and refuses it if it needs more than that.
+  """Warns if a run needs most of the memory left, and refuses it if it needs more than that."""
 
-  Attributes:
-    mesh: The devices of the run.
-    enabled: Whether anything is checked.
-    copied_for: The attribute for which steps are done twice, from a copy of the state; '': none.
-  """
-
-  mesh: Mesh
-  enabled: bool = True
+  mesh: Mesh  # the devices of the run
+  enabled: bool = True  # whether anything is checked
+  # the attribute for which steps are done twice, from a copy of the state; '': none
   copied_for: str = ''
 
   def state(self, abstract: PyTree, trainable: PyTree) -> None:

@@ -32,17 +32,11 @@ _OF_JAX = re.compile(r'while|body|cond|branch_\d+_fun|checkpoint|remat\w*|closed
 
 @dataclasses.dataclass(frozen=True)
 class NonFiniteOrigin:
-  """The origin of a non-finite number.
+  """The origin of a non-finite number."""
 
-  Attributes:
-    what: 'NaN' or 'an infinite number'.
-    place: The operation, the layer and the line.
-    cause: The origin of an infinite number that NaN was made of.
-  """
-
-  what: str
-  place: str
-  cause: 'NonFiniteOrigin | None' = None
+  what: str  # 'NaN' or 'an infinite number'
+  place: str  # the operation, the layer and the line
+  cause: 'NonFiniteOrigin | None' = None  # the origin of an infinite number that NaN was made of
 
   def __str__(self) -> str:
     of = f', of {self.cause}' if self.cause else ''

@@ -25,17 +25,11 @@ _SKIPS_SHOWN = 3  # number of skipped steps that are reported with a line each
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-  """Turns seconds per step into speeds.
+  """Turns seconds per step into speeds."""
 
-  Attributes:
-    tokens: Tokens per step, over all devices.
-    flops: Model FLOPs per step and device.
-    peak: Peak FLOP/s of a device; None if it is unknown.
-  """
-
-  tokens: int
-  flops: float
-  peak: float | None
+  tokens: int  # tokens per step, over all devices
+  flops: float  # model FLOPs per step and device
+  peak: float | None  # peak FLOP/s of a device; None if it is unknown
 
   def speeds(self, seconds: float | None) -> dict[str, float | None]:
     """Returns the speeds for `seconds` per step; all are None if `seconds` is None."""

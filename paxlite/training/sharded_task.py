@@ -24,19 +24,12 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class ShardedTask:
-  """A task with states and batches sharded over a mesh.
+  """A task with states and batches sharded over a mesh."""
 
-  Attributes:
-    task: The model, its loss and its optimizer.
-    mesh: The devices.
-    rules: Maps logical axes to mesh axes.
-    seed: Seed of the initial values and of dropout.
-  """
-
-  task: Task
-  mesh: Mesh
-  rules: partitioning.Rules
-  seed: int
+  task: Task  # the model, its loss and its optimizer
+  mesh: Mesh  # the devices
+  rules: partitioning.Rules  # maps logical axes to mesh axes
+  seed: int  # seed of the initial values and of dropout
 
   @functools.cached_property
   def abstract(self) -> TrainState:

@@ -22,15 +22,10 @@ class NotFiniteError(TrainingError):
 
 @dataclasses.dataclass(frozen=True)
 class SkippedSteps:
-  """Ends a run that skips too many steps.
+  """Ends a run that skips too many steps."""
 
-  Attributes:
-    limit: Number of skipped steps in a row that ends the run (MAX_SKIPPED_STEPS).
-    rows: Describes the rows of a step's batch, for messages.
-  """
-
-  limit: int
-  rows: Callable[[int], str]
+  limit: int  # number of skipped steps in a row that ends the run (MAX_SKIPPED_STEPS)
+  rows: Callable[[int], str]  # describes the rows of a step's batch, for messages
 
   def check(self, in_a_row: int, step: int) -> None:
     """Raises NotFiniteError if the last `in_a_row` steps, up to `step`, reach the limit."""

@@ -29,37 +29,28 @@ log = logging.getLogger('paxlite')
 
 @dataclasses.dataclass
 class StateStore:
-  """Initializes, restores and saves the train states of a run.
+  """Initializes, restores and saves the train states of a run."""
 
-  Attributes:
-    task: Defines the structure and the shardings of a state.
-    checkpoints: The checkpoints of the run.
-    batch_size: Rows of a global batch. A checkpoint of another batch size is refused.
-    restore: Another checkpoint that a new run starts from.
-    reference: The checkpoint of a frozen reference model. Checkpoints of the run do not hold it.
-    trainable_only: Whether checkpoints hold only the trainable parameters. The frozen parameters
-      are read from `restore` at each start.
-    start_over: Whether the run may begin again if all of its checkpoints are damaged.
-    writes: Whether checkpoints are written.
-    stop_on_failure: Whether a checkpoint that cannot be written ends the run.
-    local: Returns the step, tree and metadata of the newest local state: a state that is not among
-      the checkpoints. It gets a tree of shapes and shardings, and the step that it must be above.
-    plan: Says where to read the variables that are not in the run's own checkpoints. It is made
-      when the store is made, and raises UserError if the other checkpoint does not fit.
-    reference_plan: The same for the variables of the reference.
-  """
-
-  task: ShardedTask
-  checkpoints: Checkpoints
+  task: ShardedTask  # defines the structure and the shardings of a state
+  checkpoints: Checkpoints  # the checkpoints of the run
+  # Rows of a global batch. A checkpoint of another batch size is refused.
   batch_size: int
-  restore: Restore | None = None
+  restore: Restore | None = None  # another checkpoint that a new run starts from
+  # The checkpoint of a frozen reference model. Checkpoints of the run do not hold it.
   reference: Restore | None = None
+  # Whether checkpoints hold only the trainable parameters. The frozen parameters are read from
+  # `restore` at each start.
   trainable_only: bool = False
-  start_over: bool = False
-  writes: bool = True
-  stop_on_failure: bool = False
+  start_over: bool = False  # whether the run may begin again if all of its checkpoints are damaged
+  writes: bool = True  # whether checkpoints are written
+  stop_on_failure: bool = False  # whether a checkpoint that cannot be written ends the run
+  # Returns the step, tree and metadata of the newest local state: a state that is not among the
+  # checkpoints. It gets a tree of shapes and shardings, and the step that it must be above.
   local: Callable[[PyTree, int], tuple[int, PyTree, JsonObject] | None] = lambda like, above: None
+  # Says where to read the variables that are not in the run's own checkpoints. It is made when the
+  # store is made, and raises UserError if the other checkpoint does not fit.
   plan: RestorePlan | None = dataclasses.field(init=False)
+  # the same for the variables of the reference
   reference_plan: RestorePlan | None = dataclasses.field(init=False)
 
   def __post_init__(self) -> None:

@@ -22,20 +22,13 @@ _ADDRESS = re.compile(r'(?<=index = )\d+|(?<=backend_config = ")\d+')
 
 @dataclasses.dataclass(frozen=True)
 class StepCompiler:
-  """Compiles the train step, or loads a compiled step.
+  """Compiles the train step, or loads a compiled step."""
 
-  Attributes:
-    memory: Compares the memory that the step needs with the memory left.
-    options: XLA compiler options.
-    saved_step: A compiled step to load; None compiles the step.
-    beat: Called before this process waits for others.
-    on_compiled: Called with the executable.
-  """
-
-  memory: MemoryCheck
-  options: Options = dataclasses.field(default_factory=dict)
-  saved_step: SavedStep | None = None
-  beat: Callable[[], None] = lambda: None
+  memory: MemoryCheck  # compares the memory that the step needs with the memory left
+  options: Options = dataclasses.field(default_factory=dict)  # XLA compiler options
+  saved_step: SavedStep | None = None  # a compiled step to load; None compiles the step
+  beat: Callable[[], None] = lambda: None  # called before this process waits for others
+  # called with the executable
   on_compiled: Callable[[jax.stages.Compiled], None] = lambda compiled: None
 
   def __call__(

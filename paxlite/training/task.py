@@ -55,35 +55,27 @@ class Task:
 
   A batch holds ids and labels [B, T] int32, and weights [B, T] float32. A packed batch also holds
   segment_ids (0 is padding) and segment_pos, both [B, T] int32. Losses may need further arrays.
-
-  Attributes:
-    model: The language model.
-    optimizer: The optimizer, with its schedule and the names of the trainable variables.
-    losses: The terms of the loss, by the names of their metrics; their order is that of the sum.
-    reference: A frozen model whose outputs losses read; None: there is none.
-    num_microbatches: Number of parts of a step's batch that are computed one after another.
-    rows_per_example: So many rows in a row belong together, and stay in one microbatch.
-    max_skipped_steps: After this many skipped steps in a row the state no longer changes.
-    gradient_dtype: The dtype that the gradients of one microbatch are kept in. Their sum over
-      several microbatches is float32.
-    frozen_dtype: The dtype that frozen parameters are kept in.
-    rules: What moves variables that no gradient trains, by the last part of their names, in place
-      of the rules that their layers declare: see core/training_rules.py.
-    context: Returns a context in which the model is traced, forward and backward.
-    begin_step: Turns a state's `fp8_state` into what the model reads in this step.
   """
 
-  model: TransformerLm
-  optimizer: Optimizer
+  model: TransformerLm  # the language model
+  optimizer: Optimizer  # the optimizer, with its schedule and the names of the trainable variables
+  # the terms of the loss, by the names of their metrics; their order is that of the sum
   losses: Mapping[str, Loss]
+  # a frozen model whose outputs losses read; None: there is none
   reference: FrozenModel | None = None
-  num_microbatches: int = 1
-  rows_per_example: int = 1
-  max_skipped_steps: int = 100
+  num_microbatches: int = 1  # number of parts of a step's batch that are computed one after another
+  rows_per_example: int = 1  # so many rows in a row belong together, and stay in one microbatch
+  max_skipped_steps: int = 100  # after this many skipped steps in a row the state no longer changes
+  # The dtype that the gradients of one microbatch are kept in. Their sum over several microbatches
+  # is float32.
   gradient_dtype: str = 'float32'
-  frozen_dtype: str = 'float32'
+  frozen_dtype: str = 'float32'  # the dtype that frozen parameters are kept in
+  # what moves variables that no gradient trains, by the last part of their names, in place of the
+  # rules that their layers declare: see core/training_rules.py
   rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
+  # returns a context in which the model is traced, forward and backward
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+  # turns a state's `fp8_state` into what the model reads in this step
   begin_step: Callable[[Mapping[str, PyTree]], Mapping[str, PyTree]] = dict
 
   def __post_init__(self) -> None:

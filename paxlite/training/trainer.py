@@ -39,18 +39,12 @@ StepFunction = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-  """The steps after which the loop reports, evaluates and saves.
+  """The steps after which the loop reports, evaluates and saves."""
 
-  Attributes:
-    max_steps: Training ends after this step.
-    report_every: Steps between two records of metrics.
-    evaluate_every: Steps between two evaluations.
-    save_times: Decides after which steps to save. The last step is always saved.
-  """
-
-  max_steps: int
-  report_every: int
-  evaluate_every: int
+  max_steps: int  # training ends after this step
+  report_every: int  # steps between two records of metrics
+  evaluate_every: int  # steps between two evaluations
+  # Decides after which steps to save. The last step is always saved.
   save_times: SaveTimes
 
   def reports(self, step: int) -> bool:
@@ -72,36 +66,22 @@ class Intervals:
 
 @dataclasses.dataclass
 class Trainer:
-  """Trains a run from a state to its last step.
+  """Trains a run from a state to its last step."""
 
-  Attributes:
-    store: The states of the run.
-    data: The training data.
-    evaluator: Evaluates on the evaluation inputs.
-    schedule: The steps after which the loop reports, evaluates and saves.
-    compiler: Compiles the train step.
-    folder: The run's job_log_dir.
-    throughput: Turns seconds per step into speeds.
-    goodput: Records what wall time is spent on.
-    watchdog: Ends a run that hangs.
-    rollbacks: Chooses the checkpoint to continue from after a loss spike.
-    trackers: Receive the metrics, besides the files, TensorBoard and the terminal.
-    callbacks: Are called at the events of the loop, in this order.
-    do_step: Does a step with the compiled step, the state, the batch and the number of the step.
-  """
-
-  store: StateStore
-  data: TrainData
-  evaluator: Evaluator
-  schedule: Intervals
-  compiler: StepCompiler
-  folder: pathlib.Path
-  throughput: Throughput
-  goodput: Goodput
-  watchdog: Watchdog
-  rollbacks: Rollbacks
+  store: StateStore  # the states of the run
+  data: TrainData  # the training data
+  evaluator: Evaluator  # evaluates on the evaluation inputs
+  schedule: Intervals  # the steps after which the loop reports, evaluates and saves
+  compiler: StepCompiler  # compiles the train step
+  folder: pathlib.Path  # the run's job_log_dir
+  throughput: Throughput  # turns seconds per step into speeds
+  goodput: Goodput  # records what wall time is spent on
+  watchdog: Watchdog  # ends a run that hangs
+  rollbacks: Rollbacks  # chooses the checkpoint to continue from after a loss spike
+  # receive the metrics, besides the files, TensorBoard and the terminal
   trackers: Sequence[Writer] = ()
-  callbacks: Sequence[Callback] = ()
+  callbacks: Sequence[Callback] = ()  # are called at the events of the loop, in this order
+  # does a step with the compiled step, the state, the batch and the number of the step
   do_step: StepFunction = lambda compiled, state, batch, step: compiled(state, batch)
 
   def __post_init__(self) -> None:

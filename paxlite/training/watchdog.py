@@ -30,18 +30,14 @@ _GRACE_SECONDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """The time limits of a Watchdog, in seconds; 0 means no limit.
+  """The time limits of a Watchdog, in seconds; 0 means no limit."""
 
-  Attributes:
-    step: Longest time for one step, or one batch of an evaluation, before the run is ended.
-    phase: Longest time for a longer phase before the run is ended: starting, restoring, compiling,
-      the first batch of an evaluation, the last save.
-    stacks: Interval at which the stacks are written, even where nothing hangs.
-  """
-
+  # longest time for one step, or one batch of an evaluation, before the run is ended
   step: float = 0.0
+  # longest time for a longer phase before the run is ended: starting, restoring, compiling, the
+  # first batch of an evaluation, the last save
   phase: float = 0.0
-  stacks: float = 0.0
+  stacks: float = 0.0  # interval at which the stacks are written, even where nothing hangs
 
 
 def stacks_of_threads() -> str:

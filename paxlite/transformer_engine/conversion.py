@@ -58,19 +58,12 @@ def heads_joined(heads: int, head_dim: int) -> TeLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """The conversion of one parameter of Transformer Engine.
+  """The conversion of one parameter of Transformer Engine."""
 
-  Attributes:
-    theirs: Name of Transformer Engine's parameter.
-    ours: Names of the paxlite parameters that it consists of.
-    layout: Layout of each of these parameters.
-    stacked: Whether Transformer Engine's parameter stacks them, […, len(ours), X].
-  """
-
-  theirs: str
-  ours: tuple[str, ...]
-  layout: TeLayout = SAME
-  stacked: bool = False
+  theirs: str  # name of Transformer Engine's parameter
+  ours: tuple[str, ...]  # names of the paxlite parameters that it consists of
+  layout: TeLayout = SAME  # layout of each of these parameters
+  stacked: bool = False  # whether Transformer Engine's parameter stacks them, […, len(ours), X]
 
   def to_theirs(self, params: Arrays) -> np.ndarray:
     parts = [self.layout.to_theirs(params[name]) for name in self.ours]

@@ -20,38 +20,24 @@ class TeTransformerLayer(nn.Module):
 
   It computes in the dtype of its input, with float32 parameters. Each row must be one segment that
   starts at position 0; padding may follow it.
-
-  Attributes:
-    model_dims: D.
-    hidden_dims: F.
-    num_heads: N; a head has D / N dimensions.
-    num_kv_heads: K.
-    activation: 'gelu' (the tanh approximation), 'relu' or 'silu'.
-    gated: Whether the feed-forward layer has a gate.
-    use_bias: Whether all projections have a bias.
-    norm: Kind of both norms.
-    epsilon: Epsilon of both norms.
-    norm_offset: Number that is added to the stored scale of a norm: 0, or 1 for 'LayerNorm'.
-    rotary_layout: Layout of RotaryEmbedding; None means no rotary embedding.
-    rotary_theta: Theta of RotaryEmbedding.
-    dropout: Dropout rate of attention weights, hidden units and the output of both sublayers.
-    w_init: Initializer of each matrix [in, out].
   """
 
-  model_dims: int
-  hidden_dims: int
-  num_heads: int
-  num_kv_heads: int
-  activation: str = 'gelu'
-  gated: bool = False
-  use_bias: bool = True
-  norm: str = 'LayerNorm'
-  epsilon: float = 1e-5
+  model_dims: int  # D
+  hidden_dims: int  # F
+  num_heads: int  # N; a head has D / N dimensions
+  num_kv_heads: int  # K
+  activation: str = 'gelu'  # 'gelu' (the tanh approximation), 'relu' or 'silu'
+  gated: bool = False  # whether the feed-forward layer has a gate
+  use_bias: bool = True  # whether all projections have a bias
+  norm: str = 'LayerNorm'  # kind of both norms
+  epsilon: float = 1e-5  # epsilon of both norms
+  # number that is added to the stored scale of a norm: 0, or 1 for 'LayerNorm'
   norm_offset: float = 1.0
-  rotary_layout: str | None = None
-  rotary_theta: float = 10_000.0
+  rotary_layout: str | None = None  # layout of RotaryEmbedding; None means no rotary embedding
+  rotary_theta: float = 10_000.0  # theta of RotaryEmbedding
+  # dropout rate of attention weights, hidden units and the output of both sublayers
   dropout: float = 0.0
-  w_init: Initializer = nn.initializers.normal(0.02)
+  w_init: Initializer = nn.initializers.normal(0.02)  # initializer of each matrix [in, out]
 
   @nn.compact
   def __call__(

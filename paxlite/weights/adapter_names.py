@@ -15,18 +15,12 @@ _IS_EXPRESSION = re.compile(r'[][*+?()|\\^$]')
 
 
 class NamedWeight(NamedTuple):
-  """A weight of a model with the name that peft has for it.
+  """A weight of a model with the name that peft has for it."""
 
-  Attributes:
-    ours: The variable; of a weight that may have factors, the module that has them.
-    part: Its index in a variable that combines queries, keys and values, or None.
-    theirs: The module of transformers, or the parameter of experts.
-    kind: What it may have: factors of a projection or of experts; other weights are trained whole.
-  """
-
-  ours: str
-  part: int | None
-  theirs: str
+  ours: str  # the variable; of a weight that may have factors, the module that has them
+  part: int | None  # its index in a variable that combines queries, keys and values, or None
+  theirs: str  # the module of transformers, or the parameter of experts
+  # what it may have: factors of a projection or of experts; other weights are trained whole
   kind: Literal['linear', 'experts', 'whole']
 
   def is_named(self, text: str) -> bool:

@@ -18,21 +18,13 @@ _TABLES = ('embedding/emb_var', 'softmax/w', 'logits_bias/b')
 
 @dataclasses.dataclass(frozen=True)
 class GrownTables:
-  """Tensors of which some are tables with rows for new ids.
+  """Tensors of which some are tables with rows for new ids."""
 
-  Attributes:
-    tensors: The tensors without them.
-    tables: The names of the tables.
-    size: The rows that a table is to have.
-    known: The number of ids before the new ones.
-    ids: The new ids, of which a table may have had rows that nothing used.
-  """
-
-  tensors: Tensors
-  tables: Sequence[str]
-  size: int
-  known: int
-  ids: Sequence[int]
+  tensors: Tensors  # the tensors without them
+  tables: Sequence[str]  # the names of the tables
+  size: int  # the rows that a table is to have
+  known: int  # the number of ids before the new ones
+  ids: Sequence[int]  # the new ids, of which a table may have had rows that nothing used
 
   @property
   def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -41,19 +41,12 @@ _REQUIRED = object()
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-  """A key with the value of an attribute.
-
-  Attributes:
-    key: The key.
-    attribute: The attribute.
-    default: The attribute's value where the key is missing or null.
-    null: The attribute's value that the file writes as null, if there is one.
-  """
+  """A key with the value of an attribute."""
 
   key: str
   attribute: str
-  default: object = _REQUIRED
-  null: object = _REQUIRED
+  default: object = _REQUIRED  # the attribute's value where the key is missing or null
+  null: object = _REQUIRED  # the attribute's value that the file writes as null, if there is one
 
   @property
   def theirs(self) -> Sequence[str]:
@@ -83,16 +76,11 @@ class Cap:
   """A key of a cap on logits; null for none.
 
   A file with 0 or less is refused: transformers divides by it, and here it turns the cap off.
-
-  Attributes:
-    key: The key.
-    attribute: The attribute, which is 0 or less where there is no cap.
-    is_required: Whether a file without the key is refused.
   """
 
   key: str
-  attribute: str
-  is_required: bool = True
+  attribute: str  # the attribute, which is 0 or less where there is no cap
+  is_required: bool = True  # whether a file without the key is refused
 
   @property
   def theirs(self) -> Sequence[str]:
@@ -136,17 +124,11 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """A key that repeats the value of another one, if a file has it.
-
-  Attributes:
-    key: The key.
-    other: The key with the same value.
-    written: The attribute that is written as the key; '': the key is not written.
-  """
+  """A key that repeats the value of another one, if a file has it."""
 
   key: str
-  other: str
-  written: str = ''
+  other: str  # the key with the same value
+  written: str = ''  # the attribute that is written as the key; '': the key is not written
   ours: Sequence[str] = ()
 
   @property
@@ -167,19 +149,12 @@ class Repeated:
 
 @dataclasses.dataclass(frozen=True)
 class Both:
-  """Keys that are converted by functions.
+  """Keys that are converted by functions."""
 
-  Attributes:
-    theirs: The keys.
-    ours: The attributes.
-    read: Converts a config to the attributes.
-    write: Converts an experiment to the keys.
-  """
-
-  theirs: Sequence[str]
-  ours: Sequence[str]
-  read: Callable[[Config], dict[str, object]]
-  write: Callable[[LanguageModel], JsonObject]
+  theirs: Sequence[str]  # the keys
+  ours: Sequence[str]  # the attributes
+  read: Callable[[Config], dict[str, object]]  # converts a config to the attributes
+  write: Callable[[LanguageModel], JsonObject]  # converts an experiment to the keys
 
 
 def read_keys(keys: Sequence[Key], config: Config) -> dict[str, object]:

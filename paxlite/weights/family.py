@@ -13,35 +13,28 @@ from paxlite.weights.tensor_entries import Entry
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """How a family is published on Hugging Face.
+  """How a family is published on Hugging Face."""
 
-  Attributes:
-    architecture: The class in transformers.
-    experiment: The class whose attributes are those of all models of the family.
-    keys: The keys of config.json that differ between models of the family.
-    names: Names of the tensors by role; see tensor_names.
-    rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
-    other_names: Parts of names of tensors, by those that some files have instead.
-    layers: As for decoder_entries.
-    attention: As for decoder_entries.
-    entries: Returns the entries of the tensors, where decoder_entries does not.
-    classifier: transformers' class of reward models; '': that of the architecture; None: none.
-    unread: Returns a regular expression for the names of tensors that files may have beside those
-      of the entries, and that no model reads; None: there are none.
-    packs_experts: Whether files may have one tensor for all experts of a block; see with_packed.
-  """
-
-  architecture: str
+  architecture: str  # the class in transformers
+  # the class whose attributes are those of all models of the family
   experiment: type[LanguageModel]
-  keys: Sequence[Key]
+  keys: Sequence[Key]  # the keys of config.json that differ between models of the family
+  # names of the tensors by role; see tensor_names
   names: Mapping[str, str] = dataclasses.field(default_factory=lambda: tensor_names.HUGGING_FACE)
-  rotary: str = 'half'
+  rotary: str = 'half'  # layout of the rotary pairs in queries and keys; see RotaryEmbedding
+  # parts of names of tensors, by those that some files have instead
   other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # as for decoder_entries
   layers: Mapping[str, LayerEntries] = dataclasses.field(default_factory=dict)
-  attention: LayerEntries | None = None
+  attention: LayerEntries | None = None  # as for decoder_entries
+  # returns the entries of the tensors, where decoder_entries does not
   entries: Callable[[LanguageModel], list[Entry]] | None = None
+  # transformers' class of reward models; '': that of the architecture; None: none
   classifier: str | None = ''
+  # returns a regular expression for the names of tensors that files may have beside those of the
+  # entries, and that no model reads; None: there are none
   unread: Callable[[LanguageModel], str] | None = None
+  # whether files may have one tensor for all experts of a block; see with_packed
   packs_experts: bool = False
 
   def found(self, entries: Sequence[Entry], names: Container[str]) -> list[Entry]:

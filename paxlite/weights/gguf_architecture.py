@@ -51,37 +51,29 @@ _LEFT_OUT = 'experts_gate_up', 'experts_down', 'prediction_'
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """A family as llama.cpp has it.
+  """A family as llama.cpp has it."""
 
-  Attributes:
-    kind: The family, as in FAMILIES.
-    name: llama.cpp's name of the architecture.
-    fields: Its fields, without the name before them, with the keys of config.json.
-    fixed: The keys of config.json that have no field, or whose field llama.cpp does not read
-      everywhere, with the values that it means.
-    rotary: Layout of the rotary pairs in its queries and keys; see RotaryEmbedding.
-    norm_offset: What the file adds to the scales of norms.
-    spans_model: Whether the heads together must be as wide as the model.
-    stretchings: The kinds of stretched rotary positions that it computes.
-    scaled_layers: The number of layers with which scores are scaled by the width of the model over
-      the number of heads, and not by the width of a head.
-    own_names: Names of tensors by role that the package gguf does not tell; '': there is none.
-    said: The keys of config.json that its tensors say, or fields that it makes itself.
-    shown: Special tokens that are part of what llama.cpp writes, where its tokenizer is `gemma4`;
-      None: it is `llama`.
-  """
-
-  kind: str
-  name: str
+  kind: str  # the family, as in FAMILIES
+  name: str  # llama.cpp's name of the architecture
+  # its fields, without the name before them, with the keys of config.json
   fields: Mapping[str, str]
+  # the keys of config.json that have no field, or whose field llama.cpp does not read everywhere,
+  # with the values that it means
   fixed: Mapping[str, Sequence[Json]]
-  rotary: str = 'half'
-  norm_offset: float = 0.0
-  spans_model: bool = False
+  rotary: str = 'half'  # layout of the rotary pairs in its queries and keys; see RotaryEmbedding
+  norm_offset: float = 0.0  # what the file adds to the scales of norms
+  spans_model: bool = False  # whether the heads together must be as wide as the model
+  # the kinds of stretched rotary positions that it computes
   stretchings: Sequence[str] = ('linear', 'yarn')
+  # the number of layers with which scores are scaled by the width of the model over the number of
+  # heads, and not by the width of a head
   scaled_layers: int = 0
+  # names of tensors by role that the package gguf does not tell; '': there is none
   own_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # the keys of config.json that its tensors say, or fields that it makes itself
   said: Sequence[str] = ()
+  # special tokens that are part of what llama.cpp writes, where its tokenizer is `gemma4`; None: it
+  # is `llama`
   shown: Sequence[str] | None = None
 
   @property

@@ -44,17 +44,12 @@ _MARK_SPLIT = _MARK_SPLIT.replace(r'[^\s\p{L}\p{N}]', r'[^\s\p{L}\p{M}\p{N}]')
 
 
 class Pipeline(NamedTuple):
-  """How texts become words, and words tokens.
+  """How texts become words, and words tokens."""
 
-  Attributes:
-    pre_tokenizers: Configurations for the package tokenizers.
-    normalizer: The type of the normalizer, if there is one; llama.cpp leaves it out.
-    ignores_merges: Whether a word that is a token is not made by merges.
-  """
-
-  pre_tokenizers: list[JsonObject]
+  pre_tokenizers: list[JsonObject]  # configurations for the package tokenizers
+  # the type of the normalizer, if there is one; llama.cpp leaves it out
   normalizer: str | None = None
-  ignores_merges: bool = False
+  ignores_merges: bool = False  # whether a word that is a token is not made by merges
 
   @classmethod
   def of(cls, tokenizer: JsonObject) -> 'Pipeline':

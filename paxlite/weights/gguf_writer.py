@@ -22,17 +22,11 @@ log = logging.getLogger('paxlite')
 
 
 class Written(NamedTuple):
-  """The contents of a file.
+  """The contents of a file."""
 
-  Attributes:
-    name: The name of the file.
-    size: Bytes of the tensors.
-    kinds: How many tensors have each type, as a message shows it.
-  """
-
-  name: str
-  size: int
-  kinds: str
+  name: str  # the name of the file
+  size: int  # bytes of the tensors
+  kinds: str  # how many tensors have each type, as a message shows it
 
 
 def write_folder(

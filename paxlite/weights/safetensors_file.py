@@ -25,25 +25,15 @@ DTYPES: dict[str, type] = {
 
 @dataclasses.dataclass(frozen=True)
 class FileTensor:
-  """A tensor of a file.
+  """A tensor of a file."""
 
-  Attributes:
-    path: The path or address of the file.
-    name: Its name in the file.
-    dtype: The name of its dtype in the format.
-    shape: Its shape.
-    offset: Where it begins in the file.
-    size: Its bytes.
-    content: Returns the bytes of the file.
-  """
-
-  path: str
-  name: str
-  dtype: str
+  path: str  # the path or address of the file
+  name: str  # its name in the file
+  dtype: str  # the name of its dtype in the format
   shape: tuple[int, ...]
-  offset: int
-  size: int
-  content: Callable[[], Content]
+  offset: int  # where it begins in the file
+  size: int  # its bytes
+  content: Callable[[], Content]  # returns the bytes of the file
 
   def read(self) -> np.ndarray:
     """Reads the tensor; raises UserError if the file cannot be read, or has an unknown dtype."""

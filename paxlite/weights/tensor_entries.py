@@ -16,33 +16,24 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One tensor of a published model, and the variable of paxlite that it becomes.
+  """One tensor of a published model, and the variable of paxlite that it becomes."""
 
-  Attributes:
-    theirs: Name of the tensor.
-    shape: Shape of the tensor.
-    ours: Name of the variable.
-    our_shape: Shape of the variable.
-    to_ours: Returns a view of the tensor with its elements in the order of the variable's.
-    to_theirs: The reverse of to_ours, for a variable in its own shape.
-    part: Index of the tensor in the first dimension of a variable that combines queries, keys and
-      values, or experts; None: the tensor is the entire variable.
-    view: Returns the part of the tensor that becomes the variable, as a view. Entries of the same
-      tensor follow each other, or have other entries of that kind alone between them.
-    is_copy: Whether the tensor repeats another one, which becomes the variable; it may be missing.
-    dtype: The dtype of the tensor, if it is not that of other tensors: an integer's name.
-  """
-
-  theirs: str
-  shape: tuple[int, ...]
-  ours: str
-  our_shape: tuple[int, ...]
+  theirs: str  # name of the tensor
+  shape: tuple[int, ...]  # shape of the tensor
+  ours: str  # name of the variable
+  our_shape: tuple[int, ...]  # shape of the variable
+  # returns a view of the tensor with its elements in the order of the variable's
   to_ours: Transform
-  to_theirs: Transform
+  to_theirs: Transform  # the reverse of to_ours, for a variable in its own shape
+  # index of the tensor in the first dimension of a variable that combines queries, keys and values,
+  # or experts; None: the tensor is the entire variable
   part: int | None = None
+  # Returns the part of the tensor that becomes the variable, as a view. Entries of the same tensor
+  # follow each other, or have other entries of that kind alone between them.
   view: Transform = lambda x: x
+  # whether the tensor repeats another one, which becomes the variable; it may be missing
   is_copy: bool = False
-  dtype: str = ''
+  dtype: str = ''  # the dtype of the tensor, if it is not that of other tensors: an integer's name
 
 
 def to_halves(x: np.ndarray, axis: int) -> np.ndarray:

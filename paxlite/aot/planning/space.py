@@ -95,19 +95,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """The candidates of an experiment on a machine.
-
-  Attributes:
-    fixed: Attributes that stay as the experiment has them.
-    global_batch: Rows of a batch of all devices; None tries several.
-    values: Combinations of values of the choices; None for all.
-  """
+  """The candidates of an experiment on a machine."""
 
   experiment: LanguageModel
   machine: Machine
-  fixed: frozenset[str] = frozenset()
-  global_batch: int | None = None
-  values: tuple[Values, ...] | None = None
+  fixed: frozenset[str] = frozenset()  # attributes that stay as the experiment has them
+  global_batch: int | None = None  # rows of a batch of all devices; None tries several
+  values: tuple[Values, ...] | None = None  # combinations of values of the choices; None for all
 
   @property
   def layouts(self) -> list[Layout]:

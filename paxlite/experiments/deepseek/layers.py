@@ -27,36 +27,25 @@ class LatentAttention(nn.Module):
   A key is a part that its latent determines, and a rotated part that all heads share. The cache
   holds latents and rotated parts. A single new token attends to the latents themselves: the weights
   that would turn them into keys and values are applied to the query and to the result.
-
-  Attributes:
-    model_dims: D.
-    num_heads: N.
-    latent_dims: R.
-    query_latent_dims: Width of a latent of the queries; 0 means that queries have none.
-    plain_dims: Width of the part of queries and keys that is not rotated.
-    rotary_dims: Width of the rotated part.
-    value_dims: Width of the values.
-    projection_tpl: Template of all projections.
-    norm_tpl: Template of the norms of the latents.
-    rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
-    position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
-    selection_tpl: Chooses the keys that a query sees by a bias of the scores, as SparseIndexer does
-      from the latents of the queries; None means that it sees all.
-    attention_tpl: Computes the context from queries, keys and values.
   """
 
-  model_dims: int
-  num_heads: int
-  latent_dims: int
-  query_latent_dims: int
-  plain_dims: int
-  rotary_dims: int
-  value_dims: int
-  projection_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(RmsNorm)
+  model_dims: int  # D
+  num_heads: int  # N
+  latent_dims: int  # R
+  query_latent_dims: int  # width of a latent of the queries; 0 means that queries have none
+  plain_dims: int  # width of the part of queries and keys that is not rotated
+  rotary_dims: int  # width of the rotated part
+  value_dims: int  # width of the values
+  projection_tpl: Template = template_field(Projection)  # template of all projections
+  norm_tpl: Template = template_field(RmsNorm)  # template of the norms of the latents
+  # rotates queries and keys by their positions; None means no rotation
   rotary_tpl: Template | None = template_field(RotaryEmbedding)
+  # a scale of the queries that depends on their positions; None means no scale
   position_scale_tpl: Template | None = None
+  # chooses the keys that a query sees by a bias of the scores, as SparseIndexer does from the
+  # latents of the queries; None means that it sees all
   selection_tpl: Template | None = None
+  # computes the context from queries, keys and values
   attention_tpl: Template = template_field(DotProductAttention)
 
   @nn.compact

@@ -37,27 +37,17 @@ class SparseIndexer(nn.Module):
   earlier key comes first.
 
   A choice has no gradient: nothing here learns from the loss of the model.
-
-  Attributes:
-    model_dims: D.
-    query_latent_dims: Q, the width of a latent of attention's queries.
-    num_heads: N.
-    head_dim: H.
-    rotary_dims: How many of the H dimensions are rotated.
-    top_k: How many keys a query sees; with at most so many, it sees all.
-    projection_tpl: Template of all projections.
-    norm_tpl: The norm of the keys.
-    rotary_tpl: Rotates queries and keys by their positions.
   """
 
-  model_dims: int
-  query_latent_dims: int
-  num_heads: int
-  head_dim: int
-  rotary_dims: int
-  top_k: int
-  projection_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(LayerNorm)
+  model_dims: int  # D
+  query_latent_dims: int  # Q, the width of a latent of attention's queries
+  num_heads: int  # N
+  head_dim: int  # H
+  rotary_dims: int  # how many of the H dimensions are rotated
+  top_k: int  # how many keys a query sees; with at most so many, it sees all
+  projection_tpl: Template = template_field(Projection)  # template of all projections
+  norm_tpl: Template = template_field(LayerNorm)  # the norm of the keys
+  # rotates queries and keys by their positions
   rotary_tpl: Template = template_field(RotaryEmbedding)
 
   @nn.compact

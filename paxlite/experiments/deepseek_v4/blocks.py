@@ -33,16 +33,11 @@ EXPERTS_OF_IDS = never_trained('fixed_experts')  # a table of the experts of tok
 
 
 class Connection(NamedTuple):
-  """How one layer is connected to the streams, for each token.
+  """How one layer is connected to the streams, for each token."""
 
-  Attributes:
-    read_BTD: What the layer reads.
-    write_BTN: The weight of what it returns, in each stream, in float32.
-    mix_BTNN: How much of each stream, the first N, goes into each of the new ones, in float32.
-  """
-
-  read_BTD: jax.Array
-  write_BTN: jax.Array
+  read_BTD: jax.Array  # what the layer reads
+  write_BTN: jax.Array  # the weight of what it returns, in each stream, in float32
+  # how much of each stream, the first N, goes into each of the new ones, in float32
   mix_BTNN: jax.Array
 
   def joined(self, x_BTND: jax.Array, h_BTD: jax.Array) -> jax.Array:
@@ -53,15 +48,10 @@ class Connection(NamedTuple):
 
 
 class StreamWeights(nn.Module):
-  """w·norm(x), [B, T, N, D] to [B, T, M] in float32, with the norm over all N · D elements.
+  """w·norm(x), [B, T, N, D] to [B, T, M] in float32, with the norm over all N · D elements."""
 
-  Attributes:
-    num_weights: M.
-    epsilon: ε of the norm, which has no scale.
-  """
-
-  num_weights: int
-  epsilon: float = 1e-6
+  num_weights: int  # M
+  epsilon: float = 1e-6  # ε of the norm, which has no scale
 
   @nn.compact
   def __call__(self, x_BTND: jax.Array) -> jax.Array:
@@ -80,16 +70,11 @@ class HyperConnection(nn.Module):
   weights of reading are sigmoids of the first part, and those of writing twice the sigmoids of the
   second. The mixing matrix is a softmax of the third, which is then normalized in turn along its
   columns and its rows (the iterations of Sinkhorn and Knopp).
-
-  Attributes:
-    iterations: How often the matrix is normalized along its columns.
-    floor: What is added to weights and to sums, so that none is 0.
-    epsilon: ε of the norm of the streams.
   """
 
-  iterations: int = 20
-  floor: float = 1e-6
-  epsilon: float = 1e-6
+  iterations: int = 20  # how often the matrix is normalized along its columns
+  floor: float = 1e-6  # what is added to weights and to sums, so that none is 0
+  epsilon: float = 1e-6  # ε of the norm of the streams
 
   @nn.compact
   def __call__(self, x_BTND: jax.Array) -> Connection:
@@ -118,14 +103,10 @@ class MergedStreams(nn.Module):
   """A weighted sum of the streams, [B, T, N, D] to [B, T, D]: the last block of such a stack.
 
   The weights are sigmoid(s · w·norm(x) + b), [B, T, N].
-
-  Attributes:
-    floor: What is added to the weights.
-    epsilon: ε of the norm of the streams.
   """
 
-  floor: float = 1e-6
-  epsilon: float = 1e-6
+  floor: float = 1e-6  # what is added to the weights
+  epsilon: float = 1e-6  # ε of the norm of the streams
 
   @nn.compact
   def __call__(
@@ -145,13 +126,9 @@ class MergedStreams(nn.Module):
 
 
 class EqualStreams(nn.Module):
-  """N streams that are the same, [B, T, D] to [B, T, N, D]: the first block of such a stack.
+  """N streams that are the same, [B, T, D] to [B, T, N, D]: the first block of such a stack."""
 
-  Attributes:
-    num_streams: N.
-  """
-
-  num_streams: int
+  num_streams: int  # N
 
   @nn.compact
   def __call__(
@@ -188,21 +165,16 @@ def balanced(mix_BTNN: jax.Array, iterations: int, floor: float) -> jax.Array:
 
 
 class HyperBlock(nn.Module):
-  """Attention and a feed-forward layer, each with a connection, [B, T, N, D] to [B, T, N, D].
+  """Attention and a feed-forward layer, each with a connection, [B, T, N, D] to [B, T, N, D]."""
 
-  Attributes:
-    norm_tpl: Template of the norms of what both layers read.
-    connection_tpl: Template of their connections to the streams.
-    attention_tpl: Attention, which is called with (x, positions, segment_ids).
-    ffn_tpl: Feed-forward layer, which is called with (x, paddings).
-    dropout: Dropout rate of the output of both layers.
-  """
-
-  norm_tpl: Template = template_field(RmsNorm)
+  norm_tpl: Template = template_field(RmsNorm)  # template of the norms of what both layers read
+  # template of their connections to the streams
   connection_tpl: Template = template_field(HyperConnection)
+  # attention, which is called with (x, positions, segment_ids)
   attention_tpl: Template = template_field(Attention)
+  # feed-forward layer, which is called with (x, paddings)
   ffn_tpl: Template = template_field(FeedForward)
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the output of both layers
 
   @nn.compact
   def __call__(
@@ -260,14 +232,10 @@ class HashRouter(TopKRouter):
   The weights are the scores √softplus(x·gate) of the chosen experts, over their sum if
   `normalized`, times a factor. The table holds numbers of experts; training leaves it alone.
   Without published weights, an id has X different experts at random.
-
-  Attributes:
-    vocab_size: V.
-    scale: Factor of the weights.
   """
 
-  vocab_size: int = 1
-  scale: float = 1.0
+  vocab_size: int = 1  # V
+  scale: float = 1.0  # factor of the weights
 
   @nn.compact
   def __call__(  # type: ignore[override]
@@ -291,11 +259,7 @@ class HashRouter(TopKRouter):
 
 
 class LimitedExperts(MoeFeedForward):
-  """A MoeFeedForward whose experts are gated, with limited arguments; see gate_within.
-
-  Attributes:
-    limit: The limit.
-  """
+  """A MoeFeedForward whose experts are gated, with limited arguments; see gate_within."""
 
   limit: float = 10.0
 
@@ -319,11 +283,7 @@ def gate_within(activation: str, limit: float) -> Callable[[jax.Array, jax.Array
 
 
 class LimitedGatedFeedForward(GatedFeedForward):
-  """A GatedFeedForward whose activation has limited arguments; see gate_within.
-
-  Attributes:
-    limit: The limit.
-  """
+  """A GatedFeedForward whose activation has limited arguments; see gate_within."""
 
   limit: float = 10.0
 

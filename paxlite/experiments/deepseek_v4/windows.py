@@ -34,21 +34,16 @@ _HIDDEN = -1e30  # as where a mask hides a key
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-  """The complete windows of rows of S tokens, in the order of their tokens.
+  """The complete windows of rows of S tokens, in the order of their tokens."""
 
-  Attributes:
-    rate: The tokens of a window.
-    last_BW: The slot of the last token of each window, [B or 1, W]; S or more: there is none.
-    position_BW: The position of the first token of each.
-    follows_BW: Whether the window before is of the same text, and ends where this one begins.
-    segments: The segments of the queries [B, T], and of the windows [B, W]; None: rows are texts,
-      whose windows begin at the slots 0, rate, 2 · rate …
-  """
-
-  rate: int
+  rate: int  # the tokens of a window
+  # the slot of the last token of each window, [B or 1, W]; S or more: there is none
   last_BW: jax.Array
-  position_BW: jax.Array
+  position_BW: jax.Array  # the position of the first token of each
+  # whether the window before is of the same text, and ends where this one begins
   follows_BW: jax.Array
+  # the segments of the queries [B, T], and of the windows [B, W]; None: rows are texts, whose
+  # windows begin at the slots 0, rate, 2 · rate …
   segments: tuple[jax.Array, jax.Array] | None = None
 
   def cut(self, x_BSX: jax.Array) -> jax.Array:
@@ -111,20 +106,13 @@ class KeyCompressor(nn.Module):
 
   The softmax is over the tokens j of a window, in each of the H dimensions, in float32. The bias b
   is [rate, H]. Keys are rotated by the position of the first token of their window.
-
-  Attributes:
-    model_dims: D.
-    head_dim: H.
-    projection_tpl: Template of both projections.
-    norm_tpl: The norm of the keys.
-    rotary_tpl: Rotates keys by positions.
   """
 
-  model_dims: int
-  head_dim: int
-  projection_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(RmsNorm)
-  rotary_tpl: Template = template_field(RotaryEmbedding)
+  model_dims: int  # D
+  head_dim: int  # H
+  projection_tpl: Template = template_field(Projection)  # template of both projections
+  norm_tpl: Template = template_field(RmsNorm)  # the norm of the keys
+  rotary_tpl: Template = template_field(RotaryEmbedding)  # rotates keys by positions
 
   @property
   def width(self) -> int:
@@ -193,26 +181,16 @@ class WindowIndexer(nn.Module):
 
   The score is that of SparseIndexer, with a key for each window. Of equal scores, the earlier
   window comes first. A choice has no gradient: nothing here learns from the loss of the model.
-
-  Attributes:
-    model_dims: D.
-    query_latent_dims: Q, the width of a latent of attention's queries.
-    num_heads: N.
-    head_dim: H.
-    top_k: How many windows a query sees; with at most so many, it sees all.
-    keys_tpl: Computes the keys of windows.
-    projection_tpl: Template of the other projections.
-    rotary_tpl: Rotates queries by their positions.
   """
 
-  model_dims: int
-  query_latent_dims: int
-  num_heads: int
-  head_dim: int
-  top_k: int
-  keys_tpl: Template = template_field(OverlappingKeyCompressor)
-  projection_tpl: Template = template_field(Projection)
-  rotary_tpl: Template = template_field(RotaryEmbedding)
+  model_dims: int  # D
+  query_latent_dims: int  # Q, the width of a latent of attention's queries
+  num_heads: int  # N
+  head_dim: int  # H
+  top_k: int  # how many windows a query sees; with at most so many, it sees all
+  keys_tpl: Template = template_field(OverlappingKeyCompressor)  # computes the keys of windows
+  projection_tpl: Template = template_field(Projection)  # template of the other projections
+  rotary_tpl: Template = template_field(RotaryEmbedding)  # rotates queries by their positions
 
   @nn.compact
   def __call__(
@@ -263,40 +241,27 @@ class SharedKeyAttention(nn.Module):
   Queries come from latents [B, T, Q], and have a norm without a scale. As the key is also the
   value, what a query reads is rotated; it is rotated back by the position of the query. The output
   projection has two steps: each of G groups of heads is projected to [R], and these to D.
-
-  Attributes:
-    model_dims: D.
-    num_heads: N.
-    head_dim: H.
-    query_latent_dims: Q.
-    num_groups: G.
-    group_dims: R.
-    projection_tpl: Template of all projections but one.
-    groups_tpl: The projection of groups of heads, each by a weight of its own.
-    norm_tpl: Template of the norms of latents and keys.
-    query_norm_tpl: The norm of the queries of each head.
-    rotary_tpl: Rotates queries, keys and what is read by positions.
-    attention_tpl: Computes what is read of the keys of the latest tokens, as DotProductAttention,
-      or of windows too, as WindowAttention.
-    rate: The tokens of a window.
-    keys_tpl: Computes the keys of windows; None: there are none.
-    selection_tpl: Chooses the windows that a query sees, as WindowIndexer; None: it sees all.
   """
 
-  model_dims: int
-  num_heads: int
-  head_dim: int
-  query_latent_dims: int
-  num_groups: int
-  group_dims: int
-  projection_tpl: Template = template_field(Projection)
+  model_dims: int  # D
+  num_heads: int  # N
+  head_dim: int  # H
+  query_latent_dims: int  # Q
+  num_groups: int  # G
+  group_dims: int  # R
+  projection_tpl: Template = template_field(Projection)  # template of all projections but one
+  # the projection of groups of heads, each by a weight of its own
   groups_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(RmsNorm)
-  query_norm_tpl: Template = template_field(UnscaledRmsNorm)
+  norm_tpl: Template = template_field(RmsNorm)  # template of the norms of latents and keys
+  query_norm_tpl: Template = template_field(UnscaledRmsNorm)  # the norm of the queries of each head
+  # rotates queries, keys and what is read by positions
   rotary_tpl: Template = template_field(RotaryEmbedding)
+  # computes what is read of the keys of the latest tokens, as DotProductAttention, or of windows
+  # too, as WindowAttention
   attention_tpl: Template = template_field(DotProductAttention)
-  rate: int = 1
-  keys_tpl: Template | None = None
+  rate: int = 1  # the tokens of a window
+  keys_tpl: Template | None = None  # computes the keys of windows; None: there are none
+  # chooses the windows that a query sees, as WindowIndexer; None: it sees all
   selection_tpl: Template | None = None
 
   @nn.compact
@@ -356,20 +321,15 @@ class WindowAttention(nn.Module):
 
   It is computed in plain XLA, in blocks of queries. A block has the keys of the tokens that one of
   its queries sees, and of all windows that end before it does.
-
-  Attributes:
-    query_scale: Factor of the queries.
-    window: A query sees this many of the latest tokens, including its own.
-    sinks_tpl: The logit of a virtual key for each head, [N], whose value is 0.
-    dropout: Dropout rate of the attention weights.
-    block_size: Queries that are computed at a time, whose scores the backward pass computes again;
-      0: 512, if the row can be cut so, without computing again.
   """
 
-  query_scale: float
-  window: int
+  query_scale: float  # factor of the queries
+  window: int  # a query sees this many of the latest tokens, including its own
+  # the logit of a virtual key for each head, [N], whose value is 0
   sinks_tpl: Template = template_field(AttentionSinks)
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the attention weights
+  # queries that are computed at a time, whose scores the backward pass computes again; 0: 512, if
+  # the row can be cut so, without computing again
   block_size: int = 0
 
   @nn.compact

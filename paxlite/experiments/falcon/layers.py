@@ -14,19 +14,14 @@ from paxlite.layers.scales import scaled
 
 
 class SideBySide(nn.Module):
-  """a_out · attention(a_in · x) + s_out · state(s_in · x), [B, T, D] to [B, T, D].
+  """a_out · attention(a_in · x) + s_out · state(s_in · x), [B, T, D] to [B, T, D]."""
 
-  Attributes:
-    attention_tpl: Attention, which is called with (x, positions, segment_ids).
-    state_tpl: A layer with a state, which is called in the same way.
-    attention_factors: a_in and a_out.
-    state_factors: s_in and s_out.
-  """
-
+  # attention, which is called with (x, positions, segment_ids)
   attention_tpl: Template = template_field(Attention)
+  # a layer with a state, which is called in the same way
   state_tpl: Template = template_field(Mamba2)
-  attention_factors: tuple[float, float] = (1.0, 1.0)
-  state_factors: tuple[float, float] = (1.0, 1.0)
+  attention_factors: tuple[float, float] = (1.0, 1.0)  # a_in and a_out
+  state_factors: tuple[float, float] = (1.0, 1.0)  # s_in and s_out
 
   @nn.compact
   def __call__(
@@ -41,15 +36,10 @@ class SideBySide(nn.Module):
 
 
 class ScaledGatedFeedForward(GatedFeedForward):
-  """out · w2·(activation(gate · w_gate·x) ⊙ (w1·x)), as in Falcon-H1.
+  """out · w2·(activation(gate · w_gate·x) ⊙ (w1·x)), as in Falcon-H1."""
 
-  Attributes:
-    gate_factor: gate.
-    output_factor: out.
-  """
-
-  gate_factor: float = 1.0
-  output_factor: float = 1.0
+  gate_factor: float = 1.0  # gate
+  output_factor: float = 1.0  # out
 
   @property
   def activate(self) -> Callable[..., jax.Array]:

@@ -37,12 +37,10 @@ class ScaledBlock(TransformerBlock):
   """A TransformerBlock whose output is multiplied by one number, [B, T, D] to [B, T, D].
 
   The number, fixed_scale [1], is 1 at first. Training leaves it as it is.
-
-  Attributes:
-    ffn_sees_residual: Whether the feed-forward layer is called with (norm(x), paddings, x), as
-      NormedExperts is, and otherwise with (norm(x), paddings).
   """
 
+  # whether the feed-forward layer is called with (norm(x), paddings, x), as NormedExperts is, and
+  # otherwise with (norm(x), paddings)
   ffn_sees_residual: bool = False
 
   @nn.compact
@@ -66,17 +64,12 @@ class ScaledBlock(TransformerBlock):
 
 
 class NormedExperts(nn.Module):
-  """y = norm(shared(h)) + norm(experts(x)), [B, T, D]: a dense layer and experts, side by side.
+  """y = norm(shared(h)) + norm(experts(x)), [B, T, D]: a dense layer and experts, side by side."""
 
-  Attributes:
-    shared_tpl: A FeedForward, which sees what the norm before it has made of the residual stream.
-    experts_tpl: A MoeFeedForward, which sees the residual stream itself.
-    norm_tpl: The norm of the output of either.
-  """
-
-  experts_tpl: Template
+  experts_tpl: Template  # a MoeFeedForward, which sees the residual stream itself
+  # a FeedForward, which sees what the norm before it has made of the residual stream
   shared_tpl: Template = template_field(FeedForward)
-  norm_tpl: Template = template_field(RmsNorm)
+  norm_tpl: Template = template_field(RmsNorm)  # the norm of the output of either
 
   @nn.compact
   def __call__(
@@ -89,17 +82,12 @@ class NormedExperts(nn.Module):
 
 
 class Keys(NamedTuple):
-  """The keys and values that a block attends to, after their norms and rotations.
+  """The keys and values that a block attends to, after their norms and rotations."""
 
-  Attributes:
-    key: Keys, [B, S, K, H].
-    value: Values, [B, S, K, H].
-    start_B: The slot of the first query of each row, [B], where a cache has keys before it; None: a
-      query has the slot of its own key.
-  """
-
-  key: jax.Array
-  value: jax.Array
+  key: jax.Array  # keys, [B, S, K, H]
+  value: jax.Array  # values, [B, S, K, H]
+  # the slot of the first query of each row, [B], where a cache has keys before it; None: a query
+  # has the slot of its own key
   start_B: jax.Array | None
 
   @property
@@ -179,22 +167,14 @@ class PerLayerEmbeddings(nn.Module):
   """(norm(w·x / √D) + table[ids]) / √2: inputs [B, T, L, P] of L blocks.
 
   Each block has a slice of the table of its own, and one of w.
-
-  Attributes:
-    model_dims: D.
-    num_layers: L.
-    input_dims: P.
-    table_tpl: The table [V, L·P], a TokenEmbedding.
-    projection_tpl: The product with w [D, L, P].
-    norm_tpl: The norm over P.
   """
 
-  model_dims: int
-  num_layers: int
-  input_dims: int
-  table_tpl: Template = template_field(TokenEmbedding)
-  projection_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(RmsNorm)
+  model_dims: int  # D
+  num_layers: int  # L
+  input_dims: int  # P
+  table_tpl: Template = template_field(TokenEmbedding)  # the table [V, L·P], a TokenEmbedding
+  projection_tpl: Template = template_field(Projection)  # the product with w [D, L, P]
+  norm_tpl: Template = template_field(RmsNorm)  # the norm over P
 
   @nn.compact
   def __call__(self, ids_BT: jax.Array, x_BTD: jax.Array) -> jax.Array:
@@ -217,12 +197,9 @@ class PerLayerEmbeddings(nn.Module):
 
 
 class PerLayerEmbeddingLm(TransformerLm):
-  """A language model whose stack, a LinkedTransformer, has inputs of its blocks.
+  """A language model whose stack, a LinkedTransformer, has inputs of its blocks."""
 
-  Attributes:
-    layer_inputs_tpl: Computes them from token ids and embeddings, as PerLayerEmbeddings.
-  """
-
+  # computes them from token ids and embeddings, as PerLayerEmbeddings
   layer_inputs_tpl: Template = template_field(PerLayerEmbeddings)
 
   def setup(self) -> None:
@@ -239,12 +216,9 @@ class ScaledRouter(TopKRouter):
 
   The norm is that of an RmsNorm without a scale. `scale` [D] and `expert_scale` [E] start at 1.
   Weights of a token's experts sum to 1 before their factors.
-
-  Attributes:
-    epsilon: ε of the norm.
   """
 
-  epsilon: float = 1e-6
+  epsilon: float = 1e-6  # ε of the norm
 
   @nn.compact
   def __call__(self, x_JMD: jax.Array, is_token_JM: jax.Array) -> Routing:
@@ -258,21 +232,13 @@ class ScaledRouter(TopKRouter):
 
 
 class InputGate(nn.Module):
-  """x + norm(w2·(activation(w1·x) ⊙ input)), [B, T, D] and an input [B, T, P] to [B, T, D].
+  """x + norm(w2·(activation(w1·x) ⊙ input)), [B, T, D] and an input [B, T, P] to [B, T, D]."""
 
-  Attributes:
-    model_dims: D.
-    input_dims: P.
-    activation: A key of ACTIVATIONS.
-    projection_tpl: Template of the products with w1 and w2.
-    norm_tpl: The norm.
-  """
-
-  model_dims: int
-  input_dims: int
-  activation: str = 'gelu'
-  projection_tpl: Template = template_field(Projection)
-  norm_tpl: Template = template_field(RmsNorm)
+  model_dims: int  # D
+  input_dims: int  # P
+  activation: str = 'gelu'  # a key of ACTIVATIONS
+  projection_tpl: Template = template_field(Projection)  # template of the products with w1 and w2
+  norm_tpl: Template = template_field(RmsNorm)  # the norm
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, input_BTP: jax.Array) -> jax.Array:
@@ -320,12 +286,9 @@ class ProportionalRotaryEmbedding(RotaryEmbedding):
 
   This is rope_type "proportional" in Hugging Face's configs. PartialRotary has the wavelengths of a
   head that is as wide as its rotated part.
-
-  Attributes:
-    share: The share of the pairs that are rotated; the others stay as they are.
   """
 
-  share: float = 1.0
+  share: float = 1.0  # the share of the pairs that are rotated; the others stay as they are
 
   def rates(self, half: int) -> jax.Array:
     return jnp.where(jnp.arange(half) < int(self.share * half), super().rates(half), 0.0)

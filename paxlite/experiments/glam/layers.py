@@ -20,16 +20,11 @@ class RelativeBias(nn.Module):
 
   Every device has a copy of the weight for its rows. So the gradient of its bias is summed over
   distances where it is, and devices add up the gradients of N · buckets numbers.
-
-  Attributes:
-    num_heads: N.
-    num_buckets: Number of columns of the weight wrb [N, buckets].
-    max_distance: Distances from this one on share the last bucket.
   """
 
-  num_heads: int
-  num_buckets: int = 32
-  max_distance: int = 128
+  num_heads: int  # N
+  num_buckets: int = 32  # number of columns of the weight wrb [N, buckets]
+  max_distance: int = 128  # distances from this one on share the last bucket
 
   @nn.compact
   def __call__(self, B: int, T: int, S: int, start: jax.Array | int = 0) -> jax.Array:

@@ -19,18 +19,12 @@ class CausalConvolution(nn.Module):
   """y_t = Σ_j w_j · x_{t−W+1+j} + b, [B, T, …] to [B, T, …]: W tokens, the latest of them last.
 
   A token of a packed row sees only the tokens of its own segment.
-
-  Attributes:
-    width: W.
-    axes: The logical axes of the channels.
-    use_bias: Whether there is a bias.
-    w_init: Initializer of the weight, [W, …].
   """
 
-  width: int
-  axes: tuple[str | None, ...]
-  use_bias: bool = False
-  w_init: Initializer = _uniform
+  width: int  # W
+  axes: tuple[str | None, ...]  # the logical axes of the channels
+  use_bias: bool = False  # whether there is a bias
+  w_init: Initializer = _uniform  # initializer of the weight, [W, …]
 
   @nn.compact
   def __call__(

@@ -27,23 +27,15 @@ _BLOCK = 8  # rows of a triangle that is inverted by products alone
 
 
 class ScanChunks(NamedTuple):
-  """Inputs of a scan over M chunks of C tokens; arrays have the dimensions [M, B, N, …].
+  """Inputs of a scan over M chunks of C tokens; arrays have the dimensions [M, B, N, …]."""
 
-  Attributes:
-    read: Queries that read the state, [C, K].
-    scores: Of each token's query and the keys up to it, [C, C].
-    values: What is written without a state, [C, V].
-    erase: The keys whose old values are taken off, [C, K]; None without a delta rule.
-    write: Keys that write the state after the chunk, [C, K].
-    keep: The factors of the state before the chunk, [1 or K, 1].
-  """
-
-  read: jax.Array
-  scores: jax.Array
-  values: jax.Array
+  read: jax.Array  # queries that read the state, [C, K]
+  scores: jax.Array  # of each token's query and the keys up to it, [C, C]
+  values: jax.Array  # what is written without a state, [C, V]
+  # the keys whose old values are taken off, [C, K]; None without a delta rule
   erase: jax.Array | None
-  write: jax.Array
-  keep: jax.Array
+  write: jax.Array  # keys that write the state after the chunk, [C, K]
+  keep: jax.Array  # the factors of the state before the chunk, [1 or K, 1]
 
 
 def linear_attention(

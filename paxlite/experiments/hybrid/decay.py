@@ -13,12 +13,9 @@ class Decay(nn.Module):
 
   The initial values are Mamba's (https://arxiv.org/abs/2312.00752, section 3.6): rates from 1 to
   `largest_rate`, and steps softplus(bias) from 0.001 to 0.1, evenly in their logarithm.
-
-  Attributes:
-    largest_rate: The largest initial rate.
   """
 
-  largest_rate: float = 16.0
+  largest_rate: float = 16.0  # the largest initial rate
 
   @nn.compact
   def __call__(self, x_BTN: jax.Array) -> jax.Array:
@@ -35,16 +32,11 @@ class Steps(nn.Module):
 
   A state takes up δ times what a token writes, and decays by a factor whose logarithm is the second
   result (https://arxiv.org/abs/2405.21060, section 7). Initial values are those of Decay.
-
-  Attributes:
-    least: The smallest δ.
-    most: The largest δ; 0: no limit.
-    largest_rate: The largest initial rate.
   """
 
-  least: float = 0.0
-  most: float = 0.0
-  largest_rate: float = 16.0
+  least: float = 0.0  # the smallest δ
+  most: float = 0.0  # the largest δ; 0: no limit
+  largest_rate: float = 16.0  # the largest initial rate
 
   @nn.compact
   def __call__(self, x_BTN: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -21,33 +21,23 @@ class GatedDeltaNet(nn.Module):
 
   Queries, keys and values pass a short convolution and an activation. Queries and keys have
   length 1. What the heads of values read from their states is normed, gated, and projected.
-
-  Attributes:
-    model_dims: D.
-    num_key_heads: N.
-    num_value_heads: M; M / N neighboring heads of values share a head of keys.
-    key_dims: K, the width of a head of keys.
-    value_dims: V, the width of a head of values.
-    beta_scale: The largest share of a key's old value that is replaced. With 2, a state can change
-      its sign (https://arxiv.org/abs/2411.12537).
-    activation: A key of ACTIVATIONS, of what the convolutions compute.
-    projection_tpl: Template of all projections.
-    convolution_tpl: The convolutions of queries, keys and values.
-    decay_tpl: Computes the logarithms of the factors of the states.
-    norm_tpl: The gated norm of what is read.
   """
 
-  model_dims: int
-  num_key_heads: int
-  num_value_heads: int
-  key_dims: int
-  value_dims: int
+  model_dims: int  # D
+  num_key_heads: int  # N
+  num_value_heads: int  # M; M / N neighboring heads of values share a head of keys
+  key_dims: int  # K, the width of a head of keys
+  value_dims: int  # V, the width of a head of values
+  # The largest share of a key's old value that is replaced. With 2, a state can change its sign
+  # (https://arxiv.org/abs/2411.12537).
   beta_scale: float = 1.0
-  activation: str = 'silu'
-  projection_tpl: Template = template_field(Projection)
+  activation: str = 'silu'  # a key of ACTIVATIONS, of what the convolutions compute
+  projection_tpl: Template = template_field(Projection)  # template of all projections
+  # the convolutions of queries, keys and values
   convolution_tpl: Template = template_field(CausalConvolution)
+  # computes the logarithms of the factors of the states
   decay_tpl: Template = template_field(Decay)
-  norm_tpl: Template = template_field(GatedRmsNorm)
+  norm_tpl: Template = template_field(GatedRmsNorm)  # the gated norm of what is read
 
   @nn.compact
   def __call__(

@@ -9,15 +9,10 @@ from paxlite.parallel.partitioning import param
 
 
 class GatedRmsNorm(nn.Module):
-  """scale · x / √(mean(x²) + epsilon) · silu(gate), [..., H] to [..., H], in float32.
+  """scale · x / √(mean(x²) + epsilon) · silu(gate), [..., H] to [..., H], in float32."""
 
-  Attributes:
-    epsilon: Is added to the mean square.
-    dtype: Of the result.
-  """
-
-  epsilon: float = 1e-6
-  dtype: DTypeLike = jnp.float32
+  epsilon: float = 1e-6  # is added to the mean square
+  dtype: DTypeLike = jnp.float32  # of the result
 
   @nn.compact
   def __call__(self, x: jax.Array, gate: jax.Array) -> jax.Array:
@@ -32,13 +27,9 @@ class GatedRmsNorm(nn.Module):
 
 
 class Gate(nn.Module):
-  """x · silu(gate), of any shape, in float32: a gated norm's place without a norm.
+  """x · silu(gate), of any shape, in float32: a gated norm's place without a norm."""
 
-  Attributes:
-    dtype: Of the result.
-  """
-
-  dtype: DTypeLike = jnp.float32
+  dtype: DTypeLike = jnp.float32  # of the result
 
   def __call__(self, x: jax.Array, gate: jax.Array) -> jax.Array:
     y = x.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
@@ -50,16 +41,11 @@ class GateThenRmsNorm(nn.Module):
 
   The mean is that of a group of neighboring heads, as in Mamba 2
   (https://arxiv.org/abs/2405.21060, section 7). The computation is in float32.
-
-  Attributes:
-    num_groups: The number of groups of heads.
-    epsilon: Is added to the mean square.
-    dtype: Of the result.
   """
 
-  num_groups: int = 1
-  epsilon: float = 1e-6
-  dtype: DTypeLike = jnp.float32
+  num_groups: int = 1  # the number of groups of heads
+  epsilon: float = 1e-6  # is added to the mean square
+  dtype: DTypeLike = jnp.float32  # of the result
 
   @nn.compact
   def __call__(self, x_BTNH: jax.Array, gate_BTNH: jax.Array) -> jax.Array:

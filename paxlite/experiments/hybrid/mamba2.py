@@ -22,33 +22,23 @@ class Mamba2(nn.Module):
   The values x, and the keys and queries, which the paper calls B and C, pass a short convolution
   and an activation. A token writes δ · key ⊗ x to a state, and reads it with its query. To that,
   skip · x is added. The sum is gated, normed, and projected.
-
-  Attributes:
-    model_dims: D.
-    num_heads: N.
-    head_dims: P, the width of a head.
-    num_groups: G; N / G neighboring heads share keys and queries.
-    state_dims: S, the width of keys and queries.
-    activation: A key of ACTIVATIONS, of what the convolutions compute.
-    projection_tpl: Template of all projections.
-    factors_tpl: Factors of what the projections of the input compute, which is called with the name
-      of a projection and its result; None means none.
-    convolution_tpl: The convolutions of values, keys and queries.
-    steps_tpl: Computes δ and the logarithms of the factors of the states.
-    norm_tpl: Gates and norms what is read.
   """
 
-  model_dims: int
-  num_heads: int
-  head_dims: int
-  num_groups: int
-  state_dims: int
-  activation: str = 'silu'
-  projection_tpl: Template = template_field(Projection)
+  model_dims: int  # D
+  num_heads: int  # N
+  head_dims: int  # P, the width of a head
+  num_groups: int  # G; N / G neighboring heads share keys and queries
+  state_dims: int  # S, the width of keys and queries
+  activation: str = 'silu'  # a key of ACTIVATIONS, of what the convolutions compute
+  projection_tpl: Template = template_field(Projection)  # template of all projections
+  # factors of what the projections of the input compute, which is called with the name of a
+  # projection and its result; None means none
   factors_tpl: Template | None = None
+  # the convolutions of values, keys and queries
   convolution_tpl: Template = template_field(CausalConvolution)
+  # computes δ and the logarithms of the factors of the states
   steps_tpl: Template = template_field(Steps)
-  norm_tpl: Template = template_field(GateThenRmsNorm)
+  norm_tpl: Template = template_field(GateThenRmsNorm)  # gates and norms what is read
 
   @nn.compact
   def __call__(

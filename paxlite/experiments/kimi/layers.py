@@ -22,12 +22,9 @@ class ChannelDecay(nn.Module):
 
   The factors are those of the channels of a head, with a bias for each channel and one rate for
   each head (https://arxiv.org/abs/2510.26692, section 4). Initial values are those of Decay.
-
-  Attributes:
-    largest_rate: The largest initial rate.
   """
 
-  largest_rate: float = 16.0
+  largest_rate: float = 16.0  # the largest initial rate
 
   @nn.compact
   def __call__(self, x_BTNK: jax.Array) -> jax.Array:
@@ -52,26 +49,18 @@ class KimiDeltaAttention(nn.Module):
   Queries, keys and values pass a short convolution and an activation. Queries and keys have
   length 1. The inputs of decays and gates pass a vector of H numbers that all heads share. What the
   heads read from their states is normed, gated, and projected.
-
-  Attributes:
-    model_dims: D.
-    num_heads: N.
-    head_dims: H.
-    activation: A key of ACTIVATIONS, of what the convolutions compute.
-    projection_tpl: Template of all projections.
-    convolution_tpl: The convolutions of queries, keys and values.
-    decay_tpl: Computes the logarithms of the factors of the states.
-    norm_tpl: The gated norm of what is read.
   """
 
-  model_dims: int
-  num_heads: int
-  head_dims: int
-  activation: str = 'silu'
-  projection_tpl: Template = template_field(Projection)
+  model_dims: int  # D
+  num_heads: int  # N
+  head_dims: int  # H
+  activation: str = 'silu'  # a key of ACTIVATIONS, of what the convolutions compute
+  projection_tpl: Template = template_field(Projection)  # template of all projections
+  # the convolutions of queries, keys and values
   convolution_tpl: Template = template_field(CausalConvolution)
+  # computes the logarithms of the factors of the states
   decay_tpl: Template = template_field(ChannelDecay)
-  norm_tpl: Template = template_field(SigmoidGatedRmsNorm)
+  norm_tpl: Template = template_field(SigmoidGatedRmsNorm)  # the gated norm of what is read
 
   @nn.compact
   def __call__(

@@ -16,15 +16,11 @@ class ShortConvolution(nn.Module):
 
   The formula is that of LFM2 in transformers, whose names are B, C and x. Here they are gate, after
   and value.
-
-  Attributes:
-    model_dims: D, which is also the number of channels.
-    projection_tpl: Template of all projections.
-    convolution_tpl: The convolution of each channel over the tokens.
   """
 
-  model_dims: int
-  projection_tpl: Template = template_field(Projection)
+  model_dims: int  # D, which is also the number of channels
+  projection_tpl: Template = template_field(Projection)  # template of all projections
+  # the convolution of each channel over the tokens
   convolution_tpl: Template = template_field(CausalConvolution)
 
   @nn.compact

@@ -13,13 +13,9 @@ from paxlite.layers.moe.moe import Experts, Routing
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-  """Splits segments into chunks of `length` positions each, which no kernel needs to know of.
+  """Splits segments into chunks of `length` positions each, which no kernel needs to know of."""
 
-  Attributes:
-    length: The number of positions of a chunk.
-  """
-
-  length: int
+  length: int  # the number of positions of a chunk
 
   def __call__(
     self, positions_BT: jax.Array, segment_ids_BT: jax.Array | None, start: jax.Array | int
@@ -42,13 +38,9 @@ class Chunks:
 
 
 class ChunkedAttention(DotProductAttention):
-  """A DotProductAttention whose segments are those that Chunks returns.
+  """A DotProductAttention whose segments are those that Chunks returns."""
 
-  Attributes:
-    chunk_length: The number of positions of a chunk.
-  """
-
-  chunk_length: int = 8192
+  chunk_length: int = 8192  # the number of positions of a chunk
 
   def segments(
     self, segment_ids_BT: jax.Array | None, keys: int, start: jax.Array | int
@@ -65,12 +57,9 @@ class InputScaledDispatch:
   """A dispatch that multiplies what an expert sees by its weight, and not what it returns.
 
   Each choice of a token is a row of its own for the other dispatch.
-
-  Attributes:
-    dispatch_tpl: The other dispatch.
   """
 
-  dispatch_tpl: Template
+  dispatch_tpl: Template  # the other dispatch
 
   def __call__(
     self, x_JMD: jax.Array, routing: Routing, experts: Experts

@@ -12,17 +12,12 @@ from paxlite.parallel.partitioning import shard
 
 
 class AttentionBlock(nn.Module):
-  """x += attention(norm(x)), [B, T, D] to [B, T, D].
+  """x += attention(norm(x)), [B, T, D] to [B, T, D]."""
 
-  Attributes:
-    norm_tpl: Template of the norm.
-    attention_tpl: Attention, which is called with (x, positions, segment_ids).
-    dropout: Dropout rate of the output of the layer.
-  """
-
-  norm_tpl: Template = template_field(LayerNorm)
+  norm_tpl: Template = template_field(LayerNorm)  # template of the norm
+  # attention, which is called with (x, positions, segment_ids)
   attention_tpl: Template = template_field(Attention)
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the output of the layer
 
   @nn.compact
   def __call__(
@@ -34,17 +29,12 @@ class AttentionBlock(nn.Module):
 
 
 class FeedForwardBlock(nn.Module):
-  """x += ffn(norm(x)), [B, T, D] to [B, T, D].
+  """x += ffn(norm(x)), [B, T, D] to [B, T, D]."""
 
-  Attributes:
-    norm_tpl: Template of the norm.
-    ffn_tpl: Feed-forward layer, which is called with (x, paddings).
-    dropout: Dropout rate of the output of the layer.
-  """
-
-  norm_tpl: Template = template_field(LayerNorm)
+  norm_tpl: Template = template_field(LayerNorm)  # template of the norm
+  # feed-forward layer, which is called with (x, paddings)
   ffn_tpl: Template = template_field(FeedForward)
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the output of the layer
 
   @nn.compact
   def __call__(

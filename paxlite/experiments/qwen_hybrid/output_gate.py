@@ -11,18 +11,12 @@ class OutputGate(nn.Module):
   """σ(w·x), [B, T, D] to [B, T, N, H]: one factor for each number that a head reads.
 
   See https://arxiv.org/abs/2505.06708.
-
-  Attributes:
-    model_dims: D.
-    num_heads: N.
-    head_dim: H.
-    projection_tpl: Computes w·x.
   """
 
-  model_dims: int
-  num_heads: int
-  head_dim: int
-  projection_tpl: Template = template_field(Projection)
+  model_dims: int  # D
+  num_heads: int  # N
+  head_dim: int  # H
+  projection_tpl: Template = template_field(Projection)  # computes w·x
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:

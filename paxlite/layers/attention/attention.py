@@ -92,12 +92,9 @@ class AttentionSinks(nn.Module):
   """Learned logits [N] of virtual keys with values 0, one per head.
 
   See https://arxiv.org/abs/2309.17453, section 3.3.
-
-  Attributes:
-    num_heads: N.
   """
 
-  num_heads: int
+  num_heads: int  # N
 
   @nn.compact
   def __call__(self) -> jax.Array:
@@ -105,27 +102,21 @@ class AttentionSinks(nn.Module):
 
 
 class DotProductAttention(nn.Module):
-  """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32.
+  """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32."""
 
-  Attributes:
-    query_scale: Factor of the queries.
-    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
-    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
-    relative_bias_tpl: A bias of the logits, such as RelativeBias, which is called with (B, T, S,
-      start); None means no bias.
-    sink_logit: The logit of an attention sink, a virtual key whose value is 0; None means no sink.
-    sinks_tpl: The same with a logit for each head, [N], which this module returns; None means none.
-    dropout: Dropout rate of the attention weights.
-    kernel_tpl: Computes the attention; see attention_kernel.
-  """
-
-  query_scale: float
-  logit_cap: float = 0.0
+  query_scale: float  # factor of the queries
+  logit_cap: float = 0.0  # the logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap
+  # a query sees this many of the latest keys, including its own; ≤ 0 means all keys
   window: int = 0
+  # a bias of the logits, such as RelativeBias, which is called with (B, T, S, start); None means no
+  # bias
   relative_bias_tpl: Template | None = None
+  # the logit of an attention sink, a virtual key whose value is 0; None means no sink
   sink_logit: float | None = None
+  # the same with a logit for each head, [N], which this module returns; None means none
   sinks_tpl: Template | None = None
-  dropout: float = 0.0
+  dropout: float = 0.0  # dropout rate of the attention weights
+  # computes the attention; see attention_kernel
   kernel_tpl: Template = template_field(AttentionKernel)
 
   @nn.compact
@@ -181,38 +172,27 @@ class Attention(nn.Module):
 
   If the caller makes the collection 'cache' mutable, attention keeps keys and values of its tokens
   there; see append_to_cache.
-
-  Attributes:
-    model_dims: D.
-    num_heads: N.
-    head_dim: H.
-    qkv_tpl: Computes queries, keys and values.
-    qk_norm_tpl: A norm of the queries, and another of the keys; None means no norm.
-    value_norm_tpl: A norm of the values; None means no norm.
-    query_scale_tpl: A learned scale of the queries; None means no scale.
-    rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
-    rotated_norm_tpl: As qk_norm_tpl, after the rotation.
-    position_scale_tpl: A scale of the queries that depends on their positions; None means no scale.
-    segments_tpl: Splits the segments for this layer, as Chunks does; None: they stay as they are.
-    attention_tpl: Computes the context from queries, keys and values.
-    gate_tpl: Computes factors of the context from x; None means no gate.
-    post_tpl: The output projection, w [D, N, H].
   """
 
-  model_dims: int
-  num_heads: int
-  head_dim: int
-  qkv_tpl: Template = template_field(CombinedQkv)
+  model_dims: int  # D
+  num_heads: int  # N
+  head_dim: int  # H
+  qkv_tpl: Template = template_field(CombinedQkv)  # computes queries, keys and values
+  # a norm of the queries, and another of the keys; None means no norm
   qk_norm_tpl: Template | None = None
-  value_norm_tpl: Template | None = None
-  query_scale_tpl: Template | None = None
+  value_norm_tpl: Template | None = None  # a norm of the values; None means no norm
+  query_scale_tpl: Template | None = None  # a learned scale of the queries; None means no scale
+  # rotates queries and keys by their positions; None means no rotation
   rotary_tpl: Template | None = None
-  rotated_norm_tpl: Template | None = None
+  rotated_norm_tpl: Template | None = None  # as qk_norm_tpl, after the rotation
+  # a scale of the queries that depends on their positions; None means no scale
   position_scale_tpl: Template | None = None
+  # splits the segments for this layer, as Chunks does; None: they stay as they are
   segments_tpl: Template | None = None
+  # computes the context from queries, keys and values
   attention_tpl: Template = template_field(DotProductAttention)
-  gate_tpl: Template | None = None
-  post_tpl: Template = template_field(Projection)
+  gate_tpl: Template | None = None  # computes factors of the context from x; None means no gate
+  post_tpl: Template = template_field(Projection)  # the output projection, w [D, N, H]
 
   @nn.compact
   def __call__(

@@ -31,39 +31,30 @@ def _active_axes() -> tuple[Mapping[str, int], partitioning.Rules]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A requested attention, with its arrays or their shapes.
+  """A requested attention, with its arrays or their shapes."""
 
-  Attributes:
-    q: Queries [B, T, N, H]: those of all devices, or of one if `over_context`.
-    k: Keys [B, S, K, H]; N / K neighboring query heads share a key head.
-    v: Values [B, S, K, any width].
-    softmax: The scale, the cap, the window, the attention sink and the dropout.
-    visible: The keys that a query sees.
-    bias: Is added to the capped scores, [J, N, T, S] for J groups of neighboring rows; or None.
-    fused: Whether fused kernels may compute it.
-    block_size: Queries per block of plain XLA, or keys over context; 0 chooses a size.
-    max_segments: The most segments of a packed row, padding included; 0 means any number, which a
-      kernel gets as a bias; None means that the device counts them.
-    platform: The kind of the devices: cpu, gpu, tpu.
-    capability: The compute capability of NVIDIA GPUs, 9.0 for Hopper; 0 on other devices.
-    sizes: The sizes of the mesh axes.
-    rules: The mesh axes of the logical axes.
-    over_context: Whether it is what one device computes of rows that are split over devices.
-  """
-
-  q: ArrayOrShape
-  k: ArrayOrShape
-  v: ArrayOrShape
-  softmax: Softmax
+  q: ArrayOrShape  # queries [B, T, N, H]: those of all devices, or of one if `over_context`
+  k: ArrayOrShape  # keys [B, S, K, H]; N / K neighboring query heads share a key head
+  v: ArrayOrShape  # values [B, S, K, any width]
+  softmax: Softmax  # the scale, the cap, the window, the attention sink and the dropout
+  # the keys that a query sees
   visible: AttentionMask = dataclasses.field(default_factory=AttentionMask)
+  # is added to the capped scores, [J, N, T, S] for J groups of neighboring rows; or None
   bias: 'ArrayOrShape | None' = None
-  fused: bool = True
-  block_size: int = 0
+  fused: bool = True  # whether fused kernels may compute it
+  block_size: int = 0  # queries per block of plain XLA, or keys over context; 0 chooses a size
+  # the most segments of a packed row, padding included; 0 means any number, which a kernel gets as
+  # a bias; None means that the device counts them
   max_segments: int | None = 0
+  # the kind of the devices: cpu, gpu, tpu
   platform: str = dataclasses.field(default_factory=lambda: partitioning.active_kind())
+  # the compute capability of NVIDIA GPUs, 9.0 for Hopper; 0 on other devices
   capability: float = dataclasses.field(default_factory=lambda: active_capability())
+  # the sizes of the mesh axes
   sizes: Mapping[str, int] = dataclasses.field(default_factory=lambda: _active_axes()[0])
+  # the mesh axes of the logical axes
   rules: partitioning.Rules = dataclasses.field(default_factory=lambda: _active_axes()[1])
+  # whether it is what one device computes of rows that are split over devices
   over_context: bool = False
 
   @property
@@ -146,34 +137,24 @@ class Case:
 
 
 class KernelCall(NamedTuple):
-  """A call of a kernel in a traced or a compiled program.
+  """A call of a kernel in a traced or a compiled program."""
 
-  Attributes:
-    name: The primitive or the target, and the name of the kernel.
-    text: What the program says of it: its configuration, and the scopes that it comes from.
-    operands: The shapes of its operands of floating point with 3 or more dimensions, in turn.
-  """
-
-  name: str
-  text: str
+  name: str  # the primitive or the target, and the name of the kernel
+  text: str  # what the program says of it: its configuration, and the scopes that it comes from
+  # the shapes of its operands of floating point with 3 or more dimensions, in turn
   operands: list[tuple[int, ...]]
 
 
 class Kernel(abc.ABC):
-  """Computes attention where XLA splits it over devices, if they are several.
+  """Computes attention where XLA splits it over devices, if they are several."""
 
-  Attributes:
-    name: Its name in a sentence.
-    is_fused: Whether USE_FLASH_ATTENTION=False leaves it out.
-    platform: The only kind of device that it is for, as cpu, gpu or tpu; None means any.
-    primitives: Finds its calls by their names; None if it consists of XLA's own operations.
-    kept: Finds those whose results a backward pass reads, for policies that keep them.
-  """
-
-  name: str
-  is_fused: bool = True
+  name: str  # its name in a sentence
+  is_fused: bool = True  # whether USE_FLASH_ATTENTION=False leaves it out
+  # the only kind of device that it is for, as cpu, gpu or tpu; None means any
   platform: str | None = None
+  # finds its calls by their names; None if it consists of XLA's own operations
   primitives: re.Pattern[str] | None = None
+  # finds those whose results a backward pass reads, for policies that keep them
   kept: re.Pattern[str] | None = None
 
   @abc.abstractmethod
@@ -200,12 +181,9 @@ class LocalKernel(Kernel):
 
   This is for kernels that XLA cannot split over devices. They also compute rows that are split over
   context.
-
-  Attributes:
-    knows_bias: Whether it adds a bias to the scores, [1, N, T, S] on a device.
   """
 
-  knows_bias: bool = False
+  knows_bias: bool = False  # whether it adds a bias to the scores, [1, N, T, S] on a device
 
   def refusal(self, case: Case) -> str | None:
     reasons = {

@@ -17,19 +17,14 @@ ContextWay = Literal['auto'] | Way
 
 @dataclasses.dataclass(frozen=True)
 class AttentionKernel:
-  """Attention by the kernel that fits the platform and the shapes; see attention_kernels.
+  """Attention by the kernel that fits the platform and the shapes; see attention_kernels."""
 
-  Attributes:
-    block_size: Queries per block, if attention is computed block by block; 0 chooses a size.
-    fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
-    context: How attention is computed where the mesh axis context splits rows.
-    max_segments: The most segments of a packed row, padding included; see Case.
-  """
-
+  # queries per block, if attention is computed block by block; 0 chooses a size
   block_size: int = 0
+  # whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs
   fused: bool = False
-  context: ContextWay = 'auto'
-  max_segments: int | None = 0
+  context: ContextWay = 'auto'  # how attention is computed where the mesh axis context splits rows
+  max_segments: int | None = 0  # the most segments of a packed row, padding included; see Case
 
   def __call__(
     self,

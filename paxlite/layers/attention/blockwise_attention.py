@@ -30,15 +30,10 @@ _PIECES = 8  # the queries of a row are cut into so many pieces, each with the k
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-  """A PartialKernel in plain XLA.
+  """A PartialKernel in plain XLA."""
 
-  Attributes:
-    softmax: The scale, the cap and the window; without an attention sink.
-    block_size: The most keys of a block; 0 means 512.
-  """
-
-  softmax: Softmax
-  block_size: int = 0
+  softmax: Softmax  # the scale, the cap and the window; without an attention sink
+  block_size: int = 0  # the most keys of a block; 0 means 512
 
   def forward(self, qkv: QKV, segments: Segments | None, causal: bool, start: int = 0) -> Partial:
     """See PartialKernel. `start` is the index of the first query among the keys."""

@@ -32,24 +32,20 @@ _TYPES = {'bfloat16': ('BF16', -(2.0**41)), 'float16': ('F16', -(2.0**15))}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The shared arguments of the forward and backward kernels.
+  """The shared arguments of the forward and backward kernels."""
 
-  Attributes:
-    scale: Factor of the scores.
-    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
-    causal: Whether a query sees the keys up to its own index alone; without, no window and no
-      `max_segments`.
-    max_segments: If it is above 0, the kernels get the bounds of the segments, at most so many in a
-      row on average. Scores between segments are not computed, and the sums of the softmax take
-      [B · max_segments, N, T] float32. 0 means a bias.
-    bias_for_more: Whether `attend` takes a bias for rows with more segments than `max_segments`.
-      Without, their context is NaN.
-  """
-
-  scale: float
+  scale: float  # factor of the scores
+  # a query sees this many of the latest keys, including its own; ≤ 0 means all keys
   window: int = 0
+  # If it is above 0, the kernels get the bounds of the segments, at most so many in a row on
+  # average. Scores between segments are not computed, and the sums of the softmax take [B ·
+  # max_segments, N, T] float32. 0 means a bias.
   max_segments: int = 0
+  # Whether `attend` takes a bias for rows with more segments than `max_segments`. Without, their
+  # context is NaN.
   bias_for_more: bool = False
+  # whether a query sees the keys up to its own index alone; without, no window and no
+  # `max_segments`
   causal: bool = True
 
 

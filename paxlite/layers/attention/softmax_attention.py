@@ -18,16 +18,12 @@ Segments = tuple[jax.Array, jax.Array]  # ids of the queries [B, T] and of the k
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-  """The keys that a query sees: its own and earlier ones, in a window, of its own segment.
+  """The keys that a query sees: its own and earlier ones, in a window, of its own segment."""
 
-  Attributes:
-    start: Index of the first query among the keys, an integer or [B].
-    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
-    segments: Segments of the queries and of the keys; None means that there are none.
-  """
-
-  start: jax.Array | int = 0
+  start: jax.Array | int = 0  # index of the first query among the keys, an integer or [B]
+  # a query sees this many of the latest keys, including its own; ≤ 0 means all keys
   window: int = 0
+  # segments of the queries and of the keys; None means that there are none
   segments: Segments | None = None
 
   @property
@@ -53,21 +49,16 @@ class AttentionMask:
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-  """softmax(cap(q·k) + bias + mask), with the softmax in float32.
+  """softmax(cap(q·k) + bias + mask), with the softmax in float32."""
 
-  Attributes:
-    query_scale: Factor of the queries.
-    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
-    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys. The
-      mask already contains the window.
-    sink_logit: The logit of a virtual key whose value is 0, one or [N]; None means no virtual key.
-    dropout: Applies dropout to the attention weights; None means no dropout.
-  """
-
-  query_scale: float
-  logit_cap: float = 0.0
+  query_scale: float  # factor of the queries
+  logit_cap: float = 0.0  # the logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap
+  # A query sees this many of the latest keys, including its own; ≤ 0 means all keys. The mask
+  # already contains the window.
   window: int = 0
+  # the logit of a virtual key whose value is 0, one or [N]; None means no virtual key
   sink_logit: float | jax.Array | None = None
+  # applies dropout to the attention weights; None means no dropout
   dropout: Callable[[jax.Array], jax.Array] | None = None
 
 

@@ -26,14 +26,10 @@ class Tiled:
 
   Without segments there is no such array, and the other kernel is called once. Tiles of keys that
   no query sees are left out.
-
-  Attributes:
-    kernel: Computes a tile.
-    size: The most tokens of a tile, of the queries or of the keys, whichever are fewer.
   """
 
-  kernel: PartialKernel
-  size: int = TILE
+  kernel: PartialKernel  # computes a tile
+  size: int = TILE  # the most tokens of a tile, of the queries or of the keys, whichever are fewer
 
   def forward(self, qkv: QKV, segments: Segments | None, causal: bool) -> Partial:
     """See PartialKernel."""

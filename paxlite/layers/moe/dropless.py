@@ -57,12 +57,10 @@ class DroplessDispatch:
   Only slots that are taken are multiplied. If experts are sharded, a device has room for all
   choices of all devices that share them, because all may choose its experts. This room costs memory
   and time, which `room` limits.
-
-  Attributes:
-    room: If experts are sharded, a device has room for this many times its own number of choices,
-      the mean; choices for which there is no room get no output. 0 means room for all.
   """
 
+  # if experts are sharded, a device has room for this many times its own number of choices, the
+  # mean; choices for which there is no room get no output. 0 means room for all
   room: float = 0.0
 
   def __call__(

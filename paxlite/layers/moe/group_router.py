@@ -18,22 +18,14 @@ class GroupRouter(TopKRouter):
   its gradient is the load of the experts, and `balanced` moves it once after each step. DeepSeek-V2
   (https://arxiv.org/abs/2405.04434, section 2.2.2) has the scores of a softmax and no bias, and a
   group's score is its best one. Scores of a softmax may have the bias, too.
-
-  Attributes:
-    num_groups: The number of groups, which have equal numbers of experts.
-    top_groups: The number of groups that are chosen.
-    best_per_group: The number of experts whose scores add up to that of their group.
-    use_sigmoid: Whether scores are those of sigmoids, and otherwise of a softmax.
-    has_bias: Whether there is a bias that balances the load.
-    scale: Factor of the weights.
   """
 
-  num_groups: int = 1
-  top_groups: int = 1
-  best_per_group: int = 2
-  use_sigmoid: bool = True
-  has_bias: bool = True
-  scale: float = 1.0
+  num_groups: int = 1  # the number of groups, which have equal numbers of experts
+  top_groups: int = 1  # the number of groups that are chosen
+  best_per_group: int = 2  # the number of experts whose scores add up to that of their group
+  use_sigmoid: bool = True  # whether scores are those of sigmoids, and otherwise of a softmax
+  has_bias: bool = True  # whether there is a bias that balances the load
+  scale: float = 1.0  # factor of the weights
 
   @nn.compact
   def __call__(self, x_JMD: jax.Array, is_token_JM: jax.Array) -> Routing:

@@ -47,20 +47,13 @@ class TopKRouter(nn.Module):
 
   If `normalized`, their probabilities are divided by their sum, even if an expert has no slot
   left, as in GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
-
-  Attributes:
-    num_experts: E.
-    top_k: X.
-    normalized: Whether the weights of a token's experts sum to 1.
-    use_bias: Whether a bias is added to x·gate.
-    w_init: Initializer of gate [D, E].
   """
 
-  num_experts: int
-  top_k: int = 2
-  normalized: bool = True
-  use_bias: bool = False
-  w_init: Initializer = _FAN_IN
+  num_experts: int  # E
+  top_k: int = 2  # X
+  normalized: bool = True  # whether the weights of a token's experts sum to 1
+  use_bias: bool = False  # whether a bias is added to x·gate
+  w_init: Initializer = _FAN_IN  # initializer of gate [D, E]
 
   @nn.compact
   def __call__(self, x_JMD: jax.Array, is_token_JM: jax.Array) -> Routing:
@@ -89,16 +82,11 @@ def route(
 
 
 class SharedExperts(nn.Module):
-  """y = experts(x) + shared(x): one feed-forward layer for all tokens beside those that are chosen.
+  """y = experts(x) + shared(x): one feed-forward layer for all tokens, and chosen experts."""
 
-  Attributes:
-    experts_tpl: A MoeFeedForward.
-    shared_tpl: A FeedForward.
-    gate_tpl: Computes a factor of shared(x) from x, which is its sigmoid; None: no factor.
-  """
-
-  experts_tpl: Template
-  shared_tpl: Template
+  experts_tpl: Template  # a MoeFeedForward
+  shared_tpl: Template  # a FeedForward
+  # computes a factor of shared(x) from x, which is its sigmoid; None: no factor
   gate_tpl: Template | None = None
 
   @nn.compact
@@ -164,18 +152,14 @@ class Weights(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """The function of the experts: w_out·activation(w_in·x + b_in …) + b_out.
-
-  Attributes:
-    weights: The weights.
-    activation: The activation function, of as many arguments as there are input weights.
-    einsum_in: Multiply by the input weights, 'JECD,EDF->JECF'.
-    einsum_out: Multiplies by the output weights, 'JECF,EFD->JECD'.
-  """
+  """The function of the experts: w_out·activation(w_in·x + b_in …) + b_out."""
 
   weights: Weights
+  # the activation function, of as many arguments as there are input weights
   activation: Callable[..., jax.Array]
+  # multiply by the input weights, 'JECD,EDF->JECF'
   einsum_in: Sequence[Callable[[jax.Array, jax.Array], jax.Array]]
+  # multiplies by the output weights, 'JECF,EFD->JECD'
   einsum_out: Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -184,11 +168,9 @@ class CapacityDispatch:
   """A dispatch in which each expert has a limited number of slots for the tokens of a group.
 
   A token without a slot gets no output from that expert.
-
-  Attributes:
-    capacity_factor: An expert has M / E times this many slots in a group; see `capacity`.
   """
 
+  # an expert has M / E times this many slots in a group; see `capacity`
   capacity_factor: float = 2.0
 
   def __call__(
@@ -243,38 +225,26 @@ class MoeFeedForward(nn.Module):
 
   It adds a load-balancing loss to the loss, and writes summaries of load and dropped tokens. Of
   further arguments of a call, such as the ids of the tokens, the router gets those of each token.
-
-  Attributes:
-    model_dims: D.
-    hidden_dims: F of each expert.
-    num_experts: E.
-    num_groups: The number of groups J is the greatest common divisor of this and of the rows B.
-    aux_loss_weight: Weight of the load-balancing loss.
-    activation: A key of ACTIVATIONS.
-    gated: Whether the activation of a second product with x, w_in_gate, multiplies the first one.
-    use_bias: Whether each product of the experts has a bias.
-    router_tpl: Chooses the experts of each token.
-    norm_tpl: A norm of what the experts see, and not the router; None means no norm.
-    dispatch_tpl: Moves tokens to experts and back: CapacityDispatch or dropless.DroplessDispatch.
-    w_init: Initializer of w_in [E, D, F] and w_out [E, F, D].
-    einsum_tpl: Multiplies by the experts' weights.
-    dtype: The dtype of the experts' computation.
   """
 
-  model_dims: int
-  hidden_dims: int
-  num_experts: int
+  model_dims: int  # D
+  hidden_dims: int  # F of each expert
+  num_experts: int  # E
+  # the number of groups J is the greatest common divisor of this and of the rows B
   num_groups: int = 1
-  aux_loss_weight: float = 0.01
-  activation: str = 'relu'
+  aux_loss_weight: float = 0.01  # weight of the load-balancing loss
+  activation: str = 'relu'  # a key of ACTIVATIONS
+  # whether the activation of a second product with x, w_in_gate, multiplies the first one
   gated: bool = False
-  use_bias: bool = False
-  router_tpl: Template = template_field(TopKRouter)
+  use_bias: bool = False  # whether each product of the experts has a bias
+  router_tpl: Template = template_field(TopKRouter)  # chooses the experts of each token
+  # a norm of what the experts see, and not the router; None means no norm
   norm_tpl: Template | None = None
+  # moves tokens to experts and back: CapacityDispatch or dropless.DroplessDispatch
   dispatch_tpl: Template = template_field(CapacityDispatch)
-  w_init: Initializer = _FAN_IN_BY_EXPERT
-  einsum_tpl: Template = template_field(Einsum)
-  dtype: DTypeLike = jnp.float32
+  w_init: Initializer = _FAN_IN_BY_EXPERT  # initializer of w_in [E, D, F] and w_out [E, F, D]
+  einsum_tpl: Template = template_field(Einsum)  # multiplies by the experts' weights
+  dtype: DTypeLike = jnp.float32  # the dtype of the experts' computation
 
   @nn.compact
   def __call__(

@@ -22,15 +22,10 @@ _COLUMNS = (256, 128, 64)  # the first that divides a matrix is the width of a b
 
 
 class Blocks(NamedTuple):
-  """The sizes of what a kernel holds in shared memory.
+  """The sizes of what a kernel holds in shared memory."""
 
-  Attributes:
-    columns: The largest width of a block.
-    depth: What a step of the sum takes of the contracted dimension.
-  """
-
-  columns: int
-  depth: int
+  columns: int  # the largest width of a block
+  depth: int  # what a step of the sum takes of the contracted dimension
 
   def shared_bytes(self, itemsize: int) -> int:
     """The shared memory of a kernel: the operands of two steps, and one operand once more."""

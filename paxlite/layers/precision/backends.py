@@ -16,15 +16,10 @@ TeRecipe = Literal['bf16', 'DelayedScaling', 'Float8CurrentScaling', 'MXFP8']
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """A backend, and why it was chosen.
+  """A backend, and why it was chosen."""
 
-  Attributes:
-    name: The name of the backend.
-    reason: The attributes or environment variables that chose it, for messages.
-  """
-
-  name: BackendName
-  reason: str
+  name: BackendName  # the name of the backend
+  reason: str  # the attributes or environment variables that chose it, for messages
 
   def __str__(self) -> str:
     return f'{self.name} ({self.reason})'

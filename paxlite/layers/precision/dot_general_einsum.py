@@ -15,11 +15,9 @@ class DotGeneralEinsum(Einsum):
 
   The weight is transposed: batch dimensions come first, then the dimensions that are summed over,
   then those of the result. Transformer Engine needs this order.
-
-  Attributes:
-    dot_general_tpl: A module that is called with (x, w, dimension_numbers).
   """
 
+  # a module that is called with (x, w, dimension_numbers)
   dot_general_tpl: Template = dataclasses.field(kw_only=True)
 
   @nn.compact

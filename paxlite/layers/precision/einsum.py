@@ -20,13 +20,10 @@ class Einsum(nn.Module):
 
   b is optional and has the rank of the result, with sizes of 1 in the dimensions that w lacks. None
   is given where x, w and the result share a dimension, as with experts.
-
-  Attributes:
-    equation: Einsum equation of activations and weight, with single letters and no ellipsis.
-    axes: The weight's logical axes if the first dimension of the activations is the batch; or None.
   """
 
-  equation: str
+  equation: str  # einsum equation of activations and weight, with single letters and no ellipsis
+  # the weight's logical axes if the first dimension of the activations is the batch; or None
   axes: tuple[str | None, ...] | None = None
 
   @nn.compact

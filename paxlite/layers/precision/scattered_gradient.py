@@ -26,19 +26,12 @@ _AXIS = 'data'
 
 
 class Scatter(NamedTuple):
-  """How the gradient of a weight is summed.
-
-  Attributes:
-    mesh: The mesh.
-    batch: The mesh axes over which the rows of the batch are split.
-    dim: The dimension of the weight that is split over data.
-    lines: Sizes of the lines of the torus along data, the outermost first.
-  """
+  """How the gradient of a weight is summed."""
 
   mesh: Mesh
-  batch: tuple[str, ...]
-  dim: int
-  lines: tuple[int, ...]
+  batch: tuple[str, ...]  # the mesh axes over which the rows of the batch are split
+  dim: int  # the dimension of the weight that is split over data
+  lines: tuple[int, ...]  # sizes of the lines of the torus along data, the outermost first
 
 
 def scatter_of(rows: int, shape: Sequence[int], names: Sequence[str | None]) -> Scatter | None:

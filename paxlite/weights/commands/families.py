@@ -22,19 +22,12 @@ PARSER.word('text', 'TEXT', 'part of a name or description, or a key', required=
 
 
 class Row(NamedTuple):
-  """The table row of families that share an experiment class.
+  """The table row of families that share an experiment class."""
 
-  Attributes:
-    types: Their values of model_type, and others that mean the same.
-    experiments: The names of the class's sizes; that of the class itself if it has none.
-    special: The first paragraph of its docstring.
-    keys: The keys of config.json that they read, by model_type.
-  """
-
-  types: list[str]
-  experiments: list[str]
-  special: str
-  keys: dict[str, list[str]]
+  types: list[str]  # their values of model_type, and others that mean the same
+  experiments: list[str]  # the names of the class's sizes; that of the class itself if it has none
+  special: str  # the first paragraph of its docstring
+  keys: dict[str, list[str]]  # the keys of config.json that they read, by model_type
 
 
 def main(argv: Sequence[str]) -> None:
