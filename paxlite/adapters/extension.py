@@ -22,10 +22,7 @@ EXTENSION = Extension(
       'LORA_LAYERS',
       'LORA_MODULES_TO_SAVE',
       'LORA_TOKENS',
-    ),
+    )
   },
-  former_modules={
-    'paxlite.layers.dora': f'{_HERE}.dora',
-    'paxlite.layers.lora': f'{_HERE}.lora',
-  },
+  former_modules={'paxlite.layers.dora': f'{_HERE}.dora', 'paxlite.layers.lora': f'{_HERE}.lora'},
 )

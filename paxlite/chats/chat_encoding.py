@@ -134,10 +134,7 @@ class ChatEncoding(DocumentEncoding):
     return ids.tolist()
 
   def chat_prompt(
-    self,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
-    special: bool = True,
+    self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, special: bool = True
   ) -> list[int]:
     """Returns the ids of a conversation, up to where the answer begins.
 

@@ -7,13 +7,7 @@ import pathlib
 
 import jax
 
-from paxlite.checkpointing.checksums import (
-  PREFIX,
-  damage,
-  folder_name,
-  step_of,
-  unreadable,
-)
+from paxlite.checkpointing.checksums import PREFIX, damage, folder_name, step_of, unreadable
 from paxlite.checkpointing.folders import refuse_dangling, unused_name
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.core.errors import UserError, listed

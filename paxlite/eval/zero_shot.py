@@ -92,10 +92,7 @@ class ZeroShot:
   """
 
   def __init__(
-    self,
-    inference: TextModel,
-    batch_tokens: int = 4096,
-    too_long: TooLong = 'truncate',
+    self, inference: TextModel, batch_tokens: int = 4096, too_long: TooLong = 'truncate'
   ):
     self._inference = inference
     self._write = AnswerWriter(inference)

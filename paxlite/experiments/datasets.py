@@ -35,10 +35,7 @@ class Synthetic(Rows):
 
   def train_input(self) -> fdl.Config:
     source = config(
-      SyntheticRows,
-      vocab_size=self.VOCAB_SIZE,
-      seq_len=self.MAX_SEQ_LEN,
-      packed=self.PACKED_INPUT,
+      SyntheticRows, vocab_size=self.VOCAB_SIZE, seq_len=self.MAX_SEQ_LEN, packed=self.PACKED_INPUT
     )
     return self.leaving_out(self.input(source))
 

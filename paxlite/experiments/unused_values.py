@@ -36,14 +36,8 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     'LOCAL_CHECKPOINT_EVERY_N_STEPS',
     lambda e: e.LOCAL_CHECKPOINT_EVERY_N_STEPS,
   ),
-  'PROFILER_NUM_STEPS': (
-    'PROFILER_CAPTURE_STEP',
-    lambda e: e.PROFILER_CAPTURE_STEP is not None,
-  ),
-  'FROZEN_DTYPE': (
-    'variables that TRAINABLE_VARIABLES leaves out',
-    lambda e: not e.trains_all,
-  ),
+  'PROFILER_NUM_STEPS': ('PROFILER_CAPTURE_STEP', lambda e: e.PROFILER_CAPTURE_STEP is not None),
+  'FROZEN_DTYPE': ('variables that TRAINABLE_VARIABLES leaves out', lambda e: not e.trains_all),
   'NUM_PIPELINE_REPEATS': _STAGES,
   'GATHER_STAGES_ONCE': _STAGES,
   'CONTEXT_ATTENTION': (

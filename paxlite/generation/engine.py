@@ -115,9 +115,7 @@ class Engine:
       self._its_pool.clear()  # room for what the parameters are needed for
 
   def generate(
-    self,
-    requests: Sequence[Request],
-    report: Callable[[int, int], None] = lambda done, total: None,
+    self, requests: Sequence[Request], report: Callable[[int, int], None] = lambda done, total: None
   ) -> list[Completion]:
     """Returns the answer to each request, in their order.
 

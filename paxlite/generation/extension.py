@@ -10,10 +10,7 @@ def _command(name: str, purpose: str) -> Command:
 EXTENSION = Extension(
   'generation',
   needs=('chats', 'quantization'),
-  commands=(
-    _command('generate', 'continue a text'),
-    _command('chat', 'chat with a model'),
-  ),
+  commands=(_command('generate', 'continue a text'), _command('chat', 'chat with a model')),
   callbacks=('paxlite.generation.samples:callbacks',),
   hooks={'TrainedModel.inference': 'paxlite.generation.inference:load_checkpoint'},
   former_modules={

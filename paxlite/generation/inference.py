@@ -85,10 +85,7 @@ class TextModel:
     return self.encoding.prompt(text)
 
   def encode_chat(
-    self,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
-    special: bool = True,
+    self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, special: bool = True
   ) -> list[int]:
     """Returns the ids of a conversation; see ChatEncoding.chat_prompt."""
     return self.encoding.chat_prompt(messages, tools, special)

@@ -133,12 +133,7 @@ class Programs:
     return traced
 
   def _read(
-    self,
-    params: PyTree,
-    state: State,
-    chunk: Chunk,
-    is_first: bool,
-    full: bool,
+    self, params: PyTree, state: State, chunk: Chunk, is_first: bool, full: bool
   ) -> tuple[State, Read]:
     """Reads parts of prompts, and chooses a token after each, which only the last part needs.
 

@@ -77,11 +77,7 @@ class Sampler:
   """
 
   def __init__(
-    self,
-    experiment: LanguageModel,
-    task: ShardedTask,
-    tokenizer: Tokenizer,
-    chat: bool = False,
+    self, experiment: LanguageModel, task: ShardedTask, tokenizer: Tokenizer, chat: bool = False
   ):
     self._experiment = experiment
     self.tokenizer = tokenizer

@@ -21,11 +21,7 @@ class AnswerText:
   """
 
   def __init__(
-    self,
-    tokenizer: Tokenizer,
-    stop: Sequence[str] = (),
-    before: Sequence[int] = (),
-    least: int = 0,
+    self, tokenizer: Tokenizer, stop: Sequence[str] = (), before: Sequence[int] = (), least: int = 0
   ):
     self._tokenizer, self._before, self._least = tokenizer, before, least
     self._stop = [text for text in stop if text]

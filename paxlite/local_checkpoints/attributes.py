@@ -6,9 +6,7 @@ from paxlite.experiments.parts.part import Part
 
 
 class LocalCheckpointing(
-  Part,
-  subject='Checkpoints',
-  beside={'LOCAL_CHECKPOINT_EVERY_N_STEPS': 'LOCAL_CHECKPOINT_DIR'},
+  Part, subject='Checkpoints', beside={'LOCAL_CHECKPOINT_EVERY_N_STEPS': 'LOCAL_CHECKPOINT_DIR'}
 ):
   """Local checkpoints on the disks of a run's machines."""
 

@@ -216,10 +216,7 @@ class LocalFile:
     entry = self._entries[key]
     array = np.empty([stop - start for start, stop in key[1]], entry['dtype'])
     crc, whole = 0, _bytes(array)
-    with (
-      _readable(self._path),
-      open(self._path, 'rb', opener=regular_file.no_link) as f,
-    ):
+    with _readable(self._path), open(self._path, 'rb', opener=regular_file.no_link) as f:
       f.seek(entry['offset'])
       f.readinto(array.reshape(-1).view(np.uint8).data)
       for start in range(0, len(whole), _BLOCK):

@@ -53,12 +53,7 @@ class LocalCheckpoints:
   """
 
   def __init__(
-    self,
-    root: str,
-    run: pathlib.Path,
-    lose: int,
-    experiment: int,
-    accept_changes: bool = False,
+    self, root: str, run: pathlib.Path, lose: int, experiment: int, accept_changes: bool = False
   ):
     self._root = root or default_root()
     self._files = LocalFolder(self._root, run)
@@ -290,9 +285,7 @@ def _has_room(device: jax.Device, size: int) -> bool:
   return stats['bytes_limit'] - peak > 1.1 * size
 
 
-def _on_host(
-  copies: list[tuple[Key, jax.Array | np.ndarray]],
-) -> Iterator[tuple[Key, np.ndarray]]:
+def _on_host(copies: list[tuple[Key, jax.Array | np.ndarray]]) -> Iterator[tuple[Key, np.ndarray]]:
   """Yields arrays of the host, and frees those of the devices one by one."""
   copies.reverse()
   while copies:

@@ -40,8 +40,7 @@ KEYS: dict[str, Answer] = {
     'with PACKED_INPUT=True, sequences are packed until they are full'
   ),
   **each(
-    'paths.root_working_dir paths.model_name',
-    instead('--job_log_dir=FOLDER is the run folder'),
+    'paths.root_working_dir paths.model_name', instead('--job_log_dir=FOLDER is the run folder')
   ),
   'checkpoint_interval': renamed('CHECKPOINT_EVERY_N_STEPS'),
   'num_hosts': instead('--num_hosts, or nothing in a Slurm step'),

@@ -192,9 +192,7 @@ def _attention_rules(e: LanguageModel) -> list[Rule]:
   qkv, out = 'self_attention/qkv', 'self_attention/post'
   if e.NUM_KV_HEADS == e.NUM_HEADS:
     first = 'attention/qkv'
-    weights = [
-      Rule(f'{first}/kernel', (f'{qkv}/combined/w',), query_heads.then(PARTS_INSIDE)),
-    ]
+    weights = [Rule(f'{first}/kernel', (f'{qkv}/combined/w',), query_heads.then(PARTS_INSIDE))]
     biases = [Rule(f'{first}/bias', (f'{qkv}/combined/b',), query_heads)]
   else:
     first = 'attention/query'

@@ -42,8 +42,5 @@ def _write_limits(e: LanguageModel) -> JsonObject:
 
 
 STEP_LIMITS = Both(
-  ('time_step_limit',),
-  ('MAMBA_DT_MIN', 'MAMBA_DT_MAX'),
-  _read_limits,
-  _write_limits,
+  ('time_step_limit',), ('MAMBA_DT_MIN', 'MAMBA_DT_MAX'), _read_limits, _write_limits
 )

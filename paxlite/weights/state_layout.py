@@ -10,11 +10,7 @@ import numpy as np
 
 from paxlite.experiments.hybrid.delta_net_layers import DeltaNetLayers
 from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
-from paxlite.weights.tensor_entries import (
-  Entry,
-  rows_of,
-  whole,
-)
+from paxlite.weights.tensor_entries import Entry, rows_of, whole
 
 
 def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
@@ -139,11 +135,7 @@ def row_entries(
 
 
 def vector_entry(
-  theirs: str,
-  ours: str,
-  made: tuple[int, ...],
-  rows: slice = slice(None),
-  size: int = 0,
+  theirs: str, ours: str, made: tuple[int, ...], rows: slice = slice(None), size: int = 0
 ) -> Entry:
   """Returns the entry of some elements of a tensor with one dimension.
 

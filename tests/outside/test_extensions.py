@@ -125,10 +125,7 @@ FAULTY = {
   'no syntax': ('x = = 1', 'theirs:EXTENSION', 'invalid syntax'),
   'no name': ('', 'theirs:EXTENSION', 'has no attribute'),
 }
-GOOD = {
-  'in a class': 'theirs:Box.EXTENSION',
-  'an extra': 'theirs:EXTENSION [more]',
-}
+GOOD = {'in a class': 'theirs:Box.EXTENSION', 'an extra': 'theirs:EXTENSION [more]'}
 THEIRS = """
 from paxlite.core.extension import Extension
 class Box:

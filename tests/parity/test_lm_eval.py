@@ -162,10 +162,7 @@ def models(folder, name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'count'),
-  [
-    ('bytes, BOS by both', 12),
-    *(pytest.param(name, 30, marks=slow) for name in draws.TOKENIZERS),
-  ],
+  [('bytes, BOS by both', 12), *(pytest.param(name, 30, marks=slow) for name in draws.TOKENIZERS)],
 )
 def test_drawn_requests_are_answered_as_by_the_harness(name, count, tmp_path):
   from lm_eval.api.instance import Instance

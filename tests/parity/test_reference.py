@@ -16,12 +16,7 @@ from paxlite.optim import by_name, schedules, transformations
 from tests.support import praxis
 
 SMALL = dict(
-  NUM_LAYERS=2,
-  MODEL_DIMS=32,
-  NUM_HEADS=4,
-  VOCAB_SIZE=64,
-  MAX_SEQ_LEN=16,
-  FPROP_DTYPE='float32',
+  NUM_LAYERS=2, MODEL_DIMS=32, NUM_HEADS=4, VOCAB_SIZE=64, MAX_SEQ_LEN=16, FPROP_DTYPE='float32'
 )
 
 

@@ -301,13 +301,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   assert run(tmp_path / 'forgot', '--fdl.MAX_STEPS=12', *unconverted) == 2
   assert 'paxlite convert-te' in capsys.readouterr().err
   text = runs.module(
-    'paxlite',
-    'export',
-    runs.IMPORT,
-    '--to=hf',
-    f'--checkpoint={there}',
-    '--path=hf',
-    code=2,
+    'paxlite', 'export', runs.IMPORT, '--to=hf', f'--checkpoint={there}', '--path=hf', code=2
   )
   assert '--direction=te2fw' in text.stderr
 

@@ -36,10 +36,7 @@ def check(seed: int, folder) -> None:
     plain = theirs(text, add_special_tokens=False)['input_ids']
     framed = theirs(text)['input_ids']
     assert encoding.text(text) == plain, (drawn, text)
-    assert encoding.prompt(text) == framed[: _last(framed, plain)], (
-      drawn,
-      text,
-    )
+    assert encoding.prompt(text) == framed[: _last(framed, plain)], (drawn, text)
     assert ours.encode_array(text).tolist() == plain, (drawn, text)
     shown = theirs.decode(plain, skip_special_tokens=True)
     assert ours.decode(plain) == added_text(ours, plain) == shown, (drawn, text)

@@ -59,10 +59,7 @@ def test_every_kind(tmp_path):
 
   xla, fp8 = found['llama7b_wide/xla'], found['llama7b_wide/xla_fp8']
   assert xla['status'] == fp8['status'] == 'ok'
-  assert (xla['backend'], fp8['backend']) == (
-    'xla (the default)',
-    'xla_fp8 (USE_FP8=True)',
-  )
+  assert (xla['backend'], fp8['backend']) == ('xla (the default)', 'xla_fp8 (USE_FP8=True)')
   # Fewer layers than the model has, because memory is small; other cases use the same number.
   assert 1 <= xla['layers'] == fp8['layers'] < 8
   assert xla['fitted'] == {'NUM_LAYERS': xla['layers']}
@@ -364,10 +361,7 @@ def test_a_case_that_fails_is_told(gpu, monkeypatch, capsys):
   monkeypatch.setattr('sys.stdin', io.StringIO('{"tiny": true}'))
   gpu.serve('gpt126m/xla')
   case = json.loads(capsys.readouterr().out.removeprefix('@'))
-  assert case == {
-    'status': 'failed',
-    'reason': 'RuntimeError: RESOURCE_EXHAUSTED: Out of memory',
-  }
+  assert case == {'status': 'failed', 'reason': 'RuntimeError: RESOURCE_EXHAUSTED: Out of memory'}
   assert importlib.import_module('benchmarks.gpu.report').row('gpt126m/xla', case) == (
     '| gpt126m/xla | failed: RuntimeError: RESOURCE_EXHAUSTED: Out of memory |'
   )

@@ -46,9 +46,7 @@ MUST = {
 }
 SMALLEST_MATRIX = 32 * 32 * 4  # bytes
 # If experts are sharded over data, as in Pax, tokens move along data.
-MUST_OF = {
-  'glam/fsdp': {'all-to-all data'},
-}
+MUST_OF = {'glam/fsdp': {'all-to-all data'}}
 
 # Cases of one model are compared with the same results of one device. A mesh with one axis is left
 # out where the same model is on one with that axis and another.

@@ -67,8 +67,7 @@ def flip_a_bit(path):
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
-  'damage',
-  ['bit', 'no manifest', 'truncated', 'no file', 'bad manifest', 'empty manifest'],
+  'damage', ['bit', 'no manifest', 'truncated', 'no file', 'bad manifest', 'empty manifest']
 )
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(uninterrupted, tmp_path, damage):

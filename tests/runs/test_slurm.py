@@ -10,10 +10,7 @@ import pytest
 
 from tests.support import runs, slurm
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())]
 
 STEPS = 60
 MESH = '--fdl.ICI_MESH_SHAPE=[1,1,1] --fdl.DCN_MESH_SHAPE=[2,1,1] --fdl.SUMMARY_INTERVAL_STEPS=1'

@@ -52,11 +52,7 @@ def module(
 
 
 def _finished(
-  command: list[str],
-  environment: dict[str, str],
-  timeout: float,
-  code: int | None,
-  imported: str,
+  command: list[str], environment: dict[str, str], timeout: float, code: int | None, imported: str
 ) -> subprocess.CompletedProcess:
   result = ended(command, environment, timeout, imported=imported)
   assert code is None or result.returncode == code, (

@@ -59,16 +59,8 @@ _ENUMS = {
       )
     )
   },
-  'NVTE_Bias_Type': {
-    'NVTE_NO_BIAS': 0,
-    'NVTE_PRE_SCALE_BIAS': 1,
-    'NVTE_POST_SCALE_BIAS': 2,
-  },
-  'NVTE_Fused_Attn_Backend': {
-    'NVTE_No_Backend': -1,
-    'NVTE_F16_arbitrary_seqlen': 1,
-    'NVTE_FP8': 2,
-  },
+  'NVTE_Bias_Type': {'NVTE_NO_BIAS': 0, 'NVTE_PRE_SCALE_BIAS': 1, 'NVTE_POST_SCALE_BIAS': 2},
+  'NVTE_Fused_Attn_Backend': {'NVTE_No_Backend': -1, 'NVTE_F16_arbitrary_seqlen': 1, 'NVTE_FP8': 2},
   'NVTE_Mask_Type': {
     'NVTE_NO_MASK': 0,
     'NVTE_PADDING_MASK': 1,
@@ -78,12 +70,7 @@ _ENUMS = {
     'NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK': 5,
   },
   'NVTE_Norm_Type': {'LayerNorm': 0, 'RMSNorm': 1},
-  'NVTE_QKV_Format': {
-    'NVTE_SBHD': 0,
-    'NVTE_BSHD': 1,
-    'NVTE_THD': 2,
-    'NVTE_QKV_Format_NOT_SET': 8,
-  },
+  'NVTE_QKV_Format': {'NVTE_SBHD': 0, 'NVTE_BSHD': 1, 'NVTE_THD': 2, 'NVTE_QKV_Format_NOT_SET': 8},
   'NVTE_QKV_Layout': {
     'NVTE_BS3HD': 5,
     'NVTE_BSHD_BS2HD': 7,

@@ -14,7 +14,7 @@ from paxlite.weights.key_values import integer, interval, is_on
 from paxlite.weights.rope_keys import rope
 
 ERNIE_MOE = tensor_names.SHARED_EXPERTS | {
-  'router_balance': 'model.layers.{i}.mlp.moe_statics.e_score_correction_bias',
+  'router_balance': 'model.layers.{i}.mlp.moe_statics.e_score_correction_bias'
 }
 
 

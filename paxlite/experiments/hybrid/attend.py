@@ -4,10 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.experiments.hybrid.chunked_scan import linear_attention
-from paxlite.experiments.hybrid.context_states import (
-  is_split,
-  linear_attention_over_context,
-)
+from paxlite.experiments.hybrid.context_states import is_split, linear_attention_over_context
 from paxlite.experiments.hybrid.row_state import RowState
 from paxlite.parallel.partitioning import shard
 

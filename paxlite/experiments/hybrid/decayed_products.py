@@ -15,12 +15,7 @@ import jax.numpy as jnp
 
 
 def decayed_products(
-  rows: jax.Array,
-  k: jax.Array,
-  total: jax.Array,
-  rest: jax.Array,
-  visible: jax.Array,
-  block: int,
+  rows: jax.Array, k: jax.Array, total: jax.Array, rest: jax.Array, visible: jax.Array, block: int
 ) -> jax.Array:
   """Returns the products of rows and keys with the decays between them, [R, …, C, C] in float32.
 
@@ -69,12 +64,7 @@ def _pairs(
 
 
 def _joined(
-  whole: jax.Array,
-  rows: jax.Array,
-  k: jax.Array,
-  total: jax.Array,
-  rest: jax.Array,
-  see: jax.Array,
+  whole: jax.Array, rows: jax.Array, k: jax.Array, total: jax.Array, rest: jax.Array, see: jax.Array
 ) -> jax.Array:
   """Returns the products of blocks of twice the size, from those of blocks [R, …, blocks, n, n]."""
   n = whole.shape[-1]

@@ -20,7 +20,7 @@ from paxlite.weights.known_keys import shortened
 from paxlite.weights.rope_keys import rope
 
 MINIMAX_M2_NAMES = tensor_names.MIXTRAL | {
-  'router_balance': 'model.layers.{i}.block_sparse_moe.e_score_correction_bias',
+  'router_balance': 'model.layers.{i}.block_sparse_moe.e_score_correction_bias'
 }
 
 

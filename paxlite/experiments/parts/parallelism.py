@@ -65,9 +65,7 @@ class Parallelism(Part, subject='Mesh of devices'):
     return mesh.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
   def compiler_options(
-    self,
-    platform: str,
-    is_known: Callable[[str, compiler.Option], bool] = compiler.is_known_here,
+    self, platform: str, is_known: Callable[[str, compiler.Option], bool] = compiler.is_known_here
   ) -> dict[str, compiler.Option]:
     """Returns the options of the train step for the devices of a platform: cpu, gpu, tpu.
 

@@ -14,11 +14,7 @@ from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.layers.block_sequence import BlockSequence
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.remat import CheckpointPolicy, keeps_products
-from paxlite.layers.transformer import (
-  RepeatedTransformer,
-  TransformerBlock,
-  UnrolledTransformer,
-)
+from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.parallel import devices
 
 Activation = Literal['gelu', 'gelu_exact', 'relu', 'relu2', 'silu', 'clamped_swiglu']

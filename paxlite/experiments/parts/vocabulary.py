@@ -15,12 +15,7 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.templates import template
 from paxlite.experiments.parts.positions import Positions
 from paxlite.experiments.parts.width_and_norms import WidthAndNorms
-from paxlite.layers.embeddings import (
-  LearnedPositions,
-  LmHead,
-  SinusoidalPositions,
-  TokenEmbedding,
-)
+from paxlite.layers.embeddings import LearnedPositions, LmHead, SinusoidalPositions, TokenEmbedding
 
 
 class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):

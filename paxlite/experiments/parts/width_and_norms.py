@@ -5,14 +5,7 @@ from typing import Literal
 import fiddle as fdl
 from flax import linen as nn
 
-from paxlite.config.attribute_kinds import (
-  Below1,
-  Count,
-  Function,
-  NotNegative,
-  Shape,
-  Training,
-)
+from paxlite.config.attribute_kinds import Below1, Count, Function, NotNegative, Shape, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment

@@ -29,10 +29,7 @@ class Qwen3_5(MultiTokenPrediction, PartialPositions, DeltaNetLayers, Qwen3, sub
 
   def further_steps(self) -> dict[str, fdl.Partial | None]:
     gate = template(
-      OutputGate,
-      model_dims=self.MODEL_DIMS,
-      num_heads=self.NUM_HEADS,
-      head_dim=self.DIMS_PER_HEAD,
+      OutputGate, model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
     )
     return super().further_steps() | {'gate_tpl': gate if self.USE_OUTPUT_GATE else None}
 

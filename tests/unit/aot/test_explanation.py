@@ -101,10 +101,7 @@ ONE = 'jit(step)/transpose(jvp(Lm.losses))/Lm.hidden/transformer/transformer.lay
     ),
     (
       f'{ONE}/(ff_layer/ffn_layer1/dot:checkpoint/rematted_computation/layer_norm/(mul:reduce_sum))',
-      [
-        Origin('layer/ff_layer', 'backward'),
-        Origin('layer/layer_norm', 'recomputed'),
-      ],
+      [Origin('layer/ff_layer', 'backward'), Origin('layer/layer_norm', 'recomputed')],
     ),
     (
       'jit(step)/jvp(Lm.losses)/Lm.hidden/transformer/while/body/closed_call/repeat.step/repeat/'
@@ -117,11 +114,7 @@ ONE = 'jit(step)/transpose(jvp(Lm.losses))/Lm.hidden/transformer/transformer.lay
     ),
     (
       'jit(step)/(jvp(Lm.losses)/Lm._uncapped_logits/embedding.attend/dot:jvp(Lm.losses)/sum:sum)',
-      [
-        Origin('logits', 'forward'),
-        Origin('loss', 'forward'),
-        Origin('update', 'update'),
-      ],
+      [Origin('logits', 'forward'), Origin('loss', 'forward'), Origin('update', 'update')],
     ),
     ('jit(step)/jvp(Lm.losses)/Lm.hidden/embedding/gather', [Origin('embedding', 'forward')]),
   ],

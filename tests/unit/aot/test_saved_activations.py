@@ -23,10 +23,7 @@ def test_of_a_function():
   [
     ('SAVE_NOTHING', {('act_embed',): 1}),
     ('SAVE_OUT_PROJ', {('act_embed',): 2}),
-    (
-      'SAVE_DOT_WITH_NO_BATCH_DIM',
-      {('act_embed',): 2, ('act_mlp',): 1, ('act_heads', None): 3},
-    ),
+    ('SAVE_DOT_WITH_NO_BATCH_DIM', {('act_embed',): 2, ('act_mlp',): 1, ('act_heads', None): 3}),
   ],
 )
 def test_of_the_layers_of_a_model(policy, of_a_layer, repeated):

@@ -144,10 +144,7 @@ CHAT = lambda i: [
 # Records, and the checksums of their tokens and masks, which are the same where their parts are
 # encoded apart: no token of this template holds the end of one part and a piece of the next.
 AS_BEFORE = {
-  'messages': (
-    lambda i: {'messages': [{'role': 'system', 'content': 's'}, *CHAT(i)]},
-    933368744,
-  ),
+  'messages': (lambda i: {'messages': [{'role': 'system', 'content': 's'}, *CHAT(i)]}, 933368744),
   'a prompt and its answer': (
     lambda i: {'inputs': f'{i} is', 'targets': ' word' * (i % 9 + 1)},
     1506018244,

@@ -214,10 +214,7 @@ def test_flags_in_messages_are_quoted_and_read_back(value, flag):
     (
       'FILES',
       'data/*.jsonl, tfds:c4/en:3.0.1/train[:9%]',
-      [
-        'data/*.jsonl',
-        'tfds:c4/en:3.0.1/train[:9%]',
-      ],
+      ['data/*.jsonl', 'tfds:c4/en:3.0.1/train[:9%]'],
     ),
     ('FILES', 'x_layers_.{1,2}/w,emb', ['x_layers_.{1,2}/w', 'emb']),
     ('FILES', "['a.jsonl', 'b.jsonl']", ['a.jsonl', 'b.jsonl']),

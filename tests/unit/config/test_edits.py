@@ -68,10 +68,7 @@ def test_every_leaf_is_accepted_back_and_changes_nothing_else(seed):
     ('task.losses.avg_xen.coefficient=1', r'Did you mean task\.losses\.avg_xent\?'),
     ('train_input.seed=1', r'train_input\.seed is not in .* Paths begin with task\.'),
     (f'{DROPOUT}=much', f'--fdl.{DROPOUT}=much: the value must be float, and is 0.0 now'),
-    (
-      'task.model.norm_tpl=x',
-      r'set one of them \(paxlite show EXPERIMENT --path=task\.mod',
-    ),
+    ('task.model.norm_tpl=x', r'set one of them \(paxlite show EXPERIMENT --path=task\.mod'),
     ('task.model.head_tpl=x', 'the value must be None'),
     ('task.model.prediction_tpls=[1]', r'the value must be \[\]'),
     (CAP, 'the value must be float'),

@@ -15,14 +15,7 @@ from paxlite.data.positions import Field
 from paxlite.data.streams import StreamInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.files.text_files import read_text
-from paxlite.run_data.origins import (
-  ORIGIN,
-  names_records,
-  num_documents,
-  pieces,
-  place_of,
-  traced,
-)
+from paxlite.run_data.origins import ORIGIN, names_records, num_documents, pieces, place_of, traced
 from tests.support import runs
 
 pytestmark = pytest.mark.slow

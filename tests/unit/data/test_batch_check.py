@@ -39,10 +39,7 @@ class Rows:
     (RIGHT | {'labels': IDS[:, :3]}, 'labels of shape [3, 3]'),
     (RIGHT | {'ids': IDS[0]}, 'ids of shape [4]'),
     (RIGHT | {'ids': IDS.astype(np.float32)}, 'ids of the type float32'),
-    (
-      RIGHT | {'labels': IDS - 100},
-      'labels of -100 (the weight 0 leaves a target out',
-    ),
+    (RIGHT | {'labels': IDS - 100}, 'labels of -100 (the weight 0 leaves a target out'),
     (RIGHT | {'ids': IDS + 1}, 'ids of 12, and its max_token_id is 11'),
     ({'labels': IDS, 'weights': IDS, 'ids': IDS.tolist()}, 'ids of the type list'),
     (dict.fromkeys(('ids', 'labels', 'weights'), IDS[:, 0]), 'ids of shape [3]'),

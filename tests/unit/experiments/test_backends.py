@@ -185,10 +185,7 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   ('model', 'values', 'tolerance'),
   [
     pytest.param(
-      'gpt',
-      dict(USE_REPEATED_LAYER=False, FPROP_DTYPE='bfloat16'),
-      0.005,
-      marks=pytest.mark.slow,
+      'gpt', dict(USE_REPEATED_LAYER=False, FPROP_DTYPE='bfloat16'), 0.005, marks=pytest.mark.slow
     ),
     pytest.param('llama', dict(CHECKPOINT_POLICY='SAVE_NOTHING'), 0.1, marks=pytest.mark.slow),
     pytest.param('glam', dict(NUM_MICROBATCHES=2), 0.06, marks=pytest.mark.slow),

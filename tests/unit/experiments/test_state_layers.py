@@ -127,8 +127,7 @@ def test_kimi_delta_attention_is_a_loop_over_tokens():
 
 @pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
-  'name',
-  [pytest.param(n, marks=[pytest.mark.slow] if n == 'kimi_delta' else []) for n in LAYERS],
+  'name', [pytest.param(n, marks=[pytest.mark.slow] if n == 'kimi_delta' else []) for n in LAYERS]
 )
 def test_texts_of_a_packed_row_do_not_see_each_other(name):
   layer = LAYERS[name]

@@ -17,11 +17,7 @@ from paxlite.data.record_files import JsonLines
 from paxlite.files import json_files, text_files, zstd
 from tests.rules.test_security import nodes
 
-OPENERS = {
-  '.gz': gzip.open,
-  '.xz': lzma.open,
-  '.zst': zstandard.open,
-}
+OPENERS = {'.gz': gzip.open, '.xz': lzma.open, '.zst': zstandard.open}
 MIB = 1 << 20
 
 

@@ -13,12 +13,7 @@ import pytest
 from paxlite.doctor import kernel_check
 from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.layers import remat
-from paxlite.layers.attention import (
-  attention_case,
-  attention_kernels,
-  cudnn_attention,
-  cudnn_call,
-)
+from paxlite.layers.attention import attention_case, attention_kernels, cudnn_attention, cudnn_call
 from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel

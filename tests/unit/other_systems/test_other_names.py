@@ -382,11 +382,7 @@ def test_key_value_arguments_are_all_answered():
 
 
 def test_every_flag_of_the_converters_is_accepted_or_answered():
-  tables = (
-    names_of_pax.CONVERT_TE,
-    names_of_pax.CONVERT_LLAMA,
-    names_of_maxtext.CONVERT_LLAMA,
-  )
+  tables = (names_of_pax.CONVERT_TE, names_of_pax.CONVERT_LLAMA, names_of_maxtext.CONVERT_LLAMA)
   for names in tables:
     for name, answer in names.items():
       flag = '--' + name.replace('_', '-')

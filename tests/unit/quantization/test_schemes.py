@@ -6,12 +6,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
-from paxlite.quantization.schemes import (
-  Int8,
-  QuantizationScheme,
-  register_scheme,
-  scheme_named,
-)
+from paxlite.quantization.schemes import Int8, QuantizationScheme, register_scheme, scheme_named
 from tests.support import runs
 from tests.support.frozen_forms import compare
 

@@ -145,10 +145,7 @@ def test_a_tracker_starts_and_ends_once(tmp_path):
 
 def test_a_tracker_that_cannot_start_is_an_error_with_the_whole_reason(tmp_path):
   first = Recorded(tmp_path, 'Project', {})
-  with (
-    pytest.raises(UserError) as error,
-    started([first, Absent(tmp_path, 'Project', {})]),
-  ):
+  with pytest.raises(UserError) as error, started([first, Absent(tmp_path, 'Project', {})]):
     raise AssertionError('the run begins')
   assert str(error.value) == (
     'TRACKERS has wandb, which cannot start: no key is configured. Log in, or set KEY. '

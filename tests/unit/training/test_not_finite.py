@@ -22,9 +22,7 @@ SIZES = dict(
   DCN_MESH_SHAPE=[1, 1, 1],
 )  # fmt: skip
 EXPERTS = dict(BLOCKS_PER_LAYER=1, NUM_EXPERTS=4, NUM_MOE_GROUPS=1, HEADS_SPAN_MODEL=True)
-CASES = {
-  'relu': (GPT126M, dict(ACTIVATION_CLS='relu')),
-}
+CASES = {'relu': (GPT126M, dict(ACTIVATION_CLS='relu'))}
 SLOW = {
   'relu in FP8': (GPT126M, dict(ACTIVATION_CLS='relu', USE_FP8=True, FPROP_DTYPE='bfloat16')),
   'gelu': (GPT126M, dict(ACTIVATION_CLS='gelu', NUM_LOSS_CHUNKS=2)),

@@ -72,10 +72,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
   victim = tmp_path / 'victim'
   victim.write_text('precious')
   os.symlink(victim, tmp_path / '.weights.lock')
-  with (
-    pytest.raises(UserError, match='cannot be written'),
-    unfinished_folder(tmp_path / 'weights'),
-  ):
+  with pytest.raises(UserError, match='cannot be written'), unfinished_folder(tmp_path / 'weights'):
     pass
   assert victim.read_text() == 'precious'
 
