@@ -50,102 +50,6 @@ OPTIONS = {flag.removeprefix('--') for flag in main.PARSER._option_string_action
 GPU = 'contrib.gpu.scripts_gpu.configs'
 GPU_FOLDER = 'paxlite/contrib/gpu/scripts_gpu'
 TINY = '--fdl_config=TinyGPT'
-# Words of names that say nothing of what an attribute is about.
-GENERIC = """
-  activation attn axe axi base batch batche block by cache cap checkpoint config context data
-  dataset decode device dim dir emb embedding enable end eval factor file fraction full global
-  gradient group host id init input key last layer learning length local log logit lr max mesh
-  metric min mode model module name norm num on order out output over param path per percore
-  pipeline position prompt rate row rule sample save seq sequence shape size skip start state step
-  target test text to token total train trainable type use value weight
-"""
-# Words that stand for the same thing.
-SYNONYMS = {
-  'opt': 'optimizer',
-  'optim': 'optimizer',
-  'adafactor': 'optimizer',
-  'report': 'tracker',
-  'tuner': 'trial',
-  'ppl': 'perplexity',
-}
-# Attributes that share a word with a name of another library and are about something else.
-UNRELATED = {
-  'DROPLESS_BUFFER_FACTOR': 'buffer',
-  'Z_LOSS_WEIGHT': 'loss weight',
-  'PREDICTION_LOSS_WEIGHT': 'prediction loss weight',
-  'ATTENTION_TEMPERATURE_SCALE': 'scale',
-  'DELTA_BETA_SCALE': 'scale',
-  'NUM_PREDICTION_MODULES': 'prediction',
-  'CHAT_EXAMPLES': 'example',
-  'ADVANTAGE_SCALE': 'scale',
-  'ROWS_PER_EXAMPLE': 'example',
-  'LABEL_SMOOTHING': 'label',
-  'REFERENCE_RESTORE_PATH': 'restore',
-  'OFFLOAD_OPTIMIZER': 'optimizer',
-  'HYPER_CONNECTION_STREAMS': 'stream',
-  'FIRST_ATTENTION': 'first',
-  'SPARSE_KV_COMPRESSION_RATIO': 'sparse',
-  'SWIGLU_LIMIT': 'limit',
-  'AUX_LOSS_COEF': 'loss',
-  'LOSS_SPIKE_FACTOR': 'loss',
-  'LOSS_SPIKE_WINDOW': 'loss',
-  'NUM_LOSS_CHUNKS': 'loss',
-  'PREFERENCE_LOSS': 'loss',
-  'MUON_SPLIT_HEADS': 'split',
-  'ADAM_CLIP_THRESHOLD': 'threshold',
-  'ADAM_EPSILON_ROOT': 'root',
-  'EVAL_INTERVAL_STEPS': 'interval',
-  'SUMMARY_INTERVAL_STEPS': 'interval',
-  'STACK_TRACE_INTERVAL': 'interval trace stack',
-  'TRAIN_SPLIT': 'split',
-  'EVAL_SPLIT': 'split',
-  'GENERATION_CONFIG': 'generation',
-  'EXAMPLE_CACHE': 'example',
-  'EVAL_TASKS': 'task',
-  'EVAL_TASKS_IN_TRAINING': 'task training in',
-  'DYNAMIC_SAMPLING_ROUNDS': 'dynamic sampling',
-  'CLIP_LOW': 'clip',
-  'CLIP_HIGH': 'clip',
-  'BATCHES_PER_ROLLOUT': 'batch batches per',
-  'UPDATES_PER_BATCH': 'update updates batch per',
-  'SEQIO_TASK': 'task',
-  'CHECKPOINT_IGNORE_RULES': 'ignore',
-  'CHECKPOINT_RESTORE_PATH': 'restore',
-  'CHECKPOINT_RESTORE_STATE': 'restore',
-  'CHECKPOINT_RESTORE_CHANGES': 'restore',
-  'USE_FP8_KERNELS': 'kernel',
-  'GATHER_STAGES_ONCE': 'stage gather',
-  'RELATIVE_BIAS_BUCKETS': 'bucket',
-  'ATTENTION_PATTERN': 'pattern',
-  'LORA_RANK': 'rank',
-  'LORA_RANK_PATTERN': 'rank',
-  'LORA_ALPHA': 'alpha',
-  'LORA_ALPHA_PATTERN': 'alpha',
-  'NORM_SCALE_OFFSET': 'scale',
-  'EXPERT_WEIGHT_SCALE': 'scale',
-  'USE_PER_DIM_SCALE': 'scale',
-  'SCALE_EMBEDDING': 'scale',
-  'NORMALIZE_EXPERT_WEIGHTS': 'normalize',
-  'SOFTMAX_INIT_STD': 'softmax',
-  'SOFTMAX_CAP_LOGITS': 'softmax',
-  'USE_SOFTMAX_BIAS': 'softmax',
-  'USE_QKV_BIAS': 'qkv',
-  'ATTENTION_IN_FACTOR': 'in',
-  'MAMBA_IN_FACTOR': 'in',
-}
-# Names that share a word with attributes which are rightly left out of the answer.
-ANSWERED_OTHERWISE = {
-  'TRAINABLE_PE_MAX_SEQ_LEN': 'rows of the table of positions, which are not those of training',
-  'learning_rate_schedule_steps': 'the kind of the schedule',
-  'upload_all_profiler_results': 'which steps are traced',
-  'bias': 'biases of layers, and whether they are trained',
-  'precompute_ref_batch_size': 'a batch, and not whether it is computed once',
-  'evals_per_epoch': 'a number per epoch, which is one per so many steps here',
-  'saves_per_epoch': 'a number per epoch, which is one per so many steps here',
-  'rope_min_timescale': 'the shortest wavelength, which is none of the attributes of RoPE',
-  'lora_task_type': 'a task of PEFT',
-  'init_lora_weights': 'the other attributes of LoRA',
-}
 PLACEHOLDERS = """
   EXPERIMENT FOLDER FILE NAME VALUE VERSION SPLIT CONFIGURATION RUN CHECKPOINT
 """
@@ -195,12 +99,6 @@ def choices(annotation: object) -> set[str]:
   return set().union(*map(choices, typing.get_args(annotation)))
 
 
-def words(name: str) -> set[str]:
-  """The words of a name that say what it is about, in the singular."""
-  singular = (re.sub(r'(?<=[^s])s$', '', word.lower()) for word in re.split(r'[^A-Za-z0-9]+', name))
-  return {SYNONYMS.get(word, word) for word in singular if len(word) > 1} - set(GENERIC.split())
-
-
 def _choices_of(cls: type) -> set[str]:
   return set().union(*map(choices, attribute_types(cls).values()))
 
@@ -231,25 +129,6 @@ def test_what_answers_name_exists(known):
     assert 'tools.' not in said, name
     for experiment in re.findall(r'\b[A-Z][A-Za-z]+\d+[BM]\b', said):
       find(experiment)
-
-
-def test_an_answer_leaves_out_no_attribute_of_the_same_topic(known):
-  """So that a new attribute does not leave an answer that says that there is none."""
-  by_word: dict[str, set[str]] = {}
-  for cls in (*experiments().values(), DocumentFiles, Mixture, AdapterChoices):
-    for attribute, annotation in attribute_types(cls).items():
-      services = choices(annotation) if attribute == 'TRACKERS' else set()
-      for word in words(attribute) | services:
-        if word not in words(UNRELATED.get(attribute, '')):
-          by_word.setdefault(word, set()).add(attribute)
-  unanswered = {}
-  for name, answer in (pair for names in ATTRIBUTES.values() for pair in names.items()):
-    same_topic = set().union(*(by_word.get(word, set()) for word in words(name)))
-    said = answer.sentence()
-    if answer.kind != 'same' and same_topic and not any(a in said for a in same_topic):
-      unanswered[name] = said, sorted(same_topic)
-  assert {k: v for k, v in unanswered.items() if k not in ANSWERED_OTHERWISE} == {}
-  assert set(ANSWERED_OTHERWISE) <= set(unanswered)
 
 
 @pytest.mark.parametrize('library', ATTRIBUTES)
