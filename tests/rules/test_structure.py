@@ -210,13 +210,6 @@ def test_no_module_is_in_a_circle():
   graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_experiments_have_types():
-  """Each attribute that a program reads is declared by the class of experiments that it takes."""
-  untyped = re.compile(r"\b(e|experiment): Any\b|getattr\([^()]*, '[A-Z][A-Z_]*'")
-  own = {'paxlite.stores.lease'}  # asks the module time for a clock of Linux
-  assert {m for m, p in MODULES.items() if untyped.search(p.read_text())} == own
-
-
 def test_who_knows_fiddle():
   knowing = {
     m for m, p in MODULES.items() if any(i.split('.')[0] == 'fiddle' for i, _ in imports(p))
@@ -285,28 +278,6 @@ def test_the_map_names_files_that_exist():
       if not any((root / folder / name).exists() for root in (PACKAGE, ROOT) for folder in folders):
         missing.append(name)
   assert missing == []
-
-
-# What is there for Pax's users alone, and who may import it: see docs/architecture.md.
-OF_PAX = {
-  'contrib': (),
-  'experiments.glam': ('contrib.gpu.scripts_gpu.configs',),
-  'weights.pax': ('weights.commands.import_weights',),
-  'other_systems.names_of_pax': ('other_systems.other_names',),
-}  # fmt: skip
-
-
-def test_what_is_of_pax_has_one_door():
-  wrong = [
-    f'{name} imports {module}'
-    for name, path in MODULES.items()
-    for module, _ in imports(path)
-    for own, doors in OF_PAX.items()
-    if f'{module}.'.startswith(f'paxlite.{own}.')
-    and not name.startswith(f'paxlite.{own}')
-    and name.removeprefix('paxlite.') not in doors
-  ]
-  assert wrong == []
 
 
 def test_docstrings_refer_to_what_exists():
