@@ -52,7 +52,6 @@ class MeasuredStep(Callback):
   it takes seconds for large models. Another one reads each trace, for the blocks of the model.
 
   Args:
-    experiment: The experiment.
     mesh: The mesh of the run.
     folder: The run's folder, where `predicted.json` and `step_blocks.json` are written.
   """

@@ -140,7 +140,6 @@ class Names:
     """Takes the sizes of the model.
 
     Args:
-      experiment: The experiment.
       rows: Rows of the traced batch. Best is a number that no other size equals.
       boxed: Its abstract parameters, with their logical axes.
     """

@@ -120,7 +120,6 @@ def parse(name: str, calibration: str | None = None) -> Target:
   core of tpu7x is a device.
 
   Args:
-    name: The name.
     calibration: A file with measured speeds of its chip, which replace those of the data sheet.
 
   Raises:

@@ -139,8 +139,6 @@ class ChatEncoding(DocumentEncoding):
     """Returns the ids of a conversation, up to where the answer begins.
 
     Args:
-      messages: The messages.
-      tools: The tools.
       special: Whether special tokens may stand in messages; otherwise they are ordinary text there.
     """
     self.chat_format.check_tools(Conversation(messages, tools))

@@ -131,9 +131,7 @@ class ChatFormat:
     """Returns the text of the conversation, as apply_chat_template of transformers writes it.
 
     Args:
-      messages: The messages.
       prompt: Whether the text ends where the assistant's answer begins.
-      tools: The tools.
       thinking: The value of enable_thinking and thinking; None: the template's default.
 
     Raises:

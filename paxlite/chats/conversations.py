@@ -78,8 +78,6 @@ def conversation(
   text. The role `function` is read as `tool`, and `developer` as `system`.
 
   Args:
-    messages: The messages.
-    tools: The tools.
     first_learned: Number of the first message that may be learned.
     fields: The record of the messages; it learns which keys of the messages were not read.
     system: A system message that the record has beside its messages.

@@ -20,7 +20,6 @@ def refuse_dangling(folder: pathlib.Path, name: str = '') -> None:
   """Raises UserError if `folder` is a dangling link, for example to an unmounted disk.
 
   Args:
-    folder: A path.
     name: What to call it in the message; '' means the path.
   """
   if folder.is_symlink() and not folder.exists():

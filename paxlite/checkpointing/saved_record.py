@@ -65,7 +65,6 @@ class SavedRecord:
     A folder without experiment.json holds no run, so it is no error that checkpoints are missing.
 
     Args:
-      checkpoints: The folder of the checkpoints.
       steps: The steps that are there.
     """
     if steps or not (self._path.parent / _OF_RUN).exists() or not self.exists:

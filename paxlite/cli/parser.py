@@ -144,7 +144,6 @@ class Parser(argparse.ArgumentParser):
     """Sets what follows from the words of a command: options, and texts of `attributes`.
 
     Args:
-      options: The options.
       stated: Names of attributes that the command line states, which hold in any case.
     """
 

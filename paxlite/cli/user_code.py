@@ -104,7 +104,6 @@ def report(error: BaseException, whole: str = '') -> list[str] | None:
   if no line of the user's is in it, or if the environment asks for whole tracebacks.
 
   Args:
-    error: The exception.
     whole: Where its whole traceback is; '': nowhere.
   """
   frame = frame_of(error)
@@ -129,7 +128,6 @@ def print_error(error: BaseException, defect: str, folder: pathlib.Path | None =
   """Prints an exception: in a few lines if it came out at the user's own code, or its traceback.
 
   Args:
-    error: The exception.
     defect: What is said after the traceback of an error that is paxlite's.
     folder: A folder for the file traceback.txt, if it exists.
   """

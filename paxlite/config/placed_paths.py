@@ -14,7 +14,6 @@ def placed(cls: type, name: str, value: object, folder: str) -> object:
   Args:
     cls: A subclass of `Attributes`.
     name: The attribute; a value of one that is no path is returned as it is.
-    value: Its value.
     folder: The folder in which a run was started; '': the current one.
   """
   return value if folder == os.getcwd() else absolute(cls, name, value, folder)

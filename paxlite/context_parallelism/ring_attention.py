@@ -219,12 +219,9 @@ def _if_they_meet(
   and the last segment of a half decide. In any other order, what could be left out is computed.
 
   Args:
-    compute: Computes it.
     nothing: The numbers that fill its results otherwise.
     ids: The segments of all queries; None where there are none.
     keys: The keys of a device.
-    of_queries: The half of the queries.
-    of_keys: The half of the keys.
   """
   results = functools.partial(compute, keys, of_queries, of_keys)
   segments = _segments(ids, keys, of_queries, of_keys)

@@ -15,7 +15,6 @@ def parsed(text: str | bytes, unique: bool = False) -> Json:
   """Returns the value of a JSON text.
 
   Args:
-    text: The text.
     unique: Whether to refuse an object that has a name twice; otherwise its last value counts.
 
   Raises:

@@ -97,7 +97,6 @@ def write_file(path: pathlib.Path, *parts: Buffer) -> None:
   """Writes bytes to the file at `path`. A killed process leaves the old file or the new one.
 
   Args:
-    path: The file.
     parts: What it holds, one after the other.
 
   Raises:

@@ -17,7 +17,6 @@ def check(data: Input, batch: object, num_rows: int, max_segments: int) -> None:
 
   Args:
     data: The input that has yielded it.
-    batch: The batch.
     num_rows: The rows that it must have.
     max_segments: The most segments of a packed row, padding included; 0: any number.
   """

@@ -18,7 +18,6 @@ class DocumentEncoding:
   """Encodes texts for a model.
 
   Args:
-    tokenizer: The tokenizer.
     vocab_size: Number of ids of the model; None: that of the tokenizer.
     start_id: The id that every text begins with; None: what the tokenizer puts there.
     eos_ids: The ids that end a text; empty: the tokenizer's EOS, if it has one.
@@ -111,7 +110,6 @@ class DocumentEncoding:
     """Returns the ids [n] of a document, without the ids that it begins with.
 
     Args:
-      text: Its text.
       ends: Whether the document ends with the text, so that what ends it is there.
     """
     ids = self.tokenizer.encode_array(text)

@@ -51,7 +51,6 @@ class FlatTokenRows(TokenRows):
     path: The dataset's folder.
     split: 'train', 'validation', …
     seq_len: Length of a row.
-    rows: Kind of row.
     start_id: The input before the first token of a document; None: the one that
       DocumentEncoding.first_id says for the tokenizer.
     vocab_path: The tokenizer whose ids the model learns; '': not known.

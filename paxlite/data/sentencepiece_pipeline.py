@@ -42,7 +42,6 @@ def plain_tokenizer(
   """Returns a Tokenizer that follows the settings of the model, as transformers' TokenizersBackend.
 
   Args:
-    model: The model.
     path: Its file, for messages.
     renamed: Texts that the files beside it give to pieces, by their ids.
     is_legacy: Whether a space is put before each part of a text between added tokens.

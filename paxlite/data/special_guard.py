@@ -52,7 +52,6 @@ class SpecialGuard:
     """Returns whether ids of a text have special tokens other than those outside of `plain`.
 
     Args:
-      text: The text.
       plain: First and last + 1 character of the parts in which there are no special tokens.
       ids: The ids that the tokenizer gives the text.
       offsets: Their places in the text.

@@ -235,7 +235,6 @@ class ProcessRows:
   """The rows of one process from a StreamInput.
 
   Args:
-    data: The input.
     rows: The rows of a batch that this process has.
     batch_size: Rows of a global batch.
     position: Where to begin.
@@ -328,9 +327,6 @@ class _ShardReader:
   """One reader of a dataset, with endless sequences.
 
   Args:
-    data: The input.
-    dataset: The dataset.
-    reader: Number of the reader.
     readers: Number of readers of the dataset.
     cursor: Epoch, shard, example and token of that example to begin at.
   """

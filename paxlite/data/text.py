@@ -53,7 +53,6 @@ class TextRows(TokenRows):
     vocab_path: Path of the tokenizer.
     seq_len: Length of a row.
     split: 'train' leaves out what 'held_out' reads; 'all' reads everything.
-    rows: Kind of row.
     held_out_share: The share of the blocks that is held out, above 0 and at most 0.5.
     start_id: The input before the first token of a document; None: the one that
       DocumentEncoding.first_id says.

@@ -185,7 +185,6 @@ def fingerprint(tokenizer_path: str, is_former: bool = True) -> int:
   """Returns a checksum of a tokenizer, and of what the files next to it say on its ids.
 
   Args:
-    tokenizer_path: The tokenizer.
     is_former: Whether the first version that had such checksums gave texts the same ids; then it is
       that version's checksum, so that its runs go on.
   """

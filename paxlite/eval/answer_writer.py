@@ -11,11 +11,7 @@ from paxlite.generation.request import Completion, Request
 
 
 class AnswerWriter:
-  """Answers prompts. Its engines are kept, so that their programs are compiled once.
-
-  Args:
-    model: The model.
-  """
+  """Answers prompts. Its engines are kept, so that their programs are compiled once."""
 
   def __init__(self, model: TextModel):
     self._model, self._params = model, model.params

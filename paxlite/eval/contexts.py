@@ -36,7 +36,6 @@ class Contexts:
     """Returns the ids of a text in which special tokens are spelled out.
 
     Args:
-      text: The text.
       starts: Whether it begins with `start`; None: unless it begins with the text of `prefix`, as
         that of most chat templates does.
     """

@@ -92,7 +92,6 @@ class TaskEvaluation(Callback):
     experiment: The experiment of the run.
     task: Its task, on its mesh.
     tokenizer: The tokenizer of its data.
-    tasks: The zero-shot tasks.
     beat: Called while a task is evaluated.
   """
 

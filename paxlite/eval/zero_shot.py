@@ -85,7 +85,6 @@ class ZeroShot:
   """Evaluates a model on tasks.
 
   Args:
-    inference: The model.
     batch_tokens: Approximate number of tokens in a batch.
     too_long: What happens to a text that is longer than the model takes: 'truncate' cuts off its
       beginning, 'error' raises UserError.
@@ -199,7 +198,6 @@ def contexts_of(
   """Returns what encodes contexts and continuations for a model.
 
   Args:
-    inference: The model.
     adds_bos: Whether a text begins with BOS; None: as the model and its tokenizer say.
     prefix: The id that stands for an empty context; None: the start of a text, BOS or EOS.
   """

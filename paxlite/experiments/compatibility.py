@@ -52,7 +52,6 @@ def check_function(
   experiment is not compared. If its class was not imported, only the attributes are compared.
 
   Args:
-    e: The experiment.
     folder: The checkpoint, for messages.
     experiment: The experiment.json of what wrote it; it may not exist.
     stored: Names of parameters of an unrolled stack that `e` goes on with.

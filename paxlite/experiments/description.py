@@ -35,8 +35,6 @@ def warnings(experiment: Experiment, task: Task, state: TrainState) -> list[str]
   """Returns sentences about what is valid but unusual in an experiment, and in its optimizer.
 
   Args:
-    experiment: The experiment.
-    task: Its task.
     state: A state of the task, or its shapes.
   """
   trainable, _ = task.optimizer.split(state.params)

@@ -153,7 +153,6 @@ def stated_values(
 
   Args:
     cls: The experiment of the run.
-    values: Its values.
     weights: What is known of the weights that it began with, from which values derive too.
 
   Raises:

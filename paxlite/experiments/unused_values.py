@@ -61,7 +61,6 @@ def warnings(experiment: Experiment, known: Collection[str]) -> list[str]:
   """Returns a sentence on each value that a user has set, and that changes nothing.
 
   Args:
-    experiment: The experiment.
     known: Attributes of which it is said already that they have no effect; they are left out.
   """
   unused = ((name, 'other values leave it out') for name in without_effect(experiment, known))
@@ -84,7 +83,6 @@ def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
   `validate` accepts that value.
 
   Args:
-    experiment: The experiment.
     known: Attributes of which it is known already that they have no effect; they are left out.
   """
   found = []

@@ -81,7 +81,6 @@ class Scheme(abc.ABC):
     """Copies the files of a folder to below an address; hidden folders are left out.
 
     Args:
-      folder: The folder.
       address: Where its files come.
       last: The name of the file that is copied last.
     """
@@ -106,7 +105,6 @@ class Scheme(abc.ABC):
       address: The run's job_log_dir.
       folder: The folder on this machine.
       max_to_keep: Number of checkpoints to keep at the address.
-      lock: The lock of the folder.
     """
     raise _refusal(address)
 

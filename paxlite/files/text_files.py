@@ -127,7 +127,6 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
   """Opens `path` for reading; .gz, .xz and .zst are decompressed on the way.
 
   Args:
-    path: The file.
     raw: The same file, already open, for a caller that watches how far it has been read.
 
   Raises:

@@ -91,7 +91,6 @@ class CacheLayout:
     """Returns the collection of the model.
 
     Args:
-      cache: The cache.
       length_B: How many tokens of each row are in it.
       count_B: How many tokens of a call, the first ones of each row, are put in; what comes behind
         them has no meaning.

@@ -34,7 +34,6 @@ def steady_sizes(
 
   Args:
     max_length: The most tokens of a row.
-    most_rows: The most rows.
     is_cpu: Whether it is for a CPU.
     size: Returns the bytes of a cache of `most_rows` rows with so many slots.
   """
@@ -52,7 +51,6 @@ class KVCachePool:
     programs: The programs that change it.
     scheduler: Knows which jobs have rows.
     vocab_size: V.
-    most_rows: The most rows.
     multiple: The mesh can divide numbers of rows that are multiples of this.
     slots: The pool always has `most_rows` rows of so many slots; None: it grows.
     sizes: How it grows.

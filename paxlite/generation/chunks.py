@@ -21,8 +21,6 @@ def chunk_of(
   """Returns the next parts of the prompts of some jobs.
 
   Args:
-    jobs: The jobs.
-    parts: The part of each.
     shape: R, of which those beyond the jobs are padding, and T.
     rows: The number of rows of the cache.
     vocab_size: V.

@@ -120,7 +120,6 @@ class Engine:
     """Returns the answer to each request, in their order.
 
     Args:
-      requests: The requests.
       report: Called with the number of answers, and the number of requests.
 
     Raises:

@@ -23,7 +23,6 @@ class Grammars:
   """Makes the grammars of answers.
 
   Args:
-    tokenizer: The tokenizer.
     vocab_size: The number of ids of the model.
     ends: Token ids that end an answer; the first one is what a complete text may be followed by.
 

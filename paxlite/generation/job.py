@@ -37,7 +37,6 @@ class Job:
   """A request that an engine works on.
 
   Args:
-    request: The request.
     tokenizer: What makes text of tokens; None: the answer has no text.
 
   Attributes:
@@ -106,7 +105,6 @@ class Job:
     """Assigns a row to the job; its first tokens come from another row.
 
     Args:
-      row: The row.
       source: The row with the first tokens.
       shared: How many of them are shared.
       number: How many jobs had rows before.
@@ -141,7 +139,6 @@ class Job:
     """Is told that a part is in the cache.
 
     Args:
-      part: The part.
       scores: Of the tokens after its places.
     """
     self._prompt_scores += scores[: len(part.places)]

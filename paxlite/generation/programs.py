@@ -96,7 +96,6 @@ class Programs:
   options, and the other one only temperatures, ends and lengths, as most requests need.
 
   Args:
-    model: The model.
     layout: What its cache looks like.
     known_V: Whether each id has a token, [n]; None: all have one.
     mesh: The mesh; None: one device.

@@ -49,7 +49,6 @@ def sampler_of(e: LanguageModel, task: ShardedTask, data: Input) -> 'Sampler | N
   """Returns what continues the prompts of an experiment; None if its model cannot.
 
   Args:
-    e: The experiment.
     task: Its task, on its mesh.
     data: The training data.
 

@@ -38,7 +38,6 @@ class Spelling:
   """Spells the tokens of one sequence, one after another.
 
   Args:
-    tokenizer: The tokenizer.
     before: The tokens before the first one that is spelled.
   """
 
@@ -109,7 +108,6 @@ def spelled(
   a character, its last token adds U+FFFD.
 
   Args:
-    tokenizer: The tokenizer.
     ids: The tokens.
     before: The tokens before them.
     others: Other tokens for each of the first places.

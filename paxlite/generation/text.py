@@ -14,7 +14,6 @@ class AnswerText:
   texts, as <|im_end|>. An answer ends with the token that completes such a text.
 
   Args:
-    tokenizer: The tokenizer.
     stop: The texts that end the answer.
     before: The tokens that the answer continues.
     least: Texts that the first so many tokens complete do not end it.

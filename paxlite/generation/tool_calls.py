@@ -23,7 +23,6 @@ def parted(parts: Sequence[str], tools: Collection[str]) -> tuple[str, list[Json
 
   Args:
     parts: The parts of the answer; see generation/spelling.py.
-    tools: The names of the tools.
   """
   text, calls, spans = ''.join(parts), [], _marks(parts)
   for start, end, inner in _tagged(text):

@@ -76,7 +76,6 @@ def base_of(experiment: LanguageModel, of_sizes: Iterable[Size]) -> Size:
   depth, it does not matter.
 
   Args:
-    experiment: A language model.
     of_sizes: All sizes of a ladder.
   """
   own, depths = Size.of(experiment), {size.layers for size in of_sizes}
@@ -102,7 +101,6 @@ def values_of(experiment: LanguageModel, size: Size, base: Size) -> dict[str, ob
   """Returns the values of all attributes that an experiment has at another size.
 
   Args:
-    experiment: A language model.
     size: The size that it gets.
     base: The size at which the values of the experiment hold as they are.
 

@@ -144,7 +144,6 @@ def chunked_cross_entropy(
     b_V: A bias of the logits, or None.
     labels_BT: Token ids.
     logit_cap: cap · tanh(logits / cap); off if ≤ 0.
-    chunks: Number of chunks.
   """
   V = w_VD.shape[0]
   M = shards_of('vocab', V)

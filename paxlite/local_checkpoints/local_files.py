@@ -124,7 +124,6 @@ class LocalFolder:
     """Writes a file.
 
     Args:
-      name: Its name.
       shards: The arrays, each with its variable and its part of it.
       metadata: Values to store beside them; they must be valid JSON.
       commit: Called when all bytes are written; the file is kept if it returns True.

@@ -143,7 +143,6 @@ class LocalCheckpoints:
 
     Args:
       state: A tree of arrays.
-      step: The step.
       metadata: Returns the metadata of a checkpoint; it is called in the thread that writes.
     """
     self._finish()

@@ -68,7 +68,6 @@ def checked_metrics(name: str, loss: Loss, metrics: Any, weight: jax.Array) -> M
 
   Args:
     name: The name of the loss.
-    loss: The loss.
     metrics: What its method `metrics` has returned.
     weight: The weight of a metric that is a bare scalar.
 

@@ -64,7 +64,6 @@ class Loss(abc.ABC):
 
     Args:
       mean: The mean of this loss.
-      weight: Its weight.
       metrics: All other metrics.
       bytes_per_token: Of the text that was evaluated; None if it is not known.
     """

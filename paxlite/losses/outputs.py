@@ -22,7 +22,6 @@ class Outputs:
 
   Args:
     model: The model, bound to its variables, with the collections of SOWN mutable.
-    batch: The batch.
     params: The parameters, for losses that read them; None if no loss has said that it does.
     reference: Makes the outputs of a frozen reference model; None if there is none.
   """

@@ -157,7 +157,6 @@ def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]
   """Replaces the flags of another converter in a command line.
 
   Args:
-    argv: The arguments.
     names: The answers for its flags, in which blanks are underscores.
 
   Returns:

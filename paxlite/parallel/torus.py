@@ -15,7 +15,6 @@ def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
   rectangle of such lines are taken as one line, as are all devices but TPUs.
 
   Args:
-    mesh: The mesh.
     axis: The name of one of its axes.
   """
   devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1)

@@ -64,7 +64,6 @@ class StageRows:
     Args:
       own_ZQkTD: The rows of each stage, which are passed on for their gradient alone.
       entering_ZQbTD: What was on its way to stage 0 at the tick before, by stage.
-      tick: The tick.
     """
     microbatch_Z = tick + jnp.arange(self.schedule.stages)
     return self._load(own_ZQkTD, self.send(entering_ZQbTD, -1), microbatch_Z)
@@ -75,7 +74,6 @@ class StageRows:
     Args:
       own_ZQkTD: Those that it had before.
       leaving_ZQbTD: What comes from the last layer, or is on its way from it, by stage.
-      tick: The tick.
     """
     s = self.schedule
     microbatch_Z = tick - (s.ticks - s.microbatches) - jnp.arange(s.stages)[::-1]

@@ -250,7 +250,6 @@ def attend(
   """Connects to process 0, and waits until all processes are there.
 
   Args:
-    place: The place of this process.
     statement: What it must have in common with the others.
     seconds: How long it waits.
 

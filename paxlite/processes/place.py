@@ -58,7 +58,6 @@ class ProcessPlace:
     Args:
       address: HOST:PORT of process 0.
       count: The number of processes.
-      process: The number of this process.
       given: Where the three come from, for messages: by default, from flags.
     """
     named = f'{given}: {address}' if given else f'--server_addr={address}'

@@ -42,7 +42,6 @@ def evaluate(run: Run, before: bool = False) -> None:
   """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS.
 
   Args:
-    run: The run.
     before: Whether the weights that the run began with are evaluated too. Their metrics are
       printed, and not kept.
 

@@ -27,7 +27,6 @@ def check_inputs(e: Experiment, evaluated: Mapping[str, Input], data: Input | No
   """Raises UserError if inputs do not fit the experiment.
 
   Args:
-    e: The experiment.
     evaluated: The evaluation inputs, by name.
     data: The training data; None: they are not read.
   """

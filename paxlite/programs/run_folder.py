@@ -151,7 +151,6 @@ def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
   A run in an object store has its lease, and its folder is copied to the store.
 
   Args:
-    run: The run.
     deletes: Whether checkpoints in a store that are more than CHECKPOINT_MAX_TO_KEEP are deleted.
 
   Raises:

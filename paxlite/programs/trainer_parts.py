@@ -79,7 +79,6 @@ def callbacks(e: Experiment, trainer: Trainer, own_disks: bool) -> list[Callback
   """Returns what is called at the events of the loop; the class Callback states the order.
 
   Args:
-    e: The experiment.
     trainer: Its trainer, whose other parts are there.
     own_disks: Whether each process has a disk of its own.
   """

@@ -25,7 +25,6 @@ def layer_outputs(
   are one module with a loop, are left out; what they make together is the output of `transformer`.
 
   Args:
-    sharded: The task.
     state: The state before the step.
     batch: The batch of the step.
     key: The random key of dropout.

@@ -82,7 +82,6 @@ def odd_copies(
 
   Args:
     names: The names of the arrays.
-    arrays: The arrays.
     sums: Their sums.
     mesh: The devices.
   """

@@ -31,7 +31,6 @@ def verify(run: Run, first: int | None = None, last: int | None = None) -> None:
   """Replays the steps between two checkpoints, and compares metrics and the last state.
 
   Args:
-    run: The run.
     first: The step of the checkpoint to start from; 0 is the beginning of the run, and None the
       last checkpoint but one, or the beginning where there is one checkpoint.
     last: The step of the checkpoint to end with; None: the last one.

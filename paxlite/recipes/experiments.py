@@ -54,7 +54,6 @@ def built(recipe: Recipe, folder: pathlib.Path) -> dict[str, Experiment]:
   """Returns the experiments of the stages that train, by name.
 
   Args:
-    recipe: The recipe.
     folder: Its folder, in which nothing has to be yet.
 
   Raises:

@@ -40,7 +40,6 @@ def ingredients(
   """Returns what decides what a stage makes, but for the stages that it needs.
 
   Args:
-    recipe: The recipe.
     name: The stage.
     e: Its experiment; None: it makes files.
     folder: The folder of the recipe.

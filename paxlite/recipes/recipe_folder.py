@@ -38,7 +38,6 @@ class RecipeFolder:
   """The folder of a recipe, and what it says of the stages.
 
   Args:
-    recipe: The recipe.
     name: The dotted name of its module.
     folder: Its folder; it may not exist.
 

@@ -38,8 +38,6 @@ def without(data: Input, path: str, flag: str = '') -> Input:
   """Makes an input leave the records out that a file names; returns the input.
 
   Args:
-    data: The input.
-    path: The file.
     flag: What messages call it; '': LEAVE_OUT.
 
   Raises:

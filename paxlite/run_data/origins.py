@@ -140,7 +140,6 @@ class _Noted:
   """A dataset that notes which examples it has yielded, until rows are made of them.
 
   Args:
-    dataset: The dataset.
     names: The number of the input, and of the dataset in it.
     offset: The token of the first example at which rows begin.
     most: The tokens to which an example is cut; None: it is not.

@@ -30,7 +30,6 @@ def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
   """Writes the file, and yields lines that say how to continue.
 
   Args:
-    run: The run.
     asked: FILE:RECORD and STEP:ROW, apart by commas; a row means all records that it has a part of.
     output: The file; None: left_out.txt, or left_out_2.txt and so on if the run reads that one.
       Records that the run leaves out already are added to it.

@@ -70,9 +70,6 @@ def lines(
   """Yields the lines that show the texts of a step.
 
   Args:
-    run: The run.
-    step: The step.
-    batch: Its batch.
     row: The row that is shown; None: all.
     color: Whether what counts in the loss is green; otherwise it is in [[ ]].
     most: The most tokens of a text that are shown; None: all.

@@ -46,8 +46,6 @@ class Api:
   Args:
     worker: Runs the engine.
     bodies: Reads requests.
-    tokenizer: The tokenizer.
-    model: The name of the model.
     seconds: The most seconds from a request to the end of its answer.
     key: What clients must send; '': nothing.
     hosts: See gate.RequestGate.

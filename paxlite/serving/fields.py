@@ -55,7 +55,6 @@ class RequestFields(fields.Fields):
   """The body of a request.
 
   Args:
-    body: The JSON object.
     ignored: Names of fields that change nothing here.
     refused: Fields that are not supported, and the values with which they change nothing.
   """

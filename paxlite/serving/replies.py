@@ -16,13 +16,7 @@ Choices = list[dict[str, Any]]
 
 
 class Reply:
-  """The response to one request, whole or in chunks.
-
-  Args:
-    asked: The request.
-    tokenizer: The tokenizer.
-    model: The name of the model.
-  """
+  """The response to one request, whole or in chunks."""
 
   kind = 'text_completion'
   chunk_kind = 'text_completion'

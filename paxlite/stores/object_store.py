@@ -189,7 +189,6 @@ class ObjectStore:
     """Returns the names of the folders directly below a prefix, which need not be there.
 
     Args:
-      prefix: The prefix.
       known: The name of an object that is there, in a folder above. It proves that there is nothing
         below the prefix: each list must show what the list above it has shown.
     """

@@ -52,7 +52,6 @@ class StoredRun:
     address: The job_log_dir.
     folder: The folder on this machine.
     max_to_keep: Number of checkpoints to keep.
-    lock: The lock of the folder.
   """
 
   def __init__(self, address: str, folder: pathlib.Path, max_to_keep: int, lock: FolderLock):

@@ -20,7 +20,6 @@ def in_microbatches(batch: PyTree, n: int, rows_per_example: int = 1) -> PyTree:
   A microbatch takes every n-th example, so that rows stay on their devices.
 
   Args:
-    batch: The batch.
     n: Number of microbatches.
     rows_per_example: So many rows in a row stay together.
   """

@@ -56,7 +56,6 @@ def origin_of(
   """Returns the origin of what is not finite in the loss or a gradient; None if all is finite.
 
   Args:
-    sharded: The task.
     state: A state with the parameters before the step.
     batch: The batch of the step.
     step: The number of the step, from 1.

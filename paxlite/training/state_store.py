@@ -134,7 +134,6 @@ class StateStore:
 
     Args:
       state: The state after `step` steps.
-      step: The step.
       metadata: Further values to store in the checkpoint; they must be valid JSON.
       to: Checkpoints to add it to; None for those of the run.
 

@@ -57,7 +57,6 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   """Returns the template of a TeTransformerLayer that computes the same as e's blocks.
 
   Args:
-    e: The experiment.
     model: The config of its TransformerLm, in plain XLA.
 
   Raises:

@@ -47,7 +47,6 @@ def with_tokenizer(source: pathlib.Path | None, texts: str, to: pathlib.Path) ->
   Args:
     source: The tokenizer's file, or its folder.
     texts: The tokens, with commas between them.
-    to: The folder.
 
   Raises:
     UserError: There is no tokenizer.json, or it has one of the tokens.

@@ -232,7 +232,6 @@ def activation(
   """Returns the key of the activation.
 
   Args:
-    key: The key.
     *others: Further keys that some files have for it.
     default: The activation of files without the key.
     written: The name to write where several names stand for the same activation.
@@ -318,7 +317,6 @@ def read_types(
   """Returns ATTENTION_PATTERN from layer_types, or from a function of the number of the block.
 
   Args:
-    config: The config.
     default: The kind of a block in a file without layer_types.
     kinds: The kinds of ATTENTION_PATTERN by those of layer_types.
   """

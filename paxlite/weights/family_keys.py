@@ -73,8 +73,6 @@ def choice(key: str, attribute: str, off: object, on: object, default: bool) -> 
   """Returns a key that is true or false, for one of two values of an attribute.
 
   Args:
-    key: The key.
-    attribute: The attribute.
     off: The attribute's value where the key is false.
     on: The attribute's value where the key is true.
     default: The key of files that do not have it.

@@ -54,7 +54,6 @@ def write_weights(
 
   Args:
     to: The folder to write, which must not exist.
-    experiment: The experiment of the model.
     entries: Entries of all tensors that the model needs.
     tensors: The tensors of the source, which check_tensors must have accepted.
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.

@@ -82,7 +82,6 @@ def read_generation(
 
   Args:
     config: The contents of the file.
-    experiment: The experiment of the model.
     where: The path of the file, for messages.
 
   Raises:
@@ -118,7 +117,6 @@ def written_generation(experiment: LanguageModel, config: JsonObject) -> JsonObj
   They are what the weights came with, with the penalty and the special tokens of today.
 
   Args:
-    experiment: The experiment.
     config: The contents of config.json, which has the special tokens.
   """
   found = {k: config[k] for k in ('bos_token_id', 'eos_token_id') if config.get(k) is not None}

@@ -29,7 +29,6 @@ class GgufTensors:
   """The fields and tensors of a GGUF file; tensors are read one at a time, in float32.
 
   Args:
-    path: The file.
     architecture: The architecture of its model.
 
   Attributes:

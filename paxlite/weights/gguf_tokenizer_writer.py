@@ -87,7 +87,6 @@ def tokenizer_fields(
   """Returns the fields of a tokenizer, with special tokens and the chat template of an experiment.
 
   Args:
-    e: The experiment.
     path: The tokenizer's file or folder; None: the file says that it has none.
     shown: See Architecture.
 

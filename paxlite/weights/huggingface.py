@@ -60,7 +60,6 @@ class Safetensors:
   """The tensors of a folder of .safetensors files; only one tensor is in memory at a time.
 
   Args:
-    folder: The folder.
     address: Where the files are in an object store; `folder` has copies of the other files.
     keeps: How the names of tensors begin that are not left out; '': none.
 
@@ -161,7 +160,6 @@ def read_folder(
   """Returns a folder's experiment, the entries of the tensors it needs, and its tensors.
 
   Args:
-    folder: The folder.
     address: Where the tensors are in an object store; `folder` has copies of the other files.
     is_whole: Whether tensors beside the text model are read, too, so that they are not named.
   """

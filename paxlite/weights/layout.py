@@ -71,7 +71,6 @@ def decoder_entries(
   """Returns the entries of a decoder whose linear layers are [out, in].
 
   Args:
-    e: The experiment.
     names: Names of the tensors by role; see tensor_names.
     rotary: Layout of the rotary pairs in the published queries and keys; see RotaryEmbedding.
     layers: Makes the entries of layers in the place of attention, by their kind.

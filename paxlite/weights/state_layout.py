@@ -17,7 +17,6 @@ def delta_net_entries(e: DeltaNetLayers, name: Mapping[str, str], ours: str) -> 
   """Returns the entries of a gated delta net.
 
   Args:
-    e: The experiment.
     name: Names of the tensors by role.
     ours: The name of the layer.
   """
@@ -186,7 +185,6 @@ def row_entry(
   Args:
     theirs: The tensor.
     shape: Its shape, [rows, …, last].
-    rows: The rows.
     ours: The variable, without its last name.
     made: The dimensions that the rows are in the variable.
   """

@@ -329,7 +329,6 @@ def _window_keys(
   """Returns the entries of the keys of windows.
 
   Args:
-    e: The experiment.
     theirs: How the names of their tensors begin.
     rate: The tokens of a window.
     series: How many keys a token is a term of.

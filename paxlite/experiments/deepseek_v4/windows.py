@@ -207,7 +207,6 @@ class WindowIndexer(nn.Module):
       x_BTD: The activations.
       latent_BTQ: The latents of attention's queries.
       positions_BT: The positions of the tokens.
-      of: The windows.
       visible_BTW: Whether a query may see a window.
     """
     W, N, H = visible_BTW.shape[-1], self.num_heads, self.head_dim
@@ -349,7 +348,6 @@ class WindowAttention(nn.Module):
       query_BTNH: Queries.
       key_BS1H: Keys of tokens.
       of_windows_BWH: Keys of windows.
-      of: The windows.
       visible_BTW: Whether a query sees a window.
       segment_ids_BT: Segments of the tokens; a query sees only those of its own segment.
       start: The slot of the first query, 0 or [B].

@@ -144,7 +144,6 @@ def default_of(attribute: str, default: object, *keys: str) -> Both:
   """Returns an attribute with several keys, of which the first one is written.
 
   Args:
-    attribute: The attribute.
     default: Its value in files with none of the keys.
     *keys: The keys.
   """

@@ -86,7 +86,6 @@ def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Ent
   """Returns the entries of a decoder whose blocks have one layer each.
 
   Args:
-    e: The experiment.
     names: Names of the tensors by role; see tensor_names.
   """
   none: LayerEntries = lambda e, name, ours: []

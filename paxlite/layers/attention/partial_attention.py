@@ -72,7 +72,6 @@ def with_sink_logit(part: Partial, logit: jax.Array | None) -> Partial:
   """Adds the attention sink, a virtual key with value 0, to a part.
 
   Args:
-    part: A part.
     logit: The logit of that key for each head [N], or for each row and head [B, N]; None adds
       nothing.
   """
