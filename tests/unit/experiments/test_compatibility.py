@@ -66,23 +66,21 @@ def shapes(params):
 
 @pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
-@pytest.mark.parametrize('theirs', FAMILIES)
+@pytest.mark.parametrize('theirs', [f for f in FAMILIES if f not in (Seqax, GLaM)])
 def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):
-  """Each other family gets all attributes of this one; the variables have the same shapes."""
+  """Each other family gets all attributes of this one; some then have variables of its shapes."""
   their = small(theirs)
   values = their.values_of(Kind.SHAPE, Kind.FUNCTION)
   params = params_of(their)
+  lines, expected = function_lines(their.build_task().model), logits(their, params)
   compared = 0
   for family in FAMILIES:
     our = small(family, **values)
-    if shapes_of(our) != shapes(params):
+    if family is theirs or shapes_of(our) != shapes(params):
       continue
     compared += 1
-    if differences(
-      function_lines(their.build_task().model), function_lines(our.build_task().model)
-    ):
-      continue
-    np.testing.assert_allclose(logits(our, params), logits(their, params), rtol=1e-5, atol=1e-5)
+    if not differences(lines, function_lines(our.build_task().model)):
+      np.testing.assert_allclose(logits(our, params), expected, rtol=1e-5, atol=1e-5)
   assert compared >= 1
 
 

@@ -1,5 +1,6 @@
 """The fields of GGUF files of all architectures: written, compared with a proof, and damaged."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -11,11 +12,14 @@ from paxlite.proof.exported_model import config_of
 from paxlite.weights.families import experiment_of
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.gguf_architecture import ROPE_FREQS
-from paxlite.weights.gguf_families import architecture_of, architectures, model_fields
+from paxlite.weights.gguf_families import architecture_of as _architecture_of
+from paxlite.weights.gguf_families import architectures, model_fields
 from paxlite.weights.gguf_reader import GgufTensors, other_config, unread
 from paxlite.weights.gguf_writer import _add_fields
 
 gguf = pytest.importorskip('gguf')
+
+architecture_of = functools.cache(_architecture_of)  # it compares whole configs
 
 SIZES = dict(
   NUM_LAYERS=6, MODEL_DIMS=32, HIDDEN_DIMS=24, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=40,
