@@ -8,14 +8,6 @@ import time
 from paxlite.core.errors import UserError
 
 
-def unused_name(path: pathlib.Path) -> pathlib.Path:
-  """Returns `path`, with a number after it if there is something of that name."""
-  candidate, n = path, 1
-  while candidate.exists():
-    candidate, n = path.with_name(f'{path.name}.{n}'), n + 1
-  return candidate
-
-
 def refuse_dangling(folder: pathlib.Path, name: str = '') -> None:
   """Raises UserError if `folder` is a dangling link, for example to an unmounted disk.
 

@@ -8,9 +8,10 @@ import pathlib
 import jax
 
 from paxlite.checkpointing.checksums import PREFIX, damage, folder_name, step_of, unreadable
-from paxlite.checkpointing.folders import refuse_dangling, unused_name
+from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.core.errors import UserError, listed
+from paxlite.files.set_aside import unused_name
 from paxlite.processes.process_messages import as_process_0
 
 DAMAGED = 'damaged'  # prefix of the names of damaged checkpoints that were moved aside

@@ -1,5 +1,6 @@
 """Sets damaged files of a run aside, so that the run can continue without them."""
 
+import itertools
 import logging
 import os
 import pathlib
@@ -13,8 +14,12 @@ def set_aside(path: pathlib.Path, reason: str) -> None:
   Raises:
     OSError: The file or folder cannot be renamed.
   """
-  aside, n = path.with_name(f'{path.name}.damaged'), 1
-  while os.path.lexists(aside):
-    aside, n = path.with_name(f'{path.name}.damaged.{n}'), n + 1
+  aside = unused_name(path.with_name(f'{path.name}.damaged'))
   path.rename(aside)
   log.warning('%s is damaged (%s): moved to %s', path, reason, aside.name)
+
+
+def unused_name(path: pathlib.Path) -> pathlib.Path:
+  """Returns `path`, with a number after it if there is something of that name."""
+  numbered = (path.with_name(f'{path.name}.{n}') for n in itertools.count(1))
+  return path if not os.path.lexists(path) else next(p for p in numbered if not os.path.lexists(p))

@@ -3,11 +3,9 @@
 import functools
 import json
 import pathlib
-import zlib
 from collections.abc import Callable
 
-import paxlite
-from paxlite.compilation.versions import versions
+from paxlite.compilation.versions import code_of_paxlite, versions
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.experiments.language_model import LanguageModel
@@ -42,7 +40,7 @@ def proof_of(checkpoint: str, base_weights: str) -> Callable[[pathlib.Path, Lang
     # of a run: the step, and the checksums of what it reads
     'data': read_object(data) if data.is_file() else None,
     'versions': versions(),
-    'code': _code(),
+    'code': code_of_paxlite(),
     'replies': replies(inference),
   }
   return functools.partial(_write, proof)
@@ -52,12 +50,3 @@ def _write(proof: JsonObject, folder: pathlib.Path, experiment: LanguageModel) -
   """Writes proof.json into an exported folder, with what identifies the files that are there."""
   contents = proof | {'facts': opened(folder, config_of(experiment)).facts()}
   write_file(folder / FILE, (json.dumps(contents, indent=1, ensure_ascii=False) + '\n').encode())
-
-
-def _code() -> int:
-  """Returns a checksum of the modules of paxlite."""
-  root = pathlib.Path(paxlite.__file__).parent
-  crc32 = 0
-  for path in sorted(root.rglob('*.py')):
-    crc32 = zlib.crc32(path.relative_to(root).as_posix().encode() + path.read_bytes(), crc32)
-  return crc32

@@ -12,6 +12,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment
 from paxlite.files.json_files import read_object
+from paxlite.files.set_aside import unused_name
 from paxlite.recipes.ingredients import code_of_run, differences, ingredients, outcome
 from paxlite.recipes.recipe import Recipe, Stage
 
@@ -25,7 +26,6 @@ _KEYS = {'values', 'code', 'files', 'needed', 'outcome'}  # of a stage
 class Status:
   """Where a stage is."""
 
-  # 'done', 'continues', 'runs', or 'runs again'
   state: Literal['done', 'continues', 'runs', 'runs again']
   reasons: tuple[str, ...]  # why it runs again
   made_of: JsonObject  # what it is made of now; see ingredients
@@ -105,9 +105,7 @@ class RecipeFolder:
       if status.state != 'runs again':
         continue
       if os.path.lexists(self.folder / name):
-        aside, n = self.folder / f'{name}.before', 1
-        while os.path.lexists(aside):
-          aside, n = self.folder / f'{name}.before.{n}', n + 1
+        aside = unused_name(self.folder / f'{name}.before')
         (self.folder / name).rename(aside)
         said.append(f'{self.folder / name} was moved to {aside.name}')
       self._entries.pop(name, None)

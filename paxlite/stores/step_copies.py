@@ -19,8 +19,8 @@ import zlib
 from collections.abc import Callable
 
 from paxlite.checkpointing.checksums import CHECKSUMS, Sum, checksum, damage, folder_name, step_of
-from paxlite.checkpointing.folders import unused_name
 from paxlite.core.json_text import parsed
+from paxlite.files.set_aside import unused_name
 from paxlite.processes.hosts import Hosts
 from paxlite.stores.object_store import Object, ObjectStore
 from paxlite.stores.stored_files import files_below

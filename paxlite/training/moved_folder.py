@@ -5,8 +5,8 @@ import pathlib
 
 import jax
 
-from paxlite.checkpointing.folders import unused_name
 from paxlite.core.run_files import MovedError, check_place
+from paxlite.files.set_aside import unused_name
 from paxlite.processes.process_messages import broadcast
 
 
