@@ -49,7 +49,7 @@ def values(config: dict[str, Any]) -> Any:
     return None
 
 
-@pytest.mark.cases(fast=10, slow=2)
+@pytest.mark.cases(fast=10, slow=1)
 @pytest.mark.parametrize('case', SMALL)
 def test_a_missing_key_or_null_means_what_it_means_to_transformers_or_is_refused(case):
   transformers = pytest.importorskip('transformers')
@@ -95,7 +95,7 @@ def sources(rng) -> dict[str, Any]:
   return {k: v[rng.integers(len(v))] for k, v in options.items() if rng.integers(2)}
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('case', ['llama', 'qwen3', 'gemma3_text', 'olmo3', 'gpt_oss', 'phi3'])
 def test_two_sources_of_rotary_positions_mean_what_they_mean_to_transformers(case):

@@ -68,7 +68,7 @@ def test_every_family_has_a_case():
   assert named >= set(FAMILIES) - {'llama', 'gemma', 'gpt2'}  # these are in test_weights.py
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @every_case
 def test_logits_and_gradients(case, imported):
   """The gradients are those of the mean cross-entropy, for every tensor of the folder.

@@ -80,7 +80,7 @@ def imported(name: str, tmp_path: pathlib.Path, **changes):
 QUICK = ('llama3', 'gemma3', 'qwen3_moe', 'phi3')
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -136,7 +136,7 @@ def test_transformers_computes_the_same_of_a_file_of_lfm2(tmp_path):
 OTHERS = r'nextn|attn_qkv|rope_freqs|dense_2|^output$|ffn_gate_up_exps|ssm_in$|blk.{bid}.ffn_norm$'
 
 
-@pytest.mark.cases(fast=2, slow=8)
+@pytest.mark.cases(fast=2, slow=3)
 @pytest.mark.parametrize(
   'names',
   [
@@ -412,7 +412,7 @@ def test_what_the_converter_does_not_write_is_refused(tmp_path):
     assert not (tmp_path / name / 'gguf').exists()
 
 
-@pytest.mark.cases(fast=3, slow=11)
+@pytest.mark.cases(fast=3, slow=4)
 @pytest.mark.parametrize('name', CONVERTED)
 def test_fields_and_tensors_are_those_of_the_converter(name, tmp_path):
   model, weights = imported(name, tmp_path)
@@ -487,7 +487,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.cases(fast=2, slow=20)
+@pytest.mark.cases(fast=2, slow=5)
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_llama_cpp_would_compute_otherwise_is_refused(name, tmp_path):
   case, changes, match = REFUSED[name]
@@ -513,7 +513,7 @@ def with_tokenizer(name: str, tmp_path: pathlib.Path) -> pathlib.Path:
 SLOW = ('dbrx', 'gpt-2', 'never', 'llama-bpe')
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize(
   'name', [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in TOKENIZERS]
 )

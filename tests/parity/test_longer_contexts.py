@@ -72,7 +72,7 @@ def imported(tmp_path_factory):
   return of
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('name', CHANGES)
 def test_an_export_has_the_same_logits_in_transformers_at_short_and_long_lengths(name, imported):
   case, values = CHANGES[name]

@@ -17,7 +17,7 @@ ANSWERS = {  # output of generate, by checkpoint
   'logs/qlora': 'Paris!\n',
 }
 # which take minutes
-LONG = re.compile('lora|adapter|to=gguf|smollm_gguf|capitals')
+LONG = re.compile('lora|adapter|to=gguf|smollm_gguf|capitals|grown')
 OTHER_PAGES = (
   'docs/preferences.md', 'docs/reinforcement_learning.md', 'docs/evaluation.md',
   'docs/tutorials/own_chats.md', 'benchmarks/README.md',

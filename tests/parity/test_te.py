@@ -111,7 +111,7 @@ def test_the_layer_computes_what_a_block_does(name):
     near(g, expected[path], atol=2e-5 * np.abs(expected[path]).max(), err_msg=path)
 
 
-@pytest.mark.cases(fast=4, slow=2)
+@pytest.mark.cases(fast=4, slow=1)
 @pytest.mark.parametrize('leading', [(), (3,)])
 @pytest.mark.parametrize('name', MODELS)
 def test_parameters_there_and_back_are_the_same_bits(name, leading):

@@ -471,7 +471,7 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
     build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'g')})
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   'name', [n if n == 'Gemma3' else pytest.param(n, marks=pytest.mark.slow) for n in IMAGES]
 )

@@ -54,6 +54,7 @@ LONG = (
   'docs/optimizers.md', 'docs/reinforcement_learning.md', 'docs/reports.md', 'docs/scaling.md',
   'docs/verifying.md', 'docs/tutorials/add_dataset.md', 'docs/tutorials/evaluate.md',
   'docs/tutorials/long_context.md', 'docs/tutorials/write_layer.md',
+  'docs/recipes.md',  # tests/runs/test_recipes.py runs chat_small, and a recipe as on the page
 )  # fmt: skip
 # Blocks of commands that are not run on an empty folder: the test that runs them, by the word after
 # ```sh and the pages, or why none does.

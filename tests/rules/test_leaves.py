@@ -83,7 +83,7 @@ def test_a_leaf_imports_only_those_that_it_needs():
 
 
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize('leaf', extensions.BUILT_IN)
 def test_a_command_works_or_names_the_leaf_that_is_absent(leaf):
   command = [sys.executable, '-m', 'tests.support.without', f'paxlite.{leaf}', '--help']

@@ -273,7 +273,7 @@ def test_what_does_not_hold_ends_the_recipe(whole):
     (folder / 'mine.py').write_text(text)
 
 
-@pytest.mark.cases(fast=0, slow=6)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('arguments', 'said'),
@@ -354,7 +354,7 @@ def _written(path: pathlib.Path, records: list[dict]) -> str:
   return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # chat_small has the same stages; what it has of its own, unit tests have
 def test_chat_d20_runs_with_files_in_place_of_the_hub(tmp_path):
   """Of depth 1, on one device."""
   say = lambda role, content: {'role': role, 'content': content}

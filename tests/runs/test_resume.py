@@ -25,7 +25,7 @@ def start_and_be_killed(folder, moment):
   assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   ('moments', 'resumed_at'),
   [

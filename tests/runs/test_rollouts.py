@@ -444,7 +444,7 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
   assert rows[-1][1] == '7'
 
 
-@pytest.mark.cases(fast=3, slow=2)
+@pytest.mark.cases(fast=3, slow=1)
 @pytest.mark.parametrize(
   ('values', 'match'),
   [

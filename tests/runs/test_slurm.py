@@ -135,7 +135,9 @@ def test_the_time_limit(slow_job, losses):
   assert runs.losses(job.logs) == losses
 
 
+@pytest.mark.exhaustive
 def test_requeued_from_outside(slow_job, losses):
+  """As at the time limit, but by SIGTERM, which tests/runs/test_scripts.py sends to the script."""
   job = slow_job()
   job.cluster.run('scontrol', 'requeue', job.number)
   job.end()

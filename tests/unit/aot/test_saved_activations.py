@@ -16,7 +16,7 @@ def test_of_a_function():
   assert {(k.shape, k.dtype) for k in kept} == {((3, 5), 'float32')}
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize('repeated', [False, True])
 @pytest.mark.parametrize(
   ('policy', 'of_a_layer'),

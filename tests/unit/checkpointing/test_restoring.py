@@ -142,7 +142,7 @@ def test_ignored_and_renamed(base, tmp_path):
   assert 'params/transformer/repeat/ff_layer/ffn_layer2/w' in table.split('ignored')[1]
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize(
   ('changes', 'match'),
   [

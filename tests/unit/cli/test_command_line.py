@@ -36,7 +36,7 @@ def environment(**variables: str) -> dict[str, str]:
   return runs.environment() | {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0'} | variables
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('what', PRINTING)
 def test_terminals_that_know_ascii_alone(what):
@@ -90,7 +90,7 @@ def test_no_stdout_at_all():
   assert (result.returncode, result.stderr) == (0, '')
 
 
-@pytest.mark.cases(fast=4, slow=4)
+@pytest.mark.cases(fast=4, slow=1)
 @pytest.mark.parametrize(
   ('argv', 'wanted'),
   [

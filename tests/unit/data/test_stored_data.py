@@ -38,7 +38,7 @@ def put(store, folder, key):
       store.upload(f'{key}/{path.relative_to(folder).as_posix()}', path)
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize('kind', ['stream', 'packed', 'sequences'])
 @pytest.mark.parametrize('format', ['memmap', 'seqax'])
 def test_flat_tokens(store, tmp_path, kind, format):

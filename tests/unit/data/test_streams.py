@@ -90,7 +90,7 @@ def read(make, processes: int, start: int, count: int, position=None):
   return np.concatenate(found, axis=1), merged(np.stack(known))
 
 
-@pytest.mark.cases(fast=4, slow=4)
+@pytest.mark.cases(fast=4, slow=1)
 @each_input
 @each_kind_of_rows
 def test_any_number_of_processes_reads_the_same_batches(kind, rows):

@@ -64,7 +64,7 @@ def shapes(params):
   return jax.tree.map(jnp.shape, params)
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('theirs', [f for f in FAMILIES if f not in (Seqax, GLaM)])
 def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):

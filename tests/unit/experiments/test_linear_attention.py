@@ -68,7 +68,7 @@ def computed(*args, **kwargs):
     return jax.jit(lambda args: linear_attention(*args, **kwargs))([*map(single, args)])
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   ('T', 'has_delta', 'is_packed', 'channels'),
   [

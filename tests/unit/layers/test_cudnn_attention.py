@@ -134,7 +134,7 @@ def segments_of(offsets, lengths, shape):
   return jnp.where(inside.any(1), inside.argmax(1), -1).reshape(B, T)
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', ['', 'bias', 'bounds', 'counted', 'too many'])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'narrow values'])

@@ -323,7 +323,7 @@ def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
     assert g.dtype == jnp.float32
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('name', ['rotary', 'rotary half', 'caps', 'grouped', 'bfloat16'])
 def test_causality(name):
   """No logit depends on a later token."""

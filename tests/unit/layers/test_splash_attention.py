@@ -57,7 +57,7 @@ CASES = {
 }
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   ('case', 'kv_heads', 'packed', 'mesh'),
   [

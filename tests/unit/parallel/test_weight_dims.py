@@ -112,7 +112,7 @@ def boxes_of(name: str, **values):
   return {path_name(path): box for path, box in leaves}
 
 
-@pytest.mark.cases(fast=5, slow=2)
+@pytest.mark.cases(fast=5, slow=1)
 @pytest.mark.parametrize('is_repeated', [False, True])
 @pytest.mark.parametrize('name', FAMILIES)
 def test_every_variable_of_a_family_knows_its_dimensions(name, is_repeated):

@@ -56,7 +56,7 @@ def test_a_depth_decides_all_sizes(depth):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(fast=0, slow=8)
+@pytest.mark.cases(fast=0, slow=4)
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
 @pytest.mark.parametrize('depth', [2, 3, 6, 12])
 def test_values_are_those_of_the_ladder(depth, optimizer):

@@ -120,7 +120,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=4, slow=2)
+@pytest.mark.cases(fast=4, slow=1)
 @pytest.mark.parametrize('kind', KINDS)
 def test_each_token_is_where_its_origin_says(tmp_path, kind):
   data = made(tmp_path, kind)

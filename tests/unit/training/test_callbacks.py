@@ -140,7 +140,7 @@ def test_a_request_to_roll_back_goes_before_one_to_end(tmp_path):
     trained(folder, Recorded({('after', 1): LoopRequest.ROLL_BACK}))
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   ('event', 'step', 'expected'),
   [

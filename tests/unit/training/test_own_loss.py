@@ -118,7 +118,7 @@ def table_and_batch():
   return params, {'ids': draw(), 'labels': draw(), 'weights': weights}
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('kind', LOSSES)
 def test_one_two_and_four_microbatches_agree(kind):
   params, batch = table_and_batch()

@@ -126,7 +126,7 @@ def both_ways(base, config: dict, tmp_path) -> tuple[float, float, float, float]
   return tuple(float(np.abs(x - wanted).max() / largest) for x in (*found, plain))
 
 
-@pytest.mark.cases(fast=1, slow=9)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize('seed', range(4))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_an_adapter_of_peft_computes_the_same_here_and_ours_there(family, seed, tmp_path):
@@ -445,7 +445,7 @@ def test_training_continues_an_adapter_of_peft_and_leaves_the_rest_as_it_is(tmp_
   np.testing.assert_allclose(found, paxlite.load(tmp_path / 'merged').logits([1, 5, 7]), atol=1e-4)
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('use_dora', [False, True])
 @pytest.mark.parametrize(

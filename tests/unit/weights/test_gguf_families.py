@@ -90,7 +90,7 @@ def compared(path: pathlib.Path, e) -> tuple[dict[str, Any], list[str]]:
   return other_config(architecture, config, file), unread(architecture, config, file)
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize(('kind', 'changes'), CASES)
 def test_an_experiment_comes_back(kind, changes, tmp_path):
   """The config in a proof makes an experiment whose file is that of the first one."""
