@@ -41,34 +41,18 @@ if TYPE_CHECKING:
 __version__ = '0.2.0'
 
 _WHERE = {
-  'Callback': 'paxlite.training.callbacks',
-  'Experiment': 'paxlite.experiments.base',
-  'Interrupted': 'paxlite.core.errors',
-  'Sampling': 'paxlite.config.generation',
-  'TrainedModel': 'paxlite.programs.library',
-  'TrainingError': 'paxlite.core.errors',
-  'UserError': 'paxlite.core.errors',
-  'get': 'paxlite.programs.library',
-  'list_experiments': 'paxlite.programs.library',
-  'load': 'paxlite.programs.library',
-  'register': 'paxlite.experiments.registry',
-  'train': 'paxlite.programs.library',
-}
+  'Callback': 'paxlite.training.callbacks', 'Experiment': 'paxlite.experiments.base',
+  'Interrupted': 'paxlite.core.errors', 'Sampling': 'paxlite.config.generation',
+  'TrainedModel': 'paxlite.programs.library', 'TrainingError': 'paxlite.core.errors',
+  'UserError': 'paxlite.core.errors', 'get': 'paxlite.programs.library',
+  'list_experiments': 'paxlite.programs.library', 'load': 'paxlite.programs.library',
+  'register': 'paxlite.experiments.registry', 'train': 'paxlite.programs.library',
+}  # fmt: skip
 
 __all__ = [
-  'Callback',
-  'Experiment',
-  'Interrupted',
-  'Sampling',
-  'TrainedModel',
-  'TrainingError',
-  'UserError',
-  'get',
-  'list_experiments',
-  'load',
-  'register',
-  'train',
-]
+  'Callback', 'Experiment', 'Interrupted', 'Sampling', 'TrainedModel', 'TrainingError', 'UserError',
+  'get', 'list_experiments', 'load', 'register', 'train',
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

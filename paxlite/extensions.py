@@ -26,30 +26,14 @@ from paxlite.core.former_modules import OF_THE_CORE
 OFFERED = {
   'stores': ('gs://', 's3://'),
   'quantization': (
-    'USE_FP8',
-    'USE_INT8',
-    'FROZEN_DTYPE',
-    'FROZEN_DTYPE of a task',
-    'ADAM_MOMENTS_DTYPE',
+    'USE_FP8', 'USE_INT8', 'FROZEN_DTYPE', 'FROZEN_DTYPE of a task', 'ADAM_MOMENTS_DTYPE',
   ),
   'adapters': (
-    'USE_LORA',
-    'a model without factors',
-    'LORA_ALPHA',
-    'LORA_RS',
-    'LORA_DROPOUT',
-    'LORA_TARGETS',
-    'LORA_RANK_PATTERN',
-    'LORA_ALPHA_PATTERN',
-    'LORA_LAYERS',
-    'LORA_MODULES_TO_SAVE',
-    'LORA_TOKENS',
+    'USE_LORA', 'a model without factors', 'LORA_ALPHA', 'LORA_RS', 'LORA_DROPOUT', 'LORA_TARGETS',
+    'LORA_RANK_PATTERN', 'LORA_ALPHA_PATTERN', 'LORA_LAYERS', 'LORA_MODULES_TO_SAVE', 'LORA_TOKENS',
   ),
   'more_optimizers': (
-    'OPTIMIZER=soap',
-    'OPTIMIZER=lion',
-    'OPTIMIZER=sgd',
-    'OPTIMIZER=adafactor',
+    'OPTIMIZER=soap', 'OPTIMIZER=lion', 'OPTIMIZER=sgd', 'OPTIMIZER=adafactor',
     'OPTIMIZER=schedule_free',
   ),
   'chats': (),
@@ -75,7 +59,7 @@ OFFERED = {
   'hub': ('export --push',),
   'other_systems': (),
   'contrib': ('SeqioTask',),
-}
+}  # fmt: skip
 BUILT_IN = [*OFFERED]  # the table: a leaf that is taken out of it is absent
 _GROUP = 'paxlite.extensions'
 

@@ -99,18 +99,11 @@ def compile_step(
   device = mesh.devices.flat[0]
   options = e.compiler_options(device.platform, compiler.is_known_to(device))
   report = Report(
-    experiment=type(e).__name__,
-    target=target.name,
-    device=device.device_kind,
-    devices=mesh.size,
-    mesh=dict(mesh.shape),
-    parameters=task.num_parameters,
-    batch_size=e.batch_size,
-    seq_len=e.MAX_SEQ_LEN,
-    versions=compiled_step.versions(device.platform),
-    options=options,
+    experiment=type(e).__name__, target=target.name, device=device.device_kind, devices=mesh.size,
+    mesh=dict(mesh.shape), parameters=task.num_parameters, batch_size=e.batch_size,
+    seq_len=e.MAX_SEQ_LEN, versions=compiled_step.versions(device.platform), options=options,
     chip=chip,
-  )
+  )  # fmt: skip
   before = time.perf_counter()
   try:
     with task.compiling():
@@ -147,21 +140,11 @@ def compile_step(
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
   return dataclasses.replace(
-    report,
-    compile_seconds=spent,
-    fits=fits,
-    verdict=verdict,
-    arguments=memory.argument_size_in_bytes,
-    temporaries=memory.temp_size_in_bytes,
-    generated_code=memory.generated_code_size_in_bytes,
-    total=total,
-    host=host,
-    model_flops=flops,
-    costs=costs,
-    mfu=mfu,
-    notes=tuple(notes),
-    program=text,
-  )
+    report, compile_seconds=spent, fits=fits, verdict=verdict,
+    arguments=memory.argument_size_in_bytes, temporaries=memory.temp_size_in_bytes,
+    generated_code=memory.generated_code_size_in_bytes, total=total, host=host, model_flops=flops,
+    costs=costs, mfu=mfu, notes=tuple(notes), program=text,
+  )  # fmt: skip
 
 
 def explain(experiment: Experiment, target: Target) -> JsonObject:

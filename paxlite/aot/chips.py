@@ -133,19 +133,11 @@ def _gpu(
   flops_8bit: float = 0.0,
 ) -> Chip:
   return Chip(
-    name,
-    flops,
-    memory,
-    bandwidth,
-    links,
-    network,
-    f'{gpu.kind} data sheet; {network * 8e-9:g} Gb/s of network a GPU',
-    default_share=0.75,
-    host_bandwidth=host,
-    peak_flops_8bit=dict.fromkeys(types, flops_8bit or 2 * flops),
-    gpu=gpu,
+    name, flops, memory, bandwidth, links, network,
+    f'{gpu.kind} data sheet; {network * 8e-9:g} Gb/s of network a GPU', default_share=0.75,
+    host_bandwidth=host, peak_flops_8bit=dict.fromkeys(types, flops_8bit or 2 * flops), gpu=gpu,
     rates=_OF_GPUS,
-  )
+  )  # fmt: skip
 
 
 _HOPPER: dict[str, Any] = dict(

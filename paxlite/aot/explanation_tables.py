@@ -101,13 +101,11 @@ def _about(r: JsonObject) -> Iterator[tuple[str, str]]:
 
 def _memory(report: JsonObject, parts: Mapping[str, int]) -> Table:
   rows = [
-    *parts.items(),
-    ('temporaries, with gradients and activations', report['temporaries']),
-    ('program', report['generated_code']),
-    ('at most in use at a time', report['total']),
+    *parts.items(), ('temporaries, with gradients and activations', report['temporaries']),
+    ('program', report['generated_code']), ('at most in use at a time', report['total']),
     ('there is', report['chip'] and report['chip']['memory']),
     ('on its host: moments and activations', report['host']),
-  ]
+  ]  # fmt: skip
   shown = [(name, size(count)) for name, count in rows if count]
   return Table('Memory of a device', ('part', '#bytes'), shown)
 

@@ -93,11 +93,9 @@ class Target:
         _tell_jax_of_the_gpus(self.chip.gpu)
         hosts = max(self.devices // self.chip.domain, 1)
         found = topologies.get_topology_desc(
-          platform='cuda',
-          topology_name=self.chip.name,
-          target_config=_description(self.chip),
+          platform='cuda', topology_name=self.chip.name, target_config=_description(self.chip),
           topology=f'1x{hosts}x{self.devices // hosts}',
-        )
+        )  # fmt: skip
       else:
         grid = _shapes(self.chip.name)[self.devices // self.slices // _devices(self.chip.name)]
         slices: dict[str, int] = {'num_slices': self.slices} if self.slices > 1 else {}
@@ -235,9 +233,6 @@ def prepare_environment() -> None:
   They take effect only if they are set before JAX is imported.
   """
   os.environ.update(
-    JAX_PLATFORMS='cpu',
-    TPU_SKIP_MDS_QUERY='1',
-    TPU_WORKER_HOSTNAMES='localhost',
-    TPU_ACCELERATOR_TYPE='v5litepod-4',
-    ALLOW_MULTIPLE_LIBTPU_LOAD='1',
-  )
+    JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', TPU_WORKER_HOSTNAMES='localhost',
+    TPU_ACCELERATOR_TYPE='v5litepod-4', ALLOW_MULTIPLE_LIBTPU_LOAD='1',
+  )  # fmt: skip

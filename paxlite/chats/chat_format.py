@@ -139,11 +139,9 @@ class ChatFormat:
         (budget.BUDGET), which is far more than a conversation needs.
     """
     values: dict[str, Any] = dict(
-      messages=[_with_reasoning(m) for m in messages],
-      add_generation_prompt=prompt,
-      tools=tools,
+      messages=[_with_reasoning(m) for m in messages], add_generation_prompt=prompt, tools=tools,
       documents=None,
-    )
+    )  # fmt: skip
     if thinking is not None:
       values |= {'enable_thinking': thinking, 'thinking': thinking}
     template = self._templates[self._name(tools)]

@@ -206,27 +206,17 @@ def environment(budget: Budget, now: Callable[[], datetime.datetime]) -> Any:
   del made.globals['lipsum']
   known = frozenset(made.globals.values())
   by_reference = (
-    runtime.Macro,
-    runtime.BlockReference,
-    runtime.LoopContext,
-    runtime.Undefined,
-    utils.Joiner,
-  )
+    runtime.Macro, runtime.BlockReference, runtime.LoopContext, runtime.Undefined, utils.Joiner,
+  )  # fmt: skip
   made.filters = costs.filters(budget, made.filters)
   made.tests = costs.tests(budget, made.tests)
   return made
 
 
 _OPERATORS = {
-  'eq': '==',
-  'ne': '!=',
-  'gt': '>',
-  'gteq': '>=',
-  'lt': '<',
-  'lteq': '<=',
-  'in': 'in',
+  'eq': '==', 'ne': '!=', 'gt': '>', 'gteq': '>=', 'lt': '<', 'lteq': '<=', 'in': 'in',
   'notin': 'not in',
-}
+}  # fmt: skip
 
 
 def _nodes(statements: Iterable[Any]) -> int:

@@ -70,16 +70,10 @@ def write_variable(
   if math.prod(shape) != value.size:
     raise ValueError(f'{name}: {value.size} elements for {shape}')
   metadata = {
-    'chunks': shape,
-    'compressor': None,
-    'dimension_separator': '.',
+    'chunks': shape, 'compressor': None, 'dimension_separator': '.',
     'dtype': 'bfloat16' if value.dtype == ml_dtypes.bfloat16 else value.dtype.str,
-    'fill_value': None,
-    'filters': None,
-    'order': 'C',
-    'shape': shape,
-    'zarr_format': 2,
-  }
+    'fill_value': None, 'filters': None, 'order': 'C', 'shape': shape, 'zarr_format': 2,
+  }  # fmt: skip
   path = folder / name
   path.mkdir(parents=True)
   (path / '.zarray').write_text(json.dumps(metadata))

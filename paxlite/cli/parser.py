@@ -66,13 +66,9 @@ class Parser(argparse.ArgumentParser):
   def __init__(self, doc: str | None):
     usage, _, description = (doc or '').partition('\n\n')
     super().__init__(
-      prog=' '.join(usage.split()[: 2 if usage.startswith('paxlite') else 3]),
-      usage=usage,
-      description=description,
-      formatter_class=_Formatter,
-      allow_abbrev=False,
-      exit_on_error=False,
-    )
+      prog=' '.join(usage.split()[: 2 if usage.startswith('paxlite') else 3]), usage=usage,
+      description=description, formatter_class=_Formatter, allow_abbrev=False, exit_on_error=False,
+    )  # fmt: skip
     self._option_string_actions['--help'].help = 'print this help'
     self.takes_attributes = False
     self._words: dict[str, str] = {}

@@ -13,11 +13,9 @@ from paxlite.files.schemes import is_address
 _MODES = 'train', 'eval', 'verify', 'decode', 'decode_once'
 _OF_RUN = 'RUN', 'run folder, or experiment'
 _WORDS = {
-  'train': ('EXPERIMENT', 'a name of `paxlite list`, or my_module.MyGPT'),
-  'eval': _OF_RUN,
-  'decode': _OF_RUN,
-  'verify': ('RUN', 'run folder'),
-}
+  'train': ('EXPERIMENT', 'a name of `paxlite list`, or my_module.MyGPT'), 'eval': _OF_RUN,
+  'decode': _OF_RUN, 'verify': ('RUN', 'run folder'),
+}  # fmt: skip
 
 
 class RunParser(Parser):

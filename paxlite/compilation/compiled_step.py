@@ -67,12 +67,9 @@ class SavedStep:
     devices = list(mesh.devices.flat)
     try:
       return serialize_executable.deserialize_and_load(
-        payload,
-        jax.tree.structure((arguments, {})),
-        lowered.out_tree,
-        backend=devices[0].client,
+        payload, jax.tree.structure((arguments, {})), lowered.out_tree, backend=devices[0].client,
         execution_devices=devices,
-      )
+      )  # fmt: skip
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, pickle.UnpicklingError) as e:
       raise UserError(
         f'--compiled_step={self.path} cannot be loaded here: {str(e).splitlines()[0]}'
@@ -131,11 +128,9 @@ def identity(
 ) -> JsonObject:
   """Describes a step: what must be equal for a compiled step to be used in its place."""
   return machine(mesh, options) | {
-    'format': _FORMAT,
-    'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
-    'program': zlib.crc32(lowered.as_text().encode()),
-    'values': parsed(json.dumps(dict(values))),
-  }
+    'format': _FORMAT, 'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
+    'program': zlib.crc32(lowered.as_text().encode()), 'values': parsed(json.dumps(dict(values))),
+  }  # fmt: skip
 
 
 def machine(mesh: Mesh, options: Options) -> JsonObject:
@@ -143,14 +138,11 @@ def machine(mesh: Mesh, options: Options) -> JsonObject:
   devices = list(mesh.devices.flat)
   return {
     'versions': {'paxlite': paxlite.__version__} | versions(devices[0].platform),
-    'device': devices[0].device_kind,
-    'devices': len(devices),
-    'mesh': dict(mesh.shape),
+    'device': devices[0].device_kind, 'devices': len(devices), 'mesh': dict(mesh.shape),
     'device ids': zlib.crc32(json.dumps([d.id for d in devices]).encode()),
-    'XLA_FLAGS': flags_of('XLA_FLAGS'),
-    'LIBTPU_INIT_ARGS': flags_of('LIBTPU_INIT_ARGS'),
+    'XLA_FLAGS': flags_of('XLA_FLAGS'), 'LIBTPU_INIT_ARGS': flags_of('LIBTPU_INIT_ARGS'),
     'COMPILER_OPTIONS': dict(options),
-  }
+  }  # fmt: skip
 
 
 def versions(platform: str) -> dict[str, str]:

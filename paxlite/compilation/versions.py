@@ -28,12 +28,10 @@ def versions() -> JsonObject:
       found[package] = 'not installed as a package'
   config: Any = jax.config  # JAX declares no option of it
   return {
-    'python': platform.python_version(),
-    'packages': found,
-    'devices': devices.described(),
+    'python': platform.python_version(), 'packages': found, 'devices': devices.described(),
     'processes': jax.process_count(),
     'jax_threefry_partitionable': bool(config.jax_threefry_partitionable),
-  }
+  }  # fmt: skip
 
 
 @functools.cache

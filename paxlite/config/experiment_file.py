@@ -13,20 +13,13 @@ from paxlite.files.json_files import read_object
 EXPERIMENT = 'experiment.json'
 # The experiments that fine-tune any model, by the method of `paxlite finetune`.
 FINE_TUNING = {
-  'sft': 'HuggingFaceSFT',
-  'lora': 'HuggingFaceLoRA',
-  'qlora': 'HuggingFaceLoRA',
-  'documents': 'HuggingFaceDocuments',
-  'distill': 'HuggingFaceDistillation',
-  'dpo': 'HuggingFacePreferences',
-  'ipo': 'HuggingFacePreferences',
-  'orpo': 'HuggingFacePreferences',
-  'simpo': 'HuggingFacePreferences',
-  'kto': 'HuggingFacePreferences',
-  'reward': 'HuggingFaceReward',
-  'grpo': 'HuggingFacePolicy',
+  'sft': 'HuggingFaceSFT', 'lora': 'HuggingFaceLoRA', 'qlora': 'HuggingFaceLoRA',
+  'documents': 'HuggingFaceDocuments', 'distill': 'HuggingFaceDistillation',
+  'dpo': 'HuggingFacePreferences', 'ipo': 'HuggingFacePreferences',
+  'orpo': 'HuggingFacePreferences', 'simpo': 'HuggingFacePreferences',
+  'kto': 'HuggingFacePreferences', 'reward': 'HuggingFaceReward', 'grpo': 'HuggingFacePolicy',
   'opd': 'HuggingFaceOnPolicyDistillation',
-}
+}  # fmt: skip
 # What a method states beside its experiment.
 VALUES_OF_METHODS: Mapping[str, Mapping[str, str]] = {
   'qlora': {'FROZEN_DTYPE': 'nf4'},

@@ -64,18 +64,11 @@ def shapes_of(case: Case) -> Shapes:
   # the way `heads` gives a device a share of the heads
   share = jax.ShapeDtypeStruct((rows, length, max(heads // size, 1), width), case.q.dtype)
   return Shapes(
-    rows=rows,
-    length=length,
-    heads=heads,
-    kv_heads=kv_heads,
-    width=width,
-    size=size,
-    window=case.softmax.window,
-    masked_by_array=kernel.masks_by_array(of_device),
-    max_segments=kernel.bounds(dataclasses.replace(of_device, q=share)),
-    fused=kernel.is_fused,
+    rows=rows, length=length, heads=heads, kv_heads=kv_heads, width=width, size=size,
+    window=case.softmax.window, masked_by_array=kernel.masks_by_array(of_device),
+    max_segments=kernel.bounds(dataclasses.replace(of_device, q=share)), fused=kernel.is_fused,
     itemsize=case.q.dtype.itemsize,
-  )
+  )  # fmt: skip
 
 
 def fastest(found: Mapping[Way, WayEstimate]) -> Way:

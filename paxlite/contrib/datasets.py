@@ -42,11 +42,7 @@ class SeqioTask(FromTfds, Splits, subject='Data'):
       except ImportError as e:
         raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
     source = config(
-      SeqioSource,
-      task=self.SEQIO_TASK,
-      split=split,
-      vocab_path=self.tokenizer_path,
-      tfds_data_dir=self.TFDS_DATA_DIR,
-      start_id=self.START_ID,
-    )
+      SeqioSource, task=self.SEQIO_TASK, split=split, vocab_path=self.tokenizer_path,
+      tfds_data_dir=self.TFDS_DATA_DIR, start_id=self.START_ID,
+    )  # fmt: skip
     return self.stream(source, self.SEQIO_ROWS, batch_size)

@@ -129,15 +129,10 @@ class SeqioDataset:
     import seqio
 
     dataset = self.task.get_dataset(
-      sequence_length=None,
-      split=self.split,
-      shuffle=shuffle,
-      seed=seed,
-      shard_info=seqio.ShardInfo(shard, self.num_shards),
-      num_epochs=1,
-      use_cached=False,
+      sequence_length=None, split=self.split, shuffle=shuffle, seed=seed,
+      shard_info=seqio.ShardInfo(shard, self.num_shards), num_epochs=1, use_cached=False,
       trim_output_features=False,
-    )
+    )  # fmt: skip
     for number, example in enumerate(dataset.skip(start).as_numpy_iterator(), start):
       targets = np.asarray(example['targets'], np.int32)
       inputs = np.asarray(example.get('inputs', ()), np.int32)
@@ -198,14 +193,9 @@ def _dataset(task: Any, split: str, rate: float, folder: str) -> SeqioDataset:
   vocabulary = task.output_features['targets'].vocabulary
   ids = (getattr(vocabulary, name, None) for name in ('bos_id', 'eos_id'))
   return SeqioDataset(
-    task.name,
-    task,
-    split,
-    rate,
-    shards,
-    int(vocabulary.vocab_size),
+    task.name, task, split, rate, shards, int(vocabulary.vocab_size),
     next((int(i) for i in ids if i is not None and i >= 0), None),
-  )
+  )  # fmt: skip
 
 
 @functools.cache

@@ -14,20 +14,17 @@ OF_THE_CORE = {
   f'{_PARTS}.backend': 'paxlite.experiments.language_model',
   f'{_PARTS}.batches': f'{_PARTS}.training_loop',
   f'{_PARTS}.context_parallelism': f'{_PARTS}.attention',
-  f'{_PARTS}.faults': f'{_PARTS}.training_loop',
-  f'{_PARTS}.feed_forward': f'{_PARTS}.stack',
+  f'{_PARTS}.faults': f'{_PARTS}.training_loop', f'{_PARTS}.feed_forward': f'{_PARTS}.stack',
   f'{_PARTS}.gated_delta_net': f'{_HYBRID}.delta_net_layers',
   f'{_PARTS}.layers_with_state': f'{_HYBRID}.layers_with_state',
   f'{_PARTS}.long_positions': 'paxlite.experiments.phi.long_positions',
-  f'{_PARTS}.low_rank': f'{_PARTS}.memory_savings',
-  f'{_PARTS}.mamba2': f'{_HYBRID}.mamba2_layers',
+  f'{_PARTS}.low_rank': f'{_PARTS}.memory_savings', f'{_PARTS}.mamba2': f'{_HYBRID}.mamba2_layers',
   f'{_PARTS}.query_growth': f'{_PARTS}.attention_temperature',
   f'{_PARTS}.residual_factor': 'paxlite.experiments.granite.residual_factor',
-  f'{_PARTS}.rotary_positions': f'{_PARTS}.positions',
-  f'{_PARTS}.samples': f'{_PARTS}.decoding',
+  f'{_PARTS}.rotary_positions': f'{_PARTS}.positions', f'{_PARTS}.samples': f'{_PARTS}.decoding',
   'paxlite.layers.attention.output_gate': 'paxlite.experiments.qwen_hybrid.output_gate',
   'paxlite.layers.linear_attention': _HYBRID,
-}
+}  # fmt: skip
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -124,11 +124,9 @@ def histogram(lengths: np.ndarray) -> list[str]:
 def first_look(source: ExampleRows, color: bool) -> list[str]:
   """Returns lines on the examples of a new run: how long they are, and the first one."""
   return [
-    'Examples by number of tokens:',
-    *(f'  {line}' for line in histogram(source.lengths)),
-    f'The first example, {how_learned(color)}:',
-    example_text(source, 0, color, _MOST_TOKENS),
-  ]
+    'Examples by number of tokens:', *(f'  {line}' for line in histogram(source.lengths)),
+    f'The first example, {how_learned(color)}:', example_text(source, 0, color, _MOST_TOKENS),
+  ]  # fmt: skip
 
 
 def how_learned(color: bool) -> str:

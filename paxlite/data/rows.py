@@ -219,12 +219,10 @@ class TokenRows:
       labels[r, :length] = self.tokens[start : start + length]
       weights[r, :length] = 1
     return {
-      'ids': np.pad(labels[:, :-1], ((0, 0), (1, 0))),
-      'labels': labels,
-      'weights': weights,
+      'ids': np.pad(labels[:, :-1], ((0, 0), (1, 0))), 'labels': labels, 'weights': weights,
       'segment_ids': weights.astype(np.int32),
       'segment_pos': np.broadcast_to(np.arange(T, dtype=np.int32), labels.shape),
-    }
+    }  # fmt: skip
 
   def _check(self, good: bool | np.bool, has: str) -> None:
     if not good:

@@ -51,12 +51,7 @@ def parsed(content: bytes) -> SentencePieceModel:
   texts = {piece.text for piece in pieces}
   special = {name: getattr(trainer, f'{name}_piece') for name in ('unk', 'bos', 'eos')}
   return SentencePieceModel(
-    pieces,
-    trainer.model_type,
-    normalizer.precompiled_charsmap,
-    normalizer.add_dummy_prefix,
-    normalizer.remove_extra_whitespaces,
-    trainer.treat_whitespace_as_suffix,
-    trainer.byte_fallback,
+    pieces, trainer.model_type, normalizer.precompiled_charsmap, normalizer.add_dummy_prefix,
+    normalizer.remove_extra_whitespaces, trainer.treat_whitespace_as_suffix, trainer.byte_fallback,
     **{name: text if text in texts else None for name, text in special.items()},
-  )
+  )  # fmt: skip

@@ -125,13 +125,10 @@ def _ranked_bpe(model: SentencePieceModel, texts: list[str], ignores_merges: boo
   }
   ranked = sorted((rank, pair) for text, rank in normal.items() for pair in _halves(text, normal))
   return models.BPE(
-    {text: i for i, text in enumerate(texts)},
-    [pair for _, pair in ranked],
-    unk_token=model.unk or '<unk>',
-    fuse_unk=True,
-    byte_fallback=model.byte_fallback,
+    {text: i for i, text in enumerate(texts)}, [pair for _, pair in ranked],
+    unk_token=model.unk or '<unk>', fuse_unk=True, byte_fallback=model.byte_fallback,
     ignore_merges=ignores_merges,
-  )
+  )  # fmt: skip
 
 
 def _halves(text: str, vocabulary: Mapping[str, object]) -> Iterator[tuple[str, str]]:

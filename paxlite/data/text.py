@@ -107,14 +107,10 @@ class TextRows(TokenRows):
       )
     starts = np.cumsum([0, *map(len, encoded)])
     super().__init__(
-      tokens=tokens,
-      seq_starts=starts,
-      seq_len=seq_len,
-      rows=rows,
-      max_token_id=max(int(tokens.max()), encoding.first_id),
-      name=', '.join(files),
+      tokens=tokens, seq_starts=starts, seq_len=seq_len, rows=rows,
+      max_token_id=max(int(tokens.max()), encoding.first_id), name=', '.join(files),
       start_id=encoding.first_id,
-    )
+    )  # fmt: skip
     self.fingerprint = zlib.crc32(repr([zlib.crc32(b.encode()) for b in blocks]).encode())
     begins = repr(self.start_id).encode() if self.start_id and rows != 'stream' else b''
     # 0 was the start id of all rows once, so that runs which began with it go on.

@@ -57,26 +57,13 @@ OF_PIECES = ('LlamaTokenizer', 'CodeLlamaTokenizer', 'GemmaTokenizer')  # may ha
 
 # The class that transformers registers for a model_type; None: it takes the one that is stated.
 _REGISTERED = {
-  'mistral': PLAIN,
-  'mixtral': PLAIN,
-  'olmo2': PLAIN,
-  'olmo3': PLAIN,
-  'phi3': PLAIN,
-  'granite': PLAIN,
-  'gemma': 'GemmaTokenizer',
-  'gemma2': 'GemmaTokenizer',
-  'gemma3': 'GemmaTokenizer',
-  'gemma3_text': 'GemmaTokenizer',
-  'qwen2': 'Qwen2Tokenizer',
-  'qwen2_moe': 'Qwen2Tokenizer',
-  'qwen3': 'Qwen2Tokenizer',
-  'qwen3_moe': 'Qwen2Tokenizer',
-  'gpt2': 'GPT2Tokenizer',
-  'phi': 'GPT2Tokenizer',
-  'gpt_neox': 'GPTNeoXTokenizer',
-  'olmo': 'GPTNeoXTokenizer',
-  'olmoe': 'GPTNeoXTokenizer',
-}
+  'mistral': PLAIN, 'mixtral': PLAIN, 'olmo2': PLAIN, 'olmo3': PLAIN, 'phi3': PLAIN,
+  'granite': PLAIN, 'gemma': 'GemmaTokenizer', 'gemma2': 'GemmaTokenizer',
+  'gemma3': 'GemmaTokenizer', 'gemma3_text': 'GemmaTokenizer', 'qwen2': 'Qwen2Tokenizer',
+  'qwen2_moe': 'Qwen2Tokenizer', 'qwen3': 'Qwen2Tokenizer', 'qwen3_moe': 'Qwen2Tokenizer',
+  'gpt2': 'GPT2Tokenizer', 'phi': 'GPT2Tokenizer', 'gpt_neox': 'GPTNeoXTokenizer',
+  'olmo': 'GPTNeoXTokenizer', 'olmoe': 'GPTNeoXTokenizer',
+}  # fmt: skip
 # Keys of tokenizer_config.json that are read, besides the names of special tokens.
 _OF_IDS = ('add_prefix_space', 'legacy', 'split_special_tokens')
 _ADDS = ('added_tokens_decoder', 'extra_special_tokens', 'additional_special_tokens')

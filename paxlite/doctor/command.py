@@ -158,17 +158,11 @@ def examine() -> MachineReport:
   names = ('JAX_PLATFORMS', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'CUDA_VISIBLE_DEVICES', 'VOCAB_PATH')
   return MachineReport(
     packages={_normal(d.name): d.version for d in importlib.metadata.distributions() if d.name},
-    extras=_extras(),
-    devices=described,
-    failure=failure,
-    platform=kind,
-    has_gpu=any(map(os.path.exists, _GPU_FILES)),
-    has_tpu=any(map(os.path.exists, _TPU_FILES)),
-    driver=_driver(),
-    memory=host_memory.available(),
-    disk=shutil.disk_usage('.').free,
+    extras=_extras(), devices=described, failure=failure, platform=kind,
+    has_gpu=any(map(os.path.exists, _GPU_FILES)), has_tpu=any(map(os.path.exists, _TPU_FILES)),
+    driver=_driver(), memory=host_memory.available(), disk=shutil.disk_usage('.').free,
     variables={n: os.environ[n] for n in names if n in os.environ},
-  )
+  )  # fmt: skip
 
 
 def _extras() -> dict[str, tuple[str, ...]]:

@@ -57,17 +57,11 @@ class AnswerWriter:
     engine, seed = self._engine(sampling, chat), self._model.experiment.SEED
     requests = [
       Request(
-        prompt[-room:],
-        max_new_tokens,
-        engine.sampling,
-        seed,
-        i,
-        ends=engine.ends,
-        stop=until,
+        prompt[-room:], max_new_tokens, engine.sampling, seed, i, ends=engine.ends, stop=until,
         continues=False,
       )
       for i, prompt in enumerate(prompts)
-    ]
+    ]  # fmt: skip
     return engine.generate(requests, report)
 
   def _engine(self, sampling: Sampling | None, chat: bool) -> Engine:

@@ -156,23 +156,16 @@ def decode_file(inference: Inference, prompts: Sequence[PromptLine], output: pat
   engine = inference.engine()
   asked = [
     Request(
-      prompts[i].ids,
-      min(e.MAX_DECODE_STEPS, inference.max_length - len(prompts[i].ids)),
-      engine.sampling,
-      e.SEED,
-      sample=i,
-      ends=ends[prompts[i].is_chat],
+      prompts[i].ids, min(e.MAX_DECODE_STEPS, inference.max_length - len(prompts[i].ids)),
+      engine.sampling, e.SEED, sample=i, ends=ends[prompts[i].is_chat],
     )
     for i in todo
-  ]
+  ]  # fmt: skip
   console = Console(stderr=True)
   answers: Iterable[tuple[int, Completion]] = track(
-    engine.answers(asked),
-    'decoding',
-    total=len(asked),
-    console=console,
+    engine.answers(asked), 'decoding', total=len(asked), console=console,
     disable=not console.is_terminal,
-  )
+  )  # fmt: skip
   with open_file(partial, 'a', encoding='utf-8') as f:
     for number, answer in answers:
       done[todo[number]] = answer.text

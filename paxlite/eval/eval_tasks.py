@@ -29,35 +29,26 @@ _TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/valid
 _BUILT_IN: dict[str, list[JsonObject]] = {
   'lambada': [
     dict(
-      fields=('context', 'continuation'),
-      kind='cloze',
-      doc_to_text='{{context}}',
+      fields=('context', 'continuation'), kind='cloze', doc_to_text='{{context}}',
       doc_to_target='{{continuation}}',
     ),
     dict(
-      fields=('text',),
-      kind='cloze',
-      doc_to_text="{{text.strip().rsplit(' ', 1)[0]}}",
+      fields=('text',), kind='cloze', doc_to_text="{{text.strip().rsplit(' ', 1)[0]}}",
       doc_to_target="{{text.strip().rsplit(' ', 1)[1]}}",
     ),
   ],
   'boolq': [
     dict(
-      fields=('passage', 'question', 'answer'),
-      kind='multiple_choice',
-      doc_to_text='{{passage}}\nquestion: {{question}}?\nanswer:',
-      doc_to_choice=('no', 'yes'),
+      fields=('passage', 'question', 'answer'), kind='multiple_choice',
+      doc_to_text='{{passage}}\nquestion: {{question}}?\nanswer:', doc_to_choice=('no', 'yes'),
       doc_to_target='{{answer | truth}}',
     ),
     dict(
-      fields=('query', 'choices', 'gold'),
-      kind='multiple_choice',
-      doc_to_text='{{query}}\nAnswer:',
-      doc_to_choice='choices',
-      doc_to_target='{{gold}}',
+      fields=('query', 'choices', 'gold'), kind='multiple_choice', doc_to_text='{{query}}\nAnswer:',
+      doc_to_choice='choices', doc_to_target='{{gold}}',
     ),
   ],
-}
+}  # fmt: skip
 
 
 def _names(text: str) -> list[str]:

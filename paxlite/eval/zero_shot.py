@@ -283,12 +283,10 @@ def as_json(results: Mapping[str, Result]) -> str:
   """Returns the results as JSON."""
   found = {
     name: {
-      'num_examples': len(result.examples),
-      'seconds': round(result.seconds, 3),
-      'truncated': result.truncated,
-      'unreadable': result.unreadable,
+      'num_examples': len(result.examples), 'seconds': round(result.seconds, 3),
+      'truncated': result.truncated, 'unreadable': result.unreadable,
       'metrics': {k: dataclasses.asdict(m) for k, m in result.metrics.items()},
     }
     for name, result in results.items()
-  }
+  }  # fmt: skip
   return json.dumps(found, indent=2)

@@ -29,17 +29,12 @@ _NEUTRAL = re.compile(
 )
 # Classes that compute the same as other classes.
 _SAME = {
-  'DoraProjection': 'Projection',
-  'QuantizedDoraProjection': 'Projection',
-  'QuantizedLoraProjection': 'Projection',
-  'QuantizedProjection': 'Projection',
-  'LoraMoeFeedForward': 'MoeFeedForward',
-  'LoraProjection': 'Projection',
-  'PipelinedTransformer': 'UnrolledTransformer',
-  'RowsEmbedding': 'TokenEmbedding',
-  'RowsHead': 'LmHead',
-  'RepeatedTransformer': 'UnrolledTransformer',
-}
+  'DoraProjection': 'Projection', 'QuantizedDoraProjection': 'Projection',
+  'QuantizedLoraProjection': 'Projection', 'QuantizedProjection': 'Projection',
+  'LoraMoeFeedForward': 'MoeFeedForward', 'LoraProjection': 'Projection',
+  'PipelinedTransformer': 'UnrolledTransformer', 'RowsEmbedding': 'TokenEmbedding',
+  'RowsHead': 'LmHead', 'RepeatedTransformer': 'UnrolledTransformer',
+}  # fmt: skip
 _CLASS = re.compile(r'(.*: (?:template of )?)\S+\.(\w+)')
 
 

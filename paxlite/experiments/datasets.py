@@ -75,16 +75,11 @@ class TextFiles(Tokenized, Rows, subject='Data'):
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:
     return config(
-      TextRows,
-      files=list(files),
-      vocab_path=self.VOCAB_PATH,
-      seq_len=self.MAX_SEQ_LEN,
-      split=split,
-      rows=self.row_kind,
+      TextRows, files=list(files), vocab_path=self.VOCAB_PATH, seq_len=self.MAX_SEQ_LEN,
+      split=split, rows=self.row_kind,
       held_out_share=self.EVAL_FRACTION if self._holds_out else HELD_OUT_SHARE,
-      start_id=self.START_ID,
-      eos_ids=list(self.EOS_IDS),
-    )
+      start_id=self.START_ID, eos_ids=list(self.EOS_IDS),
+    )  # fmt: skip
 
 
 class EmbeddedText(TextFiles):
@@ -126,14 +121,10 @@ class FlatTokens(Tokenized, Splits, subject='Data'):
     if not self.DATASET_PATH:
       raise UserError('DATASET_PATH=/path/to/flat/tokens is missing')
     return config(
-      FlatTokenRows,
-      path=self.DATASET_PATH,
-      split=split,
-      seq_len=self.MAX_SEQ_LEN,
-      rows=self.row_kind,
-      start_id=self.START_ID,
+      FlatTokenRows, path=self.DATASET_PATH, split=split, seq_len=self.MAX_SEQ_LEN,
+      rows=self.row_kind, start_id=self.START_ID,
       vocab_path=self.VOCAB_PATH or self.weights.tokenizer,
-    )
+    )  # fmt: skip
 
 
 class DocumentFiles(FromTfds, Rows, subject='Data'):
@@ -179,18 +170,11 @@ class DocumentFiles(FromTfds, Rows, subject='Data'):
 
   def _documents(self, names: list[str], split: str, batch_size: int) -> fdl.Config:
     source = config(
-      DocumentSource,
-      names=list(names),
-      vocab_path=self.tokenizer_path,
-      vocab_size=self.VOCAB_SIZE,
-      field=self.TEXT_FIELD,
-      start_id=self.START_ID,
-      eos_ids=list(self.EOS_IDS),
-      split=split,
-      held_out_every=self.HELD_OUT_EVERY,
-      skip_unreadable=self.SKIP_UNREADABLE,
+      DocumentSource, names=list(names), vocab_path=self.tokenizer_path, vocab_size=self.VOCAB_SIZE,
+      field=self.TEXT_FIELD, start_id=self.START_ID, eos_ids=list(self.EOS_IDS), split=split,
+      held_out_every=self.HELD_OUT_EVERY, skip_unreadable=self.SKIP_UNREADABLE,
       tfds_data_dir=self.TFDS_DATA_DIR,
-    )
+    )  # fmt: skip
     return self.stream(source, self.stream_rows, batch_size)
 
 
@@ -237,12 +221,9 @@ class Mixture(FromTfds, Rows, subject='Data'):
 
   def train_input(self) -> fdl.Config:
     mixture = config(
-      mixture_of,
-      inputs=[each.train_input() for each in self._experiments],
-      weights=list(self.WEIGHTS),
-      batch_size=self.batch_size,
-      seed=self.SEED,
-    )
+      mixture_of, inputs=[each.train_input() for each in self._experiments],
+      weights=list(self.WEIGHTS), batch_size=self.batch_size, seed=self.SEED,
+    )  # fmt: skip
     return self.leaving_out(mixture)
 
   def eval_inputs(self) -> dict[str, fdl.Config]:

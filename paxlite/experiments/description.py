@@ -63,17 +63,15 @@ def requirements(experiment: Experiment) -> str:
   tokens = e.batch_size * e.MAX_SEQ_LEN
   of_token = e.trained_flops(task.optimizer, boxed.params)
   lines = [
-    f'parameters {count:,}',
-    f'trainable parameters {trained:,}',
+    f'parameters {count:,}', f'trainable parameters {trained:,}',
     f'mesh {sizes}: {e.num_devices:,} devices, {jax.device_count():,} present',
     f'per device: parameters {per_device(state.params, specs.params)}',
     f'per device: optimizer {per_device(state.opt_state, specs.opt_state)}',
     f'per device: gradients {per_device(trainable, trainable_specs)}',
     f'global batch {e.batch_size:,} × {e.MAX_SEQ_LEN:,} = {tokens:,} tokens per step',
-    f'model FLOPs per step {of_token * tokens:.4g} (attention counted causally)',
-    *_on_epochs(e),
+    f'model FLOPs per step {of_token * tokens:.4g} (attention counted causally)', *_on_epochs(e),
     *warnings(e, task, state),
-  ]
+  ]  # fmt: skip
   return '\n'.join(lines)
 
 

@@ -75,12 +75,9 @@ class Rows(LanguageModel, subject='Data'):
 
   def eval_input(self, source: fdl.Config) -> fdl.Config:
     return config(
-      RowInput,
-      source=source,
-      batch_size=self.eval_batch_size,
-      seed=self.SEED,
+      RowInput, source=source, batch_size=self.eval_batch_size, seed=self.SEED,
       max_eval_batches=self.MAX_EVAL_BATCHES,
-    )
+    )  # fmt: skip
 
   @property
   def eval_batch_size(self) -> int:
@@ -89,14 +86,9 @@ class Rows(LanguageModel, subject='Data'):
   def stream(self, source: fdl.Config, rows: StreamRows, batch_size: int) -> fdl.Config:
     """Returns the config of an input whose source is read from its beginning."""
     return config(
-      StreamInput,
-      source=source,
-      seq_len=self.MAX_SEQ_LEN,
-      batch_size=batch_size,
-      rows=rows,
-      seed=self.SEED,
-      max_eval_batches=self.MAX_EVAL_BATCHES,
-    )
+      StreamInput, source=source, seq_len=self.MAX_SEQ_LEN, batch_size=batch_size, rows=rows,
+      seed=self.SEED, max_eval_batches=self.MAX_EVAL_BATCHES,
+    )  # fmt: skip
 
 
 class Splits(Rows):

@@ -29,12 +29,9 @@ _OF_TEXTS = ('.jinja', '.jinja2', '.j2', '.txt', '.md')
 COMPRESSED = ('.gz', '.xz', '.zst')
 BOM = b'\xef\xbb\xbf'  # Windows begins UTF-8 files with it
 _KINDS = {
-  stat.S_ISDIR: 'a folder',
-  stat.S_ISFIFO: 'a FIFO or a pipe',
-  stat.S_ISSOCK: 'a socket',
-  stat.S_ISCHR: 'a device',
-  stat.S_ISBLK: 'a device',
-}
+  stat.S_ISDIR: 'a folder', stat.S_ISFIFO: 'a FIFO or a pipe', stat.S_ISSOCK: 'a socket',
+  stat.S_ISCHR: 'a device', stat.S_ISBLK: 'a device',
+}  # fmt: skip
 
 
 def check_file(path: str | pathlib.Path) -> None:

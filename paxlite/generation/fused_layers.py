@@ -35,11 +35,9 @@ class FlatOutputProjection(nn.Module):
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
     model_dims, *heads = self.shape
     project = self.projection_tpl(
-      equation='BTE,ED->BTD',
-      shape=(math.prod(heads), model_dims),
-      axes=('heads', 'embed'),
+      equation='BTE,ED->BTD', shape=(math.prod(heads), model_dims), axes=('heads', 'embed'),
       name=FUSED,
-    )
+    )  # fmt: skip
     return project(x_BTNH.reshape(*x_BTNH.shape[:2], -1))
 
 
@@ -75,9 +73,7 @@ class FusedGatedFeedForward(GatedFeedForward):
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
     y_BTUF = self.projection_tpl(
-      equation='BTD,DUF->BTUF',
-      shape=(self.model_dims, len(self.up_names), self.hidden_dims),
-      axes=('embed', None, 'mlp'),
-      name=FUSED,
-    )(x_BTD)
+      equation='BTD,DUF->BTUF', shape=(self.model_dims, len(self.up_names), self.hidden_dims),
+      axes=('embed', None, 'mlp'), name=FUSED,
+    )(x_BTD)  # fmt: skip
     return recomputed(self.activate)(*(y_BTUF[:, :, i] for i in range(len(self.up_names))))

@@ -62,19 +62,12 @@ class TextModel:
     """
     e = self.experiment
     return Engine(
-      self.model,
-      self.params,
-      self.max_length,
-      self.settings.sampling if sampling is None else sampling,
-      ends=self.ends(chat),
-      is_token=self.tokenizer.is_token,
-      tokenizer=self.tokenizer,
-      mesh=self.mesh,
-      rules=e.rules,
-      most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows,
-      steady=steady,
+      self.model, self.params, self.max_length,
+      self.settings.sampling if sampling is None else sampling, ends=self.ends(chat),
+      is_token=self.tokenizer.is_token, tokenizer=self.tokenizer, mesh=self.mesh, rules=e.rules,
+      most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows, steady=steady,
       drafts=drafts,
-    )
+    )  # fmt: skip
 
   def ends(self, chat: bool) -> list[int]:
     """Returns the tokens that end an answer: in a chat, also that which its template puts there."""
@@ -188,19 +181,14 @@ def load_checkpoint(
   cls = type(trained)
   changes = values_of(cls, overrides or {}, trained.CONFIG_EDITS)
   without: dict[str, object] = {
-    'CHECKPOINT_RESTORE_PATH': '',
-    'CHECKPOINT_IGNORE_RULES': [],
-    'CHECKPOINT_RENAME_RULES': [],
-    'CHECKPOINT_RESTORE_STATE': False,
-    'CHECKPOINT_RESTORE_CHANGES': [],
-  }
+    'CHECKPOINT_RESTORE_PATH': '', 'CHECKPOINT_IGNORE_RULES': [], 'CHECKPOINT_RENAME_RULES': [],
+    'CHECKPOINT_RESTORE_STATE': False, 'CHECKPOINT_RESTORE_CHANGES': [],
+  }  # fmt: skip
   positions = trained.MAX_POSITION_EMBEDDINGS  # may derive from the path that is left out here
   kept = {
-    'PERCORE_BATCH_SIZE': 1.0,
-    'NUM_MICROBATCHES': 1,
-    'ROWS_PER_EXAMPLE': 1,
+    'PERCORE_BATCH_SIZE': 1.0, 'NUM_MICROBATCHES': 1, 'ROWS_PER_EXAMPLE': 1,
     'MAX_POSITION_EMBEDDINGS': positions,
-  }
+  }  # fmt: skip
   experiment = trained.replaced(**(without | here | kept | changes))
   longest = experiment.MAX_SEQ_LEN if 'MAX_SEQ_LEN' in changes else None
   if longest is not None and not experiment.has_position_table:

@@ -129,11 +129,9 @@ class Job:
     first = stop if scored is None else max(start, scored - 1)
     last = min(stop, len(self.prompt) - 1)
     return PromptPart(
-      self.prompt[start:stop],
-      range(first - start, max(last, first) - start),
-      self.prompt[first + 1 : last + 1],
-      self.prompt[stop] if stop < len(self.prompt) else -1,
-    )
+      self.prompt[start:stop], range(first - start, max(last, first) - start),
+      self.prompt[first + 1 : last + 1], self.prompt[stop] if stop < len(self.prompt) else -1,
+    )  # fmt: skip
 
   def was_read(self, part: PromptPart, scores: Sequence[TokenScore]) -> None:
     """Is told that a part is in the cache.

@@ -37,20 +37,14 @@ def choices(requests: Sequence[Request | None], tables: bool, vocab_size: int) -
   integers = lambda name: np.array([getattr(r, name) for r in known], np.int32)
   values: dict[str, Any] = dict(
     temperature=of('temperature'),
-    top_k=np.array([min(s.top_k, vocab_size) for s in samplings], np.int32),
-    top_p=of('top_p'),
-    min_p=of('min_p'),
-    repetition=of('repetition_penalty'),
-    presence=of('presence_penalty'),
+    top_k=np.array([min(s.top_k, vocab_size) for s in samplings], np.int32), top_p=of('top_p'),
+    min_p=of('min_p'), repetition=of('repetition_penalty'), presence=of('presence_penalty'),
     frequency=of('frequency_penalty'),
     seed=np.array([(r.seed >> 32, r.seed & 0xFFFFFFFF) for r in known], np.uint32),
-    sample=integers('sample'),
-    ends=ends,
-    min_tokens=integers('min_tokens'),
-    max_tokens=integers('max_tokens'),
-    top=integers('top_log_probs'),
+    sample=integers('sample'), ends=ends, min_tokens=integers('min_tokens'),
+    max_tokens=integers('max_tokens'), top=integers('top_log_probs'),
     tables=_tables(known, vocab_size) if tables else None,
-  )
+  )  # fmt: skip
   return Choice(**values)
 
 

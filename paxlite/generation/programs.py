@@ -150,13 +150,9 @@ class Programs:
       rows = caches.taken(state.cache, chunk.source)
       cache = self.layout.variables(rows, chunk.start, chunk.count)
     x_RTD, after = self._model.apply(
-      {'params': params, 'cache': cache},
-      chunk.ids,
-      chunk.start[:, None] + jnp.arange(T),
-      None,
-      method='hidden',
-      mutable=['cache'],
-    )
+      {'params': params, 'cache': cache}, chunk.ids, chunk.start[:, None] + jnp.arange(T), None,
+      method='hidden', mutable=['cache'],
+    )  # fmt: skip
     last_R1D = jnp.take_along_axis(x_RTD, (chunk.count - 1)[:, None, None], 1)
     number_R = jnp.zeros(R, jnp.int32)
     is_on_R, limits = jnp.ones(R, bool), (full, chunk.allowed)
@@ -168,13 +164,10 @@ class Programs:
       options = dataclasses.replace(options, tables=Tables.empty(R, tables.bias.shape[-1]))
     number_R += 1
     new = DecodeRows(
-      length=chunk.start + chunk.count,
-      token=found.token,
-      number=number_R,
+      length=chunk.start + chunk.count, token=found.token, number=number_R,
       is_done=is_end(found.token, options) | (number_R >= options.max_tokens),
-      options=options.after(found.token, is_on_R),
-      drafts=drafts,
-    )
+      options=options.after(found.token, is_on_R), drafts=drafts,
+    )  # fmt: skip
     set_rows = lambda x, y: x.at[chunk.target].set(y, mode='drop')
     rows = jax.tree.map(set_rows, state.rows, new)
     read = Read(found, self._scores(params, x_RTD, chunk, full))
@@ -252,12 +245,10 @@ class Programs:
       number_B = rows.number + on
       is_end_B = is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
       rows = DecodeRows(
-        length=rows.length + on,
-        token=jnp.where(is_on_B, found.token, rows.token),
-        number=number_B,
+        length=rows.length + on, token=jnp.where(is_on_B, found.token, rows.token), number=number_B,
         is_done=rows.is_done | (is_on_B & is_end_B),
         options=rows.options.after(found.token, is_on_B) if full else rows.options,
-      )
+      )  # fmt: skip
       out = jax.tree.map(
         lambda whole, x: jax.lax.dynamic_update_slice_in_dim(whole, x[:, None], i, 1), out, found
       )
@@ -377,11 +368,9 @@ def vocab_size(params: PyTree) -> int:
 def nothing_chosen(shape: tuple[int, ...], top: int) -> SampledTokens:
   """Returns arrays of this shape for chosen tokens and the `top` most likely ones."""
   return SampledTokens(
-    jnp.zeros(shape, jnp.int32),
-    jnp.zeros(shape, jnp.float32),
-    jnp.zeros((*shape, top), jnp.int32),
+    jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, top), jnp.int32),
     jnp.zeros((*shape, top), jnp.float32),
-  )
+  )  # fmt: skip
 
 
 def is_end(token_B: jax.Array, options: Choice) -> jax.Array:

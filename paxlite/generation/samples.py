@@ -85,15 +85,10 @@ class Sampler:
     self._evaluated = task.task.evaluated
     plain = experiment.plain.replaced(**experiment.generating_values)
     self._engine = Engine(
-      fdl.build(plain.build_task()).model,
-      None,
-      experiment.num_positions,
-      Sampling(temperature=_TEMPERATURE),
-      ends=generation_of(experiment, tokenizer).ends_of(chat),
-      is_token=tokenizer.is_token,
-      mesh=task.mesh,
-      rules=task.rules,
-    )
+      fdl.build(plain.build_task()).model, None, experiment.num_positions,
+      Sampling(temperature=_TEMPERATURE), ends=generation_of(experiment, tokenizer).ends_of(chat),
+      is_token=tokenizer.is_token, mesh=task.mesh, rules=task.rules,
+    )  # fmt: skip
 
   @property
   def verb(self) -> str:

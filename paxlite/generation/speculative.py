@@ -74,13 +74,9 @@ class SpeculativePrograms(Programs):
       at_B: The tokens, of which the next one has a draft after it.
     """
     y_BTD, variables = self._model.apply(
-      {'params': params, 'cache': variables['cache']},
-      x_BTD,
-      next_BT,
-      positions_BT,
-      method='predicted_after',
-      mutable=['cache'],
-    )
+      {'params': params, 'cache': variables['cache']}, x_BTD, next_BT, positions_BT,
+      method='predicted_after', mutable=['cache'],
+    )  # fmt: skip
     logits_BV = self._logits(params, _taken(y_BTD, at_B[:, None]))[:, 0]
     known_V = self._known(logits_BV.shape[-1])
     if known_V is not None:

@@ -185,13 +185,10 @@ def listing_of(name: HubName) -> Listing:
     info = patiently(
       name,
       lambda: api.repo_info(
-        name.repo,
-        repo_type=name.kind,
-        revision=name.revision,
-        files_metadata=True,
+        name.repo, repo_type=name.kind, revision=name.revision, files_metadata=True,
         timeout=package().constants.HF_HUB_ETAG_TIMEOUT,
       ),
-    )
+    )  # fmt: skip
   except UnreachableError as e:
     return _copies(name, e)
   files = {f.rfilename: f for f in info.siblings or ()}

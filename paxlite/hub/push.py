@@ -73,11 +73,9 @@ def _push(name: HubName, folder: pathlib.Path, is_there: bool, private: bool, fo
       operations += [hub.CommitOperationDelete(n) for n in stale]
       message = 'Upload by paxlite export'
       api.create_commit(
-        name.repo,
-        operations,
-        commit_message=message,
+        name.repo, operations, commit_message=message,
         parent_commit=before.sha if is_there else None,
-      )
+      )  # fmt: skip
   except UserError as e:
     way = shell.shlex.join(['hf', 'upload', name.repo, str(folder)])
     raise UserError(f'{folder} was exported but not uploaded: {e}. To try again: {way}') from None

@@ -66,15 +66,9 @@ def main(argv: Sequence[str]) -> None:
   experiment.replaced(**values).validate()
   folder = pathlib.Path(args.folder or f'ladders/{args.fdl_config}')
   runs = rungs.rungs(
-    args.fdl_config,
-    args.attributes,
-    experiment,
-    of_rungs,
-    base,
-    _rates(args.rates),
-    args.seeds,
+    args.fdl_config, args.attributes, experiment, of_rungs, base, _rates(args.rates), args.seeds,
     folder,
-  )
+  )  # fmt: skip
   if args.print:
     for run in runs:
       say(run.command)

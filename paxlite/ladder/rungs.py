@@ -148,11 +148,9 @@ def rungs(
     for rate in rates:
       for seed in range(experiment.SEED, experiment.SEED + seeds):
         values = by_rules | dict(
-          LEARNING_RATE=experiment.LEARNING_RATE * rate,
-          SEED=seed,
-          EVAL_INTERVAL_STEPS=experiment.MAX_STEPS,
-          SAMPLE_PROMPT=None,
-        )
+          LEARNING_RATE=experiment.LEARNING_RATE * rate, SEED=seed,
+          EVAL_INTERVAL_STEPS=experiment.MAX_STEPS, SAMPLE_PROMPT=None,
+        )  # fmt: skip
         made = experiment.replaced(**values)
         made.validate()
         ending = f'rate{rate:g}_' if rate != 1 else ''

@@ -13,23 +13,13 @@ from paxlite.experiments.language_model import LanguageModel
 
 # attributes that grow with the width, heads of one size among them
 _GROWING = (
-  'MODEL_DIMS',
-  'NUM_HEADS',
-  'NUM_KV_HEADS',
-  'HIDDEN_DIMS',
-  'EXPERT_HIDDEN_DIMS',
+  'MODEL_DIMS', 'NUM_HEADS', 'NUM_KV_HEADS', 'HIDDEN_DIMS', 'EXPERT_HIDDEN_DIMS',
   'SHARED_EXPERT_HIDDEN_DIMS',
-)
+)  # fmt: skip
 _CONSTANT = {
-  'VOCAB_SIZE',
-  'DIMS_PER_HEAD',
-  'NUM_LAYERS',
-  'NUM_EXPERTS',
-  'NUM_SHARED_EXPERTS',
-  'BLOCKS_PER_LAYER',
-  'NUM_DENSE_BLOCKS',
-  'RELATIVE_BIAS_BUCKETS',
-}
+  'VOCAB_SIZE', 'DIMS_PER_HEAD', 'NUM_LAYERS', 'NUM_EXPERTS', 'NUM_SHARED_EXPERTS',
+  'BLOCKS_PER_LAYER', 'NUM_DENSE_BLOCKS', 'RELATIVE_BIAS_BUCKETS',
+}  # fmt: skip
 
 
 class Parameters(NamedTuple):

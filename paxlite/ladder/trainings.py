@@ -45,12 +45,9 @@ def _train(rung: Rung) -> str:
   begin = log.stat().st_size if log.is_file() else 0
   with log.open('ab') as written:
     process = subprocess.Popen(
-      [sys.executable, '-P', '-m', 'paxlite.main', *rung.flags],
-      stdin=subprocess.DEVNULL,
-      stdout=written,
-      stderr=subprocess.STDOUT,
-      env=os.environ | terminated_with_parent(),
-    )
+      [sys.executable, '-P', '-m', 'paxlite.main', *rung.flags], stdin=subprocess.DEVNULL,
+      stdout=written, stderr=subprocess.STDOUT, env=os.environ | terminated_with_parent(),
+    )  # fmt: skip
     try:
       code = process.wait()
     except KeyboardInterrupt:  # which the run has got from the terminal, too

@@ -22,12 +22,9 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  'gelu': gelu,
-  'gelu_exact': functools.partial(jax.nn.gelu, approximate=False),
-  'relu': jax.nn.relu,
-  'relu2': lambda x: jnp.square(jax.nn.relu(x)),
-  'silu': jax.nn.silu,
-}
+  'gelu': gelu, 'gelu_exact': functools.partial(jax.nn.gelu, approximate=False),
+  'relu': jax.nn.relu, 'relu2': lambda x: jnp.square(jax.nn.relu(x)), 'silu': jax.nn.silu,
+}  # fmt: skip
 
 
 def _clamped_swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:

@@ -47,20 +47,16 @@ class FeedForward(nn.Module):
   def up(self, x_BTD: jax.Array, name: str) -> jax.Array:
     """Returns a projection to F."""
     return self.projection_tpl(
-      equation='BTD,DF->BTF',
-      shape=(self.model_dims, self.hidden_dims),
-      axes=('embed', 'mlp'),
+      equation='BTD,DF->BTF', shape=(self.model_dims, self.hidden_dims), axes=('embed', 'mlp'),
       name=name,
-    )(x_BTD)
+    )(x_BTD)  # fmt: skip
 
   def down(self, hidden_BTF: jax.Array) -> jax.Array:
     """Returns the projection to D."""
     return (self.output_tpl or self.projection_tpl)(
-      equation='BTF,FD->BTD',
-      shape=(self.hidden_dims, self.model_dims),
-      axes=('mlp', 'embed'),
+      equation='BTF,FD->BTD', shape=(self.hidden_dims, self.model_dims), axes=('mlp', 'embed'),
       name='ffn_layer2',
-    )(hidden_BTF)
+    )(hidden_BTF)  # fmt: skip
 
 
 class GatedFeedForward(FeedForward):

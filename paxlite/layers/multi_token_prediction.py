@@ -46,11 +46,9 @@ class PredictionModule(nn.Module):
       axis=2,
     )
     projection = self.projection_tpl(
-      equation='BTSD,SDE->BTE',
-      shape=(2, self.model_dims, self.model_dims),
-      axes=(None, 'embed', None),
-      name='projection',
-    )
+      equation='BTSD,SDE->BTE', shape=(2, self.model_dims, self.model_dims),
+      axes=(None, 'embed', None), name='projection',
+    )  # fmt: skip
     x_BTD = shard(projection(both_BT2D), 'outer_batch', 'residual_length', 'act_embed')
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
     x_BTD = apply_block(self.block_tpl(name='block'), x_BTD, positions_BT, segment_ids_BT)

@@ -57,12 +57,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 
 _OF_PRODUCTS = (
-  'SAVE_DOT_ONLY',
-  'SAVE_DOT_WITH_NO_BATCH_DIM',
-  'SAVE_DOT_AND_ATTENTION',
-  'SAVE_QKV_CONTEXT_OUT_PROJ',
-  'SAVE_DOT_FOR_MLPERF_200B',
-)
+  'SAVE_DOT_ONLY', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_DOT_AND_ATTENTION',
+  'SAVE_QKV_CONTEXT_OUT_PROJ', 'SAVE_DOT_FOR_MLPERF_200B',
+)  # fmt: skip
 
 # What SAVE_DOT_ONLY, SAVE_DOT_WITH_NO_BATCH_DIM and SAVE_DOT_AND_ATTENTION keep beside products.
 # The first four are as large as the product that each is computed from. Where the backward pass
@@ -124,13 +121,11 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
   beside = policies.save_only_these_names(*_BESIDE_PRODUCTS)
   no_batch = both(beside, policies.dots_with_no_batch_dims_saveable)
   plain = {
-    'SAVE_NOTHING': policies.nothing_saveable,
-    'SAVE_EVERYTHING': policies.everything_saveable,
-    'SAVE_DOT_ONLY': both(beside, policies.dots_saveable),
-    'SAVE_DOT_WITH_NO_BATCH_DIM': no_batch,
+    'SAVE_NOTHING': policies.nothing_saveable, 'SAVE_EVERYTHING': policies.everything_saveable,
+    'SAVE_DOT_ONLY': both(beside, policies.dots_saveable), 'SAVE_DOT_WITH_NO_BATCH_DIM': no_batch,
     'SAVE_ATTENTION': attention_saveable,
     'SAVE_DOT_AND_ATTENTION': both(no_batch, attention_saveable),
-  }
+  }  # fmt: skip
   if policy in plain:
     return plain[policy]
   if policy not in _NAMES:
@@ -141,11 +136,9 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
 def _offloading(policy: Offloaded) -> Callable[..., bool]:
   names = policy.names
   offload = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
-    names_which_can_be_offloaded=list(names),
-    offload_src='device',
+    names_which_can_be_saved=[], names_which_can_be_offloaded=list(names), offload_src='device',
     offload_dst=HOST,
-  )
+  )  # fmt: skip
   rest = _policy_of_activations(policy.policy)
   computed = {name for name, source in _COMPUTED_FROM.items() if not set(source).isdisjoint(names)}
 

@@ -189,11 +189,8 @@ class RepeatedTransformer(UnrolledTransformer):
       return apply_block(block, x, positions_BT, segment_ids_BT, *inputs), None
 
     scan = nn.scan(
-      step,
-      variable_axes=dict.fromkeys(['params', PROBES, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
-      split_rngs={'params': True, 'dropout': True},
-      length=self.num_layers,
-      unroll=1 if is_loop else self.num_layers,
-      metadata_params={nn.PARTITION_NAME: 'layers'},
-    )
+      step, variable_axes=dict.fromkeys(['params', PROBES, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
+      split_rngs={'params': True, 'dropout': True}, length=self.num_layers,
+      unroll=1 if is_loop else self.num_layers, metadata_params={nn.PARTITION_NAME: 'layers'},
+    )  # fmt: skip
     return scan(self.layer_tpl(name=REPEATED), x_BTD, None)[0]

@@ -67,10 +67,8 @@ def newest(
     if jax.process_index() == 0:
       log.warning(
         'the local state of step %d is incomplete and not used: %d of %d devices have their part',
-        step,
-        int(has.sum()),
-        len(has),
-      )
+        step, int(has.sum()), len(has),
+      )  # fmt: skip
   return None
 
 

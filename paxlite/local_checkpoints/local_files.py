@@ -235,12 +235,9 @@ def _written(f: io.FileIO, key: Key, array: np.ndarray) -> JsonObject:
     _write(f, block.data)
   variable, bounds = key
   return {
-    'variable': variable,
-    'bounds': bounds,
-    'dtype': array.dtype.name,
-    'offset': offset,
+    'variable': variable, 'bounds': bounds, 'dtype': array.dtype.name, 'offset': offset,
     'crc32c': crc,
-  }
+  }  # fmt: skip
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

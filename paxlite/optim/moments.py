@@ -75,19 +75,8 @@ def narrow(
 
 # names of moments in states of this folder and of optax; others may be parameters
 _NAMES = {
-  'm',
-  'v',
-  'mu',
-  'nu',
-  'nu_max',
-  'trace',
-  'sum_of_squares',
-  'm1',
-  'm2',
-  'e_g',
-  'e_x',
-  'momentum',
-}
+  'm', 'v', 'mu', 'nu', 'nu_max', 'trace', 'sum_of_squares', 'm1', 'm2', 'e_g', 'e_x', 'momentum',
+}  # fmt: skip
 
 
 def is_narrowed(path: KeyPath, x: jax.Array) -> bool:

@@ -32,12 +32,10 @@ class Spread:
     self._shardings = [
       NamedSharding(mesh, PartitionSpec(*(part or None for part in parts)))
       for parts in (
-        (stacked, inputs, outputs),
-        (stacked + inputs, (), outputs),
-        (stacked + inputs + outputs, (), ()),
-        (stacked + inputs + outputs + rest, (), ()),
+        (stacked, inputs, outputs), (stacked + inputs, (), outputs),
+        (stacked + inputs + outputs, (), ()), (stacked + inputs + outputs + rest, (), ()),
       )
-    ]
+    ]  # fmt: skip
 
   def spread(self, x: jax.Array) -> jax.Array:
     """Returns matrices [S, I, O], each as a whole on one device."""

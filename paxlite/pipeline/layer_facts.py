@@ -64,13 +64,9 @@ def layer_facts(
     variables: list[jax.Array], keys: dict[str, jax.Array], x: jax.Array, tokens: jax.Array
   ) -> tuple[jax.Array, PyTree]:
     return block.apply(
-      jax.tree.unflatten(tree, variables),
-      x,
-      tokens,
-      tokens if has_segments else None,
-      rngs=keys or None,
-      mutable=SOWN,
-    )
+      jax.tree.unflatten(tree, variables), x, tokens, tokens if has_segments else None,
+      rngs=keys or None, mutable=SOWN,
+    )  # fmt: skip
 
   traced, (_, sown) = jax.make_jaxpr(apply, return_shape=True)(variables, keys, rows, tokens)
   arguments = traced.jaxpr.invars
@@ -109,13 +105,11 @@ def layer_facts(
   ]
   n = len(variables)
   return LayerFacts(
-    axes=axes,
-    dtypes=[dtype(v, w.dtype) for v, w in zip(arguments[:n], variables, strict=True)],
+    axes=axes, dtypes=[dtype(v, w.dtype) for v, w in zip(arguments[:n], variables, strict=True)],
     combine=[_combine(path_name(path).split('/')) for path in paths],
     draws=any(uses[variable] for variable in arguments[n : n + len(keys)]),
-    sows=bool(jax.tree.leaves(sown)),
-    has_experts=any('experts' in one for one in axes),
-  )
+    sows=bool(jax.tree.leaves(sown)), has_experts=any('experts' in one for one in axes),
+  )  # fmt: skip
 
 
 def _combine(names: list[str]) -> Combine:

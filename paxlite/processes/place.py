@@ -200,11 +200,9 @@ def slurm_step(environment: Mapping[str, str]) -> ProcessPlace:
   port = environment.get('JAX_COORDINATOR_PORT') or 61_440 + job % 4_096
   address = environment.get('JAX_COORDINATOR_ADDRESS') or f'{first}:{port}'
   return ProcessPlace.parsed(
-    address,
-    int(environment['SLURM_NTASKS']),
-    int(environment['SLURM_PROCID']),
+    address, int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID']),
     _source(environment, 'the Slurm step'),
-  )
+  )  # fmt: skip
 
 
 def _source(environment: Mapping[str, str], detected_by: str) -> str:

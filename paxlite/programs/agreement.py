@@ -35,18 +35,11 @@ from paxlite.training.trainer import Trainer
 _PACKAGES = 'paxlite', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'fiddle', 'numpy'
 # Settings of JAX that change what a program computes. What else changes it is in its text.
 _SETTINGS = (
-  'jax_default_matmul_precision',
-  'jax_default_prng_impl',
-  'jax_disable_jit',
-  'jax_disable_most_optimizations',
-  'jax_enable_x64',
-  'jax_exec_time_optimization_effort',
-  'jax_memory_fitting_effort',
-  'jax_numpy_dtype_promotion',
-  'jax_optimization_level',
-  'jax_threefry_partitionable',
-  'jax_use_shardy_partitioner',
-)
+  'jax_default_matmul_precision', 'jax_default_prng_impl', 'jax_disable_jit',
+  'jax_disable_most_optimizations', 'jax_enable_x64', 'jax_exec_time_optimization_effort',
+  'jax_memory_fitting_effort', 'jax_numpy_dtype_promotion', 'jax_optimization_level',
+  'jax_threefry_partitionable', 'jax_use_shardy_partitioner',
+)  # fmt: skip
 
 
 def statement(run: Run, mode: str = 'train') -> Statement:

@@ -181,23 +181,15 @@ def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
     act = functools.partial(extensions.hook(mode.removesuffix('_once')), options=options)
   folder, address = located_run(options.job_log_dir, options.local_dir)
   run = Run(
-    experiment,
-    folder,
-    address=address,
-    save=options.enable_checkpoint_saving,
-    accept_changes=options.accept_changes,
-    start_over=options.start_over,
-    check_memory=options.check_memory,
-    compiled_step=None if step is None else pathlib.Path(step),
+    experiment, folder, address=address, save=options.enable_checkpoint_saving,
+    accept_changes=options.accept_changes, start_over=options.start_over,
+    check_memory=options.check_memory, compiled_step=None if step is None else pathlib.Path(step),
     command=this_command(),
-  )
+  )  # fmt: skip
   peers = join.join(
-    options.server_addr,
-    options.num_hosts,
-    options.host_idx,
-    required=options.multiprocess_gpu,
+    options.server_addr, options.num_hosts, options.host_idx, required=options.multiprocess_gpu,
     statement=lambda: statement(run, mode),
-  )
+  )  # fmt: skip
   _drop_debugging_of_jax()
   if peers.count == 1:
     cache.enable()

@@ -68,15 +68,10 @@ class Run:
     e = self.experiment
     return StateStore(
       task=ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED),
-      checkpoints=self.checkpoints(),
-      batch_size=e.batch_size,
-      restore=restore_of(e),
-      reference=reference_of(e),
-      trainable_only=e.saves_trainable_only,
-      start_over=self.start_over,
-      writes=self.save,
-      stop_on_failure=e.STOP_ON_FAILED_SAVE,
-    )
+      checkpoints=self.checkpoints(), batch_size=e.batch_size, restore=restore_of(e),
+      reference=reference_of(e), trainable_only=e.saves_trainable_only, start_over=self.start_over,
+      writes=self.save, stop_on_failure=e.STOP_ON_FAILED_SAVE,
+    )  # fmt: skip
 
   def watchdog(self, goodput: Goodput) -> Watchdog:
     e = self.experiment

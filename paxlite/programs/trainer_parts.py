@@ -86,12 +86,9 @@ def callbacks(e: Experiment, trainer: Trainer, own_disks: bool) -> list[Callback
   factor, window = e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW
   first, count, folder = e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, trainer.folder / 'profile'
   return [
-    *([SpikeDetector(factor, window)] if factor else []),
-    *([best] if best else []),
-    *e.callbacks(),
-    StepProfiler(folder, first, count, e.MAX_STEPS),
-    LossAlarm(),
-  ]
+    *([SpikeDetector(factor, window)] if factor else []), *([best] if best else []), *e.callbacks(),
+    StepProfiler(folder, first, count, e.MAX_STEPS), LossAlarm(),
+  ]  # fmt: skip
 
 
 def _best(e: Experiment, trainer: Trainer, own_disks: bool) -> Best | None:

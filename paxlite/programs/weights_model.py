@@ -48,8 +48,6 @@ def reference_of(e: Experiment) -> Restore | None:
   if e.reference() != e.initial_reference():  # what another model must equal is not known
     return Restore(path, rename=tuple(rename))
   return Restore(
-    path,
-    rename=tuple(rename),
-    sizes=e.values_of(Kind.SHAPE),
+    path, rename=tuple(rename), sizes=e.values_of(Kind.SHAPE),
     check=lambda source: check_function(e, source.folder, source.experiment),
-  )
+  )  # fmt: skip

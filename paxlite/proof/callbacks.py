@@ -19,11 +19,9 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
   has_dropout = any(values.get(name) for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB'))
   has_experts = isinstance(model, LanguageModel) and model.has_any_experts
   trainer.do_step = StepVerifier(
-    e.VERIFY_EVERY_N_STEPS,
-    sharding,
-    lambda step: trainer.data.redrawn(step, sharding),
+    e.VERIFY_EVERY_N_STEPS, sharding, lambda step: trainer.data.redrawn(step, sharding),
     depends_on_places=has_dropout or has_experts,
-  )
+  )  # fmt: skip
   memory = dataclasses.replace(trainer.compiler.memory, copied_for='VERIFY_EVERY_N_STEPS')
   trainer.compiler = dataclasses.replace(trainer.compiler, memory=memory)
   return []

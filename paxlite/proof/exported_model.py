@@ -61,12 +61,9 @@ class ExportedModel(NamedTuple):
   def facts(self) -> JsonObject:
     """Returns what identifies the model, as a proof has it."""
     found: JsonObject = {
-      'format': self.format,
-      'type': self.type,
-      'config': self.config,
-      'tensors': self.tensors,
+      'format': self.format, 'type': self.type, 'config': self.config, 'tensors': self.tensors,
       'tokenizer': None,
-    } | (self.stated or {})
+    } | (self.stated or {})  # fmt: skip
     if self.tokenizer is None:
       return found
     tokenizer = open_tokenizer(str(self.tokenizer))
@@ -76,12 +73,10 @@ class ExportedModel(NamedTuple):
     except NoTemplate:
       template = None
     return found | {
-      'tokenizer': _vocabulary(tokenizer.path),
-      'chat_template': template,
-      'start_ids': encoding.start_ids,
-      'eos_ids': encoding.eos_ids,
+      'tokenizer': _vocabulary(tokenizer.path), 'chat_template': template,
+      'start_ids': encoding.start_ids, 'eos_ids': encoding.eos_ids,
       'chat_eos_ids': encoding.chat_eos_ids,
-    }
+    }  # fmt: skip
 
   @contextlib.contextmanager
   def inference(self) -> Iterator[Inference]:
@@ -138,17 +133,9 @@ def _of_gguf(path: pathlib.Path, expected: JsonObject) -> ExportedModel:
     stated |= {'unproven': [f'the fields {listed(unread)}, which no export writes']}
   matrices = [kind for name, kind in file.kinds.items() if len(file.shapes[name]) > 1]
   return ExportedModel(
-    path,
-    'gguf',
-    experiment,
-    {name: zlib.crc32(file.stored(name)) for name in file.shapes},
-    _coarsest(matrices),
-    config_of(experiment) | other,
-    None,
-    entries,
-    file,
-    stated,
-  )
+    path, 'gguf', experiment, {name: zlib.crc32(file.stored(name)) for name in file.shapes},
+    _coarsest(matrices), config_of(experiment) | other, None, entries, file, stated,
+  )  # fmt: skip
 
 
 def _numbers(parent: pathlib.Path, count: int) -> pathlib.Path:

@@ -19,13 +19,10 @@ from paxlite.generation.spelling import spelled
 from paxlite.parallel import partitioning
 
 PROMPTS = (
-  'The capital of France is',
-  'Once upon a time, there was a little',
-  'In 1969, the first man walked on the',
-  'def factorial(n):\n    if n == 0:',
-  'Wasser kocht bei 100 Grad, weil',
-  'Q: What is 17 + 4?\nA:',
-)
+  'The capital of France is', 'Once upon a time, there was a little',
+  'In 1969, the first man walked on the', 'def factorial(n):\n    if n == 0:',
+  'Wasser kocht bei 100 Grad, weil', 'Q: What is 17 + 4?\nA:',
+)  # fmt: skip
 STEPS, TOP = 16, 5
 
 

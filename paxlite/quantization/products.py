@@ -62,12 +62,8 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
   except ImportError:
     raise UserError(_INSTALL_QWIX) from None
   rule = qwix.QtRule(
-    module_path=r'.*/einsum(_in|_out)?',
-    weight_qtype='int8',
-    act_qtype='int8',
-    bwd_qtype='int8' if backward else None,
-    weight_calibration_method=_TO_127,
-    act_calibration_method=_TO_127,
-    bwd_calibration_method=_TO_127,
-  )
+    module_path=r'.*/einsum(_in|_out)?', weight_qtype='int8', act_qtype='int8',
+    bwd_qtype='int8' if backward else None, weight_calibration_method=_TO_127,
+    act_calibration_method=_TO_127, bwd_calibration_method=_TO_127,
+  )  # fmt: skip
   return qwix.quantize_model(model, qwix.QtProvider([rule]), methods=['hidden', 'predicted'])

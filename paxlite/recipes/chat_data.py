@@ -237,11 +237,9 @@ def write_tokenizer(
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
   tokenizer.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    special_tokens=SPECIAL,
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
+    vocab_size=vocab_size, special_tokens=SPECIAL,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+  )  # fmt: skip
   texts = _first(itertools.chain.from_iterable(map(_shown, files)), characters)
   tokenizer.train_from_iterator(texts, trainer)
   tokenizer.save(str(folder / 'tokenizer.json'))

@@ -275,10 +275,8 @@ def pieces(batch: Batch, row: int) -> list[DocumentSpan]:
     found.append(
       DocumentSpan(
         key=cast(Key, tuple(origin[start, : Column.TOKEN].tolist())),
-        token=token if token >= 0 else None,
-        start=start,
-        end=after,
+        token=token if token >= 0 else None, start=start, end=after,
         segment=None if segments is None else int(segments[start]),
       )
-    )
+    )  # fmt: skip
   return found

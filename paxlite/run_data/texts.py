@@ -29,12 +29,9 @@ def described(run: RunData, step: int, batch: Batch, row: int | None = None) -> 
   check_row(batch, row)
   rows = range(len(batch['ids'])) if row is None else [row]
   return {
-    'run': run.place,
-    'step': step,
-    'batch': run.batch_number(step),
-    'loss': run.losses.get(step),
+    'run': run.place, 'step': step, 'batch': run.batch_number(step), 'loss': run.losses.get(step),
     'rows': [{'row': r, 'texts': list(_texts(run, step, batch, r))} for r in rows],
-  }
+  }  # fmt: skip
 
 
 def _texts(run: RunData, step: int, batch: Batch, row: int) -> Iterator[JsonObject]:
@@ -43,19 +40,12 @@ def _texts(run: RunData, step: int, batch: Batch, row: int) -> Iterator[JsonObje
     place = place_of(data, piece.key)
     ids, learned = tokens_of(batch, row, piece)
     yield {
-      'start': piece.start,
-      'end': piece.end,
-      'segment': piece.segment,
-      'source': place.source,
-      'record': place.record,
-      'place': str(place),
-      'unknown': place.unknown,
-      'token': piece.token,
-      'first_input': int(batch['ids'][row, piece.start]),
-      'ids': ids.tolist(),
+      'start': piece.start, 'end': piece.end, 'segment': piece.segment, 'source': place.source,
+      'record': place.record, 'place': str(place), 'unknown': place.unknown, 'token': piece.token,
+      'first_input': int(batch['ids'][row, piece.start]), 'ids': ids.tolist(),
       'learned': learned.astype(int).tolist(),
       'text': None if tokenizer is None else tokenizer.decode_marked(ids.tolist()),
-    }
+    }  # fmt: skip
 
 
 def tokens_of(batch: Batch, row: int, piece: DocumentSpan) -> tuple[np.ndarray, np.ndarray]:

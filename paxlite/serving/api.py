@@ -82,11 +82,9 @@ class Api:
     if self._has_page:
       routes.append(Route('/', self._page))
     handlers: Any = {
-      ApiError: self._on_error,
-      HTTPException: self._on_http_error,
-      ClientDisconnect: self._on_disconnect,
-      Exception: self._on_failure,
-    }
+      ApiError: self._on_error, HTTPException: self._on_http_error,
+      ClientDisconnect: self._on_disconnect, Exception: self._on_failure,
+    }  # fmt: skip
     return RequestGate(Starlette(routes=routes, exception_handlers=handlers), self._hosts)
 
   async def _page(self, request: HttpRequest) -> Response:

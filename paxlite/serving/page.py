@@ -22,9 +22,7 @@ _POLICY = (
   "require-trusted-types-for 'script'", "trusted-types 'none'",
 )  # fmt: skip
 HEADERS = {
-  'content-type': 'text/html; charset=utf-8',
-  'content-security-policy': '; '.join(_POLICY),
-  'x-content-type-options': 'nosniff',
-  'referrer-policy': 'same-origin',
+  'content-type': 'text/html; charset=utf-8', 'content-security-policy': '; '.join(_POLICY),
+  'x-content-type-options': 'nosniff', 'referrer-policy': 'same-origin',
   'cache-control': 'no-cache',
-}
+}  # fmt: skip

@@ -180,12 +180,9 @@ class ChatReply(Reply):
     if said.calls:
       message['tool_calls'] = said.calls
     return dict(
-      index=index,
-      message=message,
-      logprobs=self._logprobs(index, answer, with_prompt=False),
-      finish_reason=_finish(answer, said),
-      **self._answer_ids(answer),
-    )
+      index=index, message=message, logprobs=self._logprobs(index, answer, with_prompt=False),
+      finish_reason=_finish(answer, said), **self._answer_ids(answer),
+    )  # fmt: skip
 
   def _speech(self, index: int) -> Speech:
     if index not in self._speeches:

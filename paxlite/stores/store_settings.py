@@ -13,11 +13,9 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
   """Returns the settings in the profiles of ~/.aws, which obstore does not read itself."""
   names = {
     'endpoint': ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_ENDPOINT'),
-    'access_key_id': ('AWS_ACCESS_KEY_ID',),
-    'secret_access_key': ('AWS_SECRET_ACCESS_KEY',),
-    'session_token': ('AWS_SESSION_TOKEN',),
-    'region': ('AWS_REGION', 'AWS_DEFAULT_REGION'),
-  }
+    'access_key_id': ('AWS_ACCESS_KEY_ID',), 'secret_access_key': ('AWS_SECRET_ACCESS_KEY',),
+    'session_token': ('AWS_SESSION_TOKEN',), 'region': ('AWS_REGION', 'AWS_DEFAULT_REGION'),
+  }  # fmt: skip
   stated = ((name, next(filter(None, map(environment.get, names[name])), '')) for name in names)
   config = {name: value for name, value in stated if value}
   profile = environment.get('AWS_PROFILE', 'default')

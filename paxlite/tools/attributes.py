@@ -55,14 +55,11 @@ def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
           continue
         kind, value = attribute_kinds.kind_of(annotation), vars(owner).get(name)
         rows[name] = {
-          'name': name,
-          'subject': cls.subject_of(name),
-          'where': f'{owner.__module__}.{owner.__qualname__}',
-          'type': type_text(annotation),
+          'name': name, 'subject': cls.subject_of(name),
+          'where': f'{owner.__module__}.{owner.__qualname__}', 'type': type_text(annotation),
           'default': 'computed' if hasattr(value, 'fget') else repr(value),
-          'decides': '' if kind is None else kind.value,
-          'meaning': meanings.get(name, ''),
-        }
+          'decides': '' if kind is None else kind.value, 'meaning': meanings.get(name, ''),
+        }  # fmt: skip
   return sorted(rows.values(), key=lambda r: (subjects.index(r['subject']), r['name']))
 
 

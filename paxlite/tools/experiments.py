@@ -25,16 +25,9 @@ if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
 
 COLUMNS = (
-  'experiment',
-  'dataset',
-  'checkpoint policy',
-  'parameters',
-  'ICI × DCN',
-  'devices',
-  'batch',
-  'sequence',
-  'steps',
-)
+  'experiment', 'dataset', 'checkpoint policy', 'parameters', 'ICI × DCN', 'devices', 'batch',
+  'sequence', 'steps',
+)  # fmt: skip
 _TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligned right
 _WIDTH_OF_A_PIPE = 100
 _ANY_MODEL = '-'  # the number of parameters of an experiment that takes the model of the weights
@@ -66,17 +59,11 @@ def row(cls: type['Experiment']) -> list[str]:
     .rstrip('.')
   )
   return [
-    family,
-    cls.__name__,
-    e.dataset,
-    e.values().get('CHECKPOINT_POLICY', ''),
+    family, cls.__name__, e.dataset, e.values().get('CHECKPOINT_POLICY', ''),
     _ANY_MODEL if e.values().get('MODEL') == '' else f'{num_parameters(e):,}',
-    f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}',
-    f'{e.num_devices:,}',
-    f'{e.batch_size:,}',
-    f'{e.MAX_SEQ_LEN:,}',
-    f'{e.MAX_STEPS:,}',
-  ]
+    f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}', f'{e.num_devices:,}',
+    f'{e.batch_size:,}', f'{e.MAX_SEQ_LEN:,}', f'{e.MAX_STEPS:,}',
+  ]  # fmt: skip
 
 
 _NUM_PARAMETERS: dict[str, int] = {}  # by the text of the model's config

@@ -132,13 +132,9 @@ class WandbTracker(Tracker):
     import wandb
 
     self._run = wandb.init(
-      project=os.environ.get('WANDB_PROJECT', self._project),
-      name=self._folder.name,
-      id=self._run_id,
-      resume='allow',
-      dir=self._folder,
-      config=self._config,
-    )
+      project=os.environ.get('WANDB_PROJECT', self._project), name=self._folder.name,
+      id=self._run_id, resume='allow', dir=self._folder, config=self._config,
+    )  # fmt: skip
     # a run that continues repeats some steps, which W&B's own counter would refuse
     self._run.define_metric('*', step_metric='step')
 
@@ -204,11 +200,9 @@ class TrackioTracker(Tracker):
 
     name = f'{self._folder.name}-{self._run_id[:6]}'
     self._run = trackio.init(
-      project=os.environ.get('TRACKIO_PROJECT', self._project),
-      name=name,
-      config=self._config,
+      project=os.environ.get('TRACKIO_PROJECT', self._project), name=name, config=self._config,
       resume='allow',
-    )
+    )  # fmt: skip
 
   def _log(self, step: int, numbers: dict[str, float]) -> None:
     self._run.log(numbers, step=step)

@@ -15,11 +15,9 @@ log = logging.getLogger('paxlite')
 
 # names in metrics.jsonl, and Pax's names of the same values, which TensorBoard has
 _SHORT = {
-  'loss': 'Metrics/total_loss',
-  'lr': 'learning/lr',
-  'grad_norm': 'learning/raw_grad_norm',
+  'loss': 'Metrics/total_loss', 'lr': 'learning/lr', 'grad_norm': 'learning/raw_grad_norm',
   'skipped_steps': 'learning/skipped_steps',
-}
+}  # fmt: skip
 
 
 def short(scalars: Mapping[str, float], followed: Iterable[str]) -> dict[str, float | None]:
@@ -60,11 +58,8 @@ class Summaries:
     self._writers: list[Writer] = []
     if jax.process_index() == 0:
       files = [
-        TrainRecords(folder),
-        EvalRecords(folder),
-        SampleRecords(folder),
-        TensorBoard(folder),
-      ]
+        TrainRecords(folder), EvalRecords(folder), SampleRecords(folder), TensorBoard(folder),
+      ]  # fmt: skip
       self._writers = [*files, TerminalLines(max_steps, ahead, followed), *trackers]
 
   def start(self) -> None:

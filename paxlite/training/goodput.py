@@ -24,17 +24,11 @@ _program_started: list[tuple[float, float]] = []  # times of the two clocks; emp
 
 # in the order of the report
 KINDS = {
-  'step': 'productive steps',
-  'init': 'starting and building',
-  'restore': 'initial values or restoring',
-  'compile': 'compiling and the first step',
-  'data': 'waiting for data',
-  'evaluation': 'evaluating',
-  'profile': 'profiling',
-  'save': 'saving',
-  'lost': 'steps done again',
-  'down': 'not running',
-}
+  'step': 'productive steps', 'init': 'starting and building',
+  'restore': 'initial values or restoring', 'compile': 'compiling and the first step',
+  'data': 'waiting for data', 'evaluation': 'evaluating', 'profile': 'profiling', 'save': 'saving',
+  'lost': 'steps done again', 'down': 'not running',
+}  # fmt: skip
 
 
 def start_clock() -> None:
@@ -110,11 +104,9 @@ class Goodput:
     record = {
       'started': self._started[0],
       'ended': self._started[0] + time.perf_counter() - self._started[1],
-      'first_step': self._first_step or 0,
-      'last_step': self._last_step,
-      'lost_steps': self._lost_steps,
-      'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
-    }
+      'first_step': self._first_step or 0, 'last_step': self._last_step,
+      'lost_steps': self._lost_steps, 'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
+    }  # fmt: skip
     with contextlib.suppress(OSError):  # A full disk is reported where checkpoints are written.
       if self._path is None:
         _set_damaged_aside(self._folder)

@@ -37,11 +37,9 @@ class Throughput:
       return dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
     flops = self.flops / seconds
     return {
-      'tokens_per_second': self.tokens / seconds,
-      'step_seconds': seconds,
-      'model_tflops': flops / 1e12,
-      'mfu': None if self.peak is None else flops / self.peak,
-    }
+      'tokens_per_second': self.tokens / seconds, 'step_seconds': seconds,
+      'model_tflops': flops / 1e12, 'mfu': None if self.peak is None else flops / self.peak,
+    }  # fmt: skip
 
 
 def line_is_due(step: int, last: int, seconds: float) -> bool:

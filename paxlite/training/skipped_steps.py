@@ -51,8 +51,6 @@ def last_good(state: TrainState) -> TrainState:
   """Returns the state before the last skipped steps, which changed only its counters."""
   in_a_row = state.skipped_in_a_row
   return dataclasses.replace(
-    state,
-    step=state.step - in_a_row,
-    skipped=state.skipped - in_a_row,
+    state, step=state.step - in_a_row, skipped=state.skipped - in_a_row,
     skipped_in_a_row=in_a_row * 0,
-  )
+  )  # fmt: skip

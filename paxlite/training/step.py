@@ -51,13 +51,10 @@ def train_step(
       grads, grad_norm, valid, state.opt_state, trainable
     )
   new_state = TrainState(
-    step=state.step + 1,
-    params=merged(trainable, merged(ruled, frozen)),
-    opt_state=opt_state,
-    overwritten=fp8_state,
-    skipped=state.skipped + ~valid,
+    step=state.step + 1, params=merged(trainable, merged(ruled, frozen)), opt_state=opt_state,
+    overwritten=fp8_state, skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
-  )
+  )  # fmt: skip
   learning_rate = task.optimizer.learning_rate(state.opt_state, state.step - state.skipped)
   learning = {} if learning_rate is None else {'lr': learning_rate}
   learning |= {

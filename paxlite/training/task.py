@@ -103,13 +103,10 @@ class Task:
     trainable, _ = self.optimizer.split(params)
     zero = lambda: jnp.zeros((), jnp.int32)  # arrays of their own, which a step can overwrite
     return TrainState(
-      step=zero(),
-      params=params,
-      opt_state=self.optimizer.init(trainable),
-      overwritten={k: variables[k] for k in FP8_COLLECTIONS if k in variables},
-      skipped=zero(),
+      step=zero(), params=params, opt_state=self.optimizer.init(trainable),
+      overwritten={k: variables[k] for k in FP8_COLLECTIONS if k in variables}, skipped=zero(),
       skipped_in_a_row=zero(),
-    )
+    )  # fmt: skip
 
   def evaluated(self, state: TrainState) -> PyTree:
     """Returns the parameters to evaluate: with EMA_DECAY the average of the trained ones."""

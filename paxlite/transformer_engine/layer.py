@@ -47,30 +47,19 @@ class TeTransformerLayer(nn.Module):
     from transformer_engine.jax.flax import TransformerLayer
 
     layer = TransformerLayer(
-      hidden_size=self.model_dims,
-      mlp_hidden_size=self.hidden_dims,
-      num_attention_heads=self.num_heads,
-      num_gqa_groups=self.num_kv_heads,
-      self_attn_mask_type='causal',
-      scale_attn_logits=True,
-      float32_attention_logits=True,
-      enable_relative_embedding=False,
-      enable_rotary_pos_emb=self.rotary_layout is not None,
+      hidden_size=self.model_dims, mlp_hidden_size=self.hidden_dims,
+      num_attention_heads=self.num_heads, num_gqa_groups=self.num_kv_heads,
+      self_attn_mask_type='causal', scale_attn_logits=True, float32_attention_logits=True,
+      enable_relative_embedding=False, enable_rotary_pos_emb=self.rotary_layout is not None,
       rotary_pos_emb_windows=(1, self.rotary_theta),
       rotary_pos_emb_group_method=_ROTARY[self.rotary_layout or 'interleaved'],
-      layernorm_type=self.norm.lower(),
-      layernorm_epsilon=self.epsilon,
+      layernorm_type=self.norm.lower(), layernorm_epsilon=self.epsilon,
       zero_centered_gamma=self.norm_offset == 1,
       mlp_activations=(self.activation, 'linear') if self.gated else (self.activation,),
-      use_bias=self.use_bias,
-      hidden_dropout=self.dropout,
-      attention_dropout=self.dropout,
-      intermediate_dropout=self.dropout,
-      mha_kernel_init=self.w_init,
-      mlp_kernel_init=self.w_init,
-      scaled_query_init=False,
-      name='te',
-    )
+      use_bias=self.use_bias, hidden_dropout=self.dropout, attention_dropout=self.dropout,
+      intermediate_dropout=self.dropout, mha_kernel_init=self.w_init, mlp_kernel_init=self.w_init,
+      scaled_query_init=False, name='te',
+    )  # fmt: skip
     # only if this is False, cuDNN's attention keeps the values that its backward pass needs
     deterministic = self.dropout > 0 and not self.has_rng('dropout')
     x_BTD = layer(x_BTD, deterministic=deterministic)

@@ -16,15 +16,10 @@ from paxlite.transformer_engine.layer import TeTransformerLayer
 
 # Attributes, with the only values that Transformer Engine's layer supports.
 _ONLY = {
-  'PACKED_INPUT': (False,),
-  'ACTIVATION_CLS': ('gelu', 'relu', 'silu'),
-  'ROPE_FACTOR': (1.0,),
-  'SLIDING_WINDOW': (0,),
-  'ATTENTION_BLOCK_SIZE': (0,),
-  'USE_PER_DIM_SCALE': (False,),
-  'USE_LORA': (False,),
-  'NUM_PREDICTION_MODULES': (0,),
-}
+  'PACKED_INPUT': (False,), 'ACTIVATION_CLS': ('gelu', 'relu', 'silu'), 'ROPE_FACTOR': (1.0,),
+  'SLIDING_WINDOW': (0,), 'ATTENTION_BLOCK_SIZE': (0,), 'USE_PER_DIM_SCALE': (False,),
+  'USE_LORA': (False,), 'NUM_PREDICTION_MODULES': (0,),
+}  # fmt: skip
 
 # Attributes that are passed to the layer, or that do not change its result.
 _KNOWN = (
@@ -70,22 +65,13 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
       'support: USE_TE=gemm replaces only matrix multiplications'
     )
   return template(
-    TeTransformerLayer,
-    model_dims=e.MODEL_DIMS,
-    hidden_dims=e.HIDDEN_DIMS,
-    num_heads=e.NUM_HEADS,
-    num_kv_heads=e.NUM_KV_HEADS,
-    activation=e.ACTIVATION_CLS,
-    gated=e.USE_GATED_ACTIVATION,
-    use_bias=e.USE_BIAS,
-    norm=e.NORM_CLS,
-    epsilon=e.LAYERNORM_EPSILON,
+    TeTransformerLayer, model_dims=e.MODEL_DIMS, hidden_dims=e.HIDDEN_DIMS, num_heads=e.NUM_HEADS,
+    num_kv_heads=e.NUM_KV_HEADS, activation=e.ACTIVATION_CLS, gated=e.USE_GATED_ACTIVATION,
+    use_bias=e.USE_BIAS, norm=e.NORM_CLS, epsilon=e.LAYERNORM_EPSILON,
     norm_offset=e.NORM_SCALE_OFFSET,
-    rotary_layout=e.ROPE_LAYOUT if e.USE_ROTARY_POSITION_EMB else None,
-    rotary_theta=e.ROPE_THETA,
-    dropout=e.DROPOUT_PROB,
-    w_init=e.weight_init(e.INIT_STD),
-  )
+    rotary_layout=e.ROPE_LAYOUT if e.USE_ROTARY_POSITION_EMB else None, rotary_theta=e.ROPE_THETA,
+    dropout=e.DROPOUT_PROB, w_init=e.weight_init(e.INIT_STD),
+  )  # fmt: skip
 
 
 def check_supported(e: Transformer) -> None:

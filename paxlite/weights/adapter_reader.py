@@ -122,19 +122,13 @@ def read_adapter(folder: pathlib.Path, base: Source) -> tuple[LanguageModel, dic
 
   saved = {w.theirs for w in weights.named if w.ours in whole}
   values: dict[str, Any] = dict(
-    USE_LORA=True,
-    USE_DORA=bool(config.get('use_dora')),
-    LORA_RANK=rank,
-    LORA_ALPHA=float(alpha),
-    LORA_RS=bool(config.get('use_rslora')),
-    LORA_DROPOUT=weights.dropout(factors, config),
-    LORA_TARGETS=short_names(factors, names),
-    LORA_RANK_PATTERN=pattern(ranks, rank),
+    USE_LORA=True, USE_DORA=bool(config.get('use_dora')), LORA_RANK=rank, LORA_ALPHA=float(alpha),
+    LORA_RS=bool(config.get('use_rslora')), LORA_DROPOUT=weights.dropout(factors, config),
+    LORA_TARGETS=short_names(factors, names), LORA_RANK_PATTERN=pattern(ranks, rank),
     LORA_ALPHA_PATTERN=pattern(alphas, alpha),
     LORA_MODULES_TO_SAVE=short_names(sorted(saved), names, whole=True),
-    LORA_TOKENS=(ids := _token_ids(config, rows)),
-    CHECKPOINT_RESTORE_PATH=str(base.folder),
-  )
+    LORA_TOKENS=(ids := _token_ids(config, rows)), CHECKPOINT_RESTORE_PATH=str(base.folder),
+  )  # fmt: skip
   try:
     experiment = _valid(plain, values)
   except UserError:

@@ -187,12 +187,10 @@ def _read_heads(config: Config, required: Sequence[str]) -> dict[str, object]:
   stated, groups = config.get('head_dim'), config.get('num_key_value_heads')
   width = config['hidden_size'] // heads if stated is None else stated
   return {
-    'NUM_HEADS': heads,
-    'NUM_KV_HEADS': heads if groups is None else groups,
-    'MODEL_DIMS': config['hidden_size'],
-    'DIMS_PER_HEAD': width,
+    'NUM_HEADS': heads, 'NUM_KV_HEADS': heads if groups is None else groups,
+    'MODEL_DIMS': config['hidden_size'], 'DIMS_PER_HEAD': width,
     'HEADS_SPAN_MODEL': heads * width == config['hidden_size'],
-  }
+  }  # fmt: skip
 
 
 def heads(*required: str) -> Both:
@@ -202,24 +200,17 @@ def heads(*required: str) -> Both:
     ('NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'DIMS_PER_HEAD'),
     lambda config: _read_heads(config, required),
     lambda e: {
-      'num_attention_heads': e.NUM_HEADS,
-      'num_key_value_heads': e.NUM_KV_HEADS,
-      'hidden_size': e.MODEL_DIMS,
-      'head_dim': e.DIMS_PER_HEAD,
+      'num_attention_heads': e.NUM_HEADS, 'num_key_value_heads': e.NUM_KV_HEADS,
+      'hidden_size': e.MODEL_DIMS, 'head_dim': e.DIMS_PER_HEAD,
     },
-  )
+  )  # fmt: skip
 
 
 # Names of activations in transformers, and in experiments; the first of two is written.
 _ACTIVATIONS = {
-  'silu': 'silu',
-  'gelu_pytorch_tanh': 'gelu',
-  'gelu_new': 'gelu',
-  'gelu_fast': 'gelu',
-  'gelu': 'gelu_exact',
-  'relu': 'relu',
-  'relu2': 'relu2',
-}
+  'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu_new': 'gelu', 'gelu_fast': 'gelu',
+  'gelu': 'gelu_exact', 'relu': 'relu', 'relu2': 'relu2',
+}  # fmt: skip
 
 
 def activation(
@@ -293,11 +284,9 @@ def window(missing: int = 0) -> Both:
     return {'SLIDING_WINDOW': 0 if value is None else value}
 
   return Both(
-    (name,),
-    ('SLIDING_WINDOW',),
-    read,
+    (name,), ('SLIDING_WINDOW',), read,
     lambda e: {name: e.SLIDING_WINDOW if e.SLIDING_WINDOW > 0 else None},
-  )
+  )  # fmt: skip
 
 
 # Kinds of attention in layer_types, and in ATTENTION_PATTERN.
@@ -357,8 +346,6 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
     return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': pattern}
 
   return Both(
-    ('layer_types', 'sliding_window', *others),
-    ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
-    read,
+    ('layer_types', 'sliding_window', *others), ('SLIDING_WINDOW', 'ATTENTION_PATTERN'), read,
     lambda e: {'layer_types': write_types(e), 'sliding_window': e.SLIDING_WINDOW},
-  )
+  )  # fmt: skip

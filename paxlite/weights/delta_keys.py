@@ -21,11 +21,9 @@ def hybrid_types(kinds: Mapping[str, str], every: int = 4) -> Both:
     return {'ATTENTION_PATTERN': found}
 
   return Both(
-    ('layer_types', 'full_attention_interval'),
-    ('ATTENTION_PATTERN',),
-    read,
+    ('layer_types', 'full_attention_interval'), ('ATTENTION_PATTERN',), read,
     lambda e: {'layer_types': write_types(e, 'full', kinds)},
-  )
+  )  # fmt: skip
 
 
 DELTA_NET = (

@@ -203,13 +203,10 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   family = FAMILIES[kind]
   bos, end = _special_ids(e, tokenizer)
   config: JsonObject = {
-    'architectures': [family.architecture],
-    'model_type': kind,
-    'torch_dtype': dtype,
-    'bos_token_id': bos,
-    'eos_token_id': end[0] if len(end) == 1 else end or None,
+    'architectures': [family.architecture], 'model_type': kind, 'torch_dtype': dtype,
+    'bos_token_id': bos, 'eos_token_id': end[0] if len(end) == 1 else end or None,
     'pad_token_id': None,
-  }
+  }  # fmt: skip
   for key in family.keys:
     config |= key.write(e)
   if e.gives_rewards:

@@ -26,11 +26,9 @@ MODEL_COUNTS = (
   positions('max_position_embeddings'),
 )
 _COUNTS = (
-  Same('num_hidden_layers', 'NUM_LAYERS'),
-  Same('intermediate_size', 'HIDDEN_DIMS'),
-  Same('vocab_size', 'VOCAB_SIZE'),
-  positions('max_position_embeddings'),
-)
+  Same('num_hidden_layers', 'NUM_LAYERS'), Same('intermediate_size', 'HIDDEN_DIMS'),
+  Same('vocab_size', 'VOCAB_SIZE'), positions('max_position_embeddings'),
+)  # fmt: skip
 LENGTHS = (*_COUNTS, Same('rms_norm_eps', 'LAYERNORM_EPSILON'))
 LAYER_NORM_LENGTHS = (*_COUNTS, Same('layer_norm_eps', 'LAYERNORM_EPSILON'))
 SIZES = (*LENGTHS, heads())

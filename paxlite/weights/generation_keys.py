@@ -42,35 +42,16 @@ _HARMLESS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 # What changes a text and is not supported, with the values that change nothing; nothing is null.
 _UNREAD: Mapping[str, Sequence[Json]] = {
-  'bad_words_ids': ([],),
-  'begin_suppress_tokens': ([],),
-  'constraints': ([],),
-  'diversity_penalty': (0,),
-  'dola_layers': (),
-  'encoder_repetition_penalty': (1,),
-  'epsilon_cutoff': (0,),
-  'eta_cutoff': (0,),
-  'exponential_decay_length_penalty': (),
-  'force_words_ids': ([],),
-  'forced_bos_token_id': (),
-  'forced_decoder_ids': ([],),
-  'forced_eos_token_id': (),
-  'guidance_scale': (1,),
-  'min_length': (0,),
-  'min_new_tokens': (0,),
-  'no_repeat_ngram_size': (0,),
-  'num_beam_groups': (1,),
-  'num_beams': (1,),
-  'num_return_sequences': (1,),
-  'penalty_alpha': (0,),
-  'sequence_bias': ({}, []),
-  'stop_strings': ([], ''),
-  'suppress_tokens': ([],),
-  'token_healing': (False,),
-  'top_h': (),
-  'typical_p': (1,),
-  'watermarking_config': (),
-}
+  'bad_words_ids': ([],), 'begin_suppress_tokens': ([],), 'constraints': ([],),
+  'diversity_penalty': (0,), 'dola_layers': (), 'encoder_repetition_penalty': (1,),
+  'epsilon_cutoff': (0,), 'eta_cutoff': (0,), 'exponential_decay_length_penalty': (),
+  'force_words_ids': ([],), 'forced_bos_token_id': (), 'forced_decoder_ids': ([],),
+  'forced_eos_token_id': (), 'guidance_scale': (1,), 'min_length': (0,), 'min_new_tokens': (0,),
+  'no_repeat_ngram_size': (0,), 'num_beam_groups': (1,), 'num_beams': (1,),
+  'num_return_sequences': (1,), 'penalty_alpha': (0,), 'sequence_bias': ({}, []),
+  'stop_strings': ([], ''), 'suppress_tokens': ([],), 'token_healing': (False,), 'top_h': (),
+  'typical_p': (1,), 'watermarking_config': (),
+}  # fmt: skip
 
 
 def read_generation(

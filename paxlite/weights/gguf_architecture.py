@@ -23,19 +23,13 @@ PATTERN = 'attention.sliding_window_pattern'
 
 # Fields without the architecture before them, and keys of config.json.
 SIZES = {
-  'block_count': 'num_hidden_layers',
-  'context_length': 'max_position_embeddings',
-  'embedding_length': 'hidden_size',
-  'feed_forward_length': 'intermediate_size',
-  'attention.head_count': 'num_attention_heads',
-  'attention.head_count_kv': 'num_key_value_heads',
-  'attention.layer_norm_rms_epsilon': 'rms_norm_eps',
-  'attention.key_length': 'head_dim',
-  'attention.value_length': 'head_dim',
-  'rope.dimension_count': 'head_dim',
-  'vocab_size': 'vocab_size',
-  'rope.freq_base': 'rope_theta',
-}
+  'block_count': 'num_hidden_layers', 'context_length': 'max_position_embeddings',
+  'embedding_length': 'hidden_size', 'feed_forward_length': 'intermediate_size',
+  'attention.head_count': 'num_attention_heads', 'attention.head_count_kv': 'num_key_value_heads',
+  'attention.layer_norm_rms_epsilon': 'rms_norm_eps', 'attention.key_length': 'head_dim',
+  'attention.value_length': 'head_dim', 'rope.dimension_count': 'head_dim',
+  'vocab_size': 'vocab_size', 'rope.freq_base': 'rope_theta',
+}  # fmt: skip
 _HEADS = ('attention.key_length', 'attention.value_length', 'rope.dimension_count')
 PLAIN = {k: v for k, v in SIZES.items() if k not in _HEADS}
 EXPERTS = {'expert_count': 'num_local_experts', 'expert_used_count': 'num_experts_per_tok'}

@@ -174,12 +174,9 @@ def _vocabulary(fields: Mapping[str, Any], begins: bool) -> JsonObject:
   names = {'unk': 'unknown', 'eos': 'eos'} | ({'bos': 'bos'} if begins else {})
   ids = {name: of(f'{theirs}_token_id') for name, theirs in names.items()}
   model = sentencepiece.SentencePieceModel(
-    pieces,
-    _PIECES[of('model')],
-    bytes(of('precompiled_charsmap', [])),
-    of('add_space_prefix', True),
-    of('remove_extra_whitespaces', True),
+    pieces, _PIECES[of('model')], bytes(of('precompiled_charsmap', [])),
+    of('add_space_prefix', True), of('remove_extra_whitespaces', True),
     byte_fallback=sentencepiece.BYTE in kinds,
     **{name: tokens[i] for name, i in ids.items() if i is not None},
-  )
+  )  # fmt: skip
   return {'kind': 'pieces', 'tokens': len(pieces), 'crc32': zlib.crc32(repr(model).encode())}

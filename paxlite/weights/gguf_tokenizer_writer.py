@@ -73,12 +73,10 @@ def _split(pattern: str) -> list[JsonObject]:
 PIPELINES: dict[str, Pipeline] = {
   'gpt-2': Pipeline([_byte_level()]),
   'smollm': Pipeline([{'type': 'Digits', 'individual_digits': True}, _byte_level()]),
-  'llama-bpe': Pipeline(_split(_SPLIT), ignores_merges=True),
-  'dbrx': Pipeline(_split(_SPLIT)),
-  'qwen2': Pipeline(_split(_DIGIT_SPLIT), 'NFC'),
-  'qwen35': Pipeline(_split(_MARK_SPLIT), 'NFC'),
+  'llama-bpe': Pipeline(_split(_SPLIT), ignores_merges=True), 'dbrx': Pipeline(_split(_SPLIT)),
+  'qwen2': Pipeline(_split(_DIGIT_SPLIT), 'NFC'), 'qwen35': Pipeline(_split(_MARK_SPLIT), 'NFC'),
   'gpt-4o': Pipeline(_split(_CASE_SPLIT)),
-}
+}  # fmt: skip
 
 
 def tokenizer_fields(

@@ -10,12 +10,9 @@ from paxlite.weights import q4_k
 
 # By the value of --type: the name of gguf's GGMLQuantizationType, and of its LlamaFileType.
 TYPES = {
-  'f32': ('F32', 'ALL_F32'),
-  'f16': ('F16', 'MOSTLY_F16'),
-  'bf16': ('BF16', 'MOSTLY_BF16'),
-  'q8_0': ('Q8_0', 'MOSTLY_Q8_0'),
-  'q4_k': ('Q4_K', 'MOSTLY_Q4_K_S'),
-}
+  'f32': ('F32', 'ALL_F32'), 'f16': ('F16', 'MOSTLY_F16'), 'bf16': ('BF16', 'MOSTLY_BF16'),
+  'q8_0': ('Q8_0', 'MOSTLY_Q8_0'), 'q4_k': ('Q4_K', 'MOSTLY_Q4_K_S'),
+}  # fmt: skip
 OF_DTYPES = {'float32': 'f32', 'float16': 'f16', 'bfloat16': 'bf16'}
 _BLOCKS = {'q8_0': 32, 'q4_k': q4_k.BLOCK}
 _SMALLER = {'q4_k': 'q8_0', 'q8_0': 'f16'}  # where the length of a row is no multiple of a block

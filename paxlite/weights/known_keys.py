@@ -53,13 +53,9 @@ HARMLESS = frozenset((
 
 # Keys of transformers that change a model, with the values that change nothing.
 NEUTRAL: Mapping[str, Sequence[Json]] = {
-  'add_cross_attention': (False,),
-  'cross_attention_hidden_size': (None,),
-  'num_mtp_layers': (0,),
-  'num_nextn_predict_layers': (0,),
-  'pruned_heads': ({},),
-  'tie_encoder_decoder': (False,),
-}
+  'add_cross_attention': (False,), 'cross_attention_hidden_size': (None,), 'num_mtp_layers': (0,),
+  'num_nextn_predict_layers': (0,), 'pruned_heads': ({},), 'tie_encoder_decoder': (False,),
+}  # fmt: skip
 
 # Counts that loops run over; no published model comes near these numbers.
 COUNTS: Mapping[str, int] = {

@@ -168,19 +168,15 @@ def _prediction_module(
     *_block(e, name, f'{ours}/block', e.prediction_kind, lambda kind: attention),
     *(same(name[role], (D,), f'{ours}/{norm}/scale') for role, norm in norms.items()),
     Entry(
-      name['prediction_projection'],
-      (D, 2 * D),
-      f'{ours}/projection/w',
-      (2, D, D),
-      to_ours=lambda x: x.T,
-      to_theirs=lambda w: w.reshape(2 * D, D).T,
+      name['prediction_projection'], (D, 2 * D), f'{ours}/projection/w', (2, D, D),
+      to_ours=lambda x: x.T, to_theirs=lambda w: w.reshape(2 * D, D).T,
     ),
     *(
       dataclasses.replace(same(name[role], (V, D), variable), is_copy=True)
       for role, variable in copies.items()
       if role in name
     ),
-  ]
+  ]  # fmt: skip
 
 
 def attention_entries(
@@ -190,14 +186,10 @@ def attention_entries(
   D, N, G, H = e.MODEL_DIMS, e.NUM_HEADS, e.NUM_KV_HEADS, e.DIMS_PER_HEAD
   entries = [
     Entry(
-      name['post'],
-      (D, N * H),
-      f'{ours}/post/w',
-      (D, N, H),
-      to_ours=lambda x: x,
+      name['post'], (D, N * H), f'{ours}/post/w', (D, N, H), to_ours=lambda x: x,
       to_theirs=lambda w: w.reshape(len(w), -1),
     )
-  ]
+  ]  # fmt: skip
   if e.USE_BIAS:
     entries.append(same(bias_of(name['post']), (D,), f'{ours}/post/b'))
   if options.value(e, 'USE_ATTENTION_SINKS'):

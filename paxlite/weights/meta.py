@@ -25,15 +25,9 @@ IGNORED = r'rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs'
 # The dimension that is split over the shards, by the last two parts of a tensor's name. Norms are
 # not split: every shard holds all of them.
 _SPLIT = {
-  'wq.weight': 0,
-  'wk.weight': 0,
-  'wv.weight': 0,
-  'w1.weight': 0,
-  'w3.weight': 0,
-  'output.weight': 0,
-  'wo.weight': 1,
-  'w2.weight': 1,
-}
+  'wq.weight': 0, 'wk.weight': 0, 'wv.weight': 0, 'w1.weight': 0, 'w3.weight': 0,
+  'output.weight': 0, 'wo.weight': 1, 'w2.weight': 1,
+}  # fmt: skip
 
 
 _WIDTH_OF_3B = 3072
@@ -49,12 +43,8 @@ READ: Mapping[str, str] = {
 }  # fmt: skip
 # They say how wide the feed-forward layers are, which the tensors say, too; or how text is made.
 HARMLESS = (
-  'multiple_of',
-  'ffn_dim_multiplier',
-  'max_seq_len',
-  'max_batch_size',
-  'model_parallel_size',
-)
+  'multiple_of', 'ffn_dim_multiplier', 'max_seq_len', 'max_batch_size', 'model_parallel_size',
+)  # fmt: skip
 _MOST_LAYERS, _MOST = 2000, 1 << 31
 _MATRIX = 2  # dimensions
 
@@ -161,16 +151,10 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
     if params.get(name) not in (None, -1, found):
       raise UserError(f'{path}: {name}={shortened(params[name])}, and the tensors have {found:,}')
   values: dict[str, object] = {
-    'NUM_LAYERS': layers,
-    'NUM_HEADS': heads,
-    'NUM_KV_HEADS': key_heads,
-    'MODEL_DIMS': width,
-    'HIDDEN_DIMS': hidden,
-    'VOCAB_SIZE': vocabulary,
-    'LAYERNORM_EPSILON': epsilon,
-    'ROPE_THETA': theta,
-    'SEPARATE_EMBEDDING': META['head'] in tensors.shapes,
-  }
+    'NUM_LAYERS': layers, 'NUM_HEADS': heads, 'NUM_KV_HEADS': key_heads, 'MODEL_DIMS': width,
+    'HIDDEN_DIMS': hidden, 'VOCAB_SIZE': vocabulary, 'LAYERNORM_EPSILON': epsilon,
+    'ROPE_THETA': theta, 'SEPARATE_EMBEDDING': META['head'] in tensors.shapes,
+  }  # fmt: skip
   if params.get('use_scaled_rope'):
     # The file does not say it: 32 for the small models (Llama 3.2 1B and 3B), 8 for Llama 3.1, 3.3.
     values['ROPE_FACTOR'] = 32.0 if width <= _WIDTH_OF_3B else 8.0

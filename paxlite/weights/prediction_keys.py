@@ -28,11 +28,9 @@ def _read_number(config: Config) -> dict[str, object]:
 
 
 PREDICTION_MODULES = Both(
-  _NUMBERS,
-  ('NUM_PREDICTION_MODULES',),
-  _read_number,
+  _NUMBERS, ('NUM_PREDICTION_MODULES',), _read_number,
   lambda e: {_NUMBERS[0]: options.value(e, 'NUM_PREDICTION_MODULES')},
-)
+)  # fmt: skip
 
 
 def _read_one(config: Config) -> dict[str, object]:

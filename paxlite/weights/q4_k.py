@@ -29,13 +29,11 @@ def encode(rows: np.ndarray) -> np.ndarray:
   s_BP, m_BP = s_BP.astype(np.uint8), m_BP.astype(np.uint8)
   low, high = slice(0, 4), slice(4, 8)
   packed = [
-    d_B1.astype(np.float16).view(np.uint8),
-    dm_B1.astype(np.float16).view(np.uint8),
-    s_BP[:, low] | s_BP[:, high] >> 4 << 6,
-    m_BP[:, low] | m_BP[:, high] >> 4 << 6,
+    d_B1.astype(np.float16).view(np.uint8), dm_B1.astype(np.float16).view(np.uint8),
+    s_BP[:, low] | s_BP[:, high] >> 4 << 6, m_BP[:, low] | m_BP[:, high] >> 4 << 6,
     s_BP[:, high] & 15 | (m_BP[:, high] & 15) << 4,
     (q_BPW[:, 0::2] | q_BPW[:, 1::2] << 4).reshape(-1, BLOCK // 2),
-  ]
+  ]  # fmt: skip
   blocks = np.concatenate(packed, axis=1)
   return blocks.reshape(*rows.shape[:-1], rows.shape[-1] // BLOCK * BYTES)
 

@@ -24,9 +24,7 @@ KEYS: dict[str, dict[str, str]] = {
   },
   'yarn': _COMMON
   | {
-    'beta_fast': 'ROPE_BETA_FAST',
-    'beta_slow': 'ROPE_BETA_SLOW',
-    'truncate': 'ROPE_WHOLE_PAIRS',
+    'beta_fast': 'ROPE_BETA_FAST', 'beta_slow': 'ROPE_BETA_SLOW', 'truncate': 'ROPE_WHOLE_PAIRS',
     'attention_factor': 'ROPE_ATTENTION_FACTOR',
   },
   'longrope': _COMMON
@@ -35,7 +33,7 @@ KEYS: dict[str, dict[str, str]] = {
     'long_factor': 'ROPE_LONG_FACTORS',
     'attention_factor': 'ROPE_ATTENTION_FACTOR',
   },
-}
+}  # fmt: skip
 MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}  # of yarn
 # Keys of every rope_type, and keys that change nothing.
 _OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}

@@ -146,14 +146,9 @@ def vector_entry(
     size: The size of the tensor, if it is not that of the variable.
   """
   return Entry(
-    theirs,
-    (size or math.prod(made),),
-    ours,
-    made,
-    to_ours=lambda x: x.reshape(made),
-    to_theirs=whole,
-    view=rows_of(rows),
-  )
+    theirs, (size or math.prod(made),), ours, made, to_ours=lambda x: x.reshape(made),
+    to_theirs=whole, view=rows_of(rows),
+  )  # fmt: skip
 
 
 def output_entries(theirs: str, ours: str, shape: tuple[int, ...], has_bias: bool) -> list[Entry]:
@@ -166,13 +161,9 @@ def output_entries(theirs: str, ours: str, shape: tuple[int, ...], has_bias: boo
     has_bias: Whether there is a bias.
   """
   w = Entry(
-    theirs,
-    (shape[0], math.prod(shape[1:])),
-    f'{ours}/w',
-    shape,
-    to_ours=lambda x: x.reshape(shape),
-    to_theirs=lambda w: w.reshape(len(w), -1),
-  )
+    theirs, (shape[0], math.prod(shape[1:])), f'{ours}/w', shape,
+    to_ours=lambda x: x.reshape(shape), to_theirs=lambda w: w.reshape(len(w), -1),
+  )  # fmt: skip
   bias = theirs.removesuffix('weight') + 'bias'
   return [w, vector_entry(bias, f'{ours}/b', shape[:1])] if has_bias else [w]
 
@@ -189,14 +180,10 @@ def row_entry(
     made: The dimensions that the rows are in the variable.
   """
   return Entry(
-    theirs,
-    shape,
-    f'{ours}/w',
-    (shape[-1], *made),
+    theirs, shape, f'{ours}/w', (shape[-1], *made),
     to_ours=lambda x: np.moveaxis(x.reshape(*made, -1), -1, 0),
-    to_theirs=lambda w: np.moveaxis(w, 0, -1),
-    view=rows_of(rows),
-  )
+    to_theirs=lambda w: np.moveaxis(w, 0, -1), view=rows_of(rows),
+  )  # fmt: skip
 
 
 def _grouped(
@@ -214,11 +201,7 @@ def _grouped(
     shape: The shape of the variable, whose first dimension is D.
   """
   return Entry(
-    theirs,
-    (groups * int(cuts[-1]), D),
-    ours,
-    shape,
-    to_ours=lambda x: np.moveaxis(x, -1, 0),
+    theirs, (groups * int(cuts[-1]), D), ours, shape, to_ours=lambda x: np.moveaxis(x, -1, 0),
     to_theirs=lambda w: np.moveaxis(w, 0, -1),
     view=lambda x: x.reshape(groups, -1, x.shape[-1])[:, cuts[i] : cuts[i + 1]],
-  )
+  )  # fmt: skip

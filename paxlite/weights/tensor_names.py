@@ -5,17 +5,14 @@ its weight, with another end. A family without a role has no tensor of that kind
 """
 
 HUGGING_FACE = {
-  'embedding': 'model.embed_tokens.weight',
-  'final_norm': 'model.norm.weight',
-  'head': 'lm_head.weight',
-  'attention_norm': 'model.layers.{i}.input_layernorm.weight',
+  'embedding': 'model.embed_tokens.weight', 'final_norm': 'model.norm.weight',
+  'head': 'lm_head.weight', 'attention_norm': 'model.layers.{i}.input_layernorm.weight',
   'ffn_norm': 'model.layers.{i}.post_attention_layernorm.weight',
   'query': 'model.layers.{i}.self_attn.q_proj.weight',
   'key': 'model.layers.{i}.self_attn.k_proj.weight',
   'value': 'model.layers.{i}.self_attn.v_proj.weight',
   'post': 'model.layers.{i}.self_attn.o_proj.weight',
-  'gate': 'model.layers.{i}.mlp.gate_proj.weight',
-  'up': 'model.layers.{i}.mlp.up_proj.weight',
+  'gate': 'model.layers.{i}.mlp.gate_proj.weight', 'up': 'model.layers.{i}.mlp.up_proj.weight',
   'down': 'model.layers.{i}.mlp.down_proj.weight',
   'query_norm': 'model.layers.{i}.self_attn.q_norm.weight',
   'key_norm': 'model.layers.{i}.self_attn.k_norm.weight',
@@ -23,7 +20,7 @@ HUGGING_FACE = {
   'expert_gate': 'model.layers.{i}.mlp.experts.{x}.gate_proj.weight',
   'expert_up': 'model.layers.{i}.mlp.experts.{x}.up_proj.weight',
   'expert_down': 'model.layers.{i}.mlp.experts.{x}.down_proj.weight',
-}
+}  # fmt: skip
 
 MIXTRAL = HUGGING_FACE | {
   'router': 'model.layers.{i}.block_sparse_moe.gate.weight',
@@ -57,24 +54,16 @@ PREDICTIONS = {
 MAMBA2 = {
   'mamba_in': 'model.layers.{i}.mamba.in_proj.weight',
   'mamba_convolution': 'model.layers.{i}.mamba.conv1d.weight',
-  'mamba_rate': 'model.layers.{i}.mamba.A_log',
-  'mamba_bias': 'model.layers.{i}.mamba.dt_bias',
-  'mamba_skip': 'model.layers.{i}.mamba.D',
-  'mamba_norm': 'model.layers.{i}.mamba.norm.weight',
+  'mamba_rate': 'model.layers.{i}.mamba.A_log', 'mamba_bias': 'model.layers.{i}.mamba.dt_bias',
+  'mamba_skip': 'model.layers.{i}.mamba.D', 'mamba_norm': 'model.layers.{i}.mamba.norm.weight',
   'mamba_post': 'model.layers.{i}.mamba.out_proj.weight',
-}
+}  # fmt: skip
 
 META = {
-  'embedding': 'tok_embeddings.weight',
-  'final_norm': 'norm.weight',
-  'head': 'output.weight',
-  'attention_norm': 'layers.{i}.attention_norm.weight',
-  'ffn_norm': 'layers.{i}.ffn_norm.weight',
-  'query': 'layers.{i}.attention.wq.weight',
-  'key': 'layers.{i}.attention.wk.weight',
-  'value': 'layers.{i}.attention.wv.weight',
-  'post': 'layers.{i}.attention.wo.weight',
-  'gate': 'layers.{i}.feed_forward.w1.weight',
-  'up': 'layers.{i}.feed_forward.w3.weight',
+  'embedding': 'tok_embeddings.weight', 'final_norm': 'norm.weight', 'head': 'output.weight',
+  'attention_norm': 'layers.{i}.attention_norm.weight', 'ffn_norm': 'layers.{i}.ffn_norm.weight',
+  'query': 'layers.{i}.attention.wq.weight', 'key': 'layers.{i}.attention.wk.weight',
+  'value': 'layers.{i}.attention.wv.weight', 'post': 'layers.{i}.attention.wo.weight',
+  'gate': 'layers.{i}.feed_forward.w1.weight', 'up': 'layers.{i}.feed_forward.w3.weight',
   'down': 'layers.{i}.feed_forward.w2.weight',
-}
+}  # fmt: skip

@@ -43,13 +43,9 @@ _TAG = 'CONTINUE_FINAL_MESSAGE_TAG '  # marks where an unfinished message ends
 _LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
 _UNDERSTOOD = ('until', 'do_sample', 'temperature', 'top_k', 'top_p', 'repetition_penalty')
 _HARMLESS: dict[str, tuple] = {
-  'num_beams': (1,),
-  'num_return_sequences': (1,),
-  'use_cache': (True, False),
-  'early_stopping': (False,),
-  'min_p': (0,),
-  'length_penalty': (1,),
-}
+  'num_beams': (1,), 'num_return_sequences': (1,), 'use_cache': (True, False),
+  'early_stopping': (False,), 'min_p': (0,), 'length_penalty': (1,),
+}  # fmt: skip
 
 
 @register_model('paxlite')
@@ -142,11 +138,9 @@ class PaxliteLM(TemplateLM):
     owners: list[int] = []
     for number, request in enumerate(requests):
       windows = get_rolling_token_windows(
-        token_list=self.tok_encode(request.args[0]),
-        prefix_token=self.prefix_token_id,
-        max_seq_len=self.max_length,
-        context_len=1,
-      )
+        token_list=self.tok_encode(request.args[0]), prefix_token=self.prefix_token_id,
+        max_seq_len=self.max_length, context_len=1,
+      )  # fmt: skip
       for context, continuation in map(make_disjoint_window, windows):
         asked.append(Continuation(context, continuation))
         owners.append(number)

@@ -82,23 +82,16 @@ class DeepSeek(
 
   def attention(self) -> fdl.Partial:
     sizes: dict[str, object] = dict(
-      model_dims=self.MODEL_DIMS,
-      num_heads=self.NUM_HEADS,
-      latent_dims=self.LATENT_DIMS,
-      query_latent_dims=self.QUERY_LATENT_DIMS,
-      plain_dims=self.DIMS_PER_HEAD,
-      rotary_dims=self.ROTARY_DIMS_PER_HEAD,
-      value_dims=self.VALUE_DIMS_PER_HEAD,
-    )
+      model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, latent_dims=self.LATENT_DIMS,
+      query_latent_dims=self.QUERY_LATENT_DIMS, plain_dims=self.DIMS_PER_HEAD,
+      rotary_dims=self.ROTARY_DIMS_PER_HEAD, value_dims=self.VALUE_DIMS_PER_HEAD,
+    )  # fmt: skip
     norm = self.norm()
     norm.epsilon = 1e-6  # whatever that of the other norms is
     return template(
-      LatentAttention,
-      norm_tpl=norm,
-      rotary_tpl=self.rotary(),
-      attention_tpl=self.dot_product_attention(),
-      **sizes | self.further_steps(),
-    )
+      LatentAttention, norm_tpl=norm, rotary_tpl=self.rotary(),
+      attention_tpl=self.dot_product_attention(), **sizes | self.further_steps(),
+    )  # fmt: skip
 
   @property
   def attention_classes(self) -> tuple[type, ...]:

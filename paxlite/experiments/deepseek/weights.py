@@ -38,26 +38,16 @@ MISTRAL4 = DEEPSEEK_NAMES | {
 }
 DEEPSEEK_V3 = DEEPSEEK_NAMES | tensor_names.PREDICTIONS
 LATENT_ATTENTION = (
-  *LENGTHS,
-  Same('num_attention_heads', 'NUM_HEADS'),
-  Same('hidden_size', 'MODEL_DIMS'),
-  Same('kv_lora_rank', 'LATENT_DIMS'),
-  Same('q_lora_rank', 'QUERY_LATENT_DIMS', null=0),
-  Same('qk_nope_head_dim', 'DIMS_PER_HEAD'),
-  Same('qk_rope_head_dim', 'ROTARY_DIMS_PER_HEAD'),
+  *LENGTHS, Same('num_attention_heads', 'NUM_HEADS'), Same('hidden_size', 'MODEL_DIMS'),
+  Same('kv_lora_rank', 'LATENT_DIMS'), Same('q_lora_rank', 'QUERY_LATENT_DIMS', null=0),
+  Same('qk_nope_head_dim', 'DIMS_PER_HEAD'), Same('qk_rope_head_dim', 'ROTARY_DIMS_PER_HEAD'),
   Same('v_head_dim', 'VALUE_DIMS_PER_HEAD'),
-  Repeated('num_key_value_heads', 'num_attention_heads', written='NUM_HEADS'),
-  UNTIED,
-  NO_BIAS,
-)
+  Repeated('num_key_value_heads', 'num_attention_heads', written='NUM_HEADS'), UNTIED, NO_BIAS,
+)  # fmt: skip
 DEEPSEEK = (
-  *LATENT_ATTENTION,
-  *ROUTED_EXPERTS,
-  OneOf('moe_layer_freq', 1),
-  Repeated('head_dim', 'qk_rope_head_dim'),
-  rope(has_mscale=True),
-  NO_MLP_BIAS,
-)
+  *LATENT_ATTENTION, *ROUTED_EXPERTS, OneOf('moe_layer_freq', 1),
+  Repeated('head_dim', 'qk_rope_head_dim'), rope(has_mscale=True), NO_MLP_BIAS,
+)  # fmt: skip
 
 
 def routing(methods: tuple[str, str], scores: str) -> Both:
@@ -127,14 +117,10 @@ def latent_attention_entries(e: DeepSeek, name: Mapping[str, str], ours: str) ->
     same(name['latent_norm'], (R,), f'{ours}/latent_norm/scale'),
     heads('key_value', plain + value, R, f'{ours}/key_value/w'),
     Entry(
-      name['post'],
-      (D, N * value),
-      f'{ours}/post/w',
-      (D, N, value),
-      to_ours=whole,
+      name['post'], (D, N * value), f'{ours}/post/w', (D, N, value), to_ours=whole,
       to_theirs=lambda w: w.reshape(len(w), -1),
     ),
-  ]
+  ]  # fmt: skip
   if not Q:
     return [*entries, heads('query', plain + rotated, D, f'{ours}/query/w')]
   return [

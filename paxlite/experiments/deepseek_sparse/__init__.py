@@ -45,16 +45,12 @@ class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.
     attention, rotary = super().attention(), self.rotary()
     rotary.layout = self.INDEXER_ROPE_LAYOUT
     attention.selection_tpl = template(
-      SparseIndexer,
-      model_dims=self.MODEL_DIMS,
-      query_latent_dims=self.QUERY_LATENT_DIMS,
-      num_heads=self.INDEXER_HEADS,
-      head_dim=self.INDEXER_DIMS_PER_HEAD,
-      rotary_dims=self.ROTARY_DIMS_PER_HEAD,
-      top_k=self.INDEXER_TOP_K,
+      SparseIndexer, model_dims=self.MODEL_DIMS, query_latent_dims=self.QUERY_LATENT_DIMS,
+      num_heads=self.INDEXER_HEADS, head_dim=self.INDEXER_DIMS_PER_HEAD,
+      rotary_dims=self.ROTARY_DIMS_PER_HEAD, top_k=self.INDEXER_TOP_K,
       norm_tpl=template(LayerNorm, epsilon=1e-6, offset=0.0, dtype=self.FPROP_DTYPE),
       rotary_tpl=rotary,
-    )
+    )  # fmt: skip
     return attention
 
   def without_factors(self, layer: fdl.Buildable) -> Iterable[fdl.Buildable]:

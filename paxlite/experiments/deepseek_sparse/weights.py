@@ -65,14 +65,10 @@ def dense_blocks(missing: int) -> Both:
 # Those of DeepSeek, with another key of the dense blocks. The last ones are in published files, and
 # transformers does not read them.
 LATENT_EXPERTS = (
-  *LATENT_ATTENTION,
-  *(key for key in ROUTED_EXPERTS if 'first_k_dense_replace' not in key.theirs),
-  Repeated('head_dim', 'qk_rope_head_dim'),
-  rope(has_mscale=True),
-  only('moe_layer_freq', 1),
-  only('topk_method', 'noaux_tc'),
-  only('scoring_func', 'sigmoid'),
-)
+  *LATENT_ATTENTION, *(key for key in ROUTED_EXPERTS if 'first_k_dense_replace' not in key.theirs),
+  Repeated('head_dim', 'qk_rope_head_dim'), rope(has_mscale=True), only('moe_layer_freq', 1),
+  only('topk_method', 'noaux_tc'), only('scoring_func', 'sigmoid'),
+)  # fmt: skip
 _SCHEDULE = (
   'layer_types', 'indexer_types', 'index_topk_pattern', 'index_topk_freq', 'index_skip_topk_offset',
 )  # fmt: skip

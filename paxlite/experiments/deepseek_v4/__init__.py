@@ -216,13 +216,10 @@ class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
       return super().attention_with_state(kind)
     attention = self.attention()
     attention.attention_tpl = template(
-      WindowAttention,
-      query_scale=self.attention_scale,
-      window=self.SLIDING_WINDOW,
-      sinks_tpl=template(AttentionSinks, num_heads=self.NUM_HEADS),
-      dropout=self.DROPOUT_PROB,
+      WindowAttention, query_scale=self.attention_scale, window=self.SLIDING_WINDOW,
+      sinks_tpl=template(AttentionSinks, num_heads=self.NUM_HEADS), dropout=self.DROPOUT_PROB,
       block_size=self.ATTENTION_BLOCK_SIZE,
-    )
+    )  # fmt: skip
     of_keys: dict[str, Any] = dict(norm_tpl=self.norm(), rotary_tpl=self.rotary())
     if kind == 'windows':
       attention.rate = self.KV_COMPRESSION_RATIO
@@ -231,15 +228,11 @@ class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
     attention.rate = self.SPARSE_KV_COMPRESSION_RATIO
     attention.keys_tpl = template(OverlappingKeyCompressor, **of_keys)
     attention.selection_tpl = template(
-      WindowIndexer,
-      model_dims=self.MODEL_DIMS,
-      query_latent_dims=self.QUERY_LATENT_DIMS,
-      num_heads=self.INDEXER_HEADS,
-      head_dim=self.INDEXER_DIMS_PER_HEAD,
-      top_k=self.INDEXER_TOP_K,
+      WindowIndexer, model_dims=self.MODEL_DIMS, query_latent_dims=self.QUERY_LATENT_DIMS,
+      num_heads=self.INDEXER_HEADS, head_dim=self.INDEXER_DIMS_PER_HEAD, top_k=self.INDEXER_TOP_K,
       keys_tpl=template(OverlappingKeyCompressor, norm_tpl=self.norm(), rotary_tpl=self.rotary()),
       rotary_tpl=self.rotary(),
-    )
+    )  # fmt: skip
     return attention
 
   @property
@@ -371,12 +364,9 @@ class DeepSeekV4(
     if kind.variant == 'by_ids':
       fdl.update_callable(block, TokenHyperBlock)
       block.ffn_tpl.experts_tpl.router_tpl = template(
-        HashRouter,
-        top_k=self.NUM_EXPERTS_PER_TOKEN,
-        normalized=self.NORMALIZE_EXPERT_WEIGHTS,
-        vocab_size=self.VOCAB_SIZE,
-        scale=self.EXPERT_WEIGHT_SCALE,
-      )
+        HashRouter, top_k=self.NUM_EXPERTS_PER_TOKEN, normalized=self.NORMALIZE_EXPERT_WEIGHTS,
+        vocab_size=self.VOCAB_SIZE, scale=self.EXPERT_WEIGHT_SCALE,
+      )  # fmt: skip
     return block
 
   def router(self) -> fdl.Partial:

@@ -223,38 +223,26 @@ V4_KEYS: tuple[Key, ...] = (
 )
 _LAYER = 'model.layers.{i}.'
 DEEPSEEK_V4 = {
-  'embedding': 'model.embed_tokens.weight',
-  'final_norm': 'model.norm.weight',
-  'head': 'head.weight',
-  'merge_weights': 'model.hc_head.hc_fn',
-  'merge_bias': 'model.hc_head.hc_base',
-  'merge_scale': 'model.hc_head.hc_scale',
-  'attention_norm': _LAYER + 'attn_norm.weight',
-  'ffn_norm': _LAYER + 'ffn_norm.weight',
-  'connection': _LAYER + 'hc_attn_',
-  'ff_connection': _LAYER + 'hc_ffn_',
-  'query_down': _LAYER + 'attn.wq_a.weight',
-  'query_down_norm': _LAYER + 'attn.q_norm.weight',
-  'query_up': _LAYER + 'attn.wq_b.weight',
-  'key': _LAYER + 'attn.wkv.weight',
-  'key_norm': _LAYER + 'attn.norm.weight',
-  'sinks': _LAYER + 'attn.attn_sink',
-  'post_groups': _LAYER + 'attn.wo_a.weight',
-  'post': _LAYER + 'attn.wo_b.weight',
-  'window_keys': _LAYER + 'attn.compressor.',
-  'index_keys': _LAYER + 'attn.indexer.compressor.',
+  'embedding': 'model.embed_tokens.weight', 'final_norm': 'model.norm.weight',
+  'head': 'head.weight', 'merge_weights': 'model.hc_head.hc_fn',
+  'merge_bias': 'model.hc_head.hc_base', 'merge_scale': 'model.hc_head.hc_scale',
+  'attention_norm': _LAYER + 'attn_norm.weight', 'ffn_norm': _LAYER + 'ffn_norm.weight',
+  'connection': _LAYER + 'hc_attn_', 'ff_connection': _LAYER + 'hc_ffn_',
+  'query_down': _LAYER + 'attn.wq_a.weight', 'query_down_norm': _LAYER + 'attn.q_norm.weight',
+  'query_up': _LAYER + 'attn.wq_b.weight', 'key': _LAYER + 'attn.wkv.weight',
+  'key_norm': _LAYER + 'attn.norm.weight', 'sinks': _LAYER + 'attn.attn_sink',
+  'post_groups': _LAYER + 'attn.wo_a.weight', 'post': _LAYER + 'attn.wo_b.weight',
+  'window_keys': _LAYER + 'attn.compressor.', 'index_keys': _LAYER + 'attn.indexer.compressor.',
   'index_query': _LAYER + 'attn.indexer.wq_b.weight',
   'index_weights': _LAYER + 'attn.indexer.weights_proj.weight',
-  'router': _LAYER + 'ffn.gate.weight',
-  'router_balance': _LAYER + 'ffn.gate.bias',
-  'router_table': _LAYER + 'ffn.gate.tid2eid',
-  'expert_gate': _LAYER + 'ffn.experts.{x}.w1.weight',
+  'router': _LAYER + 'ffn.gate.weight', 'router_balance': _LAYER + 'ffn.gate.bias',
+  'router_table': _LAYER + 'ffn.gate.tid2eid', 'expert_gate': _LAYER + 'ffn.experts.{x}.w1.weight',
   'expert_up': _LAYER + 'ffn.experts.{x}.w3.weight',
   'expert_down': _LAYER + 'ffn.experts.{x}.w2.weight',
   'shared_gate': _LAYER + 'ffn.shared_experts.w1.weight',
   'shared_up': _LAYER + 'ffn.shared_experts.w3.weight',
   'shared_down': _LAYER + 'ffn.shared_experts.w2.weight',
-}
+}  # fmt: skip
 
 
 def deepseek_v4_entries(e: LanguageModel) -> list[Entry]:
@@ -300,22 +288,15 @@ def _attention(e: DeepSeekV4, name: Mapping[str, str], ours: str) -> list[Entry]
     same(name['key_norm'], (H,), f'{ours}/key_norm/scale'),
     same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'),
     Entry(
-      name['post_groups'],
-      (G * R, n * H),
-      f'{ours}/post_groups/w',
-      (G, n, H, R),
+      name['post_groups'], (G * R, n * H), f'{ours}/post_groups/w', (G, n, H, R),
       to_ours=lambda x: np.moveaxis(x.reshape(G, R, n, H), 1, 3),
       to_theirs=lambda w: np.moveaxis(w, 3, 1),
     ),
     Entry(
-      name['post'],
-      (D, G * R),
-      f'{ours}/post/w',
-      (D, G, R),
-      to_ours=whole,
+      name['post'], (D, G * R), f'{ours}/post/w', (D, G, R), to_ours=whole,
       to_theirs=lambda w: w.reshape(len(w), -1),
     ),
-  ]
+  ]  # fmt: skip
 
 
 def _heads(theirs: str, heads: int, width: int, inputs: int, ours: str) -> Entry:

@@ -300,11 +300,9 @@ class SharedKeyAttention(nn.Module):
     context_BTGnH = context_BTNH.reshape(B, T, G, N // G, H)
     context_BTGnH = shard(context_BTGnH, 'batch', 'length', 'act_heads', None, None)
     groups_BTGR = self.groups_tpl(
-      equation='BTGNH,GNHR->BTGR',
-      shape=(G, N // G, H, R),
-      axes=('heads', None, None, 'embed'),
+      equation='BTGNH,GNHR->BTGR', shape=(G, N // G, H, R), axes=('heads', None, None, 'embed'),
       name='post_groups',
-    )(context_BTGnH)
+    )(context_BTGnH)  # fmt: skip
     groups_BTGR = shard(groups_BTGR, 'batch', 'length', 'act_heads', None)
     out_BTD = self._project('post', 'BTGR,DGR->BTD', (D, G, R), axes)(groups_BTGR)
     return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
@@ -355,11 +353,9 @@ class WindowAttention(nn.Module):
     T, S = query_BTNH.shape[1], key_BS1H.shape[1]
     drops = self.dropout > 0 and self.has_rng('dropout')
     softmax = Softmax(
-      self.query_scale,
-      window=self.window,
-      sink_logit=self.sinks_tpl(name='sinks')(),
+      self.query_scale, window=self.window, sink_logit=self.sinks_tpl(name='sinks')(),
       dropout=nn.Dropout(self.dropout, deterministic=False) if drops else None,
-    )
+    )  # fmt: skip
     key_BS1H = shard(key_BS1H, 'batch', 'kv_length', None, None)
     size = self.block_size or _BLOCK
     # where devices share a row, each computes its own queries at a time

@@ -67,11 +67,9 @@ ERNIE_EXPERTS = (
   unread('num_nextn_predict_layers'),
   Both(
     ('moe_layer_start_index', 'moe_layer_interval', 'moe_layer_end_index'),
-    ('NUM_DENSE_BLOCKS', 'BLOCKS_PER_LAYER'),
-    _read_ernie_blocks,
-    _write_ernie_blocks,
+    ('NUM_DENSE_BLOCKS', 'BLOCKS_PER_LAYER'), _read_ernie_blocks, _write_ernie_blocks,
   ),
-)
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
   'ernie4_5': Family(

@@ -37,10 +37,8 @@ _NOPE = {'sliding_attention': 'sliding', 'full_attention': 'full_nope'}
 # Without a window, full attention has rotary positions; beside sliding attention, it has none.
 EXAONE_LAYERS = Both(
   ('layer_types', 'sliding_window', 'sliding_window_pattern'),
-  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
-  _read_exaone,
-  _write_exaone,
-)
+  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'), _read_exaone, _write_exaone,
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
   'exaone4': Family(

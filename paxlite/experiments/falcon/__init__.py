@@ -67,12 +67,10 @@ class FalconH1(EmbeddingFactors, Mamba2Layers, LLaMA, subject='Falcon-H1'):
       Factors, names=_PROJECTIONS, factors=tuple(map(float, self.MAMBA_FACTORS))
     )
     return template(
-      SideBySide,
-      attention_tpl=super().attention(),
-      state_tpl=mamba,
+      SideBySide, attention_tpl=super().attention(), state_tpl=mamba,
       attention_factors=(self.ATTENTION_IN_FACTOR, self.ATTENTION_OUT_FACTOR),
       state_factors=(self.MAMBA_IN_FACTOR, self.MAMBA_OUT_FACTOR),
-    )
+    )  # fmt: skip
 
   def feed_forward(self, hidden_dims: int) -> fdl.Partial:
     layer = super().feed_forward(hidden_dims)

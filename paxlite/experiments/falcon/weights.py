@@ -84,11 +84,9 @@ def _read_bias(config: Config) -> dict[str, object]:
 
 
 FALCON_BIAS = Both(
-  ('mamba_proj_bias', 'projectors_bias'),
-  ('USE_STATE_BIAS',),
-  _read_bias,
+  ('mamba_proj_bias', 'projectors_bias'), ('USE_STATE_BIAS',), _read_bias,
   lambda e: dict.fromkeys(('mamba_proj_bias', 'projectors_bias'), e.values()['USE_STATE_BIAS']),
-)
+)  # fmt: skip
 
 
 def _numbers(key: str, value: Json, count: int) -> list[float]:

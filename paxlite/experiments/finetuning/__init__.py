@@ -223,15 +223,13 @@ class ShardedLoRA(LoRA):
 
 # What differs in a method for a model.
 _DIFFERENT: dict[tuple[type[LanguageModel], str], type[LanguageModel]] = {
-  (SFT, 'SmolLM135M'): _OneDeviceSFT,
-  (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
-  (Preference, 'SmolLM135M'): _OneDevicePreference,
-  (Reward, 'SmolLM135M'): _OneDeviceReward,
+  (SFT, 'SmolLM135M'): _OneDeviceSFT, (LoRA, 'SmolLM135M'): _OneDeviceLoRA,
+  (Preference, 'SmolLM135M'): _OneDevicePreference, (Reward, 'SmolLM135M'): _OneDeviceReward,
   (PolicyTraining, 'SmolLM135M'): _OneDevicePolicy,
   (DistilledSFT, 'SmolLM135M'): _OneDeviceDistillation,
   (AnswersDistillation, 'SmolLM135M'): _OneDeviceAnswersDistillation,
   (LoRA, 'LLaMA70B'): ShardedLoRA,
-}
+}  # fmt: skip
 
 
 # what weights say of texts, whichever class their model has
@@ -331,12 +329,9 @@ def composed(generic: type[_OfAnyModel], name: str) -> type[_OfAnyModel]:
   different = _DIFFERENT.get((generic._method, model.__name__))
   bases = (generic, model) if different is None else (generic, different, model)
   values = {
-    '__module__': generic.__module__,
-    '__qualname__': generic.__qualname__,
-    '__doc__': generic.__doc__,
-    'MODEL': name,
-    '_generic': generic,
-  }
+    '__module__': generic.__module__, '__qualname__': generic.__qualname__,
+    '__doc__': generic.__doc__, 'MODEL': name, '_generic': generic,
+  }  # fmt: skip
   return type(generic.__name__, bases, values)
 
 

@@ -57,13 +57,8 @@ class Gemma3(LocalPositions, Gemma2):
   SOFTMAX_CAP_LOGITS = -1.0
   SLIDING_WINDOW = 1024
   ATTENTION_PATTERN: list[AttentionKind] = [
-    'sliding',
-    'sliding',
-    'sliding',
-    'sliding',
-    'sliding',
-    'full',
-  ]
+    'sliding', 'sliding', 'sliding', 'sliding', 'sliding', 'full',
+  ]  # fmt: skip
 
 
 @register

@@ -61,12 +61,10 @@ class WideAttention(LanguageModel, subject='Attention'):
   def of_full_attention(self) -> Self:
     """The same experiment, in which all attention has the heads of full attention."""
     return self.replaced(
-      DIMS_PER_HEAD=self.FULL_DIMS_PER_HEAD,
-      NUM_KV_HEADS=self.FULL_KV_HEADS,
-      FULL_DIMS_PER_HEAD=self.FULL_DIMS_PER_HEAD,
-      FULL_KV_HEADS=self.FULL_KV_HEADS,
+      DIMS_PER_HEAD=self.FULL_DIMS_PER_HEAD, NUM_KV_HEADS=self.FULL_KV_HEADS,
+      FULL_DIMS_PER_HEAD=self.FULL_DIMS_PER_HEAD, FULL_KV_HEADS=self.FULL_KV_HEADS,
       HEADS_SPAN_MODEL=False,
-    )
+    )  # fmt: skip
 
   @property
   def has_own_heads(self) -> bool:
@@ -107,11 +105,9 @@ class WideAttention(LanguageModel, subject='Attention'):
     if is_local or self.FULL_ROPE_SHARE == 1:
       return super().rotary(is_local)
     return template(
-      ProportionalRotaryEmbedding,
-      theta=self.ROPE_THETA,
-      layout=self.ROPE_LAYOUT,
+      ProportionalRotaryEmbedding, theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT,
       share=self.FULL_ROPE_SHARE,
-    )
+    )  # fmt: skip
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     block = super().block_of(kind)
@@ -123,12 +119,9 @@ class WideAttention(LanguageModel, subject='Attention'):
       attention.rotary_tpl = None
     if self.KEYS_ARE_VALUES:
       attention.qkv_tpl = template(
-        SharedKeyValue,
-        model_dims=self.MODEL_DIMS,
-        num_heads=self.NUM_HEADS,
-        num_kv_heads=self.FULL_KV_HEADS,
-        head_dim=self.FULL_DIMS_PER_HEAD,
-      )
+        SharedKeyValue, model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS,
+        num_kv_heads=self.FULL_KV_HEADS, head_dim=self.FULL_DIMS_PER_HEAD,
+      )  # fmt: skip
     block.attention_tpl = attention
     return block
 
@@ -227,12 +220,9 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
       block.ffn_tpl = self.feed_forward(self.KV_SHARED_HIDDEN_DIMS)
     if self.PER_LAYER_EMBEDDING_DIMS:
       block.input_tpl = template(
-        InputGate,
-        model_dims=self.MODEL_DIMS,
-        input_dims=self.PER_LAYER_EMBEDDING_DIMS,
-        activation=self.ACTIVATION_CLS,
-        norm_tpl=self.norm(),
-      )
+        InputGate, model_dims=self.MODEL_DIMS, input_dims=self.PER_LAYER_EMBEDDING_DIMS,
+        activation=self.ACTIVATION_CLS, norm_tpl=self.norm(),
+      )  # fmt: skip
     return block
 
   @property
@@ -254,15 +244,13 @@ class LinkedBlocks(LinkedStack, WideAttention, subject='Stack of layers'):
       num_layers=self.NUM_LAYERS,
       input_dims=self.PER_LAYER_EMBEDDING_DIMS,
       table_tpl=template(
-        TokenEmbedding,
-        vocab_size=self.PER_LAYER_EMBEDDING_VOCAB_SIZE,
-        model_dims=self.NUM_LAYERS * self.PER_LAYER_EMBEDDING_DIMS,
-        dtype=self.FPROP_DTYPE,
+        TokenEmbedding, vocab_size=self.PER_LAYER_EMBEDDING_VOCAB_SIZE,
+        model_dims=self.NUM_LAYERS * self.PER_LAYER_EMBEDDING_DIMS, dtype=self.FPROP_DTYPE,
         emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
         lookup_scale=math.sqrt(self.PER_LAYER_EMBEDDING_DIMS),
       ),
       norm_tpl=self.norm(),
-    )
+    )  # fmt: skip
 
   def block_params(self, kind: BlockKind) -> int:
     found = super().block_params(kind) + 2 * self.MODEL_DIMS * self.PER_LAYER_EMBEDDING_DIMS
@@ -334,13 +322,9 @@ class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):  # type: ignore[override]
 
   def block(self) -> fdl.Partial:
     return template(
-      ScaledBlock,
-      norm_tpl=self.norm(),
-      post_norm_tpl=self.norm(),
-      attention_tpl=self.attention(),
-      ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
-      dropout=self.DROPOUT_PROB,
-    )
+      ScaledBlock, norm_tpl=self.norm(), post_norm_tpl=self.norm(), attention_tpl=self.attention(),
+      ffn_tpl=self.feed_forward(self.HIDDEN_DIMS), dropout=self.DROPOUT_PROB,
+    )  # fmt: skip
 
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     block = super().block_of(kind)
@@ -349,11 +333,9 @@ class Gemma4(LinkedBlocks, MixtureOfExperts, Gemma3):  # type: ignore[override]
       experts.norm_tpl = self.norm()
       block.ffn_sees_residual = True
       block.ffn_tpl = template(
-        NormedExperts,
-        experts_tpl=experts,
-        shared_tpl=self.feed_forward(self.shared_hidden_dims_of(kind)),
-        norm_tpl=self.norm(),
-      )
+        NormedExperts, experts_tpl=experts,
+        shared_tpl=self.feed_forward(self.shared_hidden_dims_of(kind)), norm_tpl=self.norm(),
+      )  # fmt: skip
     return block
 
   def router(self) -> fdl.Partial:

@@ -182,11 +182,9 @@ class PerLayerEmbeddings(nn.Module):
     layers = self.num_layers, self.input_dims
     axes = 'outer_batch', 'length', None, 'act_mlp'
     projected_BTLP = self.projection_tpl(
-      equation='BTD,DLP->BTLP',
-      shape=(self.model_dims, *layers),
-      axes=('embed', None, 'mlp'),
+      equation='BTD,DLP->BTLP', shape=(self.model_dims, *layers), axes=('embed', None, 'mlp'),
       name='projection',
-    )(x_BTD)
+    )(x_BTD)  # fmt: skip
     projected_BTLP = shard(projected_BTLP / math.sqrt(self.model_dims), *axes)
     normed_BTLP = self.norm_tpl(name='norm')(projected_BTLP)
     # of whole rows first: a slice of a block does not lie on one device otherwise

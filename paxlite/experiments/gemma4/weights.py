@@ -53,11 +53,9 @@ def _write_types(e: LanguageModel) -> JsonObject:
 
 
 GEMMA4_TYPES = Both(
-  ('layer_types', 'sliding_window'),
-  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
-  lambda c: {'SLIDING_WINDOW': c['sliding_window'], 'ATTENTION_PATTERN': _pattern(c)},
-  _write_types,
-)
+  ('layer_types', 'sliding_window'), ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
+  lambda c: {'SLIDING_WINDOW': c['sliding_window'], 'ATTENTION_PATTERN': _pattern(c)}, _write_types,
+)  # fmt: skip
 
 
 def _overrides(config: Config) -> JsonObject:
@@ -109,10 +107,8 @@ def _write_widths(e: LanguageModel) -> JsonObject:
 
 GEMMA4_WIDTHS = Both(
   ('global_head_dim', 'num_global_key_value_heads', 'per_layer_config', 'attention_k_eq_v'),
-  ('FULL_DIMS_PER_HEAD', 'FULL_KV_HEADS', 'KEYS_ARE_VALUES'),
-  _read_widths,
-  _write_widths,
-)
+  ('FULL_DIMS_PER_HEAD', 'FULL_KV_HEADS', 'KEYS_ARE_VALUES'), _read_widths, _write_widths,
+)  # fmt: skip
 _STRETCHED = rope(theta=1e6, local_theta=1e4)
 
 
@@ -162,11 +158,9 @@ def _write_experts(e: LanguageModel) -> JsonObject:
 
 
 GEMMA4_EXPERTS = Both(
-  ('enable_moe_block', *_EXPERTS),
-  ('NUM_DENSE_BLOCKS', *_EXPERTS.values()),
-  _read_experts,
+  ('enable_moe_block', *_EXPERTS), ('NUM_DENSE_BLOCKS', *_EXPERTS.values()), _read_experts,
   _write_experts,
-)
+)  # fmt: skip
 
 
 def _read_small(config: Config) -> dict[str, object]:
@@ -220,25 +214,21 @@ GEMMA4_SMALL = Both(
 )  # fmt: skip
 _LAYER = 'model.layers.{i}.'
 GEMMA4 = tensor_names.GEMMA2 | {
-  'shared_gate': tensor_names.GEMMA2['gate'],
-  'shared_up': tensor_names.GEMMA2['up'],
-  'shared_down': tensor_names.GEMMA2['down'],
-  'router': _LAYER + 'router.proj.weight',
-  'expert_gate_up': _LAYER + 'experts.gate_up_proj',
-  'expert_down': _LAYER + 'experts.down_proj',
+  'shared_gate': tensor_names.GEMMA2['gate'], 'shared_up': tensor_names.GEMMA2['up'],
+  'shared_down': tensor_names.GEMMA2['down'], 'router': _LAYER + 'router.proj.weight',
+  'expert_gate_up': _LAYER + 'experts.gate_up_proj', 'expert_down': _LAYER + 'experts.down_proj',
   'router_scale': _LAYER + 'router.scale',
   'router_expert_scale': _LAYER + 'router.per_expert_scale',
   'experts_norm': _LAYER + 'pre_feedforward_layernorm_2.weight',
   'shared_post_norm': _LAYER + 'post_feedforward_layernorm_1.weight',
   'experts_post_norm': _LAYER + 'post_feedforward_layernorm_2.weight',
-  'factor': _LAYER + 'layer_scalar',
-  'inputs': 'model.embed_tokens_per_layer.weight',
+  'factor': _LAYER + 'layer_scalar', 'inputs': 'model.embed_tokens_per_layer.weight',
   'inputs_projection': 'model.per_layer_model_projection.weight',
   'inputs_norm': 'model.per_layer_projection_norm.weight',
   'input_gate': _LAYER + 'per_layer_input_gate.weight',
   'input_projection': _LAYER + 'per_layer_projection.weight',
   'input_norm': _LAYER + 'post_per_layer_input_norm.weight',
-}
+}  # fmt: skip
 
 
 def gemma4_entries(e: LanguageModel, names: Mapping[str, str] = GEMMA4) -> list[Entry]:

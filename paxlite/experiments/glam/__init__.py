@@ -79,20 +79,15 @@ class GLaM(MixtureOfExperts, subject='Relative bias (GLaM)'):
   def attention(self) -> fdl.Partial:
     attention = super().attention()
     attention.qkv_tpl = template(
-      SeparateQkv,
-      model_dims=self.MODEL_DIMS,
-      num_heads=self.NUM_HEADS,
-      num_kv_heads=self.NUM_KV_HEADS,
-      head_dim=self.DIMS_PER_HEAD,
-    )
+      SeparateQkv, model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS,
+      num_kv_heads=self.NUM_KV_HEADS, head_dim=self.DIMS_PER_HEAD,
+    )  # fmt: skip
     attention.attention_tpl.query_scale = 1.0
     attention.attention_tpl.sink_logit = 0.0
     attention.attention_tpl.relative_bias_tpl = template(
-      RelativeBias,
-      num_heads=self.NUM_HEADS,
-      num_buckets=self.RELATIVE_BIAS_BUCKETS,
+      RelativeBias, num_heads=self.NUM_HEADS, num_buckets=self.RELATIVE_BIAS_BUCKETS,
       max_distance=self.RELATIVE_BIAS_MAX_DISTANCE,
-    )
+    )  # fmt: skip
     return attention
 
 

@@ -8,16 +8,14 @@ from paxlite.weights.rope_keys import rope
 
 # Of each head, its queries, keys and values stand together.
 GPT_NEOX = {
-  'embedding': 'gpt_neox.embed_in.weight',
-  'final_norm': 'gpt_neox.final_layer_norm.weight',
-  'head': 'embed_out.weight',
-  'attention_norm': 'gpt_neox.layers.{i}.input_layernorm.weight',
+  'embedding': 'gpt_neox.embed_in.weight', 'final_norm': 'gpt_neox.final_layer_norm.weight',
+  'head': 'embed_out.weight', 'attention_norm': 'gpt_neox.layers.{i}.input_layernorm.weight',
   'ffn_norm': 'gpt_neox.layers.{i}.post_attention_layernorm.weight',
   'heads': 'gpt_neox.layers.{i}.attention.query_key_value.weight',
   'post': 'gpt_neox.layers.{i}.attention.dense.weight',
   'up': 'gpt_neox.layers.{i}.mlp.dense_h_to_4h.weight',
   'down': 'gpt_neox.layers.{i}.mlp.dense_4h_to_h.weight',
-}
+}  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
   'gpt_neox': Family(

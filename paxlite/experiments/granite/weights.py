@@ -53,11 +53,9 @@ def _write_granite_types(e: LanguageModel) -> JsonObject:
 
 
 GRANITE_TYPES = Both(
-  ('layer_types', 'layers_block_type', 'position_embedding_type'),
-  ('ATTENTION_PATTERN',),
-  _read_granite_types,
-  _write_granite_types,
-)
+  ('layer_types', 'layers_block_type', 'position_embedding_type'), ('ATTENTION_PATTERN',),
+  _read_granite_types, _write_granite_types,
+)  # fmt: skip
 
 
 def _read_granite_experts(config: Config) -> dict[str, object]:
@@ -65,13 +63,10 @@ def _read_granite_experts(config: Config) -> dict[str, object]:
   if not config['num_local_experts']:
     return {'HIDDEN_DIMS': shared, 'NUM_DENSE_BLOCKS': config['num_hidden_layers']}
   return {
-    'HIDDEN_DIMS': shared,
-    'SHARED_EXPERT_HIDDEN_DIMS': shared,
-    'EXPERT_HIDDEN_DIMS': config['intermediate_size'],
-    'NUM_EXPERTS': config['num_local_experts'],
-    'NUM_EXPERTS_PER_TOKEN': config['num_experts_per_tok'],
-    'NUM_DENSE_BLOCKS': 0,
-  }
+    'HIDDEN_DIMS': shared, 'SHARED_EXPERT_HIDDEN_DIMS': shared,
+    'EXPERT_HIDDEN_DIMS': config['intermediate_size'], 'NUM_EXPERTS': config['num_local_experts'],
+    'NUM_EXPERTS_PER_TOKEN': config['num_experts_per_tok'], 'NUM_DENSE_BLOCKS': 0,
+  }  # fmt: skip
 
 
 def _write_granite_experts(e: LanguageModel) -> JsonObject:
@@ -130,11 +125,9 @@ def _write_heads(e: LanguageModel) -> JsonObject:
 
 
 MAMBA_HEADS = Both(
-  ('mamba_n_heads', 'mamba_d_head', 'mamba_expand'),
-  ('MAMBA_HEADS', 'MAMBA_HEAD_DIMS'),
-  _read_heads,
-  _write_heads,
-)
+  ('mamba_n_heads', 'mamba_d_head', 'mamba_expand'), ('MAMBA_HEADS', 'MAMBA_HEAD_DIMS'),
+  _read_heads, _write_heads,
+)  # fmt: skip
 _FACTORS = (
   number('embedding_multiplier', 'EMBEDDING_FACTOR'),
   number('residual_multiplier', 'RESIDUAL_FACTOR'),

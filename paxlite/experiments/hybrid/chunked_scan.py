@@ -164,13 +164,9 @@ def chunks_of(
     values = _exact(inverse, values * beta)
     erase = _exact(inverse, k * (beta * to_start)).astype(dtype)
   return ScanChunks(
-    read=(q * to_start).astype(dtype),
-    scores=products[0].astype(dtype),
-    values=values,
-    erase=erase,
-    write=(k * to_end).astype(dtype),
-    keep=keep,
-  )
+    read=(q * to_start).astype(dtype), scores=products[0].astype(dtype), values=values, erase=erase,
+    write=(k * to_end).astype(dtype), keep=keep,
+  )  # fmt: skip
 
 
 def _sums(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:

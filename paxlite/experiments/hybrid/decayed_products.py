@@ -78,10 +78,8 @@ def _joined(
   from_middle = (second(total) - latest(total)) + (second(rest) - latest(rest))
   to_middle = (latest(total) - first(total)) + (latest(rest) - first(rest))
   below = jnp.einsum(
-    '...ck,...sk->...cs',
-    (second(rows) * factor(of_rows, from_middle)).astype(rows.dtype),
-    (first(k) * factor(of_keys, to_middle)).astype(k.dtype),
-    preferred_element_type=jnp.float32,
-  )
+    '...ck,...sk->...cs', (second(rows) * factor(of_rows, from_middle)).astype(rows.dtype),
+    (first(k) * factor(of_keys, to_middle)).astype(k.dtype), preferred_element_type=jnp.float32,
+  )  # fmt: skip
   above = jnp.zeros_like(below)
   return jnp.block([[whole[..., 0::2, :, :], above], [below, whole[..., 1::2, :, :]]])

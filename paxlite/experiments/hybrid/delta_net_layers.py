@@ -48,17 +48,12 @@ class DeltaNetLayers(LayersWithState, subject='Gated delta net'):
     if kind != 'gated_delta':
       return super().attention_with_state(kind)
     return template(
-      GatedDeltaNet,
-      model_dims=self.MODEL_DIMS,
-      num_key_heads=self.DELTA_KEY_HEADS,
-      num_value_heads=self.DELTA_VALUE_HEADS,
-      key_dims=self.DELTA_KEY_DIMS,
-      value_dims=self.DELTA_VALUE_DIMS,
-      beta_scale=self.DELTA_BETA_SCALE,
-      activation=self.ACTIVATION_CLS,
-      convolution_tpl=self.convolution(),
+      GatedDeltaNet, model_dims=self.MODEL_DIMS, num_key_heads=self.DELTA_KEY_HEADS,
+      num_value_heads=self.DELTA_VALUE_HEADS, key_dims=self.DELTA_KEY_DIMS,
+      value_dims=self.DELTA_VALUE_DIMS, beta_scale=self.DELTA_BETA_SCALE,
+      activation=self.ACTIVATION_CLS, convolution_tpl=self.convolution(),
       norm_tpl=template(GatedRmsNorm, epsilon=self.DELTA_NORM_EPSILON, dtype=self.FPROP_DTYPE),
-    )
+    )  # fmt: skip
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
     if kind != 'gated_delta':

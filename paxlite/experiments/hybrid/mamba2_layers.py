@@ -56,17 +56,13 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
     if kind != 'mamba2':
       return super().attention_with_state(kind)
     return template(
-      Mamba2,
-      model_dims=self.MODEL_DIMS,
-      num_heads=self.MAMBA_HEADS,
-      head_dims=self.MAMBA_HEAD_DIMS,
-      num_groups=self.MAMBA_GROUPS,
-      state_dims=self.MAMBA_STATE_DIMS,
-      activation=self.MAMBA_ACTIVATION_CLS,
+      Mamba2, model_dims=self.MODEL_DIMS, num_heads=self.MAMBA_HEADS,
+      head_dims=self.MAMBA_HEAD_DIMS, num_groups=self.MAMBA_GROUPS,
+      state_dims=self.MAMBA_STATE_DIMS, activation=self.MAMBA_ACTIVATION_CLS,
       convolution_tpl=self.convolution(),
       steps_tpl=template(Steps, least=self.MAMBA_DT_MIN, most=self.MAMBA_DT_MAX),
       norm_tpl=self.mamba_norm(),
-    )
+    )  # fmt: skip
 
   def mamba_norm(self) -> fdl.Partial:
     """Returns the template of the norm and the gate of what Mamba 2 reads."""
@@ -74,10 +70,8 @@ class Mamba2Layers(LayersWithState, subject='Mamba 2'):
       return template(Gate, dtype=self.FPROP_DTYPE)
     return template(
       GateThenRmsNorm if self.MAMBA_NORM == 'after_gate' else RmsNormThenGate,
-      num_groups=self.MAMBA_GROUPS,
-      epsilon=self.LAYERNORM_EPSILON,
-      dtype=self.FPROP_DTYPE,
-    )
+      num_groups=self.MAMBA_GROUPS, epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE,
+    )  # fmt: skip
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
     if kind != 'mamba2':

@@ -30,14 +30,10 @@ class KimiDeltaLayers(LayersWithState, subject='Kimi Delta Attention'):
       return super().attention_with_state(kind)
     norm = template(SigmoidGatedRmsNorm, epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE)
     return template(
-      KimiDeltaAttention,
-      model_dims=self.MODEL_DIMS,
-      num_heads=self.KDA_HEADS,
-      head_dims=self.KDA_HEAD_DIMS,
-      activation=self.ACTIVATION_CLS,
-      convolution_tpl=self.convolution(),
-      norm_tpl=norm,
-    )
+      KimiDeltaAttention, model_dims=self.MODEL_DIMS, num_heads=self.KDA_HEADS,
+      head_dims=self.KDA_HEAD_DIMS, activation=self.ACTIVATION_CLS,
+      convolution_tpl=self.convolution(), norm_tpl=norm,
+    )  # fmt: skip
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
     if kind != 'kimi_delta':

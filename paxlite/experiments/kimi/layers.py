@@ -89,10 +89,8 @@ class KimiDeltaAttention(nn.Module):
   def _narrowed(self, name: str, x_BTD: jax.Array) -> jax.Array:
     """Returns a projection to [B, T, N, H] by way of H numbers."""
     down = self.projection_tpl(
-      equation='BTD,DR->BTR',
-      shape=(self.model_dims, self.head_dims),
-      axes=('embed', None),
+      equation='BTD,DR->BTR', shape=(self.model_dims, self.head_dims), axes=('embed', None),
       name=f'{name}_down',
-    )
+    )  # fmt: skip
     shape = (self.head_dims, self.num_heads, self.head_dims)
     return to_heads(self.projection_tpl, f'{name}_up', down(x_BTD), shape)

@@ -91,10 +91,8 @@ def _write_layers(e: LanguageModel) -> JsonObject:
 
 KDA_LAYERS = Both(
   (_PARTS, 'layer_types', *(theirs for theirs, _, _ in _SIZES.values())),
-  ('ATTENTION_PATTERN', *(ours for _, ours, _ in _SIZES.values())),
-  _read_layers,
-  _write_layers,
-)
+  ('ATTENTION_PATTERN', *(ours for _, ours, _ in _SIZES.values())), _read_layers, _write_layers,
+)  # fmt: skip
 
 
 def _read_dense(config: Config) -> dict[str, object]:
@@ -163,11 +161,9 @@ def _read_length(config: Config) -> dict[str, object]:
 
 
 MODEL_LENGTH = Both(
-  ('model_max_length', 'max_position_embeddings'),
-  ('MAX_POSITION_EMBEDDINGS', 'MAX_SEQ_LEN'),
-  _read_length,
-  lambda e: {'model_max_length': max(e.MAX_POSITION_EMBEDDINGS, e.MAX_SEQ_LEN)},
-)
+  ('model_max_length', 'max_position_embeddings'), ('MAX_POSITION_EMBEDDINGS', 'MAX_SEQ_LEN'),
+  _read_length, lambda e: {'model_max_length': max(e.MAX_POSITION_EMBEDDINGS, e.MAX_SEQ_LEN)},
+)  # fmt: skip
 
 
 def kimi_delta_entries(e: KimiDeltaLayers, name: Mapping[str, str], ours: str) -> list[Entry]:
@@ -186,21 +182,15 @@ def kimi_delta_entries(e: KimiDeltaLayers, name: Mapping[str, str], ours: str) -
     down = transposed(name[f'kda_{role}_down'], (H, D), f'{ours}/{role}_down/w')
     entries += [down, heads(f'{role}_up', H)]
   rate = Entry(
-    name['kda_rate'],
-    (1, 1, N, 1),
-    f'{ours}/decay/log_rate',
-    (N,),
-    to_ours=lambda x: x.reshape(N),
+    name['kda_rate'], (1, 1, N, 1), f'{ours}/decay/log_rate', (N,), to_ours=lambda x: x.reshape(N),
     to_theirs=lambda w: w.reshape(1, 1, N, 1),
-  )
+  )  # fmt: skip
   return [
-    *entries,
-    rate,
-    vector_entry(name['kda_bias'], f'{ours}/decay/bias', (N, H)),
+    *entries, rate, vector_entry(name['kda_bias'], f'{ours}/decay/bias', (N, H)),
     transposed(name['kda_beta'], (N, D), f'{ours}/beta/w'),
     same(name['kda_norm'], (H,), f'{ours}/norm/scale'),
     *output_entries(name['kda_post'], f'{ours}/post', (D, N, H), has_bias=False),
-  ]
+  ]  # fmt: skip
 
 
 FAMILIES: dict[str, Family] = {

@@ -31,11 +31,9 @@ class ShortConvolution(nn.Module):
 
     def inputs(name: str) -> jax.Array:
       projection = self.projection_tpl(
-        equation='BTD,DF->BTF',
-        shape=(self.model_dims, self.model_dims),
-        axes=('embed', 'mlp'),
+        equation='BTD,DF->BTF', shape=(self.model_dims, self.model_dims), axes=('embed', 'mlp'),
         name=name,
-      )
+      )  # fmt: skip
       return checkpoint_name(projection(x_BTD), f'{name}_proj')
 
     gate_BTF, after_BTF = inputs('gate'), inputs('after')
@@ -45,9 +43,7 @@ class ShortConvolution(nn.Module):
     h_BTF = after_BTF * convolution(h_BTF, segment_ids_BT, rows, 'channels')
     h_BTF = checkpoint_name(shard(h_BTF, 'batch', 'length', 'act_mlp'), 'context')
     out_BTD = self.projection_tpl(
-      equation='BTF,DF->BTD',
-      shape=(self.model_dims, self.model_dims),
-      axes=('embed', 'mlp'),
+      equation='BTF,DF->BTD', shape=(self.model_dims, self.model_dims), axes=('embed', 'mlp'),
       name='post',
-    )(h_BTF)
+    )(h_BTF)  # fmt: skip
     return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')

@@ -49,11 +49,9 @@ def _read_lfm2_types(config: Config) -> dict[str, object]:
 
 
 LFM2_TYPES = Both(
-  ('layer_types', 'full_attn_idxs'),
-  ('ATTENTION_PATTERN',),
-  _read_lfm2_types,
+  ('layer_types', 'full_attn_idxs'), ('ATTENTION_PATTERN',), _read_lfm2_types,
   lambda e: {'layer_types': write_types(e, 'full', _CONVOLUTIONS)},
-)
+)  # fmt: skip
 
 
 def _read_lfm2_width(config: Config) -> dict[str, object]:
@@ -89,11 +87,9 @@ def _tied(config: Config) -> dict[str, object]:
 
 
 LFM2_TIED = Both(
-  ('tie_word_embeddings', 'tie_embedding'),
-  ('SEPARATE_EMBEDDING',),
-  _tied,
+  ('tie_word_embeddings', 'tie_embedding'), ('SEPARATE_EMBEDDING',), _tied,
   lambda e: {'tie_word_embeddings': not e.SEPARATE_EMBEDDING},
-)
+)  # fmt: skip
 
 
 def _write_lfm2_bias(e: LanguageModel) -> JsonObject:
@@ -105,11 +101,9 @@ def _write_lfm2_bias(e: LanguageModel) -> JsonObject:
 
 _BIASES = ('USE_CONVOLUTION_BIAS', 'USE_STATE_BIAS')
 LFM2_BIAS = Both(
-  ('conv_bias',),
-  _BIASES,
-  lambda config: dict.fromkeys(_BIASES, is_on(config, 'conv_bias')),
+  ('conv_bias',), _BIASES, lambda config: dict.fromkeys(_BIASES, is_on(config, 'conv_bias')),
   _write_lfm2_bias,
-)
+)  # fmt: skip
 
 
 def short_convolution_entries(
@@ -123,13 +117,11 @@ def short_convolution_entries(
   return [
     *row_entries(name['convolution_in'], (3 * D, D), of_rows, e.USE_STATE_BIAS),
     *row_entries(
-      name['convolution'],
-      (D, 1, W),
-      [(channels, f'{ours}/convolution', (D,))],
+      name['convolution'], (D, 1, W), [(channels, f'{ours}/convolution', (D,))],
       e.USE_CONVOLUTION_BIAS,
     ),
     *output_entries(name['convolution_post'], f'{ours}/post', (D, D), e.USE_STATE_BIAS),
-  ]
+  ]  # fmt: skip
 
 
 FAMILIES: dict[str, Family] = {

@@ -72,10 +72,8 @@ class InputScaledDispatch:
     of_rows = lambda x: jnp.repeat(x, X, axis=1)
     is_token_JP = of_rows(routing.is_token_JM)
     choices = Routing(
-      routing.experts_JMX.reshape(J, M * X, 1),
-      is_token_JP[..., None].astype(jnp.float32),
-      of_rows(routing.probabilities_JME),
-      is_token_JP,
-    )
+      routing.experts_JMX.reshape(J, M * X, 1), is_token_JP[..., None].astype(jnp.float32),
+      of_rows(routing.probabilities_JME), is_token_JP,
+    )  # fmt: skip
     y_JPD, kept_JP1 = self.dispatch_tpl()(rows_JPD, choices, experts)
     return y_JPD.reshape(J, M, X, D).sum(2), kept_JP1.reshape(J, M, X)

@@ -62,10 +62,8 @@ def _write_types(e: LanguageModel) -> JsonObject:
 
 LLAMA4_TYPES = Both(
   ('layer_types', 'no_rope_layers', 'no_rope_layer_interval', 'attention_chunk_size'),
-  ('ATTENTION_PATTERN', 'CHUNK_LENGTH'),
-  _read_types,
-  _write_types,
-)
+  ('ATTENTION_PATTERN', 'CHUNK_LENGTH'), _read_types, _write_types,
+)  # fmt: skip
 
 
 def _read_growth(config: Config) -> dict[str, object]:
@@ -134,10 +132,8 @@ def _write_widths(e: LanguageModel) -> JsonObject:
 
 LLAMA4_WIDTHS = Both(
   ('intermediate_size', 'intermediate_size_mlp'),
-  ('HIDDEN_DIMS', 'EXPERT_HIDDEN_DIMS', 'SHARED_EXPERT_HIDDEN_DIMS'),
-  _read_widths,
-  _write_widths,
-)
+  ('HIDDEN_DIMS', 'EXPERT_HIDDEN_DIMS', 'SHARED_EXPERT_HIDDEN_DIMS'), _read_widths, _write_widths,
+)  # fmt: skip
 _FEED_FORWARD = 'model.layers.{i}.feed_forward.'
 _LLAMA4 = tensor_names.HUGGING_FACE | {
   'gate': _FEED_FORWARD + 'gate_proj.weight',

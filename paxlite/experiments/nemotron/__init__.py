@@ -48,11 +48,9 @@ class SingleBlocks(LanguageModel):
       )
     whole = super().block_of(kind)
     return template(
-      AttentionBlock,
-      norm_tpl=whole.norm_tpl,
-      attention_tpl=whole.attention_tpl,
+      AttentionBlock, norm_tpl=whole.norm_tpl, attention_tpl=whole.attention_tpl,
       dropout=whole.dropout,
-    )
+    )  # fmt: skip
 
   def attention_params_of(self, kind: AttentionKind | None) -> int:
     return 0 if kind in FEED_FORWARD else super().attention_params_of(kind)

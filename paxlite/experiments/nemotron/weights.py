@@ -29,12 +29,9 @@ _MIXER = {
   for role, name in tensor_names.MAMBA2.items()
 }
 NEMOTRON_H = _MIXER | {
-  'embedding': 'backbone.embeddings.weight',
-  'final_norm': 'backbone.norm_f.weight',
-  'head': 'lm_head.weight',
-  'attention_norm': 'backbone.layers.{i}.norm.weight',
-  'ffn_norm': 'backbone.layers.{i}.norm.weight',
-  'query': 'backbone.layers.{i}.mixer.q_proj.weight',
+  'embedding': 'backbone.embeddings.weight', 'final_norm': 'backbone.norm_f.weight',
+  'head': 'lm_head.weight', 'attention_norm': 'backbone.layers.{i}.norm.weight',
+  'ffn_norm': 'backbone.layers.{i}.norm.weight', 'query': 'backbone.layers.{i}.mixer.q_proj.weight',
   'key': 'backbone.layers.{i}.mixer.k_proj.weight',
   'value': 'backbone.layers.{i}.mixer.v_proj.weight',
   'post': 'backbone.layers.{i}.mixer.o_proj.weight',
@@ -46,7 +43,7 @@ NEMOTRON_H = _MIXER | {
   'router_balance': 'backbone.layers.{i}.mixer.gate.e_score_correction_bias',
   'expert_up': 'backbone.layers.{i}.mixer.experts.{x}.up_proj.weight',
   'expert_down': 'backbone.layers.{i}.mixer.experts.{x}.down_proj.weight',
-}
+}  # fmt: skip
 _SINGLE = {'mlp': 'feed_forward', 'moe': 'experts'}
 _LETTERS = {'M': 'linear_attention', 'E': 'moe', '*': 'full_attention', '-': 'mlp'}
 
@@ -76,10 +73,8 @@ def _write_single(e: LanguageModel) -> JsonObject:
 # Files have the list or the letters; transformers takes the number of layers from these.
 SINGLE_BLOCKS = Both(
   ('layers_block_type', 'layer_types', 'hybrid_override_pattern', 'num_hidden_layers'),
-  ('NUM_LAYERS', 'ATTENTION_PATTERN'),
-  _read_single,
-  _write_single,
-)
+  ('NUM_LAYERS', 'ATTENTION_PATTERN'), _read_single, _write_single,
+)  # fmt: skip
 
 
 def single_block_entries(e: LanguageModel, names: Mapping[str, str]) -> list[Entry]:

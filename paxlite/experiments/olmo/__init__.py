@@ -41,11 +41,8 @@ class OLMoHybrid(DeltaNetLayers, OLMo2):
 
   MAX_SEQ_LEN = 65_536
   ATTENTION_PATTERN: list[AttentionKind] = [
-    'gated_delta',
-    'gated_delta',
-    'gated_delta',
-    'full_nope',
-  ]
+    'gated_delta', 'gated_delta', 'gated_delta', 'full_nope',
+  ]  # fmt: skip
   DELTA_BETA_SCALE = 2.0
   DELTA_NORM_EPSILON = 1e-5
 

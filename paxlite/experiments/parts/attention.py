@@ -109,27 +109,19 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       return getattr(template_of, name, value)
 
     softmax = Softmax(
-      asked('query_scale', self.attention_scale),
-      asked('logit_cap', self.ATTEN_LOGIT_CAP),
-      window,
+      asked('query_scale', self.attention_scale), asked('logit_cap', self.ATTEN_LOGIT_CAP), window,
       asked('sink_logit', None) if asked('sinks_tpl', None) is None else 0.0,
       (lambda weights: weights) if asked('dropout', self.DROPOUT_PROB) else None,
-    )
+    )  # fmt: skip
     return Case(
-      array(self.NUM_HEADS, of_keys),
-      array(self.NUM_KV_HEADS, of_keys),
-      array(self.NUM_KV_HEADS, of_values),
-      softmax,
+      array(self.NUM_HEADS, of_keys), array(self.NUM_KV_HEADS, of_keys),
+      array(self.NUM_KV_HEADS, of_values), softmax,
       AttentionMask(window=window, segments=segments if self.packed else None),
-      None if asked('relative_bias_tpl', None) is None else bias,
-      fused=self.USE_FLASH_ATTENTION,
-      block_size=self.ATTENTION_BLOCK_SIZE,
-      max_segments=self.MAX_SEGMENTS_PER_SEQ,
-      platform=devices.kind(platform),
-      capability=capability,
-      sizes=self.mesh_sizes,
+      None if asked('relative_bias_tpl', None) is None else bias, fused=self.USE_FLASH_ATTENTION,
+      block_size=self.ATTENTION_BLOCK_SIZE, max_segments=self.MAX_SEGMENTS_PER_SEQ,
+      platform=devices.kind(platform), capability=capability, sizes=self.mesh_sizes,
       rules=self.rules,
-    )
+    )  # fmt: skip
 
   @property
   def windows(self) -> list[int]:
@@ -263,13 +255,10 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       window=self.SLIDING_WINDOW,
       dropout=self.DROPOUT_PROB,
       kernel_tpl=template(
-        AttentionKernel,
-        block_size=self.ATTENTION_BLOCK_SIZE,
-        fused=self.USE_FLASH_ATTENTION,
-        max_segments=self.MAX_SEGMENTS_PER_SEQ,
-        context=self.CONTEXT_ATTENTION,
+        AttentionKernel, block_size=self.ATTENTION_BLOCK_SIZE, fused=self.USE_FLASH_ATTENTION,
+        max_segments=self.MAX_SEGMENTS_PER_SEQ, context=self.CONTEXT_ATTENTION,
       ),
-    )
+    )  # fmt: skip
 
   @property
   def attention_params(self) -> int:

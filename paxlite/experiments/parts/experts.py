@@ -237,15 +237,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     if self.ROUTER == 'top_k':
       return template(TopKRouter, **common)
     return template(
-      GroupRouter,
-      num_groups=self.NUM_EXPERT_GROUPS,
-      top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
-      best_per_group=self.BEST_PER_EXPERT_GROUP,
-      use_sigmoid=self.ROUTER_SCORES == 'sigmoid',
-      has_bias=self.ROUTER == 'balanced',
-      scale=self.EXPERT_WEIGHT_SCALE,
-      **common,
-    )
+      GroupRouter, num_groups=self.NUM_EXPERT_GROUPS, top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
+      best_per_group=self.BEST_PER_EXPERT_GROUP, use_sigmoid=self.ROUTER_SCORES == 'sigmoid',
+      has_bias=self.ROUTER == 'balanced', scale=self.EXPERT_WEIGHT_SCALE, **common,
+    )  # fmt: skip
 
   @property
   def num_expert_blocks(self) -> int:

@@ -64,8 +64,6 @@ class LinkedStack(LanguageModel):
     if not self.has_links:
       return super().stack()
     return template(
-      LinkedTransformer,
-      block_tpls=[self.block_of(kind) for kind in self.block_kinds],
-      sources=self.key_sources,
-      checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
-    )
+      LinkedTransformer, block_tpls=[self.block_of(kind) for kind in self.block_kinds],
+      sources=self.key_sources, checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
+    )  # fmt: skip

@@ -45,15 +45,12 @@ _SCHEDULES: dict[Schedule, dict[str, str]] = {
   'inverse_sqrt': {'warmup': 'LR_WARMUP'},
   'linear': {'warmup': 'LR_WARMUP', 'min_ratio': 'LR_MIN_RATIO'},
   'warmup_stable_decay': {
-    'warmup': 'LR_WARMUP',
-    'decay_steps': 'LR_DECAY_STEPS',
-    'decay_ends': 'LR_DECAY_ENDS',
-    'min_ratio': 'LR_MIN_RATIO',
-    'shape': 'LR_DECAY_SHAPE',
+    'warmup': 'LR_WARMUP', 'decay_steps': 'LR_DECAY_STEPS', 'decay_ends': 'LR_DECAY_ENDS',
+    'min_ratio': 'LR_MIN_RATIO', 'shape': 'LR_DECAY_SHAPE',
   },
   'linear_rampup_cosine_decay': _of_pax('COS'),
   'linear_rampup_exponential_decay': _of_pax('LRED'),
-}
+}  # fmt: skip
 
 _OF_SCHEDULES = {name for names in _SCHEDULES.values() for name in names.values()}
 extensions.added('optimizers')  # which registers them
@@ -61,11 +58,8 @@ _FIELDS = {name: dataclasses.fields(named.fields) for name, named in by_name.NAM
 _OF_OPTIMIZERS = {f.name.upper() for fields in _FIELDS.values() for f in fields if kind_of(f.type)}
 # attributes that hold for any transformation
 _ALWAYS_HELD = {
-  'TRAINABLE_VARIABLES',
-  'CLIP_GRADIENT_NORM_TO_VALUE',
-  'LEARNING_RATE_FACTORS',
-  'EMA_DECAY',
-}
+  'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE', 'LEARNING_RATE_FACTORS', 'EMA_DECAY',
+}  # fmt: skip
 
 
 class Optimization(
@@ -341,17 +335,12 @@ class Optimization(
     """Returns the config of the Optimizer, in which the attributes hold for any transformation."""
     transformation = self.transformation()
     return config(
-      Optimizer,
-      transformation=transformation,
-      schedule=self._known_schedule(transformation),
-      trainable=tuple(self.TRAINABLE_VARIABLES),
-      rate_factors=tuple(self.LEARNING_RATE_FACTORS),
-      clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
-      on_host=self.OFFLOAD_OPTIMIZER,
-      moments_dtype=self.ADAM_MOMENTS_DTYPE,
-      average_decay=self.EMA_DECAY,
+      Optimizer, transformation=transformation, schedule=self._known_schedule(transformation),
+      trainable=tuple(self.TRAINABLE_VARIABLES), rate_factors=tuple(self.LEARNING_RATE_FACTORS),
+      clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE, on_host=self.OFFLOAD_OPTIMIZER,
+      moments_dtype=self.ADAM_MOMENTS_DTYPE, average_decay=self.EMA_DECAY,
       by_layer=by_name.is_by_layer(fdl.get_callable(transformation)),
-    )
+    )  # fmt: skip
 
   def schedule(self) -> fdl.Config:
     """Returns the config of the learning rate by update count."""

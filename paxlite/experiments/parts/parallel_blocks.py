@@ -38,10 +38,8 @@ class ParallelBlocks(LanguageModel, subject='Stack of layers'):
     if self.BLOCK_ORDER == 'sequential':
       return super().block()
     return template(
-      ParallelBlock,
-      norm_tpl=self.norm(),
+      ParallelBlock, norm_tpl=self.norm(),
       ff_norm_tpl=self.norm() if self.BLOCK_ORDER == 'parallel' else None,
-      attention_tpl=self.attention(),
-      ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
+      attention_tpl=self.attention(), ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
       dropout=self.DROPOUT_PROB,
-    )
+    )  # fmt: skip

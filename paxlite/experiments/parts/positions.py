@@ -191,23 +191,16 @@ class Positions(Experiment, abc.ABC, subject='Positions'):
       return self.long_rotary(base)
     if self.ROPE_SCALING == 'yarn':
       return template(
-        YarnRotaryEmbedding,
-        factor=self.ROPE_FACTOR,
-        fast_turns=self.ROPE_BETA_FAST,
-        slow_turns=self.ROPE_BETA_SLOW,
-        original_length=self.ROPE_ORIGINAL_LENGTH,
-        whole_pairs=self.ROPE_WHOLE_PAIRS,
-        stretched=self.rotary_length,
-        **base,
-      )
+        YarnRotaryEmbedding, factor=self.ROPE_FACTOR, fast_turns=self.ROPE_BETA_FAST,
+        slow_turns=self.ROPE_BETA_SLOW, original_length=self.ROPE_ORIGINAL_LENGTH,
+        whole_pairs=self.ROPE_WHOLE_PAIRS, stretched=self.rotary_length, **base,
+      )  # fmt: skip
     return template(
-      Llama3RotaryEmbedding,
-      factor=self.ROPE_FACTOR,
+      Llama3RotaryEmbedding, factor=self.ROPE_FACTOR,
       low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
       high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
-      original_length=self.ROPE_ORIGINAL_LENGTH,
-      **base,
-    )
+      original_length=self.ROPE_ORIGINAL_LENGTH, **base,
+    )  # fmt: skip
 
   def long_rotary(self, base: dict[str, object]) -> fdl.Partial:
     """Returns the template of the rotary embedding with ROPE_SCALING=longrope.

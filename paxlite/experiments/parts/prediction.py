@@ -88,14 +88,12 @@ class MultiTokenPrediction(LanguageModel, subject='Multi-token prediction'):
     """Returns the templates of the prediction modules."""
     return [
       template(
-        PredictionModule,
-        model_dims=self.MODEL_DIMS,
-        norm_tpl=self.norm(),
+        PredictionModule, model_dims=self.MODEL_DIMS, norm_tpl=self.norm(),
         block_tpl=self.block_of(self.prediction_kind),
         checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
       )
       for _ in range(self.NUM_PREDICTION_MODULES)
-    ]
+    ]  # fmt: skip
 
   @property
   def matmul_params(self) -> int:

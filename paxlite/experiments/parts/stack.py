@@ -168,12 +168,9 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
   def feed_forward(self, hidden_dims: int) -> fdl.Partial:
     """Returns the template of a feed-forward layer."""
     return template(
-      GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,
-      model_dims=self.MODEL_DIMS,
-      hidden_dims=hidden_dims,
-      activation=self.ACTIVATION_CLS,
-      dropout=self.DROPOUT_PROB,
-    )
+      GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward, model_dims=self.MODEL_DIMS,
+      hidden_dims=hidden_dims, activation=self.ACTIVATION_CLS, dropout=self.DROPOUT_PROB,
+    )  # fmt: skip
 
   @property
   def ffn_params(self) -> int:
@@ -187,21 +184,16 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
     num_layers = (self.NUM_LAYERS - first) // period
     last = first + num_layers * period
     layers: dict[str, object] = dict(
-      num_layers=num_layers,
-      checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
-      layer_tpl=self.layer(),
-      first_tpls=[self.block_of(kind) for kind in kinds[:first]],
+      num_layers=num_layers, checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
+      layer_tpl=self.layer(), first_tpls=[self.block_of(kind) for kind in kinds[:first]],
       last_tpls=[self.block_of(kind) for kind in kinds[last:]],
-    )
+    )  # fmt: skip
     if self.num_stages > 1 and self.USE_REPEATED_LAYER:
       return template(
-        extensions.hook('the mesh axis stage'),
-        num_stages=self.num_stages,
-        num_microbatches=self.NUM_MICROBATCHES,
-        num_repeats=self.NUM_PIPELINE_REPEATS,
-        gathers_once=self.GATHER_STAGES_ONCE,
-        **layers,
-      )
+        extensions.hook('the mesh axis stage'), num_stages=self.num_stages,
+        num_microbatches=self.NUM_MICROBATCHES, num_repeats=self.NUM_PIPELINE_REPEATS,
+        gathers_once=self.GATHER_STAGES_ONCE, **layers,
+      )  # fmt: skip
     if self.USE_REPEATED_LAYER and num_layers > 0:
       return template(RepeatedTransformer, unrolled_on=self.UNROLL_LAYERS, **layers)
     return template(UnrolledTransformer, **layers)
@@ -231,13 +223,11 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
   def block(self) -> fdl.Partial:
     """Returns the template of one block, as attributes for all blocks describe it."""
     return template(
-      TransformerBlock,
-      norm_tpl=None if self.NORM_POLICY == 'post' else self.norm(),
+      TransformerBlock, norm_tpl=None if self.NORM_POLICY == 'post' else self.norm(),
       post_norm_tpl=None if self.NORM_POLICY == 'pre' else self.norm(),
-      attention_tpl=self.attention(),
-      ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
+      attention_tpl=self.attention(), ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
       dropout=self.DROPOUT_PROB,
-    )
+    )  # fmt: skip
 
   @property
   def decoding_values(self) -> dict[str, object]:

@@ -41,17 +41,12 @@ class Transformer(Stack, Objective, Vocabulary, Decoding):
 
   def task(self) -> fdl.Config:
     return config(
-      Task,
-      model=self.model(),
-      optimizer=self.optimizer(),
-      losses=self.losses(),
+      Task, model=self.model(), optimizer=self.optimizer(), losses=self.losses(),
       reference=self.reference(),
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
-      rows_per_example=self.ROWS_PER_EXAMPLE,
-      max_skipped_steps=self.MAX_SKIPPED_STEPS,
-      gradient_dtype=self.GRADIENT_DTYPE,
-      frozen_dtype=self.FROZEN_DTYPE,
-    )
+      rows_per_example=self.ROWS_PER_EXAMPLE, max_skipped_steps=self.MAX_SKIPPED_STEPS,
+      gradient_dtype=self.GRADIENT_DTYPE, frozen_dtype=self.FROZEN_DTYPE,
+    )  # fmt: skip
 
   def model(self) -> fdl.Config:
     lm = self.decoder()
@@ -72,18 +67,12 @@ class Transformer(Stack, Objective, Vocabulary, Decoding):
   def decoder(self) -> fdl.Config:
     """Returns the config of the TransformerLm, whose projections `model` completes."""
     return config(
-      TransformerLm,
-      embedding_tpl=self.token_embedding(),
-      position_tpl=self.positions(),
-      transformer_tpl=self.stack(),
-      norm_tpl=self.norm(),
-      head_tpl=self.head(),
-      logits_bias_tpl=self.logits_bias(),
-      logit_cap=self.SOFTMAX_CAP_LOGITS,
-      embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
-      num_loss_chunks=self.NUM_LOSS_CHUNKS,
+      TransformerLm, embedding_tpl=self.token_embedding(), position_tpl=self.positions(),
+      transformer_tpl=self.stack(), norm_tpl=self.norm(), head_tpl=self.head(),
+      logits_bias_tpl=self.logits_bias(), logit_cap=self.SOFTMAX_CAP_LOGITS,
+      embedding_dropout=self.EMBEDDING_DROPOUT_PROB, num_loss_chunks=self.NUM_LOSS_CHUNKS,
       prediction_tpls=self.prediction_modules(),
-    )
+    )  # fmt: skip
 
   def prediction_modules(self) -> list[fdl.Partial]:
     """Returns the templates of modules behind the stack, which predict further tokens."""

@@ -41,24 +41,18 @@ class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
   def token_embedding(self) -> fdl.Partial:
     """Returns the template of the embedding of tokens."""
     return template(
-      TokenEmbedding,
-      vocab_size=self.VOCAB_SIZE,
-      model_dims=self.MODEL_DIMS,
-      dtype=self.FPROP_DTYPE,
-      emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
-    )
+      TokenEmbedding, vocab_size=self.VOCAB_SIZE, model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE, emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
+    )  # fmt: skip
 
   def head(self) -> fdl.Partial | None:
     """Returns the template of the logits' weight; None if it is the embedding's."""
     if not self.SEPARATE_EMBEDDING:
       return None
     return template(
-      LmHead,
-      vocab_size=self.VOCAB_SIZE,
-      model_dims=self.MODEL_DIMS,
-      dtype=self.FPROP_DTYPE,
+      LmHead, vocab_size=self.VOCAB_SIZE, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE,
       w_init=self.weight_init(self.SOFTMAX_INIT_STD),
-    )
+    )  # fmt: skip
 
   def logits_bias(self) -> fdl.Partial | None:
     """Returns the template of the bias of the logits, or None."""
@@ -71,9 +65,6 @@ class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
     if not self.TRAINABLE_POSITION_EMB:
       return template(SinusoidalPositions, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE)
     return template(
-      LearnedPositions,
-      max_length=self.MAX_POSITION_EMBEDDINGS,
-      model_dims=self.MODEL_DIMS,
-      dtype=self.FPROP_DTYPE,
-      emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),
-    )
+      LearnedPositions, max_length=self.MAX_POSITION_EMBEDDINGS, model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE, emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),
+    )  # fmt: skip

@@ -57,11 +57,9 @@ class WidthAndNorms(Experiment, subject='All layers'):
   def norm(self) -> fdl.Partial:
     """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""
     return template(
-      _NORMS[self.NORM_CLS],
-      epsilon=self.LAYERNORM_EPSILON,
-      offset=self.NORM_SCALE_OFFSET,
+      _NORMS[self.NORM_CLS], epsilon=self.LAYERNORM_EPSILON, offset=self.NORM_SCALE_OFFSET,
       dtype=self.FPROP_DTYPE,
-    )
+    )  # fmt: skip
 
   def weight_init(self, std: float) -> fdl.Config:
     """Returns the initializer of weight matrices; `std` is the standard deviation of 'normal'."""

@@ -21,13 +21,11 @@ PHI3 = tensor_names.HUGGING_FACE | {
   'gate_up': 'model.layers.{i}.mlp.gate_up_proj.weight',
 }
 PHI = tensor_names.HUGGING_FACE | {
-  'final_norm': 'model.final_layernorm.weight',
-  'post': 'model.layers.{i}.self_attn.dense.weight',
-  'up': 'model.layers.{i}.mlp.fc1.weight',
-  'down': 'model.layers.{i}.mlp.fc2.weight',
+  'final_norm': 'model.final_layernorm.weight', 'post': 'model.layers.{i}.self_attn.dense.weight',
+  'up': 'model.layers.{i}.mlp.fc1.weight', 'down': 'model.layers.{i}.mlp.fc2.weight',
   'query_norm': 'model.layers.{i}.self_attn.q_layernorm.weight',
   'key_norm': 'model.layers.{i}.self_attn.k_layernorm.weight',
-}
+}  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
   'phi3': Family(

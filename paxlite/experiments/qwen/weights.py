@@ -43,10 +43,8 @@ def _write_qwen_window(e: LanguageModel) -> JsonObject:
 
 QWEN_WINDOW = Both(
   ('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types'),
-  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
-  _read_qwen_window,
-  _write_qwen_window,
-)
+  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'), _read_qwen_window, _write_qwen_window,
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
   'qwen2': Family(

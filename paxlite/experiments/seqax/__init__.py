@@ -83,12 +83,9 @@ class Seqax(LanguageModel):
   def attention(self) -> fdl.Partial:
     attention = super().attention()
     attention.qkv_tpl = template(
-      SeparateQkv,
-      model_dims=self.MODEL_DIMS,
-      num_heads=self.NUM_HEADS,
-      num_kv_heads=self.NUM_KV_HEADS,
-      head_dim=self.DIMS_PER_HEAD,
-    )
+      SeparateQkv, model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS,
+      num_kv_heads=self.NUM_KV_HEADS, head_dim=self.DIMS_PER_HEAD,
+    )  # fmt: skip
     for projection in selectors.select(attention.qkv_tpl, Projection):
       projection.use_bias = self.USE_BIAS
     selectors.select(attention, DotProductAttention).set(query_scale=1.0)

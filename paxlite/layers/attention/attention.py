@@ -33,11 +33,9 @@ class CombinedQkv(nn.Module):
     shape = (3, self.model_dims, self.num_heads, self.head_dim)
     # if A came before B, GPUs would transpose all three, once forward and twice backward
     qkv_BTANH = self.projection_tpl(
-      equation='BTD,ADNH->BTANH',
-      shape=shape,
-      axes=('qkv', 'embed', 'heads', 'head_dim'),
+      equation='BTD,ADNH->BTANH', shape=shape, axes=('qkv', 'embed', 'heads', 'head_dim'),
       name='combined',
-    )(x_BTD)
+    )(x_BTD)  # fmt: skip
     qkv_BTANH = checkpoint_name(qkv_BTANH, 'combined_qkv_proj')
     qkv_BTANH = shard(qkv_BTANH, 'batch', 'length', None, 'act_heads', None)
     return qkv_BTANH[:, :, 0], qkv_BTANH[:, :, 1], qkv_BTANH[:, :, 2]
@@ -146,12 +144,10 @@ class DotProductAttention(nn.Module):
       bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
     drops = self.dropout > 0 and self.has_rng('dropout')
     softmax = Softmax(
-      self.query_scale,
-      self.logit_cap,
-      self.window,
+      self.query_scale, self.logit_cap, self.window,
       self.sink_logit if self.sinks_tpl is None else self.sinks_tpl(name='sinks')(),
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
-    )
+    )  # fmt: skip
     return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS, softmax)
 
   def segments(

@@ -11,13 +11,8 @@ from paxlite.layers.attention.splash_attention import SplashKernel
 
 # The first one that does not refuse a case computes it; plain XLA refuses none.
 _kernels: list[Kernel] = [
-  OneQueryKernel(),
-  CudnnKernel(),
-  SplashKernel(),
-  BlockwiseKernel(),
-  CpuKernel(),
-  XlaKernel(),
-]
+  OneQueryKernel(), CudnnKernel(), SplashKernel(), BlockwiseKernel(), CpuKernel(), XlaKernel(),
+]  # fmt: skip
 
 
 def register(kernel: Kernel) -> None:

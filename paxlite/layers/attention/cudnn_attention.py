@@ -78,14 +78,10 @@ class CudnnKernel(LocalKernel):
     bias_1NTS = None if case.bias is None else jnp.asarray(case.bias, q_BTNH.dtype)
     if not case.is_packed and logit_N is None and bias_1NTS is None:
       return jax.nn.dot_product_attention(
-        q_BTNH,
-        k_BTKH,
-        v_BTKH,
-        is_causal=True,
-        scale=softmax.query_scale,
+        q_BTNH, k_BTKH, v_BTKH, is_causal=True, scale=softmax.query_scale,
         local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
         implementation='cudnn',
-      )
+      )  # fmt: skip
     bounds = self.bounds(case) if case.is_packed else 0
     options = cudnn_call.Options(
       softmax.query_scale, softmax.window, bounds, bias_for_more=case.max_segments is None

@@ -148,15 +148,10 @@ def forward(
   bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
   bias += [] if bias_1NTS is None else [bias_1NTS]
   call = _call(
-    f'{"ScaleBias" if bias else ""}Softmax',
-    options,
-    q_BTNH,
-    k_BSKH,
-    [(B, N, T, H)],
+    f'{"ScaleBias" if bias else ""}Softmax', options, q_BTNH, k_BSKH, [(B, N, T, H)],
     [jax.ShapeDtypeStruct((B * max(options.max_segments, 1), N, T), jnp.float32)],
-    bmm1=((3, 3), (0, 2), (0, 2)),
-    bmm2=((3, 1), (0, 1), (0, 2)),
-  )
+    bmm1=((3, 3), (0, 2), (0, 2)), bmm2=((3, 1), (0, 1), (0, 2)),
+  )  # fmt: skip
   context_BNTH, sums, _ = call(q_BTNH, k_BSKH, v_BSKH, *bias, *limits)
   return Partial(context_BNTH.swapaxes(1, 2), sums)
 
@@ -181,17 +176,12 @@ def backward(
   learned = [] if bias_1NTS is None else [bias_1NTS]
   bias += learned
   call = _call(
-    f'{"ScaleBias" if bias else ""}SoftmaxBackward',
-    options,
-    q_BTNH,
-    k_BSKH,
+    f'{"ScaleBias" if bias else ""}SoftmaxBackward', options, q_BTNH, k_BSKH,
     [(B, N, T, H), (B, K, S, H), (B, K, S, H)],
     [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in learned],
-    bmm1_grad_gemm1=((2, 1), (0, 1), (0, 2)),
-    bmm1_grad_gemm2=((3, 1), (0, 1), (0, 2)),
-    bmm2_grad_gemm1=((2, 1), (0, 1), (0, 2)),
-    bmm2_grad_gemm2=((3, 3), (0, 2), (0, 2)),
-  )
+    bmm1_grad_gemm1=((2, 1), (0, 1), (0, 2)), bmm1_grad_gemm2=((3, 1), (0, 1), (0, 2)),
+    bmm2_grad_gemm1=((2, 1), (0, 1), (0, 2)), bmm2_grad_gemm2=((3, 3), (0, 2), (0, 2)),
+  )  # fmt: skip
   context_BTNH, sums = whole
   results = call(q_BTNH, k_BSKH, v_BSKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
   dq, dk, dv = (g.swapaxes(1, 2) for g in results[:3])
@@ -277,18 +267,13 @@ def _call(
   }
   config = {
     'algorithm': {
-      'algo_id': '0',
-      'math_type': 'TENSOR_OP_MATH',
-      'tuning_knobs': {'17': '1', '24': '0'},
-      'is_cudnn_frontend': True,
-      'workspace_size': '0',
+      'algo_id': '0', 'math_type': 'TENSOR_OP_MATH', 'tuning_knobs': {'17': '1', '24': '0'},
+      'is_cudnn_frontend': True, 'workspace_size': '0',
     },
     'fmha_scale': options.scale,
     'intermediate_tensor_shape': {
-      'element_type': _TYPES[q_BTNH.dtype.name][0],
-      'dimensions': [str(n) for n in (B, N, T, S)],
-      'layout': {'minor_to_major': ['3', '2', '1', '0']},
-      'is_dynamic_dimension': [False] * 4,
+      'element_type': _TYPES[q_BTNH.dtype.name][0], 'dimensions': [str(n) for n in (B, N, T, S)],
+      'layout': {'minor_to_major': ['3', '2', '1', '0']}, 'is_dynamic_dimension': [False] * 4,
     },
     'is_flash_attention': True,
     'mask_type': mask,
@@ -297,14 +282,12 @@ def _call(
     'sliding_window_length': max(options.window, 0),
     'max_seg_per_batch': max(options.max_segments, 1),
     'is_paged_attention': False,
-  }
+  }  # fmt: skip
   workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
   results = [jax.ShapeDtypeStruct(shape, q_BTNH.dtype) for shape in shapes]
   return jax.ffi.ffi_call(
-    f'__cudnn$fmha{kind}',
-    [*results, *others, workspace],
+    f'__cudnn$fmha{kind}', [*results, *others, workspace],
     output_layouts=[_HEADS_INSIDE] * len(shapes) + [None] * (len(others) + 1),
-    vmap_method='sequential',
-    custom_call_api_version=2,
+    vmap_method='sequential', custom_call_api_version=2,
     legacy_backend_config=json.dumps({'cudnn_fmha_backend_config': config | numbers}),
-  )
+  )  # fmt: skip

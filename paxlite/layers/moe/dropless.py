@@ -80,23 +80,16 @@ class DroplessDispatch:
     tokens = fitted(('batch', None, None), x_JMD.shape)
     over, hidden = fitted(('experts', 'mlp'), experts.weights.w_out_EFD.shape[:2])
     body = functools.partial(
-      _sharded,
-      activation=experts.activation,
-      expert_axis=over,
-      tokens_differ=over in partitioning.axes_of(tokens[0]),
-      hidden_axis=hidden,
-      room=self.room,
-    )
+      _sharded, activation=experts.activation, expert_axis=over,
+      tokens_differ=over in partitioning.axes_of(tokens[0]), hidden_axis=hidden, room=self.room,
+    )  # fmt: skip
     # a spec for all arrays of a field: w_in_EDF, w_out_EFD, b_in_EF, b_out_ED
     dims = (over, None, hidden), (over, hidden), (over, hidden), (over,)
     weights = Weights(*(PartitionSpec(*names) for names in dims))  # type: ignore[arg-type]
     sharded = jax.shard_map(
-      body,
-      mesh=mesh,
-      in_specs=(tokens, tokens, tokens, weights),
-      out_specs=(tokens, tokens),
+      body, mesh=mesh, in_specs=(tokens, tokens, tokens, weights), out_specs=(tokens, tokens),
       check_vma=False,
-    )
+    )  # fmt: skip
     y_JMD, kept_JMX = sharded(*arguments)
     return y_JMD, kept_JMX & tokens_JMX
 

@@ -90,12 +90,9 @@ def scattered_sum(
   split = lambda dims: PartitionSpec(*[scatter.batch if d == rows else None for d in dims])
   made = PartitionSpec(*[_AXIS if i == scatter.dim else None for i in range(len(made_dims))])
   return jax.shard_map(
-    of_one_device,
-    mesh=scatter.mesh,
-    in_specs=(split(x_dims), split(y_dims)),
-    out_specs=made,
+    of_one_device, mesh=scatter.mesh, in_specs=(split(x_dims), split(y_dims)), out_specs=made,
     check_vma=False,
-  )(x, y)
+  )(x, y)  # fmt: skip
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

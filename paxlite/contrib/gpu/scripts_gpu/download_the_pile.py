@@ -36,13 +36,9 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'{folder} holds neither train.jsonl* nor train/*.jsonl*')
   verified = tfds_datasets.check_sums(folder)
   built = tfds_datasets.build(
-    'the_pile',
-    {'text': str},
-    splits,
-    lambda x: {'text': x['text']},
-    args.tfds_data_dir,
+    'the_pile', {'text': str}, splits, lambda x: {'text': x['text']}, args.tfds_data_dir,
     args.num_shards,
-  )
+  )  # fmt: skip
   print(f'{built}; {verified:,} checksums verified')
 
 

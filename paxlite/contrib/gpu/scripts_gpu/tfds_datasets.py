@@ -72,13 +72,11 @@ def build(
 
   try:
     built = tfds.dataset_builders.store_as_tfds_dataset(
-      name=name,
-      version='1.0.0',
+      name=name, version='1.0.0',
       features=tfds.features.FeaturesDict({k: types[t] for k, t in features.items()}),
-      split_datasets={split: dataset(files) for split, files in splits.items()},
-      data_dir=data_dir,
+      split_datasets={split: dataset(files) for split, files in splits.items()}, data_dir=data_dir,
       download_config=tfds.download.DownloadConfig(num_shards=num_shards),
-    )
+    )  # fmt: skip
   except Exception:
     if errors:
       raise errors[0] from None
