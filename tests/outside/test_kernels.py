@@ -84,9 +84,7 @@ def count(**values: object) -> int:
 
 if __name__ == '__main__':
   cases = {
-    'capped': dict(),
-    'without a cap': dict(ATTEN_LOGIT_CAP=-1.0),
-    'with sinks': dict(USE_ATTENTION_SINKS=True),
-    'left out': dict(USE_FLASH_ATTENTION=False),
-  }
+    'capped': dict(), 'without a cap': dict(ATTEN_LOGIT_CAP=-1.0),
+    'with sinks': dict(USE_ATTENTION_SINKS=True), 'left out': dict(USE_FLASH_ATTENTION=False),
+  }  # fmt: skip
   print(json.dumps({name: count(**values) for name, values in cases.items()}))

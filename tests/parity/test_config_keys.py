@@ -86,12 +86,9 @@ def sources(rng) -> dict[str, Any]:
   )
   parameters = [*flat, nested, dict(full_attention=yarn), dict(sliding_attention=plain)]
   options = dict(
-    rope_parameters=parameters,
-    rope_scaling=flat,
-    rope_theta=[11.0],
-    rope_local_base_freq=[22.0],
+    rope_parameters=parameters, rope_scaling=flat, rope_theta=[11.0], rope_local_base_freq=[22.0],
     partial_rotary_factor=[None, 1.0],
-  )
+  )  # fmt: skip
   return {k: v[rng.integers(len(v))] for k, v in options.items() if rng.integers(2)}
 
 

@@ -586,13 +586,9 @@ def test_gemma_4_has_the_tokenizer_of_the_converter(tmp_path, caplog):
 
 
 PROMPTS = (
-  'The capital of France is',
-  'Once upon a time, there was a',
-  'In 1969, the first man',
-  'def fibonacci(n):\n',
-  'Wasser kocht bei 100 Grad, weil',
-  'The three laws of motion are:\n1.',
-)
+  'The capital of France is', 'Once upon a time, there was a', 'In 1969, the first man',
+  'def fibonacci(n):\n', 'Wasser kocht bei 100 Grad, weil', 'The three laws of motion are:\n1.',
+)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -34,13 +34,10 @@ def write_compressed(folder, value: np.ndarray) -> None:
     'driver': 'zarr',
     'kvstore': {'driver': 'file', 'path': str(folder)},
     'metadata': {
-      'shape': value.shape,
-      'chunks': value.shape,
-      'dtype': value.dtype.str,
-      'compressor': {'id': 'zstd', 'level': 1},
-      'dimension_separator': '.',
+      'shape': value.shape, 'chunks': value.shape, 'dtype': value.dtype.str,
+      'compressor': {'id': 'zstd', 'level': 1}, 'dimension_separator': '.',
     },
-  }
+  }  # fmt: skip
   tensorstore.open(spec, create=True).result().write(value).result()
 
 

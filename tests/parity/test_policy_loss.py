@@ -69,12 +69,9 @@ def test_the_loss_and_its_gradient_are_those_of_trl(mean, ratio, kl_weight):
   logs, own, advantages = drawn()
   expected, gradient = of_trl(loss, logs, own, advantages)
   batch = {
-    'labels': None,
-    'weights': own,
-    'advantages': own * advantages[:, None],
-    'rewards': own,
+    'labels': None, 'weights': own, 'advantages': own * advantages[:, None], 'rewards': own,
     OLD: logs[1],
-  }
+  }  # fmt: skip
 
   def ours(now_BT):
     reference = types.SimpleNamespace(log_probs=logs[2])

@@ -32,11 +32,9 @@ OTHER_PAGES = (
 def test_the_capital_of_france(tmp_path, others):
   docs = runs.ROOT / 'docs'
   scripts = {
-    'fine_tuning.md': 'capitals.py',
-    'preferences.md': 'pairs.py',
-    'tutorials/evaluate.md': 'questions.py',
-    'tutorials/own_chats.md': 'chats.py',
-  }
+    'fine_tuning.md': 'capitals.py', 'preferences.md': 'pairs.py',
+    'tutorials/evaluate.md': 'questions.py', 'tutorials/own_chats.md': 'chats.py',
+  }  # fmt: skip
   for page, script in scripts.items():
     (code,) = blocks(docs / page, 'python')
     (tmp_path / script).write_text(code)

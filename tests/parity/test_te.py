@@ -36,28 +36,16 @@ flat = functools.partial(flatten_dict, sep='/')
 unflat = functools.partial(unflatten_dict, sep='/')
 
 SMALL = dict(
-  NUM_LAYERS=2,
-  MODEL_DIMS=64,
-  HIDDEN_DIMS=160,
-  NUM_HEADS=4,
-  VOCAB_SIZE=128,
-  MAX_SEQ_LEN=32,
-  PACKED_INPUT=False,
-  FPROP_DTYPE='float32',
-  ICI_MESH_SHAPE=[1, 1, 1],
-  DCN_MESH_SHAPE=[1, 1, 1],
-)
+  NUM_LAYERS=2, MODEL_DIMS=64, HIDDEN_DIMS=160, NUM_HEADS=4, VOCAB_SIZE=128, MAX_SEQ_LEN=32,
+  PACKED_INPUT=False, FPROP_DTYPE='float32', ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1],
+)  # fmt: skip
 GQA = SMALL | dict(NUM_KV_HEADS=2, ROPE_THETA=500_000.0, ROPE_LAYOUT='half')
 MODELS = {
-  'gpt': GPT126M(**SMALL),
-  'gpt2': GPT2(**SMALL),
-  'no bias': GPT126M(**SMALL, USE_BIAS=False),
+  'gpt': GPT126M(**SMALL), 'gpt2': GPT2(**SMALL), 'no bias': GPT126M(**SMALL, USE_BIAS=False),
   'relu': GPT126M(**SMALL, ACTIVATION_CLS='relu'),
-  'gated gelu': GPT126M(**SMALL, USE_GATED_ACTIVATION=True),
-  'llama': LLaMA(**SMALL),
-  'gqa': LLaMA(**GQA),
-  'gqa with bias': LLaMA(**GQA, USE_BIAS=True),
-}
+  'gated gelu': GPT126M(**SMALL, USE_GATED_ACTIVATION=True), 'llama': LLaMA(**SMALL),
+  'gqa': LLaMA(**GQA), 'gqa with bias': LLaMA(**GQA, USE_BIAS=True),
+}  # fmt: skip
 
 
 def blocks(e):
@@ -256,13 +244,9 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   assert run(tmp_path / 'fw', '--fdl.MAX_STEPS=6') == 0
   there, back = tmp_path / 'te', tmp_path / 'back'
   printed = runs.module(
-    'paxlite',
-    'convert-te',
-    runs.IMPORT,
-    '--direction=fw2te',
-    f'--checkpoint={tmp_path / "fw"}',
+    'paxlite', 'convert-te', runs.IMPORT, '--direction=fw2te', f'--checkpoint={tmp_path / "fw"}',
     f'--path={there}',
-  ).stdout
+  ).stdout  # fmt: skip
   goes_on = printed.splitlines()[-1].removeprefix('Continues with ').split()
   assert goes_on[0] == 'USE_TE=layer'
   assert run(tmp_path / 'on', '--fdl.MAX_STEPS=12', *goes_on) == 0
@@ -272,13 +256,9 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     assert losses[step] == pytest.approx(whole[step], rel=0.005)
 
   runs.module(
-    'paxlite',
-    'convert-te',
-    runs.IMPORT,
-    '--direction=te2fw',
-    f'--checkpoint={there}',
+    'paxlite', 'convert-te', runs.IMPORT, '--direction=te2fw', f'--checkpoint={there}',
     f'--path={back}',
-  )
+  )  # fmt: skip
   before, after = find_source(tmp_path / 'fw').variables, find_source(back).variables
   assert before.keys() == after.keys()
   assert sum('/repeat/' in name for name in before) == 3 * 12
@@ -286,14 +266,9 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     np.testing.assert_array_equal(variable.whole(), after[name].whole(), err_msg=name)
 
   wrong = runs.module(
-    'paxlite',
-    'convert-te',
-    runs.IMPORT,
-    '--direction=te2fw',
-    f'--checkpoint={tmp_path / "fw"}',
-    f'--path={tmp_path / "no"}',
-    code=2,
-  )
+    'paxlite', 'convert-te', runs.IMPORT, '--direction=te2fw', f'--checkpoint={tmp_path / "fw"}',
+    f'--path={tmp_path / "no"}', code=2,
+  )  # fmt: skip
   assert 'has USE_TE=off: choose the other --direction' in wrong.stderr
   assert not (tmp_path / 'no').exists()
   unconverted = [f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "fw"}', '--fdl.USE_TE=layer']
@@ -366,12 +341,8 @@ def test_the_commands_of_the_page(tmp_path):
   for line in text.splitlines():
     words = line.replace('paxlite.main', 'tests.support.te_main').split()
     result = subprocess.run(
-      [sys.executable, *(words[1:] if words[0] == 'python' else ['-m', *words])],
-      cwd=tmp_path,
-      env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
-      capture_output=True,
-      text=True,
-      timeout=300,
-      check=False,
-    )
+      [sys.executable, *(words[1:] if words[0] == 'python' else ['-m', *words])], cwd=tmp_path,
+      env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)}, capture_output=True, text=True,
+      timeout=300, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, f'{line}\n{result.stderr}'

@@ -19,12 +19,9 @@ BLOCK = re.compile(r'(<!-- (names_of_\w+)\.(\w+) -->\n).*?(<!-- end -->)', re.DO
 
 def cell(answer: Answer) -> str:
   start = {
-    'same': 'the same',
-    'renamed': answer.target,
-    'instead': '',
-    'needless': 'leave it out',
+    'same': 'the same', 'renamed': answer.target, 'instead': '', 'needless': 'leave it out',
     'absent': 'not supported',
-  }[answer.kind]
+  }[answer.kind]  # fmt: skip
   text = f'{start}: {answer.text}' if start and answer.text else start or answer.text
   text = re.sub(r'(?<![\w-])(--[a-z][\w.]*(?:=[\w.]+)?)', r'`\1`', text)
   return re.sub(r'docs/(\w+\.md)', r'[\1](\1)', text)

@@ -19,19 +19,13 @@ def test_make_demo(tmp_path):
 
   def make() -> str:
     command = [
-      'make',
-      'demo',
-      f'PYTHON={sys.executable}',
+      'make', 'demo', f'PYTHON={sys.executable}',
       'FLAGS=--fdl.MAX_STEPS=25 --fdl.MAX_EVAL_BATCHES=4',
-    ]
+    ]  # fmt: skip
     result = subprocess.run(
-      command,
-      cwd=tmp_path,
-      env=os.environ | {'XLA_FLAGS': ''},
-      capture_output=True,
-      text=True,
+      command, cwd=tmp_path, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True,
       check=False,
-    )
+    )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -43,10 +37,8 @@ def test_make_demo(tmp_path):
   assert last['bits_per_byte'] < 3.3  # 1.98 after 60 steps, 1.69 after all 750
   packages = subprocess.run(
     [tmp_path / '.venv' / 'bin' / 'python', '-m', 'pip', 'list', '--format=freeze'],
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+    capture_output=True, text=True, check=True,
+  ).stdout  # fmt: skip
   installed = {line.split('==')[0].lower() for line in packages.splitlines()}
   assert not {'tensorflow', 'torch', 'seqio', 'transformer-engine', 'pytest'} & installed
 

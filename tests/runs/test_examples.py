@@ -11,20 +11,15 @@ from tests.support.imported import flat, loaded, run_import
 
 EXAMPLES = runs.ROOT / 'examples'
 ARGUMENTS = {
-  'pretrain': ['--steps=3', '--layers=1', '--width=32'],
-  'finetune': ['--steps=30'],
-  'lora': ['--steps=30'],
-  'own_layer': ['--steps=3'],
-  'own_loss': ['--steps=3', '--penalty=0.2'],
+  'pretrain': ['--steps=3', '--layers=1', '--width=32'], 'finetune': ['--steps=30'],
+  'lora': ['--steps=30'], 'own_layer': ['--steps=3'], 'own_loss': ['--steps=3', '--penalty=0.2'],
   'python_loop': ['--steps=3'],
-}
+}  # fmt: skip
 # A number that the script prints at its end: a loss, or a share of right answers.
 PRINTS = {
-  'pretrain': r'^\s+3 \d\.\d+$',
-  'own_layer': r'^Squared: \d\.\d+ nats',
-  'own_loss': r'^sureness: -\d+\.\d+$',
-  'python_loop': r'^\d+\.\d% of the last batch',
-}
+  'pretrain': r'^\s+3 \d\.\d+$', 'own_layer': r'^Squared: \d\.\d+ nats',
+  'own_loss': r'^sureness: -\d+\.\d+$', 'python_loop': r'^\d+\.\d% of the last batch',
+}  # fmt: skip
 
 
 def called(name: str, *arguments: str) -> str:

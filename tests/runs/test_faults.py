@@ -224,13 +224,9 @@ def test_ctrl_c_in_an_evaluation_is_a_line(tmp_path):
 def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path):
   flags = '--fdl.MAX_STEPS=100', '--fdl.STEP_TIMEOUT=6'
   processes = start_processes(
-    tmp_path,
-    2,
-    *flags,
-    config='TinyGPT',
-    module='tests.support.faulty_main',
+    tmp_path, 2, *flags, config='TinyGPT', module='tests.support.faulty_main',
     env={'FAULT': 'hang:4'},
-  )
+  )  # fmt: skip
   ended = [p.communicate(timeout=120) for p in processes]
   assert [p.returncode for p in processes] == [EXIT_AGAIN, EXIT_AGAIN]
   for i, (_, stderr) in enumerate(ended):
@@ -497,13 +493,9 @@ def test_evaluation_by_two_processes_ends_at_sigterm(tmp_path):
   runs.run(tmp_path, '--fdl.MAX_STEPS=2', '--fdl.PERCORE_BATCH_SIZE=4', config=TEXT)
   flags = '--mode=eval', '--fdl.MAX_STEPS=2', '--fdl.EVAL_BATCH_SIZE=4'
   processes = start_processes(
-    tmp_path,
-    2,
-    *flags,
-    config=TEXT,
-    module='tests.support.faulty_main',
+    tmp_path, 2, *flags, config=TEXT, module='tests.support.faulty_main',
     env={'FAULT': 'slow_evaluation'},
-  )
+  )  # fmt: skip
   for line in processes[0].stdout:
     if line == 'evaluating\n':
       break

@@ -205,14 +205,12 @@ def test_targets(gpu):
     'cases': {
       'gpt126m/xla': TRAINED | {'tokens_per_second': 499_999.0},
       'gpt126m_b16/xla': TRAINED | {'tokens_per_second': 510_000.0},
-      'gpt5b_wide/xla': flops(0.59 * 989e12),
-      'gpt5b_wide/xla_fp8': flops(0.75 * 989e12),
-      'gpt5b_wide/te_layer_delayed': flops(0.80 * 989e12),
-      'glam126m_dense/xla': flops(400e12),
+      'gpt5b_wide/xla': flops(0.59 * 989e12), 'gpt5b_wide/xla_fp8': flops(0.75 * 989e12),
+      'gpt5b_wide/te_layer_delayed': flops(0.80 * 989e12), 'glam126m_dense/xla': flops(400e12),
       'glam126m/xla': flops(319e12),
       'glam64b_wide/xla': {'status': 'failed', 'reason': 'Out of memory'},
     }
-  }
+  }  # fmt: skip
   for name in result['cases']:
     gpu.compare(name, result)
   printed = rows('\n'.join(gpu.tables(result)))

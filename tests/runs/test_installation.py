@@ -54,13 +54,9 @@ def test_folders_that_are_called_like_a_package_are_in_nobodys_way(site, tmp_pat
     'print(paxlite.__version__, paxlite.data.packaged.VOCAB)'
   )
   out = subprocess.run(
-    [sys.executable, '-S', '-c', code],
-    cwd=folder,
-    env={'PATH': ''},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+    [sys.executable, '-S', '-c', code], cwd=folder, env={'PATH': ''}, capture_output=True,
+    text=True, check=False,
+  )  # fmt: skip
   assert out.returncode == 0, out.stderr
   vocab = clone / 'paxlite' / 'data' / 'packaged' / 'text8k.model'
   assert out.stdout.split() == [paxlite.__version__, str(vocab)]

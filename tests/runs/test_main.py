@@ -377,12 +377,9 @@ def test_a_live_line_on_a_terminal(tmp_path):
   """rich rewrites one line on a real (pseudo) terminal; only the other lines stay."""
   leader, follower = pty.openpty()
   process = subprocess.Popen(
-    runs.command(tmp_path, '--noenable_checkpoint_saving'),
-    stdout=follower,
-    stderr=follower,
-    env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '200'},
-    cwd=runs.ROOT,
-  )
+    runs.command(tmp_path, '--noenable_checkpoint_saving'), stdout=follower, stderr=follower,
+    env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '200'}, cwd=runs.ROOT,
+  )  # fmt: skip
   os.close(follower)
   shown = b''
   try:

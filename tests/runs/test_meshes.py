@@ -24,8 +24,7 @@ from tests.support import families, runs
 
 # The collectives that the program of a mesh must contain.
 MUST = {
-  'dp': {'all-reduce replica'},
-  'fsdp': {'all-gather data', 'all-reduce data'},
+  'dp': {'all-reduce replica'}, 'fsdp': {'all-gather data', 'all-reduce data'},
   'tp4': {'all-gather data', 'all-reduce mdl'},
   'dp_fsdp_tp': {'all-gather data', 'all-reduce mdl', 'all-reduce replica+data'},
   'dcn': {'all-gather data', 'all-reduce mdl', 'all-reduce replica+data'},
@@ -35,15 +34,14 @@ MUST = {
   'context_tp': {'all-gather context', 'all-reduce context', 'all-reduce mdl'},
   'pipeline': {'collective-permute stage'},
   'pipeline_tp': {'collective-permute stage', 'all-reduce mdl'},
-  'expert_tp': {'all-to-all expert', 'all-reduce mdl'},
-  'expert_fsdp': {'all-gather data'},
+  'expert_tp': {'all-to-all expert', 'all-reduce mdl'}, 'expert_fsdp': {'all-gather data'},
   'fractional': {'all-gather data', 'all-reduce mdl'},
   'pipeline_sequence': {'collective-permute stage', 'all-gather mdl'},
   'torus': {'all-gather data', 'reduce-scatter data'},
   'torus_dp': {'all-gather data', 'reduce-scatter data', 'all-reduce replica'},
   'torus_chunks': {'all-gather data', 'reduce-scatter data'},
   'torus_expert': {'all-gather data', 'reduce-scatter data', 'all-reduce expert'},
-}
+}  # fmt: skip
 SMALLEST_MATRIX = 32 * 32 * 4  # bytes
 # If experts are sharded over data, as in Pax, tokens move along data.
 MUST_OF = {'glam/fsdp': {'all-to-all data'}}

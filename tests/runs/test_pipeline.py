@@ -69,11 +69,9 @@ def test_a_pipeline_changes_nothing_but_rounding(cases):
 
 
 STAGE = dict(
-  MESH_AXES=['stage', 'replica', 'data', 'mdl'],
-  ICI_MESH_SHAPE=[2, 1, 1, 1],
-  DCN_MESH_SHAPE=[1, 1, 1, 1],
-  USE_REPEATED_LAYER=True,
-)
+  MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1],
+  DCN_MESH_SHAPE=[1, 1, 1, 1], USE_REPEATED_LAYER=True,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

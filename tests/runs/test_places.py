@@ -56,14 +56,12 @@ def open_mpi(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
   job = (free_port(FIRST_PORT) - FIRST_PORT) << 12
   yield [
     {
-      'OMPI_MCA_orte_hnp_uri': f'{job}.0;tcp://127.0.0.1:34911',
-      'OMPI_COMM_WORLD_SIZE': '2',
-      'OMPI_COMM_WORLD_RANK': str(i),
-      'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+      'OMPI_MCA_orte_hnp_uri': f'{job}.0;tcp://127.0.0.1:34911', 'OMPI_COMM_WORLD_SIZE': '2',
+      'OMPI_COMM_WORLD_RANK': str(i), 'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
       'OMPI_COMM_WORLD_LOCAL_RANK': str(i),
     }
     for i in range(2)
-  ]
+  ]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -81,15 +79,12 @@ def open_mpi_5(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
 def slurm(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
   yield [
     {
-      'SLURM_JOB_ID': str(free_port(FIRST_PORT) - FIRST_PORT),
-      'SLURM_STEP_NODELIST': 'localhost',
-      'SLURM_NTASKS': '2',
-      'SLURM_STEP_NUM_TASKS': '2',
-      'SLURM_PROCID': str(i),
+      'SLURM_JOB_ID': str(free_port(FIRST_PORT) - FIRST_PORT), 'SLURM_STEP_NODELIST': 'localhost',
+      'SLURM_NTASKS': '2', 'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': str(i),
       'SLURM_LOCALID': str(i),
     }
     for i in range(2)
-  ]
+  ]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -99,15 +94,12 @@ def kubernetes(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
   address = f'127.0.0.1:{free_port()}'
   yield [
     {
-      'PYTHONPATH': STAND_INS,
-      'FAKE_KUBERNETES': json.dumps(answers),
-      'KUBERNETES_SERVICE_HOST': '10.0.0.1',
-      'HOSTNAME': 'localhost',
-      'JOB_COMPLETION_INDEX': str(i),
-      'JAX_COORDINATOR_ADDRESS': address,
+      'PYTHONPATH': STAND_INS, 'FAKE_KUBERNETES': json.dumps(answers),
+      'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'HOSTNAME': 'localhost',
+      'JOB_COMPLETION_INDEX': str(i), 'JAX_COORDINATOR_ADDRESS': address,
     }
     for i in range(2)
-  ]
+  ]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -115,14 +107,12 @@ def gke(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
   with metadata_server.serving({'tpu-env': ''}) as server:
     yield [
       {
-        'TPU_WORKER_HOSTNAMES': 'localhost,localhost',
-        'TPU_WORKER_ID': str(i),
-        'TPU_SKIP_MDS_QUERY': 'true',
-        'GCE_METADATA_IP': server,
+        'TPU_WORKER_HOSTNAMES': 'localhost,localhost', 'TPU_WORKER_ID': str(i),
+        'TPU_SKIP_MDS_QUERY': 'true', 'GCE_METADATA_IP': server,
         'JAX_COORDINATOR_PORT': str(free_port(20_000)),
       }
       for i in range(2)
-    ]
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -130,16 +120,13 @@ def slices_on_gke(folder: pathlib.Path) -> Iterator[list[dict[str, str]]]:
   """Two slices of one machine each."""
   yield [
     {
-      'TPU_WORKER_HOSTNAMES': 'localhost',
-      'TPU_WORKER_ID': '0',
-      'MEGASCALE_COORDINATOR_ADDRESS': 'localhost',
-      'MEGASCALE_NUM_SLICES': '2',
-      'MEGASCALE_SLICE_ID': str(i),
-      'TPU_SKIP_MDS_QUERY': 'true',
+      'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0',
+      'MEGASCALE_COORDINATOR_ADDRESS': 'localhost', 'MEGASCALE_NUM_SLICES': '2',
+      'MEGASCALE_SLICE_ID': str(i), 'TPU_SKIP_MDS_QUERY': 'true',
       'JAX_COORDINATOR_PORT': str(free_port(20_000)),
     }
     for i in range(2)
-  ]
+  ]  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -451,14 +451,12 @@ WRONG = [
   ('RUN RUN --row=1', r'--row is for --step and --spike'),
   ('RUN OTHER', r'have different tokenizers, .*text8k.model and .*vocab.model, so their ids'),
   ('RUN RUN RUN', r'two runs are compared, and 3 names are given'),
-  ('RUN --without=', 'names no record'),
-  ('RUN --without=a', 'a must be FILE:RECORD or STEP:ROW'),
+  ('RUN --without=', 'names no record'), ('RUN --without=a', 'a must be FILE:RECORD or STEP:ROW'),
   ('RUN --without=1:0,a', 'a must be FILE:RECORD or STEP:ROW'),
   ('RUN --without=a,b.jsonl:3,1:0', 'a,b.jsonl:3 is not a record of'),
-  ('RUN --without=9:1', '--step=9'),
-  ('RUN --without=1:9', '--row=9'),
+  ('RUN --without=9:1', '--step=9'), ('RUN --without=1:9', '--row=9'),
   ('RUN --without=FOLDER/examples.jsonl:31', 'examples.jsonl:31 is not a record of'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.cases(fast=0, slow=2)

@@ -48,11 +48,9 @@ class Sandbox:
     self.stand_in('python', PYTHON)
     self.tfds = str(folder / 'tfds')
     self.env = {
-      'PATH': f'{self.bin}:{os.environ["PATH"]}',
-      'HOME': str(folder),
-      'PYTHON': str(self.bin / 'python'),
-      'CALLS': str(self.calls_file),
-    }
+      'PATH': f'{self.bin}:{os.environ["PATH"]}', 'HOME': str(folder),
+      'PYTHON': str(self.bin / 'python'), 'CALLS': str(self.calls_file),
+    }  # fmt: skip
 
   def stand_in(self, name: str, text: str) -> None:
     path = self.bin / name
@@ -62,14 +60,9 @@ class Sandbox:
   def run(self, script: object, *arguments: str, code: int = 0, **env: str):
     script = SCRIPTS / script if isinstance(script, str) else script
     result = subprocess.run(
-      ['bash', str(script), *arguments],
-      capture_output=True,
-      text=True,
-      cwd=self.folder,
-      env=self.env | env,
-      timeout=60,
-      check=False,
-    )
+      ['bash', str(script), *arguments], capture_output=True, text=True, cwd=self.folder,
+      env=self.env | env, timeout=60, check=False,
+    )  # fmt: skip
     assert result.returncode == code, f'{result.returncode}\n{result.stdout}\n{result.stderr}'
     return result
 
@@ -107,9 +100,7 @@ PILE = ['TFDS', packaged.VOCAB]
 MISTAKES = [
   ('run_pile_singlenode.sh', [], {}, 'TFDS_DATA_DIR is missing'),
   (
-    'run_pile_singlenode.sh',
-    ['nowhere', packaged.VOCAB],
-    {},
+    'run_pile_singlenode.sh', ['nowhere', packaged.VOCAB], {},
     "TFDS_DATA_DIR='nowhere' is not a folder",
   ),
   ('run_pile_singlenode.sh', ['TFDS'], {}, 'VOCAB_PATH is missing'),
@@ -133,9 +124,7 @@ MISTAKES = [
   ('run_base_config_multinode.sh', ['TinyGPT', 'fp8'], {}, "PREC='fp8' is not known"),
   ('run_base_config_multinode.sh', ['TinyGPT', 'float32', '-1'], {}, "NUM_GPUS='-1'"),
   (
-    'run_base_config_multinode.sh',
-    ['TinyGPT'],
-    {'PERCORE_BATCH_SIZE': 'a'},
+    'run_base_config_multinode.sh', ['TinyGPT'], {'PERCORE_BATCH_SIZE': 'a'},
     "E='a' is not a number",
   ),
   ('run_base_config_multinode.sh', ['TinyGPT'], {'VOCAB_PATH': '/x'}, "VOCAB_PATH='/x' does not"),
@@ -143,9 +132,7 @@ MISTAKES = [
   ('run_llama_boolq.sh', [], {'VOCAB_PATH': packaged.VOCAB}, 'TFDS_DATA_DIR is missing'),
   *(
     (
-      'run_llama_boolq.sh',
-      [],
-      {'VOCAB_PATH': packaged.VOCAB, 'TFDS_DATA_DIR': '/', name: value},
+      'run_llama_boolq.sh', [], {'VOCAB_PATH': packaged.VOCAB, 'TFDS_DATA_DIR': '/', name: value},
       said,
     )
     for name, value, said in [
@@ -163,7 +150,7 @@ MISTAKES = [
       ('LOG_DIR', '/dev/null', "LOG_DIR='/dev/null' cannot be written"),
     ]
   ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(('script', 'arguments', 'env', 'said'), MISTAKES)
@@ -364,14 +351,10 @@ class Batch:
     self.workspace = box.folder / 'work space'
     self.workspace.mkdir()
     self.given = {
-      'SLURM_JOB_ID': '7',
-      'SLURM_JOB_NUM_NODES': '2',
-      'SLURM_SUBMIT_DIR': str(runs.ROOT),
-      'BASE_WORKSPACE_DIR': str(self.workspace),
-      'BASE_TFDS_DATA_DIR': box.tfds,
-      'BASE_VOCAB_PATH': packaged.VOCAB,
-      'CONFIG': 'Synthetic126M',
-    }
+      'SLURM_JOB_ID': '7', 'SLURM_JOB_NUM_NODES': '2', 'SLURM_SUBMIT_DIR': str(runs.ROOT),
+      'BASE_WORKSPACE_DIR': str(self.workspace), 'BASE_TFDS_DATA_DIR': box.tfds,
+      'BASE_VOCAB_PATH': packaged.VOCAB, 'CONFIG': 'Synthetic126M',
+    }  # fmt: skip
 
   def run(self, script: str = 'launch_base_script.sub', code: int = 0, **env: str) -> str:
     spool = self.box.folder.parent / 'slurm_script'

@@ -42,11 +42,8 @@ class Job:
     self.number = cluster.submit(
       runs.ROOT / 'scripts' / script,
       *('-N', '2', '-A', 'any', '-p', 'main', '-J', workspace.name, '-t', '30'),
-      f'--output={workspace}/batch.txt',
-      *flags,
-      env=given | env,
-      cwd=runs.ROOT,
-    )
+      f'--output={workspace}/batch.txt', *flags, env=given | env, cwd=runs.ROOT,
+    )  # fmt: skip
 
   def wait_for_step(self, step: int) -> None:
     deadline = time.monotonic() + 120

@@ -42,12 +42,9 @@ def case_of(model: str, sizes: dict[str, int], draw: random.Random) -> tuple[str
   names = ['stage', 'replica', 'data', 'mdl', 'expert', 'context']
   chosen: dict[str, Any] = {
     'MESH_AXES': [a for a in names if a in sizes or a in ('replica', 'data', 'mdl')],
-    'USE_REPEATED_LAYER': 'stage' in sizes or draw.random() < 0.5,
-    'NUM_LAYERS': 2,
-    'NUM_MICROBATCHES': draw.choice((1, 2)),
-    'ROWS': 16,
-    'ORDER': draw.randrange(1 << 16),
-  }
+    'USE_REPEATED_LAYER': 'stage' in sizes or draw.random() < 0.5, 'NUM_LAYERS': 2,
+    'NUM_MICROBATCHES': draw.choice((1, 2)), 'ROWS': 16, 'ORDER': draw.randrange(1 << 16),
+  }  # fmt: skip
   if draw.random() < 0.5:
     chosen['SLIDING_WINDOW'] = 6
   if 'stage' in sizes:

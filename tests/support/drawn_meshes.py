@@ -149,10 +149,8 @@ def check(seed: str) -> dict[str, Any]:
   moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), biases, biases_1)
   return found | {
     'loss': max(abs(a - b) / abs(b) for a, b in zip(losses, losses_1, strict=True)),
-    'parameter': value,
-    'at': path,
-    'bias': max(jax.tree.leaves(moved), default=0.0),
-  }
+    'parameter': value, 'at': path, 'bias': max(jax.tree.leaves(moved), default=0.0),
+  }  # fmt: skip
 
 
 def _differences(learned: Any, expected: Any, before: Any) -> Any:
@@ -167,11 +165,9 @@ def _differences(learned: Any, expected: Any, before: Any) -> Any:
   moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), expected, before)
   least = 1e-3 * max(jax.tree.leaves(moved))
   return jax.tree.map(
-    lambda a, b, far: float(np.abs(a - b).max() / (far + least + 1e-2 * np.abs(b).max())),
-    learned,
-    expected,
-    moved,
-  )
+    lambda a, b, far: float(np.abs(a - b).max() / (far + least + 1e-2 * np.abs(b).max())), learned,
+    expected, moved,
+  )  # fmt: skip
 
 
 def main() -> None:

@@ -315,14 +315,11 @@ _MESSAGES = st.lists(
   st.fixed_dictionaries({'role': st.sampled_from(('user', 'assistant')), 'content': _GOOD})
 )
 _LINES = {
-  'documents': {'text': _GOOD},
-  'sft': {'inputs': _GOOD, 'targets': _GOOD},
-  'sft chat': {'messages': _MESSAGES},
-  'prompts': {'inputs': _GOOD},
-  'prompts chat': {'messages': _MESSAGES},
-  'lambada': {'context': _GOOD, 'continuation': _GOOD},
+  'documents': {'text': _GOOD}, 'sft': {'inputs': _GOOD, 'targets': _GOOD},
+  'sft chat': {'messages': _MESSAGES}, 'prompts': {'inputs': _GOOD},
+  'prompts chat': {'messages': _MESSAGES}, 'lambada': {'context': _GOOD, 'continuation': _GOOD},
   'task': {'question': _GOOD, 'a': _GOOD, 'b': _GOOD, 'label': st.sampled_from(('0', '1'))},
-}
+}  # fmt: skip
 _SPEC = {
   'kind': 'multiple_choice', 'files': [], 'doc_to_text': 'Q: {{question}}', 'until': [],
   'doc_to_choice': ['{{a}}', '{{b}}'], 'doc_to_target': '{{label}}', 'target_pattern': '(.*)',
@@ -532,13 +529,11 @@ def check_hugging_face(edits: Sequence[tuple]) -> bool:
 
 _FORMATS, _KINDS = st.sampled_from(('memmap', 'seqax')), ('stream', 'packed', 'sequences')
 TARGETS: dict[str, tuple[st.SearchStrategy, Callable[[Any], bool]]] = {
-  'flags': (_arguments(), check_flags),
-  'values': (_values(), check_values),
+  'flags': (_arguments(), check_flags), 'values': (_values(), check_values),
   'flat_tokens': (st.tuples(_FORMATS, st.sampled_from(_KINDS), _EDITS), check_flat_tokens),
-  'lines': (_lines(), check_lines),
-  'tokenizer': (_EDITS, check_tokenizer),
+  'lines': (_lines(), check_lines), 'tokenizer': (_EDITS, check_tokenizer),
   'hugging_face': (_EDITS, check_hugging_face),
-}
+}  # fmt: skip
 
 
 def run(target: str, cases: int, seed: int | None = None) -> tuple[int, int]:

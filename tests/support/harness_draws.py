@@ -75,11 +75,9 @@ def chats(rng: random.Random, words: list[str]) -> list[tuple[list[dict], bool]]
   user = lambda: {'role': 'user', 'content': text()}
   answer = lambda: {'role': 'assistant', 'content': text() + rng.choice(['', ' '])}
   return [
-    ([user()], True),
-    ([user(), answer(), user()], True),
-    ([{'role': 'system', 'content': text()}, user()], True),
-    ([user(), answer()], False),
-  ]
+    ([user()], True), ([user(), answer(), user()], True),
+    ([{'role': 'system', 'content': text()}, user()], True), ([user(), answer()], False),
+  ]  # fmt: skip
 
 
 def requests(

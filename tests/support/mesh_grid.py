@@ -28,13 +28,9 @@ from tests.support.meshes import batch_of, compiled, largest
 
 ROWS, SEQ_LEN = 8, 16  # of the whole batch: 32 tokens per shard on the mesh 2 × 2 × 2
 BASE = dict(
-  NUM_LAYERS=1,
-  NUM_HEADS=8,
-  VOCAB_SIZE=64,
-  MAX_SEQ_LEN=SEQ_LEN,
-  FPROP_DTYPE='float32',
+  NUM_LAYERS=1, NUM_HEADS=8, VOCAB_SIZE=64, MAX_SEQ_LEN=SEQ_LEN, FPROP_DTYPE='float32',
   USE_REPEATED_LAYER=False,
-)
+)  # fmt: skip
 MODELS: dict[str, Any] = {
   'gpt': (GPT126M, {}),
   'llama': (LLaMA, dict(NUM_KV_HEADS=2)),

@@ -29,17 +29,9 @@ from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.parallel import partitioning, torus
 
 SMALL = dict(
-  NUM_LAYERS=4,
-  MODEL_DIMS=32,
-  NUM_HEADS=4,
-  HIDDEN_DIMS=64,
-  VOCAB_SIZE=128,
-  MAX_SEQ_LEN=64,
-  FPROP_DTYPE='float32',
-  USE_REPEATED_LAYER=True,
-  PERCORE_BATCH_SIZE=2,
-  DCN_MESH_SHAPE=[1, 1, 1],
-)
+  NUM_LAYERS=4, MODEL_DIMS=32, NUM_HEADS=4, HIDDEN_DIMS=64, VOCAB_SIZE=128, MAX_SEQ_LEN=64,
+  FPROP_DTYPE='float32', USE_REPEATED_LAYER=True, PERCORE_BATCH_SIZE=2, DCN_MESH_SHAPE=[1, 1, 1],
+)  # fmt: skip
 GLAM = SMALL | dict(NUM_EXPERTS=8, NUM_MOE_GROUPS=8)
 MODELS: dict[str, Any] = {
   'gpt': (GPT126M, SMALL),
@@ -83,9 +75,7 @@ MESHES: dict[str, dict[str, Any]] = {
   'expert_tp': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 2, 2]),
   'expert_fsdp': dict(ICI_MESH_SHAPE=[1, 8, 1], EXPERT_AXIS=None),
   'pipeline_sequence': dict(
-    MESH_AXES=['stage', *AXES],
-    ICI_MESH_SHAPE=[2, 1, 2, 2],
-    NUM_MICROBATCHES=2,
+    MESH_AXES=['stage', *AXES], ICI_MESH_SHAPE=[2, 1, 2, 2], NUM_MICROBATCHES=2,
     SEQUENCE_SHARDED_ACTIVATIONS=True,
   ),
   'fractional': dict(ICI_MESH_SHAPE=[1, 4, 2], PERCORE_BATCH_SIZE=0.5),
@@ -93,7 +83,7 @@ MESHES: dict[str, dict[str, Any]] = {
   'torus_dp': dict(ICI_MESH_SHAPE=[2, 4, 1]),
   'torus_chunks': dict(ICI_MESH_SHAPE=[1, 8, 1], NUM_LOSS_CHUNKS=3),
   'torus_expert': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 4, 1, 2]),
-}
+}  # fmt: skip
 # The test takes the devices along data as lines of these sizes, as on a TPU.
 LINES = {'torus': (2, 4), 'torus_dp': (2, 2), 'torus_chunks': (2, 2, 2), 'torus_expert': (2, 2)}
 
@@ -145,12 +135,9 @@ def batch_of(e) -> dict[str, np.ndarray]:
   segments[::2, -T // 4 :] = 0
   positions = np.where(np.arange(T) < cut, np.arange(T), np.arange(T) - cut)
   return {
-    'ids': ids[:, :-1],
-    'labels': ids[:, 1:],
-    'weights': (segments > 0).astype(np.float32),
-    'segment_ids': segments,
-    'segment_pos': np.broadcast_to(positions, (B, T)).astype(np.int32),
-  }
+    'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': (segments > 0).astype(np.float32),
+    'segment_ids': segments, 'segment_pos': np.broadcast_to(positions, (B, T)).astype(np.int32),
+  }  # fmt: skip
 
 
 def difference(a: Any, b: Any) -> float:

@@ -84,13 +84,9 @@ def check(name: str) -> dict[str, Any]:
     runs = found.setdefault(f'{c.kind} {"+".join(c.axes)}', [])
     runs.append(c.count)
   return {
-    'case': name,
-    'loss': values['total_loss'],
-    'metrics': max(values.values()),
-    'gradient': value,
-    'at': path,
-    'runs': {kind: sorted(set(runs)) for kind, runs in found.items()},
-  }
+    'case': name, 'loss': values['total_loss'], 'metrics': max(values.values()), 'gradient': value,
+    'at': path, 'runs': {kind: sorted(set(runs)) for kind, runs in found.items()},
+  }  # fmt: skip
 
 
 def difference(a: Any, b: Any) -> float:

@@ -31,16 +31,13 @@ _RULES = [
 
 # The names of GLaM, whose layers are pairs in paxlite.
 _GLAM_RULES = [
-  (r'^lm/softmax/embedding/w$', 'embedding/emb_var'),
-  (r'^lm/', ''),
-  (r'ff_layer/layer_norm/', 'ff_layer_norm/'),
-  (r'/linear/w$', '/w'),
-  (r'ff_layer/gate$', 'ff_layer/router/gate'),
-  (r'ff_layer/wi_0$', 'ff_layer/w_in'),
+  (r'^lm/softmax/embedding/w$', 'embedding/emb_var'), (r'^lm/', ''),
+  (r'ff_layer/layer_norm/', 'ff_layer_norm/'), (r'/linear/w$', '/w'),
+  (r'ff_layer/gate$', 'ff_layer/router/gate'), (r'ff_layer/wi_0$', 'ff_layer/w_in'),
   (r'ff_layer/wo_0$', 'ff_layer/w_out'),
   (r'self_attention/(query|key|value)/w$', r'self_attention/qkv/\1/w'),
   (r'self_attention/relative_bias/', 'self_attention/dot_product/relative_bias/'),
-]
+]  # fmt: skip
 
 
 def glam_path(path: str) -> str:

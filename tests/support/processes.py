@@ -57,12 +57,9 @@ def on_processes(
 
 # A short run with two checkpoints.
 SHORT = (
-  '--fdl.DROPOUT_PROB=0.1',
-  '--fdl.CHECKPOINT_EVERY_N_STEPS=3',
-  '--fdl.MAX_STEPS=10',
-  '--fdl.NUM_MICROBATCHES=2',
-  '--fdl.NUM_LAYERS=1',
-)
+  '--fdl.DROPOUT_PROB=0.1', '--fdl.CHECKPOINT_EVERY_N_STEPS=3', '--fdl.MAX_STEPS=10',
+  '--fdl.NUM_MICROBATCHES=2', '--fdl.NUM_LAYERS=1',
+)  # fmt: skip
 
 
 def faulty(folder, fault: str, *flags: str, code: int = 0, **kwargs):

@@ -35,12 +35,9 @@ def run(
   `imported` names packages whose import takes long, apart by commas: processes share it.
   """
   return _finished(
-    command(folder, *flags, config=config, module=module),
-    environment(devices) | (env or {}),
-    300,
-    code,
-    imported,
-  )
+    command(folder, *flags, config=config, module=module), environment(devices) | (env or {}), 300,
+    code, imported,
+  )  # fmt: skip
 
 
 def module(

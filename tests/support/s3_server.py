@@ -114,8 +114,6 @@ class Server:
   def environment(self, endpoint: str | None = None) -> dict[str, str]:
     """Returns the variables by which clients find the server (or a proxy before it)."""
     return {
-      'AWS_ENDPOINT_URL': endpoint or self.endpoint,
-      'AWS_ACCESS_KEY_ID': KEY,
-      'AWS_SECRET_ACCESS_KEY': SECRET,
-      'AWS_REGION': 'us-east-1',
-    }
+      'AWS_ENDPOINT_URL': endpoint or self.endpoint, 'AWS_ACCESS_KEY_ID': KEY,
+      'AWS_SECRET_ACCESS_KEY': SECRET, 'AWS_REGION': 'us-east-1',
+    }  # fmt: skip

@@ -189,13 +189,9 @@ class Cluster:
   def _daemon(self, name: str, *command: str) -> None:
     with (self.folder / 'log' / name).open('ab') as log:
       self._processes[name] = subprocess.Popen(
-        command,
-        env=self.env,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
+        command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         start_new_session=True,
-      )
+      )  # fmt: skip
 
 
 @contextlib.contextmanager

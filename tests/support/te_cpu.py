@@ -17,88 +17,52 @@ import types
 
 _ENUMS = {
   'DType': {
-    'kByte': 0,
-    'kInt32': 2,
-    'kInt64': 3,
-    'kFloat32': 4,
-    'kFloat16': 5,
-    'kBFloat16': 6,
-    'kFloat8E4M3': 7,
-    'kFloat8E5M2': 8,
-    'kFloat8E8M0': 9,
-    'kFloat4E2M1': 10,
+    'kByte': 0, 'kInt32': 2, 'kInt64': 3, 'kFloat32': 4, 'kFloat16': 5, 'kBFloat16': 6,
+    'kFloat8E4M3': 7, 'kFloat8E5M2': 8, 'kFloat8E8M0': 9, 'kFloat4E2M1': 10,
   },
   'JAXX_Collective_Op': {'NONE': 0, 'ALL_GATHER': 1, 'REDUCE_SCATTER': 2},
   'JAXX_Quantize_Layout': {'ROWWISE': 0, 'COLWISE': 1, 'ROWWISE_COLWISE': 2},
   'JAXX_Routing_Map_Format': {'BYTEMAP': 0, 'BITMAP_U8': 1},
   'JAXX_Scaling_Mode': {
-    'NO_SCALING': 0,
-    'DELAYED_TENSOR_SCALING': 1,
-    'MXFP8_1D_SCALING': 2,
-    'CURRENT_TENSOR_SCALING': 3,
-    'NVFP4_1D_SCALING': 4,
-    'NVFP4_2D_SCALING': 5,
+    'NO_SCALING': 0, 'DELAYED_TENSOR_SCALING': 1, 'MXFP8_1D_SCALING': 2,
+    'CURRENT_TENSOR_SCALING': 3, 'NVFP4_1D_SCALING': 4, 'NVFP4_2D_SCALING': 5,
   },
   'JAXX_Score_Function': {'SIGMOID': 0, 'SOFTMAX': 1, 'SQRTSOFTPLUS': 2},
   'NVTE_Activation_Type': {
     name: i
     for i, name in enumerate(
       (
-        'GELU',
-        'GEGLU',
-        'GLU',
-        'SILU',
-        'SWIGLU',
-        'RELU',
-        'REGLU',
-        'QGELU',
-        'QGEGLU',
-        'SRELU',
-        'SREGLU',
-        'CLAMPED_SWIGLU',
+        'GELU', 'GEGLU', 'GLU', 'SILU', 'SWIGLU', 'RELU', 'REGLU', 'QGELU', 'QGEGLU', 'SRELU',
+        'SREGLU', 'CLAMPED_SWIGLU',
       )
     )
   },
   'NVTE_Bias_Type': {'NVTE_NO_BIAS': 0, 'NVTE_PRE_SCALE_BIAS': 1, 'NVTE_POST_SCALE_BIAS': 2},
   'NVTE_Fused_Attn_Backend': {'NVTE_No_Backend': -1, 'NVTE_F16_arbitrary_seqlen': 1, 'NVTE_FP8': 2},
   'NVTE_Mask_Type': {
-    'NVTE_NO_MASK': 0,
-    'NVTE_PADDING_MASK': 1,
-    'NVTE_CAUSAL_MASK': 2,
-    'NVTE_PADDING_CAUSAL_MASK': 3,
-    'NVTE_CAUSAL_BOTTOM_RIGHT_MASK': 4,
-    'NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK': 5,
+    'NVTE_NO_MASK': 0, 'NVTE_PADDING_MASK': 1, 'NVTE_CAUSAL_MASK': 2, 'NVTE_PADDING_CAUSAL_MASK': 3,
+    'NVTE_CAUSAL_BOTTOM_RIGHT_MASK': 4, 'NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK': 5,
   },
   'NVTE_Norm_Type': {'LayerNorm': 0, 'RMSNorm': 1},
   'NVTE_QKV_Format': {'NVTE_SBHD': 0, 'NVTE_BSHD': 1, 'NVTE_THD': 2, 'NVTE_QKV_Format_NOT_SET': 8},
   'NVTE_QKV_Layout': {
-    'NVTE_BS3HD': 5,
-    'NVTE_BSHD_BS2HD': 7,
-    'NVTE_BSHD_BSHD_BSHD': 9,
-    'NVTE_T3HD': 10,
-    'NVTE_THD_T2HD': 12,
-    'NVTE_THD_THD_THD': 14,
-    'NVTE_QKV_Layout_NOT_SET': 26,
+    'NVTE_BS3HD': 5, 'NVTE_BSHD_BS2HD': 7, 'NVTE_BSHD_BSHD_BSHD': 9, 'NVTE_T3HD': 10,
+    'NVTE_THD_T2HD': 12, 'NVTE_THD_THD_THD': 14, 'NVTE_QKV_Layout_NOT_SET': 26,
   },
   'NVTE_Softmax_Type': {
     'NVTE_VANILLA_SOFTMAX': 0,
     'NVTE_OFF_BY_ONE_SOFTMAX': 1,
     'NVTE_LEARNABLE_SOFTMAX': 2,
   },
-}
+}  # fmt: skip
 
 # Versions of a machine with an H100 and CUDA 13, but without a kernel for attention.
 _ANSWERS = {
-  'registrations': {},
-  'get_cudnn_version': 92800,
-  'get_cublasLt_version': 131000,
-  'get_cuda_version': 13000,
-  'get_cudnn_frontend_version': 13200,
-  'get_device_compute_capability': 90,
-  'get_num_compute_streams': 4,
-  'get_cgemm_num_max_streams': 1,
+  'registrations': {}, 'get_cudnn_version': 92800, 'get_cublasLt_version': 131000,
+  'get_cuda_version': 13000, 'get_cudnn_frontend_version': 13200,
+  'get_device_compute_capability': 90, 'get_num_compute_streams': 4, 'get_cgemm_num_max_streams': 1,
   'get_grouped_gemm_setup_workspace_size': 1024,
-}
+}  # fmt: skip
 
 
 def _extension() -> types.ModuleType:

@@ -16,18 +16,11 @@ LEARNED_FROM = [
   'def f(x):\n    return x + 1\n\n# a comment\n',
 ] * 3
 TEXTS = [
-  '',
-  'hi',
-  ' leading and trailing ',
-  'The answer is  two   spaces.',
-  'line\n\n  next\ttab\r\nend\n',
-  'Grüße 😀😀 東京 e\u0301 ﬁ',
-  '▁under ▁▁ bar',
-  'it costs </s> and <|im_end|> and <s>x',
-  '  \n ',
-  'foo_bar foo_barx <extra> tail',
+  '', 'hi', ' leading and trailing ', 'The answer is  two   spaces.',
+  'line\n\n  next\ttab\r\nend\n', 'Grüße 😀😀 東京 e\u0301 ﬁ', '▁under ▁▁ bar',
+  'it costs </s> and <|im_end|> and <s>x', '  \n ', 'foo_bar foo_barx <extra> tail',
   "don't we'll 's 12345 x²",
-]
+]  # fmt: skip
 MARKS = ['<|im_start|>', '<|im_end|>', '<|user|>', '<|assistant|>', '<end_of_turn>']
 
 _EACH = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -168,12 +161,10 @@ def _untrained(kind: str, pick: Any, specials: list[str]) -> tuple[Tokenizer, An
     )
   made.decoder = decoders.Sequence(
     [
-      decoders.Replace('▁', ' '),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
+      decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(),
       decoders.Strip(' ', 1, 0),
     ]
-  )
+  )  # fmt: skip
   return made, BpeTrainer(limit_alphabet=120, **sizes)
 
 

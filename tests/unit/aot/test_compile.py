@@ -25,14 +25,9 @@ HAS_GPU = any(importlib.util.find_spec(f'jax_cuda{n}_plugin') for n in (12, 13))
 
 def compile_here(*flags: str, code: int = 0, devices: int = 1):
   return runs.module(
-    'paxlite',
-    'compile',
-    '--fdl_config=TinyGPT',
-    '--target=here',
-    *flags,
-    code=code,
+    'paxlite', 'compile', '--fdl_config=TinyGPT', '--target=here', *flags, code=code,
     devices=devices,
-  )
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -96,12 +91,8 @@ def test_training_loads_what_was_compiled(tmp_path):
 
 
 GOOD = {
-  'format': 'paxlite compiled step 1',
-  'crc32c': 0,
-  'program': 0,
-  'arguments': [],
-  'values': {},
-}
+  'format': 'paxlite compiled step 1', 'crc32c': 0, 'program': 0, 'arguments': [], 'values': {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -244,14 +235,9 @@ def test_data_of_other_hosts_crosses_the_network_once_a_host():
 
 
 SMALL = [
-  '--fdl_config=Synthetic126M',
-  '--fdl.NUM_LAYERS=2',
-  '--fdl.MODEL_DIMS=256',
-  '--fdl.NUM_HEADS=4',
-  '--fdl.MAX_SEQ_LEN=256',
-  '--fdl.USE_REPEATED_LAYER=True',
-  '--fdl.DCN_MESH_SHAPE=[1,1,1]',
-]
+  '--fdl_config=Synthetic126M', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256', '--fdl.NUM_HEADS=4',
+  '--fdl.MAX_SEQ_LEN=256', '--fdl.USE_REPEATED_LAYER=True', '--fdl.DCN_MESH_SHAPE=[1,1,1]',
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -13,12 +13,8 @@ from tests.support import runs
 # two repeated layers of which the backward pass keeps the input alone, on mesh 2 × 2 × 2
 MODEL = ['USE_REPEATED_LAYER=True', 'CHECKPOINT_POLICY=SAVE_NOTHING', 'ICI_MESH_SHAPE=[2,2,2]']
 SIZES = [
-  'MODEL_DIMS=32',
-  'HIDDEN_DIMS=96',
-  'MAX_SEQ_LEN=16',
-  'PERCORE_BATCH_SIZE=1',
-  'NUM_LAYERS=2',
-]
+  'MODEL_DIMS=32', 'HIDDEN_DIMS=96', 'MAX_SEQ_LEN=16', 'PERCORE_BATCH_SIZE=1', 'NUM_LAYERS=2',
+]  # fmt: skip
 TOKENS = 2 * 16  # of a device: 8 rows over replica and data
 
 

@@ -87,12 +87,9 @@ def chat(tmp_path, template, **configuration) -> ChatFormat:
 def test_texts_are_those_of_transformers(tmp_path, name, prompt):
   utils = pytest.importorskip('transformers.utils.chat_template_utils')
   (theirs,), _ = utils.render_jinja_template(
-    [MESSAGES],
-    chat_template=HONEST[name],
-    add_generation_prompt=prompt,
-    bos_token='<s>',
+    [MESSAGES], chat_template=HONEST[name], add_generation_prompt=prompt, bos_token='<s>',
     eos_token='</s>',
-  )
+  )  # fmt: skip
   assert chat(tmp_path, HONEST[name]).render(MESSAGES, prompt) == theirs
 
 

@@ -158,14 +158,12 @@ AS_BEFORE = {
   'ShareGPT of messages': (lambda i: {'conversations': CHAT(i)}, 521317572),
   'Alpaca': (
     lambda i: {
-      'instruction': f'do {i}',
-      'input': '' if i % 2 else 'this',
-      'output': f'done {i}',
+      'instruction': f'do {i}', 'input': '' if i % 2 else 'this', 'output': f'done {i}',
       'system': 'sys' if i % 3 else '',
     },
     1051357884,
   ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('name', AS_BEFORE)
@@ -444,22 +442,16 @@ _KNOWN = st.sampled_from([
 ])  # fmt: skip
 _VALUES = st.one_of(
   st.text('xyz', min_size=4, max_size=9),
-  st.lists(st.text('xyz', min_size=4, max_size=9), min_size=1, max_size=2),
-  st.just([TOOL]),
-  st.integers(0, 9),
-  st.booleans(),
-  st.sampled_from(['1', '0', 'on', 'hello']),
-)
+  st.lists(st.text('xyz', min_size=4, max_size=9), min_size=1, max_size=2), st.just([TOOL]),
+  st.integers(0, 9), st.booleans(), st.sampled_from(['1', '0', 'on', 'hello']),
+)  # fmt: skip
 _BASES = [
-  dict(messages=[USER, ANSWER]),
-  dict(conversations=turns(('human', 'hello'), ('gpt', 'good day'))),
-  dict(inputs='hello', targets='good day'),
-  dict(prompt='hello', completion='good day'),
-  dict(prompt=[USER], completion=[ANSWER]),
-  dict(instruction='hello', output='good day'),
+  dict(messages=[USER, ANSWER]), dict(conversations=turns(('human', 'hello'), ('gpt', 'good day'))),
+  dict(inputs='hello', targets='good day'), dict(prompt='hello', completion='good day'),
+  dict(prompt=[USER], completion=[ANSWER]), dict(instruction='hello', output='good day'),
   dict(prompt='hello', chosen='good day', rejected='go away'),
   dict(chosen=[USER, ANSWER], rejected=[USER, dict(ANSWER, content='go away')]),
-]
+]  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None)

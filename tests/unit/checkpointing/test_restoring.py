@@ -122,18 +122,13 @@ def test_a_layer_of_several_blocks_is_taken_from_its_stack():
 def test_ignored_and_renamed(base, tmp_path):
   with pytest.raises(UserError, match='ff_layer_norm/scale is not in the model'):
     restored(
-      tmp_path,
-      base,
-      SEPARATE_EMBEDDING=False,
-      CHECKPOINT_IGNORE_RULES=['softmax/.*'],
+      tmp_path, base, SEPARATE_EMBEDDING=False, CHECKPOINT_IGNORE_RULES=['softmax/.*'],
       CHECKPOINT_RENAME_RULES=[r'transformer/(.*)/ff_(layer_norm/scale)=>transformer/\1/\2'],
-    )
+    )  # fmt: skip
   states = restored(
-    tmp_path,
-    base,
-    CHECKPOINT_IGNORE_RULES=[r'.*/ff_layer_norm/scale', r'.*/ffn_layer2/w'],
+    tmp_path, base, CHECKPOINT_IGNORE_RULES=[r'.*/ff_layer_norm/scale', r'.*/ffn_layer2/w'],
     CHECKPOINT_RENAME_RULES=[r'softmax/(\w)=>softmax/\1'],
-  )
+  )  # fmt: skip
   params = flat(states.initial()[0].params)
   ignored = {n for n in params if n.endswith(('ffn_layer2/w', 'ff_layer_norm/scale'))}
   for name, value in params.items():

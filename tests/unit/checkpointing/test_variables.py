@@ -21,11 +21,9 @@ from paxlite.core.errors import UserError
 
 VALUE = np.arange(5 * 7 * 3, dtype=np.float32).reshape(5, 7, 3)
 INDICES = [
-  (slice(None), slice(None), slice(None)),
-  (slice(3, 4), slice(None), slice(None)),
-  (slice(1, 5), slice(2, 6), slice(1, 3)),
-  (slice(2, 2), slice(None), slice(None)),
-]
+  (slice(None), slice(None), slice(None)), (slice(3, 4), slice(None), slice(None)),
+  (slice(1, 5), slice(2, 6), slice(1, 3)), (slice(2, 2), slice(None), slice(None)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('compressor', [None, {'id': 'zstd', 'level': 1}])

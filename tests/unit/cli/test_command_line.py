@@ -41,12 +41,9 @@ def environment(**variables: str) -> dict[str, str]:
 @pytest.mark.parametrize('what', PRINTING)
 def test_terminals_that_know_ascii_alone(what):
   result = subprocess.run(
-    [sys.executable, '-m', *PRINTING[what]],
-    capture_output=True,
-    cwd=runs.ROOT,
-    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0', COLUMNS='150'),
-    check=False,
-  )
+    [sys.executable, '-m', *PRINTING[what]], capture_output=True, cwd=runs.ROOT,
+    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0', COLUMNS='150'), check=False,
+  )  # fmt: skip
   assert (result.returncode, result.stderr) == (0, b'')
   text = result.stdout.decode('ascii')
   assert text
@@ -60,12 +57,9 @@ def test_terminals_that_know_ascii_alone(what):
 def test_readers_that_go_away(what):
   command = ' '.join([sys.executable, '-m', *PRINTING[what]])
   result = subprocess.run(
-    ['bash', '-c', f'{command} | head -c 1; exit ${{PIPESTATUS[0]}}'],
-    capture_output=True,
-    cwd=runs.ROOT,
-    env=runs.environment(),
-    check=False,
-  )
+    ['bash', '-c', f'{command} | head -c 1; exit ${{PIPESTATUS[0]}}'], capture_output=True,
+    cwd=runs.ROOT, env=runs.environment(), check=False,
+  )  # fmt: skip
   assert (result.returncode, result.stderr) == (0, b'')
 
 

@@ -25,12 +25,10 @@ def test_a_warning_has_a_line_of_its_own(tmp_path, stderr_is_a_file):
   leader, follower = pty.openpty()
   with open(tmp_path / 'err', 'wb') as file:
     process = subprocess.Popen(
-      [sys.executable, '-c', PROGRAM],
-      stdout=follower,
+      [sys.executable, '-c', PROGRAM], stdout=follower,
       stderr=file if stderr_is_a_file else follower,
-      env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '80'},
-      cwd=runs.ROOT,
-    )
+      env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '80'}, cwd=runs.ROOT,
+    )  # fmt: skip
   os.close(follower)
   shown = b''
   try:

@@ -70,10 +70,8 @@ def test_a_former_name_is_that_of_the_same_attribute(former, seed, tmp_path, cap
   assert former not in vars(stated)
   found = [
     class_of(stored)(**stated_values(cls, stored['values'])),
-    build_experiment(full_name(cls), [], {former: str(value)}),
-    cls(**{former: value}),
-    stated(),
-  ]
+    build_experiment(full_name(cls), [], {former: str(value)}), cls(**{former: value}), stated(),
+  ]  # fmt: skip
   assert [r.getMessage() for r in caplog.records] == [f'the attribute {former} is now called {now}']
   for e in found:
     assert getattr(e, now) == getattr(e, former) == value

@@ -229,13 +229,9 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   flags = [*sizes, f'--tfds_data_dir={tfds}', *(f'--fdl.{k}={v}' for k, v in numbers.items())]
   env = {'VOCAB_PATH': packaged.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   run = lambda folder, steps: runs.run(
-    tmp_path / folder,
-    *flags,
-    f'--fdl.MAX_STEPS={steps}',
-    config='Pile126M',
-    env=env,
+    tmp_path / folder, *flags, f'--fdl.MAX_STEPS={steps}', config='Pile126M', env=env,
     imported='seqio',
-  )
+  )  # fmt: skip
   run('whole', 5)
   run('parts', 2)
   run('parts', 5)

@@ -55,11 +55,9 @@ def test_a_file_of_chats_alone_is_enough(tmp_path, capsys):
   """What somebody types first: no tokenizer, no experiment, no chat template."""
   call = {'type': 'function', 'function': {'name': 'where', 'arguments': {'parcel': '7'}}}
   turns = [
-    {'role': 'user', 'content': 'Where is it?'},
-    {'role': 'assistant', 'tool_calls': [call]},
-    {'role': 'tool', 'content': 'Rome'},
-    {'role': 'assistant', 'content': 'In Rome.'},
-  ]
+    {'role': 'user', 'content': 'Where is it?'}, {'role': 'assistant', 'tool_calls': [call]},
+    {'role': 'tool', 'content': 'Rome'}, {'role': 'assistant', 'content': 'In Rome.'},
+  ]  # fmt: skip
   path = write(tmp_path / 'a.jsonl', [{'messages': turns, 'tools': [call]}] * 5)
   found = shown(capsys, path)
   assert found['Counts'].startswith("by the demo's tokenizer")
@@ -154,11 +152,8 @@ def test_what_cannot_be_shown(tmp_path, monkeypatch, argv, match):
 def test_what_is_learned_is_green_on_a_terminal_and_the_text_cannot_change_it():
   tokenizer = open_tokenizer(packaged.VOCAB)
   ids = [
-    tokenizer.bos_id,
-    *tokenizer.encode('a \x1b[31m'),
-    *tokenizer.encode('b'),
-    tokenizer.eos_id,
-  ]
+    tokenizer.bos_id, *tokenizer.encode('a \x1b[31m'), *tokenizer.encode('b'), tokenizer.eos_id,
+  ]  # fmt: skip
   learned = np.arange(len(ids)) >= len(ids) - 2
   text = data_summary.masked_text(tokenizer, ids, learned, color=True)
   assert text == '<s>a \\x1b[31m\x1b[32mb</s>\x1b[0m'

@@ -153,11 +153,9 @@ LINES = ['first document\nof two lines', 'second', '', 'última ☃']
 
 def corpus(tmp_path, suffix):
   compress = {
-    '': bytes,
-    '.gz': gzip.compress,
-    '.xz': lzma.compress,
+    '': bytes, '.gz': gzip.compress, '.xz': lzma.compress,
     '.zst': zstandard.ZstdCompressor().compress,
-  }[suffix]
+  }[suffix]  # fmt: skip
   path = tmp_path / f'c.jsonl{suffix}'
   path.write_bytes(compress('\n'.join(json.dumps({'text': t}) for t in LINES).encode()))
   return path
@@ -298,11 +296,8 @@ def test_a_run_whose_tokens_are_cut_off_saves_what_it_has_trained(tmp_path):
   run = tmp_path / 'run'
   process = subprocess.Popen(
     runs.command(run, *flags, config='tests.support.experiments.TinyTokens'),
-    env=runs.environment(),
-    cwd=runs.ROOT,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+    env=runs.environment(), cwd=runs.ROOT, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
   while not (run / 'metrics.jsonl').exists() or len(runs.records(run)) < 5:
     assert process.poll() is None, process.stderr.read()
     time.sleep(0.1)

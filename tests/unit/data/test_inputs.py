@@ -209,15 +209,11 @@ def test_text_rows_split_hold_out_and_know_their_bytes():
 
 WORDS = 'In the beginning was the word and it was a long one. '
 TEXTS = {
-  'one long line': WORDS * 200_000,
-  'single newlines': f'{WORDS}\n' * 80_000,
-  'CRLF': f'{WORDS}\r\n{WORDS}\r\n\r\n' * 10_000,
-  'CR alone': f'{WORDS}\r{WORDS}\r\r' * 10_000,
-  'no space': 'a' * 300_000,
-  'small': f'{WORDS}\n\n' * 100,
-  'smaller': f'{WORDS}\n',
+  'one long line': WORDS * 200_000, 'single newlines': f'{WORDS}\n' * 80_000,
+  'CRLF': f'{WORDS}\r\n{WORDS}\r\n\r\n' * 10_000, 'CR alone': f'{WORDS}\r{WORDS}\r\r' * 10_000,
+  'no space': 'a' * 300_000, 'small': f'{WORDS}\n\n' * 100, 'smaller': f'{WORDS}\n',
   'a byte order mark': f'\ufeff{WORDS}\n' * 10_000,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('name', TEXTS)
@@ -360,11 +356,9 @@ def test_compressed_text_reads_the_same(tmp_path, suffix):
 
   text = 'one line\n\n' * 20_000
   compress = {
-    '': bytes,
-    '.gz': gzip.compress,
-    '.xz': lzma.compress,
+    '': bytes, '.gz': gzip.compress, '.xz': lzma.compress,
     '.zst': zstandard.ZstdCompressor().compress,
-  }[suffix]
+  }[suffix]  # fmt: skip
   path = tmp_path / f'a.txt{suffix}'
   path.write_bytes(compress(text.encode()))
   assert ''.join(b for b, _ in split_blocks(str(path))) == text

@@ -34,14 +34,11 @@ TABLE = 'inputs,targets\r\n' + '\r\n'.join(cells(*r.values()) for r in RECORDS) 
 CONTENTS = {
   'lines.json': '\n'.join(map(json.dumps, RECORDS)),
   'lines.jsonl': '\r\n'.join(map(json.dumps, RECORDS)) + '\r\n',
-  'one_line.json': json.dumps(RECORDS),
-  'list.json': ' \n' + json.dumps(RECORDS, indent=1) + '\n',
-  'objects.json': '\n'.join(PRETTY) + '\n',
-  'objects_on_lines.json': ''.join(PRETTY),
-  'table.csv': TABLE,
-  'semicolons.csv': TABLE.replace(',targets', ';targets').replace('","', '";"'),
+  'one_line.json': json.dumps(RECORDS), 'list.json': ' \n' + json.dumps(RECORDS, indent=1) + '\n',
+  'objects.json': '\n'.join(PRETTY) + '\n', 'objects_on_lines.json': ''.join(PRETTY),
+  'table.csv': TABLE, 'semicolons.csv': TABLE.replace(',targets', ';targets').replace('","', '";"'),
   'tabs.tsv': TABLE.replace(',targets', '\ttargets').replace('","', '"\t"'),
-}
+}  # fmt: skip
 
 
 def batch(path) -> dict[str, np.ndarray]:

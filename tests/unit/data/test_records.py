@@ -77,12 +77,9 @@ def as_tfds(path: pathlib.Path, documents) -> str:
 
 
 MAKERS = [
-  as_json_lines,
-  as_parquet,
-  as_saved_dataset,
-  as_folder_of_files,
+  as_json_lines, as_parquet, as_saved_dataset, as_folder_of_files,
   pytest.param(as_tfds, marks=pytest.mark.slow),
-]
+]  # fmt: skip
 SUFFIXES = {as_json_lines: '.jsonl', as_parquet: '.parquet'}
 
 
@@ -171,11 +168,8 @@ def test_a_tokenizer_of_hugging_face_on_all_cores(tmp_path, documents, json_voca
 def test_held_out_documents_are_in_one_split_only(tmp_path, documents):
   source = as_json_lines(tmp_path / 'c.jsonl', documents)
   flags = [
-    f'--vocab={packaged.VOCAB}',
-    f'--output={tmp_path / "out"}',
-    '--held_out_every=5',
-    source,
-  ]
+    f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--held_out_every=5', source,
+  ]  # fmt: skip
   tokenize.main(['--processes=1', *flags])
   tokenize.main(['--processes=1', '--held_out', '--split=validation', *flags])
   train, held_out = (texts(tmp_path / 'out', packaged.VOCAB, s) for s in ('train', 'validation'))
@@ -189,11 +183,8 @@ def test_unreadable_records_are_skipped_only_if_asked(tmp_path, capsys):
   source = tmp_path / 'c.jsonl'
   source.write_bytes(b'{"text": "a b"}\n{"text": 3}\n{"te\n{"text": "c d"}\n')
   flags = [
-    f'--vocab={packaged.VOCAB}',
-    f'--output={tmp_path / "out"}',
-    '--processes=1',
-    str(source),
-  ]
+    f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', str(source),
+  ]  # fmt: skip
   with pytest.raises(UserError, match=r"c.jsonl:2: the field 'text' holds no text"):
     tokenize.main(flags)
   tokenize.main([*flags, '--skip_unreadable'])
@@ -272,12 +263,8 @@ def test_killed_it_goes_on_and_loses_nothing(tmp_path, format):
   lines = [p for p in text.split('\n\n') if p.strip()]
   source = as_json_lines(tmp_path / 'c.jsonl', lines)
   flags = [
-    f'--vocab={packaged.VOCAB}',
-    '--append_eos',
-    f'--format={format}',
-    '--processes=2',
-    source,
-  ]
+    f'--vocab={packaged.VOCAB}', '--append_eos', f'--format={format}', '--processes=2', source,
+  ]  # fmt: skip
   run(f'--output={tmp_path / "whole"}', *flags)
   assert killed_until_it_ends(f'--output={tmp_path / "killed"}', *flags) >= 3
   whole, killed = (open_flat_tokens(str(tmp_path / f), 'train') for f in ('whole', 'killed'))

@@ -8,14 +8,10 @@ from paxlite.core.errors import UserError
 from paxlite.eval.eval_tasks import read_tasks
 
 TASK = {
-  'kind': 'multiple_choice',
-  'files': 'asked.jsonl',
-  'doc_to_text': 'Q: {{q}}\nA:',
-  'doc_to_choice': ['no', 'yes'],
-  'doc_to_target': '{{a}}',
-  'num_fewshot': 2,
+  'kind': 'multiple_choice', 'files': 'asked.jsonl', 'doc_to_text': 'Q: {{q}}\nA:',
+  'doc_to_choice': ['no', 'yes'], 'doc_to_target': '{{a}}', 'num_fewshot': 2,
   'fewshot_files': 'shown.jsonl',
-}
+}  # fmt: skip
 
 
 def read(folder, **changes):

@@ -244,12 +244,9 @@ def test_a_skipped_step_leaves_histories_alone():
 
 
 FLAGS = (
-  '--fdl.USE_REPEATED_LAYER=True',
-  '--fdl.NUM_MICROBATCHES=2',
-  '--fdl.PERCORE_BATCH_SIZE=2',
-  '--fdl.DROPOUT_PROB=0.1',
-  '--fdl.CHECKPOINT_EVERY_N_STEPS=3',
-)
+  '--fdl.USE_REPEATED_LAYER=True', '--fdl.NUM_MICROBATCHES=2', '--fdl.PERCORE_BATCH_SIZE=2',
+  '--fdl.DROPOUT_PROB=0.1', '--fdl.CHECKPOINT_EVERY_N_STEPS=3',
+)  # fmt: skip
 
 
 def arrays(folder, step):

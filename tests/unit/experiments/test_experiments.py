@@ -25,31 +25,16 @@ from paxlite.report.commands import diff
 NAMES = list(experiments())
 
 SHRUNK = dict(
-  NUM_LAYERS=1,
-  NUM_HEADS=2,
-  NUM_KV_HEADS=2,
-  MODEL_DIMS=16,
-  DIMS_PER_HEAD=8,
-  HIDDEN_DIMS=32,
-  MAX_SEQ_LEN=16,
-  ICI_MESH_SHAPE=[1, 1, 1],
-  DCN_MESH_SHAPE=[1, 1, 1],
-  PERCORE_BATCH_SIZE=2,
-  MAX_STEPS=1,
-  MAX_EVAL_BATCHES=1,
-  SUMMARY_INTERVAL_STEPS=1,
-)
+  NUM_LAYERS=1, NUM_HEADS=2, NUM_KV_HEADS=2, MODEL_DIMS=16, DIMS_PER_HEAD=8, HIDDEN_DIMS=32,
+  MAX_SEQ_LEN=16, ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=2,
+  MAX_STEPS=1, MAX_EVAL_BATCHES=1, SUMMARY_INTERVAL_STEPS=1,
+)  # fmt: skip
 
 
 WITHOUT_FILES = [n for n in NAMES if re.match('Synthetic|Demo|Tiny', n)]
 FAMILIES = [
-  'GPT2',
-  'paxlite.experiments.llama.LLaMA7B',
-  'LLaMA3_2_1B',
-  'Mistral7B',
-  'Gemma2B',
-  'Seqax84M',
-]
+  'GPT2', 'paxlite.experiments.llama.LLaMA7B', 'LLaMA3_2_1B', 'Mistral7B', 'Gemma2B', 'Seqax84M',
+]  # fmt: skip
 
 
 QUICK = {'TinyGPT'}

@@ -37,33 +37,22 @@ def case(T=256, S=256, H=64, width=64, dtype='bfloat16', platform='gpu', softmax
 
 BIAS = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.float32)
 CASES = [
-  (dict(), 'cuDNN'),
-  (dict(softmax=dict(window=64, sink_logit=0.0)), 'cuDNN'),
-  (dict(width=32), 'cuDNN'),
-  (dict(width=32, over_context=True), 'plain XLA by blocks of keys'),
-  (dict(over_context=True), 'cuDNN'),
-  (dict(softmax=dict(logit_cap=3.0)), 'plain XLA'),
-  (dict(softmax=dict(dropout=jnp.sin)), 'plain XLA'),
-  (dict(bias=BIAS), 'cuDNN'),
-  (dict(bias=BIAS, softmax=dict(window=64)), 'plain XLA'),
-  (dict(dtype='float32'), 'plain XLA'),
-  (dict(T=1), 'the kernel for one query'),
-  (dict(capability=7.5), 'plain XLA'),
-  (dict(H=256, width=256, capability=8.0), 'plain XLA'),
-  (dict(fused=False), 'plain XLA'),
+  (dict(), 'cuDNN'), (dict(softmax=dict(window=64, sink_logit=0.0)), 'cuDNN'),
+  (dict(width=32), 'cuDNN'), (dict(width=32, over_context=True), 'plain XLA by blocks of keys'),
+  (dict(over_context=True), 'cuDNN'), (dict(softmax=dict(logit_cap=3.0)), 'plain XLA'),
+  (dict(softmax=dict(dropout=jnp.sin)), 'plain XLA'), (dict(bias=BIAS), 'cuDNN'),
+  (dict(bias=BIAS, softmax=dict(window=64)), 'plain XLA'), (dict(dtype='float32'), 'plain XLA'),
+  (dict(T=1), 'the kernel for one query'), (dict(capability=7.5), 'plain XLA'),
+  (dict(H=256, width=256, capability=8.0), 'plain XLA'), (dict(fused=False), 'plain XLA'),
   (dict(fused=False, over_context=True), 'plain XLA by blocks of keys'),
-  (dict(mesh=dict(context=2)), 'plain XLA'),
-  (dict(mesh=dict(mdl=8)), 'plain XLA'),
-  (dict(mesh=dict(mdl=4)), 'cuDNN'),
-  (dict(platform='tpu'), 'splash'),
+  (dict(mesh=dict(context=2)), 'plain XLA'), (dict(mesh=dict(mdl=8)), 'plain XLA'),
+  (dict(mesh=dict(mdl=4)), 'cuDNN'), (dict(platform='tpu'), 'splash'),
   (dict(platform='tpu', dtype='float32', softmax=dict(logit_cap=3.0)), 'splash'),
-  (dict(platform='tpu', width=32), 'splash'),
-  (dict(platform='tpu', T=192, S=192), 'plain XLA'),
-  (dict(platform='tpu', bias=BIAS), 'plain XLA'),
-  (dict(platform='cpu'), 'the kernel for CPUs'),
+  (dict(platform='tpu', width=32), 'splash'), (dict(platform='tpu', T=192, S=192), 'plain XLA'),
+  (dict(platform='tpu', bias=BIAS), 'plain XLA'), (dict(platform='cpu'), 'the kernel for CPUs'),
   (dict(platform='cpu', softmax=dict(logit_cap=3.0), bias=BIAS), 'the kernel for CPUs'),
   (dict(platform='cpu', over_context=True), 'plain XLA by blocks of keys'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(('values', 'name'), CASES, ids=lambda x: str(x)[:60])

@@ -22,15 +22,9 @@ from paxlite.layers.transformer import TransformerBlock
 from paxlite.training.task import Task
 
 SMALL = dict(
-  NUM_LAYERS=2,
-  MODEL_DIMS=32,
-  NUM_HEADS=4,
-  VOCAB_SIZE=61,
-  MAX_SEQ_LEN=16,
-  FPROP_DTYPE='float32',
-  ICI_MESH_SHAPE=[1, 1, 1],
-  DCN_MESH_SHAPE=[1, 1, 1],
-)
+  NUM_LAYERS=2, MODEL_DIMS=32, NUM_HEADS=4, VOCAB_SIZE=61, MAX_SEQ_LEN=16, FPROP_DTYPE='float32',
+  ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1],
+)  # fmt: skip
 
 
 def make(**overrides) -> Task:

@@ -24,18 +24,10 @@ from tests.support import praxis
 from tests.support.meshes import compiled
 
 SMALL = dict(
-  NUM_LAYERS=4,
-  MODEL_DIMS=32,
-  NUM_HEADS=4,
-  HIDDEN_DIMS=64,
-  VOCAB_SIZE=64,
-  MAX_SEQ_LEN=16,
-  NUM_EXPERTS=8,
-  NUM_MOE_GROUPS=2,
-  FPROP_DTYPE='float32',
-  ICI_MESH_SHAPE=[1, 1, 1],
+  NUM_LAYERS=4, MODEL_DIMS=32, NUM_HEADS=4, HIDDEN_DIMS=64, VOCAB_SIZE=64, MAX_SEQ_LEN=16,
+  NUM_EXPERTS=8, NUM_MOE_GROUPS=2, FPROP_DTYPE='float32', ICI_MESH_SHAPE=[1, 1, 1],
   DCN_MESH_SHAPE=[1, 1, 1],
-)
+)  # fmt: skip
 
 
 def flat(tree):
@@ -253,12 +245,9 @@ def rows(lengths):
   segment_ids = (at < np.array(lengths)[:, None]).astype(np.int32)
   ids = np.random.default_rng(0).integers(1, 64, segment_ids.shape).astype(np.int32) * segment_ids
   return dict(
-    ids=ids,
-    labels=ids,
-    weights=segment_ids.astype(np.float32),
-    segment_ids=segment_ids,
+    ids=ids, labels=ids, weights=segment_ids.astype(np.float32), segment_ids=segment_ids,
     segment_pos=at * segment_ids,
-  )
+  )  # fmt: skip
 
 
 @pytest.mark.exhaustive
@@ -303,12 +292,9 @@ def test_the_busiest_expert_of_layers_and_evaluation_batches_is_that_of_the_busi
 def test_summaries_of_a_pipeline_are_those_of_microbatches():
   batch = rows([16, 2, 9, 5])
   stages = dict(
-    USE_REPEATED_LAYER=True,
-    NUM_MICROBATCHES=4,
-    MESH_AXES=['stage', 'replica', 'data', 'mdl'],
-    DCN_MESH_SHAPE=[1, 1, 1, 1],
-    PERCORE_BATCH_SIZE=2,
-  )
+    USE_REPEATED_LAYER=True, NUM_MICROBATCHES=4, MESH_AXES=['stage', 'replica', 'data', 'mdl'],
+    DCN_MESH_SHAPE=[1, 1, 1, 1], PERCORE_BATCH_SIZE=2,
+  )  # fmt: skip
   pipeline = metrics_of(batch, **stages, ICI_MESH_SHAPE=[2, 1, 1, 1])
   split = metrics_of(batch, NUM_MICROBATCHES=4, USE_REPEATED_LAYER=True)
   found = {n: split[n] for n in split if n.startswith(('dispatch', 'over_capacity', 'max_'))}

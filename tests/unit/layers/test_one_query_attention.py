@@ -23,13 +23,11 @@ def case(
   drawn = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   of_keys = jnp.asarray(np.arange(S) >= STARTS[:, None], jnp.int32)
   return Case(
-    drawn(B, 1, N, H),
-    drawn(B, S, key_heads, H),
-    drawn(B, S, key_heads, width),
+    drawn(B, 1, N, H), drawn(B, S, key_heads, H), drawn(B, S, key_heads, width),
     Softmax(0.3, window=window, **softmax),
     AttentionMask(INDEX, window, (jnp.ones((B, 1), jnp.int32), of_keys)),
     bias=drawn(1, N, 1, S) if bias else None,
-  )
+  )  # fmt: skip
 
 
 @pytest.mark.cases(fast=3)

@@ -36,18 +36,14 @@ def test_queries_grow_with_whole_multiples_of_the_length():
 def test_a_parallel_block_adds_both_layers_of_the_same_activations(has_two_norms):
   sizes = dict(model_dims=8, num_heads=2, head_dim=4)
   attention = functools.partial(
-    Attention,
-    qkv_tpl=functools.partial(CombinedQkv, **sizes),
-    attention_tpl=functools.partial(DotProductAttention, 0.5),
-    **sizes,
-  )
+    Attention, qkv_tpl=functools.partial(CombinedQkv, **sizes),
+    attention_tpl=functools.partial(DotProductAttention, 0.5), **sizes,
+  )  # fmt: skip
   ffn = functools.partial(FeedForward, model_dims=8, hidden_dims=16)
   block = ParallelBlock(
-    norm_tpl=RmsNorm,
-    ff_norm_tpl=RmsNorm if has_two_norms else None,
-    attention_tpl=attention,
+    norm_tpl=RmsNorm, ff_norm_tpl=RmsNorm if has_two_norms else None, attention_tpl=attention,
     ffn_tpl=ffn,
-  )
+  )  # fmt: skip
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
   positions = jnp.arange(5)[None]
   params = block.init(jax.random.key(1), x, positions, None)['params']

@@ -143,13 +143,9 @@ print('equal')
 def test_a_scattered_sum_has_the_values_of_einsum():
   """On lines of two sizes, so that each device gets its own part in one order of them alone."""
   done = subprocess.run(
-    [sys.executable, '-c', VALUES],
-    capture_output=True,
-    text=True,
-    env=runs.environment(8),
-    cwd=runs.ROOT,
-    check=False,
-  )
+    [sys.executable, '-c', VALUES], capture_output=True, text=True, env=runs.environment(8),
+    cwd=runs.ROOT, check=False,
+  )  # fmt: skip
   assert done.stdout == 'equal\n', done.stderr
 
 

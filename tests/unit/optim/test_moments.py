@@ -79,11 +79,9 @@ def moments_of(state) -> dict[str, jax.Array]:
 
 
 STORED = [
-  dict(),
-  dict(OFFLOAD_OPTIMIZER=True),
-  dict(ADAM_MOMENTS_DTYPE='bfloat16'),
+  dict(), dict(OFFLOAD_OPTIMIZER=True), dict(ADAM_MOMENTS_DTYPE='bfloat16'),
   dict(ADAM_MOMENTS_DTYPE='bfloat16', OFFLOAD_OPTIMIZER=True),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope='module')

@@ -80,14 +80,9 @@ def parsed(capsys, *flags: str) -> str:
 def answers() -> Iterator[tuple[str, Answer]]:
   """Every name of another library, and its answer."""
   others = (
-    names_of_pax.FLAGS,
-    names_of_pax.MODES,
-    names_of_pax.EXPERIMENTS,
-    names_of_pax.SCRIPTS,
-    names_of_pax.CONVERT_TE,
-    names_of_pax.CONVERT_LLAMA,
-    names_of_maxtext.CONVERT_LLAMA,
-  )
+    names_of_pax.FLAGS, names_of_pax.MODES, names_of_pax.EXPERIMENTS, names_of_pax.SCRIPTS,
+    names_of_pax.CONVERT_TE, names_of_pax.CONVERT_LLAMA, names_of_maxtext.CONVERT_LLAMA,
+  )  # fmt: skip
   for names in (*ATTRIBUTES.values(), *others):
     yield from names.items()
 

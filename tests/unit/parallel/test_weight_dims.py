@@ -23,24 +23,19 @@ NORMS = {'ff_layer_norm/scale': 'o', 'layer_norm/scale': 'o'}
 POST = {'self_attention/post/w': 'oIi+'}
 GROUPED = {f'self_attention/qkv/{name}/w': 'iOo+' for name in ('query', 'key', 'value')} | POST
 LATENT = POST | {
-  'self_attention/key_value/w': 'iOo+',
-  'self_attention/latent/w': 'io+',
-  'self_attention/latent_norm/scale': 'o',
-  'self_attention/query/w': 'iOo+',
-  'self_attention/query_latent/w': 'io+',
-  'self_attention/query_latent_norm/scale': 'o',
-}
+  'self_attention/key_value/w': 'iOo+', 'self_attention/latent/w': 'io+',
+  'self_attention/latent_norm/scale': 'o', 'self_attention/query/w': 'iOo+',
+  'self_attention/query_latent/w': 'io+', 'self_attention/query_latent_norm/scale': 'o',
+}  # fmt: skip
 EXPERTS = {'router/gate': 'io+', 'w_in': 'sio+', 'w_in_gate': 'sio+', 'w_out': 'sio+'}
 at = lambda prefix, dims: {f'{prefix}/{name}': d for name, d in dims.items()}
 LORA = {'lora_a': 'io+', 'lora_b': 'oi+'}
 # of this part of the path, the expected variables, and the others of the model
 LLAMA = {'embedding/emb_var': 'io=', 'softmax/w': 'oi=', 'final_ln/scale': 'o'}
 GPT = {
-  'embedding/emb_var': 'io=',
-  'position_emb/emb_var': 'io=',
-  'final_ln/scale': 'o',
+  'embedding/emb_var': 'io=', 'position_emb/emb_var': 'io=', 'final_ln/scale': 'o',
   'final_ln/bias': 'o',
-}
+}  # fmt: skip
 COMBINED = {
   **POST,
   'self_attention/post/b': 'o',

@@ -37,16 +37,8 @@ def here(monkeypatch):
 
   def set_variables(variables: dict[str, str]) -> None:
     beginnings = (
-      'SLURM_',
-      'OMPI_',
-      'PMI_',
-      'MPI_',
-      'TPU_',
-      'MEGASCALE_',
-      'JAX_COORD',
-      'KUBERNETES',
-      'GCE_',
-    )
+      'SLURM_', 'OMPI_', 'PMI_', 'MPI_', 'TPU_', 'MEGASCALE_', 'JAX_COORD', 'KUBERNETES', 'GCE_',
+    )  # fmt: skip
     for name in list(os.environ):
       if name.startswith(beginnings):
         monkeypatch.delenv(name)

@@ -158,11 +158,7 @@ def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
 @pytest.mark.slow
 def test_decoding_by_the_command_line(trained):
   done = runs.module(
-    'paxlite',
-    'generate',
-    runs.IMPORT,
-    f'--checkpoint={trained / "base"}',
-    '--prompt=In the beginning',
-    '--fdl.INT8_WEIGHTS=True',
-  )
+    'paxlite', 'generate', runs.IMPORT, f'--checkpoint={trained / "base"}',
+    '--prompt=In the beginning', '--fdl.INT8_WEIGHTS=True',
+  )  # fmt: skip
   assert done.stdout.strip()

@@ -82,14 +82,10 @@ def test_a_text_of_a_value_is_read_as_the_value():
   for _ in range(300):
     value, kind = draw.choice(
       [
-        (draw.randint(-9, 9), int),
-        (draw.uniform(-1, 1), float),
-        (draw.random() < 0.5, bool),
-        (None, int | None),
-        ([word() for _ in range(draw.randint(1, 3))], list[str]),
-        (word(), str),
+        (draw.randint(-9, 9), int), (draw.uniform(-1, 1), float), (draw.random() < 0.5, bool),
+        (None, int | None), ([word() for _ in range(draw.randint(1, 3))], list[str]), (word(), str),
       ]
-    )
+    )  # fmt: skip
     assert read(text_of(value), kind) == value
   assert text_of(Stated('[8, 1]')) == '[8, 1]'
 

@@ -41,13 +41,11 @@ CASES = [
   (['why not?\n</think>\n\nYes. </think>'], '</think>', ('why not?', 'Yes. </think>')),
   (['\nwhy', OVER, 'Yes.'], '</think>', ('why', 'Yes.')),
   (['\n why, and </thin '], '</think>', ('why, and </thin', '')),
-  ([' Yes <think>no</think>'], '', ('', ' Yes <think>no</think>')),
-  (['<thin'], '', ('', '<thin')),
-  ([' \n'], '', ('', ' \n')),
-  (['a ', Mark('<|pad|>'), 'b'], '', ('', 'a b')),
+  ([' Yes <think>no</think>'], '', ('', ' Yes <think>no</think>')), (['<thin'], '', ('', '<thin')),
+  ([' \n'], '', ('', ' \n')), (['a ', Mark('<|pad|>'), 'b'], '', ('', 'a b')),
   (['</think>b'], '</think>', ('', 'b')),
   (['<think>a</think><think>b</think>'], '', ('a', '<think>b</think>')),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(('parts', 'close', 'expected'), CASES)

@@ -12,11 +12,9 @@ from paxlite.tracking.summaries import Summaries
 from paxlite.tracking.writers import started
 
 SCALARS = {
-  'Metrics/total_loss': 2.5,
-  'learning/lr': 0.1,
-  'learning/raw_grad_norm': 1.0,
+  'Metrics/total_loss': 2.5, 'learning/lr': 0.1, 'learning/raw_grad_norm': 1.0,
   'learning/skipped_steps': 0.0,
-}
+}  # fmt: skip
 SPEED = dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
 
 

@@ -19,16 +19,11 @@ from tests.support import runs
 GOOD = [{'step': step, 'loss': 1.0} for step in range(1, 5)]
 
 BAD_LINES = {
-  'not UTF-8': b'{"step": 2, "loss": "\xff\xfe"}',
-  'not JSON': b'{"step": 2, "loss": 1.',
-  'NUL bytes': b'\0' * 100,
-  'no object': b'[2]',
-  'no step': b'{"loss": 1.0}',
-  'step is text': b'{"step": "2"}',
-  'step is null': b'{"step": null}',
-  'step is true': b'{"step": true}',
-  'deep': b'[' * 200_000,
-}
+  'not UTF-8': b'{"step": 2, "loss": "\xff\xfe"}', 'not JSON': b'{"step": 2, "loss": 1.',
+  'NUL bytes': b'\0' * 100, 'no object': b'[2]', 'no step': b'{"loss": 1.0}',
+  'step is text': b'{"step": "2"}', 'step is null': b'{"step": null}',
+  'step is true': b'{"step": true}', 'deep': b'[' * 200_000,
+}  # fmt: skip
 
 
 def lines_of(records) -> bytes:

@@ -17,13 +17,10 @@ from tests.support import runs
 
 # operations at which a finite number becomes another one, with what they do so with
 OPERATIONS = {
-  'sqrt': (jnp.sqrt, -1.0, 'NaN'),
-  'log': (jnp.log, -2.0, 'NaN'),
-  'log of 0': (jnp.log, 0.0, 'an infinite number'),
-  'exp': (jnp.exp, 1e3, 'an infinite number'),
-  'div': (lambda x: 1 / x, 0.0, 'an infinite number'),
-  'pow': (lambda x: x**0.5, -1.0, 'NaN'),
-}
+  'sqrt': (jnp.sqrt, -1.0, 'NaN'), 'log': (jnp.log, -2.0, 'NaN'),
+  'log of 0': (jnp.log, 0.0, 'an infinite number'), 'exp': (jnp.exp, 1e3, 'an infinite number'),
+  'div': (lambda x: 1 / x, 0.0, 'an infinite number'), 'pow': (lambda x: x**0.5, -1.0, 'NaN'),
+}  # fmt: skip
 
 
 def in_a_loop(function):
@@ -45,15 +42,10 @@ def in_a_branch(function):
 
 
 AROUND = {
-  'plain': lambda function: function,
-  'jit': jax.jit,
-  'remat': jax.checkpoint,
-  'loop': in_a_loop,
-  'loop backwards': in_a_loop_backwards,
-  'carry': in_a_carry,
-  'branch': in_a_branch,
+  'plain': lambda function: function, 'jit': jax.jit, 'remat': jax.checkpoint, 'loop': in_a_loop,
+  'loop backwards': in_a_loop_backwards, 'carry': in_a_carry, 'branch': in_a_branch,
   'vmap': jax.vmap,
-}
+}  # fmt: skip
 DRAWN = [
   (operation, [*AROUND][i % len(AROUND)], [*AROUND][(3 * i + 1) % len(AROUND)])
   for i, operation in enumerate([*OPERATIONS] * 2)

@@ -75,13 +75,11 @@ class OverRows(Loss):
 
 
 LOSSES = {
-  'tokens': {'xent': CrossEntropy()},
-  'padding': {'xent': CrossEntropy(over_padding=True)},
-  'penalty': {'xent': CrossEntropy(), 'norm': Penalty(0.1)},
-  'rows': {'rows': OverRows(2.0)},
+  'tokens': {'xent': CrossEntropy()}, 'padding': {'xent': CrossEntropy(over_padding=True)},
+  'penalty': {'xent': CrossEntropy(), 'norm': Penalty(0.1)}, 'rows': {'rows': OverRows(2.0)},
   'z_loss': {'xent': CrossEntropy(), 'z': ZLoss(0.1)},
   'smoothed': {'xent': CrossEntropy(0.9), 'uniform': Uniform(0.1)},
-}
+}  # fmt: skip
 
 
 def expected_loss(kind, table, batch):
@@ -189,11 +187,9 @@ class Bad(Loss):
 
   def metrics(self, outputs, batch):
     return {
-      'name': {'step': jnp.ones(())},
-      'vector': {'x': outputs.tokens.xent},
-      'list': [1.0],
+      'name': {'step': jnp.ones(())}, 'vector': {'x': outputs.tokens.xent}, 'list': [1.0],
       'twice': {'bad': 1.0},
-    }.get(self.kind, {})
+    }.get(self.kind, {})  # fmt: skip
 
 
 @pytest.mark.parametrize(

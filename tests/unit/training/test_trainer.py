@@ -192,12 +192,9 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(
   tmp_path, summary_interval, after_five_steps
 ):
   t = make(
-    tmp_path,
-    MAX_SKIPPED_STEPS=3,
-    MAX_STEPS=20,
-    SUMMARY_INTERVAL_STEPS=summary_interval,
+    tmp_path, MAX_SKIPPED_STEPS=3, MAX_STEPS=20, SUMMARY_INTERVAL_STEPS=summary_interval,
     CHECKPOINT_EVERY_N_STEPS=100,
-  )
+  )  # fmt: skip
   t.data = TrainData(Poisoned(t.data.input, poison={5, 6, 7}))  # good batches follow
   with pytest.raises(TrainingError, match='had a non-finite gradient, from step 5 on'):
     t.train(*t.store.initial())
@@ -219,12 +216,9 @@ def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
   flags += ('--noenable_checkpoint_saving',)
   runs.run(tmp_path / 'one', *flags, f'--fdl.PERCORE_BATCH_SIZE={size}')
   runs.run(
-    tmp_path / 'mesh',
-    *flags,
-    f'--fdl.PERCORE_BATCH_SIZE={percore}',
-    f'--fdl.ICI_MESH_SHAPE={mesh}',
-    devices=8,
-  )
+    tmp_path / 'mesh', *flags, f'--fdl.PERCORE_BATCH_SIZE={percore}',
+    f'--fdl.ICI_MESH_SHAPE={mesh}', devices=8,
+  )  # fmt: skip
   for one, other in zip(
     runs.records(tmp_path / 'one'), runs.records(tmp_path / 'mesh'), strict=True
   ):

@@ -15,13 +15,11 @@ def decoded(stored: np.ndarray) -> np.ndarray:
 def rows(kind: str) -> np.ndarray:
   rng = np.random.default_rng(0)
   drawn = {
-    'normal': rng.normal(size=(8, 512)),
-    'small': rng.normal(size=(8, 256)) * 1e-3,
-    'above 0': rng.uniform(1, 2, (4, 256)),
-    'below 0': -rng.uniform(1, 2, (4, 256)),
+    'normal': rng.normal(size=(8, 512)), 'small': rng.normal(size=(8, 256)) * 1e-3,
+    'above 0': rng.uniform(1, 2, (4, 256)), 'below 0': -rng.uniform(1, 2, (4, 256)),
     'outliers': rng.standard_t(2, (8, 256)),
     'parts of many sizes': rng.normal(size=(8, 8, 32)) * 2.0 ** np.arange(8)[:, None],
-  }
+  }  # fmt: skip
   return drawn[kind].reshape(drawn[kind].shape[0], -1).astype(np.float32)
 
 

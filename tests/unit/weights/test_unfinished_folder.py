@@ -29,13 +29,9 @@ except UserError as e:
 
 def start(folder, name):
   return subprocess.Popen(
-    [sys.executable, '-c', WRITER, str(folder), name],
-    cwd=runs.ROOT,
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+    [sys.executable, '-c', WRITER, str(folder), name], cwd=runs.ROOT, stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
 
 
 def test_of_two_processes_one_writes_and_the_other_reports_it(tmp_path):
