@@ -10,9 +10,7 @@ import pytest
 from paxlite.checkpointing.source import find_source
 from paxlite.core.errors import UserError
 from paxlite.generation.inference import load_checkpoint
-from paxlite.programs import library
 from paxlite.programs.run_checks import check_best_metric
-from tests.outside.parts.distillation import Teacher
 from tests.outside.parts.preferences import Preferences
 from tests.outside.trained import trained, trained_on_one
 from tests.runs.test_main import tensorboard_tags
@@ -115,15 +113,6 @@ def test_preferences_are_the_same_on_one_device_and_after_a_stop(tmp_path, lora)
 
 
 @pytest.mark.exhaustive
-def test_a_student_learns_from_a_larger_teacher(tmp_path):
-  library.train(Teacher(), tmp_path / 'teacher')
-  flag = f'--fdl.REFERENCE_RESTORE_PATH={tmp_path / "teacher"}'
-  losses = losses_agree(tmp_path, 'distillation.Student', flag)
-  runs.run(tmp_path / 'plain', '--fdl.PERCORE_BATCH_SIZE=16', '--fdl.MAX_STEPS=1')
-  assert losses[0] > runs.losses(tmp_path / 'plain')[1] + 1e-3  # the divergence is added
-
-
-@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_losses_and_gradients_do_not_depend_on_mesh_and_microbatches(tmp_path):
   """Those of docs/library.md and of this folder, with 1, 2 and 4 microbatches."""
@@ -131,7 +120,6 @@ def test_losses_and_gradients_do_not_depend_on_mesh_and_microbatches(tmp_path):
   parts = 'tests.outside.parts'
   names = [
     'my_parts.MyParts', f'{parts}.z_loss.WithLogSumExp', f'{parts}.preferences.Preferences',
-    f'{parts}.distillation.Student',
   ]  # fmt: skip
   command = [sys.executable, '-m', 'tests.support.own_losses', *names]
   path = os.pathsep.join([str(tmp_path), str(runs.ROOT)])
