@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from benchmarks.chaos import starts, supervisor, table
-from benchmarks.chaos.faults import AT_REST, FLIPS, KINDS, Draws, Plan
+from benchmarks.chaos.faults import AT_REST, KINDS, Draws, Plan
 from benchmarks.chaos.outcomes import Outcome
 from benchmarks.chaos.places import Place, Run, Started
 from benchmarks.chaos.supervisor import Supervisor
@@ -97,33 +97,6 @@ def test_a_start_that_hangs_is_killed_and_counted(tmp_path, monkeypatch):
   assert starts.watch(one, Plan('a'))
   assert one.processes[0].returncode == -signal.SIGKILL
   assert starts.ended(run, one, Plan('a'), True, [], False).lost == {'hangs': 1}
-
-
-def test_each_kind_of_a_place_is_drawn_before_one_comes_again():
-  draws, seen = Draws(random.Random(0), list(KINDS)), []
-  kinds = {kind for kind, places in KINDS.items() if 'gs' in places}
-  while len(seen) < 3 * len(kinds):
-    seen += draws.of_place('gs')
-  assert set(seen[: len(kinds)]) == kinds
-  for _ in range(50):
-    drawn = draws.of_place('devices')
-    assert len(FLIPS.keys() & drawn) <= 1, 'two bits in one start would hide each other'
-    assert len(drawn) <= 3
-  assert set(draws.of_place('gs', ['full disk'])) == {'full disk'}
-
-
-def test_a_kind_that_has_to_wait_for_the_next_start_is_not_lost():
-  kinds = {kind for kind, places in KINDS.items() if 'devices' in places}
-  for seed in range(20):
-    draws, seen = Draws(random.Random(seed), list(KINDS)), []
-    while len(seen) < len(kinds):
-      seen += draws.of_place('devices')
-    assert set(seen[: len(kinds)]) == kinds
-
-
-def test_a_place_that_has_none_of_the_kinds_gets_no_fault():
-  draws = Draws(random.Random(0), ['lost process'])
-  assert not any(draws.of_place('folder') for _ in range(20))
 
 
 @pytest.mark.slow

@@ -243,31 +243,6 @@ def gpu():
   return importlib.import_module('benchmarks.gpu.__main__')
 
 
-def test_one_process_imports_ahead(monkeypatch):
-  """The worker of a skipped case is ended, and none imports beside the measurement of a start."""
-  module, started, ended = importlib.import_module('benchmarks.gpu.worker'), [], []
-
-  class Told(Named):
-    def __init__(self, name):
-      super().__init__(name)
-      started.append(name)
-
-    def close(self):
-      ended.append(self.name)
-
-  monkeypatch.setattr(module, 'Worker', Told)
-  names = ['gpt126m/xla', 'gpt126m/torch', 'llama7b_start/xla', 'gpt126m_b8/xla']
-  queue = module.Queue(names)
-  assert queue.next(names[0]).name == names[0]
-  assert started == names[:2]
-  assert queue.next(names[2]).name == names[2]
-  assert started == names[:3]
-  assert ended == [names[1]]
-  assert queue.next(names[3]).name == names[3]
-  queue.close()
-  assert ended == [names[1]]
-
-
 def test_what_the_device_rules_out(gpu):
   h100 = {'missing': {'qwix': 'No module named qwix'}, 'capability': 9.0, 'cases': {}}
   assert gpu.skipped('gpt126m/te_layer_delayed', h100) is None
