@@ -68,8 +68,7 @@ _GROUP = 'paxlite.extensions'
 def found() -> tuple[Extension, ...]:
   """Returns the extensions: those of the table in its order, and then those of packages by name.
 
-  Raises:
-    UserError: The extension of a package cannot be imported, or adds what another one has.
+  Raises UserError if the extension of a package cannot be imported, or adds what another one has.
   """
   extensions = [*_of_leaves(), *_of_packages()]
   owners: dict[str, str] = {}
@@ -91,8 +90,7 @@ def added(kind: str) -> list[Any]:
 def hook(name: str) -> Any:
   """Returns the function that an extension has for `name`; see Extension.hooks.
 
-  Raises:
-    UserError: No extension has one.
+  Raises UserError if no extension has one.
   """
   reference = next((e.hooks[name] for e in found() if name in e.hooks), None)
   if reference is None:

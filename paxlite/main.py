@@ -112,8 +112,7 @@ def first_line(error: UserError) -> str:
 def parsed(argv: Sequence[str], parser: RunParser = PARSER) -> argparse.Namespace:
   """Returns the options of a run; prints warnings about those that do nothing here.
 
-  Raises:
-    UserError: They do not name a run.
+  Raises UserError if they do not name a run.
   """
   options = parser.parsed(argv)
   folder = options.job_log_dir

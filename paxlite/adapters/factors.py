@@ -150,8 +150,7 @@ class LowRankFactors:
   def by_name(self) -> dict[str, FactorSize]:
     """Returns the factors of each weight that LORA_TARGETS and the other attributes choose.
 
-    Raises:
-      UserError: An attribute names no weight, or a weight that has no factors.
+    Raises UserError if an attribute names no weight, or a weight that has no factors.
     """
     names = self.named_weights()
     for text in self._targets:

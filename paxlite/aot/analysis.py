@@ -70,14 +70,13 @@ def compile_step(
 ) -> Report:
   """Compiles `experiment`'s train step for `target`.
 
+  Raises UserError if the mesh and the target differ, the target's compiler is missing or refuses
+  the program, or the number of steps depends on data.
+
   Args:
     experiment: A validated experiment; its mesh is that of the target.
     target: The target, from targets.parse.
     save: The file for the compiled step, which --compiled_step loads.
-
-  Raises:
-    UserError: The mesh and the target differ, the target's compiler is missing or refuses the
-      program, or the number of steps depends on data.
   """
   e, chip = experiment, target.chip
   if e.NUM_EPOCHS is not None:
@@ -150,14 +149,13 @@ def compile_step(
 def explain(experiment: Experiment, target: Target) -> JsonObject:
   """Compiles the train step of an experiment for a target, and explains it.
 
+  Raises UserError as compile_step does.
+
   Returns:
     An object for JSON. `report` is what `paxlite compile --json` writes. `totals` are bytes of one
     device: parameters, moments, other state, the batch, gradients, and saved activations of one
     microbatch. `activations` are the latter by origin, as `_activations` returns them. Those of a
     pipeline are in neither.
-
-  Raises:
-    UserError: The errors of compile_step.
   """
   e = experiment
   report = compile_step(e, target)
@@ -229,8 +227,7 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
 def _too_large(target: Target, error: str) -> tuple[str, int]:
   """Returns (verdict, needed bytes or 0) of a compiler's error.
 
-  Raises:
-    UserError: Memory is not why.
+  Raises UserError if memory is not why.
   """
   if 'RESOURCE_EXHAUSTED' not in error:
     raise UserError(f'--target={target.name}: {error.splitlines()[0]}')

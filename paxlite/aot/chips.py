@@ -204,10 +204,8 @@ def calibrated(chip: Chip, path: str) -> Chip:
   operands in HLO (bf16, f32, f8e4m3fn …). memory_bandwidth, ici_bandwidth, dcn_bandwidth, and
   host_bandwidth between a device and its host (each way) are in bytes/s. What it does not have
   stays as the data sheet says. Its FLOP/s are those of one large matrix multiplication, and its
-  memory_bandwidth is that of a large copy: the kernels of a step reach a little less.
-
-  Raises:
-    UserError: The file cannot be read, is of another chip, or has a speed that is none.
+  memory_bandwidth is that of a large copy: the kernels of a step reach a little less. Raises
+  UserError if the file cannot be read, is of another chip, or has a speed that is none.
   """
   found = read_object(pathlib.Path(schemes.local(path)))
   speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth', 'host_bandwidth')

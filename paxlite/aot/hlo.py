@@ -151,11 +151,7 @@ class Program:
   """A program: its computations by name, and the one that runs first."""
 
   def __init__(self, text: str):
-    """Reads the text of optimized HLO.
-
-    Raises:
-      ValueError: The text holds no entry computation.
-    """
+    """Reads the text of optimized HLO; raises ValueError if the text holds no entry computation."""
     self.computations: dict[str, Computation] = {}
     entry = None
     for name, is_entry, lines in _computations(text):

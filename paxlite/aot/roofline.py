@@ -84,14 +84,13 @@ class ProgramCosts:
 class StepProgram:
   """A compiled program on a mesh, at the speeds of a chip.
 
+  Raises ValueError if the text is no program.
+
   Args:
     text: Optimized HLO, from `compiled.as_text()`.
     platform: The kind of device that it was compiled for.
     links: The mesh that it was compiled for.
     chip: The chip, if it is known.
-
-  Raises:
-    ValueError: The text is no program.
   """
 
   def __init__(self, text: str, platform: Platform, links: Links, chip: Chip | None):

@@ -81,8 +81,7 @@ class Target:
   def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.
 
-    Raises:
-      UserError: The package with the compiler for the devices is not installed.
+    Raises UserError if the package with the compiler for the devices is not installed.
     """
     from jax.experimental import topologies
 
@@ -115,13 +114,11 @@ def parse(name: str, calibration: str | None = None) -> Target:
   """Returns the target called `name`, such as v5e-256, 2xv5e-256, v5p-128, h100x8 or here.
 
   Google counts cores for v5p and tpu7x: v5p-128 has 128 cores, which are 64 chips and devices. Each
-  core of tpu7x is a device.
+  core of tpu7x is a device. Raises UserError if there is no such machine, or the file is of another
+  one.
 
   Args:
     calibration: A file with measured speeds of its chip, which replace those of the data sheet.
-
-  Raises:
-    UserError: There is no such machine, or the file is of another one.
   """
   target = _parse(name)
   if calibration is None:
@@ -193,8 +190,7 @@ def larger(name: str) -> list[str]:
 def with_network(target: Target, gigabytes: str) -> Target:
   """Returns a target whose hosts send `gigabytes` 10⁹ bytes a second to each other.
 
-  Raises:
-    UserError: The text is no number above 0, or the target has no hosts with GPUs.
+  Raises UserError if the text is no number above 0, or the target has no hosts with GPUs.
   """
   try:
     speed = float(gigabytes)

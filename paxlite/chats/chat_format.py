@@ -130,13 +130,12 @@ class ChatFormat:
   ) -> RenderedChat:
     """Returns the text of the conversation, as apply_chat_template of transformers writes it.
 
+    Raises UserError if the template refuses the messages, fails, or uses up its budget
+    (budget.BUDGET), which is far more than a conversation needs.
+
     Args:
       prompt: Whether the text ends where the assistant's answer begins.
       thinking: The value of enable_thinking and thinking; None: the template's default.
-
-    Raises:
-      UserError: The template refuses the messages, fails, or uses up its budget
-        (budget.BUDGET), which is far more than a conversation needs.
     """
     values: dict[str, Any] = dict(
       messages=[_with_reasoning(m) for m in messages], add_generation_prompt=prompt, tools=tools,

@@ -38,13 +38,12 @@ class Learned(NamedTuple):
 def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None = None) -> Learned:
   """Returns the text of a conversation, and which parts of it are learned.
 
+  Raises UserError if the template refuses the conversation, or nothing says where its answers are.
+
   Args:
     chat_format: Writes the text.
     chat: The conversation, whose `learned` answers are learned.
     thinking: See ChatFormat.written.
-
-  Raises:
-    UserError: The template refuses the conversation, or nothing says where its answers are.
   """
   text, generated = chat_format.written(chat.messages, False, chat.tools, thinking)
   numbers = chat.learned

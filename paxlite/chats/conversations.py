@@ -75,17 +75,15 @@ def conversation(
   Messages are {"role": …, "content": …} or ShareGPT's {"from": …, "value": …}. A message may have
   tool_calls, or a function_call as OpenAI had it before. Calls and tools may lack the outer
   {"type": "function", "function": …}. Arguments, and the lists of tools and messages, may be JSON
-  text. The role `function` is read as `tool`, and `developer` as `system`.
+  text. The role `function` is read as `tool`, and `developer` as `system`. Raises UserError if they
+  are not messages, or have a role that is not in ROLES; an answer has a mark that is neither true
+  nor false; or the messages begin with another system message.
 
   Args:
     first_learned: Number of the first message that may be learned.
     fields: The record of the messages; it learns which keys of the messages were not read.
     system: A system message that the record has beside its messages.
     marks: A mark for each message, as LLaMA-Factory has them beside the messages.
-
-  Raises:
-    UserError: They are not messages, or have a role that is not in ROLES; an answer has a mark that
-      is neither true nor false; or the messages begin with another system message.
   """
   whole = Fields({}) if fields is None else fields
   found = list_of_messages(messages)
@@ -119,10 +117,8 @@ def conversation(
 def list_of_messages(value: Json) -> list[Message] | None:
   """Returns messages as a list: given as a list, as one message, or as the JSON text of these.
 
-  None: they are something else.
-
-  Raises:
-    UserError: It is an object that has messages, whose other keys would be lost.
+  None: they are something else. Raises UserError if it is an object that has messages, whose other
+  keys would be lost.
   """
   if isinstance(value, str) and value.lstrip()[:1] in ('[', '{'):
     try:
@@ -195,8 +191,7 @@ def _message(fields: Fields) -> tuple[Message, bool | None]:
 def _mark(fields: Fields) -> bool | None:
   """Returns whether a message is marked as learned; None if it has no mark.
 
-  Raises:
-    UserError: It has several marks that contradict each other.
+  Raises UserError if it has several marks that contradict each other.
   """
   found = {}
   for key in (*_LEARNED, *_MASKED):
@@ -286,8 +281,7 @@ def _truth(mark: Json) -> bool | None:
 def tools_of(given: Json) -> list[Tool] | None:
   """Returns descriptions of tools, each in {"type": "function", "function": …}.
 
-  Raises:
-    UserError: They are something else.
+  Raises UserError if they are something else.
   """
   if isinstance(given, str) and given.strip():
     given = _parsed(given, '"tools"')

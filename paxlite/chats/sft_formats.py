@@ -85,10 +85,8 @@ def format_of(record: Fields) -> RecordFormat:
   """Returns the format of a record.
 
   A key without a value does not count: JSON's null, '' and [], which tables have for what is
-  absent. If there is no other format, '' counts, and the format refuses it.
-
-  Raises:
-    UserError: The record has none of FORMATS; the message names its keys.
+  absent. If there is no other format, '' counts, and the format refuses it. Raises UserError if the
+  record has none of FORMATS; the message names its keys.
   """
   given = record.values()
   for is_there in (lambda value: not is_empty(value), lambda value: value is not None):
@@ -105,12 +103,11 @@ def format_of(record: Fields) -> RecordFormat:
 def check_unread(record: Fields, contents: Sequence[Conversation | Pair]) -> list[str]:
   """Returns the keys of a record that nobody has read, and that are not known to be harmless.
 
+  Raises UserError if one of them changes what a model learns; the message says what to do.
+
   Args:
     record: The record, after it was read.
     contents: What was read of it.
-
-  Raises:
-    UserError: One of them changes what a model learns; the message says what to do.
   """
   describes = lambda name: name in _DESCRIPTIONS or name.endswith('_id')
   unread = [key for key in record.unread() if not describes(key.rpartition('.')[2])]
@@ -197,8 +194,7 @@ def tools_beside(record: Fields) -> Json:
 def chat(record: Fields, messages: Json, first_learned: int = 0) -> Conversation:
   """Returns messages of a record with its tools and its system message.
 
-  Raises:
-    UserError: They are not as conversation() needs them.
+  Raises UserError if they are not as conversation() needs them.
   """
   system, marks = record.text(*SYSTEM), record.get('loss_mask')
   return conversation(messages, tools_beside(record), first_learned, record, system, marks)

@@ -141,6 +141,9 @@ class Checkpoints(StepFolders):
   def restore(self, step: int, abstract: PyTree, surplus: str = '') -> tuple[PyTree, JsonObject]:
     """Restores a step.
 
+    Raises UserError if variables are missing, extra, or have another shape or dtype (the message
+    names them). float32 and bfloat16 are converted.
+
     Args:
       step: One of `steps()`.
       abstract: A tree of jax.ShapeDtypeStruct that gives the shapes, dtypes and shardings.
@@ -148,10 +151,6 @@ class Checkpoints(StepFolders):
 
     Returns:
       The restored tree, and the `data` dict that was saved with it.
-
-    Raises:
-      UserError: Variables are missing, extra, or have another shape or dtype (the message names
-        them). float32 and bfloat16 are converted.
     """
     import orbax.checkpoint as ocp
 

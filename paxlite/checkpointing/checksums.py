@@ -62,8 +62,7 @@ def write_checksums(folder: pathlib.Path, known: Mapping[str, Sum] | None = None
 def fingerprint(folder: pathlib.Path) -> int | None:
   """Returns a CRC-32 of a checkpoint's checksums.json, or None if there is no such file.
 
-  Raises:
-    UserError: The file cannot be read.
+  Raises UserError if the file cannot be read.
   """
   try:
     return zlib.crc32(_read(folder / CHECKSUMS))
@@ -78,8 +77,7 @@ def fingerprint(folder: pathlib.Path) -> int | None:
 def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
   """Returns what is wrong with a checkpoint, or None; above `up_to` bytes only sizes are checked.
 
-  Raises:
-    UserError: The checkpoint cannot be read, so it is not known whether it is damaged.
+  Raises UserError if the checkpoint cannot be read, so it is not known whether it is damaged.
   """
   try:
     _check_files(folder, up_to)

@@ -55,7 +55,9 @@ class Restore:
 class RestorePlan:
   """The origin of each restored variable of a state.
 
-  The plan is made before anything is compiled or written, so that errors are found early.
+  The plan is made before anything is compiled or written, so that errors are found early. Raises
+  UserError if variables are missing, left over or of another shape (the message names them), a rule
+  matches nothing, or the checkpoint's model computes something else.
 
   Args:
     restore: Which checkpoint and variables to restore.
@@ -63,10 +65,6 @@ class RestorePlan:
     source: The checkpoint at restore.path, if it was found already.
     quantizations: How weights of the state are made of those of a checkpoint, by name: see
       parallel.quantized_weights. A checkpoint may also hold them as the state does.
-
-  Raises:
-    UserError: Variables are missing, left over or of another shape (the message names them), a
-      rule matches nothing, or the checkpoint's model computes something else.
   """
 
   def __init__(

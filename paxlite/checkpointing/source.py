@@ -90,8 +90,7 @@ class Source:
   def tokenizer(self) -> pathlib.Path | None:
     """The tokenizer (a file, or a folder that contains one), or None if there never was one.
 
-    Raises:
-      UserError: It was in a folder that is gone.
+    Raises UserError if it was in a folder that is gone.
     """
     found = tokenizer_of(self.folder, self.base)
     values = self.written_by['values'] if self.experiment.is_file() else {}
@@ -161,13 +160,12 @@ def _untrained(base: Mapping[str, Variable], own: Mapping[str, Variable]) -> dic
 def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = None) -> Source:
   """Returns the checkpoint at `path`.
 
+  Raises UserError if there is no such checkpoint, or it is damaged.
+
   Args:
     path: Folder of imported weights, a job_log_dir (its newest good step is used), or one step.
     base: Folder of the frozen base weights of a LoRA checkpoint, if they were moved.
     frozen: Fingerprint of the checkpoint to find, at any step; None finds the newest good one.
-
-  Raises:
-    UserError: There is no such checkpoint, or it is damaged.
   """
   folders = _checkpoint_folders(path)
   if frozen is not None:
@@ -190,13 +188,11 @@ def tokenizer_of(path: str | pathlib.Path, base: str = '') -> pathlib.Path | Non
 
   The function looks next to the weights, at the copy that the run which wrote them has kept, and at
   its VOCAB_PATH, then in the same way for the checkpoint from which it started. For '' it is None.
+  Raises UserError if the experiment.json of such a run is damaged.
 
   Args:
     path: The checkpoint.
     base: The weights that the run started from, if they were moved.
-
-  Raises:
-    UserError: The experiment.json of such a run is damaged.
   """
   with contextlib.suppress(AbsentError):
     for source in lineage(path):

@@ -49,8 +49,7 @@ class StepFolders:
   def steps(self) -> list[int]:
     """Returns the committed steps on disk in ascending order; they may be damaged.
 
-    Raises:
-      UserError: The folder cannot be read.
+    Raises UserError if the folder cannot be read.
     """
     return sorted(step for step in map(step_of, self._names()) if step is not None)
 
@@ -61,10 +60,8 @@ class StepFolders:
   def latest_good_step(self, below: float = math.inf) -> int | None:
     """Returns the newest undamaged step below `below`, or None if there is no such step.
 
-    Damaged steps after it are moved aside. If no step is good, none is moved.
-
-    Raises:
-      UserError: A checkpoint cannot be read, which does not count as damage.
+    Damaged steps after it are moved aside. If no step is good, none is moved. Raises UserError if a
+    checkpoint cannot be read, which does not count as damage.
     """
     step = as_process_0(lambda: self._verified_latest(below), self._directory)
     if step < 0:
@@ -81,12 +78,11 @@ class StepFolders:
   def start_over(self, accepted: bool) -> None:
     """Moves all steps aside; called if no step is good, before the run starts from the beginning.
 
+    Raises UserError if the user did not allow it, and there are steps, or damaged ones that were
+    moved aside before.
+
     Args:
       accepted: Whether the user allowed this with --start_over.
-
-    Raises:
-      UserError: The user did not allow it, and there are steps, or damaged ones that were moved
-        aside before.
     """
     as_process_0(lambda: self._start_over(accepted), self._directory)
     if self._is_alone_with_disk:

@@ -108,10 +108,8 @@ class Parser(argparse.ArgumentParser):
   def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments; `attributes` has the text of every NAME=text.
 
-    `warnings` are about flags of Pax that do nothing here.
-
-    Raises:
-      UserError: They are not those of this command.
+    `warnings` are about flags of Pax that do nothing here. Raises UserError if they are not those
+    of this command.
     """
     if HELP & set(argv):
       self.print_help()

@@ -51,14 +51,13 @@ class SavedStep:
   ) -> jax.stages.Compiled:
     """Returns the compiled step.
 
+    Raises UserError if the file is damaged, could have been written by others, holds another step,
+    or was compiled for another machine.
+
     Args:
       lowered: The lowered step that would otherwise be compiled.
       arguments: The arguments of the step: state and batch.
       mesh: The mesh of the arguments.
-
-    Raises:
-      UserError: The file is damaged, could have been written by others, holds another step, or was
-        compiled for another machine.
     """
     header, payload = _read(self.path)
     here = identity(lowered, mesh, self.values, self.options)
@@ -86,8 +85,7 @@ def save(
 ) -> int:
   """Writes a compiled step to a file; returns the size of the file in bytes.
 
-  Raises:
-    UserError: The file cannot be written.
+  Raises UserError if the file cannot be written.
   """
   payload, _, _ = serialize_executable.serialize(compiled)
   header = identity(lowered, mesh, values, options)

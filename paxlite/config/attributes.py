@@ -196,8 +196,7 @@ def attribute_types(cls: type) -> Mapping[str, object]:
 def convert(cls: type, name: str, value: object) -> object:
   """Returns `value` (an object, not text) as the type of the attribute `name`.
 
-  Raises:
-    UserError: The class has no such attribute, or the value has another type.
+  Raises UserError if the class has no such attribute, or the value has another type.
   """
   expected = _type_of_attribute(cls, name)
   try:
@@ -214,10 +213,8 @@ def parse(cls: type, name: str, text: str) -> object:
   Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), also in lists (`[data,mdl]`). Lists may
   be quoted as in Pax's scripts (`[8,1,1]`, `"[8, 1, 1]"`). Integers may be written `1e6` or
   `1_000_000`. A list of strings needs no brackets: `a.jsonl`, `a.jsonl,b.jsonl`. A choice may be in
-  capitals or small letters, such as Pax's `save_nothing`.
-
-  Raises:
-    UserError: The class has no such attribute, or the text is not a value of its type.
+  capitals or small letters, such as Pax's `save_nothing`. Raises UserError if the class has no such
+  attribute, or the text is not a value of its type.
   """
   expected = _type_of_attribute(cls, name)
   try:
@@ -310,10 +307,8 @@ def _type_of_attribute(cls: type, name: str) -> object:
 def _check_attributes(cls: type) -> None:
   """Refuses attributes of a class body that no run would read: `num_layers = 3`, `LR = 0.1`.
 
-  Methods, properties, nested classes and names that begin with an underscore are allowed.
-
-  Raises:
-    UserError: A name is unknown and not annotated as new, or a value has another type.
+  Methods, properties, nested classes and names that begin with an underscore are allowed. Raises
+  UserError if a name is unknown and not annotated as new, or a value has another type.
   """
   plain = [base for base in cls.__mro__ if not issubclass(base, Attributes) and base is not object]
   stated = {name for base in cls.__mro__[1:] if issubclass(base, Attributes) for name in vars(base)}

@@ -28,15 +28,13 @@ def edited(cfg: Any, edits: Sequence[str], root: str = 'task') -> Any:
 
   Paths that are not there are passed over: a model in plain XLA, or with unrolled layers, lacks
   fields of the one that is trained. `check` refuses them where a user writes them. A model that
-  USE_INT8 wraps is edited without it too.
+  USE_INT8 wraps is edited without it too. Raises UserError if a value has another type than the one
+  that is there.
 
   Args:
     cfg: The config.
     edits: Values by path, as CONFIG_EDITS.
     root: The path of `cfg`: 'task', or 'task.model'.
-
-  Raises:
-    UserError: A value has another type than the one that is there.
   """
   cfg = apart(cfg)
   known = {node.path: node for node in nodes(cfg, root)}
@@ -52,13 +50,12 @@ def edited(cfg: Any, edits: Sequence[str], root: str = 'task') -> Any:
 def check(cls: type[Attributes], cfg: Any, edits: Sequence[str]) -> None:
   """Checks edits before they are made.
 
+  Raises UserError if a path is not there, or its value is of another type or outside of its bounds.
+
   Args:
     cls: The class of the experiment. A value keeps to the bounds of the attribute of its name.
     cfg: The config of its task, without edits.
     edits: Its CONFIG_EDITS.
-
-  Raises:
-    UserError: A path is not there, or its value is of another type or outside of its bounds.
   """
   types = attribute_types(cls)
   for edit in edits:
@@ -81,8 +78,7 @@ def _rule(value: object, annotation: object) -> str:
 def find(cfg: Any, path: str, root: str = 'task') -> list[Node]:
   """Returns what a config has at a path: a value, or a config and all that it holds.
 
-  Raises:
-    UserError: There is nothing at this path.
+  Raises UserError if there is nothing at this path.
   """
   every = list(nodes(cfg, root))
   if found := [node for node in every if re.match(re.escape(path) + r'(?![^.\[])', node.path)]:

@@ -60,9 +60,7 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
   """Returns what an experiment.json holds: {'experiment': dotted path, 'values': {…}, …}.
 
   'started_in' is the folder from which relative paths among the values are named; '': not known.
-
-  Raises:
-    UserError: The file is missing or damaged.
+  Raises UserError if the file is missing or damaged.
   """
   if not path.is_file():
     raise UserError(f'{path} is missing, so the model of {path.parent} is unknown')

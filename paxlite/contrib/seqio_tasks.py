@@ -40,6 +40,9 @@ class SeqioExample:
 class SeqioSource:
   """A SeqIO task or mixture, for a StreamInput.
 
+  Raises UserError if the package seqio is missing, the task, split or dataset does not exist, or no
+  id stands before the first token of a text.
+
   Args:
     task: Name of a task of paxlite ('the_pile_lm', 'c4', 'lambada_eval', 'boolq'), or of one that
       the user registered.
@@ -47,10 +50,6 @@ class SeqioSource:
     vocab_path: Path of the SentencePiece model, for paxlite's tasks.
     tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
     start_id: The first input id of a text; None: the vocabulary's BOS, or else its EOS.
-
-  Raises:
-    UserError: The package seqio is missing, the task, split or dataset does not exist, or no id
-      stands before the first token of a text.
   """
 
   def __init__(
@@ -144,8 +143,7 @@ class SeqioDataset:
 def find_datasets(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[SeqioDataset]:
   """Returns the task called `name`, or the tasks of that mixture with their rates.
 
-  Raises:
-    UserError: The package seqio is missing, or the task, split or dataset does not exist.
+  Raises UserError if the package seqio is missing, or the task, split or dataset does not exist.
   """
   if name in _BUILT_IN:
     open_tokenizer(vocab_path)  # a mistake is answered before TensorFlow is imported, which is slow

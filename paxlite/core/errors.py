@@ -69,9 +69,8 @@ def located(place: str) -> Iterator[None]:
 def check_interpreter() -> None:
   """Checks that this Python can run paxlite.
 
-  Raises:
-    UserError: It drops docstrings, which Fiddle needs, or lacks a package, as a Python outside
-      the environment does.
+  Raises UserError if it drops docstrings, which Fiddle needs, or lacks a package, as a Python
+  outside the environment does.
   """
   if sys.flags.optimize > 1:
     raise UserError(

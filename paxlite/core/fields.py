@@ -42,8 +42,7 @@ class Fields:
   def one_of(self, *keys: str) -> Json:
     """Returns the value of the one of several names for a field that is given; None: none is.
 
-    Raises:
-      UserError: Two of them are given, with values that differ.
+    Raises UserError if two of them are given, with values that differ.
     """
     found = [(key, value) for key in keys if not is_empty(value := self.get(key))]
     for key, value in found[1:]:
@@ -56,8 +55,7 @@ class Fields:
   def text(self, *keys: str) -> str:
     """Returns the text of a field, which may have one of several names; '' if there is none.
 
-    Raises:
-      UserError: It is no text.
+    Raises UserError if it is no text.
     """
     value = self.one_of(*keys)
     if value is not None and not isinstance(value, str):
@@ -68,8 +66,7 @@ class Fields:
   def object(self, value: Json, name: str) -> 'Fields':
     """Returns the fields of an object within this one; what is not read there counts here, too.
 
-    Raises:
-      UserError: It is no object.
+    Raises UserError if it is no object.
     """
     if not isinstance(value, Mapping):
       raise UserError(f'{name} must be an object, not {type(value).__name__}')

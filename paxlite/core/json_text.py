@@ -14,11 +14,10 @@ JsonObject = dict[str, Json]
 def parsed(text: str | bytes, unique: bool = False) -> Json:
   """Returns the value of a JSON text.
 
+  Raises ValueError if it is not JSON, or it is nested so deeply that Python's parser gives up.
+
   Args:
     unique: Whether to refuse an object that has a name twice; otherwise its last value counts.
-
-  Raises:
-    ValueError: It is not JSON, or it is nested so deeply that Python's parser gives up.
   """
   try:
     return json.loads(text, object_pairs_hook=_unique if unique else None)

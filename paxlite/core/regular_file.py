@@ -8,8 +8,7 @@ import stat
 def opener(path: str, flags: int) -> int:
   """An opener for open(), which refuses what is not a regular file. A link is followed.
 
-  Raises:
-    OSError: It cannot be opened, or is not a regular file.
+  Raises OSError if it cannot be opened, or is not a regular file.
   """
   # for regular files O_NONBLOCK means nothing
   descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -62,9 +62,8 @@ def open_file(
 ) -> TextIO | IO[bytes]:
   """Opens a file as open() does, but refuses a link, a FIFO or another special file at `path`.
 
-  Raises:
-    OSError: The file cannot be opened, `path` is not a regular file, or the run's folder was
-      deleted.
+  Raises OSError if the file cannot be opened, `path` is not a regular file, or the run's folder was
+  deleted.
   """
   return open(_followed(path), mode, buffering, encoding, opener=regular_file.no_link)
 
@@ -72,8 +71,7 @@ def open_file(
 def _followed(path: pathlib.Path) -> pathlib.Path:
   """Returns `path`, or the same path below where the folder of its run is now.
 
-  Raises:
-    MovedError: The folder was deleted, or it is not known where it is.
+  Raises MovedError if the folder was deleted, or it is not known where it is.
   """
   try:
     check_place(path)
@@ -87,8 +85,7 @@ def _followed(path: pathlib.Path) -> pathlib.Path:
 def make_folder(path: pathlib.Path) -> None:
   """Makes a folder in a run folder, if it does not exist.
 
-  Raises:
-    OSError: It cannot be made, or the run's folder was deleted.
+  Raises OSError if it cannot be made, or the run's folder was deleted.
   """
   _followed(path).mkdir(parents=True, exist_ok=True)
 
@@ -96,11 +93,10 @@ def make_folder(path: pathlib.Path) -> None:
 def write_file(path: pathlib.Path, *parts: Buffer) -> None:
   """Writes bytes to the file at `path`. A killed process leaves the old file or the new one.
 
+  Raises OSError if the file cannot be written; the old one, if there is one, stays.
+
   Args:
     parts: What it holds, one after the other.
-
-  Raises:
-    OSError: The file cannot be written; the old one, if there is one, stays.
   """
   path = _followed(path)
   unfinished = path.with_name(f'{path.name}.tmp')

@@ -30,10 +30,8 @@ _KEPT_DAYS = 90  # for which a file is remembered as good
 def check(path: pathlib.Path, crc32c: int) -> None:
   """Compares a file with its checksum, unless that was done before.
 
-  Other processes that check the file wait for the first one.
-
-  Raises:
-    UserError: The file is damaged: it has another checksum.
+  Other processes that check the file wait for the first one. Raises UserError if the file is
+  damaged: it has another checksum.
   """
   note = _note(path)
   if _is_remembered(path, crc32c, note):

@@ -44,8 +44,7 @@ class DocumentEncoding:
   def first_id(self) -> int:
     """The id that stands before the first token of a document.
 
-    Raises:
-      UserError: The tokenizer begins texts with none, and has neither BOS nor EOS.
+    Raises UserError if the tokenizer begins texts with none, and has neither BOS nor EOS.
     """
     found = self.start_ids[-1] if self.start_ids else self.stand_in
     if found is None:

@@ -142,8 +142,7 @@ class DocumentDataset:
   ) -> Iterator[tuple[int, Document]]:
     """Yields the documents of one shard from number `start` on; each block is shuffled by itself.
 
-    Raises:
-      UserError: A record cannot be read, or has no text.
+    Raises UserError if a record cannot be read, or has no text.
     """
     source, inner = self._find(shard)
     first = start // _BLOCK

@@ -22,12 +22,11 @@ _MOST_BLOCKS = 1024  # blocks in the cache: 32 MiB with 8 bytes a value
 class FileArray:
   """The values [n] of a file that holds nothing else; the file stays open.
 
+  Raises UserError if the file has become shorter; raised when the missing part is read.
+
   Args:
     path: Path or address of the file.
     dtype: Data type of the values.
-
-  Raises:
-    UserError: The file has become shorter; raised when the missing part is read.
   """
 
   def __init__(self, path: str | pathlib.Path, dtype: DTypeLike):

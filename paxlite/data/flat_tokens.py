@@ -47,6 +47,9 @@ _STARTS_IN_MEMORY = 1 << 20  # more are not read into memory but looked up in th
 class FlatTokenRows(TokenRows):
   """A RowSource over a flat-tokens dataset of either format; tokens are read only when needed.
 
+  Raises UserError if the dataset does not exist, is unfinished, holds no tokens, or is damaged;
+  another tokenizer made it; or no id stands before the first token of a document.
+
   Args:
     path: The dataset's folder.
     split: 'train', 'validation', …
@@ -60,10 +63,6 @@ class FlatTokenRows(TokenRows):
     tokens_fingerprint: The start id; None if it is 0, or hardly matters.
     tokenizer_fingerprint: That of the tokenizer which made them; None: not known.
     warnings: What a person should know of them, a line each.
-
-  Raises:
-    UserError: The dataset does not exist, is unfinished, holds no tokens, or is damaged; another
-      tokenizer made it; or no id stands before the first token of a document.
   """
 
   def __init__(
@@ -109,8 +108,7 @@ class FlatTokenRows(TokenRows):
 def check_tokens(folder: pathlib.Path) -> None:
   """Compares tokens.bin with the checksum in meta.json, if there is one; old datasets lack it.
 
-  Raises:
-    UserError: The file tokens.bin is damaged.
+  Raises UserError if the file tokens.bin is damaged.
   """
   crc32c = read_object(folder / META).get('crc32c')
   if isinstance(crc32c, int):

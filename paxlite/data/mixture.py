@@ -33,15 +33,14 @@ def mixture_of(
 class MixtureInput:
   """An Input over other inputs with random access; its position follows from the step.
 
+  Raises UserError if a weight is missing, not positive, or too small for one row in a block; or the
+  inputs have different tokenizers.
+
   Args:
     inputs: The inputs; their batch sizes do not matter.
     weights: Weight of each input's rows; their sum does not matter.
     batch_size: Rows of a global batch.
     seed: Seed of the order of inputs.
-
-  Raises:
-    UserError: A weight is missing, not positive, or too small for one row in a block; or the
-      inputs have different tokenizers.
   """
 
   def __init__(

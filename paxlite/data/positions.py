@@ -57,14 +57,11 @@ class StreamPositions:
     self._at.pop(step - self._KEPT, None)
 
   def seek(self, step: int, position: np.ndarray) -> None:
-    """Makes `begin` start at a position.
+    """Makes `begin` start at a position; raises UserError if the position belongs to other sources.
 
     Args:
       step: The step whose batch is read next.
       position: The position [R, 8].
-
-    Raises:
-      UserError: The position belongs to other sources.
     """
     datasets = [x[: len(x) // int(x[0, Field.SUB_BATCHES])] for x in self._first]
     found = self._split(position.copy(), [len(x) for x in datasets])

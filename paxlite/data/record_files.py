@@ -43,8 +43,7 @@ _ROW_CHARS = 1 << 28  # of a row of a table, whose cells may have many lines
 def open_file(name: str) -> 'File':
   """Opens the file called `name`; its suffix, and for .json its first line, say what it holds.
 
-  Raises:
-    UserError: There is no such file, or none of that kind can be read.
+  Raises UserError if there is no such file, or none of that kind can be read.
   """
   check_file(name)
   if kind(name) in _JSON_LINES:

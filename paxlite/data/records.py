@@ -53,8 +53,7 @@ class Records(Protocol):
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     """Yields the numbers and records of a shard, from record `start` on.
 
-    Raises:
-      UserError: The source cannot be read.
+    Raises UserError if the source cannot be read.
     """
     ...
 
@@ -72,12 +71,11 @@ def canonical(name: str) -> str:
 def open_records(name: str, tfds_data_dir: str = '') -> Records:
   """Opens the source called `name`.
 
+  Raises UserError if the source does not exist, or the package that reads it is missing.
+
   Args:
     name: A file, or a dataset named as in the module's docstring.
     tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
-
-  Raises:
-    UserError: The source does not exist, or the package that reads it is missing.
   """
   if name.startswith('tfds:'):
     return _Tfds(name, tfds_data_dir)

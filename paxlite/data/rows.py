@@ -90,8 +90,7 @@ class TokenRows:
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows `indices` [b] as a batch.
 
-    Raises:
-      UserError: A token is larger than max_token_id, or seq_starts are out of order.
+    Raises UserError if a token is larger than max_token_id, or seq_starts are out of order.
     """
     batch = self._sequences(indices) if self.rows == 'sequences' else self._stream(indices)
     # Compared as unsigned, because an id beyond int32 has become negative. Inputs after the first

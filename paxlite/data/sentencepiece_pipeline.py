@@ -41,13 +41,12 @@ def plain_tokenizer(
 ) -> Any:
   """Returns a Tokenizer that follows the settings of the model, as transformers' TokenizersBackend.
 
+  Raises UserError if it is neither unigrams nor BPE.
+
   Args:
     path: Its file, for messages.
     renamed: Texts that the files beside it give to pieces, by their ids.
     is_legacy: Whether a space is put before each part of a text between added tokens.
-
-  Raises:
-    UserError: It is neither unigrams nor BPE.
   """
   from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 

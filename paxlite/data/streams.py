@@ -166,16 +166,14 @@ class StreamInput:
   def seek(self, step: int, position: np.ndarray) -> None:
     """Makes train_batches(step, …) resume at a position.
 
-    Raises:
-      UserError: The position belongs to other data, or to another number of datasets.
+    Raises UserError if the position belongs to other data, or to another number of datasets.
     """
     self._positions.seek(step, position)
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     """Yields rows `rows` of the global batches of steps start, start + 1, … without end.
 
-    Raises:
-      UserError: `start` is not the step that `seek` was given (0 without a seek).
+    Raises UserError if `start` is not the step that `seek` was given (0 without a seek).
     """
     (position,) = self._positions.begin(start)
     stream = ProcessRows(self, rows, self.batch_size, position)

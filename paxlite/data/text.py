@@ -47,6 +47,8 @@ class TextRows(TokenRows):
 
   Blocks that follow each other in a file are encoded together, and are one document for packed
   rows. EOS stands where a file ends, and not where a held-out block has been taken out of it.
+  Raises UserError if a file cannot be read, there is too little text to hold out a part of it, or
+  no id stands before the first token of a document.
 
   Args:
     files: Names of the files, or patterns of names.
@@ -66,10 +68,6 @@ class TextRows(TokenRows):
     tokens_fingerprint: A checksum of the tokens, of seq_starts and of the start id of packed rows.
     warnings: What a person should know of the text, a line each.
     holds_out: Whether the blocks are a part of those in the files.
-
-  Raises:
-    UserError: A file cannot be read, there is too little text to hold out a part of it, or no id
-      stands before the first token of a document.
   """
 
   def __init__(

@@ -157,14 +157,11 @@ def open_tokenizer(path: str) -> Tokenizer:
   """Opens the tokenizer in a file, or in a folder with tokenizer.json or tokenizer.model.
 
   A tokenizer.model is read as transformers does if a file next to it names a class, and otherwise
-  by SentencePiece.
+  by SentencePiece. Raises UserError if the file does not exist, or it is not a tokenizer.
 
   Args:
     path: Value of `VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
       one.
-
-  Raises:
-    UserError: The file does not exist, or it is not a tokenizer.
   """
   file = tokenizer_file(path)
   if file.suffix == '.json':

@@ -115,8 +115,7 @@ class Published(NamedTuple):
 def published(tokenizer_path: str) -> Published:
   """Reads the files next to a tokenizer as transformers does.
 
-  Raises:
-    UserError: One of them is not a JSON object.
+  Raises UserError if one of them is not a JSON object.
   """
   folder = pathlib.Path(tokenizer_path).parent
   found = configuration(tokenizer_path)

@@ -35,13 +35,12 @@ def workers(
 ) -> Iterator[Callable[[Iterator[tuple[Block, After]]], Iterator[tuple[Result, After]]]]:
   """Yields a function that encodes blocks, each with what belongs to it, in their order.
 
+  Raises UserError if a worker was killed; or what a worker raised, raised where its result is due.
+
   Args:
     make: Returns what encodes a block. Every worker process calls it once, so it can be pickled.
     processes: Number of processes; 1: this one.
     way_out: Says what to do after a worker was killed.
-
-  Raises:
-    UserError: A worker was killed; or what a worker raised, raised where its result is due.
   """
   if processes == 1:
     encode = make()

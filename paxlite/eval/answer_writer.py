@@ -34,7 +34,8 @@ class AnswerWriter:
   ) -> list[Completion]:
     """Returns what the model writes after each prompt, up to one of `until`.
 
-    Texts are those of the new tokens alone, as in EleutherAI's harness.
+    Texts are those of the new tokens alone, as in EleutherAI's harness. Raises UserError if the new
+    tokens leave no room for a prompt.
 
     Args:
       prompts: Token ids of the prompts. A prompt that leaves no room loses its beginning. One that
@@ -44,9 +45,6 @@ class AnswerWriter:
       sampling: How tokens are sampled; None: as the experiment says.
       report: Called with the number of prompts done and the number of all prompts.
       chat: Whether the prompts are those of a chat; see TextModel.ends.
-
-    Raises:
-      UserError: The new tokens leave no room for a prompt.
     """
     room = self._model.max_length - max_new_tokens
     if room < 1:

@@ -49,14 +49,13 @@ class Contexts:
 
     Spaces at the end of the context belong to the continuation, because most tokenizers have them
     at the beginning of a word. The continuation is what the whole has after the ids of the context.
+    Raises UserError if there is no context, and no id that stands for it, or there is no
+    continuation.
 
     Args:
       context: The context; '' stands for `prefix`.
       starts: Whether it begins with `start`, as in `encode`.
       continuation: What follows it.
-
-    Raises:
-      UserError: There is no context, and no id that stands for it, or there is no continuation.
     """
     if not context:
       before, after = [self.needed_prefix], self.encode(continuation, starts=False)

@@ -100,9 +100,8 @@ class PromptLine:
 def read_prompts(files: Sequence[str], inference: Inference) -> list[PromptLine]:
   """Reads prompts from JSON lines: {"inputs": text} or {"messages": [{"role", "content"} …]}.
 
-  Raises:
-    UserError: A line is neither of these, already has a "prediction", or is longer than the model
-      takes (the message names the file and line); or there are no prompts.
+  Raises UserError if a line is neither of these, already has a "prediction", or is longer than the
+  model takes (the message names the file and line); or there are no prompts.
   """
   prompts = []
   for file in expanded(files):
@@ -184,8 +183,7 @@ def _check_settings(
 ) -> None:
   """Saves the settings that `output` depends on next to it, in OUTPUT.settings.
 
-  Raises:
-    UserError: `output` was begun with other settings.
+  Raises UserError if `output` was begun with other settings.
   """
   e = inference.experiment
   contents = json.dumps([[p.record, p.ids] for p in prompts])

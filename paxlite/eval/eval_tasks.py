@@ -68,10 +68,8 @@ def _names(text: str) -> list[str]:
 def find_tasks(text: str, tfds_data_dir: str = '') -> list[tuple[str, TaskSpec]]:
   """Returns the names and descriptions of the tasks that the command line names.
 
-  They are those of TASK.json, or a built-in one: lambada:FILE[,FILE…].
-
-  Raises:
-    UserError: There is no such task or file, or the description is not valid.
+  They are those of TASK.json, or a built-in one: lambada:FILE[,FILE…]. Raises UserError if there is
+  no such task or file, or the description is not valid.
   """
   name, colon, files = text.partition(':')
   if not colon and text.endswith('.json'):
@@ -124,8 +122,7 @@ class Templates:
   def __call__(self, template: str, record: Record) -> str:
     """Returns the rendered template, or the field of the record that `template` names.
 
-    Raises:
-      UserError: The template is not valid, or it names a field that is null or missing.
+    Raises UserError if the template is not valid, or it names a field that is null or missing.
     """
     if template in record:
       return str(_not_null(record[template]))
@@ -221,15 +218,14 @@ def read_examples(
 ) -> tuple[list[TaskExample], int]:
   """Returns the examples of a task in their order, and how many records were left out.
 
+  Raises UserError if a record cannot be read, lacks a field, or has an answer that is empty or is
+  not one of the choices (the message names the file and line); or there are no records.
+
   Args:
     spec: Description of the task.
     limit: Largest number of examples; None: all.
     skip_unreadable: Whether unreadable records are left out instead of raising UserError.
     tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
-
-  Raises:
-    UserError: A record cannot be read, lacks a field, or has an answer that is empty or is not one
-      of the choices (the message names the file and line); or there are no records.
   """
   templates, unreadable = Templates(), 0
   examples: list[TaskExample] = []

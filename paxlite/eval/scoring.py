@@ -99,13 +99,12 @@ class Scorer:
   ) -> list[Score]:
     """Returns the score of each continuation, in their order.
 
+    Raises UserError if a continuation has no token, no context, ids outside the vocabulary, or more
+    tokens than a row.
+
     Args:
       continuations: Continuations, each with at least one token and one token of context.
       report: Called with the number of rows done and the number of all rows.
-
-    Raises:
-      UserError: A continuation has no token, no context, ids outside the vocabulary, or more
-        tokens than a row.
     """
     rows = self._rows_of(continuations)
     scores: list[Score | None] = [None] * len(continuations)

@@ -31,8 +31,7 @@ from paxlite.training.trainer import Trainer
 def tasks_of(experiment: LanguageModel, names: Sequence[str]) -> list[ZeroShotTask]:
   """Returns the tasks of these names, read as the experiment says.
 
-  Raises:
-    UserError: There is no such task, or one of its records cannot be read.
+  Raises UserError if there is no such task, or one of its records cannot be read.
   """
   e = experiment
   dataset_folder = e.TFDS_DATA_DIR if isinstance(e, FromTfds) else ''
@@ -43,10 +42,8 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
   """Returns what evaluates EVAL_TASKS while a run trains.
 
   A fine-tuning, that is, a run that starts from weights, is evaluated before its first step and at
-  its end. EVAL_TASKS_IN_TRAINING evaluates any run at each evaluation.
-
-  Raises:
-    UserError: There are no tasks, or the model cannot be asked.
+  its end. EVAL_TASKS_IN_TRAINING evaluates any run at each evaluation. Raises UserError if there
+  are no tasks, or the model cannot be asked.
   """
   e = noting(run, trainer.data.input).experiment
   if run.read_only or not isinstance(e, LanguageModel):

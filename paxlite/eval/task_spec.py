@@ -88,10 +88,7 @@ def read_specs(path: pathlib.Path) -> list[tuple[str, TaskSpec]]:
   """Returns the names and descriptions of the tasks in a file.
 
   The file holds one task, which has the file's name unless it states a "name", or a list of tasks
-  with a "name" each.
-
-  Raises:
-    UserError: There is no such file, or a description is not valid.
+  with a "name" each. Raises UserError if there is no such file, or a description is not valid.
   """
   if not path.is_file():
     raise UserError(f'{path} is missing')

@@ -113,9 +113,8 @@ class ZeroShot:
     """Evaluates a task.
 
     `report` is called with the number of rows or prompts done, and the number of all of them.
-
-    Raises:
-      UserError: A text is too long or gives no context (the message names the file and line).
+    Raises UserError if a text is too long or gives no context (the message names the file and
+    line).
     """
     started = time.perf_counter()
     if task.spec.generates:

@@ -103,8 +103,7 @@ class Experiment(TrainingLoop, Checkpointing, Added, subject='Built config'):
   def build_task(self) -> fdl.Config:
     """Returns the config of the Task on the experiment's backend, edited; programs build this one.
 
-    Raises:
-      UserError: A value of CONFIG_EDITS has another type than the one in its place.
+    Raises UserError if a value of CONFIG_EDITS has another type than the one in its place.
     """
     with selections_named(type(self).__name__):
       task = self.task()

@@ -28,14 +28,12 @@ def changes(e: Experiment, folder: pathlib.Path) -> list[str]:
   A field of the built config has its path, the value before and the value now. A function or class
   has its name and place. The experiment is built with the values of attributes that the run has, so
   that no attribute makes a difference. Configs are compared only where the code of paxlite is the
-  same. A run without sources.json has nothing to compare.
+  same. A run without sources.json has nothing to compare. Raises UserError if a file of the folder
+  is damaged.
 
   Args:
     e: The experiment as it is now.
     folder: The folder of the run.
-
-  Raises:
-    UserError: A file of the folder is damaged.
   """
   path, before = folder / SOURCES, run_values(folder)
   if before is None or not path.is_file():

@@ -45,14 +45,12 @@ def check_function(
 
   Attributes that CHECKPOINT_RESTORE_CHANGES names may differ. A checkpoint that does not name its
   experiment is not compared. If its class was not imported, only the attributes are compared.
+  Raises UserError if the checkpoint's model computes a different function.
 
   Args:
     folder: The checkpoint, for messages.
     experiment: The experiment.json of what wrote it; it may not exist.
     stored: Names of parameters of an unrolled stack that `e` goes on with.
-
-  Raises:
-    UserError: The checkpoint's model computes a different function.
   """
   function = e.values_of(Kind.FUNCTION)
   changing = [*map(current, e.CHECKPOINT_RESTORE_CHANGES)]

@@ -45,8 +45,7 @@ def warnings(experiment: Experiment, task: Task, state: TrainState) -> list[str]
 def requirements(experiment: Experiment) -> str:
   """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and warnings.
 
-  Raises:
-    UserError: Nothing is trained, or what cannot be.
+  Raises UserError if nothing is trained, or what cannot be.
   """
   e = experiment
   task: Task = fdl.build(e.build_task())

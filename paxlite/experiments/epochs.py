@@ -10,8 +10,7 @@ from paxlite.experiments.base import Experiment
 def max_steps(e: Experiment, data: Input) -> int:
   """Returns the number of steps in which `data` is read NUM_EPOCHS times, rounded up.
 
-  Raises:
-    UserError: The number of rows is not known: the data is a stream, a mixture or rollouts.
+  Raises UserError if the number of rows is not known: the data is a stream, a mixture or rollouts.
   """
   assert e.NUM_EPOCHS is not None
   if not isinstance(data, RowInput):

@@ -37,8 +37,7 @@ from paxlite.files.text_files import expanded
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
   """Writes the identity of the run into its folder: values, built config, sources, versions.
 
-  Raises:
-    UserError: A config holds what no file can hold, such as a lambda.
+  Raises UserError if a config holds what no file can hold, such as a lambda.
   """
   if jax.process_index() != 0:
     return
@@ -137,8 +136,7 @@ def fingerprint(e: Experiment) -> int:
 def run_values(folder: pathlib.Path) -> JsonObject | None:
   """Returns the identity in a run's folder, {'experiment': dotted path, 'values': {…}}, or None.
 
-  Raises:
-    UserError: The file that holds it is damaged.
+  Raises UserError if the file that holds it is damaged.
   """
   path = folder / EXPERIMENT
   return read_experiment(path) if path.is_file() else None
@@ -150,13 +148,11 @@ def stated_values(
   """Returns the values of a run that were set, without the values that derive from them.
 
   Attributes that no longer exist are omitted, unless the model would be another one without them.
+  Raises UserError if the run had a value of an attribute that other models alone have now.
 
   Args:
     cls: The experiment of the run.
     weights: What is known of the weights that it began with, from which values derive too.
-
-  Raises:
-    UserError: The run had a value of an attribute that other models alone have now.
   """
   types = attribute_types(cls)
   options.refuse_lost(cls, values)

@@ -61,8 +61,7 @@ class LanguageModel(Transformer, subject='Backends'):
   def backend(self) -> Backend:
     """The backend, and the attribute or environment variable that chose it.
 
-    Raises:
-      UserError: Two backends that exclude each other were chosen.
+    Raises UserError if two backends that exclude each other were chosen.
     """
     names = [name for name, is_on in self._backends.items() if is_on]
     if len(names) > 1:

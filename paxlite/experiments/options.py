@@ -58,8 +58,7 @@ def with_parts(cls: T, values: Mapping[str, object]) -> T:
 def with_attributes(cls: T, names: Iterable[str]) -> T:
   """Returns a class with the parts that have these attributes, and that it does not have.
 
-  Raises:
-    UserError: One family alone has such an attribute, and the class is none of it.
+  Raises UserError if one family alone has such an attribute, and the class is none of it.
   """
   names = list(names)
   refuse_lost(cls, {name: None for name in names if name in _FORMER})

@@ -58,12 +58,11 @@ _FORMER = {'remarks': 'warnings'}  # properties and methods that have another na
 def check_overrides(cls: type, base: type) -> None:
   """Adds a check to each method of a user that a class overrides, or gets from a mixin.
 
+  Raises UserError if the class defines what has another name now.
+
   Args:
     cls: The class of an experiment.
     base: The base class of all experiments.
-
-  Raises:
-    UserError: The class defines what has another name now.
   """
   bases = [b for b in cls.__mro__[1:] if issubclass(b, base)]
   is_new = lambda name: all(vars(b).get(name) is not getattr(cls, name, None) for b in bases)

@@ -38,10 +38,8 @@ E = TypeVar('E', bound=type[Experiment])
 def register(cls: E) -> E:
   """Registers an experiment class under its bare name; use it as a decorator.
 
-  Puts a command that runs the experiment before its docstring, unless that begins with one.
-
-  Raises:
-    UserError: Another experiment with this name is registered.
+  Puts a command that runs the experiment before its docstring, unless that begins with one. Raises
+  UserError if another experiment with this name is registered.
   """
   other = _REGISTRY.get(cls.__name__)
   if other is not None and (other.__module__, other.__qualname__) != (
@@ -107,11 +105,9 @@ def find(name: str) -> type[Experiment]:
 
   A class path of another system finds the same class here.
 
-  Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
-
-  Raises:
-    UserError: No experiment has this name (the message suggests similar ones), or a user's module
-      registers the name of one of paxlite's.
+  Only subclasses of Experiment are returned; nothing else is ever called or instantiated. Raises
+  UserError if no experiment has this name (the message suggests similar ones), or a user's module
+  registers the name of one of paxlite's.
   """
   if os.path.isfile(os.path.join(name, 'experiment.json')):
     raise UserError(
@@ -155,14 +151,12 @@ def find_known(
 ) -> type[Experiment]:
   """Returns the experiment that a file names, from paxlite or a module that is imported already.
 
-  Checkpoints may come from untrusted sources, and importing a module runs its code.
+  Checkpoints may come from untrusted sources, and importing a module runs its code. Raises
+  UserError if there is no such experiment, or its module is not imported.
 
   Args:
     name: A dotted path.
     way_out: How the user imports a module; {0} is its name.
-
-  Raises:
-    UserError: There is no such experiment, or its module is not imported.
   """
   module = name.rpartition('.')[0]
   if module and not module.startswith(_packages()) and module not in sys.modules:
@@ -181,11 +175,9 @@ def class_of(found: Mapping[str, Json]) -> type[Experiment]:
 def find_model(name: str) -> type[Experiment]:
   """Returns the experiment that MODEL names: a class of paxlite.experiments, or a dotted path.
 
-  Families such as Gemma are found too, which have no sizes and are not registered. A file may
-  name a model, so that only paxlite's modules are imported.
-
-  Raises:
-    UserError: There is no such experiment, or its module is not imported.
+  Families such as Gemma are found too, which have no sizes and are not registered. A file may name
+  a model, so that only paxlite's modules are imported. Raises UserError if there is no such
+  experiment, or its module is not imported.
   """
   if '.' in name:
     return find_known(name)
@@ -221,8 +213,7 @@ def finetuning_of(name: str) -> tuple[str, str] | None:
 def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   """Calls on `cfg` the function `name`: a dotted path or a name in the experiment's module.
 
-  Raises:
-    UserError: There is no such function, or it sets an attribute of a part that `cfg` lacks.
+  Raises UserError if there is no such function, or it sets an attribute of a part that `cfg` lacks.
   """
   if '.' not in name:
     name = f'{fdl.get_callable(cfg).__module__}.{name}'

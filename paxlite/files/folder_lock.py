@@ -95,10 +95,8 @@ class FolderLock:
   def check(self) -> None:
     """Looks whether the folder is still at its path; does nothing if the lock is not held.
 
-    A lock file that was deleted is made again.
-
-    Raises:
-      MovedError: It is not, or another run has the lock.
+    A lock file that was deleted is made again. Raises MovedError if it is not, or another run has
+    the lock.
     """
     with self._checking:
       if self._file is not None and not _leads_to(self._path, self._file.fileno()):

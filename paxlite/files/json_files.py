@@ -85,10 +85,8 @@ def is_json(line: bytes) -> bool:
 def parse_objects(text: str, path: str) -> Iterator[tuple[int, JsonObject]]:
   """Yields the objects of a JSON list, or objects that follow each other, over any lines.
 
-  Yields the number from 0 of the line in which each object begins, and the object.
-
-  Raises:
-    UserError: The text is neither; the message names `path` and the line.
+  Yields the number from 0 of the line in which each object begins, and the object. Raises UserError
+  if the text is neither; the message names `path` and the line.
   """
   after = lambda i: _SPACE.match(text, i).end()  # type: ignore[union-attr]
   at, line, counted = after(0), 0, 0
@@ -164,8 +162,7 @@ def _parse_slowly(line: bytes, place: str) -> Json:
 def strictly_parsed(text: bytes) -> Json:
   """Returns the value of a JSON text whose texts are Unicode and whose numbers are finite.
 
-  Raises:
-    ValueError: It is not JSON, is nested more than 1,024 levels deep, or has a half of a surrogate
-      pair or a number that no float64 holds.
+  Raises ValueError if it is not JSON, is nested more than 1,024 levels deep, or has a half of a
+  surrogate pair or a number that no float64 holds.
   """
   return orjson.loads(text)

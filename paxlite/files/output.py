@@ -15,12 +15,11 @@ from paxlite.files.schemes import cache, is_address, scheme_of
 def check_output(flag: str, place: str | None) -> None:
   """Checks that a file can be written; a folder that it needs is made. Hours of work may follow.
 
+  Raises UserError if the file cannot be written.
+
   Args:
     flag: What named the file, such as --json.
     place: A path, an address, or None.
-
-  Raises:
-    UserError: The file cannot be written.
   """
   if place is None:
     return
@@ -44,18 +43,13 @@ def check_output(flag: str, place: str | None) -> None:
 def exists(place: str) -> bool:
   """Returns whether there is a file or folder at a path, or a file at or below an address.
 
-  Raises:
-    UserError: The address cannot be read.
+  Raises UserError if the address cannot be read.
   """
   return scheme_of(place).exists(place) if is_address(place) else pathlib.Path(place).exists()
 
 
 def write_output(place: str, content: bytes) -> None:
-  """Writes a file, whole, to a path or an address.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Writes a file, whole, to a path or an address; raises UserError if it cannot be written."""
   try:
     if is_address(place):
       scheme_of(place).write(place, content)
@@ -74,14 +68,12 @@ def write_output(place: str, content: bytes) -> None:
 def output_folder(place: str, last: str) -> Iterator[pathlib.Path]:
   """A context that yields the folder to make at `place`, a path or an address.
 
-  For an address it is a folder on this machine, whose files are copied there at the end.
+  For an address it is a folder on this machine, whose files are copied there at the end. Raises
+  UserError if there is something at the address, or it cannot be written.
 
   Args:
     place: The folder, or the address, at which nothing may be yet.
     last: The file that is copied last, so that a reader who finds it finds all files.
-
-  Raises:
-    UserError: There is something at the address, or it cannot be written.
   """
   if not is_address(place):
     yield pathlib.Path(place)
@@ -99,15 +91,13 @@ def output_folder(place: str, last: str) -> Iterator[pathlib.Path]:
 def resumed_folder(address: str, about: str, last: str) -> Iterator[pathlib.Path]:
   """A context that yields a folder on this machine, whose files are copied to `address` at the end.
 
-  It is kept if the context or the copy fails, so that the same command continues with it.
+  It is kept if the context or the copy fails, so that the same command continues with it. Raises
+  UserError if the address cannot be written.
 
   Args:
     address: What the files are to be below.
     about: What is to be written: other contents are in other folders.
     last: The file that is copied last.
-
-  Raises:
-    UserError: The address cannot be written.
   """
   digest = hashlib.sha256(f'{address} {about}'.encode()).hexdigest()[:16]
   folder = cache() / 'unfinished' / digest

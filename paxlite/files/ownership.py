@@ -9,15 +9,13 @@ def open_to_others(path: pathlib.Path) -> pathlib.Path | None:
   """Finds whether users other than this one and root can change `path` or a folder above it.
 
   In a sticky folder such as /tmp, other users can add files but cannot replace those of this user.
+  Raises OSError if the permissions of one of them cannot be read.
 
   Args:
     path: An existing file or folder; links are followed.
 
   Returns:
     The first of them that other users can change; None where there is none.
-
-  Raises:
-    OSError: The permissions of one of them cannot be read.
   """
   path = path.resolve()
   for p in (path, *path.parents):

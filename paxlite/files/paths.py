@@ -31,8 +31,7 @@ def expanded(text: str) -> str:
 def local(text: str) -> str:
   """Returns `text`, a path on a file system, with `~` expanded.
 
-  Raises:
-    UserError: It has a scheme (gs:// …), or names an unknown user.
+  Raises UserError if it has a scheme (gs:// …), or names an unknown user.
   """
   scheme = _SCHEME.match(text)
   if scheme is not None:

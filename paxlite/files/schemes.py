@@ -197,8 +197,7 @@ def complete(folder: pathlib.Path) -> None:
 def records_of(run: str) -> pathlib.Path:
   """Returns the folder of a run; of one at an address, records are copied, and no checkpoints.
 
-  Raises:
-    UserError: There is no run at the address, or it cannot be used.
+  Raises UserError if there is no run at the address, or it cannot be used.
   """
   if not is_address(run):
     return pathlib.Path(run).expanduser().absolute()

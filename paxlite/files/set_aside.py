@@ -11,8 +11,7 @@ log = logging.getLogger('paxlite')
 def set_aside(path: pathlib.Path, reason: str) -> None:
   """Renames a file or folder to a name that nobody reads, and logs it; nothing is deleted.
 
-  Raises:
-    OSError: The file or folder cannot be renamed.
+  Raises OSError if the file or folder cannot be renamed.
   """
   aside = unused_name(path.with_name(f'{path.name}.damaged'))
   path.rename(aside)

@@ -76,13 +76,12 @@ def size_of(path: str | pathlib.Path) -> int:
 def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
   """File names with the patterns among them (data/*.jsonl) replaced by their matches, sorted.
 
+  Raises UserError if a pattern matches nothing, and `strict` is set.
+
   Args:
     names: Names of files; of datasets ('hf:…'), which are returned unchanged; or of what an
       extension copies to files.
     strict: Whether a pattern that matches nothing is an error; otherwise it is kept.
-
-  Raises:
-    UserError: A pattern matches nothing, and `strict` is set.
   """
   found: list[str] = []
   for name in map(os.path.expanduser, names):  # shells do not expand --fdl.NAME=~/a.txt
@@ -123,11 +122,10 @@ def _matches(pattern: str) -> list[str]:
 def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
   """Opens `path` for reading; .gz, .xz and .zst are decompressed on the way.
 
+  Raises UserError if the path is no readable file, or a package for its compression is missing.
+
   Args:
     raw: The same file, already open, for a caller that watches how far it has been read.
-
-  Raises:
-    UserError: The path is no readable file, or a package for its compression is missing.
   """
   file = pathlib.Path(path)
   check_file(path)
@@ -170,8 +168,7 @@ def _check_window(path: str, raw: IO[bytes]) -> None:
 def head_of(path: str, size: int) -> bytes:
   """The first `size` bytes of a file, decompressed and without a byte order mark.
 
-  Raises:
-    UserError: The file cannot be read.
+  Raises UserError if the file cannot be read.
   """
   try:
     with open_bytes(path) as f:
@@ -184,10 +181,8 @@ def text_or_file(given: str) -> str:
   """Returns the text of the file called `given`, or else `given`, which is the text itself.
 
   Whatever takes a text or a file reads it by this rule: what has no braces and no line breaks, and
-  names an existing file or an object of a store, is that file.
-
-  Raises:
-    UserError: The file cannot be read, or the name ends as that of a file that does not exist.
+  names an existing file or an object of a store, is that file. Raises UserError if the file cannot
+  be read, or the name ends as that of a file that does not exist.
   """
   if not given.strip() or '{' in given or '\n' in given:
     return given
@@ -237,8 +232,7 @@ def kind(path: str) -> str:
 def lines(path: str) -> Iterator[tuple[int, bytes]]:
   """The lines of a file that are not blank, numbered from 0.
 
-  Raises:
-    UserError: The file is empty or damaged.
+  Raises UserError if the file is empty or damaged.
   """
   for first, _, block in line_blocks(path):
     yield from lines_of(block, first)
@@ -248,10 +242,7 @@ def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, 
   """Splits a file into blocks of about half a megabyte; each ends at the end of a line.
 
   Yields the number of a block's first line, the number of the first line after it, and the block.
-  `raw` has the same meaning as for open_bytes.
-
-  Raises:
-    UserError: The file is empty or damaged.
+  `raw` has the same meaning as for open_bytes. Raises UserError if the file is empty or damaged.
   """
   done = 0
   rest: list[bytes] = []
@@ -280,10 +271,7 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
   """Finds the blocks of an uncompressed file from line `start` on, without returning their bytes.
 
   Yields the number of a block's first line, the number of the first line after it, and the byte
-  positions in the file at which the block begins and ends.
-
-  Raises:
-    UserError: The file is empty.
+  positions in the file at which the block begins and ends. Raises UserError if the file is empty.
   """
   buffer = bytearray(_BLOCK_BYTES)
   first = begin = offset = 0

@@ -25,6 +25,9 @@ _MOST = 1 << 62
 class ZarrChunks:
   """The description of an array, and its chunks, one file each.
 
+  Raises UserError if the description is missing or damaged, or is that of something else than
+  numbers, or a compressed chunk does not fit in memory.
+
   Args:
     folder: The array's folder.
     codecs: The compressors that are accepted; None: none.
@@ -38,10 +41,6 @@ class ZarrChunks:
     codec: The compressor, or None.
     separator: Character between the numbers of a chunk in the name of its file.
     chunk_bytes: Size of a decompressed chunk.
-
-  Raises:
-    UserError: The description is missing or damaged, or is that of something else than numbers, or
-      a compressed chunk does not fit in memory.
   """
 
   def __init__(self, folder: pathlib.Path, codecs: tuple[str | None, ...] = STATING):

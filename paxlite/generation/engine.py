@@ -119,11 +119,10 @@ class Engine:
   ) -> list[Completion]:
     """Returns the answer to each request, in their order.
 
+    Raises UserError if a prompt is empty, contains invalid ids, or is longer than the model takes.
+
     Args:
       report: Called with the number of answers, and the number of requests.
-
-    Raises:
-      UserError: A prompt is empty, contains invalid ids, or is longer than the model takes.
     """
     found: list[Completion | None] = [None] * len(requests)
     for done, (i, answer) in enumerate(self.answers(requests), 1):

@@ -22,12 +22,11 @@ class GrammarError(UserError):
 class Grammars:
   """Makes the grammars of answers.
 
+  Raises UserError if the package is missing, or no token ends an answer.
+
   Args:
     vocab_size: The number of ids of the model.
     ends: Token ids that end an answer; the first one is what a complete text may be followed by.
-
-  Raises:
-    UserError: The package is missing, or no token ends an answer.
   """
 
   def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]):

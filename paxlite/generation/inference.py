@@ -112,6 +112,9 @@ def load(
 ) -> Inference:
   """Loads the weights of `restore` into the experiment's model.
 
+  Raises UserError if there is no tokenizer, its vocabulary is another one, or the weights have
+  another shape.
+
   Args:
     experiment: The experiment as it was trained. The model is built from a copy with unrolled
       layers, which decodes without recomputation.
@@ -119,10 +122,6 @@ def load(
     restore: The path of the weights and the rules by which they are restored.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
     max_length: The most tokens of a text; None: as many as the model has positions.
-
-  Raises:
-    UserError: There is no tokenizer, its vocabulary is another one, or the weights have another
-      shape.
   """
   refuse_te_layers(source)
   if experiment.gives_rewards:
@@ -208,10 +207,8 @@ def load_before(
 ) -> Inference:
   """Loads the weights that a run began with; texts and chats become ids as in the run.
 
-  The arguments are those of load_checkpoint.
-
-  Raises:
-    UserError: The run began without weights, or they are gone.
+  The arguments are those of load_checkpoint. Raises UserError if the run began without weights, or
+  they are gone.
   """
   source = find_source(checkpoint, base_weights)
   run = experiment_of(source)
@@ -229,9 +226,8 @@ def load_before(
 def experiment_of(source: Source) -> LanguageModel:
   """Returns the experiment that a checkpoint was trained with.
 
-  Raises:
-    UserError: The experiment is not known, it is not a language model, or the checkpoint has a
-      value of an attribute that other models alone have now.
+  Raises UserError if the experiment is not known, it is not a language model, or the checkpoint has
+  a value of an attribute that other models alone have now.
   """
   found = source.written_by
   cls = class_of(found)

@@ -48,12 +48,11 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
 def sampler_of(e: LanguageModel, task: ShardedTask, data: Input) -> 'Sampler | None':
   """Returns what continues the prompts of an experiment; None if its model cannot.
 
+  Raises UserError if there is no tokenizer, no chat template, or a prompt is too long.
+
   Args:
     task: Its task, on its mesh.
     data: The training data.
-
-  Raises:
-    UserError: There is no tokenizer, no chat template, or a prompt is too long.
   """
   tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
   if not e.continues_text:

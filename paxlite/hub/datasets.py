@@ -21,8 +21,7 @@ _SPELLED = {'train': 'train|training', 'validation': 'validation|valid|val|dev',
 def files_of(text: str) -> list[str]:
   """Returns the copies of the files that a text names; [] if it names no dataset of the Hub.
 
-  Raises:
-    UserError: There are none, or it is not clear which are meant.
+  Raises UserError if there are none, or it is not clear which are meant.
   """
   name = dataset_named(text)
   if name is None:

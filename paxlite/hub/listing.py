@@ -44,12 +44,11 @@ class Listing:
   def download(self, names: Sequence[str], beside: pathlib.Path | None = None) -> pathlib.Path:
     """Copies missing files into the cache and returns their folder.
 
+    Raises UserError if there is no room, the Hub cannot be reached, or sent something else.
+
     Args:
       names: The files.
       beside: Where as many bytes are to be written after this; None: nowhere.
-
-    Raises:
-      UserError: There is no room, the Hub cannot be reached, or sent something else.
     """
     missing = [name for name in names if not (self.folder / name).exists()]
     if missing and self.problem:
@@ -176,8 +175,7 @@ def _check_room(written: Mapping[pathlib.Path, int]) -> None:
 def listing_of(name: HubName) -> Listing:
   """Lists the files of a model or dataset on the Hub, or in its copies if the Hub is unreachable.
 
-  Raises:
-    UserError: There is none of that name, it may not be read, or there are no copies.
+  Raises UserError if there is none of that name, it may not be read, or there are no copies.
   """
   with located(f'{name}: this path does not exist'):
     api = package().HfApi(library_name='paxlite')

@@ -30,10 +30,8 @@ def imported(text: str) -> list[str]:
   """Returns the folder of the imported weights of a model of the Hub; [] if `text` is a path.
 
   They are imported into paxlite/hub of the user's cache, one folder for each commit. Those of other
-  commits follow: a run may have begun with one of them.
-
-  Raises:
-    UserError: The model cannot be had, or is of no family that paxlite knows.
+  commits follow: a run may have begun with one of them. Raises UserError if the model cannot be
+  had, or is of no family that paxlite knows.
   """
   name = model_named(text)
   if name is None:

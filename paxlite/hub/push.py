@@ -22,14 +22,13 @@ _LIBRARIES = {'hf': 'transformers', 'peft': 'peft', 'gguf': 'gguf'}
 def pushing(text: str, private: bool, form: str) -> Callable[[pathlib.Path], None]:
   """Returns what uploads a folder, after a look at whether that can succeed.
 
+  Raises UserError if there is no token, it is not one of the organization, or the model is public
+  and is to be private.
+
   Args:
     text: The model, org/name.
     private: Whether a model that is not there yet becomes private.
     form: The value of --to.
-
-  Raises:
-    UserError: There is no token, it is not one of the organization, or the model is public and is
-      to be private.
   """
   hub = package()
   name = model_named(f'hf:{text.removeprefix("hf:")}')

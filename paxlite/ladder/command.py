@@ -107,11 +107,7 @@ def picture(answer: 'LadderFit') -> str:
 
 
 def _rates(text: str | None) -> list[float]:
-  """The factors of --rates.
-
-  Raises:
-    UserError: One is no number above 0.
-  """
+  """The factors of --rates; raises UserError if one is no number above 0."""
   if text is None:
     return [1.0]
   try:

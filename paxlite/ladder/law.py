@@ -41,12 +41,11 @@ class ScalingLaw:
   def __init__(self, sizes: Sequence[float], losses: Sequence[float]):
     """Fits the law.
 
+    Raises UserError if there are fewer than MIN_SIZES sizes, a loss is not finite, or no law fits.
+
     Args:
       sizes: The number of parameters of each model, above 0. Several models may have one size.
       losses: The loss of each.
-
-    Raises:
-      UserError: There are fewer than MIN_SIZES sizes, a loss is not finite, or no law fits.
     """
     if not np.isfinite(losses).all():
       raise UserError(f'a loss is not finite: {list(losses)}')

@@ -51,10 +51,8 @@ class Rung:
   def loss(self) -> float | None:
     """The held-out loss after its last step, in nats per token; None if not measured yet.
 
-    A loss that is not finite is infinite.
-
-    Raises:
-      UserError: The folder holds a run with other values.
+    A loss that is not finite is infinite. Raises UserError if the folder holds a run with other
+    values.
     """
     found = run_values(self.folder)
     if found is None:
@@ -128,6 +126,8 @@ def rungs(
 ) -> list[Rung]:
   """Returns the runs of a ladder, the smallest first; each is validated.
 
+  Raises UserError if a size is not possible, or its values are not valid.
+
   Args:
     name: The experiment as the command line names it.
     given: Attributes that the user has set, as texts.
@@ -137,9 +137,6 @@ def rungs(
     rates: Factors of its learning rate.
     seeds: How many seeds each model is trained with, from SEED on.
     folder: The folder in which the runs' folders are.
-
-  Raises:
-    UserError: A size is not possible, or its values are not valid.
   """
   found = []
   for size in sorted(of_sizes):

@@ -84,10 +84,7 @@ def values_of(experiment: LanguageModel, size: Size) -> dict[str, int]:
   """Returns the values of the attributes that make an experiment a model of another size.
 
   Heads keep their width, so that there are fewer or more of them. All other widths keep their ratio
-  to MODEL_DIMS.
-
-  Raises:
-    UserError: The width is no multiple of `step_of_widths`.
+  to MODEL_DIMS. Raises UserError if the width is no multiple of `step_of_widths`.
   """
   step = step_of_widths(experiment)
   if size.width % step:
@@ -119,10 +116,8 @@ def fewest_layers(experiment: LanguageModel) -> int:
 def default_rungs(experiment: LanguageModel) -> list[Size]:
   """Returns up to MOST_RUNGS sizes below an experiment's, as deep for their width as it is.
 
-  If its heads allow few widths, there are sizes of half that depth as well.
-
-  Raises:
-    UserError: There are fewer than FEWEST_RUNGS.
+  If its heads allow few widths, there are sizes of half that depth as well. Raises UserError if
+  there are fewer than FEWEST_RUNGS.
   """
   whole, step = Size.of(experiment), step_of_widths(experiment)
   first, period = experiment.num_first_blocks, experiment.blocks_per_layer

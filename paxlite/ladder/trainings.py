@@ -15,14 +15,12 @@ from paxlite.ladder.rungs import Rung
 def trained(rungs: Sequence[Rung], say: Callable[[str], None]) -> Iterator[tuple[Rung, float]]:
   """Trains the runs that are not complete, and yields all with their losses.
 
-  A run that was stopped continues from its last checkpoint.
+  A run that was stopped continues from its last checkpoint. Raises UserError if a run failed or was
+  stopped, or its folder holds another run.
 
   Args:
     rungs: The runs.
     say: Prints a line about each.
-
-  Raises:
-    UserError: A run failed or was stopped, or its folder holds another run.
   """
   known = [rung.loss for rung in rungs]  # which checks all folders before the first run begins
   for i, rung in enumerate(rungs):

@@ -100,12 +100,11 @@ def check_depths(experiment: LanguageModel, of_sizes: Iterable[Size]) -> None:
 def values_of(experiment: LanguageModel, size: Size, base: Size) -> dict[str, object]:
   """Returns the values of all attributes that an experiment has at another size.
 
+  Raises UserError if the experiment has no such size.
+
   Args:
     size: The size that it gets.
     base: The size at which the values of the experiment hold as they are.
-
-  Raises:
-    UserError: The experiment has no such size.
   """
   shape = sizes.values_of(experiment, size)
   m, d = size.width / base.width, size.layers / base.layers

@@ -99,10 +99,8 @@ class Offloaded:
 def jax_policy(policy: str | Offloaded) -> Callable[..., bool]:
   """Returns the jax checkpoint policy for the name of a CheckpointPolicy.
 
-  It also keeps the largest absolute values that FP8 products find, a few numbers for each.
-
-  Raises:
-    ValueError: The name is unknown.
+  It also keeps the largest absolute values that FP8 products find, a few numbers for each. Raises
+  ValueError if the name is unknown.
   """
   rest = _policy_of_activations(policy)
 

@@ -66,8 +66,7 @@ class LocalFolder:
   def make(self) -> None:
     """Makes the folder, which only its user can read.
 
-    Raises:
-      UserError: It cannot be made, or the folder of this user belongs to another one.
+    Raises UserError if it cannot be made, or the folder of this user belongs to another one.
     """
     try:
       for path in (self._mine, self.path):
@@ -160,8 +159,7 @@ class LocalFolder:
   def open(self, name: Name) -> 'LocalFile':
     """Returns a file with a description that was read and checked.
 
-    Raises:
-      DamagedError: It is damaged, or cannot be read.
+    Raises DamagedError if it is damaged, or cannot be read.
     """
     return LocalFile(self.path / str(name))
 
@@ -209,8 +207,7 @@ class LocalFile:
   def read(self, key: Key) -> np.ndarray:
     """Returns an array that the file has.
 
-    Raises:
-      DamagedError: It is damaged, or cannot be read.
+    Raises DamagedError if it is damaged, or cannot be read.
     """
     entry = self._entries[key]
     array = np.empty([stop - start for start, stop in key[1]], entry['dtype'])

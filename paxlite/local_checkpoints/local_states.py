@@ -75,15 +75,14 @@ class LocalCheckpoints:
   def restored(self, abstract: PyTree, above: int) -> tuple[int, PyTree, JsonObject] | None:
     """Returns the newest state that all processes can complete: its step, tree and metadata.
 
+    Raises UserError if the folder for local states cannot be made, or has no room for two of them.
+
     Args:
       abstract: A tree of jax.ShapeDtypeStruct with the shapes, dtypes and shardings of a state.
       above: States up to this step are not used. That of process 0 counts.
 
     Returns:
       None if there is no such state.
-
-    Raises:
-      UserError: The folder for local states cannot be made, or has no room for two of them.
     """
     self._files.make()
     self._check_room(abstract)
@@ -112,10 +111,8 @@ class LocalCheckpoints:
   def begin(self, step: int) -> None:
     """Begins a new branch of the run, which continues from `step`; other states are removed.
 
-    Every process must call this before the first step, and after a rollback.
-
-    Raises:
-      UserError: The folder for local states cannot be made.
+    Every process must call this before the first step, and after a rollback. Raises UserError if
+    the folder for local states cannot be made.
     """
     self._finish()
     self._files.make()

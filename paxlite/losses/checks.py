@@ -66,13 +66,12 @@ def check_distinct(metrics: Metrics, more: Collection[str], losses: Collection[s
 def checked_metrics(name: str, loss: Loss, metrics: Any, weight: jax.Array) -> Metrics:
   """Returns the metrics of a loss, each with its weight.
 
+  Raises UserError if it is not a dict of scalars, or of Weighted of two scalars, by allowed names.
+
   Args:
     name: The name of the loss.
     metrics: What its method `metrics` has returned.
     weight: The weight of a metric that is a bare scalar.
-
-  Raises:
-    UserError: It is not a dict of scalars, or of Weighted of two scalars, by allowed names.
   """
   where = f'{_place(loss.metrics)} of the loss {name!r}'
   if not isinstance(metrics, Mapping):

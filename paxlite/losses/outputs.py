@@ -106,11 +106,7 @@ class Outputs:
 
   @property
   def params(self) -> PyTree:
-    """The parameters.
-
-    Raises:
-      UserError: The class of no loss states reads_params.
-    """
+    """The parameters; raises UserError if the class of no loss states reads_params."""
     if self._params is None:
       raise UserError(
         'a loss reads outputs.params: its class must state `reads_params = True`, so that the '
@@ -127,10 +123,8 @@ class Outputs:
   def reference(self) -> Any:
     """The Outputs of the reference model for the same batch, without dropout and gradients.
 
-    If they were stored before training, they are log-probabilities alone.
-
-    Raises:
-      UserError: The task has no reference.
+    If they were stored before training, they are log-probabilities alone. Raises UserError if the
+    task has no reference.
     """
     if self._reference is None:
       raise UserError(

@@ -28,8 +28,7 @@ from paxlite.parallel.quantized_weights import is_quantized
 class Optimizer:
   """An optax transformation, with its schedule, the variables it trains, and how they are updated.
 
-  Raises:
-    UserError: `transformation` is no optax transformation.
+  Raises UserError if `transformation` is no optax transformation.
   """
 
   # Turns gradients into updates, including the learning rate. An update whose gradients are not
@@ -75,9 +74,8 @@ class Optimizer:
   def init(self, trainable: PyTree) -> PyTree:
     """Returns the first state for trainable parameters, boxed as they are with logical axes.
 
-    Raises:
-      UserError: It holds a random key of JAX's own type, which no checkpoint can hold, or no
-        variable has a learning rate of its own that an expression asks for.
+    Raises UserError if it holds a random key of JAX's own type, which no checkpoint can hold, or no
+    variable has a learning rate of its own that an expression asks for.
     """
     names = list(state_axes.named(trainable))
     variable_groups.check(self._rate_factors, names, 'LEARNING_RATE_FACTORS')

@@ -19,8 +19,7 @@ Factors = Sequence[tuple[str, float]]
 def parsed(texts: Sequence[str], attribute: str) -> list[tuple[str, float]]:
   """Returns the factors that an attribute states as 'PATTERN=FACTOR'.
 
-  Raises:
-    UserError: A text has another form.
+  Raises UserError if a text has another form.
   """
   found = []
   for text in texts:

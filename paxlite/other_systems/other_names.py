@@ -156,14 +156,13 @@ def understood(command: str, arguments: Sequence[str]) -> tuple[list[str], list[
 def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]:
   """Replaces the flags of another converter in a command line.
 
+  Raises UserError if a flag asks for what paxlite does not have.
+
   Args:
     names: The answers for its flags, in which blanks are underscores.
 
   Returns:
     The arguments with paxlite's flags, and warnings about flags that are left out.
-
-  Raises:
-    UserError: A flag asks for what paxlite does not have.
   """
   kept: list[str] = []
   warnings: list[str] = []

@@ -25,14 +25,13 @@ def make_mesh(
 ) -> Mesh:
   """The device mesh of shape `ici` × `dcn` over `axes`.
 
+  Raises UserError if the shapes do not fit the axes, or their product is not the number of devices.
+
   Args:
     ici: Devices per axis within a slice or host (ICI, NVLink).
     dcn: Copies of the `ici` mesh per axis, across slices or hosts (DCN).
     axes: Names from KNOWN_AXES, in the order of both shapes.
     devices: The devices of the mesh; None for all that are present.
-
-  Raises:
-    UserError: The shapes do not fit the axes, or their product is not the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   check_mesh_shape(ici, dcn, axes, len(devices))
@@ -48,8 +47,7 @@ def device_order(
 ) -> np.ndarray:
   """The devices as an array of shape ici × dcn. Each copy over DCN is from one slice or host.
 
-  Raises:
-    UserError: The devices are TPUs, and `dcn` is for another number of slices.
+  Raises UserError if the devices are TPUs, and `dcn` is for another number of slices.
   """
   granules = _granules(devices, math.prod(dcn))
   # Within a slice of TPUs, JAX knows which neighbors make a good ring. Elsewhere all orders are

@@ -151,14 +151,12 @@ def adds_up_gradients() -> bool:
 def shard(x: jax.Array, *names: str | None) -> jax.Array:
   """Constrains `x` to the layout that the active rules give its logical axes.
 
-  A dimension is not sharded over mesh axes that do not divide it: see `fitting`.
+  A dimension is not sharded over mesh axes that do not divide it: see `fitting`. Raises ValueError
+  if a name has no rule, or there are too many or too few names.
 
   Args:
     x: An array with as many dimensions as there are names.
     *names: Logical axis names; None for a dimension that is never split.
-
-  Raises:
-    ValueError: A name has no rule, or there are too many or too few names.
   """
   if len(names) != x.ndim:
     raise ValueError(f'{len(names)} axis names {names} for an array of shape {x.shape}')
@@ -292,8 +290,7 @@ HOST = 'pinned_host'  # JAX's name of the host's memory that a device reads and 
 def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
   """Returns a sharded shape in the host memory of each device.
 
-  Raises:
-    UserError: The devices cannot read the memory of their host.
+  Raises UserError if the devices cannot read the memory of their host.
   """
   sharding = like.sharding
   memories = [m.kind for m in sharding.mesh.devices.flat[0].addressable_memories()]
@@ -399,8 +396,7 @@ _probes_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite
 def reading_probes(names: Collection[str]) -> Iterator[None]:
   """Checks that a model which is traced reads the gradient probes of all these parameters.
 
-  Raises:
-    UserError: A parameter is not declared by `param`, or no loss reads the model.
+  Raises UserError if a parameter is not declared by `param`, or no loss reads the model.
   """
   read: set[str] = set()
   outer = _probes_read.get(None)

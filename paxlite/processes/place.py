@@ -82,14 +82,13 @@ def find(
 ) -> ProcessPlace | None:
   """Returns the place of this process; None if it is alone.
 
+  Raises UserError if an argument is missing, not valid, or contradicts the environment.
+
   Args:
     server_addr: host:port of process 0.
     num_hosts: The number of processes.
     host_idx: The number of this process, from 0.
     required: Whether a single process is an error.
-
-  Raises:
-    UserError: An argument is missing, not valid, or contradicts the environment.
   """
   given = {'server_addr': server_addr, 'num_hosts': num_hosts, 'host_idx': host_idx}
   missing = [f'--{name}' for name, value in given.items() if value is None]

@@ -41,12 +41,11 @@ log = logging.getLogger('paxlite')
 def evaluate(run: Run, before: bool = False) -> None:
   """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS.
 
+  Raises UserError if there is nothing to evaluate.
+
   Args:
     before: Whether the weights that the run began with are evaluated too. Their metrics are
       printed, and not kept.
-
-  Raises:
-    UserError: There is nothing to evaluate.
   """
   if holds_weights(run):
     where = shlex.quote(str(run.place))

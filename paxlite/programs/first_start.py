@@ -104,10 +104,8 @@ def in_steps(run: Run) -> Run:
   """Returns the run with the MAX_STEPS that NUM_EPOCHS means, and so with its whole schedule.
 
   A run that continues keeps the number that it began with. Otherwise the training data are read,
-  before anything is written or compiled. Without NUM_EPOCHS, the run is returned as it is.
-
-  Raises:
-    UserError: The number of rows is not known.
+  before anything is written or compiled. Without NUM_EPOCHS, the run is returned as it is. Raises
+  UserError if the number of rows is not known.
   """
   e = run.experiment
   if e.NUM_EPOCHS is None:

@@ -148,8 +148,7 @@ def values_of(cls: type[Experiment], given: Mapping[str, str], edits: Any) -> di
 def run_experiment(experiment: Experiment, options: argparse.Namespace) -> None:
   """Trains, evaluates or decodes an experiment with the options of a run, or describes it.
 
-  Raises:
-    UserError: The options do not fit the mode, or the experiment cannot be run with them.
+  Raises UserError if the options do not fit the mode, or the experiment cannot be run with them.
   """
   mode, step = options.mode, options.compiled_step
   if step is not None and (mode != 'train' or options.dry_run):

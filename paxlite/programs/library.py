@@ -31,11 +31,10 @@ from paxlite.tracking.writers import read_records
 def get(name: str) -> type[Experiment]:
   """Returns an experiment class; its arguments are attributes, as in get('TinyGPT')(NUM_LAYERS=6).
 
+  Raises UserError if no experiment has this name; the message suggests similar ones.
+
   Args:
     name: The name of a registered experiment, or a dotted path.
-
-  Raises:
-    UserError: No experiment has this name; the message suggests similar ones.
   """
   return registry.find(name)
 
@@ -74,13 +73,11 @@ def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
   """Loads the model of a run, or weights that `paxlite import` wrote.
 
   Import the module of your own experiment before you load its run; a warning says if it is missing.
+  Raises UserError if the folder holds neither a run nor weights.
 
   Args:
     folder: The folder, address or name of the run or weights.
     **values: Attributes of the experiment to change, such as FPROP_DTYPE='float32'.
-
-  Raises:
-    UserError: The folder holds neither a run nor weights.
   """
   given = os.fspath(folder)
   place = paths.stored((extensions.hint('weights', given) or [given])[0])

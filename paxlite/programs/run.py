@@ -62,8 +62,7 @@ class Run:
   def store(self) -> StateStore:
     """Returns the states of the run. They are checked early, because reading data takes time.
 
-    Raises:
-      UserError: The checkpoint that the run starts from does not fit the model.
+    Raises UserError if the checkpoint that the run starts from does not fit the model.
     """
     e = self.experiment
     return StateStore(

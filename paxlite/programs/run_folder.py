@@ -27,12 +27,11 @@ from paxlite.programs.run_checks import check_moments
 def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, str | None]:
   """Returns the folder on this machine of a job_log_dir, and its address, if it has one.
 
+  Raises UserError if checkpoints cannot be written to a folder of that name.
+
   Args:
     place: The job_log_dir.
     local_dir: Where the folder of a run in an object store is; None: in the user's cache.
-
-  Raises:
-    UserError: Checkpoints cannot be written to a folder of that name.
   """
   if not is_address(place):
     folder = pathlib.Path(place).absolute()
@@ -148,13 +147,11 @@ def check_model(run: Run, also: Iterable[str] = ()) -> None:
 def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
   """A context in which a run may use its folder; yields the run and the folder's lock.
 
-  A run in an object store has its lease, and its folder is copied to the store.
+  A run in an object store has its lease, and its folder is copied to the store. Raises UserError if
+  another run has it, or the store cannot be used.
 
   Args:
     deletes: Whether checkpoints in a store that are more than CHECKPOINT_MAX_TO_KEEP are deleted.
-
-  Raises:
-    UserError: Another run has it, or the store cannot be used.
   """
   lock = FolderLock(run.folder)
   keep = run.experiment.CHECKPOINT_MAX_TO_KEEP if deletes else sys.maxsize

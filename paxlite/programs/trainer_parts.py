@@ -63,8 +63,7 @@ def compiler(
 ) -> StepCompiler:
   """Returns what compiles the step, or loads a file of `paxlite compile`.
 
-  Raises:
-    UserError: The compiled step is for another mesh or machine.
+  Raises UserError if the compiled step is for another mesh or machine.
   """
   options = e.compiler_options(mesh.devices.flat[0].platform)
   memory = MemoryCheck(mesh, checks_memory)

@@ -32,8 +32,7 @@ _NOT_COMPARED = ('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu')
 def bisect(one: Run, other: Run) -> None:
   """Prints where two runs part: before training, in their records, checkpoints and replays.
 
-  Raises:
-    UserError: A folder holds no run, or one cannot be replayed.
+  Raises UserError if a folder holds no run, or one cannot be replayed.
   """
   runs = one, other
   say_once(f'A is {one.place}, and B is {other.place}.')

@@ -16,11 +16,10 @@ _MOST_BYTES = 1 << 24
 class CompletionServer:
   """A server; its errors are one clear line.
 
+  Raises UserError if it cannot be reached, or has no model.
+
   Args:
     url: Its address, with or without /v1.
-
-  Raises:
-    UserError: It cannot be reached, or has no model.
   """
 
   def __init__(self, url: str):
@@ -34,10 +33,8 @@ class CompletionServer:
     """Returns the most likely continuation of a prompt.
 
     Its `tokens` are texts, its `tops` the log-probabilities of the likeliest tokens of each step by
-    their texts, and `prompt_tokens` is the number of the prompt's tokens, or None.
-
-    Raises:
-      UserError: The server gives no log-probabilities.
+    their texts, and `prompt_tokens` is the number of the prompt's tokens, or None. Raises UserError
+    if the server gives no log-probabilities.
     """
     asked = {'model': self.model, 'prompt': prompt, 'max_tokens': steps, 'temperature': 0}
     found = self._request('/v1/completions', asked | {'logprobs': top})

@@ -19,12 +19,11 @@ from paxlite.proof.prompt_replies import replies
 def proof_of(checkpoint: str, base_weights: str) -> Callable[[pathlib.Path, LanguageModel], None]:
   """Returns what writes the proof of weights into the folder of their export; see _write.
 
+  Raises UserError if there is no tokenizer, or the model is too short for the prompts.
+
   Args:
     checkpoint: The run or the weights.
     base_weights: The folder of the base weights of a LoRA run, if they were moved.
-
-  Raises:
-    UserError: There is no tokenizer, or the model is too short for the prompts.
   """
   inference = load_checkpoint(
     checkpoint, overrides={'FPROP_DTYPE': 'float32'}, base_weights=base_weights

@@ -96,13 +96,12 @@ class ExportedModel(NamedTuple):
 def opened(path: pathlib.Path, config: JsonObject) -> ExportedModel:
   """Returns the model at a path.
 
+  Raises UserError if there is none, or it is damaged or not implemented.
+
   Args:
     path: A folder or a file.
     config: The config of the model that is expected, which tells how a GGUF file is read; see
       `config_of`.
-
-  Raises:
-    UserError: There is none, or it is damaged or not implemented.
   """
   if not path.exists():
     raise UserError(f'{path} does not exist')

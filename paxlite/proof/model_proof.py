@@ -73,8 +73,7 @@ class Facts(NamedTuple):
 def read_proof(path: pathlib.Path) -> JsonObject:
   """Returns the contents of proof.json.
 
-  Raises:
-    UserError: The file is missing, is none, or is of a later version.
+  Raises UserError if the file is missing, is none, or is of a later version.
   """
   if not path.is_file():
     raise UserError(

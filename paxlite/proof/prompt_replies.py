@@ -57,8 +57,7 @@ class Replies:
   def reply(self, text: str, ids: Sequence[int]) -> JsonObject:
     """Returns the reply to a prompt, with the most likely tokens of each step.
 
-    Raises:
-      UserError: The model gives no finite numbers.
+    Raises UserError if the model gives no finite numbers.
     """
     continuation: list[int] = []
     for _ in range(STEPS):
@@ -100,8 +99,7 @@ class Replies:
 def replies(inference: Inference) -> list[JsonObject]:
   """Returns the replies of a model to PROMPTS.
 
-  Raises:
-    UserError: It has too few positions for all of them.
+  Raises UserError if it has too few positions for all of them.
   """
   encoded = {text: inference.encode(text) for text in PROMPTS}
   fit = {text: ids for text, ids in encoded.items() if 1 < len(ids) <= inference.max_length - STEPS}
@@ -117,8 +115,7 @@ def replies(inference: Inference) -> list[JsonObject]:
 def judged(inference: Inference, given: Sequence[JsonObject]) -> list[JsonObject]:
   """Returns what a model makes of the prompts and continuations of a proof.
 
-  Raises:
-    UserError: The model has too few ids or positions for them.
+  Raises UserError if the model has too few ids or positions for them.
   """
   ids = [i for reply in given for i in (*reply['ids'], *reply['continuation'])]
   ids += [i for reply in given for top in reply['top'] for i, _ in top]

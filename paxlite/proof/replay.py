@@ -36,10 +36,8 @@ from paxlite.training.trainer import Trainer
 def copied(run: Run) -> Run:
   """Returns a run with a folder of its records, copied from an object store if necessary.
 
-  The run in the store is not touched, and may be training.
-
-  Raises:
-    UserError: There is no run in the store, or it cannot be used.
+  The run in the store is not touched, and may be training. Raises UserError if there is no run in
+  the store, or it cannot be used.
   """
   if run.address is None:
     return run

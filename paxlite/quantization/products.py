@@ -48,14 +48,12 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
 
   At every step, activations are scaled by the largest absolute value of each token, and weights by
   that of each output channel. For the gradient of a weight, the largest absolute value of each
-  channel is taken over the whole batch. Parameters and checkpoints do not change.
+  channel is taken over the whole batch. Parameters and checkpoints do not change. Raises UserError
+  if qwix is not installed.
 
   Args:
     model: The model; its methods `hidden` and `predicted` must apply all of its blocks.
     backward: Whether both products of the backward pass are in int8 too.
-
-  Raises:
-    UserError: qwix is not installed.
   """
   try:
     import qwix

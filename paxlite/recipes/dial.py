@@ -109,10 +109,8 @@ def _of_matrices(factor: float) -> list[str]:
 def Chat(depth: int) -> Any:
   """Returns the class of a chat model of a depth, to derive experiments from.
 
-  It is paxlite.recipes.dial.ChatN for N layers, by which commands and pickles find it.
-
-  Raises:
-    UserError: The depth is no whole number from 1 to 64.
+  It is paxlite.recipes.dial.ChatN for N layers, by which commands and pickles find it. Raises
+  UserError if the depth is no whole number from 1 to 64.
   """
   if type(depth) is not int or not 1 <= depth <= _DEEPEST:
     raise UserError(f'Chat(depth={depth!r}): the depth is a whole number from 1 to {_DEEPEST}')

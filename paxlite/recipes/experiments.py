@@ -53,12 +53,11 @@ def values_of(recipe: Recipe, stage: Stage, folder: pathlib.Path) -> dict[str, s
 def built(recipe: Recipe, folder: pathlib.Path) -> dict[str, Experiment]:
   """Returns the experiments of the stages that train, by name.
 
+  Raises UserError if a value is not valid, a file is missing that no stage makes, or a stage cannot
+  start from the one that it names.
+
   Args:
     folder: Its folder, in which nothing has to be yet.
-
-  Raises:
-    UserError: A value is not valid, a file is missing that no stage makes, or a stage cannot start
-      from the one that it names.
   """
   found: dict[str, Experiment] = {}
   for name, stage in recipe.stages.items():
@@ -118,8 +117,7 @@ def _same_tokens(one: str, two: str) -> bool:
 def files_of(e: Experiment, folder: pathlib.Path) -> list[str]:
   """Returns the files and folders on this machine that an experiment reads, but those of stages.
 
-  Raises:
-    UserError: One is missing.
+  Raises UserError if one is missing.
   """
   types, found = attribute_types(type(e)), list[str]()
   for name, value in e.values().items():

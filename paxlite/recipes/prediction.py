@@ -41,10 +41,8 @@ def hours_of(e: 'Experiment', target: 'Target', stage: str) -> float | None:
   """Returns the hours of all training steps of an experiment; None if their number is not known.
 
   The compiler for the target says how long a step takes, as for `paxlite plan`, and what it said is
-  kept with the planner's verdicts. On `here`, steps are run.
-
-  Raises:
-    UserError: The step does not fit the target, or its compiler is missing or refuses it.
+  kept with the planner's verdicts. On `here`, steps are run. Raises UserError if the step does not
+  fit the target, or its compiler is missing or refuses it.
   """
   if e.NUM_EPOCHS is not None:
     return None

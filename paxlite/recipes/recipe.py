@@ -129,12 +129,11 @@ AnyStage = Files | Stage
 class Recipe:
   """Stages in their order.
 
+  Raises UserError if a name is not valid or is there twice, or a stage refers to one that does not
+  come before it.
+
   Attributes:
     stages: The stages by their names.
-
-  Raises:
-    UserError: A name is not valid or is there twice, or a stage refers to one that does not come
-      before it.
   """
 
   def __init__(self, stages: Sequence[AnyStage]):

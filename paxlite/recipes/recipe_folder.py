@@ -37,12 +37,11 @@ class Status:
 class RecipeFolder:
   """The folder of a recipe, and what it says of the stages.
 
+  Raises UserError if the folder is that of another recipe, or of something else.
+
   Args:
     name: The dotted name of its module.
     folder: Its folder; it may not exist.
-
-  Raises:
-    UserError: The folder is that of another recipe, or of something else.
   """
 
   def __init__(self, recipe: Recipe, name: str, folder: pathlib.Path):

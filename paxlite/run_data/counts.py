@@ -26,8 +26,7 @@ class Counts:
 def counted(run: RunData) -> Counts:
   """Counts the documents in all steps that a run has done.
 
-  Raises:
-    UserError: The data do not name their documents, or cannot be read.
+  Raises UserError if the data do not name their documents, or cannot be read.
   """
   steps = run.steps_done
   run.check_step(max(1, steps))

@@ -63,8 +63,7 @@ def without(data: Input, path: str, flag: str = '') -> Input:
 def read(path: str) -> list[Place]:
   """Returns the records that a file names, in its first spelling of each.
 
-  Raises:
-    UserError: It names none, or too many.
+  Raises UserError if it names none, or too many.
   """
   found: dict[Key, Place] = {}
   for number, line in lines(path):

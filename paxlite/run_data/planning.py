@@ -29,14 +29,13 @@ _END = re.compile(r':\d+(?=\s*(?:,|$))')  # of a FILE:RECORD; names of files may
 def planned(run: RunData, asked: str, output: str | None) -> Iterator[str]:
   """Writes the file, and yields lines that say how to continue.
 
+  Raises UserError if a record is none of the data, cannot be left out exactly, or the file is
+  another one, or one that tells what the steps so far were trained without.
+
   Args:
     asked: FILE:RECORD and STEP:ROW, apart by commas; a row means all records that it has a part of.
     output: The file; None: left_out.txt, or left_out_2.txt and so on if the run reads that one.
       Records that the run leaves out already are added to it.
-
-  Raises:
-    UserError: A record is none of the data, cannot be left out exactly, or the file is another one,
-      or one that tells what the steps so far were trained without.
   """
   before, data = _before(run), run.plain_data()
   old = {left_out.key_of(place) for place in before}

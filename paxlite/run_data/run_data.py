@@ -62,7 +62,7 @@ class Position:
 
 
 class RunData:
-  """The training data of a run.
+  """The training data of a run; raises UserError if there is no run, or its records cannot be read.
 
   Args:
     place: The run's job_log_dir; it may be in an object store.
@@ -71,9 +71,6 @@ class RunData:
   Attributes:
     place: The same.
     folder: The folder of its records on this machine.
-
-  Raises:
-    UserError: There is no run, or its records cannot be read.
   """
 
   def __init__(self, place: str, vocab: str = ''):
@@ -171,8 +168,7 @@ class RunData:
   def batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
     """Yields the steps from `first` to `last` with their global batches.
 
-    Raises:
-      UserError: The data are gone, or are not what the run was trained on.
+    Raises UserError if the data are gone, or are not what the run was trained on.
     """
     step = first
     while step <= last:

@@ -336,8 +336,7 @@ def _is_id(x: object) -> bool:
 def _with_contents(messages: Any) -> Any:
   """Returns messages whose contents are not null, as those of an assistant may be.
 
-  Raises:
-    ApiError: The answer that a message begins is to be continued.
+  Raises ApiError if the answer that a message begins is to be continued.
   """
   return [_with_content(m) for m in messages] if isinstance(messages, list) else messages
 

@@ -16,10 +16,8 @@ _MOST_VALUES = 1_000_000  # of a body, with those in lists and objects
 def body_of(raw: bytes) -> JsonObject:
   """Returns the object of a body.
 
-  Its texts are Unicode, without halves of surrogate pairs, and its numbers fit into 64 bits.
-
-  Raises:
-    ApiError: It is not JSON, or no object, or far larger than any request.
+  Its texts are Unicode, without halves of surrogate pairs, and its numbers fit into 64 bits. Raises
+  ApiError if it is not JSON, or no object, or far larger than any request.
   """
   # the parser lets no other thread run; a text with so many commas is longer than any context
   if raw.count(b',') + raw.count(b'{') + raw.count(b'[') > 2 * _MOST_VALUES:

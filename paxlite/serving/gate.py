@@ -88,8 +88,7 @@ async def _refuse(error: ApiError, send: Send) -> None:
 def allowed_host(text: str) -> str:
   """Returns the name in a value of --allowed_hosts, which may have a port, or be an address.
 
-  Raises:
-    UserError: There is none.
+  Raises UserError if there is none.
   """
   address = f'[{text}]' if text.count(':') > 1 and '[' not in text and '//' not in text else text
   name = _host(address, '//' in text)

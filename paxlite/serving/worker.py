@@ -95,11 +95,7 @@ class Worker:
     return self._count
 
   def submit(self, requests: Sequence[Request]) -> list[Ticket]:
-    """Queues requests.
-
-    Raises:
-      BusyError: Too many wait.
-    """
+    """Queues requests; raises BusyError if too many wait."""
     with self._lock:
       if self._count + len(requests) > self.engine.most_rows + self._most_waiting:
         raise BusyError

@@ -11,8 +11,7 @@ _BUCKET = re.compile(r'[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]')
 def parsed(address: str) -> tuple[str, str, str]:
   """Returns the scheme of an address, its bucket, and its key; '' is the whole bucket.
 
-  Raises:
-    UserError: It is not an address of gs:// or s3:// with a bucket.
+  Raises UserError if it is not an address of gs:// or s3:// with a bucket.
   """
   found = _START.match(address)
   if found is None:

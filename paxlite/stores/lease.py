@@ -79,14 +79,13 @@ class Lease:
   def acquire(self, own: str | None) -> str | None:
     """Acquires the lease and renews it in a thread until `release`.
 
+    Raises UserError if another run holds it and renews it, or it cannot be replaced.
+
     Args:
       own: The attempt of a run on this machine that is known to have ended, or None.
 
     Returns:
       The attempt that held it last; None for a new run.
-
-    Raises:
-      UserError: Another run holds it and renews it, or it cannot be replaced.
     """
     seen: bytes | None = None
     until = 0.0

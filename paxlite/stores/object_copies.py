@@ -107,8 +107,7 @@ def _read(index: pathlib.Path) -> JsonObject:
 def most_bytes() -> int:
   """Returns how much space the copies may take.
 
-  Raises:
-    UserError: PAXLITE_CACHE_GB is not a number.
+  Raises UserError if PAXLITE_CACHE_GB is not a number.
   """
   text = os.environ.get('PAXLITE_CACHE_GB', '100')
   try:

@@ -54,7 +54,7 @@ class ObjectStore:
   """Reads and writes the objects below an address. It can be used by several threads.
 
   Names are relative to the address; '' is the object at the address itself. Nothing is sent before
-  the first method is called.
+  the first method is called. Raises UserError if the package obstore is missing.
 
   Args:
     address: The bucket, or a prefix in it, which is like a folder.
@@ -62,9 +62,6 @@ class ObjectStore:
     environment: Variables that name the endpoint and the credentials.
     guard: Called before each request that writes or deletes; it raises OSError if this process may
       not do so any more.
-
-  Raises:
-    UserError: The package obstore is missing.
   """
 
   def __init__(

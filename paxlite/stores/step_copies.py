@@ -91,10 +91,8 @@ class StepCopies:
   def upload(self, step: int) -> None:
     """Copies a step to the store; host 0 waits for the files of the others.
 
-    After a failure it can be called again, and continues with the files that are left.
-
-    Raises:
-      AbandonedError: The folder was deleted, or the store has the step.
+    After a failure it can be called again, and continues with the files that are left. Raises
+    AbandonedError if the folder was deleted, or the store has the step.
     """
     try:
       own, content = self._copy_files(step)

@@ -221,8 +221,7 @@ def trackers(
 ) -> list[Tracker]:
   """Returns the trackers of these names.
 
-  Raises:
-    UserError: The package of a tracker is not installed.
+  Raises UserError if the package of a tracker is not installed.
   """
   for name in names:
     if importlib.util.find_spec(name) is None:

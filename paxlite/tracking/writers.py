@@ -70,8 +70,7 @@ class Writer:
 def started(writers: Sequence[Writer]) -> Iterator[None]:
   """Starts trackers and closes them at the end of the block.
 
-  Raises:
-    UserError: A tracker cannot start.
+  Raises UserError if a tracker cannot start.
   """
   with contextlib.ExitStack() as stack:
     for writer in writers:

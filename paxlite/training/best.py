@@ -78,8 +78,7 @@ class Best(Callback):
   ) -> list[str]:
     """Notes an evaluation and saves the state if it is the best; returns lines for the user.
 
-    Raises:
-      UserError: There is no such metric.
+    Raises UserError if there is no such metric.
     """
     metrics = evaluations[self.input]
     if self.metric not in metrics:

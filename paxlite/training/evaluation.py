@@ -98,7 +98,7 @@ class Evaluator:
   def __call__(
     self, name: str, state: TrainState, progress: Callable[[str], None] = lambda text: None
   ) -> dict[str, float]:
-    """Returns the metrics over input `name`.
+    """Returns the metrics over input `name`; raises StoppedError if `stops` returned True.
 
     The total loss is that of one batch with all rows of the input.
 
@@ -106,9 +106,6 @@ class Evaluator:
       name: Name of the input.
       state: Its parameters are evaluated.
       progress: Called after every batch with a text that says which one.
-
-    Raises:
-      StoppedError: `stops` returned True.
     """
     data = self.inputs[name]
     mean = Mean()

@@ -32,12 +32,11 @@ class MemoryCheck:
   def state(self, abstract: PyTree, trainable: PyTree) -> None:
     """Checks the size of the state and its gradients, before they are allocated.
 
+    Raises UserError if they need more memory than is left.
+
     Args:
       abstract: The state, as a tree of jax.ShapeDtypeStruct with shardings.
       trainable: The parameters in it that get gradients.
-
-    Raises:
-      UserError: They need more memory than is left.
     """
     is_apart = lambda x: partitioning.is_on_host(x) and not _on_cpu(self.mesh)
     leaves = jax.tree.leaves(abstract)
@@ -57,11 +56,10 @@ class MemoryCheck:
   def step(self, compiled: jax.stages.Compiled) -> None:
     """Checks a compiled step, after its state is allocated and before the step runs.
 
+    Raises UserError if its temporary arrays need more memory than is left.
+
     Args:
       compiled: The executable, from jax's lower().compile().
-
-    Raises:
-      UserError: Its temporary arrays need more memory than is left.
     """
     analysis = compiled.memory_analysis()
     if analysis is None:  # not every platform provides it
@@ -77,8 +75,7 @@ class MemoryCheck:
   def _host(self, each: int) -> None:
     """Compares the bytes that each device of this process keeps on the host with those left there.
 
-    Raises:
-      UserError: They need more memory than is left.
+    Raises UserError if they need more memory than is left.
     """
     available = host_memory.available()
     needed = each * len(self.mesh.local_devices)

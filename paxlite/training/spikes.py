@@ -70,14 +70,12 @@ class Rollbacks:
     """Returns the step of the last good checkpoint before the spike at `step`.
 
     If no checkpoint was saved since the last rollback, the checkpoint before the one that it used
-    is chosen, if it exists. Later checkpoints are moved aside.
+    is chosen, if it exists. Later checkpoints are moved aside. Raises TrainingError if there is no
+    checkpoint, or the run has rolled back too often.
 
     Args:
       step: The step whose loss spiked.
       rows: The rows of its batch, for messages.
-
-    Raises:
-      TrainingError: There is no checkpoint, or the run has rolled back too often.
     """
     self._checkpoints.wait()
     where = f'the loss spiked at step {step:,}'

@@ -107,10 +107,8 @@ class StateStore:
     """Returns the state to evaluate, and its step.
 
     It is the state of the last good checkpoint. Without checkpoints it is a new state with the
-    parameters of `restore`, and the step is 0.
-
-    Raises:
-      UserError: There is neither, or the checkpoint does not fit.
+    parameters of `restore`, and the step is 0. Raises UserError if there is neither, or the
+    checkpoint does not fit.
     """
     while (step := self.checkpoints.latest_good_step()) is not None:
       try:

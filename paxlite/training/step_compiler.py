@@ -36,9 +36,8 @@ class StepCompiler:
   ) -> tuple[jax.stages.Compiled, str]:
     """Returns the executable, and a text that says whether it was compiled or loaded.
 
-    Raises:
-      UserError: The step needs more memory than is left, the saved step does not fit this run, or
-        another process has another step.
+    Raises UserError if the step needs more memory than is left, the saved step does not fit this
+    run, or another process has another step.
     """
     self._compare(lowered)
     compiled = self._compiled(lowered, arguments)
@@ -70,8 +69,7 @@ class StepCompiler:
   def _compare(self, lowered: jax.stages.Lowered) -> None:
     """Compares the programs of all processes, which would wait for each other or compute nonsense.
 
-    Raises:
-      UserError: They differ.
+    Raises UserError if they differ.
     """
     if jax.process_count() > 1:
       program = _ADDRESS.sub('', lowered.as_text())

@@ -270,14 +270,13 @@ class Trainer:
   def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background.
 
+    Raises TrainingError if too many steps in a row were skipped, a save failed, or the run's folder
+    is not at its path any more.
+
     Args:
       state: The state after `step` steps.
       step: The step; its batch is the next one to be drawn.
       unevaluated: Whether a run that resumes from this checkpoint must first evaluate it.
-
-    Raises:
-      TrainingError: Too many steps in a row were skipped, a save failed, or the run's folder is not
-        at its path any more.
     """
     self._skipped_steps.check(int(state.skipped_in_a_row), step)
     if not self.store.writes:
@@ -342,10 +341,8 @@ class Trainer:
   def _roll_back(self, state: TrainState, spiked: int) -> tuple[TrainState, int]:
     """Returns the state of the last good checkpoint before a loss spike, and its step.
 
-    The data is not rolled back: its next batch is the one after the spike.
-
-    Raises:
-      TrainingError: There is no checkpoint, or the run has rolled back too often.
+    The data is not rolled back: its next batch is the one after the spike. Raises TrainingError if
+    there is no checkpoint, or the run has rolled back too often.
     """
     with self._reporter.clock_stopped(state, 'restore'):
       step = self.rollbacks.step_before(spiked, self.data.rows(spiked - 1))

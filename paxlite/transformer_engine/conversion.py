@@ -83,19 +83,14 @@ def block_rules(e: LanguageModel) -> list[Rule]:
 def to_te(params: Arrays, rules: Sequence[Rule]) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the names and values of a block's parameters in Transformer Engine's layout.
 
-  Raises:
-    UserError: The parameters are not those of the rules.
+  Raises UserError if the parameters are not those of the rules.
   """
   _check_names(params, [name for rule in rules for name in rule.ours])
   return ((rule.theirs, rule.to_theirs(params)) for rule in rules)
 
 
 def from_te(params: Arrays, rules: Sequence[Rule]) -> Iterator[tuple[str, np.ndarray]]:
-  """Reverses to_te.
-
-  Raises:
-    UserError: The parameters are not those of the rules.
-  """
+  """Reverses to_te; raises UserError if the parameters are not those of the rules."""
   _check_names(params, [rule.theirs for rule in rules])
   return (pair for rule in rules for pair in rule.to_ours(params).items())
 

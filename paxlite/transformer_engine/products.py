@@ -26,8 +26,7 @@ def te_dot_general(recipe: TeRecipe, name: str | None = None) -> nn.Module:
 def te_context(recipe: TeRecipe) -> Iterator[None]:
   """A context in which Transformer Engine knows the recipe and the purposes of the mesh axes.
 
-  Raises:
-    UserError: The device does not support the recipe.
+  Raises UserError if the device does not support the recipe.
   """
   te = transformer_engine()
   active = active_mesh()
@@ -73,11 +72,7 @@ def te_recipe(name: TeRecipe) -> object:
 
 
 def transformer_engine() -> types.ModuleType:
-  """Returns the module transformer_engine.jax.
-
-  Raises:
-    UserError: It cannot be imported.
-  """
+  """Returns the module transformer_engine.jax; raises UserError if it cannot be imported."""
   try:
     import transformer_engine.jax as te
     import transformer_engine.jax.flax  # noqa: F401

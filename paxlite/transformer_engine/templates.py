@@ -51,12 +51,11 @@ def complete(e: LanguageModel, task: fdl.Config) -> None:
 def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   """Returns the template of a TeTransformerLayer that computes the same as e's blocks.
 
+  Raises UserError if Transformer Engine's layer has no equivalent of some attributes, or of a block
+  that the experiment has changed.
+
   Args:
     model: The config of its TransformerLm, in plain XLA.
-
-  Raises:
-    UserError: Transformer Engine's layer has no equivalent of some attributes, or of a block that
-      the experiment has changed.
   """
   check_supported(e)
   if model.transformer_tpl.layer_tpl != Transformer.model(e).transformer_tpl.layer_tpl:

@@ -41,8 +41,7 @@ _kept: dict[str, list[NamedWeight]] = {}  # of the last model
 def named_weights(e: LanguageModel) -> list[NamedWeight]:
   """Returns the weights of a model without factors, each with its name in transformers 5.
 
-  Raises:
-    UserError: The experiment belongs to no family that Hugging Face has.
+  Raises UserError if the experiment belongs to no family that Hugging Face has.
   """
   key = f'{type(e).__mro__} {e.model_values} {e.USE_REPEATED_LAYER}'
   if key not in _kept:

@@ -54,13 +54,12 @@ _OFF: tuple[object, ...] = (None, False, 'none', [], {}, '')
 def import_adapter(folder: pathlib.Path, base: Source, to: pathlib.Path) -> tuple[int, str]:
   """Writes a folder with the factors of an adapter; returns its bytes, and a line on them.
 
+  Raises UserError if the adapter has what is not supported, or does not fit the weights.
+
   Args:
     folder: The adapter, as peft saves it.
     base: The weights that it belongs to, as paxlite import writes them.
     to: The folder to write, which must not exist.
-
-  Raises:
-    UserError: The adapter has what is not supported, or does not fit the weights.
   """
   with located(str(folder)):
     experiment, variables = read_adapter(folder, base)

@@ -44,12 +44,11 @@ class GrownTables:
 def with_tokenizer(source: pathlib.Path | None, texts: str, to: pathlib.Path) -> list[int]:
   """Writes a tokenizer with new tokens into a folder, and returns their ids.
 
+  Raises UserError if there is no tokenizer.json, or it has one of the tokens.
+
   Args:
     source: The tokenizer's file, or its folder.
     texts: The tokens, with commas between them.
-
-  Raises:
-    UserError: There is no tokenizer.json, or it has one of the tokens.
   """
   from tokenizers import AddedToken, Tokenizer
 
@@ -75,8 +74,7 @@ def with_rows(
 ) -> tuple[LanguageModel, list[Entry], Tensors]:
   """Returns a model, its entries and its tensors with rows for new ids.
 
-  Raises:
-    UserError: The model has other tables with a row for each id.
+  Raises UserError if the model has other tables with a row for each id.
   """
   V, size = e.VOCAB_SIZE, max(e.VOCAB_SIZE, max(ids) + 1)
   others = [x.theirs for x in entries if x.shape[:1] == (V,) and x.ours not in _TABLES]

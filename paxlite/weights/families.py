@@ -34,14 +34,13 @@ _MOST_ENDS = 64  # ids that end a text
 def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> LanguageModel:
   """Returns the experiment of a Hugging Face config.json.
 
+  Raises UserError if the architecture or one of its options is not supported, or a value is missing
+  or not valid.
+
   Args:
     config: The contents of config.json.
     where: The path of the file, for messages.
     ends: The eos_token_id of generation_config.json, an id or several.
-
-  Raises:
-    UserError: The architecture or one of its options is not supported, or a value is missing or
-      not valid.
   """
   kind = config.get('model_type')
   if isinstance(kind, str):
@@ -82,12 +81,11 @@ def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> Lan
 def end_ids(found: Sequence[Json], vocab_size: int) -> list[int]:
   """Returns ids that end a text, each once, without those that the model does not have.
 
+  Raises UserError if one of them is not an id.
+
   Args:
     found: What files say, the more complete one first.
     vocab_size: The number of ids of the model.
-
-  Raises:
-    UserError: One of them is not an id.
   """
   if wrong := [i for i in found if isinstance(i, bool) or not isinstance(i, int)]:
     raise UserError(f'eos_token_id {wrong[0]!r} is not an id')
@@ -125,8 +123,7 @@ def published(family: type[LanguageModel], values: Mapping[str, object]) -> Lang
 def hugging_face_entries(e: LanguageModel) -> list[Entry]:
   """Returns the entries of the tensors of an experiment's model in a Hugging Face folder.
 
-  Raises:
-    UserError: The experiment belongs to no family that Hugging Face has.
+  Raises UserError if the experiment belongs to no family that Hugging Face has.
   """
   family = FAMILIES[family_of(e)]
   if family.entries is not None:
@@ -148,11 +145,9 @@ def _with_reward(entries: list[Entry], dims: int) -> list[Entry]:
 def family_of(e: LanguageModel) -> str:
   """Returns transformers' model_type for an experiment.
 
-  It is the first family whose class has the values of the experiment, apart from those that
-  its config.json can state. Families whose class the experiment is derived from come first.
-
-  Raises:
-    UserError: There is none; the message names an attribute that does not fit.
+  It is the first family whose class has the values of the experiment, apart from those that its
+  config.json can state. Families whose class the experiment is derived from come first. Raises
+  UserError if there is none; the message names an attribute that does not fit.
   """
   derived = [name for name, f in FAMILIES.items() if isinstance(e, f.experiment)]
   derived.sort(key=lambda name: -len(FAMILIES[name].experiment.__mro__))

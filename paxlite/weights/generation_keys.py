@@ -60,13 +60,11 @@ def read_generation(
   """Returns the experiment with the settings of generation_config.json.
 
   A warning names keys that change a text and are not supported, and those that are not known.
+  Raises UserError if the penalty is not a number above 0.
 
   Args:
     config: The contents of the file.
     where: The path of the file, for messages.
-
-  Raises:
-    UserError: The penalty is not a number above 0.
   """
   fields = Fields(config)
   penalty = fields.get(_PENALTY)

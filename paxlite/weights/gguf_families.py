@@ -37,8 +37,7 @@ def architectures() -> tuple[Architecture, ...]:
 def architecture_of(e: LanguageModel) -> tuple[Architecture, JsonObject]:
   """Returns the architecture of an experiment's model, and its config.json.
 
-  Raises:
-    UserError: llama.cpp has no such model, or computes something else for it.
+  Raises UserError if llama.cpp has no such model, or computes something else for it.
   """
   kind = family_of(e)
   of_kind = [a for a in architectures() if a.kind == kind]

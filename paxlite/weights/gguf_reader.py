@@ -28,15 +28,14 @@ _PIECES = {'llama': sentencepiece.BPE, 'gemma4': sentencepiece.BPE, 't5': senten
 class GgufTensors:
   """The fields and tensors of a GGUF file; tensors are read one at a time, in float32.
 
+  Raises UserError if it is not a GGUF file, or is cut short.
+
   Args:
     architecture: The architecture of its model.
 
   Attributes:
     fields: The values of its fields by name.
     shapes: The shapes of its tensors by name, with the innermost dimension last.
-
-  Raises:
-    UserError: It is not a GGUF file, or is cut short.
   """
 
   def __init__(self, path: pathlib.Path, architecture: Architecture):
@@ -115,8 +114,7 @@ def unread(architecture: Architecture, config: Config, file: GgufTensors) -> lis
 def text_facts(fields: Mapping[str, Any]) -> JsonObject:
   """Returns what a file says of its tokenizer and chat template, as a proof has it.
 
-  Raises:
-    UserError: The fields do not have the values of a tokenizer.
+  Raises UserError if the fields do not have the values of a tokenizer.
   """
   try:
     return _text_facts(fields)

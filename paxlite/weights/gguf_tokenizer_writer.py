@@ -84,12 +84,11 @@ def tokenizer_fields(
 ) -> dict[str, object]:
   """Returns the fields of a tokenizer, with special tokens and the chat template of an experiment.
 
+  Raises UserError if llama.cpp has no such tokenizer, or it is that of another model.
+
   Args:
     path: The tokenizer's file or folder; None: the file says that it has none.
     shown: See Architecture.
-
-  Raises:
-    UserError: llama.cpp has no such tokenizer, or it is that of another model.
   """
   if path is None:
     return {'tokenizer.ggml.model': 'none'}

@@ -59,6 +59,9 @@ _INTEGERS = {'int64': 'I64'}
 class Safetensors:
   """The tensors of a folder of .safetensors files; only one tensor is in memory at a time.
 
+  Raises UserError if a file is missing, truncated or not a safetensors file, or two of them hold
+  the same tensor.
+
   Args:
     address: Where the files are in an object store; `folder` has copies of the other files.
     keeps: How the names of tensors begin that are not left out; '': none.
@@ -68,10 +71,6 @@ class Safetensors:
     tensors: The tensors of the text model, by the names that they have in one.
     beside: The tensors beside the text model.
     left_out: How many tensors beside the text model there are, by what they are for.
-
-  Raises:
-    UserError: A file is missing, truncated or not a safetensors file, or two of them hold the same
-      tensor.
   """
 
   def __init__(self, folder: pathlib.Path, address: str | None = None, keeps: str = ''):
@@ -212,8 +211,7 @@ def read_folder(
 def entries_in(e: LanguageModel, tensors: Tensors) -> list[Entry]:
   """Returns the entries of an experiment's model with the names of tensors that a folder has.
 
-  Raises:
-    UserError: A copy of a tensor has other values than what it should repeat.
+  Raises UserError if a copy of a tensor has other values than what it should repeat.
   """
   entries = _without_missing_copies(hugging_face_entries(e), tensors)
   return FAMILIES[family_of(e)].found(entries, tensors.shapes)
@@ -222,8 +220,7 @@ def entries_in(e: LanguageModel, tensors: Tensors) -> list[Entry]:
 def _without_missing_copies(entries: list[Entry], tensors: Tensors) -> list[Entry]:
   """Returns the entries without missing copies.
 
-  Raises:
-    UserError: A copy has other values than what it should repeat.
+  Raises UserError if a copy has other values than what it should repeat.
   """
   originals = {entry.ours: entry.theirs for entry in entries if not entry.is_copy}
   for entry in entries:

@@ -10,8 +10,7 @@ from paxlite.weights.known_keys import shortened
 def is_on(config: Mapping[str, Json], key: str, default: bool = False) -> bool:
   """Returns a key that is true or false; null is false, as transformers takes it.
 
-  Raises:
-    UserError: It is something else, as the text 'false', which Python would take as true.
+  Raises UserError if it is something else, as the text 'false', which Python would take as true.
   """
   value = config.get(key, default)
   if value is not None and not isinstance(value, bool):
@@ -22,8 +21,7 @@ def is_on(config: Mapping[str, Json], key: str, default: bool = False) -> bool:
 def interval(config: Mapping[str, Json], key: str, default: int) -> int:
   """Returns a key that says of how many blocks one is different; null is the default.
 
-  Raises:
-    UserError: It is no integer, or less than 1.
+  Raises UserError if it is no integer, or less than 1.
   """
   value = config.get(key)
   if value is None:
@@ -36,8 +34,7 @@ def interval(config: Mapping[str, Json], key: str, default: int) -> int:
 def integer(config: Mapping[str, Json], key: str, default: int | None = None) -> int:
   """Returns a key that is an integer; a KeyError names one that is missing and has no default.
 
-  Raises:
-    UserError: It is none.
+  Raises UserError if it is none.
   """
   value = config[key] if default is None else config.get(key, default)
   if isinstance(value, bool) or not isinstance(value, int):

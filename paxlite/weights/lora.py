@@ -158,8 +158,7 @@ def write_adapter(
 ) -> int:
   """Writes adapter_config.json and adapter_model.safetensors; returns the bytes of the tensors.
 
-  Raises:
-    UserError: There are no variables of LoRA, or the run trained what an adapter leaves out.
+  Raises UserError if there are no variables of LoRA, or the run trained what an adapter leaves out.
   """
   e = experiment
   if not any(name.endswith('/lora_a') for name in variables):

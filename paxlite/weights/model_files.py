@@ -49,13 +49,12 @@ def chosen(
 ) -> tuple[list[str], Mapping[str, str]]:
   """Returns the names of the files with the weights, and the index that belongs to them.
 
+  Raises UserError if a file is missing, or it is not clear which files hold the weights.
+
   Args:
     where: The folder, for messages.
     names: Names of the files in the folder.
     weight_map: Reads the index, which gives the file name of each tensor.
-
-  Raises:
-    UserError: A file is missing, or it is not clear which files hold the weights.
   """
   found = sorted(n for n in names if n.endswith('.safetensors'))
   if SINGLE in names:

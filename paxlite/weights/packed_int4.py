@@ -27,11 +27,10 @@ _HARMLESS = ('targets', 'observer', 'observer_kwargs', 'scale_dtype', 'zp_dtype'
 def group_size(config: Mapping[str, Json]) -> int:
   """Returns how many neighboring weights of an output have one scale.
 
+  Raises UserError if its groups say something that is not supported.
+
   Args:
     config: The quantization_config of this method.
-
-  Raises:
-    UserError: Its groups say something that is not supported.
   """
   whole = Fields(config, 'quantization_config')
   groups = whole.get('config_groups')

@@ -74,6 +74,8 @@ def import_checkpoint(
 ) -> tuple[int, int | None]:
   """Writes a Pax checkpoint as a folder of weights; a failure leaves no folder behind.
 
+  Raises UserError if variables are missing, left over or of another shape; the message names them.
+
   Args:
     path: The folder checkpoint_%08d of Pax.
     to: The folder to write, which must not exist.
@@ -84,9 +86,6 @@ def import_checkpoint(
 
   Returns:
     Bytes of the variables, and the step, or None if Adam's state was not imported.
-
-  Raises:
-    UserError: Variables are missing, left over or of another shape; the message names them.
   """
   state = path / 'state'
   if not state.is_dir():

@@ -42,11 +42,10 @@ class ReadableTensors(Protocol):
 class Dequantized:
   """The tensors of a folder; some are stored in FP8, MXFP4 or int4.
 
+  Raises UserError if a tensor has another dtype, or the scales of a tensor are missing.
+
   Attributes:
     stored: The tensors as they are stored.
-
-  Raises:
-    UserError: A tensor has another dtype, or the scales of a tensor are missing.
   """
 
   def __init__(self, stored: ReadableTensors, config: Config):

@@ -49,8 +49,7 @@ class FileTensor:
 def tensors_in(path: str) -> list[FileTensor]:
   """Returns the tensors of a file.
 
-  Raises:
-    UserError: It is not there, or is not a safetensors file.
+  Raises UserError if it is not there, or is not a safetensors file.
   """
   damaged = f'{path} is damaged or truncated'
   content = content_of(path, kept=False)

@@ -14,14 +14,12 @@ from paxlite.core.errors import UserError
 def unfinished_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """A context that yields a folder of a temporary name, which is renamed to `path` at its end.
 
-  A lock file keeps a second process from writing the same folder. The kernel releases the lock
-  when a process ends. The folder that a killed process left is removed and made again.
+  A lock file keeps a second process from writing the same folder. The kernel releases the lock when
+  a process ends. The folder that a killed process left is removed and made again. Raises UserError
+  if the path exists, another process is writing it, or it cannot be made.
 
   Args:
     path: The final path, which must not exist.
-
-  Raises:
-    UserError: The path exists, another process is writing it, or it cannot be made.
   """
   final = path.absolute()
   folder, lock_path = (final.with_name(f'.{final.name}.{end}') for end in ('unfinished', 'lock'))

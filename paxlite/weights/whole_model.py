@@ -78,13 +78,12 @@ def origin_of(folder: pathlib.Path, tensors: Dequantized) -> JsonObject | None:
 def original_of(checkpoint: str, base: str, given: str) -> Original | None:
   """Returns the folder that a checkpoint's weights go back into; None: they are of a text model.
 
+  Raises UserError if the folder is not there.
+
   Args:
     checkpoint: A run or imported weights.
     base: The weights that the run started from, if they were moved.
     given: The folder, if it is named; ''.
-
-  Raises:
-    UserError: The folder is not there.
   """
   remembered = _remembered(checkpoint) or (_remembered(base) if base else None)
   if not given and remembered is None:
@@ -108,12 +107,11 @@ def _remembered(checkpoint: str) -> JsonObject | None:
 class WholeModel:
   """A folder with an experiment's weights in its text model.
 
+  Raises UserError if it is not the folder that was imported, its text model is another one than the
+  experiment's, or weights were trained that it has in a quantized form.
+
   Attributes:
     summary: What was written, once it was.
-
-  Raises:
-    UserError: It is not the folder that was imported, its text model is another one than the
-      experiment's, or weights were trained that it has in a quantized form.
   """
 
   def __init__(

@@ -135,12 +135,9 @@ def experiment_of(args: argparse.Namespace) -> 'LanguageModel':
 def searched(
   space: 'Space', args: argparse.Namespace, pool: 'WorkerPool', store: 'Store'
 ) -> tuple['Plan', str]:
-  """Returns what a search finds, and its page.
+  """Returns what a search finds, and its page; raises UserError if no mesh can split the batch.
 
   Nothing is compiled if the state alone is too large for the devices.
-
-  Raises:
-    UserError: No mesh can split the batch.
   """
   from paxlite.aot.planning import pages, ways_out
   from paxlite.aot.planning.estimate import Estimator

@@ -54,8 +54,7 @@ def of_target(target: Target) -> Machine:
 def here() -> Machine:
   """Returns the machine of the devices that are here.
 
-  Raises:
-    UserError: They are GPUs or TPUs whose data sheet is not known.
+  Raises UserError if they are GPUs or TPUs whose data sheet is not known.
   """
   found = devices.present()
   kind, platform = found[0].device_kind, {'cpu': 'cpu', 'tpu': 'tpu'}.get(found[0].platform, 'gpu')

@@ -107,8 +107,7 @@ class Space:
   def layouts(self) -> list[Layout]:
     """The meshes to try.
 
-    Raises:
-      UserError: The experiment's mesh is to be kept and is not that of the machine.
+    Raises UserError if the experiment's mesh is to be kept and is not that of the machine.
     """
     if self.fixed.isdisjoint(MESH):
       return layouts(self.experiment, self.machine)

@@ -53,7 +53,8 @@ class PaxliteLM(TemplateLM):
   """The model of a job_log_dir or of imported weights, with the interface of the harness.
 
   Texts become ids as in HFLM, the harness' own class for transformers. A text that is longer than
-  the model takes loses its beginning, also as there.
+  the model takes loses its beginning, also as there. Raises UserError if the checkpoint, the
+  tokenizer or an attribute cannot be used.
 
   Args:
     checkpoint: The folder of the checkpoint.
@@ -66,9 +67,6 @@ class PaxliteLM(TemplateLM):
     prefix_token_id: The id that stands for an empty context; None: BOS, or EOS if there is none.
     batch_size, max_batch_size, device: Arguments that the harness passes; they are not used.
     attributes: Attributes of the experiment, such as DECODE_BATCH_SIZE=32.
-
-  Raises:
-    UserError: The checkpoint, the tokenizer or an attribute cannot be used.
   """
 
   def __init__(

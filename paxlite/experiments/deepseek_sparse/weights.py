@@ -108,8 +108,7 @@ def _write_types(e: LanguageModel) -> JsonObject:
 def indexer_types(config: Config) -> list[str]:
   """Returns for each layer whether it has an indexer ('full'), as transformers reads a config.
 
-  Raises:
-    UserError: A kind is unknown, or the first layer or some layer has none.
+  Raises UserError if a kind is unknown, or the first layer or some layer has none.
   """
   layers, letters = config['num_hidden_layers'], {'F': 'full', 'S': 'shared'}
   found = config.get('indexer_types')

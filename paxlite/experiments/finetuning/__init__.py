@@ -310,14 +310,12 @@ def _model_of(cls: type[Experiment]) -> type[Experiment] | None:
 def composed(generic: type[_OfAnyModel], name: str) -> type[_OfAnyModel]:
   """Returns the class of an experiment of any model for one model.
 
-  It has the name of the former, and MODEL says the rest: experiment.json names both.
+  It has the name of the former, and MODEL says the rest: experiment.json names both. Raises
+  UserError if there is no such model, or it has a dataset already, or no class to be put into.
 
   Args:
     generic: The experiment, such as HuggingFaceSFT.
     name: The model, as MODEL names it.
-
-  Raises:
-    UserError: There is no such model, or it has a dataset already, or no class to be put into.
   """
   model = find_model(name)
   if not getattr(model, '_is_published', False):

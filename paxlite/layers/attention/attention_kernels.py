@@ -18,8 +18,7 @@ _kernels: list[Kernel] = [
 def register(kernel: Kernel) -> None:
   """Puts a kernel in front of all others, for each attention that is traced from now on.
 
-  Raises:
-    ValueError: There is a kernel of this name.
+  Raises ValueError if there is a kernel of this name.
   """
   if any(kernel.name == known.name for known in _kernels):
     raise ValueError(f'an attention kernel named {kernel.name!r} is registered already')

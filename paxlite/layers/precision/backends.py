@@ -28,8 +28,7 @@ class Backend:
 def environment_flag(name: str) -> bool:
   """Returns whether an environment variable is on; Pax's scripts set ENABLE_TE to 1 or 0, or not.
 
-  Raises:
-    UserError: It has another value.
+  Raises UserError if it has another value.
   """
   text = os.environ.get(name, '')
   values = {'': False, '0': False, 'false': False, '1': True, 'true': True}
@@ -41,10 +40,8 @@ def environment_flag(name: str) -> bool:
 def fused_attention() -> bool:
   """Returns whether Transformer Engine may use cuDNN's attention.
 
-  The environment variable NVTE_FUSED_ATTN decides it. Transformer Engine reads it too.
-
-  Raises:
-    UserError: NVTE_FUSED_ATTN is neither 0 nor 1.
+  The environment variable NVTE_FUSED_ATTN decides it. Transformer Engine reads it too. Raises
+  UserError if NVTE_FUSED_ATTN is neither 0 nor 1.
   """
   text = os.environ.get('NVTE_FUSED_ATTN', '1')
   if text not in ('0', '1'):

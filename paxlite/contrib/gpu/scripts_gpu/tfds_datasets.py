@@ -34,6 +34,8 @@ def build(
 ) -> str:
   """Writes `data_dir`/name/1.0.0 from JSON lines; returns a line that describes the dataset.
 
+  Raises UserError if TFDS is missing, a line is invalid, or the dataset exists already.
+
   Args:
     name: Name of the dataset.
     features: The types of its fields: str, bool.
@@ -42,9 +44,6 @@ def build(
       the error names the line.
     data_dir: TFDS_DATA_DIR.
     num_shards: Number of files per split; None: by size. Up to 8 processes share a multiple of 8.
-
-  Raises:
-    UserError: TFDS is missing, a line is invalid, or the dataset exists already.
   """
   try:
     import tensorflow as tf
@@ -103,8 +102,7 @@ def _converted(file: str, convert: Convert, features: Mapping[str, type]) -> Ite
 def fetched(url: str, sha256: str, folder: pathlib.Path) -> str:
   """Returns the file at a URL, downloaded into a folder unless present; verifies its checksum.
 
-  Raises:
-    UserError: There is no network, or the file is not the expected one.
+  Raises UserError if there is no network, or the file is not the expected one.
   """
   path = folder / url.rsplit('/', 1)[-1]
   if not path.exists():
