@@ -1,29 +1,22 @@
 """Compiled programs that the tests keep from session to session, in the user's cache folder.
 
 JAX finds a program by a hash of its text, its options and the compiler's version. The folder is one
-of these versions and of this processor, so that no program runs that another machine has compiled.
-A session writes at its end which files are whole, and the next one removes all others, which a
-session that was killed may have left half written.
+of this processor, so that no program runs that another machine has compiled. A session writes at
+its end which files are whole, and the next one removes all others, which a session that was killed
+may have left half written.
 """
 
 import fcntl
-import hashlib
-import importlib.metadata
 import json
-import os
 import pathlib
-import platform
-import shutil
-import sys
-import time
 
 import zstandard
 
+from paxlite.compilation import cache
 from paxlite.files.ownership import open_to_others
 
 _WHOLE = 'whole.json'  # the sizes of files by their names
 _MOST_BYTES = 6 << 30
-_KEPT_DAYS = 14  # for folders of other versions
 
 
 class KeptPrograms:
@@ -37,11 +30,10 @@ class KeptPrograms:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (others := open_to_others(root.resolve())) is not None:
       raise PermissionError(f'others can write to {others}')
-    self.folder = root / _key()
+    self.folder = root / cache.programs_folder().name
     self.folder.mkdir(mode=0o700, exist_ok=True)
     self._lock = open(root / f'{self.folder.name}.lock', 'w')  # noqa: SIM115 - until the end
     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    _remove_old(root, self.folder)
     self._sizes = self._whole()
     for path in self._files():
       if path.stat().st_size != self._sizes.get(path.name):
@@ -86,36 +78,4 @@ def _is_whole(path: pathlib.Path) -> bool:
 
 
 def default_root() -> pathlib.Path:
-  home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  return pathlib.Path(home) / 'paxlite' / 'tests'
-
-
-def _key() -> str:
-  """Returns a name for what decides whether a compiled program is right here."""
-  versions = [importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')
-              if _is_installed(name)]  # fmt: skip
-  text = ' '.join([*versions, sys.version, platform.machine(), _processor()])
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _is_installed(name: str) -> bool:
-  try:
-    return bool(importlib.metadata.version(name))
-  except importlib.metadata.PackageNotFoundError:
-    return False
-
-
-def _processor() -> str:
-  """Returns the model and the features of the first processor; '' where /proc does not tell."""
-  try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
-  except OSError:
-    return ''
-  return ' '.join(x for x in lines if x.startswith(('model name', 'flags', 'Features')))
-
-
-def _remove_old(root: pathlib.Path, ours: pathlib.Path) -> None:
-  before = time.time() - _KEPT_DAYS * 86400
-  for folder in root.iterdir():
-    if folder.is_dir() and folder != ours and folder.stat().st_mtime < before:
-      shutil.rmtree(folder, ignore_errors=True)
+  return cache.cache_folder() / 'tests'
