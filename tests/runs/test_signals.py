@@ -194,20 +194,6 @@ def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_ctrl_c_in_one_of_two_makes_both_save_the_same_step(tmp_path):
-  processes = start_processes(tmp_path, 2, *FOREVER, config='TinyGPT')
-  wait_for(tmp_path / 'metrics.jsonl')
-  processes[1].send_signal(signal.SIGINT)
-  said = [p.communicate(timeout=60)[1] for p in processes]
-  assert [p.returncode for p in processes] == [EXIT_AGAIN, EXIT_AGAIN]
-  assert 'Received SIGINT: saving after a step that all processes agree on; press' in said[1]
-  assert said[0].splitlines()[-1] == said[1].splitlines()[-1]
-  (saved,) = (tmp_path / 'checkpoints').glob('checkpoint_*')
-  assert f'asked to leave at step {int(saved.name[-8:])}: ' in said[0].replace(',', '')
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
 def test_two_processes_save_the_same_steps_by_the_clock(tmp_path):
   flags = '--fdl.MAX_STEPS=20', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000', '--fdl.NUM_LAYERS=1'
   flags += '--fdl.CHECKPOINT_EVERY_N_MINUTES=0.003', '--fdl.CHECKPOINT_MAX_TO_KEEP=1000'

@@ -179,25 +179,6 @@ def test_a_run_that_wakes_in_the_middle_of_a_copy_writes_no_object(tmp_path, s3)
   assert below() == after
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_page_for_each_list_begins_no_run_again(tmp_path):
-  with gcs_server('bkt') as gcs, proxy(gcs.endpoint) as between:
-    place, environment = 'gs://bkt/page', gcs.environment(between.endpoint)
-    run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=4')
-    before = dict(gcs.objects['bkt'])
-    between.mode = 'list-page'
-    for machine in ('a', 'b'):
-      result = run(place, tmp_path / machine, environment, code=2)
-      assert 'error: gs://bkt/page: the server is not an object store' in result.stderr
-      assert 'lease.json is missing in its list' in result.stderr
-    del before['page/lease.json']
-    assert {k: v for k, v in gcs.objects['bkt'].items() if k != 'page/lease.json'} == before
-    between.mode = 'forward'
-    out = run(place, tmp_path / 'b', environment).stdout
-    assert 'Continuing from the checkpoint of step 4' in out
-
-
 MARKERS = (
   'runs/', 'runs/one/', 'runs/one/checkpoints/', 'runs/one/checkpoints/checkpoint_00000003/',
   'runs/one/checkpoints/checkpoint_00000003/state/', 'runs/one/best/', 'runs/one/best/checkpoints/',
@@ -287,23 +268,6 @@ def test_runs_in_a_store_are_verified_and_compared(tmp_path, s3, monkeypatch):
   found = paxlite('bisect', one, two, code=2)
   assert 'LEARNING_RATE: 0.0006 in A, 0.0007 in B' in found.stdout
   assert 'holds no weights' in found.stderr
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
-  place, environment = 's3://bkt/flipped', s3.environment()
-  run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=6')
-  store = store_of(place, environment)
-  found = store.below('checkpoints/checkpoint_00000006/state')
-  largest = max(found, key=lambda o: o.size)
-  content = store.read(largest.name)
-  store.write(largest.name, bytes([content[0] ^ 1]) + content[1:])
-  result = run(place, tmp_path / 'b', environment, '--accept_changes')
-  assert 'is damaged (size or CRC-32 differs)' in result.stderr
-  assert 'Continuing from the checkpoint of step 3.' in result.stdout
-  assert manifests(place, environment) == [3, 6, 9, 12]
-  assert list(stored_losses(place, environment)) == list(range(1, 13))
 
 
 @pytest.mark.exhaustive
