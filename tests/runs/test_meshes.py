@@ -110,7 +110,6 @@ REPEATED = ['NUM_LAYERS=2', 'USE_REPEATED_LAYER=true', 'NUM_MICROBATCHES=2']
 ALL_AXES = 'MESH_AXES=["stage","replica","data","mdl","expert","context"]'
 OPTIONS = [*REPEATED, 'ROWS=16', 'SLIDING_WINDOW=6']
 # Of six axes, these six meshes with four axes hold every triple, and with it every pair.
-# tests.support.all_meshes compares each pair and each triple by itself.
 GRID_SLOW = {
   'three axes': (8, ['2,2,2', 'gpt/16/1', 'llama/16/4/tied', 'llama/128/1', 'moe/128/1']),
   'hosts': (8, ['1,2,2/2,1,1', 'llama/128/4']),

@@ -16,7 +16,7 @@ DROPOUT = 'DROPOUT_PROB=0.2/EMBEDDING_DROPOUT_PROB=0.1'
 REPEATS = 'NUM_PIPELINE_REPEATS=2'
 RING = 'CONTEXT_ATTENTION="ring"'
 
-# Each case with its number of ticks. tests.support.all_meshes has every pair and every triple.
+# Each case with its number of ticks.
 FAST = {f'gpt/stage=2,data=2/{REPEATS}': 4 * 2 + 1}
 PAIRS = {
   'gpt/stage=2,replica=2/USE_LORA=true': 5,
