@@ -136,7 +136,7 @@ def test_transformers_computes_the_same_of_a_file_of_lfm2(tmp_path):
 OTHERS = r'nextn|attn_qkv|rope_freqs|dense_2|^output$|ffn_gate_up_exps|ssm_in$|blk.{bid}.ffn_norm$'
 
 
-@pytest.mark.cases(fast=2, slow=3)
+@pytest.mark.cases(fast=2, slow=8)
 @pytest.mark.parametrize(
   'names',
   [
@@ -412,7 +412,7 @@ def test_what_the_converter_does_not_write_is_refused(tmp_path):
     assert not (tmp_path / name / 'gguf').exists()
 
 
-@pytest.mark.cases(fast=3, slow=4)
+@pytest.mark.cases(fast=3, slow=11)
 @pytest.mark.parametrize('name', CONVERTED)
 def test_fields_and_tensors_are_those_of_the_converter(name, tmp_path):
   model, weights = imported(name, tmp_path)
@@ -487,7 +487,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.cases(fast=2, slow=5)
+@pytest.mark.cases(fast=2, slow=20)
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_llama_cpp_would_compute_otherwise_is_refused(name, tmp_path):
   case, changes, match = REFUSED[name]

@@ -76,7 +76,7 @@ def state_of(folder, run_folder, experiment: str, flags: list[str]):
   return Run(build_experiment(experiment, [], overrides), run_folder).trainer().store.initial()
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('name', PAX_CASES)
 def test_pax_parameters(name, tmp_path):
   reference = praxis.load(name)

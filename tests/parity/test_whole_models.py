@@ -87,7 +87,7 @@ def logits_of(folder, inputs):
   return found[0], model
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.parametrize(
   'name', [n if n == 'Gemma3' else pytest.param(n, marks=pytest.mark.slow) for n in IMAGES]
 )

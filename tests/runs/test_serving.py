@@ -373,7 +373,7 @@ def test_an_orderly_end_while_programs_are_compiled(trained, how):
   assert process.returncode == 0
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize(
   ('flags', 'match'),
   [

@@ -84,7 +84,7 @@ def test_no_stdout_at_all():
   assert (result.returncode, result.stderr) == (0, '')
 
 
-@pytest.mark.cases(fast=4, slow=1)
+@pytest.mark.cases(fast=4, slow=4)
 @pytest.mark.parametrize(
   ('argv', 'wanted'),
   [

@@ -46,7 +46,7 @@ def named_values(cls):
   return [(name, value) for (name, _), value in found.items()]
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize('cls', [*MODELS, *DATA], ids=lambda cls: cls.__name__)
 def test_a_value_that_a_meaning_names_is_taken(cls):
   named = named_values(cls)

@@ -296,7 +296,7 @@ def test_a_seed_fixes_a_row_in_any_batch(sampling):
   assert len({*map(tuple, engine.continuations(PROMPTS[:1] * 4, 12))}) == 4
 
 
-@pytest.mark.cases(fast=2, slow=4)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize(
   ('vocab', 'top_k', 'top_p', 'min_p'),
   [
@@ -526,7 +526,7 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   assert rows == alone
 
 
-@pytest.mark.cases(fast=2, slow=4)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize(
   ('ids', 'match'),
   [

@@ -75,7 +75,7 @@ def drawn_fault(rng: random.Random) -> Fault:
   return Fault(where, rng.choice([401, 403, 404, 429, 500, 503]), headers, times=times)
 
 
-@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize('seed', range(24))
 def test_faults_leave_nothing_half_and_the_next_start_goes_on(hub, tmp_path, seed, monkeypatch):
   monkeypatch.setattr(time, 'sleep', lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))

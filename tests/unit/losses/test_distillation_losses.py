@@ -152,7 +152,7 @@ def test_generalized_divergences_and_their_gradients_equal_trl():
   check_generalized(of_trl)
 
 
-@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.cases(fast=1, slow=1)
 @pytest.mark.parametrize('kind', ['forward', 'reverse', 'jensen_shannon'])
 def test_likely_tokens_of_each_step_are_those_that_are_stored(kind):
   student, teacher, weights = arrays()

@@ -118,7 +118,7 @@ def boxed():
   return of_leaves(lambda leaf: Weight(value(leaf[0]), leaf[1], equation=leaf[2]))
 
 
-@pytest.mark.cases(fast=2, slow=1)
+@pytest.mark.cases(fast=2, slow=2)
 @pytest.mark.parametrize('name', NAMES)
 def test_an_optimizer_is_optaxs(name):
   """With the same gradients, which are small enough for no cap."""

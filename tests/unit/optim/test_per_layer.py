@@ -117,7 +117,7 @@ def subset(boxed, names):
   return {'transformer': layers, 'head': boxed['head'] if 'head' in names else {}}
 
 
-@pytest.mark.cases(fast=4, slow=3)
+@pytest.mark.cases(fast=4, slow=9)
 @pytest.mark.parametrize('variables', TRAINED)
 @pytest.mark.parametrize('name', [*OFFERED, *OWN])
 def test_updates_of_a_stack_are_those_of_the_unrolled_model(name, variables):

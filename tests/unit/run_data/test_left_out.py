@@ -70,7 +70,7 @@ def test_a_stream_passes_over_a_record_from_the_middle_of_it(tmp_path, kind):
   assert len(found) > 1000 or 'packed' in kind
 
 
-@pytest.mark.cases(fast=2, slow=3)
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize('kind', ROWS)
 def test_what_is_left_out_of_rows_becomes_padding(tmp_path, kind):
   whole = made(tmp_path, kind)
