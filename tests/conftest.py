@@ -149,6 +149,25 @@ def environment_of_a_test():
     yield
 
 
+@pytest.fixture
+def gcs(monkeypatch, tmp_path):
+  """A server of GCS with an empty bucket, whose address this process knows."""
+  from tests.support.gcs_server import gcs_server
+
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    yield server
+
+
+@pytest.fixture
+def store(gcs):
+  from paxlite.stores.object_store import ObjectStore
+
+  return ObjectStore('gs://bkt')
+
+
 def pytest_unconfigure(config):
   if hasattr(config, 'caches'):
     shutil.rmtree(config.caches, ignore_errors=True)

@@ -13,16 +13,6 @@ from paxlite.data.records import open_records, read_records
 from paxlite.stores.object_store import ObjectStore
 from paxlite.tokenization.commands import tokenize
 from paxlite.tokenization.flat_tokens_writer import FlatTokensWriter
-from tests.support.gcs_server import gcs_server
-
-
-@pytest.fixture
-def store(monkeypatch, tmp_path):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    yield ObjectStore('gs://bkt')
 
 
 def write(path, documents, format='memmap'):

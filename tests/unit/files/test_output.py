@@ -6,15 +6,11 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.files.output import check_output, exists, write_output
-from tests.support.gcs_server import gcs_server
 
 
 @pytest.fixture
-def objects(monkeypatch):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    yield server.objects['bkt']
+def objects(gcs):
+  return gcs.objects['bkt']
 
 
 def test_a_file_is_written_to_an_address(objects):

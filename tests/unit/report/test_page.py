@@ -18,7 +18,6 @@ from paxlite.report import curves, page, spike_texts, tables
 from paxlite.report.commands import report
 from paxlite.report.records import RunRecords, read_runs, thinned
 from paxlite.run_data.spikes import spikes
-from tests.support.gcs_server import gcs_server
 
 EVIL = '</script><img src=x onerror=alert(1)>'
 
@@ -286,16 +285,12 @@ def test_the_command(tmp_path, monkeypatch, capsys):
       report.main(arguments)
 
 
-def test_the_page_goes_into_a_bucket(tmp_path, monkeypatch):
+def test_the_page_goes_into_a_bucket(gcs, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   write_run(tmp_path / 'run', 20)
   to = 'gs://bkt/page'
-  with gcs_server('bkt') as gcs:
-    for name, value in gcs.environment().items():
-      monkeypatch.setenv(name, value)
-    places = [f'--output={to}.html', f'--curves={to}.svg', f'--markdown={to}.md']
-    report.main(['run', *places])
-    assert gcs.objects['bkt'].keys() == {'page.html', 'page.svg', 'page.md'}
+  report.main(['run', f'--output={to}.html', f'--curves={to}.svg', f'--markdown={to}.md'])
+  assert gcs.objects['bkt'].keys() == {'page.html', 'page.svg', 'page.md'}
   assert [p.name for p in tmp_path.iterdir()] == ['run'], 'no folder called gs:'
 
 

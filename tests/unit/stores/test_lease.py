@@ -10,20 +10,11 @@ from paxlite.core.errors import UserError
 from paxlite.stores.lease import Lease, LeaseView, Times
 from paxlite.stores.object_store import ObjectStore
 from tests.support import gcs_server as gcs_server_module
-from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
 RUN = 'gs://bkt/run'
 QUICK = Times(renew=0.05, expires=0.6, sure=0.4, look=0.02)
 DEAD = Times(renew=1000, expires=0.6, sure=0.4, look=0.02)  # never renews, as if it was killed
-
-
-@pytest.fixture
-def gcs(monkeypatch):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    yield server
 
 
 def lease(times=QUICK, lost=None):

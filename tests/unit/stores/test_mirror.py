@@ -4,18 +4,13 @@ import pytest
 
 from paxlite.stores import mirror
 from paxlite.stores.object_store import ObjectStore
-from tests.support.gcs_server import gcs_server
 
 RUN = 'gs://bkt/run'
 
 
-@pytest.fixture
-def gcs(monkeypatch):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    monkeypatch.setattr(mirror, '_PIECE', 10)
-    yield server
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+  monkeypatch.setattr(mirror, '_PIECE', 10)
 
 
 def mirror_of(folder):

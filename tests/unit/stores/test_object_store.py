@@ -13,22 +13,7 @@ from paxlite.stores.addresses import checked, parsed
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.store_errors import StoreError, reading
 from paxlite.stores.store_settings import s3_settings
-from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
-
-
-@pytest.fixture
-def gcs(monkeypatch, tmp_path):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    yield server
-
-
-@pytest.fixture
-def store(gcs):
-  return ObjectStore('gs://bkt')
 
 
 def test_addresses():

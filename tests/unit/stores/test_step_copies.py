@@ -9,18 +9,9 @@ from paxlite.checkpointing.checksums import damage, write_checksums
 from paxlite.processes.hosts import Hosts
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.step_copies import AbandonedError, StepCopies
-from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
 PLACE = 'gs://bkt/run'
-
-
-@pytest.fixture
-def gcs(monkeypatch):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    yield server
 
 
 def copies(folder, guard=None, **more):

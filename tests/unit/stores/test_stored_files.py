@@ -5,15 +5,6 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.stores.object_store import ObjectStore
 from paxlite.stores.stored_files import files_below, piece_name
-from tests.support.gcs_server import gcs_server
-
-
-@pytest.fixture
-def gcs(monkeypatch):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    yield server
 
 
 def files(gcs, **objects):

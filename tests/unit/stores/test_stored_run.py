@@ -16,7 +16,6 @@ from paxlite.programs.training import train
 from paxlite.report.records import read_runs
 from paxlite.stores import stored_run
 from tests.support import runs
-from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
 PLACE = 'gs://bkt/runs/one'
@@ -29,35 +28,27 @@ def experiment(steps):
 
 
 @pytest.mark.slow
-def test_a_run_continues_on_another_machine(tmp_path, monkeypatch):
+def test_a_run_continues_on_another_machine(gcs, tmp_path, monkeypatch):
   monkeypatch.setattr(stored_run, '_LOOK_SECONDS', 0.05)
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  with gcs_server('bkt') as gcs:
-    for name, value in gcs.environment().items():
-      monkeypatch.setenv(name, value)
-    for machine, steps in (('a', 3), ('b', 4)):
-      folder = twin(PLACE, str(tmp_path / machine))
-      train(Run(experiment(steps), folder, address=PLACE))
-    train(Run(experiment(4), tmp_path / 'folder'))
-    (stored,) = read_runs([PLACE])
-    assert runs.losses(stored.folder) == runs.losses(tmp_path / 'folder')
-    assert stored.goodput.attempts == 2
-    content = {k.removeprefix('runs/one/'): v for k, (_, v) in gcs.objects['bkt'].items()}
-    steps = {k.split('/')[1] for k in content if k.endswith('checksums.json')}
-    assert steps == {f'checkpoint_{step:08d}' for step in (2, 3, 4)}
-    assert json.loads(content['lease.json'])['released']
-    with pytest.raises(UserError, match='a different experiment: NUM_LAYERS 1 → 2'):
-      train(Run(experiment(7).replaced(NUM_LAYERS=2), folder, address=PLACE))
-    assert json.loads(gcs.objects['bkt']['runs/one/lease.json'][1])['released']
+  for machine, steps in (('a', 3), ('b', 4)):
+    folder = twin(PLACE, str(tmp_path / machine))
+    train(Run(experiment(steps), folder, address=PLACE))
+  train(Run(experiment(4), tmp_path / 'folder'))
+  (stored,) = read_runs([PLACE])
+  assert runs.losses(stored.folder) == runs.losses(tmp_path / 'folder')
+  assert stored.goodput.attempts == 2
+  content = {k.removeprefix('runs/one/'): v for k, (_, v) in gcs.objects['bkt'].items()}
+  steps = {k.split('/')[1] for k in content if k.endswith('checksums.json')}
+  assert steps == {f'checkpoint_{step:08d}' for step in (2, 3, 4)}
+  assert json.loads(content['lease.json'])['released']
+  with pytest.raises(UserError, match='a different experiment: NUM_LAYERS 1 → 2'):
+    train(Run(experiment(7).replaced(NUM_LAYERS=2), folder, address=PLACE))
+  assert json.loads(gcs.objects['bkt']['runs/one/lease.json'][1])['released']
 
 
-@pytest.fixture
-def gcs(monkeypatch):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    monkeypatch.setattr(stored_run, '_LOOK_SECONDS', 1000)  # only when a test looks
-    yield server
+@pytest.fixture(autouse=True)
+def rarely(monkeypatch):
+  monkeypatch.setattr(stored_run, '_LOOK_SECONDS', 1000)  # only when a test looks
 
 
 def stored(tmp_path):

@@ -11,18 +11,7 @@ import safetensors.numpy
 from paxlite.core.errors import UserError
 from paxlite.files.output import output_folder
 from paxlite.stores import object_blocks
-from paxlite.stores.object_store import ObjectStore
 from paxlite.weights.huggingface import Safetensors
-from tests.support.gcs_server import gcs_server
-
-
-@pytest.fixture
-def store(monkeypatch, tmp_path):
-  with gcs_server('bkt') as server:
-    for name, value in server.environment().items():
-      monkeypatch.setenv(name, value)
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    yield ObjectStore('gs://bkt')
 
 
 def test_tensors_are_read_by_ranges(store, tmp_path, monkeypatch):
