@@ -66,18 +66,11 @@ def their_model(family: str):
   return model
 
 
-QUICK = {'llama_gqa_tied', 'llama3_scaled', 'mistral_window', 'gemma'}
-
-
 @pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.usefixtures('platform')
-@pytest.mark.parametrize(
-  'platform', ['cpu', pytest.param('accelerator', marks=pytest.mark.slow)], indirect=True
-)
-@pytest.mark.parametrize(
-  'family', [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
-)
+@pytest.mark.parametrize('platform', ['cpu', 'accelerator'], indirect=True)
+@pytest.mark.parametrize('family', FAMILIES)
 def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
   from paxlite.generation.engine import Engine
 

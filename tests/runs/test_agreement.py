@@ -65,12 +65,8 @@ def differ(found: list[tuple[int, str]], expected: str) -> None:
   ('flag', 'expected'),
   [
     ('--fdl.LEARNING_RATE=0.002', 'process 1 has LEARNING_RATE=0.002, process 0 has 0.0006'),
-    pytest.param(
-      '--fdl.MAX_STEPS=4', 'process 1 has MAX_STEPS=4, process 0 has 2', marks=pytest.mark.slow
-    ),
-    pytest.param(
-      '--fdl.ICI_MESH_SHAPE=[1,2,1]', 'has ICI_MESH_SHAPE=[1, 2, 1]', marks=pytest.mark.slow
-    ),
+    ('--fdl.MAX_STEPS=4', 'process 1 has MAX_STEPS=4, process 0 has 2'),
+    ('--fdl.ICI_MESH_SHAPE=[1,2,1]', 'has ICI_MESH_SHAPE=[1, 2, 1]'),
   ],
 )
 def test_values(tmp_path, flag, expected):

@@ -110,7 +110,8 @@ REPEATED = ['NUM_LAYERS=2', 'USE_REPEATED_LAYER=true', 'NUM_MICROBATCHES=2']
 ALL_AXES = 'MESH_AXES=["stage","replica","data","mdl","expert","context"]'
 OPTIONS = [*REPEATED, 'ROWS=16', 'SLIDING_WINDOW=6']
 # Of six axes, these six meshes with four axes hold every triple, and with it every pair.
-GRID_SLOW = {
+GRID = {
+  'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4']),
   'three axes': (8, ['2,2,2', 'gpt/16/1', 'llama/16/4/tied', 'llama/128/1', 'moe/128/1']),
   'hosts': (8, ['1,2,2/2,1,1', 'llama/128/4']),
   'two axes': (8, ['4,2,1', '2,1,4', 'gpt/128/4/tied']),
@@ -125,16 +126,11 @@ GRID_SLOW = {
   'data, others': (16, ['2,1,2,1,2,2', 'moe/128/4', ALL_AXES, *OPTIONS]),
   'mdl, others': (16, ['2,1,1,2,2,2', 'llama/128/4', ALL_AXES, *OPTIONS]),
 }
-GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('devices', 'arguments'),
-  [pytest.param(*value, id=name) for name, value in GRID.items()]
-  + [pytest.param(*value, id=name, marks=pytest.mark.slow) for name, value in GRID_SLOW.items()],
-)
+@pytest.mark.parametrize(('devices', 'arguments'), GRID.values(), ids=GRID)
 def test_no_rows_are_exchanged(devices, arguments):
   """The widths are below and above the tokens of a shard; embeddings are tied or not."""
   done = runs.module('tests.support.mesh_grid', *arguments, devices=devices)

@@ -284,16 +284,9 @@ def test_state_of_weights_that_have_none(base, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
+@pytest.mark.parametrize('target', ['all', 'attention', 'mlp'])
 @pytest.mark.parametrize(
-  'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
-)
-@pytest.mark.parametrize(
-  'shape',
-  [
-    pytest.param({}, marks=pytest.mark.slow),
-    dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False),
-    dict(USE_DORA=True),
-  ],
+  'shape', [{}, dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False), dict(USE_DORA=True)]
 )
 def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   """For grouped queries and heads that do not span the model, the result equals W + A·Bᵀ."""

@@ -157,15 +157,8 @@ def test_streamed_documents_lose_and_double_nothing(rows, files, texts, small_bl
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('rows', 'process'),
-  [
-    ('packed', 0),
-    ('stream', 1),
-    pytest.param('packed', 1, marks=pytest.mark.slow),
-    pytest.param('stream', 0, marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.parametrize('process', [0, 1])
+@pytest.mark.parametrize('rows', ['packed', 'stream'])
 def test_a_stream_goes_on_where_it_stood(rows, process, files, small_blocks):
   mine = slice(process * 2, process * 2 + 2)
   take = lambda source, start, count: list(

@@ -73,17 +73,8 @@ def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'name', ['llama', *(pytest.param(n, marks=pytest.mark.slow) for n in ('gpt', 'window'))]
-)
-@pytest.mark.parametrize(
-  ('count', 'batch_tokens'),
-  [
-    pytest.param(1, 64, marks=pytest.mark.slow),
-    (37, 64),
-    pytest.param(50, 1000, marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.parametrize('name', ['llama', 'gpt', 'window'])
+@pytest.mark.parametrize(('count', 'batch_tokens'), [(1, 64), (37, 64), (50, 1000)])
 def test_scores_in_batches_are_those_alone(name, count, batch_tokens):
   model, params = made(name)
   asked = some(count)

@@ -146,13 +146,7 @@ def test_fp8_needs_experts_of_one_shape():
     ('gpt', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 1 + 1 + 2, 2),
     ('llama', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 3 + 1 + 3, 0),
     # One block with experts and one without.
-    pytest.param(
-      'glam',
-      dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'),
-      (3 + 1 + 2) + (3 + 1 + 3),
-      0,
-      marks=pytest.mark.slow,
-    ),
+    ('glam', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), (3 + 1 + 2) + (3 + 1 + 3), 0),
   ],
 )
 def test_every_product_is_in_fp8_forward_and_backward(model, values, products, split):

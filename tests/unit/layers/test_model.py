@@ -114,19 +114,10 @@ def plain():
   return params, batch, *grads_of(make(), params, batch)
 
 
-ONE_A_KIND = {'SAVE_NOTHING', 'SAVE_CONTEXT_AND_OUT_PROJ'}
-
-
 @pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
-@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize(
-  'policy',
-  [
-    p if p in ONE_A_KIND else pytest.param(p, marks=pytest.mark.slow)
-    for p in CheckpointPolicy.__args__
-  ],
-)
+@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('policy', CheckpointPolicy.__args__)
 def test_checkpoint_policies_change_no_gradient(plain, policy, repeated):
   task = make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy)
   params, batch, loss, grads = plain
@@ -147,7 +138,7 @@ def saved_floats(task, params, batch) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize('repeated', [False, True])
 def test_checkpoint_policies_keep_what_they_name(repeated):
   """A policy that keeps more needs more memory: nothing < 1 name < 2 names < dots < everything."""
   size = lambda policy: saved_floats(
@@ -265,7 +256,7 @@ def test_packing_changes_no_token():
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize('separate', [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize('separate', [False, True])
 def test_bfloat16_gradients_add_up_in_float32(separate):
   """The gradient of a frequent token equals that of float32, within bfloat16's precision."""
   task = {t: make(FPROP_DTYPE=t, SEPARATE_EMBEDDING=separate) for t in ('float32', 'bfloat16')}
@@ -298,15 +289,12 @@ VARIANTS = {
 
 
 # The gradients of the others are compared with praxis' and transformers' in tests/parity.
-QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
 
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize(
-  'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
-)
+@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('name', VARIANTS)
 def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
   task = make(**VARIANTS[name], USE_REPEATED_LAYER=repeated)
   loss, grads = grads_of(task, params_of(task), batch_of(packed=True))

@@ -89,10 +89,7 @@ def test_layer_is_praxis(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'repeated',
-  [pytest.param(False, marks=pytest.mark.slow, id='unrolled'), pytest.param(True, id='repeated')],
-)
+@pytest.mark.parametrize('repeated', [False, True], ids=['unrolled', 'repeated'])
 def test_glam_is_praxis(repeated, monkeypatch):
   """Compares logits of real tokens, losses and all gradients; praxis' logits of padding differ."""
   monkeypatch.setattr(moe, 'load_balance_loss', balance_of_praxis)
@@ -157,7 +154,7 @@ def layers(capacity_factor=2.0, **kwargs):
 
 @pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
-@pytest.mark.parametrize('top_k', [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 2])
+@pytest.mark.parametrize('top_k', [1, 3, 2])
 def test_dropless_equals_experts_with_slots_for_all(top_k):
   """Compares output and gradients, at a capacity that drops nothing."""
   router = lambda **kwargs: moe.TopKRouter(top_k=top_k, **kwargs)
@@ -354,18 +351,13 @@ def loads_of(**changes):
   'changes',
   [
     dict(NUM_MICROBATCHES=2),
-    *(
-      pytest.param(changes, marks=pytest.mark.slow)
-      for changes in (
-        STAGES,
-        dict(NUM_MICROBATCHES=4, GRADIENT_DTYPE='bfloat16'),
-        STAGES | dict(NUM_LAYERS=4, NUM_PIPELINE_REPEATS=2),
-        STAGES | dict(NUM_MICROBATCHES=1),
-        STAGES | dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'),
-        dict(USE_REPEATED_LAYER=False),
-        dict(USE_DROPLESS_MOE=False, EXPERT_CAPACITY_FACTOR=9.0),
-      )
-    ),
+    STAGES,
+    dict(NUM_MICROBATCHES=4, GRADIENT_DTYPE='bfloat16'),
+    STAGES | dict(NUM_LAYERS=4, NUM_PIPELINE_REPEATS=2),
+    STAGES | dict(NUM_MICROBATCHES=1),
+    STAGES | dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'),
+    dict(USE_REPEATED_LAYER=False),
+    dict(USE_DROPLESS_MOE=False, EXPERT_CAPACITY_FACTOR=9.0),
   ],
   ids=str,
 )

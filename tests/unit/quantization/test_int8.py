@@ -31,11 +31,9 @@ def int8_dots(step):
 @pytest.mark.parametrize(
   ('model', 'values', 'products'),
   [
-    pytest.param(
-      'gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * 4, marks=pytest.mark.slow
-    ),
+    ('gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * 4),
     ('llama', KEEP, 7),
-    pytest.param('glam', KEEP, (3 + 1 + 2) + (3 + 1 + 3), marks=pytest.mark.slow),
+    ('glam', KEEP, (3 + 1 + 2) + (3 + 1 + 3)),
   ],
 )
 def test_every_product_is_in_int8(model, values, products):

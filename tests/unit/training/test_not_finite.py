@@ -22,8 +22,8 @@ SIZES = dict(
   DCN_MESH_SHAPE=[1, 1, 1],
 )  # fmt: skip
 EXPERTS = dict(BLOCKS_PER_LAYER=1, NUM_EXPERTS=4, NUM_MOE_GROUPS=1, HEADS_SPAN_MODEL=True)
-CASES = {'relu': (GPT126M, dict(ACTIVATION_CLS='relu'))}
-SLOW = {
+CASES = {
+  'relu': (GPT126M, dict(ACTIVATION_CLS='relu')),
   'relu in FP8': (GPT126M, dict(ACTIVATION_CLS='relu', USE_FP8=True, FPROP_DTYPE='bfloat16')),
   'gelu': (GPT126M, dict(ACTIVATION_CLS='gelu', NUM_LOSS_CHUNKS=2)),
   'gelu_exact, caps': (
@@ -56,7 +56,7 @@ SLOW = {
 @functools.cache
 def step_of(case):
   """Returns a compiled step, a state after one good step, and a batch in which each id occurs."""
-  cls, values = (CASES | SLOW)[case]
+  cls, values = CASES[case]
   task = fdl.build(cls(**SIZES | values).build_task())
   ids = jax.random.permutation(jax.random.key(1), jnp.arange(64) % 32).reshape(4, 16)
   segments = jnp.where(jnp.arange(16) < 6, 1, 2) * jnp.ones((4, 1), jnp.int32)
@@ -73,9 +73,7 @@ def step_of(case):
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'case', [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
-)
+@pytest.mark.parametrize('case', CASES)
 def test_a_step_with_a_number_that_is_not_finite_is_skipped(case):
   """NaN or an infinite number is one entry of each variable in turn."""
   step, state, batch = step_of(case)

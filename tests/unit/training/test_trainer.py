@@ -135,7 +135,7 @@ def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize('repeated', [False, True])
 def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   layer = 'transformer/repeat' if repeated else 'transformer/x_layers_1'
   t = make(
@@ -394,10 +394,7 @@ def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('line_seconds', 'lines'),
-  [(0.0, [*range(1, 9)]), pytest.param(1e9, [1, 8], marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(('line_seconds', 'lines'), [(0.0, [*range(1, 9)]), (1e9, [1, 8])])
 def test_a_line_at_the_latest_after_some_seconds(
   tmp_path, capsys, monkeypatch, line_seconds, lines
 ):
