@@ -131,9 +131,7 @@ def test_tensorboard_after_a_clock_that_went_back(tmp_path, monkeypatch, foreign
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'redirection', ['>/dev/full', '>&-', '>&- 2>&-', '>/dev/full 2>/dev/full']
-)
+@pytest.mark.parametrize('redirection', ['>/dev/full', '>&-', '>&- 2>&-', '>/dev/full 2>/dev/full'])
 def test_a_run_whose_lines_cannot_be_printed(tmp_path, redirection):
   command = runs.command(tmp_path, '--fdl.MAX_STEPS=3', '--fdl.NUM_LAYERS=1')
   ended = subprocess.run(
