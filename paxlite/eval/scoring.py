@@ -89,8 +89,11 @@ class Scorer:
     self._batch_tokens = batch_tokens
     self._mesh = mesh
     self._rules = rules
-    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    self._program = jax.jit(self._score, out_shardings=everywhere)
+    if mesh is None:
+      self._program = jax.jit(self._score)
+    else:
+      on_mesh = partitioning.activate(mesh, rules)(self._score)
+      self._program = jax.jit(on_mesh, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
   def __call__(
     self,
@@ -237,19 +240,6 @@ class Scorer:
     is_target_BU: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns ln p of each alternative, and whether its tokens are the most likely; [B, W] each."""
-    if self._mesh is None:
-      return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
-    with partitioning.activate(self._mesh, self._rules):
-      return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
-
-  def _score_on_mesh(
-    self,
-    params: PyTree,
-    ids_BT: jax.Array,
-    places_BU: jax.Array,
-    targets_BWU: jax.Array,
-    is_target_BU: jax.Array,
-  ) -> tuple[jax.Array, jax.Array]:
     x_BTD = self._model.apply({'params': params}, ids_BT, None, None, method='hidden')
     x_BUD = jnp.take_along_axis(x_BTD, places_BU[:, :, None], axis=1)
     logits_BUV = self._model.apply({'params': params}, x_BUD, method='logits')

@@ -1,7 +1,6 @@
 """The compiled programs of generation: reading parts of prompts, and choosing tokens in a loop."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -113,23 +112,13 @@ class Programs:
     self._model: Any = model  # Flax declares that apply may return a pair
     self.layout = layout
     self._known_V = known_V
-    self._mesh, self._rules = mesh, rules
-    self.read = jax.jit(self._traced(self._read), static_argnums=(3, 4), donate_argnums=1)
-    self.decode = jax.jit(self._traced(self._decode), static_argnums=(4, 5), donate_argnums=1)
-    self.resize = jax.jit(self._traced(self._resize), static_argnums=2)
-
-  def _traced(self, program: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `program` so that the mesh and the rules are active while it is traced."""
-    mesh = self._mesh
-    if mesh is None:
-      return program
-
-    @functools.wraps(program)
-    def traced(*args: Any) -> Any:
-      with partitioning.activate(mesh, self._rules):
-        return program(*args)
-
-    return traced
+    # the mesh and the rules are active while a program is traced
+    traced: Callable[..., Any] = (
+      (lambda program: program) if mesh is None else partitioning.activate(mesh, rules)
+    )
+    self.read = jax.jit(traced(self._read), static_argnums=(3, 4), donate_argnums=1)
+    self.decode = jax.jit(traced(self._decode), static_argnums=(4, 5), donate_argnums=1)
+    self.resize = jax.jit(traced(self._resize), static_argnums=2)
 
   def _read(
     self, params: PyTree, state: State, chunk: Chunk, is_first: bool, full: bool
