@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -25,7 +26,10 @@ from paxlite.data.tokenizer_files import (
   published,
 )
 from paxlite.files import schemes
+from paxlite.files.set_aside import move_aside
 from paxlite.files.text_files import check_file
+
+log = logging.getLogger('paxlite')
 
 KEPT = 'tokenizer'  # the folder of a run's own copy, in that of the run
 
@@ -33,7 +37,8 @@ KEPT = 'tokenizer'  # the folder of a run's own copy, in that of the run
 def keep(path: str, run: pathlib.Path) -> None:
   """Copies a tokenizer into the folder of a run, unless the same is there.
 
-  A process that is killed leaves a whole copy, or none.
+  What is there is moved to tokenizer.before: it may be the user's, and checkpoints were trained
+  with it. A process that is killed leaves a whole copy, or none.
 
   Raises:
     UserError: See tokenizer_files.
@@ -57,7 +62,7 @@ def keep(path: str, run: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory(dir=run, prefix=f'.{KEPT}-') as unfinished:
       whole = shutil.copytree(fresh, pathlib.Path(unfinished, KEPT))
       if os.path.lexists(target):
-        target.rename(pathlib.Path(unfinished, 'former'))
+        log.warning('%s holds other files: moved to %s', target, move_aside(target, 'before').name)
       whole.rename(target)
 
 

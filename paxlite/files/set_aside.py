@@ -1,4 +1,4 @@
-"""Sets damaged files of a run aside, so that the run can continue without them."""
+"""Moves files of a run aside, so that the run can continue without them."""
 
 import itertools
 import logging
@@ -13,9 +13,12 @@ def set_aside(path: pathlib.Path, reason: str) -> None:
 
   Raises OSError if the file or folder cannot be renamed.
   """
-  aside = unused_name(path.with_name(f'{path.name}.damaged'))
-  path.rename(aside)
-  log.warning('%s is damaged (%s): moved to %s', path, reason, aside.name)
+  log.warning('%s is damaged (%s): moved to %s', path, reason, move_aside(path, 'damaged').name)
+
+
+def move_aside(path: pathlib.Path, ending: str) -> pathlib.Path:
+  """Renames a file or folder to NAME.ending, or to NAME.ending.1 and so on; returns the new path."""
+  return path.rename(unused_name(path.with_name(f'{path.name}.{ending}')))
 
 
 def unused_name(path: pathlib.Path) -> pathlib.Path:

@@ -12,7 +12,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment
 from paxlite.files.json_files import read_object
-from paxlite.files.set_aside import unused_name
+from paxlite.files.set_aside import move_aside
 from paxlite.recipes.ingredients import code_of_run, differences, ingredients, outcome
 from paxlite.recipes.recipe import Recipe, Stage
 
@@ -104,8 +104,7 @@ class RecipeFolder:
       if status.state != 'runs again':
         continue
       if os.path.lexists(self.folder / name):
-        aside = unused_name(self.folder / f'{name}.before')
-        (self.folder / name).rename(aside)
+        aside = move_aside(self.folder / name, 'before')
         said.append(f'{self.folder / name} was moved to {aside.name}')
       self._entries.pop(name, None)
     self._write()

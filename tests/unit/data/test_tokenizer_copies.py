@@ -83,7 +83,21 @@ def test_the_copy_changes_with_its_original_alone(run, tmp_path, monkeypatch):
   assert (run / 'tokenizer' / 'chat_template.jinja').read_text() != 'other'
   keep(path, run)
   assert (run / 'tokenizer' / 'chat_template.jinja').read_text() == 'other'
-  assert [p.name for p in run.iterdir()] == ['tokenizer']
+  assert sorted(p.name for p in run.iterdir()) == ['tokenizer', 'tokenizer.before']
+
+
+def test_a_folder_of_the_user_is_not_lost(run, tmp_path):
+  """The folder of a run may be a project's, which has a folder tokenizer/ already."""
+  path = original(tmp_path / 'a')
+  for text in ('corpus', 'another'):
+    shutil.rmtree(run / 'tokenizer', ignore_errors=True)
+    (run / 'tokenizer' / 'data').mkdir(parents=True)
+    (run / 'tokenizer' / 'data' / 'a.txt').write_text(text)
+    keep(path, run)
+    assert differences(path, str(kept(run))) == []
+  left = sorted(run.glob('tokenizer.*'))
+  assert [p.name for p in left] == ['tokenizer.before', 'tokenizer.before.1']
+  assert [(p / 'data' / 'a.txt').read_text() for p in left] == ['corpus', 'another']
 
 
 def test_other_tokens_are_told(tmp_path):
