@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import platform
 import re
 import urllib.parse
 import zlib
@@ -52,7 +53,8 @@ def write_records(path: str, records: list[dict[str, Any]]) -> None:
   """Writes prompts as JSON lines, all or nothing."""
   file = pathlib.Path(path)
   file.parent.mkdir(parents=True, exist_ok=True)
-  part = file.with_name(f'{file.name}.{os.getpid()}')
+  # machines that share a home folder may have processes of the same number
+  part = file.with_name(f'{file.name}.{platform.node()}.{os.getpid()}')
   part.write_text(''.join(json.dumps(record, default=str) + '\n' for record in records))
   part.replace(file)
 
@@ -68,7 +70,11 @@ def _options(text: str, query: str) -> dict[str, Any]:
     *levels, last = name.split('.')
     into = found
     for level in levels:
-      into = into.setdefault(level, {})
+      into = into.setdefault(level, {}) if isinstance(into, dict) else {}
+    if not all([*levels, last]) or not isinstance(into, dict) or last in into:
+      raise UserError(
+        f'{text}: the option {name!r} is empty, or given twice: NAME=VALUE, once each'
+      )
     try:
       into[last] = parsed(value)
     except ValueError:

@@ -204,7 +204,8 @@ class _Play:
 
 async def _played(record: Mapping[str, Any], messages: Messages) -> _Play:
   play = _Play(record)
-  await play.go(messages, len(record['messages']))
+  others = [i for i, said in enumerate(record['messages']) if said['role'] != 'assistant']
+  await play.go(messages, others[-1] + 1)  # an answer at the end of a prompt is left out
   return play
 
 

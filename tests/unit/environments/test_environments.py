@@ -72,6 +72,10 @@ def test_entries_with_other_types_than_those_of_json_score_the_same():
     ('reasoning_gym:no_task', r"write for reasoning_gym:no_task raised .*'no_task' not registered"),
     ('reasoning_gym:chain_sum?sizes=3', 'raised TypeError: .*sizes'),
     ('reasoning_gym:chain_sum?size', 'options are NAME=VALUE'),
+    ('reasoning_gym:chain_sum?size=3&size=4', "the option 'size' is empty, or given twice"),
+    ('reasoning_gym:chain_sum?a=1&a.b.c=2', "the option 'a.b.c'"),
+    ('reasoning_gym:chain_sum?a.b=2&a=1', "the option 'a'"),
+    ('reasoning_gym:chain_sum?=1', "the option ''"),
     ('reasoning_gym:chain_sum?prompt=none', 'prompt=none is unknown; use text, chat'),
   ],
 )
