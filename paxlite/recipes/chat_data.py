@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data import packaged
 
@@ -202,12 +203,15 @@ def write_questions(folder: pathlib.Path, source: str) -> None:
   from paxlite.files.text_files import expanded
 
   records = (found for file in expanded([source]) for found in read_records(file))
-  pairs = ([text_of(x, field, at) for field in ('question', 'answer')] for at, x in records)
+  pairs = ([at, *(text_of(x, field, at) for field in ('question', 'answer'))] for at, x in records)
   _write(folder / 'prompts.jsonl', (_question(*pair) for pair in pairs))
 
 
-def _question(question: str, answer: str) -> JsonObject:
-  return {'messages': [_user(question)], 'answer': _number(answer.rpartition('####')[2])}
+def _question(place: str, question: str, answer: str) -> JsonObject:
+  number = _number(answer.rpartition('####')[2])
+  if not number:
+    raise UserError(f'{place}: the answer {answer[-60:]!r} has no number, such as #### 12')
+  return {'messages': [_user(question)], 'answer': number}
 
 
 def _number(text: str) -> str:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paxlite.core.errors import UserError
 from paxlite.data.held_out import is_held_out, text_identity
 from paxlite.recipes import chat_data
 
@@ -32,6 +33,10 @@ def test_questions_become_prompts(tmp_path):
   found = json.loads((tmp_path / 'prompts.jsonl').read_text())
   user = {'role': 'user', 'content': 'How many?'}
   assert found == {'messages': [user], 'answer': '1004'}
+  # an answer without a number would be right for this question
+  (tmp_path / 'a.jsonl').write_text(json.dumps(record | {'answer': '#### four'}) + '\n')
+  with pytest.raises(UserError, match=r"a\.jsonl.*1: the answer '#### four' has no number"):
+    chat_data.write_questions(tmp_path, str(tmp_path / 'a.jsonl'))
 
 
 def test_a_tokenizer_is_made_of_what_is_not_held_out(tmp_path):
