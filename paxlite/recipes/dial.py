@@ -49,7 +49,7 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
   TRAINABLE_POSITION_EMB = False
 
   PERCORE_BATCH_SIZE = derived(
-    lambda self: self._batch_tokens / self.MAX_SEQ_LEN / self.num_devices
+    lambda self: float(max(1, round(self._batch_tokens / self.MAX_SEQ_LEN / self.num_devices)))
   )
   MAX_STEPS = derived(lambda self: self._steps)
   WEIGHT_DECAY = derived(lambda self: self._weight_decay)
@@ -85,11 +85,10 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
 
   @property
   def _batch_tokens(self) -> int:
-    """A power of two, and at least a sequence for each device."""
+    """A power of two; each device then has as many whole sequences, and at least one."""
     tokens = self.TRAIN_TOKENS
     best = min(_BATCH * math.pow(tokens, _BATCH_EXPONENT), tokens / _FEWEST_STEPS)
-    least = max(_SMALLEST_BATCH, self.MAX_SEQ_LEN * self.num_devices)
-    return max(least, 1 << int(math.log2(max(1, best))))
+    return max(_SMALLEST_BATCH, 1 << int(math.log2(max(1, best))))
 
   @property
   def _steps(self) -> int:
@@ -98,6 +97,8 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
 
   @property
   def _weight_decay(self) -> float:
+    if not self.LEARNING_RATE:
+      return 0.0
     averaged = _AVERAGED * math.pow(self.TRAIN_TOKENS / self._parameters, _AVERAGED_EXPONENT)
     return 1 / (averaged * self.MAX_STEPS * self.LEARNING_RATE)
 

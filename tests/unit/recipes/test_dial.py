@@ -1,6 +1,7 @@
 """One dial: what follows from a depth, and that it is what the ladder's rules say."""
 
 import importlib
+import math
 import pickle
 import random
 
@@ -86,3 +87,20 @@ def test_values_follow_those_that_are_stated():
 def test_a_mesh_changes_no_batch():
   one, eight = Chat(depth=6)(**ONE), Chat(depth=6)(**ONE | {'ICI_MESH_SHAPE': [1, 8, 1]})
   assert (one.batch_size, one.MAX_STEPS) == (eight.batch_size, eight.MAX_STEPS)
+
+
+@pytest.mark.parametrize('mesh', [[1, 3, 1], [2, 3, 1], [1, 24, 1], [1, 512, 1]])
+@pytest.mark.parametrize('length', [100, 256])
+def test_each_device_has_whole_sequences(mesh, length):
+  """Machines have 3, 6 or 24 devices, too, and a sequence any length."""
+  e = Chat(depth=4)(**ONE | {'ICI_MESH_SHAPE': mesh}, MAX_SEQ_LEN=length)
+  e.validate()
+  one = Chat(depth=4)(**ONE)
+  tokens = max(one.batch_size * one.MAX_SEQ_LEN, math.prod(mesh) * length)
+  assert e.batch_size * length == pytest.approx(tokens, rel=0.3)
+
+
+def test_a_run_that_learns_nothing_has_no_weight_decay():
+  e = Chat(depth=4)(LEARNING_RATE=0.0, **ONE)
+  e.validate()
+  assert e.WEIGHT_DECAY == 0
