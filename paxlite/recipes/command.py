@@ -126,7 +126,9 @@ def _with_hours(
   rows = [*rows, [''] * len(header)]
   added = [prediction.cells(hours[row[0]], target, price) if row[0] in hours else ['', '']
            for row in rows[:-1]]  # fmt: skip
-  added.append(prediction.cells(sum(filter(None, hours.values())), target, price))
+  known = [each for each in hours.values() if each is not None]
+  total = sum(known) if len(known) == len(hours) else None
+  added.append(prediction.cells(total, target, price))
   shown = 1 if price is None else 2
   pairs = zip([header, *rows], [['hours', 'dollars'], *added], strict=True)
   return [[*row[:-1], *cells[:shown], row[-1]] for row, cells in pairs]

@@ -47,11 +47,11 @@ def hours_of(e: 'Experiment', target: 'Target', stage: str) -> float | None:
   if e.NUM_EPOCHS is not None:
     return None
   from paxlite.aot.planning import machine, verdicts, workers
-  from paxlite.compilation import compiled_step, versions
+  from paxlite.compilation import compiled_step
 
   where = machine.here() if target.chip is None else machine.of_target(target)
   about = dict(
-    versions=compiled_step.versions(where.platform), code=versions.code_of_paxlite(),
+    versions=compiled_step.versions(where.platform), code=verdicts.code_of(e),
     machine=where.name, node=platform.node(), flags=os.environ.get('XLA_FLAGS', ''),
     chip=str(target.chip),
   )  # fmt: skip

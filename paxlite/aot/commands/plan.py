@@ -86,7 +86,7 @@ def planned(args: argparse.Namespace) -> tuple['Plan', str]:
 
   from paxlite.aot.planning import machine, space, verdicts
   from paxlite.aot.planning.workers import WorkerPool
-  from paxlite.compilation import compiled_step, versions
+  from paxlite.compilation import compiled_step
 
   experiment = experiment_of(args)
   if measures and args.calibration is not None:
@@ -96,7 +96,7 @@ def planned(args: argparse.Namespace) -> tuple['Plan', str]:
     target = None if measures else targets.parse(args.target, args.calibration)
     where = pool.machine() if target is None else machine.of_target(target)
     about = dict(
-      versions=compiled_step.versions(where.platform), code=versions.code_of_paxlite(),
+      versions=compiled_step.versions(where.platform), code=verdicts.code_of(experiment),
       machine=dataclasses.replace(where, memory=0.0), node=platform.node(),
       flags=environment.get('XLA_FLAGS', ''),
     )  # fmt: skip

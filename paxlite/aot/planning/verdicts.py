@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from paxlite.compilation.cache import cache_folder, remove_old
+from paxlite.compilation.versions import code_of_paxlite
+from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.user_sources import sources
 from paxlite.files.json_files import read_object
 from paxlite.files.output import write_output
 
@@ -25,6 +30,13 @@ class Verdict(NamedTuple):
   def fits(self, memory: float) -> bool:
     """Returns whether the step runs with this memory on a device."""
     return not self.error and self.seconds > 0 and self.memory <= memory
+
+
+def code_of(e: Experiment) -> JsonObject:
+  """Returns what a verdict about an experiment depends on besides values: code, and its config."""
+  task = e.task()
+  user = {name: fingerprint for name, (fingerprint, _) in sources([task]).items()}
+  return {'paxlite': code_of_paxlite(), 'user': user, 'config': config_text(task, 'task')}
 
 
 class Store:

@@ -31,6 +31,20 @@ def test_hours_cost_those_of_all_devices():
   assert prediction.cells(None, target, 2.5) == ['?', '?']
 
 
+@pytest.mark.parametrize(
+  ('hours', 'total'),
+  [({'a': 1.5, 'b': 2.0}, ['3.5', '70.00']), ({'a': 1.5, 'b': None}, ['?', '?'])],
+)
+def test_a_sum_is_known_if_all_stages_are(hours, total, monkeypatch):
+  monkeypatch.setattr(prediction, 'hours_of', lambda e, target, stage: hours[stage])
+  target = types.SimpleNamespace(devices=8, name='h100x8')
+  table = [['stage', ''], ['files', ''], ['a', 'done'], ['b', '']]
+  found = command._with_hours(table, dict.fromkeys(hours), target, 2.5)
+  assert found[0] == ['stage', 'hours', 'dollars', '']
+  assert [row[1:3] for row in found[1:3]] == [['', ''], ['1.5', '30.00']]
+  assert found[-1][1:3] == total
+
+
 @pytest.mark.parametrize('name', ['chat_d20', 'chat_small'])
 def test_bundled_recipes_are_built_without_the_hub(name, monkeypatch, tmp_path):
   """Nothing is asked for, and nothing copied, before a stage runs."""

@@ -22,7 +22,7 @@ from paxlite.aot.planning.machine import of_target
 from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import Judged, Plan, Search
 from paxlite.aot.planning.space import Candidate, Layout, Space
-from paxlite.aot.planning.verdicts import Store, Verdict
+from paxlite.aot.planning.verdicts import Store, Verdict, code_of
 from paxlite.aot.planning.workers import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
@@ -56,6 +56,20 @@ def test_a_store_keeps_verdicts_of_the_same_question(tmp_path):
   for content in (b'', b'{"mfu": 1}', b'no JSON'):
     next(tmp_path.glob('*.json')).write_bytes(content)
     assert store.get({'NUM_LAYERS': 2}) is None
+
+
+def test_what_is_known_of_a_class_is_not_said_of_another():
+  class Plain(TinyGPT):
+    pass
+
+  class Other(TinyGPT):
+    def task(self):
+      cfg = super().task()
+      cfg.losses = {**cfg.losses, 'more': cfg.losses['avg_xent']}
+      return cfg
+
+  assert Plain().values() == Other().values()
+  assert code_of(Plain()) == code_of(TinyGPT()) != code_of(Other())
 
 
 def test_a_verdict_decides_about_the_memory():
