@@ -141,10 +141,9 @@ class Taught(LanguageModel, subject='Losses'):
     super().validate()
     if not self.TEACHER_TEMPERATURE:
       raise UserError('TEACHER_TEMPERATURE=0: nothing would be learned from the teacher')
-    if self.TEACHER_TOP_K > self.VOCAB_SIZE:
-      raise UserError(
-        f'TEACHER_TOP_K={self.TEACHER_TOP_K} must be at most VOCAB_SIZE={self.VOCAB_SIZE}'
-      )
+    if (most := self._common_tokens) < self.TEACHER_TOP_K:
+      of = '' if most == self.VOCAB_SIZE else ' of the teacher'
+      raise UserError(f'TEACHER_TOP_K={self.TEACHER_TOP_K} must be at most VOCAB_SIZE={most}{of}')
     beta = self.DIVERGENCE_BETA
     if self.DIVERGENCE == 'jensen_shannon' and beta in (0, 1):
       way_out = 'reverse' if beta else 'forward'

@@ -24,11 +24,23 @@ _ARGUMENT = re.compile(r'\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)')  # of a docs
 
 def schemas(paths: Sequence[str]) -> list[dict[str, Any]]:
   """Returns the schemas of functions, named by dotted paths, in the form of chat templates."""
-  found = [schema(function) for function in _functions(paths)]
+  functions = _functions(paths)
+  for path, function in zip(paths, functions, strict=True):
+    _check(path, function)
+  found = [schema(function) for function in functions]
   names = [tool['function']['name'] for tool in found]
   if twice := {name for name in names if names.count(name) > 1}:
     raise ValueError(f'two TOOLS are called {min(twice)}')
   return found
+
+
+def _check(path: str, function: Callable[..., Any]) -> None:
+  """Raises ValueError if no call of a function could have a result."""
+  if inspect.iscoroutinefunction(function):
+    raise ValueError(f'{path} is async, which is not supported: write a plain function')
+  for parameter in inspect.signature(function).parameters.values():
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+      raise ValueError(f'{path}: {parameter.name} has no name in a call: leave the / out')
 
 
 def schema(function: Callable[..., Any], name: str = '') -> dict[str, Any]:

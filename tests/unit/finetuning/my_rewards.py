@@ -129,3 +129,11 @@ class Pairs:
     if record['messages'][0]['content'] in 'cd':
       raise ValueError('no reward')
     return [0.5 * len(m['content']) for m in messages if m['role'] == 'assistant']
+
+
+async def waits(a: int) -> int:
+  return a
+
+
+def unnamed(a: int, /) -> int:
+  return a

@@ -112,5 +112,17 @@ def test_the_schema_of_a_function():
       'required': ['a'],
     },
   }
-  with pytest.raises(UserError, match='two TOOLS are called add'):
-    judges(tools=[f'{PATH}.add'] * 2)
+
+
+@pytest.mark.parametrize(
+  ('names', 'match'),
+  [
+    (['add', 'add'], 'two TOOLS are called add'),
+    (['waits'], r'my_rewards\.waits is async, which is not supported'),
+    (['unnamed'], r'my_rewards\.unnamed: a has no name in a call'),
+  ],
+)
+def test_tools_that_could_not_be_called_are_refused(names, match):
+  with pytest.raises(UserError, match=match) as e:
+    judges(tools=[f'{PATH}.{name}' for name in names])
+  assert '\n' not in str(e.value)
