@@ -26,7 +26,7 @@ from paxlite.experiments.identity import run_values
 from paxlite.experiments.registry import find_known
 from paxlite.experiments.rows import Rows
 from paxlite.files.json_files import read_object
-from paxlite.files.schemes import records_of
+from paxlite.files.schemes import is_address, records_of
 from paxlite.programs import kept_tokenizer
 from paxlite.programs.launch import build_experiment
 from paxlite.run_data.data_records import DataRecords
@@ -268,8 +268,10 @@ class RunData:
   def _build(self, stretch: Stretch) -> Experiment:
     name = stretch.values['experiment']
     find_known(name)  # a name in a file must not cause the import of a module
-    values, is_of = stretch.values, lambda x: x['values'].get(kept_tokenizer.NAME)
-    if is_of(values) == is_of(self._values):  # the copy is that of the last start
+    values, is_of = stretch.values, lambda x: x['values'].get(kept_tokenizer.NAME) or ''
+    is_gone = not is_address(is_of(values)) and not os.path.exists(is_of(values))
+    # the copy is that of the last start; if it is another one, the tokens differ from those known
+    if is_gone or is_of(values) == is_of(self._values):
       values = kept_tokenizer.to_read(values, self.folder)
     e = build_experiment(name, [], {}, values)
     if stretch.batch_size and e.batch_size != stretch.batch_size:

@@ -61,6 +61,8 @@ def test_a_run_continues_with_its_own_tokenizer(vocab, tmp_path):
   trained(run, vocab, 3)
   assert runs.losses(run) == runs.losses(tmp_path / 'whole')
   assert kept(run) is not None
+  for step in (1, 3):  # the steps before it was gone, too
+    assert RunData(str(run)).batch(step)['ids'].shape == (OfText().batch_size, 32)
 
 
 def test_a_run_does_not_continue_with_another_tokenizer(vocab, tmp_path):
