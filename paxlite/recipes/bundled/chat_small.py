@@ -1,6 +1,6 @@
 """paxlite recipe chat_small
 
-A chat model of 4.3 million parameters from nothing, on two cores of a CPU: a tokenizer,
+A chat model of 4.5 million parameters from nothing, on two cores of a CPU: a tokenizer,
 pretraining on the bundled texts and on generated facts and sums, chats with a calculator, and
 reinforcement learning on sums that a function checks.
 """
