@@ -135,18 +135,20 @@ class _Adapter:
 
 
 def named_base(checkpoint: str, base: str) -> str:
-  """Returns what the base weights of a LoRA checkpoint were imported from; '' if nothing says it.
+  """Returns what the base weights of a LoRA checkpoint were imported from.
+
+  It is '' if nothing says it, or if a run has trained the imported weights: an adapter of its
+  weights does not fit those that it began with.
 
   Args:
     checkpoint: The run, or the weights.
     base: The base weights, if they were moved.
   """
-  found = ''
   with contextlib.suppress(AbsentError):
     for source in lineage(base or checkpoint):
-      if source.experiment.is_file():
-        found = str(read_object(source.experiment).get(IMPORTED_FROM) or found)
-  return found
+      if source.experiment.is_file() and not source.written_by['values'].get('USE_LORA'):
+        return str(read_object(source.experiment).get(IMPORTED_FROM) or '')
+  return ''
 
 
 def write_adapter(

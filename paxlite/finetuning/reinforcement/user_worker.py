@@ -52,8 +52,8 @@ def _said(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
   """Returns the file and line of the user's code where an error comes from; '' if of none."""
-  ours = str(pathlib.Path(paxlite.__file__).parent)
-  others = ours, os.path.dirname(importlib.__file__), '<frozen'
+  folders = pathlib.Path(paxlite.__file__).parent, os.path.dirname(importlib.__file__)
+  others = *(f'{folder}{os.sep}' for folder in folders), '<frozen'
   own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
   return f' ({os.path.basename(own[-1].filename)}:{own[-1].lineno})' if own else ''
 

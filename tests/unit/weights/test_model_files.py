@@ -114,17 +114,21 @@ def test_links_out_of_a_folder_are_not_copied(tmp_path):
 
 @pytest.mark.parametrize('named', ['', 'org/name', '/downloads/llama'])
 def test_an_adapter_names_what_its_base_was_imported_from(named, tmp_path):
-  before = ''
-  for name, of_base in {'base': {IMPORTED_FROM: named} if named else {}, 'a': {}, 'b': {}}.items():
+  def made(name: str, before: str, has_factors: bool = True, **more: str) -> str:
     (tmp_path / name / 'state').mkdir(parents=True)
-    values = {'CHECKPOINT_RESTORE_PATH': before}
-    found = {'experiment': 'a.B', 'values': values} | of_base
+    values = {'CHECKPOINT_RESTORE_PATH': before, 'USE_LORA': has_factors}
+    found = {'experiment': 'a.B', 'values': values, **more}
     (tmp_path / name / 'experiment.json').write_text(json.dumps(found))
-    before = str(tmp_path / name)
-  assert named_base(before, '') == named_base(str(tmp_path / 'base'), '') == named
+    return str(tmp_path / name)
+
+  base = made('base', '', False, **({IMPORTED_FROM: named} if named else {}))
+  run = made('b', made('a', base))
+  assert named_base(run, '') == named_base(base, '') == named
+  trained = made('sft', base, False)
+  assert named_base(made('c', trained), '') == named_base(run, trained) == ''
   (tmp_path / 'base').rename(tmp_path / 'moved')
-  assert named_base(before, '') == ''
-  assert named_base(before, str(tmp_path / 'moved')) == named
+  assert named_base(run, '') == ''
+  assert named_base(run, str(tmp_path / 'moved')) == named
 
 
 def test_links_of_hugging_faces_cache_are_copied(tmp_path):
