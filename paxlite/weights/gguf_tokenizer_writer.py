@@ -228,7 +228,8 @@ def _of_merges(
   if (unknown := pipeline['model']['unk_token']) in vocabulary:
     kinds[vocabulary[unknown]] = sentencepiece.UNKNOWN
   scores = [0.0] * max(vocab_size, len(vocabulary))
-  merges = [m.split(' ') for m in _merges(pipeline)]
+  # pairs may have spaces, where they are lists
+  merges = [m.split(' ') if isinstance(m, str) else m for m in pipeline['model']['merges']]
   for rank, (left, right) in reversed(list(enumerate(merges))):
     scores[vocabulary[left + right]] = float(-rank)
   return {
