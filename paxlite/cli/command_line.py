@@ -173,6 +173,8 @@ def import_asked(name: str) -> None:
   try:
     import_named(name)
   except ImportError as e:
+    if (e.name or '').startswith('paxlite.'):  # that of a leaf
+      raise UserError(f'--import={name} needs {e.name}, which is not installed') from None
     if user_code.frame_of(e) is not None:  # the module is there, and does not import
       raise
     raise UserError(f'--import={name}: {e}') from None

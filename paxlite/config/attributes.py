@@ -300,7 +300,7 @@ def _type_of_attribute(cls: type, name: str) -> object:
   name = current(name)
   if name not in known:
     way_out = f'paxlite show {cls.__name__} lists them.'
-    raise UserError(extensions.lacking(name) or _unknown(cls, name, known, way_out))
+    raise UserError(_unknown(cls, name, known, way_out))
   return known[name]
 
 
@@ -347,6 +347,8 @@ def _is_text(text: str) -> bool:
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
   """The message for a name that is not in `known`, with the nearest known names and a way out."""
+  if absent := extensions.lacking(name):
+    return absent
   hint = extensions.hint('attribute', name).strip() or did_you_mean(name, known)
   return ' '.join(filter(None, [f'{cls.__name__} has no attribute {name}.', hint, way_out]))
 

@@ -8,8 +8,11 @@ import sys
 import pytest
 
 from paxlite import extensions
+from paxlite.cli.command_line import import_asked
 from paxlite.core.errors import UserError
 from paxlite.core.extension import Command, Extension
+from paxlite.experiments import options
+from paxlite.experiments.demo import TinyGPT
 from paxlite.files import schemes
 from tests.support import runs
 
@@ -165,19 +168,28 @@ def test_any_form_of_an_entry_point_is_read(named, case):
     schemes.scheme_of('mem://x')
 
 
-def test_what_a_leaf_adds_is_absent_without_it(monkeypatch):
+def test_what_a_leaf_adds_is_absent_without_it(monkeypatch, tmp_path):
   monkeypatch.setattr(extensions, 'BUILT_IN', [])
   monkeypatch.setitem(sys.modules, 'paxlite.aot', None)
-  extensions.found.cache_clear()
+  caches = extensions.found, options._parts, options._of
+  for cache in caches:
+    cache.cache_clear()
   try:
     assert extensions.found() == ()
     assert extensions.hint('flag', 'num_train_epochs') == ''
     assert extensions.missing('plan') == 'plan needs the extension aot, which is not installed'
     with pytest.raises(UserError, match=r'^LEAVE_OUT needs the extension run_data, which is not'):
       extensions.hook('LEAVE_OUT')
-    assert extensions.lacking('LORA_ALPHA').startswith('LORA_ALPHA needs the extension adapters, ')
+    with pytest.raises(UserError, match=r'^LORA_ALPHA needs the extension adapters, which is not'):
+      type('Mine', (TinyGPT,), {'LORA_ALPHA': 4.0, '__module__': __name__})
+    monkeypatch.setitem(sys.modules, 'paxlite.adapters.attributes', None)
+    (tmp_path / 'of_leaf.py').write_text('from paxlite.adapters.attributes import AdapterChoices\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r'^--import=of_leaf needs paxlite\.adapters\.attributes, wh'):
+      import_asked('of_leaf')
   finally:
-    extensions.found.cache_clear()
+    for cache in caches:
+      cache.cache_clear()
 
 
 def test_what_is_there_is_not_lacking():

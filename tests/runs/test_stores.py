@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from paxlite.data import packaged
 from paxlite.stores.object_store import ObjectStore
 from tests.support import processes, runs
 from tests.support.gcs_server import gcs_server
@@ -18,6 +19,11 @@ MODULE = 'tests.support.stored_main'
 FLAGS = (
   '--fdl.MAX_STEPS=12', '--fdl.CHECKPOINT_EVERY_N_STEPS=3', '--fdl.NUM_LAYERS=1',
   '--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.DROPOUT_PROB=0.1',
+)  # fmt: skip
+
+SMALL = (
+  '--fdl.MODEL_DIMS=64', '--fdl.MAX_SEQ_LEN=32', '--fdl.PERCORE_BATCH_SIZE=2',
+  '--fdl.MAX_EVAL_BATCHES=1',
 )  # fmt: skip
 
 
@@ -64,17 +70,25 @@ def manifests(place, environment):
 
 
 @pytest.mark.slow
-def test_a_run_continues_on_another_machine(tmp_path, expected):
+def test_a_run_continues_on_another_machine(tmp_path):
+  """With the tokenizer that the run has kept."""
   with gcs_server('bkt') as gcs:
     place, environment = 'gs://bkt/runs/one', gcs.environment()
-    out = run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=5').stdout
+    go = lambda machine, *flags: run(
+      place, tmp_path / machine, environment, *SMALL, *flags, config='DemoGPT'
+    )
+    out = go('a', '--fdl.MAX_STEPS=5').stdout
     assert 'checkpoints are in gs://bkt/runs/one' in out
     assert manifests(place, environment) == [3, 5]
-    run(place, tmp_path / 'b', environment, '--fdl.MAX_STEPS=7')
+    go('b', '--fdl.MAX_STEPS=7')
     assert stored_losses(place, environment).keys() == set(range(1, 8))
+    copies = [
+      store_of(place, environment).read('tokenizer/text8k.model'),
+      *(path.read_bytes() for path in tmp_path.glob('b/*/tokenizer/text8k.model')),
+    ]
+    assert copies == [pathlib.Path(packaged.VOCAB).read_bytes()] * 2
     # the first machine's folder is older than the bucket now
-    out = run(place, tmp_path / 'a', environment).stdout
-    assert 'Continuing from the checkpoint of step 7' in out
+    assert 'Continuing from the checkpoint of step 7' in go('a').stdout
     assert list(stored_losses(place, environment)) == list(range(1, 13))
     assert not pathlib.Path('gs:').exists()
 
@@ -205,13 +219,9 @@ def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, schem
     store = ObjectStore(bucket)
     store.write('data/more/a.txt', b'In the beginning. ' * 3000)
     one = f'{bucket}/runs/one'
-    small = (
-      '--fdl.MODEL_DIMS=64', '--fdl.MAX_SEQ_LEN=32', '--fdl.PERCORE_BATCH_SIZE=2',
-      '--fdl.MAX_EVAL_BATCHES=1',
-    )  # fmt: skip
     train = lambda folder, steps, *flags: (
       run(
-        one, folder, environment, *small, f'--fdl.MAX_STEPS={steps}', *flags, config='DemoGPT'
+        one, folder, environment, *SMALL, f'--fdl.MAX_STEPS={steps}', *flags, config='DemoGPT'
       ).stdout
     )
     train(tmp_path / 'a', 3)
@@ -224,7 +234,7 @@ def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, schem
     assert paxlite('generate', f'--checkpoint={one}', '--prompt=In', '--max_new_tokens=3')
     train(tmp_path / 'b', 6, '--mode=eval')
     started = (f'--fdl.CHECKPOINT_RESTORE_PATH={one}', '--fdl.MAX_STEPS=1', '--fdl.NUM_LAYERS=1')
-    runs.run(tmp_path / 'restored', *small, *started, config='DemoGPT', env=environment)
+    runs.run(tmp_path / 'restored', *SMALL, *started, config='DemoGPT', env=environment)
     data = f'{bucket}/data/*'
     vocab = 'paxlite/data/packaged/text8k.model'
     paxlite('tokenize', f'--vocab={vocab}', f'--output={bucket}/tokens', data)
