@@ -202,13 +202,18 @@ class ChatEncoding(DocumentEncoding):
     """
     is_within = tokens.ends <= len(prompt)
     for i in reversed(np.flatnonzero(self._is_special[tokens.ids] & is_within).tolist()):
-      text = prompt[tokens.starts[i] : tokens.ends[i]]
-      if text in self._special_texts and self._splits(text, int(tokens.ids[i])):
+      if self._splits(prompt[tokens.starts[i] : tokens.ends[i]], int(tokens.ids[i])):
         return i
     return 0
 
-  def _splits(self, mark: str, token: int) -> bool:
+  @functools.cached_property
+  def _splits(self) -> Callable[[str, int], bool]:
+    return functools.lru_cache(_SHORT)(self._is_border)
+
+  def _is_border(self, mark: str, token: int) -> bool:
     """Returns whether the ids before a special token do not depend on it, nor those behind it."""
+    if mark not in self._special_texts:
+      return False
     ids = lambda *parts: [self._alone(part, True).tolist() for part in parts]
     before, behind, after, whole = ids('a', mark + 'a ', mark + mark + 'a ', f'a{mark}a ')
     return behind[:1] == [token] and after == [token, *behind] and whole == [*before, *behind]

@@ -217,6 +217,8 @@ def _with_reasoning(message: Message) -> Message:
 
 def _without_marks(text: str) -> RenderedChat:
   """Takes the marks of {% generation %} out of a text; returns it with what was between them."""
+  if GENERATION[0][0] not in text:
+    return RenderedChat(text, [])
   pieces: list[str] = []
   open_at: list[int] = []
   spans = []

@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from json.encoder import encode_basestring as _quoted
 from typing import NamedTuple
 
 from paxlite.chats.conversations import Conversation, conversation, list_of_messages
@@ -175,8 +176,19 @@ def identity(contents: Conversation | Pair) -> int:
   else:
     said = [contents.messages, contents.tools, contents.first_learned]
     said += [sorted(contents.masked)] if contents.masked else []
-  text = json.dumps(_stated(said), sort_keys=True, ensure_ascii=False, default=repr)
+  text = _of_plain_chat(contents) or json.dumps(_stated(said), sort_keys=True, ensure_ascii=False, default=repr)
   return zlib.crc32(text.encode('utf-8', 'surrogatepass'))
+
+
+def _of_plain_chat(contents: Conversation | Pair) -> str:
+  """Returns the JSON of a conversation that has roles and texts alone, as most; '' for others."""
+  if isinstance(contents, Pair) or contents.tools is not None or contents.masked:
+    return ''
+  texts = [(m.get('content'), m.get('role')) for m in contents.messages if len(m) == 2]
+  if len(texts) < len(contents.messages) or not all(type(t) is str for pair in texts for t in pair):
+    return ''
+  said = (f'{{"content": {_quoted(c)}, "role": {_quoted(r)}}}' for c, r in texts)
+  return f'[[{", ".join(said)}], null, {contents.first_learned}]'
 
 
 def _stated(value: object) -> object:

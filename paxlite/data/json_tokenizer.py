@@ -11,6 +11,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data import sentencepiece_model
+from paxlite.data.byte_tokens import ByteTokens
 from paxlite.data.sentencepiece_pipeline import added_pieces, plain_tokenizer, tokenizer_of_class
 from paxlite.data.special_guard import SpecialGuard
 from paxlite.data.tokenizer_files import (
@@ -168,9 +169,20 @@ class JsonTokenizer:
     return np.array(encoded.ids, np.uint32)
 
   def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+    if self._byte_tokens is not None:
+      found = self._byte_tokens.located(self.encode_array(text), text)
+      if found is not None:
+        return found
     encoded = self._encoding(text)
     offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
     return Tokens(np.array(encoded.ids, np.int32), offsets[:, 0], offsets[:, 1])
+
+  @functools.cached_property
+  def _byte_tokens(self) -> ByteTokens | None:
+    """The bytes of the tokens; None if they are not those of the texts that are encoded."""
+    probe = 'a b'
+    found = ByteTokens(self._tokenizer.get_vocab(with_added_tokens=False), self.added_texts)
+    return None if found.located(self.encode_array(probe), probe) is None else found
 
   def encode_quoted(
     self, text: str, plain: Sequence[tuple[int, int]], special: Collection[str]

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from paxlite.data.byte_tokens import bytes_of
 from paxlite.data.tokenizer import Tokenizer
 
 _UNKNOWN = '\ufffd'
@@ -162,19 +163,7 @@ def _anchor(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
   return (), 0
 
 
-@functools.cache
-def _byte_letters() -> dict[str, int]:
-  """Returns the bytes that the letters of byte-level tokens stand for, as GPT-2 has them."""
-  printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  others = [i for i in range(256) if i not in printed]
-  return {chr(i): i for i in printed} | {chr(256 + n): i for n, i in enumerate(others)}
-
-
 def _bytes_of(piece: str) -> bytes:
   """Returns the bytes of a token of the vocabulary that is not whole characters."""
-  if found := _BYTE.fullmatch(piece):
-    return bytes([int(found[1], 16)])
-  letters = _byte_letters()
-  if all(letter in letters for letter in piece):
-    return bytes(letters[letter] for letter in piece)
-  return piece.encode()
+  found = _BYTE.fullmatch(piece)
+  return bytes([int(found[1], 16)]) if found else bytes_of(piece)
