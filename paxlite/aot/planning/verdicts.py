@@ -5,17 +5,16 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paxlite.compilation.cache import cache_folder, remove_old
-from paxlite.compilation.versions import code_of_paxlite
-from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.experiments.base import Experiment
-from paxlite.experiments.user_sources import sources
 from paxlite.files.json_files import read_object
 from paxlite.files.output import write_output
+
+if TYPE_CHECKING:
+  from paxlite.experiments.base import Experiment
 
 
 class Verdict(NamedTuple):
@@ -32,8 +31,13 @@ class Verdict(NamedTuple):
     return not self.error and self.seconds > 0 and self.memory <= memory
 
 
-def code_of(e: Experiment) -> JsonObject:
+def code_of(e: 'Experiment') -> JsonObject:
   """Returns what a verdict about an experiment depends on besides values: code, and its config."""
+  # workers import this module before JAX may be imported
+  from paxlite.compilation.versions import code_of_paxlite
+  from paxlite.config.templates import config_text
+  from paxlite.experiments.user_sources import sources
+
   task = e.task()
   user = {name: fingerprint for name, (fingerprint, _) in sources([task]).items()}
   return {'paxlite': code_of_paxlite(), 'user': user, 'config': config_text(task, 'task')}
