@@ -68,9 +68,9 @@ def _options(text: str, query: str) -> dict[str, Any]:
     raise UserError(f'{text}: options are NAME=VALUE, with & between them') from None
   for name, value in pairs:
     *levels, last = name.split('.')
-    into = found
+    into: Any = found
     for level in levels:
-      into = into.setdefault(level, {}) if isinstance(into, dict) else {}
+      into = into.setdefault(level, {}) if isinstance(into, dict) else None
     if not all([*levels, last]) or not isinstance(into, dict) or last in into:
       raise UserError(
         f'{text}: the option {name!r} is empty, or given twice: NAME=VALUE, once each'
