@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.datasets import TextFiles
@@ -134,5 +135,8 @@ def test_wrong_values_are_refused(tmp_path):
       made(**values).train_input()
   with pytest.raises(UserError, match='a student needs a teacher'):
     DistillationLoss(num_chunks=1)(Outputs(None, {}), {})
+  few = made(TEACHER='a', TEACHER_TOP_K=300).knowing(WeightsFacts('a', values={'VOCAB_SIZE': 256}))
+  with pytest.raises(UserError, match='must be at most VOCAB_SIZE=256 of the teacher'):
+    few.validate()
   with pytest.raises(UserError, match='is not a folder'):
     knowing_weights(made(TEACHER=str(tmp_path / 'nothing'))).reference()
