@@ -176,7 +176,9 @@ def identity(contents: Conversation | Pair) -> int:
   else:
     said = [contents.messages, contents.tools, contents.first_learned]
     said += [sorted(contents.masked)] if contents.masked else []
-  text = _of_plain_chat(contents) or json.dumps(_stated(said), sort_keys=True, ensure_ascii=False, default=repr)
+  text = _of_plain_chat(contents) or json.dumps(
+    _stated(said), sort_keys=True, ensure_ascii=False, default=repr
+  )
   return zlib.crc32(text.encode('utf-8', 'surrogatepass'))
 
 

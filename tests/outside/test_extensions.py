@@ -185,7 +185,7 @@ def test_what_a_leaf_adds_is_absent_without_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'paxlite.adapters.attributes', None)
     (tmp_path / 'of_leaf.py').write_text('from paxlite.adapters.attributes import AdapterChoices\n')
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r'^--import=of_leaf needs paxlite\.adapters\.attributes, wh'):
+    with pytest.raises(UserError, match=r'^--import=of_leaf needs paxlite\.adapters\.attrib'):
       import_asked('of_leaf')
   finally:
     for cache in caches:

@@ -32,7 +32,7 @@ EXTRAS = {
   'tensorflow', 'seqio', 'torch', 'transformers', 'transformer_engine', 'tensorflow_datasets',
   'safetensors', 'gguf', 'huggingface_hub', 'tokenizers', 'jinja2', 'llguidance', 'starlette',
   'uvicorn', 'datasets', 'fsspec', 'pyarrow', 'lm_eval', 'qwix', 'wandb', 'mlflow', 'trackio',
-  'obstore', 'reasoning_gym', 'verifiers',
+  'obstore', 'fastokens', 'reasoning_gym', 'verifiers',
 }  # fmt: skip
 
 

@@ -21,6 +21,34 @@ TEXTS = [
   'it costs </s> and <|im_end|> and <s>x', '  \n ', 'foo_bar foo_barx <extra> tail',
   "don't we'll 's 12345 x²",
 ]  # fmt: skip
+# The patterns of words of Llama 3, Qwen 2, GPT-4o and DeepSeek-V3.
+_LLAMA3 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+_LOWER, _UPPER = r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]', r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]'
+_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SPLITS = {
+  'llama3': [_LLAMA3],
+  'qwen2': [_LLAMA3.replace('{1,3}', '')],
+  'o200k': [
+    rf'[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDS}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDS}'
+    r'|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+  ],
+  'deepseek': [
+    r'\p{N}{1,3}',
+    '[一-龥\u3040-ゟ゠-ヿ]+',
+    r'[!"#$%&\'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+'
+    r'| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+',
+  ],
+}
+_PIECES = [
+  *' \n\t\r\x0b\x1c\x85\xa0\u2003\u2028\u3000\u200b\ufeff', '  ', '\r\n', '    ', *'0123456789',
+  '1234567', *'٣²½Ⅷ①〇', *'.,;:!?\'"()<>@#$%&*-_=+\\/|`~', "'s", "'S", "'ſ", "'LL", "’s",
+  *'—…€\u0301\u200d', '😀', '👩\u200d👩\u200d👧', '🇩🇪', '👍🏽', '❤\ufe0f', 'e\u0301', 'ﬁ',
+  *'İſK東京大你好，안녕さ', 'мир', 'שלום', 'عالم', 'नमस्ते', 'The', ' the', ' answer', 'user',
+  'is', ' it', 'def f(x):\n    return x',
+]  # fmt: skip
 MARKS = ['<|im_start|>', '<|im_end|>', '<|user|>', '<|assistant|>', '<end_of_turn>']
 
 _EACH = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -82,6 +110,42 @@ TEMPLATES = {
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
   ),
 }  # fmt: skip
+
+
+def draw_text(rng: random.Random, marks: list[str]) -> str:
+  """Returns a text of words, spaces and signs of many scripts, added tokens, and any characters."""
+  pieces = []
+  for _ in range(rng.choice([0, 1, 3, 10, 60])):
+    drawn = rng.random()
+    if drawn < 0.1 and marks:
+      mark = rng.choice(marks)
+      pieces.append(mark[: rng.choice([len(mark), len(mark), len(mark) - 1])])
+    elif drawn < 0.2:
+      code = rng.randrange(rng.choice([0x80, 0x800, 0xD800, 0x1FB00, 0x110000]))
+      pieces.append(chr(code) if not 0xD800 <= code < 0xE000 else 'x')
+    else:
+      pieces.append(rng.choice(_PIECES) * rng.choice([1, 1, 1, 2, 5]))
+  return ''.join(pieces)
+
+
+def byte_level_tokenizer(splits: list[str], normalizer: Any = None) -> Tokenizer:
+  """Returns a tokenizer of bytes with these patterns of words; none: those of GPT-2."""
+  made = Tokenizer(models.BPE())
+  made.normalizer = normalizer
+  made.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      *(pre_tokenizers.Split(Regex(pattern), 'isolated') for pattern in splits),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not splits),
+    ]
+  )
+  made.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  sizes: dict[str, Any] = dict(vocab_size=600, show_progress=False, initial_alphabet=alphabet)
+  made.train_from_iterator(
+    [*LEARNED_FROM, *_PIECES], BpeTrainer(special_tokens=['</s>', *MARKS], **sizes)
+  )
+  made.add_tokens([AddedToken('<think>', normalized=False), AddedToken('<extra>', special=True)])
+  return made
 
 
 def draw_tokenizer(rng: random.Random, folder: pathlib.Path, template: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from paxlite.core.wording import amount
 from paxlite.data.checked_files import crc32c_of
 from paxlite.data.record_files import File, FileRange, JsonLines, Raw
 from paxlite.data.records import Records, share_done
+from paxlite.data.tokenizer import tokenizer_file
 from paxlite.data.worker_pool import usable_cores, workers
 from paxlite.files.schemes import is_address
 from paxlite.files.text_files import lines_of
@@ -32,6 +33,7 @@ from paxlite.finetuning.chats.encoded_examples import (
   write_blocks,
 )
 from paxlite.finetuning.chats.example_reader import ReaderOptions, SftReader
+from paxlite.finetuning.chats.fast_tokenizer import FastTokenizer, OtherIds, is_faster
 from paxlite.finetuning.example_cache import ArrayWriter, ExampleCache, checksum_of_code, in_memory
 
 log = logging.getLogger('paxlite')
@@ -79,15 +81,22 @@ def read_examples(
     return EncodedExamples(in_memory(lambda writer: write_blocks(writer, encoded)))
   key = key_of(files, options, reader)
 
-  def make(writer: ArrayWriter) -> JsonObject:
+  def make(writer: ArrayWriter, fast: bool = True) -> JsonObject:
     sources = [reader.open(name) for name in files]
-    encoded = encode_blocks(_blocks(sources), options, functools.partial(share_done, sources))
+    fast = fast and is_faster(reader.encoding.tokenizer)
+    done = functools.partial(share_done, sources)
+    encoded = encode_blocks(_blocks(sources), options, done, fast=fast)
     facts = write_blocks(writer, encoded)
     if key_of(files, options, reader) != key:
       raise UserError(f'{", ".join(files)}: a file changed while it was read: start again')
     return facts
 
-  return EncodedExamples(cache.get(key, make, LAZY), key)
+  try:
+    found = cache.get(key, make, LAZY)
+  except OtherIds as e:
+    log.warning('%s: tokenizing again without it', e)
+    found = cache.get(key, functools.partial(make, fast=False), LAZY)
+  return EncodedExamples(found, key)
 
 
 def encode_blocks(
@@ -95,6 +104,7 @@ def encode_blocks(
   options: ReaderOptions,
   share: Callable[[], float | None],
   encode: 'Callable[[SftReader, T], EncodedBlock] | None' = None,
+  fast: bool = False,
 ) -> Iterator[EncodedBlock]:
   """Yields what workers on all cores make of blocks, and logs the progress every few seconds.
 
@@ -103,9 +113,15 @@ def encode_blocks(
     options: Opens the reader of each worker.
     share: Returns the fraction of the blocks that is done; None: it is not known.
     encode: Encodes one block; None: blocks are those of records.
+    fast: Whether workers use a FastTokenizer.
+
+  Raises:
+    OtherIds: It has found other ids; what was yielded may be wrong, too.
   """
   of_block: Callable[[SftReader, T], EncodedBlock] = encode or _encoded  # type: ignore[assignment]
-  make: Callable[[], Callable[[T], EncodedBlock]] = functools.partial(_encoder, options, of_block)
+  make: Callable[[], Callable[[T], EncodedBlock]] = functools.partial(
+    _encoder, options, of_block, fast
+  )
   way_out = 'start again, with more memory, or allow fewer cores with taskset'
   examples, tokens, begun = 0, 0, time.monotonic()
   said = begun
@@ -175,9 +191,10 @@ def _are_large(files: Sequence[str]) -> bool:
 
 
 def _encoder(
-  options: ReaderOptions, encode: Callable[[SftReader, T], EncodedBlock]
+  options: ReaderOptions, encode: Callable[[SftReader, T], EncodedBlock], fast: bool = False
 ) -> Callable[[T], EncodedBlock]:
-  return functools.partial(encode, options.opened())
+  tokenizer = FastTokenizer(str(tokenizer_file(options.vocab_path))) if fast else None
+  return functools.partial(encode, options.opened(tokenizer))
 
 
 def _encoded(reader: SftReader, block: 'LineBlock | Sequence[Placed]') -> EncodedBlock:
