@@ -1,5 +1,6 @@
 """The model that answers prompts, in one turn or in several."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from paxlite.generation.engine import Engine
 from paxlite.generation.request import Completion, Request
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
+from paxlite.processes.process_messages import broadcast
 
 _MOST_ROWS = 128  # that are generated at a time
 
@@ -31,6 +33,7 @@ class Actor:
     room: The most tokens of an episode.
     max_tokens: The most new tokens of an answer.
     max_turns: The most answers of an episode.
+    max_seconds: An episode that has taken longer gets no further answer; 0: it may take any time.
   """
 
   def __init__(
@@ -45,6 +48,7 @@ class Actor:
     room: int,
     max_tokens: int,
     max_turns: int = 1,
+    max_seconds: float = 0.0,
   ):
     tokenizer = encoding.tokenizer
     self.engine = Engine(
@@ -60,7 +64,7 @@ class Actor:
       most_rows=min(rows, _MOST_ROWS),
     )
     self._encoding, self._max_tokens, self._max_turns = encoding, max_tokens, max_turns
-    self._room = min(room, max_length)
+    self._room, self._max_seconds = min(room, max_length), max_seconds
 
   def play(
     self,
@@ -79,7 +83,7 @@ class Actor:
       seed: Of what is drawn.
       first: The number of the first episode among those of this seed.
     """
-    found = [Episode.of(prompt) for prompt in prompts]
+    found, start = [Episode.of(prompt) for prompt in prompts], time.monotonic()
     self.engine.params = params
     try:
       for turn in range(self._max_turns):
@@ -91,7 +95,7 @@ class Actor:
         for i, answer in zip(open_, self.engine.generate(asked), strict=True):
           self._said(found[i], answer)
         if judges is not None and turn + 1 < self._max_turns:
-          self._replied([found[i] for i in open_ if not found[i].is_over], judges)
+          self._replied([found[i] for i in open_ if not found[i].is_over], judges, start)
     finally:
       self.engine.params = None
     return found
@@ -111,11 +115,16 @@ class Actor:
     full = len(episode.ids) >= self._room
     episode.is_over = episode.is_cut or full or self._max_turns <= 1
 
-  def _replied(self, episodes: Sequence[Episode], judges: Judges) -> None:
-    """Appends what the environment replies, or ends episodes."""
-    for episode, messages in zip(episodes, judges.replies(episodes), strict=True):
+  def _replied(self, episodes: Sequence[Episode], judges: Judges, start: float) -> None:
+    """Appends what the environment replies to episodes that began at `start`, or ends them."""
+    replies = judges.replies(episodes)
+    is_late = False
+    if self._max_seconds:  # by the clock of the first process
+      is_late = bool(int(broadcast(b'%d' % (time.monotonic() - start > self._max_seconds))))
+    for episode, messages in zip(episodes, replies, strict=True):
       new = self._after(episode, messages) if messages else []
-      if not messages or len(episode.ids) + len(new) >= self._room - 1:
+      episode.is_cut = is_late and bool(messages)
+      if not messages or is_late or len(episode.ids) + len(new) >= self._room - 1:
         episode.is_over = True
       else:
         episode.append(new, False, *messages)

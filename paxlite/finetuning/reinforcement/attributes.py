@@ -16,7 +16,7 @@ from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.data.base import RowArray
 from paxlite.experiments.parts.objective import Objective
-from paxlite.finetuning.reinforcement.advantages import Scale
+from paxlite.finetuning.reinforcement.advantages import Credit, Scale
 from paxlite.finetuning.reinforcement.policy_loss import OLD, Mean, PolicyLoss, Ratio
 from paxlite.losses.sown_losses import SownLosses
 
@@ -55,6 +55,12 @@ class Policy(Answering, subject='Reinforcement learning'):
   TOOLS: Training[list[str]] = []  # functions that answers may call, as my_tools.calculator
   MAX_TURNS: Training[Count] = 1  # maximum answers per episode
   REWARD_TIMEOUT: Run[Positive] = 10.0  # maximum seconds per reward or reply
+  EPISODE_TIMEOUT: Run[NotNegative] = (
+    0.0  # maximum seconds of an episode, checked between its answers; 0: none
+  )
+  TURN_CREDIT: Training[Credit] = (
+    'episode'  # what an answer learns from: the whole reward, or (turn) rewards from its turn on
+  )
   ADVANTAGE_SCALE: Training[Scale] = (
     'group'  # standard deviation that divides advantages; none: Dr. GRPO
   )
@@ -84,6 +90,11 @@ class Policy(Answering, subject='Reinforcement learning'):
       raise UserError(f'MAX_TURNS={self.MAX_TURNS} needs an ENVIRONMENT that replies, or TOOLS')
     if self.TOOLS and self.MAX_TURNS == 1:
       raise UserError('MAX_TURNS=1: TOOLS need another answer after the call of one; 2 or more')
+    for name, none in (('EPISODE_TIMEOUT', 0), ('TURN_CREDIT', 'episode')):
+      if self.MAX_TURNS == 1 and (value := getattr(self, name)) != none:
+        raise UserError(f'{name}={value} has no effect on episodes of one answer: set MAX_TURNS')
+    if self.TURN_CREDIT == 'turn' and not self.ENVIRONMENT:
+      raise UserError('TURN_CREDIT=turn needs an ENVIRONMENT whose reward returns one per answer')
     if self.CLIP_LOW >= 1:
       raise UserError(f'CLIP_LOW={self.CLIP_LOW:g}: a ratio of probabilities is above 0; below 1')
     for name in ('CLIP_LOW', 'CLIP_HIGH', 'POLICY_RATIO'):

@@ -151,7 +151,7 @@ class PromptFiles(AnsweredPrompts, Policy):
   def input(self, source: fdl.Config) -> fdl.Config:
     rollouts = super().input(source)
     actor = rollouts.actor
-    actor.max_turns = self.MAX_TURNS
+    actor.max_turns, actor.max_seconds = self.MAX_TURNS, self.EPISODE_TIMEOUT
     fdl.update_callable(rollouts, PolicyRollouts)
     fdl.assign(
       rollouts,
@@ -165,6 +165,7 @@ class PromptFiles(AnsweredPrompts, Policy):
       ),
       group_size=self.GROUP_SIZE,
       scale=self.ADVANTAGE_SCALE,
+      credit=self.TURN_CREDIT,
       rounds=self.DYNAMIC_SAMPLING_ROUNDS,
     )
     if self.steps_per_rollout > 1:

@@ -17,8 +17,11 @@ class Episode:
     is_own: Whether the model wrote each token.
     messages: What was said after the prompt.
     is_over: Whether the episode has ended.
-    is_cut: Whether an answer was as long as it may be.
+    is_cut: Whether an answer was as long as it may be, or the episode took too many seconds.
+    ends: The number of tokens up to the end of each answer.
     rewards: What each reward gave it, by its name; set when it was judged.
+    outcome: The part of its reward that no turn has; set when it was judged.
+    turn_rewards: The reward of each answer, where its environment gives one to each; else [].
     error: What its environment did wrong, which ended it; '': nothing.
   """
 
@@ -28,7 +31,10 @@ class Episode:
   messages: list[Mapping[str, Any]]
   is_over: bool = False
   is_cut: bool = False
+  ends: list[int] = dataclasses.field(default_factory=list)
   rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+  outcome: float = 0.0
+  turn_rewards: list[float] = dataclasses.field(default_factory=list)
   error: str = ''
 
   @classmethod
@@ -40,4 +46,6 @@ class Episode:
     """Appends what was said, and its tokens."""
     self.ids += ids
     self.is_own += [is_own] * len(ids)
+    if is_own:
+      self.ends.append(len(self.ids))
     self.messages += messages

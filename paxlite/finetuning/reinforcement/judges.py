@@ -121,7 +121,8 @@ class Judges:
   def rewards(self, episodes: Sequence[Episode]) -> np.ndarray:
     """Returns the reward of each episode, float32; each process has a part of them computed.
 
-    The episodes get their `rewards` by name, before they are weighted. The reward of one that its
+    The episodes get their `rewards` by name, before they are weighted, and the parts of the whole
+    that belong to each answer and to none: `turn_rewards` and `outcome`. The reward of one that its
     environment has ended by an error is NaN.
 
     Raises:
@@ -140,18 +141,27 @@ class Judges:
       found[path] = np.full(len(mine), math.nan)
       found[path][[not e.error for e in judged]] = self._judged(path, whole_ones, calls)
       total += weight * found[path]
+    answers = max((sum(m['role'] == 'assistant' for m in e.messages) for e in episodes), default=0)
+    of_turns = np.full((answers, len(mine)), math.nan)  # NaN: the reward is not that of a turn
+    outcome = total.copy()
     if self._environment:
       found[self._environment] = of_environment
       total += found[self._environment]
-    whole = np.zeros((1 + len(found), len(episodes)), np.float32)
-    whole[:, mine] = [total, *found.values()]
+      for i, episode in enumerate(judged):
+        of_turns[: len(episode.turn_rewards), i] = episode.turn_rewards
+      outcome += np.where(np.isnan(of_turns).all(0), of_environment, 0)
+    whole = np.zeros((2 + len(found) + answers, len(episodes)), np.float32)
+    whole[:, mine] = [total, outcome, *found.values(), *of_turns]
     if count > 1:
       whole = multihost_utils.process_allgather(whole).sum(0)  # the others' are 0
-    for episode, values in zip(episodes, whole[1:].T, strict=True):
-      if np.isnan(values).any():
+    for episode, (_, of_none, *values) in zip(episodes, whole.T.tolist(), strict=True):
+      named, turns = values[: len(found)], values[len(found) :]
+      if any(map(math.isnan, named)):
         episode.error = episode.error or 'another process has said what is wrong'
       else:
-        episode.rewards = dict(zip(found, values.tolist(), strict=True))
+        episode.rewards = dict(zip(found, named, strict=True))
+        episode.outcome = of_none
+        episode.turn_rewards = [x for x in turns if not math.isnan(x)]
     self._check_errors([episode.error for episode in episodes])
     return whole[0]
 
@@ -180,7 +190,7 @@ class Judges:
     return total
 
   def _sum(self, given: Any, episode: Episode) -> float:
-    """Returns the sum of rewards of turns, or the one of the episode."""
+    """Returns the sum of rewards of turns, which the episode gets, or the one of the episode."""
     if isinstance(given, UserError):
       raise given
     if not isinstance(given, list):
@@ -195,6 +205,7 @@ class Judges:
     for one in given:
       self._check(self._environment, episode, one)
     self._check(self._environment, episode, sum(given))
+    episode.turn_rewards = [float(one) for one in given]
     return float(sum(given))
 
   def _messages(self, episode: Episode) -> list[Mapping[str, Any]]:

@@ -1,5 +1,8 @@
 """Batches of episodes with their rewards, by the parameters that are trained."""
 
+import math
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -7,8 +10,14 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch
 from paxlite.finetuning.reinforcement.actor import Actor
-from paxlite.finetuning.reinforcement.advantages import Scale, advantages, filled
-from paxlite.finetuning.reinforcement.answer_rollouts import Answered, AnswerRollouts
+from paxlite.finetuning.reinforcement.advantages import (
+  Credit,
+  Scale,
+  advantages,
+  filled,
+  turn_advantages,
+)
+from paxlite.finetuning.reinforcement.answer_rollouts import Answered, AnswerRollouts, padded
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
@@ -27,6 +36,8 @@ class PolicyRollouts(AnswerRollouts):
     judges: Their rewards.
     group_size: N.
     scale: See `advantages`.
+    credit: What an answer gets: the advantage of its episode; or (turn) that of the rewards that no
+      turn has, plus what `turn_advantages` gives its turn.
     rounds: The most times that prompts are drawn for a rollout, until enough groups have unequal
       rewards (https://arxiv.org/abs/2503.14476, section 3.2).
     log_probs: Computes those of the labels before the first of several steps; None: there is one.
@@ -43,6 +54,7 @@ class PolicyRollouts(AnswerRollouts):
     judges: Judges,
     group_size: int,
     scale: Scale,
+    credit: Credit = 'episode',
     batches: int = 1,
     updates: int = 1,
     kept_episodes: int = 0,
@@ -52,7 +64,8 @@ class PolicyRollouts(AnswerRollouts):
     super().__init__(
       prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes
     )
-    self._judges, self._scale, self._log_probs = judges, scale, log_probs
+    self._judges, self._log_probs = judges, log_probs
+    self._scale, self._credit = scale, credit
     self._groups, self._group_size = batch_size // group_size * batches, group_size  # of a rollout
     self._rounds = rounds
     self._position = 0  # of the next prompt, where they are drawn again
@@ -75,13 +88,26 @@ class PolicyRollouts(AnswerRollouts):
 
   def _answered(self, params: PyTree, number: int) -> list[Answered]:
     episodes, rewards_GN = self._played(params, number)
-    values = advantages(rewards_GN, self._scale).reshape(-1)
+    if self._credit == 'turn':
+      values = self._of_turns(episodes)
+    else:
+      values = advantages(rewards_GN, self._scale).reshape(-1, 1)
     values[[bool(episode.error) for episode in episodes]] = 0  # which teach nothing
     each = zip(episodes, rewards_GN.reshape(-1).tolist(), values.tolist(), strict=True)
-    return [
-      Answered(e, {'rewards': e.rewards, 'reward': reward, 'advantage': value, **_error(e)})
-      for e, reward, value in each
-    ]
+    return [Answered(e, _facts(e, reward, of_turns)) for e, reward, of_turns in each]
+
+  def _of_turns(self, episodes: Sequence[Episode]) -> np.ndarray:
+    """Returns the advantage of each answer of each episode, [E, K]."""
+    size, count = self._group_size, max(len(e.ends) for e in episodes)
+    turns = np.full((len(episodes), count), math.nan)
+    outcomes = np.full(len(episodes), math.nan)
+    for i, episode in enumerate(episodes):
+      if not episode.error:
+        outcomes[i] = episode.outcome
+        turns[i, : len(episode.turn_rewards)] = episode.turn_rewards
+    of_none = advantages(filled(outcomes.reshape(-1, size)), self._scale)
+    of_turns = turn_advantages(turns.reshape(-1, size, count), self._scale)
+    return of_none.reshape(-1, 1) + of_turns.reshape(-1, count)
 
   def _played(self, params: PyTree, number: int) -> tuple[list[Episode], np.ndarray]:
     """Returns the episodes of a rollout and their rewards, [G, N]."""
@@ -96,24 +122,37 @@ class PolicyRollouts(AnswerRollouts):
       episodes = self._actor.play(params, prompts, self._judges, seed, first)
       rewards_GN = filled(self._judges.rewards(episodes).reshape(-1, size))
       for g, rewards_N in enumerate(rewards_GN):
-        is_equal = self._rounds > 1 and np.ptp(rewards_N) == 0
-        (equal if is_equal else unequal).append((episodes[g * size : (g + 1) * size], rewards_N))
+        group = episodes[g * size : (g + 1) * size]
+        is_equal = self._rounds > 1 and np.ptp(rewards_N) == 0 and self._has_equal_turns(group)
+        (equal if is_equal else unequal).append((group, rewards_N))
       if len(unequal) >= self._groups:
         break
     self._position = place
     kept = [*unequal, *equal][: self._groups]
     return [e for group, _ in kept for e in group], np.stack([rewards for _, rewards in kept])
 
+  def _has_equal_turns(self, group: Sequence[Episode]) -> bool:
+    return self._credit != 'turn' or len({x for e in group for x in e.turn_rewards}) < 2
+
   def _row(self, answered: Answered) -> Batch:
-    row, facts = super()._row(answered), answered.facts
-    rewards = np.zeros(self.seq_len, np.float32)
+    row, (episode, facts), T = super()._row(answered), answered, self.seq_len
+    rewards = np.zeros(T, np.float32)
     rewards[np.flatnonzero(row['weights'])[-1]] = facts['reward']
+    each = facts.get('turn_advantages') or [facts['advantage']] * len(episode.ends)
+    of_tokens = np.repeat(np.array(each, np.float32), np.diff(episode.ends, prepend=0))
     return {
       **row,
-      'advantages': row['weights'] * np.float32(facts['advantage']),
+      'advantages': row['weights'] * padded(of_tokens[1 : T + 1], T, np.float32),
       'rewards': rewards,
     }
 
 
-def _error(episode: Episode) -> JsonObject:
-  return {'error': episode.error} if episode.error else {}
+def _facts(episode: Episode, reward: float, values: Sequence[float]) -> JsonObject:
+  """Returns what episodes.jsonl has of an episode with the advantages of its answers, or of all."""
+  found: JsonObject = {'rewards': episode.rewards, 'reward': reward, 'advantage': values[0]}
+  if len(values) > 1:
+    found |= {
+      'turn_rewards': episode.turn_rewards,
+      'turn_advantages': [*values[: len(episode.ends)]],
+    }
+  return found | ({'error': episode.error} if episode.error else {})
