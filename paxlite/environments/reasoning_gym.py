@@ -51,7 +51,8 @@ def write(task: str, options: Mapping[str, Any], path: str) -> None:
     raise ValueError(f'prompt={prompt} is unknown; use {", ".join(known)}')
   said = SYSTEM_PROMPTS.get(prompt)
   system = [] if said is None else [{'role': 'system', 'content': said}]
-  own = {name: value for name, value in options.items() if name != 'prompt'}
+  # without a seed, reasoning-gym draws other tasks at each start
+  own = {'seed': 0} | {name: value for name, value in options.items() if name != 'prompt'}
   dataset, records = _dataset(task, json.dumps(own, sort_keys=True)), []
   for index in range(len(dataset)):
     entry = dataset[index]

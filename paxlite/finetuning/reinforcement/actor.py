@@ -20,6 +20,7 @@ from paxlite.parallel import partitioning
 from paxlite.processes.process_messages import broadcast
 
 _MOST_ROWS = 128  # that are generated at a time
+_MARK = 'an answer that no template changes'
 
 
 class Actor:
@@ -139,9 +140,15 @@ class Actor:
     end = self._encoding.tokenizer.decode_marked(episode.ids[-1:])
     if end in start:
       start = start[: start.rfind(end) + len(end)]
-    if not whole.startswith(start):
+    if whole.startswith(start):
+      return self._encoding.marked(whole[len(start) :])
+    # the template leaves out the thinking of earlier answers, which the model has read: what
+    # follows an answer without thinking follows this one
+    turn = [{'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': _MARK}]
+    start, mark, rest = self._encoding.chat_text([*turn, *messages], True, tools).rpartition(_MARK)
+    if not mark or end not in rest:
       raise UserError(
         'the chat template changes earlier messages when another follows, so a conversation '
         'cannot be continued token by token: choose another CHAT_TEMPLATE'
       )
-    return self._encoding.marked(whole[len(start) :])
+    return self._encoding.marked(rest[rest.index(end) + len(end) :])

@@ -31,29 +31,32 @@ def advantages(rewards_GN: np.ndarray, scale: Scale) -> np.ndarray:
   return centred_GN / (rewards_GN.std(axis, ddof=1, keepdims=True) + 1e-4)
 
 
-def turn_advantages(rewards_GNK: np.ndarray, scale: Scale) -> np.ndarray:
-  """Returns how much better each turn and those after it were than turns of their group, [G, N, K].
+def turn_advantages(
+  turns_GNK: np.ndarray, outcomes_GN: np.ndarray, answers_GN: np.ndarray, scale: Scale
+) -> np.ndarray:
+  """Returns how much more each turn and those after it earned than those of its group, [G, N, K].
 
-  The normalized rewards of a turn and of all later ones are added, as in the process supervision of
-  https://arxiv.org/abs/2402.03300, section 4.1.3. With one turn each these are `advantages`.
+  From the rewards to go, which include the outcome, the mean of all episodes that reached this turn
+  is subtracted: a baseline that knows nothing of the answer (https://arxiv.org/abs/1506.02438,
+  section 2). With one turn each these are `advantages`. The process supervision of
+  https://arxiv.org/abs/2402.03300, section 4.1.3, subtracts a mean from the reward of each turn
+  instead. How often then depends on when an episode ends, so that it teaches to end early or late.
 
   Args:
-    rewards_GNK: The rewards of up to K turns of each episode; NaN after its last turn, where the
-      result is 0.
-    scale: Divides by the standard deviation of all turns of a group, or of all groups, or by
-      nothing.
+    turns_GNK: The rewards of up to K turns of each episode, and 0 after its last one.
+    outcomes_GN: The parts of rewards that no turn has.
+    answers_GN: The number of turns of each episode; 0: it failed, and counts for nothing.
+    scale: Divides by the standard deviation of a group, from these means, or of all rewards to go
+      of a batch, or by nothing.
   """
-  is_turn_GNK = ~np.isnan(rewards_GNK)
-  known_GNK = np.where(is_turn_GNK, rewards_GNK, 0)
-
-  def mean(values_GNK: np.ndarray, axes: tuple[int, ...], ddof: int = 0) -> np.ndarray:
-    count = is_turn_GNK.sum(axes, keepdims=True) - ddof
-    return values_GNK.sum(axes, keepdims=True) / np.maximum(count, 1)
-
-  centred_GNK = np.where(is_turn_GNK, known_GNK - mean(known_GNK, (1, 2)), 0)
-  if scale != 'none':
-    axes = (1, 2) if scale == 'group' else (0, 1, 2)
-    squares_GNK = np.where(is_turn_GNK, known_GNK - mean(known_GNK, axes), 0) ** 2
-    centred_GNK = centred_GNK / (np.sqrt(mean(squares_GNK, axes, ddof=1)) + 1e-4)
-  to_go_GNK = np.flip(np.flip(centred_GNK, 2).cumsum(2), 2)
-  return np.where(is_turn_GNK, to_go_GNK, 0)
+  is_turn_GNK = np.arange(turns_GNK.shape[2]) < answers_GN[..., None]
+  to_go_GNK = outcomes_GN[..., None] + np.flip(np.flip(turns_GNK, 2).cumsum(2), 2)
+  to_go_GNK = np.where(is_turn_GNK, to_go_GNK, 0)
+  means_G1K = to_go_GNK.sum(1, keepdims=True) / np.maximum(is_turn_GNK.sum(1, keepdims=True), 1)
+  centred_GNK = np.where(is_turn_GNK, to_go_GNK - means_G1K, 0)
+  if scale == 'none':
+    return centred_GNK
+  if scale == 'batch':
+    return centred_GNK / (to_go_GNK[is_turn_GNK].std(ddof=1) + 1e-4)
+  count_G11 = np.maximum(is_turn_GNK.sum((1, 2), keepdims=True) - 1, 1)
+  return centred_GNK / (np.sqrt((centred_GNK**2).sum((1, 2), keepdims=True) / count_G11) + 1e-4)

@@ -1,6 +1,5 @@
 """Batches of episodes with their rewards, by the parameters that are trained."""
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -36,8 +35,8 @@ class PolicyRollouts(AnswerRollouts):
     judges: Their rewards.
     group_size: N.
     scale: See `advantages`.
-    credit: What an answer gets: the advantage of its episode; or (turn) that of the rewards that no
-      turn has, plus what `turn_advantages` gives its turn.
+    credit: What an answer gets: the advantage of its episode, or (turn) what `turn_advantages`
+      gives its turn.
     rounds: The most times that prompts are drawn for a rollout, until enough groups have unequal
       rewards (https://arxiv.org/abs/2503.14476, section 3.2).
     log_probs: Computes those of the labels before the first of several steps; None: there is one.
@@ -99,15 +98,14 @@ class PolicyRollouts(AnswerRollouts):
   def _of_turns(self, episodes: Sequence[Episode]) -> np.ndarray:
     """Returns the advantage of each answer of each episode, [E, K]."""
     size, count = self._group_size, max(len(e.ends) for e in episodes)
-    turns = np.full((len(episodes), count), math.nan)
-    outcomes = np.full(len(episodes), math.nan)
-    for i, episode in enumerate(episodes):
-      if not episode.error:
-        outcomes[i] = episode.outcome
-        turns[i, : len(episode.turn_rewards)] = episode.turn_rewards
-    of_none = advantages(filled(outcomes.reshape(-1, size)), self._scale)
-    of_turns = turn_advantages(turns.reshape(-1, size, count), self._scale)
-    return of_none.reshape(-1, 1) + of_turns.reshape(-1, count)
+    turns, outcomes = np.zeros((len(episodes), count)), np.zeros(len(episodes))
+    answers = np.array([0 if e.error else len(e.ends) for e in episodes])
+    for i in np.flatnonzero(answers):
+      outcomes[i] = episodes[i].outcome
+      turns[i, : len(episodes[i].turn_rewards)] = episodes[i].turn_rewards
+    outcomes_GN, answers_GN = outcomes.reshape(-1, size), answers.reshape(-1, size)
+    turns_GNK = turns.reshape(-1, size, count)
+    return turn_advantages(turns_GNK, outcomes_GN, answers_GN, self._scale).reshape(-1, count)
 
   def _played(self, params: PyTree, number: int) -> tuple[list[Episode], np.ndarray]:
     """Returns the episodes of a rollout and their rewards, [G, N]."""
@@ -132,7 +130,7 @@ class PolicyRollouts(AnswerRollouts):
     return [e for group, _ in kept for e in group], np.stack([rewards for _, rewards in kept])
 
   def _has_equal_turns(self, group: Sequence[Episode]) -> bool:
-    return self._credit != 'turn' or len({x for e in group for x in e.turn_rewards}) < 2
+    return self._credit != 'turn' or len({(*e.turn_rewards,) for e in group}) < 2
 
   def _row(self, answered: Answered) -> Batch:
     row, (episode, facts), T = super()._row(answered), answered, self.seq_len

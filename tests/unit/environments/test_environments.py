@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import random
 
 import pytest
 
@@ -128,15 +129,89 @@ def test_a_taskset_with_tools_and_a_state():
   assert judges.rewards([done, episode(record, 'no')]).tolist() == pytest.approx([2.1, 0.0])
 
 
+@pytest.mark.parametrize('seed', range(2))
+def test_a_taskset_whose_env_is_the_user(seed):
+  """It opens the talk, answers each guess, and its rewards are added to those of the task."""
+  pytest.importorskip('verifiers')
+  found, rng = records('verifiers:my-game'), random.Random(seed)
+  assert [m['role'] for m in found[0]['messages']] == ['system', 'user']
+  assert 'Guess a number below' in found[0]['messages'][1]['content']
+  assert records('verifiers:my-game') == found, 'what it draws is the same'
+  judges = Judges([], [], environment=VERIFIERS, seconds=60.0)
+  numbers = [3, 8, 5]
+  said = [[] for _ in numbers]
+  for _ in range(rng.randint(1, 3)):  # of them the last answer is not answered
+    episodes = []
+    for record, number, talk in zip(found, numbers, said, strict=True):
+      talk.append(str(rng.choice([n for n in range(10) if n != number])))
+      episodes.append(episode(record, *talk))
+    for talk, number, reply in zip(said, numbers, judges.replies(episodes), strict=True):
+      hint = 'Smaller.' if int(talk[-1]) > number else 'Larger.'
+      assert reply == [{'role': 'user', 'content': hint}]
+      talk.append(reply)
+  cut = [episode(record, *talk[:-1]) for record, talk in zip(found, said, strict=True)]
+  guesses = len(said[0]) // 2
+  few = 0.5 / (1 + guesses)
+  assert judges.rewards(cut).tolist() == pytest.approx([few + 0.25] * 3)
+  right = [
+    episode(record, *talk, str(number))
+    for record, talk, number in zip(found, said, numbers, strict=True)
+  ]
+  assert judges.replies(right) == [None] * 3
+  assert judges.rewards(right).tolist() == pytest.approx([1 + few + 0.25] * 3)
+  wrong = [episode(record, 'no number') for record in found[:2]]
+  assert judges.replies([*wrong, right[2]]) == [None] * 3
+  assert 'invalid literal for int()' in wrong[0].error
+
+
 def test_tasks_that_cannot_run_here_are_refused():
   pytest.importorskip('verifiers')
-  for query, match in [
-    ('', 'has no end: limit=N'), ('?kind=boxed&limit=1', 'needs a container'),
-    ('?kinds=1&limit=1', 'kinds'),
+  for name, match in [
+    ('my-taskset', 'has no end: limit=N'), ('my-taskset?kind=boxed&limit=1', 'needs a container'),
+    ('my-taskset?kinds=1&limit=1', 'kinds'), ('my-game?limit=two', 'limit'),
+    ('no-taskset', "'no-taskset' not found"),
   ]:  # fmt: skip
     with pytest.raises(UserError, match=match) as e:
-      files_of(f'verifiers:my-taskset{query}')
+      files_of(f'verifiers:{name}')
     assert '\n' not in str(e.value)
+
+
+WRONG = [
+  '', ' ', '\x00', 'None', 'null', '[]', '{}', '[[]]', "{'a': 1}", '9**9**9', '1e999', 'nan',
+  '<answer></answer>', '<answer>', '</answer>', '<answer>1</answer><answer>2</answer>', '-inf',
+  '\\frac{1}{0}', '1/0', 'x' * 5000, '( ' * 300, '\u202e7', '７', '0 0 0\n' * 9,
+]  # fmt: skip
+
+
+@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.parametrize('seed', range(20))
+def test_any_answer_to_any_task_has_a_score(seed):
+  """As in https://github.com/open-thought/reasoning-gym/issues/417, where a score raised KeyError
+  and ended the training, https://github.com/huggingface/Math-Verify/issues/65, where the value of
+  an answer hung it, and https://github.com/PrimeIntellect-ai/prime-rl/pull/296, where JSON had made
+  lists of an entry's tuples, so that right answers were wrong.
+  """
+  gym = pytest.importorskip('reasoning_gym')
+  rng = random.Random(seed)
+  known = sorted(set(gym.factory.DATASETS) - {'composite'})
+  for task in rng.sample(known, 3):
+    try:
+      found = records(f'reasoning_gym:{task}?size=2')
+    except UserError:
+      continue  # needs files that are no part of the package
+    judges = Judges([], [], environment=GYM, seconds=10.0)
+    own = gym.create_dataset(task, size=2, seed=0)
+    for i, record in enumerate(found):
+      entry = own[i]
+      assert record['prompt'][0]['content'] == entry['question'], task
+      wrong = rng.sample(WRONG, 4)
+      answers = [a for a in [entry['answer']] if a is not None]
+      episodes = [episode(record, a) for a in [*answers, *wrong]]
+      rewards = judges.rewards(episodes)
+      for answer, reward in zip(answers, rewards, strict=False):
+        assert reward == pytest.approx(own.score_answer(answer.strip(), entry)), task
+      for one, reward in zip(episodes, rewards, strict=True):
+        assert 0 <= reward <= 1 or 'REWARD_TIMEOUT' in one.error, (task, one)
 
 
 @pytest.mark.slow
