@@ -71,11 +71,6 @@ ELSEWHERE = {
       'docs/explain.md', 'docs/scaling.md', 'docs/tutorials/cluster.md',
     ),
   },
-  'rl': {
-    'it needs the extra rl; tests/unit/environments has the same with a tiny model': (
-      'docs/reinforcement_learning.md',
-    ),
-  },
   'server': {'tests/parity/test_smollm.py': ('docs/serving.md',)},
   'hub': {
     'tests/unit/hub/test_commands.py': ('docs/fine_tuning.md', 'docs/weights.md'),
