@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import functools
 import json
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlite.cli.user_modules import import_named
 from paxlite.core.json_text import parsed
 from paxlite.environments.sources import write_records
-from paxlite.environments.verifiers_player import Asked, Player, tools_of
+from paxlite.environments.verifiers_player import Player, tools_of
 from paxlite.finetuning.reinforcement.tools import schema
 
 Messages = Sequence[Mapping[str, Any]]
@@ -31,15 +30,11 @@ class Verifiers:
 
   def reply(self, record: Mapping[str, Any], messages: Messages) -> list[dict[str, Any]] | None:
     """Returns what a user or tools say to the last answer; None: the episode has ended."""
-    try:
-      asyncio.run(_played(record, messages, scores=False))
-    except Asked as asked:
-      return asked.messages
-    return None
+    return asyncio.run(_played(record, messages, scores=False)).asked
 
   def reward(self, record: Mapping[str, Any], messages: Messages) -> float:
     """Returns the sum of the weighted rewards of the task and its Env."""
-    trace = asyncio.run(_played(record, messages, scores=True))
+    trace = asyncio.run(_played(record, messages, scores=True)).trace
     if missing := [name for name, reward in trace.rewards.items() if reward is None]:
       raise ValueError(f'the rewards {", ".join(missing)} were not computed')
     return float(trace.reward)
@@ -56,20 +51,19 @@ def write(taskset: str, options: Mapping[str, Any], path: str) -> None:
   records, text = [], json.dumps(options, sort_keys=True)
   env = _env(taskset, text)
   for number, task in enumerate(_tasks(taskset, text)):
-    try:
-      asyncio.run(_run(env, task, Player(functools.partial(_servers, env))))
+    player = Player(functools.partial(_servers, env))
+    asyncio.run(player.play(env, task))
+    if player.asked is None:
       raise ValueError(f'the Env of {taskset} says nothing to its agent, which is not supported')
-    except Asked as asked:
-      messages = asked.messages
     tools = [schema(function, name) for name, function in tools_of(_servers(env, task)).items()]
     given = {'taskset': taskset, 'options': options, 'number': number, 'hash': task.hash}
     of_tools = {'tools': tools} if tools else {}
-    records.append({'messages': messages, **of_tools, 'verifiers': given})
+    records.append({'messages': player.asked, **of_tools, 'verifiers': given})
   write_records(path, records)
 
 
-async def _played(record: Mapping[str, Any], messages: Messages, scores: bool) -> Any:
-  """Returns the trace of an episode; raises Asked where it goes on."""
+async def _played(record: Mapping[str, Any], messages: Messages, scores: bool) -> Player:
+  """Plays an episode."""
   from verifiers.v1.episode import EnvInfo, Episode
 
   given = record['verifiers']
@@ -79,21 +73,11 @@ async def _played(record: Mapping[str, Any], messages: Messages, scores: bool) -
   if task.hash != given['hash']:
     raise ValueError(f'the taskset {given["taskset"]} has changed since its prompts were written')
   player = Player(functools.partial(_servers, env), messages, len(record['messages']), scores)
-  await _run(env, task, player)
+  await player.play(env, task)
   if scores:
     episode = Episode(env=EnvInfo(), task=player.trace.task, traces=player.traces)
     await env.finalize(task, episode)
-  return player.trace
-
-
-async def _run(env: Any, task: Any, player: Player) -> None:
-  """Plays a task with its Env."""
-  from verifiers.v1.agent import Agents
-
-  agents = Agents(env.config, lambda *_: player)
-  random.seed(task.hash)  # what an Env draws is the same each time
-  await env.setup(agents)
-  await env.run(task, agents)
+  return player
 
 
 @functools.lru_cache(16)

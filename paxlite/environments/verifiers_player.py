@@ -1,16 +1,17 @@
 """The agent of an Env of verifiers, whose answers are those of an episode.
 
 An Env's `run` plays its agent, and may be its user: a script, a game. Here the agent answers what
-an episode has so far. Where the Env goes on to say something to it, this is what follows in the
-episode, and `Asked` ends the play.
+an episode has so far. Where the Env, or a tool, goes on to say something to it, this is what
+follows in the episode, and the play ends.
 """
 
 import contextlib
 import functools
 import inspect
 import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from paxlite.core.json_text import parsed
 from paxlite.finetuning.reinforcement.tools import calls, message
@@ -18,15 +19,8 @@ from paxlite.finetuning.reinforcement.tools import calls, message
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Asked(BaseException):
-  """What the Env, or a tool, says to the agent after all that was said.
-
-  No exception of an Env's `except Exception`, as cancelling is none.
-  """
-
-  def __init__(self, messages: list[dict[str, Any]]):
-    super().__init__()
-    self.messages = messages
+class _Ended(BaseException):
+  """Ends a play; no exception that an Env's `except Exception` would take for an error."""
 
 
 class Player:
@@ -40,8 +34,9 @@ class Player:
       scores its trace.
 
   Attributes:
-    trace: The trace of the task that was played last.
-    traces: The traces that have ended.
+    trace: The trace of the task.
+    traces: The same, once it has ended.
+    asked: What the Env, or a tool, says after all that was said; None: nothing.
   """
 
   def __init__(
@@ -51,10 +46,27 @@ class Player:
     asked: int = 0,
     scores: bool = False,
   ):
-    self._servers_of, self._said, self._asked, self._scores = servers, said, asked, scores
+    self._servers_of, self._said, self._prompt, self._scores = servers, said, asked, scores
     self._at = -1  # the next message; -1: before the prompt
     self._is_over = False
+    self._refusal = ''
     self.traces: list[Any] = []
+    self.asked: list[dict[str, Any]] | None = None
+
+  async def play(self, env: Any, task: Any) -> None:
+    """Plays a task with its Env."""
+    from verifiers.v1.agent import Agents
+
+    agents = Agents(env.config, lambda *_: self)
+    random.seed(task.hash)  # what an Env draws is the same each time
+    try:
+      await env.setup(agents)
+      await env.run(task, agents)
+    except BaseException:  # also the group of a TaskGroup
+      if self.asked is None and not self._refusal:
+        raise
+    if self._refusal:
+      raise ValueError(self._refusal)
 
   async def run(self, task: Any, **_: object) -> Any:
     """Plays a task whose prompt says all, as Agent.run does; returns its trace."""
@@ -70,7 +82,8 @@ class Player:
     from verifiers.v1.state import state_cls
 
     if self._at >= 0:
-      raise ValueError('an Env that plays its agent twice is not supported')
+      self._refusal = 'an Env that plays its agent more than once is not supported'
+      raise _Ended
     _check(task)
     self._at, self._task = 0, task
     self.trace = vf.Trace(
@@ -109,8 +122,8 @@ class Player:
         if self._scores:
           self._is_over = True
           return Segment(messages=[], terminated=True)
-        raise Asked(new)
-      self._go(self._asked if is_first else len(new))
+        self._ask(new)
+      self._go(self._prompt if is_first else len(new))
     first = len(self.trace.nodes)
     while self._at < len(self._said):
       self._go(1)
@@ -122,15 +135,19 @@ class Player:
       if not found:
         break
       if is_last:
-        raise Asked(found)
+        self._ask(found)
       self._go(len(found))
     self._is_over |= self._scores and self._at == len(self._said)
     return Segment(messages=[node.message for node in self.trace.nodes[first:]])
 
+  def _ask(self, messages: list[dict[str, Any]]) -> NoReturn:
+    self.asked = messages
+    raise _Ended
+
   def _go(self, count: int) -> None:
     """Adds the next messages to the trace."""
     for said in self._said[self._at : self._at + count]:
-      self._add(said, said['role'] == 'assistant' and self._at >= self._asked)
+      self._add(said, said['role'] == 'assistant' and self._at >= self._prompt)
       self._at += 1
 
   def _add(self, said: Mapping[str, Any], is_own: bool) -> None:
