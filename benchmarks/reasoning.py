@@ -48,12 +48,12 @@ class Small(LLaMA):
   LR_SCHEDULE = 'constant'
   SUMMARY_INTERVAL_STEPS = 1
   CHECKPOINT_EVERY_N_STEPS = 50
-  VOCAB_PATH = str(FOLDER / 'tokenizer.json')
 
 
 class Shown(SftFiles, Small):
   """It sees solved examples of all tasks."""
 
+  VOCAB_PATH = str(FOLDER / 'tokenizer.json')
   TRAIN_FILES = [str(FOLDER / 'shown.jsonl')]
   PERCORE_BATCH_SIZE = 32
   LEARNING_RATE = 1e-3
@@ -63,6 +63,7 @@ class Shown(SftFiles, Small):
 class Reasoning(PromptFiles, Small):
   """It learns a task from the task's own score; TRAIN_FILES and EVAL_TASKS name it."""
 
+  VOCAB_PATH = str(FOLDER / 'tokenizer.json')
   MAX_NEW_TOKENS = 8
   REWARDS = []
   ENVIRONMENT = 'paxlite.environments.reasoning_gym.ReasoningGym'

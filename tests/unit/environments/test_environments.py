@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym and verifiers, as they are: their prompts, tools and rewards."""
 
 import json
+import os
 import pathlib
 import random
 
@@ -22,7 +23,7 @@ VERIFIERS = 'paxlite.environments.verifiers.Verifiers'
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(__file__).parent))
+  monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(__file__).parent), prepend=os.pathsep)
   files_of.cache_clear()
 
 
