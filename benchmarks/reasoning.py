@@ -1,9 +1,9 @@
 """python -m benchmarks.reasoning FOLDER [--tasks=chain_sum,…] [--seeds=0,1,2]
 
-Three tasks of reasoning-gym, learned from their rewards by a model of 1.2 million parameters that
-has a token for each character. It first learns the form of the answers, and a little of the tasks,
-from SHOWN solved examples of each; each run starts from this one. Held-out tasks occur in no
-training. The same command goes on where it was stopped.
+Three tasks of reasoning-gym, learned from their rewards by a model of 1.2 million parameters. It
+has a token for each character, and for each phrase that these tasks repeat. It first learns the
+form of the answers, and a little of the tasks, from SHOWN solved examples of each; each run starts
+from this one. Held-out tasks occur in no training. The same command goes on where it was stopped.
 
 Prints a line of JSON for each run: the share of right greedy answers to HELD_OUT held-out tasks
 before and after, the mean reward of the first and last ten steps, and seconds.
@@ -27,7 +27,12 @@ TASKS = {  # with the options of their configurations
   'simple_equations': dict(min_terms=2, max_terms=2, min_value=1, max_value=10),
   'spell_backward': dict(min_word_len=3, max_word_len=6),
 }
-SHOWN, PROMPTS, HELD_OUT = 600, 4000, 400
+PHRASES = [
+  'State the final answer to the following arithmetic problem: ', 'Solve for ',
+  'Find the value of ', 'Determine the value of ', ' in the equation: ', ' that satisfies: ',
+  'Spell this word backward (example: sun -> nus): ',
+]  # fmt: skip
+SHOWN, PROMPTS, HELD_OUT = 1500, 4000, 400
 FOLDER = pathlib.Path(os.environ.get('REASONING_DATA', 'reasoning_data'))
 
 
@@ -41,7 +46,7 @@ class Small(LLaMA):
   HIDDEN_DIMS = 384
   VOCAB_SIZE = 128
   START_ID = 1
-  MAX_SEQ_LEN = 80
+  MAX_SEQ_LEN = 32
   FPROP_DTYPE = 'float32'
   USE_REPEATED_LAYER = False
   PACKED_INPUT = False
@@ -55,9 +60,9 @@ class Shown(SftFiles, Small):
 
   VOCAB_PATH = str(FOLDER / 'tokenizer.json')
   TRAIN_FILES = [str(FOLDER / 'shown.jsonl')]
-  PERCORE_BATCH_SIZE = 32
+  PERCORE_BATCH_SIZE = 64
   LEARNING_RATE = 1e-3
-  MAX_STEPS = 600
+  MAX_STEPS = 300
 
 
 class Reasoning(PromptFiles, Small):
@@ -69,10 +74,10 @@ class Reasoning(PromptFiles, Small):
   ENVIRONMENT = 'paxlite.environments.reasoning_gym.ReasoningGym'
   REWARD_TIMEOUT = 60.0
   GROUP_SIZE = 8
-  PERCORE_BATCH_SIZE = 128
+  PERCORE_BATCH_SIZE = 64
   LEARNING_RATE = 2e-4
   LR_SCHEDULE = 'linear'
-  MAX_STEPS = 300
+  MAX_STEPS = 150
   EVAL_INTERVAL_STEPS = 1000
 
 
@@ -87,13 +92,16 @@ def write_data() -> None:
   import reasoning_gym
 
   FOLDER.mkdir(parents=True, exist_ok=True)
-  tokens = ['<pad>', '<s>', '</s>', *string.printable[:95], '\n']
-  plain = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+  tokens = ['<pad>', '<s>', '</s>', *PHRASES, *string.printable[:95], '\n']
+  plain = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
   split = {'type': 'Split', 'pattern': {'Regex': r'[\s\S]'}, 'behavior': 'Isolated'}
   vocabulary = {t: i for i, t in enumerate(tokens)}
   tokenizer = {
     'version': '1.0',
-    'added_tokens': [dict(id=i, content=t, **plain) for i, t in enumerate(tokens[:3])],
+    'added_tokens': [
+      dict(id=i, content=t, special=i < 3, **plain)
+      for i, t in enumerate(tokens[: 3 + len(PHRASES)])
+    ],
     'pre_tokenizer': {**split, 'invert': False},
     'decoder': {'type': 'Fuse'},
     'model': {'type': 'WordLevel', 'vocab': vocabulary, 'unk_token': '<pad>'},

@@ -1,5 +1,10 @@
-"""Tasks of reasoning-gym and verifiers, as they are: their prompts, tools and rewards."""
+"""Tasks of reasoning-gym and verifiers, as they are: their prompts, tools, users and rewards.
 
+Most tests call the environments in this process, because others would import verifiers again, which
+takes seconds.
+"""
+
+import importlib
 import json
 import os
 import pathlib
@@ -8,8 +13,10 @@ import random
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.environments import sources
+from paxlite.environments.reasoning_gym import ReasoningGym
 from paxlite.environments.sources import files_of
-from paxlite.files.text_files import expanded
+from paxlite.environments.verifiers import Verifiers
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
@@ -22,28 +29,42 @@ VERIFIERS = 'paxlite.environments.verifiers.Verifiers'
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+  here = str(pathlib.Path(__file__).parent)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(__file__).parent), prepend=os.pathsep)
+  monkeypatch.setenv('PYTHONPATH', here, prepend=os.pathsep)
+  monkeypatch.syspath_prepend(here)
   files_of.cache_clear()
 
 
-def records(name):
-  (file,) = expanded([name])
-  return [json.loads(line) for line in open(file)]
+@pytest.fixture
+def records(tmp_path):
+  """Writes the prompts of a task in this process, and returns them."""
+
+  def written(name):
+    package, task, query = sources._SOURCE.fullmatch(name).groups()
+    write = importlib.import_module(f'paxlite.environments.{package}').write
+    write(task, sources._options(name, query or ''), str(tmp_path / 'prompts.jsonl'))
+    return [json.loads(line) for line in open(tmp_path / 'prompts.jsonl')]
+
+  return written
 
 
-def episode(record, *said):
-  """Returns an episode in which the model and its environment take turns."""
-  asked = record.get('messages', record.get('prompt'))
-  found = Episode.of(Prompt(record, [1], [] if isinstance(asked, str) else asked, 'a:1'))
-  for text in said:
-    messages = [{'role': 'assistant', 'content': text}] if isinstance(text, str) else text
-    found.append([2], isinstance(text, str), *messages)
+def talk(record, *said):
+  """Returns the messages of an episode in which the model and its environment take turns."""
+  found = [*record.get('messages', record.get('prompt'))]
+  for one in said:
+    found += [{'role': 'assistant', 'content': one}] if isinstance(one, str) else one
+  return found
+
+
+def episode(record, answer):
+  found = Episode.of(Prompt(record, [1], talk(record), 'a:1'))
+  found.append([2], True, {'role': 'assistant', 'content': answer})
   return found
 
 
 @pytest.mark.parametrize('task', ['chain_sum', 'leg_counting', 'word_ladder'])
-def test_a_task_of_reasoning_gym_scores_answers(task):
+def test_a_task_of_reasoning_gym_scores_answers(task, records):
   gym = pytest.importorskip('reasoning_gym')
   name = f'reasoning_gym:{task}?size=3&seed=4'
   found = records(f'{name}&prompt=simple')
@@ -52,22 +73,27 @@ def test_a_task_of_reasoning_gym_scores_answers(task):
   assert [r['prompt'] for r in text] == [r['prompt'][1]['content'] for r in found]
   answers = [r['reasoning_gym']['entry']['answer'] for r in found]
   said = [f'<think>0</think>so <answer>{answers[0]}</answer>', answers[1], 'I do not know']
-  judges = Judges([], [], environment=GYM)
-  episodes = [episode(r, answer) for r, answer in zip(found, said, strict=True)]
-  rewards = judges.rewards(episodes).tolist()
+  env = ReasoningGym()
+  rewards = [env.reward(r, talk(r, answer)) for r, answer in zip(found, said, strict=True)]
   own = gym.create_dataset(task, size=3, seed=4)
   assert rewards[:2] == [1.0, 1.0]
   assert rewards[2] == pytest.approx(own.score_answer(said[2], found[2]['reasoning_gym']['entry']))
-  assert judges.replies(episodes) == [None] * 3
+  assert env.reply(found[0], talk(found[0], 'x')) is None
 
 
-def test_entries_with_other_types_than_those_of_json_score_the_same():
+def test_entries_with_other_types_than_those_of_json_score_the_same(records):
   pytest.importorskip('reasoning_gym')
   (record,) = records('reasoning_gym:rearc?size=1&seed=7')
   answer = record['reasoning_gym']['entry']['answer']
-  assert Judges([], [], environment=GYM).rewards([episode(record, answer)]).tolist() == [1.0]
+  assert ReasoningGym().reward(record, talk(record, answer)) == 1.0
 
 
+def test_without_a_seed_the_tasks_are_the_same_at_each_start(records):
+  pytest.importorskip('reasoning_gym')
+  assert records('reasoning_gym:chain_sum?size=3') == records('reasoning_gym:chain_sum?size=3')
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'match'),
   [
@@ -79,10 +105,15 @@ def test_entries_with_other_types_than_those_of_json_score_the_same():
     ('reasoning_gym:chain_sum?a.b=2&a=1', "the option 'a'"),
     ('reasoning_gym:chain_sum?=1', "the option ''"),
     ('reasoning_gym:chain_sum?prompt=none', 'prompt=none is unknown; use text, chat'),
+    ('verifiers:my-taskset', 'has no end: limit=N'),
+    ('verifiers:my-taskset?kind=boxed&limit=1', 'needs a container'),
+    ('verifiers:my-taskset?kinds=1&limit=1', 'kinds'),
+    ('verifiers:my-game?limit=two', 'limit=two is no number'),
+    ('verifiers:no-taskset', "'no-taskset' not found"),
   ],
 )
-def test_a_task_that_is_not_there_is_one_line(name, match):
-  pytest.importorskip('reasoning_gym')
+def test_a_task_that_cannot_run_here_is_one_line(name, match):
+  pytest.importorskip(name.partition(':')[0])
   with pytest.raises(UserError, match=match) as e:
     files_of(name)
   assert '\n' not in str(e.value)
@@ -95,20 +126,24 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch):
   assert files_of('data/a.jsonl') == []
 
 
-def test_a_taskset_of_one_turn():
+@pytest.mark.slow
+def test_a_taskset_of_one_turn(records):
   pytest.importorskip('verifiers')
   found = records('verifiers:my-taskset?kind=words&limit=2&system=Be%20short')
   assert found[1]['messages'] == [
     {'role': 'system', 'content': 'Be short'}, {'role': 'user', 'content': '1 + 2'},
   ]  # fmt: skip
   assert 'tools' not in found[0]
+  env, said = Verifiers(), [talk(found[0], '2'), talk(found[1], '3 or 4')]
+  assert [env.reply(r, m) for r, m in zip(found, said, strict=True)] == [None, None]
+  rewards = [env.reward(r, m) for r, m in zip(found, said, strict=True)]
+  assert rewards == pytest.approx([1, 1 / 6])
   judges = Judges([], [], environment=VERIFIERS, seconds=60.0)
-  said = [episode(found[0], '2'), episode(found[1], '3 or 4')]
-  assert judges.replies(said) == [None, None]
-  assert judges.rewards(said).tolist() == pytest.approx([1, 1 / 6])
+  assert judges.rewards([episode(found[1], '3 or 4')]).tolist() == pytest.approx([1 / 6])
 
 
-def test_a_taskset_with_tools_and_a_state():
+@pytest.mark.slow
+def test_a_taskset_with_tools_and_a_state(records):
   pytest.importorskip('verifiers')
   (record,) = records('verifiers:my-taskset?limit=1')
   (tool,) = record['tools']
@@ -117,64 +152,46 @@ def test_a_taskset_with_tools_and_a_state():
   call = lambda a: (
     f'<tool_call>{{"name": "adder_add", "arguments": {{"a": {a}, "b": 2}}}}</tool_call>'
   )
-  judges = Judges([], [], environment=VERIFIERS, seconds=60.0)
-  replies = judges.replies([episode(record, call(0)), episode(record, call(100))])
-  assert [r[0]['content'] for r in replies] == ['2', 'error: ValueError: too large']
+  env = Verifiers()
+  replied = lambda *said: env.reply(record, talk(record, *said))
+  first, failed = replied(call(0)), replied(call(100))
+  assert (first[0]['content'], failed[0]['content']) == ('2', 'error: ValueError: too large')
   # the first call is counted again, so that the second one is enough
-  both = episode(record, call(0), replies[0], call(1) + call(2))
-  assert judges.replies([both, episode(record, '2')])[1] is None
-  (result,) = judges.replies([episode(record, call(0), replies[0], call(1))])
-  assert (result[0]['content'], result[0]['tool_call_id']) == ('3', 'call_1')
-  assert judges.replies([episode(record, call(0), replies[0], call(1), result, call(2))]) == [None]
-  done = episode(record, call(0), replies[0], 'It is 2')
-  assert judges.rewards([done, episode(record, 'no')]).tolist() == pytest.approx([2.1, 0.0])
+  assert [m['content'] for m in replied(call(0), first, call(1) + call(2))] == ['3', '4']
+  assert replied('2') is None
+  (result,) = replied(call(0), first, call(1))
+  assert (result['content'], result['tool_call_id']) == ('3', 'call_1')
+  assert replied(call(0), first, call(1), [result], call(2)) is None
+  rewarded = lambda *said: env.reward(record, talk(record, *said))
+  assert rewarded(call(0), first, 'It is 2') == pytest.approx(2.1)
+  assert rewarded('no') == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(2))
-def test_a_taskset_whose_env_is_the_user(seed):
+def test_a_taskset_whose_env_is_the_user(seed, records):
   """It opens the talk, answers each guess, and its rewards are added to those of the task."""
   pytest.importorskip('verifiers')
-  found, rng = records('verifiers:my-game'), random.Random(seed)
+  found, rng, env = records('verifiers:my-game'), random.Random(seed), Verifiers()
   assert [m['role'] for m in found[0]['messages']] == ['system', 'user']
   assert 'Guess a number below' in found[0]['messages'][1]['content']
   assert records('verifiers:my-game') == found, 'what it draws is the same'
-  judges = Judges([], [], environment=VERIFIERS, seconds=60.0)
-  numbers = [3, 8, 5]
-  said = [[] for _ in numbers]
-  for _ in range(rng.randint(1, 3)):  # of them the last answer is not answered
-    episodes = []
-    for record, number, talk in zip(found, numbers, said, strict=True):
-      talk.append(str(rng.choice([n for n in range(10) if n != number])))
-      episodes.append(episode(record, *talk))
-    for talk, number, reply in zip(said, numbers, judges.replies(episodes), strict=True):
-      hint = 'Smaller.' if int(talk[-1]) > number else 'Larger.'
-      assert reply == [{'role': 'user', 'content': hint}]
-      talk.append(reply)
-  cut = [episode(record, *talk[:-1]) for record, talk in zip(found, said, strict=True)]
-  guesses = len(said[0]) // 2
-  few = 0.5 / (1 + guesses)
-  assert judges.rewards(cut).tolist() == pytest.approx([few + 0.25] * 3)
-  right = [
-    episode(record, *talk, str(number))
-    for record, talk, number in zip(found, said, numbers, strict=True)
-  ]
-  assert judges.replies(right) == [None] * 3
-  assert judges.rewards(right).tolist() == pytest.approx([1 + few + 0.25] * 3)
-  wrong = [episode(record, 'no number') for record in found[:2]]
-  assert judges.replies([*wrong, right[2]]) == [None] * 3
-  assert 'invalid literal for int()' in wrong[0].error
-
-
-def test_tasks_that_cannot_run_here_are_refused():
-  pytest.importorskip('verifiers')
-  for name, match in [
-    ('my-taskset', 'has no end: limit=N'), ('my-taskset?kind=boxed&limit=1', 'needs a container'),
-    ('my-taskset?kinds=1&limit=1', 'kinds'), ('my-game?limit=two', 'limit'),
-    ('no-taskset', "'no-taskset' not found"),
-  ]:  # fmt: skip
-    with pytest.raises(UserError, match=match) as e:
-      files_of(f'verifiers:{name}')
-    assert '\n' not in str(e.value)
+  for record, number in zip(found, [3, 8, 5], strict=True):
+    said = []
+    guesses = rng.randint(1, 3)
+    for _ in range(guesses):
+      said.append(str(rng.choice([n for n in range(10) if n != number])))
+      hint = 'Smaller.' if int(said[-1]) > number else 'Larger.'
+      said.append([{'role': 'user', 'content': hint}])
+      assert env.reply(record, talk(record, *said[:-1])) == said[-1]
+    few = 0.5 / (1 + guesses)
+    cut = talk(record, *said[:-1])  # at a limit: the last answer is not answered
+    assert env.reward(record, cut) == pytest.approx(few + 0.25)
+    right = talk(record, *said, str(number))
+    assert env.reply(record, right) is None
+    assert env.reward(record, right) == pytest.approx(1 + few + 0.25)
+    with pytest.raises(ValueError, match='invalid literal for int'):
+      env.reply(record, talk(record, 'no number'))
 
 
 WRONG = [
@@ -184,9 +201,10 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=2, slow=2)
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(20))
-def test_any_answer_to_any_task_has_a_score(seed):
+def test_any_answer_to_any_task_has_a_score(seed, records):
   """As in https://github.com/open-thought/reasoning-gym/issues/417, where a score raised KeyError
   and ended the training, https://github.com/huggingface/Math-Verify/issues/65, where the value of
   an answer hung it, and https://github.com/PrimeIntellect-ai/prime-rl/pull/296, where JSON had made
@@ -198,7 +216,7 @@ def test_any_answer_to_any_task_has_a_score(seed):
   for task in rng.sample(known, 3):
     try:
       found = records(f'reasoning_gym:{task}?size=2')
-    except UserError:
+    except Exception:
       continue  # needs files that are no part of the package
     judges = Judges([], [], environment=GYM, seconds=10.0)
     own = gym.create_dataset(task, size=2, seed=0)
