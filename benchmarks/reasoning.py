@@ -33,6 +33,7 @@ PHRASES = [
   'Spell this word backward (example: sun -> nus): ',
 ]  # fmt: skip
 SHOWN, PROMPTS, HELD_OUT = 1500, 4000, 400
+SEEDS = 1, 100_000, 200_000  # of them: far apart, as reasoning-gym draws a task from seed + index
 FOLDER = pathlib.Path(os.environ.get('REASONING_DATA', 'reasoning_data'))
 
 
@@ -114,10 +115,11 @@ def write_data() -> None:
       e['question']: json.dumps({'prompt': e['question'], 'completion': e['answer']}) + '\n'
       for e in reasoning_gym.create_dataset(of[0], size=size, seed=seed, **of[1])
     }
-    seen = drawn(SHOWN, 1)
+    seen = drawn(SHOWN, SEEDS[0])
     shown += seen.values()
-    seen |= drawn(PROMPTS, 2)
-    others = [line for question, line in drawn(10 * HELD_OUT, 3).items() if question not in seen]
+    seen |= drawn(PROMPTS, SEEDS[1])
+    more = drawn(10 * HELD_OUT, SEEDS[2]).items()
+    others = [line for question, line in more if question not in seen]
     (FOLDER / f'{task}.jsonl').write_text(''.join(others[:HELD_OUT]))
     asked = {
       'kind': 'generate', 'files': f'{task}.jsonl', 'doc_to_text': '{{prompt}}',
@@ -153,7 +155,7 @@ def main() -> None:
     for task in args.tasks.split(','):
       folder = args.folder / f'{task}_{seed}'
       seconds = run(
-        'Reasoning', folder, f'SEED={seed}', f"TRAIN_FILES=['{source(task, PROMPTS, 2)}']",
+        'Reasoning', folder, f'SEED={seed}', f"TRAIN_FILES=['{source(task, PROMPTS, SEEDS[1])}']",
         f"EVAL_TASKS=['{FOLDER}/{task}.json']", f'CHECKPOINT_RESTORE_PATH={args.folder}/shown',
         *args.flags,
       )  # fmt: skip
