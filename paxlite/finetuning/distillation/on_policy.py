@@ -30,11 +30,15 @@ from paxlite.finetuning.chats.example_reader import answers_of
 from paxlite.finetuning.distillation import distillation_losses
 from paxlite.finetuning.distillation.experiment import Taught
 from paxlite.finetuning.reference import Reference
-from paxlite.finetuning.reinforcement.actor import Actor
-from paxlite.finetuning.reinforcement.answer_rollouts import Answered, AnswerRollouts, padded
+from paxlite.finetuning.reinforcement.answer_rollouts import (
+  Answered,
+  AnswerRollouts,
+  RolloutOptions,
+  padded,
+)
 from paxlite.finetuning.reinforcement.datasets import AnsweredPrompts
 from paxlite.finetuning.reinforcement.episode import Episode
-from paxlite.finetuning.reinforcement.prompts import Prompt, PromptReader, Prompts
+from paxlite.finetuning.reinforcement.prompts import Prompt, PromptReader
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN
 from paxlite.losses.metrics import Batch
@@ -93,29 +97,14 @@ class TaughtRollouts(AnswerRollouts):
   """Answers of the student, mixed with given ones.
 
   Args:
-    prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes: See
-      AnswerRollouts.
+    options: What all rollouts are made with.
     student_share: The probability that the student answers a prompt (λ of
       https://arxiv.org/abs/2306.13649, algorithm 1, for each sequence). Others have the answers of
       their records.
   """
 
-  def __init__(
-    self,
-    prompts: Prompts,
-    actor: Actor,
-    batch_size: int,
-    seq_len: int,
-    seed: int,
-    max_token_id: int,
-    batches: int = 1,
-    updates: int = 1,
-    kept_episodes: int = 0,
-    student_share: float = 1.0,
-  ):
-    super().__init__(
-      prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes
-    )
+  def __init__(self, options: RolloutOptions, student_share: float = 1.0):
+    super().__init__(options)
     self._share = student_share
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,5 +1,6 @@
 """Batches of answers of the model that is trained, by its parameters of that step."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,14 +29,11 @@ class Answered(NamedTuple):
   facts: JsonObject
 
 
-class AnswerRollouts(RolloutInput):
-  """One episode a row.
+@dataclasses.dataclass(frozen=True)
+class RolloutOptions:
+  """What all rollouts are made with.
 
-  A rollout is what is generated at a time, by the same parameters: one batch or several. Each of
-  them is trained on once or several times. What is generated depends on the parameters, the seed
-  and the number of the rollout.
-
-  Args:
+  Attributes:
     prompts: The prompts.
     actor: Plays the episodes.
     batch_size: The number of episodes of a batch.
@@ -47,25 +45,36 @@ class AnswerRollouts(RolloutInput):
     kept_episodes: How many episodes of each batch are written to episodes.jsonl.
   """
 
-  def __init__(
-    self,
-    prompts: Prompts,
-    actor: Actor,
-    batch_size: int,
-    seq_len: int,
-    seed: int,
-    max_token_id: int,
-    batches: int = 1,
-    updates: int = 1,
-    kept_episodes: int = 0,
-  ):
-    self.batch_size, self.seq_len = batch_size, seq_len
-    self.max_token_id, self.name = max_token_id, prompts.name
+  prompts: Prompts
+  actor: Actor
+  batch_size: int
+  seq_len: int
+  seed: int
+  max_token_id: int
+  batches: int = 1
+  updates: int = 1
+  kept_episodes: int = 0
+
+
+class AnswerRollouts(RolloutInput):
+  """One episode a row.
+
+  A rollout is what is generated at a time, by the same parameters: one batch or several. Each of
+  them is trained on once or several times. What is generated depends on the parameters, the seed
+  and the number of the rollout.
+
+  Args:
+    options: What it is made with.
+  """
+
+  def __init__(self, options: RolloutOptions):
+    self.batch_size, self.seq_len = options.batch_size, options.seq_len
+    prompts = self._prompts = options.prompts
+    self.max_token_id, self.name = options.max_token_id, prompts.name
     self.fingerprint, self.tokens_fingerprint = prompts.fingerprint, prompts.tokens_fingerprint
-    self._prompts, self._actor, self._seed = prompts, actor, seed
-    self._batches, self._steps = batches, batches * updates
+    self._actor, self._seed, self._batches = options.actor, options.seed, options.batches
+    self._steps, self._kept_episodes = options.batches * options.updates, options.kept_episodes
     self._current: tuple[int, Batch] | None = None
-    self._kept_episodes = kept_episodes
     self._episodes: EpisodeRecords | None = None
     self._failing = False  # to write files
 

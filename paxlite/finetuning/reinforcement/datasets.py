@@ -11,7 +11,7 @@ from paxlite.data.text import Split
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.reinforcement.actor import Actor
-from paxlite.finetuning.reinforcement.answer_rollouts import AnswerRollouts
+from paxlite.finetuning.reinforcement.answer_rollouts import AnswerRollouts, RolloutOptions
 from paxlite.finetuning.reinforcement.attributes import Answering, Policy
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
@@ -95,8 +95,8 @@ class AnsweredPrompts(SftFiles, Answering):
       room=self.MAX_SEQ_LEN + 1,
       max_tokens=self.MAX_NEW_TOKENS,
     )
-    return config(
-      AnswerRollouts,
+    options = config(
+      RolloutOptions,
       prompts=source,
       actor=actor,
       batch_size=self.batch_size,
@@ -107,6 +107,7 @@ class AnsweredPrompts(SftFiles, Answering):
       updates=self.UPDATES_PER_BATCH,
       kept_episodes=self.KEPT_EPISODES,
     )
+    return config(AnswerRollouts, options=options)
 
 
 class PromptFiles(AnsweredPrompts, Policy):
@@ -150,7 +151,7 @@ class PromptFiles(AnsweredPrompts, Policy):
 
   def input(self, source: fdl.Config) -> fdl.Config:
     rollouts = super().input(source)
-    actor = rollouts.actor
+    actor = rollouts.options.actor
     actor.max_turns, actor.max_seconds = self.MAX_TURNS, self.EPISODE_TIMEOUT
     fdl.update_callable(rollouts, PolicyRollouts)
     fdl.assign(

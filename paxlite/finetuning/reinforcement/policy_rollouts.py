@@ -8,7 +8,6 @@ import numpy as np
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch
-from paxlite.finetuning.reinforcement.actor import Actor
 from paxlite.finetuning.reinforcement.advantages import (
   Credit,
   Scale,
@@ -16,12 +15,16 @@ from paxlite.finetuning.reinforcement.advantages import (
   filled,
   turn_advantages,
 )
-from paxlite.finetuning.reinforcement.answer_rollouts import Answered, AnswerRollouts, padded
+from paxlite.finetuning.reinforcement.answer_rollouts import (
+  Answered,
+  AnswerRollouts,
+  RolloutOptions,
+  padded,
+)
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.policy_loss import OLD
-from paxlite.finetuning.reinforcement.prompts import Prompts
 
 
 class PolicyRollouts(AnswerRollouts):
@@ -30,8 +33,7 @@ class PolicyRollouts(AnswerRollouts):
   What is generated depends on the prompts drawn before too, where prompts are drawn again.
 
   Args:
-    prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes: See
-      AnswerRollouts.
+    options: What all rollouts are made with.
     judges: Their rewards.
     group_size: N.
     scale: See `advantages`.
@@ -44,28 +46,19 @@ class PolicyRollouts(AnswerRollouts):
 
   def __init__(
     self,
-    prompts: Prompts,
-    actor: Actor,
-    batch_size: int,
-    seq_len: int,
-    seed: int,
-    max_token_id: int,
+    options: RolloutOptions,
     judges: Judges,
     group_size: int,
     scale: Scale,
     credit: Credit = 'episode',
-    batches: int = 1,
-    updates: int = 1,
-    kept_episodes: int = 0,
     rounds: int = 1,
     log_probs: LabelLogProbs | None = None,
   ):
-    super().__init__(
-      prompts, actor, batch_size, seq_len, seed, max_token_id, batches, updates, kept_episodes
-    )
+    super().__init__(options)
     self._judges, self._log_probs = judges, log_probs
     self._scale, self._credit = scale, credit
-    self._groups, self._group_size = batch_size // group_size * batches, group_size  # of a rollout
+    self._group_size = group_size
+    self._groups = options.batch_size // group_size * options.batches  # of a rollout
     self._rounds = rounds
     self._position = 0  # of the next prompt, where they are drawn again
 
