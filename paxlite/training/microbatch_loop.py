@@ -1,5 +1,6 @@
 """The microbatches of a step, and the loop over them, which XLA must not pipeline on GPUs."""
 
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ def summed(
   zeros: PyTree,
   carry: _Carry,
   microbatches: PyTree,
+  count: jax.Array | None = None,
 ) -> tuple[PyTree, _Carry, PyTree]:
   """Returns the sum of what `part` returns for each microbatch.
 
@@ -45,9 +47,10 @@ def summed(
     zeros: A tree like a term, in whose dtypes the terms are added up.
     carry: What the first microbatch gets; each one passes its own on to the next.
     microbatches: A tree of arrays [n, …].
+    count: The number of microbatches that are computed, from the first one on; None: all.
 
   Returns:
-    The sum, the last carry, and a tree of all outputs, [n, …] each.
+    The sum, the last carry, and a tree of all outputs, [n, …] each; those of the others are 0.
   """
   n = len(jax.tree.leaves(microbatches)[0])
   if n == 1:
@@ -60,7 +63,8 @@ def summed(
     return (jax.tree.map(jnp.add, total, term), carry), output
 
   start = zeros, carry
-  (total, carry), outputs = microbatch_scan()(body, start, (jnp.arange(n), microbatches))
+  loop = microbatch_scan() if count is None else functools.partial(opaque_scan, count=count)
+  (total, carry), outputs = loop(body, start, (jnp.arange(n), microbatches))
   return total, carry, outputs
 
 
@@ -71,7 +75,9 @@ def microbatch_scan() -> _Scan:
   return opaque_scan if is_pipelined else jax.lax.scan
 
 
-def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyTree]:
+def opaque_scan(
+  body: _Body, carry: _Carry, inputs: PyTree, count: jax.Array | None = None
+) -> tuple[_Carry, PyTree]:
   """Computes what `jax.lax.scan` does, in a loop whose number of iterations XLA does not know.
 
   XLA pipelines collectives of loops on several GPUs, and unrolls the loops once
@@ -86,15 +92,16 @@ def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyT
     body: Maps (carry, input) to (carry, output).
     carry: The carry before the first iteration; its shapes and dtypes stay the same.
     inputs: A tree of arrays [n, …], of which iteration i gets part i.
+    count: The number of iterations; None: n.
 
   Returns:
-    The carry after the last iteration, and a tree of all outputs, [n, …] each.
+    The carry after the last iteration, and a tree of all outputs, [n, …] each: 0 from `count` on.
   """
-  count = len(jax.tree.leaves(inputs)[0])
+  n = len(jax.tree.leaves(inputs)[0])
   body = jax.jit(body, inline=True)  # it is traced once, although it is called twice
   at = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), inputs)
   _, shapes = jax.eval_shape(body, carry, at(0))
-  outputs = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
+  outputs = jax.tree.map(lambda x: jnp.zeros((n, *x.shape), x.dtype), shapes)
 
   def one(state: tuple[jax.Array, _Carry, PyTree]) -> tuple[jax.Array, _Carry, PyTree]:
     i, carry, outputs = state
@@ -102,6 +109,6 @@ def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyT
     put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)
     return i + 1, carry, jax.tree.map(put, outputs, output)
 
-  end = jax.lax.optimization_barrier(jnp.int32(count))
+  end = jax.lax.optimization_barrier(jnp.int32(n)) if count is None else count
   _, carry, outputs = jax.lax.while_loop(lambda s: s[0] < end, one, (jnp.int32(0), carry, outputs))
   return carry, outputs

@@ -65,6 +65,8 @@ class Task:
   reference: FrozenModel | None = None
   num_microbatches: int = 1  # number of parts of a step's batch that are computed one after another
   rows_per_example: int = 1  # so many rows in a row belong together, and stay in one microbatch
+  # whether the last microbatches of a step are skipped, as far as they hold no target
+  skips_empty: bool = False
   max_skipped_steps: int = 100  # after this many skipped steps in a row the state no longer changes
   # The dtype that the gradients of one microbatch are kept in. Their sum over several microbatches
   # is float32.
@@ -294,6 +296,13 @@ class Task:
       return (gradient_probes.gradients_of(*grads), after[1]), after[0], metrics
 
     zeros = jax.tree.map(jnp.zeros_like, (trainable, ruled))
-    (grads, counts), after, found = summed(part, zeros, dict(fp8_state or {}), parts)
+    count = _full(parts) if self.skips_empty else None
+    (grads, counts), after, found = summed(part, zeros, dict(fp8_state or {}), parts, count)
     metrics = {k: over_microbatches(k, m) for k, m in found.items()}
     return grads, (after, counts), self._with_total(metrics, batch)
+
+
+def _full(parts: Batch) -> jax.Array:
+  """Returns the number of the last microbatch that holds a target, from 1; 0: none does."""
+  has_targets_N = (parts['weights'] != 0).any((1, 2))
+  return jnp.where(has_targets_N, jnp.arange(1, len(has_targets_N) + 1), 0).max()

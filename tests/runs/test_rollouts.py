@@ -1,6 +1,7 @@
 """Runs that learn from rewards of their own answers."""
 
 import errno
+import functools
 import json
 
 import fiddle as fdl
@@ -10,10 +11,12 @@ import pytest
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
+from paxlite.data.base import one_segment
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.reinforcement.datasets import PromptFiles
 from paxlite.finetuning.reinforcement.episode import Episode
+from paxlite.finetuning.reinforcement.policy_loss import OLD
 from paxlite.finetuning.reinforcement.rollouts import RunFiles
 from paxlite.generation.inference import load_checkpoint
 from paxlite.report import tables
@@ -179,6 +182,27 @@ def test_the_trainer_computes_the_log_probabilities_of_the_rollout(files, values
 
 
 @pytest.mark.slow
+def test_packed_rollouts_teach_what_those_of_one_a_row_teach(files):
+  """The same answers and old probabilities; a step computes the microbatches that hold them."""
+  values = dict(UPDATES_PER_BATCH=2, NUM_MICROBATCHES=4)
+  found = []
+  for packed in (False, True):
+    e, rollouts, params = made(files, PACKED_INPUT=packed, **values)
+    batch = rollouts.next_batch(params, 0, slice(0, 16))
+    if not packed:
+      batch |= one_segment(batch['weights'])
+    task = fdl.build(e.build_task())
+    grads, _, metrics = jax.jit(lambda p, b, task=task: task.grads(p, b, None))(params, batch)
+    found.append((batch, grads, metrics))
+  (plain, *expected), (packed, *steps) = found
+  assert packed['weights'].any(1).sum() <= 12
+  own = lambda batch: np.sort(batch[OLD][batch['weights'] > 0])
+  np.testing.assert_allclose(own(packed), own(plain), atol=1e-6)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+  jax.tree.map(close, steps, expected)
+
+
+@pytest.mark.slow
 def test_rewards_rise_and_a_killed_run_goes_on_bit_for_bit(files, tmp_path):
   runs.run(tmp_path / 'whole', *flags(files), config=CONFIG)
   whole = runs.records(tmp_path / 'whole')
@@ -204,7 +228,13 @@ def rewards_of(folder):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'more', [[], ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'], ['--fdl.POLICY_RATIO=sequence']]
+  'more',
+  [
+    [],
+    ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'],
+    ['--fdl.POLICY_RATIO=sequence'],
+    ['--fdl.PACKED_INPUT=True', '--fdl.NUM_MICROBATCHES=4'],
+  ],
 )
 def test_a_run_killed_within_a_rollout_goes_on_bit_for_bit(files, tmp_path, more):
   several = ['--fdl.BATCHES_PER_ROLLOUT=2', '--fdl.UPDATES_PER_BATCH=2', '--fdl.MAX_STEPS=9']
@@ -459,7 +489,6 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
     (dict(TOOLS=[f'{REWARDS}.add']), 'MAX_TURNS=1: TOOLS need another answer'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),
-    (dict(PACKED_INPUT=True), 'an episode is a row'),
     (dict(MAX_NEW_TOKENS=14), r'prompts\.jsonl:1.*the prompt has 4 tokens'),
     (
       dict(REWARDS=[f'{REWARDS}.is_nan']),

@@ -376,11 +376,11 @@ class AnswerRows(SftRows):
   reader = AnswerReader
 
 
-def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+def pack(lengths: Sequence[int], seq_len: int, most: int = 0) -> list[list[int]]:
   """Packs examples into rows of at most `seq_len`; returns the example numbers of each row.
 
   Each example, in order, goes into the first open row with room for it. A row is closed once 64
-  younger rows are open, so that the work is linear.
+  younger rows are open, so that the work is linear, and once it has `most` examples, from 1 on.
   """
   rows: list[list[int]] = []
   open_rows: list[tuple[int, int]] = []  # (row, remaining room)
@@ -388,9 +388,9 @@ def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
     for k, (row, room) in enumerate(open_rows):
       if length <= room:
         rows[row].append(number)
-        open_rows[k] = (row, room - length)
+        open_rows[k] = (row, 0 if len(rows[row]) == most else room - length)
         break
     else:
       rows.append([number])
-      open_rows = [*open_rows[-63:], (len(rows) - 1, seq_len - length)]
+      open_rows = [*open_rows[-63:], (len(rows) - 1, 0 if most == 1 else seq_len - length)]
   return rows

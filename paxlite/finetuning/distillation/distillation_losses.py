@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.core.errors import UserError
+from paxlite.finetuning.segment_sums import sums_at_ends
 from paxlite.layers.language_model import LogitFactors
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Batch, Weighted
@@ -163,8 +164,8 @@ class AnswersDivergence(DistillationLoss):
   followed = {'teacher_agreement': 'agreement {:.3f}', 'answer_tokens': 'tokens {:.0f}'}
 
   def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted]:
-    rows = (batch['weights'].max(1) > 0).sum()
-    tokens = Weighted.mean(self.weight(batch), rows.astype(jnp.float32))
+    answers = (sums_at_ends(batch['weights'], batch['segment_ids']) > 0).sum()
+    tokens = Weighted.mean(self.weight(batch), answers.astype(jnp.float32))
     return {**super().metrics(outputs, batch), 'answer_tokens': tokens}
 
 

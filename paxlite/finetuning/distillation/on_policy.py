@@ -133,6 +133,11 @@ class TaughtRollouts(AnswerRollouts):
     message = {'role': 'assistant', 'content': said} if isinstance(said, str) else said
     return Episode(prompt, encoded.ids.tolist(), encoded.is_learned.tolist(), [message], True)
 
+  _of_places = (_HINTED_AT,)
+
+  def _length(self, row: HostBatch) -> int:
+    return max(super()._length(row), int(row.get(_HINTED_AT, np.zeros(1)).max()) + 1)
+
   def _row(self, answered: Answered) -> HostBatch:
     row, T = super()._row(answered), self.seq_len
     reader, episode = self._prompts.reader, answered.episode
@@ -160,12 +165,19 @@ class _HintedOutputs(Outputs):
 
 @dataclasses.dataclass(frozen=True)
 class HintedReference(Reference):
-  """A teacher that reads another prompt than the student."""
+  """A teacher that reads another prompt than the student.
+
+  Attributes:
+    packed: Whether rows hold several answers, each with its hint in the same place.
+  """
+
+  packed: bool = False
 
   def outputs(self, params: PyTree, batch: Batch) -> Outputs:
     model = self.model.bind({'params': self.params_of(params)}, mutable=SOWN)
     # no token depends on the padding after it, which needs no segment of its own
-    return _HintedOutputs(model, {'ids': batch[_HINTED_IDS]}, batch[_HINTED_AT])
+    read = {k: batch[k] for k in (('segment_ids', 'segment_pos') if self.packed else ())}
+    return _HintedOutputs(model, {'ids': batch[_HINTED_IDS], **read}, batch[_HINTED_AT])
 
 
 class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learning'):
@@ -212,6 +224,7 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     found = self.initial_reference() if is_base else super().reference()
     if found is not None and self.TEACHER_PROMPTS:
       fdl.update_callable(found, HintedReference)
+      found.packed = self.PACKED_INPUT
     return found
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:

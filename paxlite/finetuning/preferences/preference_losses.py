@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paxlite.finetuning.segment_sums import is_last, running_sums
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Batch, Weighted
 from paxlite.losses.outputs import Outputs
@@ -54,9 +55,8 @@ def last_of_pairs(batch: Batch) -> jax.Array:
   Pairs without weights do not count: they fill up the last batch of an evaluation.
   """
   pairs_BT = _pairs(batch)
-  after_BT = jnp.pad(pairs_BT[:, 1:], ((0, 0), (0, 1)))
-  (counted_BT,) = _running_sums(batch['weights'][None], pairs_BT)
-  return (pairs_BT > 0) & (pairs_BT != after_BT) & (counted_BT > 0)
+  (counted_BT,) = running_sums(batch['weights'][None], pairs_BT)
+  return is_last(pairs_BT) & (counted_BT > 0)
 
 
 def of_pairs(values_BT: jax.Array, batch: Batch, empty: float = 0.0) -> Pairs:
@@ -81,29 +81,15 @@ def of_both(
   """Returns what of_pairs does, with the tokens of the first and the second answers given."""
   weighted_BT = values_BT * batch['weights']
   parts = [jnp.where(x, weighted_BT, 0) for x in (is_chosen_BT, is_rejected_BT)]
-  is_last = last_of_pairs(batch)
+  ends = last_of_pairs(batch)
   chosen, rejected = (
-    jnp.where(is_last, x, empty) for x in _running_sums(jnp.stack(parts), _pairs(batch))
+    jnp.where(ends, x, empty) for x in running_sums(jnp.stack(parts), _pairs(batch))
   )
-  return Pairs(is_last, chosen, rejected)
+  return Pairs(ends, chosen, rejected)
 
 
 def _pairs(batch: Batch) -> jax.Array:
   return (batch['segment_ids'] + 1) // 2
-
-
-def _running_sums(values_NBT: jax.Array, groups_BT: jax.Array) -> jax.Array:
-  """Returns sums over the tokens of the same group up to each token, which follow one another."""
-  before_BT = jnp.pad(groups_BT[:, :-1], ((0, 0), (1, 0)))
-  starts = jnp.broadcast_to(groups_BT != before_BT, values_NBT.shape)
-
-  def add(
-    left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]
-  ) -> tuple[jax.Array, jax.Array]:
-    (a, a_starts), (b, b_starts) = left, right
-    return jnp.where(b_starts, b, a + b), a_starts | b_starts
-
-  return jax.lax.associative_scan(add, (values_NBT, starts), axis=2)[0]
 
 
 @dataclasses.dataclass(frozen=True)

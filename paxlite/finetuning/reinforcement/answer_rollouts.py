@@ -1,9 +1,10 @@
 """Batches of answers of the model that is trained, by its parameters of that step."""
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from paxlite.data.base import Batch, permute
 from paxlite.finetuning.reinforcement import kept_rollouts
 from paxlite.finetuning.reinforcement.actor import Actor
 from paxlite.finetuning.reinforcement.episode import Episode
+from paxlite.finetuning.reinforcement.packing import Packing
 from paxlite.finetuning.reinforcement.prompts import Prompt, Prompts
 from paxlite.finetuning.reinforcement.rollouts import RolloutInput
 from paxlite.tracking.writers import EpisodeRecords
@@ -43,6 +45,7 @@ class RolloutOptions:
     batches: The number of batches of a rollout.
     updates: How many times each batch is trained on.
     kept_episodes: How many episodes of each batch are written to episodes.jsonl.
+    packing: How episodes share rows; None: each has its own.
   """
 
   prompts: Prompts
@@ -54,10 +57,11 @@ class RolloutOptions:
   batches: int = 1
   updates: int = 1
   kept_episodes: int = 0
+  packing: Packing | None = None
 
 
 class AnswerRollouts(RolloutInput):
-  """One episode a row.
+  """One episode a row, or several as segments.
 
   A rollout is what is generated at a time, by the same parameters: one batch or several. Each of
   them is trained on once or several times. What is generated depends on the parameters, the seed
@@ -67,6 +71,9 @@ class AnswerRollouts(RolloutInput):
     options: What it is made with.
   """
 
+  _of_places: ClassVar[Collection[str]] = ()
+  """Names of arrays of indices of tokens in the row."""
+
   def __init__(self, options: RolloutOptions):
     self.batch_size, self.seq_len = options.batch_size, options.seq_len
     prompts = self._prompts = options.prompts
@@ -74,9 +81,15 @@ class AnswerRollouts(RolloutInput):
     self.fingerprint, self.tokens_fingerprint = prompts.fingerprint, prompts.tokens_fingerprint
     self._actor, self._seed, self._batches = options.actor, options.seed, options.batches
     self._steps, self._kept_episodes = options.batches * options.updates, options.kept_episodes
+    self._packing = options.packing
     self._current: tuple[int, Batch] | None = None
     self._episodes: EpisodeRecords | None = None
     self._failing = False  # to write files
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    shapes = super().shapes()
+    of_segments = ('segment_ids', 'segment_pos') if self._packing else ()
+    return shapes | dict.fromkeys(of_segments, shapes['ids'])
 
   def state(self) -> JsonObject:
     return {}  # the number of the batch says all
@@ -138,8 +151,21 @@ class AnswerRollouts(RolloutInput):
     answered = self._answered(params, number)
     if self.run_files is not None and self.run_files.writes and self._kept_episodes:
       self._written(lambda: self._note(number, answered))
-    made = [self._row(one) for one in answered]
-    return {name: np.stack([row[name] for row in made]) for name in made[0]}
+    return self._arrays([self._row(one) for one in answered])
+
+  def _arrays(self, rows: Sequence[Batch]) -> Batch:
+    """Returns the arrays [batches · B, T] of the rows of all episodes."""
+    if self._packing is None:
+      return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    batches = [
+      self._packing.batch(some, [self._length(row) for row in some], self._of_places)
+      for some in itertools.batched(rows, self.batch_size)
+    ]
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+  def _length(self, row: Batch) -> int:
+    """Returns how many tokens of the row of an episode count: those up to the last target."""
+    return int(np.flatnonzero(row['weights']).max(initial=-1)) + 1
 
   def _answered(self, params: PyTree, number: int) -> list[Answered]:
     """Returns the episodes of a rollout: an answer to each of the next prompts."""

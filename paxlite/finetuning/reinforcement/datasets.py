@@ -15,6 +15,8 @@ from paxlite.finetuning.reinforcement.answer_rollouts import AnswerRollouts, Rol
 from paxlite.finetuning.reinforcement.attributes import Answering, Policy
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
+from paxlite.finetuning.reinforcement.packing import Packing
+from paxlite.finetuning.reinforcement.policy_loss import PackedPolicyLoss
 from paxlite.finetuning.reinforcement.policy_rollouts import PolicyRollouts
 from paxlite.finetuning.reinforcement.prompts import Prompts
 from paxlite.parallel import mesh
@@ -27,8 +29,6 @@ class AnsweredPrompts(SftFiles, Answering):
 
   def validate(self) -> None:
     super().validate()
-    if self.PACKED_INPUT:
-      raise UserError('PACKED_INPUT=True: an episode is a row; leave PACKED_INPUT as it is')
     for name, value in self.generating_values.items():
       if getattr(self, name) != value:
         raise UserError(
@@ -40,6 +40,22 @@ class AnsweredPrompts(SftFiles, Answering):
         'EVAL_FILES and EVAL_FRACTION are not supported with rollouts: steps report metrics, and '
         'paxlite zero-shot evaluates a checkpoint on a task'
       )
+
+  @property
+  def warnings(self) -> list[str]:
+    found = list(super().warnings)
+    if self.PACKED_INPUT and (self.NUM_MICROBATCHES == 1 or self.num_stages > 1):
+      found.append(
+        'PACKED_INPUT=True leaves the last microbatches empty, which are skipped; set '
+        'NUM_MICROBATCHES to 2 or more, or it saves nothing.'
+      )
+    return found
+
+  def task(self) -> fdl.Config:
+    task = super().task()
+    if self.PACKED_INPUT:
+      task.skips_empty = True
+    return task
 
   @property
   def prompts(self) -> fdl.Config:
@@ -107,6 +123,10 @@ class AnsweredPrompts(SftFiles, Answering):
       updates=self.UPDATES_PER_BATCH,
       kept_episodes=self.KEPT_EPISODES,
     )
+    if self.PACKED_INPUT:
+      options.packing = config(
+        Packing, microbatches=self.NUM_MICROBATCHES, most_segments=self.max_segments_per_seq
+      )
     return config(AnswerRollouts, options=options)
 
 
@@ -120,6 +140,12 @@ class PromptFiles(AnsweredPrompts, Policy):
   def validate(self) -> None:
     super().validate()
     self._check_updates()
+
+  def losses(self) -> dict[str, fdl.Config]:
+    found = super().losses()
+    if self.PACKED_INPUT:
+      fdl.update_callable(found['policy_loss'], PackedPolicyLoss)
+    return found
 
   def _check_updates(self) -> None:
     """Raises UserError if a ratio would compare other numbers than those of two updates."""

@@ -16,6 +16,8 @@ from paxlite.layers.sown import SOWN
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
 
+_READ = 'ids', 'labels', 'segment_ids', 'segment_pos'
+
 
 class LabelLogProbs:
   """Computes log-probabilities as the train step does: with the same module, rows and weights.
@@ -48,16 +50,19 @@ class LabelLogProbs:
 
     Args:
       params: The parameters.
-      batch: All rows, which every process has.
+      batch: All rows, which every process has. Those without targets have zeros.
     """
     sharding = partitioning.batch_sharding(self._mesh, self._rules)
     mine = partitioning.process_rows(sharding, self._rows)
-    found = []
-    for start in range(0, len(batch['ids']), self._rows):
-      rows = slice(start + mine.start, start + mine.stop)
-      part = {name: batch[name][rows] for name in ('ids', 'labels')}
-      part |= one_segment(batch['weights'][rows])
+    is_empty = ~batch['weights'].any(1)
+    order = np.argsort(is_empty, kind='stable')  # packed rows may be empty
+    found = np.zeros(batch['ids'].shape, np.float32)
+    for start in range(0, int((~is_empty).sum()), self._rows):
+      here = order[start : start + self._rows]
+      part = {name: x[here[mine]] for name, x in batch.items() if name in _READ}
+      if 'segment_ids' not in part:
+        part |= one_segment(batch['weights'][here[mine]])
       with partitioning.activate(self._mesh, self._rules):
         on_mesh = self._compute(params, to_mesh(part, sharding, self._rows))
-      found.append(multihost_utils.process_allgather(on_mesh, tiled=True))
-    return np.concatenate(found)
+      found[here] = multihost_utils.process_allgather(on_mesh, tiled=True)
+    return found

@@ -1,6 +1,7 @@
 """The loss of group-relative policy optimization (GRPO) and its kin, of answers with advantages.
 
-A batch holds one episode a row, as policy_rollouts.py makes them: weights are 1 at
+A batch holds one episode a row, or several as segments (PackedPolicyLoss), as policy_rollouts.py
+makes them: weights are 1 at
 the tokens that the model wrote, and `advantages` [B, T] has there how much better the episode was
 than others of its group. `rewards` [B, T] has the reward at the last of these tokens.
 """
@@ -12,6 +13,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from paxlite.finetuning import segment_sums
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Batch, Weighted
 from paxlite.losses.outputs import Outputs
@@ -68,33 +70,33 @@ class PolicyLoss(Loss):
     losses_BT = -jnp.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
     if self.kl_weight:
       losses_BT += self.kl_weight * self._divergence(log_probs_BT, outputs, batch)
-    sums_B = (losses_BT * is_own_BT).sum(1)
+    sums = self._sums(losses_BT * is_own_BT, batch)
     if self.mean == 'dapo':
-      return sums_B.sum()
+      return sums.sum()
     if self.mean == 'dr_grpo':
-      return sums_B.sum() / self.length
-    return (sums_B / jnp.maximum(is_own_BT.sum(1), 1)).sum()
+      return sums.sum() / self.length
+    return (sums / jnp.maximum(self._sums(is_own_BT, batch), 1)).sum()
 
   def weight(self, batch: Batch) -> jax.Array:
     if self.mean == 'dapo':
       return batch['weights'].sum()
-    return _episodes(batch)
+    return self._episodes(batch)
 
   def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted | jax.Array]:
     """Returns means over episodes, and over the tokens that the model wrote."""
     log_probs_BT, is_own_BT = self._log_probs(outputs, batch), batch['weights']
-    episodes, tokens = _episodes(batch), is_own_BT.sum()
+    episodes, tokens = self._episodes(batch), is_own_BT.sum()
     of_episodes = lambda x: Weighted.mean(x.sum(), episodes)
     of_tokens = lambda x_BT: Weighted.mean((x_BT * is_own_BT).sum(), tokens)
     ratio_BT, advantages_BT = self._ratios(log_probs_BT, batch), batch['advantages']
     is_clipped_BT = ((ratio_BT < 1 - self.clip_low) & (advantages_BT < 0)) | (
       (ratio_BT > 1 + self.clip_high) & (advantages_BT > 0)
     )
-    has_signal_B = (jnp.abs(advantages_BT) * is_own_BT).max(1) > 0
+    has_signal = self._sums(jnp.abs(advantages_BT) * is_own_BT, batch) > 0
     found: dict[str, Weighted | jax.Array] = {
       'reward': of_episodes(batch['rewards']),
       'answer_tokens': of_episodes(is_own_BT),
-      'unlike_others': of_episodes(has_signal_B.astype(jnp.float32)),
+      'unlike_others': of_episodes(has_signal.astype(jnp.float32)),
       'clipped': of_tokens(is_clipped_BT.astype(jnp.float32)),
       'surprise': of_tokens(-log_probs_BT),
     }
@@ -114,16 +116,37 @@ class PolicyLoss(Loss):
     logs_BT = _of_own(log_probs_BT - old_BT, batch)
     if self.ratio == 'sequence':
       is_own_BT = batch['weights']
-      count_B1 = jnp.maximum(is_own_BT.sum(1, keepdims=True), 1)
-      logs_BT = jnp.broadcast_to(
-        (logs_BT * is_own_BT).sum(1, keepdims=True) / count_B1, logs_BT.shape
-      )
+      count = jnp.maximum(self._totals(is_own_BT, batch), 1)
+      logs_BT = jnp.broadcast_to(self._totals(logs_BT * is_own_BT, batch) / count, logs_BT.shape)
     return jnp.exp(logs_BT)
+
+  def _sums(self, x_BT: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the sum of x over each episode, one number each; others are 0."""
+    return x_BT.sum(1)
+
+  def _totals(self, x_BT: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the sum of x over the episode of each token, [B, T] or [B, 1]."""
+    return x_BT.sum(1, keepdims=True)
+
+  def _episodes(self, batch: Batch) -> jax.Array:
+    """Returns the number of episodes in which the model wrote something."""
+    return (self._sums(batch['weights'], batch) > 0).sum().astype(jnp.float32)
 
   def _divergence(self, log_probs_BT: jax.Array, outputs: Outputs, batch: Batch) -> jax.Array:
     reference_BT = tempered(outputs.reference, batch['labels'], self.temperature)
     logs_BT = _of_own(reference_BT - log_probs_BT, batch)
     return jnp.exp(logs_BT) - logs_BT - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedPolicyLoss(PolicyLoss):
+  """The loss of rows that hold several episodes, each a segment."""
+
+  def _sums(self, x_BT: jax.Array, batch: Batch) -> jax.Array:
+    return segment_sums.sums_at_ends(x_BT, batch['segment_ids'])
+
+  def _totals(self, x_BT: jax.Array, batch: Batch) -> jax.Array:
+    return segment_sums.totals(x_BT, batch['segment_ids'])
 
 
 def tempered(outputs: Outputs, labels_BT: jax.Array, temperature: float) -> jax.Array:
@@ -137,8 +160,3 @@ def tempered(outputs: Outputs, labels_BT: jax.Array, temperature: float) -> jax.
 def _of_own(x_BT: jax.Array, batch: Batch) -> jax.Array:
   """Returns x at the tokens that the model wrote, and 0 at others, whose exp might be infinite."""
   return jnp.where(batch['weights'] > 0, x_BT, 0)
-
-
-def _episodes(batch: Batch) -> jax.Array:
-  """Returns the number of rows in which the model wrote something."""
-  return (batch['weights'].max(1) > 0).sum().astype(jnp.float32)

@@ -28,7 +28,7 @@ from paxlite.finetuning.reinforcement.policy_loss import OLD
 
 
 class PolicyRollouts(AnswerRollouts):
-  """One episode a row; N neighboring rows are a group, which has one prompt.
+  """Episodes; N neighboring ones are a group, which has one prompt.
 
   What is generated depends on the prompts drawn before too, where prompts are drawn again.
 
