@@ -234,6 +234,7 @@ def rewards_of(folder):
     ['--fdl.DYNAMIC_SAMPLING_ROUNDS=3'],
     ['--fdl.POLICY_RATIO=sequence'],
     ['--fdl.PACKED_INPUT=True', '--fdl.NUM_MICROBATCHES=4'],
+    ['--fdl.MAX_STALENESS=4', '--fdl.PARTIAL_ROLLOUTS=1'],
   ],
 )
 def test_a_run_killed_within_a_rollout_goes_on_bit_for_bit(files, tmp_path, more):
@@ -486,6 +487,10 @@ def test_episodes_can_be_read_and_a_full_disk_loses_none(
     (dict(CLIP_HIGH=0.28), 'CLIP_HIGH=0.28 has no effect while the ratio of probabilities is 1'),
     (dict(USE_INT8='forward', UPDATES_PER_BATCH=2), 'USE_INT8=forward: with several updates'),
     (dict(CLIP_LOW=1.0, UPDATES_PER_BATCH=2), 'CLIP_LOW=1: a ratio'),
+    (dict(MAX_STALENESS=3, UPDATES_PER_BATCH=2), 'MAX_STALENESS=3 is not divisible by the 2'),
+    (dict(MAX_STALENESS=1, DYNAMIC_SAMPLING_ROUNDS=2), 'needs the rewards of a rollout at once'),
+    (dict(MAX_IMPORTANCE=3.0), 'MAX_IMPORTANCE=3 has no effect: set MAX_STALENESS or PARTIAL_R'),
+    (dict(USE_INT8='forward', PARTIAL_ROLLOUTS=1), 'USE_INT8=forward: with several updates'),
     (dict(MAX_TURNS=2), 'needs an ENVIRONMENT'),
     (dict(TOOLS=[f'{REWARDS}.add']), 'MAX_TURNS=1: TOOLS need another answer'),
     (dict(MAX_NEW_TOKENS=16), 'leaves no room for a prompt'),

@@ -1,7 +1,7 @@
 """The model that answers prompts, in one turn or in several."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -14,7 +14,9 @@ from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
 from paxlite.generation.engine import Engine
+from paxlite.generation.job import Job
 from paxlite.generation.request import Completion, Request
+from paxlite.generation.text import AnswerText
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 from paxlite.processes.process_messages import broadcast
@@ -101,9 +103,53 @@ class Actor:
       self.engine.params = None
     return found
 
+  def go_on(
+    self,
+    params: PyTree,
+    episodes: Sequence[Episode],
+    judges: Judges | None,
+    seed: int,
+    is_enough: Callable[[], bool],
+  ) -> None:
+    """Lets episodes go on until enough have ended; those that have not keep what they have.
+
+    An episode takes the row of another as soon as that has ended, and does not wait for the turns
+    of others.
+
+    Args:
+      params, judges, seed: See `play`.
+      episodes: The episodes.
+      is_enough: Says whether enough have ended.
+    """
+    jobs: dict[int, Job] = {}
+    start = time.monotonic()  # what an episode took in earlier rollouts does not count
+    self.engine.params = params
+    try:
+      while not is_enough():
+        for i, episode in enumerate(episodes):
+          if i not in jobs and not episode.is_over:
+            turn = sum(m['role'] == 'assistant' for m in episode.messages)
+            jobs[i] = self.engine.add(self.request(episode, seed, i * self._max_turns + turn))
+        self.engine.step(while_reading=0)
+        ended = {i: job.answer for i, job in jobs.items() if job.answer is not None}
+        for i, answer in ended.items():
+          jobs.pop(i).check()
+          self._said(episodes[i], answer)
+          turns = sum(m['role'] == 'assistant' for m in episodes[i].messages)
+          episodes[i].is_over |= turns >= self._max_turns
+        if judges is not None and (open_ := [i for i in ended if not episodes[i].is_over]):
+          self._replied([episodes[i] for i in open_], judges, start)
+    finally:
+      for i, job in jobs.items():
+        self.engine.cancel(job)
+        if job.answer is not None:
+          episodes[i].append(job.answer.ids, True)
+          episodes[i].num_open += len(job.answer.ids)
+      self.engine.params = None
+
   def request(self, episode: Episode, seed: int, sample: int) -> Request:
-    """Returns the engine request for the next answer of an episode."""
-    room = min(self._max_tokens, self._room - len(episode.ids))
+    """Returns the engine request for the next answer of an episode, or for the rest of one."""
+    room = min(self._max_tokens - episode.num_open, self._room - len(episode.ids))
     return Request(episode.ids, room, self.engine.sampling, seed, sample, ends=self.engine.ends)
 
   def _said(self, episode: Episode, answer: Completion) -> None:
@@ -111,10 +157,21 @@ class Actor:
     ids = [*answer.ids]
     if answer.finish == 'stop' and answer.end is not None:
       ids.append(answer.end)
-    episode.append(ids, True, {'role': 'assistant', 'content': answer.spelled})
+    said = self._whole(episode, answer) if episode.num_open else answer.spelled
+    episode.append(ids, True, {'role': 'assistant', 'content': said})
+    episode.num_open = 0
     episode.is_cut = answer.finish == 'length'
     full = len(episode.ids) >= self._room
     episode.is_over = episode.is_cut or full or self._max_turns <= 1
+
+  def _whole(self, episode: Episode, rest: Completion) -> str:
+    """Returns the text of an answer that other parameters have begun."""
+    start = len(episode.ids) - episode.num_open
+    text = AnswerText(self._encoding.tokenizer, before=episode.ids[:start])
+    for token in [*episode.ids[start:], *rest.ids]:
+      text.add(token)
+    text.close()
+    return ''.join(text.parts)
 
   def _replied(self, episodes: Sequence[Episode], judges: Judges, start: float) -> None:
     """Appends what the environment replies to episodes that began at `start`, or ends them."""

@@ -206,8 +206,11 @@ class AnswerRollouts(RolloutInput):
 
   def _row(self, answered: Answered) -> Batch:
     """Returns the arrays [T] of an episode; the label of a token is the one after it."""
-    episode, T = answered.episode, self.seq_len
-    ids = episode.ids[: T + 1]
+    return self._own_row(answered.episode)
+
+  def _own_row(self, episode: Episode) -> Batch:
+    """Returns those that the episode has by itself."""
+    ids, T = episode.ids[: self.seq_len + 1], self.seq_len
     return {
       'ids': padded(ids[:-1], T, np.int32),
       'labels': padded(ids[1:], T, np.int32),

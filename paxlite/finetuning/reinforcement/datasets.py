@@ -11,6 +11,7 @@ from paxlite.data.text import Split
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.reinforcement.actor import Actor
+from paxlite.finetuning.reinforcement.ahead_rollouts import AheadRollouts
 from paxlite.finetuning.reinforcement.answer_rollouts import AnswerRollouts, RolloutOptions
 from paxlite.finetuning.reinforcement.attributes import Answering, Policy
 from paxlite.finetuning.reinforcement.judges import Judges
@@ -153,7 +154,7 @@ class PromptFiles(AnsweredPrompts, Policy):
     plain |= {'USE_FP8': False, 'USE_TE': 'off', 'USE_INT8': 'off'}
     for name, value in plain.items():
       found = getattr(self, name, value)
-      if self.steps_per_rollout > 1 and found != value:
+      if (self.steps_per_rollout > 1 or self.is_off_policy) and found != value:
         raise UserError(
           f'{name}={found}: with several updates per answer, the probability ratio would compare '
           f'numbers of two kinds: {name}={value}'
@@ -193,9 +194,15 @@ class PromptFiles(AnsweredPrompts, Policy):
       group_size=self.GROUP_SIZE,
       scale=self.ADVANTAGE_SCALE,
       credit=self.TURN_CREDIT,
-      rounds=self.DYNAMIC_SAMPLING_ROUNDS,
     )
-    if self.steps_per_rollout > 1:
+    if self.is_off_policy:
+      fdl.update_callable(rollouts, AheadRollouts)
+      rollouts.further = self.PARTIAL_ROLLOUTS
+      rollouts.ahead = self.MAX_STALENESS // self.steps_per_rollout
+      actor.rows = actor.rows + self.PARTIAL_ROLLOUTS * self.GROUP_SIZE
+    else:
+      rollouts.rounds = self.DYNAMIC_SAMPLING_ROUNDS
+    if self.steps_per_rollout > 1 or self.is_off_policy:
       rollouts.log_probs = config(
         LabelLogProbs,
         model=actor.model,

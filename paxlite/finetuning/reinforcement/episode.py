@@ -23,6 +23,10 @@ class Episode:
     outcome: The part of its reward that no turn has; set when it was judged.
     turn_rewards: The reward of each answer, where its environment gives one to each; else [].
     error: What its environment did wrong, which ended it; '': nothing.
+    num_open: How many tokens at the end belong to an answer that goes on.
+    log_probs: ln μ of each token by the parameters that wrote it; 0 of others. Rollouts that are
+      made ahead note them.
+    written: The number of the batch before which each token was written; 0 of others.
   """
 
   prompt: Prompt
@@ -36,6 +40,9 @@ class Episode:
   outcome: float = 0.0
   turn_rewards: list[float] = dataclasses.field(default_factory=list)
   error: str = ''
+  num_open: int = 0
+  log_probs: list[float] = dataclasses.field(default_factory=list)
+  written: list[int] = dataclasses.field(default_factory=list)
 
   @classmethod
   def of(cls, prompt: Prompt) -> Self:

@@ -1,10 +1,11 @@
 """The user's functions that reward episodes and reply to answers."""
 
+import concurrent.futures
 import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +58,7 @@ class Judges:
   ):
     self._named, self._environment = tuple(zip(rewards, weights, strict=True)), environment
     self._tools = list(tools)
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._processes = UserProcesses(min(_PROCESSES, os.cpu_count() or 1), seconds)
     found = [Call(path, None, None) for path in rewards]
     if environment:
@@ -128,38 +130,55 @@ class Judges:
     Raises:
       UserError: A reward raised, took too long, or is not a finite number; or all episodes failed.
     """
-    index, count = jax.process_index(), jax.process_count()
-    mine = [*range(index, len(episodes), count)]
-    total, found = np.zeros(len(mine), np.float64), {}
-    judged = [episodes[i] for i in mine]
+    return self._gathered(episodes, self._of(self._mine(episodes)))
+
+  def begin(self, episodes: Sequence[Episode]) -> Callable[[], np.ndarray]:
+    """Begins to compute rewards in a thread; the function that it returns waits for them."""
+    future = self._thread.submit(self._of, self._mine(episodes))
+    return lambda: self._gathered(episodes, future.result())
+
+  def _mine(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+    """Returns those that this process has judged."""
+    return episodes[jax.process_index() :: jax.process_count()]
+
+  def _of(self, judged: Sequence[Episode]) -> dict[str, np.ndarray]:
+    """Returns the weighted sum of rewards, the part of it that no turn has, and rewards by name."""
+    total, found = np.zeros(len(judged), np.float64), {}
     if self._environment:  # first, for it may end episodes
       of_environment = self._of_environment(judged)
     whole_ones = [episode for episode in judged if not episode.error]
     for path, weight in self._named:
       given = lambda episode: [episode.prompt.record, episode.messages[-1]['content']]
       calls = [Call(path, None, given(e), str(e.prompt)) for e in whole_ones]
-      found[path] = np.full(len(mine), math.nan)
+      found[path] = np.full(len(judged), math.nan)
       found[path][[not e.error for e in judged]] = self._judged(path, whole_ones, calls)
       total += weight * found[path]
-    answers = max((sum(m['role'] == 'assistant' for m in e.messages) for e in episodes), default=0)
-    of_turns = np.full((answers, len(mine)), math.nan)  # NaN: the reward is not that of a turn
-    outcome = total.copy()
+    outcome = total.copy()  # what belongs to no answer
     if self._environment:
       found[self._environment] = of_environment
       total += found[self._environment]
-      for i, episode in enumerate(judged):
-        of_turns[: len(episode.turn_rewards), i] = episode.turn_rewards
-      outcome += np.where(np.isnan(of_turns).all(0), of_environment, 0)
-    whole = np.zeros((2 + len(found) + answers, len(episodes)), np.float32)
-    whole[:, mine] = [total, outcome, *found.values(), *of_turns]
+      has_turns = [bool(episode.turn_rewards) for episode in judged]
+      outcome += np.where(has_turns, 0, of_environment)
+    return {'': total, ' outcome': outcome, **found}
+
+  def _gathered(self, episodes: Sequence[Episode], found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the rewards of all episodes, of which this process has `found` its own."""
+    index, count = jax.process_index(), jax.process_count()
+    answers = max((sum(m['role'] == 'assistant' for m in e.messages) for e in episodes), default=0)
+    of_turns = np.full((answers, len(episodes)), math.nan)  # NaN: the reward is not that of a turn
+    for i in range(index, len(episodes), count):
+      of_turns[: len(episodes[i].turn_rewards), i] = episodes[i].turn_rewards
+    whole = np.zeros((len(found) + answers, len(episodes)), np.float32)
+    whole[:, index::count] = [*found.values(), *of_turns[:, index::count]]
     if count > 1:
       whole = multihost_utils.process_allgather(whole).sum(0)  # the others' are 0
+    names = [*found][2:]
     for episode, (_, of_none, *values) in zip(episodes, whole.T.tolist(), strict=True):
-      named, turns = values[: len(found)], values[len(found) :]
+      named, turns = values[: len(names)], values[len(names) :]
       if any(map(math.isnan, named)):
         episode.error = episode.error or 'another process has said what is wrong'
       else:
-        episode.rewards = dict(zip(found, named, strict=True))
+        episode.rewards = dict(zip(names, named, strict=True))
         episode.outcome = of_none
         episode.turn_rewards = [x for x in turns if not math.isnan(x)]
     self._check_errors([episode.error for episode in episodes])

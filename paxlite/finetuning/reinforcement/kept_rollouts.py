@@ -15,7 +15,7 @@ from paxlite.finetuning.reinforcement.rollouts import RunFiles
 Arrays = Mapping[str, np.ndarray]
 
 
-def write(files: RunFiles, number: int, arrays: Arrays, steps: int) -> None:
+def write(files: RunFiles, number: int, arrays: Arrays, steps: int, kind: str = 'rollout') -> None:
   """Writes a rollout, and deletes those before the oldest checkpoint.
 
   Args:
@@ -23,27 +23,29 @@ def write(files: RunFiles, number: int, arrays: Arrays, steps: int) -> None:
     number: The number of the rollout.
     arrays: Its arrays.
     steps: The number of batches of each rollout.
+    kind: The end of the name of the file.
   """
   if not files.writes:
     return
   make_folder(files.folder)
-  write_file(_path(files, number), _packed(arrays))
+  write_file(_path(files, number, kind), _packed(arrays))
   oldest = files.oldest_step()  # batches have at least the number of their step
-  for path in files.folder.glob('*.rollout'):
-    if path.stem.isdigit() and (int(path.stem) + 1) * steps <= oldest:
+  for path in files.folder.glob(f'*.{kind}'):
+    # the one before may hold what goes on after it
+    if path.stem.isdigit() and (int(path.stem) + 2) * steps <= oldest:
       path.unlink(missing_ok=True)
 
 
-def read(files: RunFiles, number: int) -> dict[str, np.ndarray] | None:
+def read(files: RunFiles, number: int, kind: str = 'rollout') -> dict[str, np.ndarray] | None:
   """Returns the arrays of a rollout; None if there is no whole file of it."""
   try:
-    return _unpacked(_path(files, number).read_bytes())
+    return _unpacked(_path(files, number, kind).read_bytes())
   except (OSError, ValueError, KeyError, TypeError):
     return None
 
 
-def _path(files: RunFiles, number: int) -> pathlib.Path:
-  return files.folder / f'{number}.rollout'
+def _path(files: RunFiles, number: int, kind: str) -> pathlib.Path:
+  return files.folder / f'{number}.{kind}'
 
 
 def _packed(arrays: Arrays) -> bytes:

@@ -58,7 +58,7 @@ class LabelLogProbs:
     order = np.argsort(is_empty, kind='stable')  # packed rows may be empty
     found = np.zeros(batch['ids'].shape, np.float32)
     for start in range(0, int((~is_empty).sum()), self._rows):
-      here = order[start : start + self._rows]
+      here = np.resize(order[start : start + self._rows], self._rows)  # the last may be fewer
       part = {name: x[here[mine]] for name, x in batch.items() if name in _READ}
       if 'segment_ids' not in part:
         part |= one_segment(batch['weights'][here[mine]])

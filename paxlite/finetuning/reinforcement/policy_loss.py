@@ -20,7 +20,9 @@ from paxlite.losses.outputs import Outputs
 
 Mean = Literal['grpo', 'dr_grpo', 'dapo']
 Ratio = Literal['token', 'sequence']
-OLD = 'old_log_probs'  # the array of a batch with the log-probabilities before its first update
+# arrays of a batch: the log-probabilities before its first update, those of the policies that wrote
+# the tokens, and the number of updates between both
+OLD, BEHAVIOUR, STALENESS = 'old_log_probs', 'behaviour_log_probs', 'staleness'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,11 @@ class PolicyLoss(Loss):
   - dr_grpo: the sum of an episode over a constant length (https://arxiv.org/abs/2503.20783);
   - dapo: that of all tokens of the batch (https://arxiv.org/abs/2503.14476, equation 8).
 
-  A batch that is trained on once has no OLD, and r is 1.
+  A batch that is trained on once has no OLD, and r is 1. Where BEHAVIOUR says with which
+  probabilities μ older parameters wrote the tokens, the first term is multiplied by
+  min(π_old/μ, C): the decoupled objective (https://arxiv.org/abs/2110.00641,
+  https://arxiv.org/abs/2505.24298), whose ratio is truncated as in V-trace
+  (https://arxiv.org/abs/1802.01561) and TIS.
 
   Attributes:
     mean: One of these.
@@ -47,6 +53,7 @@ class PolicyLoss(Loss):
     kl_weight: β; 0: there is no reference.
     length: The constant length of dr_grpo.
     temperature: That of the sampling: π is softmax(logits / temperature).
+    most_importance: C; 0: the ratio is not truncated.
   """
 
   mean: Mean = 'grpo'
@@ -56,6 +63,7 @@ class PolicyLoss(Loss):
   kl_weight: float = 0.0
   length: int = 1
   temperature: float = 1.0
+  most_importance: float = 2.0
 
   label = 'policy loss'
   larger_is_better = ('reward',)
@@ -68,6 +76,9 @@ class PolicyLoss(Loss):
     ratio_BT = self._ratios(log_probs_BT, batch)
     clipped_BT = jnp.clip(ratio_BT, 1 - self.clip_low, 1 + self.clip_high)
     losses_BT = -jnp.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+    if BEHAVIOUR in batch:
+      importance_BT = self._importance(log_probs_BT, batch)
+      losses_BT *= jnp.minimum(importance_BT, self.most_importance or jnp.inf)
     if self.kl_weight:
       losses_BT += self.kl_weight * self._divergence(log_probs_BT, outputs, batch)
     sums = self._sums(losses_BT * is_own_BT, batch)
@@ -100,6 +111,14 @@ class PolicyLoss(Loss):
       'clipped': of_tokens(is_clipped_BT.astype(jnp.float32)),
       'surprise': of_tokens(-log_probs_BT),
     }
+    if BEHAVIOUR in batch:
+      importance_BT = self._importance(log_probs_BT, batch)
+      is_cut_BT = importance_BT > (self.most_importance or jnp.inf)
+      found |= {
+        'importance': of_tokens(importance_BT),
+        'truncated': of_tokens(is_cut_BT.astype(jnp.float32)),
+        'staleness': of_tokens(batch[STALENESS]),
+      }
     if outputs.has_reference:
       found['kl'] = of_tokens(self._divergence(log_probs_BT, outputs, batch))
     return found
@@ -119,6 +138,11 @@ class PolicyLoss(Loss):
       count = jnp.maximum(self._totals(is_own_BT, batch), 1)
       logs_BT = jnp.broadcast_to(self._totals(logs_BT * is_own_BT, batch) / count, logs_BT.shape)
     return jnp.exp(logs_BT)
+
+  def _importance(self, log_probs_BT: jax.Array, batch: Batch) -> jax.Array:
+    """Returns π_old/μ of each token that the model wrote, without a gradient."""
+    old_BT = jax.lax.stop_gradient(batch.get(OLD, log_probs_BT))
+    return jnp.exp(_of_own(old_BT - batch[BEHAVIOUR], batch))
 
   def _sums(self, x_BT: jax.Array, batch: Batch) -> jax.Array:
     """Returns the sum of x over each episode, one number each; others are 0."""

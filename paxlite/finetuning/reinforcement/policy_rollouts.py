@@ -71,12 +71,20 @@ class PolicyRollouts(AnswerRollouts):
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     like = jax.ShapeDtypeStruct((self.batch_size, self.seq_len), 'float32')
-    own = ['advantages', 'rewards', *([OLD] if self._log_probs else [])]
+    own = ['advantages', 'rewards', *([OLD] if self._has_old else [])]
     return super().shapes() | dict.fromkeys(own, like)
 
   def _made(self, params: PyTree, number: int) -> Batch:
     arrays = super()._made(params, number)
-    return arrays if self._log_probs is None else {**arrays, OLD: self._log_probs(params, arrays)}
+    if self._has_old:
+      assert self._log_probs is not None
+      arrays = {**arrays, OLD: self._log_probs(params, arrays)}
+    return arrays
+
+  @property
+  def _has_old(self) -> bool:
+    """Whether there are several steps, of which the first one's probabilities are needed."""
+    return self._log_probs is not None and self._steps > 1
 
   def _answered(self, params: PyTree, number: int) -> list[Answered]:
     episodes, rewards_GN = self._played(params, number)
