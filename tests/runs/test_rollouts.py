@@ -307,17 +307,21 @@ def test_prompts_are_drawn_again_where_groups_are_equal(files):
 @pytest.mark.slow
 def test_devices_and_microbatches_change_rounding_alone(files, tmp_path):
   runs.run(tmp_path / 'one', *flags(files), config=CONFIG)
-  more = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.NUM_MICROBATCHES=2']
+  more = ['--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.NUM_MICROBATCHES=4']
+  more += ['--fdl.PACKED_INPUT=True']
   runs.run(tmp_path / 'four', *flags(files), *more, config=CONFIG, devices=4)
   np.testing.assert_allclose(rewards_of(tmp_path / 'one'), rewards_of(tmp_path / 'four'), atol=1e-5)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize('turns', [2, 1])
-def test_processes_generate_and_reward_together(files, tmp_path, turns):
+@pytest.mark.parametrize(
+  ('turns', 'more'),
+  [(2, []), (1, []), (2, ['PARTIAL_ROLLOUTS=1']), (1, ['MAX_STALENESS=2', 'PACKED_INPUT=True'])],
+)
+def test_processes_generate_and_reward_together(files, tmp_path, turns, more):
   """Two processes of two devices each train on the same answers as one, also within a rollout."""
   given = [*flags(files, 'prompts' if turns == 1 else 'chats'), '--fdl.PERCORE_BATCH_SIZE=4']
-  given += ['--fdl.UPDATES_PER_BATCH=2']
+  given += ['--fdl.UPDATES_PER_BATCH=2', *(f'--fdl.{value}' for value in more)]
   if turns > 1:
     given += [f'--fdl.ENVIRONMENT={REWARDS}.Counting', f'--fdl.MAX_TURNS={turns}']
     given += ['--fdl.MAX_SEQ_LEN=40']
