@@ -8,7 +8,11 @@ EXTENSION = Extension(
   'finetuning',
   needs=('chats', 'generation'),
   commands=(Command('finetune', _PURPOSE, f'{_HERE}.command', 'Runs', is_run=True),),
-  callbacks=(f'{_HERE}.reference_values:callbacks', f'{_HERE}.reinforcement.rollouts:callbacks'),
+  callbacks=(
+    f'{_HERE}.reference_values:callbacks',
+    f'{_HERE}.distillation.teachers:callbacks',
+    f'{_HERE}.reinforcement.rollouts:callbacks',
+  ),
   hooks={
     'data of examples': f'{_HERE}.datasets:dataset_of',
     'a reference model': f'{_HERE}.reference:Reference',

@@ -60,14 +60,20 @@ def check_moments(e: Experiment, folder: pathlib.Path) -> None:
 
 def check_reference_tokenizer(e: Experiment) -> None:
   """Raises UserError if a reference model, such as a teacher, has other tokens than the run."""
-  theirs = e.reference_path and tokenizer_of(e.reference_path)
+  if e.reference_path:
+    check_tokenizer(e, e.reference_path)
+
+
+def check_tokenizer(e: Experiment, path: str) -> None:
+  """Raises UserError if the model at `path` has other tokens than the run."""
+  theirs = tokenizer_of(path)
   ours = e.tokenizer_path or e.weights.tokenizer
   if not theirs or not ours or pathlib.Path(ours).resolve() == theirs.resolve():
     return
   found = [vocabulary_fingerprint(open_tokenizer(path)) for path in (ours, str(theirs))]
   if found[0] != found[1]:
     raise UserError(
-      f'{e.reference_path} has another tokenizer than the run: {theirs} differs from {ours}. Its '
+      f'{path} has another tokenizer than the run: {theirs} differs from {ours}. Its '
       'ids stand for other tokens, so its probabilities do not apply to this data'
     )
 

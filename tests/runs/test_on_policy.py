@@ -185,6 +185,90 @@ def test_packed_answers_teach_what_those_of_one_a_row_teach(files):
   assert max(float(abs(x).max()) for x in jax.tree.leaves(found[0][0])) > 1e-4
 
 
+def of_two_teachers(files, teacher, other, **values):
+  """Returns rollouts with the teachers x and y, of whose prompts every second one is y's."""
+  lines = [
+    dict(prompt=f'{c}{c}=', task='xy'[i % 2], teacher_prompt=f'{c}l{c}=')
+    for i, c in enumerate(LETTERS)
+  ]
+  (files / 'two.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  names = [f'x={teacher}', f'y={other}']
+  values = dict(TRAIN_FILES=[f'{files}/two.jsonl'], TEACHERS=names) | values
+  e = knowing_weights(Student(VOCAB_PATH=str(files), **values, **ONE))
+  e.validate()
+  task = fdl.build(e.build_task())
+  init = jax.jit(task.model.init)(jax.random.key(1), np.zeros((1, 1), np.int32))
+  return fdl.build(e.train_input()), meta.unbox(init)['params'], task
+
+
+@pytest.fixture(scope='module')
+def other(files, teacher):
+  """A teacher of another depth, which has learned nothing."""
+  values = dict(VOCAB_PATH=str(files), TRAIN_FILES=[f'{files}/answers.jsonl'], **ONE)
+  trained(Teacher(**values, NUM_LAYERS=1, MAX_STEPS=1, SEED=7), files / 'other')
+  return files / 'other'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('values', [
+  dict(TEACHER_TOP_K=16), dict(SAMPLED_DIVERGENCE='k3', ESTIMATE_GRADIENT='direct'),
+  dict(TEACHER_TOP_K=16, TEACHER_PROMPTS=True, STUDENT_SHARE=1.0),
+])  # fmt: skip
+def test_each_record_has_the_teacher_that_it_names(files, teacher, other, values):
+  """The loss of two teachers is the sum of those of one each, for the rows of its records."""
+  rollouts, params, task = of_two_teachers(files, teacher, other, **values)
+  batch = rollouts.next_batch(params, 0, slice(0, 16))
+  assert {len(x) for x in batch.values()} == {16}
+  _, found = divergences(task, params, batch)
+  is_y = np.array([LETTERS.index('=abcdefgh'[i - 3]) % 2 for i in batch['ids'][:, 1]], bool)
+  assert 0 < is_y.sum() < 16
+  parts = []
+  for folder, rows in ((teacher, ~is_y), (other, is_y)):
+    alone, _, its_task = of_two_teachers(files, teacher, other, **values, TEACHERS=[f'x={folder}',
+                                         f'y={folder}'])  # fmt: skip
+    its = alone.next_batch(params, 0, slice(0, 16))
+    np.testing.assert_array_equal(its['ids'], batch['ids'])
+    parts.append(divergences(its_task, params, {k: x[rows] for k, x in its.items()})[1])
+  np.testing.assert_allclose(found, sum(parts), rtol=1e-5)
+  assert abs(parts[0] - parts[1]) > 0.1
+  # a step that computes the one teacher finds the same
+  values = {**values, 'TEACHER_TOP_K': 0} if 'TEACHER_TOP_K' in values else values
+  one, _, task = of_two_teachers(files, teacher, other, **values, TEACHERS=[], TEACHER=str(teacher))
+  its = one.next_batch(params, 0, slice(0, 16))
+  model = task.reference.model
+  loaded = alone_params(rollouts)
+  assert jax.tree.structure(loaded) == jax.tree.structure(
+    meta.unbox(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32)))['params']
+  )
+  rows = {k: x[~is_y] for k, x in its.items()}
+  with_teacher = {**params, 'reference': loaded}
+  np.testing.assert_allclose(divergences(task, with_teacher, rows)[1], parts[0], rtol=1e-5)
+
+
+def alone_params(rollouts):
+  return rollouts._teachers._params[0]
+
+
+@pytest.mark.slow
+def test_a_run_of_several_teachers_goes_on_and_notices_other_weights(
+  files, teacher, other, tmp_path
+):
+  of_two_teachers(files, teacher, other, TEACHER_TOP_K=4)  # writes the prompts
+  given = [
+    f'--fdl.VOCAB_PATH={files}', f"--fdl.TRAIN_FILES=['{files}/two.jsonl']",
+    f"--fdl.TEACHERS=['x={teacher}','y={other}']", '--fdl.TEACHER_TOP_K=4',
+    '--fdl.UPDATES_PER_BATCH=2',
+  ]  # fmt: skip
+  run(tmp_path / 'whole', *given)
+  run(tmp_path / 'parts', *given, '--fdl.MAX_STEPS=3')
+  run(tmp_path / 'parts', *given)
+  assert of(tmp_path / 'whole') == of(tmp_path / 'parts')
+  assert len(of(tmp_path / 'whole')) == 6
+  given[2] = f"--fdl.TEACHERS=['x={other}','y={other}']"
+  refused = run(tmp_path / 'parts', *given, '--fdl.MAX_STEPS=8', code=2)
+  assert 'TEACHERS: the weights of x are not those that the run began with' in refused.stderr
+
+
 def test_what_cannot_be_taught_is_one_line(files, tmp_path):
   lines = files / 'chats.jsonl'
   plain = dict(VOCAB_PATH=str(files), TRAIN_FILES=[str(lines)], USE_LORA=True, **ONE)
@@ -197,6 +281,15 @@ def test_what_cannot_be_taught_is_one_line(files, tmp_path):
   for values, message in (
     (dict(DIVERGENCE_BETA=0.1), 'DIVERGENCE_BETA=0.1 has no effect with DIVERGENCE=reverse'),
     (dict(DIVERGENCE='jensen_shannon', DIVERGENCE_BETA=1.0), 'is the limit DIVERGENCE=reverse'),
+    (dict(TEACHERS=['x']), "'x' is not NAME=FOLDER"),
+    (dict(TEACHERS=['x=a', 'x=b']), 'has a name twice'),
+    (dict(TEACHERS=['x=a'], TEACHER='b', TEACHER_TOP_K=2), 'TEACHER and TEACHERS are both set'),
+    (dict(TEACHERS=['x=a']), 'set TEACHER_TOP_K=64 or SAMPLED_DIVERGENCE'),
+    (dict(SAMPLED_DIVERGENCE='k1', TEACHER_TOP_K=2), 'TEACHER_TOP_K=2: .*: TEACHER_TOP_K=0'),
+    (dict(SAMPLED_DIVERGENCE='k1', STUDENT_SHARE=0.5), 'STUDENT_SHARE=1.0'),
+    (dict(SAMPLED_DIVERGENCE='k1', UPDATES_PER_BATCH=2), 'UPDATES_PER_BATCH=1'),
+    (dict(SAMPLED_DIVERGENCE='k1', ESTIMATE_GRADIENT='direct'), 'the mean of its direct gradient'),
+    (dict(ESTIMATE_GRADIENT='direct'), 'has no effect without SAMPLED_DIVERGENCE'),
   ):
     with pytest.raises(UserError, match=message):
       Student(**plain, **values).validate()
@@ -210,8 +303,20 @@ def test_a_teacher_of_other_tokens_is_refused_by_name(files, teacher, tmp_path):
   other.mkdir()
   for name in ('tokenizer.json', 'tokenizer_config.json'):
     (other / name).write_text((files / name).read_text().replace('"a"', '"z"'))
-  values = dict(VOCAB_PATH=str(other), TRAIN_FILES=[f'{files}/answers.jsonl'], TEACHER=str(teacher))
-  e = knowing_weights(Student(**values, **ONE))
-  with pytest.raises(UserError, match='teacher has another tokenizer than the run') as raised:
-    Run(e, tmp_path).trainer()
-  assert '\n' not in str(raised.value)
+  of_two_teachers(files, teacher, teacher, TEACHER_TOP_K=2)  # writes the prompts
+  several = dict(TEACHERS=[f'x={teacher}', f'y={teacher}'], TEACHER_TOP_K=2)
+  for more in (dict(TEACHER=str(teacher)), several):
+    values = dict(VOCAB_PATH=str(other), TRAIN_FILES=[f'{files}/two.jsonl'])
+    e = knowing_weights(Student(**values, **more, **ONE))
+    with pytest.raises(UserError, match='teacher has another tokenizer than the run') as raised:
+      Run(e, tmp_path).trainer()
+    assert '\n' not in str(raised.value)
+  (files / 'nameless.jsonl').write_text('{"prompt": "aa=", "task": "x"}\n{"prompt": "bb="}')
+  with pytest.raises(
+    UserError, match=r"nameless\.jsonl:2.*its 'task' is None and names no teacher"
+  ):
+    of_two_teachers(
+      files, teacher, teacher, TEACHER_TOP_K=2, TRAIN_FILES=[f'{files}/nameless.jsonl']
+    )
+  with pytest.raises(UserError, match='nowhere'):
+    of_two_teachers(files, teacher, files / 'nowhere', TEACHER_TOP_K=2)

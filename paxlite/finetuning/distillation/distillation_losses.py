@@ -164,9 +164,13 @@ class AnswersDivergence(DistillationLoss):
   followed = {'teacher_agreement': 'agreement {:.3f}', 'answer_tokens': 'tokens {:.0f}'}
 
   def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted]:
-    answers = (sums_at_ends(batch['weights'], batch['segment_ids']) > 0).sum()
-    tokens = Weighted.mean(self.weight(batch), answers.astype(jnp.float32))
-    return {**super().metrics(outputs, batch), 'answer_tokens': tokens}
+    return {**super().metrics(outputs, batch), 'answer_tokens': answer_tokens(batch)}
+
+
+def answer_tokens(batch: Batch) -> Weighted:
+  """Returns the mean number of tokens of an answer."""
+  answers = (sums_at_ends(batch['weights'], batch['segment_ids']) > 0).sum()
+  return Weighted.mean(batch['weights'].sum(), answers.astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +223,16 @@ class StoredDistillation(Loss):
 
   def _chunks(self, x: jax.Array) -> jax.Array:
     return _in_chunks(self.num_chunks, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredAnswersDivergence(StoredDistillation):
+  """The same of answers that the student wrote."""
+
+  followed = AnswersDivergence.followed
+
+  def metrics(self, outputs: Outputs, batch: Batch) -> Mapping[str, Weighted]:
+    return {**super().metrics(outputs, batch), 'answer_tokens': answer_tokens(batch)}
 
 
 def _joined(found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -9,6 +9,7 @@ paxlite train students.Student TEACHER=runs/teacher TRAIN_FILES=prompts.jsonl
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import cast
 
 import fiddle as fdl
 import jax
@@ -18,17 +19,28 @@ import numpy as np
 from paxlite.chats.chat_encoding import Encoded
 from paxlite.chats.conversations import Conversation
 from paxlite.chats.sft_formats import Pair, format_of
-from paxlite.config.attribute_kinds import Fraction, Training
-from paxlite.core.errors import UserError
+from paxlite.config.attribute_kinds import Fraction, Run, Training
+from paxlite.config.templates import config
+from paxlite.core.errors import UserError, located
 from paxlite.core.fields import Fields
+from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch as HostBatch
 from paxlite.data.base import RowArray
 from paxlite.data.record_files import Record
 from paxlite.data.text import Split
+from paxlite.files import paths
 from paxlite.finetuning.chats.example_reader import answers_of
 from paxlite.finetuning.distillation import distillation_losses
-from paxlite.finetuning.distillation.experiment import Taught
+from paxlite.finetuning.distillation.distillation_losses import TEACHER_IDS, TEACHER_LOG_PROBS
+from paxlite.finetuning.distillation.experiment import Taught, teacher_model
+from paxlite.finetuning.distillation.sampled_divergence import (
+  TEACHER_LABEL,
+  Estimate,
+  Gradient,
+  SampledDivergence,
+)
+from paxlite.finetuning.distillation.teachers import Teachers
 from paxlite.finetuning.reference import Reference
 from paxlite.finetuning.reinforcement.answer_rollouts import (
   Answered,
@@ -47,6 +59,7 @@ from paxlite.losses.outputs import Outputs
 _PROMPT = 'teacher_prompt'  # the key of what the teacher reads in place of the prompt
 # arrays of a batch [B, T]: what the teacher reads, and where its distributions of the labels are
 _HINTED_IDS, _HINTED_AT = 'hinted_ids', 'hinted_at'
+_TEACHER = 'teacher'  # the number of the teacher [B, T], before it has computed its values
 _MIXING = 0x6D6978  # tells the draws of a mixture from those of tokens
 
 
@@ -101,16 +114,44 @@ class TaughtRollouts(AnswerRollouts):
     student_share: The probability that the student answers a prompt (λ of
       https://arxiv.org/abs/2306.13649, algorithm 1, for each sequence). Others have the answers of
       their records.
+    teachers: Several teachers, which compute their values before a step; None: the step computes
+      the one teacher.
   """
 
-  def __init__(self, options: RolloutOptions, student_share: float = 1.0):
+  def __init__(
+    self, options: RolloutOptions, student_share: float = 1.0, teachers: Teachers | None = None
+  ):
     super().__init__(options)
-    self._share = student_share
+    self._share, self._teachers = student_share, teachers
+    for number in range(len(self._prompts)) if teachers else ():
+      prompt = self._prompts[number]
+      with located(prompt.place):
+        teachers.number(prompt.record)
+
+  def state(self) -> JsonObject:
+    return {'teachers': self._teachers.fingerprints} if self._teachers else super().state()
+
+  def restore(self, state: JsonObject) -> None:
+    super().restore(state)
+    found = {} if self._teachers is None else self._teachers.fingerprints
+    before = cast(JsonObject, state.get('teachers', {}))
+    if other := [name for name in {**before, **found} if before.get(name) != found.get(name)]:
+      raise UserError(
+        f'TEACHERS: the weights of {", ".join(other)} are not those that the run began with: name '
+        'the same teachers, or choose another folder for the run'
+      )
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     shapes = super().shapes()
     is_hinted = isinstance(self._prompts.reader, HintedReader)
-    return shapes | dict.fromkeys([_HINTED_IDS, _HINTED_AT] if is_hinted else [], shapes['ids'])
+    shapes |= dict.fromkeys([_HINTED_IDS, _HINTED_AT] if is_hinted else [], shapes['ids'])
+    return shapes if self._teachers is None else shapes | self._teachers.shapes(shapes['ids'])
+
+  def _made(self, params: PyTree, number: int) -> HostBatch:
+    arrays = dict(super()._made(params, number))
+    if self._teachers is not None:
+      arrays |= self._teachers(arrays.pop(_TEACHER), arrays)
+    return arrays
 
   def _answered(self, params: PyTree, number: int) -> list[Answered]:
     if self._share == 1:
@@ -141,6 +182,9 @@ class TaughtRollouts(AnswerRollouts):
   def _row(self, answered: Answered) -> HostBatch:
     row, T = super()._row(answered), self.seq_len
     reader, episode = self._prompts.reader, answered.episode
+    if self._teachers is not None:
+      teacher = self._teachers.number(episode.prompt.record)
+      row = {**row, _TEACHER: np.full(T, teacher, np.int32)}
     if not isinstance(reader, HintedReader):
       return row
     hinted, begin = reader.hinted(episode.prompt.record), episode.is_own.index(True)
@@ -191,6 +235,66 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     1.0  # share of sequences that the student writes (λ of GKD); the rest: answers of the records
   )
   TEACHER_PROMPTS: Training[bool] = False  # gives the teacher each record's teacher_prompt
+  TEACHERS: Run[list[str]] = []  # NAME=FOLDER each: teachers of the records that name them
+  TEACHER_KEY: Training[str] = 'task'  # key of a record that names its teacher, with TEACHERS
+  SAMPLED_DIVERGENCE: Training[Estimate] = (
+    'none'  # estimate of the reverse divergence at the drawn tokens alone, as in verl
+  )
+  ESTIMATE_GRADIENT: Training[Gradient] = (
+    'policy'  # gradient of SAMPLED_DIVERGENCE; policy: the estimate is a negative reward
+  )
+
+  @functools.cached_property
+  def teachers(self) -> dict[str, str]:
+    """The folders of TEACHERS by their names."""
+    pairs = [text.partition('=') for text in self.TEACHERS]
+    if bad := [text for text, pair in zip(self.TEACHERS, pairs, strict=True) if not all(pair)]:
+      raise UserError(f'TEACHERS: {bad[0]!r} is not NAME=FOLDER')
+    if len({name for name, _, _ in pairs}) < len(pairs):
+      raise UserError(f'TEACHERS={self.TEACHERS} has a name twice')
+    return {name: paths.stored(folder) for name, _, folder in pairs}
+
+  @property
+  def paths_of_weights(self) -> list[str]:
+    return [*super().paths_of_weights, *self.teachers.values()]
+
+  @property
+  def is_sampled(self) -> bool:
+    """Whether the divergence is estimated at the drawn tokens alone."""
+    return self.SAMPLED_DIVERGENCE != 'none'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.teachers and self.TEACHER:
+      raise UserError('TEACHER and TEACHERS are both set: leave one of them out')
+    if self.teachers and not self.TEACHER_TOP_K and not self.is_sampled:
+      raise UserError(
+        'TEACHERS compute their values before a step, which would be too many for whole '
+        'distributions: set TEACHER_TOP_K=64 or SAMPLED_DIVERGENCE'
+      )
+    if not self.is_sampled:
+      if self.ESTIMATE_GRADIENT != OnPolicyDistillation.ESTIMATE_GRADIENT:
+        raise UserError(
+          f'ESTIMATE_GRADIENT={self.ESTIMATE_GRADIENT} has no effect without SAMPLED_DIVERGENCE'
+        )
+      return
+    kind = f'SAMPLED_DIVERGENCE={self.SAMPLED_DIVERGENCE}'
+    needed = {'DIVERGENCE': 'reverse', 'TEACHER_TOP_K': 0, 'TEACHER_TEMPERATURE': 1.0}
+    for name, value in {**needed, 'STUDENT_SHARE': 1.0}.items():
+      if (found := getattr(self, name)) != value:
+        raise UserError(
+          f'{name}={found}: {kind} estimates the reverse divergence at tokens that the student has '
+          f'drawn: {name}={value}'
+        )
+    if self.ESTIMATE_GRADIENT == 'policy' and self.steps_per_rollout > 1:
+      raise UserError(
+        f'{kind} with ESTIMATE_GRADIENT=policy needs tokens of the current parameters: '
+        'UPDATES_PER_BATCH=1 BATCHES_PER_ROLLOUT=1'
+      )
+    if self.ESTIMATE_GRADIENT == 'direct' and self.SAMPLED_DIVERGENCE == 'k1':
+      raise UserError(
+        f'{kind}: the mean of its direct gradient is 0: ESTIMATE_GRADIENT=policy, or k2 or k3'
+      )
 
   @property
   def dataset(self) -> str:
@@ -198,12 +302,13 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
 
   @property
   def has_teacher(self) -> bool:
-    return super().has_teacher or self.USE_LORA
+    return super().has_teacher or self.USE_LORA or bool(self.TEACHERS)
 
   @property
   def warnings(self) -> list[str]:
     found = list(super().warnings)
-    if self.has_teacher and not self.TEACHER and not self.TEACHER_PROMPTS:
+    is_base = self.USE_LORA and not self.TEACHER and not self.TEACHERS
+    if is_base and not self.TEACHER_PROMPTS:
       found.append(
         'The teacher is the base of the factors, and equal to new ones: with TEACHER_PROMPTS=True '
         'it reads a hint, and TEACHER=FOLDER names another one.'
@@ -213,13 +318,41 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
   @property
   def further_arrays(self) -> Mapping[str, RowArray]:
     names = [_HINTED_IDS, _HINTED_AT] if self.TEACHER_PROMPTS else []
-    return {**dict.fromkeys(names, RowArray('int32')), **super().further_arrays}
+    found = {**dict.fromkeys(names, RowArray('int32')), **super().further_arrays}
+    if self.TEACHERS:
+      k = self.TEACHER_TOP_K
+      log_probs = {TEACHER_LOG_PROBS: RowArray('float32', (k + 1,))}
+      found[TEACHER_IDS] = RowArray('int32', (max(1, k),))
+      found |= log_probs if k else {TEACHER_LABEL: RowArray('float32')}
+    return found
 
   def losses(self) -> dict[str, fdl.Config]:
-    loss = distillation_losses.AnswersDivergence
-    return {'divergence': self.divergence(loss), **super().losses()}
+    if self.is_sampled:
+      loss = config(
+        SampledDivergence,
+        kind=self.SAMPLED_DIVERGENCE,
+        gradient=self.ESTIMATE_GRADIENT,
+        temperature=self.ROLLOUT_TEMPERATURE,
+        num_chunks=self.NUM_LOSS_CHUNKS,
+        vocab_size=self._common_tokens,
+      )
+    else:
+      loss = self.divergence(distillation_losses.AnswersDivergence)
+      if self.TEACHERS:
+        del loss.top_k
+        fdl.update_callable(loss, distillation_losses.StoredAnswersDivergence)
+        loss.vocab_size = self._common_tokens
+    return {'divergence': loss, **super().losses()}
+
+  @property
+  def _common_tokens(self) -> int:
+    of = lambda path: self.facts_of(path).values.get('VOCAB_SIZE')
+    sizes = [size for path in self.teachers.values() if isinstance(size := of(path), int)]
+    return min([super()._common_tokens, *sizes])
 
   def reference(self) -> fdl.Config | None:
+    if self.TEACHERS:
+      return None  # rollouts have them
     is_base = self.USE_LORA and not self.TEACHER
     found = self.initial_reference() if is_base else super().reference()
     if found is not None and self.TEACHER_PROMPTS:
@@ -238,4 +371,22 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     rollouts = super().input(source)
     fdl.update_callable(rollouts, TaughtRollouts)
     rollouts.student_share = self.STUDENT_SHARE
+    if self.teachers:
+      rollouts.teachers = self._teachers(rollouts.actor.mesh)
     return rollouts
+
+  def _teachers(self, mesh: fdl.Config) -> fdl.Config:
+    kind = HintedReference if self.TEACHER_PROMPTS else Reference
+    return config(
+      Teachers,
+      paths=self.teachers,
+      references=[config(kind, model=teacher_model(self, p)) for p in self.teachers.values()],
+      key=self.TEACHER_KEY,
+      mesh=mesh,
+      rules=self.rules,
+      dtype=self.FROZEN_DTYPE,
+      rows=self.batch_size // self.NUM_MICROBATCHES,
+      vocab_size=self._common_tokens,
+      temperature=self.ROLLOUT_TEMPERATURE if self.is_sampled else self.TEACHER_TEMPERATURE,
+      top_k=self.TEACHER_TOP_K,
+    )

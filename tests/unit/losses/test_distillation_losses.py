@@ -15,6 +15,11 @@ from paxlite.finetuning.distillation.distillation_losses import (
   most_likely,
   of_tokens,
 )
+from paxlite.finetuning.distillation.sampled_divergence import (
+  TEACHER_LABEL,
+  SampledDivergence,
+  label_log_probs,
+)
 from paxlite.layers.language_model import LogitFactors
 
 B, T, D, V = 2, 6, 5, 11
@@ -277,3 +282,80 @@ def test_a_student_that_is_its_teacher():
     loss = DistillationLoss(kind=kind, num_chunks=2)
     assert float(loss(same, batch)) == pytest.approx(0, abs=1e-5)
     assert float(loss.metrics(same, batch)['teacher_agreement'].value) == 1
+
+
+def of_sampled(kind, gradient, ours, theirs, labels, weights):
+  """Returns the sum in float64 by verl's formulas, and its gradient for the student's logits."""
+  q, p = (np.exp(x - x.max(-1, keepdims=True)) for x in (ours, theirs))
+  q, p = (x / x.sum(-1, keepdims=True) for x in (q, p))
+  at = lambda x: np.log(np.take_along_axis(x, labels[..., None], -1)[..., 0])
+  d = at(p) - at(q)
+  inside = np.abs(d) < 20
+  bounded = np.clip(d, -20, 20)
+  third = np.exp(bounded) - bounded - 1
+  value = {'k1': -d, 'k2': d**2 / 2, 'k3': np.clip(third, -10, 10)}[kind]
+  direct = {'k1': 1, 'k2': -d, 'k3': (1 - np.exp(bounded)) * inside * (third < 10)}[kind]
+  slope = direct if gradient == 'direct' else value
+  of_log_q = np.eye(V)[labels] - q
+  return (value * weights).sum(), of_log_q * (slope * weights)[..., None]
+
+
+@pytest.mark.parametrize('gradient', ['direct', 'policy'])
+@pytest.mark.parametrize('kind', ['k1', 'k2', 'k3'])
+def test_estimates_at_drawn_tokens_equal_the_published_formulas(kind, gradient):
+  """Also beyond the bounds of k3, in chunks, and with the teacher's values from before."""
+  rng = np.random.default_rng(3)
+  ours, theirs = rng.normal(size=(2, B, T, V)) * 6
+  ours[0, 0, :2] = 40, 0  # a token that the teacher almost excludes
+  theirs[0, 0, :2] = 0, 40
+  labels, weights = rng.integers(0, V, (B, T)), rng.integers(0, 2, (B, T)).astype(np.float64)
+  labels[0, 0], weights[0, 0] = 0, 1
+  value, slope = of_sampled(kind, gradient, ours / 0.7, theirs / 0.7, labels, weights)
+  batch = {'weights': jnp.asarray(weights, jnp.float32), 'labels': jnp.asarray(labels)}
+  teacher = LogitFactors(jnp.asarray(theirs, jnp.float32), jnp.eye(V), None, 0.0)
+  log_probs, ids = label_log_probs(teacher, batch['labels'], 0.7)
+  stored = batch | {TEACHER_LABEL: log_probs, TEACHER_IDS: ids[..., None]}
+  agreements = []
+  for given, chunks in ((batch, 1), (batch, 3), (stored, 1)):
+    loss = SampledDivergence(kind=kind, gradient=gradient, temperature=0.7, num_chunks=chunks)
+
+    def of(x, given=given, loss=loss):
+      outputs = Models((x, jnp.eye(V)), (theirs, jnp.eye(V)) if given is batch else None)
+      if given is batch:
+        outputs.reference.logit_factors = teacher
+      return loss(outputs, given), loss.metrics(outputs, given)['teacher_agreement'].value
+
+    (found, agrees), gradients = jax.value_and_grad(of, has_aux=True)(
+      jnp.asarray(ours, jnp.float32)
+    )
+    np.testing.assert_allclose(found, value, rtol=1e-5)
+    np.testing.assert_allclose(gradients, slope / 0.7, rtol=1e-4, atol=1e-5)
+    agreements.append(float(agrees))
+  assert len(set(agreements)) == 1
+
+
+def test_the_mean_gradient_of_an_estimate_is_that_of_a_divergence():
+  """Each token of a vocabulary as often as the student draws it, in the place of draws."""
+  rng = np.random.default_rng(4)
+  ours, theirs = (jnp.asarray(x, jnp.float32) for x in rng.normal(size=(2, V)))
+  q = jax.nn.softmax(ours)
+  labels = jnp.arange(V)[:, None]
+
+  def of(kind, gradient):
+    def mean(x):
+      each = lambda y: LogitFactors(jnp.tile(y, (V, 1, 1)), jnp.eye(V), None, 0.0)
+      outputs = Models((each(x).x_BTD, jnp.eye(V)), (each(theirs).x_BTD, jnp.eye(V)))
+      outputs.reference.logit_factors = each(theirs)
+      batch = {'weights': q[:, None], 'labels': labels}
+      return SampledDivergence(kind=kind, gradient=gradient)(outputs, batch)
+
+    return jax.grad(mean)(ours)
+
+  kl = lambda kind: jax.grad(
+    lambda x: divergence(kind, jax.nn.log_softmax(x), jax.nn.log_softmax(theirs))
+  )(ours)
+  expected = {('k1', 'direct'): 0 * q, ('k3', 'direct'): kl('forward')}
+  for kind in (('k1', 'policy'), ('k2', 'direct')):
+    expected[kind] = kl('reverse')
+  for kind, slope in expected.items():
+    np.testing.assert_allclose(of(*kind), slope, atol=1e-6, err_msg=str(kind))
