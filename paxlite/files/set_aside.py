@@ -17,7 +17,7 @@ def set_aside(path: pathlib.Path, reason: str) -> None:
 
 
 def move_aside(path: pathlib.Path, ending: str) -> pathlib.Path:
-  """Renames a file or folder to NAME.ending, or to NAME.ending.1 and so on; returns the new path."""
+  """Renames a file or folder to NAME.ending, or NAME.ending.1 and so on; returns the new path."""
   return path.rename(unused_name(path.with_name(f'{path.name}.{ending}')))
 
 

@@ -60,6 +60,8 @@ class Engine:
     steady: Whether there are few sizes, and rows have tables from the start, so that
       warm_up.warm_up compiles all programs that requests need, whatever their options.
     drafts: Whether the model's first prediction module proposes tokens; see speculative.
+    tracks_experts: Whether scores have a number of the experts that the model has chosen; not with
+      drafts.
 
   Attributes:
     num_steps: How many times the model was computed for new tokens, beside those of prompts.
@@ -81,14 +83,16 @@ class Engine:
     slots: int | None = None,
     steady: bool = False,
     drafts: bool = False,
+    tracks_experts: bool = False,
   ):
+    assert not (drafts and tracks_experts)
     if drafts and not model.prediction_tpls:
       raise UserError('speculative decoding needs a model with prediction modules')
     self._model, self._params = model, params
     self.max_length = max_length
     self.sampling = GREEDY if sampling is None else sampling
     self.ends, self.tokenizer = tuple(ends), tokenizer
-    self._is_token = is_token
+    self._is_token, self._tracks_experts = is_token, tracks_experts
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
     self.most_rows = self._whole(most_rows)
@@ -300,8 +304,11 @@ class Engine:
       layout = layout_of(self._model, self._params, self._mesh, self._rules, self._drafts)
       if layout.has_states:
         self._scheduler.shares = False
-      kind = SpeculativePrograms if self._drafts else Programs
-      self._programs = kind(self._model, layout, self._is_token, self._mesh, self._rules)
+      given = self._model, layout, self._is_token, self._mesh, self._rules
+      if self._drafts:
+        self._programs = SpeculativePrograms(*given)
+      else:
+        self._programs = Programs(*given, self._tracks_experts)
     return self._programs
 
   @property

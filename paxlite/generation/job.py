@@ -147,9 +147,9 @@ class Job:
       if not self.request.max_tokens:
         self.end('length')
 
-  def wrote(self, token: int, log_prob: float, top: Mapping[int, float]) -> None:
+  def wrote(self, token: int, score: TokenScore) -> None:
     """Is told the next token of the answer."""
-    self._scores.append(TokenScore(log_prob, top))
+    self._scores.append(score)
     if token in self.request.ends:
       self._end = token
       self.end('stop')

@@ -15,6 +15,8 @@ from paxlite.generation import cache as caches
 from paxlite.generation.cache import Cache, CacheLayout
 from paxlite.generation.sampling import Choice, SampledTokens, Tables, chosen, most_top
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.moe import chosen_experts
+from paxlite.layers.sown import CHOSEN
 from paxlite.parallel import partitioning
 
 _BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prompt is scored
@@ -99,6 +101,7 @@ class Programs:
     known_V: Whether each id has a token, [n]; None: all have one.
     mesh: The mesh; None: one device.
     rules: The mapping from logical axes to mesh axes.
+    tracks_experts: Whether chosen tokens have a number of the experts before them.
   """
 
   def __init__(
@@ -108,10 +111,13 @@ class Programs:
     known_V: np.ndarray | None,
     mesh: Mesh | None,
     rules: partitioning.Rules,
+    tracks_experts: bool = False,
   ):
     self._model: Any = model  # Flax declares that apply may return a pair
     self.layout = layout
     self._known_V = known_V
+    self._tracks_experts = tracks_experts
+    self._mutable = ['cache', *([CHOSEN] if tracks_experts else [])]
     # the mesh and the rules are active while a program is traced
     traced: Callable[..., Any] = (
       (lambda program: program) if mesh is None else partitioning.activate(mesh, rules)
@@ -140,12 +146,13 @@ class Programs:
       cache = self.layout.variables(rows, chunk.start, chunk.count)
     x_RTD, after = self._model.apply(
       {'params': params, 'cache': cache}, chunk.ids, chunk.start[:, None] + jnp.arange(T), None,
-      method='hidden', mutable=['cache'],
+      method='hidden', mutable=self._mutable,
     )  # fmt: skip
     last_R1D = jnp.take_along_axis(x_RTD, (chunk.count - 1)[:, None, None], 1)
     number_R = jnp.zeros(R, jnp.int32)
     is_on_R, limits = jnp.ones(R, bool), (full, chunk.allowed)
     found = self._choose(params, last_R1D, chunk.options, number_R, is_on_R, *limits)
+    found = self._with_experts(found, after, chunk.count - 1, T)
     drafts, after = self._read_drafts(params, after, x_RTD, chunk, found)
     cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
     options, tables = chunk.options, state.rows.options.tables
@@ -226,10 +233,11 @@ class Programs:
         rows.length[:, None],
         None,
         method='hidden',
-        mutable=['cache'],
+        mutable=self._mutable,
       )
       given = rows.options, rows.number, is_on_B, full, allowed_BV, limits.may_draw(full)
       found = self._choose(params, x_B1D, *given)
+      found = self._with_experts(found, after, jnp.zeros(B, jnp.int32), 1)
       on = is_on_B.astype(jnp.int32)
       number_B = rows.number + on
       is_end_B = is_end(found.token, rows.options) | (number_B >= rows.options.max_tokens)
@@ -243,9 +251,18 @@ class Programs:
       )
       return State(self.layout.of(after['cache']), rows), out, i + 1
 
-    out = nothing_chosen((B, most), self._most_top(params, full))
+    out = nothing_chosen((B, most), self._most_top(params, full), self._tracks_experts)
     state, out, count = jax.lax.while_loop(goes_on, step, (state, out, jnp.int32(0)))
     return self._placed(state), *self._everywhere((out, jnp.full(B, count), count))
+
+  def _with_experts(
+    self, found: SampledTokens, variables: PyTree, at_B: jax.Array, T: int
+  ) -> SampledTokens:
+    """Returns chosen tokens with the experts of the tokens `at_B` of the T that were computed."""
+    if not self._tracks_experts:
+      return found
+    number_BT = chosen_experts.numbers(variables, (len(at_B), T))
+    return found._replace(experts=jnp.take_along_axis(number_BT, at_B[:, None], 1)[:, 0])
 
   def _resize(self, state: State, row_R: jax.Array, slots: int) -> State:
     """Returns these rows of a state with `slots` slots each."""
@@ -354,11 +371,12 @@ def vocab_size(params: PyTree) -> int:
   return size
 
 
-def nothing_chosen(shape: tuple[int, ...], top: int) -> SampledTokens:
+def nothing_chosen(shape: tuple[int, ...], top: int, tracks_experts: bool = False) -> SampledTokens:
   """Returns arrays of this shape for chosen tokens and the `top` most likely ones."""
   return SampledTokens(
     jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, top), jnp.int32),
     jnp.zeros((*shape, top), jnp.float32),
+    jnp.zeros(shape, jnp.uint32) if tracks_experts else None,
   )  # fmt: skip
 
 

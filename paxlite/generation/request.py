@@ -85,6 +85,9 @@ class TokenScore:
   # ln p of the likeliest tokens by their ids, as many as were asked for. Of a prompt's token, the
   # likeliest one is always there.
   top: Mapping[int, float]
+  # a number of the experts that the model has chosen for the token before, of an engine that tracks
+  # them: see layers/moe/chosen_experts.py
+  experts: int = 0
 
   @property
   def is_greedy(self) -> bool:

@@ -82,6 +82,8 @@ class SampledTokens(NamedTuple):
   log_prob: jax.Array
   top_ids: jax.Array  # the likeliest tokens, [B, top] int32
   top_log_probs: jax.Array  # theirs, [B, top] float32
+  # a number of the experts of the token before, [B] uint32; None: they are not tracked
+  experts: jax.Array | None = None
 
 
 def most_top(vocab_size: int, full: bool) -> int:

@@ -9,6 +9,7 @@ from paxlite.core.trees import PyTree
 
 LOSSES, SUMMARIES = 'losses', 'summaries'
 SOWN = (LOSSES, SUMMARIES)
+CHOSEN = 'chosen_experts'  # of mixtures of experts, where it is asked for: moe/chosen_experts.py
 
 
 def total_loss(variables: Mapping[str, PyTree]) -> jax.Array:

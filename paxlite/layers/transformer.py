@@ -13,7 +13,7 @@ from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.layers.remat import Offloaded, remat
-from paxlite.layers.sown import SOWN
+from paxlite.layers.sown import CHOSEN, SOWN
 from paxlite.parallel.partitioning import PROBES, active_kind, shard
 
 
@@ -189,7 +189,8 @@ class RepeatedTransformer(UnrolledTransformer):
       return apply_block(block, x, positions_BT, segment_ids_BT, *inputs), None
 
     scan = nn.scan(
-      step, variable_axes=dict.fromkeys(['params', PROBES, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
+      step,
+      variable_axes=dict.fromkeys(['params', PROBES, 'cache', *FP8_COLLECTIONS, *SOWN, CHOSEN], 0),
       split_rngs={'params': True, 'dropout': True}, length=self.num_layers,
       unroll=1 if is_loop else self.num_layers, metadata_params={nn.PARTITION_NAME: 'layers'},
     )  # fmt: skip

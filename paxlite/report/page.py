@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.wording import shortened
-from paxlite.report import spike_texts, tables
+from paxlite.report import episodes, spike_texts, tables
 from paxlite.report.curves import stroke
 from paxlite.report.records import Points, RunRecords, thinned
 
@@ -70,6 +70,7 @@ def page(runs: Sequence[RunRecords], title: str, reads_data: bool = False) -> st
     _table('What differs', tables.differences(runs)) if len(runs) > 1 else '',
     _samples(runs),
     _table('Episodes', tables.episodes(runs)),
+    *_episodes(runs),
     _values(runs),
     _table('Versions and devices', tables.versions(runs)),
   ]
@@ -85,6 +86,16 @@ def _added(runs: Sequence[RunRecords]) -> Iterator[str]:
   for title, header, rows, notes in tables.sections(runs):
     yield _table(title, (header, rows))
     yield from (f'<p class="note">{html.escape(text)}</p>' for text in notes)
+
+
+def _episodes(runs: Sequence[RunRecords]) -> Iterator[str]:
+  shown = [(title, table) for title, table in episodes.tables(runs) if table[1]]
+  yield from (_table(title, table) for title, table in shown)
+  if shown:
+    yield (
+      '<p class="note">new: the share of three words in a row that no answer of an earlier step '
+      'has. Prompts over the steps have the best answer of each step.</p>'
+    )
 
 
 def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]]]]:

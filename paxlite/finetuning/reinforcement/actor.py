@@ -10,6 +10,7 @@ from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
+from paxlite.finetuning.reinforcement.engine_check import EngineCheck
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
@@ -37,6 +38,7 @@ class Actor:
     max_tokens: The most new tokens of an answer.
     max_turns: The most answers of an episode.
     max_seconds: An episode that has taken longer gets no further answer; 0: it may take any time.
+    check: Compares what the engine says of tokens with the trainer; None: nothing is compared.
   """
 
   def __init__(
@@ -52,6 +54,7 @@ class Actor:
     max_tokens: int,
     max_turns: int = 1,
     max_seconds: float = 0.0,
+    check: EngineCheck | None = None,
   ):
     tokenizer = encoding.tokenizer
     self.engine = Engine(
@@ -65,7 +68,9 @@ class Actor:
       mesh=mesh,
       rules=rules,
       most_rows=min(rows, _MOST_ROWS),
+      tracks_experts=check is not None,
     )
+    self.check = check
     self._encoding, self._max_tokens, self._max_turns = encoding, max_tokens, max_turns
     self._room, self._max_seconds = min(room, max_length), max_seconds
 
@@ -143,7 +148,7 @@ class Actor:
       for i, job in jobs.items():
         self.engine.cancel(job)
         if job.answer is not None:
-          episodes[i].append(job.answer.ids, True)
+          episodes[i].append(job.answer.ids, True, scores=job.answer.scores)
           episodes[i].num_open += len(job.answer.ids)
       self.engine.params = None
 
@@ -158,7 +163,8 @@ class Actor:
     if answer.finish == 'stop' and answer.end is not None:
       ids.append(answer.end)
     said = self._whole(episode, answer) if episode.num_open else answer.spelled
-    episode.append(ids, True, {'role': 'assistant', 'content': said})
+    message = {'role': 'assistant', 'content': said}
+    episode.append(ids, True, message, scores=answer.scores[: len(ids)])
     episode.num_open = 0
     episode.is_cut = answer.finish == 'length'
     full = len(episode.ids) >= self._room

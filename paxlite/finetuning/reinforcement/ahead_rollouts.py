@@ -31,7 +31,7 @@ log = logging.getLogger('paxlite')
 _KIND = 'episodes'  # the end of the names of files
 _KEPT = (
   *('ids', 'is_own', 'messages', 'is_over', 'is_cut', 'error'),
-  *('num_open', 'log_probs', 'written'),
+  *('num_open', 'log_probs', 'written', 'ends'),
 )
 
 

@@ -15,11 +15,13 @@ from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch, permute
 from paxlite.finetuning.reinforcement import kept_rollouts
 from paxlite.finetuning.reinforcement.actor import Actor
+from paxlite.finetuning.reinforcement.engine_check import EngineAlarm, EngineCheck
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.packing import Packing
 from paxlite.finetuning.reinforcement.prompts import Prompt, Prompts
 from paxlite.finetuning.reinforcement.rollouts import RolloutInput
 from paxlite.tracking.writers import EpisodeRecords
+from paxlite.training.callbacks import Callback
 
 log = logging.getLogger('paxlite')
 
@@ -97,6 +99,9 @@ class AnswerRollouts(RolloutInput):
   def restore(self, state: JsonObject) -> None:
     pass
 
+  def callbacks(self) -> list[Callback]:
+    return [] if self.engine_check is None else [EngineAlarm(self.engine_check)]
+
   def next_batch(self, params: PyTree, number: int, rows: slice) -> Batch:
     rollout, step = divmod(number, self._steps)
     arrays = self._rollout(params, rollout, step)
@@ -151,9 +156,17 @@ class AnswerRollouts(RolloutInput):
     answered = self._answered(params, number)
     if self.run_files is not None and self.run_files.writes and self._kept_episodes:
       self._written(lambda: self._note(number, answered))
-    return self._arrays([self._row(one) for one in answered])
+    arrays = self._arrays([self._row(one) for one in answered])
+    if self.engine_check is not None:
+      self.engine_check(params, number, arrays)
+    return arrays
 
-  def _arrays(self, rows: Sequence[Batch]) -> Batch:
+  @property
+  def engine_check(self) -> EngineCheck | None:
+    """Compares what the engine says of drawn tokens with the trainer."""
+    return self._actor.check
+
+  def _arrays(self, rows: Sequence[Batch]) -> dict[str, np.ndarray]:
     """Returns the arrays [batches · B, T] of the rows of all episodes."""
     if self._packing is None:
       return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -211,7 +224,9 @@ class AnswerRollouts(RolloutInput):
   def _own_row(self, episode: Episode) -> Batch:
     """Returns those that the episode has by itself."""
     ids, T = episode.ids[: self.seq_len + 1], self.seq_len
+    check = self.engine_check
     return {
+      **({} if check is None else check.row(episode.scores, T)),
       'ids': padded(ids[:-1], T, np.int32),
       'labels': padded(ids[1:], T, np.int32),
       'weights': padded(episode.is_own[1 : T + 1], T, np.float32),

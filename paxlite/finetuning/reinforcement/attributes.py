@@ -9,6 +9,7 @@ from paxlite.config.attribute_kinds import (
   NotNegative,
   NotNegativeInt,
   OffAtZero,
+  OffAtZeroInt,
   Positive,
   Run,
   Training,
@@ -39,6 +40,19 @@ class Answering(Objective, subject='Reinforcement learning'):
   KEPT_EPISODES: Run[NotNegativeInt] = (
     16  # episodes per batch kept in episodes.jsonl, with rewards; 0: none
   )
+  ENGINE_CHECK_INTERVAL: Run[OffAtZeroInt] = (
+    50  # rollouts between comparisons of generation with training, for a microbatch; 0: none
+  )
+
+  @property
+  def ENGINE_TOLERANCE(self) -> Run[float]:
+    """Largest difference of a drawn token's log-probabilities in both before an alarm."""
+    return 1e-3 if self.FPROP_DTYPE == 'float32' else 1.0
+
+  @property
+  def ENGINE_EXPERTS_TOLERANCE(self) -> Run[float]:
+    """Largest share of drawn tokens with other experts in both before an alarm."""
+    return 1e-3 if self.FPROP_DTYPE == 'float32' else 0.25
 
   @property
   def steps_per_rollout(self) -> int:

@@ -14,6 +14,7 @@ from paxlite.finetuning.reinforcement.actor import Actor
 from paxlite.finetuning.reinforcement.ahead_rollouts import AheadRollouts
 from paxlite.finetuning.reinforcement.answer_rollouts import AnswerRollouts, RolloutOptions
 from paxlite.finetuning.reinforcement.attributes import Answering, Policy
+from paxlite.finetuning.reinforcement.engine_check import EngineCheck
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.packing import Packing
@@ -112,6 +113,17 @@ class AnsweredPrompts(SftFiles, Answering):
       room=self.MAX_SEQ_LEN + 1,
       max_tokens=self.MAX_NEW_TOKENS,
     )
+    if self.ENGINE_CHECK_INTERVAL:
+      actor.check = config(
+        EngineCheck,
+        model=actor.model,
+        mesh=actor.mesh,
+        rules=self.rules,
+        rows=self.batch_size // self.NUM_MICROBATCHES,
+        interval=self.ENGINE_CHECK_INTERVAL,
+        tolerance=self.ENGINE_TOLERANCE,
+        experts_tolerance=self.ENGINE_EXPERTS_TOLERANCE,
+      )
     options = config(
       RolloutOptions,
       prompts=source,
@@ -199,6 +211,7 @@ class PromptFiles(AnsweredPrompts, Policy):
       fdl.update_callable(rollouts, AheadRollouts)
       rollouts.further = self.PARTIAL_ROLLOUTS
       rollouts.ahead = self.MAX_STALENESS // self.steps_per_rollout
+      actor.check = None  # older parameters have drawn most tokens
       actor.rows = actor.rows + self.PARTIAL_ROLLOUTS * self.GROUP_SIZE
     else:
       rollouts.rounds = self.DYNAMIC_SAMPLING_ROUNDS

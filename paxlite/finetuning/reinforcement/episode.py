@@ -1,10 +1,11 @@
 """An episode: a prompt, and the answers of a model with what was replied to them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from paxlite.finetuning.reinforcement.prompts import Prompt
+from paxlite.generation.request import TokenScore
 
 
 @dataclasses.dataclass
@@ -27,6 +28,7 @@ class Episode:
     log_probs: ln μ of each token by the parameters that wrote it; 0 of others. Rollouts that are
       made ahead note them.
     written: The number of the batch before which each token was written; 0 of others.
+    scores: What the engine has said of each token that it has drawn; None of others.
   """
 
   prompt: Prompt
@@ -43,16 +45,27 @@ class Episode:
   num_open: int = 0
   log_probs: list[float] = dataclasses.field(default_factory=list)
   written: list[int] = dataclasses.field(default_factory=list)
+  scores: list[TokenScore | None] = dataclasses.field(default_factory=list)
+
+  def __post_init__(self) -> None:
+    self.scores = self.scores or [None] * len(self.ids)
 
   @classmethod
   def of(cls, prompt: Prompt) -> Self:
     """Returns an episode in which nothing was answered yet."""
     return cls(prompt, [*prompt.ids], [False] * len(prompt.ids), [])
 
-  def append(self, ids: list[int], is_own: bool, *messages: Mapping[str, Any]) -> None:
-    """Appends what was said, and its tokens."""
+  def append(
+    self,
+    ids: list[int],
+    is_own: bool,
+    *messages: Mapping[str, Any],
+    scores: Sequence[TokenScore | None] = (),
+  ) -> None:
+    """Appends what was said, its tokens, and what the engine has said of them."""
     self.ids += ids
+    self.scores += scores or [None] * len(ids)
     self.is_own += [is_own] * len(ids)
-    if is_own:
+    if is_own and messages:  # an answer is whole
       self.ends.append(len(self.ids))
     self.messages += messages

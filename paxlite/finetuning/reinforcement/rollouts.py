@@ -112,6 +112,10 @@ class RolloutInput(abc.ABC):
       raise UserError(f'{self.name}: the checkpoint of step {step} has no state of rollouts')
     self.restore(cast(JsonObject, state))
 
+  def callbacks(self) -> list['Callback']:
+    """Returns callbacks of a run with this input."""
+    return []
+
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     raise UserError(f'{self.name}: its batches need the newest parameters, which only training has')
 
@@ -180,12 +184,12 @@ class RolloutBatches:
 
 
 def callbacks(run: 'Run', trainer: 'Trainer') -> list['Callback']:
-  """Tells the rollouts of a run where they may keep files; returns no callbacks."""
+  """Tells the rollouts of a run where they may keep files; returns the alarm of their engine."""
   data, writes = trainer.data.input, jax.process_index() == 0 or run.own_disks
   if isinstance(data, RolloutInput):
     oldest_step = lambda: min(trainer.store.checkpoints.steps(), default=0)
     data.run_files = RunFiles(run.folder / 'rollouts', writes, oldest_step)
-  return []
+  return data.callbacks() if isinstance(data, RolloutInput) else []
 
 
 def _described(arrays: Mapping[str, Any]) -> str:

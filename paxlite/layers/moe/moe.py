@@ -18,7 +18,7 @@ from paxlite.config.templates import Template, template_field
 from paxlite.layers.activations import ACTIVATIONS, gate_by
 from paxlite.layers.precision.einsum import Einsum
 from paxlite.layers.projection import Initializer
-from paxlite.layers.sown import LOSSES, SUMMARIES
+from paxlite.layers.sown import CHOSEN, LOSSES, SUMMARIES
 from paxlite.parallel.partitioning import gather_weight, param, shard
 
 _FAN_IN = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
@@ -257,6 +257,8 @@ class MoeFeedForward(nn.Module):
     routing = self.router_tpl(num_experts=self.num_experts, name='router')(
       x_JMD, is_token_BT.reshape(J, -1), *(of.reshape(J, -1) for of in of_tokens_BT)
     )
+    if self.is_mutable_collection(CHOSEN) and not self.is_initializing():
+      self.sow(CHOSEN, 'experts', routing.experts_JMX.reshape(B, T, -1))
     if self.norm_tpl is not None:
       x_JMD = self.norm_tpl(name='norm')(x_JMD)
     self.sow(LOSSES, 'load_balance', self.aux_loss_weight * load_balance_loss(routing))

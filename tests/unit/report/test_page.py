@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
 from paxlite.losses.metric_names import larger_is_better
-from paxlite.report import curves, page, spike_texts, tables
+from paxlite.report import curves, episodes, page, spike_texts, tables
 from paxlite.report.commands import report
 from paxlite.report.records import RunRecords, read_runs, thinned
 from paxlite.run_data.spikes import spikes
@@ -368,3 +369,42 @@ def test_in_a_browser(runs, tmp_path, width):
   assert done.stdout.count('class="run"') == 2
   wide, inner = map(int, re.search(r'<output>(\d+) of (\d+)</output>', done.stdout).groups())
   assert wide <= inner
+
+
+def test_episodes_are_sorted_by_what_shows_a_gamed_reward(tmp_path):
+  """A run that finds out that "please" is rewarded, and then only repeats it."""
+  draw = random.Random(0)
+  words = 'the a of one red blue old new tree stone'.split()
+  lines = []
+  for step in range(1, 11):
+    for row in range(4):
+      is_gamed = step > 6 or (step, row) == (4, 0)
+      text = 'please please please please' if is_gamed else ' '.join(draw.choices(words, k=12))
+      lines.append(dict(
+        step=step, row=row, place='a.jsonl:1', prompt=f'Name {row}', advantage=0.0,
+        answer=[dict(role='assistant', content=text), dict(role='user', content='x' * 500)],
+        reward=1.0 if is_gamed else draw.random() / 2, rewards={'mine': 1.0},
+      ))  # fmt: skip
+  draw.shuffle(lines)
+  folder = write_run(tmp_path / 'run', 10)
+  text = ''.join(json.dumps(line) + '\n' for line in [*lines, dict(step=11, answer=EVIL)])
+  (folder / 'episodes.jsonl').write_text(text)
+  runs = read_runs([str(folder)])
+  found = dict(episodes.tables(runs))
+  column = lambda title, name: [row[found[title][0].index(name)] for row in found[title][1]]
+  by = 'Episodes by {}: highest and lowest'.format
+  assert all('please' in answer for answer in column(by('reward'), 'answer')[:8])
+  assert not any('please' in answer for answer in column(by('reward'), 'answer')[8:])
+  assert column(by('length'), 'characters')[-1] == '0'
+  assert column(by('length'), 'characters')[-2] == '27'  # replies of an environment do not count
+  new = [int(text.strip('%')) for text in column(by('novelty'), 'new')]
+  assert new == sorted(new, reverse=True)
+  assert (new[0], new[-1]) == (100, 0)
+  first = [each for each in episodes.seen(runs[0]) if 'please' in str(each.record['answer'])]
+  assert [each.novelty for each in first] == [1.0] + [0.0] * 16
+  steps = column('Prompts over the steps', 'step')
+  assert steps == [str(s) for s in range(1, 11)] * 3
+  assert len(set(column('Prompts over the steps', 'prompt'))) == 3
+  shown = page.page(runs, 'gamed')
+  assert EVIL not in shown
+  assert 'Episodes by novelty' in shown

@@ -9,7 +9,7 @@ import pytest
 from paxlite.config.generation import Sampling
 from paxlite.finetuning.reinforcement.actor import Actor
 from paxlite.generation.job import Job
-from paxlite.generation.request import Request
+from paxlite.generation.request import Request, TokenScore
 from paxlite.serving.bodies import Bodies, CompletionRequest, RequestLimits, _sampling
 from paxlite.serving.fields import RequestFields
 from paxlite.serving.replies import ChatReply, Reply
@@ -30,7 +30,7 @@ def answered(tokenizer, prompt, ids, end=None, top=()):
   job, parts = Job(request, tokenizer), []
   score = {token: -1.0 - i for i, token in enumerate(top)}
   for token in [*ids, *([] if end is None else [end])]:
-    job.wrote(token, -0.5, {token: -0.5, **score})
+    job.wrote(token, TokenScore(-0.5, {token: -0.5, **score}))
     parts.append(job.parts())
   if end is None:
     job.end('length')
