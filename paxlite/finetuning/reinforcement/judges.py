@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ log = logging.getLogger('paxlite')
 
 _PROCESSES = 4
 _MOST = float(np.finfo(np.float32).max)
+_HALF = re.compile('[\ud800-\udfff]')  # of a surrogate pair
 _TOOLS = 'paxlite.finetuning.reinforcement.tools.reply'
 
 
@@ -108,10 +110,10 @@ class Judges:
     if isinstance(reply, UserError):
       raise reply
     if isinstance(reply, str):
-      return [{'role': 'user', 'content': reply}]
+      reply = {'role': 'user', 'content': reply}
     messages = [reply] if isinstance(reply, Mapping) else reply
     is_message = lambda x: (
-      isinstance(x, Mapping) and isinstance(x.get('content'), str) and x.get('role') in ROLES
+      isinstance(x, Mapping) and _is_text(x.get('content')) and x.get('role') in ROLES
     )
     if reply is not None and not (isinstance(messages, list) and all(map(is_message, messages))):
       raise UserError(
@@ -247,3 +249,8 @@ class Judges:
         f'{path} returned {repr(reward)[:60]} for {episode.prompt} and the answer {answer[:60]!r}: '
         'a reward must be a finite number'
       )
+
+
+def _is_text(content: Any) -> bool:
+  """Whether something is a text that has tokens, without half of a surrogate pair."""
+  return isinstance(content, str) and not _HALF.search(content)

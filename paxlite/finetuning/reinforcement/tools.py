@@ -88,6 +88,7 @@ def reply(messages: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[A
 def message(number: int, name: str, result: object) -> dict[str, Any]:
   """Returns the message with the result of a call; what is no text is written as JSON."""
   text = result if isinstance(result, str) else json.dumps(result, default=str)
+  text = text.encode(errors='replace').decode()  # half of a surrogate pair has no token
   return {'role': 'tool', 'name': name, 'tool_call_id': f'call_{number}', 'content': text}
 
 

@@ -2,15 +2,14 @@
 
 It reads a JSON line {"path": …, "method": … or null, "arguments": […]} after another from its
 input, and answers each with {"result": …} or {"error": …}. Without arguments, a function is found
-and not called. What the functions print goes to the
-standard error, because answers are written where the standard output was.
+and not called. What the functions print goes to the standard error, because answers are written
+where the standard output was. They and the processes that they start find an empty standard input.
 """
 
 import importlib
 import json
 import os
 import pathlib
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +27,10 @@ def main() -> None:
   own = os.getpid()
   answers = os.fdopen(os.dup(1), 'w', encoding='utf-8')
   os.dup2(2, 1)
+  calls = os.fdopen(os.dup(0), encoding='utf-8')
+  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   known: dict[str, Any] = {}
-  for line in sys.stdin:
+  for line in calls:
     call = parsed(line)
     try:
       function = _function(known, call['path'], call['method'])
@@ -46,8 +47,11 @@ def main() -> None:
 
 
 def _said(error: BaseException) -> str:
-  """Returns what an error says, on one line."""
-  return ' '.join(str(error)[:_MOST_CHARS].split())
+  """Returns what an error says, on one line; nothing if it cannot say it."""
+  try:
+    return ' '.join(str(error)[:_MOST_CHARS].split())
+  except Exception:
+    return ''
 
 
 def _place(error: BaseException) -> str:

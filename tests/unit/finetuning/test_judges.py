@@ -15,7 +15,7 @@ from tests.unit.finetuning import my_rewards
 
 PATH = 'tests.unit.finetuning.my_rewards'
 OF_BOTH = 'raises', 'hangs', 'ends', 'is large'
-OF_REPLIES = *OF_BOTH, 'no message', 'no role', 'a number'
+OF_REPLIES = *OF_BOTH, 'no message', 'no role', 'a number', 'half of a pair'
 OF_REWARDS = *OF_BOTH, 'is NaN', 'is a text', 'is None', 'is infinite', 'another count'
 HARMLESS = 'forks', 'prints', None
 
@@ -58,6 +58,29 @@ def test_an_environment_that_fails_ends_its_episode_alone(seed, caplog):
   assert said.startswith('6 of 12 episodes were ended by errors of their environment')
 
 
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_a_reward_is_a_finite_number_or_one_line(seed):
+  """Kinds are drawn in any order, so that one leaves nothing behind for the next."""
+  of = Judges([f'{PATH}.odd'], [0.5], seconds=2.0)
+  of.rewards([episode({}, 'of numpy')])  # whose import is not timed
+  kinds = [*my_rewards.ODD]
+  random.Random(seed).shuffle(kinds)
+  for kind in kinds[seed::3]:
+    expected = my_rewards.ODD[kind][1]
+    one = episode({}, kind)
+    if isinstance(expected, float):
+      assert of.rewards([one]).tolist() == [0.5 * expected], kind
+      assert one.rewards == {f'{PATH}.odd': expected}
+      continue
+    with pytest.raises(UserError, match=expected) as raised:
+      of.rewards([episode({}, 'a number'), one])
+    said = str(raised.value)
+    assert f'{PATH}.odd' in said
+    assert 'a.jsonl:1' in said
+    assert '\n' not in said
+    assert len(said) < 2400
+
+
 def test_an_environment_that_always_fails_ends_the_run():
   of = judges(environment=f'{PATH}.Faulty')
   with pytest.raises(
@@ -97,6 +120,7 @@ def test_a_tool_answers_its_calls_and_the_environment_other_answers():
   assert texts[4:] == [['on'], ['on']]
   assert {m['role'] for messages in found[:4] for m in messages} == {'tool'}
   assert judges(tools=[f'{PATH}.add']).replies([episode({}, 'no call')]) == [None]
+  assert tools.message(0, 'add', 'a\ud800')['content'] == 'a?'
 
 
 def test_the_schema_of_a_function():

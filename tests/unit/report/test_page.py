@@ -374,7 +374,7 @@ def test_in_a_browser(runs, tmp_path, width):
 def test_episodes_are_sorted_by_what_shows_a_gamed_reward(tmp_path):
   """A run that finds out that "please" is rewarded, and then only repeats it."""
   draw = random.Random(0)
-  words = 'the a of one red blue old new tree stone'.split()
+  words = ['the', 'a', 'of', 'one', 'red', 'blue', 'old', 'new', 'tree', 'stone']
   lines = []
   for step in range(1, 11):
     for row in range(4):
