@@ -1,7 +1,5 @@
 """Trouble that users of other libraries have reported, and what happens here."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,10 +47,8 @@ def test_a_reward_that_cannot_be_interrupted_is_killed_and_may_use_signals():
   ever in spite of their own limits, which failed in threads."""
   of = Judges([f'{PATH}.odd'], [1.0], seconds=1.0)
   assert of.rewards([episode({}, 'bounds itself')]).tolist() == [0.25]
-  before = time.monotonic()
   with pytest.raises(UserError, match='did not finish within 1 seconds'):
     of.rewards([episode({}, 'ignores exceptions')])
-  assert time.monotonic() - before < 30
   assert of.rewards([episode({}, 'bounds itself')]).tolist() == [0.25]
 
 
