@@ -329,15 +329,19 @@ def test_estimates_at_drawn_tokens_equal_the_published_formulas(kind, gradient):
       jnp.asarray(ours, jnp.float32)
     )
     np.testing.assert_allclose(found, value, rtol=1e-5)
-    np.testing.assert_allclose(gradients, slope / 0.7, rtol=1e-4, atol=1e-5)
+    atol = 1e-5 * np.abs(slope).max()
+    np.testing.assert_allclose(gradients, slope / 0.7, rtol=1e-4, atol=atol)
     agreements.append(float(agrees))
   assert len(set(agreements)) == 1
 
 
 def test_the_mean_gradient_of_an_estimate_is_that_of_a_divergence():
-  """Each token of a vocabulary as often as the student draws it, in the place of draws."""
+  """Each token of a vocabulary as often as the student draws it, in the place of draws.
+
+  No token is beyond the bounds of k3, where its gradient is 0.
+  """
   rng = np.random.default_rng(4)
-  ours, theirs = (jnp.asarray(x, jnp.float32) for x in rng.normal(size=(2, V)))
+  ours, theirs = (jnp.asarray(x, jnp.float32) for x in rng.normal(size=(2, V)) / 2)
   q = jax.nn.softmax(ours)
   labels = jnp.arange(V)[:, None]
 

@@ -100,7 +100,9 @@ def test_special_tokens_are_interpreted_and_not_shown(tokenizers):
   assert ''.join(delta.get('reasoning_content', '') for delta in deltas) == 'why'
   assert 'tool_calls' not in deltas[-1]  # the call is not the whole content
 
-  episode = types.SimpleNamespace(ids=[], append=lambda *given: said.append(given), is_over=False)
+  episode = types.SimpleNamespace(
+    ids=[], append=lambda *given, scores: said.append(given), is_over=False
+  )
   said = []
   Actor._said(types.SimpleNamespace(_room=99, _max_turns=1), episode, answer)
   assert said[0][2]['content'] == text
