@@ -2,10 +2,10 @@
 
 What a student of a tenth of its teacher's size gains per token: by on-policy distillation, and by
 fine-tuning on texts that the teacher has written. A prompt has opening brackets, such as `([<=`,
-and the answer closes them, `>])`. The teacher learns from right answers and writes 20,000 texts.
+and the answer closes them, `>])`. The teacher learns from right answers and writes 8,000 texts.
 For each seed, a new student first learns from these texts, and then goes on in both ways from the
 same checkpoint, with the same learning rate and batches of as many answers. Each point is the share
-of right greedy answers to 500 other prompts.
+of right greedy answers to 300 other prompts.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.distillation.on_policy import OnPolicyDistillation
 
 PAIRS = {'(': ')', '[': ']', '{': '}', '<': '>'}
-ROWS, WARM_STEPS, STEPS, EVERY = 32, 40, 400, 20
+ROWS, WARM_STEPS, STEPS, EVERY = 32, 40, 200, 20
+TEXTS, HELD_OUT = 8_000, 300
 MOST, NEW = 10, 12  # brackets of a prompt, and tokens of an answer
 
 
@@ -70,7 +71,10 @@ def main() -> None:
   teacher = paxlite.train(Taught(**shared, **right), folder / 'teacher')
   records.append(dict(run='teacher', parameters=size(teacher), exact_match=points(teacher)[-1][1]))
   texts = folder / 'texts.jsonl'
-  length = write_texts(teacher, folder / 'right.jsonl', texts)
+  if not texts.exists():
+    write_texts(teacher, folder / 'right.jsonl', texts)
+  answers = [json.loads(line)['completion'] for line in texts.read_text().splitlines()]
+  length = 1 + sum(map(len, answers)) / len(answers)  # with the token that ends it
   for seed in range(args.seeds):
     values = shared | dict(TRAIN_FILES=[str(texts)], SEED=seed)
     warm = SmallTaught(**values, MAX_STEPS=WARM_STEPS, EVAL_INTERVAL_STEPS=WARM_STEPS)
@@ -119,16 +123,15 @@ def size(run: paxlite.TrainedModel) -> int:
   return sum(x.size for x in jax.tree.leaves(run.params))
 
 
-def write_texts(teacher: paxlite.TrainedModel, prompts: pathlib.Path, file: pathlib.Path) -> float:
-  """Writes what the teacher answers at temperature 1; returns the mean number of tokens."""
-  lines = [json.loads(line)['prompt'] for line in prompts.read_text().splitlines()]
+def write_texts(teacher: paxlite.TrainedModel, prompts: pathlib.Path, file: pathlib.Path) -> None:
+  """Writes what the teacher answers at temperature 1."""
+  lines = [json.loads(line)['prompt'] for line in prompts.read_text().splitlines()[:TEXTS]]
   inference = teacher.inference
   engine = inference.engine(paxlite.Sampling(temperature=1.0), most_rows=128)
   asked = [inference.encode(prompt) for prompt in lines]
   texts = [inference.tokenizer.decode(ids) for ids in engine.continuations(asked, NEW)]
   pairs = zip(lines, texts, strict=True)
   file.write_text(''.join(json.dumps(dict(prompt=p, completion=a)) + '\n' for p, a in pairs if a))
-  return 1 + sum(map(len, texts)) / len(texts)
 
 
 def write_data(folder: pathlib.Path) -> None:
@@ -150,7 +153,7 @@ def write_data(folder: pathlib.Path) -> None:
   (folder / 'tokenizer.json').write_text(json.dumps(tokenizer))
   (folder / 'tokenizer_config.json').write_text(json.dumps({'eos_token': '</s>'}))
   draw = random.Random(0)
-  for name, count in (('right', 20_000), ('held_out', 500)):
+  for name, count in (('right', 20_000), ('held_out', HELD_OUT)):
     lines = []
     for _ in range(count):
       opened = draw.choices([*PAIRS], k=draw.randint(4, MOST))

@@ -185,6 +185,26 @@ def test_packed_answers_teach_what_those_of_one_a_row_teach(files):
   assert max(float(abs(x).max()) for x in jax.tree.leaves(found[0][0])) > 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'values', [{}, dict(SAMPLED_DIVERGENCE='k2', ESTIMATE_GRADIENT='direct')], ids=['whole', 'drawn']
+)
+def test_microbatches_with_few_tokens_do_not_count_more(files, values):
+  """github.com/huggingface/trl/pull/6006: GKD's loss depended on how a batch was split."""
+  rollouts, params, whole = made(files, TEACHER_PROMPTS=True, **values)
+  batch = dict(rollouts.next_batch(params, 0, slice(0, 16)))
+  batch = one_segment(batch['weights']) | batch
+  batch['weights'] = batch['weights'] * (np.arange(16)[:, None] % 4 == 0)
+  _, _, parts = made(files, TEACHER_PROMPTS=True, NUM_MICROBATCHES=4, **values)
+  (expected, _, one), (found, _, four) = (
+    jax.jit(lambda p, b, task=task: task.grads(p, b, None))(params, batch)
+    for task in (whole, parts)
+  )
+  np.testing.assert_allclose(four['divergence'].value, one['divergence'].value, rtol=1e-5)
+  assert one['divergence'].value > 1e-3
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), found, expected)
+
+
 def of_two_teachers(files, teacher, other, **values):
   """Returns rollouts with the teachers x and y, of whose prompts every second one is y's."""
   lines = [
