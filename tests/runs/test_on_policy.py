@@ -289,6 +289,22 @@ def test_a_run_of_several_teachers_goes_on_and_notices_other_weights(
   assert 'TEACHERS: the weights of x are not those that the run began with' in refused.stderr
 
 
+def test_a_hint_may_be_messages(files, tmp_path):
+  user = lambda text: dict(role='user', content=text)
+  system = dict(role='system', content='b')
+  lines = [
+    dict(messages=[user('a')], teacher_prompt=[system, user('a')]),
+    dict(prompt='aa=', teacher_prompt=[user('c'), dict(role='assistant', content='d'), user('a')]),
+    dict(messages=[user('a')], teacher_prompt='bb='),
+  ]
+  (tmp_path / 'hints.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  values = dict(TRAIN_FILES=[f'{tmp_path}/hints.jsonl'], USE_LORA=True, TEACHER_PROMPTS=True)
+  prompts = fdl.build(Student(VOCAB_PATH=str(files), **values, **ONE).prompts)
+  text = prompts.reader.encoding.tokenizer.decode_marked
+  found = [text(prompts.reader.hinted(prompts[i].record)) for i in range(3)]
+  assert found == ['b=a=', 'c=d</s>a=', '<s>bb=']
+
+
 def test_what_cannot_be_taught_is_one_line(files, tmp_path):
   lines = files / 'chats.jsonl'
   plain = dict(VOCAB_PATH=str(files), TRAIN_FILES=[str(lines)], USE_LORA=True, **ONE)

@@ -244,7 +244,7 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     'policy'  # gradient of SAMPLED_DIVERGENCE; policy: the estimate is a negative reward
   )
 
-  @functools.cached_property
+  @property
   def teachers(self) -> dict[str, str]:
     """The folders of TEACHERS by their names."""
     pairs = [text.partition('=') for text in self.TEACHERS]
