@@ -147,7 +147,7 @@ def main() -> None:
   parser.add_argument('--tasks', default=','.join(TASKS))
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('flags', nargs='*', help='of the runs, as LEARNING_RATE=1e-4')
-  args = parser.parse_args()
+  args = parser.parse_intermixed_args()
   if not (FOLDER / 'shown.jsonl').exists():
     write_data()
   run('Shown', args.folder / 'shown')
