@@ -39,6 +39,7 @@ OFFERED = {
   'chats': (),
   'generation': ('generate', 'chat', 'TrainedModel.inference'),
   'serving': ('serve',),
+  'training_api': ('serve --train',),
   'eval': ('zero-shot', 'lm-eval', 'decode', 'EVAL_TASKS'),
   'weights': ('import', 'export', 'families', 'names of peft'),
   'report': ('report', 'goodput', 'diff'),

@@ -1,17 +1,13 @@
 """The paths of OpenAI's API, as an application of Starlette."""
 
 import asyncio
-import concurrent.futures
 import contextlib
-import hmac
 import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,24 +19,19 @@ from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation.grammar import GrammarError
 from paxlite.generation.request import Completion
 from paxlite.serving import errors, page
+from paxlite.serving.application import Application
 from paxlite.serving.bodies import Bodies, CompletionRequest
 from paxlite.serving.errors import ApiError
-from paxlite.serving.fields import body_of
-from paxlite.serving.gate import RequestGate, note_usage
+from paxlite.serving.gate import note_usage
 from paxlite.serving.replies import ChatReply, Reply
 from paxlite.serving.worker import BusyError, Ticket, Worker
 
 log = logging.getLogger('paxlite')
-S = TypeVar('S')
-T = TypeVar('T')
 
-_MOST_BYTES = 8 << 20  # of a request's body
-_BODY_SECONDS = 30.0  # to send it
-_READERS = 2  # threads that read bodies; more of them would let the loop of events wait
 _LOOK_EVERY = 1.0  # seconds between two looks whether a client is still there
 
 
-class Api:
+class Api(Application):
   """Answers requests with a worker.
 
   Args:
@@ -63,15 +54,13 @@ class Api:
     hosts: Collection[str] = (),
     has_page: bool = True,
   ):
+    super().__init__(key, hosts)
     self._worker, self._bodies, self._tokenizer = worker, bodies, tokenizer
-    self._model, self._seconds, self._key = model, seconds, key
-    self._hosts, self._has_page = hosts, has_page
+    self._model, self._seconds, self._has_page = model, seconds, has_page
     self._started = int(time.time())
-    self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, 'reader')
 
   @property
-  def application(self) -> RequestGate:
-    """The application."""
+  def routes(self) -> list[Route]:
     routes = [
       Route('/health', self._health),
       Route('/v1/models', self._models),
@@ -81,11 +70,7 @@ class Api:
     ]
     if self._has_page:
       routes.append(Route('/', self._page))
-    handlers: Any = {
-      ApiError: self._on_error, HTTPException: self._on_http_error,
-      ClientDisconnect: self._on_disconnect, Exception: self._on_failure,
-    }  # fmt: skip
-    return RequestGate(Starlette(routes=routes, exception_handlers=handlers), self._hosts)
+    return routes
 
   async def _page(self, request: HttpRequest) -> Response:
     return Response(page.CONTENT, headers=page.HEADERS)
@@ -96,11 +81,11 @@ class Api:
     )
 
   async def _models(self, request: HttpRequest) -> Response:
-    self._check_key(request)
+    self.check_key(request)
     return JSONResponse(dict(object='list', data=[self._described]))
 
   async def _one_model(self, request: HttpRequest) -> Response:
-    self._check_key(request)
+    self.check_key(request)
     self._check_model(request.path_params['name'])
     return JSONResponse(self._described)
 
@@ -120,10 +105,10 @@ class Api:
   async def _answered(
     self, request: HttpRequest, read: Callable[[JsonObject], CompletionRequest], kind: type[Reply]
   ) -> Response:
-    self._check_key(request)
-    body = await self._body(request)
+    self.check_key(request)
+    body = await self.body(request)
     self._check_model(body.get('model'))
-    asked = await self._aside(read, body)
+    asked = await self.aside(read, body)
     try:
       for one in asked.requests:
         self._worker.engine.check(one)
@@ -193,53 +178,11 @@ class Api:
     for ticket in tickets:
       self._worker.cancel(ticket)
 
-  async def _body(self, request: HttpRequest) -> JsonObject:
-    parts, size = [], 0
-    try:
-      async with asyncio.timeout(_BODY_SECONDS):
-        async for part in request.stream():
-          parts.append(part)
-          size += len(part)
-          if size > _MOST_BYTES:
-            raise ApiError(
-              f'The body is larger than {_MOST_BYTES >> 20} MiB', code='too_large', status=413
-            )
-    except TimeoutError:
-      raise errors.too_slow_body(_BODY_SECONDS) from None
-    return await self._aside(body_of, b''.join(parts))
-
-  async def _aside(self, read: Callable[[S], T], given: S) -> T:
-    """Calls what may take a while, such as parsing or a chat template, in a thread of its own."""
-    return await asyncio.get_running_loop().run_in_executor(self._readers, read, given)
-
-  def _check_key(self, request: HttpRequest) -> None:
-    if not self._key:
-      return
-    given = request.headers.get('authorization', '').encode('latin-1')  # the bytes as they came
-    if not hmac.compare_digest(given, f'Bearer {self._key}'.encode()):
-      raise errors.wrong_key()
-
   def _check_model(self, name: object) -> None:
     if name is None:
       raise ApiError('you must provide a model parameter', 'model')
     if name != self._model:
       raise errors.unknown_model(str(name), self._model)
-
-  async def _on_error(self, request: HttpRequest, error: ApiError) -> Response:
-    # what is left of a body that was given up is not read
-    close = {'connection': 'close'} if error.status in (408, 413) else None
-    return JSONResponse(error.body, error.status, close)
-
-  async def _on_http_error(self, request: HttpRequest, error: HTTPException) -> Response:
-    message = f'{request.method} {request.url.path}: {error.detail}'
-    return JSONResponse(ApiError(message, status=error.status_code).body, error.status_code)
-
-  async def _on_disconnect(self, request: HttpRequest, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it
-
-  async def _on_failure(self, request: HttpRequest, error: Exception) -> Response:
-    failed = errors.failed()
-    return JSONResponse(failed.body, failed.status)
 
 
 def _note(request: HttpRequest, reply: Reply, answers: Sequence[Completion]) -> None:

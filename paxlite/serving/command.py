@@ -3,10 +3,12 @@
 Serves OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a chat page at /.
 CHECKPOINT is a run folder or imported weights. The server listens on this machine alone unless
 --host is set. On SIGTERM or Ctrl-C it refuses new requests, finishes the others and ends. Needs the
-extra serve.
+extra serve. With --train, the clients of the package tinker train adapters of their own instead,
+which --folder keeps; needs the extra tinker.
 
-Example:
+Examples:
   paxlite serve weights/smollm --port=8000
+  paxlite serve weights/smollm --train --folder=adapters
 """
 
 import argparse
@@ -19,13 +21,18 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from paxlite import extensions
 from paxlite.cli.parser import Parser, local, stored
 from paxlite.cli.terminal import say, warn
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.files.text_files import read_text
 from paxlite.generation.checkpoint_options import add_weights
+
+if TYPE_CHECKING:
+  from paxlite.serving.application import Served
 
 _KEY = 'PAXLITE_API_KEY'
 
@@ -40,6 +47,8 @@ PARSER.option('--allowed_hosts', 'further server names, NAME,NAME', default='',
               metavar='NAMES')  # fmt: skip
 PARSER.option('--allow_special_tokens', 'in messages, not as ordinary text', bool)
 PARSER.option('--page', 'chat page at /', bool, default=True)
+PARSER.option('--train', 'an API for training clients, instead of the others', bool)
+PARSER.option('--folder', 'saved adapters of training clients', local)
 PARSER.option('--most_rows', 'answers at a time (DECODE_BATCH_SIZE)', int)
 PARSER.option('--most_waiting', 'queued requests (256)', int, default=256)
 PARSER.option('--max_tokens', 'maximum new tokens per answer (as many as fit)', int)
@@ -57,6 +66,13 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(f'--{name}={getattr(args, name):g} must be at least {least}')
   if args.most_rows is not None and args.most_rows < 1:
     raise UserError(f'--most_rows={args.most_rows} must be at least 1')
+  if args.train and (args.folder is None or args.drafts or args.allow_special_tokens):
+    raise UserError(
+      '--train needs --folder=FOLDER, where clients save adapters, and has neither --drafts nor '
+      '--allow_special_tokens'
+    )
+  if args.folder is not None and not args.train:
+    raise UserError('--folder keeps the adapters of training clients: it needs --train')
   key = _key(args)
   try:
     import starlette  # noqa: F401
@@ -70,50 +86,59 @@ def main(argv: Sequence[str]) -> None:
   more = [allowed_host(host.strip()) for host in args.allowed_hosts.split(',') if host.strip()]
   with _bound(args.host, args.port) as place:  # before the weights are read
     from paxlite.compilation import cache
-    from paxlite.generation.inference import load_checkpoint
-    from paxlite.generation.warm_up import warm_up
-    from paxlite.serving.api import Api
-    from paxlite.serving.bodies import Bodies, RequestLimits
     from paxlite.serving.connections import protocol
     from paxlite.serving.freed_memory import return_regularly
-    from paxlite.serving.worker import Worker
 
     is_local = ipaddress.ip_address(place.getsockname()[0]).is_loopback
     hosts = [*LOOPBACK, args.host, *more] if is_local or more else []
     if not key and not is_local:
       warn(f'{args.host} is open to other machines, but no key is set: set {_KEY}')
     cache.enable()
-    given = args.tokenizer, args.attributes, args.base_weights
-    with _ending_in_order():
-      inference = load_checkpoint(args.checkpoint, *given)
-      engine = inference.engine(most_rows=args.most_rows, steady=True, drafts=args.drafts)
-      started = time.perf_counter()
-      warn('Compiling the programs for requests, which takes a minute or more the first time')
-      # in a thread, because signals are not handled while a program is compiled
-      concurrent.futures.ThreadPoolExecutor(1).submit(warm_up, engine).result()
-    warn(f'Compiled the programs for requests in {time.perf_counter() - started:.1f} s')
-    worker = Worker(engine, args.most_waiting)
     name = args.name or pathlib.PurePosixPath(args.checkpoint.rstrip('/')).name
-    most = min(args.max_tokens or inference.max_length, inference.max_length - 1)
-    bodies = Bodies(inference, RequestLimits(most), special=args.allow_special_tokens)
-    api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts, args.page)
+    with _ending_in_order():
+      make = extensions.hook('serve --train') if args.train else _answering
+      served = make(args, name, key, hosts)
     host, port = place.getsockname()[:2]
     with _own_port(args.host, args.port):
       place.listen(2048)  # until now connections are refused: no client waits for the programs
-    worker.start()
+    served.start()
     return_regularly()
-    say(f'{name} answers at http://{host}:{port}/v1')
-    if args.page:
+    say(f'{name} answers at http://{host}:{port}{served.address}')
+    if args.page and not args.train:
       say(f'A chat with it is at http://{host}:{port}/')
     config = uvicorn.Config(
-      api.application, log_level='warning', lifespan='off', access_log=False,
+      served.application, log_level='warning', lifespan='off', access_log=False,
       timeout_graceful_shutdown=args.grace, http=protocol(),
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
       signal.signal(number, lambda *_: None)  # uvicorn sends what it was sent once more at its end
     signal.set_wakeup_fd(-1)  # --grace says how long the last answers may take
     uvicorn.Server(config).run(sockets=[place])
-    worker.stop()
+    served.stop()
+
+
+def _answering(args: argparse.Namespace, name: str, key: str, hosts: Sequence[str]) -> 'Served':
+  """Returns OpenAI's API."""
+  from paxlite.generation.inference import load_checkpoint
+  from paxlite.generation.warm_up import warm_up
+  from paxlite.serving.api import Api
+  from paxlite.serving.application import Served
+  from paxlite.serving.bodies import Bodies, RequestLimits
+  from paxlite.serving.worker import Worker
+
+  given = args.tokenizer, args.attributes, args.base_weights
+  inference = load_checkpoint(args.checkpoint, *given)
+  engine = inference.engine(most_rows=args.most_rows, steady=True, drafts=args.drafts)
+  started = time.perf_counter()
+  warn('Compiling the programs for requests, which takes a minute or more the first time')
+  # in a thread, because signals are not handled while a program is compiled
+  concurrent.futures.ThreadPoolExecutor(1).submit(warm_up, engine).result()
+  warn(f'Compiled the programs for requests in {time.perf_counter() - started:.1f} s')
+  worker = Worker(engine, args.most_waiting)
+  most = min(args.max_tokens or inference.max_length, inference.max_length - 1)
+  bodies = Bodies(inference, RequestLimits(most), special=args.allow_special_tokens)
+  api = Api(worker, bodies, inference.tokenizer, name, args.timeout, key, hosts, args.page)
+  return Served(api.application, worker.start, worker.stop, '/v1')
 
 
 @contextlib.contextmanager

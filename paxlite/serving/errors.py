@@ -39,10 +39,10 @@ def unknown_model(name: str, known: str) -> ApiError:
   return ApiError(message, 'model', 'model_not_found', 404)
 
 
-def wrong_key() -> ApiError:
-  """Returns the error that the API key is missing or wrong."""
+def wrong_key(form: str) -> ApiError:
+  """Returns the error that the API key is missing or wrong; clients send it in the form `form`."""
   return ApiError(
-    'The API key is missing or wrong: send it as "Authorization: Bearer KEY"',
+    f'The API key is missing or wrong: send it as "{form}"',
     code='invalid_api_key', status=401, type='authentication_error',
   )  # fmt: skip
 

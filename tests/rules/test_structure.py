@@ -20,19 +20,19 @@ ROOMS = [
   'pipeline', 'experiments', 'context_parallelism', 'programs', 'main', 'quantization', 'adapters',
   'doctor', 'tokenization', 'trackers', 'run_data', 'local_checkpoints', 'chats', 'generation',
   'other_systems', 'finetuning', 'experiments.finetuning', 'environments', 'eval', 'weights', 'hub',
-  'transformer_engine', 'aot', 'serving', 'proof', 'tools', 'report', 'ladder', 'recipes',
+  'transformer_engine', 'aot', 'serving', 'training_api', 'proof', 'tools', 'report', 'ladder', 'recipes',
   'contrib', '__main__',
 ]  # fmt: skip
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
   'experiments.finetuning', 'generation', 'ladder', 'recipes', 'tools', 'contrib',
-  'transformer_engine', 'quantization', 'adapters',
+  'transformer_engine', 'quantization', 'adapters', 'training_api',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow', 'seqio', 'torch', 'transformers', 'transformer_engine', 'tensorflow_datasets',
   'safetensors', 'gguf', 'huggingface_hub', 'tokenizers', 'jinja2', 'llguidance', 'starlette',
   'uvicorn', 'datasets', 'fsspec', 'pyarrow', 'lm_eval', 'qwix', 'wandb', 'mlflow', 'trackio',
-  'obstore', 'fastokens', 'reasoning_gym', 'verifiers',
+  'obstore', 'fastokens', 'reasoning_gym', 'verifiers', 'google',
 }  # fmt: skip
 
 

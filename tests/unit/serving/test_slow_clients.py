@@ -12,7 +12,7 @@ import pytest
 uvicorn = pytest.importorskip('uvicorn')
 
 from paxlite.core.errors import UserError  # noqa: E402
-from paxlite.serving import api  # noqa: E402
+from paxlite.serving import api, application as applications  # noqa: E402
 from paxlite.serving.connections import protocol  # noqa: E402
 from paxlite.serving.gate import LOOPBACK, allowed_host  # noqa: E402
 
@@ -41,7 +41,7 @@ def application(hosts=LOOPBACK, has_page=True):
 
 @pytest.fixture
 def port(monkeypatch):
-  monkeypatch.setattr(api, '_BODY_SECONDS', SECONDS)
+  monkeypatch.setattr(applications, '_BODY_SECONDS', SECONDS)
   with served(application()) as found:
     yield found
 
