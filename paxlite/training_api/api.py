@@ -175,7 +175,7 @@ class TrainingApi(Application):
   def _create_model(self, fields: RequestFields) -> JsonObject:
     session, number = self._place(fields)
     self._check_model(fields.get('base_model'))
-    lora = RequestFields(fields.get('lora_config', {}), (), {})
+    lora = _object(fields, 'lora_config')
     rank = lora.integer('rank', 32, 1, _MOST_RANK) or 32
     seed = seed_of(lora.integer('seed', None, -(1 << 63), (1 << 63) - 1))
     attention, mlp = lora.flag('train_attn', True), lora.flag('train_mlp', True)
@@ -265,7 +265,7 @@ class TrainingApi(Application):
 
   def _optim_step(self, fields: RequestFields) -> JsonObject:
     def step(adapter: TrainedAdapter) -> JsonObject:
-      given = RequestFields(fields.get('adam_params', {}), (), {})
+      given = _object(fields, 'adam_params')
       usual = AdamValues()
       below_1 = 1 - 1e-9
       values = AdamValues(
@@ -374,7 +374,7 @@ class TrainingApi(Application):
     scored_from = len(prompt) - (last or len(prompt)) if fields.flag('prompt_logprobs') else None
     if tops[0] and scored_from is None:
       scored_from = 0
-    request = self._request(RequestFields(fields.get('sampling_params', {}), (), {}), prompt)
+    request = self._request(_object(fields, 'sampling_params'), prompt)
     fields.check_all_read()
     requests = [
       Request(**request, sample=i, top_log_probs=max(tops), scored_from=None if i else scored_from)
@@ -394,9 +394,9 @@ class TrainingApi(Application):
     room = max(1, min(self._max_tokens, self._base.max_length - len(prompt)))
     stop = fields.get('stop')
     is_ids = isinstance(stop, list) and bool(stop) and isinstance(stop[0], int)
-    ends = self._base.text_model.ends(chat=True) if stop is None else []
+    ends = [] if stop == [] else self._base.text_model.ends(chat=True)
     if is_ids:
-      ends = fields.integers('stop', MOST_ENDS)
+      ends = [*dict.fromkeys([*fields.integers('stop', MOST_ENDS), *ends])][:MOST_ENDS]
     sampling = Sampling(
       temperature=fields.number('temperature', 1.0, 0, _MOST),
       top_k=max(0, fields.integer('top_k', -1, -1, 1 << 31) or 0),
@@ -434,6 +434,14 @@ def _adapter(run: TrainingRun) -> TrainedAdapter:
   if run.adapter is None:
     raise ApiError(f'model_id {run.id!r} was not created', 'model_id', 'model_not_found', 404)
   return run.adapter
+
+
+def _object(fields: RequestFields, name: str) -> RequestFields:
+  """Returns the fields of an object within a body."""
+  found = fields.get(name, {})
+  if not isinstance(found, dict):
+    raise ApiError(f'{name} must be an object', name)
+  return RequestFields(found, (), {})
 
 
 def _tokens(prompt: Any) -> list[int]:

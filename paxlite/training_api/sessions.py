@@ -126,8 +126,9 @@ class Sessions:
     found = self._sessions.get(str(id).partition(':')[0])
     if found is None:
       raise ApiError(
-        f'session {str(id).partition(":")[0]!r} does not exist: it has ended, its client was silent '
-        f'for {self._silence:g} seconds, or the server was started again. Make a new ServiceClient',
+        f'session {str(id).partition(":")[0]!r} does not exist: it has ended, its client was '
+        f'silent for {self._silence:g} seconds, or the server was started again: make a new '
+        'ServiceClient',
         code='session_not_found', status=404,
       )  # fmt: skip
     found.seen = now

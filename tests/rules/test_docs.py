@@ -71,7 +71,10 @@ ELSEWHERE = {
       'docs/explain.md', 'docs/scaling.md', 'docs/tutorials/cluster.md',
     ),
   },
-  'server': {'tests/parity/test_smollm.py': ('docs/serving.md',)},
+  'server': {
+    'tests/parity/test_smollm.py': ('docs/serving.md',),
+    'tests/runs/test_training_api.py': ('docs/training_api.md',),
+  },
   'hub': {
     'tests/unit/hub/test_commands.py': ('docs/fine_tuning.md', 'docs/weights.md'),
   },

@@ -20,8 +20,8 @@ ROOMS = [
   'pipeline', 'experiments', 'context_parallelism', 'programs', 'main', 'quantization', 'adapters',
   'doctor', 'tokenization', 'trackers', 'run_data', 'local_checkpoints', 'chats', 'generation',
   'other_systems', 'finetuning', 'experiments.finetuning', 'environments', 'eval', 'weights', 'hub',
-  'transformer_engine', 'aot', 'serving', 'training_api', 'proof', 'tools', 'report', 'ladder', 'recipes',
-  'contrib', '__main__',
+  'transformer_engine', 'aot', 'serving', 'training_api', 'proof', 'tools', 'report', 'ladder',
+  'recipes', 'contrib', '__main__',
 ]  # fmt: skip
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',

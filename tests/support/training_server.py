@@ -13,7 +13,7 @@ from paxlite.data import packaged
 from paxlite.files.text_files import read_text
 from tests.support import runs
 
-VOCABULARY, LENGTH, NAME = 400, 128, 'tiny/Llama-Base'
+VOCABULARY, LENGTH, NAME = 400, 512, 'tiny/Llama-Base'
 KEY = 'tml-of-the-tests'
 
 
