@@ -33,7 +33,7 @@ ALPHA = 32.0  # as in the published service: the product of factors is multiplie
 Arrays = Mapping[str, jax.Array]  # by the names of variables
 
 
-class Kind(NamedTuple):
+class AdapterKind(NamedTuple):
   """Which factors an adapter has: their rank, and the LORA_TARGET_LAYERS that have them."""
 
   rank: int
@@ -123,11 +123,12 @@ class AdaptedModel:
     kind: The kind.
   """
 
-  def __init__(self, base: BaseModel, kind: Kind):
+  def __init__(self, base: BaseModel, kind: AdapterKind):
     self.base, self.kind = base, kind
-    self.experiment = base.experiment.replaced(
+    e = base.experiment.replaced(
       USE_LORA=True, LORA_RANK=kind.rank, LORA_TARGET_LAYERS=kind.layers, LORA_ALPHA=ALPHA
     )
+    self.experiment = e.replaced(TRAINABLE_VARIABLES=e.factor_variables)
     self.experiment.validate()
     task = task_of(self.experiment)
     self.text_model = base.as_text_model(self.experiment, task)

@@ -16,7 +16,7 @@ from paxlite.serving.application import Application
 from paxlite.serving.errors import ApiError
 from paxlite.serving.fields import RequestFields
 from paxlite.training_api import wire
-from paxlite.training_api.adapted_model import Kind
+from paxlite.training_api.adapted_model import AdapterKind
 from paxlite.training_api.device import SampledAdapter
 from paxlite.training_api.examples import examples_of
 from paxlite.training_api.promises import Promises
@@ -185,7 +185,7 @@ class TrainingApi(Application):
     fields.check_all_read()
     if not attention and not mlp:
       raise ApiError('train_attn or train_mlp must be true: the head gets no factors here')
-    kind = Kind(rank, 'all' if attention and mlp else 'attention' if attention else 'mlp')
+    kind = AdapterKind(rank, 'all' if attention and mlp else 'attention' if attention else 'mlp')
 
     def made() -> TrainedAdapter:
       model = self._device.model(kind)

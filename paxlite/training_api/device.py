@@ -13,7 +13,7 @@ from paxlite.generation.engine import Engine
 from paxlite.generation.job import Job
 from paxlite.generation.request import Completion, Request
 from paxlite.serving.errors import ApiError
-from paxlite.training_api.adapted_model import AdaptedModel, Arrays, BaseModel, Kind, nested
+from paxlite.training_api.adapted_model import AdaptedModel, AdapterKind, Arrays, BaseModel, nested
 from paxlite.training_api.promises import Promise
 from paxlite.training_api.saved_adapters import SavedAdapters
 from paxlite.training_api.trained_adapter import TrainedAdapter
@@ -62,8 +62,8 @@ class Device:
     self.base = base
     self.saved = SavedAdapters(folder, base.fingerprint)
     self._most_rows = most_rows
-    self._models: dict[Kind, AdaptedModel] = {}
-    self._engines: dict[Kind | None, Engine] = {}
+    self._models: dict[AdapterKind, AdaptedModel] = {}
+    self._engines: dict[AdapterKind | None, Engine] = {}
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'device')
 
   def stop(self) -> None:
@@ -100,7 +100,7 @@ class Device:
 
     self._thread.submit(run)
 
-  def model(self, kind: Kind) -> AdaptedModel:
+  def model(self, kind: AdapterKind) -> AdaptedModel:
     """Returns the model with factors of a kind; clients of one kind share its programs."""
     if kind not in self._models:
       self._models[kind] = AdaptedModel(self.base, kind)

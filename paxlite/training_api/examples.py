@@ -26,7 +26,7 @@ LOSSES: Mapping[str, tuple[tuple[str, ...], Mapping[str, float]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
+class LossExample:
   """One sequence of T tokens.
 
   Attributes:
@@ -40,15 +40,15 @@ class Example:
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
+class LossExamples:
   """The examples of a request, and the loss that is computed of them."""
 
   loss: str
   settings: Mapping[str, float]
-  examples: Sequence[Example]
+  examples: Sequence[LossExample]
 
 
-def examples_of(message: Any, vocab_size: int, max_length: int) -> Examples:
+def examples_of(message: Any, vocab_size: int, max_length: int) -> LossExamples:
   """Returns the examples of a ForwardBackwardRequest.
 
   Raises:
@@ -68,12 +68,12 @@ def examples_of(message: Any, vocab_size: int, max_length: int) -> Examples:
     _example(datum, f'data[{i}]', message.loss_fn, names, vocab_size, max_length)
     for i, datum in enumerate(message.data)
   ]
-  return Examples(message.loss_fn, {**defaults, **given}, found)
+  return LossExamples(message.loss_fn, {**defaults, **given}, found)
 
 
 def _example(
   datum: Any, what: str, loss: str, names: Sequence[str], vocab_size: int, max_length: int
-) -> Example:
+) -> LossExample:
   ids = wire.tokens_of(datum.model_input, f'{what}.model_input')
   if not 1 <= len(ids) <= max_length:
     raise UserError(f'{what}.model_input has {len(ids):,} tokens: from 1 to {max_length:,} fit')
@@ -101,12 +101,12 @@ def _example(
       raise UserError(f'{what}.{name} is {array[at[0]]} at position {at[0]}')
   labels = arrays.pop('target_tokens')
   check_ids(labels, vocab_size, f'{what}.target_tokens')
-  return Example(
+  return LossExample(
     ids, labels.astype(np.int32), {name: x.astype(np.float32) for name, x in arrays.items()}
   )
 
 
-def batches(examples: Sequence[Example], max_length: int) -> Iterator[tuple[list[int], Batch]]:
+def batches(examples: Sequence[LossExample], max_length: int) -> Iterator[tuple[list[int], Batch]]:
   """Yields the numbers of some examples and their padded batch, until all have been in one.
 
   Lengths and numbers of rows are powers of two, so that a few programs serve all requests. They
@@ -122,7 +122,7 @@ def batches(examples: Sequence[Example], max_length: int) -> Iterator[tuple[list
       yield part, _padded([examples[i] for i in part], _above(len(part)), length)
 
 
-def _padded(examples: Sequence[Example], rows: int, length: int) -> Batch:
+def _padded(examples: Sequence[LossExample], rows: int, length: int) -> Batch:
   def filled(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     found = np.zeros((rows, length), dtype)
     for row, array in zip(found, arrays, strict=False):

@@ -17,7 +17,7 @@ from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.files.json_files import read_object
-from paxlite.training_api.adapted_model import AdaptedModel, Arrays, Kind
+from paxlite.training_api.adapted_model import AdaptedModel, AdapterKind, Arrays
 from paxlite.weights.huggingface import header
 from paxlite.weights.lora import write_adapter
 from paxlite.weights.safetensors_file import tensors_in
@@ -100,7 +100,7 @@ class SavedAdapters:
       shutil.rmtree(final)
       made.rename(final)
 
-  def kind(self, path: str) -> Kind:
+  def kind(self, path: str) -> AdapterKind:
     """Returns the kind of a saved adapter.
 
     Raises:
@@ -112,7 +112,7 @@ class SavedAdapters:
     state = read_object(folder / _STATE)
     if state.get('base') != self._base:
       raise UserError(f'{path} belongs to another base model than this server has')
-    return Kind(int(state['rank']), str(state['layers']))
+    return AdapterKind(int(state['rank']), str(state['layers']))
 
   def load(
     self, path: str, model: AdaptedModel, with_moments: bool
@@ -146,5 +146,5 @@ class SavedAdapters:
     return factors, optax.ScaleByAdamState(count, *(arrays(f'{m}/') for m in _MOMENTS))
 
 
-def _said(kind: Kind) -> str:
+def _said(kind: AdapterKind) -> str:
   return f'factors of rank {kind.rank} in {kind.layers} layers'

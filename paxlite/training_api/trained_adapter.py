@@ -10,7 +10,7 @@ import optax
 
 from paxlite.core.errors import UserError
 from paxlite.training_api.adapted_model import AdaptedModel, Arrays
-from paxlite.training_api.examples import Examples, batches
+from paxlite.training_api.examples import LossExamples, batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TrainedAdapter:
     self._gradients: Arrays | None = None
     self._failure = ''  # of a request since the last step, without which the step would be wrong
 
-  def run(self, examples: Examples, learns: bool) -> tuple[list[np.ndarray], float]:
+  def run(self, examples: LossExamples, learns: bool) -> tuple[list[np.ndarray], float]:
     """Returns the log-probabilities of the target tokens of each example, and the sum of losses.
 
     Args:
@@ -128,7 +128,7 @@ def _stepped(
   gradients: Arrays,
   values: Mapping[str, jax.Array],
 ) -> tuple[Arrays, optax.ScaleByAdamState, jax.Array]:
-  norm = optax.global_norm(gradients)
+  norm = optax.tree.norm(gradients)
   most = values['grad_clip_norm']
   scale = jnp.where(most > 0, jnp.minimum(1, most / (norm + 1e-6)), 1)
   adam = optax.scale_by_adam(values['beta1'], values['beta2'], values['eps'])

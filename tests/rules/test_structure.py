@@ -171,10 +171,17 @@ def test_extras_are_imported_inside_functions():
     if module.split('.')[0] in EXTRAS and not inside
   ]
   # A model of the harness is a subclass of the harness's class. No module imports it, and none but
-  # the command imports the application of the server, inside a function.
-  assert set(wrong) == {'paxlite.eval.commands.lm_eval', 'paxlite.serving.api'}
-  importing = [m for m, p in MODULES.items() if ('paxlite.serving.api', True) in imports(p)]
-  assert importing == ['paxlite.serving.command']
+  # what starts a server imports an application, inside a function.
+  starting = {
+    'paxlite.serving.api': 'paxlite.serving.command',
+    'paxlite.training_api.api': 'paxlite.training_api.service',
+  }
+  shared = 'paxlite.serving.application'
+  assert set(wrong) == {'paxlite.eval.commands.lm_eval', shared, *starting}
+  for api, start in starting.items():
+    assert [m for m, p in MODULES.items() if {(api, True), (api, False)} & {*imports(p)}] == [start]
+  using = [m for m, p in MODULES.items() if (shared, False) in imports(p)]
+  assert {*using} == {*starting, *starting.values()}
 
 
 def test_shape_letters_are_those_of_the_legend():

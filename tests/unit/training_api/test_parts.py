@@ -10,7 +10,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.serving.errors import ApiError
 from paxlite.training_api import sessions, wire
-from paxlite.training_api.examples import Example, Examples, batches
+from paxlite.training_api.examples import LossExample, LossExamples, batches
 from paxlite.training_api.saved_adapters import SavedAdapters
 from paxlite.training_api.sessions import Sessions, TrainingRun
 from paxlite.training_api.trained_adapter import AdamValues, TrainedAdapter
@@ -32,7 +32,7 @@ def test_steps_are_those_of_torch(clip):
   )
   ours = TrainedAdapter(model, {k: jax.numpy.asarray(x) for k, x in arrays.items()})
   ids = np.zeros(4, np.int32)
-  example = Examples('cross_entropy', {}, [Example(ids, ids, {'weights': np.ones(4)})])
+  example = LossExamples('cross_entropy', {}, [LossExample(ids, ids, {'weights': np.ones(4)})])
   for _ in range(4):
     total = dict.fromkeys(arrays, np.float32(0))
     for _ in range(2):  # they add up
@@ -61,7 +61,7 @@ def test_what_is_not_finite_changes_nothing():
   )
   adapter = TrainedAdapter(model, {'a': jax.numpy.ones(3)})
   ids = np.zeros(4, np.int32)
-  example = Examples('cross_entropy', {}, [Example(ids, ids, {'weights': np.ones(4)})])
+  example = LossExamples('cross_entropy', {}, [LossExample(ids, ids, {'weights': np.ones(4)})])
   with pytest.raises(UserError, match='the sum of the losses is nan'):
     adapter.run(example, learns=True)
   with pytest.raises(UserError, match='no gradients'):
@@ -76,7 +76,7 @@ def test_batches_have_few_shapes_and_all_examples():
   rng = np.random.default_rng(0)
   lengths = [*rng.integers(1, 300, 400), 300, 1]
   examples = [
-    Example(ids := rng.integers(0, 9, n).astype(np.int32), ids, {'weights': np.ones(n)})
+    LossExample(ids := rng.integers(0, 9, n).astype(np.int32), ids, {'weights': np.ones(n)})
     for n in lengths
   ]
   seen, shapes = [], set()
