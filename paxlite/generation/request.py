@@ -118,7 +118,7 @@ class Completion:
     return ''.join(self.parts)
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
+def check_ids(ids: Sequence[int] | np.ndarray, vocab_size: int, what: str) -> None:
   """Raises UserError, with the wrong id and its position, unless all ids are in the vocabulary."""
   try:
     array = np.asarray(ids)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fiddle as fdl
 import jax
@@ -14,13 +14,14 @@ from jax.sharding import Mesh
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.data.base import Batch
+from paxlite.data.base import Batch as HostBatch
 from paxlite.data.device_batches import to_mesh
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.finetuning.reinforcement.policy_loss import OLD, PolicyLoss
 from paxlite.generation.inference import TextModel, load_checkpoint
 from paxlite.layers.sown import SOWN
+from paxlite.losses.metrics import Batch
 from paxlite.losses.outputs import Outputs
 from paxlite.parallel import partitioning
 from paxlite.quantization.frozen_weights import put_scheme
@@ -154,7 +155,7 @@ class AdaptedModel:
     return dict(self._init(jax.random.key(seed)))
 
   def run(
-    self, factors: Arrays, batch: Batch, loss: str, settings: Mapping[str, float], learns: bool
+    self, factors: Arrays, batch: HostBatch, loss: str, settings: Mapping[str, float], learns: bool
   ) -> tuple[jax.Array, jax.Array, Arrays | None]:
     """Returns the sum of the losses, the log-probabilities of the labels, and the gradients.
 
@@ -188,8 +189,8 @@ def _cross_entropy(outputs: Outputs, batch: Batch, settings: Mapping[str, jax.Ar
 
 def _policy(outputs: Outputs, batch: Batch, settings: Mapping[str, jax.Array]) -> jax.Array:
   """−Σ min(r·A, clip(r)·A), which without settings is −Σ r·A."""
-  low = settings.get('clip_low_threshold', -jnp.inf)
-  high = settings.get('clip_high_threshold', jnp.inf)
+  low: Any = settings.get('clip_low_threshold', -jnp.inf)
+  high: Any = settings.get('clip_high_threshold', jnp.inf)
   return PolicyLoss(mean='dapo', clip_low=1 - low, clip_high=high - 1)(outputs, batch)
 
 

@@ -124,7 +124,7 @@ def batches(examples: Sequence[LossExample], max_length: int) -> Iterator[tuple[
 
 def _padded(examples: Sequence[LossExample], rows: int, length: int) -> Batch:
   def filled(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    found = np.zeros((rows, length), dtype)
+    found: np.ndarray = np.zeros((rows, length), dtype)
     for row, array in zip(found, arrays, strict=False):
       row[: len(array)] = array
     return found

@@ -77,7 +77,7 @@ class SavedAdapters:
     variables = {k: Variable(x.shape, x.dtype, x.__getitem__) for k, x in arrays.items()}
     if moments is not None:
       count, *both = jax.device_get((moments.count, moments.mu, moments.nu))
-      arrays['count'] = np.asarray(count)
+      arrays['count'] = np.asarray(count, np.int64)
       for kind, moment in zip(_MOMENTS, both, strict=True):
         arrays |= {f'{kind}/{name}': x for name, x in moment.items()}
     state = dict(
@@ -142,7 +142,7 @@ class SavedAdapters:
     factors = arrays('')
     if not with_moments:
       return factors, None
-    count = jax.numpy.asarray(tensors['count'].read())
+    count = jax.numpy.asarray(tensors['count'].read().astype(np.int32))
     return factors, optax.ScaleByAdamState(count, *(arrays(f'{m}/') for m in _MOMENTS))
 
 

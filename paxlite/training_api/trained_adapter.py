@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -111,8 +112,8 @@ class TrainedAdapter:
 
 
 def new_moments(factors: Arrays) -> optax.ScaleByAdamState:
-  found: optax.ScaleByAdamState = optax.scale_by_adam().init(dict(factors))
-  return found
+  found: Any = optax.scale_by_adam().init(dict(factors))
+  return cast(optax.ScaleByAdamState, found)
 
 
 @jax.jit
@@ -132,7 +133,9 @@ def _stepped(
   most = values['grad_clip_norm']
   scale = jnp.where(most > 0, jnp.minimum(1, most / (norm + 1e-6)), 1)
   adam = optax.scale_by_adam(values['beta1'], values['beta2'], values['eps'])
-  updates, moments = adam.update(jax.tree.map(lambda g: g * scale, gradients), moments)
+  scaled: Any = jax.tree.map(lambda g: g * scale, gradients)
+  found: Any = adam.update(scaled, moments)
+  updates, moments = found
   rate, decay = values['learning_rate'], values['weight_decay']
   moved = jax.tree.map(lambda w, u: w - rate * (u + decay * w), factors, updates)
   return moved, moments, norm
