@@ -89,7 +89,6 @@ class TrainingApi(Application):
       'create_sampling_session': self._create_sampler,
       'asample': self._sample,
       'cancel_future': self._cancel,
-      'weights_info': self._weights_info,
     }
     others: Mapping[str, tuple[str, Callable[[HttpRequest], Awaitable[Response]]]] = {
       'healthz': ('GET', self._health),
@@ -324,17 +323,6 @@ class TrainingApi(Application):
     """
     id, number = fields.get('model_id'), fields.integer('seq_id', None, 1, 1 << 31)
     return dict(request_id=self._sessions.in_turn(id, number, compute).id, model_id=str(id))
-
-  def _weights_info(self, fields: RequestFields) -> JsonObject:
-    path = str(fields.get('tinker_path'))
-    try:
-      kind = self._device.saved.kind(path)
-    except UserError as e:
-      raise ApiError(str(e), status=404) from None
-    return dict(
-      base_model=self._model, is_lora=True, lora_rank=kind.rank, train_unembed=False,
-      train_mlp=kind.layers != 'attention', train_attn=kind.layers != 'mlp',
-    )  # fmt: skip
 
   # sampling
 

@@ -72,7 +72,9 @@ class SavedAdapters:
     """
     final = self._folder_of(path)
     if final.exists() and not overwrite:
-      raise UserError(f'{path} exists already: choose another name, or set overwrite=True')
+      raise UserError(
+        f'{path} exists already: choose another name; save_state has overwrite=True'
+      )
     arrays = dict(jax.device_get(factors))
     variables = {k: Variable(x.shape, x.dtype, x.__getitem__) for k, x in arrays.items()}
     if moments is not None:
@@ -84,21 +86,24 @@ class SavedAdapters:
       base=self._base, rank=model.kind.rank, layers=model.kind.layers, user_metadata=metadata
     )
     made = final.with_name(f'{final.name}.new') if final.exists() else final
-    shutil.rmtree(made, ignore_errors=True)
-    with unfinished_folder(made) as folder:
-      adapter = folder / 'adapter'
-      write_adapter(adapter, model.experiment, variables, model.base.origin, 'float32')
-      for file in adapter.iterdir():
-        file.rename(folder / file.name)
-      adapter.rmdir()
-      (folder / _STATE).write_text(json.dumps(state, indent=2) + '\n')
-      with (folder / _TENSORS).open('wb') as f:
-        f.write(header({n: (x.shape, x.dtype) for n, x in arrays.items()}))
-        for x in arrays.values():
-          f.write(np.ascontiguousarray(x).tobytes())
-    if made != final:
-      shutil.rmtree(final)
-      made.rename(final)
+    try:
+      shutil.rmtree(made, ignore_errors=True)
+      with unfinished_folder(made) as folder:
+        adapter = folder / 'adapter'
+        write_adapter(adapter, model.experiment, variables, model.base.origin, 'float32')
+        for file in adapter.iterdir():
+          file.rename(folder / file.name)
+        adapter.rmdir()
+        (folder / _STATE).write_text(json.dumps(state, indent=2) + '\n')
+        with (folder / _TENSORS).open('wb') as f:
+          f.write(header({n: (x.shape, x.dtype) for n, x in arrays.items()}))
+          for x in arrays.values():
+            f.write(np.ascontiguousarray(x).tobytes())
+      if made != final:
+        shutil.rmtree(final)
+        made.rename(final)
+    except OSError as e:
+      raise UserError(f'{path} cannot be written: {e.strerror or e}') from None
 
   def kind(self, path: str) -> AdapterKind:
     """Returns the kind of a saved adapter.
