@@ -72,9 +72,7 @@ class SavedAdapters:
     """
     final = self._folder_of(path)
     if final.exists() and not overwrite:
-      raise UserError(
-        f'{path} exists already: choose another name; save_state has overwrite=True'
-      )
+      raise UserError(f'{path} exists already: choose another name; save_state has overwrite=True')
     arrays = dict(jax.device_get(factors))
     variables = {k: Variable(x.shape, x.dtype, x.__getitem__) for k, x in arrays.items()}
     if moments is not None:
