@@ -25,7 +25,7 @@ from paxlite.training_api.sessions import Session, Sessions, TrainingRun, seed_o
 from paxlite.training_api.trained_adapter import AdamValues, TrainedAdapter
 
 _POLL_SECONDS = 20.0  # that a client waits for a result before it asks again
-_MOST_SAMPLES, _MOST_STOPS, _MOST_RANK = 128, 16, 1024
+_MOST_SAMPLES, _MOST_STOPS, _MOST_RANK, _MOST_TOKENS = 128, 16, 1024, 1 << 20
 _MOST = 1e9  # of numbers that have no bound of their own
 # They change nothing here; docs/training_api.md says so.
 _IGNORED = (
@@ -174,7 +174,7 @@ class TrainingApi(Application):
   def _create_model(self, fields: RequestFields) -> JsonObject:
     session, number = self._place(fields)
     self._check_model(fields.get('base_model'))
-    lora = _object(fields, 'lora_config')
+    lora = _inner(fields.get('lora_config', {}), 'lora_config')
     rank = lora.integer('rank', 32, 1, _MOST_RANK) or 32
     seed = seed_of(lora.integer('seed', None, -(1 << 63), (1 << 63) - 1))
     attention, mlp = lora.flag('train_attn', True), lora.flag('train_mlp', True)
@@ -220,7 +220,7 @@ class TrainingApi(Application):
     make: Callable[[], TrainedAdapter],
     told: JsonObject,
   ) -> JsonObject:
-    run = self._sessions.new_run(session, number, fields.values().get('user_metadata') or {})
+    run = self._sessions.new_run(session, number, fields.get('user_metadata', {}))
 
     def create() -> JsonObject:
       run.adapter = make()
@@ -264,7 +264,7 @@ class TrainingApi(Application):
 
   def _optim_step(self, fields: RequestFields) -> JsonObject:
     def step(adapter: TrainedAdapter) -> JsonObject:
-      given = _object(fields, 'adam_params')
+      given = _inner(fields.get('adam_params', {}), 'adam_params')
       usual = AdamValues()
       below_1 = 1 - 1e-9
       values = AdamValues(
@@ -283,7 +283,7 @@ class TrainingApi(Application):
 
   def _save(self, fields: RequestFields) -> JsonObject:
     overwrite, name = fields.flag('overwrite'), fields.get('path')
-    metadata = fields.values().get('user_metadata') or {}
+    metadata = fields.get('user_metadata', {})
     id = fields.get('model_id')
 
     def save(adapter: TrainedAdapter) -> JsonObject:
@@ -296,7 +296,7 @@ class TrainingApi(Application):
 
   def _save_for_sampler(self, fields: RequestFields) -> JsonObject:
     name, number = fields.get('path'), fields.integer('sampling_session_seq_id', 0, 0, 1 << 62)
-    metadata = fields.values().get('user_metadata') or {}
+    metadata = fields.get('user_metadata', {})
     session, run = self._sessions.run_of(fields.get('model_id'))
     sampler = SampledAdapter(is_held=True)
     id = '' if name is not None else session.add_sampler(number or 0, sampler)
@@ -353,7 +353,7 @@ class TrainingApi(Application):
     session, sampler = self._sessions.sampler_of(id)
     number = fields.integer('seq_id', None, 0, 1 << 62)
     count = fields.integer('num_samples', 1, 1, _MOST_SAMPLES) or 1
-    prompt = _tokens(fields.get('prompt', {}))
+    prompt = _tokens(_inner(fields.get('prompt', {}), 'prompt'))
     tops = tuple(
       fields.integer(name, 0, 0, MOST_TOP) or 0
       for name in ('topk_prompt_logprobs', 'topk_sample_logprobs')
@@ -362,7 +362,7 @@ class TrainingApi(Application):
     scored_from = len(prompt) - (last or len(prompt)) if fields.flag('prompt_logprobs') else None
     if tops[0] and scored_from is None:
       scored_from = 0
-    request = self._request(_object(fields, 'sampling_params'), prompt)
+    request = self._request(_inner(fields.get('sampling_params', {}), 'sampling_params'), prompt)
     fields.check_all_read()
     requests = [
       Request(**request, sample=i, top_log_probs=max(tops), scored_from=None if i else scored_from)
@@ -413,9 +413,10 @@ class TrainingApi(Application):
       )  # fmt: skip
 
   def _check_optimizer(self, fields: RequestFields) -> None:
-    config = fields.get('optimizer_config', {})
-    if not isinstance(config, dict) or config.get('type', 'adamw') != 'adamw':
-      raise ApiError(f'optimizer_config={config!r} is not supported: use adamw')
+    config = _inner(fields.get('optimizer_config', {}), 'optimizer_config')
+    if (kind := config.get('type', 'adamw')) != 'adamw':
+      raise ApiError(f'optimizer_config: type {kind!r} is not supported: use adamw')
+    config.check_all_read()
 
 
 def _adapter(run: TrainingRun) -> TrainedAdapter:
@@ -424,22 +425,21 @@ def _adapter(run: TrainingRun) -> TrainedAdapter:
   return run.adapter
 
 
-def _object(fields: RequestFields, name: str) -> RequestFields:
+def _inner(found: Any, name: str) -> RequestFields:
   """Returns the fields of an object within a body."""
-  found = fields.get(name, {})
   if not isinstance(found, dict):
     raise ApiError(f'{name} must be an object', name)
-  return RequestFields(found, (), {})
+  return RequestFields(found, ('type',), {})
 
 
-def _tokens(prompt: Any) -> list[int]:
+def _tokens(prompt: RequestFields) -> list[int]:
   """Returns the ids of a prompt, which the engine checks."""
-  chunks = prompt.get('chunks') if isinstance(prompt, dict) else None
-  if not isinstance(chunks, list) or not all(
-    isinstance(c, dict) and isinstance(c.get('tokens'), list) for c in chunks
-  ):
-    raise ApiError('prompt must have chunks of token ids: only text is supported', 'prompt')
-  found = [token for chunk in chunks for token in chunk['tokens']]
-  if any(type(token) is not int for token in found):
-    raise ApiError('prompt must have chunks of token ids, which are whole numbers', 'prompt')
-  return found
+  chunks, ids = prompt.get('chunks', []), list[int]()
+  for one in chunks if isinstance(chunks, list) else [chunks]:
+    chunk = _inner(one, 'prompt.chunks')
+    if 'tokens' not in chunk:
+      raise ApiError('prompt has a chunk without tokens: only text is supported', 'prompt')
+    ids += chunk.integers('tokens', _MOST_TOKENS)
+    chunk.check_all_read()
+  prompt.check_all_read()
+  return ids

@@ -14,6 +14,7 @@ READERS = (
   'finetuning/chats/sft.py', 'chats/sft_formats.py', 'eval/decoding.py',
   'finetuning/reinforcement/prompts.py', 'serving/bodies.py', 'serving/fields.py',
   'eval/commands/lm_eval.py', 'weights/known_keys.py', 'weights/meta.py', 'weights/packed_int4.py',
+  'training_api/api.py',
 )  # fmt: skip
 # What has been read, or is only looked at: names that stand for it.
 ELSE = {
