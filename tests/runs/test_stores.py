@@ -75,7 +75,7 @@ def test_a_run_continues_on_another_machine(tmp_path):
   with gcs_server('bkt') as gcs:
     place, environment = 'gs://bkt/runs/one', gcs.environment()
     go = lambda machine, *flags: run(
-      place, tmp_path / machine, environment, *SMALL, *flags, config='DemoGPT'
+      place, tmp_path / machine, environment, *SMALL, '--fdl.LR_WARMUP=0', *flags, config='DemoGPT'
     )
     out = go('a', '--fdl.MAX_STEPS=5').stdout
     assert 'checkpoints are in gs://bkt/runs/one' in out
