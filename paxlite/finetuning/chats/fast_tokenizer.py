@@ -18,6 +18,7 @@ from paxlite.data.tokenizer import Tokenizer
 log = logging.getLogger('paxlite')
 
 _EVERY = 64  # one of so many texts is compared, after the same number of first ones
+# next to letters, digits, signs and spaces, which say how patterns of words class a character
 _AMONG_OTHERS = "{0} a{0}b  {0}1{0}2.{0}.\n{0}\n{0}{0}A {0}  '{0}s\t{0}"
 
 
