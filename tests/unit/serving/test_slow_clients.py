@@ -12,7 +12,8 @@ import pytest
 uvicorn = pytest.importorskip('uvicorn')
 
 from paxlite.core.errors import UserError  # noqa: E402
-from paxlite.serving import api, application as applications  # noqa: E402
+from paxlite.serving import api  # noqa: E402
+from paxlite.serving import application as applications
 from paxlite.serving.connections import protocol  # noqa: E402
 from paxlite.serving.gate import LOOPBACK, allowed_host  # noqa: E402
 
