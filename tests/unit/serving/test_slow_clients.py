@@ -13,7 +13,7 @@ uvicorn = pytest.importorskip('uvicorn')
 
 from paxlite.core.errors import UserError  # noqa: E402
 from paxlite.serving import api  # noqa: E402
-from paxlite.serving import application as applications
+from paxlite.serving import application as applications  # noqa: E402
 from paxlite.serving.connections import protocol  # noqa: E402
 from paxlite.serving.gate import LOOPBACK, allowed_host  # noqa: E402
 
