@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import fiddle as fdl
 import jax
 import numpy as np
 
@@ -32,13 +33,19 @@ ONE = {'ICI_MESH_SHAPE': [1, 1, 1], 'DCN_MESH_SHAPE': [1, 1, 1]}
 
 
 class Grpo(PromptFiles, LLaMA):
-  """Episodes with rewards."""
+  """Episodes with rewards, which are drawn here."""
+
+  def train_input(self) -> fdl.Config:
+    return fdl.Config(dict)
 
 
 class Dpo(PreferenceFiles, Preferences, LLaMA):
-  """Pairs of answers."""
+  """Pairs of answers, likewise."""
 
   PREFERENCE_LOSS = 'simpo'  # without a reference, whose forward pass packing speeds up as much
+
+  def train_input(self) -> fdl.Config:
+    return fdl.Config(dict)
 
 
 class Drawn(RolloutInput):
