@@ -57,6 +57,7 @@ def test_generation_and_training_agree(files, cls, dtype, values):
   assert found.experts <= e.ENGINE_EXPERTS_TOLERANCE
 
 
+@pytest.mark.slow
 def test_an_engine_with_other_parameters_raises_an_alarm(files, tmp_path, monkeypatch, capsys):
   """Noise in all parameters changes log-probabilities; in those of routers, also the experts."""
   plain = Engine.params
