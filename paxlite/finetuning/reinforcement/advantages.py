@@ -12,7 +12,9 @@ def filled(rewards_GN: np.ndarray) -> np.ndarray:
   """Returns rewards with the mean of its group, or 0, in the place of each one that is NaN."""
   known_GN = ~np.isnan(rewards_GN)
   sums_G1 = np.where(known_GN, rewards_GN, 0).sum(1, keepdims=True)
-  return np.where(known_GN, rewards_GN, sums_G1 / np.maximum(known_GN.sum(1, keepdims=True), 1))
+  means_G1 = sums_G1 / np.maximum(known_GN.sum(1, keepdims=True), 1)
+  # in their own dtype: advantages of float64 would round otherwise
+  return np.where(known_GN, rewards_GN, means_G1.astype(rewards_GN.dtype))
 
 
 def advantages(rewards_GN: np.ndarray, scale: Scale) -> np.ndarray:

@@ -91,6 +91,7 @@ def test_an_environment_that_always_fails_ends_the_run():
 
 def test_a_failed_episode_counts_as_its_group():
   rewards = filled(np.array([[1, np.nan, 3, np.nan], [np.nan] * 4, [1, 2, 3, 4]], np.float32))
+  assert rewards.dtype == np.float32, 'so that advantages round as without failures'
   np.testing.assert_array_equal(rewards, [[1, 2, 3, 2], [0] * 4, [1, 2, 3, 4]])
   assert advantages(rewards, 'none')[0].tolist() == [-1, 0, 1, 0]
 
