@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paxlite.chats.conversations import Conversation, conversation, list_of_messages
 from paxlite.core.errors import UserError
@@ -186,7 +186,7 @@ def _of_plain_chat(contents: Conversation | Pair) -> str:
   """Returns the JSON of a conversation that has roles and texts alone, as most; '' for others."""
   if isinstance(contents, Pair) or contents.tools is not None or contents.masked:
     return ''
-  texts = [(m.get('content'), m.get('role')) for m in contents.messages if len(m) == 2]
+  texts: list[Any] = [(m.get('content'), m.get('role')) for m in contents.messages if len(m) == 2]
   if len(texts) < len(contents.messages) or not all(type(t) is str for pair in texts for t in pair):
     return ''
   said = (f'{{"content": {_quoted(c)}, "role": {_quoted(r)}}}' for c, r in texts)

@@ -233,7 +233,8 @@ def _dicts(said: str | Sequence[Any] | None) -> list[dict[str, Any]]:
   """Returns what an Env says, a text or messages, as messages with a role and a content."""
   if said is None or isinstance(said, str):
     return [_of('user', said or '')]
-  return [m if isinstance(m, dict) else m.model_dump(exclude_none=True) for m in said]
+  messages: Sequence[Any] = said
+  return [m if isinstance(m, dict) else m.model_dump(exclude_none=True) for m in messages]
 
 
 def _of(role: str, content: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class ScoredTokens:
 
   def __init__(self, chosen: SampledTokens, most: int | None = None):
     if most is not None:
-      chosen = SampledTokens(*(None if x is None else x[:, :most] for x in chosen))
+      columns: Any = (None if x is None else x[:, :most] for x in chosen)
+      chosen = SampledTokens(*columns)
     self._token, self._log_prob = chosen.token.tolist(), chosen.log_prob.tolist()
     self._ids, self._top = chosen.top_ids.tolist(), chosen.top_log_probs.tolist()
     self._experts = None if chosen.experts is None else chosen.experts.tolist()

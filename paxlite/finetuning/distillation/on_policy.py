@@ -123,10 +123,11 @@ class TaughtRollouts(AnswerRollouts):
   ):
     super().__init__(options)
     self._share, self._teachers = student_share, teachers
-    for number in range(len(self._prompts)) if teachers else ():
-      prompt = self._prompts[number]
-      with located(prompt.place):
-        teachers.number(prompt.record)
+    if teachers is not None:
+      for number in range(len(self._prompts)):
+        prompt = self._prompts[number]
+        with located(prompt.place):
+          teachers.number(prompt.record)
 
   def state(self) -> JsonObject:
     return {'teachers': self._teachers.fingerprints} if self._teachers else super().state()

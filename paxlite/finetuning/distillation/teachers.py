@@ -4,7 +4,7 @@ Only the teacher of an answer computes it, before the step that trains on it. Th
 values, so that the step knows no teacher.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -150,7 +150,7 @@ class Teachers:
       self._params[teacher] = whole['params']
     return self._params[teacher]
 
-  def _traced(self, reference: Reference):
+  def _traced(self, reference: Reference) -> Callable[[PyTree, Batch], dict[str, jax.Array]]:
     def compute(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
       with partitioning.activate(self._mesh, self._rules):
         outputs = reference.outputs({REFERENCE: params}, batch)

@@ -101,7 +101,7 @@ class PolicyRollouts(AnswerRollouts):
     size, count = self._group_size, max(len(e.ends) for e in episodes)
     turns, outcomes = np.zeros((len(episodes), count)), np.zeros(len(episodes))
     answers = np.array([0 if e.error else len(e.ends) for e in episodes])
-    for i in np.flatnonzero(answers):
+    for i in np.flatnonzero(answers).tolist():
       outcomes[i] = episodes[i].outcome
       turns[i, : len(episodes[i].turn_rewards)] = episodes[i].turn_rewards
     outcomes_GN, answers_GN = outcomes.reshape(-1, size), answers.reshape(-1, size)
@@ -141,7 +141,7 @@ class PolicyRollouts(AnswerRollouts):
     of_tokens = np.repeat(np.array(each, np.float32), np.diff(episode.ends, prepend=0))
     return {
       **row,
-      'advantages': row['weights'] * padded(of_tokens[1 : T + 1], T, np.float32),
+      'advantages': row['weights'] * padded(of_tokens[1 : T + 1].tolist(), T, np.float32),
       'rewards': rewards,
     }
 

@@ -199,7 +199,8 @@ def test_a_full_disk_is_one_line(tmp_path, few):
     opened([file], tmp_path / 'file')
   cache = tmp_path / 'cache'
   code = (
-    'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
+    'import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
+    'sys.dont_write_bytecode = True; '  # which would be cut, too
     'resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))'
   )
   done = example_builder.started(file, cache, code).communicate(timeout=120)

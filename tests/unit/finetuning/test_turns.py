@@ -69,7 +69,7 @@ class Drawn:
       (end,) = self._encoding.marked(self.end)
       self.sampled.append([*ids, end])
       assert len(request.prompt) + len(ids) < 4000
-      yield types.SimpleNamespace(ids=ids, finish='stop', end=end, spelled=text)
+      yield types.SimpleNamespace(ids=ids, finish='stop', end=end, spelled=text, scores=[])
 
   def replies(self, episodes):
     self._turns -= 1
