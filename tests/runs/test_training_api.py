@@ -10,6 +10,8 @@ importance sampling that is clipped, or a mean (GMISWE/tinker-cloud#66).
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -414,6 +416,36 @@ def test_faults_are_told_to_the_client_alone(server, service):
   steps(alone, range(1))
   assert equal(log_probs(other), log_probs(alone))
   assert 'Traceback' not in server.logged()
+
+
+KILLED = """
+import sys, tinker
+from tinker import types
+service = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
+client = service.create_lora_training_client(sys.argv[3], rank=4).result()
+ids = types.ModelInput.from_ints([5] * 400)
+data = [types.Datum(model_input=ids, loss_fn_inputs={'target_tokens': [6] * 400})] * 200
+futures = [client.forward_backward(data, 'cross_entropy') for _ in range(3)]
+sampler = service.create_sampling_client(base_model=sys.argv[3]).result()
+values = types.SamplingParams(max_tokens=400, stop=[])
+futures += [sampler.sample(types.ModelInput.from_ints([5]), 32, values) for _ in range(4)]
+client.forward(data[:1], 'cross_entropy')
+print('sent', flush=True)
+input()
+"""
+
+
+def test_a_client_that_is_killed_stops_nobody(server, service):
+  alone = trainer(service)
+  steps(alone, range(1))
+  wanted = log_probs(alone)
+  command = [sys.executable, '-c', KILLED, server.url, KEY, NAME]
+  with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as gone:
+    assert gone.stdout.readline() == 'sent\n'
+    gone.kill()
+  client = trainer(service)
+  steps(client, range(1))
+  assert equal(log_probs(client), wanted)
 
 
 def test_too_many_requests_wait_at_the_client(folder):
