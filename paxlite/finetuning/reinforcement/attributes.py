@@ -1,6 +1,7 @@
 """What a model learns from its own answers, and from rewards of them: attributes and the loss."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import fiddle as fdl
 
