@@ -420,7 +420,7 @@ def test_a_prompt_shows_the_tools_and_an_answer_calls_them(files):
   episode = Episode.of(prompt)
   said = '<tool_call>{"name": "add", "arguments": {"a": 100}}</tool_call>'
   episode.append([4, 2], True, {'role': 'assistant', 'content': said})
-  actor._replied([episode], rollouts._judges)
+  actor._replied([episode], rollouts._judges, 0.0)
   assert episode.messages[1]['content'] == 'error: ValueError: too large'
   assert episode.is_own[-3:] == [False] * 3
   assert decode(episode.ids[-1:]) == '='
