@@ -22,6 +22,7 @@ ELSE = {
     'm': 'tells messages from other lists', 'message': 'a message that is read, or its role',
     'tool': 'a tool, which templates get as a whole', 'function': 'of such a tool',
   },
+  'chats/sft_formats.py': {'m': 'a message that is read'},
   'finetuning/chats/sft_warnings.py': {'m': 'a message that is read'},
   'weights/meta.py': {'params': 'all of it is what Fields gave'},
 }  # fmt: skip

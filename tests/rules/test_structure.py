@@ -75,7 +75,7 @@ def _imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
       yield (whole if whole in MODULES else node.module), inside
   elif not isinstance(node, ast.expr):  # no expression holds an import
     for child in ast.iter_child_nodes(node):
-      yield from _imports(child, inside or isinstance(node, ast.FunctionDef))
+      yield from _imports(child, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_the_rooms():

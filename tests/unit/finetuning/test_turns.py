@@ -148,6 +148,7 @@ def test_each_answer_learns_from_its_own_advantage(tokenizer, seed, monkeypatch)
   episode, drawn = played(rng, tokenizer, 'chatml', turns, monkeypatch)
   rollouts = PolicyRollouts.__new__(PolicyRollouts)
   rollouts.seq_len = len(episode.ids) + 3
+  rollouts._actor = types.SimpleNamespace(check=None)
   values = [rng.gauss(0, 1) for _ in range(5)]  # others of the batch had five turns
   row = rollouts._row(Answered(episode, _facts(episode, 2.5, values)))
   learned = [

@@ -312,6 +312,7 @@ def test_estimates_at_drawn_tokens_equal_the_published_formulas(kind, gradient):
   labels[0, 0], weights[0, 0] = 0, 1
   value, slope = of_sampled(kind, gradient, ours / 0.7, theirs / 0.7, labels, weights)
   batch = {'weights': jnp.asarray(weights, jnp.float32), 'labels': jnp.asarray(labels)}
+  batch['segment_ids'] = jnp.ones_like(batch['labels'])
   teacher = LogitFactors(jnp.asarray(theirs, jnp.float32), jnp.eye(V), None, 0.0)
   log_probs, ids = label_log_probs(teacher, batch['labels'], 0.7)
   stored = batch | {TEACHER_LABEL: log_probs, TEACHER_IDS: ids[..., None]}

@@ -101,7 +101,7 @@ def test_special_tokens_are_interpreted_and_not_shown(tokenizers):
   assert 'tool_calls' not in deltas[-1]  # the call is not the whole content
 
   episode = types.SimpleNamespace(
-    ids=[], append=lambda *given, scores: said.append(given), is_over=False
+    ids=[], append=lambda *given, scores: said.append(given), is_over=False, num_open=0
   )
   said = []
   Actor._said(types.SimpleNamespace(_room=99, _max_turns=1), episode, answer)
