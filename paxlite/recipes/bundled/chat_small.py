@@ -97,5 +97,6 @@ RECIPE = Recipe([
     SmallChatSums,
     {**_TASKS, 'TRAIN_FILES': ['{data}/prompts.jsonl']},
     starts_from='sft',
+    holds='sums: exact_match >= 0.6',
   ),
 ])  # fmt: skip
