@@ -328,7 +328,7 @@ def test_chat_small_has_a_table_of_all_stages(tmp_path):
   values += ['data.paragraphs=30', 'data.chats=100', 'data.prompts=20', 'tokenizer.vocab_size=400']
   values += ['tokenizer.files=["{data}/facts.txt"]', 'pretrain.TRAIN_FILES={data}/facts.txt']
   values += [f'{name}.holds=None' for name in ('pretrain', 'sft', 'grpo')]
-  values += ['grpo.PERCORE_BATCH_SIZE=16']
+  values += ['grpo.PERCORE_BATCH_SIZE=16', 'grpo.MAX_SEQ_LEN=128']
   settings = [f'--set={value}' for value in values]
   done = runs.module('paxlite', 'recipe', 'chat_small', f'--folder={tmp_path}/chat', *settings)
   table = done.stdout[done.stdout.rindex('\nstage ') :].splitlines()[2:]

@@ -373,7 +373,7 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     fdl.update_callable(rollouts, TaughtRollouts)
     rollouts.student_share = self.STUDENT_SHARE
     if self.teachers:
-      rollouts.teachers = self._teachers(rollouts.actor.mesh)
+      rollouts.teachers = self._teachers(rollouts.options.actor.mesh)
     return rollouts
 
   def _teachers(self, mesh: fdl.Config) -> fdl.Config:
