@@ -135,11 +135,7 @@ class Engine:
     return [answer for answer in found if answer is not None]
 
   def answers(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-    """Yields the answers as they are complete, each with the number of its request.
-
-    Raises:
-      UserError: See `generate`.
-    """
+    """Yields answers as they are complete, with the numbers of their requests; see `generate`."""
     for i, request in enumerate(requests):
       self.check(request, f'prompt {i}')
     jobs = {i: self.add(request) for i, request in enumerate(requests)}

@@ -1,5 +1,6 @@
 """What the APIs of a server share: their key, the bodies of requests, and answers to errors."""
 
+import abc
 import asyncio
 import concurrent.futures
 import hmac
@@ -43,7 +44,7 @@ class Served(NamedTuple):
   address: str
 
 
-class Application:
+class Application(abc.ABC):
   """An API.
 
   Args:
@@ -61,9 +62,9 @@ class Application:
     self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, 'reader')
 
   @property
+  @abc.abstractmethod
   def routes(self) -> list[Route]:
     """The paths, and what answers them."""
-    raise NotImplementedError
 
   @property
   def application(self) -> RequestGate:
