@@ -41,10 +41,10 @@ def write_llms_txt(app, exception) -> None:
   lines = ['# paxlite', '', '> Trains language models in JAX.']
   toctree = re.compile(r'```\{toctree\}\n:caption: (.+)\n:hidden:\n\n([^`]*)```')
   folder = pathlib.Path(app.srcdir)
-  for caption, names in toctree.findall((folder / 'index.md').read_text()):
+  for caption, names in toctree.findall((folder / 'index.md').read_text('utf-8')):
     lines += ['', f'## {caption}', '']
     for name in names.split():
-      title, text = first_sentence((folder / f'{name}.md').read_text())
+      title, text = first_sentence((folder / f'{name}.md').read_text('utf-8'))
       lines.append(f'- [{title}]({name}.html): {text}')
   (pathlib.Path(app.outdir) / 'llms.txt').write_text('\n'.join(lines) + '\n')
 
@@ -58,7 +58,7 @@ def write_pages_js(app, exception) -> None:
   pages = {
     str(path.relative_to(folder)): found.group()
     for path in sorted(folder.rglob('*.html'))
-    if (found := main.search(path.read_text()))
+    if (found := main.search(path.read_text('utf-8')))
   }
   (folder / '_static' / 'pages.js').write_text(f'window.PAGES = {json.dumps(pages)}\n')
 
@@ -92,7 +92,7 @@ def first_sentence(page: str) -> tuple[str, str]:
 
 
 def attributes_of_families() -> str:
-  stated = pathlib.Path(__file__).with_name('attributes.md').read_text()
+  stated = pathlib.Path(__file__).with_name('attributes.md').read_text('utf-8')
   return attributes.tables([r for r in listings.attributes() if f'`{r["name"]}`' not in stated])
 
 

@@ -59,6 +59,8 @@ def keep(path: str, run: pathlib.Path) -> None:
     if _contents(fresh) == _contents(target):
       return
     check_place(run)
+    for left in run.glob(f'.{KEPT}-*'):  # of a process that was killed
+      shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=run, prefix=f'.{KEPT}-') as unfinished:
       whole = shutil.copytree(fresh, pathlib.Path(unfinished, KEPT))
       if os.path.lexists(target):

@@ -155,6 +155,9 @@ class TrainedModel:
       ids = np.zeros(0)
     if ids.ndim not in (1, 2) or not ids.size or not np.issubdtype(ids.dtype, np.integer):
       raise UserError('logits takes a text, token ids [T], or sequences [B, T] of the same length')
+    size = self.experiment.VOCAB_SIZE
+    if outside := sorted({*ids[(ids < 0) | (ids >= size)].tolist()}):
+      raise UserError(f'logits got ids outside the vocabulary of {size}: {outside[:5]}')
     logits = self._logits(self.inference.params, jnp.asarray(np.atleast_2d(ids)))
     return logits if ids.ndim == 2 else logits[0]
 

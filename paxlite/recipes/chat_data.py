@@ -222,7 +222,8 @@ def _number(text: str) -> str:
 
 def last_number(record: Mapping[str, str], answer: str) -> float:
   """Returns 1 if the last number of an answer is the right one, else 0: the reward of chat_d20."""
-  return float(_number(answer) == record['answer'])
+  number = _number(answer)
+  return float(number != '' and float(number) == float(record['answer']))
 
 
 def write_tokenizer(

@@ -54,6 +54,9 @@ def test_a_run_from_python(tmp_path):
   for wrong in ([ids, ids[1:]], [], [[]], ['a'], [0.5], np.zeros((1, 1, 1), int)):
     with pytest.raises(UserError, match=r'token ids \[T\], or sequences \[B, T\]'):
       run.logits(wrong)
+  for outside in (-1, experiment.VOCAB_SIZE):
+    with pytest.raises(UserError, match=rf'outside the vocabulary of \d+: \[{outside}\]'):
+      run.logits([*ids, outside])
   (first,) = again.inference.engine().continuations([ids], 1)
   assert first == [int(np.argmax(logits[-1]))]
   assert again.generate(text, 5) == run.generate(text, 5)

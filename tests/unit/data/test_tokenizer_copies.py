@@ -70,6 +70,7 @@ def test_the_copy_changes_with_its_original_alone(run, tmp_path, monkeypatch):
   assert (run / 'tokenizer').stat().st_ino == before.st_ino
   assert run.stat().st_mtime_ns == written
   (tmp_path / 'a' / 'chat_template.jinja').write_text('other')
+  (run / '.tokenizer-killed').mkdir()  # what a killed process had begun
   assert differences(path, str(kept(run))) == [f'the chat template of {path}/tokenizer.model']
   assert not has_other_tokens(path, str(kept(run)))
 
