@@ -4,7 +4,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +155,7 @@ class TrainedModel:
       ids = np.zeros(0)
     if ids.ndim not in (1, 2) or not ids.size or not np.issubdtype(ids.dtype, np.integer):
       raise UserError('logits takes a text, token ids [T], or sequences [B, T] of the same length')
-    size = self.experiment.VOCAB_SIZE
+    size = cast(int, self.experiment.values()['VOCAB_SIZE'])
     if outside := sorted({*ids[(ids < 0) | (ids >= size)].tolist()}):
       raise UserError(f'logits got ids outside the vocabulary of {size}: {outside[:5]}')
     logits = self._logits(self.inference.params, jnp.asarray(np.atleast_2d(ids)))
