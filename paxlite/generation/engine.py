@@ -23,10 +23,11 @@ from paxlite.generation.cache_pool import KVCachePool, Sizes, steady_sizes
 from paxlite.generation.chunks import chunk_of
 from paxlite.generation.engine_limits import EngineLimits
 from paxlite.generation.job import Job, Phase
+from paxlite.generation.module_drafts import ModuleDrafts
+from paxlite.generation.ngram_drafts import NgramDrafts
 from paxlite.generation.programs import DecodeLimits, Programs, layout_of, vocab_size
 from paxlite.generation.request import Completion, Request
 from paxlite.generation.scheduler import Scheduler
-from paxlite.generation.speculative import SpeculativePrograms
 from paxlite.generation.spelling import Mark
 from paxlite.generation.tokens import ScoredTokens
 from paxlite.layers.language_model import TransformerLm
@@ -59,7 +60,8 @@ class Engine:
       last bit on one device; None: it grows as needed, and numbers differ by rounding.
     steady: Whether there are few sizes, and rows have tables from the start, so that
       warm_up.warm_up compiles all programs that requests need, whatever their options.
-    drafts: Whether the model's first prediction module proposes tokens; see speculative.
+    drafts: Whether tokens are proposed by the model's first prediction module, or without one by
+      what a row has said; see speculative.
     tracks_experts: Whether scores have a number of the experts that the model has chosen; not with
       drafts.
 
@@ -86,8 +88,6 @@ class Engine:
     tracks_experts: bool = False,
   ):
     assert not (drafts and tracks_experts)
-    if drafts and not model.prediction_tpls:
-      raise UserError('speculative decoding needs a model with prediction modules')
     self._model, self._params = model, params
     self.max_length = max_length
     self.sampling = GREEDY if sampling is None else sampling
@@ -101,7 +101,9 @@ class Engine:
     self._its_pool: KVCachePool | None = None
     self._was_idle = True
     # numbers may depend on the call; a module has read the token after each one
-    self._scheduler, self._drafts = Scheduler(slots is None, looks_ahead=int(drafts)), drafts
+    self._has_module = drafts and bool(model.prediction_tpls)
+    self._scheduler = Scheduler(slots is None, looks_ahead=int(self._has_module))
+    self._drafts = drafts
     self.num_steps = self.num_tokens = 0
     self._queue: collections.deque[Job] = collections.deque()
     self._any_token: dict[int, jax.Array] = {}  # by the number of rows
@@ -283,7 +285,7 @@ class Engine:
     if any(job.phase is Phase.READING for job in self._scheduler.busy):
       most = min(most, while_reading)
     if writing and most:
-      new = MOST_STEPS * (2 if self._drafts else 1)
+      new = MOST_STEPS * (1 + self._compiled.most_drafts)
       if max(len(job.known) for job in writing) + new > self._pool.slots:
         self._pool.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
@@ -297,12 +299,14 @@ class Engine:
   @property
   def _compiled(self) -> Programs:
     if self._programs is None:
-      layout = layout_of(self._model, self._params, self._mesh, self._rules, self._drafts)
+      layout = layout_of(self._model, self._params, self._mesh, self._rules, self._has_module)
       if layout.has_states:
         self._scheduler.shares = False
       given = self._model, layout, self._is_token, self._mesh, self._rules
-      if self._drafts:
-        self._programs = SpeculativePrograms(*given)
+      if self._has_module:
+        self._programs = ModuleDrafts(*given)
+      elif self._drafts:
+        self._programs = NgramDrafts(*given, max_length=self.max_length)
       else:
         self._programs = Programs(*given, self._tracks_experts)
     return self._programs

@@ -24,11 +24,13 @@ _BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prom
 
 @struct.dataclass
 class DraftState:
-  """The extra state of B sequences with speculative tokens, arrays [B]; see speculative."""
+  """The extra state of B sequences with speculative tokens; see speculative."""
 
-  draft: jax.Array  # what may be the token after the latest one
-  before: jax.Array  # the token before the latest one
-  waiting: jax.Array  # how many of the latest tokens are not in the cache: 1, or 2 with `before`
+  draft: jax.Array  # what may be the tokens after the latest one, [B, K]
+  before: jax.Array  # the token before the latest one, [B]
+  # how many of the latest tokens are not in the cache, [B]: 1, or 2 with `before`
+  waiting: jax.Array
+  seen: jax.Array | None = None  # all tokens of each row [B, L], where drafts come from them
 
 
 @struct.dataclass
@@ -153,7 +155,7 @@ class Programs:
     is_on_R, limits = jnp.ones(R, bool), (full, chunk.allowed)
     found = self._choose(params, last_R1D, chunk.options, number_R, is_on_R, *limits)
     found = self._with_experts(found, after, chunk.count - 1, T)
-    drafts, after = self._read_drafts(params, after, x_RTD, chunk, found)
+    drafts, after = self._read_drafts(params, after, x_RTD, chunk, found, state.rows.drafts)
     cache = caches.put(state.cache, self.layout.of(after['cache']), chunk.target)
     options, tables = chunk.options, state.rows.options.tables
     if options.tables is None and tables is not None:
@@ -169,12 +171,20 @@ class Programs:
     read = Read(found, self._scores(params, x_RTD, chunk, full))
     return self._placed(State(cache, rows)), self._everywhere(read)
 
+  most_drafts: int = 0  # of a step
+
   def no_drafts(self, rows: int) -> DraftState | None:
     """Returns what empty rows have beyond their latest tokens."""
     return None
 
   def _read_drafts(
-    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: SampledTokens
+    self,
+    params: PyTree,
+    variables: PyTree,
+    x_RTD: jax.Array,
+    chunk: Chunk,
+    found: SampledTokens,
+    drafts: DraftState | None,
   ) -> tuple[DraftState | None, PyTree]:
     """Returns what rows have beyond parts of prompts, and the variables of the model after it.
 
@@ -184,6 +194,7 @@ class Programs:
       x_RTD: What the model makes of the parts.
       chunk: The parts.
       found: The tokens that were chosen after them.
+      drafts: What all rows had beyond their latest tokens.
     """
     return None, variables
 

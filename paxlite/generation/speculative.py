@@ -1,17 +1,17 @@
-"""Drafts: a prediction module proposes a token, which the model checks while it makes the next one.
+"""Drafts: tokens that are proposed, which the model checks while it makes the next one.
 
-This is speculative decoding (https://arxiv.org/abs/2211.17192) without a second model: DeepSeek-V3
-(https://arxiv.org/abs/2412.19437, section 5.4.3) does it with its own module. A step computes the
-latest token of a row and its draft together. The token after the latest one is chosen as without
-drafts, by the row's own options and random numbers. If it is the draft, the step chooses the token
-after that one too. So every row has the tokens that it would have without drafts, but for rounding,
-drawn or not; a draft only decides how many steps they take.
+This is speculative decoding (https://arxiv.org/abs/2211.17192) without a second model. A step
+computes the latest token of a row and its drafts together. The token after the latest one is chosen
+as without drafts, by the row's own options and random numbers. If it is the first draft, the step
+chooses the token after that one too, and so on. So every row has the tokens that it would have
+without drafts, but for rounding, drawn or not; drafts only decide how many steps they take.
 
 A state cannot take back a token that was wrong. So layers with states see a token only in the step
 after the one that chose it, which computes up to three: two that are sure, and a draft.
 """
 
-from typing import Any
+import abc
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ import numpy as np
 
 from paxlite.core.trees import PyTree
 from paxlite.generation.programs import (
-  Chunk,
   DecodeLimits,
   DecodeRows,
   DraftState,
@@ -28,60 +27,43 @@ from paxlite.generation.programs import (
   is_end,
   nothing_chosen,
 )
-from paxlite.generation.sampling import Choice, SampledTokens, chosen, likeliest
+from paxlite.generation.sampling import Choice, SampledTokens, chosen
 
 
-class SpeculativePrograms(Programs):
-  """The programs of a model with speculative tokens from its first prediction module; see Programs.
+class Computed(NamedTuple):
+  """What a step has computed of B rows: W tokens each, after which up to U = K + 1 were chosen."""
 
-  Their cache has the keys of the module too. What it keeps of a token depends on the token after
-  it.
+  x_BWD: jax.Array  # what the model makes of the tokens
+  ids_BW: jax.Array
+  positions_BW: jax.Array
+  latest_B: jax.Array  # which of the W tokens is the latest one; drafts follow it
+  chosen_BU: jax.Array
+  taken_B: jax.Array  # how many of these a row has
+
+
+class SpeculativePrograms(Programs, abc.ABC):
+  """The programs of a model whose steps check drafts; see Programs.
+
+  Attributes:
+    most_drafts: The number of drafts in a step, K; 1 where layers have states.
   """
 
-  def no_drafts(self, rows: int) -> DraftState | None:
-    zeros: Any = lambda: np.zeros(rows, np.int32)
-    return DraftState(zeros(), zeros(), zeros() + 1)
-
-  def _read_drafts(
-    self, params: PyTree, variables: PyTree, x_RTD: jax.Array, chunk: Chunk, found: SampledTokens
-  ) -> tuple[DraftState | None, PyTree]:
-    R, T = chunk.ids.shape
-    last_R = chunk.count - 1
-    known_R = jnp.where(chunk.follow < 0, found.token, chunk.follow)
-    next_RT = jnp.pad(chunk.ids[:, 1:], [(0, 0), (0, 1)])
-    next_RT = next_RT.at[jnp.arange(R), last_R].set(known_R)
-    positions_RT = chunk.start[:, None] + jnp.arange(T)
-    draft_R, variables = self._drafted(params, variables, x_RTD, next_RT, positions_RT, last_R)
-    return DraftState(draft_R, found.token, jnp.ones(R, jnp.int32)), variables
-
-  def _drafted(
-    self,
-    params: PyTree,
-    variables: PyTree,
-    x_BTD: jax.Array,
-    next_BT: jax.Array,
-    positions_BT: jax.Array,
-    at_B: jax.Array,
-  ) -> tuple[jax.Array, PyTree]:
-    """Returns the draft after one of the next tokens of each row, [B], and the variables after it.
+  @abc.abstractmethod
+  def _next_drafts(
+    self, params: PyTree, variables: PyTree, rows: DecodeRows, computed: Computed
+  ) -> tuple[jax.Array, jax.Array | None, PyTree]:
+    """Returns the drafts after a step, [B, K]; all tokens of the rows; and the variables.
 
     Args:
       params: The parameters of the model.
-      variables: Its variables, in which the tokens are.
-      x_BTD: What the model makes of them.
-      next_BT: The token after each.
-      positions_BT: Their positions.
-      at_B: The tokens, of which the next one has a draft after it.
+      variables: Its variables after the step.
+      rows: The rows before the step.
+      computed: What the step has computed.
     """
-    y_BTD, variables = self._model.apply(
-      {'params': params, 'cache': variables['cache']}, x_BTD, next_BT, positions_BT,
-      method='predicted_after', mutable=['cache'],
-    )  # fmt: skip
-    logits_BV = self._logits(params, _taken(y_BTD, at_B[:, None]))[:, 0]
-    known_V = self._known(logits_BV.shape[-1])
-    if known_V is not None:
-      logits_BV = jnp.where(known_V, logits_BV, -jnp.inf)
-    return likeliest(logits_BV), variables
+
+  def no_drafts(self, rows: int) -> DraftState:
+    zeros: Any = lambda *shape: np.zeros((rows, *shape), np.int32)
+    return DraftState(zeros(self.most_drafts), zeros(), zeros() + 1)
 
   def _decode(
     self,
@@ -92,14 +74,14 @@ class SpeculativePrograms(Programs):
     most: int,
     full: bool,
   ) -> tuple[State, SampledTokens, jax.Array, jax.Array]:
-    """Generates tokens of each active row, of which a step makes one or two; see Programs.
+    """Generates tokens of each active row, of which a step makes up to U; see Programs.
 
-    The result has room for 2 · most tokens.
+    The result has room for U · most tokens.
     """
     steps, until_one_ends, has_grammar, allowed_BV, _ = limits
-    B, has_states = len(is_active_B), self.layout.has_states
+    B, U, has_states = len(is_active_B), self.most_drafts + 1, self.layout.has_states
     was_done_B = state.rows.is_done
-    places_W = jnp.arange(3 if has_states else 2)
+    places_W = jnp.arange(3 if has_states else U)
 
     def choose(
       logits_BV: jax.Array, options: Choice, number_B: jax.Array, is_on_B: jax.Array
@@ -121,7 +103,7 @@ class SpeculativePrograms(Programs):
       drafts: DraftState = rows.drafts
       is_on_B = is_active_B & ~rows.is_done
       on_B = is_on_B.astype(jnp.int32)
-      ids_BW, latest_B = _tokens_of_step(rows, drafts, len(places_W))
+      ids_BW, latest_B = _tokens_of_step(rows, drafts, has_states)
       positions_BW = rows.length[:, None] + places_W
       x_BWD, after = self._model.apply(
         {
@@ -134,60 +116,57 @@ class SpeculativePrograms(Programs):
         method='hidden',
         mutable=['cache'],
       )
-      logits_B2V = self._logits(params, _taken(x_BWD, latest_B[:, None] + jnp.arange(2)))
-      after_token = lambda options, *given: options.after(*given) if full else options
-      first = choose(logits_B2V[:, 0], rows.options, rows.number, is_on_B)
-      options = after_token(rows.options, first.token, is_on_B)
-      number_B = rows.number + on_B
-      ends_B = is_end(first.token, options) | (number_B >= options.max_tokens)
-      takes_B = is_on_B & (first.token == drafts.draft) & ~ends_B
-      takes_B &= ~has_grammar  # what it allows after the first token is not known
-      second = choose(logits_B2V[:, 1], options, number_B, takes_B)
-      options = after_token(options, second.token, takes_B)
-      more_B = takes_B.astype(jnp.int32)
-      number_B = number_B + more_B
-      ends_B |= takes_B & (is_end(second.token, options) | (number_B >= options.max_tokens))
+      logits_BUV = self._logits(params, _taken(x_BWD, latest_B[:, None] + jnp.arange(U)))
+      options, number_B, token_B, takes_B = rows.options, rows.number, rows.token, is_on_B
+      ends_B, taken_B, tokens = jnp.zeros(B, bool), jnp.zeros(B, jnp.int32), []
+      for u in range(U):
+        found = choose(logits_BUV[:, u], options, number_B, takes_B)
+        options = options.after(found.token, takes_B) if full else options
+        out = _put(out, found, jnp.where(takes_B, count_B + u, U * most))
+        number_B += takes_B
+        ends_B |= takes_B & (is_end(found.token, options) | (number_B >= options.max_tokens))
+        token_B = jnp.where(takes_B, found.token, token_B)
+        taken_B += takes_B
+        tokens.append(found.token)
+        if u < U - 1:  # what a grammar allows after the first token is not known
+          takes_B &= (found.token == drafts.draft[:, u]) & ~ends_B & ~has_grammar
 
-      next_BW = jnp.concatenate([ids_BW[:, 1:], second.token[:, None]], 1)
-      behind_BW = places_W - latest_B[:, None]
-      next_BW = jnp.where(behind_BW == 0, first.token[:, None], next_BW)
-      next_BW = jnp.where(behind_BW == 1, second.token[:, None], next_BW)
-      draft_B, after = self._drafted(params, after, x_BWD, next_BW, positions_BW, latest_B + more_B)
-
-      token_B = jnp.where(takes_B, second.token, first.token)
+      chosen_BU = jnp.stack(tokens, 1)
+      computed = Computed(x_BWD, ids_BW, positions_BW, latest_B, chosen_BU, taken_B)
+      draft_BK, seen_BL, after = self._next_drafts(params, after, rows, computed)
       if_on = lambda new, old: jnp.where(is_on_B, new, old)
       rows = DecodeRows(
-        length=rows.length + on_B * (drafts.waiting if has_states else 1 + more_B),
-        token=if_on(token_B, rows.token),
+        length=rows.length + (on_B * drafts.waiting if has_states else taken_B),
+        token=token_B,
         number=number_B,
-        is_done=rows.is_done | (is_on_B & ends_B),
+        is_done=rows.is_done | ends_B,
         options=options,
         drafts=DraftState(
-          if_on(draft_B, drafts.draft),
-          if_on(first.token, drafts.before),
-          if_on(1 + more_B, drafts.waiting) if has_states else drafts.waiting,
+          jnp.where(is_on_B[:, None], draft_BK, drafts.draft),
+          if_on(tokens[0], drafts.before),
+          if_on(taken_B, drafts.waiting) if has_states else drafts.waiting,
+          seen_BL,
         ),
       )
-      out = _put(out, first, jnp.where(is_on_B, count_B, 2 * most))
-      out = _put(out, second, jnp.where(takes_B, count_B + 1, 2 * most))
-      return State(self.layout.of(after['cache']), rows), out, count_B + on_B + more_B, i + 1
+      return State(self.layout.of(after['cache']), rows), out, count_B + taken_B, i + 1
 
-    out = nothing_chosen((B, 2 * most), self._most_top(params, full))
+    out = nothing_chosen((B, U * most), self._most_top(params, full))
     carry = state, out, jnp.zeros(B, jnp.int32), jnp.int32(0)
     state, out, count_B, i = jax.lax.while_loop(goes_on, step, carry)
     return self._placed(state), *self._everywhere((out, count_B, i))
 
 
 def _tokens_of_step(
-  rows: DecodeRows, drafts: DraftState, width: int
+  rows: DecodeRows, drafts: DraftState, has_states: bool
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the tokens of a step, [B, W], and which of them is the latest one, [B].
 
-  Behind it is the draft; what comes after this has no meaning.
+  Behind it are the drafts; what comes after these has no meaning.
   """
-  ids_BW = jnp.stack([rows.token, *[drafts.draft] * (width - 1)], 1)
-  if width == 3:
-    both_BW = jnp.stack([drafts.before, rows.token, drafts.draft], 1)
+  ids_BW = jnp.concatenate([rows.token[:, None], drafts.draft], 1)
+  if has_states:
+    both_BW = jnp.concatenate([drafts.before[:, None], ids_BW], 1)
+    ids_BW = jnp.concatenate([ids_BW, drafts.draft], 1)
     ids_BW = jnp.where(drafts.waiting[:, None] == 2, both_BW, ids_BW)
   return ids_BW, drafts.waiting - 1
 

@@ -54,7 +54,7 @@ PARSER.option('--most_waiting', 'queued requests (256)', int, default=256)
 PARSER.option('--max_tokens', 'maximum new tokens per answer (as many as fit)', int)
 PARSER.option('--timeout', 'seconds per request (600)', float,
               default=600.0)  # fmt: skip
-PARSER.option('--drafts', 'speculative decoding (needs NUM_PREDICTION_MODULES)', bool)
+PARSER.option('--drafts', 'speculative decoding', bool)
 PARSER.option('--grace', 'seconds to finish answers after SIGTERM (30)', float, default=30.0)
 add_weights(PARSER)
 

@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
   parser.option('--top_k', 'most likely tokens to sample from (0: all)', int)
   parser.option('--top_p', 'probability mass to sample from (1: all)', float)
   parser.option('--repetition_penalty', 'above 1: fewer repetitions (1)', float)
-  parser.option('--drafts', 'speculative decoding (needs NUM_PREDICTION_MODULES)', bool)
+  parser.option('--drafts', 'speculative decoding', bool)
   parser.option('--seed', 'sampling seed (0)', int, default=0)
   add_weights(parser)
 

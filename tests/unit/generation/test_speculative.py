@@ -17,7 +17,9 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.mixtral import Mixtral_8x7B
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
+from paxlite.generation.ngram_drafts import ngram_drafts
 from paxlite.generation.request import Request
+from paxlite.generation.scheduler import common
 from tests.support import runs
 
 V, NEW = 11, 20
@@ -42,8 +44,9 @@ def model_and_params(cls=LLaMA, share=1.0, **values):
   params = jax.tree.map(draw, meta.unbox(shapes)['params'])
   scale = lambda x: x * share if x.ndim > 1 else x
   params['transformer'] = jax.tree.map(scale, params['transformer'])
-  projection = params['predictions_0']['projection']
-  projection['w'] = 0.1 * projection['w'] + jnp.stack([jnp.eye(16), jnp.zeros((16, 16))])
+  if 'predictions_0' in params:
+    projection = params['predictions_0']['projection']
+    projection['w'] = 0.1 * projection['w'] + jnp.stack([jnp.eye(16), jnp.zeros((16, 16))])
   return model, params
 
 
@@ -81,6 +84,45 @@ def test_text_and_steps():
   assert 0.5 * tokens < steps < 0.9 * tokens  # some drafts were right, and some were not
 
 
+def ngrams(tokens, count):
+  """Returns what came after the last tokens of a text when they came before, most of them first."""
+  ends = [
+    at for size in (3, 2, 1) for at in range(len(tokens) - 1, size - 1, -1)
+    if tokens[at - size : at] == tokens[-size:]
+  ]  # fmt: skip
+  after = tokens[ends[0] if ends else 0 :]
+  return (after * count)[:count]
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_drafts_are_what_came_after_the_last_tokens_before(seed):
+  rng = np.random.default_rng(seed)
+  seen = rng.integers(0, 4, (50, 30)).astype(np.int32)
+  known = rng.integers(1, 31, 50)
+  found = np.asarray(ngram_drafts(jnp.asarray(seen), jnp.asarray(known), 3))
+  for row, n, drafts in zip(seen.tolist(), known, found.tolist(), strict=True):
+    assert drafts == ngrams(row[:n], 3)
+
+
+@pytest.mark.slow
+def test_a_model_without_a_module_takes_the_steps_that_ngrams_leave():
+  model, params = model_and_params(NUM_PREDICTION_MODULES=0)
+  engine, drafting = Engine(model, params, 64), Engine(model, params, 64, drafts=True)
+  tokens = steps = 0
+  for seed, length in enumerate((1, 5, 24)):
+    prompt = np.random.default_rng(seed).integers(0, V, length).tolist()
+    text = engine.continuations([prompt], NEW)[0]
+    assert drafting.continuations([prompt], NEW)[0] == text
+    count = 1
+    while count < NEW:
+      drafts, rest = ngrams(prompt + text[:count], 3), text[count:]
+      count += 1 + common(drafts, rest[: len(rest) - 1])
+      steps += 1
+    tokens += NEW - 1
+  assert drafting.num_steps == steps
+  assert steps < 0.8 * tokens
+
+
 DELTA = dict(
   NUM_LAYERS=3, DIMS_PER_HEAD=8, DELTA_KEY_HEADS=2, DELTA_VALUE_HEADS=4, DELTA_KEY_DIMS=8,
   DELTA_VALUE_DIMS=6, ATTENTION_PATTERN=['gated_delta', 'full'],
@@ -92,6 +134,8 @@ MODELS = {
   ),
   'experts': (Mixtral_8x7B, dict(NUM_EXPERTS=4, USE_DROPLESS_MOE=True, share=0.5)),
   'states': (Qwen3_5, DELTA | dict(share=0.5)),
+  'n-grams': (LLaMA, dict(NUM_PREDICTION_MODULES=0)),
+  'n-grams states': (Qwen3_5, DELTA | dict(share=0.5, NUM_PREDICTION_MODULES=0)),
   'states repeated': (
     Qwen3_5, DELTA | dict(NUM_LAYERS=4, USE_REPEATED_LAYER=True, share=0.5),
   ),
@@ -167,13 +211,15 @@ def assert_same(found, wanted) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [name for name in MODELS if name != 'states'])
+@pytest.mark.parametrize(
+  'name', [name for name in MODELS if 'states' not in name or 'repeated' in name]
+)
 def test_rows_that_come_and_go_have_the_same_tokens(name):
   """Few rows, many requests of all kinds, which accept different numbers of drafts."""
   cls, values = MODELS[name]
   model, params = model_and_params(cls, **values)
   # a fixed size makes few programs
-  slots = None if name == 'keys' else 64
+  slots = None if name in ('keys', 'n-grams') else 64
   plain, drafting = (
     Engine(model, params, 64, tokenizer=Letters(), most_rows=4, slots=slots, drafts=d)
     for d in (False, True)
@@ -184,12 +230,12 @@ def test_rows_that_come_and_go_have_the_same_tokens(name):
     assert_same(found, plain.generate(asked))
   assert drafting.num_tokens == plain.num_tokens
   assert drafting.num_steps < 0.95 * plain.num_steps
-  assert any(answer.shared for answer in found) == (name == 'keys')
+  assert any(answer.shared for answer in found) == (slots is None)
 
 
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['keys', 'states'])
+@pytest.mark.parametrize('name', ['keys', 'states', 'n-grams', 'n-grams states'])
 def test_steps_one_by_one_and_requests_that_are_cancelled(name):
   """A row that others follow is ended from outside; rows begin while others are written."""
   cls, values = MODELS[name]
@@ -269,9 +315,6 @@ def test_ends_and_room():
   is_token = np.arange(V - 1) != end
   other = Engine(model, params, 64, is_token=is_token, drafts=True)
   assert not {end, V - 1} & set(other.continuations([[3, 4, 5]], NEW)[0])
-  plain = fdl.build(LLaMA(**SMALL | dict(NUM_PREDICTION_MODULES=0)).build_task()).model
-  with pytest.raises(UserError, match='a model with prediction modules'):
-    Engine(plain, params, 64, drafts=True)
 
 
 ON_MESHES = """
@@ -284,7 +327,7 @@ from paxlite.parallel import partitioning
 from tests.unit.generation import test_speculative as t
 
 prompts = [[1, 2, 3], list(range(10)) * 3, [4], list(range(10)) * 3, [9] * 12]
-for name in ('keys', 'states'):
+for name in ('keys', 'states', 'n-grams'):
   cls, values = t.MODELS[name]
   model, params = t.model_and_params(cls, **values)
   experiment = cls(**t.SMALL | {k: v for k, v in values.items() if k != 'share'})
@@ -309,4 +352,4 @@ def test_meshes_give_the_same_tokens():
     cwd=runs.ROOT, env=runs.environment(8), capture_output=True, text=True,
   )  # fmt: skip
   assert result.returncode == 0, result.stderr
-  assert result.stdout.count('equal on') == 4
+  assert result.stdout.count('equal on') == 6
